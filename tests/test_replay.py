@@ -1,0 +1,451 @@
+"""The replay against a plain Python list: windows, uniformity, masks, targets, donation."""
+
+import functools
+import warnings
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mbx import replay
+
+ROW = {
+    "tag": jax.ShapeDtypeStruct((), jnp.int32),
+    "obs": jax.ShapeDtypeStruct((2,), jnp.float32),
+    "is_first": jax.ShapeDtypeStruct((), jnp.bool_),
+    "is_last": jax.ShapeDtypeStruct((), jnp.bool_),
+}
+SPEC = replay.TargetSpec(num_actions=3, action_dim=2)
+E, C, T, B = 3, 7, 4, 64
+
+insert = jax.jit(replay.insert)
+sample = jax.jit(replay.sample, static_argnames=("batch_size", "length"))
+update_targets = jax.jit(replay.update_targets)
+target_age = jax.jit(replay.target_age)
+sample_stale = jax.jit(replay.sample_stale, static_argnames=("batch_size",))
+
+
+@pytest.fixture(autouse=True)
+def _no_rank_promotion():
+    with jax.numpy_rank_promotion("raise"):
+        yield
+
+
+class Model:
+    """A list of (tag, is_first, is_last) per environment, bounded by the capacity."""
+
+    def __init__(self, num_envs, capacity):
+        self.rows = [[] for _ in range(num_envs)]
+        self.capacity = capacity
+
+    def insert(self, env, row):
+        self.rows[env] = (self.rows[env] + [row])[-self.capacity :]
+
+    def transitions(self):
+        return [
+            (env, k)
+            for env, rows in enumerate(self.rows)
+            for k in range(len(rows) - 1)
+            if not rows[k][2] and not rows[k + 1][1]
+        ]
+
+    def window(self, env, start, length):
+        """Tags of T+1 rows and the mask, by the definition."""
+        rows = self.rows[env]
+        tags = [rows[min(start + t, len(rows) - 1)][0] for t in range(length + 1)]
+        alive, mask = True, []
+        for k in range(start, start + length):
+            alive = alive and k + 1 < len(rows) and not rows[k][2] and not rows[k + 1][1]
+            mask.append(alive)
+        return tags, mask
+
+
+def row_batch(tags, firsts, lasts):
+    tags = np.asarray(tags, np.int32)
+    return {
+        "tag": tags,
+        "obs": np.stack([tags, -tags], -1).astype(np.float32),
+        "is_first": np.asarray(firsts, bool),
+        "is_last": np.asarray(lasts, bool),
+    }
+
+
+def targets_for(tags, step=0, num=3, valid=True):
+    tags = np.asarray(tags, np.float32)
+    base = tags[..., None, None] + np.arange(num * 2, dtype=np.float32).reshape(num, 2) / 8
+    return replay.Targets(
+        actions=jnp.asarray(np.sin(base)),
+        values=jnp.asarray(tags[..., None] * 4 - np.arange(num, dtype=np.float32)),
+        step=jnp.full(tags.shape, step, jnp.int32),
+        valid=jnp.full(tags.shape, valid, bool),
+    )
+
+
+def play(seed, steps, capacity=C, num_envs=E, spec=None, end_probability=0.25):
+    """Random episodes with the extra last row, environments of different lengths, wrap-around."""
+    rng = np.random.default_rng(seed)
+    state = replay.init(ROW, num_envs=num_envs, capacity=capacity, target_spec=spec)
+    model = Model(num_envs, capacity)
+    ended, tag = np.ones(num_envs, bool), 0
+    speed = np.linspace(1.0, 0.5, num_envs)
+    for _ in range(steps):
+        mask = rng.random(num_envs) < speed
+        lasts = ~ended & (rng.random(num_envs) < end_probability)
+        tags = tag + np.arange(num_envs)
+        tag += num_envs
+        targets = None if spec is None else targets_for(tags)
+        state = insert(state, row_batch(tags, ended, lasts), targets, mask)
+        for env in np.flatnonzero(mask):
+            model.insert(env, (tags[env], ended[env], lasts[env]))
+        ended = np.where(mask, lasts, ended)
+    return state, model
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5, 7, 8, 9, 23])
+def test_holds_what_the_list_holds(steps):
+    state, model = play(steps, steps)
+    index, mask = replay.refresh_index(state, 0, E * C)
+    tags = np.asarray(replay.row_at(state, index)["tag"])[np.asarray(mask)]
+    assert tags.tolist() == [row[0] for rows in model.rows for row in rows]
+    assert int(replay.num_transitions(state)) == len(model.transitions())
+    # The same sweep in chunks, with a traced start.
+    chunked = jax.jit(functools.partial(replay.refresh_index, batch_size=4))
+    seen = []
+    for start in range(0, int(jnp.sum(state.size)), 4):
+        index, mask = chunked(state, start)
+        seen += np.asarray(replay.row_at(state, index)["tag"])[np.asarray(mask)].tolist()
+    assert seen == tags.tolist()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("steps", [3, 6, 20])
+def test_windows_match_the_list(seed, steps):
+    state, model = play(seed, steps)
+    out = sample(state, jax.random.key(seed), batch_size=B, length=T)
+    starts = {(model.rows[e][k][0]): (e, k) for e, k in model.transitions()}
+    tags, masks = np.asarray(out.rows["tag"]), np.asarray(out.mask)
+    for b in range(B):
+        if not masks[0, b]:
+            assert not masks[:, b].any()
+            continue
+        wanted_tags, wanted_mask = model.window(*starts[tags[0, b]], T)
+        assert tags[:, b].tolist() == wanted_tags
+        assert masks[:, b].tolist() == wanted_mask
+    np.testing.assert_array_equal(replay.row_at(state, out.index)["tag"], tags)
+
+
+@pytest.mark.parametrize("steps", [2, 4, 7, 8, 15, 30])
+def test_draws_cover_every_row_with_a_successor_exactly_once(steps):
+    """The uniform integer maps one to one onto (env, offset): exactly equal probabilities."""
+    state, model = play(steps + 50, steps)
+    counts = jnp.maximum(state.size - 1, 0)
+    total = int(counts.sum())
+    env, offset = replay._locate(counts, jnp.arange(total, dtype=jnp.int32))
+    pairs = Counter(zip(np.asarray(env).tolist(), np.asarray(offset).tolist(), strict=True))
+    wanted = [(e, k) for e, rows in enumerate(model.rows) for k in range(len(rows) - 1)]
+    assert pairs == Counter(wanted)
+    if total:
+        good = np.asarray(replay._is_transition(state, env, offset))
+        assert {p for p, g in zip(pairs, good, strict=True) if g} == set(model.transitions())
+
+
+def test_starts_are_uniform_in_distribution():
+    state, model = play(3, 30)
+    out = sample(state, jax.random.key(0), batch_size=8192, length=1)
+    found = np.asarray(out.mask[0])
+    assert found.mean() > 0.9  # a column is lost only when 4 draws all hit episode ends
+    counts = Counter(np.asarray(out.rows["tag"][0])[found].tolist())
+    assert set(counts) == {model.rows[e][k][0] for e, k in model.transitions()}
+    expected = found.sum() / len(counts)
+    chi2 = sum((n - expected) ** 2 / expected for n in counts.values())
+    assert chi2 < len(counts) + 5 * np.sqrt(2 * len(counts))
+
+
+def test_last_transition_of_an_episode_is_reachable_and_the_final_observation_is_real():
+    state = replay.init(ROW, num_envs=1, capacity=6)
+    for tag, first, last in [(0, 1, 0), (1, 0, 0), (2, 0, 1), (10, 1, 0), (11, 0, 0)]:
+        state = insert(state, row_batch([tag], [first], [last]))
+    out = sample(state, jax.random.key(1), batch_size=B, length=3)
+    tags, mask = np.asarray(out.rows["tag"]), np.asarray(out.mask)
+    windows = {tuple(tags[:, b]): tuple(mask[:, b]) for b in range(B) if mask[0, b]}
+    assert windows == {
+        (0, 1, 2, 10): (True, True, False),
+        (1, 2, 10, 11): (True, False, False),
+        (10, 11, 11, 11): (True, False, False),
+    }
+
+
+def test_a_row_sequence_cut_without_a_last_row_is_not_a_transition():
+    state = replay.init(ROW, num_envs=1, capacity=6)
+    for tag, first in [(0, 1), (1, 0), (10, 1), (11, 0)]:
+        state = insert(state, row_batch([tag], [first], [0]))
+    assert int(replay.num_transitions(state)) == 2
+    out = sample(state, jax.random.key(0), batch_size=B, length=2)
+    starts = np.asarray(out.rows["tag"][0])[np.asarray(out.mask[0])]
+    assert set(starts.tolist()) == {0, 10}
+    assert not np.asarray(out.mask[1])[np.asarray(out.rows["tag"][0]) == 0].any()
+
+
+def test_empty_replay_is_masked_and_finite():
+    state = replay.init(ROW, num_envs=E, capacity=C, target_spec=SPEC)
+    out = sample(state, jax.random.key(0), batch_size=B, length=T)
+    assert not np.asarray(out.mask).any()
+    assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in jax.tree.leaves(out))
+    _, index = replay.sample_rows(state, jax.random.key(1), batch_size=5)
+    rows, stale = sample_stale(state, jax.random.key(1), 3, batch_size=5, exponent=1.0)
+    assert (np.asarray(index.slot) == C).all() and (np.asarray(stale.slot) == C).all()
+    assert np.isfinite(np.asarray(rows["obs"])).all()
+    after = update_targets(state, stale, targets_for(np.zeros(5)))
+    assert not np.asarray(after.targets.valid).any()
+    # One row each: still no transition.
+    state = insert(state, row_batch([1, 2, 3], [1, 1, 1], [0, 0, 0]))
+    assert not np.asarray(sample(state, jax.random.key(0), batch_size=B, length=T).mask).any()
+
+
+def test_targets_travel_with_their_rows():
+    state, model = play(5, 20, spec=SPEC)
+    out = sample(state, jax.random.key(2), batch_size=B, length=T)
+    wanted = targets_for(np.asarray(out.rows["tag"]))
+    for got, want in zip(jax.tree.leaves(out.targets), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_rows_inserted_without_targets_are_invalid_even_where_old_ones_were():
+    state, _ = play(5, 20, spec=SPEC)
+    index = replay.Index(jnp.arange(E), state.position)
+    state = insert(state, row_batch([1, 2, 3], [0, 0, 0], [0, 0, 0]))
+    assert not np.asarray(replay.targets_at(state, index).valid).any()
+    assert (np.asarray(target_age(state, index, 10)) == replay.NEVER).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    picks=st.lists(st.integers(0, E * C - 1), min_size=12, max_size=12),
+    mask=st.lists(st.booleans(), min_size=12, max_size=12),
+    steps=st.sampled_from([2, 9, 20]),
+)
+def test_update_targets_round_trip(picks, mask, steps):
+    """Writes exactly the named, unmasked, held rows; the last of duplicates wins, whole."""
+    state, model = _played(steps)
+    index = replay.Index(jnp.asarray(picks) // C, jnp.asarray(picks) % C)
+    new = targets_for(1000 + np.arange(12), step=7)
+    after = update_targets(state, index, new, jnp.asarray(mask))
+    before = jax.tree.map(np.asarray, state.targets)
+    want = jax.tree.map(np.array, before)
+    held = np.asarray(replay._holds(state, index))
+    for i in range(12):
+        if mask[i] and held[i]:
+            for leaf, value in zip(jax.tree.leaves(want), jax.tree.leaves(new), strict=True):
+                leaf[picks[i] // C, picks[i] % C] = value[i]
+    for got, expected in zip(jax.tree.leaves(after.targets), jax.tree.leaves(want), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert held.sum() == sum(_held(model, state, p) for p in picks)
+
+
+@functools.cache
+def _played(steps):
+    return play(steps, steps, spec=SPEC)
+
+
+def _held(model, state, pick):
+    env, slot = divmod(pick, C)
+    size = len(model.rows[env])
+    return (slot - int(state.position[env]) + size) % C < size
+
+
+def test_masked_write_leaves_the_last_slot_alone():
+    state, _ = play(1, 30, spec=SPEC)
+    index = replay.Index(jnp.zeros(2, jnp.int32), jnp.asarray([C, -1]))
+    after = update_targets(state, index, targets_for([99, 99]))
+    for got, want in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(got, want)
+    nothing = insert(state, row_batch([9] * E, [0] * E, [0] * E), None, jnp.zeros(E, bool))
+    for got, want in zip(jax.tree.leaves(nothing), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_best_k_keeps_pairs_together():
+    spec = replay.TargetSpec(num_actions=8, action_dim=2, keep=3)
+    state = replay.init(ROW, num_envs=2, capacity=4, target_spec=spec)
+    values = np.array([[3.0, -1, np.nan, 7, 5, 0, 2, -9], [1, 2, 3, 4, 5, 6, 7, 8]], np.float32)
+    actions = np.stack([values / 10, -values / 10], -1)
+    full = replay.Targets(actions, values, np.zeros(2, np.int32), np.ones(2, bool))
+    state = insert(state, row_batch([0, 1], [1, 1], [0, 0]), full)
+    index = replay.Index(jnp.arange(2), jnp.zeros(2, jnp.int32))
+    got = replay.targets_at(state, index)
+    np.testing.assert_array_equal(got.values, [[7, 5, 3], [8, 7, 6]])
+    np.testing.assert_allclose(got.actions[..., 0], np.asarray(got.values) / 10, rtol=1e-6)
+    np.testing.assert_allclose(got.actions[..., 1], -np.asarray(got.values) / 10, rtol=1e-6)
+    again = replay.targets_at(update_targets(state, index, full), index)
+    np.testing.assert_array_equal(again.values, got.values)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("int8", 1 / 254 + 1e-7), ("bfloat16", 2.0**-9)])
+def test_storage_dtypes_bound_the_error(dtype, bound):
+    spec = replay.TargetSpec(33, 2, values_dtype="bfloat16", actions_dtype=dtype)
+    state = replay.init(ROW, num_envs=1, capacity=2, target_spec=spec)
+    actions = np.linspace(-1, 1, 66, dtype=np.float32).reshape(1, 33, 2)
+    values = np.linspace(-300, 300, 33, dtype=np.float32)[None]
+    given_ = replay.Targets(actions, values, np.zeros(1, np.int32), np.ones(1, bool))
+    state = insert(state, row_batch([0], [1], [0]), given_)
+    got = replay.targets_at(state, replay.Index(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)))
+    assert got.actions.dtype == got.values.dtype == jnp.float32
+    assert np.abs(np.asarray(got.actions) - actions).max() <= bound
+    assert np.abs(got.actions).max() == 1.0  # the ends are exact
+    np.testing.assert_allclose(got.values, values, rtol=2.0**-8)
+
+
+def test_ages():
+    state, _ = play(2, 12, spec=SPEC)
+    index, mask = replay.refresh_index(state, 0, 6)
+    state = update_targets(state, index, targets_for(np.arange(6), step=40), mask)
+    assert (np.asarray(target_age(state, index, 45))[np.asarray(mask)] == 5).all()
+    other = replay.Index(jnp.asarray([E - 1]), (state.position[E - 1 :] - 1) % C)
+    assert np.asarray(target_age(state, other, 45)).tolist() == [45]
+
+
+def test_stale_rows_come_without_repetition_invalid_first_then_old_first():
+    state = replay.init(ROW, num_envs=1, capacity=40, target_spec=SPEC)
+    for tag in range(33):
+        targets = targets_for([tag], step=tag, valid=tag % 11 != 0)  # 3 invalid among transitions
+        state = insert(state, row_batch([tag], [tag == 0], [0]), targets)
+    rows, index = sample_stale(state, jax.random.key(0), 33, batch_size=16, exponent=50.0)
+    tags = np.asarray(rows["tag"])
+    assert len(set(tags.tolist())) == 16  # 128 draws over 32 transitions hold 16 different ones
+    assert set(tags[:3].tolist()) == {0, 11, 22}
+    assert np.mean(tags[3:]) < 12  # a steep exponent takes the oldest of those drawn
+    uniform, _ = sample_stale(state, jax.random.key(0), 33, batch_size=16, exponent=0.0)
+    assert len(set(np.asarray(uniform["tag"]).tolist())) == 16
+    np.testing.assert_array_equal(replay.row_at(state, index)["tag"], tags)
+
+
+def test_stale_probabilities_follow_the_power_law():
+    state = replay.init(ROW, num_envs=1, capacity=5, target_spec=SPEC)
+    for tag in range(5):
+        state = insert(state, row_batch([tag], [tag == 0], [0]), targets_for([tag], step=tag))
+    keys = jax.random.split(jax.random.key(3), 4096)
+    draw = jax.vmap(lambda k: sample_stale(state, k, 4, batch_size=1, exponent=1.0)[0]["tag"])
+    tags = np.asarray(draw(keys)).reshape(-1)
+    weight = 5.0 - np.arange(4)
+    # 8 uniform draws miss a row with probability 0.1, which flattens the law a little.
+    np.testing.assert_allclose(
+        np.bincount(tags, minlength=4) / 4096, weight / weight.sum(), atol=0.04
+    )
+
+
+def test_sample_rows_are_transitions():
+    state, model = play(9, 25)
+    rows, index = replay.sample_rows(state, jax.random.key(0), batch_size=256)
+    found = np.asarray(index.slot) < C
+    starts = {model.rows[e][k][0] for e, k in model.transitions()}
+    assert set(np.asarray(rows["tag"])[found].tolist()) == starts
+
+
+def test_donated_state_is_reused_in_scan_and_cond():
+    def step(state, key):
+        rows = jax.tree.map(jnp.asarray, row_batch([1] * E, [0] * E, [0] * E))
+        state = replay.insert(state, rows, targets_for([2] * E))
+        rows, index = replay.sample_rows(state, key, batch_size=4)
+        new = targets_for([3] * 4, step=1)
+        state = jax.lax.cond(
+            jnp.any(rows["is_last"]),
+            lambda s: s,
+            lambda s: replay.update_targets(s, index, new),
+            state,
+        )
+        return state, replay.num_transitions(state)
+
+    state, _ = play(4, 10, spec=SPEC)
+    run = jax.jit(lambda s, keys: jax.lax.scan(step, s, keys), donate_argnums=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # "Some donated buffers were not usable"
+        new, counts = run(state, jax.random.split(jax.random.key(0), 5))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    assert int(counts[-1]) == int(replay.num_transitions(new))
+    memory = run.lower(new, jax.random.split(jax.random.key(0), 5)).compile().memory_analysis()
+    storage = sum(leaf.nbytes for leaf in jax.tree.leaves(new))
+    if memory is not None:
+        assert memory.alias_size_in_bytes >= storage
+
+
+def test_a_fresh_state_can_be_donated():
+    state = replay.init(ROW, num_envs=E, capacity=C, target_spec=SPEC)
+    rows = row_batch([1] * E, [1] * E, [0] * E)
+    jax.jit(replay.insert, donate_argnums=0)(state, rows)
+    assert state.data["tag"].is_deleted()
+
+
+def test_bytes():
+    spec = replay.TargetSpec(128, 4, keep=16, values_dtype="bfloat16", actions_dtype="int8")
+    state = jax.eval_shape(lambda: replay.init(ROW, num_envs=2, capacity=8, target_spec=spec))
+    wanted = {"rows": 4.0 + 8 + 1 + 1, "targets": 16 * 4 + 16 * 2 + 4.0 + 1}
+    assert replay.bytes_per_transition(state) == wanted
+    assert replay.bytes_per_transition(replay.init(ROW, num_envs=1, capacity=2))["targets"] == 0
+
+
+def _init(**changes):
+    return replay.init(ROW, **({"num_envs": 2, "capacity": 4} | changes))
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: _init(capacity=1), "capacity is 1"),
+        (lambda: _init(num_envs=0), "num_envs is 0"),
+        (lambda: _init(num_envs=2**16, capacity=2**15), "lower capacity"),
+        (lambda: replay.init({"is_first": True}, num_envs=1, capacity=2), "is_last"),
+        (
+            lambda: replay.init({"is_first": 0.0, "is_last": True}, num_envs=1, capacity=2),
+            "is_first.*float32",
+        ),
+        (lambda: _init(target_spec=replay.TargetSpec(4, 2, keep=5)), "keep is 5"),
+        (lambda: _init(target_spec=replay.TargetSpec(4, 2, values_dtype="int8")), "values_dtype"),
+        (lambda: _init(target_spec=replay.TargetSpec(4, 2, actions_dtype="f8")), "actions_dtype"),
+        (
+            lambda: replay.sample(_init(), jax.random.key(0), batch_size=0, length=1),
+            "batch_size is 0",
+        ),
+        (lambda: replay.sample(_init(), jax.random.key(0), batch_size=1, length=4), "length is 4"),
+        (lambda: replay.insert(_init(), {"tag": np.zeros(2)}), "structure"),
+        (lambda: replay.insert(_init(), row_batch([1], [1], [0])), "bool.*\\[1\\]"),
+        (
+            lambda: replay.insert(
+                _init(), row_batch([1, 2], [1, 1], [0, 0]) | {"tag": np.zeros(2, np.float32)}
+            ),
+            "tag.*float32",
+        ),
+        (
+            lambda: replay.insert(_init(), row_batch([1, 2], [1, 1], [0, 0]), None, np.ones(2)),
+            "mask is float",
+        ),
+        (
+            lambda: replay.insert(_init(), row_batch([1, 2], [1, 1], [0, 0]), targets_for([1, 2])),
+            "target_spec",
+        ),
+        (
+            lambda: replay.insert(
+                _init(target_spec=SPEC),
+                row_batch([1, 2], [1, 1], [0, 0]),
+                targets_for([1, 2], num=2),
+            ),
+            "keeps 3",
+        ),
+        (
+            lambda: replay.insert(
+                _init(target_spec=SPEC), row_batch([1, 2], [1, 1], [0, 0]), targets_for([1])
+            ),
+            "targets.actions has shape",
+        ),
+        (
+            lambda: replay.sample_stale(_init(), jax.random.key(0), 0, batch_size=2, exponent=1.0),
+            "target_spec",
+        ),
+    ],
+)
+def test_errors_name_the_field_the_value_and_the_remedy(call, match):
+    with pytest.raises(ValueError, match=match):
+        call()
