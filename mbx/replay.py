@@ -158,15 +158,13 @@ def insert(
     targets: Targets | None = None,
     mask: Array | None = None,
 ) -> ReplayState:
-    """Appends one row to every environment where `mask`; the oldest row goes when the ring is full.
-    O(E).
+    """Appends one row to every environment where `mask`; a full ring drops its oldest. O(E).
 
     Args:
       state: the replay.
       rows: rows [E, ...], in structure and dtypes as given to `init`.
       targets: their planner targets [E, ...], or None: the rows are stored without (valid False).
-        When there are more
-        than the kept N actions, the best by value are stored.
+        With more actions than are kept, the best by value are stored.
       mask: [E] bool, None for all.
 
     Raises:
@@ -204,7 +202,7 @@ def update_targets(
     Args:
       state: the replay; no row may have been inserted since `index` was drawn.
       index: rows, of any shape [...].
-      targets: [...] targets; with more than the kept N actions, the best by value are stored.
+      targets: [...] targets; with more actions than are kept, the best by value are stored.
       mask: [...] bool, False to leave a row as it is; None for all.
 
     Raises:
@@ -598,7 +596,7 @@ def _check_targets(state: ReplayState, targets: Targets, lead: tuple[int, ...]) 
     num = jnp.shape(targets.values)[-1] if jnp.ndim(targets.values) else 0
     if num < keep:
         raise ValueError(
-            f"targets.values holds {num} actions a row, the replay keeps {keep}: give at least these"
+            f"targets.values holds {num} actions a row: give at least the {keep} the replay keeps"
         )
     wanted = {
         "actions": (*lead, num, action_dim),

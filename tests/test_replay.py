@@ -432,7 +432,7 @@ def _init(**changes):
                 row_batch([1, 2], [1, 1], [0, 0]),
                 targets_for([1, 2], num=2),
             ),
-            "keeps 3",
+            "give at least the 3",
         ),
         (
             lambda: replay.insert(
