@@ -1,0 +1,122 @@
+"""TD-MPC on planner-made targets: the recommended default, sized for a laptop CPU.
+
+    python -m experiments.train --config=configs/tdmpc.py --config.env.name=gymnax:Pendulum-v1
+
+Step counts are environment steps (action repeat included) summed over environments.
+"""
+
+from ml_collections import config_dict
+
+
+def get_config() -> config_dict.ConfigDict:
+    """Every setting with its default."""
+    config = config_dict.ConfigDict()
+    config.agent = "tdmpc"  # which agent
+    config.seed = 0  # of everything: parameters, environments, exploration, sampling
+    config.resume = False  # continue the run in the working directory
+
+    config.env = config_dict.ConfigDict()
+    config.env.name = "gymnax:Pendulum-v1"  # SUITE:TASK, see the README
+    config.env.num_envs = 4  # environments stepped together
+    config.env.action_repeat = 0  # 0: the suite's default
+    config.env.episode_length = 0  # agent steps; 0: the task's own limit
+
+    config.train = config_dict.ConfigDict()
+    config.train.steps = 30_000  # environment steps of the run
+    config.train.seed_steps = 1_000  # random actions before learning
+    config.train.pretrain_updates = 500  # updates made at once after them
+    config.train.utd_ratio = 0.5  # updates per agent step
+    config.train.log_interval = 1_000  # environment steps between log rows
+    config.train.check_finite = True  # stop with an error when a loss is not finite
+
+    config.eval = config_dict.ConfigDict()
+    config.eval.interval = 2_500  # environment steps between evaluations (0: only at the end)
+    config.eval.episodes = 20  # episodes of an evaluation, without exploration noise
+
+    config.checkpoint = config_dict.ConfigDict()
+    config.checkpoint.interval = 5_000  # environment steps between checkpoints (0: only at the end)
+    config.checkpoint.keep = 2  # newest checkpoints kept, beside the best
+
+    config.replay = config_dict.ConfigDict()
+    config.replay.capacity = 100_000  # transitions over all environments
+    config.replay.keep_targets = 16  # planner actions stored a transition, best first (0: all)
+    config.replay.actions_dtype = "float32"  # of stored planner actions: float32, bfloat16, int8
+    config.replay.values_dtype = "float32"  # of stored planner values: float32, bfloat16
+
+    config.model = config_dict.ConfigDict()
+    config.model.size = "tiny"  # tiny, 1, 5, 19, 48, 317 (millions of parameters)
+    config.model.critic = "v"  # v: V(z); q: Q(z, a)
+    config.model.policy = "tanh_mean"  # squashed or tanh_mean Gaussian
+    config.model.num_values = 2  # value heads (0: the size's)
+    config.model.num_bins = 101  # of reward and value
+    config.model.bin_min = -10.0  # in symlog space
+    config.model.bin_max = 10.0
+    config.model.log_std_min = -3.0
+    config.model.log_std_max = 1.0
+    config.model.dropout = 0.01  # first hidden layer of each value head
+    config.model.episodic = "auto"  # termination head: auto (by suite and task), True, False
+    config.model.dtype = "float32"  # compute dtype: float32, bfloat16
+
+    config.planner = config_dict.ConfigDict()  # acts in the environment
+    config.planner.horizon = 3
+    config.planner.iterations = 4
+    config.planner.num_samples = 128
+    config.planner.num_elites = 16
+    config.planner.num_proposals = 8  # policy trajectories among the samples
+    config.planner.rescore_proposals = False  # score them every round, or once
+    config.planner.temperature = 0.5
+    config.planner.temperature_mode = "multiply"  # multiply (TD-MPC2) or divide
+    config.planner.min_std = 0.05
+    config.planner.max_std = 2.0
+    config.planner.action_noise = 1.0  # of the refitted std, added while training
+    config.planner.selection = "sample"  # sample, best, mean
+    config.planner.evaluation_selection = "mean"
+    config.planner.extra_iterations = 2  # for 20 action dims and more
+
+    config.training_planner = config_dict.ConfigDict()  # makes training targets
+    config.training_planner.enabled = True  # False: legacy path, raw policy samples in every loss
+    config.training_planner.iterations = 3
+    config.training_planner.num_samples = 64
+    config.training_planner.num_elites = 16
+    config.training_planner.temperature = 0.5
+    config.training_planner.temperature_mode = "divide"
+    config.training_planner.min_std = 0.05
+    config.training_planner.max_std = 1.0
+
+    config.reanalyze = config_dict.ConfigDict()
+    config.reanalyze.enabled = True
+    config.reanalyze.interval = 10  # learner updates between passes
+    config.reanalyze.batch_size = 256  # transitions a pass
+    config.reanalyze.min_step = 1_000  # environment steps before the first pass
+    config.reanalyze.stale_exponent = 1.0  # 0: uniform; larger: stale targets first
+
+    config.loss = config_dict.ConfigDict()
+    config.loss.batch_size = 128
+    config.loss.horizon = 3  # transitions of a training window
+    config.loss.rho = 0.5  # weight rho^t of step t
+    config.loss.consistency_coef = 20.0
+    config.loss.reward_coef = 0.1
+    config.loss.value_coef = 0.1
+    config.loss.termination_coef = 1.0
+    config.loss.num_heads = 2  # value heads used at a time
+    config.loss.value_reduction = "mean"  # over them in value targets: min or mean
+    config.loss.value_target = "planner"  # planner, or td (Q critic only)
+    config.loss.value_weighting = "weighted"  # of planner actions: uniform, weighted, best_n
+    config.loss.value_best_n = 4
+    config.loss.value_scale = "running"  # running or return_ema
+    config.loss.policy_loss = "awr"  # awr or svg
+    config.loss.awr_temperature = 0.5
+    config.loss.advantage_scale = "none"  # none, range, state
+    config.loss.entropy_coef = 1e-4
+    config.loss.entropy_action_dim_power = 1.0
+    config.loss.termination = "hard"  # the model's termination in targets and planning: hard, soft
+    config.loss.discount = 0.0  # 0: from the episode length
+
+    config.optimizer = config_dict.ConfigDict()
+    config.optimizer.learning_rate = 3e-4
+    config.optimizer.encoder_lr_scale = 0.3
+    config.optimizer.policy_lr_scale = 1.0
+    config.optimizer.policy_adam_eps = 1e-5
+    config.optimizer.grad_clip_norm = 20.0
+    config.optimizer.tau = 0.01  # target network
+    return config

@@ -1,0 +1,328 @@
+"""MPPI: a sampling planner for continuous actions that knows no model.
+
+You hand it a function that scores action sequences and it refines a Gaussian over them:
+
+    def score(key, actions):                      # [B, N, T, A] -> [B, N]
+        return my_model_return(actions)
+
+    plan = mppi.plan(key, score, mean, std, config=mppi.MPPIConfig())
+    plan.action                                   # [B, A]
+
+Each round samples candidates, scores them, keeps the elites and refits mean and standard deviation
+to them with exponential weights; all rounds are one `lax.fori_loop`.
+
+Axes: B states planned for at once, N candidates, P proposals, K elites, T horizon, A action dims.
+Sources: Williams et al. 2017 (MPPI); TD-MPC2 (arXiv 2310.16828), section 3.2 and its reference code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+ScoreFn = Callable[[Array, Array], Array]
+
+TEMPERATURE_MODES = ("multiply", "divide")
+SELECTIONS = ("sample", "best", "mean")
+NONFINITE = ("worst", "reference")
+
+
+@dataclasses.dataclass(frozen=True)
+class MPPIConfig:
+    """Settings of the planner; the defaults are TD-MPC2's.
+
+    iterations: rounds of sampling and refitting. With K rounds, K sets of candidates are scored and
+        the actions and values returned are those of the last one.
+    num_samples: candidates N a round, proposals included.
+    num_elites: candidates K <= N that the Gaussian is refitted to.
+    temperature: elite weights are exp(temperature * (v - max v)) with `temperature_mode`
+        "multiply" (TD-MPC2) and exp((v - max v) / temperature) with "divide" (document 000).
+    min_std, max_std: bounds of the refitted standard deviation, in action units.
+    selection: the action is the first of an elite drawn by weight ("sample"), of the best elite
+        ("best"), or of the refitted mean ("mean").
+    action_noise: factor of the Gaussian noise, with the first step's refitted standard deviation,
+        added to the selected action. 0 when evaluating.
+    rescore_proposals: score the proposals in every round (True, as TD-MPC2 does: worth it when
+        scores are random) or once.
+    extra_iterations: additional rounds when A >= `extra_iterations_action_dim`.
+    nonfinite: see `refit`.
+    """
+
+    iterations: int = 6
+    num_samples: int = 512
+    num_elites: int = 64
+    temperature: float = 0.5
+    temperature_mode: str = "multiply"
+    min_std: float = 0.05
+    max_std: float = 2.0
+    selection: str = "sample"
+    action_noise: float = 0.0
+    rescore_proposals: bool = True
+    extra_iterations: int = 0
+    extra_iterations_action_dim: int = 20
+    nonfinite: str = "worst"
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise ValueError(f"iterations={self.iterations}: the planner needs at least one round")
+        if not 1 <= self.num_elites <= self.num_samples:
+            raise ValueError(
+                f"num_elites={self.num_elites} must lie in 1..num_samples={self.num_samples}: "
+                "lower num_elites or raise num_samples"
+            )
+        _check_choice("temperature_mode", self.temperature_mode, TEMPERATURE_MODES)
+        _check_choice("selection", self.selection, SELECTIONS)
+        _check_choice("nonfinite", self.nonfinite, NONFINITE)
+
+    def rounds(self, action_dim: int) -> int:
+        """Rounds for an action space of `action_dim` dimensions."""
+        large = action_dim >= self.extra_iterations_action_dim
+        return self.iterations + (self.extra_iterations if large else 0)
+
+
+class Refit(NamedTuple):
+    """A Gaussian refitted to the elites.
+
+    mean, std: `[..., T, A]`. elite_actions: `[..., K, T, A]`, best first. elite_values: `[..., K]`.
+    weights: `[..., K]`, non-negative, sum 1.
+    """
+
+    mean: Array
+    std: Array
+    elite_actions: Array
+    elite_values: Array
+    weights: Array
+
+
+class Plan(NamedTuple):
+    """What `plan` returns.
+
+    action: `[B, A]`, the selected first action. mean, std: `[B, T, A]`, the last refit.
+    actions, values: `[B, N, T, A]` and `[B, N]`, the candidates of the last round and their scores.
+    """
+
+    action: Array
+    mean: Array
+    std: Array
+    actions: Array
+    values: Array
+
+
+class Draws(NamedTuple):
+    """Every random number of one `plan` call, so that a test can put its own in.
+
+    candidate: round index -> standard normal noise `[B, N - P, T, A]`.
+    score: round index -> the key handed to `score_fn`.
+    gumbel: `[B, K]` standard Gumbel draws of the elite choice. action: `[B, A]` standard normal.
+    """
+
+    candidate: Callable[[Array], Array]
+    score: Callable[[Array], Array]
+    gumbel: Array
+    action: Array
+
+
+def refit(
+    actions: Array,
+    values: Array,
+    *,
+    num_elites: int,
+    temperature: float | Array,
+    temperature_mode: str = "multiply",
+    min_std: float | Array,
+    max_std: float | Array,
+    nonfinite: str = "worst",
+) -> Refit:
+    """Refit mean and standard deviation to the best candidates.
+
+    actions: `[..., N, T, A]`; values: `[..., N]`. nonfinite: "worst" ranks NaN and +-inf behind
+    every finite value and gives them no weight while a finite one is left; "reference" does as
+    TD-MPC2's code (NaN counts as 0, +-inf as the largest finite numbers), which lets a NaN win
+    where returns are negative. Raises ValueError on an unknown mode or more elites than candidates.
+    Source: TD-MPC2 `_plan`; the second normalisation by (sum + 1e-9) is the reference's.
+    """
+    _check_choice("temperature_mode", temperature_mode, TEMPERATURE_MODES)
+    _check_choice("nonfinite", nonfinite, NONFINITE)
+    if not 1 <= num_elites <= values.shape[-1]:
+        raise ValueError(
+            f"num_elites={num_elites} must lie in 1..{values.shape[-1]} (the number of candidates)"
+        )
+    values = values.astype(jnp.float32)
+    if nonfinite == "reference":
+        ranked = jnp.nan_to_num(values, nan=0.0)
+    else:
+        ranked = jnp.where(jnp.isfinite(values), values, -jnp.inf)
+    elite_values, elite_index = jax.lax.top_k(ranked, num_elites)
+    elite_actions = jnp.take_along_axis(actions, elite_index[..., None, None], axis=-3)
+
+    finite = jnp.isfinite(elite_values)
+    best = jnp.where(finite[..., :1], elite_values[..., :1], 0.0)
+    gap = jnp.where(finite, elite_values - best, 0.0)
+    scaled = gap * temperature if temperature_mode == "multiply" else gap / temperature
+    # Without a single finite candidate every elite counts alike.
+    usable = finite | ~jnp.any(finite, axis=-1, keepdims=True)
+    weights = jnp.where(usable, jnp.exp(scaled), 0.0)
+    weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+
+    w = weights[..., None, None]
+    total = jnp.sum(w, axis=-3) + 1e-9
+    mean = jnp.sum(w * elite_actions, axis=-3) / total
+    deviation = jnp.square(elite_actions - jnp.expand_dims(mean, -3))
+    std = jnp.sqrt(jnp.sum(w * deviation, axis=-3) / total)
+    std = jnp.clip(std, min_std, max_std)
+    return Refit(mean, std, elite_actions, elite_values, weights)
+
+
+def plan(
+    key: Array,
+    score_fn: ScoreFn,
+    mean: Array,
+    std: Array,
+    *,
+    proposals: Array | None = None,
+    initial: Array | None = None,
+    action_mask: Array | None = None,
+    config: MPPIConfig,
+) -> Plan:
+    """Refine a Gaussian over action sequences and select an action.
+
+    key: consumed. score_fn(key, actions `[B, n, T, A]`) -> values `[B, n]`, higher is better.
+    mean, std: `[B, T, A]`, where the first round samples from. proposals: `[B, P, T, A]`, candidates
+    that join every round in the place of P samples (policy trajectories). initial: `[B, N, T, A]`,
+    candidates of round one instead of Gaussian samples (draws from a policy). action_mask:
+    `[A]` or `[B, A]`, 0 for dimensions an environment does not have. Actions lie in [-1, 1].
+
+    Raises ValueError where shapes do not fit `config`. Source: TD-MPC2 section 3.2; document 000.
+    """
+    num_proposals = 0 if proposals is None else proposals.shape[1]
+    batch, horizon, action_dim = mean.shape
+    noise_key, score_key, choice_key, action_key = jax.random.split(key, 4)
+    shape = (batch, config.num_samples - num_proposals, horizon, action_dim)
+    draws = Draws(
+        candidate=lambda i: jax.random.normal(jax.random.fold_in(noise_key, i), shape),
+        score=lambda i: jax.random.fold_in(score_key, i),
+        gumbel=jax.random.gumbel(choice_key, (batch, config.num_elites)),
+        action=jax.random.normal(action_key, (batch, action_dim)),
+    )
+    return plan_with_draws(
+        draws, score_fn, mean, std, proposals=proposals, initial=initial,
+        action_mask=action_mask, config=config,
+    )  # fmt: skip
+
+
+def plan_with_draws(
+    draws: Draws,
+    score_fn: ScoreFn,
+    mean: Array,
+    std: Array,
+    *,
+    proposals: Array | None = None,
+    initial: Array | None = None,
+    action_mask: Array | None = None,
+    config: MPPIConfig,
+) -> Plan:
+    """`plan` with its random numbers given: the deterministic core."""
+    _check_shapes(mean, std, proposals, initial, config)
+    batch, horizon, action_dim = mean.shape
+    rounds = config.rounds(action_dim)
+    mask = _mask(action_mask, batch, action_dim)  # [B, 1, A], broadcast over T
+    mean, std = mean * mask, std * mask
+    once = proposals is not None and not config.rescore_proposals
+    fixed_values = score_fn(draws.score(jnp.int32(rounds)), proposals) if once else None
+
+    def sample(i: Array, mean: Array, std: Array) -> Array:
+        noise = draws.candidate(i)
+        actions = jnp.clip(mean[:, None] + std[:, None] * noise, -1.0, 1.0)
+        actions = actions * mask[:, None]
+        if initial is not None:
+            first = initial[:, initial.shape[1] - actions.shape[1] :]
+            actions = jnp.where(i == 0, first, actions)
+        return actions
+
+    def one_round(i: Array, carry: tuple[Refit, Array, Array]) -> tuple[Refit, Array, Array]:
+        last = carry[0]
+        sampled = sample(i, last.mean, last.std)
+        actions = sampled if proposals is None else jnp.concatenate([proposals, sampled], axis=1)
+        if once:
+            values = score_fn(draws.score(i), sampled)
+            values = jnp.concatenate([fixed_values, values], axis=1)
+        else:
+            values = score_fn(draws.score(i), actions)
+        new = refit(
+            actions, values, num_elites=config.num_elites, temperature=config.temperature,
+            temperature_mode=config.temperature_mode, min_std=config.min_std,
+            max_std=config.max_std, nonfinite=config.nonfinite,
+        )  # fmt: skip
+        return new._replace(mean=new.mean * mask, std=new.std * mask), actions, values
+
+    num, elites = config.num_samples, config.num_elites
+    start = Refit(
+        mean=mean, std=std,
+        elite_actions=jnp.zeros((batch, elites, horizon, action_dim)),
+        elite_values=jnp.zeros((batch, elites)), weights=jnp.zeros((batch, elites)),
+    )  # fmt: skip
+    carry = (start, jnp.zeros((batch, num, horizon, action_dim)), jnp.zeros((batch, num)))
+    last, actions, values = jax.lax.fori_loop(0, rounds, one_round, carry)
+
+    action = _select(last, draws.gumbel, config.selection)
+    action = action + config.action_noise * last.std[:, 0] * draws.action
+    action = jnp.clip(action, -1.0, 1.0) * mask[:, 0]
+    return Plan(action, last.mean, last.std, actions, values)
+
+
+def warm_start(mean: Array, is_first: Array) -> Array:
+    """Shift the previous plan by one step; zeros where an episode began.
+
+    mean: `[B, T, A]`, of the previous call; is_first: `[B]` bool. The freed last step is zero.
+    """
+    shifted = jnp.concatenate([mean[:, 1:], jnp.zeros_like(mean[:, :1])], axis=1)
+    return jnp.where(is_first[:, None, None], 0.0, shifted)
+
+
+def _select(last: Refit, gumbel: Array, selection: str) -> Array:
+    """The first action of the chosen elite, or of the mean: `[B, A]`."""
+    if selection == "mean":
+        return last.mean[:, 0]
+    if selection == "best":
+        return last.elite_actions[:, 0, 0]
+    chosen = jnp.argmax(jnp.log(last.weights) + gumbel, axis=-1)
+    first = last.elite_actions[:, :, 0]  # [B, K, A]
+    return jnp.take_along_axis(first, chosen[:, None, None], axis=1)[:, 0]
+
+
+def _mask(action_mask: Array | None, batch: int, action_dim: int) -> Array:
+    if action_mask is None:
+        return jnp.ones((batch, 1, action_dim))
+    mask = jnp.asarray(action_mask, jnp.float32)
+    mask = mask[None] if mask.ndim == 1 else mask
+    return jnp.broadcast_to(mask, (batch, action_dim))[:, None]
+
+
+def _check_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{field}={value!r}: choose one of {choices}")
+
+
+def _check_shapes(
+    mean: Array, std: Array, proposals: Array | None, initial: Array | None, config: MPPIConfig
+) -> None:
+    if mean.ndim != 3 or mean.shape != std.shape:
+        raise ValueError(f"mean {mean.shape} and std {std.shape} must both be [B, T, A]")
+    batch, horizon, action_dim = mean.shape
+    if proposals is not None:
+        want = (batch, proposals.shape[1], horizon, action_dim)
+        if proposals.ndim != 4 or proposals.shape != want:
+            raise ValueError(f"proposals {proposals.shape} must be [B, P, T, A] = {want}")
+        if proposals.shape[1] >= config.num_samples:
+            raise ValueError(
+                f"{proposals.shape[1]} proposals leave no room among num_samples="
+                f"{config.num_samples}: raise num_samples or give fewer proposals"
+            )
+    want = (batch, config.num_samples, horizon, action_dim)
+    if initial is not None and initial.shape != want:
+        raise ValueError(f"initial {initial.shape} must be [B, N, T, A] = {want}")

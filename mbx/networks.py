@@ -1,0 +1,210 @@
+"""Network blocks of the TD-MPC2 family (specs: NormedLinear, SimNorm, MLP, pixel encoder).
+
+Modules are flax.linen and hold no state besides their parameters. A module that takes several
+inputs treats them as one concatenated input, but multiplies each with its own rows of the kernel:
+an input shared by many candidates (a root state `[B, 1, L]` beside actions `[B, N, A]`) is then
+multiplied once, not once a candidate. Ensembles are the same module with parameters stacked on
+axis 0: `init_ensemble`, `apply_ensemble`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+Params = Any
+
+LAYER_NORM_EPSILON = 1e-5
+
+
+def mish(x: Array) -> Array:
+    """Mish, `x * tanh(softplus(x))`, with one exponential instead of three (any shape).
+
+    With n = e^x (e^x + 2), tanh(softplus(x)) = n / (n + 2); x is capped at 20 inside the
+    exponential, where the quotient is 1 in float32.
+    """
+    e = jnp.exp(jnp.minimum(x, 20.0))
+    n = e * (e + 2.0)
+    return x * (n / (n + 2.0))
+
+
+def sim_norm(x: Array, group_size: int = 8) -> Array:
+    """Softmax over groups of `group_size` consecutive features: `[..., L] -> [..., L]`.
+
+    Raises ValueError when L is not divisible by `group_size`. Source: TD-MPC2, section 3.1.
+    """
+    if x.shape[-1] % group_size:
+        raise ValueError(
+            f"sim_norm: {x.shape[-1]} features are not divisible by simnorm_dim={group_size}; "
+            "choose a latent_dim that is a multiple of simnorm_dim"
+        )
+    groups = x.reshape(*x.shape[:-1], x.shape[-1] // group_size, group_size)
+    return jax.nn.softmax(groups, axis=-1).reshape(x.shape)
+
+
+def linear_init(stddev: float = 0.02) -> Callable[..., Array]:
+    """Initialiser of every dense kernel: normal with standard deviation 0.02 (TD-MPC2).
+
+    The reference truncates at +-2 absolute, a hundred standard deviations: no truncation.
+    """
+    return jax.nn.initializers.normal(stddev)
+
+
+class Dense(nn.Module):
+    """Linear layer over one or several inputs `[..., in_i]` -> `[..., features]`.
+
+    Equal to a dense layer on the concatenation; inputs may broadcast against each other.
+    """
+
+    features: int
+    zero_init: bool = False
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, *inputs: Array) -> Array:
+        sizes = [x.shape[-1] for x in inputs]
+        init = nn.initializers.zeros if self.zero_init else linear_init()
+        kernel = self.param("kernel", init, (sum(sizes), self.features))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        kernel = kernel.astype(self.dtype)
+        out, row = None, 0
+        for x, size in zip(inputs, sizes, strict=True):
+            part = x.astype(self.dtype) @ kernel[row : row + size]
+            out, row = part if out is None else out + part, row + size
+        return out + _expand(bias.astype(self.dtype), out.ndim)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation over the last axis, epsilon 1e-5, in float32."""
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        y = x.astype(jnp.float32)
+        mean = jnp.mean(y, axis=-1, keepdims=True)
+        y = y - mean
+        variance = jnp.mean(jnp.square(y), axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt(variance + LAYER_NORM_EPSILON)
+        y = y * _expand(scale, y.ndim) + _expand(bias, y.ndim)
+        return y.astype(x.dtype)
+
+
+class NormedDense(nn.Module):
+    """Dense, dropout, layer normalisation, activation (NormedLinear of TD-MPC2)."""
+
+    features: int
+    activation: Callable[[Array], Array] = mish
+    dropout: float = 0.0
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, *inputs: Array) -> Array:
+        x = Dense(self.features, dtype=self.dtype, name="dense")(*inputs)
+        if self.dropout > 0.0 and self.has_rng("dropout"):
+            keep = jax.random.bernoulli(self.make_rng("dropout"), 1.0 - self.dropout, x.shape)
+            x = jnp.where(keep, x / (1.0 - self.dropout), 0.0)
+        return self.activation(LayerNorm(name="norm")(x))
+
+
+class MLP(nn.Module):
+    """Hidden NormedDense layers, then a plain dense layer or a NormedDense one.
+
+    Inputs `[..., in_i]`, output `[..., features]` in float32. With `out_activation` the last layer
+    is normalised before it (SimNorm heads). Dropout acts in the first hidden layer only, and only
+    when a "dropout" key is given to `apply`.
+    """
+
+    hidden: Sequence[int]
+    features: int
+    out_activation: Callable[[Array], Array] | None = None
+    zero_last: bool = False
+    dropout: float = 0.0
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, *inputs: Array) -> Array:
+        for i, size in enumerate(self.hidden):
+            dropout = self.dropout if i == 0 else 0.0
+            layer = NormedDense(size, dropout=dropout, dtype=self.dtype, name=f"layer_{i}")
+            inputs = (layer(*inputs),)
+        if self.out_activation is None:
+            x = Dense(self.features, zero_init=self.zero_last, dtype=self.dtype, name="out")(*inputs)
+            return x.astype(jnp.float32)
+        out = NormedDense(self.features, lambda x: x, dtype=self.dtype, name="out")(*inputs)
+        return self.out_activation(out.astype(jnp.float32))
+
+
+class ConvEncoder(nn.Module):
+    """Pixel encoder: images `[..., 64, 64, C]` with values 0..255 -> latents `[..., 16*channels]`.
+
+    x/255 - 0.5; four VALID convolutions (7 stride 2, 5 stride 2, 3 stride 2, 3 stride 1) with ReLU
+    after the first three; flatten in channel-major order; SimNorm. Source: TD-MPC2.
+    """
+
+    channels: int = 32
+    simnorm_dim: int = 8
+
+    @nn.compact
+    def __call__(self, image: Array) -> Array:
+        batch = image.shape[:-3]
+        x = image.reshape(-1, *image.shape[-3:]).astype(jnp.float32) / 255.0 - 0.5
+        # PyTorch's default for convolutions: uniform with bound 1/sqrt(fan_in).
+        init = nn.initializers.variance_scaling(1.0 / 3.0, "fan_in", "uniform")
+        for i, (kernel, stride) in enumerate(((7, 2), (5, 2), (3, 2), (3, 1))):
+            x = nn.Conv(
+                self.channels, (kernel, kernel), stride, padding="VALID", kernel_init=init,
+                name=f"conv_{i}",
+            )(x)  # fmt: skip
+            x = nn.relu(x) if i < 3 else x
+        x = jnp.moveaxis(x, -1, -3).reshape(*batch, -1)
+        return sim_norm(x, self.simnorm_dim)
+
+
+def random_shift(image: Array, shift: Array, pad: int = 3) -> Array:
+    """Shift images by whole pixels, edges replicated: `[B, H, W, C]`, `[B, 2]` -> `[B, H, W, C]`.
+
+    `shift[:, 0]` is dx and `shift[:, 1]` is dy, integers in 0..2*pad; pad means no shift.
+    Source: DrQ-v2's augmentation as TD-MPC2 uses it.
+    """
+    height, width, channels = image.shape[1:]
+    padded = jnp.pad(image, ((0, 0), (pad, pad), (pad, pad), (0, 0)), mode="edge")
+
+    def crop(x: Array, offset: Array) -> Array:
+        zero = jnp.zeros((), offset.dtype)
+        return jax.lax.dynamic_slice(x, (offset[1], offset[0], zero), (height, width, channels))
+
+    return jax.vmap(crop)(padded, shift.astype(jnp.int32))
+
+
+def init_ensemble(module: nn.Module, key: Array, num: int, *inputs: Array) -> Params:
+    """Parameters of `num` independently initialised copies of `module`, stacked on axis 0."""
+    return jax.vmap(lambda k: module.init(k, *inputs)["params"])(jax.random.split(key, num))
+
+
+def apply_ensemble(
+    module: nn.Module, params: Params, *inputs: Array, dropout_key: Array | None = None
+) -> Array:
+    """Every head on the same inputs: params stacked `[K, ...]`, result `[K, ..., features]`."""
+    num = jax.tree.leaves(params)[0].shape[0]
+    if dropout_key is None:
+        return jax.vmap(lambda p: module.apply({"params": p}, *inputs))(params)
+    keys = jax.random.split(dropout_key, num)
+    return jax.vmap(lambda p, k: module.apply({"params": p}, *inputs, rngs={"dropout": k}))(
+        params, keys
+    )
+
+
+def take_heads(params: Params, heads: Array) -> Params:
+    """The parameters of the ensemble members `heads` `[n]`: leaves `[K, ...] -> [n, ...]`."""
+    return jax.tree.map(lambda p: p[heads], params)
+
+
+def _expand(x: Array, ndim: int) -> Array:
+    """`x` `[F]` with leading axes of size one, so that rank promotion stays explicit."""
+    return x.reshape((1,) * (ndim - 1) + x.shape)

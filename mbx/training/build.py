@@ -1,0 +1,123 @@
+"""From a configuration to an agent and a schedule, with every mistake told before any compile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mbx import mppi, returns
+from mbx.agents import tdmpc
+from mbx.agents.base import Agent
+from mbx.envs.base import EnvSpec
+from mbx.training.loop import Schedule
+from mbx.world_model import sized
+
+Config = Mapping[str, Any]
+
+# Tasks that only ever end by their time limit: no termination head is needed for them.
+_NEVER_TERMINATE = ("Pendulum-v1", "Reacher-misc", "Swimmer-misc", "HalfCheetah", "Swimmer-v")
+_NEVER_TERMINATING_SUITES = ("dmc", "playground")
+
+
+def build_agent(config: Config, spec: EnvSpec) -> Agent:
+    """The agent that `config["agent"]` names, for an environment.
+
+    Raises ValueError, naming the field, the value and what would do, for impossible settings.
+    """
+    builders = {"tdmpc": lambda: tdmpc.make_agent(tdmpc_config(config, spec))}
+    if config["agent"] not in builders:
+        raise ValueError(f"config.agent={config['agent']!r}: choose one of {tuple(builders)}")
+    return builders[config["agent"]]()
+
+
+def tdmpc_config(config: Config, spec: EnvSpec) -> tdmpc.TDMPCConfig:
+    """`configs/tdmpc.py` and its kin as the agent's own settings."""
+    model, planner = config["model"], dict(config["planner"])
+    training, reanalyze, loss = (
+        dict(config["training_planner"]), config["reanalyze"], dict(config["loss"]),
+    )  # fmt: skip
+    world = sized(
+        model["size"],
+        obs_shape=tuple(spec.obs_shape),
+        action_dim=spec.action_dim,
+        num_values=model["num_values"] or None,
+        episodic=is_episodic(model["episodic"], spec.name),
+        **{name: model[name] for name in (
+            "critic", "policy", "num_bins", "bin_min", "bin_max", "log_std_min", "log_std_max",
+            "dropout", "dtype",
+        )},
+    )  # fmt: skip
+    own = {name: planner.pop(name) for name in ("horizon", "num_proposals", "evaluation_selection")}
+    stored = training.pop("enabled")
+    batch = loss["batch_size"]
+    capacity = config["replay"]["capacity"]
+    if reanalyze["enabled"] and reanalyze["batch_size"] > capacity:
+        raise ValueError(
+            f"reanalyze.batch_size={reanalyze['batch_size']} exceeds replay.capacity={capacity}: "
+            "lower the one or raise the other"
+        )
+    if batch > capacity:
+        raise ValueError(f"loss.batch_size={batch} exceeds replay.capacity={capacity}: lower it")
+    discount = loss.pop("discount") or returns.discount_from_episode_length(spec.episode_length)
+    if not 0.0 < discount < 1.0:
+        raise ValueError(f"loss.discount={discount}: must lie in (0, 1), or 0 to derive it")
+    return tdmpc.TDMPCConfig(
+        world=world,
+        discount=float(discount),
+        planner=_section("planner", mppi.MPPIConfig, planner),
+        training_planner=_section("training_planner", mppi.MPPIConfig, training),
+        planner_horizon=own["horizon"],
+        num_proposals=own["num_proposals"],
+        evaluation_selection=own["evaluation_selection"],
+        stored_targets=stored,
+        keep_targets=config["replay"]["keep_targets"] or None,
+        target_actions_dtype=config["replay"]["actions_dtype"],
+        target_values_dtype=config["replay"]["values_dtype"],
+        reanalyze_batch=reanalyze["batch_size"],
+        stale_exponent=reanalyze["stale_exponent"],
+        **loss,
+        **config["optimizer"],
+    )
+
+
+def is_episodic(setting: str | bool, env_name: str) -> bool:
+    """Whether to learn a termination head: as told, or by what the task can do."""
+    if str(setting).lower() in ("true", "false"):
+        return str(setting).lower() == "true"
+    if setting != "auto":
+        raise ValueError(f"model.episodic={setting!r}: choose auto, True or False")
+    suite, _, task = env_name.partition(":")
+    if suite in _NEVER_TERMINATING_SUITES:
+        return False
+    return not any(task.startswith(name) for name in _NEVER_TERMINATE)
+
+
+def build_schedule(config: Config, spec: EnvSpec, num_envs: int) -> Schedule:
+    """Step counts of the configuration (environment steps) as agent steps.
+
+    Raises ValueError when the seed phase is too short to sample from or the ratio is negative.
+    """
+    train, reanalyze = config["train"], config["reanalyze"]
+    seed_steps = train["seed_steps"] // spec.action_repeat
+    needed = 2 * num_envs
+    if seed_steps < needed:
+        raise ValueError(
+            f"train.seed_steps={train['seed_steps']} gives {seed_steps} agent steps, but "
+            f"{num_envs} environments need at least {needed} before learning: raise it"
+        )
+    if train["utd_ratio"] < 0:
+        raise ValueError(f"train.utd_ratio={train['utd_ratio']}: must not be negative")
+    return Schedule(
+        seed_steps=seed_steps,
+        pretrain_updates=train["pretrain_updates"],
+        utd_ratio=train["utd_ratio"],
+        reanalyze_interval=reanalyze["interval"] if reanalyze["enabled"] else 0,
+        reanalyze_min_step=reanalyze["min_step"] // spec.action_repeat,
+    )
+
+
+def _section(name: str, kind: type, values: Mapping[str, Any]) -> Any:
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ValueError(f"config.{name}: {error}") from error

@@ -1,0 +1,121 @@
+"""Evaluation without exploration noise, on environments of its own.
+
+An evaluation takes the train state and a key and gives back the returns of whole episodes. It reads
+neither the training environments nor training's random stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mbx.envs.base import HostEnvironment, JaxEnvironment
+
+Array = jax.Array
+
+
+class Evaluation(NamedTuple):
+    """Episodes of one evaluation: undiscounted returns and lengths (agent steps), both `[E]`."""
+
+    returns: np.ndarray
+    lengths: np.ndarray
+
+    def summary(self) -> dict[str, float]:
+        """Mean, spread and extremes of the returns."""
+        return {
+            "return_mean": float(np.mean(self.returns)),
+            "return_std": float(np.std(self.returns)),
+            "return_min": float(np.min(self.returns)),
+            "return_max": float(np.max(self.returns)),
+            "length_mean": float(np.mean(self.lengths)),
+        }
+
+
+def make_evaluate(
+    act: Callable, init_actor: Callable, environment: JaxEnvironment | HostEnvironment
+) -> Callable[[Any, Array], Evaluation]:
+    """`evaluate(train_state, key) -> Evaluation`: one episode in each of the environments.
+
+    act, init_actor: an agent's own (`mbx.agents.base.Agent`).
+    """
+    make = _make_fused if isinstance(environment, JaxEnvironment) else _make_host
+    return make(act, init_actor, environment)
+
+
+def make_random(environment: JaxEnvironment | HostEnvironment) -> Callable[[Array], Evaluation]:
+    """`evaluate(key)` of uniformly random actions: the yardstick a trained policy has to beat."""
+    action_dim = environment.spec.action_dim
+
+    def act(
+        train: None, actor: Array, obs: Array, is_first: Array, key: Array, evaluate: bool
+    ) -> tuple[Array, Array]:
+        return jax.random.uniform(key, (obs.shape[0], action_dim), minval=-1.0), actor
+
+    evaluate = make_evaluate(act, jnp.zeros, environment)
+    return lambda key: evaluate(None, key)
+
+
+def _make_fused(
+    act: Callable, init_actor: Callable, environment: JaxEnvironment
+) -> Callable[[Any, Array], Evaluation]:
+    num = environment.num_envs
+
+    def run(train: Any, key: Array) -> tuple[Array, Array]:
+        reset_key, step_key = jax.random.split(key)
+        env_state, obs = environment.reset(reset_key)
+
+        def step(carry: Any) -> Any:
+            i, env_state, obs, actor, active, total, length = carry
+            act_key, env_key = jax.random.split(jax.random.fold_in(step_key, i))
+            is_first = jnp.full(num, i == 0)
+            action, actor = act(train, actor, obs, is_first, act_key, True)
+            env_state, timestep = environment.step(env_state, action, env_key)
+            total = total + jnp.where(active, timestep.reward, 0.0)
+            length = length + active
+            active = active & ~(timestep.terminated | timestep.truncated)
+            return i + 1, env_state, timestep.obs, actor, active, total, length
+
+        start = (
+            jnp.int32(0), env_state, obs, init_actor(num), jnp.ones(num, bool),
+            jnp.zeros(num), jnp.zeros(num, jnp.int32),
+        )  # fmt: skip
+        result = jax.lax.while_loop(lambda carry: jnp.any(carry[4]), step, start)
+        return result[5], result[6]
+
+    compiled = jax.jit(run)
+
+    def evaluate(train: Any, key: Array) -> Evaluation:
+        returns, lengths = jax.device_get(compiled(train, key))
+        return Evaluation(np.asarray(returns), np.asarray(lengths))
+
+    return evaluate
+
+
+def _make_host(
+    act: Callable, init_actor: Callable, environment: HostEnvironment
+) -> Callable[[Any, Array], Evaluation]:
+    num = environment.num_envs
+    act_now = jax.jit(lambda train, actor, obs, first, key: act(train, actor, obs, first, key, True))
+
+    def evaluate(train: Any, key: Array) -> Evaluation:
+        seed_key, step_key = jax.random.split(key)
+        obs = environment.reset(int(jax.random.randint(seed_key, (), 0, 2**31 - 1)))
+        actor = init_actor(num)
+        active, total = np.ones(num, bool), np.zeros(num, np.float32)
+        length, i = np.zeros(num, np.int32), 0
+        while active.any():
+            first = jnp.full(num, i == 0)
+            key_now = jax.random.fold_in(step_key, i)
+            action, actor = act_now(train, actor, jnp.asarray(obs), first, key_now)
+            timestep = environment.step(np.asarray(action))
+            total += np.where(active, timestep.reward, 0.0).astype(np.float32)
+            length += active
+            active &= ~(timestep.terminated | timestep.truncated)
+            obs, i = timestep.obs, i + 1
+        return Evaluation(total, length)
+
+    return evaluate

@@ -1,0 +1,296 @@
+"""The training loop: act, step, store, learn and reanalyze as one compiled program.
+
+`make_step` joins an agent and a JAX environment into one pure function of a `LoopState`;
+`make_interval` scans it for a whole logging interval with the state donated. A host environment
+runs the same two halves (`choose`, `absorb`) around its Python call: `host_interval`.
+
+Everything that depends on progress (random seed phase, pretraining, update-to-data ratio,
+reanalyze interval) is arithmetic on counters in the state, so that a resumed run continues bit for
+bit and nothing recompiles. Steps here are agent steps: one action of one environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mbx import replay
+from mbx.agents.base import Agent
+from mbx.envs.base import HostEnvironment, JaxEnvironment, Timestep
+
+Array = jax.Array
+Metrics = dict[str, Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """What happens when, in agent steps over all environments and in learner updates.
+
+    seed_steps: random actions before learning starts. pretrain_updates: updates made at once when
+    they are over, after which every stored target is refreshed. utd_ratio: updates per agent step
+    from then on, below or above 1. reanalyze_interval: learner updates between two reanalyze passes
+    (0: never), which is interval / utd_ratio agent steps. reanalyze_min_step: agent steps before the
+    first one.
+    """
+
+    seed_steps: int
+    pretrain_updates: int
+    utd_ratio: float
+    reanalyze_interval: int
+    reanalyze_min_step: int
+
+    @property
+    def ratio(self) -> Fraction:
+        """The update-to-data ratio as a fraction, counted without rounding drift."""
+        return Fraction(self.utd_ratio).limit_denominator(1000)
+
+
+@flax.struct.dataclass
+class LoopState:
+    """All of a run: what a checkpoint holds.
+
+    env: the environment's state (None for a host environment). obs `[E, ...]`, reward `[E]`,
+    is_first `[E]`: the row that is being acted on. key: the run's base key; a step's keys are folded
+    from it and `steps`. steps: agent steps so far. credit: updates owed, in units of 1/denominator.
+    """
+
+    train: Any
+    actor: Any
+    env: Any
+    obs: Array
+    reward: Array
+    is_first: Array
+    replay: replay.ReplayState
+    key: Array
+    steps: Array
+    credit: Array
+
+
+def init_state(
+    agent: Agent,
+    environment: JaxEnvironment | HostEnvironment,
+    *,
+    key: Array,
+    capacity: int,
+    host_obs: np.ndarray | None = None,
+) -> LoopState:
+    """A fresh run. capacity: replay rows an environment. host_obs: first observations `[E, ...]`."""
+    num_envs = environment.num_envs
+    init_key, env_key, base_key = jax.random.split(key, 3)
+    if isinstance(environment, JaxEnvironment):
+        env_state, obs = environment.reset(env_key)
+    else:
+        env_state, obs = None, jnp.asarray(host_obs)
+    return LoopState(
+        train=agent.init(init_key),
+        actor=agent.init_actor(num_envs),
+        env=env_state,
+        obs=jnp.copy(obs),
+        reward=jnp.zeros(num_envs),
+        is_first=jnp.ones(num_envs, bool),
+        replay=replay.init(
+            agent.example_row(), num_envs=num_envs, capacity=capacity,
+            target_spec=agent.target_spec,
+        ),
+        key=base_key,
+        steps=jnp.int32(0),
+        credit=jnp.int32(0),
+    )  # fmt: skip
+
+
+def make_choose(agent: Agent, schedule: Schedule, num_envs: int, action_dim: int) -> Callable:
+    """`choose(state, key) -> (action [E, A], actor, targets)`: random in the seed phase."""
+
+    def choose(state: LoopState, key: Array) -> tuple[Array, Any, Any]:
+        act_key, target_key = jax.random.split(key)
+
+        def explore(_: None) -> tuple[Array, Any]:
+            action = jax.random.uniform(act_key, (num_envs, action_dim), minval=-1.0, maxval=1.0)
+            return action, state.actor
+
+        def plan(_: None) -> tuple[Array, Any]:
+            return agent.act(state.train, state.actor, state.obs, state.is_first, act_key, False)
+
+        seeding = state.steps < schedule.seed_steps
+        action, actor = jax.lax.cond(seeding, explore, plan, None)
+        return action, actor, agent.targets(state.train, state.obs, target_key)
+
+    return choose
+
+
+def make_absorb(agent: Agent, schedule: Schedule, num_envs: int, capacity: int) -> Callable:
+    """`absorb(state, action, actor, targets, timestep, key) -> (state, metrics)`.
+
+    Stores the rows, makes the updates and reanalyze passes that are due, and moves on. Metrics are
+    sums over the step: `updates`, `episodes`, `update/...`, `refresh/...`, `episode/...`.
+    """
+    ratio = schedule.ratio
+    chunks = -(-num_envs * capacity // agent.refresh_chunk) if agent.refresh else 0
+
+    def learn(state: LoopState, key: Array, num: Array) -> tuple[Any, Metrics]:
+        def body(i: Array, carry: tuple[Any, Metrics]) -> tuple[Any, Metrics]:
+            train, sums = carry
+            train, metrics = agent.update(train, state.replay, jax.random.fold_in(key, i))
+            return train, jax.tree.map(jnp.add, sums, metrics)
+
+        zeros = _zeros_like(jax.eval_shape(agent.update, state.train, state.replay, key)[1])
+        return jax.lax.fori_loop(0, num, body, (state.train, zeros))
+
+    def reanalyze(state: LoopState, key: Array, num: Array, sweep: Array) -> tuple[Any, Metrics]:
+        def refresh(i: Array, buffer: Any) -> tuple[Any, Metrics]:
+            chunk = jnp.where(sweep, i, -1)
+            return agent.refresh(state.train, buffer, jax.random.fold_in(key, i), chunk)
+
+        def body(i: Array, carry: tuple[Any, Metrics]) -> tuple[Any, Metrics]:
+            buffer, metrics = refresh(i, carry[0])
+            return buffer, jax.tree.map(jnp.add, carry[1], metrics)
+
+        shapes = jax.eval_shape(refresh, jnp.int32(0), state.replay)[1]
+        return jax.lax.fori_loop(0, num, body, (state.replay, _zeros_like(shapes)))
+
+    def absorb(
+        state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep, key: Array
+    ) -> tuple[LoopState, Metrics]:
+        update_key, refresh_key = jax.random.split(key)
+        done = timestep.terminated | timestep.truncated
+        no = jnp.zeros(num_envs, bool)
+        row = dict(
+            obs=state.obs, action=action, reward=state.reward, is_first=state.is_first,
+            is_last=no, terminated=no,
+        )  # fmt: skip
+        last = dict(
+            obs=timestep.final_obs, action=jnp.zeros_like(action), reward=timestep.reward,
+            is_first=no, is_last=~no, terminated=timestep.terminated,
+        )  # fmt: skip
+        buffer = replay.insert(state.replay, row, targets)
+        buffer = replay.insert(buffer, last, mask=done)
+        steps = state.steps + num_envs
+        state = state.replace(
+            actor=actor,
+            obs=timestep.obs,
+            reward=jnp.where(done, 0.0, timestep.reward),
+            is_first=done,
+            replay=buffer,
+            steps=steps,
+        )
+
+        started = steps >= schedule.seed_steps
+        starting = started & (steps - num_envs < schedule.seed_steps)
+        credit = state.credit + jnp.where(started & ~starting, num_envs * ratio.numerator, 0)
+        due = credit // ratio.denominator
+        updates = due + jnp.where(starting, schedule.pretrain_updates, 0)
+        before = state.train.step
+        train, sums = learn(state, update_key, updates)
+        state = state.replace(train=train, credit=credit - due * ratio.denominator)
+
+        metrics = {f"update/{name}": value for name, value in sums.items()}
+        metrics["updates"] = updates
+        if agent.refresh:
+            passes = jnp.int32(0)
+            if schedule.reanalyze_interval:
+                every = schedule.reanalyze_interval
+                passes = train.step // every - before // every
+                passes = jnp.where(steps >= schedule.reanalyze_min_step, passes, 0)
+            # Targets of the seed phase come from an untrained model: all are made anew.
+            held = -(-jnp.sum(buffer.size) // agent.refresh_chunk)
+            sweep = jnp.minimum(held, chunks)
+            passes = jnp.where(starting, sweep, passes)
+            buffer, sums = reanalyze(state, refresh_key, passes, starting)
+            state = state.replace(replay=buffer)
+            metrics |= {f"refresh/{name}": value for name, value in sums.items()}
+            metrics["refreshes"] = passes
+        metrics["episodes"] = jnp.sum(done)
+        metrics["episode/return"] = jnp.sum(jnp.where(done, timestep.episode_return, 0.0))
+        metrics["episode/length"] = jnp.sum(jnp.where(done, timestep.episode_length, 0))
+        return state, metrics
+
+    return absorb
+
+
+def make_step(
+    agent: Agent, environment: JaxEnvironment, schedule: Schedule, capacity: int
+) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
+    """One fused train step of all environments: `state -> (state, metrics)`."""
+    num_envs = environment.num_envs
+    choose = make_choose(agent, schedule, num_envs, environment.spec.action_dim)
+    absorb = make_absorb(agent, schedule, num_envs, capacity)
+
+    def step(state: LoopState) -> tuple[LoopState, Metrics]:
+        choose_key, env_key, learn_key = _step_keys(state)
+        action, actor, targets = choose(state, choose_key)
+        env_state, timestep = environment.step(state.env, action, env_key)
+        state = state.replace(env=env_state)
+        return absorb(state, action, actor, targets, timestep, learn_key)
+
+    return step
+
+
+def make_interval(
+    agent: Agent, environment: JaxEnvironment, schedule: Schedule, *, capacity: int, length: int
+) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
+    """`length` fused steps in one compiled, donated scan; metrics are summed over them."""
+    step = make_step(agent, environment, schedule, capacity)
+
+    def interval(state: LoopState) -> tuple[LoopState, Metrics]:
+        state, metrics = jax.lax.scan(lambda s, _: step(s), state, None, length=length)
+        return state, jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
+
+    return jax.jit(interval, donate_argnums=0)
+
+
+def make_host_interval(
+    agent: Agent, environment: HostEnvironment, schedule: Schedule, *, capacity: int, length: int
+) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
+    """The same `length` steps around a host environment's Python call."""
+    num_envs = environment.num_envs
+    choose = make_choose(agent, schedule, num_envs, environment.spec.action_dim)
+    absorb = make_absorb(agent, schedule, num_envs, capacity)
+    choose_now = jax.jit(lambda state: choose(state, _step_keys(state)[0]))
+    absorb_now = jax.jit(
+        lambda state, action, actor, targets, timestep: absorb(
+            state, action, actor, targets, timestep, _step_keys(state)[2]
+        ),
+        donate_argnums=0,
+    )
+
+    def interval(state: LoopState) -> tuple[LoopState, Metrics]:
+        total = None
+        for _ in range(length):
+            action, actor, targets = choose_now(state)
+            timestep = environment.step(np.asarray(action))
+            timestep = jax.tree.map(jnp.asarray, timestep)
+            state, metrics = absorb_now(state, action, actor, targets, timestep)
+            total = metrics if total is None else jax.tree.map(jnp.add, total, metrics)
+        return state, total
+
+    return interval
+
+
+def summarise(sums: dict[str, Any]) -> dict[str, float]:
+    """Means over updates, refreshes and episodes of an interval's summed metrics."""
+    sums = {name: float(value) for name, value in jax.device_get(sums).items()}
+    counts = {"update/": "updates", "refresh/": "refreshes", "episode/": "episodes"}
+    result = {name: value for name, value in sums.items() if "/" not in name}
+    for prefix, counter in counts.items():
+        count = sums.get(counter, 0.0)
+        for name, value in sums.items():
+            if name.startswith(prefix) and count:
+                short = name if prefix == "episode/" else name.removeprefix(prefix)
+                result[short] = value / count
+    return result
+
+
+def _step_keys(state: LoopState) -> tuple[Array, Array, Array]:
+    keys = jax.random.split(jax.random.fold_in(state.key, state.steps), 3)
+    return keys[0], keys[1], keys[2]
+
+
+def _zeros_like(shapes: Metrics) -> Metrics:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

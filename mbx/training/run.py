@@ -1,0 +1,304 @@
+"""A whole run: build, train, evaluate, log, checkpoint, plot; resumable bit for bit.
+
+    from mbx.training import run
+    result = run.train(config, "runs/pendulum")
+
+A run directory holds config.json, metrics.jsonl, metrics.csv, tb/, checkpoints/, best/, curve.png.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+import warnings
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mbx import envs, replay
+from mbx.agents.base import Agent
+from mbx.envs.base import HostEnvironment, JaxEnvironment
+from mbx.training import build, evaluation, loop
+from mbx.training.checkpoint import Checkpointer, load_config
+from mbx.training.metrics import RunLogger
+from mbx.world_model import count_parameters
+
+Config = Mapping[str, Any]
+
+
+class Result(NamedTuple):
+    """Outcome of a run: where it lies, environment steps made, and every evaluation.
+
+    evaluations: (environment steps, mean return) pairs, oldest first.
+    """
+
+    workdir: str
+    steps: int
+    evaluations: list[tuple[int, float]]
+    seconds: float
+
+    def __str__(self) -> str:
+        last = f"{self.evaluations[-1][1]:.1f}" if self.evaluations else "none"
+        return (
+            f"{self.steps} environment steps in {self.seconds:.0f} s, "
+            f"last evaluation {last}; everything is in {self.workdir}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Counts of a run in units of its interval (`length` steps of all environments)."""
+
+    length: int
+    intervals: int
+    eval_every: int
+    checkpoint_every: int
+    steps_per_interval: int
+
+
+def enable_compilation_cache(path: str | None = None) -> None:
+    """Keep compiled programs in the user's cache directory, so that the next start is quick."""
+    if path is None:
+        root = os.environ.get("XDG_CACHE_HOME", os.path.join(os.path.expanduser("~"), ".cache"))
+        path = os.path.join(root, "mbx", "xla")
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", path)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def make_environment(
+    config: Config, num_envs: int, *, seed: int
+) -> JaxEnvironment | HostEnvironment:
+    """The configuration's environment, `num_envs` times."""
+    env = config["env"]
+    return envs.make(
+        env["name"], num_envs, action_repeat=env["action_repeat"] or None,
+        episode_length=env["episode_length"] or None, seed=seed,
+    )  # fmt: skip
+
+
+def make_plan(config: Config, num_envs: int, action_repeat: int) -> Plan:
+    """Intervals of the run; evaluation and checkpoints fall on interval ends."""
+    train = config["train"]
+    if train["steps"] < 1 or train["log_interval"] < 1:
+        raise ValueError(
+            f"train.steps={train['steps']}, train.log_interval={train['log_interval']}: "
+            "both must be at least 1"
+        )
+    per_step = num_envs * action_repeat
+    length = max(1, round(train["log_interval"] / per_step))
+    steps = length * per_step
+    intervals = -(-train["steps"] // steps)
+
+    def every(interval: int) -> int:
+        return max(1, round(interval / steps)) if interval else intervals
+
+    return Plan(
+        length=length,
+        intervals=intervals,
+        eval_every=every(config["eval"]["interval"]),
+        checkpoint_every=every(config["checkpoint"]["interval"]),
+        steps_per_interval=steps,
+    )
+
+
+class _Interrupt:
+    """Turns Ctrl-C and SIGTERM into a flag that is read between intervals; twice stops at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> _Interrupt:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._old[number] = signal.signal(number, self._handle)
+            except ValueError:  # not the main thread: leave signals alone
+                break
+        return self
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        print("\nstopping: saving after this interval (again to stop at once)", flush=True)
+
+    def __exit__(self, *_: object) -> None:
+        for number, old in self._old.items():
+            signal.signal(number, old)
+
+
+def train(config: Config, workdir: str) -> Result:
+    """Train as `config` says, in `workdir`; with `config["resume"]` continue what is there.
+
+    Raises ValueError for impossible settings (before any compile) and FloatingPointError when a
+    loss stops being finite (the last checkpoint stays).
+    """
+    started = time.time()
+    enable_compilation_cache()
+    workdir = os.path.abspath(workdir)
+    seed, num_envs = config["seed"], config["env"]["num_envs"]
+    environment = make_environment(config, num_envs, seed=seed)
+    agent = build.build_agent(config, environment.spec)
+    schedule = build.build_schedule(config, environment.spec, num_envs)
+    plan = make_plan(config, num_envs, environment.spec.action_repeat)
+    _check_workdir(config, workdir)
+
+    key = jax.random.key(seed)
+    state = _fresh_state(agent, environment, config, key)
+    checkpointer = Checkpointer(workdir, keep=config["checkpoint"]["keep"])
+    done = 0
+    if config["resume"] and checkpointer.latest_step() is not None:
+        state, meta = checkpointer.restore(state)
+        done = meta["interval"]
+        _restore_host(environment, meta)
+    capacity = _rows(config, num_envs)
+    make = (
+        loop.make_interval if isinstance(environment, JaxEnvironment) else loop.make_host_interval
+    )
+    interval = make(agent, environment, schedule, capacity=capacity, length=plan.length)
+    eval_environment = make_environment(config, config["eval"]["episodes"], seed=seed + 1)
+    evaluate = evaluation.make_evaluate(agent.act, agent.init_actor, eval_environment)
+
+    logger = RunLogger(
+        workdir, config=dict(config), resume_step=done * plan.steps_per_interval if done else None,
+        progress_total=plan.intervals * plan.steps_per_interval,
+    )  # fmt: skip
+    if not done:
+        _describe(logger, state, environment)
+    evaluations: list[tuple[int, float]] = []
+    last_eval = None
+    with _Interrupt() as interrupt:
+        for i in range(done, plan.intervals):
+            began = time.time()
+            state, sums = interval(state)
+            metrics = loop.summarise(sums)
+            steps = (i + 1) * plan.steps_per_interval
+            seconds = time.time() - began
+            metrics["steps_per_second"] = plan.steps_per_interval / seconds
+            metrics["agent_steps"] = steps // environment.spec.action_repeat
+            metrics["seconds"] = time.time() - started
+            logger.log("train", steps, metrics)
+            _check_finite(config, metrics, steps, checkpointer)
+            final = i + 1 == plan.intervals
+            if final or (i + 1) % plan.eval_every == 0:
+                eval_key = jax.random.fold_in(jax.random.fold_in(key, 0xE7A1), i)
+                summary = evaluate(state.train, eval_key).summary()
+                summary["seconds"] = time.time() - started
+                logger.log("eval", steps, summary)
+                last_eval = summary["return_mean"]
+                evaluations.append((steps, last_eval))
+                checkpointer.save_best(steps, state.train, last_eval)
+            stop = final or interrupt.requested
+            if stop or (i + 1) % plan.checkpoint_every == 0:
+                meta = {"interval": i + 1, "host": _host_snapshot(environment)}
+                checkpointer.save(steps, state, meta)
+            if stop:
+                break
+    checkpointer.close()
+    logger.close()
+    _plot(workdir)
+    steps = int(state.steps) * environment.spec.action_repeat
+    return Result(workdir, steps, evaluations, time.time() - started)
+
+
+def load(workdir: str, *, which: str | int = "best") -> tuple[Agent, Any, dict[str, Any]]:
+    """A trained agent: `(agent, train state, config)` from a run directory.
+
+    which: "best" (by evaluation return), "latest", or the step of a checkpoint.
+    """
+    config = load_config(workdir)
+    environment = make_environment(config, 1, seed=0)
+    agent = build.build_agent(config, environment.spec)
+    example = jax.eval_shape(agent.init, jax.random.key(0))
+    checkpointer = Checkpointer(workdir)
+    if which == "best":
+        train_state, _ = checkpointer.restore_best(example)
+    else:
+        full = jax.eval_shape(
+            lambda: _fresh_state(
+                agent, make_environment(config, config["env"]["num_envs"], seed=0), config,
+                jax.random.key(0),
+            )
+        )  # fmt: skip
+        step = None if which == "latest" else int(which)
+        train_state = checkpointer.restore(full, step=step)[0].train
+    checkpointer.close()
+    return agent, train_state, config
+
+
+def _rows(config: Config, num_envs: int) -> int:
+    """Replay rows an environment: its share of the capacity, and never less than two episodes' ends."""
+    return max(2, -(-config["replay"]["capacity"] // num_envs))
+
+
+def _fresh_state(
+    agent: Agent, environment: JaxEnvironment | HostEnvironment, config: Config, key: jax.Array
+) -> loop.LoopState:
+    capacity = _rows(config, environment.num_envs)
+    if isinstance(environment, JaxEnvironment):
+        build_state = jax.jit(
+            lambda k: loop.init_state(agent, environment, key=k, capacity=capacity)
+        )
+        return build_state(key)
+    obs = environment.reset(config["seed"])
+    return loop.init_state(agent, environment, key=key, capacity=capacity, host_obs=obs)
+
+
+def _check_workdir(config: Config, workdir: str) -> None:
+    taken = os.path.exists(os.path.join(workdir, "metrics.jsonl"))
+    if taken and not config["resume"]:
+        raise ValueError(
+            f"workdir={workdir} already holds a run: continue it with --config.resume=True or "
+            "choose another directory"
+        )
+
+
+def _host_snapshot(environment: JaxEnvironment | HostEnvironment) -> str | None:
+    if isinstance(environment, JaxEnvironment):
+        return None
+    snapshot = environment.get_state()
+    return None if snapshot is None else snapshot.hex()
+
+
+def _restore_host(environment: JaxEnvironment | HostEnvironment, meta: Mapping[str, Any]) -> None:
+    if isinstance(environment, JaxEnvironment):
+        return
+    if meta.get("host") is None:
+        warnings.warn(
+            f"{environment.spec.name} cannot save its state: the resumed run starts new episodes",
+            stacklevel=2,
+        )
+    else:
+        environment.set_state(bytes.fromhex(meta["host"]))
+
+
+def _check_finite(config: Config, metrics: Mapping[str, float], steps: int, saved: Any) -> None:
+    if not config["train"]["check_finite"]:
+        return
+    bad = [name for name, value in metrics.items() if not np.isfinite(value)]
+    if bad:
+        saved.close()
+        raise FloatingPointError(
+            f"{bad[0]} is not finite at step {steps}: lower optimizer.learning_rate, or resume from "
+            "the last checkpoint with other settings (train.check_finite=False goes on regardless)"
+        )
+
+
+def _describe(logger: RunLogger, state: loop.LoopState, environment: Any) -> None:
+    sizes = replay.bytes_per_transition(state.replay)
+    values = {f"replay/bytes_{name}": value for name, value in sizes.items()}
+    values["parameters"] = float(count_parameters(state.train.params))
+    values["num_envs"] = float(environment.num_envs)
+    logger.log("setup", 0, values)
+
+
+def _plot(workdir: str) -> None:
+    from experiments import plot
+
+    plot.plot_runs([workdir], os.path.join(workdir, "curve.png"))

@@ -1,0 +1,216 @@
+"""The TD-MPC2 latent world model as a record of pure functions over a dict of parameters.
+
+encode an observation to a latent, step the latent with an action, read reward, value, policy and
+termination off it. Nothing here samples: noise and ensemble heads come in as arguments.
+
+Axes: L latent dims, A action dims, K bins, V value heads; leading axes `...` are free and inputs
+may broadcast against each other (`z [B, 1, L]` with `action [B, N, A]`).
+Source: TD-MPC2 (arXiv 2310.16828), section 3.1 and its reference code; document 001, section 10.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mbx import distributions as dist
+from mbx import networks
+
+Array = jax.Array
+Params = dict[str, Any]
+
+CRITICS = ("q", "v")
+POLICIES = ("squashed", "tanh_mean")
+
+# encoder width, MLP width, latent dims, encoder layers, Q heads (TD-MPC2's published sizes by
+# millions of parameters; "tiny" is ours, about 0.2M, for CPUs).
+MODEL_SIZES: dict[str, dict[str, int]] = {
+    "tiny": dict(enc_dim=96, mlp_dim=96, latent_dim=64, num_enc_layers=2, num_values=5),
+    "1": dict(enc_dim=256, mlp_dim=384, latent_dim=128, num_enc_layers=2, num_values=2),
+    "5": dict(enc_dim=256, mlp_dim=512, latent_dim=512, num_enc_layers=2, num_values=5),
+    "19": dict(enc_dim=1024, mlp_dim=1024, latent_dim=768, num_enc_layers=3, num_values=5),
+    "48": dict(enc_dim=1792, mlp_dim=1792, latent_dim=768, num_enc_layers=4, num_values=5),
+    "317": dict(enc_dim=4096, mlp_dim=4096, latent_dim=1376, num_enc_layers=5, num_values=8),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class WorldModelConfig:
+    """Shapes and options of the world model; defaults are TD-MPC2's 5M model.
+
+    critic: "q" is Q(z, a) (TD-MPC2), "v" is V(z) (documents 000 and 001).
+    policy: "squashed" Gaussian (TD-MPC2) or "tanh_mean", a Gaussian around tanh(mean) whose samples
+    are clipped (BMPC). episodic: learn a termination head. bins are in symlog space.
+    """
+
+    obs_shape: tuple[int, ...]
+    action_dim: int
+    enc_dim: int = 256
+    mlp_dim: int = 512
+    latent_dim: int = 512
+    num_enc_layers: int = 2
+    num_values: int = 5
+    num_channels: int = 32
+    simnorm_dim: int = 8
+    num_bins: int = 101
+    bin_min: float = -10.0
+    bin_max: float = 10.0
+    critic: str = "q"
+    policy: str = "squashed"
+    episodic: bool = False
+    log_std_min: float = -10.0
+    log_std_max: float = 2.0
+    dropout: float = 0.01
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.latent % self.simnorm_dim:
+            raise ValueError(
+                f"latent_dim={self.latent} is not divisible by simnorm_dim={self.simnorm_dim}: "
+                "choose a latent_dim that is a multiple of it"
+            )
+        for field, value, choices in (
+            ("critic", self.critic, CRITICS),
+            ("policy", self.policy, POLICIES),
+            ("dtype", self.dtype, ("float32", "bfloat16")),
+        ):
+            if value not in choices:
+                raise ValueError(f"{field}={value!r}: choose one of {choices}")
+        if self.pixels and self.obs_shape[:2] != (64, 64):
+            raise ValueError(
+                f"obs_shape={self.obs_shape}: the pixel encoder takes 64x64xC images; resize them"
+            )
+
+    @property
+    def pixels(self) -> bool:
+        """Whether observations are images `[H, W, C]`."""
+        return len(self.obs_shape) == 3
+
+    @property
+    def latent(self) -> int:
+        """Latent dims L: fixed by the channels for images, else `latent_dim`."""
+        return 16 * self.num_channels if self.pixels else self.latent_dim
+
+
+def sized(model_size: str | int, **overrides: Any) -> WorldModelConfig:
+    """The configuration of a published size ("tiny", 1, 5, 19, 48, 317) with overrides.
+
+    Raises ValueError for an unknown size. Overrides that are None keep the size's value.
+    """
+    name = str(model_size)
+    if name not in MODEL_SIZES:
+        raise ValueError(f"model_size={model_size!r}: choose one of {tuple(MODEL_SIZES)}")
+    fields = {k: v for k, v in overrides.items() if v is not None}
+    return WorldModelConfig(**{**MODEL_SIZES[name], **fields})
+
+
+class WorldModel(NamedTuple):
+    """The model's pure functions; `params` is a dict with one entry a component.
+
+    init(key) -> params: encoder, dynamics, reward, policy, value (`[V, ...]` stacked) and, where
+        episodic, termination.
+    encode(params, obs) -> z `[..., L]`. step(params, z, action) -> next z `[..., L]`.
+    reward(params, z, action) -> reward logits `[..., K]`. termination(params, z) -> logit `[...]`.
+    policy(params, z) -> (mean, log_std) `[..., A]`, before any squashing.
+    value(value_params, z, action or None, dropout_key=None) -> value logits `[V', ..., K]` of the
+        stacked heads given: all, a chosen few (`networks.take_heads`) or the target network.
+    act(mean, log_std, eps) -> action `[..., A]` in [-1, 1], the policy's parameterisation.
+    decode(logits `[..., K]`) -> real values `[...]`.
+    """
+
+    config: WorldModelConfig
+    bins: Callable[[], Array]
+    init: Callable[[Array], Params]
+    encode: Callable[[Params, Array], Array]
+    step: Callable[[Params, Array, Array], Array]
+    reward: Callable[[Params, Array, Array], Array]
+    termination: Callable[[Params, Array], Array]
+    policy: Callable[[Params, Array], tuple[Array, Array]]
+    value: Callable[..., Array]
+    act: Callable[[Array, Array, Array], Array]
+    decode: Callable[[Array], Array]
+
+
+def _modules(config: WorldModelConfig) -> dict[str, Any]:
+    c = config
+    norm = functools.partial(networks.sim_norm, group_size=c.simnorm_dim)
+    mlp = functools.partial(networks.MLP, hidden=(c.mlp_dim, c.mlp_dim), dtype=jnp.dtype(c.dtype))
+    if c.pixels:
+        encoder: Any = networks.ConvEncoder(c.num_channels, c.simnorm_dim)
+    else:
+        hidden = (c.enc_dim,) * max(c.num_enc_layers - 1, 1)
+        encoder = mlp(hidden=hidden, features=c.latent, out_activation=norm)
+    return dict(
+        encoder=encoder,
+        dynamics=mlp(features=c.latent, out_activation=norm),
+        reward=mlp(features=c.num_bins, zero_last=True),
+        policy=mlp(features=2 * c.action_dim),
+        termination=mlp(features=1),
+        value=mlp(features=c.num_bins, zero_last=True, dropout=c.dropout),
+    )
+
+
+def make_world_model(config: WorldModelConfig) -> WorldModel:
+    """Build the record of functions for `config`."""
+    modules = _modules(config)
+
+    def apply(name: str, params: Params, *inputs: Array) -> Array:
+        return modules[name].apply({"params": params[name]}, *inputs)
+
+    def init(key: Array) -> Params:
+        z, a = jnp.zeros((1, config.latent)), jnp.zeros((1, config.action_dim))
+        inputs = dict(
+            encoder=(jnp.zeros((1, *config.obs_shape)),),
+            dynamics=(z, a), reward=(z, a), policy=(z,), termination=(z,),
+        )  # fmt: skip
+        if not config.episodic:
+            del inputs["termination"]
+        keys = dict(zip([*inputs, "value"], jax.random.split(key, len(inputs) + 1), strict=True))
+        params = {n: modules[n].init(keys[n], *x)["params"] for n, x in inputs.items()}
+        value_inputs = (z, a) if config.critic == "q" else (z,)
+        params["value"] = networks.init_ensemble(
+            modules["value"], keys["value"], config.num_values, *value_inputs
+        )
+        return params
+
+    def policy(params: Params, z: Array) -> tuple[Array, Array]:
+        mean, raw = jnp.split(apply("policy", params, z), 2, axis=-1)
+        return mean, dist.bounded_log_std(raw, config.log_std_min, config.log_std_max)
+
+    def value(
+        value_params: Params, z: Array, action: Array | None = None, dropout_key: Array | None = None
+    ) -> Array:
+        inputs = (z, action) if config.critic == "q" else (z,)
+        return networks.apply_ensemble(
+            modules["value"], value_params, *inputs, dropout_key=dropout_key
+        )
+
+    def act(mean: Array, log_std: Array, eps: Array) -> Array:
+        if config.policy == "tanh_mean":
+            return jnp.clip(jnp.tanh(mean) + jnp.exp(log_std) * eps, -1.0, 1.0)
+        return jnp.tanh(mean + jnp.exp(log_std) * eps)
+
+    bins = functools.partial(jnp.linspace, config.bin_min, config.bin_max, config.num_bins)
+    return WorldModel(
+        config=config,
+        bins=bins,
+        init=init,
+        encode=functools.partial(apply, "encoder"),
+        step=functools.partial(apply, "dynamics"),
+        reward=functools.partial(apply, "reward"),
+        termination=lambda params, z: apply("termination", params, z)[..., 0],
+        policy=policy,
+        value=value,
+        act=act,
+        decode=lambda logits: dist.two_hot_mean(logits, bins()),
+    )
+
+
+def count_parameters(params: Any) -> int:
+    """Number of scalars in a parameter tree."""
+    return sum(x.size for x in jax.tree.leaves(params))

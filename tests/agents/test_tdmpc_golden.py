@@ -1,0 +1,246 @@
+"""The TD-MPC agent against the reference implementation's numbers (fixtures/tdmpc)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import mppi, networks
+from mbx.agents import tdmpc
+from mbx.agents import tdmpc_losses as losses
+from mbx.agents import tdmpc_planning as planning
+from mbx.world_model import WorldModelConfig, make_world_model, sized
+from tests.helpers import load_fixture
+
+FORWARD = dict(rtol=2e-4, atol=2e-5)
+COMPONENTS = dict(encoder="encoder", dynamics="dynamics", reward="reward", pi="policy",
+                  termination="termination", q="value", target_q="target_value")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def highest_precision():
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+def torch_params(arrays: dict, prefix: str) -> dict:
+    """A fixture's weights (PyTorch layout) as this project's parameter tree."""
+    params: dict = {}
+    for theirs, ours in COMPONENTS.items():
+        layers = sorted({k.split(".")[2] for k in arrays if k.startswith(f"{prefix}.{theirs}.")})
+        for i, layer in enumerate(layers):
+
+            def get(name, layer=layer, theirs=theirs):
+                return jnp.asarray(arrays[f"{prefix}.{theirs}.{layer}.{name}"])
+
+            dense = dict(kernel=jnp.swapaxes(get("weight"), -1, -2), bias=get("bias"))
+            normed = f"{prefix}.{theirs}.{layer}.ln_scale" in arrays
+            if normed:
+                norm = dict(scale=get("ln_scale"), bias=get("ln_bias"))
+                value = dict(dense=dense, norm=norm)
+            else:
+                value = dense
+            name = "out" if i == len(layers) - 1 else f"layer_{i}"
+            params.setdefault(ours, {})[name] = value
+    return params
+
+
+def world_config(config: dict, obs_dim: int) -> WorldModelConfig:
+    return WorldModelConfig(
+        obs_shape=(obs_dim,), action_dim=config["action_dim"], enc_dim=config["enc_dim"],
+        mlp_dim=config["mlp_dim"], latent_dim=config["latent_dim"],
+        num_enc_layers=config["num_enc_layers"], num_values=config["num_q"],
+        simnorm_dim=config["simnorm_dim"], num_bins=config["num_bins"], bin_min=config["vmin"],
+        bin_max=config["vmax"], critic="q", policy="squashed", episodic=config["episodic"],
+        log_std_min=config["log_std_min"], log_std_max=config["log_std_max"], dropout=0.0,
+    )  # fmt: skip
+
+
+def load_world(name: str, prefix: str = "w"):
+    arrays, config = load_fixture("tdmpc", name)
+    params = torch_params(arrays, prefix)
+    target = params.pop("target_value")
+    obs_dim = arrays[f"{prefix}.encoder.0.weight"].shape[1]
+    return arrays, config, make_world_model(world_config(config, obs_dim)), params, target
+
+
+@pytest.mark.parametrize("name", ["world_model_forward_0", "world_model_forward_episodic"])
+def test_world_model_forward(name):
+    a, config, model, params, target = load_world(name)
+    z = model.encode(params, a["obs"])
+    action = jnp.asarray(a["action"])
+    np.testing.assert_allclose(z, a["z"], **FORWARD)
+    np.testing.assert_allclose(model.step(params, z, action), a["z_next"], **FORWARD)
+    reward_logits = model.reward(params, z, action)
+    np.testing.assert_allclose(reward_logits, a["reward_logits"], **FORWARD)
+    np.testing.assert_allclose(model.decode(reward_logits), a["reward"][:, 0], **FORWARD)
+    q_logits = model.value(params["value"], z, action)
+    np.testing.assert_allclose(q_logits, a["q_logits"], **FORWARD)
+    np.testing.assert_allclose(model.decode(q_logits), a["q_all"][..., 0], **FORWARD)
+    heads = networks.take_heads(target, a["q_target_min_idx"])
+    q_min = losses.reduce_heads(model.decode(model.value(heads, z, action)), "min")
+    np.testing.assert_allclose(q_min, a["q_target_min"][:, 0], **FORWARD)
+    q_avg = planning.mean_value(model, params["value"], z, action, a["q_avg_idx"])
+    np.testing.assert_allclose(q_avg, a["q_avg"][:, 0], **FORWARD)
+    mean, log_std = model.policy(params, z)
+    np.testing.assert_allclose(jnp.tanh(mean), a["pi_mean"], **FORWARD)
+    np.testing.assert_allclose(log_std, a["pi_log_std"], **FORWARD)
+    np.testing.assert_allclose(model.act(mean, log_std, a["pi_eps"]), a["pi_action"], **FORWARD)
+    entropy = losses.policy_entropy(model, log_std, a["pi_eps"], 1.0)
+    np.testing.assert_allclose(entropy, a["pi_scaled_entropy"][:, 0], **FORWARD)
+    if config["episodic"]:
+        probability = jax.nn.sigmoid(model.termination(params, z))
+        np.testing.assert_allclose(probability, a["termination_prob"][:, 0], **FORWARD)
+
+
+def test_first_layer_shared_by_many_actions_is_the_same_layer():
+    a, _, model, params, _ = load_world("world_model_forward_0")
+    z = model.encode(params, a["obs"])
+    actions = jnp.stack([a["action"], -a["action"], a["action"] * 0.5], axis=1)
+    shared = model.step(params, z[:, None], actions)
+    for n in range(3):
+        np.testing.assert_allclose(shared[:, n], model.step(params, z, actions[:, n]), **FORWARD)
+
+
+def agent_config(world: WorldModelConfig, config: dict, **overrides) -> tdmpc.TDMPCConfig:
+    fields = dict(
+        world=world, discount=config["discount"], horizon=config["horizon"],
+        planner_horizon=config["horizon"], batch_size=config["batch_size"], rho=config["rho"],
+        consistency_coef=config["consistency_coef"], reward_coef=config["reward_coef"],
+        value_coef=config["value_coef"], termination_coef=config["termination_coef"], num_heads=2,
+        value_target="td", policy_loss="svg", entropy_coef=config["entropy_coef"],
+        learning_rate=config["lr"], encoder_lr_scale=config["enc_lr_scale"],
+        grad_clip_norm=config["grad_clip_norm"], tau=config["tau"],
+    )  # fmt: skip
+    return tdmpc.TDMPCConfig(**{**fields, **overrides})
+
+
+@pytest.mark.parametrize("name", ["td_target_0", "td_target_episodic"])
+def test_td_target(name):
+    a, config, model, params, target = load_world(name)
+    settings = agent_config(model.config, config)
+    shape = a["reward"].shape[:2]
+    batch = losses.Batch(
+        obs=None, action=None, reward=a["reward"][..., 0], terminated=a["terminated"][..., 0],
+        mask=jnp.ones(shape),
+    )  # fmt: skip
+    draws = losses.Draws(a["pi_eps"], a["q_idx"], None, None)
+    y = losses.q_targets(model, params, target, a["next_z"], batch, draws, settings, None)
+    np.testing.assert_allclose(y, a["td_target"][..., 0], **FORWARD)
+
+
+@pytest.mark.parametrize("name", ["estimate_value_0", "estimate_value_episodic"])
+def test_estimate_value(name):
+    a, config, model, params, _ = load_world(name)
+    z = model.encode(params, a["obs"])
+    np.testing.assert_allclose(z, a["z"], **FORWARD)
+    actions = jnp.moveaxis(a["actions"], 0, 1)[None]  # [1, N, T, A]
+    value = planning.trajectory_value(
+        model, params, z, actions, discount=config["discount"], eps=a["pi_eps"][None],
+        heads=a["q_idx"],
+    )  # fmt: skip
+    np.testing.assert_allclose(value[0], a["value"][:, 0], **FORWARD)
+
+
+@pytest.mark.parametrize("name", ["plan_train", "plan_eval_episodic"])
+@pytest.mark.parametrize("call", [0, 1])
+def test_plan(name, call):
+    a, config, model, params, _ = load_world(name)
+    c = f"c{call}."
+    z = model.encode(params, a[c + "obs"])
+    proposals = planning.policy_trajectories(model, params, z, a[c + "pi_traj_eps"][:, None])
+    noise = jnp.moveaxis(a[c + "sample_eps"], 1, 2)[:, None]  # [I, 1, N-P, T, A]
+
+    def score(i, actions):
+        return planning.trajectory_value(
+            model, params, z, actions, discount=config["discount"],
+            eps=jnp.asarray(a[c + "bootstrap_eps"])[i][None],
+            heads=jnp.asarray(a[c + "q_idx"])[i],
+        )  # fmt: skip
+
+    action_eps = a.get(c + "action_eps", np.zeros(config["action_dim"], np.float32))
+    draws = mppi.Draws(
+        candidate=lambda i: noise[i], score=lambda i: i,
+        gumbel=-jnp.log(a[c + "exponential"])[None], action=action_eps[None],
+    )  # fmt: skip
+    first = call == 0 and (config["t0"] or "c0.prev_mean" not in a)
+    previous = jnp.zeros_like(a[c + "prev_mean_after"]) if first else a["c0.prev_mean_after"]
+    mean = mppi.warm_start(jnp.asarray(previous)[None], jnp.array([first]))
+    std = jnp.full_like(mean, config["max_std"])
+    settings = mppi.MPPIConfig(
+        iterations=config["iterations"], num_samples=config["num_samples"],
+        num_elites=config["num_elites"], temperature=config["temperature"],
+        min_std=config["min_std"], max_std=config["max_std"],
+        action_noise=0.0 if config["eval_mode"] else 1.0, nonfinite="reference",
+    )  # fmt: skip
+    tolerance = dict(rtol=1e-3, atol=1e-3)
+    for i in range(config["iterations"]):  # errors grow over rounds: compare every one
+        upto = dataclasses.replace(settings, iterations=i + 1)
+        plan = mppi.plan_with_draws(draws, score, mean, std, proposals=proposals, config=upto)
+        np.testing.assert_allclose(plan.values[0], a[f"{c}it{i}.value"][:, 0], **tolerance)
+        np.testing.assert_allclose(plan.mean[0], a[f"{c}it{i}.mean"], **tolerance)
+        np.testing.assert_allclose(plan.std[0], a[f"{c}it{i}.std"], **tolerance)
+    np.testing.assert_allclose(plan.action[0], a[c + "action"], **tolerance)
+    np.testing.assert_allclose(plan.mean[0], a[c + "prev_mean_after"], **tolerance)
+
+
+@pytest.mark.parametrize("name", ["update_step_0", "update_step_episodic"])
+def test_update_step(name):
+    a, config, model, params, target = load_world(name, "w0")
+    settings = agent_config(model.config, config)
+    state = tdmpc.init_state(settings, model, jax.random.key(0))
+    state = state.replace(params=params, target_value=target)
+    update = jax.jit(lambda s, b, d: tdmpc.update_from_batch(settings, model, s, b, d))
+    names = dict(
+        consistency_loss="loss/consistency", reward_loss="loss/reward", value_loss="loss/value",
+        termination_loss="loss/termination", total_loss="loss/total", pi_loss="loss/policy",
+        grad_norm="grad_norm/model", pi_grad_norm="grad_norm/policy",
+        pi_scaled_entropy="policy/entropy", pi_scale="policy/scale",
+    )  # fmt: skip
+    steps = sorted({k.split(".")[0] for k in a if k.startswith("s") and "." in k})
+    for s in steps:
+        batch = losses.Batch(
+            obs=a[f"{s}.obs"], action=a[f"{s}.action"], reward=a[f"{s}.reward"][..., 0],
+            terminated=a[f"{s}.terminated"][..., 0],
+            mask=jnp.ones(a[f"{s}.reward"].shape[:2]),
+        )  # fmt: skip
+        draws = losses.Draws(
+            a[f"{s}.td_pi_eps"], a[f"{s}.td_q_idx"], a[f"{s}.pi_eps"], a[f"{s}.pi_q_idx"]
+        )
+        state, metrics = update(state, batch, draws)
+        for theirs, ours in names.items():
+            if ours == "loss/termination" and not config["episodic"]:
+                continue
+            expected = a[f"{s}.out.{theirs}"]
+            np.testing.assert_allclose(
+                metrics[ours], expected, rtol=1e-3, atol=1e-6, err_msg=f"{s} {theirs}"
+            )
+    new = torch_params(a, "w1")
+    new_target = new.pop("target_value")
+    tolerance = dict(rtol=1e-3, atol=2e-4)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), state.params, new)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, **tolerance), state.target_value, new_target
+    )
+
+
+def test_param_counts():
+    a, config = load_fixture("tdmpc", "param_counts")
+    for (size, obs_dim, action_dim, task_dim), counts, total in zip(
+        a["rows"], a["counts"], a["total"], strict=True
+    ):
+        if task_dim or str(size) not in ("1", "5", "19", "48", "317"):
+            continue
+        world = sized(int(size), obs_shape=(int(obs_dim),), action_dim=int(action_dim))
+        shapes = jax.eval_shape(make_world_model(world).init, jax.random.key(0))
+        ours = [
+            sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes[n]))
+            for n in ("encoder", "dynamics", "reward", "policy", "value")
+        ]
+        assert ours[:4] == list(counts[:4])
+        assert ours[4] == counts[4] * counts[5]
+        assert sum(ours) == total
