@@ -1,0 +1,343 @@
+"""Distribution arithmetic on plain arrays: symlog, two-hot, tanh-Gaussian policies, advantage
+weights.
+
+Arrays go in and come out; distribution objects stay inside. Everything is computed in float32,
+whatever the network's dtype. Leading axes `...` are free. Axes: K bins, A action dims, N candidate
+actions.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+# Added to 1 - a^2 before the logarithm of the tanh Jacobian.
+_JACOBIAN_EPS = 1e-6
+# Stored actions are pulled this far into (-1, 1) before atanh.
+_ACTION_LIMIT = 0.9999
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+# -------------------------------------------------------------------------------------------------
+# Symlog and two-hot
+
+
+def symlog(x: ArrayLike) -> Array:
+    """sign(x) ln(1 + |x|), float32. Source: DreamerV3, section "Symlog"."""
+    x = _float(x)
+    return jnp.sign(x) * jnp.log1p(jnp.abs(x))
+
+
+def symexp(x: ArrayLike) -> Array:
+    """sign(x) (exp(|x|) - 1), the inverse of `symlog`, float32."""
+    x = _float(x)
+    return jnp.sign(x) * jnp.expm1(jnp.abs(x))
+
+
+def bins(low: float, high: float, num: int) -> Array:
+    """Evenly spaced bins [num], float32, for the two-hot functions (in symlog space there).
+
+    Raises:
+      ValueError: low >= high, or fewer than one bin.
+    """
+    if num < 1:
+        raise ValueError(f"num is {num}: use at least 2 bins, or 1 for plain symlog regression")
+    if not low < high:
+        raise ValueError(f"bins from low = {low} to high = {high}: low must be below high")
+    return jnp.linspace(low, high, num, dtype=jnp.float32)
+
+
+def two_hot(x: ArrayLike, bins: Array) -> Array:
+    """Two-hot code of symlog(x): mass on the two neighbouring bins, so that the code's mean is
+    symlog(x).
+
+    Values beyond the bins are clipped to them. With a single bin there is nothing to distribute:
+    the "code" is symlog(x) itself, a regression target. Source: DreamerV3, section "Critic
+    learning"; TD-MPC2 (math.two_hot).
+
+    Args:
+      x: [...] real.
+      bins: [K] increasing, in symlog space, of any spacing.
+
+    Returns:
+      [..., K] float32.
+    """
+    return two_hot_linear(symlog(x), bins)
+
+
+def two_hot_linear(y: ArrayLike, bins: Array) -> Array:
+    """As `two_hot`, for y [...] already in the space of the bins.
+
+    With bins = symexp(linspace) and y = x this is the code of the official DreamerV3, whose bins
+    lie in real space.
+    """
+    y, bins = _float(y), _check_bins(bins)
+    if bins.shape[0] == 1:
+        return y[..., None]
+    lower, weight = _two_hot_position(y, bins)
+    k = jnp.arange(bins.shape[0], dtype=jnp.int32)
+    k = k.reshape((1,) * y.ndim + (-1,))
+    lower, weight = lower[..., None], weight[..., None]
+    return jnp.where(k == lower, 1.0 - weight, 0.0) + jnp.where(k == lower + 1, weight, 0.0)
+
+
+def two_hot_mean(logits: Array, bins: Array) -> Array:
+    """symexp(sum_k softmax(logits)_k bins_k), the mean taken in symlog space: logits [..., K] ->
+    [...] real.
+
+    With one bin: symexp(logits[..., 0]).
+
+    Raises:
+      ValueError: logits and bins do not fit.
+    """
+    logits, bins = _check_logits(logits, bins)
+    if bins.shape[0] == 1:
+        return symexp(logits[..., 0])
+    return symexp(jnp.einsum("...k,k->...", jax.nn.softmax(logits), bins, precision="highest"))
+
+
+def two_hot_linear_mean(logits: Array, bins: Array) -> Array:
+    """sum_k softmax(logits)_k bins_k for bins in real space: logits [..., K] -> [...].
+
+    Bins symmetric about 0 are summed in mirrored pairs, so that equal logits give exactly 0
+    although the outer bins are huge. Source: official DreamerV3 (outs.TwoHot).
+
+    Raises:
+      ValueError: logits and bins do not fit.
+    """
+    logits, bins = _check_logits(logits, bins)
+    terms = jax.nn.softmax(logits) * bins.reshape((1,) * (logits.ndim - 1) + (-1,))
+    return 0.5 * jnp.sum(terms + terms[..., ::-1], axis=-1)
+
+
+def two_hot_cross_entropy(logits: Array, x: ArrayLike, bins: Array) -> Array:
+    """-sum_k two_hot(x)_k log_softmax(logits)_k.
+
+    With one bin, where a cross-entropy would be 0 whatever the logit: (logits - symlog(x))^2.
+    Gradients flow into x too; stop them where x is a target.
+
+    Args:
+      logits: [..., K].
+      x: [...] real targets.
+      bins: [K] in symlog space.
+
+    Returns:
+      [...] float32.
+
+    Raises:
+      ValueError: logits, x and bins do not fit.
+    """
+    return two_hot_linear_cross_entropy(logits, symlog(x), bins)
+
+
+def two_hot_linear_cross_entropy(logits: Array, y: ArrayLike, bins: Array) -> Array:
+    """As `two_hot_cross_entropy`, for y [...] already in the space of the bins."""
+    logits, bins = _check_logits(logits, bins)
+    y = _float(y)
+    if y.shape != logits.shape[:-1]:
+        raise ValueError(f"x has shape {y.shape}: logits {logits.shape} need {logits.shape[:-1]}")
+    if bins.shape[0] == 1:
+        return jnp.square(logits[..., 0] - y)
+    # A compiler fuses the code into the sum: no [..., K] target is ever stored.
+    return -jnp.sum(two_hot_linear(y, bins) * jax.nn.log_softmax(logits), axis=-1)
+
+
+# -------------------------------------------------------------------------------------------------
+# Gaussian policies
+
+
+def bounded_log_std(raw: Array, min: ArrayLike = -10.0, max: ArrayLike = 2.0) -> Array:
+    """min + (max - min) (tanh(raw) + 1) / 2, elementwise (TD-MPC2)."""
+    return min + 0.5 * (max - min) * (jnp.tanh(_float(raw)) + 1.0)
+
+
+def mask_actions(
+    mean: Array, log_std: Array, eps: Array, mask: Array
+) -> tuple[Array, Array, Array]:
+    """Zeroes mean, log-std and noise of unused action dims (multi-task TD-MPC2), before any
+    log-probability.
+
+    As in the reference a masked dim has std 1 and eps 0: its action is 0 and it adds -ln(2 pi)/2 to
+    the log-probability.
+
+    Args:
+      mean, log_std, eps: [..., A].
+      mask: [..., A], or [A], 1 (or True) for the dims in use.
+    """
+    mask = _float(mask)
+    mask = jnp.broadcast_to(mask.reshape((1,) * (mean.ndim - mask.ndim) + mask.shape), mean.shape)
+    return mean * mask, log_std * mask, eps * mask
+
+
+def gaussian_log_prob(eps: Array, log_std: Array) -> Array:
+    """Log-density of mean + eps exp(log_std) under the diagonal Gaussian, summed over A: [..., A]
+    -> [...]."""
+    eps, log_std = _float(eps), _float(log_std)
+    return jnp.sum(-0.5 * jnp.square(eps) - log_std - _HALF_LOG_2PI, axis=-1)
+
+
+def squash(
+    mean: Array, pre_action: Array, log_prob: Array, jacobian_scale: ArrayLike = 1.0
+) -> tuple[Array, Array, Array]:
+    """tanh of mean and action, and the log-density after it.
+
+    Args:
+      mean, pre_action: [..., A] before the tanh.
+      log_prob: [...] log-density of pre_action.
+      jacobian_scale: 1 for the density of the squashed action; 0 leaves log_prob as it is.
+
+    Returns:
+      tanh(mean) [..., A], tanh(pre_action) [..., A], log_prob - jacobian_scale sum_a ln(1 - a^2 +
+      1e-6) [...].
+    """
+    action = _tanh(_float(pre_action))
+    return _tanh(_float(mean)), action, _float(log_prob) - jacobian_scale * _log_jacobian(action)
+
+
+def squashed_log_prob(action: Array, mean: Array, log_std: Array) -> Array:
+    """Log-density of stored actions under tanh(Normal(mean, exp(log_std))), summed over A: [..., A]
+    -> [...].
+
+    Actions are clipped to +-0.9999, where atanh is still tame: what a planner puts on the bound has
+    a finite density.
+
+    Args:
+      action: [..., A] in [-1, 1].
+      mean, log_std: [..., A] before the tanh.
+    """
+    action = jnp.clip(_float(action), -_ACTION_LIMIT, _ACTION_LIMIT)
+    log_std = _float(log_std)
+    eps = (jnp.arctanh(action) - _float(mean)) * jnp.exp(-log_std)
+    return gaussian_log_prob(eps, log_std) - _log_jacobian(action)
+
+
+def tanh_mean_action(raw_mean: Array, log_std: Array, eps: Array) -> tuple[Array, Array]:
+    """The tanh-mean policy of BMPC: (tanh(raw_mean), clip(tanh(raw_mean) + eps exp(log_std), -1,
+    1)), each [..., A].
+
+    Its log-probability is `gaussian_log_prob(eps, log_std)`, with no correction.
+    """
+    mean = _tanh(_float(raw_mean))
+    return mean, jnp.clip(mean + _float(eps) * jnp.exp(_float(log_std)), -1.0, 1.0)
+
+
+def entropy_multiplier(action_dim: ArrayLike, power: ArrayLike = 1.0) -> Array:
+    """action_dim ** power: how entropy is scaled with the number of action dims."""
+    return _float(action_dim) ** power
+
+
+def scaled_entropy(log_prob: Array, action_dim: ArrayLike, power: ArrayLike = 1.0) -> Array:
+    """-action_dim ** power * log_prob, elementwise [...].
+
+    With power 1 and the log-density *before* the tanh this is TD-MPC2's scaled entropy: the
+    reference multiplies the squashed entropy by (A logp) / (squashed logp), and the Jacobian
+    cancels. Here without its 0/0.
+
+    Args:
+      log_prob: [...] log-density, before the tanh for TD-MPC2's form.
+      action_dim: A, or the number of unmasked dims, a number or [...].
+      power: see `entropy_multiplier`.
+    """
+    return -_float(log_prob) * entropy_multiplier(action_dim, power)
+
+
+def gaussian_kl(mean_p: Array, std_p: Array, mean_q: Array, std_q: Array) -> Array:
+    """KL(p || q) of diagonal Gaussians for every dim, unsummed: [..., A] four times -> [..., A]."""
+    distrax = _distrax()
+    p = distrax.Normal(_float(mean_p), _float(std_p))
+    return p.kl_divergence(distrax.Normal(_float(mean_q), _float(std_q)))
+
+
+# -------------------------------------------------------------------------------------------------
+# Advantage weights
+
+
+def awr_weights(values: Array, temperature: ArrayLike, mode: str = "divide") -> Array:
+    """softmax over the last axis of values / temperature ("divide") or values * temperature
+    ("multiply").
+
+    Args:
+      values: [..., N].
+      temperature: a number; "divide" (document 000) sharpens as it falls, "multiply" (TD-MPC2's
+        planner) as it grows.
+      mode: "divide" | "multiply".
+
+    Returns:
+      [..., N] float32, of sum 1.
+
+    Raises:
+      ValueError: unknown mode.
+    """
+    values = _float(values)
+    if mode == "divide":
+        return jax.nn.softmax(values / temperature)
+    if mode == "multiply":
+        return jax.nn.softmax(values * temperature)
+    raise ValueError(f"mode is {mode!r}: choose 'divide' or 'multiply'")
+
+
+# -------------------------------------------------------------------------------------------------
+# Helpers
+
+
+def _distrax() -> ModuleType:
+    """Imported late: it takes a second, and what it builds on warns of its own deprecations."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import distrax
+    return distrax
+
+
+def _float(x: ArrayLike) -> Array:
+    return jnp.asarray(x, jnp.float32)
+
+
+def _tanh(x: Array) -> Array:
+    """tanh that is right to the last bit near +-1, where 1 - tanh^2 hangs on it (XLA's is not)."""
+    e = jnp.exp(-2.0 * jnp.abs(x))
+    return jnp.where(jnp.abs(x) < 0.5, jnp.tanh(x), jnp.sign(x) * (1.0 - 2.0 * e / (1.0 + e)))
+
+
+def _log_jacobian(action: Array) -> Array:
+    """sum_a ln(1 - a^2 + 1e-6), floored where rounding makes 1 - a^2 negative: [..., A] ->
+    [...]."""
+    return jnp.sum(jnp.log(jax.nn.relu(1.0 - jnp.square(action)) + _JACOBIAN_EPS), axis=-1)
+
+
+def _two_hot_position(y: Array, bins: Array) -> tuple[Array, Array]:
+    """Index of the bin below y [...] (at most K-2) and the weight of the one above."""
+    num = bins.shape[0] - 1
+    y = jnp.clip(y, bins[0], bins[-1])
+    k = jnp.arange(num, dtype=jnp.float32)
+    # Evenly spaced bins are rounded to float32 one by one; measured from the first bin with the
+    # exact step the weight is as good as the references', measured from the bin below it is not.
+    # The barrier keeps a compiler from replacing the division by an inexact reciprocal.
+    step = (bins[-1] - bins[0]) / jax.lax.optimization_barrier(jnp.float32(num))
+    even = jnp.max(jnp.abs(bins[:-1] - (bins[0] + k * step))) <= 1e-6 * (bins[-1] - bins[0])
+    origin = jnp.where(even, bins[0], bins[:-1])
+    width = jnp.where(even, step, bins[1:] - bins[:-1])
+    origin_distance = jnp.where(even, k, 0.0)
+    below = jnp.clip(jnp.searchsorted(bins, y, side="right") - 1, 0, num - 1)
+    weight = (y - origin[below]) / width[below] - origin_distance[below]
+    # The search and the division may disagree about the side of a bin that y lies on.
+    lower = jnp.clip(below + jnp.floor(weight).astype(below.dtype), 0, num - 1)
+    return lower, weight + (below - lower)
+
+
+def _check_bins(bins: Array) -> Array:
+    bins = _float(bins)
+    if bins.ndim != 1 or bins.shape[0] == 0:
+        raise ValueError(f"bins has shape {bins.shape}: give increasing bins [K]")
+    return bins
+
+
+def _check_logits(logits: Array, bins: Array) -> tuple[Array, Array]:
+    logits, bins = _float(logits), _check_bins(bins)
+    if logits.ndim == 0 or logits.shape[-1] != bins.shape[0]:
+        raise ValueError(f"logits has shape {logits.shape}: {bins.shape[0]} bins need [..., K]")
+    return logits, bins
