@@ -174,8 +174,12 @@ def insert(
     rows = _check_rows(state, dict(rows))
     mask = jnp.ones((num_envs,), bool) if mask is None else _check_mask(mask, (num_envs,))
     env = jnp.arange(num_envs, dtype=jnp.int32)
-    index = Index(env, jnp.where(mask, state.position, capacity))
+    slot = jnp.where(mask, state.position, capacity)
     change = _transition_change(state, rows)
+    # Always false, which XLA cannot know: lets every write wait for the flags just read. Unordered,
+    # the flag arrays would be copied at every insertion.
+    slot = jnp.where(change > 1, capacity, slot)
+    index = Index(env, slot)
     stored = state.targets
     if targets is not None or stored is not None:
         if targets is None:
@@ -195,6 +199,9 @@ def update_targets(
     state: ReplayState, index: Index, targets: Targets, mask: Array | None = None
 ) -> ReplayState:
     """Writes planner targets back to the rows they were computed for.
+
+    In place when donated, as long as whatever reads the old targets in the same program comes first
+    by data flow (targets made with updated parameters do); an unordered read costs a copy.
 
     Rows the replay does not hold are left alone. Where a row occurs more than once in `index` its
     last unmasked occurrence wins, for all fields of the targets together.

@@ -1,6 +1,7 @@
 """The replay against a plain Python list: windows, uniformity, masks, targets, donation."""
 
 import functools
+import re
 import warnings
 from collections import Counter
 
@@ -370,6 +371,41 @@ def test_donated_state_is_reused_in_scan_and_cond():
     storage = sum(leaf.nbytes for leaf in jax.tree.leaves(new))
     if memory is not None:
         assert memory.alias_size_in_bytes >= storage
+
+
+def test_a_whole_step_copies_no_storage():
+    """insert, sample, a loss that reads targets, an update, stale rows, write-back, in a scan."""
+    capacity = 4099
+
+    def step(carry, key):
+        state, scale = carry
+        rows = jax.tree.map(jnp.asarray, row_batch([1] * E, [0] * E, [0] * E))
+        state = replay.insert(state, rows, targets_for([2] * E), jnp.array([True, False, True]))
+        sample_key, stale_key = jax.random.split(key)
+        batch = replay.sample(state, sample_key, batch_size=8, length=T)
+        scale = scale + jnp.mean(batch.targets.values) + jnp.mean(batch.rows["obs"])
+
+        def refresh(state):
+            _, index = replay.sample_stale(state, stale_key, 5, batch_size=4, exponent=1.0)
+            new = targets_for([3] * 4, step=1)
+            return replay.update_targets(state, index, new.replace(values=new.values * scale))
+
+        state = jax.lax.cond(scale > 0, refresh, lambda s: s, state)
+        return (state, scale), scale
+
+    state = jax.eval_shape(
+        lambda: replay.init(ROW, num_envs=E, capacity=capacity, target_spec=SPEC)
+    )
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 5))
+    scale = jax.ShapeDtypeStruct((), jnp.float32)
+    run = jax.jit(lambda c, k: jax.lax.scan(step, c, k), donate_argnums=0)
+    text = run.lower((state, scale), keys).compile().as_text()
+    assert str(capacity) in text
+    assert not re.findall(rf"\[{E},{capacity}[^\]]*\]\S* copy\(", text)
+    alone = jax.jit(replay.insert, donate_argnums=0).lower(
+        state, row_batch([1] * E, [0] * E, [0] * E)
+    )
+    assert not re.findall(rf"\[{E},{capacity}[^\]]*\]\S* copy\(", alone.compile().as_text())
 
 
 def test_a_fresh_state_can_be_donated():
