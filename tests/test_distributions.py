@@ -42,7 +42,7 @@ def test_symlog(name):
     symlog, symexp = ("symlog_x", "symexp_y") if "symlog_x" in x else ("symlog", "symexp")
     np.testing.assert_allclose(dist.symlog(x["x"]), x[symlog], **CLOSE)
     np.testing.assert_allclose(dist.symexp(x["y"]), x[symexp], **CLOSE)
-    np.testing.assert_allclose(dist.symexp(dist.symlog(x["x"])), x["x"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(dist.symexp(dist.symlog(x["x"])), x["x"], **CLOSE)
 
 
 def true_symlog(x):
@@ -72,11 +72,11 @@ def test_two_hot(name):
     np.testing.assert_allclose(loss[~far], x["soft_ce"][~far, 0], **CLOSE)
     np.testing.assert_allclose(loss, x["soft_ce"][:, 0], rtol=1e-4)
     mean = dist.two_hot_mean(logits, bins)
-    np.testing.assert_allclose(mean, x["two_hot_inv"][:, 0], **THROUGH_SYMEXP)
+    np.testing.assert_allclose(mean, x["two_hot_inv"][:, 0], **CLOSE)
     grad = jax.grad(lambda y: jnp.mean(dist.two_hot_cross_entropy(y, target, bins)))(logits)
     np.testing.assert_allclose(grad, x["soft_ce_grad_logits"], **CLOSE)
     back = dist.two_hot_mean(jnp.log(dist.two_hot(target, bins) + 1e-30), bins)
-    np.testing.assert_allclose(back, x["decode_of_encode"][:, 0], **THROUGH_SYMEXP)
+    np.testing.assert_allclose(back, x["decode_of_encode"][:, 0], **CLOSE)
 
 
 def test_one_bin_is_symlog_regression():
@@ -115,7 +115,7 @@ def test_two_hot_head_in_real_space(name):
     bins = jnp.concatenate([half, -half[:-1][::-1]])
     np.testing.assert_allclose(bins, x["bins"], rtol=1e-5)
     loss = dist.two_hot_linear_cross_entropy(x["logits"], x["x"], x["bins"])
-    np.testing.assert_allclose(loss, x["loss"], **LOSS)
+    np.testing.assert_allclose(loss, x["loss"], **CLOSE)
     grad = jax.grad(
         lambda y: jnp.sum(dist.two_hot_linear_cross_entropy(y, x["x"], x["bins"])) * 1.0
     )(x["logits"])
