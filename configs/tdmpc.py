@@ -39,7 +39,7 @@ def get_config() -> config_dict.ConfigDict:
 
     config.replay = config_dict.ConfigDict()
     config.replay.capacity = 100_000  # transitions over all environments
-    config.replay.keep_targets = 16  # planner actions stored a transition, best first (0: all)
+    config.replay.keep_targets = 8  # planner actions stored a transition, best first (0: all)
     config.replay.actions_dtype = "float32"  # of stored planner actions: float32, bfloat16, int8
     config.replay.values_dtype = "float32"  # of stored planner values: float32, bfloat16
 
@@ -76,8 +76,8 @@ def get_config() -> config_dict.ConfigDict:
     config.training_planner = config_dict.ConfigDict()  # makes training targets
     config.training_planner.enabled = True  # False: legacy path, raw policy samples in every loss
     config.training_planner.iterations = 3
-    config.training_planner.num_samples = 64
-    config.training_planner.num_elites = 16
+    config.training_planner.num_samples = 32
+    config.training_planner.num_elites = 8
     config.training_planner.temperature = 0.5
     config.training_planner.temperature_mode = "divide"
     config.training_planner.min_std = 0.05
@@ -86,7 +86,7 @@ def get_config() -> config_dict.ConfigDict:
     config.reanalyze = config_dict.ConfigDict()
     config.reanalyze.enabled = True
     config.reanalyze.interval = 10  # learner updates between passes
-    config.reanalyze.batch_size = 256  # transitions a pass
+    config.reanalyze.batch_size = 128  # transitions a pass
     config.reanalyze.min_step = 1_000  # environment steps before the first pass
     config.reanalyze.stale_exponent = 1.0  # 0: uniform; larger: stale targets first
 

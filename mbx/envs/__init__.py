@@ -1,0 +1,89 @@
+"""Environments by name: `make("gymnax:Pendulum-v1", num_envs=4)`.
+
+    gymnax:Pendulum-v1            JAX, fast
+    brax:inverted_pendulum        JAX (backend after an @: brax:ant@mjx)
+    playground:CartpoleSwingup    JAX, MuJoCo Playground's dm_control suite   (extra `playground`)
+    gym:HalfCheetah-v5            host, Gymnasium
+    dmc:cartpole-swingup          host, dm_control                            (extra `dmc`)
+
+`register` adds suites of your own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from mbx.envs.base import (
+    EnvSpec,
+    HostEnvironment,
+    JaxEnvironment,
+    RawEnvironment,
+    Timestep,
+    episodic,
+)
+
+__all__ = [
+    "EnvSpec",
+    "HostEnvironment",
+    "JaxEnvironment",
+    "RawEnvironment",
+    "Timestep",
+    "episodic",
+    "make",
+    "register",
+]
+
+Environment = JaxEnvironment | HostEnvironment
+Factory = Callable[..., Environment]
+
+_SUITES: dict[str, str | Factory] = {
+    "gymnax": "mbx.envs.gymnax",
+    "brax": "mbx.envs.brax",
+    "playground": "mbx.envs.playground",
+    "gym": "mbx.envs.gymnasium",
+    "dmc": "mbx.envs.dmc",
+}
+_EXTRAS = {"playground": "playground", "dmc": "dmc"}
+
+
+def register(suite: str, factory: Factory) -> None:
+    """Add a suite: factory(task, num_envs, *, action_repeat, episode_length, seed) -> environment.
+
+    action_repeat and episode_length are None where the user left them to the suite.
+    """
+    _SUITES[suite] = factory
+
+
+def make(
+    name: str,
+    num_envs: int,
+    *,
+    action_repeat: int | None = None,
+    episode_length: int | None = None,
+    seed: int = 0,
+) -> Environment:
+    """The environment `SUITE:TASK`, `num_envs` times.
+
+    action_repeat: None for the suite's default (2 for playground and dmc, else 1). episode_length:
+    agent steps, None for the task's own limit. seed: of host environments; JAX ones take keys.
+
+    Raises ValueError for an unknown suite or task, a count below one, or an action space that is
+    not a bounded box, and ImportError naming the extra to install where a suite is missing.
+    """
+    suite, colon, task = name.partition(":")
+    if not colon or suite not in _SUITES:
+        raise ValueError(
+            f"env.name={name!r}: write SUITE:TASK with a suite of {tuple(_SUITES)}, for example "
+            "gymnax:Pendulum-v1"
+        )
+    factory = _SUITES[suite]
+    if isinstance(factory, str):
+        factory = importlib.import_module(factory).make
+    try:
+        return factory(
+            task, num_envs, action_repeat=action_repeat, episode_length=episode_length, seed=seed
+        )
+    except ImportError as error:
+        extra = f"pip install -e '.[{_EXTRAS[suite]}]'" if suite in _EXTRAS else "pip install -e ."
+        raise ImportError(f"env.name={name!r} needs {error.name}: {extra}") from error

@@ -1,0 +1,195 @@
+"""What an environment is here, and the wrapper that makes a JAX one batched and episodic.
+
+Everything is batched over E environments and takes actions in [-1, 1]. A JAX environment is a
+record of pure functions; a host environment (Gymnasium, dm_control) is an object with the same
+meaning and numpy arrays. `terminated` and `truncated` are kept apart, and `final_obs` is the true
+next observation also where an episode ended and `obs` is already the first of the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+
+
+class EnvSpec(NamedTuple):
+    """Shapes and units. episode_length is in agent steps, one of which is action_repeat env steps."""
+
+    name: str
+    obs_shape: tuple[int, ...]
+    obs_dtype: Any
+    action_dim: int
+    episode_length: int
+    action_repeat: int
+
+
+class Timestep(NamedTuple):
+    """What a step returns, all leading `[E]`.
+
+    obs: observation to act on next. final_obs: the true next observation, equal to obs where no
+    episode ended. reward: float32, summed over the action repeat. terminated, truncated: bool.
+    episode_return, episode_length: totals of the episode including this step.
+    """
+
+    obs: Any
+    final_obs: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    episode_return: Any
+    episode_length: Any
+
+
+class JaxEnvironment(NamedTuple):
+    """E environments as pure functions.
+
+    reset(key) -> (state, obs `[E, ...]`). step(state, action `[E, A]`, key) -> (state, Timestep);
+    an episode that ends is followed by a fresh random reset.
+    """
+
+    spec: EnvSpec
+    num_envs: int
+    reset: Callable[[Array], tuple[Any, Array]]
+    step: Callable[[Any, Array, Array], tuple[Any, Timestep]]
+
+
+class HostEnvironment:
+    """E environments stepped in Python; numpy in, numpy out.
+
+    `get_state` gives bytes that `set_state` continues from bit for bit, or None where the
+    simulator cannot be saved (a resumed run then begins new episodes).
+    """
+
+    spec: EnvSpec
+    num_envs: int
+
+    def reset(self, seed: int) -> np.ndarray:
+        """Start a new episode in every environment: observations `[E, ...]`."""
+        raise NotImplementedError
+
+    def step(self, action: np.ndarray) -> Timestep:
+        """One agent step with actions `[E, A]` in [-1, 1]."""
+        raise NotImplementedError
+
+    def get_state(self) -> bytes | None:
+        """A snapshot, or None."""
+        return None
+
+    def set_state(self, snapshot: bytes) -> None:
+        """Continue from a snapshot."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Free what the environments hold."""
+
+
+class RawEnvironment(NamedTuple):
+    """One un-batched JAX environment without time limit and automatic reset.
+
+    reset(key) -> (state, obs). step(key, state, action `[A]` in [-1, 1]) -> (state, obs, reward,
+    terminated). time_limit: environment steps of an episode.
+    """
+
+    name: str
+    obs_shape: tuple[int, ...]
+    obs_dtype: Any
+    action_dim: int
+    time_limit: int
+    reset: Callable[[Array], tuple[Any, Array]]
+    step: Callable[[Array, Any, Array], tuple[Any, Array, Array, Array]]
+
+
+@flax.struct.dataclass
+class EpisodeState:
+    """State of the wrapper: raw `[E, ...]`, length and episode_return `[E]` of the episode so far."""
+
+    raw: Any
+    length: Array
+    episode_return: Array
+
+
+def episodic(
+    raw: RawEnvironment, num_envs: int, *, action_repeat: int = 1, episode_length: int | None = None
+) -> JaxEnvironment:
+    """Batch a raw environment and give it action repeat, a time limit and fresh resets.
+
+    episode_length is in agent steps (default: the task's limit divided by the repeat, rounded up).
+    Within an action repeat nothing moves and no reward counts once the episode has terminated. All
+    environments are reset together under one `lax.cond`, so that ordinary steps pay for no reset.
+    """
+    check_counts(raw.name, num_envs, action_repeat, episode_length)
+    length = episode_length or -(-raw.time_limit // action_repeat)
+    spec = EnvSpec(
+        raw.name, raw.obs_shape, raw.obs_dtype, raw.action_dim, length, action_repeat
+    )
+
+    def reset(key: Array) -> tuple[EpisodeState, Array]:
+        state, obs = jax.vmap(raw.reset)(jax.random.split(key, num_envs))
+        return EpisodeState(state, jnp.zeros(num_envs, jnp.int32), jnp.zeros(num_envs)), obs
+
+    def repeated(key: Array, state: Any, action: Array) -> tuple[Any, Array, Array, Array]:
+        state, obs, reward, terminated = raw.step(key, state, action)
+
+        def again(i: Array, carry: Any) -> Any:
+            state, obs, reward, terminated = carry
+            new = raw.step(jax.random.fold_in(key, i), state, action)
+            state, obs = _where(terminated, (state, obs), new[:2])
+            reward = reward + jnp.where(terminated, 0.0, new[2])
+            return state, obs, reward, terminated | new[3]
+
+        return jax.lax.fori_loop(1, action_repeat, again, (state, obs, reward, terminated))
+
+    def step(state: EpisodeState, action: Array, key: Array) -> tuple[EpisodeState, Timestep]:
+        step_key, reset_key = jax.random.split(key)
+        move = repeated if action_repeat > 1 else raw.step
+        keys = jax.random.split(step_key, num_envs)
+        new, final_obs, reward, terminated = jax.vmap(move)(
+            keys, state.raw, jnp.clip(action, -1.0, 1.0)
+        )
+        count = state.length + 1
+        total = state.episode_return + reward
+        truncated = (count >= length) & ~terminated
+        done = terminated | truncated
+
+        def renew(_: None) -> tuple[Any, Array]:
+            fresh, first = reset(reset_key)
+            return _where_each(done, (fresh.raw, first), (new, final_obs))
+
+        after, obs = jax.lax.cond(jnp.any(done), renew, lambda _: (new, final_obs), None)
+        timestep = Timestep(obs, final_obs, reward, terminated, truncated, total, count)
+        next_state = EpisodeState(after, jnp.where(done, 0, count), jnp.where(done, 0.0, total))
+        return next_state, timestep
+
+    return JaxEnvironment(spec, num_envs, reset, step)
+
+
+def check_counts(
+    name: str, num_envs: int, action_repeat: int, episode_length: int | None
+) -> None:
+    """Raise ValueError for counts below one."""
+    for field, value in (
+        ("num_envs", num_envs), ("action_repeat", action_repeat), ("episode_length", episode_length)
+    ):  # fmt: skip
+        if value is not None and value < 1:
+            raise ValueError(f"env.{field}={value} for {name}: must be at least 1")
+
+
+def _where(condition: Array, yes: Any, no: Any) -> Any:
+    """Choose between two trees by one scalar; random keys pass through `jnp.where` as they are."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def _where_each(condition: Array, yes: Any, no: Any) -> Any:
+    """Choose between two batched trees by `[E]`."""
+
+    def choose(a: Array, b: Array) -> Array:
+        return jnp.where(condition.reshape(condition.shape + (1,) * (a.ndim - 1)), a, b)
+
+    return jax.tree.map(choose, yes, no)

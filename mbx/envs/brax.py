@@ -1,0 +1,71 @@
+"""brax tasks: brax:inverted_pendulum, brax:ant@mjx (the backend after an @; spring by default).
+
+brax's own episode wrapper loses the last observation, resets every episode to the first state and
+fails with typed keys; here only the bare environment is used.
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mbx.envs.base import JaxEnvironment, RawEnvironment, episodic
+
+Array = jax.Array
+
+_TIME_LIMIT = 1000
+
+
+def make(
+    task: str,
+    num_envs: int,
+    *,
+    action_repeat: int | None = None,
+    episode_length: int | None = None,
+    seed: int = 0,
+) -> JaxEnvironment:
+    """The brax task, batched. Raises ValueError for an unknown one."""
+    raw = _raw(task)
+    return episodic(
+        raw, num_envs, action_repeat=1 if action_repeat is None else action_repeat,
+        episode_length=episode_length,
+    )  # fmt: skip
+
+
+def _raw(task: str) -> RawEnvironment:
+    with warnings.catch_warnings():
+        # "Brax environments are not actively maintained", and deprecations inside mjx.
+        warnings.simplefilter("ignore")
+        from brax import envs
+
+        name, _, backend = task.partition("@")
+        if name not in envs._envs:
+            close = difflib.get_close_matches(name, envs._envs, n=3, cutoff=0.4)
+            raise ValueError(f"env.name='brax:{task}' is unknown: did you mean one of {close}?")
+        options = {} if name == "fast" else {"backend": backend or "spring"}
+        env = envs.get_environment(name, **options)
+    obs_size = int(env.observation_size)
+
+    def reset(key: Array) -> tuple[Any, Array]:
+        state = env.reset(jax.random.key_data(key))
+        return state, _observe(state, obs_size)
+
+    def step(key: Array, state: Any, action: Array) -> tuple:
+        # brax writes into the dicts it is given.
+        state = state.replace(info=dict(state.info), metrics=dict(state.metrics))
+        new = env.step(state, action)
+        new = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, state)
+        reward = jnp.asarray(new.reward, jnp.float32)
+        return new, _observe(new, obs_size), reward, new.done > 0.5
+
+    return RawEnvironment(
+        f"brax:{task}", (obs_size,), jnp.float32, int(env.action_size), _TIME_LIMIT, reset, step
+    )
+
+
+def _observe(state: Any, size: int) -> Array:
+    return jnp.asarray(state.obs, jnp.float32).reshape(size)

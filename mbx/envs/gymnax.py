@@ -1,0 +1,72 @@
+"""gymnax tasks with continuous actions: Pendulum-v1, Reacher-misc, Swimmer-misc, PointRobot-misc, …
+
+gymnax resets by itself inside `step`; here its un-reset form is used, so that the final observation
+and the time limit are ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+import jax
+import jax.numpy as jnp
+
+from mbx.envs.base import JaxEnvironment, RawEnvironment, episodic
+
+Array = jax.Array
+
+
+def make(
+    task: str,
+    num_envs: int,
+    *,
+    action_repeat: int | None = None,
+    episode_length: int | None = None,
+    seed: int = 0,
+) -> JaxEnvironment:
+    """The gymnax task, batched. Raises ValueError for an unknown or discrete one."""
+    raw = _raw(task)
+    return episodic(
+        raw, num_envs, action_repeat=1 if action_repeat is None else action_repeat,
+        episode_length=episode_length,
+    )  # fmt: skip
+
+
+def _raw(task: str) -> RawEnvironment:
+    import gymnax
+    from gymnax.environments import spaces
+
+    if task not in gymnax.registered_envs:
+        close = difflib.get_close_matches(task, gymnax.registered_envs, n=3, cutoff=0.4)
+        raise ValueError(f"env.name='gymnax:{task}' is unknown: did you mean one of {close}?")
+    env, params = gymnax.make(task)
+    space = env.action_space(params)
+    if not isinstance(space, spaces.Box):
+        raise ValueError(
+            f"env.name='gymnax:{task}' has discrete actions: this agent needs continuous ones, "
+            "for example gymnax:Pendulum-v1"
+        )
+    low = jnp.broadcast_to(jnp.asarray(space.low, jnp.float32), space.shape).reshape(-1)
+    high = jnp.broadcast_to(jnp.asarray(space.high, jnp.float32), space.shape).reshape(-1)
+    shape = env.observation_space(params).shape or (1,)
+
+    def observe(obs: Array) -> Array:
+        return jnp.asarray(obs, jnp.float32).reshape(shape)
+
+    def reset(key: Array) -> tuple:
+        obs, state = env.reset_env(key, params)
+        # A weakly typed counter would change its type in the first step.
+        return jax.tree.map(jnp.asarray, state), observe(obs)
+
+    def step(key: Array, state: object, action: Array) -> tuple:
+        real = (low + 0.5 * (action + 1.0) * (high - low)).reshape(space.shape)
+        obs, new, reward, _, _ = env.step_env(key, state, real, params)
+        new = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype).reshape(b.shape), new, state)
+        # `is_terminal` without the time limit, which the wrapper keeps.
+        terminated = jnp.asarray(env.is_terminated(new, params), bool).reshape(())
+        return new, observe(obs), jnp.asarray(reward, jnp.float32).reshape(()), terminated
+
+    return RawEnvironment(
+        f"gymnax:{task}", tuple(shape), jnp.float32, int(low.size),
+        int(params.max_steps_in_episode), reset, step,
+    )  # fmt: skip
