@@ -1,0 +1,103 @@
+"""dm_control tasks on the host: dmc:cartpole-swingup, dmc:cup-catch (extra `dmc`).
+
+Action repeat 2 by default, as published TD-MPC2 and DreamerV3 results use. An episode whose last
+discount is 0 terminated; otherwise its time ran out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import pickle
+import warnings
+from typing import Any
+
+import numpy as np
+
+from mbx.envs.host import SteppedEnvironment
+
+_ALIASES = {"cup": "ball_in_cup", "pointmass": "point_mass"}
+
+
+def make(
+    task: str,
+    num_envs: int,
+    *,
+    action_repeat: int | None = None,
+    episode_length: int | None = None,
+    seed: int = 0,
+) -> SteppedEnvironment:
+    """The dm_control task, `num_envs` times. Raises ValueError for an unknown one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without a display its renderer complains on import
+        from dm_control import suite
+
+    domain, _, name = task.partition("-")
+    domain, name = _ALIASES.get(domain, domain), name.replace("-", "_")
+    if (domain, name) not in suite.ALL_TASKS:
+        known = [f"{d}-{t}" for d, t in suite.ALL_TASKS]
+        close = difflib.get_close_matches(task, known, n=3, cutoff=0.4)
+        raise ValueError(f"env.name='dmc:{task}' is unknown: did you mean one of {close}?")
+    seeds = np.random.SeedSequence(seed).generate_state(num_envs) if num_envs > 0 else []
+    tasks = [_Task(suite.load(domain, name, task_kwargs={"random": int(s)})) for s in seeds]
+    if not tasks:
+        raise ValueError(f"env.num_envs={num_envs} for dmc:{task}: must be at least 1")
+    repeat = 2 if action_repeat is None else action_repeat
+    if episode_length is not None and episode_length * repeat > tasks[0].time_limit:
+        raise ValueError(
+            f"env.episode_length={episode_length} with action_repeat={repeat} exceeds the "
+            f"{tasks[0].time_limit} steps after which dm_control itself ends dmc:{task}: lower it"
+        )
+    return SteppedEnvironment(
+        f"dmc:{task}", tasks, time_limit=tasks[0].time_limit, seed=seed,
+        action_repeat=repeat, episode_length=episode_length,
+    )  # fmt: skip
+
+
+class _Task:
+    """One dm_control environment in the form `SteppedEnvironment` takes."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        spec = env.action_spec()
+        self.action_low = np.broadcast_to(spec.minimum, spec.shape).astype(np.float32)
+        self.action_high = np.broadcast_to(spec.maximum, spec.shape).astype(np.float32)
+        self.time_limit = int(env._step_limit)
+        self.obs_shape = _flatten(env.reset().observation).shape
+        self.obs_dtype = np.float32
+
+    def reset(self, seed: int | None) -> np.ndarray:
+        if seed is not None:
+            self._env.task.random.seed(seed)
+        return _flatten(self._env.reset().observation)
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
+        timestep = self._env.step(action)
+        terminated = timestep.last() and timestep.discount == 0.0
+        return _flatten(timestep.observation), float(timestep.reward or 0.0), bool(terminated)
+
+    def get_state(self) -> bytes | None:
+        env = self._env
+        warm = env.physics.data.qacc_warmstart.copy()
+        state = (env.physics.get_state(), warm, env.physics.data.ctrl.copy(),
+                 env.physics.data.time, env._step_count, env._reset_next_step)  # fmt: skip
+        return pickle.dumps((state, env.task.random.get_state()))
+
+    def set_state(self, snapshot: bytes) -> None:
+        env = self._env
+        (physics, warm, ctrl, time, count, reset_next), random = pickle.loads(snapshot)
+        env.reset()
+        with env.physics.reset_context():
+            env.physics.set_state(physics)
+            env.physics.data.time = time
+        env.physics.data.ctrl[:] = ctrl
+        env.physics.data.qacc_warmstart[:] = warm
+        env._step_count, env._reset_next_step = count, reset_next
+        env.task.random.set_state(random)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def _flatten(observation: Any) -> np.ndarray:
+    parts = [np.asarray(v, np.float32).reshape(-1) for v in observation.values()]
+    return np.concatenate(parts)

@@ -1,0 +1,87 @@
+"""Gymnasium tasks on the host: gym:HalfCheetah-v5, gym:Pendulum-v1.
+
+The environments are stepped one after the other in this process and reset by us, so that nothing
+hangs on Gymnasium's own vector API and its autoreset modes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import pickle
+from typing import Any
+
+import numpy as np
+
+from mbx.envs.host import SteppedEnvironment
+
+
+def make(
+    task: str,
+    num_envs: int,
+    *,
+    action_repeat: int | None = None,
+    episode_length: int | None = None,
+    seed: int = 0,
+) -> SteppedEnvironment:
+    """The Gymnasium task, `num_envs` times. Raises ValueError for an unknown or discrete one."""
+    import gymnasium
+
+    registry = gymnasium.registry
+    if task not in registry:
+        close = difflib.get_close_matches(task, registry, n=3, cutoff=0.4)
+        raise ValueError(f"env.name='gym:{task}' is unknown: did you mean one of {close}?")
+    limit = registry[task].max_episode_steps
+    if limit is None and episode_length is None:
+        raise ValueError(f"env.name='gym:{task}' has no time limit: set env.episode_length")
+    envs = [_Task(gymnasium.make(task, max_episode_steps=-1), task) for _ in range(num_envs)]
+    return SteppedEnvironment(
+        f"gym:{task}", envs, time_limit=limit, seed=seed,
+        action_repeat=1 if action_repeat is None else action_repeat,
+        episode_length=episode_length,
+    )  # fmt: skip
+
+
+class _Task:
+    """One Gymnasium environment in the form `SteppedEnvironment` takes."""
+
+    def __init__(self, env: Any, task: str) -> None:
+        from gymnasium.spaces import Box
+
+        space = env.action_space
+        bounded = isinstance(space, Box) and np.isfinite([space.low, space.high]).all()
+        if not bounded:
+            raise ValueError(
+                f"env.name='gym:{task}' has the action space {space}: a bounded Box is needed"
+            )
+        if not isinstance(env.observation_space, Box):
+            raise ValueError(f"env.name='gym:{task}' must have a Box of observations")
+        self._env = env
+        self.action_low = space.low.reshape(-1).astype(np.float32)
+        self.action_high = space.high.reshape(-1).astype(np.float32)
+        shape = env.observation_space.shape
+        self._pixels = len(shape) == 3
+        self.obs_shape = shape or (1,)
+        self.obs_dtype = np.uint8 if self._pixels else np.float32
+
+    def reset(self, seed: int | None) -> np.ndarray:
+        return self._observe(self._env.reset(seed=seed)[0])
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
+        action = action.reshape(self._env.action_space.shape)
+        obs, reward, terminated, _, _ = self._env.step(action)
+        return self._observe(obs), float(reward), bool(terminated)
+
+    def get_state(self) -> bytes | None:
+        try:
+            return pickle.dumps(self._env)
+        except Exception:  # renderers, simulators with foreign handles: no snapshot then
+            return None
+
+    def set_state(self, snapshot: bytes) -> None:
+        self._env = pickle.loads(snapshot)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _observe(self, obs: Any) -> np.ndarray:
+        return np.asarray(obs, self.obs_dtype).reshape(self.obs_shape)

@@ -1,0 +1,106 @@
+"""Host environments stepped one after the other, with our own episodes, repeats and resets."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from mbx.envs.base import EnvSpec, HostEnvironment, Timestep, check_counts
+
+
+class Task(Protocol):
+    """One un-batched host task without time limit: actions in its own units, flat observations."""
+
+    action_low: np.ndarray
+    action_high: np.ndarray
+    obs_shape: tuple[int, ...]
+    obs_dtype: type
+
+    def reset(self, seed: int | None) -> np.ndarray: ...
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]: ...
+
+    def get_state(self) -> bytes | None: ...
+
+    def set_state(self, snapshot: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SteppedEnvironment(HostEnvironment):
+    """E tasks as one `HostEnvironment`: action rescaling and repeat, time limit, fresh resets."""
+
+    def __init__(
+        self,
+        name: str,
+        tasks: Sequence[Task],
+        *,
+        time_limit: int,
+        action_repeat: int,
+        episode_length: int | None,
+        seed: int,
+    ) -> None:
+        check_counts(name, len(tasks), action_repeat, episode_length)
+        first = tasks[0]
+        length = episode_length or -(-time_limit // action_repeat)
+        self.spec = EnvSpec(
+            name, tuple(first.obs_shape), first.obs_dtype, int(first.action_low.size), length,
+            action_repeat,
+        )  # fmt: skip
+        self.num_envs = len(tasks)
+        self._tasks = list(tasks)
+        self._length = np.zeros(self.num_envs, np.int32)
+        self._return = np.zeros(self.num_envs, np.float32)
+        self.reset(seed)
+
+    def reset(self, seed: int) -> np.ndarray:
+        self._length[:], self._return[:] = 0, 0.0
+        seeds = np.random.SeedSequence(seed).generate_state(self.num_envs)
+        self._obs = np.stack(
+            [task.reset(int(s)) for task, s in zip(self._tasks, seeds, strict=True)]
+        )
+        return self._obs.copy()
+
+    def step(self, action: np.ndarray) -> Timestep:
+        results = [self._step(i, a) for i, a in enumerate(np.clip(action, -1.0, 1.0))]
+        final_obs = np.stack([r[0] for r in results])
+        reward = np.array([r[1] for r in results], np.float32)
+        terminated = np.array([r[2] for r in results], bool)
+        self._length += 1
+        self._return += reward
+        length, total = self._length.copy(), self._return.copy()
+        truncated = (length >= self.spec.episode_length) & ~terminated
+        obs = final_obs.copy()
+        for i in np.flatnonzero(terminated | truncated):
+            obs[i] = self._tasks[i].reset(None)
+            self._length[i], self._return[i] = 0, 0.0
+        return Timestep(obs, final_obs, reward, terminated, truncated, total, length)
+
+    def _step(self, i: int, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
+        task, total, terminated = self._tasks[i], 0.0, False
+        low, high = task.action_low, task.action_high
+        real = (low + 0.5 * (action + 1.0) * (high - low)).astype(np.float32)
+        for _ in range(self.spec.action_repeat):
+            obs, reward, terminated = task.step(real)
+            total += reward
+            if terminated:
+                break
+        return obs, total, terminated
+
+    def get_state(self) -> bytes | None:
+        snapshots = [task.get_state() for task in self._tasks]
+        if any(snapshot is None for snapshot in snapshots):
+            return None
+        return pickle.dumps((snapshots, self._length, self._return))
+
+    def set_state(self, snapshot: bytes) -> None:
+        snapshots, self._length, self._return = pickle.loads(snapshot)
+        for task, one in zip(self._tasks, snapshots, strict=True):
+            task.set_state(one)
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.close()

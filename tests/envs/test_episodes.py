@@ -1,0 +1,111 @@
+"""The episode wrapper on a toy environment whose every number is known."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import envs
+from mbx.envs.base import RawEnvironment, episodic
+
+
+def counter(limit: int = 100) -> RawEnvironment:
+    """State [c]: starts at a random whole number 0..4, grows by one a step, terminates at 8.
+
+    The reward is the new count; the action is added to the observation.
+    """
+
+    def reset(key):
+        c = jax.random.randint(key, (), 0, 5).astype(jnp.float32)
+        return c, c[None]
+
+    def step(key, state, action):
+        c = state + 1.0
+        return c, c[None] + action, c, c >= 8.0
+
+    return RawEnvironment("toy:counter", (1,), jnp.float32, 1, limit, reset, step)
+
+
+def rollout(environment, steps, action=0.0):
+    state, obs = environment.reset(jax.random.key(0))
+    step = jax.jit(environment.step, donate_argnums=0)
+    rows = []
+    for i in range(steps):
+        actions = jnp.full((environment.num_envs, 1), action)
+        state, timestep = step(state, actions, jax.random.key(i + 1))
+        rows.append(jax.device_get(timestep))
+    return np.asarray(obs), rows
+
+
+def test_termination_keeps_the_final_observation_and_resets_only_its_environment():
+    obs, rows = rollout(episodic(counter(), 5), 12)
+    assert len(set(obs[:, 0])) > 1  # environments begin differently
+    current, length, total = obs[:, 0].copy(), np.zeros(5), np.zeros(5)
+    fresh = []
+    for row in rows:
+        current, length = current + 1, length + 1
+        total += current
+        np.testing.assert_array_equal(row.final_obs[:, 0], current)
+        np.testing.assert_array_equal(row.reward, current)
+        np.testing.assert_array_equal(row.terminated, current >= 8)
+        assert not row.truncated.any()
+        np.testing.assert_array_equal(row.episode_length, length)
+        np.testing.assert_array_equal(row.episode_return, total)
+        done = row.terminated
+        np.testing.assert_array_equal(row.obs[~done], row.final_obs[~done])
+        assert (row.obs[done] < 5).all()
+        fresh += list(row.obs[done, 0])
+        current = row.obs[:, 0].copy()
+        length[done], total[done] = 0, 0
+    assert len(set(fresh)) > 1  # resets are fresh draws, not the first state again
+
+
+def test_time_limit_truncates_and_never_terminates():
+    _, rows = rollout(episodic(counter(), 3, episode_length=2), 4)
+    for i, row in enumerate(rows):
+        assert (row.truncated == (i % 2 == 1)).all()
+        assert not row.terminated.any()
+
+
+def test_action_repeat_stops_at_termination():
+    environment = episodic(counter(), 4, action_repeat=3)
+    assert environment.spec.episode_length == 34  # 100 / 3 rounded up
+    obs, rows = rollout(environment, 3)
+    current = obs[:, 0]
+    for row in rows:
+        steps = np.minimum(3, 8 - current)
+        expected = sum(np.where(k <= steps, current + k, 0.0) for k in (1, 2, 3))
+        np.testing.assert_array_equal(row.reward, expected)
+        np.testing.assert_array_equal(row.final_obs[:, 0], current + steps)
+        current = row.obs[:, 0]
+
+
+def test_termination_wins_over_the_time_limit():
+    environment = episodic(counter(), 8, episode_length=5)
+    _, rows = rollout(environment, 5)
+    both = [(r.terminated & r.truncated).any() for r in rows]
+    assert not any(both)
+    assert any(r.terminated.any() for r in rows) and any(r.truncated.any() for r in rows)
+
+
+def test_actions_are_clipped():
+    _, rows = rollout(episodic(counter(), 2), 1, action=5.0)
+    np.testing.assert_array_equal(rows[0].final_obs[:, 0], rows[0].reward + 1.0)
+
+
+@pytest.mark.parametrize("field", ["num_envs", "action_repeat", "episode_length"])
+def test_counts_below_one_are_errors(field):
+    counts = dict(num_envs=1, action_repeat=1, episode_length=1) | {field: 0}
+    num = counts.pop("num_envs")
+    with pytest.raises(ValueError, match=f"env.{field}=0"):
+        episodic(counter(), num, **counts)
+
+
+def test_register_adds_a_suite():
+    def factory(task, num_envs, *, action_repeat, episode_length, seed):
+        return episodic(counter(), num_envs, episode_length=episode_length)
+
+    envs.register("toy", factory)
+    assert envs.make("toy:counter", 2).num_envs == 2
