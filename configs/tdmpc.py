@@ -101,7 +101,7 @@ def get_config() -> config_dict.ConfigDict:
     config.loss.num_heads = 2  # value heads used at a time
     config.loss.value_reduction = "mean"  # over them in value targets: min or mean
     config.loss.value_target = "planner"  # planner, or td (Q critic only)
-    config.loss.value_weighting = "weighted"  # of planner actions: uniform, weighted, best_n
+    config.loss.value_weighting = "best_n"  # of planner actions: uniform, weighted, best_n
     config.loss.value_best_n = 4
     config.loss.value_scale = "running"  # running or return_ema
     config.loss.policy_loss = "awr"  # awr or svg

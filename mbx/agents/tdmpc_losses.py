@@ -82,16 +82,22 @@ def planner_weights(
     return dist.awr_weights(values, temperature, mode="divide")
 
 
-def value_weights(values: Array, weighting: str, policy_weights: Array, best_n: int) -> Array:
-    """Weights of the N planner actions in the value target, `[..., N]` (document 000's options)."""
-    num = values.shape[-1]
+def value_actions(
+    batch: Batch, weighting: str, policy_weights: Array, best_n: int
+) -> tuple[Array, Array]:
+    """The planner actions a value target averages over, and their weights (document 000's options).
+
+    "uniform" and "weighted" (by `policy_weights` `[T+1, B, N]`) use all N actions; "best_n" only
+    the n best by stored value, so that the model is evaluated for no others. Returns actions
+    `[T+1, B, n, A]` and weights `[T+1, B, n]`.
+    """
+    actions, values = batch.target_actions, batch.target_values
     if weighting == "weighted":
-        return policy_weights
-    if weighting == "uniform":
-        return jnp.full_like(values, 1.0 / num)
-    threshold = jax.lax.top_k(values, min(best_n, num))[0][..., -1:]
-    best = (values >= threshold).astype(jnp.float32)
-    return best / jnp.sum(best, axis=-1, keepdims=True)
+        return actions, policy_weights
+    if weighting == "best_n" and best_n < values.shape[-1]:
+        values, index = jax.lax.top_k(values, best_n)
+        actions = jnp.take_along_axis(actions, index[..., None], axis=-2)
+    return actions, jnp.full_like(values, 1.0 / values.shape[-1])
 
 
 def reduce_heads(values: Array, how: str) -> Array:
@@ -126,11 +132,10 @@ def q_targets(
 
     next_value = q(z_next, model.act(*model.policy(params, z_next), draws.target_eps))
     if policy_weights is not None:
-        planned = q(z_next[:, :, None], batch.target_actions[1:])
-        weights = value_weights(
-            batch.target_values, config.value_weighting, policy_weights, config.value_best_n
+        actions, weights = value_actions(
+            batch, config.value_weighting, policy_weights, config.value_best_n
         )
-        planned = jnp.sum(weights[1:] * planned, axis=-1)
+        planned = jnp.sum(weights[1:] * q(z_next[:, :, None], actions[1:]), axis=-1)
         next_value = jnp.where(batch.target_valid[1:], planned, next_value)
     return batch.reward + config.discount * (1.0 - batch.terminated) * next_value
 
@@ -199,21 +204,20 @@ def model_loss(
         )
         weight = batch.mask
     else:
-        z_true = jnp.concatenate([jax.lax.stop_gradient(zs[:1]), z_next])
-        samples = v_targets(
-            model, frozen, target_value, z_true, batch.target_actions, draws, config
+        z_true = jnp.concatenate([jax.lax.stop_gradient(zs[:1]), z_next[:-1]])
+        actions, weights = value_actions(
+            batch, config.value_weighting, policy_weights, config.value_best_n
         )
-        weights = value_weights(
-            batch.target_values, config.value_weighting, policy_weights, config.value_best_n
-        )
+        weights = weights[:-1]
+        samples = v_targets(model, frozen, target_value, z_true, actions[:-1], draws, config)
         # Cross-entropy is linear in the target, so the mean over actions of the cross-entropies is
         # the cross-entropy with the mean of the two-hot targets: one instead of N.
         two_hot = jnp.sum(weights[..., None] * dist.two_hot(samples, bins), axis=-2)
         two_hot = jax.lax.stop_gradient(two_hot)
         target = jax.lax.stop_gradient(jnp.sum(weights * samples, axis=-1))
-        logits = model.value(params["value"], zs, None, draws.dropout)
+        logits = model.value(params["value"], zs[:-1], None, draws.dropout)
         cross_entropy = -jnp.sum(two_hot[None] * jax.nn.log_softmax(logits), axis=-1)
-        weight = state_mask(batch.mask) * batch.target_valid
+        weight = batch.mask * batch.target_valid[:-1]
     losses["value"] = time_weighted(jnp.mean(cross_entropy, axis=0), weight, config.rho)
 
     if model.config.episodic:
