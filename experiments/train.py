@@ -13,7 +13,7 @@ import os
 import sys
 import time
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
@@ -30,6 +30,7 @@ def default_workdir(config: dict) -> str:
 def main(_: list[str]) -> None:
     from mbx.training import run
 
+    logging.set_verbosity(logging.WARNING)
     config = CONFIG.value.to_dict()
     if config["resume"] and WORKDIR.value is None:
         sys.exit("error: --config.resume=True needs --workdir, the directory of the run to continue")

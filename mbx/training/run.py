@@ -299,6 +299,6 @@ def _describe(logger: RunLogger, state: loop.LoopState, environment: Any) -> Non
 
 
 def _plot(workdir: str) -> None:
-    from experiments import plot
+    from mbx.training.curves import plot_runs
 
-    plot.plot_runs([workdir], os.path.join(workdir, "curve.png"))
+    plot_runs([workdir], os.path.join(workdir, "curve.png"))

@@ -1,0 +1,31 @@
+"""Draw learning curves of one or many runs.
+
+    python -m experiments.plot runs/a runs/b --out=curve.png
+    python -m experiments.plot runs/* --out=curve.png --reference=cartpole-swingup.csv
+
+Runs of one environment and label form a group: a line for the mean over seeds, thin lines for the
+seeds, and a band (bootstrap 95 % interval of the mean from five seeds on, the range below that).
+"""
+
+from __future__ import annotations
+
+from absl import app, flags
+
+from mbx.training.curves import plot_runs
+
+OUT = flags.DEFINE_string("out", "curve.png", "Picture to write.")
+METRIC = flags.DEFINE_string("metric", "eval/return_mean", "KIND/NAME of metrics.jsonl.")
+LABELS = flags.DEFINE_list("labels", None, "One label a run; equal labels are seeds of one group.")
+REFERENCE = flags.DEFINE_multi_string("reference", [], "CSV files of published curves.")
+TITLE = flags.DEFINE_string("title", None, "Title.")
+
+
+def main(argv: list[str]) -> None:
+    plot_runs(
+        argv[1:], OUT.value, metric=METRIC.value, labels=LABELS.value,
+        references=REFERENCE.value, title=TITLE.value,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    app.run(main)

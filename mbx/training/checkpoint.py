@@ -1,0 +1,204 @@
+"""Checkpoints of a run: everything, newest first to be tried, torn ones skipped.
+
+`checkpoints/` holds the newest states (orbax writes each into a temporary directory and renames it
+when it is complete), `best/` the train state that evaluated best. Each comes with JSON: the format
+version, the shapes and dtypes of all leaves, and what the caller adds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+FORMAT_VERSION = 1
+
+
+class Checkpointer:
+    """Saves and restores the states of the run in `workdir`.
+
+    keep: newest checkpoints kept. Saving is asynchronous; `close` waits for it.
+    """
+
+    def __init__(self, workdir: str, *, keep: int = 3) -> None:
+        if keep < 1:
+            raise ValueError(f"checkpoint.keep={keep}: keep at least one checkpoint")
+        workdir = os.path.abspath(workdir)
+        self._all = _Directory(os.path.join(workdir, "checkpoints"), keep)
+        self._best = _Directory(os.path.join(workdir, "best"), 1)
+        self._best_score = self._read_best_score()
+
+    def _read_best_score(self) -> float | None:
+        for step in reversed(self._best.steps()):
+            try:
+                return float(self._best.meta(step)["score"])
+            except Exception:  # a torn best: the next evaluation replaces it
+                continue
+        return None
+
+    def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
+        """Save the whole state at `step`; `meta` is JSON. A step that exists is replaced."""
+        self._all.save(step, state, meta)
+
+    def save_best(self, step: int, train_state: Any, score: float) -> bool:
+        """Save `train_state` if `score` is the best so far; returns whether it was."""
+        if self._best_score is not None and score <= self._best_score:
+            return False
+        self._best_score = score
+        self._best.save(step, train_state, {"score": score, "step": step})
+        return True
+
+    def restore(self, example: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """The newest usable state (or that of `step`) and its meta.
+
+        example: arrays or `jax.ShapeDtypeStruct`s of the same structure. Damaged checkpoints are
+        skipped with a warning. Raises FileNotFoundError when none is usable and ValueError when
+        the structure differs (other settings) or the format is another version's.
+        """
+        return self._all.restore(example, step)
+
+    def restore_best(self, example: Any) -> tuple[Any, dict[str, Any]]:
+        """The best train state and its meta; raises as `restore`."""
+        return self._best.restore(example, None)
+
+    def latest_step(self) -> int | None:
+        """Step of the newest checkpoint, None if there is none."""
+        steps = self._all.steps()
+        return steps[-1] if steps else None
+
+    def wait(self) -> None:
+        """Wait until everything is on disk."""
+        self._all.manager.wait_until_finished()
+        self._best.manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Wait and free."""
+        self.wait()
+        self._all.manager.close()
+        self._best.manager.close()
+
+
+class _Directory:
+    """One orbax directory of states with JSON beside them."""
+
+    def __init__(self, path: str, keep: int) -> None:
+        self.path = path
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, create=True, enable_async_checkpointing=True
+        )
+        handlers = dict(state=ocp.StandardCheckpointHandler(), meta=ocp.JsonCheckpointHandler())
+        self.manager = ocp.CheckpointManager(path, options=options, item_handlers=handlers)
+
+    def steps(self) -> list[int]:
+        return sorted(self.manager.all_steps())
+
+    def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
+        if step in self.manager.all_steps():
+            self.manager.wait_until_finished()
+            self.manager.delete(step)
+        record = {"format_version": FORMAT_VERSION, "leaves": _describe(state), "user": meta}
+        self.manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(_without_keys(state)),
+                meta=ocp.args.JsonSave(record),
+            ),
+        )
+
+    def meta(self, step: int) -> dict[str, Any]:
+        return self._record(step)["user"]
+
+    def _record(self, step: int) -> dict[str, Any]:
+        args = ocp.args.Composite(meta=ocp.args.JsonRestore())
+        return self.manager.restore(step, args=args)["meta"]
+
+    def restore(self, example: Any, step: int | None) -> tuple[Any, dict[str, Any]]:
+        candidates = self.steps()[::-1] if step is None else [step]
+        for candidate in candidates:
+            try:
+                record = self._record(candidate)
+                version = record["format_version"]
+            except Exception as error:
+                _warn_damaged(self.path, candidate, error)
+                continue
+            if version != FORMAT_VERSION:
+                raise ValueError(
+                    f"checkpoint {candidate} in {self.path} has format version {version}, this "
+                    f"code reads {FORMAT_VERSION}: use the code that wrote it"
+                )
+            _check_leaves(self.path, record["leaves"], _describe(example))
+            try:
+                return self._read(candidate, example), record["user"]
+            except Exception as error:
+                _warn_damaged(self.path, candidate, error)
+        what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        raise FileNotFoundError(
+            f"{what} in {self.path} could be read: start the run anew in another workdir"
+        )
+
+    def _read(self, step: int, example: Any) -> Any:
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+        def abstract(x: Any) -> jax.ShapeDtypeStruct:
+            if _is_key(x):
+                x = jax.eval_shape(jax.random.key_data, x)
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device)
+
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(jax.tree.map(abstract, example)))
+        state = self.manager.restore(step, args=args)["state"]
+
+        def rebuild(x: Any, like: Any) -> Any:
+            if _is_key(like):
+                return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like))
+            return x
+
+        return jax.tree.map(rebuild, state, example)
+
+
+def load_config(workdir: str) -> dict[str, Any]:
+    """The configuration a run was started with; FileNotFoundError if `workdir` holds no run."""
+    path = os.path.join(workdir, "config.json")
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{path} does not exist: workdir={workdir} holds no run")
+    with open(path) as file:
+        return json.load(file)
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _without_keys(state: Any) -> Any:
+    """Typed keys as their raw numbers: what is written does not depend on orbax knowing them."""
+    return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, state)
+
+
+def _describe(state: Any) -> dict[str, str]:
+    leaves = jax.tree_util.tree_flatten_with_path(state)[0]
+    return {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in leaves}
+
+
+def _check_leaves(path: str, saved: dict[str, str], wanted: dict[str, str]) -> None:
+    different = [
+        f"{name}: saved {saved.get(name, 'nothing')}, wanted {wanted.get(name, 'nothing')}"
+        for name in sorted(saved.keys() | wanted.keys())
+        if saved.get(name) != wanted.get(name)
+    ]
+    if different:
+        shown = "; ".join(different[:5]) + ("; ..." if len(different) > 5 else "")
+        raise ValueError(
+            f"the checkpoint in {path} was made with other settings ({shown}): resume with the "
+            "run's own config.json, or start anew in another workdir"
+        )
+
+
+def _warn_damaged(path: str, step: int, error: Exception) -> None:
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    warnings.warn(
+        f"checkpoint {step} in {path} is damaged and skipped ({first[:200]})", stacklevel=4
+    )

@@ -1,0 +1,115 @@
+"""Learning curves: read them from run directories, aggregate over seeds, draw them."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mbx.training.checkpoint import load_config
+from mbx.training.metrics import read_rows
+
+
+class Curve(NamedTuple):
+    """One seed's curve: steps and values, both `[n]`."""
+
+    steps: np.ndarray
+    values: np.ndarray
+
+
+def load_curve(run_dir: str, metric: str = "eval/return_mean") -> Curve:
+    """A metric `KIND/NAME` of a run over environment steps; empty if it was never logged."""
+    kind, _, name = metric.partition("/")
+    rows = read_rows(os.path.join(run_dir, "metrics.jsonl"))
+    points = [(r["step"], r[name]) for r in rows if r["kind"] == kind and r.get(name) is not None]
+    steps, values = zip(*points, strict=True) if points else ((), ())
+    return Curve(np.asarray(steps, float), np.asarray(values, float))
+
+
+def aggregate(curves: Sequence[Curve], points: int = 200) -> tuple[np.ndarray, ...]:
+    """Steps, mean, lower and upper band `[points]` of several seeds on the steps all of them have."""
+    start = max(c.steps[0] for c in curves)
+    stop = min(c.steps[-1] for c in curves)
+    grid = np.linspace(start, stop, points)
+    values = np.stack([np.interp(grid, c.steps, c.values) for c in curves])
+    mean = values.mean(axis=0)
+    if len(curves) < 5:
+        return grid, mean, values.min(axis=0), values.max(axis=0)
+    draws = np.random.default_rng(0).integers(0, len(curves), (2000, len(curves)))
+    low, high = np.percentile(values[draws].mean(axis=1), [2.5, 97.5], axis=0)
+    return grid, mean, low, high
+
+
+def load_reference(path: str) -> tuple[np.ndarray, ...]:
+    """Steps, mean, low, high from a CSV with columns step,reward,seed or step,mean,lcb,ucb."""
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    if "mean" in rows[0]:
+        return tuple(np.array([float(r[k]) for r in rows]) for k in ("step", "mean", "lcb", "ucb"))
+    curves = []
+    for seed in sorted({r["seed"] for r in rows}):
+        own = [(float(r["step"]), float(r["reward"])) for r in rows if r["seed"] == seed]
+        steps, values = zip(*sorted(own), strict=True)
+        curves.append(Curve(np.array(steps), np.array(values)))
+    return aggregate(curves)
+
+
+def plot_runs(
+    run_dirs: Sequence[str],
+    out: str,
+    *,
+    metric: str = "eval/return_mean",
+    labels: Sequence[str] | None = None,
+    references: Sequence[str] = (),
+    title: str | None = None,
+) -> None:
+    """Draw `run_dirs` into the picture `out`. labels: one a run; runs with equal labels are seeds.
+
+    Raises ValueError when no run has the metric.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = labels or [_label(d) for d in run_dirs]
+    groups: dict[str, list[Curve]] = {}
+    for run_dir, name in zip(run_dirs, names, strict=True):
+        curve = load_curve(run_dir, metric)
+        if curve.steps.size:
+            groups.setdefault(name, []).append(curve)
+    if not groups:
+        raise ValueError(f"none of {list(run_dirs)} has the metric {metric!r}")
+    figure, axes = plt.subplots(figsize=(7, 4.2), constrained_layout=True)
+    for i, (name, curves) in enumerate(groups.items()):
+        color = f"C{i % 10}"
+        for curve in curves:
+            axes.plot(curve.steps, curve.values, color=color, alpha=0.3, linewidth=0.8)
+        steps, mean, low, high = aggregate(curves)
+        seeds = f" ({len(curves)} seeds)" if len(curves) > 1 else ""
+        axes.plot(steps, mean, color=color, label=name + seeds)
+        axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
+    limit = max(c.steps[-1] for curves in groups.values() for c in curves)
+    for path in references:
+        steps, mean, low, high = load_reference(path)
+        keep = steps <= 1.05 * limit
+        name = f"published: {os.path.basename(os.path.dirname(os.path.abspath(path)))}"
+        axes.plot(steps[keep], mean[keep], "k--", linewidth=1, label=name)
+        axes.fill_between(steps[keep], low[keep], high[keep], color="k", alpha=0.08, linewidth=0)
+    axes.set_xlabel("environment steps (action repeat included)")
+    axes.set_ylabel(metric)
+    axes.set_title(title or "")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    temporary = f"{out}.tmp.png"
+    figure.savefig(temporary, dpi=130)
+    os.replace(temporary, out)
+    plt.close(figure)
+
+
+def _label(run_dir: str) -> str:
+    config = load_config(run_dir)
+    return f"{config['agent']} {config['env']['name']}"

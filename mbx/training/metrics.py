@@ -1,0 +1,163 @@
+"""What a run writes down while it goes: JSONL, CSV, TensorBoard, a progress bar.
+
+metrics.jsonl has one object a row: kind ("setup", "train", "eval"), step (environment steps), time
+(seconds since the epoch) and the values. metrics.csv holds the same in long form: kind, step, name,
+value. Both are only appended to; a resumed run first drops the rows after its checkpoint.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+_SHOWN = {
+    "episode/return": "return",
+    "loss/consistency": "consistency",
+    "loss/reward": "reward",
+    "loss/value": "value",
+    "loss/policy": "policy",
+    "steps_per_second": "steps/s",
+}
+
+
+def atomic_write(path: str, data: bytes) -> None:
+    """Write a file so that at any moment either the old or the whole new content is there."""
+    directory = os.path.dirname(os.path.abspath(path))
+    handle, temporary = tempfile.mkstemp(dir=directory, prefix=".tmp-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+class RunLogger:
+    """Writes the files of a run directory and shows progress.
+
+    config: written to config.json when a run starts. resume_step: None for a new run, else the step
+    it continues from: rows after it are dropped. progress_total: environment steps of the run.
+    """
+
+    def __init__(
+        self,
+        workdir: str,
+        *,
+        config: Mapping[str, Any],
+        resume_step: int | None = None,
+        progress_total: int | None = None,
+    ) -> None:
+        os.makedirs(workdir, exist_ok=True)
+        self._jsonl = os.path.join(workdir, "metrics.jsonl")
+        self._csv = os.path.join(workdir, "metrics.csv")
+        config_path = os.path.join(workdir, "config.json")
+        if resume_step is None or not os.path.exists(config_path):
+            atomic_write(config_path, json.dumps(dict(config), indent=2).encode())
+        self._rewrite(-1 if resume_step is None else resume_step)
+        self._tensorboard = _tensorboard(os.path.join(workdir, "tb"), resume_step)
+        self._bar = _Progress(progress_total, resume_step or 0)
+
+    def _rewrite(self, last_step: int) -> None:
+        """Keep the rows up to `last_step`; a row that a crash cut short is dropped too."""
+        rows = [row for row in read_rows(self._jsonl) if row["step"] <= last_step]
+        atomic_write(self._jsonl, b"".join(_line(row) for row in rows))
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["kind", "step", "name", "value"])
+        for row in rows:
+            writer.writerows(_long(row))
+        atomic_write(self._csv, text.getvalue().encode())
+
+    def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Append one row. Values that are not finite are written as null."""
+        clean = {k: v if math.isfinite(v) else None for k, v in values.items()}
+        row = {"kind": kind, "step": int(step), "time": time.time(), **clean}
+        with open(self._jsonl, "ab") as file:
+            file.write(_line(row))
+        with open(self._csv, "a", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(_long(row))
+        if self._tensorboard is not None:
+            for name, value in values.items():
+                self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
+        self._bar.show(kind, step, values)
+
+    def close(self) -> None:
+        """Flush and close."""
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        self._bar.close()
+
+
+def read_rows(path: str) -> list[dict[str, Any]]:
+    """Rows of a metrics.jsonl; an unfinished last line is left out."""
+    rows = []
+    if os.path.exists(path):
+        with open(path, "rb") as file:
+            for line in file:
+                try:
+                    rows.append(json.loads(line))
+                except ValueError:
+                    continue
+    return rows
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return (json.dumps(row) + "\n").encode()
+
+
+def _long(row: Mapping[str, Any]) -> list[list[Any]]:
+    fields = {k: v for k, v in row.items() if k not in ("kind", "step", "time")}
+    return [
+        [row["kind"], row["step"], k, "" if v is None else repr(v)] for k, v in fields.items()
+    ]
+
+
+def _tensorboard(path: str, resume_step: int | None) -> Any:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        return None
+    purge = None if resume_step is None else resume_step + 1
+    return SummaryWriter(path, purge_step=purge)
+
+
+class _Progress:
+    """A tqdm bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, total: int | None, initial: int) -> None:
+        self._bar = None
+        self._shown: dict[str, str] = {}
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, initial=initial, unit="step", dynamic_ncols=True)
+
+    def show(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        if kind == "eval":
+            self._shown["eval"] = f"{values.get('return_mean', math.nan):.1f}"
+        for name, short in _SHOWN.items():
+            if kind == "train" and name in values:
+                self._shown[short] = f"{values[name]:.4g}"
+        if self._bar is not None:
+            self._bar.update(max(0, step - self._bar.n))
+            self._bar.set_postfix(self._shown)
+        elif kind == "setup":
+            print("  ".join(f"{k} {v:g}" for k, v in values.items()), flush=True)
+        else:
+            line = "  ".join(f"{k} {v}" for k, v in self._shown.items())
+            print(f"{kind:5s} step {step}  {line}", flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
