@@ -26,15 +26,15 @@ def get_config() -> config_dict.ConfigDict:
     config.train.seed_steps = 1_000  # random actions before learning
     config.train.pretrain_updates = 500  # updates made at once after them
     config.train.utd_ratio = 0.5  # updates per agent step
-    config.train.log_interval = 1_000  # environment steps between log rows
+    config.train.log_interval = 500  # environment steps between log rows
     config.train.check_finite = True  # stop with an error when a loss is not finite
 
     config.eval = config_dict.ConfigDict()
-    config.eval.interval = 2_500  # environment steps between evaluations (0: only at the end)
+    config.eval.interval = 3_000  # environment steps between evaluations (0: only at the end)
     config.eval.episodes = 20  # episodes of an evaluation, without exploration noise
 
     config.checkpoint = config_dict.ConfigDict()
-    config.checkpoint.interval = 5_000  # environment steps between checkpoints (0: only at the end)
+    config.checkpoint.interval = 6_000  # environment steps between checkpoints (0: only at the end)
     config.checkpoint.keep = 2  # newest checkpoints kept, beside the best
 
     config.replay = config_dict.ConfigDict()
@@ -59,7 +59,7 @@ def get_config() -> config_dict.ConfigDict:
 
     config.planner = config_dict.ConfigDict()  # acts in the environment
     config.planner.horizon = 3
-    config.planner.iterations = 4
+    config.planner.iterations = 3
     config.planner.num_samples = 128
     config.planner.num_elites = 16
     config.planner.num_proposals = 8  # policy trajectories among the samples
