@@ -33,7 +33,9 @@ def main(_: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     config = CONFIG.value.to_dict()
     if config["resume"] and WORKDIR.value is None:
-        sys.exit("error: --config.resume=True needs --workdir, the directory of the run to continue")
+        sys.exit(
+            "error: --config.resume=True needs --workdir, the directory of the run to continue"
+        )
     try:
         result = run.train(config, WORKDIR.value or default_workdir(config))
     except (ValueError, FloatingPointError, FileNotFoundError) as error:

@@ -12,7 +12,7 @@ Each round samples candidates, scores them, keeps the elites and refits mean and
 to them with exponential weights; all rounds are one `lax.fori_loop`.
 
 Axes: B states planned for at once, N candidates, P proposals, K elites, T horizon, A action dims.
-Sources: Williams et al. 2017 (MPPI); TD-MPC2 (arXiv 2310.16828), section 3.2 and its reference code.
+Sources: Williams et al. 2017 (MPPI); TD-MPC2 (arXiv 2310.16828), section 3.2 and reference code.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def plan(
     """Refine a Gaussian over action sequences and select an action.
 
     key: consumed. score_fn(key, actions `[B, n, T, A]`) -> values `[B, n]`, higher is better.
-    mean, std: `[B, T, A]`, where the first round samples from. proposals: `[B, P, T, A]`, candidates
+    mean, std: `[B, T, A]`, where round one samples from. proposals: `[B, P, T, A]`, candidates
     that join every round in the place of P samples (policy trajectories). initial: `[B, N, T, A]`,
     candidates of round one instead of Gaussian samples (draws from a policy). action_mask:
     `[A]` or `[B, A]`, 0 for dimensions an environment does not have. Actions lie in [-1, 1].

@@ -134,7 +134,9 @@ class MLP(nn.Module):
             layer = NormedDense(size, dropout=dropout, dtype=self.dtype, name=f"layer_{i}")
             inputs = (layer(*inputs),)
         if self.out_activation is None:
-            x = Dense(self.features, zero_init=self.zero_last, dtype=self.dtype, name="out")(*inputs)
+            x = Dense(self.features, zero_init=self.zero_last, dtype=self.dtype, name="out")(
+                *inputs
+            )
             return x.astype(jnp.float32)
         out = NormedDense(self.features, lambda x: x, dtype=self.dtype, name="out")(*inputs)
         return self.out_activation(out.astype(jnp.float32))

@@ -183,7 +183,10 @@ def make_world_model(config: WorldModelConfig) -> WorldModel:
         return mean, dist.bounded_log_std(raw, config.log_std_min, config.log_std_max)
 
     def value(
-        value_params: Params, z: Array, action: Array | None = None, dropout_key: Array | None = None
+        value_params: Params,
+        z: Array,
+        action: Array | None = None,
+        dropout_key: Array | None = None,
     ) -> Array:
         inputs = (z, action) if config.critic == "q" else (z,)
         return networks.apply_ensemble(

@@ -26,7 +26,8 @@ class Agent(NamedTuple):
         without stored targets.
     update(train, replay, key) -> (train, metrics): one gradient step on a batch of the replay.
     refresh(train, replay, key, sweep) -> (replay, metrics): recompute some stored targets;
-        `sweep` is the number of a chunk of a sweep over all rows, or -1: the agent chooses rows. None for an agent without stored targets.
+        `sweep` is the number of a chunk of a sweep over all rows, or -1: the agent chooses the
+        rows. None for an agent without stored targets.
     example_row() -> one un-batched replay row (abstract), target_spec: what the replay stores.
     refresh_chunk: rows a `refresh` call handles.
     """

@@ -37,7 +37,7 @@ class TDMPCConfig:
     horizon: transitions T of a training window. planner_horizon: look-ahead of the acting planner.
     num_heads: value heads used at a time in targets, planning and the policy loss.
     value_reduction: "min" | "mean" over those heads in value targets.
-    value_target: "td" (Q critic only: the replay's reward and the policy's next action) | "planner".
+    value_target: "td" (Q critic only: the replay's reward, the policy's next action) | "planner".
     stored_targets: keep planner targets in the replay (document 000); False is the legacy path, raw
         policy samples evaluated afresh in every loss.
     advantage_scale, awr_temperature: see `losses.planner_weights`.
@@ -188,7 +188,7 @@ def init_state(config: TDMPCConfig, model: WorldModel, key: Array) -> TrainState
 
 
 def update_scale(config: TDMPCConfig, state: TrainState, values: Array) -> tuple[Array, Any, Any]:
-    """Move the value scale with `values` `[n]`; returns (scale in use, running scale, ReturnEMA)."""
+    """Move the value scale with `values` `[n]`: (scale in use, running scale, ReturnEMA)."""
     if config.value_scale == "return_ema":
         ema = returns.update_return_ema(state.return_ema, values)
         return returns.return_ema_offset_scale(ema)[1], state.scale, ema
@@ -246,9 +246,7 @@ def update_from_batch(
     else:
 
         def policy_loss(policy: Params) -> tuple[Array, dict[str, Any]]:
-            return losses.awr_loss(
-                policy, model, trained, zs, batch, weights, mask, draws, config
-            )
+            return losses.awr_loss(policy, model, trained, zs, batch, weights, mask, draws, config)
 
     policy = state.params["policy"]
     (loss, policy_aux), grads = jax.value_and_grad(policy_loss, has_aux=True)(policy)
@@ -425,7 +423,7 @@ def make_agent(config: TDMPCConfig) -> Agent:
 
 
 def shift_images(obs: Array, key: Array, pad: int = 3) -> Array:
-    """Random shift of every image of `[T+1, B, H, W, C]` (training only; acting sees them whole)."""
+    """Random shift of every image of `[T+1, B, H, W, C]`; acting sees images whole."""
     flat = obs.reshape(-1, *obs.shape[2:])
     shift = jax.random.randint(key, (flat.shape[0], 2), 0, 2 * pad + 1)
     return networks.random_shift(flat, shift, pad).reshape(obs.shape)

@@ -45,7 +45,8 @@ class Draws(NamedTuple):
     """Every random number of one update.
 
     target_eps `[T, B, A]`: noise of the TD target's action. target_heads, policy_heads: value heads
-    in use, None for all. policy_eps `[T+1, B, A]`: noise of the policy loss. dropout: a key or None.
+    in use, None for all. policy_eps `[T+1, B, A]`: noise of the policy loss.
+    dropout: a key or None.
     """
 
     target_eps: Array
@@ -239,7 +240,7 @@ def model_loss(
 def policy_value(
     model: WorldModel, params: Params, z: Array, action: Array, heads: Array | None, config: Any
 ) -> Array:
-    """Value of `action` `[..., A]` in `z` `[..., L]`: Q, or the one-step look-ahead of a V critic."""
+    """Value of `action` `[..., A]` in `z` `[..., L]`: Q, or one step ahead with a V critic."""
     if model.config.critic == "q":
         return planning.mean_value(model, params["value"], z, action, heads)
     reward = model.decode(model.reward(params, z, action))

@@ -91,7 +91,13 @@ def policy_trajectories(model: WorldModel, params: Params, z: Array, eps: Array)
 
 
 def score_function(
-    model: WorldModel, params: Params, z: Array, *, discount: float, num_heads: int, termination: str
+    model: WorldModel,
+    params: Params,
+    z: Array,
+    *,
+    discount: float,
+    num_heads: int,
+    termination: str,
 ) -> mppi.ScoreFn:
     """`trajectory_value` from states `z` `[B, L]`, in the form `mppi.plan` takes."""
 

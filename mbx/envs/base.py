@@ -20,7 +20,7 @@ Array = jax.Array
 
 
 class EnvSpec(NamedTuple):
-    """Shapes and units. episode_length is in agent steps, one of which is action_repeat env steps."""
+    """Shapes and units. episode_length: agent steps, each action_repeat environment steps."""
 
     name: str
     obs_shape: tuple[int, ...]
@@ -108,7 +108,7 @@ class RawEnvironment(NamedTuple):
 
 @flax.struct.dataclass
 class EpisodeState:
-    """State of the wrapper: raw `[E, ...]`, length and episode_return `[E]` of the episode so far."""
+    """The wrapper's state: raw `[E, ...]`, length and episode_return `[E]` so far."""
 
     raw: Any
     length: Array
@@ -126,9 +126,7 @@ def episodic(
     """
     check_counts(raw.name, num_envs, action_repeat, episode_length)
     length = episode_length or -(-raw.time_limit // action_repeat)
-    spec = EnvSpec(
-        raw.name, raw.obs_shape, raw.obs_dtype, raw.action_dim, length, action_repeat
-    )
+    spec = EnvSpec(raw.name, raw.obs_shape, raw.obs_dtype, raw.action_dim, length, action_repeat)
 
     def reset(key: Array) -> tuple[EpisodeState, Array]:
         state, obs = jax.vmap(raw.reset)(jax.random.split(key, num_envs))
@@ -170,9 +168,7 @@ def episodic(
     return JaxEnvironment(spec, num_envs, reset, step)
 
 
-def check_counts(
-    name: str, num_envs: int, action_repeat: int, episode_length: int | None
-) -> None:
+def check_counts(name: str, num_envs: int, action_repeat: int, episode_length: int | None) -> None:
     """Raise ValueError for counts below one."""
     for field, value in (
         ("num_envs", num_envs), ("action_repeat", action_repeat), ("episode_length", episode_length)

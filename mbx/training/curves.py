@@ -30,7 +30,7 @@ def load_curve(run_dir: str, metric: str = "eval/return_mean") -> Curve:
 
 
 def aggregate(curves: Sequence[Curve], points: int = 200) -> tuple[np.ndarray, ...]:
-    """Steps, mean, lower and upper band `[points]` of several seeds on the steps all of them have."""
+    """Steps, mean, lower and upper band `[points]` on the steps that all seeds have."""
     start = max(c.steps[0] for c in curves)
     stop = min(c.steps[-1] for c in curves)
     grid = np.linspace(start, stop, points)

@@ -99,7 +99,9 @@ def _make_host(
     act: Callable, init_actor: Callable, environment: HostEnvironment
 ) -> Callable[[Any, Array], Evaluation]:
     num = environment.num_envs
-    act_now = jax.jit(lambda train, actor, obs, first, key: act(train, actor, obs, first, key, True))
+    act_now = jax.jit(
+        lambda train, actor, obs, first, key: act(train, actor, obs, first, key, True)
+    )
 
     def evaluate(train: Any, key: Array) -> Evaluation:
         seed_key, step_key = jax.random.split(key)

@@ -36,8 +36,8 @@ class Schedule:
     seed_steps: random actions before learning starts. pretrain_updates: updates made at once when
     they are over, after which every stored target is refreshed. utd_ratio: updates per agent step
     from then on, below or above 1. reanalyze_interval: learner updates between two reanalyze passes
-    (0: never), which is interval / utd_ratio agent steps. reanalyze_min_step: agent steps before the
-    first one.
+    (0: never), which is interval / utd_ratio agent steps. reanalyze_min_step: agent steps before
+    the first one.
     """
 
     seed_steps: int
@@ -57,8 +57,8 @@ class LoopState:
     """All of a run: what a checkpoint holds.
 
     env: the environment's state (None for a host environment). obs `[E, ...]`, reward `[E]`,
-    is_first `[E]`: the row that is being acted on. key: the run's base key; a step's keys are folded
-    from it and `steps`. steps: agent steps so far. credit: updates owed, in units of 1/denominator.
+    is_first `[E]`: the row that is being acted on. key: the run's base key; a step's keys are
+    folded from it and `steps`. steps: agent steps so far. credit: updates owed, in units of 1/denominator.
     """
 
     train: Any
@@ -81,7 +81,7 @@ def init_state(
     capacity: int,
     host_obs: np.ndarray | None = None,
 ) -> LoopState:
-    """A fresh run. capacity: replay rows an environment. host_obs: first observations `[E, ...]`."""
+    """A fresh run. capacity: rows an environment; host_obs: first observations `[E, ...]`."""
     num_envs = environment.num_envs
     init_key, env_key, base_key = jax.random.split(key, 3)
     if isinstance(environment, JaxEnvironment):

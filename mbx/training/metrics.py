@@ -118,9 +118,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 def _long(row: Mapping[str, Any]) -> list[list[Any]]:
     fields = {k: v for k, v in row.items() if k not in ("kind", "step", "time")}
-    return [
-        [row["kind"], row["step"], k, "" if v is None else repr(v)] for k, v in fields.items()
-    ]
+    return [[row["kind"], row["step"], k, "" if v is None else repr(v)] for k, v in fields.items()]
 
 
 def _tensorboard(path: str, resume_step: int | None) -> Any:

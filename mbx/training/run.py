@@ -233,7 +233,7 @@ def load(workdir: str, *, which: str | int = "best") -> tuple[Agent, Any, dict[s
 
 
 def _rows(config: Config, num_envs: int) -> int:
-    """Replay rows an environment: its share of the capacity, and never less than two episodes' ends."""
+    """Replay rows an environment: its share of the capacity."""
     return max(2, -(-config["replay"]["capacity"] // num_envs))
 
 
@@ -285,8 +285,8 @@ def _check_finite(config: Config, metrics: Mapping[str, float], steps: int, save
     if bad:
         saved.close()
         raise FloatingPointError(
-            f"{bad[0]} is not finite at step {steps}: lower optimizer.learning_rate, or resume from "
-            "the last checkpoint with other settings (train.check_finite=False goes on regardless)"
+            f"{bad[0]} is not finite at step {steps}: lower optimizer.learning_rate, or resume "
+            "from the last checkpoint with other settings (train.check_finite=False goes on regardless)"
         )
 
 
