@@ -58,7 +58,8 @@ class LoopState:
 
     env: the environment's state (None for a host environment). obs `[E, ...]`, reward `[E]`,
     is_first `[E]`: the row that is being acted on. key: the run's base key; a step's keys are
-    folded from it and `steps`. steps: agent steps so far. credit: updates owed, in units of 1/denominator.
+    folded from it and `steps`. steps: agent steps so far. credit: updates owed, in units of
+    1/denominator.
     """
 
     train: Any

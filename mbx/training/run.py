@@ -286,7 +286,8 @@ def _check_finite(config: Config, metrics: Mapping[str, float], steps: int, save
         saved.close()
         raise FloatingPointError(
             f"{bad[0]} is not finite at step {steps}: lower optimizer.learning_rate, or resume "
-            "from the last checkpoint with other settings (train.check_finite=False goes on regardless)"
+            "from the last checkpoint with other settings "
+            "(train.check_finite=False goes on regardless)"
         )
 
 
