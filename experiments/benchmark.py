@@ -1,0 +1,269 @@
+"""Time the hot operations of an agent against what the machine can do.
+
+    python -m experiments.benchmark                               # 5M model, TD-MPC2's settings
+    python -m experiments.benchmark --preset=default              # configs/tdmpc.py as it is
+    python -m experiments.benchmark --size=19 --batch=1024 --json=bench.json
+
+For every operation: the median time after warm-up, the matrix-multiply FLOPs it does (counted in
+its program, loops included), the time those need at the matrix-multiply rate measured in the same
+run (the floor), the ratio of the two, and the time to compile.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from ml_collections import config_dict
+
+from configs import tdmpc as default_config
+from mbx import replay
+from mbx.envs.base import EnvSpec, RawEnvironment, episodic
+from mbx.training import build, loop
+from mbx.training.metrics import atomic_write
+
+PRESET = flags.DEFINE_enum("preset", "tdmpc2", ["tdmpc2", "default"], "Settings.")
+SIZE = flags.DEFINE_string("size", None, "Model size (default: 5 for tdmpc2, tiny for default).")
+BATCH = flags.DEFINE_integer("batch", None, "Batch size (default: 256 for tdmpc2).")
+OBS = flags.DEFINE_integer("obs", 17, "Observation size.")
+ACTION = flags.DEFINE_integer("action", 6, "Action size.")
+ENVS = flags.DEFINE_integer("envs", 1, "Environments planned for at once.")
+REPEATS = flags.DEFINE_integer("repeats", 15, "Timed calls an operation.", lower_bound=3)
+DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Compute dtype.")
+JSON = flags.DEFINE_string("json", None, "Also write the results here.")
+
+
+class Row(NamedTuple):
+    """One operation: milliseconds, GFLOP, floor in milliseconds, ratio, seconds to compile."""
+
+    name: str
+    median_ms: float
+    gflop: float
+    floor_ms: float
+    ratio: float
+    compile_s: float
+
+
+def count_flops(jaxpr: Any) -> float:
+    """FLOPs of all matrix multiplications and convolutions in a jaxpr, times their loop counts.
+
+    A loop with a count known only at run time is counted once.
+    """
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        if name == "dot_general":
+            (contract, _), _ = params["dimension_numbers"]
+            left, out = equation.invars[0].aval, equation.outvars[0].aval
+            depth = np.prod([left.shape[i] for i in contract], dtype=float)
+            total += 2.0 * depth * np.prod(out.shape, dtype=float)
+        elif name == "conv_general_dilated":
+            kernel, out = equation.invars[1].aval, equation.outvars[0].aval
+            channels = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
+            total += 2.0 * np.prod(out.shape, dtype=float) * np.prod(kernel.shape) / channels
+        inner = [p for p in jax.tree.leaves(params, is_leaf=_is_jaxpr) if _is_jaxpr(p)]
+        counts = [count_flops(p.jaxpr if hasattr(p, "jaxpr") else p) for p in inner]
+        if name == "cond":
+            total += max(counts, default=0.0)
+        else:
+            total += sum(counts) * (params["length"] if name == "scan" else 1)
+    return total
+
+
+def _is_jaxpr(x: Any) -> bool:
+    return hasattr(x, "eqns") or (hasattr(x, "jaxpr") and hasattr(x.jaxpr, "eqns"))
+
+
+def median_time(call: Callable[[], Any], repeats: int) -> float:
+    """Median seconds of `call`, which must return arrays to wait for."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def gemm_rate(dtype: str, sizes: tuple[int, ...] = (1024, 2048), repeats: int = 9) -> float:
+    """The machine's matrix-multiply rate in FLOP/s: the best median over some square sizes."""
+    best = 0.0
+    for n in sizes:
+        x = jnp.ones((n, n), dtype)
+        multiply = jax.jit(jnp.matmul)
+        jax.block_until_ready(multiply(x, x))
+        seconds = median_time(lambda m=multiply, x=x: m(x, x), repeats)
+        best = max(best, 2.0 * n**3 / seconds)
+    return best
+
+
+def measure(
+    name: str, function: Callable, *args: Any, rate: float, repeats: int, donate: bool = False
+) -> Row:
+    """Compile and time `function(*args)`; with `donate` its result replaces the first argument."""
+    flops = count_flops(jax.make_jaxpr(function)(*args).jaxpr)
+    start = time.perf_counter()
+    compiled = jax.jit(function, donate_argnums=0 if donate else ()).lower(*args).compile()
+    compile_s = time.perf_counter() - start
+    carry = [jax.tree.map(jnp.copy, args[0]) if donate else args[0]]
+
+    def call() -> Any:
+        out = compiled(carry[0], *args[1:])
+        if donate:
+            carry[0] = out
+        return out
+
+    jax.block_until_ready(call())
+    jax.block_until_ready(call())
+    seconds = median_time(call, repeats)
+    floor = flops / rate
+    ratio = seconds / floor if floor else float("nan")
+    return Row(name, 1e3 * seconds, flops / 1e9, 1e3 * floor, ratio, compile_s)
+
+
+def make_config() -> config_dict.ConfigDict:
+    """The benchmark's configuration."""
+    config = default_config.get_config()
+    if PRESET.value == "tdmpc2":
+        config.model.update(size="5", critic="q", policy="squashed", num_values=0)
+        config.loss.update(value_target="td", policy_loss="svg", value_reduction="min")
+        config.loss.batch_size = 256
+        config.planner.update(iterations=6, num_samples=512, num_elites=64, num_proposals=24)
+        config.training_planner.update(num_samples=128, num_elites=128)
+    if SIZE.value:
+        config.model.size = SIZE.value
+    if BATCH.value:
+        config.loss.batch_size = BATCH.value
+    config.model.dtype = DTYPE.value
+    config.env.num_envs = ENVS.value
+    return config
+
+
+def toy_environment(num_envs: int) -> Any:
+    """A linear system: costs nothing beside the agent."""
+    size, action = OBS.value, ACTION.value
+
+    def reset(key: jax.Array) -> tuple:
+        x = jax.random.normal(key, (size,))
+        return x, x
+
+    def step(key: jax.Array, state: jax.Array, action: jax.Array) -> tuple:
+        x = 0.95 * state + 0.1 * jnp.sum(action)
+        return x, x, -jnp.mean(jnp.square(x)), jnp.bool_(False)
+
+    raw = RawEnvironment("toy:linear", (size,), jnp.float32, action, 500, reset, step)
+    return episodic(raw, num_envs)
+
+
+def filled(agent: Any, state: loop.LoopState, spec: EnvSpec, steps: int) -> loop.LoopState:
+    """The state with `steps` random rows an environment in its replay."""
+
+    @jax.jit
+    def fill(state: loop.LoopState) -> loop.LoopState:
+        def one(carry: Any, i: jax.Array) -> tuple:
+            key = jax.random.fold_in(state.key, i)
+            num = state.reward.shape[0]
+            no = jnp.zeros(num, bool)
+            action = jax.random.uniform(key, (num, spec.action_dim), minval=-1.0)
+            obs = jax.random.normal(key, (num, *spec.obs_shape))
+            row = dict(obs=obs, action=action, reward=obs[:, 0], is_first=no, is_last=no,
+                       terminated=no)  # fmt: skip
+            return replay.insert(carry, row, agent.targets(state.train, obs, key)), None
+
+        buffer, _ = jax.lax.scan(one, state.replay, jnp.arange(steps))
+        return state.replace(replay=buffer)
+
+    return fill(state)
+
+
+def benchmark() -> dict[str, Any]:
+    """Measure every operation; returns what `--json` writes."""
+    config = make_config().to_dict()
+    repeats, num = REPEATS.value, ENVS.value
+    environment = toy_environment(num)
+    agent = build.build_agent(config, environment.spec)
+    capacity = 10_000
+    key = jax.random.key(0)
+    state = loop.init_state(agent, environment, key=key, capacity=capacity)
+    state = filled(agent, state, environment.spec, 600)
+    rate = gemm_rate(DTYPE.value)
+    common = dict(rate=rate, repeats=repeats)
+    first = jnp.zeros(num, bool)
+
+    def act(train: Any, actor: Any, obs: jax.Array, key: jax.Array) -> Any:
+        return agent.act(train, actor, obs, first, key, False)
+
+    rows = [
+        measure("plan", act, state.train, state.actor, state.obs, key, **common),
+        measure("update", agent.update, state.train, state.replay, key, **common),
+    ]
+    if agent.refresh:
+        rows.append(measure("targets", agent.targets, state.train, state.obs, key, **common))
+
+        def refresh(buffer: Any, train: Any, key: jax.Array) -> Any:
+            return agent.refresh(train, buffer, key, jnp.int32(-1))[0]
+
+        rows.append(
+            measure("reanalyze", refresh, state.replay, state.train, key, donate=True, **common)
+        )
+    row = jax.tree.map(lambda x: jnp.copy(x[:, 0]), state.replay.data)
+    made = agent.targets(state.train, state.obs, key)
+
+    def insert(buffer: Any, row: Any, made: Any) -> Any:
+        return replay.insert(buffer, row, made)
+
+    rows.append(measure("insert", insert, state.replay, row, made, donate=True, **common))
+    loss = config["loss"]
+
+    def sample(buffer: Any, key: jax.Array) -> Any:
+        return replay.sample(buffer, key, batch_size=loss["batch_size"], length=loss["horizon"])
+
+    rows.append(measure("sample", sample, state.replay, key, **common))
+    schedule = loop.Schedule(0, 0, 1.0 / num, config["reanalyze"]["interval"], 0)
+    step = loop.make_step(agent, environment, schedule, capacity)
+    rows.append(
+        measure("fused step (1 update)", lambda s: step(s)[0], state, donate=True, **common)
+    )
+    rate = max(rate, gemm_rate(DTYPE.value))
+    rows = [r._replace(floor_ms=1e6 * r.gflop * 1e6 / rate) for r in rows]
+    rows = [r._replace(ratio=r.median_ms / r.floor_ms if r.floor_ms else 0.0) for r in rows]
+    return dict(
+        preset=PRESET.value, size=config["model"]["size"], batch=loss["batch_size"], envs=num,
+        obs=OBS.value, action=ACTION.value, dtype=DTYPE.value, device=str(jax.devices()[0]),
+        jax=jax.__version__, gemm_gflops=rate / 1e9, rows=[r._asdict() for r in rows],
+    )  # fmt: skip
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = [
+        f"{result['preset']}, size {result['size']}, batch {result['batch']}, {result['envs']} "
+        f"environment(s), obs {result['obs']}, action {result['action']}, {result['dtype']}, "
+        f"{result['device']}, jax {result['jax']}; matmul {result['gemm_gflops']:.0f} GFLOP/s",
+        "",
+        "| operation | median ms | GFLOP | floor ms | ratio | compile s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in result["rows"]:
+        work = (
+            f"{r['gflop']:.2f} | {r['floor_ms']:.2f} | {r['ratio']:.2f}" if r["gflop"] else "| | "
+        )
+        lines.append(f"| {r['name']} | {r['median_ms']:.2f} | {work} | {r['compile_s']:.1f} |")
+    return "\n".join(lines)
+
+
+def main(_: list[str]) -> None:
+    result = benchmark()
+    print(table(result))
+    if JSON.value:
+        atomic_write(JSON.value, json.dumps(result, indent=2).encode())
+
+
+if __name__ == "__main__":
+    app.run(main)
