@@ -105,7 +105,7 @@ def run(job: Job) -> str | None:
 def table(jobs: list[Job]) -> str:
     """Markdown: per variant the last evaluation, the mean of all evaluations, and the time."""
     lines = [
-        f"| {SWEEP.value} | last evaluation, each seed | mean | mean over all evaluations | s/run |",
+        f"| {SWEEP.value} | last evaluation, each seed | mean | mean of all | s/run |",
         "|---|---|---|---|---|",
     ]
     for variant in SWEEPS[SWEEP.value]:

@@ -105,7 +105,7 @@ class _Directory:
         self.manager.save(
             step,
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(_without_keys(state)),
+                state=ocp.args.StandardSave(jax.tree.map(_writable, state)),
                 meta=ocp.args.JsonSave(record),
             ),
         )
@@ -147,7 +147,8 @@ class _Directory:
         def abstract(x: Any) -> jax.ShapeDtypeStruct:
             if _is_key(x):
                 x = jax.eval_shape(jax.random.key_data, x)
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device)
+            shape = (1,) if 0 in x.shape else x.shape
+            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=device)
 
         args = ocp.args.Composite(state=ocp.args.StandardRestore(jax.tree.map(abstract, example)))
         state = self.manager.restore(step, args=args)["state"]
@@ -155,7 +156,7 @@ class _Directory:
         def rebuild(x: Any, like: Any) -> Any:
             if _is_key(like):
                 return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like))
-            return x
+            return jnp.zeros(like.shape, like.dtype) if 0 in like.shape else x
 
         return jax.tree.map(rebuild, state, example)
 
@@ -173,9 +174,11 @@ def _is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _without_keys(state: Any) -> Any:
-    """Typed keys as their raw numbers: what is written does not depend on orbax knowing them."""
-    return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, state)
+def _writable(x: Any) -> Any:
+    """A leaf as it is written: typed keys as their numbers, an empty array as one zero."""
+    if _is_key(x):
+        return jax.random.key_data(x)
+    return jnp.zeros((1,), x.dtype) if x.size == 0 else x
 
 
 def _describe(state: Any) -> dict[str, str]:
