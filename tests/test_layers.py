@@ -1,0 +1,151 @@
+"""Imports inside mbx only go down, and the kit and the agents load without what is above them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+# Ground first. A module may import from lower floors, and a package from itself. Training knows
+# environments and they do not know it, so it has a floor of its own.
+FLOORS = (
+    ("distributions", "networks"),
+    ("returns", "mppi", "successors", "replay"),
+    ("world_model", "rssm", "power"),
+    ("agents",),
+    ("envs",),
+    ("training",),
+)
+FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+AGENTS = FLOOR_OF["agents"]
+
+# Command lines, configuration files, loggers and simulators.
+ABOVE = frozenset(
+    "absl ml_collections tensorboardX gymnasium brax gymnax mujoco_playground dm_control".split()
+)
+
+
+def module_name(path: pathlib.Path) -> str:
+    """mbx/agents/base.py -> mbx.agents.base; mbx/agents/__init__.py -> mbx.agents.__init__."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def source_modules() -> dict[str, str]:
+    """Source text by module name, of every file of mbx."""
+    return {module_name(path): path.read_text() for path in sorted((ROOT / "mbx").rglob("*.py"))}
+
+
+def room(module: str) -> str:
+    """The part of mbx that has a floor: mbx.agents.base -> agents; '' for mbx itself."""
+    return (module.split(".") + [""])[1].replace("__init__", "")
+
+
+def imported(module: str, source: str) -> set[str]:
+    """Dotted names a module imports, at its top or inside functions; `from a import b` is a.b."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            # Level 1 is the package the file lies in, each further level one package up.
+            base = module.split(".")[: -node.level] if node.level else []
+            base += [node.module] if node.module else []
+            names |= {".".join([*base, alias.name]) for alias in node.names}
+    return names
+
+
+def faults(module: str, source: str) -> list[str]:
+    """What a module imports and must not, a sentence each."""
+    here = room(module)
+    if here and here not in FLOOR_OF:
+        return [f"{module} is on no floor: give mbx.{here} one in FLOORS"]
+    floor = FLOOR_OF.get(here, -1)  # mbx/__init__.py lies below everything
+    found = []
+    for name in sorted(imported(module, source)):
+        top, there = name.split(".")[0], room(name)
+        if top in ("configs", "experiments"):
+            found.append(f"{module} imports {name}, which is above mbx")
+        elif top in ABOVE and floor <= AGENTS:
+            found.append(f"{module} imports {name}, which only envs and training may")
+        elif top == "mbx" and there in FLOOR_OF and there != here and FLOOR_OF[there] >= floor:
+            found.append(f"{module} imports {name}, which is not below it")
+    return found
+
+
+def test_imports_only_go_down():
+    modules = source_modules()
+    assert {"mbx.mppi", "mbx.agents.tdmpc", "mbx.training.run"} <= modules.keys()
+    assert [fault for module, source in modules.items() for fault in faults(module, source)] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("mbx.networks", "from mbx import distributions"),  # sideways
+        ("mbx.networks", "from . import mppi"),
+        ("mbx.mppi", "def f():\n    import mbx.world_model"),
+        ("mbx.agents.tdmpc", "from mbx.envs.base import EnvSpec"),
+        ("mbx.agents.tdmpc", "from ..training import loop"),
+        ("mbx.agents.tdmpc", "from absl import flags"),
+        ("mbx.envs.gymnax", "from mbx.training.loop import Schedule"),
+        ("mbx.training.run", "from experiments import plot"),
+        ("mbx.__init__", "from mbx import mppi"),
+        ("mbx.attic", ""),  # no floor
+    ],
+)
+def test_each_wrong_import_is_found(module: str, source: str):
+    assert len(faults(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("mbx.agents.tdmpc", "from mbx import mppi, __version__\nfrom . import base"),
+        ("mbx.agents.__init__", "from .tdmpc import make"),
+        ("mbx.training.run", "from mbx import envs\nfrom tensorboardX import SummaryWriter"),
+        ("mbx.envs.gymnax", "import gymnax"),
+    ],
+)
+def test_right_imports_pass(module: str, source: str):
+    assert faults(module, source) == []
+
+
+# The device count can be chosen only until a backend starts. absl is left out of the names: optax
+# and flax import it themselves (that ours do not is tested above).
+LOAD = """
+import importlib, sys
+for module in sys.argv[2].split():
+    importlib.import_module(module)
+print(*sorted(set(sys.argv[1].split()) & sys.modules.keys()))
+import jax
+jax.config.update("jax_num_cpu_devices", 3)
+print(jax.device_count())
+"""
+
+
+def load(modules: list[str]) -> subprocess.CompletedProcess[str]:
+    """Import modules in a process of their own, then look at what that brought along."""
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    return subprocess.run(
+        [sys.executable, "-c", LOAD, " ".join(ABOVE - {"absl"}), " ".join(modules)],
+        cwd=ROOT,
+        env=environment | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_kit_and_agents_load_no_simulator_and_start_no_backend():
+    modules = [name for name in source_modules() if FLOOR_OF.get(room(name), -1) <= AGENTS]
+    run = load([name.removesuffix(".__init__") for name in modules])
+    assert run.returncode == 0, run.stderr
+    loaded, devices = run.stdout.splitlines()
+    assert loaded == ""
+    assert devices == "3"
