@@ -199,6 +199,7 @@ def plan(
 
     Raises ValueError where shapes do not fit `config`. Source: TD-MPC2 section 3.2; document 000.
     """
+    _check_shapes(mean, std, proposals, initial, config)
     num_proposals = 0 if proposals is None else proposals.shape[1]
     batch, horizon, action_dim = mean.shape
     noise_key, score_key, choice_key, action_key = jax.random.split(key, 4)

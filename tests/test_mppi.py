@@ -1,0 +1,246 @@
+"""The planner: golden refits, and what it must do in models we know."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import mppi
+from tests.helpers import load_fixture
+
+TOLERANCE = dict(rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mppi_update_0", "mppi_update_nan"])
+def test_refit_golden(name):
+    a, c = load_fixture("tdmpc", name)
+    for i in range(c["iterations"]):
+        actions = jnp.moveaxis(a[f"it{i}.actions"], 0, 1)  # [N, T, A]
+        values = jnp.asarray(a[f"it{i}.value_raw"])[:, 0]
+        ranked = np.nan_to_num(np.asarray(values))
+        elites = a[f"it{i}.elite_idx"]
+        common = dict(
+            num_elites=c["num_elites"], temperature=c["temperature"], min_std=c["min_std"],
+            max_std=c["max_std"], nonfinite="reference",
+        )  # fmt: skip
+        result = mppi.refit(actions, values, **common)
+        np.testing.assert_array_equal(result.elite_values, ranked[elites])
+        np.testing.assert_allclose(result.weights, a[f"it{i}.score"][:, 0], **TOLERANCE)
+        if (ranked >= ranked[elites].min()).sum() > len(elites):
+            # Equal values on both sides of the last place: which of them is an elite is free, so
+            # the fixture's own elites are refitted.
+            result = mppi.refit(actions[elites], values[elites], **common)
+        np.testing.assert_allclose(result.mean, a[f"it{i}.mean"], **TOLERANCE)
+        np.testing.assert_allclose(result.std, a[f"it{i}.std"], **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["seed_elite_mult", "seed_elite_div", "seed_elite_batched"])
+def test_plan_golden_with_proposals_scored_once(name):
+    a, c = load_fixture("tdmpc", name)
+    proposals, rounds = jnp.asarray(a["pi_actions"]), c["iterations"]
+    sampled = jnp.stack([a[f"it{i}.actions"] for i in range(rounds)])
+    scores = jnp.stack([a[f"it{i}.scores"] for i in range(rounds)])
+    batch, num_proposals, horizon, action_dim = proposals.shape
+
+    def score(i, actions):
+        if actions.shape[1] == num_proposals:  # the call before the rounds
+            return jnp.asarray(a["pi_scores"])
+        return scores[i]
+
+    config = mppi.MPPIConfig(
+        iterations=rounds, num_samples=num_proposals + sampled.shape[2],
+        num_elites=c["num_elites"], temperature=c["temperature"],
+        temperature_mode="multiply" if c["mult_by_temp"] else "divide", min_std=c["min_std"],
+        max_std=c["max_std"], selection="best", rescore_proposals=False,
+    )  # fmt: skip
+    draws = mppi.Draws(
+        candidate=lambda i: jnp.asarray(a["sample_eps"])[i], score=lambda i: i,
+        gumbel=jnp.zeros((batch, c["num_elites"])), action=jnp.zeros((batch, action_dim)),
+    )  # fmt: skip
+    mean = jnp.zeros((batch, horizon, action_dim))
+    if batch == 1:
+        mean = mppi.warm_start(jnp.asarray(a["prev_mean"])[None], jnp.array([False]))
+    std = jnp.full_like(mean, c["max_std"])
+    plan = mppi.plan_with_draws(draws, score, mean, std, proposals=proposals, config=config)
+    np.testing.assert_allclose(plan.actions[:, num_proposals:], sampled[-1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(plan.mean, a["mean"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(plan.std, a["std"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(plan.action, a["action"], rtol=1e-4, atol=1e-5)
+
+
+def settings(**overrides) -> mppi.MPPIConfig:
+    fields = dict(iterations=5, num_samples=64, num_elites=8, temperature=5.0, max_std=1.0)
+    return mppi.MPPIConfig(**{**fields, **overrides})
+
+
+GOAL = jnp.array([[0.3, -0.6], [-0.8, 0.2], [0.0, 0.9]])
+
+
+def quadratic(key, actions):
+    """Best where every step of state b's actions is GOAL[b]."""
+    return -jnp.sum(jnp.square(actions - GOAL[:, None, None]), axis=(-1, -2))
+
+
+def start(horizon=2):
+    mean = jnp.zeros((3, horizon, 2))
+    return mean, jnp.ones_like(mean)
+
+
+def test_plan_finds_the_optimum_of_every_state():
+    plan = jax.jit(lambda k: mppi.plan(k, quadratic, *start(), config=settings(iterations=8)))(
+        jax.random.key(0)
+    )
+    np.testing.assert_allclose(plan.mean[:, 0], GOAL, atol=0.15)
+    assert plan.actions.shape == (3, 64, 2, 2) and plan.values.shape == (3, 64)
+    np.testing.assert_allclose(plan.values, quadratic(None, plan.actions), rtol=1e-6)
+
+
+def test_more_rounds_find_better_actions():
+    key = jax.random.key(1)
+    best = [
+        mppi.plan(key, quadratic, *start(), config=settings(iterations=n)).values.mean()
+        for n in (1, 3, 6)
+    ]
+    assert best[0] < best[1] < best[2]
+
+
+def test_one_round_returns_exactly_the_initial_candidates():
+    initial = jax.random.uniform(jax.random.key(2), (3, 64, 2, 2), minval=-1.0)
+    plan = mppi.plan(
+        jax.random.key(0), quadratic, *start(), initial=initial, config=settings(iterations=1)
+    )
+    np.testing.assert_array_equal(plan.actions, initial)
+
+
+@pytest.mark.parametrize("rescore", [True, False])
+def test_proposals_join_every_round(rescore):
+    proposals = jnp.broadcast_to(GOAL[:, None, None], (3, 4, 2, 2))
+    config = settings(rescore_proposals=rescore, selection="best")
+    plan = mppi.plan(jax.random.key(0), quadratic, *start(), proposals=proposals, config=config)
+    np.testing.assert_array_equal(plan.actions[:, :4], proposals)
+    np.testing.assert_allclose(plan.action, GOAL, atol=1e-6)
+    np.testing.assert_allclose(plan.values[:, :4], 0.0, atol=1e-6)
+
+
+def test_masked_dimensions_stay_zero():
+    mask = jnp.array([1.0, 0.0])
+    plan = mppi.plan(
+        jax.random.key(0), quadratic, *start(), action_mask=mask, config=settings(action_noise=1.0)
+    )
+    for x in (plan.action, plan.mean, plan.std, plan.actions):
+        assert (np.asarray(x)[..., 1] == 0).all() and (np.asarray(x)[..., 0] != 0).any()
+
+
+def test_nonfinite_values_never_win_while_a_finite_one_is_left():
+    actions = jax.random.normal(jax.random.key(0), (6, 1, 1))
+    values = jnp.array([jnp.nan, -5.0, jnp.inf, -3.0, -jnp.inf, -4.0])
+    common = dict(temperature=0.5, min_std=0.01, max_std=2.0)
+    result = mppi.refit(actions, values, num_elites=4, **common)
+    np.testing.assert_array_equal(result.elite_values[:3], [-3.0, -4.0, -5.0])
+    assert result.weights[3] == 0.0 and np.isfinite(result.mean).all()
+    np.testing.assert_allclose(result.weights.sum(), 1.0, rtol=1e-6)
+    nothing = mppi.refit(actions, jnp.full(6, jnp.nan), num_elites=2, **common)
+    np.testing.assert_allclose(nothing.weights, 0.5)
+    reference = mppi.refit(actions, values, num_elites=1, nonfinite="reference", **common)
+    assert reference.elite_actions[0, 0, 0] == actions[2, 0, 0]
+
+
+def test_equal_values_weigh_equally():
+    actions = jnp.linspace(-1, 1, 8)[:, None, None]
+    result = mppi.refit(
+        actions, jnp.zeros(8), num_elites=8, temperature=0.5, min_std=0.0, max_std=2.0
+    )
+    np.testing.assert_allclose(result.weights, 1 / 8, rtol=1e-6)
+    np.testing.assert_allclose(result.mean, 0.0, atol=1e-6)
+    np.testing.assert_allclose(result.std[0, 0], np.std(np.linspace(-1, 1, 8)), rtol=1e-5)
+
+
+def test_temperature_modes_are_reciprocal():
+    actions = jax.random.normal(jax.random.key(0), (5, 2, 1))
+    values = jax.random.normal(jax.random.key(1), (5,))
+    common = dict(num_elites=5, min_std=0.0, max_std=9.0)
+    a = mppi.refit(actions, values, temperature=4.0, temperature_mode="multiply", **common)
+    b = mppi.refit(actions, values, temperature=0.25, temperature_mode="divide", **common)
+    np.testing.assert_allclose(a.weights, b.weights, rtol=1e-6)
+
+
+def test_selection_follows_the_weights():
+    """With a soft temperature the chosen elite varies, and its frequency is its weight."""
+    actions = jnp.array([-0.5, 0.5])[None, :, None, None]
+
+    def score(key, a):
+        return a[..., 0, 0]
+
+    config = mppi.MPPIConfig(1, 2, 2, temperature=1.0)
+    draw = jax.jit(
+        jax.vmap(
+            lambda k: mppi.plan(
+                k, score, jnp.zeros((1, 1, 1)), jnp.ones((1, 1, 1)), initial=actions, config=config
+            ).action[0, 0]
+        )
+    )
+    chosen = draw(jax.random.split(jax.random.key(0), 2000))
+    share = np.mean(np.asarray(chosen) > 0)
+    assert abs(share - 1 / (1 + np.exp(-1.0))) < 0.04
+
+
+def test_warm_start_shifts_and_resets_per_environment():
+    mean = jnp.arange(12.0).reshape(2, 3, 2)
+    shifted = mppi.warm_start(mean, jnp.array([False, True]))
+    np.testing.assert_array_equal(shifted[0], [[2, 3], [4, 5], [0, 0]])
+    np.testing.assert_array_equal(shifted[1], 0.0)
+
+
+def test_large_action_spaces_get_extra_rounds():
+    config = settings(extra_iterations=2, extra_iterations_action_dim=20)
+    assert config.rounds(19) == 5 and config.rounds(20) == 7
+
+
+def test_same_key_same_plan_and_no_recompilation():
+    traces = []
+
+    @jax.jit
+    def run(key):
+        traces.append(1)
+        return mppi.plan(key, quadratic, *start(), config=settings()).action
+
+    a, b, c = run(jax.random.key(0)), run(jax.random.key(0)), run(jax.random.key(1))
+    np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(a, c) and len(traces) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(num_elites=65), "num_elites=65"),
+        (dict(iterations=0), "iterations=0"),
+        (dict(temperature_mode="times"), "temperature_mode='times'"),
+        (dict(selection="first"), "selection='first'"),
+        (dict(nonfinite="ignore"), "nonfinite='ignore'"),
+    ],
+)
+def test_impossible_settings_are_told(fields, message):
+    with pytest.raises(ValueError, match=message):
+        settings(**fields)
+
+
+def test_wrong_shapes_are_told():
+    mean, std = start()
+    config = settings()
+    with pytest.raises(ValueError, match="proposals"):
+        mppi.plan(jax.random.key(0), quadratic, mean, std, proposals=mean, config=config)
+    with pytest.raises(ValueError, match="no room"):
+        many = jnp.zeros((3, 64, 2, 2))
+        mppi.plan(jax.random.key(0), quadratic, mean, std, proposals=many, config=config)
+    with pytest.raises(ValueError, match="initial"):
+        mppi.plan(jax.random.key(0), quadratic, mean, std, initial=mean[:, None], config=config)
+    with pytest.raises(ValueError, match="mean"):
+        mppi.plan(jax.random.key(0), quadratic, mean[0], std[0], config=config)
+    smaller = dataclasses.replace(config, num_elites=4)
+    with pytest.raises(ValueError, match="num_elites"):
+        mppi.refit(mean, jnp.zeros(3), num_elites=smaller.num_elites, temperature=1.0,
+                   min_std=0.1, max_std=1.0)  # fmt: skip

@@ -1,0 +1,185 @@
+"""Network blocks against the reference implementation, and their initialisation."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import networks
+from mbx.world_model import count_parameters, make_world_model, sized
+from tests.helpers import load_fixture
+
+EXACT = dict(rtol=1e-5, atol=1e-6)
+FORWARD = dict(rtol=2e-4, atol=2e-5)
+
+
+def dense(a, prefix):
+    return dict(kernel=jnp.asarray(a[f"{prefix}_weight"]).T, bias=jnp.asarray(a[f"{prefix}_bias"]))
+
+
+def normed(a, prefix):
+    norm = dict(
+        scale=jnp.asarray(a[f"{prefix}_ln_scale"]), bias=jnp.asarray(a[f"{prefix}_ln_bias"])
+    )
+    return dict(dense=dense(a, prefix), norm=norm)
+
+
+@pytest.mark.parametrize("name", ["layers_0", "layers_1"])
+def test_layers_golden(name):
+    a, c = load_fixture("tdmpc", name)
+    group = c["simnorm_dim"]
+    np.testing.assert_allclose(networks.sim_norm(a["simnorm_in"], group), a["simnorm_out"], **EXACT)
+    x = jnp.asarray(a["nl_in"])
+    layer = networks.NormedDense(a["nl_out"].shape[-1])
+    np.testing.assert_allclose(layer.apply({"params": normed(a, "nl")}, x), a["nl_out"], **FORWARD)
+    hidden = (a["mlp_sim_0_weight"].shape[0], a["mlp_sim_1_weight"].shape[0])
+    sim = networks.MLP(
+        hidden, a["mlp_sim_out"].shape[-1],
+        out_activation=lambda y: networks.sim_norm(y, group),
+    )  # fmt: skip
+    params = dict(
+        layer_0=normed(a, "mlp_sim_0"), layer_1=normed(a, "mlp_sim_1"), out=normed(a, "mlp_sim_2")
+    )
+    np.testing.assert_allclose(sim.apply({"params": params}, x), a["mlp_sim_out"], **FORWARD)
+    linear = networks.MLP(hidden, a["mlp_lin_out"].shape[-1])
+    params = dict(
+        layer_0=normed(a, "mlp_lin_0"), layer_1=normed(a, "mlp_lin_1"), out=dense(a, "mlp_lin_2")
+    )
+    np.testing.assert_allclose(linear.apply({"params": params}, x), a["mlp_lin_out"], **FORWARD)
+
+
+def test_conv_encoder_golden():
+    a, c = load_fixture("tdmpc", "conv_encoder_0")
+    params = {
+        f"conv_{i}": dict(
+            kernel=jnp.transpose(a[f"conv{i}_weight"], (2, 3, 1, 0)),
+            bias=jnp.asarray(a[f"conv{i}_bias"]),
+        )
+        for i in range(4)
+    }
+    image = jnp.moveaxis(jnp.asarray(a["x"]), 1, -1)
+    z = networks.ConvEncoder(c["channels"]).apply({"params": params}, image)
+    np.testing.assert_allclose(z, a["z"], **FORWARD)
+
+
+def test_random_shift_golden():
+    a, c = load_fixture("tdmpc", "shift_aug_0")
+    image = jnp.moveaxis(jnp.asarray(a["x"]), 1, -1)
+    y = networks.random_shift(image, jnp.asarray(a["shift_xy"]), c["pad"])
+    np.testing.assert_allclose(jnp.moveaxis(y, -1, 1), a["y"], atol=1e-3)
+
+
+def test_mish_is_mish_even_far_out():
+    x = jnp.concatenate([jnp.linspace(-50, 50, 501), jnp.array([-1e4, 1e4])])
+    np.testing.assert_allclose(
+        networks.mish(x), x * jnp.tanh(jax.nn.softplus(x)), rtol=2e-5, atol=1e-6
+    )
+
+
+def test_written_out_gradients_are_the_automatic_ones():
+    keys = jax.random.split(jax.random.key(0), 4)
+    x, w = jax.random.normal(keys[0], (2, 5, 7)), jax.random.normal(keys[1], (7, 6))
+    scale, bias = jax.random.normal(keys[2], (6,)) + 1.0, jax.random.normal(keys[3], (6,))
+    mix = jnp.cos(jnp.arange(60.0)).reshape(2, 5, 6)
+
+    def ours(x, w, scale, bias):
+        return jnp.sum(networks.norm_mish(networks.matmul(x, w), scale, bias) * mix)
+
+    def plain(x, w, scale, bias):
+        y = x @ w
+        y = (y - y.mean(-1, keepdims=True)) / jnp.sqrt(y.var(-1, keepdims=True) + 1e-5)
+        y = y * scale[None, None] + bias[None, None]
+        return jnp.sum(y * jnp.tanh(jax.nn.softplus(y)) * mix)
+
+    args = (x, w, scale, bias)
+    np.testing.assert_allclose(ours(*args), plain(*args), rtol=1e-5)
+    a = jax.grad(ours, argnums=(0, 1, 2, 3))(*args)
+    b = jax.grad(plain, argnums=(0, 1, 2, 3))(*args)
+    jax.tree.map(lambda p, q: np.testing.assert_allclose(p, q, rtol=2e-4, atol=2e-5), a, b)
+
+
+def test_inputs_that_broadcast_equal_the_concatenation():
+    layer = networks.Dense(4)
+    z, a = jnp.ones((3, 1, 5)), jax.random.normal(jax.random.key(0), (3, 6, 2))
+    params = layer.init(jax.random.key(1), z, a)
+    both = jnp.concatenate([jnp.broadcast_to(z, (3, 6, 5)), a], axis=-1)
+    apart, joined = layer.apply(params, z, a), layer.apply(params, both)
+    np.testing.assert_allclose(apart, joined, rtol=1e-5, atol=1e-6)
+
+
+def test_sim_norm_refuses_a_latent_that_does_not_divide():
+    with pytest.raises(ValueError, match="simnorm_dim=8"):
+        networks.sim_norm(jnp.zeros((2, 12)))
+
+
+def test_initialisation_head_by_head():
+    world = sized(1, obs_shape=(24,), action_dim=6, num_values=4, episodic=True)
+    params = make_world_model(world).init(jax.random.key(0))
+    kernels = params["value"]["layer_1"]["dense"]["kernel"]
+    assert kernels.shape[0] == 4
+    for i in range(4):
+        assert abs(float(kernels[i].std()) - 0.02) < 1e-3
+        assert abs(float(kernels[i].mean())) < 1e-3
+        for j in range(i):
+            assert abs(np.corrcoef(kernels[i].ravel(), kernels[j].ravel())[0, 1]) < 0.02
+    for name in ("reward", "value"):
+        assert not params[name]["out"]["kernel"].any()
+    for name in ("policy", "termination"):
+        assert abs(float(params[name]["out"]["kernel"].std()) - 0.02) < 2e-3
+    biases = [x for path, x in jax.tree_util.tree_leaves_with_path(params)
+              if path[-1].key == "bias"]  # fmt: skip
+    assert not any(b.any() for b in biases)
+
+
+def test_a_head_depends_on_its_own_parameters_only():
+    world = sized("tiny", obs_shape=(3,), action_dim=1, critic="v", num_values=3)
+    model = make_world_model(world)
+    params = model.init(jax.random.key(0))
+    value = jax.tree.map(lambda x: x + 0.1, params["value"])
+    z = model.encode(params, jnp.ones((2, 3)))
+    gradient = jax.grad(lambda v: model.value(v, z)[1].sum())(value)
+    reached = [bool(jnp.any(x[1])) for x in jax.tree.leaves(gradient)]
+    others = [bool(jnp.any(x[0]) | jnp.any(x[2])) for x in jax.tree.leaves(gradient)]
+    assert all(reached) and not any(others)
+    chosen = model.value(networks.take_heads(value, jnp.array([2, 0])), z)
+    np.testing.assert_allclose(chosen, model.value(value, z)[jnp.array([2, 0])], rtol=1e-5)
+
+
+def test_dropout_needs_a_key_and_keeps_the_mean():
+    module = networks.MLP((64,), 8, dropout=0.25)
+    x = jnp.ones((1, 4))
+    params = networks.init_ensemble(module, jax.random.key(0), 2, x)
+    still = networks.apply_ensemble(module, params, x)
+    np.testing.assert_array_equal(still, networks.apply_ensemble(module, params, x))
+    noisy = networks.apply_ensemble(module, params, x, dropout_key=jax.random.key(1))
+    assert not np.allclose(still, noisy)
+    layer = networks.NormedDense(4000, activation=lambda y: y, dropout=0.25)
+    ones = dict(dense=dict(kernel=jnp.ones((4, 4000)), bias=jnp.zeros(4000)),
+                norm=dict(scale=jnp.ones(4000), bias=jnp.zeros(4000)))  # fmt: skip
+    y = layer.apply({"params": ones}, x, rngs={"dropout": jax.random.key(2)})
+    assert abs(float(jnp.mean(y < 0)) - 0.25) < 0.03  # dropped units lie below the mean
+
+
+def test_tiny_is_about_two_hundred_thousand_parameters():
+    world = sized("tiny", obs_shape=(17,), action_dim=6)
+    params = jax.eval_shape(make_world_model(world).init, jax.random.key(0))
+    assert 150_000 < count_parameters(params) < 250_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(latent_dim=60), "latent_dim=60"),
+        (dict(critic="w"), "critic='w'"),
+        (dict(policy="beta"), "policy='beta'"),
+        (dict(obs_shape=(32, 32, 3)), "64x64"),
+        (dict(dtype="float16"), "dtype='float16'"),
+    ],
+)
+def test_impossible_models_are_told(fields, message):
+    with pytest.raises(ValueError, match=message):
+        sized("tiny", **{**dict(obs_shape=(3,), action_dim=1), **fields})
+    with pytest.raises(ValueError, match="model_size='2'"):
+        sized("2", obs_shape=(3,), action_dim=1)
