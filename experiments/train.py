@@ -9,9 +9,12 @@ Every setting of the configuration file is a flag; an unknown one is an error.
 
 from __future__ import annotations
 
+import difflib
+import importlib.util
 import os
 import sys
 import time
+from collections.abc import Iterator
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -43,5 +46,34 @@ def main(_: list[str]) -> None:
     print(result)
 
 
+def unknown_flag(arguments: list[str]) -> str | None:
+    """A `--config.…` flag that the configuration does not have, as a message with near matches."""
+    path = next((a.split("=", 1)[1] for a in arguments if a.startswith("--config=")), None)
+    if path is None or not os.path.exists(path):
+        return None
+    spec = importlib.util.spec_from_file_location("config", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    known = list(_names(module.get_config().to_dict()))
+    for argument in arguments:
+        name = argument.split("=", 1)[0]
+        if name.startswith("--config.") and name.removeprefix("--config.") not in known:
+            name = name.removeprefix("--config.")
+            close = difflib.get_close_matches(name, known, n=3)
+            return f"--config.{name} is not a setting of {path}: did you mean one of {close}?"
+    return None
+
+
+def _names(config: dict, prefix: str = "") -> Iterator[str]:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _names(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
 if __name__ == "__main__":
+    problem = unknown_flag(sys.argv[1:])
+    if problem:
+        sys.exit(f"error: {problem}")
     app.run(main)

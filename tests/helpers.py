@@ -16,3 +16,57 @@ def load_fixture(group: str, name: str) -> tuple[dict[str, np.ndarray], dict[str
     arrays = dict(np.load(FIXTURES / group / f"{name}.npz"))
     sidecar = json.loads((FIXTURES / group / f"{name}.json").read_text())
     return arrays, sidecar["config"]
+
+
+def tiny_config(**sections: dict[str, Any]) -> dict[str, Any]:
+    """configs/tdmpc.py on the toy environment, small enough to compile in seconds.
+
+    Keyword arguments update whole sections: tiny_config(train=dict(utd_ratio=2.0)).
+    """
+    from configs import tdmpc
+
+    register_toy()
+    config = tdmpc.get_config()
+    config.env.update(name="toy:point", num_envs=2)
+    config.model.update(size="tiny", num_bins=21)
+    config.planner.update(iterations=2, num_samples=12, num_elites=4, num_proposals=2)
+    config.training_planner.update(iterations=2, num_samples=6, num_elites=3)
+    config.replay.update(capacity=400, keep_targets=4)
+    config.loss.update(batch_size=8, value_best_n=2)
+    config.reanalyze.update(batch_size=8, interval=2, min_step=0)
+    config.train.update(steps=80, seed_steps=16, pretrain_updates=3, utd_ratio=0.5, log_interval=20)
+    config.eval.update(interval=40, episodes=2)
+    config.checkpoint.interval = 20
+    for name, values in sections.items():
+        config[name].update(values) if isinstance(values, dict) else config.update({name: values})
+    return config.to_dict()
+
+
+def register_toy() -> None:
+    """toy:point, a point that actions push about; toy:ends, which also terminates by itself."""
+    from mbx import envs
+
+    def factory(task, num_envs, *, action_repeat, episode_length, seed):
+        return envs.episodic(
+            _point(task == "ends"), num_envs, action_repeat=action_repeat or 1,
+            episode_length=episode_length or 7,
+        )  # fmt: skip
+
+    envs.register("toy", factory)
+
+
+def _point(ends: bool):
+    import jax
+    import jax.numpy as jnp
+
+    from mbx import envs
+
+    def reset(key):
+        x = jax.random.uniform(key, (2,), minval=-1.0)
+        return x, x
+
+    def step(key, state, action):
+        x = 0.9 * state + 0.3 * action + 0.01 * jax.random.normal(key, (2,))
+        return x, x, -jnp.sum(jnp.square(x)), (x[0] > 0.8) & ends
+
+    return envs.RawEnvironment("toy:point", (2,), jnp.float32, 2, 7, reset, step)

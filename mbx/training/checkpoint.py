@@ -155,7 +155,7 @@ class _Directory:
 
         def rebuild(x: Any, like: Any) -> Any:
             if _is_key(like):
-                return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like))
+                return jax.random.wrap_key_data(x)
             return jnp.zeros(like.shape, like.dtype) if 0 in like.shape else x
 
         return jax.tree.map(rebuild, state, example)

@@ -1,0 +1,234 @@
+"""The loop: what is counted, what is stored, and that its two forms are one program."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import envs, replay
+from mbx.envs.base import HostEnvironment, Timestep
+from mbx.training import build, evaluation, loop
+from tests.helpers import tiny_config
+
+CAPACITY = 60
+
+
+@pytest.fixture(scope="module")
+def parts():
+    config = tiny_config(env=dict(name="toy:ends"))
+    environment = envs.make("toy:ends", 2)
+    agent = build.build_agent(config, environment.spec)
+    schedule = build.build_schedule(config, environment.spec, 2)
+    interval = loop.make_interval(agent, environment, schedule, capacity=CAPACITY, length=10)
+    return config, environment, agent, schedule, interval
+
+
+def fresh(parts, seed=0):
+    _, environment, agent, _, _ = parts
+    return jax.jit(lambda key: loop.init_state(agent, environment, key=key, capacity=CAPACITY))(
+        jax.random.key(seed)
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(parts):
+    """The state after 40 vector steps, the metrics of the four intervals, and what was donated."""
+    interval, state, metrics = parts[4], fresh(parts), []
+    first = state
+    for _ in range(4):
+        state, sums = interval(state)
+        metrics.append(sums)
+    return state, metrics, first
+
+
+def test_updates_are_counted_exactly(parts, trained):
+    config, _, _, schedule, _ = parts
+    state, metrics, _ = trained
+    train = config["train"]
+    after = int(state.steps) - train["seed_steps"]
+    expected = train["pretrain_updates"] + int(after * train["utd_ratio"])
+    assert int(state.train.step) == expected
+    assert sum(int(m["updates"]) for m in metrics) == expected
+
+
+@pytest.mark.parametrize(("utd", "num_envs"), [(0.25, 3), (1.0, 4), (3.0, 2), (0.3, 7)])
+def test_update_to_data_ratio_holds_for_any_number_of_environments(utd, num_envs):
+    """The loop's own arithmetic, over many steps: floor(agent steps x ratio)."""
+    ratio = Fraction(utd).limit_denominator(1000)
+    credit, updates = 0, 0
+    for step in range(1, 200):
+        credit += num_envs * ratio.numerator
+        updates += credit // ratio.denominator
+        credit %= ratio.denominator
+        assert updates == step * num_envs * ratio.numerator // ratio.denominator
+    assert loop.Schedule(1, 0, utd, 0, 0).ratio == ratio
+
+
+def test_every_row_follows_the_convention(trained):
+    state = trained[0]
+    data, size = jax.device_get(state.replay.data), np.asarray(state.replay.size)
+    assert data["terminated"].any() and (data["is_last"] & ~data["terminated"]).any()
+    for e in range(2):
+        n = size[e]
+        rows = {k: v[e, :n] for k, v in data.items()}
+        assert n < CAPACITY  # nothing was overwritten, so rows lie in order
+        last, first = rows["is_last"], rows["is_first"]
+        np.testing.assert_array_equal(first[1:], last[:-1])
+        assert first[0] and (rows["reward"][first] == 0).all()
+        assert (rows["action"][last] == 0).all() and not rows["terminated"][~last].any()
+        assert not (rows["terminated"] & ~last).any()
+        follows = ~last[:-1]
+        x = rows["obs"]
+        drift = x[1:] - (0.9 * x[:-1] + 0.3 * rows["action"][:-1])
+        assert np.abs(drift[follows]).max() < 0.06  # the next row is the true next observation
+        expected = -np.square(x[1:]).sum(-1)
+        np.testing.assert_allclose(rows["reward"][1:][follows], expected[follows], rtol=1e-4)
+
+
+def test_targets_exist_for_every_transition_and_seed_ones_were_refreshed(trained):
+    state = trained[0]
+    stored, data = state.replay.targets, state.replay.data
+    for e in range(2):
+        n = int(state.replay.size[e])
+        last = np.asarray(data["is_last"][e, :n])
+        np.testing.assert_array_equal(np.asarray(stored.valid[e, :n]), ~last)
+        steps = np.asarray(stored.step[e, :n])[~last]
+        assert steps.min() >= 3  # none is left from before the pretraining updates
+
+
+def test_reanalyze_passes_follow_the_updates(parts, trained):
+    config, _, agent, _, _ = parts
+    _, metrics, _ = trained
+    later = metrics[1:]  # the first interval holds the sweep after pretraining
+    updates = sum(int(m["updates"]) for m in later)
+    passes = sum(int(m["refreshes"]) for m in later)
+    assert abs(passes - updates / config["reanalyze"]["interval"]) <= 1
+
+
+def test_summaries_are_means(trained):
+    _, metrics, _ = trained
+    summary = loop.summarise(metrics[2])
+    assert summary["loss/consistency"] > 0 and np.isfinite(list(summary.values())).all()
+    assert 1 <= summary["episode/length"] <= 7 and summary["targets/age"] >= 0
+
+
+def test_the_state_is_donated_and_nothing_recompiles(parts, trained):
+    interval, first = parts[4], trained[2]
+    assert first.replay.data["obs"].is_deleted()
+    assert interval._cache_size() == 1
+
+
+def test_one_interval_of_2n_is_two_of_n_bit_for_bit(parts, trained):
+    interval, state = parts[4], fresh(parts)
+    for _ in range(4):
+        saved = jax.tree.map(jnp.copy, state)
+        state, _ = interval(saved)
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(trained[0]), strict=True):
+        assert bool(jnp.all(a == b))
+
+
+class OnHost(HostEnvironment):
+    """A JAX environment behind the host protocol, drawing the same keys as the fused loop."""
+
+    def __init__(self, environment, keys):
+        self.spec, self.num_envs = environment.spec, environment.num_envs
+        self._environment, self._keys = environment, iter(keys)
+        self.state = None
+
+    def step(self, action):
+        self.state, timestep = jax.jit(self._environment.step)(
+            self.state, jnp.asarray(action), next(self._keys)
+        )
+        return Timestep(*jax.device_get(tuple(timestep)))
+
+
+def test_host_loop_equals_the_fused_loop(parts, trained):
+    _, environment, agent, schedule, _ = parts
+    state = fresh(parts)
+    keys = [loop._step_keys(state.replace(steps=jnp.int32(2 * i)))[1] for i in range(40)]
+    host = OnHost(environment, keys)
+    host.state = jax.tree.map(jnp.copy, state.env)
+    interval = loop.make_host_interval(agent, host, schedule, capacity=CAPACITY, length=10)
+    state = state.replace(env=None)
+    for _ in range(4):
+        state, _ = interval(state)
+    fused = trained[0]
+    assert int(state.train.step) == int(fused.train.step)
+    # One program is compiled whole and the other in parts: rounding may differ, nothing else.
+    for a, b in zip(
+        jax.tree.leaves(state.train.params), jax.tree.leaves(fused.train.params), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+    np.testing.assert_array_equal(state.replay.size, fused.replay.size)
+
+
+def test_evaluation_leaves_training_alone(parts, trained):
+    config, _, agent, _, interval = parts
+    evaluate = evaluation.make_evaluate(agent.act, agent.init_actor, envs.make("toy:ends", 3))
+    state = trained[0]
+    before = jax.tree.map(jnp.copy, state)
+    a = evaluate(state.train, jax.random.key(5))
+    b = evaluate(state.train, jax.random.key(5))
+    np.testing.assert_array_equal(a.returns, b.returns)
+    assert a.returns.shape == (3,) and (a.lengths <= 7).all() and (a.lengths >= 1).all()
+    for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(state), strict=True):
+        assert bool(jnp.all(x == y))
+
+
+def test_random_evaluation_gives_whole_episodes():
+    result = evaluation.make_random(envs.make("toy:point", 4))(jax.random.key(0))
+    assert (result.lengths == 7).all() and (result.returns < 0).all()
+    assert set(result.summary()) >= {"return_mean", "return_std"}
+
+
+def test_sampled_windows_reach_the_learner_masked(trained):
+    """No transition of a window crosses an episode's end."""
+    state = trained[0]
+    sample = replay.sample(state.replay, jax.random.key(0), batch_size=64, length=3)
+    last, mask = np.asarray(sample.rows["is_last"]), np.asarray(sample.mask)
+    crossed = np.cumsum(last[:-1], axis=0) > 0
+    assert not (mask & crossed).any() and mask.any() and (~mask).any()
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (dict(train=dict(seed_steps=2)), "seed_steps=2"),
+        (dict(train=dict(utd_ratio=-1.0)), "utd_ratio=-1.0"),
+        (dict(loss=dict(batch_size=1000)), "batch_size=1000"),
+        (dict(reanalyze=dict(batch_size=1000)), "reanalyze.batch_size=1000"),
+        (dict(planner=dict(num_elites=13)), "num_elites=13"),
+        (dict(planner=dict(num_proposals=12)), "num_proposals=12"),
+        (dict(loss=dict(discount=1.5)), "discount=1.5"),
+        (dict(loss=dict(value_target="td")), "value_target='td'"),
+        (dict(loss=dict(policy_loss="ppo")), "policy_loss='ppo'"),
+        (dict(model=dict(size="2")), "model_size='2'"),
+        (dict(model=dict(episodic="maybe")), "episodic='maybe'"),
+        (dict(agent="dqn"), "agent='dqn'"),
+    ],
+)
+def test_impossible_settings_are_told_before_any_compile(sections, message):
+    config = tiny_config(**sections)
+    spec = envs.make("toy:point", 2).spec
+    with pytest.raises(ValueError, match=message):
+        build.build_agent(config, spec)
+        build.build_schedule(config, spec, 2)
+
+
+def test_termination_head_by_task():
+    assert not build.is_episodic("auto", "gymnax:Pendulum-v1")
+    assert not build.is_episodic("auto", "dmc:cartpole-swingup")
+    assert build.is_episodic("auto", "gym:Hopper-v5")
+    assert build.is_episodic(True, "dmc:cartpole-swingup")
+    assert not build.is_episodic("False", "gym:Hopper-v5")
+
+
+def test_schedule_counts_environment_steps_of_repeated_actions():
+    config = tiny_config()
+    spec = envs.make("toy:point", 2, action_repeat=2).spec
+    schedule = build.build_schedule(config, spec, 2)
+    assert schedule.seed_steps == config["train"]["seed_steps"] // 2

@@ -1,0 +1,206 @@
+"""Whole runs through the public function and the command: files, resume, kill, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx.training import run
+from mbx.training.checkpoint import Checkpointer, load_config
+from mbx.training.metrics import read_rows
+from tests.helpers import tiny_config
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of 80 steps without interruption."""
+    workdir = str(tmp_path_factory.mktemp("whole"))
+    return run.train(tiny_config(), workdir), workdir
+
+
+def final_state(workdir: str):
+    """Every leaf of a run's newest checkpoint, as numpy."""
+    config = load_config(workdir)
+    environment = run.make_environment(config, config["env"]["num_envs"], seed=0)
+    agent = run.build.build_agent(config, environment.spec)
+    example = jax.eval_shape(
+        lambda: run._fresh_state(agent, environment, config, jax.random.key(0))
+    )
+    checkpointer = Checkpointer(workdir)
+    state, meta = checkpointer.restore(example)
+    checkpointer.close()
+    raw = jax.tree.map(
+        lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x,
+        state,
+    )
+    return jax.tree.map(np.asarray, raw), meta
+
+
+def assert_same(a, b):
+    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    assert all(np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in leaves)
+
+
+def test_a_run_leaves_everything_behind(whole):
+    result, workdir = whole
+    names = set(os.listdir(workdir))
+    assert {"config.json", "metrics.jsonl", "metrics.csv", "curve.png", "checkpoints", "best",
+            "tb"} <= names  # fmt: skip
+    rows = read_rows(os.path.join(workdir, "metrics.jsonl"))
+    assert [r["step"] for r in rows if r["kind"] == "train"] == [20, 40, 60, 80]
+    assert [r["step"] for r in rows if r["kind"] == "eval"] == [40, 80]
+    assert result.steps == 80 and [s for s, _ in result.evaluations] == [40, 80]
+    setup = next(r for r in rows if r["kind"] == "setup")
+    assert setup["parameters"] > 1e5 and setup["replay/bytes_targets"] > 0
+
+
+def test_resumed_run_equals_the_whole_one_bit_for_bit(whole, tmp_path):
+    workdir = str(tmp_path / "half")
+    run.train(tiny_config(train=dict(steps=40)), workdir)
+    run.train(tiny_config(resume=True), workdir)
+    a, b = final_state(whole[1]), final_state(workdir)
+    assert a[1]["interval"] == b[1]["interval"] == 4
+    assert_same(a[0], b[0])
+    own, other = (
+        [
+            {k: v for k, v in r.items() if k not in ("time", "seconds", "steps_per_second")}
+            for r in read_rows(os.path.join(w, "metrics.jsonl"))
+        ]
+        for w in (whole[1], workdir)
+    )
+    assert own == other
+
+
+def test_load_gives_the_best_and_the_latest(whole):
+    _, workdir = whole
+    agent, best, config = run.load(workdir)
+    _, latest, _ = run.load(workdir, which="latest")
+    assert config["env"]["name"] == "toy:point"
+    assert int(latest.step) >= int(best.step) > 0
+    obs = jnp.zeros((1, 2))
+    action, _ = agent.act(
+        best, agent.init_actor(1), obs, jnp.ones(1, bool), jax.random.key(0), True
+    )
+    assert action.shape == (1, 2) and np.abs(action).max() <= 1
+
+
+def test_a_torn_checkpoint_is_skipped_with_a_warning(whole, tmp_path):
+    workdir = str(tmp_path / "torn")
+    shutil.copytree(whole[1], workdir)
+    newest = pathlib.Path(workdir, "checkpoints", "80")
+    for path in newest.rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.warns(UserWarning, match="checkpoint 80 .* damaged"):
+        _, meta = final_state(workdir)
+    assert meta["interval"] == 3
+
+
+def test_other_settings_are_not_taken_for_damage(whole):
+    with pytest.raises(ValueError, match="other settings"):
+        run.train(tiny_config(resume=True, model=dict(size="1")), whole[1])
+
+
+def test_a_run_is_not_overwritten(whole):
+    with pytest.raises(ValueError, match="already holds a run"):
+        run.train(tiny_config(), whole[1])
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
+    config = tiny_config(optimizer=dict(learning_rate=float("inf")))
+    with pytest.raises(FloatingPointError, match="not finite at step"):
+        run.train(config, str(tmp_path))
+
+
+def command(workdir, *extra):
+    code = (
+        "import sys; from tests.helpers import tiny_config; from mbx.training import run; "
+        "print(run.train(tiny_config(train=dict(steps=400), resume='--resume' in sys.argv), "
+        "sys.argv[1]))"
+    )
+    environment = dict(os.environ, JAX_PLATFORMS="cpu", PYTHONPATH=str(ROOT))
+    environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(workdir), *extra], env=environment, cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def wait_for_step(workdir, step, process):
+    path = os.path.join(workdir, "metrics.jsonl")
+    for _ in range(2400):
+        if any(r["step"] >= step for r in read_rows(path)):
+            return
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.05)
+    raise AssertionError("the run did not get anywhere")
+
+
+@pytest.mark.slow
+def test_kill_and_interrupt_resume_exactly(tmp_path):
+    """kill -9 at a random moment, then Ctrl-C, then to the end: as if nothing had happened."""
+    whole_dir, broken_dir = str(tmp_path / "whole"), str(tmp_path / "broken")
+    assert command(whole_dir).wait() == 0
+    process = command(broken_dir)
+    wait_for_step(broken_dir, 100, process)
+    time.sleep(float(np.random.default_rng().uniform(0, 0.3)))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process = command(broken_dir, "--resume")
+    time.sleep(0.5)
+    wait_for_step(broken_dir, 200, process)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    process = command(broken_dir, "--resume")
+    output = process.communicate()[0]
+    assert process.returncode == 0 and "400 environment steps" in output, output
+    a, b = final_state(whole_dir), final_state(broken_dir)
+    assert_same(a[0], b[0])
+    steps = [r["step"] for r in read_rows(os.path.join(broken_dir, "metrics.jsonl"))
+             if r["kind"] == "train"]  # fmt: skip
+    assert steps == sorted(set(steps))
+
+
+def cli(*arguments):
+    environment = dict(os.environ, JAX_PLATFORMS="cpu")
+    return subprocess.run(
+        [sys.executable, "-m", "experiments.train", *arguments], cwd=ROOT, env=environment,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--config.env.name=gymnax:Pendulun-v1", "did you mean"),
+        ("--config.planner.num_samlpes=3", "num_samples"),
+        ("--config.resume=True", "--workdir"),
+    ],
+)
+def test_the_command_tells_mistakes_in_a_line(flag, message, tmp_path):
+    arguments = ["--config=configs/tdmpc.py", flag]
+    if "resume" not in flag:
+        arguments.append(f"--workdir={tmp_path}/run")
+    result = cli(*arguments)
+    assert result.returncode != 0
+    assert message in result.stderr.strip().splitlines()[-1], result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_config_is_json_and_kept(whole):
+    with open(os.path.join(whole[1], "config.json")) as file:
+        assert json.load(file)["env"]["name"] == "toy:point"
