@@ -9,6 +9,8 @@ seeds, and a band (bootstrap 95 % interval of the mean from five seeds on, the r
 
 from __future__ import annotations
 
+import sys
+
 from absl import app, flags
 
 from mbx.training.curves import plot_runs
@@ -21,10 +23,16 @@ TITLE = flags.DEFINE_string("title", None, "Title.")
 
 
 def main(argv: list[str]) -> None:
-    plot_runs(
-        argv[1:], OUT.value, metric=METRIC.value, labels=LABELS.value,
-        references=REFERENCE.value, title=TITLE.value,
-    )  # fmt: skip
+    if len(argv) < 2:
+        sys.exit("error: no run directory given: python -m experiments.plot RUN_DIR [RUN_DIR ...]")
+    try:
+        plot_runs(
+            argv[1:], OUT.value, metric=METRIC.value, labels=LABELS.value,
+            references=REFERENCE.value, title=TITLE.value,
+        )  # fmt: skip
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+    print(OUT.value)
 
 
 if __name__ == "__main__":

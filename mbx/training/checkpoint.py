@@ -8,6 +8,7 @@ version, the shapes and dtypes of all leaves, and what the caller adds.
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 from typing import Any
@@ -42,11 +43,21 @@ class Checkpointer:
         return None
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-        """Save the whole state at `step`; `meta` is JSON. A step that exists is replaced."""
+        """Save the whole state at `step`; `meta` is JSON (ValueError if it is not).
+
+        Checkpoints at this step and later ones are removed: they are damaged, or of a future that
+        falling back to an older checkpoint gave up.
+        """
         self._all.save(step, state, meta)
 
     def save_best(self, step: int, train_state: Any, score: float) -> bool:
-        """Save `train_state` if `score` is the best so far; returns whether it was."""
+        """Save `train_state` if `score` is the best so far; returns whether it was.
+
+        A score that is not finite is never the best.
+        """
+        score = float(score)
+        if not math.isfinite(score):
+            return False
         if self._best_score is not None and score <= self._best_score:
             return False
         self._best_score = score
@@ -69,6 +80,11 @@ class Checkpointer:
     def latest_step(self) -> int | None:
         """Step of the newest checkpoint, None if there is none."""
         steps = self._all.steps()
+        return steps[-1] if steps else None
+
+    def best_step(self) -> int | None:
+        """Step of the best train state, None if there is none."""
+        steps = self._best.steps()
         return steps[-1] if steps else None
 
     def wait(self) -> None:
@@ -98,10 +114,17 @@ class _Directory:
         return sorted(self.manager.all_steps())
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-        if step in self.manager.all_steps():
-            self.manager.wait_until_finished()
-            self.manager.delete(step)
         record = {"format_version": FORMAT_VERSION, "leaves": _describe(state), "user": meta}
+        try:
+            json.dumps(meta)
+        except TypeError as error:  # told here: orbax would raise from a thread, saves later
+            raise ValueError(
+                f"meta of checkpoint {step} is not JSON ({error}): give numbers as int() or float()"
+            ) from error
+        # orbax leaves out, without a word, a step that is not above its newest one.
+        for later in [s for s in self.steps() if s >= step]:
+            self.manager.wait_until_finished()
+            self.manager.delete(later)
         self.manager.save(
             step,
             args=ocp.args.Composite(

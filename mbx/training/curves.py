@@ -30,9 +30,19 @@ def load_curve(run_dir: str, metric: str = "eval/return_mean") -> Curve:
 
 
 def aggregate(curves: Sequence[Curve], points: int = 200) -> tuple[np.ndarray, ...]:
-    """Steps, mean, lower and upper band `[points]` on the steps that all seeds have."""
+    """Steps, mean, lower and upper band `[points]` on the steps that all seeds have.
+
+    The band is the range of the seeds below five of them, else a bootstrap 95 % interval of the
+    mean. Raises ValueError when the curves have no step in common.
+    """
     start = max(c.steps[0] for c in curves)
     stop = min(c.steps[-1] for c in curves)
+    if start > stop:
+        spans = ", ".join(f"{c.steps[0]:g}..{c.steps[-1]:g}" for c in curves)
+        raise ValueError(
+            f"curves of one group share no steps ({spans}): leave out the short ones, or give "
+            "them labels of their own"
+        )
     grid = np.linspace(start, stop, points)
     values = np.stack([np.interp(grid, c.steps, c.values) for c in curves])
     mean = values.mean(axis=0)
@@ -46,8 +56,15 @@ def aggregate(curves: Sequence[Curve], points: int = 200) -> tuple[np.ndarray, .
 def load_reference(path: str) -> tuple[np.ndarray, ...]:
     """Steps, mean, low, high from a CSV with columns step,reward,seed or step,mean,lcb,ucb."""
     with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
-    if "mean" in rows[0]:
+        reader = csv.DictReader(file)
+        rows, columns = list(reader), set(reader.fieldnames or ())
+    if not rows or not ({"step", "mean", "lcb", "ucb"} <= columns
+                        or {"step", "reward", "seed"} <= columns):  # fmt: skip
+        raise ValueError(
+            f"{path} has {len(rows)} rows of columns {sorted(columns)}: give some, with columns "
+            "step,mean,lcb,ucb or step,reward,seed"
+        )
+    if "mean" in columns:
         return tuple(np.array([float(r[k]) for r in rows]) for k in ("step", "mean", "lcb", "ucb"))
     curves = []
     for seed in sorted({r["seed"] for r in rows}):
@@ -68,8 +85,11 @@ def plot_runs(
 ) -> None:
     """Draw `run_dirs` into the picture `out`. labels: one a run; runs with equal labels are seeds.
 
-    Raises ValueError when no run has the metric.
+    out: its ending (.png, .pdf, .svg) is the format; folders are made. Raises ValueError when no
+    run has the metric or the labels are not one a run, FileNotFoundError when there is no run.
     """
+    if labels is not None and len(labels) != len(run_dirs):
+        raise ValueError(f"{len(labels)} labels for {len(run_dirs)} runs: give one label a run")
     import matplotlib
 
     matplotlib.use("Agg")
@@ -104,10 +124,14 @@ def plot_runs(
     axes.set_title(title or "")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    temporary = f"{out}.tmp.png"
-    figure.savefig(temporary, dpi=130)
-    os.replace(temporary, out)
-    plt.close(figure)
+    os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
+    base, extension = os.path.splitext(out)
+    temporary = f"{base}.tmp{extension or '.png'}"
+    try:
+        figure.savefig(temporary, dpi=130)
+        os.replace(temporary, out)
+    finally:
+        plt.close(figure)
 
 
 def _label(run_dir: str) -> str:

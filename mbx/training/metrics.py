@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ _SHOWN = {
 
 def atomic_write(path: str, data: bytes) -> None:
     """Write a file so that at any moment either the old or the whole new content is there."""
+    umask = os.umask(0)
+    os.umask(umask)
     directory = os.path.dirname(os.path.abspath(path))
     handle, temporary = tempfile.mkstemp(dir=directory, prefix=".tmp-")
     try:
@@ -37,6 +40,7 @@ def atomic_write(path: str, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are the owner's alone
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
@@ -67,6 +71,7 @@ class RunLogger:
         self._rewrite(-1 if resume_step is None else resume_step)
         self._tensorboard = _tensorboard(os.path.join(workdir, "tb"), resume_step)
         self._bar = _Progress(progress_total, resume_step or 0)
+        self._warned = False
 
     def _rewrite(self, last_step: int) -> None:
         """Keep the rows up to `last_step`; a row that a crash cut short is dropped too."""
@@ -80,8 +85,13 @@ class RunLogger:
         atomic_write(self._csv, text.getvalue().encode())
 
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Append one row. Values that are not finite are written as null."""
-        clean = {k: v if math.isfinite(v) else None for k, v in values.items()}
+        """Append one row. Values that are not finite are written as null, with one warning a run.
+
+        values: numbers, or arrays of one element.
+        """
+        values = {name: v if isinstance(v, int) else float(v) for name, v in values.items()}
+        clean = {name: v if math.isfinite(v) else None for name, v in values.items()}
+        self._warn_not_finite(kind, step, clean)
         row = {"kind": kind, "step": int(step), "time": time.time(), **clean}
         with open(self._jsonl, "ab") as file:
             file.write(_line(row))
@@ -91,6 +101,16 @@ class RunLogger:
             for name, value in values.items():
                 self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
         self._bar.show(kind, step, values)
+
+    def _warn_not_finite(self, kind: str, step: int, clean: Mapping[str, Any]) -> None:
+        bad = [name for name, value in clean.items() if value is None]
+        if bad and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{kind}/{bad[0]} is not finite at step {step}: written as null, and so are later "
+                "ones without a warning",
+                stacklevel=3,
+            )
 
     def close(self) -> None:
         """Flush and close."""

@@ -121,7 +121,8 @@ def test_a_run_is_not_overwritten(whole):
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     config = tiny_config(optimizer=dict(learning_rate=float("inf")))
-    with pytest.raises(FloatingPointError, match="not finite at step"):
+    finite = pytest.raises(FloatingPointError, match="not finite at step")
+    with pytest.warns(UserWarning, match="is not finite"), finite:
         run.train(config, str(tmp_path))
 
 
