@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from mbx import distributions as dist
@@ -214,10 +215,17 @@ def test_awr_moves_the_policy_to_the_better_action(setting):
             policy, model, state.params, zs, batch, weights, jnp.ones((T + 1, B)), draws, config
         )[0]
 
-    policy = state.params["policy"]
-    step = jax.jit(lambda p: jax.tree.map(lambda x, g: x - 0.02 * g, p, jax.grad(loss)(p)))
-    for _ in range(200):
-        policy = step(policy)
+    policy = model.init(jax.random.key(0))["policy"]
+    adam = optax.adam(0.01)
+
+    @jax.jit
+    def step(policy, moments):
+        updates, moments = adam.update(jax.grad(loss)(policy), moments)
+        return optax.apply_updates(policy, updates), moments
+
+    moments = adam.init(policy)
+    for _ in range(300):
+        policy, moments = step(policy, moments)
     mean = jnp.tanh(model.policy({**state.params, "policy": policy}, zs)[0])
     assert np.abs(np.asarray(mean) - np.asarray(good)).mean() < 0.25
 
