@@ -7,13 +7,13 @@ value. Both are only appended to; a resumed run first drops the rows after its c
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
 import os
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Mapping
@@ -31,19 +31,16 @@ _SHOWN = {
 
 def atomic_write(path: str, data: bytes) -> None:
     """Write a file so that at any moment either the old or the whole new content is there."""
-    umask = os.umask(0)
-    os.umask(umask)
-    directory = os.path.dirname(os.path.abspath(path))
-    handle, temporary = tempfile.mkstemp(dir=directory, prefix=".tmp-")
+    temporary = f"{path}.tmp-{os.getpid()}"  # not mkstemp: its files only their owner may read
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are the owner's alone
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise
 
 

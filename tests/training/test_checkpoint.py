@@ -1,0 +1,305 @@
+"""Checkpoints: every kind of leaf bit for bit, damage, kills, other settings, the best."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+from mbx.training import checkpoint
+from mbx.training.checkpoint import Checkpointer, load_config
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+class Pair(NamedTuple):
+    count: jax.Array
+    rest: Any
+
+
+@struct.dataclass
+class State:
+    weights: jax.Array
+    key: jax.Array
+    keys: jax.Array
+    flags: jax.Array
+    small: jax.Array
+    half: jax.Array
+    pixels: jax.Array
+    empty: jax.Array
+    nothing: Any
+    pair: Pair
+
+
+def make_state(seed: int) -> State:
+    """One leaf of every kind that a run keeps; values that rounding or casting would change."""
+    rng = np.random.default_rng(seed)
+    weights = rng.normal(size=(40, 7)).astype(np.float32)
+    weights[0, :4] = np.nan, np.inf, -0.0, 1e-42
+    return State(
+        weights=jnp.asarray(weights),
+        key=jax.random.key(seed),
+        keys=jax.random.split(jax.random.key(seed), 3),
+        flags=jnp.asarray(rng.random(9) < 0.5),
+        small=jnp.asarray(rng.integers(-128, 128, 5), jnp.int8),
+        half=jnp.asarray(rng.normal(size=6), jnp.bfloat16),
+        pixels=jnp.asarray(rng.integers(0, 256, (4, 4)), jnp.uint8),
+        empty=jnp.zeros((0, 3)),
+        nothing=None,
+        pair=Pair(jnp.int32(seed), {}),
+    )
+
+
+def assert_same(a: Any, b: Any) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype and x.shape == y.shape
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+@pytest.fixture
+def open_checkpointer():
+    """Opens checkpointers and closes them after the test."""
+    opened = []
+
+    def open_one(workdir, **options) -> Checkpointer:
+        opened.append(Checkpointer(str(workdir), **options))
+        return opened[-1]
+
+    yield open_one
+    for checkpointer in opened:
+        checkpointer.close()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run directory with states 10 and 20; not to be written to."""
+    workdir = tmp_path_factory.mktemp("saved")
+    checkpointer = Checkpointer(str(workdir))
+    for step in (10, 20):
+        checkpointer.save(step, make_state(step), {"interval": step // 10})
+    checkpointer.close()
+    return workdir
+
+
+def damage(directory: pathlib.Path, pattern: str, how: str) -> None:
+    paths = [p for p in directory.rglob(pattern) if p.is_file()]
+    assert paths
+    for path in paths:
+        if how == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 * (how == "half")])
+
+
+def small(value: float) -> dict[str, jax.Array]:
+    return {"x": jnp.full(3, float(value))}
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_every_kind_of_leaf_comes_back_bit_for_bit(saved, open_checkpointer, abstract):
+    example = make_state(0)
+    if abstract:
+        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), example)
+    state, meta = open_checkpointer(saved).restore(example)
+    assert_same(state, make_state(20))
+    assert meta == {"interval": 2}
+
+
+def test_a_step_can_be_asked_for(saved, open_checkpointer):
+    checkpointer = open_checkpointer(saved)
+    state, meta = checkpointer.restore(make_state(0), step=10)
+    assert_same(state, make_state(10))
+    assert meta == {"interval": 1} and checkpointer.latest_step() == 20
+    with pytest.raises(FileNotFoundError, match="no checkpoint of step 15"), pytest.warns():
+        checkpointer.restore(make_state(0), step=15)
+
+
+def test_saving_copies_what_the_next_step_overwrites(tmp_path, open_checkpointer):
+    """The training loop donates the state right after an asynchronous save."""
+    checkpointer = open_checkpointer(tmp_path)
+    overwrite = jax.jit(lambda s: jax.tree.map(lambda x: x * 0 - 1, s), donate_argnums=0)
+    state = {"big": jnp.arange(500_000, dtype=jnp.float32), "small": jnp.arange(8)}
+    before = jax.tree.map(np.array, state)
+    checkpointer.save(1, state, {})
+    state = jax.block_until_ready(overwrite(state))
+    checkpointer.wait()
+    assert_same(jax.tree.map(np.asarray, checkpointer.restore(state)[0]), before)
+
+
+@pytest.mark.parametrize("how", ["half", "empty", "gone"])
+@pytest.mark.parametrize("pattern", ["metadata", "manifest.ocdbt", "_METADATA", "*"])
+def test_a_damaged_checkpoint_is_skipped(saved, tmp_path, open_checkpointer, pattern, how):
+    """Either the older state with a warning or, where nothing needed was hit, the newest."""
+    workdir = tmp_path / "run"
+    shutil.copytree(saved, workdir)
+    damage(workdir / "checkpoints" / "20", pattern, how)
+    with pytest.warns(UserWarning, match="checkpoint 20 .* damaged"):
+        state, meta = open_checkpointer(workdir).restore(make_state(0))
+    assert_same(state, make_state(10))
+    assert meta == {"interval": 1}
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_after_falling_back_saving_goes_on(tmp_path, open_checkpointer, keep):
+    """The next save may have a lower step than the damaged one; it must not be left out."""
+    first = open_checkpointer(tmp_path, keep=3)
+    for step in (10, 20, 30):
+        first.save(step, small(step), {})
+    first.wait()
+    damage(tmp_path / "checkpoints" / "30", "*", "half")
+    second = open_checkpointer(tmp_path, keep=keep)
+    with pytest.warns(UserWarning, match="checkpoint 30 .* damaged"):
+        assert second.restore(small(0))[0]["x"][0] == 20
+    second.save(25, small(25), {})
+    second.wait()
+    assert second.latest_step() == 25
+    assert open_checkpointer(tmp_path).restore(small(0))[0]["x"][0] == 25
+
+
+def test_when_nothing_is_usable_the_error_says_so(tmp_path, open_checkpointer):
+    checkpointer = open_checkpointer(tmp_path)
+    assert checkpointer.latest_step() is None and checkpointer.best_step() is None
+    with pytest.raises(FileNotFoundError, match="another workdir"):
+        checkpointer.restore(small(0))
+    checkpointer.save(1, small(1), {})
+    checkpointer.wait()
+    damage(tmp_path / "checkpoints" / "1", "*", "empty")
+    with pytest.raises(FileNotFoundError, match="could be read"), pytest.warns(match="damaged"):
+        open_checkpointer(tmp_path).restore(small(0))
+
+
+def test_the_newest_are_kept(tmp_path, open_checkpointer):
+    checkpointer = open_checkpointer(tmp_path, keep=2)
+    for step in (1, 2, 3, 4):
+        checkpointer.save(step, small(step), {})
+    checkpointer.wait()
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["3", "4"]
+    with pytest.raises(ValueError, match="checkpoint.keep=0"):
+        Checkpointer(str(tmp_path), keep=0)
+
+
+def test_the_best_is_kept_apart(tmp_path, open_checkpointer):
+    checkpointer = open_checkpointer(tmp_path, keep=1)
+    scores = [(1, -3.0), (2, np.float32(5.0)), (3, 4.0), (4, float("nan")), (5, float("inf"))]
+    kept = [checkpointer.save_best(step, small(step), score) for step, score in scores]
+    assert kept == [True, True, False, False, False]
+    for step in (1, 2, 3):
+        checkpointer.save(step, {"other": jnp.zeros(step)}, {})
+    checkpointer.wait()
+    state, meta = checkpointer.restore_best(small(0))
+    assert state["x"][0] == 2 and meta == {"score": 5.0, "step": 2}
+    assert checkpointer.best_step() == 2 and checkpointer.latest_step() == 3
+
+
+def test_the_best_score_outlives_the_process_and_may_fall_on_a_lower_step(
+    tmp_path, open_checkpointer
+):
+    first = open_checkpointer(tmp_path)
+    first.save_best(30, small(30), 5.0)
+    first.wait()
+    second = open_checkpointer(tmp_path)
+    assert not second.save_best(40, small(40), 4.0)
+    assert second.save_best(20, small(20), 7.0)
+    second.wait()
+    assert open_checkpointer(tmp_path).restore_best(small(0))[0]["x"][0] == 20
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        ({"x": jnp.zeros(4)}, r"\['x'\]: saved float32\[3\], wanted float32\[4\]"),
+        ({"x": jnp.zeros(3, jnp.int32)}, r"saved float32\[3\], wanted int32\[3\]"),
+        ({"y": jnp.zeros(3)}, r"\['x'\]: saved float32\[3\], wanted nothing; \['y'\]: saved nothi"),
+    ],
+)
+def test_other_shapes_are_named_with_a_remedy(tmp_path, open_checkpointer, example, message):
+    checkpointer = open_checkpointer(tmp_path)
+    checkpointer.save(1, small(1), {})
+    checkpointer.wait()
+    with pytest.raises(ValueError, match=message) as caught:
+        checkpointer.restore(example)
+    assert "config.json" in str(caught.value)
+
+
+def test_another_format_version_is_refused(tmp_path, open_checkpointer, monkeypatch):
+    checkpointer = open_checkpointer(tmp_path)
+    checkpointer.save(1, small(1), {})
+    checkpointer.wait()
+    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", checkpoint.FORMAT_VERSION + 1)
+    with pytest.raises(ValueError, match="has format version 1, this code reads 2"):
+        checkpointer.restore(small(0))
+
+
+def test_meta_that_is_not_json_is_told_at_once(tmp_path, open_checkpointer):
+    checkpointer = open_checkpointer(tmp_path)
+    with pytest.raises(ValueError, match="meta of checkpoint 1 .*float32"):
+        checkpointer.save(1, small(1), {"score": np.float32(1)})
+    checkpointer.save(1, small(1), {"score": 1.0})
+    checkpointer.wait()
+    assert checkpointer.restore(small(0))[1] == {"score": 1.0}
+
+
+def test_a_relative_workdir_does(tmp_path, open_checkpointer, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpointer = open_checkpointer("run")
+    monkeypatch.chdir("/")
+    checkpointer.save(1, small(1), {})
+    checkpointer.wait()
+    assert (tmp_path / "run" / "checkpoints" / "1").is_dir()
+
+
+def test_load_config(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        load_config(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"seed": 3}))
+    assert load_config(str(tmp_path)) == {"seed": 3}
+
+
+SAVE_FOREVER = """
+import itertools, sys
+import jax.numpy as jnp
+from mbx.training.checkpoint import Checkpointer
+checkpointer = Checkpointer(sys.argv[1], keep=3)
+for step in itertools.count(1):
+    checkpointer.save(step, {"x": jnp.full(200_000, float(step))}, {"interval": step})
+    print(step, flush=True)
+"""
+
+
+def test_a_kill_in_the_middle_of_saving_leaves_a_whole_checkpoint(tmp_path, open_checkpointer):
+    """kill -9 at random moments of three processes that do nothing but save."""
+    environment = dict(os.environ, JAX_PLATFORMS="cpu", PYTHONPATH=str(ROOT))
+    rng = np.random.default_rng()
+    for attempt in range(3):
+        workdir = tmp_path / str(attempt)
+        process = subprocess.Popen(
+            [sys.executable, "-c", SAVE_FOREVER, str(workdir)], env=environment, cwd=ROOT,
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        with process:
+            started = [int(process.stdout.readline()) for _ in range(4)][-1]
+            time.sleep(rng.uniform(0, 0.2))
+            process.send_signal(signal.SIGKILL)
+        checkpointer = open_checkpointer(workdir)
+        state, meta = checkpointer.restore({"x": jnp.zeros(200_000)})
+        # A save begins when the one before is complete.
+        assert meta["interval"] >= started - 1
+        assert (np.asarray(state["x"]) == meta["interval"]).all()
+        checkpointer.save(meta["interval"] + 1, state, {})
+        checkpointer.wait()
+        assert checkpointer.latest_step() == meta["interval"] + 1

@@ -1,0 +1,133 @@
+"""Learning curves of made-up runs: reading, aggregating, drawing, the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mbx.training.curves import Curve, aggregate, load_curve, load_reference, plot_runs
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def make_run(path: pathlib.Path, steps, values, env: str = "toy:point", seed: int = 0) -> str:
+    """A run directory with evaluations (and a train row, which is not one) and nothing else."""
+    path.mkdir(parents=True)
+    config = {"agent": "tdmpc", "env": {"name": env}, "seed": seed}
+    (path / "config.json").write_text(json.dumps(config))
+    rows = [{"kind": "train", "step": 1, "time": 0, "return_mean": 1e9}]
+    rows += [
+        {"kind": "eval", "step": int(s), "time": 0, "return_mean": v}
+        for s, v in zip(steps, values, strict=True)
+    ]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Three seeds with grids of their own, and one run of another environment."""
+    seeds = [
+        make_run(tmp_path / f"s{i}", [0, 50 + i, 100], [0.0, 4.0 + i, 10.0 + i], seed=i)
+        for i in range(3)
+    ]
+    return [*seeds, make_run(tmp_path / "other", [0, 100], [1.0, 2.0], env="toy:ends")]
+
+
+def test_a_curve_holds_one_metric_of_one_kind(tmp_path):
+    run = make_run(tmp_path / "run", [0, 10, 20], [1.0, None, 3.0])
+    curve = load_curve(run)
+    np.testing.assert_array_equal(curve.steps, [0, 20])
+    np.testing.assert_array_equal(curve.values, [1, 3])
+    assert load_curve(run, "train/return_mean").values.tolist() == [1e9]
+    assert load_curve(run, "eval/absent").steps.shape == (0,)
+
+
+def test_seeds_are_interpolated_onto_the_steps_they_share():
+    a = Curve(np.array([0.0, 10.0, 20.0]), np.array([0.0, 10.0, 20.0]))
+    b = Curve(np.array([4.0, 24.0]), np.array([8.0, 28.0]))  # 4 above a everywhere
+    steps, mean, low, high = aggregate([a, b], points=5)
+    np.testing.assert_allclose(steps, [4, 8, 12, 16, 20])
+    np.testing.assert_allclose(mean, steps + 2)
+    np.testing.assert_allclose(low, steps)
+    np.testing.assert_allclose(high, steps + 4)
+
+
+def test_the_band_of_many_seeds_is_an_interval_of_the_mean():
+    values = np.random.default_rng(0).normal(5.0, 1.0, 20)
+    curves = [Curve(np.array([0.0, 1.0]), np.array([v, v])) for v in values]
+    _, mean, low, high = aggregate(curves)
+    error = values.std() / np.sqrt(len(values))
+    np.testing.assert_allclose(mean, values.mean())
+    # Within sampling error of the 1.96 standard errors of the normal approximation.
+    np.testing.assert_allclose((high - low) / 2, 1.96 * error, rtol=0.1)
+
+
+def test_curves_without_a_common_step_are_refused():
+    with pytest.raises(ValueError, match=r"share no steps \(0..10, 20..30\)"):
+        aggregate([Curve(np.array([0.0, 10.0]), np.zeros(2)),
+                   Curve(np.array([20.0, 30.0]), np.zeros(2))])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "mean", "low", "high"),
+    [
+        ("step,mean,lcb,ucb\n0,1,0,2\n100,5,4,6\n", [1, 5], [0, 4], [2, 6]),
+        ("step,reward,seed\n0,0,1\n100,4,1\n100,6,2\n0,2,2\n", [1, 5], [0, 4], [2, 6]),
+    ],
+)
+def test_both_forms_of_reference_are_read(tmp_path, text, mean, low, high):
+    path = tmp_path / "published.csv"
+    path.write_text(text)
+    for found, wanted in zip(load_reference(str(path)), ([0, 100], mean, low, high), strict=True):
+        np.testing.assert_allclose(found[[0, -1]], wanted)
+
+
+@pytest.mark.parametrize("text", ["", "step,mean,lcb,ucb\n", "a,b\n1,2\n"])
+def test_a_reference_of_another_form_is_refused(tmp_path, text):
+    path = tmp_path / "published.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="published.csv has .*step,reward,seed"):
+        load_reference(str(path))
+
+
+@pytest.mark.parametrize(("name", "magic"), [("a.png", b"\x89PNG"), ("new/a.pdf", b"%PDF")])
+def test_the_picture_has_the_format_of_its_name(runs, tmp_path, name, magic):
+    (tmp_path / "published").mkdir()
+    reference = tmp_path / "published" / "task.csv"
+    reference.write_text("step,mean,lcb,ucb\n0,1,0,2\n100,5,4,6\n")
+    out = tmp_path / name
+    plot_runs(runs, str(out), references=[str(reference)], title="three seeds and one")
+    assert out.read_bytes().startswith(magic)
+    assert not [n for n in os.listdir(out.parent) if ".tmp" in n]
+
+
+def test_what_cannot_be_drawn_is_told(runs, tmp_path):
+    with pytest.raises(ValueError, match="metric 'eval/absent'"):
+        plot_runs(runs, str(tmp_path / "a.png"), metric="eval/absent")
+    with pytest.raises(ValueError, match="2 labels for 4 runs"):
+        plot_runs(runs, str(tmp_path / "a.png"), labels=["x", "y"])
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        plot_runs([str(tmp_path / "absent")], str(tmp_path / "a.png"))
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "experiments.plot", *arguments], cwd=ROOT, capture_output=True,
+        text=True, check=False, env=dict(os.environ, JAX_PLATFORMS="cpu"),
+    )  # fmt: skip
+
+
+def test_the_command_draws_runs_and_tells_mistakes_in_a_line(runs, tmp_path):
+    out = str(tmp_path / "curve.png")
+    result = command(*runs, f"--out={out}")
+    assert result.returncode == 0 and os.path.getsize(out) > 1000, result.stderr
+    result = command(str(tmp_path / "absent"), f"--out={out}")
+    assert result.returncode != 0
+    assert result.stderr.startswith("error: ") and "Traceback" not in result.stderr

@@ -1,0 +1,145 @@
+"""The files of a run directory: rows, resuming, values that JSON has no word for."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import stat
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx.training.metrics import RunLogger, atomic_write, read_rows
+
+
+def jsonl(workdir) -> str:
+    return os.path.join(workdir, "metrics.jsonl")
+
+
+def long_rows(workdir) -> list[list[str]]:
+    with open(os.path.join(workdir, "metrics.csv"), newline="") as file:
+        return list(csv.reader(file))
+
+
+@pytest.fixture
+def filled(tmp_path):
+    """A run directory with train rows at 10, 20, 30 and an evaluation at 20."""
+    logger = RunLogger(str(tmp_path), config={"seed": 1})
+    for step in (10, 20, 30):
+        logger.log("train", step, {"loss/value": step / 8})
+        if step == 20:
+            logger.log("eval", step, {"return_mean": -1.5})
+    logger.close()
+    return tmp_path
+
+
+def test_rows_hold_kind_step_time_and_values(filled):
+    rows = read_rows(jsonl(filled))
+    assert [(r["kind"], r["step"]) for r in rows] == [
+        ("train", 10), ("train", 20), ("eval", 20), ("train", 30),
+    ]  # fmt: skip
+    assert rows[0]["loss/value"] == 1.25 and rows[2]["return_mean"] == -1.5
+    assert all(r["time"] > 1.6e9 for r in rows)
+
+
+def test_csv_holds_the_same_in_long_form_and_takes_new_columns(filled):
+    logger = RunLogger(str(filled), config={}, resume_step=30)
+    logger.log("train", 40, {"loss/value": 5.0, "quite, new": 1e-30})
+    logger.close()
+    rows = long_rows(filled)
+    assert rows[0] == ["kind", "step", "name", "value"]
+    assert ["eval", "20", "return_mean", "-1.5"] in rows
+    assert rows[-1][:3] == ["train", "40", "quite, new"] and float(rows[-1][3]) == 1e-30
+    assert all(len(row) == 4 for row in rows)
+
+
+def test_resuming_drops_later_rows_from_both_files(filled):
+    logger = RunLogger(str(filled), config={"seed": 2}, resume_step=20)
+    logger.log("train", 30, {"loss/value": 9.0})
+    logger.close()
+    rows = read_rows(jsonl(filled))
+    assert [r["step"] for r in rows if r["kind"] == "train"] == [10, 20, 30]
+    assert rows[-1]["loss/value"] == 9.0
+    assert [r for r in long_rows(filled) if r[1] == "30"] == [["train", "30", "loss/value", "9.0"]]
+
+
+def test_resuming_keeps_the_config_of_the_run(filled):
+    RunLogger(str(filled), config={"seed": 2}, resume_step=20).close()
+    assert json.loads((filled / "config.json").read_text()) == {"seed": 1}
+
+
+def test_a_row_cut_short_by_a_crash_is_dropped(filled):
+    whole = (filled / "metrics.jsonl").read_bytes()
+    (filled / "metrics.jsonl").write_bytes(whole[:-9])
+    assert [r["step"] for r in read_rows(jsonl(filled))] == [10, 20, 20]
+    logger = RunLogger(str(filled), config={}, resume_step=30)
+    logger.log("train", 30, {"loss/value": 3.75})
+    logger.close()
+    lines = (filled / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [10, 20, 20, 30]
+
+
+@pytest.mark.parametrize(
+    "value", [np.float32(0.5), np.float64(0.5), jnp.float32(0.5), np.array(0.5)]
+)
+def test_array_scalars_are_numbers(tmp_path, value):
+    logger = RunLogger(str(tmp_path), config={})
+    logger.log("train", 1, {"x": value, "count": 3})
+    logger.close()
+    row = read_rows(jsonl(tmp_path))[0]
+    assert row["x"] == 0.5 and row["count"] == 3
+
+
+def test_values_that_are_not_finite_are_null_and_told_once(tmp_path):
+    logger = RunLogger(str(tmp_path), config={})
+    with pytest.warns(UserWarning, match="train/loss/value is not finite at step 0") as told:
+        for step, value in enumerate((float("nan"), float("inf"), np.float32("-inf"))):
+            logger.log("train", step, {"loss/value": value, "fine": 1.0})
+    logger.close()
+    assert len(told) == 1
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert [r["loss/value"] for r in rows] == [None] * 3 and [r["fine"] for r in rows] == [1.0] * 3
+    assert [r[3] for r in long_rows(tmp_path) if r[2] == "loss/value"] == [""] * 3
+
+
+def test_without_tensorboard_everything_else_is_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    logger = RunLogger(str(tmp_path), config={})
+    logger.log("train", 1, {"x": 1.0})
+    logger.close()
+    assert len(read_rows(jsonl(tmp_path))) == 1 and not (tmp_path / "tb").exists()
+
+
+def test_lines_instead_of_a_bar_off_a_terminal(filled, capsys):
+    logger = RunLogger(str(filled), config={}, resume_step=30, progress_total=100)
+    logger.log("train", 40, {"episode/return": 12.0, "loss/value": 0.25, "steps_per_second": 99.0})
+    logger.log("eval", 40, {"return_mean": 34.0})
+    logger.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "train step 40  return 12  value 0.25  steps/s 99"
+    assert lines[1].startswith("eval  step 40") and "eval 34.0" in lines[1]
+
+
+def test_atomic_write_keeps_the_old_content_when_it_fails(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    atomic_write(str(path), b"old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        atomic_write(str(path), b"new")
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["config.json"]
+
+
+def test_written_files_follow_the_umask(tmp_path):
+    """On a shared disk others may read a run, where the user's settings say so."""
+    (tmp_path / "plain").touch()
+    atomic_write(str(tmp_path / "atomic"), b"")
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("plain", "atomic")]
+    assert modes[0] == modes[1]
