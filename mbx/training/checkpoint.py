@@ -178,7 +178,7 @@ class _Directory:
 
         def rebuild(x: Any, like: Any) -> Any:
             if _is_key(like):
-                return jax.random.wrap_key_data(x)
+                return jax.random.wrap_key_data(x, impl=_key_impl(like))
             return jnp.zeros(like.shape, like.dtype) if 0 in like.shape else x
 
         return jax.tree.map(rebuild, state, example)
@@ -195,6 +195,13 @@ def load_config(workdir: str) -> dict[str, Any]:
 
 def _is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _key_impl(like: Any) -> Any:
+    """Implementation of a key that may be abstract; `jax.random.key_impl` takes only real ones."""
+    found = []
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), like)
+    return found[0]
 
 
 def _writable(x: Any) -> Any:

@@ -120,6 +120,17 @@ def test_every_kind_of_leaf_comes_back_bit_for_bit(saved, open_checkpointer, abs
     assert meta == {"interval": 2}
 
 
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize("abstract", [False, True])
+def test_keys_keep_their_implementation(tmp_path, open_checkpointer, impl, abstract):
+    key = {"key": jax.random.key(3, impl=impl)}
+    checkpointer = open_checkpointer(tmp_path)
+    checkpointer.save(1, key, {})
+    checkpointer.wait()
+    example = {"key": jax.ShapeDtypeStruct((), key["key"].dtype)} if abstract else key
+    assert_same(checkpointer.restore(example)[0], key)
+
+
 def test_a_step_can_be_asked_for(saved, open_checkpointer):
     checkpointer = open_checkpointer(saved)
     state, meta = checkpointer.restore(make_state(0), step=10)
