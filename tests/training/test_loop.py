@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 import jax
@@ -120,6 +121,12 @@ def test_the_state_is_donated_and_nothing_recompiles(parts, trained):
     interval, first = parts[4], trained[2]
     assert first.replay.data["obs"].is_deleted()
     assert interval._cache_size() == 1
+
+
+def test_the_compiled_step_never_copies_the_replay(parts):
+    text = parts[4].lower(fresh(parts)).compile().as_text()
+    storage = re.findall(rf"= \(?\w+\[2,{CAPACITY}[\],][^ ]* copy\(", text)
+    assert re.search(rf"\[2,{CAPACITY}", text) and not storage
 
 
 def test_one_interval_of_2n_is_two_of_n_bit_for_bit(parts, trained):
