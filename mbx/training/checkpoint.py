@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import pathlib
+import shutil
 import warnings
 from typing import Any
 
@@ -32,12 +34,13 @@ class Checkpointer:
         workdir = os.path.abspath(workdir)
         self._all = _Directory(os.path.join(workdir, "checkpoints"), keep)
         self._best = _Directory(os.path.join(workdir, "best"), 1)
-        self._best_score = self._read_best_score()
+        best = self._read_best()
+        self._best_score = None if best is None else float(best["score"])
 
-    def _read_best_score(self) -> float | None:
-        for step in reversed(self._best.steps()):
+    def _read_best(self) -> dict[str, Any] | None:
+        for name in reversed(self._best.steps()):
             try:
-                return float(self._best.meta(step)["score"])
+                return self._best.meta(name)
             except Exception:  # a torn best: the next evaluation replaces it
                 continue
         return None
@@ -61,7 +64,10 @@ class Checkpointer:
         if self._best_score is not None and score <= self._best_score:
             return False
         self._best_score = score
-        self._best.save(step, train_state, {"score": score, "step": step})
+        # Named above the one before, whatever its step (a resumed run may find a better one
+        # earlier): orbax then removes the old one only when the new one is complete.
+        name = max([step, *(newest + 1 for newest in self._best.steps())])
+        self._best.save(name, train_state, {"score": score, "step": step})
         return True
 
     def restore(self, example: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
@@ -69,7 +75,8 @@ class Checkpointer:
 
         example: arrays or `jax.ShapeDtypeStruct`s of the same structure. Damaged checkpoints are
         skipped with a warning. Raises FileNotFoundError when none is usable and ValueError when
-        the structure differs (other settings) or the format is another version's.
+        the structure differs (other settings) or the format is another version's; running out of
+        memory is no damage and raises what it raises.
         """
         return self._all.restore(example, step)
 
@@ -84,8 +91,8 @@ class Checkpointer:
 
     def best_step(self) -> int | None:
         """Step of the best train state, None if there is none."""
-        steps = self._best.steps()
-        return steps[-1] if steps else None
+        best = self._read_best()
+        return None if best is None else int(best["step"])
 
     def wait(self) -> None:
         """Wait until everything is on disk."""
@@ -109,6 +116,17 @@ class _Directory:
         )
         handlers = dict(state=ocp.StandardCheckpointHandler(), meta=ocp.JsonCheckpointHandler())
         self.manager = ocp.CheckpointManager(path, options=options, item_handlers=handlers)
+        self._clean = False
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a killed process had half written; each may be as large as the replay.
+
+        Not at construction: a process that only reads must not remove what another is writing.
+        """
+        if not self._clean:
+            for path in pathlib.Path(self.path).glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(path, ignore_errors=True)
+        self._clean = True
 
     def steps(self) -> list[int]:
         return sorted(self.manager.all_steps())
@@ -121,6 +139,7 @@ class _Directory:
             raise ValueError(
                 f"meta of checkpoint {step} is not JSON ({error}): give numbers as int() or float()"
             ) from error
+        self._remove_leftovers()
         # orbax leaves out, without a word, a step that is not above its newest one.
         for later in [s for s in self.steps() if s >= step]:
             self.manager.wait_until_finished()
@@ -142,11 +161,13 @@ class _Directory:
 
     def restore(self, example: Any, step: int | None) -> tuple[Any, dict[str, Any]]:
         candidates = self.steps()[::-1] if step is None else [step]
+        last_error: Exception | None = None
         for candidate in candidates:
             try:
                 record = self._record(candidate)
                 version = record["format_version"]
             except Exception as error:
+                last_error = error
                 _warn_damaged(self.path, candidate, error)
                 continue
             if version != FORMAT_VERSION:
@@ -158,11 +179,14 @@ class _Directory:
             try:
                 return self._read(candidate, example), record["user"]
             except Exception as error:
+                if _is_out_of_memory(error):
+                    raise
+                last_error = error
                 _warn_damaged(self.path, candidate, error)
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise FileNotFoundError(
             f"{what} in {self.path} could be read: start the run anew in another workdir"
-        )
+        ) from last_error
 
     def _read(self, step: int, example: Any) -> Any:
         device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -179,7 +203,9 @@ class _Directory:
         def rebuild(x: Any, like: Any) -> Any:
             if _is_key(like):
                 return jax.random.wrap_key_data(x, impl=_key_impl(like))
-            return jnp.zeros(like.shape, like.dtype) if 0 in like.shape else x
+            return (
+                jax.device_put(jnp.zeros(like.shape, like.dtype), device) if 0 in like.shape else x
+            )
 
         return jax.tree.map(rebuild, state, example)
 
@@ -228,6 +254,11 @@ def _check_leaves(path: str, saved: dict[str, str], wanted: dict[str, str]) -> N
             f"the checkpoint in {path} was made with other settings ({shown}): resume with the "
             "run's own config.json, or start anew in another workdir"
         )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    device = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+    return device or isinstance(error, MemoryError)
 
 
 def _warn_damaged(path: str, step: int, error: Exception) -> None:

@@ -230,6 +230,59 @@ def test_the_best_score_outlives_the_process_and_may_fall_on_a_lower_step(
     assert open_checkpointer(tmp_path).restore_best(small(0))[0]["x"][0] == 20
 
 
+def test_the_best_is_there_until_a_better_one_is_complete(tmp_path, open_checkpointer, monkeypatch):
+    """Also when the better one is of a lower step: a kill in mid-save costs nothing."""
+    first = open_checkpointer(tmp_path)
+    first.save_best(30, small(30), 5.0)
+    first.wait()
+    second = open_checkpointer(tmp_path)
+    kept = []
+    save = second._best.manager.save
+
+    def look_and_save(*args, **options):
+        kept.extend(os.listdir(tmp_path / "best"))
+        return save(*args, **options)
+
+    monkeypatch.setattr(second._best.manager, "save", look_and_save)
+    second.save_best(20, small(20), 7.0)
+    second.wait()
+    assert kept == ["30"] and len(os.listdir(tmp_path / "best")) == 1
+    third = open_checkpointer(tmp_path)
+    assert third.best_step() == 20 and not third.save_best(50, small(50), 6.0)
+    assert third.restore_best(small(0))[1] == {"score": 7.0, "step": 20}
+
+
+def test_only_saving_removes_what_a_killed_process_left(tmp_path, open_checkpointer):
+    leftover = tmp_path / "checkpoints" / "7.orbax-checkpoint-tmp"
+    leftover.mkdir(parents=True)
+    (leftover / "data").write_bytes(b"half")
+    checkpointer = open_checkpointer(tmp_path)
+    assert checkpointer.latest_step() is None and leftover.exists()
+    checkpointer.save(1, small(1), {})
+    checkpointer.wait()
+    assert os.listdir(tmp_path / "checkpoints") == ["1"]
+
+
+@pytest.mark.parametrize(
+    "error", [jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), MemoryError()]
+)
+def test_running_out_of_memory_is_not_taken_for_damage(
+    saved, open_checkpointer, monkeypatch, error
+):
+    def refuse(*_):
+        raise error
+
+    checkpointer = open_checkpointer(saved)
+    monkeypatch.setattr(checkpointer._all, "_read", refuse)
+    with pytest.raises(type(error)):
+        checkpointer.restore(make_state(0))
+
+
+def test_restored_leaves_are_committed_to_the_device(saved, open_checkpointer):
+    state, _ = open_checkpointer(saved).restore(make_state(0))
+    assert all(x.committed and x.devices() == {jax.devices()[0]} for x in jax.tree.leaves(state))
+
+
 @pytest.mark.parametrize(
     ("example", "message"),
     [
