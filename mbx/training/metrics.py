@@ -84,8 +84,12 @@ class RunLogger:
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Append one row. Values that are not finite are written as null, with one warning a run.
 
-        values: numbers, or arrays of one element.
+        values: numbers, or arrays of one element. Raises ValueError for a value whose name is a
+        field of the row.
         """
+        taken = sorted({"kind", "step", "time"} & values.keys())
+        if taken:
+            raise ValueError(f"value {taken[0]!r} has the name of a field of the row: rename it")
         values = {name: v if isinstance(v, int) else float(v) for name, v in values.items()}
         clean = {name: v if math.isfinite(v) else None for name, v in values.items()}
         self._warn_not_finite(kind, step, clean)

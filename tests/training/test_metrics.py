@@ -110,6 +110,15 @@ def test_values_that_are_not_finite_are_null_and_told_once(tmp_path):
     assert [r[3] for r in long_rows(tmp_path) if r[2] == "loss/value"] == [""] * 3
 
 
+@pytest.mark.parametrize("name", ["kind", "step", "time"])
+def test_a_value_cannot_take_the_name_of_a_field(tmp_path, name):
+    logger = RunLogger(str(tmp_path), config={})
+    with pytest.raises(ValueError, match=f"'{name}' .* rename"):
+        logger.log("train", 1, {name: 2.0})
+    logger.close()
+    assert read_rows(jsonl(tmp_path)) == []
+
+
 def test_without_tensorboard_everything_else_is_written(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     logger = RunLogger(str(tmp_path), config={})
