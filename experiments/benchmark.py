@@ -26,7 +26,7 @@ from ml_collections import config_dict
 from configs import tdmpc as default_config
 from mbx import replay
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic
-from mbx.training import build, loop, run
+from mbx.training import build, loop
 from mbx.training.metrics import atomic_write
 
 PRESET = flags.DEFINE_enum("preset", "tdmpc2", ["tdmpc2", "default"], "Settings.")
@@ -259,7 +259,6 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main(_: list[str]) -> None:
-    run.keep_memory()
     result = benchmark()
     print(table(result))
     if JSON.value:

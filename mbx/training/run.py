@@ -8,11 +8,9 @@ A run directory holds config.json, metrics.jsonl, metrics.csv, tb/, checkpoints/
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import os
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -75,25 +73,6 @@ def enable_compilation_cache(path: str | None = None) -> None:
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", path)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-
-
-def keep_memory() -> None:
-    """Tell the C library to keep freed memory instead of giving it back to the system.
-
-    A compiled CPU program allocates its scratch memory anew in every call; giving it back and
-    faulting it in again costs up to a quarter of an update of the 5M model. Linux (glibc) only.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return
-    m_trim_threshold, m_top_pad, m_mmap_max, m_arena_max = -1, -2, -4, -8
-    for option, value in (
-        (m_mmap_max, 0), (m_trim_threshold, 2**31 - 1), (m_top_pad, 2**26), (m_arena_max, 1)
-    ):  # fmt: skip
-        mallopt(option, value)
 
 
 def make_environment(
@@ -166,7 +145,6 @@ def train(config: Config, workdir: str) -> Result:
     """
     started = time.time()
     enable_compilation_cache()
-    keep_memory()
     workdir = os.path.abspath(workdir)
     seed, num_envs = config["seed"], config["env"]["num_envs"]
     environment = make_environment(config, num_envs, seed=seed)
