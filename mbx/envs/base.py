@@ -121,36 +121,51 @@ def episodic(
     """Batch a raw environment and give it action repeat, a time limit and fresh resets.
 
     episode_length is in agent steps (default: the task's limit divided by the repeat, rounded up).
-    Within an action repeat nothing moves and no reward counts once the episode has terminated. All
-    environments are reset together under one `lax.cond`, so that ordinary steps pay for no reset.
+    Within an action repeat nothing moves and no reward counts once the episode has terminated or
+    the task's limit is reached, which a repeat need not divide. All environments are reset together
+    under one `lax.cond`, so that ordinary steps pay for no reset.
     """
     check_counts(raw.name, num_envs, action_repeat, episode_length)
     length = episode_length or -(-raw.time_limit // action_repeat)
+    last = last_repeat(raw.time_limit, action_repeat, episode_length)
     spec = EnvSpec(raw.name, raw.obs_shape, raw.obs_dtype, raw.action_dim, length, action_repeat)
 
     def reset(key: Array) -> tuple[EpisodeState, Array]:
         state, obs = jax.vmap(raw.reset)(jax.random.split(key, num_envs))
+        # A task's state may be its observation: donating one would then delete the other.
+        obs = jnp.copy(obs)
         return EpisodeState(state, jnp.zeros(num_envs, jnp.int32), jnp.zeros(num_envs)), obs
 
-    def repeated(key: Array, state: Any, action: Array) -> tuple[Any, Array, Array, Array]:
+    def single(key: Array, state: Any, action: Array) -> tuple[Any, Array, Array, Array]:
         state, obs, reward, terminated = raw.step(key, state, action)
+        return state, obs, jnp.asarray(reward, jnp.float32), jnp.asarray(terminated, bool)
 
+    def repeated(
+        key: Array, state: Any, action: Array, steps: Array
+    ) -> tuple[Any, Array, Array, Array]:
         def again(i: Array, carry: Any) -> Any:
-            state, obs, reward, terminated = carry
-            new = raw.step(jax.random.fold_in(key, i), state, action)
-            state, obs = _where(terminated, (state, obs), new[:2])
-            reward = reward + jnp.where(terminated, 0.0, new[2])
-            return state, obs, reward, terminated | new[3]
+            key, state, obs, reward, terminated = carry
+            key, now = jax.random.split(key)
+            new = single(now, state, action)
+            stop = terminated | (i >= steps)
+            state, obs = _where(stop, (state, obs), new[:2])
+            reward = reward + jnp.where(stop, 0.0, new[2])
+            return key, state, obs, reward, jnp.where(stop, terminated, new[3])
 
-        return jax.lax.fori_loop(1, action_repeat, again, (state, obs, reward, terminated))
+        key, now = jax.random.split(key)
+        first = (key, *single(now, state, action))
+        return jax.lax.fori_loop(1, action_repeat, again, first)[1:]
+
+    def advance(keys: Array, state: EpisodeState, action: Array) -> tuple:
+        if action_repeat == 1:
+            return jax.vmap(single)(keys, state.raw, action)
+        steps = jnp.where(state.length == length - 1, last, action_repeat)
+        return jax.vmap(repeated)(keys, state.raw, action, steps)
 
     def step(state: EpisodeState, action: Array, key: Array) -> tuple[EpisodeState, Timestep]:
         step_key, reset_key = jax.random.split(key)
-        move = repeated if action_repeat > 1 else raw.step
         keys = jax.random.split(step_key, num_envs)
-        new, final_obs, reward, terminated = jax.vmap(move)(
-            keys, state.raw, jnp.clip(action, -1.0, 1.0)
-        )
+        new, final_obs, reward, terminated = advance(keys, state, jnp.clip(action, -1.0, 1.0))
         count = state.length + 1
         total = state.episode_return + reward
         truncated = (count >= length) & ~terminated
@@ -175,6 +190,17 @@ def check_counts(name: str, num_envs: int, action_repeat: int, episode_length: i
     ):  # fmt: skip
         if value is not None and value < 1:
             raise ValueError(f"env.{field}={value} for {name}: must be at least 1")
+
+
+def last_repeat(time_limit: int | None, action_repeat: int, episode_length: int | None) -> int:
+    """Environment steps of an episode's last agent step.
+
+    Fewer than action_repeat where the task's own limit is in force and the repeat does not divide
+    it: 100 steps at repeat 3 are 33 whole agent steps and one of a single environment step.
+    """
+    if episode_length is not None or time_limit is None:
+        return action_repeat
+    return (time_limit - 1) % action_repeat + 1
 
 
 def _where(condition: Array, yes: Any, no: Any) -> Any:

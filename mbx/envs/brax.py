@@ -18,6 +18,7 @@ from mbx.envs.base import JaxEnvironment, RawEnvironment, episodic
 Array = jax.Array
 
 _TIME_LIMIT = 1000
+_BACKENDS = ("spring", "positional", "generalized", "mjx")
 
 
 def make(
@@ -46,6 +47,12 @@ def _raw(task: str) -> RawEnvironment:
         if name not in envs._envs:
             close = difflib.get_close_matches(name, envs._envs, n=3, cutoff=0.4)
             raise ValueError(f"env.name='brax:{task}' is unknown: did you mean one of {close}?")
+        backends = () if name == "fast" else _BACKENDS
+        if backend and backend not in backends:
+            raise ValueError(
+                f"env.name='brax:{task}' asks for the backend {backend!r}: {name} has "
+                f"{backends or 'none to choose'}"
+            )
         options = {} if name == "fast" else {"backend": backend or "spring"}
         env = envs.get_environment(name, **options)
     obs_size = int(env.observation_size)

@@ -15,6 +15,9 @@ import numpy as np
 
 from mbx.envs.host import SteppedEnvironment
 
+# What MuJoCo writes for an actuator without limits.
+_UNLIMITED = 1e10
+
 _ALIASES = {"cup": "ball_in_cup", "pointmass": "point_mass"}
 
 
@@ -38,11 +41,11 @@ def make(
         close = difflib.get_close_matches(task, known, n=3, cutoff=0.4)
         raise ValueError(f"env.name='dmc:{task}' is unknown: did you mean one of {close}?")
     seeds = np.random.SeedSequence(seed).generate_state(num_envs) if num_envs > 0 else []
-    tasks = [_Task(suite.load(domain, name, task_kwargs={"random": int(s)})) for s in seeds]
+    tasks = [_Task(suite.load(domain, name, task_kwargs={"random": int(s)}), task) for s in seeds]
     if not tasks:
         raise ValueError(f"env.num_envs={num_envs} for dmc:{task}: must be at least 1")
     repeat = 2 if action_repeat is None else action_repeat
-    if episode_length is not None and episode_length * repeat > tasks[0].time_limit:
+    if episode_length is not None and (episode_length - 1) * repeat >= tasks[0].time_limit:
         raise ValueError(
             f"env.episode_length={episode_length} with action_repeat={repeat} exceeds the "
             f"{tasks[0].time_limit} steps after which dm_control itself ends dmc:{task}: lower it"
@@ -56,36 +59,46 @@ def make(
 class _Task:
     """One dm_control environment in the form `SteppedEnvironment` takes."""
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Any, task: str) -> None:
         self._env = env
         spec = env.action_spec()
+        if (np.maximum(-spec.minimum, spec.maximum) >= _UNLIMITED).any():
+            raise ValueError(f"env.name='dmc:{task}' has unbounded actions: bounds are needed")
         self.action_low = np.broadcast_to(spec.minimum, spec.shape).astype(np.float32)
         self.action_high = np.broadcast_to(spec.maximum, spec.shape).astype(np.float32)
         self.time_limit = int(env._step_limit)
-        self.obs_shape = _flatten(env.reset().observation).shape
+        self.obs_shape = self._begin().shape
         self.obs_dtype = np.float32
 
     def reset(self, seed: int | None) -> np.ndarray:
         if seed is not None:
             self._env.task.random.seed(seed)
+        return self._begin()
+
+    def _begin(self) -> np.ndarray:
+        # A reset also draws what is no part of the physics state, such as where a target lies:
+        # with the generator as it was, a snapshot can repeat it.
+        self._random_at_reset = self._env.task.random.get_state()
         return _flatten(self._env.reset().observation)
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         timestep = self._env.step(action)
-        terminated = timestep.last() and timestep.discount == 0.0
-        return _flatten(timestep.observation), float(timestep.reward or 0.0), bool(terminated)
+        terminated = bool(timestep.last() and timestep.discount == 0.0)
+        truncated = bool(timestep.last() and not terminated)
+        return _flatten(timestep.observation), float(timestep.reward), terminated, truncated
 
     def get_state(self) -> bytes | None:
         env = self._env
         warm = env.physics.data.qacc_warmstart.copy()
         state = (env.physics.get_state(), warm, env.physics.data.ctrl.copy(),
                  env.physics.data.time, env._step_count, env._reset_next_step)  # fmt: skip
-        return pickle.dumps((state, env.task.random.get_state()))
+        return pickle.dumps((state, self._random_at_reset, env.task.random.get_state()))
 
     def set_state(self, snapshot: bytes) -> None:
         env = self._env
-        (physics, warm, ctrl, time, count, reset_next), random = pickle.loads(snapshot)
-        env.reset()
+        (physics, warm, ctrl, time, count, reset_next), at_reset, random = pickle.loads(snapshot)
+        env.task.random.set_state(at_reset)
+        self._begin()
         with env.physics.reset_context():
             env.physics.set_state(physics)
             env.physics.data.time = time

@@ -31,8 +31,6 @@ def make(
         close = difflib.get_close_matches(task, registry, n=3, cutoff=0.4)
         raise ValueError(f"env.name='gym:{task}' is unknown: did you mean one of {close}?")
     limit = registry[task].max_episode_steps
-    if limit is None and episode_length is None:
-        raise ValueError(f"env.name='gym:{task}' has no time limit: set env.episode_length")
     envs = [_Task(gymnasium.make(task, max_episode_steps=-1), task) for _ in range(num_envs)]
     return SteppedEnvironment(
         f"gym:{task}", envs, time_limit=limit, seed=seed,
@@ -59,19 +57,21 @@ class _Task:
         self.action_low = space.low.reshape(-1).astype(np.float32)
         self.action_high = space.high.reshape(-1).astype(np.float32)
         shape = env.observation_space.shape
-        self._pixels = len(shape) == 3
+        pixels = len(shape) == 3 and env.observation_space.dtype == np.uint8
         self.obs_shape = shape or (1,)
-        self.obs_dtype = np.uint8 if self._pixels else np.float32
+        self.obs_dtype = np.uint8 if pixels else np.float32
 
     def reset(self, seed: int | None) -> np.ndarray:
         return self._observe(self._env.reset(seed=seed)[0])
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         action = action.reshape(self._env.action_space.shape)
-        obs, reward, terminated, _, _ = self._env.step(action)
-        return self._observe(obs), float(reward), bool(terminated)
+        obs, reward, terminated, truncated, _ = self._env.step(action)
+        return self._observe(obs), float(reward), bool(terminated), bool(truncated)
 
     def get_state(self) -> bytes | None:
+        if self._pickles_constructor_only():
+            return None
         try:
             return pickle.dumps(self._env)
         except Exception:  # renderers, simulators with foreign handles: no snapshot then
@@ -82,6 +82,16 @@ class _Task:
 
     def close(self) -> None:
         self._env.close()
+
+    def _pickles_constructor_only(self) -> bool:
+        """EzPickle (all MuJoCo and Box2D tasks) restores a new environment, not this one."""
+        from gymnasium import Wrapper
+        from gymnasium.utils import EzPickle
+
+        layer = self._env
+        while isinstance(layer, Wrapper) and not isinstance(layer, EzPickle):
+            layer = layer.env
+        return isinstance(layer, EzPickle)
 
     def _observe(self, obs: Any) -> np.ndarray:
         return np.asarray(obs, self.obs_dtype).reshape(self.obs_shape)

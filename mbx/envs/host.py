@@ -8,11 +8,16 @@ from typing import Protocol
 
 import numpy as np
 
-from mbx.envs.base import EnvSpec, HostEnvironment, Timestep, check_counts
+from mbx.envs.base import EnvSpec, HostEnvironment, Timestep, check_counts, last_repeat
 
 
 class Task(Protocol):
-    """One un-batched host task without time limit: actions in its own units, flat observations."""
+    """One un-batched host task: actions in its own units, observations of obs_shape and obs_dtype.
+
+    reset(seed): None draws from the task's own generator. step -> (obs, reward, terminated,
+    truncated); truncated where the simulator itself cuts the episode short of our time limit.
+    get_state: bytes that set_state continues from exactly, in any instance of the task, or None.
+    """
 
     action_low: np.ndarray
     action_high: np.ndarray
@@ -21,7 +26,7 @@ class Task(Protocol):
 
     def reset(self, seed: int | None) -> np.ndarray: ...
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]: ...
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]: ...
 
     def get_state(self) -> bytes | None: ...
 
@@ -38,14 +43,17 @@ class SteppedEnvironment(HostEnvironment):
         name: str,
         tasks: Sequence[Task],
         *,
-        time_limit: int,
+        time_limit: int | None,
         action_repeat: int,
         episode_length: int | None,
         seed: int,
     ) -> None:
         check_counts(name, len(tasks), action_repeat, episode_length)
         first = tasks[0]
+        if time_limit is None and episode_length is None:
+            raise ValueError(f"env.name={name!r} has no time limit: set env.episode_length")
         length = episode_length or -(-time_limit // action_repeat)
+        self._last = last_repeat(time_limit, action_repeat, episode_length)
         self.spec = EnvSpec(
             name, tuple(first.obs_shape), first.obs_dtype, int(first.action_low.size), length,
             action_repeat,
@@ -72,23 +80,25 @@ class SteppedEnvironment(HostEnvironment):
         self._length += 1
         self._return += reward
         length, total = self._length.copy(), self._return.copy()
-        truncated = (length >= self.spec.episode_length) & ~terminated
+        cut = np.array([r[3] for r in results], bool)
+        truncated = ((length >= self.spec.episode_length) | cut) & ~terminated
         obs = final_obs.copy()
         for i in np.flatnonzero(terminated | truncated):
             obs[i] = self._tasks[i].reset(None)
             self._length[i], self._return[i] = 0, 0.0
         return Timestep(obs, final_obs, reward, terminated, truncated, total, length)
 
-    def _step(self, i: int, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
-        task, total, terminated = self._tasks[i], 0.0, False
+    def _step(self, i: int, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
+        task, total = self._tasks[i], 0.0
         low, high = task.action_low, task.action_high
         real = (low + 0.5 * (action + 1.0) * (high - low)).astype(np.float32)
-        for _ in range(self.spec.action_repeat):
-            obs, reward, terminated = task.step(real)
+        is_last = self._length[i] == self.spec.episode_length - 1
+        for _ in range(self._last if is_last else self.spec.action_repeat):
+            obs, reward, terminated, truncated = task.step(real)
             total += reward
-            if terminated:
+            if terminated or truncated:
                 break
-        return obs, total, terminated
+        return obs, total, terminated, truncated
 
     def get_state(self) -> bytes | None:
         snapshots = [task.get_state() for task in self._tasks]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +28,19 @@ def counter(limit: int = 100) -> RawEnvironment:
         return c, c[None] + action, c, c >= 8.0
 
     return RawEnvironment("toy:counter", (1,), jnp.float32, 1, limit, reset, step)
+
+
+def endless() -> RawEnvironment:
+    """State and observation are one array; whole-number rewards of 1, a Python False, no end."""
+
+    def reset(key):
+        x = jax.random.uniform(key, (1,))
+        return x, x
+
+    def step(key, state, action):
+        return state + 1.0, state + 1.0, 1, False
+
+    return RawEnvironment("toy:endless", (1,), jnp.float32, 1, 100, reset, step)
 
 
 def rollout(environment, steps, action=0.0):
@@ -82,6 +97,65 @@ def test_action_repeat_stops_at_termination():
         current = row.obs[:, 0]
 
 
+def test_action_repeat_stops_at_a_time_limit_it_does_not_divide():
+    environment = episodic(endless()._replace(time_limit=7), 2, action_repeat=3)
+    assert environment.spec.episode_length == 3  # 3 + 3 + 1 environment steps
+    obs, rows = rollout(environment, 6)
+    assert [bool(r.truncated.all()) for r in rows] == [False, False, True] * 2
+    np.testing.assert_array_equal([r.reward[0] for r in rows], [3, 3, 1] * 2)
+    np.testing.assert_allclose(rows[2].final_obs, obs + 7.0, rtol=1e-6)
+    # A length of the user's own is whole agent steps.
+    _, rows = rollout(episodic(endless(), 2, action_repeat=3, episode_length=2), 2)
+    np.testing.assert_array_equal(rows[-1].episode_return, [6, 6])
+
+
+def test_every_environment_step_draws_anew():
+    def step(key, state, action):
+        noise = jax.random.normal(key, (1,))
+        return state + noise, state + noise, noise[0], False
+
+    raw = endless()._replace(step=step)
+    environment = episodic(raw, 2, action_repeat=3)
+    state, _ = environment.reset(jax.random.key(0))
+    with jax.debug_key_reuse(True):
+        _, timestep = jax.jit(environment.step)(state, jnp.zeros((2, 1)), jax.random.key(1))
+    once, _ = episodic(raw, 2).step(state, jnp.zeros((2, 1)), jax.random.key(1))
+    assert not np.allclose(timestep.reward, 3 * once.episode_return)
+
+
+def test_rewards_and_flags_have_the_types_of_the_protocol_whatever_the_task_returns():
+    for repeat in (1, 2):
+        _, rows = rollout(episodic(endless(), 2, action_repeat=repeat), 1)
+        assert rows[0].reward.dtype == rows[0].episode_return.dtype == np.float32
+        assert rows[0].terminated.dtype == rows[0].truncated.dtype == bool
+
+
+def assert_unshared(tree):
+    leaves = jax.tree.leaves(tree)
+    assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_state_observation_and_timestep_can_be_donated_together(compiled):
+    environment = episodic(endless(), 2, episode_length=2)
+    wrap = jax.jit if compiled else lambda f: f
+    actions = jnp.zeros((2, 1))
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(carry, key):
+        state, timestep = environment.step(carry[0], actions, key)
+        return state, timestep.obs, timestep
+
+    state, obs = wrap(environment.reset)(jax.random.key(0))  # the toy's state is its observation
+    assert_unshared((state, obs))
+    state, timestep = wrap(environment.step)(state, actions, jax.random.key(1))
+    assert_unshared((state, timestep))
+    carry = (state, obs, timestep)
+    for i in range(3):
+        carry = step(carry, jax.random.key(i))
+    np.testing.assert_array_equal(carry[2].episode_length, [2, 2])
+
+
 def test_termination_wins_over_the_time_limit():
     environment = episodic(counter(), 8, episode_length=5)
     _, rows = rollout(environment, 5)
@@ -103,7 +177,9 @@ def test_counts_below_one_are_errors(field):
         episodic(counter(), num, **counts)
 
 
-def test_register_adds_a_suite():
+def test_register_adds_a_suite(monkeypatch):
+    monkeypatch.setattr(envs, "_SUITES", dict(envs._SUITES))
+
     def factory(task, num_envs, *, action_repeat, episode_length, seed):
         return episodic(counter(), num_envs, episode_length=episode_length)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,17 +54,18 @@ def test_brax_fast_steps_and_truncates():
 @pytest.mark.slow
 def test_playground_cartpole():
     pytest.importorskip("mujoco_playground")
-    environment = envs.make("playground:CartpoleSwingup", 2, episode_length=3)
+    with jax.numpy_rank_promotion("allow"):  # MJX broadcasts between ranks
+        environment = envs.make("playground:CartpoleSwingup", 2, episode_length=3)
+        state, obs = jax.jit(environment.reset)(jax.random.key(0))
+        step = jax.jit(environment.step, donate_argnums=0)
+        for i in range(3):
+            state, timestep = step(state, jnp.zeros((2, 1)), jax.random.key(i))
     assert environment.spec.action_repeat == 2
-    state, obs = environment.reset(jax.random.key(0))
-    step = jax.jit(environment.step, donate_argnums=0)
-    for i in range(3):
-        state, timestep = step(state, jnp.zeros((2, 1)), jax.random.key(i))
     assert timestep.truncated.all() and np.isfinite(timestep.reward).all()
     assert not np.allclose(timestep.obs, timestep.final_obs)
 
 
-@pytest.mark.parametrize("name", ["gym:Pendulum-v1", "dmc:cartpole-balance"])
+@pytest.mark.parametrize("name", ["gym:Pendulum-v1", "dmc:cartpole-balance", "dmc:reacher-easy"])
 def test_host_environments(name):
     if name.startswith("dmc"):
         pytest.importorskip("dm_control")
@@ -69,7 +73,8 @@ def test_host_environments(name):
     first = environment.reset(5)
     again = environment.reset(5)
     np.testing.assert_array_equal(first, again)
-    actions = np.random.default_rng(0).uniform(-1, 1, (8, 2, 1)).astype(np.float32)
+    size = (8, 2, environment.spec.action_dim)
+    actions = np.random.default_rng(0).uniform(-1, 1, size).astype(np.float32)
     flags, snapshot, tail = [], None, []
     for i, action in enumerate(actions):
         if i == 4:
@@ -91,8 +96,6 @@ def test_host_environments(name):
 
 
 def test_gym_termination_is_not_truncation():
-    import gymnasium
-
     class Ends(gymnasium.Env):
         observation_space = gymnasium.spaces.Box(-1, 1, (1,))
         action_space = gymnasium.spaces.Box(-2, 2, (1,))
@@ -115,6 +118,62 @@ def test_gym_termination_is_not_truncation():
     np.testing.assert_array_equal(timestep.obs, [[0.0]])
 
 
+class Clock(gymnasium.Env):
+    """Counts its steps into the observation and cuts its own episodes after five."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2, 2, 3), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros((2, 2, 3), np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        return np.full((2, 2, 3), self.count / 8, np.float32), 1.0, False, self.count == 5, {}
+
+
+class Rebuilt(Clock, gymnasium.utils.EzPickle):
+    """Pickles as its constructor's arguments only, like Gymnasium's MuJoCo tasks."""
+
+
+def test_gym_tasks_that_cut_their_own_episodes_and_float_images():
+    gymnasium.register("MbxClock-v0", entry_point=Clock, max_episode_steps=100)
+    environment = envs.make("gym:MbxClock-v0", 1, action_repeat=2)
+    assert environment.spec.obs_dtype == np.float32
+    rows = [environment.step(np.zeros((1, 1))) for _ in range(4)]
+    assert [bool(r.truncated[0]) for r in rows] == [False, False, True, False]
+    assert not any(r.terminated.any() for r in rows)
+    assert [float(r.reward[0]) for r in rows] == [2, 2, 1, 2]
+    np.testing.assert_array_equal(rows[2].final_obs, np.full((1, 2, 2, 3), 5 / 8))
+    np.testing.assert_array_equal(rows[2].obs, np.zeros((1, 2, 2, 3)))
+
+
+def test_gym_gives_no_snapshot_that_would_not_continue():
+    gymnasium.register("MbxRebuilt-v0", entry_point=Rebuilt, max_episode_steps=100)
+    assert envs.make("gym:MbxRebuilt-v0", 1).get_state() is None
+
+
+def test_dmc_stays_inside_an_episode_that_the_repeat_does_not_divide(monkeypatch):
+    pytest.importorskip("dm_control")
+    environment = envs.make("dmc:cartpole-balance", 1, action_repeat=300)
+    assert environment.spec.episode_length == 4  # 300 + 300 + 300 + 100 of 1000
+    inner, kinds = environment._tasks[0]._env, []
+    step = inner.step
+
+    def watched(action):
+        timestep = step(action)
+        kinds.append(timestep.step_type)
+        return timestep
+
+    monkeypatch.setattr(inner, "step", watched)
+    timesteps = [environment.step(np.ones((1, 1))) for _ in range(4)]
+    assert [bool(t.truncated[0]) for t in timesteps] == [False, False, False, True]
+    assert [int(k) for k in kinds] == [1] * 999 + [2]  # one whole episode, nothing of the next
+    environment.close()
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -125,8 +184,22 @@ def test_gym_termination_is_not_truncation():
         ("gym:Pendulun-v1", "Pendulum-v1"),
         ("gym:CartPole-v1", "bounded Box"),
         ("brax:inverted_pendulun", "inverted_pendulum"),
+        ("brax:inverted_pendulum@bullet", "bullet.*spring"),
+        ("brax:fast@mjx", "none to choose"),
     ],
 )
 def test_wrong_names_are_told(name, message):
     with pytest.raises(ValueError, match=message):
         envs.make(name, 1)
+
+
+def test_dmc_tasks_without_action_bounds_are_told():
+    pytest.importorskip("dm_control")
+    with pytest.raises(ValueError, match="lqr_2_1.*unbounded"):
+        envs.make("dmc:lqr-lqr_2_1", 1, episode_length=5)
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mujoco_playground", None)
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[playground\]'"):
+        envs.make("playground:CartpoleSwingup", 1)
