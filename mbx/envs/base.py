@@ -1,6 +1,7 @@
 """What an environment is here, and the wrapper that makes a JAX one batched and episodic.
 
-Everything is batched over E environments and takes actions in [-1, 1]. A JAX environment is a
+Everything is batched over E environments. Continuous actions lie in [-1, 1]; a discrete one is a
+one-hot vector, of which the largest entry counts. A JAX environment is a
 record of pure functions; a host environment (Gymnasium, dm_control) is an object with the same
 meaning and numpy arrays. `terminated` and `truncated` are kept apart, and `final_obs` is the true
 next observation also where an episode ended and `obs` is already the first of the next one.
@@ -20,7 +21,11 @@ Array = jax.Array
 
 
 class EnvSpec(NamedTuple):
-    """Shapes and units. episode_length: agent steps, each action_repeat environment steps."""
+    """Shapes and units.
+
+    action_dim: size of an action; discrete: it is one-hot. episode_length: agent steps, each
+    action_repeat environment steps.
+    """
 
     name: str
     obs_shape: tuple[int, ...]
@@ -28,6 +33,7 @@ class EnvSpec(NamedTuple):
     action_dim: int
     episode_length: int
     action_repeat: int
+    discrete: bool = False
 
 
 class Timestep(NamedTuple):
@@ -93,8 +99,8 @@ class HostEnvironment:
 class RawEnvironment(NamedTuple):
     """One un-batched JAX environment without time limit and automatic reset.
 
-    reset(key) -> (state, obs). step(key, state, action `[A]` in [-1, 1]) -> (state, obs, reward,
-    terminated). time_limit: environment steps of an episode.
+    reset(key) -> (state, obs). step(key, state, action `[A]`) -> (state, obs, reward, terminated):
+    in [-1, 1], or one-hot where discrete. time_limit: environment steps of an episode.
     """
 
     name: str
@@ -104,6 +110,7 @@ class RawEnvironment(NamedTuple):
     time_limit: int
     reset: Callable[[Array], tuple[Any, Array]]
     step: Callable[[Array, Any, Array], tuple[Any, Array, Array, Array]]
+    discrete: bool = False
 
 
 @flax.struct.dataclass
@@ -128,7 +135,9 @@ def episodic(
     check_counts(raw.name, num_envs, action_repeat, episode_length)
     length = episode_length or -(-raw.time_limit // action_repeat)
     last = last_repeat(raw.time_limit, action_repeat, episode_length)
-    spec = EnvSpec(raw.name, raw.obs_shape, raw.obs_dtype, raw.action_dim, length, action_repeat)
+    spec = EnvSpec(
+        raw.name, raw.obs_shape, raw.obs_dtype, raw.action_dim, length, action_repeat, raw.discrete
+    )
 
     def reset(key: Array) -> tuple[EpisodeState, Array]:
         state, obs = jax.vmap(raw.reset)(jax.random.split(key, num_envs))
@@ -181,6 +190,14 @@ def episodic(
         return next_state, timestep
 
     return JaxEnvironment(spec, num_envs, reset, step)
+
+
+def random_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:
+    """Uniformly random actions `[E, A]` of a task."""
+    if spec.discrete:
+        chosen = jax.random.randint(key, (num_envs,), 0, spec.action_dim)
+        return jax.nn.one_hot(chosen, spec.action_dim)
+    return jax.random.uniform(key, (num_envs, spec.action_dim), minval=-1.0, maxval=1.0)
 
 
 def check_counts(name: str, num_envs: int, action_repeat: int, episode_length: int | None) -> None:

@@ -64,6 +64,7 @@ class _Task:
         spec = env.action_spec()
         if (np.maximum(-spec.minimum, spec.maximum) >= _UNLIMITED).any():
             raise ValueError(f"env.name='dmc:{task}' has unbounded actions: bounds are needed")
+        self.num_actions = 0
         self.action_low = np.broadcast_to(spec.minimum, spec.shape).astype(np.float32)
         self.action_high = np.broadcast_to(spec.maximum, spec.shape).astype(np.float32)
         self.time_limit = int(env._step_limit)

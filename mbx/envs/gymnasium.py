@@ -23,7 +23,7 @@ def make(
     episode_length: int | None = None,
     seed: int = 0,
 ) -> SteppedEnvironment:
-    """The Gymnasium task, `num_envs` times. Raises ValueError for an unknown or discrete one."""
+    """The Gymnasium task, `num_envs` times. Raises ValueError for an unknown one."""
     import gymnasium
 
     registry = gymnasium.registry
@@ -43,19 +43,23 @@ class _Task:
     """One Gymnasium environment in the form `SteppedEnvironment` takes."""
 
     def __init__(self, env: Any, task: str) -> None:
-        from gymnasium.spaces import Box
+        from gymnasium.spaces import Box, Discrete
 
         space = env.action_space
+        self.num_actions = int(space.n) if isinstance(space, Discrete) else 0
         bounded = isinstance(space, Box) and np.isfinite([space.low, space.high]).all()
-        if not bounded:
+        if not (bounded or self.num_actions):
             raise ValueError(
-                f"env.name='gym:{task}' has the action space {space}: a bounded Box is needed"
+                f"env.name='gym:{task}' has the action space {space}: a bounded Box or a Discrete "
+                "one is needed"
             )
         if not isinstance(env.observation_space, Box):
             raise ValueError(f"env.name='gym:{task}' must have a Box of observations")
         self._env = env
-        self.action_low = space.low.reshape(-1).astype(np.float32)
-        self.action_high = space.high.reshape(-1).astype(np.float32)
+        if bounded:
+            self.action_low = space.low.reshape(-1).astype(np.float32)
+            self.action_high = space.high.reshape(-1).astype(np.float32)
+        self._first_action = 0 if bounded else int(space.start)
         shape = env.observation_space.shape
         pixels = len(shape) == 3 and env.observation_space.dtype == np.uint8
         self.obs_shape = shape or (1,)
@@ -64,8 +68,11 @@ class _Task:
     def reset(self, seed: int | None) -> np.ndarray:
         return self._observe(self._env.reset(seed=seed)[0])
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
-        action = action.reshape(self._env.action_space.shape)
+    def step(self, action: np.ndarray | int) -> tuple[np.ndarray, float, bool, bool]:
+        if self.num_actions:
+            action = self._first_action + int(action)
+        else:
+            action = action.reshape(self._env.action_space.shape)
         obs, reward, terminated, truncated, _ = self._env.step(action)
         return self._observe(obs), float(reward), bool(terminated), bool(truncated)
 

@@ -1,4 +1,4 @@
-"""gymnax tasks with continuous actions: Pendulum-v1, Reacher-misc, Swimmer-misc, PointRobot-misc, …
+"""gymnax tasks: Pendulum-v1, Reacher-misc, CartPole-v1, Catch-bsuite, Breakout-MinAtar, …
 
 gymnax resets by itself inside `step`; here its un-reset form is used, so that the final observation
 and the time limit are ours.
@@ -24,7 +24,7 @@ def make(
     episode_length: int | None = None,
     seed: int = 0,
 ) -> JaxEnvironment:
-    """The gymnax task, batched. Raises ValueError for an unknown or discrete one."""
+    """The gymnax task, batched. Raises ValueError for an unknown one."""
     raw = _raw(task)
     return episodic(
         raw, num_envs, action_repeat=1 if action_repeat is None else action_repeat,
@@ -41,13 +41,12 @@ def _raw(task: str) -> RawEnvironment:
         raise ValueError(f"env.name='gymnax:{task}' is unknown: did you mean one of {close}?")
     env, params = gymnax.make(task)
     space = env.action_space(params)
-    if not isinstance(space, spaces.Box):
-        raise ValueError(
-            f"env.name='gymnax:{task}' has discrete actions: this agent needs continuous ones, "
-            "for example gymnax:Pendulum-v1"
-        )
-    low = jnp.broadcast_to(jnp.asarray(space.low, jnp.float32), space.shape).reshape(-1)
-    high = jnp.broadcast_to(jnp.asarray(space.high, jnp.float32), space.shape).reshape(-1)
+    discrete = isinstance(space, spaces.Discrete)
+    if not discrete and not isinstance(space, spaces.Box):
+        raise ValueError(f"env.name='gymnax:{task}' has the action space {space}: not supported")
+    if not discrete:
+        low = jnp.broadcast_to(jnp.asarray(space.low, jnp.float32), space.shape).reshape(-1)
+        high = jnp.broadcast_to(jnp.asarray(space.high, jnp.float32), space.shape).reshape(-1)
     shape = env.observation_space(params).shape or (1,)
 
     def observe(obs: Array) -> Array:
@@ -59,7 +58,10 @@ def _raw(task: str) -> RawEnvironment:
         return jax.tree.map(jnp.asarray, state), observe(obs)
 
     def step(key: Array, state: object, action: Array) -> tuple:
-        real = (low + 0.5 * (action + 1.0) * (high - low)).reshape(space.shape)
+        if discrete:
+            real = jnp.argmax(action)
+        else:
+            real = (low + 0.5 * (action + 1.0) * (high - low)).reshape(space.shape)
         obs, new, reward, _, _ = env.step_env(key, state, real, params)
         new = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype).reshape(b.shape), new, state)
         # `is_terminal` without the time limit, which the wrapper keeps.
@@ -67,6 +69,6 @@ def _raw(task: str) -> RawEnvironment:
         return new, observe(obs), jnp.asarray(reward, jnp.float32).reshape(()), terminated
 
     return RawEnvironment(
-        f"gymnax:{task}", tuple(shape), jnp.float32, int(low.size),
-        int(params.max_steps_in_episode), reset, step,
+        f"gymnax:{task}", tuple(shape), jnp.float32, int(space.n if discrete else low.size),
+        int(params.max_steps_in_episode), reset, step, discrete,
     )  # fmt: skip

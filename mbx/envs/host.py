@@ -14,11 +14,14 @@ from mbx.envs.base import EnvSpec, HostEnvironment, Timestep, check_counts, last
 class Task(Protocol):
     """One un-batched host task: actions in its own units, observations of obs_shape and obs_dtype.
 
+    num_actions: 0 for continuous actions between action_low and action_high; otherwise a step takes
+    a number below it.
     reset(seed): None draws from the task's own generator. step -> (obs, reward, terminated,
     truncated); truncated where the simulator itself cuts the episode short of our time limit.
     get_state: bytes that set_state continues from exactly, in any instance of the task, or None.
     """
 
+    num_actions: int
     action_low: np.ndarray
     action_high: np.ndarray
     obs_shape: tuple[int, ...]
@@ -26,7 +29,7 @@ class Task(Protocol):
 
     def reset(self, seed: int | None) -> np.ndarray: ...
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]: ...
+    def step(self, action: np.ndarray | int) -> tuple[np.ndarray, float, bool, bool]: ...
 
     def get_state(self) -> bytes | None: ...
 
@@ -55,8 +58,9 @@ class SteppedEnvironment(HostEnvironment):
         length = episode_length or -(-time_limit // action_repeat)
         self._last = last_repeat(time_limit, action_repeat, episode_length)
         self.spec = EnvSpec(
-            name, tuple(first.obs_shape), first.obs_dtype, int(first.action_low.size), length,
-            action_repeat,
+            name, tuple(first.obs_shape), first.obs_dtype,
+            first.num_actions or int(first.action_low.size), length, action_repeat,
+            first.num_actions > 0,
         )  # fmt: skip
         self.num_envs = len(tasks)
         self._tasks = list(tasks)
@@ -90,8 +94,11 @@ class SteppedEnvironment(HostEnvironment):
 
     def _step(self, i: int, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         task, total = self._tasks[i], 0.0
-        low, high = task.action_low, task.action_high
-        real = (low + 0.5 * (action + 1.0) * (high - low)).astype(np.float32)
+        if task.num_actions:
+            real = int(np.argmax(action))
+        else:
+            low, high = task.action_low, task.action_high
+            real = (low + 0.5 * (action + 1.0) * (high - low)).astype(np.float32)
         is_last = self._length[i] == self.spec.episode_length - 1
         for _ in range(self._last if is_last else self.spec.action_repeat):
             obs, reward, terminated, truncated = task.step(real)

@@ -32,6 +32,11 @@ def build_agent(config: Config, spec: EnvSpec) -> Agent:
 
 def tdmpc_config(config: Config, spec: EnvSpec) -> tdmpc.TDMPCConfig:
     """`configs/tdmpc.py` and its kin as the agent's own settings."""
+    if spec.discrete:
+        raise ValueError(
+            f"env.name={spec.name!r} has discrete actions: agent 'tdmpc' needs continuous ones, "
+            "for example gymnax:Pendulum-v1"
+        )
     model, planner = config["model"], dict(config["planner"])
     training, reanalyze, loss = (
         dict(config["training_planner"]), config["reanalyze"], dict(config["loss"]),

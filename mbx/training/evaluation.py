@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx.envs.base import HostEnvironment, JaxEnvironment
+from mbx.envs.base import HostEnvironment, JaxEnvironment, random_actions
 
 Array = jax.Array
 
@@ -48,12 +48,12 @@ def make_evaluate(
 
 def make_random(environment: JaxEnvironment | HostEnvironment) -> Callable[[Array], Evaluation]:
     """`evaluate(key)` of uniformly random actions: the yardstick a trained policy has to beat."""
-    action_dim = environment.spec.action_dim
+    spec = environment.spec
 
     def act(
         train: None, actor: Array, obs: Array, is_first: Array, key: Array, evaluate: bool
     ) -> tuple[Array, Array]:
-        return jax.random.uniform(key, (obs.shape[0], action_dim), minval=-1.0), actor
+        return random_actions(spec, key, obs.shape[0]), actor
 
     evaluate = make_evaluate(act, jnp.zeros, environment)
     return lambda key: evaluate(None, key)

@@ -23,7 +23,7 @@ import numpy as np
 
 from mbx import replay
 from mbx.agents.base import Agent
-from mbx.envs.base import HostEnvironment, JaxEnvironment, Timestep
+from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Timestep, random_actions
 
 Array = jax.Array
 Metrics = dict[str, Array]
@@ -106,15 +106,14 @@ def init_state(
     )  # fmt: skip
 
 
-def make_choose(agent: Agent, schedule: Schedule, num_envs: int, action_dim: int) -> Callable:
+def make_choose(agent: Agent, schedule: Schedule, num_envs: int, spec: EnvSpec) -> Callable:
     """`choose(state, key) -> (action [E, A], actor, targets)`: random in the seed phase."""
 
     def choose(state: LoopState, key: Array) -> tuple[Array, Any, Any]:
         act_key, target_key = jax.random.split(key)
 
         def explore(_: None) -> tuple[Array, Any]:
-            action = jax.random.uniform(act_key, (num_envs, action_dim), minval=-1.0, maxval=1.0)
-            return action, state.actor
+            return random_actions(spec, act_key, num_envs), state.actor
 
         def plan(_: None) -> tuple[Array, Any]:
             return agent.act(state.train, state.actor, state.obs, state.is_first, act_key, False)
@@ -220,7 +219,7 @@ def make_step(
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
     """One fused train step of all environments: `state -> (state, metrics)`."""
     num_envs = environment.num_envs
-    choose = make_choose(agent, schedule, num_envs, environment.spec.action_dim)
+    choose = make_choose(agent, schedule, num_envs, environment.spec)
     absorb = make_absorb(agent, schedule, num_envs, capacity)
 
     def step(state: LoopState) -> tuple[LoopState, Metrics]:
@@ -251,7 +250,7 @@ def make_host_interval(
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
     """The same `length` steps around a host environment's Python call."""
     num_envs = environment.num_envs
-    choose = make_choose(agent, schedule, num_envs, environment.spec.action_dim)
+    choose = make_choose(agent, schedule, num_envs, environment.spec)
     absorb = make_absorb(agent, schedule, num_envs, capacity)
     choose_now = jax.jit(lambda state: choose(state, _step_keys(state)[0]))
     absorb_now = jax.jit(

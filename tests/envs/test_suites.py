@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 from mbx import envs
+from mbx.envs import base
+from mbx.training.build import build_agent
+from tests.helpers import tiny_config
 
 
 def test_gymnax_pendulum_matches_gymnax():
@@ -180,9 +183,7 @@ def test_dmc_stays_inside_an_episode_that_the_repeat_does_not_divide(monkeypatch
         ("Pendulum-v1", "SUITE:TASK"),
         ("atari:Pong", "SUITE:TASK"),
         ("gymnax:Pendulum-v2", "Pendulum-v1"),
-        ("gymnax:CartPole-v1", "discrete"),
         ("gym:Pendulun-v1", "Pendulum-v1"),
-        ("gym:CartPole-v1", "bounded Box"),
         ("brax:inverted_pendulun", "inverted_pendulum"),
         ("brax:inverted_pendulum@bullet", "bullet.*spring"),
         ("brax:fast@mjx", "none to choose"),
@@ -191,6 +192,26 @@ def test_dmc_stays_inside_an_episode_that_the_repeat_does_not_divide(monkeypatch
 def test_wrong_names_are_told(name, message):
     with pytest.raises(ValueError, match=message):
         envs.make(name, 1)
+
+
+@pytest.mark.parametrize("name", ["gymnax:CartPole-v1", "gym:CartPole-v1"])
+def test_discrete_actions_are_one_hot(name):
+    environment = envs.make(name, 3, episode_length=50)
+    spec = environment.spec
+    assert (spec.discrete, spec.action_dim, spec.obs_shape) == (True, 2, (4,))
+    actions = base.random_actions(spec, jax.random.key(0), 500)
+    assert set(map(tuple, np.asarray(actions).tolist())) == {(0.0, 1.0), (1.0, 0.0)}
+    push = np.eye(2, dtype=np.float32)[[0, 1, 1]]
+    if name.startswith("gym:"):
+        obs = environment.reset(0)
+        after = environment.step(push)
+    else:
+        state, obs = environment.reset(jax.random.key(0))
+        _, after = environment.step(state, jnp.asarray(push), jax.random.key(1))
+    faster = np.asarray(after.obs[:, 1]) > np.asarray(obs[:, 1])
+    np.testing.assert_array_equal(faster, [False, True, True])
+    with pytest.raises(ValueError, match="discrete actions"):
+        build_agent(tiny_config(), spec)
 
 
 def test_dmc_tasks_without_action_bounds_are_told():
