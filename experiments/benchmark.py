@@ -174,7 +174,7 @@ def filled(agent: Any, state: loop.LoopState, spec: EnvSpec, steps: int) -> loop
             obs = jax.random.normal(key, (num, *spec.obs_shape))
             row = dict(obs=obs, action=action, reward=obs[:, 0], is_first=no, is_last=no,
                        terminated=no)  # fmt: skip
-            return replay.insert(carry, row, agent.targets(state.train, obs, key)), None
+            return replay.insert(carry, row, agent.targets(state.train, None, obs, key)), None
 
         buffer, _ = jax.lax.scan(one, state.replay, jnp.arange(steps))
         return state.replace(replay=buffer)
@@ -204,7 +204,7 @@ def benchmark() -> dict[str, Any]:
         measure("update", agent.update, state.train, state.replay, key, **common),
     ]
     if agent.refresh:
-        rows.append(measure("targets", agent.targets, state.train, state.obs, key, **common))
+        rows.append(measure("targets", agent.targets, state.train, None, state.obs, key, **common))
 
         def refresh(buffer: Any, train: Any, key: jax.Array) -> Any:
             return agent.refresh(train, buffer, key, jnp.int32(-1))[0]
@@ -213,7 +213,7 @@ def benchmark() -> dict[str, Any]:
             measure("reanalyze", refresh, state.replay, state.train, key, donate=True, **common)
         )
     row = jax.tree.map(lambda x: jnp.copy(x[:, 0]), state.replay.data)
-    made = agent.targets(state.train, state.obs, key)
+    made = agent.targets(state.train, None, state.obs, key)
 
     def insert(buffer: Any, row: Any, made: Any) -> Any:
         return replay.insert(buffer, row, made)

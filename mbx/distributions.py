@@ -147,6 +147,31 @@ def two_hot_linear_cross_entropy(logits: Array, y: ArrayLike, bins: Array) -> Ar
     return -jnp.sum(two_hot_linear(y, bins) * jax.nn.log_softmax(logits), axis=-1)
 
 
+def shift_logits(
+    logits: Array, bins: Array, shift: ArrayLike = 0.0, scale: ArrayLike = 1.0
+) -> Array:
+    """Moves a two-hot distribution: first scaled in symlog space, then shifted in real space.
+
+    Every bin's mass goes to where the bin moves to, split over the two nearest bins and clipped to
+    the range. Source: document 001, priors of distributional heads.
+
+    Args:
+      logits: [..., K].
+      bins: [K] in symlog space.
+      shift, scale: numbers or [...].
+
+    Returns:
+      [..., K] logits, the logarithm of the moved mass plus 1e-8.
+    """
+    logits, bins = _check_logits(logits, bins)
+    scale = jnp.broadcast_to(_float(scale), logits.shape[:-1])[..., None]
+    shift = jnp.broadcast_to(_float(shift), logits.shape[:-1])[..., None]
+    symlog_bins = bins.reshape((1,) * (logits.ndim - 1) + bins.shape)
+    moved = symlog(symexp(symlog_bins * scale) + shift)
+    mass = jax.nn.softmax(logits, axis=-1)[..., None] * two_hot_linear(moved, bins)
+    return jnp.log(jnp.sum(mass, axis=-2) + 1e-8)
+
+
 # -------------------------------------------------------------------------------------------------
 # Gaussian policies
 

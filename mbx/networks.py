@@ -4,7 +4,7 @@ Modules are flax.linen and hold no state besides their parameters. A module that
 inputs treats them as one concatenated input, but multiplies each with its own rows of the kernel:
 an input shared by many candidates (a root state `[B, 1, L]` beside actions `[B, N, A]`) is then
 multiplied once, not once a candidate. Ensembles are the same module with parameters stacked on
-axis 0: `init_ensemble`, `apply_ensemble`.
+axis 0: `init_ensemble`, `apply_ensemble`, `apply_heads`.
 """
 
 from __future__ import annotations
@@ -249,6 +249,65 @@ def random_shift(image: Array, shift: Array, pad: int = 3) -> Array:
     return jax.vmap(crop)(padded, shift.astype(jnp.int32))
 
 
+class PriorMLP(nn.Module):
+    """A random network that is never trained: Linear and ReLU, Xavier-normal, no normalisation.
+
+    Inputs `[..., in_i]` (broadcasting against each other), output `[..., features]`; no gradient
+    reaches its parameters. Source: document 001, MLPWithPrior; Osband et al. 2018 (arXiv
+    1806.03335).
+    """
+
+    hidden: Sequence[int]
+    features: int
+
+    @nn.compact
+    def __call__(self, *inputs: Array) -> Array:
+        lead = jnp.broadcast_shapes(*(x.shape[:-1] for x in inputs))
+        x = jnp.concatenate([jnp.broadcast_to(x, (*lead, x.shape[-1])) for x in inputs], axis=-1)
+        sizes = (*self.hidden, self.features)
+        for i, size in enumerate(sizes):
+            layer = nn.Dense(size, kernel_init=nn.initializers.xavier_normal(), name=f"layer_{i}")
+            x = layer(x)
+            x = nn.relu(x) if i + 1 < len(sizes) else x
+        return jax.lax.stop_gradient(x)
+
+
+class MLPWithPrior(nn.Module):
+    """An `MLP` whose output a frozen random network joins: by default `main + scale * prior`.
+
+    combine(main, scaled prior): another way to join them; prior_features: the prior's outputs where
+    they are not the main ones (1 for a number that shifts a predicted distribution). With
+    `out_activation` the prior joins before it, so that latents stay normalised. The prior's hidden
+    layers are `prior_div` times narrower than the main ones, at least 8 wide.
+    """
+
+    hidden: Sequence[int]
+    features: int
+    scale: float
+    prior_div: int = 16
+    prior_features: int = 0
+    combine: Callable[[Array, Array], Array] = jnp.add
+    out_activation: Callable[[Array], Array] | None = None
+    zero_last: bool = False
+    dropout: float = 0.0
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, *inputs: Array) -> Array:
+        narrow = [max(size // self.prior_div, 8) for size in self.hidden]
+        prior = PriorMLP(narrow, self.prior_features or self.features, name="prior")(*inputs)
+        prior = self.scale * prior
+
+        def join(x: Array) -> Array:
+            return self.out_activation(self.combine(x, prior))
+
+        main = MLP(
+            self.hidden, self.features, join if self.out_activation else None, self.zero_last,
+            self.dropout, self.dtype, name="main",
+        )(*inputs)  # fmt: skip
+        return main if self.out_activation else self.combine(main, prior)
+
+
 def init_ensemble(module: nn.Module, key: Array, num: int, *inputs: Array) -> Params:
     """Parameters of `num` independently initialised copies of `module`, stacked on axis 0."""
     return jax.vmap(lambda k: module.init(k, *inputs)["params"])(jax.random.split(key, num))
@@ -258,16 +317,33 @@ def apply_ensemble(
     module: nn.Module, params: Params, *inputs: Array, dropout_key: Array | None = None
 ) -> Array:
     """Every head on the same inputs: params stacked `[K, ...]`, result `[K, ..., features]`."""
-    num = jax.tree.leaves(params)[0].shape[0]
+    num = num_heads(params)
     # Repeating the inputs keeps heads the leading axis of every product; one wide product for all
     # heads would need its results, and all their gradients, transposed.
     repeated = [jnp.broadcast_to(x, (num, *x.shape)) for x in inputs]
+    return apply_heads(module, params, *repeated, dropout_key=dropout_key)
+
+
+def apply_heads(
+    module: nn.Module, params: Params, *inputs: Array, dropout_key: Array | None = None
+) -> Array:
+    """Head k on the inputs' row k: params and inputs `[K, ...]`, result `[K, ..., features]`."""
+    num = num_heads(params)
+    if num == 1:  # one head is no ensemble: the plain program, without a batch axis in its products
+        rngs = None if dropout_key is None else {"dropout": jax.random.split(dropout_key, 1)[0]}
+        alone = jax.tree.map(lambda p: p[0], params)
+        return module.apply({"params": alone}, *(x[0] for x in inputs), rngs=rngs)[None]
     if dropout_key is None:
-        return jax.vmap(lambda p, *x: module.apply({"params": p}, *x))(params, *repeated)
+        return jax.vmap(lambda p, *x: module.apply({"params": p}, *x))(params, *inputs)
     keys = jax.random.split(dropout_key, num)
     return jax.vmap(lambda p, k, *x: module.apply({"params": p}, *x, rngs={"dropout": k}))(
-        params, keys, *repeated
+        params, keys, *inputs
     )
+
+
+def num_heads(params: Params) -> int:
+    """Members of an ensemble, the leading axis of its stacked parameters."""
+    return jax.tree.leaves(params)[0].shape[0]
 
 
 def take_heads(params: Params, heads: Array) -> Params:

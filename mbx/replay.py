@@ -47,12 +47,15 @@ class Targets:
     step: [...] int32, learner step at which they were computed.
     valid: [...] bool; False where a row has none (losses ignore it, `sample_stale` visits it
       first).
+    expert: [..., 2, A] mean and standard deviation of the planner's Gaussian, or None where it is
+      not stored.
     """
 
     actions: Array
     values: Array
     step: Array
     valid: Array
+    expert: Array | None = None
 
 
 @flax.struct.dataclass
@@ -80,6 +83,7 @@ class TargetSpec(NamedTuple):
     actions_dtype: "float32" | "bfloat16" | "int8" (round(127 a): an error of at most 1/254, actions
       in [-1, 1]).
     values_dtype: "float32" | "bfloat16".
+    expert: also store the planner's Gaussian, 2 A float32.
     """
 
     num_actions: int
@@ -87,6 +91,7 @@ class TargetSpec(NamedTuple):
     keep: int | None = None
     values_dtype: str = "float32"
     actions_dtype: str = "float32"
+    expert: bool = False
 
 
 class Index(NamedTuple):
@@ -507,6 +512,7 @@ def _encode(stored: Targets, targets: Targets) -> Targets:
         values=values.astype(stored.values.dtype),
         step=jnp.asarray(targets.step, jnp.int32),
         valid=jnp.asarray(targets.valid, bool),
+        expert=None if stored.expert is None else jnp.asarray(targets.expert, jnp.float32),
     )
 
 
@@ -533,6 +539,7 @@ def _target_storage(spec: TargetSpec, num_envs: int, capacity: int) -> Targets:
         values=jnp.zeros((*lead, kept), _DTYPES[spec.values_dtype]),
         step=jnp.zeros(lead, jnp.int32),
         valid=jnp.zeros(lead, bool),
+        expert=jnp.zeros((*lead, 2, spec.action_dim)) if spec.expert else None,
     )
 
 
@@ -611,6 +618,13 @@ def _check_targets(state: ReplayState, targets: Targets, lead: tuple[int, ...]) 
         "step": lead,
         "valid": lead,
     }
+    if (stored.expert is None) != (targets.expert is None):
+        raise ValueError(
+            f"targets.expert is {'missing' if targets.expert is None else 'given'}: give it just "
+            "where target_spec.expert is True"
+        )
+    if targets.expert is not None:
+        wanted["expert"] = (*lead, 2, action_dim)
     for name, shape in wanted.items():
         if jnp.shape(getattr(targets, name)) != shape:
             raise ValueError(

@@ -3,8 +3,10 @@
 encode an observation to a latent, step the latent with an action, read reward, value, policy and
 termination off it. Nothing here samples: noise and ensemble heads come in as arguments.
 
-Axes: L latent dims, A action dims, K bins, V value heads; leading axes `...` are free and inputs
-may broadcast against each other (`z [B, 1, L]` with `action [B, N, A]`).
+Axes: H dynamics heads, R reward heads, V value heads, L latent dims, A action dims, K bins; other
+leading axes `...` are free and inputs may broadcast against each other (`z [B, 1, L]` with
+`action [B, N, A]`). Ensembles lead: a latent that came out of the dynamics is `[H, ..., L]`, one a
+head.
 Source: TD-MPC2 (arXiv 2310.16828), section 3.1 and its reference code; document 001, section 10.
 """
 
@@ -46,6 +48,9 @@ class WorldModelConfig:
     critic: "q" is Q(z, a) (TD-MPC2), "v" is V(z) (documents 000 and 001).
     policy: "squashed" Gaussian (TD-MPC2) or "tanh_mean", a Gaussian around tanh(mean) whose samples
     are clipped (BMPC). episodic: learn a termination head. bins are in symlog space.
+    prior_scale: weight of the frozen random networks beside dynamics, reward and value heads
+    (document 001); 0 for none. prior_div: how much narrower than the heads they are. num_aux:
+    auxiliary values G (of other discounts), each its own network or, with aux_joint, one for all.
     """
 
     obs_shape: tuple[int, ...]
@@ -55,6 +60,12 @@ class WorldModelConfig:
     latent_dim: int = 512
     num_enc_layers: int = 2
     num_values: int = 5
+    num_dynamics: int = 1
+    num_rewards: int = 1
+    num_aux: int = 0
+    aux_joint: bool = False
+    prior_scale: float = 0.0
+    prior_div: int = 16
     num_channels: int = 32
     simnorm_dim: int = 8
     num_bins: int = 101
@@ -74,6 +85,9 @@ class WorldModelConfig:
                 f"latent_dim={self.latent} is not divisible by simnorm_dim={self.simnorm_dim}: "
                 "choose a latent_dim that is a multiple of it"
             )
+        for field in ("num_values", "num_dynamics", "num_rewards", "prior_div"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)}: must be at least 1")
         for field, value, choices in (
             ("critic", self.critic, CRITICS),
             ("policy", self.policy, POLICIES),
@@ -112,13 +126,18 @@ def sized(model_size: str | int, **overrides: Any) -> WorldModelConfig:
 class WorldModel(NamedTuple):
     """The model's pure functions; `params` is a dict with one entry a component.
 
-    init(key) -> params: encoder, dynamics, reward, policy, value (`[V, ...]` stacked) and, where
-        episodic, termination.
-    encode(params, obs) -> z `[..., L]`. step(params, z, action) -> next z `[..., L]`.
-    reward(params, z, action) -> reward logits `[..., K]`. termination(params, z) -> logit `[...]`.
+    init(key) -> params: encoder, policy and, where episodic, termination; stacked heads dynamics
+        `[H, ...]`, reward `[R, ...]` and value `[V, ...]`.
+    encode(params, obs) -> z `[..., L]`. spread(z) -> `[H, ..., L]`, the same for every head.
+    step(params, z `[H, ..., L]`, action `[..., A]` or `[H, ..., A]`) -> next z `[H, ..., L]`, head
+        h from row h.
+    reward(params, z `[H, ..., L]`, action) -> reward logits `[R, H, ..., K]`, all heads on all rows
+        (give z a leading axis of 1 for a state that no head has stepped yet).
+    termination(params, z `[..., L]`) -> logit `[...]`.
     policy(params, z) -> (mean, log_std) `[..., A]`, before any squashing.
     value(value_params, z, action or None, dropout_key=None) -> value logits `[V', ..., K]` of the
         stacked heads given: all, a chosen few (`networks.take_heads`) or the target network.
+    aux_value(aux_params, z, action or None) -> auxiliary value logits `[G, ..., K]`.
     act(mean, log_std, eps) -> action `[..., A]` in [-1, 1], the policy's parameterisation.
     decode(logits `[..., K]`) -> real values `[...]`.
     """
@@ -127,11 +146,13 @@ class WorldModel(NamedTuple):
     bins: Callable[[], Array]
     init: Callable[[Array], Params]
     encode: Callable[[Params, Array], Array]
+    spread: Callable[[Array], Array]
     step: Callable[[Params, Array, Array], Array]
     reward: Callable[[Params, Array, Array], Array]
     termination: Callable[[Params, Array], Array]
     policy: Callable[[Params, Array], tuple[Array, Array]]
     value: Callable[..., Array]
+    aux_value: Callable[..., Array]
     act: Callable[[Array, Array, Array], Array]
     decode: Callable[[Array], Array]
 
@@ -140,6 +161,13 @@ def _modules(config: WorldModelConfig) -> dict[str, Any]:
     c = config
     norm = functools.partial(networks.sim_norm, group_size=c.simnorm_dim)
     mlp = functools.partial(networks.MLP, hidden=(c.mlp_dim, c.mlp_dim), dtype=jnp.dtype(c.dtype))
+    head, distributional = mlp, mlp
+    if c.prior_scale:
+        head = functools.partial(
+            networks.MLPWithPrior, hidden=(c.mlp_dim, c.mlp_dim), dtype=jnp.dtype(c.dtype),
+            scale=c.prior_scale, prior_div=c.prior_div,
+        )  # fmt: skip
+        distributional = functools.partial(head, prior_features=1, combine=_shift(c))
     if c.pixels:
         encoder: Any = networks.ConvEncoder(c.num_channels, c.simnorm_dim)
     else:
@@ -147,12 +175,23 @@ def _modules(config: WorldModelConfig) -> dict[str, Any]:
         encoder = mlp(hidden=hidden, features=c.latent, out_activation=norm)
     return dict(
         encoder=encoder,
-        dynamics=mlp(features=c.latent, out_activation=norm),
-        reward=mlp(features=c.num_bins, zero_last=True),
+        dynamics=head(features=c.latent, out_activation=norm),
+        reward=distributional(features=c.num_bins, zero_last=True),
         policy=mlp(features=2 * c.action_dim),
         termination=mlp(features=1),
-        value=mlp(features=c.num_bins, zero_last=True, dropout=c.dropout),
+        value=distributional(features=c.num_bins, zero_last=True, dropout=c.dropout),
+        aux_value=mlp(features=c.num_bins * (c.num_aux if c.aux_joint else 1), zero_last=True),
     )
+
+
+def _shift(config: WorldModelConfig) -> Callable[[Array, Array], Array]:
+    """A prior `[..., 1]` moves a predicted distribution by that much in real space."""
+
+    def shift(logits: Array, prior: Array) -> Array:
+        bins = jnp.linspace(config.bin_min, config.bin_max, config.num_bins)
+        return dist.shift_logits(logits, bins, prior[..., 0])
+
+    return shift
 
 
 def make_world_model(config: WorldModelConfig) -> WorldModel:
@@ -165,18 +204,39 @@ def make_world_model(config: WorldModelConfig) -> WorldModel:
     def init(key: Array) -> Params:
         z, a = jnp.zeros((1, config.latent)), jnp.zeros((1, config.action_dim))
         inputs = dict(
-            encoder=(jnp.zeros((1, *config.obs_shape)),),
-            dynamics=(z, a), reward=(z, a), policy=(z,), termination=(z,),
+            encoder=(jnp.zeros((1, *config.obs_shape)),), dynamics=(z, a), reward=(z, a),
+            policy=(z,), termination=(z,), value=(z, a) if config.critic == "q" else (z,),
         )  # fmt: skip
+        inputs |= dict(aux_value=inputs["value"]) if config.num_aux else {}
         if not config.episodic:
             del inputs["termination"]
-        keys = dict(zip([*inputs, "value"], jax.random.split(key, len(inputs) + 1), strict=True))
-        params = {n: modules[n].init(keys[n], *x)["params"] for n, x in inputs.items()}
-        value_inputs = (z, a) if config.critic == "q" else (z,)
-        params["value"] = networks.init_ensemble(
-            modules["value"], keys["value"], config.num_values, *value_inputs
-        )
-        return params
+        keys = dict(zip(inputs, jax.random.split(key, len(inputs)), strict=True))
+        heads = dict(
+            dynamics=config.num_dynamics, reward=config.num_rewards, value=config.num_values,
+            aux_value=min(config.num_aux, 1) if config.aux_joint else config.num_aux,
+        )  # fmt: skip
+        single = {n: x for n, x in inputs.items() if n not in heads}
+        params = {n: modules[n].init(keys[n], *x)["params"] for n, x in single.items()}
+        return params | {
+            n: networks.init_ensemble(modules[n], keys[n], num, *inputs[n])
+            for n, num in heads.items()
+            if num
+        }
+
+    def spread(z: Array) -> Array:
+        return jnp.broadcast_to(z, (config.num_dynamics, *z.shape))
+
+    def step(params: Params, z: Array, action: Array) -> Array:
+        action = with_heads(action, z)
+        action = jnp.broadcast_to(action, (z.shape[0], *action.shape[1:]))
+        return networks.apply_heads(modules["dynamics"], params["dynamics"], z, action)
+
+    def reward(params: Params, z: Array, action: Array) -> Array:
+        action = with_heads(action, z)
+        return networks.apply_ensemble(modules["reward"], params["reward"], z, action)
+
+    def with_heads(action: Array, z: Array) -> Array:
+        return action if action.ndim == z.ndim else action[None]
 
     def policy(params: Params, z: Array) -> tuple[Array, Array]:
         mean, raw = jnp.split(apply("policy", params, z), 2, axis=-1)
@@ -193,6 +253,14 @@ def make_world_model(config: WorldModelConfig) -> WorldModel:
             modules["value"], value_params, *inputs, dropout_key=dropout_key
         )
 
+    def aux_value(aux_params: Params, z: Array, action: Array | None = None) -> Array:
+        inputs = (z, action) if config.critic == "q" else (z,)
+        logits = networks.apply_ensemble(modules["aux_value"], aux_params, *inputs)
+        if config.aux_joint:
+            logits = logits.reshape(*logits.shape[1:-1], config.num_aux, config.num_bins)
+            logits = jnp.moveaxis(logits, -2, 0)
+        return logits
+
     def act(mean: Array, log_std: Array, eps: Array) -> Array:
         if config.policy == "tanh_mean":
             return jnp.clip(jnp.tanh(mean) + jnp.exp(log_std) * eps, -1.0, 1.0)
@@ -204,11 +272,13 @@ def make_world_model(config: WorldModelConfig) -> WorldModel:
         bins=bins,
         init=init,
         encode=functools.partial(apply, "encoder"),
-        step=functools.partial(apply, "dynamics"),
-        reward=functools.partial(apply, "reward"),
+        spread=spread,
+        step=step,
+        reward=reward,
         termination=lambda params, z: apply("termination", params, z)[..., 0],
         policy=policy,
         value=value,
+        aux_value=aux_value,
         act=act,
         decode=lambda logits: dist.two_hot_mean(logits, bins()),
     )

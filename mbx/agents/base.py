@@ -22,8 +22,8 @@ class Agent(NamedTuple):
     init_actor(num_envs) -> actor state, what acting carries between steps (a warm start).
     act(train, actor, obs, is_first `[E]`, key, evaluate) -> (action `[E, A]` in [-1, 1], actor);
         `evaluate` is a Python bool: without exploration noise.
-    targets(train, obs, key) -> `replay.Targets` to store with the rows, or None for an agent
-        without stored targets.
+    targets(train, actor, obs, key) -> `replay.Targets` to store with the rows, or None for an
+        agent without stored targets; actor: as `act` returned it for these observations.
     update(train, replay, key) -> (train, metrics): one gradient step on a batch of the replay.
     refresh(train, replay, key, sweep) -> (replay, metrics): recompute some stored targets;
         `sweep` is the number of a chunk of a sweep over all rows, or -1: the agent chooses the
@@ -35,7 +35,7 @@ class Agent(NamedTuple):
     init: Callable[[Array], Any]
     init_actor: Callable[[int], Any]
     act: Callable[..., tuple[Array, Any]]
-    targets: Callable[[Any, Array, Array], Any]
+    targets: Callable[[Any, Any, Array, Array], Any]
     update: Callable[[Any, Any, Array], tuple[Any, Metrics]]
     refresh: Callable[..., tuple[Any, Metrics]] | None
     example_row: Callable[[], dict[str, Any]]

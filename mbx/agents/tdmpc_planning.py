@@ -1,22 +1,51 @@
-"""The two planners of the TD-MPC agent: one acts, one makes training targets.
+"""Planning in the latent model: what a candidate action sequence is worth, and two planners.
 
-Both are `mbx.mppi.plan` with the world model's trajectory value as the score. The acting planner
-looks a few steps ahead, is warm-started and joined by policy trajectories; the training planner
-refines single actions from the policy's prior and hands back all candidates with their values
-(document 000). Axes: B states, N candidates, P proposals, T horizon, A action dims, L latent dims.
+`mbx.mppi` knows no model; here it is handed the score. The acting planner looks a few steps ahead,
+is warm-started and joined by policy trajectories; the training planner starts from the policy's
+prior and hands back all candidates with their values (document 000). Axes: B states, N candidates,
+P proposals, T horizon, A action dims, L latent dims, H dynamics heads.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from mbx import mppi, networks
+from mbx.agents import tdmpc_scoring as scoring
+from mbx.agents.tdmpc_config import Scoring
 from mbx.world_model import Params, WorldModel
 
 Array = jax.Array
 
-TERMINATIONS = ("hard", "soft")
+
+PLAIN = Scoring()
+
+
+class Outlook(NamedTuple):
+    """How far and how the model is trusted when it looks ahead.
+
+    discount: of the agent; scoring.discount replaces it where it is not 0. num_heads: value heads
+    averaged. termination: "hard" | "soft", see `alive_factor`.
+    """
+
+    discount: float
+    num_heads: int
+    termination: str = "hard"
+    scoring: Scoring = PLAIN
+
+
+class Planned(NamedTuple):
+    """What the training planner found: candidates' first actions `[B, N, A]` with their values
+    `[B, N]`, the chosen action, and the refitted mean and std of the first step, `[B, A]` each."""
+
+    actions: Array
+    values: Array
+    action: Array
+    mean: Array
+    std: Array
 
 
 def alive_factor(model: WorldModel, params: Params, z: Array, how: str) -> Array | None:
@@ -37,12 +66,19 @@ def choose_heads(key: Array, num_values: int, num_used: int) -> Array | None:
     return jax.random.permutation(key, num_values)[:num_used]
 
 
+def head_values(
+    model: WorldModel, value_params: Params, z: Array, action: Array | None, heads: Array | None
+) -> Array:
+    """Decoded values of `heads` (None: all): `z [..., L] -> [V', ...]`."""
+    used = value_params if heads is None else networks.take_heads(value_params, heads)
+    return model.decode(model.value(used, z, action))
+
+
 def mean_value(
     model: WorldModel, value_params: Params, z: Array, action: Array | None, heads: Array | None
 ) -> Array:
-    """Decoded value, averaged over `heads` (None: all): `z [..., L] -> [...]`."""
-    used = value_params if heads is None else networks.take_heads(value_params, heads)
-    return jnp.mean(model.decode(model.value(used, z, action)), axis=0)
+    """`head_values` averaged over the heads: `z [..., L] -> [...]`."""
+    return jnp.mean(head_values(model, value_params, z, action, heads), axis=0)
 
 
 def trajectory_value(
@@ -55,60 +91,66 @@ def trajectory_value(
     eps: Array,
     heads: Array | None,
     termination: str = "hard",
+    score: Scoring = PLAIN,
 ) -> Array:
-    """Discounted predicted rewards plus the value of the last state.
+    """Discounted predicted rewards plus the value of the last state, as `score` combines heads.
 
     z: `[B, L]`; actions: `[B, N, T, A]`; eps: `[B, N, A]`, noise of the bootstrap action (unused by
-    a V critic); heads: the value heads averaged. Returns `[B, N]`. Source: TD-MPC2, equation 5.
+    a V critic); heads: the value heads averaged. Returns `[B, N]`. Source: TD-MPC2, equation 5;
+    document 001, section 6.
     """
-    state = z[:, None]
-    total = jnp.zeros(actions.shape[:2])
-    factor: Array | float = 1.0
-    for t in range(actions.shape[2]):
+    steps = actions.shape[2]
+    discount = score.discount or discount
+    state = model.spread(z[:, None])
+    rewards, values, factors = [], [], [1.0]
+    for t in range(steps):
         action = actions[:, :, t]
-        total = total + factor * model.decode(model.reward(params, state, action))
+        # Before the first step all heads are in the same state: one look at its reward is enough.
+        rewards.append(model.decode(model.reward(params, state if t else state[:1], action)))
         state = model.step(params, state, action)
         alive = alive_factor(model, params, state, termination)
-        factor = factor * discount if alive is None else factor * discount * alive
-    bootstrap_action = None
-    if model.config.critic == "q":
-        bootstrap_action = model.act(*model.policy(params, state), eps)
-    return total + factor * mean_value(model, params["value"], state, bootstrap_action, heads)
+        factor = factors[-1] * discount
+        factors.append(factor if alive is None else factor * alive)
+        if score.aggregate or t + 1 == steps:
+            bootstrap = None
+            if model.config.critic == "q":
+                bootstrap = model.act(*model.policy(params, state), eps[None])
+            values.append(head_values(model, params["value"], state, bootstrap, heads))
+    estimate = scoring.trajectory_estimate(
+        rewards, values, factors, std_coef=score.std_coef, aggregate=score.aggregate
+    )
+    if score.disagreement:
+        return estimate.value + score.disagreement * scoring.latent_disagreement(state)
+    return estimate.value
 
 
 def policy_trajectories(model: WorldModel, params: Params, z: Array, eps: Array) -> Array:
-    """Actions of the policy rolled out in the model.
+    """Actions of the policy rolled out in the model (by its first dynamics head).
 
     z: `[B, L]`; eps: `[T, B, P, A]`. Returns `[B, P, T, A]`.
     """
-    state, actions = z[:, None], []
+    if model.config.num_dynamics > 1:
+        params = {**params, "dynamics": jax.tree.map(lambda p: p[:1], params["dynamics"])}
+    state, actions = z[None, :, None], []
     for t in range(eps.shape[0]):
-        action = model.act(*model.policy(params, state), eps[t])
+        action = model.act(*model.policy(params, state[0]), eps[t])
         actions.append(action)
         if t + 1 < eps.shape[0]:
             state = model.step(params, state, action)
     return jnp.stack(actions, axis=2)
 
 
-def score_function(
-    model: WorldModel,
-    params: Params,
-    z: Array,
-    *,
-    discount: float,
-    num_heads: int,
-    termination: str,
-) -> mppi.ScoreFn:
+def score_function(model: WorldModel, params: Params, z: Array, outlook: Outlook) -> mppi.ScoreFn:
     """`trajectory_value` from states `z` `[B, L]`, in the form `mppi.plan` takes."""
 
     def score(key: Array, actions: Array) -> Array:
         eps_key, heads_key = jax.random.split(key)
         batch, num, _, action_dim = actions.shape
         return trajectory_value(
-            model, params, z, actions, discount=discount,
+            model, params, z, actions, discount=outlook.discount,
             eps=jax.random.normal(eps_key, (batch, num, action_dim)),
-            heads=choose_heads(heads_key, model.config.num_values, num_heads),
-            termination=termination,
+            heads=choose_heads(heads_key, model.config.num_values, outlook.num_heads),
+            termination=outlook.termination, score=outlook.scoring,
         )  # fmt: skip
 
     return score
@@ -123,20 +165,23 @@ def plan_to_act(
     *,
     config: mppi.MPPIConfig,
     num_proposals: int,
-    discount: float,
-    num_heads: int,
-    termination: str,
+    outlook: Outlook,
+    proposal_noise: float = 0.0,
 ) -> mppi.Plan:
-    """The acting planner: from `z` `[B, L]` and a warm-started mean `[B, T, A]`."""
+    """The acting planner: from `z` `[B, L]` and a warm-started mean `[B, T, A]`.
+
+    proposal_noise: standard deviation of noise added to the policy's trajectories.
+    """
     proposal_key, plan_key = jax.random.split(key)
     batch, horizon, action_dim = mean.shape
     proposals = None
     if num_proposals:
         eps = jax.random.normal(proposal_key, (horizon, batch, num_proposals, action_dim))
         proposals = policy_trajectories(model, params, z, eps)
-    score = score_function(
-        model, params, z, discount=discount, num_heads=num_heads, termination=termination
-    )
+    if num_proposals and proposal_noise:
+        noise = jax.random.normal(jax.random.fold_in(proposal_key, 1), proposals.shape)
+        proposals = jnp.clip(proposals + proposal_noise * noise, -1.0, 1.0)
+    score = score_function(model, params, z, outlook)
     std = jnp.full_like(mean, config.max_std)
     return mppi.plan(plan_key, score, mean, std, proposals=proposals, config=config)
 
@@ -148,25 +193,36 @@ def plan_targets(
     key: Array,
     *,
     config: mppi.MPPIConfig,
-    discount: float,
-    num_heads: int,
-    termination: str,
-) -> tuple[Array, Array]:
-    """The training planner: refined actions `[B, N, A]` and their values `[B, N]` for `z` `[B, L]`.
+    outlook: Outlook,
+    horizon: int = 1,
+) -> Planned:
+    """The training planner, from `z` `[B, L]`. No warm start.
 
-    Horizon 1, no warm start. Round 1 holds raw samples of the policy, so that one round is exactly
-    the imagined rollout that document 000 replaces.
+    Round 1 holds raw samples of the policy, so that one round of horizon 1 is exactly the imagined
+    rollout that document 000 replaces. With an "optimist" among the parameters (document 001's
+    second policy) half of them are its samples.
     """
     prior_key, plan_key = jax.random.split(key)
     mean, log_std = model.policy(params, z)
-    shape = (z.shape[0], config.num_samples, mean.shape[-1])
-    eps = jax.random.normal(prior_key, shape)
-    initial = model.act(mean[:, None], log_std[:, None], eps)
-    score = score_function(
-        model, params, z, discount=discount, num_heads=num_heads, termination=termination
-    )
+    num = config.num_samples
+    eps = jax.random.normal(prior_key, (horizon, z.shape[0], num, mean.shape[-1]))
+    if "optimist" in params:
+        second = {**params, "policy": params["optimist"]}
+        initial = jnp.concatenate(
+            [
+                policy_trajectories(model, params, z, eps[:, :, : num - num // 2]),
+                policy_trajectories(model, second, z, eps[:, :, num - num // 2 :]),
+            ],
+            axis=1,
+        )
+    else:
+        initial = policy_trajectories(model, params, z, eps)
+
+    def repeat(x: Array) -> Array:
+        return jnp.broadcast_to(x[:, None], (x.shape[0], horizon, x.shape[1]))
+
     plan = mppi.plan(
-        plan_key, score, jnp.tanh(mean)[:, None], jnp.exp(log_std)[:, None],
-        initial=initial[:, :, None], config=config,
+        plan_key, score_function(model, params, z, outlook), repeat(jnp.tanh(mean)),
+        repeat(jnp.exp(log_std)), initial=initial, config=config,
     )  # fmt: skip
-    return plan.actions[:, :, 0], plan.values
+    return Planned(plan.actions[:, :, 0], plan.values, plan.action, plan.mean[:, 0], plan.std[:, 0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ Config = Mapping[str, Any]
 # Tasks that only ever end by their time limit: no termination head is needed for them.
 _NEVER_TERMINATE = ("Pendulum-v1", "Reacher-misc", "Swimmer-misc", "HalfCheetah", "Swimmer-v")
 _NEVER_TERMINATING_SUITES = ("dmc", "playground")
+# Fields of a planner's section that say how plans are scored.
+_SCORING = ("std_coef", "aggregate", "disagreement", "discount")
 
 
 def build_agent(config: Config, spec: EnvSpec) -> Agent:
@@ -46,14 +49,21 @@ def tdmpc_config(config: Config, spec: EnvSpec) -> tdmpc.TDMPCConfig:
         obs_shape=tuple(spec.obs_shape),
         action_dim=spec.action_dim,
         num_values=model["num_values"] or None,
+        num_aux=len(config["loss"]["aux_gammas"]),
+        aux_joint=config["loss"]["aux_joint"],
         episodic=is_episodic(model["episodic"], spec.name),
         **{name: model[name] for name in (
             "critic", "policy", "num_bins", "bin_min", "bin_max", "log_std_min", "log_std_max",
-            "dropout", "dtype",
+            "dropout", "dtype", "num_dynamics", "num_rewards", "prior_scale", "prior_div",
         )},
     )  # fmt: skip
-    own = {name: planner.pop(name) for name in ("horizon", "num_proposals", "evaluation_selection")}
-    stored = training.pop("enabled")
+    own = {name: planner.pop(name) for name in (
+        "horizon", "num_proposals", "proposal_noise", "evaluation_selection",
+    )}  # fmt: skip
+    scoring = tdmpc.Scoring(**{name: planner.pop(name) for name in _SCORING})
+    careful = dataclasses.replace(scoring, std_coef=planner.pop("evaluation_std_coef"))
+    imagined = tdmpc.Scoring(**{name: training.pop(name) for name in _SCORING})
+    stored, target_horizon = training.pop("enabled"), training.pop("horizon")
     batch = loss["batch_size"]
     capacity = config["replay"]["capacity"]
     if reanalyze["enabled"] and reanalyze["batch_size"] > capacity:
@@ -63,6 +73,7 @@ def tdmpc_config(config: Config, spec: EnvSpec) -> tdmpc.TDMPCConfig:
         )
     if batch > capacity:
         raise ValueError(f"loss.batch_size={batch} exceeds replay.capacity={capacity}: lower it")
+    loss["aux_gammas"] = tuple(loss["aux_gammas"])
     discount = loss.pop("discount") or returns.discount_from_episode_length(spec.episode_length)
     if not 0.0 < discount < 1.0:
         raise ValueError(f"loss.discount={discount}: must lie in (0, 1), or 0 to derive it")
@@ -71,18 +82,30 @@ def tdmpc_config(config: Config, spec: EnvSpec) -> tdmpc.TDMPCConfig:
         discount=float(discount),
         planner=_section("planner", mppi.MPPIConfig, planner),
         training_planner=_section("training_planner", mppi.MPPIConfig, training),
-        planner_horizon=own["horizon"],
-        num_proposals=own["num_proposals"],
-        evaluation_selection=own["evaluation_selection"],
+        scoring=scoring,
+        evaluation_scoring=careful,
+        target_scoring=imagined,
+        planner_horizon=own.pop("horizon"),
+        target_horizon=target_horizon,
+        **own,
         stored_targets=stored,
         keep_targets=config["replay"]["keep_targets"] or None,
         target_actions_dtype=config["replay"]["actions_dtype"],
         target_values_dtype=config["replay"]["values_dtype"],
         reanalyze_batch=reanalyze["batch_size"],
         stale_exponent=reanalyze["stale_exponent"],
+        reanalyze_slices=reanalyze["slices"],
+        total_updates=_total_updates(config, spec),
         **loss,
         **config["optimizer"],
     )
+
+
+def _total_updates(config: Config, spec: EnvSpec) -> int:
+    """Learner updates of the whole run, which schedules are shares of."""
+    train = config["train"]
+    steps = max(train["steps"] - train["seed_steps"], 0) // spec.action_repeat
+    return max(int(steps * train["utd_ratio"]) + train["pretrain_updates"], 1)
 
 
 def is_episodic(setting: str | bool, env_name: str) -> bool:

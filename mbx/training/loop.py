@@ -120,7 +120,7 @@ def make_choose(agent: Agent, schedule: Schedule, num_envs: int, spec: EnvSpec) 
 
         seeding = state.steps < schedule.seed_steps
         action, actor = jax.lax.cond(seeding, explore, plan, None)
-        return action, actor, agent.targets(state.train, state.obs, target_key)
+        return action, actor, agent.targets(state.train, actor, state.obs, target_key)
 
     return choose
 

@@ -15,9 +15,12 @@ from mbx import mppi, replay
 from mbx.agents import tdmpc
 from mbx.agents import tdmpc_losses as losses
 from mbx.agents import tdmpc_planning as planning
+from mbx.agents import tdmpc_policy as policies
+from mbx.agents import tdmpc_targets as value_targets
 from mbx.world_model import WorldModelConfig, make_world_model
 
 T, B, N, A = 2, 4, 5, 2
+OUTLOOK = planning.Outlook(discount=0.9, num_heads=2)
 
 
 def make_config(**overrides) -> tdmpc.TDMPCConfig:
@@ -135,21 +138,21 @@ def test_v_targets_follow_the_formula_and_the_models_own_termination():
     z = model.encode(params, jax.random.normal(jax.random.key(1), (B, 3)))
     actions = jax.random.uniform(jax.random.key(2), (B, N, A), minval=-1.0)
     draws = losses.Draws(None, None, None, None)
-    ours = losses.v_targets(model, params, params["value"], z, actions, draws, config)
+    ours = value_targets.v_targets(model, params, params["value"], z, actions, draws, config)[0]
 
     @jax.jit
     def formula(z, action):
-        z_next = model.step(params, z, action)
+        z_next = model.step(params, z[None], action)[0]
         value = model.decode(model.value(params["value"], z_next)).mean()
         alive = jax.nn.sigmoid(model.termination(params, z_next)) <= 0.5
-        return model.decode(model.reward(params, z, action)) + 0.9 * alive * value
+        return model.decode(model.reward(params, z[None], action))[0, 0] + 0.9 * alive * value
 
     for b in range(B):
         for n in range(N):
             expected = formula(z[b], actions[b, n])
             np.testing.assert_allclose(ours[b, n], expected, rtol=2e-3, atol=2e-4)
     soft = dataclasses.replace(config, termination="soft")
-    softer = losses.v_targets(model, params, params["value"], z, actions, draws, soft)
+    softer = value_targets.v_targets(model, params, params["value"], z, actions, draws, soft)[0]
     assert not np.allclose(ours, softer)
 
 
@@ -163,9 +166,9 @@ def test_q_critic_bootstraps_with_planner_actions_and_falls_back_to_the_policy()
     weights = jnp.full((T + 1, B, N), 1.0 / N)
 
     def targets(batch, weights):
-        return losses.q_targets(
+        return value_targets.q_targets(
             model, params, params["value"], z_next, batch, draws, config, weights
-        )
+        )[0]
 
     planned, sampled = targets(batch, weights), targets(batch, None)
     valid = jnp.ones((T + 1, B), bool).at[1, 0].set(False)
@@ -179,11 +182,11 @@ def test_q_critic_bootstraps_with_planner_actions_and_falls_back_to_the_policy()
 def test_value_actions_options():
     batch = make_batch()
     weights = jax.nn.softmax(batch.target_values)
-    actions, w = losses.value_actions(batch, "weighted", weights, 2)
+    actions, w = value_targets.value_actions(batch, "weighted", weights, 2)
     assert actions is batch.target_actions and w is weights
-    actions, w = losses.value_actions(batch, "uniform", weights, 2)
+    actions, w = value_targets.value_actions(batch, "uniform", weights, 2)
     np.testing.assert_allclose(w, 1 / N)
-    actions, w = losses.value_actions(batch, "best_n", weights, 2)
+    actions, w = value_targets.value_actions(batch, "best_n", weights, 2)
     assert actions.shape == (T + 1, B, 2, A)
     np.testing.assert_allclose(w, 0.5)
     best = np.argsort(-np.asarray(batch.target_values[0, 0]))[:2]
@@ -193,7 +196,9 @@ def test_value_actions_options():
 @pytest.mark.parametrize("scale", ["none", "range", "state"])
 def test_planner_weights(scale):
     values = jnp.array([[1.0, 2.0, 4.0], [100.0, 200.0, 400.0]])
-    weights = losses.planner_weights(values, temperature=0.5, scale=10.0, advantage_scale=scale)
+    weights = value_targets.planner_weights(
+        values, temperature=0.5, scale=10.0, advantage_scale=scale
+    )
     np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-6)
     if scale == "state":  # does not depend on the unit of the reward
         np.testing.assert_allclose(weights[0], weights[1], rtol=1e-4)
@@ -211,8 +216,13 @@ def test_awr_moves_the_policy_to_the_better_action(setting):
     weights = jnp.broadcast_to(jnp.array([0.99, 0.01]), (T + 1, B, 2))
 
     def loss(policy):
-        return losses.awr_loss(
-            policy, model, state.params, zs, batch, weights, jnp.ones((T + 1, B)), draws, config
+        inputs = policies.PolicyInputs(
+            zs, jnp.ones((T + 1, B)), draws.policy_eps, None, batch.target_actions, weights,
+            batch.target_valid,
+        )  # fmt: skip
+        scales = policies.Scales(None, state.kl_scale, state.trust_scale)
+        return policies.policy_loss(
+            policy, model, state.params, None, inputs, scales, None, config, config.entropy_coef
         )[0]
 
     policy = model.init(jax.random.key(0))["policy"]
@@ -235,15 +245,16 @@ def test_one_round_of_the_training_planner_is_the_raw_policy(setting):
     z = model.encode(state.params, jnp.ones((B, 3)))
     key = jax.random.key(5)
     once = dataclasses.replace(config.training_planner, iterations=1)
-    actions, values = planning.plan_targets(
-        model, state.params, z, key, config=once, discount=0.9, num_heads=2, termination="hard"
-    )
+    plan = planning.plan_targets(model, state.params, z, key, config=once, outlook=OUTLOOK)
+    actions, values = plan.actions, plan.values
     mean, log_std = model.policy(state.params, z)
     eps = jax.random.normal(jax.random.split(key)[0], (B, N, A))
     expected = model.act(mean[:, None], log_std[:, None], eps)
     np.testing.assert_allclose(actions, expected, rtol=1e-6)
     draws = losses.Draws(None, None, None, None)
-    look = losses.v_targets(model, state.params, state.params["value"], z, actions, draws, config)
+    look = value_targets.v_targets(
+        model, state.params, state.params["value"], z, actions, draws, config
+    )[0]
     np.testing.assert_allclose(values, look, rtol=2e-3, atol=2e-4)
 
 
@@ -254,9 +265,8 @@ def test_more_rounds_raise_the_values(setting):
     def mean_value(rounds):
         planner = mppi.MPPIConfig(rounds, 32, 8, temperature=0.5, temperature_mode="divide")
         return planning.plan_targets(
-            model, state.params, z, jax.random.key(1), config=planner, discount=0.9, num_heads=2,
-            termination="hard",
-        )[1].mean()  # fmt: skip
+            model, state.params, z, jax.random.key(1), config=planner, outlook=OUTLOOK
+        ).values.mean()
 
     assert mean_value(1) < mean_value(3)
 
@@ -273,7 +283,7 @@ def agent_and_replay():
         obs = jax.random.normal(jax.random.key(i), (2, 3))
         row = dict(obs=obs, action=jnp.zeros((2, A)), reward=jnp.ones(2), is_first=no | (i == 0),
                    is_last=no | (i == 4), terminated=no)  # fmt: skip
-        targets = None if i == 4 else agent.targets(train, obs, jax.random.key(10 + i))
+        targets = None if i == 4 else agent.targets(train, None, obs, jax.random.key(10 + i))
         buffer = replay.insert(buffer, row, targets)
     return agent, train, buffer
 
@@ -320,7 +330,7 @@ def test_td_mpc2_stores_no_targets_and_legacy_makes_them_afresh():
     plain = make_config(critic="q", value_target="td", policy_loss="svg")
     agent = tdmpc.make_agent(plain)
     assert agent.refresh is None and agent.target_spec is None
-    assert agent.targets(None, jnp.ones((2, 3)), jax.random.key(0)) is None
+    assert agent.targets(None, None, jnp.ones((2, 3)), jax.random.key(0)) is None
     legacy = tdmpc.make_agent(make_config(stored_targets=False))
     assert legacy.refresh is None
     buffer = replay.init(legacy.example_row(), num_envs=1, capacity=10)
@@ -349,7 +359,7 @@ def test_images_train_through_the_conv_encoder():
         obs = jax.random.randint(jax.random.key(i), (1, 64, 64, 3), 0, 256).astype(jnp.uint8)
         row = dict(obs=obs, action=jnp.zeros((1, 1)), reward=jnp.ones(1), is_first=no | (i == 0),
                    is_last=no, terminated=no)  # fmt: skip
-        buffer = replay.insert(buffer, row, make(train, obs, jax.random.key(i)))
+        buffer = replay.insert(buffer, row, make(train, None, obs, jax.random.key(i)))
     new, _ = jax.jit(agent.update)(train, buffer, jax.random.key(1))
     assert changed(train.params["encoder"], new.params["encoder"])
 

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import mppi, networks
+from mbx import mppi, networks, returns
 from mbx.agents import tdmpc
 from mbx.agents import tdmpc_losses as losses
 from mbx.agents import tdmpc_planning as planning
+from mbx.agents import tdmpc_policy as policies
+from mbx.agents import tdmpc_targets as value_targets
 from mbx.world_model import WorldModelConfig, make_world_model, sized
 from tests.helpers import load_fixture
 
@@ -28,7 +30,10 @@ def highest_precision():
 
 
 def torch_params(arrays: dict, prefix: str) -> dict:
-    """A fixture's weights (PyTorch layout) as this project's parameter tree."""
+    """A fixture's weights (PyTorch layout) as this project's parameter tree.
+
+    The fixtures' single dynamics and reward networks become ensembles of one.
+    """
     params: dict = {}
     for theirs, ours in COMPONENTS.items():
         layers = sorted({k.split(".")[2] for k in arrays if k.startswith(f"{prefix}.{theirs}.")})
@@ -46,6 +51,8 @@ def torch_params(arrays: dict, prefix: str) -> dict:
                 value = dense
             name = "out" if i == len(layers) - 1 else f"layer_{i}"
             params.setdefault(ours, {})[name] = value
+    for name in {"dynamics", "reward"} & set(params):
+        params[name] = jax.tree.map(lambda x: x[None], params[name])
     return params
 
 
@@ -74,15 +81,15 @@ def test_world_model_forward(name):
     z = model.encode(params, a["obs"])
     action = jnp.asarray(a["action"])
     np.testing.assert_allclose(z, a["z"], **FORWARD)
-    np.testing.assert_allclose(model.step(params, z, action), a["z_next"], **FORWARD)
-    reward_logits = model.reward(params, z, action)
+    np.testing.assert_allclose(model.step(params, z[None], action)[0], a["z_next"], **FORWARD)
+    reward_logits = model.reward(params, z[None], action)[0, 0]
     np.testing.assert_allclose(reward_logits, a["reward_logits"], **FORWARD)
     np.testing.assert_allclose(model.decode(reward_logits), a["reward"][:, 0], **FORWARD)
     q_logits = model.value(params["value"], z, action)
     np.testing.assert_allclose(q_logits, a["q_logits"], **FORWARD)
     np.testing.assert_allclose(model.decode(q_logits), a["q_all"][..., 0], **FORWARD)
     heads = networks.take_heads(target, a["q_target_min_idx"])
-    q_min = losses.reduce_heads(model.decode(model.value(heads, z, action)), "min")
+    q_min = returns.reduce_heads(model.decode(model.value(heads, z, action)), "min", 0.0)
     np.testing.assert_allclose(q_min, a["q_target_min"][:, 0], **FORWARD)
     q_avg = planning.mean_value(model, params["value"], z, action, a["q_avg_idx"])
     np.testing.assert_allclose(q_avg, a["q_avg"][:, 0], **FORWARD)
@@ -90,7 +97,7 @@ def test_world_model_forward(name):
     np.testing.assert_allclose(jnp.tanh(mean), a["pi_mean"], **FORWARD)
     np.testing.assert_allclose(log_std, a["pi_log_std"], **FORWARD)
     np.testing.assert_allclose(model.act(mean, log_std, a["pi_eps"]), a["pi_action"], **FORWARD)
-    entropy = losses.policy_entropy(model, log_std, a["pi_eps"], 1.0)
+    entropy = policies.policy_entropy(model, mean, log_std, a["pi_eps"], 1.0)
     np.testing.assert_allclose(entropy, a["pi_scaled_entropy"][:, 0], **FORWARD)
     if config["episodic"]:
         probability = jax.nn.sigmoid(model.termination(params, z))
@@ -101,9 +108,10 @@ def test_first_layer_shared_by_many_actions_is_the_same_layer():
     a, _, model, params, _ = load_world("world_model_forward_0")
     z = model.encode(params, a["obs"])
     actions = jnp.stack([a["action"], -a["action"], a["action"] * 0.5], axis=1)
-    shared = model.step(params, z[:, None], actions)
+    shared = model.step(params, z[None, :, None], actions)[0]
     for n in range(3):
-        np.testing.assert_allclose(shared[:, n], model.step(params, z, actions[:, n]), **FORWARD)
+        alone = model.step(params, z[None], actions[:, n])[0]
+        np.testing.assert_allclose(shared[:, n], alone, **FORWARD)
 
 
 def agent_config(world: WorldModelConfig, config: dict, **overrides) -> tdmpc.TDMPCConfig:
@@ -129,8 +137,8 @@ def test_td_target(name):
         mask=jnp.ones(shape),
     )  # fmt: skip
     draws = losses.Draws(a["pi_eps"], a["q_idx"], None, None)
-    y = losses.q_targets(model, params, target, a["next_z"], batch, draws, settings, None)
-    np.testing.assert_allclose(y, a["td_target"][..., 0], **FORWARD)
+    y = value_targets.q_targets(model, params, target, a["next_z"], batch, draws, settings, None)
+    np.testing.assert_allclose(y[0], a["td_target"][..., 0], **FORWARD)
 
 
 @pytest.mark.parametrize("name", ["estimate_value_0", "estimate_value_episodic"])

@@ -211,7 +211,7 @@ def test_sampled_windows_reach_the_learner_masked(trained):
         (dict(planner=dict(num_elites=13)), "num_elites=13"),
         (dict(planner=dict(num_proposals=12)), "num_proposals=12"),
         (dict(loss=dict(discount=1.5)), "discount=1.5"),
-        (dict(loss=dict(value_target="td")), "value_target='td'"),
+        (dict(loss=dict(value_target="mc")), "value_target='mc'"),
         (dict(loss=dict(policy_loss="ppo")), "policy_loss='ppo'"),
         (dict(model=dict(size="2")), "model_size='2'"),
         (dict(model=dict(episodic="maybe")), "episodic='maybe'"),
