@@ -68,6 +68,8 @@ def get_config() -> config_dict.ConfigDict:
     config.planner.num_elites = 16
     config.planner.num_proposals = 8  # policy trajectories among the samples
     config.planner.proposal_noise = 0.0  # standard deviation added to them
+    config.planner.prior_start = 0  # updates until which plans start from the policy's Gaussian,
+    config.planner.prior_updates = 0  # and over which that fades (0: never)
     config.planner.rescore_proposals = False  # score them every round, or once
     config.planner.temperature = 0.5
     config.planner.temperature_mode = "multiply"  # multiply (TD-MPC2) or divide

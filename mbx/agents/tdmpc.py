@@ -274,7 +274,7 @@ def policy_inputs(
     copied = losses.feed_copies(
         dict(
             mask=losses.state_mask(batch.mask), actions=batch.target_actions, weights=weights,
-            valid=batch.target_valid, expert=batch.target_expert,
+            valid=batch.target_valid, expert=batch.target_expert, behaviour=batch.action,
         ),
         strategy, heads,
     )  # fmt: skip
@@ -347,10 +347,13 @@ def make_act(config: TDMPCConfig, model: WorldModel) -> Any:
             planner = dataclasses.replace(planner, action_noise=0.0, selection=selection)
             looking = outlook._replace(scoring=config.evaluation_scoring)
         mean = mppi.warm_start(actor.mean if carries_expert else actor, is_first)
+        prior = None
+        if config.prior_updates:
+            prior = planning.prior_weight(train.step, config.prior_start, config.prior_updates)
         plan = planning.plan_to_act(
             model, train.params, model.encode(train.params, obs), mean, key, config=planner,
             num_proposals=config.num_proposals, outlook=looking,
-            proposal_noise=config.proposal_noise,
+            proposal_noise=config.proposal_noise, prior=prior,
         )  # fmt: skip
         if not carries_expert:
             return plan.action, plan.mean

@@ -16,7 +16,7 @@ VALUE_TARGETS = ("planner", "td", "lambda")
 VALUE_REDUCTIONS = ("min", "mean", "local")
 VALUE_WEIGHTINGS = ("uniform", "weighted", "best_n")
 ADVANTAGE_SCALES = ("none", "range", "state")
-POLICY_LOSSES = ("awr", "svg", "kl")
+POLICY_LOSSES = ("awr", "svg", "kl", "bc")
 HEAD_STRATEGIES = ("single", "split", "concat")
 TERMINATIONS = ("hard", "soft")
 
@@ -54,9 +54,13 @@ class TDMPCConfig:
         dynamics heads, and whether all of them or one at random are used.
     td_rollouts, td_horizon: imagined actions a state and their length, for value_target "td" with a
         V critic. td_ema_policy: the EMA policy acts in targets.
+    prior_start, prior_updates: the acting planner starts from the policy's own Gaussian until the
+        first number of updates, and ever less so until the second (NEWT's constrained planning; 0:
+        never).
     stored_targets: keep planner targets in the replay (document 000); False is the legacy path, raw
         policy samples evaluated afresh in every loss.
-    policy_loss: "awr", "svg", "kl", or a mixture, "svg:1+kl:0.5".
+    policy_loss: "awr", "svg", "kl", "bc" (cloning the replay's actions: demonstrations), or a
+        mixture, "svg:1+kl:0.5".
     kl_forward: KL(expert || policy) instead of KL(policy || expert). expert_source: "reanalyze"
         (the training planner) or "acting". expert_mean: "chosen" (its action) or "final" (its
         refitted mean). expert_std_scale, expert_min_std: of the expert's standard deviation.
@@ -88,6 +92,8 @@ class TDMPCConfig:
     target_horizon: int = 1
     num_proposals: int = 24
     proposal_noise: float = 0.0
+    prior_start: int = 0
+    prior_updates: int = 0
     evaluation_selection: str = "sample"
     stored_targets: bool = True
     keep_targets: int | None = None
@@ -287,6 +293,11 @@ def _check_combinations(c: TDMPCConfig) -> None:
         raise ValueError(
             f"value_reduction='local' uses all {c.world.num_values} value heads, but "
             f"num_heads={c.num_heads}: set num_heads to the number of value heads"
+        )
+    if c.world.num_aux != len(c.aux_gammas):
+        raise ValueError(
+            f"world.num_aux={c.world.num_aux} auxiliary values but {len(c.aux_gammas)} aux_gammas: "
+            "make them equal"
         )
     if c.uses_expert and not c.stored_targets:
         raise ValueError(

@@ -129,8 +129,7 @@ def policy_trajectories(model: WorldModel, params: Params, z: Array, eps: Array)
 
     z: `[B, L]`; eps: `[T, B, P, A]`. Returns `[B, P, T, A]`.
     """
-    if model.config.num_dynamics > 1:
-        params = {**params, "dynamics": jax.tree.map(lambda p: p[:1], params["dynamics"])}
+    params = _first_head(model, params)
     state, actions = z[None, :, None], []
     for t in range(eps.shape[0]):
         action = model.act(*model.policy(params, state[0]), eps[t])
@@ -138,6 +137,40 @@ def policy_trajectories(model: WorldModel, params: Params, z: Array, eps: Array)
         if t + 1 < eps.shape[0]:
             state = model.step(params, state, action)
     return jnp.stack(actions, axis=2)
+
+
+def policy_gaussian(
+    model: WorldModel, params: Params, z: Array, horizon: int
+) -> tuple[Array, Array]:
+    """Mean and standard deviation of the policy along its own mean: `[B, T, A]` each."""
+    params = _first_head(model, params)
+    state, means, stds = z[None], [], []
+    for _ in range(horizon):
+        mean, log_std = model.policy(params, state[0])
+        means.append(jnp.tanh(mean))
+        stds.append(jnp.exp(log_std))
+        state = model.step(params, state, means[-1])
+    return jnp.stack(means, axis=1), jnp.stack(stds, axis=1)
+
+
+def prior_weight(step: Array, start: int, end: int) -> Array:
+    """1 before `start`, then falling by 1/end a step to 0 (NEWT, whose slope is 1/end, not
+    1/(end - start))."""
+    return jnp.where(step < start, 1.0, jnp.maximum(1.0 - (step - start) / max(end, 1), 0.0))
+
+
+def blend(
+    weight: Array, prior: tuple[Array, Array], base: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """weight * prior + (1 - weight) * base, of means and of standard deviations."""
+    mean, std = (weight * p + (1.0 - weight) * b for p, b in zip(prior, base, strict=True))
+    return mean, std
+
+
+def _first_head(model: WorldModel, params: Params) -> Params:
+    if model.config.num_dynamics == 1:
+        return params
+    return {**params, "dynamics": jax.tree.map(lambda p: p[:1], params["dynamics"])}
 
 
 def score_function(model: WorldModel, params: Params, z: Array, outlook: Outlook) -> mppi.ScoreFn:
@@ -167,10 +200,12 @@ def plan_to_act(
     num_proposals: int,
     outlook: Outlook,
     proposal_noise: float = 0.0,
+    prior: Array | None = None,
 ) -> mppi.Plan:
     """The acting planner: from `z` `[B, L]` and a warm-started mean `[B, T, A]`.
 
-    proposal_noise: standard deviation of noise added to the policy's trajectories.
+    proposal_noise: standard deviation of noise added to the policy's trajectories. prior: weight of
+    the policy's own Gaussian in where the planner starts, None for none.
     """
     proposal_key, plan_key = jax.random.split(key)
     batch, horizon, action_dim = mean.shape
@@ -183,6 +218,8 @@ def plan_to_act(
         proposals = jnp.clip(proposals + proposal_noise * noise, -1.0, 1.0)
     score = score_function(model, params, z, outlook)
     std = jnp.full_like(mean, config.max_std)
+    if prior is not None:
+        mean, std = blend(prior, policy_gaussian(model, params, z, horizon), (mean, std))
     return mppi.plan(plan_key, score, mean, std, proposals=proposals, config=config)
 
 

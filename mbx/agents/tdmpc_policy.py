@@ -3,6 +3,7 @@
     svg   maximise the critic through the policy's action (TD-MPC2)
     awr   advantage-weighted regression onto the planner's actions (document 000)
     kl    distil the planner's Gaussian (BMPC; document 001, section 2.2)
+    bc    clone the replay's actions (NEWT, for demonstrations)
 
 Each gives `[S, B]` losses and which of those states count; `policy_loss` mixes them, adds the
 entropy bonus and the trust region. Latents carry no gradient, and gradients flow into the policy
@@ -29,7 +30,8 @@ Array = jax.Array
 class PolicyInputs(NamedTuple):
     """What the losses read: latents zs `[S, B, L]`, mask `[S, B]`, and where the planner's targets
     are in use actions `[S, B, N, A]`, weights `[S, B, N]`, valid `[S, B]`, expert `[S, B, 2, A]`.
-    eps `[S, B, A]`: the policy's noise; heads: value heads in use."""
+    eps `[S, B, A]`: the policy's noise; heads: value heads in use; behaviour `[T, B, A]`: the
+    replay's actions."""
 
     zs: Array
     mask: Array
@@ -39,6 +41,7 @@ class PolicyInputs(NamedTuple):
     weights: Array | None = None
     valid: Array | None = None
     expert: Array | None = None
+    behaviour: Array | None = None
 
 
 class Scales(NamedTuple):
@@ -148,6 +151,15 @@ def distillation(
     return (kl / scale.value)[:-1], valid[:-1], scale
 
 
+def cloning(action: Array, wanted: Array, action_mask: Array | None = None) -> Array:
+    """Mean squared error over the action dims that a task has: `[..., A]` -> `[...]` (NEWT)."""
+    error = jnp.square(action - wanted)
+    if action_mask is None:
+        return jnp.mean(error, axis=-1)
+    mask = jnp.broadcast_to(action_mask, error.shape)
+    return jnp.sum(error * mask, axis=-1) / jnp.sum(mask, axis=-1)
+
+
 def term_loss(
     name: str,
     model: WorldModel,
@@ -170,6 +182,9 @@ def term_loss(
     if name == "kl":
         loss, mask, scale = distillation(mean, log_std, inputs, config, scales.kl)
         return loss, mask, scales._replace(kl=scale), dict(kl=jnp.mean(loss) * scale.value)
+    if name == "bc":
+        action = model.act(mean, log_std, inputs.eps)[:-1]
+        return cloning(action, inputs.behaviour), inputs.mask[:-1], scales, {}
     log_prob = policy_log_prob(model, mean[..., None, :], log_std[..., None, :], inputs.actions)
     loss = -jnp.sum(inputs.weights * log_prob, axis=-1)
     effective = jnp.mean(1.0 / jnp.sum(jnp.square(inputs.weights), axis=-1))

@@ -58,7 +58,8 @@ def tdmpc_config(config: Config, spec: EnvSpec) -> tdmpc.TDMPCConfig:
         )},
     )  # fmt: skip
     own = {name: planner.pop(name) for name in (
-        "horizon", "num_proposals", "proposal_noise", "evaluation_selection",
+        "horizon", "num_proposals", "proposal_noise", "evaluation_selection", "prior_start",
+        "prior_updates",
     )}  # fmt: skip
     scoring = tdmpc.Scoring(**{name: planner.pop(name) for name in _SCORING})
     careful = dataclasses.replace(scoring, std_coef=planner.pop("evaluation_std_coef"))

@@ -1,0 +1,471 @@
+"""Ensembles, priors, distillation and schedules of document 001, BMPC and NEWT, on fixtures."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mbx import distributions as dist
+from mbx import networks, replay, returns
+from mbx.agents import tdmpc
+from mbx.agents import tdmpc_losses as losses
+from mbx.agents import tdmpc_planning as planning
+from mbx.agents import tdmpc_policy as policies
+from mbx.agents import tdmpc_scoring as scoring
+from mbx.agents import tdmpc_targets as value_targets
+from mbx.agents.tdmpc_config import parse_mixture
+from mbx.world_model import make_world_model
+from tests.agents.test_tdmpc import make_config
+from tests.agents.test_tdmpc_golden import torch_params
+from tests.helpers import load_fixture
+
+SINGLE = dict(rtol=1e-5, atol=1e-6)
+FORWARD = dict(rtol=2e-4, atol=2e-5)
+
+
+@pytest.fixture(autouse=True)
+def highest_precision():
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+@pytest.mark.parametrize("coef", [-1.5, 0.0, 1.0])
+@pytest.mark.parametrize("aggregate", [False, True])
+@pytest.mark.parametrize(
+    "name", ["seed_scoring_0", "seed_scoring_episodic", "seed_scoring_single_heads"]
+)
+def test_trajectory_estimate(name, aggregate, coef):
+    a, _ = load_fixture("tdmpc", name)
+    rewards = jnp.moveaxis(jnp.asarray(a["reward_heads"]), -1, 0)  # T of [R, H, B, N]
+    values = jnp.moveaxis(jnp.asarray(a["value_heads_all"]), -1, 0)
+    alive = [1.0] * (len(rewards) + 1)
+    if "term_prob" in a:  # [H, B, N, T] at z_0..z_{T-1}
+        probability = jnp.moveaxis(jnp.asarray(a["term_prob"]), -1, 0)
+        going = jnp.cumprod(1.0 - probability, axis=0)
+        alive = [jnp.ones_like(going[0]), *going]
+    estimate = scoring.trajectory_estimate(
+        list(rewards), list(values) if aggregate else [jnp.asarray(a["value_heads_T"])], alive,
+        std_coef=coef, aggregate=aggregate,
+    )  # fmt: skip
+    key = f"{'agg' if aggregate else 'single'}.coef{coef:+.1f}"
+    np.testing.assert_allclose(estimate.value, a[f"{key}.value"], **SINGLE)
+    np.testing.assert_allclose(estimate.std, a[f"{key}.std"], **SINGLE)
+    np.testing.assert_allclose(estimate.disagreement, a[f"{key}.head_disagreement"], **SINGLE)
+    if name == "seed_scoring_single_heads":
+        return  # one head agrees with itself
+    spread = scoring.latent_disagreement(jnp.asarray(a["latents"])[:, :, :, -1])
+    np.testing.assert_allclose(spread, a["latent_disagreement"], **SINGLE)
+    if aggregate and coef == 1.0:
+        total = estimate.value + 0.7 * spread
+        np.testing.assert_allclose(total, a["score_lambda0.7"], **SINGLE)
+
+
+@pytest.mark.parametrize("name", ["seed_wm_losses_0", "seed_wm_losses_1"])
+def test_model_losses_over_heads(name):
+    a, config = load_fixture("tdmpc", name)
+    zs = jnp.moveaxis(jnp.asarray(a["z_roll"]), 2, 0)[1:]  # [T, H, B, L]
+    z = jnp.asarray(a["z_true"])[1:]
+    mask = jnp.ones(a["reward"].shape[:2])
+    bins = dist.bins(config["vmin"], config["vmax"], config["num_bins"])
+    rho = config["rho"]
+    per_step = jnp.mean(losses.consistency(zs, z), axis=1)
+    np.testing.assert_allclose(per_step, a["consistency_per_t"], **SINGLE)
+    consistency = losses.time_weighted(losses.consistency(zs, z), mask, rho)
+    np.testing.assert_allclose(consistency, a["consistency_loss"], **SINGLE)
+    reward = losses.reward_loss(jnp.asarray(a["reward_logits"]), a["reward"][..., 0], bins)
+    reward = losses.time_weighted(reward, mask, rho)
+    np.testing.assert_allclose(reward, a["reward_loss"], **SINGLE)
+    total = dict(consistency=consistency, encoder_consistency=consistency, reward=reward)
+    if config["episodic"]:
+        logit = jnp.moveaxis(jnp.asarray(a["term_logits"])[..., 0], 0, 1)
+        total["termination"] = losses.termination_loss(logit, a["terminated"][..., 0], mask, False)
+        np.testing.assert_allclose(total["termination"], a["termination_loss"], **SINGLE)
+    settings = dataclasses.replace(
+        make_config(), consistency_coef=config["consistency_coef"],
+        encoder_consistency_coef=config["encoder_consistency_coef"],
+        reward_coef=config["reward_coef"], termination_coef=config["termination_coef"],
+    )  # fmt: skip
+    np.testing.assert_allclose(losses.total_loss(total, settings, 1.0), a["total"], **SINGLE)
+
+
+def test_consistency_gradients_go_where_they_are_told():
+    config = make_config(encoder_consistency_coef=1.0)
+    batch = value_targets.Batch(None, None, None, None, jnp.ones((2, 4)))
+    zs, encoded = jnp.full((2, 1, 4, 8), 0.3), jnp.full((2, 4, 8), 0.7)
+
+    def loss(zs, encoded, name):
+        return losses.consistency_losses(zs, encoded, batch, config, 0.0)[name]
+
+    for name, moved in (("consistency", 0), ("encoder_consistency", 1)):
+        grads = jax.grad(loss, argnums=(0, 1))(zs, encoded, name)
+        assert np.abs(grads[moved]).sum() > 0 and np.abs(grads[1 - moved]).sum() == 0
+    late = dataclasses.replace(config, encoder_consistency_warmup=0.5, total_updates=10)
+    at = [losses.consistency_losses(zs, encoded, batch, late, p)["encoder_consistency"]
+          for p in (0.4, 0.5)]  # fmt: skip
+    assert float(at[0]) == 0.0 and float(at[1]) > 0.0
+
+
+def test_head_strategies():
+    a, _ = load_fixture("tdmpc", "seed_head_strategy_0")
+    for strategy in ("single", "split", "concat"):
+        np.testing.assert_array_equal(losses.feed_heads(jnp.asarray(a["z"]), strategy), a[strategy])
+    copies = losses.feed_copies(jnp.arange(6).reshape(1, 6), "concat", 2)
+    np.testing.assert_array_equal(copies[0], [*range(6), *range(6)])
+
+
+def prior_params(a, prefix):
+    return {
+        f"layer_{i}": dict(
+            kernel=jnp.asarray(a[f"{prefix}.prior.{i}.weight"]).T,
+            bias=jnp.asarray(a[f"{prefix}.prior.{i}.bias"]),
+        )
+        for i in range(3)
+    }
+
+
+def test_prior_networks_and_moved_distributions():
+    a, config = load_fixture("tdmpc", "seed_prior_0")
+    bins = dist.bins(config["vmin"], config["vmax"], config["num_bins"])
+    for form in ("dist", "plain"):
+        module = networks.PriorMLP((8, 8), a[f"{form}.prior"].shape[-1])
+        prior = module.apply({"params": prior_params(a, form)}, jnp.asarray(a["x"]))
+        np.testing.assert_allclose(prior, a[f"{form}.prior"], **FORWARD)
+    # Logarithms of masses near 1e-8 blow rounding up: compare the masses, and logits above them.
+    moved = [
+        (dist.shift_logits(a["dist.main"], bins, a["dist.prior"][:, 0]), a["dist.out"]),
+        (dist.shift_logits(a["ss.logits"], bins, a["ss.shift"][:, 0]), a["ss.shifted"]),
+        (dist.shift_logits(a["ss.logits"], bins, 0.0, a["ss.scale"][:, 0]), a["ss.scaled"]),
+        (dist.shift_logits(a["ss.logits"], bins, a["ss.shift"][:, 0], a["ss.scale"][:, 0]),
+         a["ss.both"]),
+    ]  # fmt: skip
+    for ours, theirs in moved:
+        np.testing.assert_allclose(jnp.exp(ours), np.exp(theirs), rtol=2e-4, atol=2e-6)
+    np.testing.assert_allclose(a["plain.main"] + a["plain.prior"], a["plain.out"], **SINGLE)
+
+
+@pytest.mark.parametrize("name", ["seed_entropy_schedule_lin", "seed_entropy_schedule_exp"])
+def test_entropy_schedule(name):
+    a, c = load_fixture("tdmpc", name)
+    config = make_config(
+        entropy_coef=c["start_entropy_coeff"], entropy_coef_end=c["end_entropy_coeff"],
+        entropy_start=c["start_dynamic_entropy_ratio"], entropy_end=c["end_dynamic_entropy_ratio"],
+        entropy_schedule=c["dynamic_entropy_schedule"], total_updates=c["steps"],
+    )  # fmt: skip
+    for step, expected in zip(a["step"], a["coef"], strict=True):
+        ours = policies.entropy_coefficient(config, jnp.float32(step / c["steps"]))
+        np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=1e-11)
+
+
+def bmpc(name):
+    a, c = load_fixture("tdmpc", name)
+    a = {key.replace(".target_v.", ".target_q."): value for key, value in a.items()}
+    params = torch_params(a, "w")
+    target = params.pop("target_value")
+    base = make_config()
+    world = dataclasses.replace(
+        base.world, latent_dim=16, mlp_dim=12, simnorm_dim=c["simnorm_dim"], num_bins=c["num_bins"],
+        bin_min=c["vmin"], bin_max=c["vmax"], num_values=c["num_q"], critic="v",
+        log_std_min=c["log_std_min"], log_std_max=c["log_std_max"],
+    )  # fmt: skip
+    config = dataclasses.replace(
+        base, world=world, discount=c["discount"], horizon=c["horizon"], rho=c["rho"],
+        entropy_coef=c["entropy_coef"], tau=c["tau"], learning_rate=c["lr"], value_target="td",
+        value_reduction="mean", td_horizon=c["td_horizon"], td_rollouts=1, policy_loss="kl",
+        expert_min_std=0.0,
+    )  # fmt: skip
+    return a, c, config, make_world_model(world), params, target
+
+
+@pytest.mark.parametrize("name", ["bmpc_0", "bmpc_td3_expl"])
+def test_bmpc_value_target_and_policy(name):
+    a, c, config, model, params, target = bmpc(name)
+    z = jnp.asarray(a["z"])
+    batch = value_targets.Batch(None, None, jnp.zeros((3, 5)), jnp.zeros((3, 5)), jnp.ones((3, 5)))
+    draws = value_targets.Draws(
+        None, jnp.asarray(a["td.v_idx"]), None, None,
+        rollout_eps=jnp.asarray(a["td.pi_eps"])[:, :, :, None],
+    )  # fmt: skip
+    made = value_targets.value_target(
+        model, params, target, params["policy"], (z[:-1], z[1:]), batch, draws, config, None
+    )
+    np.testing.assert_allclose(made.samples[0, ..., 0], a["td.target"][..., 0], **FORWARD)
+    if bool(a["pi.expl"]):
+        world = dataclasses.replace(
+            model.config, log_std_min=c["expl_log_std_min"], log_std_max=c["expl_log_std_max"]
+        )
+        model = make_world_model(world)
+    mean, log_std = model.policy(params, z)
+    np.testing.assert_allclose(jnp.tanh(mean), a["pi.mean"], **FORWARD)
+    np.testing.assert_allclose(log_std, a["pi.log_std"], **FORWARD)
+    np.testing.assert_allclose(model.act(mean, log_std, a["pi.eps"]), a["pi.action"], **FORWARD)
+    entropy = policies.policy_entropy(model, mean, log_std, a["pi.eps"], 1.0)
+    np.testing.assert_allclose(entropy, a["pi.scaled_entropy"][..., 0], **FORWARD)
+
+
+@pytest.mark.parametrize("name", ["bmpc_0", "bmpc_td3_expl"])
+def test_bmpc_distillation_step(name):
+    a, c, config, model, params, _ = bmpc(name)
+    expert = jnp.asarray(a["expert_dist"]).reshape(3, 5, 2, 2)
+    expert = jnp.concatenate([expert, expert[-1:]])
+    eps = jnp.concatenate([a["kl.pi_eps"], np.zeros_like(a["kl.pi_eps"][-1:])])
+    inputs = policies.PolicyInputs(
+        jnp.asarray(a["z"]), jnp.ones((4, 5)), jnp.asarray(eps), None, valid=jnp.ones((4, 5)),
+        expert=expert,
+    )  # fmt: skip
+    fresh = returns.init_running_scale()
+    scales = policies.Scales(None, fresh, fresh)
+
+    def loss(policy):
+        return policies.policy_loss(
+            policy, model, params, None, inputs, scales, None, config, config.entropy_coef
+        )
+
+    (value, out), grads = jax.value_and_grad(loss, has_aux=True)(params["policy"])
+    step = dict(rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(value, a["kl.pi_loss"], **step)
+    np.testing.assert_allclose(out["scales"].kl.value, a["kl.scale_after"][0], **step)
+    np.testing.assert_allclose(optax.tree.norm(grads), a["kl.pi_grad_norm"], **step)
+    adam = optax.chain(optax.clip_by_global_norm(20.0), optax.adam(c["lr"], eps=1e-5))
+    updates, _ = adam.update(grads, adam.init(params["policy"]))
+    new = optax.apply_updates(params["policy"], updates)
+    layers = [new["layer_0"]["dense"], new["layer_1"]["dense"], new["out"]]
+    for i, layer in enumerate(layers):
+        weight, bias = a[f"kl.w1.pi.{i}.weight"], a[f"kl.w1.pi.{i}.bias"]
+        np.testing.assert_allclose(layer["kernel"].T, weight, rtol=1e-3, atol=2e-4)
+        np.testing.assert_allclose(layer["bias"], bias, rtol=1e-3, atol=2e-4)
+
+
+def test_newt_blends_the_policy_into_the_plan_and_clones_masked_actions():
+    a, c = load_fixture("tdmpc", "newt_0")
+    for i, step in enumerate(a["steps"]):
+        weight = planning.prior_weight(jnp.int32(step), c["start"], c["end"])
+        mean, std = planning.blend(
+            weight, (a["pi_mean"], a["pi_std"]), (a["base_mean"], a["base_std"])
+        )
+        np.testing.assert_allclose(mean, a["mean"][i], **SINGLE)
+        np.testing.assert_allclose(std, a["std"][i], **SINGLE)
+    mask = jnp.asarray(a["bc.masks"])[a["bc.task"][0]][None]
+    cloned = policies.cloning(a["bc.pi_action"], a["bc.action"], mask)
+    np.testing.assert_allclose(cloned, a["bc.loss"], **SINGLE)
+
+
+@pytest.mark.parametrize("text", ["ppo", "svg:0", "svg:x", "svg+svg", ""])
+def test_impossible_mixtures_are_told(text):
+    with pytest.raises(ValueError, match="policy_loss"):
+        parse_mixture(text)
+
+
+def test_mixtures():
+    assert parse_mixture("awr") == {"awr": 1.0}
+    assert parse_mixture("svg:1+kl:0.5") == {"svg": 1.0, "kl": 0.5}
+
+
+# One configuration a way of learning: every option of the settings is in one of them.
+VARIANTS = {
+    "ensemble": dict(
+        world=dict(num_dynamics=2, num_rewards=3, num_values=3, prior_scale=1.0, episodic=True),
+        value_target="td", value_reduction="local", num_heads=3, td_std_coef=-0.5, td_rollouts=2,
+        td_horizon=2, td_dynamics_reduction="from_std_coef", td_ema_policy=True,
+        policy_loss="svg:1+kl:0.5", policy_std_coef=1.0, trust_region_coef=0.1, optimist=True,
+        encoder_consistency_coef=1.0, head_strategy="split", final_rho=0.125, weight_decay=0.01,
+        ensemble_lr_scaling=True, termination="soft", termination_balance=True,
+        aux_gammas=(0.5, 0.8), entropy_coef_end=1e-6, entropy_schedule="exponential",
+        total_updates=10,
+    ),
+    "concat": dict(
+        world=dict(num_dynamics=2, num_rewards=2, critic="q"), value_target="planner",
+        head_strategy="concat", policy_loss="awr:1+bc:0.1", td_all_dynamics=False,
+        value_reduction="mean", td_std_coef=1.0, aux_gammas=(0.7,), aux_joint=True,
+        expert_mean="final", jacobian=0.5, value_every=2, policy_every=2,
+        encoder_lr_step_at=0.5, encoder_lr_step_scale=0.0, total_updates=2,
+    ),
+    "lambda": dict(
+        world=dict(num_dynamics=2), value_target="lambda", policy_loss="kl", kl_forward=True,
+        expert_source="acting", target_horizon=2, head_strategy="single", reanalyze_slices=True,
+        proposal_noise=0.05, prior_start=2, prior_updates=5,
+    ),
+}  # fmt: skip
+
+
+def variant(name):
+    fields = dict(VARIANTS[name])
+    aux = dict(num_aux=len(fields.get("aux_gammas", ())), aux_joint=fields.get("aux_joint", False))
+    world = dataclasses.replace(make_config().world, **aux, **fields.pop("world"))
+    scored = tdmpc.Scoring(std_coef=1.0, aggregate=True, disagreement=0.1, discount=1.0)
+    return dataclasses.replace(
+        make_config(), world=world, scoring=scored, target_scoring=scored, **fields
+    )
+
+
+@pytest.fixture(scope="module", params=list(VARIANTS))
+def learnt(request):
+    """(config, agent, state before, states after two updates and metrics, replay after refresh)."""
+    config = variant(request.param)
+    agent = tdmpc.make_agent(config)
+    train = jax.jit(agent.init)(jax.random.key(0))
+    buffer = replay.init(
+        agent.example_row(), num_envs=2, capacity=12, target_spec=agent.target_spec
+    )
+    no, actor = jnp.zeros(2, bool), agent.init_actor(2)
+    act, make = jax.jit(agent.act, static_argnums=5), jax.jit(agent.targets)
+    for i in range(8):
+        obs = jax.random.normal(jax.random.key(i), (2, 3))
+        action, actor = act(train, actor, obs, no | (i == 0), jax.random.key(50 + i), False)
+        row = dict(obs=obs, action=action, reward=jnp.ones(2), is_first=no | (i == 0), is_last=no,
+                   terminated=no)  # fmt: skip
+        buffer = replay.insert(buffer, row, make(train, actor, obs, jax.random.key(10 + i)))
+    update = jax.jit(agent.update)
+    states, key = [train], jax.random.key(1)
+    for i in range(3):
+        new, metrics = update(states[-1], buffer, jax.random.fold_in(key, i))
+        states.append(new)
+    refreshed, _ = jax.jit(agent.refresh)(states[-1], buffer, key, jnp.int32(-1))
+    return config, agent, states, metrics, buffer, refreshed
+
+
+def moved(before, after):
+    return [
+        not np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+    ]
+
+
+def test_every_way_of_learning_trains_what_it_should(learnt):
+    config, _, states, metrics, _, _ = learnt
+    assert all(np.isfinite(float(x)) for x in metrics.values()), metrics
+    first, last = states[0].params, states[-1].params
+    for name in first:
+        prior = name in ("dynamics", "reward", "value") and config.world.prior_scale
+        trained = last[name]["main"] if prior else last[name]
+        assert any(moved(first[name]["main"] if prior else first[name], trained)), name
+        if prior:
+            assert not any(moved(first[name]["prior"], last[name]["prior"])), name
+    assert (states[-1].target_policy is None) == (not config.uses_target_policy)
+    if config.uses_target_policy:
+        assert any(moved(states[0].target_policy, states[-1].target_policy))
+
+
+def test_a_gradient_reaches_every_dynamics_and_reward_head(learnt):
+    config, _, states, _, _, _ = learnt
+    for name, num in (
+        ("dynamics", config.world.num_dynamics), ("reward", config.world.num_rewards),
+        ("value", config.world.num_values),
+    ):  # fmt: skip
+        for head in range(num):
+            one = [
+                jax.tree.map(lambda x, h=head: x[h], s.params[name])
+                for s in (states[0], states[-1])
+            ]
+            assert any(moved(*one)), (name, head)
+
+
+def test_update_frequencies_hold_values_and_policy_back(learnt):
+    config, _, states, _, _, _ = learnt
+    held = [not any(moved(a.params["value"], b.params["value"]))
+            for a, b in zip(states, states[1:], strict=False)]  # fmt: skip
+    still = [not any(moved(a.params["policy"], b.params["policy"]))
+             for a, b in zip(states, states[1:], strict=False)]  # fmt: skip
+    assert held == [config.value_every == 2 and i % 2 == 1 for i in range(3)]
+    assert still == [config.policy_every == 2 and i % 2 == 1 for i in range(3)]
+
+
+def test_reanalyze_writes_back_to_the_rows_it_read(learnt):
+    config, _, states, _, buffer, refreshed = learnt
+    touched = np.asarray(refreshed.targets.step == 3) & np.asarray(refreshed.targets.valid)
+    assert touched.any()
+    jax.tree.map(
+        lambda new, old: np.testing.assert_array_equal(
+            np.asarray(new)[~touched], np.asarray(old)[~touched]
+        ),
+        refreshed.targets, buffer.targets,
+    )  # fmt: skip
+    if config.uses_expert:
+        expert = np.asarray(refreshed.targets.expert)[touched]
+        assert np.abs(expert[:, 0]).max() <= 1.0 and (expert[:, 1] > 0.0).all()
+
+
+def test_the_acting_planners_expert_is_what_is_stored():
+    config = variant("lambda")
+    agent = tdmpc.make_agent(config)
+    train, obs = jax.jit(agent.init)(jax.random.key(0)), jnp.ones((2, 3))
+    untouched, make = agent.init_actor(2), jax.jit(agent.targets)
+    made = make(train, untouched, obs, jax.random.key(2))
+    act = jax.jit(agent.act, static_argnums=5)
+    _, actor = act(train, untouched, obs, jnp.ones(2, bool), jax.random.key(1), False)
+    acted = make(train, actor, obs, jax.random.key(2))
+    np.testing.assert_array_equal(acted.expert, actor.gaussian)
+    assert not np.array_equal(made.expert, acted.expert)
+
+
+def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():
+    config = dataclasses.replace(make_config(value_target="lambda"), lambda_=0.7, horizon=3)
+    model = make_world_model(config.world)
+    params = model.init(jax.random.key(0))
+    reward = jnp.arange(1.0, 7.0).reshape(3, 2)
+    mask = jnp.array([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]])  # env 1 ends after its second step
+    terminated = jnp.zeros((3, 2)).at[1, 1].set(1.0)
+    values = jax.random.normal(jax.random.key(1), (4, 2, 2))
+    weights = jnp.full((4, 2, 2), 0.5)
+    valid = jnp.ones((4, 2), bool)
+    batch = value_targets.Batch(None, None, reward, terminated, mask, None, values, valid)
+    draws = value_targets.Draws(None, None, None, None)
+    z = jnp.zeros((3, 2, 8))
+    ours = value_targets.lambda_targets(
+        model, params, params["value"], z, batch, draws, config, weights
+    )[0]
+    v = np.asarray(values).mean(-1)[1:]
+    expected = np.zeros((3, 2))
+    expected[2, 0] = reward[2, 0] + 0.9 * v[2, 0]
+    for t in (1, 0):
+        expected[t, 0] = reward[t, 0] + 0.9 * (0.3 * v[t, 0] + 0.7 * expected[t + 1, 0])
+    expected[1, 1] = reward[1, 1]
+    expected[0, 1] = reward[0, 1] + 0.9 * (0.3 * v[0, 1] + 0.7 * expected[1, 1])
+    np.testing.assert_allclose(ours[:, 0], expected[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(ours[:2, 1], expected[:2, 1], rtol=1e-5)
+
+
+def test_termination_balance_weighs_both_kinds_alike():
+    logit = jnp.zeros((1, 1, 4))
+    terminated = jnp.array([[1.0, 0.0, 0.0, 0.0]])
+    grad = jax.grad(lambda x, b: losses.termination_loss(x, terminated, jnp.ones((1, 4)), b))
+    plain, balanced = grad(logit, False)[0, 0], grad(logit, True)[0, 0]
+    assert abs(float(plain.sum())) > 0.1
+    np.testing.assert_allclose(balanced.sum(), 0.0, atol=1e-6)
+    assert float(balanced[0]) < float(plain[0]) < 0.0
+
+
+def test_initialisation_differs_from_head_to_head_and_last_layers_are_zero():
+    model = make_world_model(variant("ensemble").world)
+    params = jax.jit(model.init)(jax.random.key(0))
+    for name in ("dynamics", "reward", "value"):
+        kernel = np.asarray(params[name]["main"]["layer_0"]["dense"]["kernel"])
+        assert all(0.015 < head.std() < 0.025 for head in kernel)
+        assert not np.array_equal(kernel[0], kernel[1])
+        prior = np.asarray(params[name]["prior"]["layer_0"]["kernel"])
+        fan = sum(prior.shape[1:])
+        assert 0.7 < prior[0].std() / np.sqrt(2.0 / fan) < 1.3
+    for name in ("reward", "value"):
+        assert not np.asarray(params[name]["main"]["out"]["kernel"]).any()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(value_reduction="local", num_heads=1), "num_heads"),
+        (dict(entropy_coef_end=0.0, total_updates=5, entropy_schedule="exponential"), "linear"),
+        (dict(entropy_coef_end=0.1), "total_updates"),
+        (dict(policy_loss="kl", stored_targets=False), "training_planner.enabled"),
+        (dict(aux_gammas=(1.5,)), "aux_gammas"),
+        (dict(aux_gammas=(0.5,)), "num_aux"),
+        (dict(td_horizon=0), "td_horizon=0"),
+        (dict(head_strategy="all"), "head_strategy"),
+    ],
+)
+def test_impossible_settings_are_told(fields, message):
+    with pytest.raises(ValueError, match=message):
+        make_config(**fields)
