@@ -1,0 +1,50 @@
+"""EMPO: a robot policy that softly maximises the long-term power of the humans around it.
+
+V_h^e is how well human h reaches goal g, X_h the ability that follows from it, U_r =
+-(mean_h X_h^-xi)^eta the robot's intrinsic reward, Q_r and V_r its discounted future, and pi_r
+proportional to (-Q_r)^-beta_r its policy. Source: document 004, arXiv 2508.00159.
+
+    world = TabularWorld(...)              # every transition of a small world
+    solution = solve(world, PowerParams()) # exact: the oracle for whatever learns
+
+This module gathers the public names: equations (`power_equations`), exact solver (`tabular`),
+worlds (`worlds`) and the schedules of training (`curriculum`).
+"""
+
+from mbx import curriculum
+from mbx.curriculum import Curriculum
+from mbx.power_equations import (
+    ABILITY_FLOOR,
+    PowerParams,
+    aggregate_ability,
+    attained,
+    clip_for_z,
+    human_aggregate,
+    intrinsic_reward,
+    q_r_target,
+    q_to_z,
+    robot_policy,
+    soft_clamp,
+    v_h_e_target,
+    y_to_z,
+    z_to_q,
+    z_to_y,
+)
+from mbx.tabular import Solution, solve
+from mbx.worlds import (
+    TabularWorld,
+    World,
+    check_world,
+    joint_index,
+    never_achieved,
+    profiles,
+    tabular_world,
+)
+
+__all__ = [
+    "ABILITY_FLOOR", "Curriculum", "PowerParams", "Solution", "TabularWorld", "World",
+    "aggregate_ability", "attained", "check_world", "clip_for_z", "curriculum", "human_aggregate",
+    "intrinsic_reward", "joint_index", "never_achieved", "profiles", "q_r_target", "q_to_z",
+    "robot_policy", "soft_clamp", "solve", "tabular_world", "v_h_e_target", "y_to_z", "z_to_q",
+    "z_to_y",
+]  # fmt: skip

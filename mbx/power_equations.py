@@ -1,0 +1,176 @@
+"""EMPO's equations as pure functions over arrays. Public names are those of `mbx.power`.
+
+(4) Q_r = gamma_r E V_r(s')   (5) pi_r ~ (-Q_r)^-beta_r   (6) V_h^e, policy-weighted attainment
+(7) X_h = sum_g w_g V_h^e^zeta   (8) U_r = -(mean_h X_h^-xi)^eta   (9) V_r = U_r + pi_r . Q_r
+
+The reward belongs to the state: Q_r holds the discounted future only, and is below 0 everywhere.
+Source: document 004, arXiv 2508.00159.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mbx.successors import dense_expectation
+
+Array = jax.Array
+Number = Array | float
+
+# Abilities are not let below this before they are raised to -xi; how often that happens is counted.
+ABILITY_FLOOR = 1e-10
+
+
+class PowerParams(NamedTuple):
+    """Parameters of the equations; numbers may be traced.
+
+    beta_h: inverse temperature of the human prior (inf: uniform over the best actions). gamma_h,
+    gamma_r: discounts. beta_r: exponent of the robot's policy. zeta: >= 1, risk aversion over
+    goals' values. xi: >= 1, inequality aversion over humans. eta: >= 1, over time. terminal_v_r:
+    V_r of terminal states, below 0. reduce: "mean" | "sum" over humans in eq. (8).
+    nu_h: share of the habit (uniform) policy in eq. (2). optimistic: robots help, not hinder, in
+    the prior: max over their actions in eq. (1) instead of min.
+    """
+
+    beta_h: Number = 10.0
+    gamma_h: Number = 0.99
+    beta_r: Number = 10.0
+    gamma_r: Number = 0.99
+    zeta: Number = 2.0
+    xi: Number = 1.0
+    eta: Number = 1.1
+    terminal_v_r: Number = -1e-10
+    reduce: str = "mean"
+    nu_h: Number = 0.0
+    optimistic: bool = False
+
+
+# -------------------------------------------------------------------------------------------------
+# Equations
+
+
+def robot_policy(q_r: Array, beta_r: Number) -> Array:
+    """Eq. (5): pi proportional to (-q)^(-beta_r). `[..., A]`, q < 0 -> `[..., A]`.
+
+    Scale free: pi(c q) = pi(q). beta_r = 0 is uniform. beta_r: number or `[...]`.
+    """
+    beta_r = jnp.asarray(beta_r, q_r.dtype)
+    beta_r = beta_r if beta_r.ndim == 0 else beta_r[..., None]
+    logits = -beta_r * jnp.log(jnp.maximum(-q_r, jnp.finfo(q_r.dtype).tiny))
+    return jax.nn.softmax(logits, axis=-1)
+
+
+def aggregate_ability(v_h_e: Array, goal_weight: Array, zeta: Number) -> Array:
+    """Eq. (7): X_h = sum_g w_g V_h^e(g)^zeta. `[..., G]`, `[..., G]` -> `[...]`.
+
+    V <= 0 counts 0, with a zero gradient (V^zeta has none there for zeta < 1).
+    """
+    positive = v_h_e > 0.0
+    power = jnp.where(positive, jnp.where(positive, v_h_e, 1.0) ** zeta, 0.0)
+    return jnp.sum(goal_weight * power, axis=-1)
+
+
+def human_aggregate(
+    x_h: Array, xi: Number, mask: Array | None = None, reduce: str = "mean"
+) -> Array:
+    """y = mean (or sum) over humans of X_h^(-xi). `[..., H]` -> `[...]`.
+
+    mask: `[..., H]` bool, humans that exist. X_h below `ABILITY_FLOOR` counts as that.
+    """
+    if reduce not in ("mean", "sum"):
+        raise ValueError(f"reduce={reduce!r}: choose mean or sum")
+    there = jnp.ones(x_h.shape, bool) if mask is None else mask
+    power = jnp.maximum(jnp.where(there, x_h, 1.0), ABILITY_FLOOR) ** (-xi)
+    total = jnp.sum(jnp.where(there, power, 0.0), axis=-1)
+    return total / jnp.sum(there, axis=-1) if reduce == "mean" else total
+
+
+def intrinsic_reward(
+    x_h: Array, xi: Number, eta: Number, mask: Array | None = None, reduce: str = "mean"
+) -> Array:
+    """Eq. (8): U_r = -y^eta. `[..., H]` -> `[...]`, <= -1 where X_h <= 1 and reduce="mean"."""
+    return -(human_aggregate(x_h, xi, mask, reduce) ** eta)
+
+
+def q_r_target(
+    v_r: Array, prob: Array, gamma_r: Number, terminal: Array | None = None,
+    terminal_v_r: Number = -1e-10,
+) -> Array:  # fmt: skip
+    """Eq. (4): gamma_r sum_k prob V_r(s'_k). `[..., K]` each -> `[...]`.
+
+    V_r of terminal successors is terminal_v_r. U_r is no part of it: it is in V_r.
+    """
+    if terminal is not None:
+        v_r = jnp.where(terminal, terminal_v_r, v_r)
+    return gamma_r * dense_expectation(v_r, prob)
+
+
+def attained(
+    v_h_e: Array, achieved: Array, gamma_h: Number, terminal: Array | None = None
+) -> Array:
+    """What a successor is worth to a human: 1 where the goal is achieved, else gamma_h V_h^e.
+
+    A terminal successor that achieves the goal counts 1, any other 0. All of one shape.
+    """
+    if terminal is not None:
+        v_h_e = jnp.where(terminal, 0.0, v_h_e)
+    return jnp.where(achieved, 1.0, gamma_h * v_h_e)
+
+
+def v_h_e_target(
+    v_h_e: Array, achieved: Array, prob: Array, policy: Array, gamma_h: Number,
+    terminal: Array | None = None,
+) -> Array:  # fmt: skip
+    """Eq. (6): sum_a pi_r(a) sum_k prob [achieved or gamma_h V_h^e]. -> `[...]`.
+
+    v_h_e, achieved, prob, terminal: `[..., R, K]`; policy: `[..., R]`.
+    """
+    value = dense_expectation(attained(v_h_e, achieved, gamma_h, terminal), prob)
+    return jnp.sum(policy * value, axis=-1)
+
+
+# -------------------------------------------------------------------------------------------------
+# Transforms of network outputs
+
+
+def q_to_z(q: Array, eta: Number, xi: Number) -> Array:
+    """z = (-q)^(-1/(eta xi)), in (0, 1] for q <= -1 only."""
+    return (-q) ** (-1.0 / (eta * xi))
+
+
+def z_to_q(z: Array, eta: Number, xi: Number) -> Array:
+    """q = -z^(-eta xi), the inverse of `q_to_z`; for z in (0, 1] it is at most -1.
+
+    Q_r exceeds -1 wherever termination is near, so this head is for worlds without terminals.
+    """
+    return -(z ** (-eta * xi))
+
+
+def y_to_z(y: Array, xi: Number) -> Array:
+    """z = y^(-1/xi)."""
+    return y ** (-1.0 / xi)
+
+
+def z_to_y(z: Array, xi: Number) -> Array:
+    """y = z^(-xi)."""
+    return z ** (-xi)
+
+
+def clip_for_z(q: Array) -> tuple[Array, Array]:
+    """min(q, -1), and how many entries that changed: values no z head in (0, 1] represents."""
+    return jnp.minimum(q, -1.0), jnp.sum(q > -1.0)
+
+
+def soft_clamp(x: Array, low: float, high: float) -> Array:
+    """Identity in [low, high] (widened by 1e-6), bent smoothly into (low - R, high + R) outside.
+
+    R is the widened range. Its slope is 1 at the bounds and never 0: gradients survive.
+    """
+    low, high = low - 1e-6, high + 1e-6
+    width = high - low
+    over = jnp.maximum(x - high, 0.0) / width
+    under = jnp.maximum(low - x, 0.0) / width
+    middle = jnp.clip(x, low, high)
+    return middle - width * jnp.expm1(-over) + width * jnp.expm1(-under)

@@ -1,0 +1,241 @@
+"""What EMPO needs to know of a world: `TabularWorld` (arrays) and `World` (pure functions).
+
+A `TabularWorld` lists every transition; `mbx.power.solve` solves it. A `World` is what the agent
+trains on: functions over one un-batched state. `tabular_world` makes the second from the first.
+Both are re-exported by `mbx.power`. Axes: S states, J joint actions, K successors of a joint
+action, H humans, G goals a human, A actions of an agent, R joint robot actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+
+
+class TabularWorld(NamedTuple):
+    """A finite world as the list of its N transitions of positive probability.
+
+    succ_state, succ_joint, succ_next: `[N]` int, s, j, s'. succ_prob: `[N]`, sums to one for
+    every (s, j) of a non-terminal s. terminal: `[S]` bool. achieved: `[H, G, S]` 0/1, judged on
+    the successor. goal_weight: `[H, G]`, w_g of eq. (7); normalised per human it is also the goal
+    distribution of the human marginal. humans, robots: agent numbers; a joint action is
+    j = sum_i a_i num_actions^i over all agents i (agent 0 fastest). Source: document 004.
+    """
+
+    succ_state: Any
+    succ_joint: Any
+    succ_next: Any
+    succ_prob: Any
+    terminal: Any
+    achieved: Any
+    goal_weight: Any
+    humans: Any
+    robots: Any
+    num_actions: int
+    num_states: int
+
+
+class World(NamedTuple):
+    """A world as pure functions of one un-batched state (any pytree).
+
+    num_goals: goals a human, padded to the largest number; goal_weight 0 marks an absent one.
+    max_successors: K, of one joint action. num_states: `index(state)` lies below it; None where
+    there is no such number (networks only). example_state: one state.
+
+    init(key) -> state.
+    successors(state, joint [humans + robots] int32, humans first) -> (states `[K, ...]`, prob `[K]`
+        padded with 0, overflow bool: some did not fit in K).
+    terminal(state) -> bool. achieved(state) -> [H, G] bool.
+    human_policy(state) -> [H, G, A], the prior pi_h: exact, heuristic or uniform.
+    features(state) -> float32 [D]. index(state) -> int32.
+    goal_features: [H, G, F] float32. goal_weight: [H, G].
+    """
+
+    num_humans: int
+    num_robots: int
+    num_actions: int
+    num_goals: int
+    max_successors: int
+    num_states: int | None
+    example_state: Any
+    init: Callable[[Array], Any]
+    successors: Callable[[Any, Array], tuple[Any, Array, Array]]
+    terminal: Callable[[Any], Array]
+    achieved: Callable[[Any], Array]
+    human_policy: Callable[[Any], Array]
+    features: Callable[[Any], Array]
+    index: Callable[[Any], Array]
+    goal_features: Array
+    goal_weight: Array
+
+
+def profiles(num_agents: int, num_actions: int) -> np.ndarray:
+    """`[num_actions ** num_agents, num_agents]`: the actions of each joint index, agent 0 fastest.
+
+    Little-endian: index = sum_i a_i num_actions^i, `joint_index` is the inverse.
+    """
+    index = np.arange(num_actions**num_agents)[:, None]
+    return index // num_actions ** np.arange(num_agents)[None, :] % num_actions
+
+
+def joint_index(actions: Any, num_actions: int) -> Any:
+    """`[..., n]` actions to `[...]` little-endian joint indices (numpy in, numpy out)."""
+    shape = (1,) * (actions.ndim - 1) + (-1,)
+    weights = (num_actions ** np.arange(actions.shape[-1])).reshape(shape)
+    return (actions * weights).sum(axis=-1)
+
+
+def check_world(
+    world: TabularWorld, *, normalised_weights: bool = False, tolerance: float = 1e-5
+) -> None:
+    """Raise ValueError, naming the field, the value and the remedy, for an inconsistent world.
+
+    normalised_weights: also insist that every human's goal weights sum to one. Without that X_h may
+    exceed 1, y fall below 1 and U_r rise above -1.
+    """
+    w = jax.tree.map(np.asarray, world)
+    agents = sorted([*w.humans.tolist(), *w.robots.tolist()])
+    if not len(w.humans) or not len(w.robots) or agents != list(range(len(agents))):
+        raise ValueError(
+            f"humans={w.humans.tolist()}, robots={w.robots.tolist()}: at least one of each, and "
+            "together they must number the agents 0..n-1, each once"
+        )
+    num_joint, num_states = int(w.num_actions) ** len(agents), int(w.num_states)
+    for name, values, bound in (
+        ("succ_state", w.succ_state, num_states), ("succ_next", w.succ_next, num_states),
+        ("succ_joint", w.succ_joint, num_joint),
+    ):  # fmt: skip
+        if values.size and (values.min() < 0 or values.max() >= bound):
+            raise ValueError(
+                f"{name} holds {values.min()}..{values.max()}: must lie in 0..{bound - 1}"
+            )
+    expected = (len(w.humans), w.goal_weight.shape[-1], num_states)
+    if w.achieved.shape != expected or w.terminal.shape != (num_states,):
+        raise ValueError(
+            f"achieved {w.achieved.shape} and terminal {w.terminal.shape} should be "
+            f"[H, G, S] = {expected} and [S] = ({num_states},)"
+        )
+    if not np.all(w.succ_prob >= 0):
+        raise ValueError(f"succ_prob has the entry {w.succ_prob.min()}: must not be negative")
+    mass = np.zeros((num_states, num_joint))
+    np.add.at(mass, (w.succ_state, w.succ_joint), w.succ_prob)
+    wrong = ~(np.abs(mass - 1.0) <= tolerance) & ~w.terminal[:, None]
+    if wrong.any():
+        s, j = np.argwhere(wrong)[0]
+        raise ValueError(
+            f"succ_prob sums to {mass[s, j]:.6g} at state {s}, joint action {j} ({wrong.sum()} such"
+            " pairs): every non-terminal pair must sum to 1; list all its successors"
+        )
+    totals = w.goal_weight.sum(axis=-1)
+    if np.any(w.goal_weight < 0) or np.any(totals <= 0):
+        raise ValueError(f"goal_weight={w.goal_weight}: no negative weight, a positive sum a human")
+    if normalised_weights and np.any(np.abs(totals - 1.0) > tolerance):
+        raise ValueError(
+            f"goal_weight sums to {totals.tolist()} per human: divide each row by its sum, or "
+            "opt out with normalised_weights=False"
+        )
+
+
+def never_achieved(world: TabularWorld) -> np.ndarray:
+    """`[H, G]` bool: goals of positive weight that hold in no state that any transition enters."""
+    entered = np.zeros(int(world.num_states), bool)
+    entered[np.asarray(world.succ_next)] = True
+    reached = (np.asarray(world.achieved).astype(bool) & entered).any(axis=-1)
+    return ~reached & (np.asarray(world.goal_weight) > 0)
+
+
+def tabular_world(
+    world: TabularWorld,
+    human_policy: Any = None,
+    *,
+    start: Any = None,
+    features: Any = None,
+) -> World:
+    """A `World` whose state is the state's number, int32.
+
+    Args:
+      world: transitions; checked.
+      human_policy: a `Solution` (its pi_h) or an array [H, G, S, A]; None for uniform.
+      start: [n] states an episode begins in, each equally likely; None for those that no
+        transition enters from another state, or state 0 where there is none.
+      features: [S, D] float; None for one-hot.
+
+    Raises:
+      ValueError: an inconsistent world or a policy of the wrong shape.
+    """
+    check_world(world)
+    num_states, num_actions = int(world.num_states), int(world.num_actions)
+    humans, robots = np.asarray(world.humans), np.asarray(world.robots)
+    num_goals = np.asarray(world.goal_weight).shape[1]
+    policy = getattr(human_policy, "pi_h", human_policy)
+    shape = (len(humans), num_goals, num_states, num_actions)
+    policy = np.full(shape, 1.0 / num_actions) if policy is None else np.asarray(policy)
+    if policy.shape != shape:
+        raise ValueError(f"human_policy has shape {policy.shape}: give [H, G, S, A] = {shape}")
+    following, probs = _dense(world)
+    begin = _starts(world) if start is None else np.atleast_1d(np.asarray(start))
+    begin = jnp.asarray(begin, jnp.int32)
+    table = None if features is None else jnp.asarray(features, jnp.float32)
+    order = np.concatenate([humans, robots])
+    weight = jnp.asarray(num_actions**order, jnp.int32)
+    following, probs = jnp.asarray(following), jnp.asarray(probs, jnp.float32)
+    terminal = jnp.asarray(world.terminal, bool)
+    achieved = jnp.moveaxis(jnp.asarray(world.achieved, bool), -1, 0)
+    policy = jnp.moveaxis(jnp.asarray(policy, jnp.float32), 2, 0)
+    eye = jnp.eye(len(humans) * num_goals).reshape(len(humans), num_goals, -1)
+
+    def successors(state: Array, joint: Array) -> tuple[Array, Array, Array]:
+        j = jnp.sum(joint * weight)
+        return following[state, j], probs[state, j], jnp.bool_(False)
+
+    def encode(state: Array) -> Array:
+        return jax.nn.one_hot(state, num_states) if table is None else table[state]
+
+    return World(
+        num_humans=len(humans),
+        num_robots=len(robots),
+        num_actions=num_actions,
+        num_goals=num_goals,
+        max_successors=following.shape[-1],
+        num_states=num_states,
+        example_state=jnp.int32(0),
+        init=lambda key: jax.random.choice(key, begin),
+        successors=successors,
+        terminal=lambda state: terminal[state],
+        achieved=lambda state: achieved[state],
+        human_policy=lambda state: policy[state],
+        features=encode,
+        index=lambda state: state,
+        goal_features=eye,
+        goal_weight=jnp.asarray(world.goal_weight, jnp.float32),
+    )
+
+
+def _dense(world: TabularWorld) -> tuple[np.ndarray, np.ndarray]:
+    """Successors and probabilities `[S, J, K]`, padded with probability 0."""
+    num_agents = len(world.humans) + len(world.robots)
+    num_joint = int(world.num_actions) ** num_agents
+    pair = np.asarray(world.succ_state).astype(np.int64) * num_joint + np.asarray(world.succ_joint)
+    order = np.argsort(pair, kind="stable")
+    pair = pair[order]
+    rank = np.arange(pair.size) - np.searchsorted(pair, pair)
+    capacity = int(rank.max(initial=0)) + 1
+    shape = (int(world.num_states), num_joint, capacity)
+    following, probs = np.zeros(shape, np.int32), np.zeros(shape)
+    following.reshape(-1)[pair * capacity + rank] = np.asarray(world.succ_next)[order]
+    probs.reshape(-1)[pair * capacity + rank] = np.asarray(world.succ_prob)[order]
+    return following, probs
+
+
+def _starts(world: TabularWorld) -> np.ndarray:
+    entered = np.zeros(int(world.num_states), bool)
+    state, following = np.asarray(world.succ_state), np.asarray(world.succ_next)
+    entered[following[state != following]] = True
+    sources = np.flatnonzero(~entered & ~np.asarray(world.terminal).astype(bool))
+    return sources if sources.size else np.zeros(1, int)
