@@ -5,6 +5,7 @@
     playground:CartpoleSwingup    JAX, MuJoCo Playground's dm_control suite   (extra `playground`)
     gym:HalfCheetah-v5            host, Gymnasium
     dmc:cartpole-swingup          host, dm_control                            (extra `dmc`)
+    empo:grid_rock_1h1r           JAX, robots among humans, for the agent `empo`
 
 `register` adds suites of your own.
 """
@@ -43,6 +44,7 @@ _SUITES: dict[str, str | Factory] = {
     "playground": "mbx.envs.playground",
     "gym": "mbx.envs.gymnasium",
     "dmc": "mbx.envs.dmc",
+    "empo": "mbx.envs.empo",
 }
 _EXTRAS = {"playground": "playground", "dmc": "dmc"}
 
