@@ -43,6 +43,8 @@ class EmpoConfig:
         goals and actions of the rollout, whose goals persist, which biases Q_r (for parity).
     capacity: room for successors of a batch (0: every slot). unique: room for distinct ones, each
         evaluated once (0: no search for them).
+    ability_floor: X_h counts as at least this in the targets; how often that happens is counted
+        (`zero_ability`). Networks begin with V_h^e about 0, where U_r would be astronomical.
     target_interval: updates between hard copies. table_rate_power, table_min_rate: a table entry
         moves by max(n^-power, min_rate) of the way to its n-th target.
     """
@@ -60,6 +62,7 @@ class EmpoConfig:
     batch_size: int = 32
     capacity: int = 0
     unique: int = 0
+    ability_floor: float = 1e-3
     target_interval: int = 100
     table_rate_power: float = 1.0
     table_min_rate: float = 0.0
@@ -81,6 +84,12 @@ class EmpoConfig:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
         if not 0.0 <= self.table_min_rate <= 1.0:
             raise ValueError(f"table_min_rate={self.table_min_rate}: must lie in [0, 1]")
+        noisy = self.human_expectation != "exact"
+        if self.kind == "tables" and noisy and self.table_min_rate > 0.5:
+            raise ValueError(
+                f"table_min_rate={self.table_min_rate} with human_expectation="
+                f"{self.human_expectation!r}: drawn targets are noisy, lower it (0.02, say)"
+            )
         if self.kind == "tables" and self.x_h != "sum":
             raise ValueError(f"model.x_h={self.x_h!r}: tables have the sum over goals only")
         if self.q_loss == "gamma" and self.q_head == "z":
@@ -91,7 +100,8 @@ class EmpoConfig:
 class TrainState:
     """All that learning changes.
 
-    params, target: "v_h_e", "q_r" and perhaps "x_h"; target is the frozen copy. opt_state: of the
+    params, target: "v_h_e", "q_r" and perhaps "x_h"; target is the frozen copy, None where
+    target_interval is 1: params themselves. opt_state: of the
     optimisers, or the visit counts of tables. step: int32, updates made.
     """
 
@@ -124,8 +134,8 @@ def now(config: EmpoConfig, step: Array) -> tuple[PowerParams, Array]:
 def make_agent(config: EmpoConfig, world: World) -> Agent:
     """The agent as pure functions.
 
-    Raises ValueError for goal weights that do not sum to one, a z head (Q_r <= -1) in a world that
-    may terminate is told in the metrics (`z_unrepresentable`).
+    Raises ValueError for goal weights that do not sum to one. Targets that a z head cannot
+    represent (Q_r > -1, near termination) are told in the metrics (`z_unrepresentable`).
     """
     totals = jnp.sum(world.goal_weight, axis=-1)
     if not bool(jnp.all(jnp.abs(totals - 1.0) < 1e-4)):
@@ -147,7 +157,8 @@ def make_agent(config: EmpoConfig, world: World) -> Agent:
         else:
             optimizer = _optimizer(config)
             opt_state = {name: optimizer.init(own) for name, own in params.items()}
-        return TrainState(params, jax.tree.map(jnp.copy, params), opt_state, jnp.int32(0))
+        target = jax.tree.map(jnp.copy, params) if config.target_interval > 1 else None
+        return TrainState(params, target, opt_state, jnp.int32(0))
 
     def act(
         train: TrainState, actor: Array, obs: Array, is_first: Array, key: Array, evaluate: bool
@@ -177,17 +188,18 @@ def make_agent(config: EmpoConfig, world: World) -> Agent:
         states, goals, _ = unpack(batch.rows["obs"][0])
         human = human_profiles(states, goals, batch.rows["obs"][1], human_key)
         p, beta_r = now(config, train.step)
-        frozen = train.target if config.target_interval > 1 else train.params
+        frozen = train.params if train.target is None else train.target
         targets, metrics = empo_targets.make_targets(
             model, world, frozen, states, human, p, beta_r, batch.mask[0],
             capacity=config.capacity or None, unique=config.unique,
+            ability_floor=config.ability_floor,
         )  # fmt: skip
         train, losses = learn(config, model, world, train, states, targets, batch.mask[0], p)
         step = train.step + 1
-        copied = jax.tree.map(
-            lambda new, old: jnp.where(step % config.target_interval == 0, new, old),
-            train.params, train.target,
-        ) if config.target_interval > 1 else train.target  # fmt: skip
+        copied = train.target
+        if copied is not None:
+            due = step % config.target_interval == 0
+            copied = jax.tree.map(functools.partial(jnp.where, due), train.params, copied)
         metrics |= losses | {
             "beta_r": beta_r,
             "epsilon": power.curriculum.epsilon(config.curriculum, train.step),
@@ -225,7 +237,7 @@ def make_agent(config: EmpoConfig, world: World) -> Agent:
 
 def policy_of(config: EmpoConfig, model: Model, train: TrainState, states: Any) -> Array:
     """pi_r `[N, R]` of states at the learner's beta_r."""
-    params = train.target if config.target_interval > 1 else train.params
+    params = train.params if train.target is None else train.target
     q = model.q_r(params, model.trunk(params, model.encode(states)))
     return power.robot_policy(q, now(config, train.step)[1])
 
@@ -296,7 +308,7 @@ def _learn_tables(
     config: EmpoConfig, model: Model, world: World, train: TrainState, states: Any,
     targets: empo_targets.Targets, mask: Array, p: PowerParams,
 ) -> tuple[TrainState, Metrics]:  # fmt: skip
-    """Move entries by their adaptive rates; a state met n times in a batch moves once, by its mean."""
+    """Move entries by their adaptive rates; a state met often in a batch moves once."""
     index = jnp.where(mask, model.encode(states), world.num_states)  # past the end: dropped
     weights = {
         "v_h_e": targets.coverage,
@@ -305,15 +317,19 @@ def _learn_tables(
     wanted = {"v_h_e": targets.v_h_e, "q_r": targets.q_r}
     on = _active(config, train.step)
     params, counts, metrics = {}, {}, {}
+    # What is written depends, by nothing, on all that was read of the tables: so the compiler knows
+    # that the reads come first and writes in place instead of copying whole tables.
+    nothing = 0.0 * jnp.sum(targets.policy)
     for name, table in train.params.items():
-        weight = jnp.where(on[name], weights[name], 0.0)
-        met = jnp.zeros_like(train.opt_state[name]).at[index].add(weight, mode="drop")
-        counts[name] = train.opt_state[name] + met
-        times = jnp.maximum(counts[name][index], 1.0)
-        rate = jnp.maximum(times**-config.table_rate_power, config.table_min_rate)
-        share = rate * weight / jnp.maximum(met[index], 1e-9)
+        before = train.opt_state[name][index]
+        weight = jnp.where(on[name], weights[name], 0.0) + 0.0 * before
+        counts[name] = train.opt_state[name].at[index].add(weight, mode="drop")
+        times = counts[name][index]
+        rate = jnp.maximum(times, 1.0) ** -config.table_rate_power
+        rate = jnp.maximum(rate, config.table_min_rate)
+        share = rate * weight / jnp.maximum(times - before, 1e-9)
         share = share.reshape(share.shape + (1,) * (table.ndim - share.ndim))
-        error = wanted[name] - table[index]
+        error = wanted[name] - table[index] + nothing
         params[name] = table.at[index].add(share * error, mode="drop")
         metrics[f"loss/{name}"] = jnp.sum(jnp.where(
             mask.reshape((-1,) + (1,) * (error.ndim - 1)), jnp.square(error), 0.0

@@ -139,7 +139,7 @@ def table_model(world: World) -> Model:
     Raises ValueError for a world without state numbers.
     """
     if world.num_states is None:
-        raise ValueError("model.kind='tables' needs a world with num_states and index: use networks")
+        raise ValueError("model.kind='tables' needs a world that numbers its states: use networks")
     num_robot_actions = world.num_actions**world.num_robots
 
     def init(key: Array) -> Params:

@@ -100,8 +100,9 @@ def expand(
 ) -> tuple[Successors, Metrics]:
     """Successors of every (state, human profile, robot action), one flat list.
 
-    human_actions: [B, P, H]. mask: [B], states to count. Segments are (b * P + p) * R + r. Metrics: n_successors, fill,
-    overflow (of the world's K and of the list), mass_error, the largest |1 - sum prob|.
+    human_actions: [B, P, H]. mask: [B], states to count. Segments are (b * P + p) * R + r. Metrics:
+    n_successors, fill, overflow (of the world's K and of the list), mass_error, the largest
+    |1 - sum prob|.
     """
     robots = jnp.asarray(profiles(world.num_robots, world.num_actions), jnp.int32)
     batch, num = human_actions.shape[:2]
@@ -143,8 +144,9 @@ def _every_slot(states: Any, prob: Array) -> Successors:
 
 
 def values(
-    model: Model, world: World, params: Params, codes: Array, p: PowerParams, beta_r: Array
-) -> tuple[Array, Array, Array]:
+    model: Model, world: World, params: Params, codes: Array, p: PowerParams, beta_r: Array,
+    ability_floor: float,
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """V_r `[N]`, V_h^e clamped `[N, H, G]` and X_h `[N, H]` of states, by frozen parameters."""
     with jax.named_scope("stage2_encode"):
         latents = model.trunk(params, codes)
@@ -154,7 +156,8 @@ def values(
         if model.x_h is None:
             x = power.aggregate_ability(v, world.goal_weight[None], p.zeta)
         else:
-            x = jnp.clip(model.x_h(params, latents), power.ABILITY_FLOOR, 1.0)
+            x = jnp.clip(model.x_h(params, latents), 0.0, 1.0)
+        x = jnp.maximum(x, ability_floor)
         reward = power.intrinsic_reward(x, p.xi, p.eta, reduce=p.reduce)
         v_r = reward + jnp.sum(power.robot_policy(q, beta_r) * q, axis=-1)
     return v_r, v, x
@@ -163,11 +166,13 @@ def values(
 def make_targets(
     model: Model, world: World, params: Params, states: Any, human: Profiles, p: PowerParams,
     beta_r: Array, mask: Array, *, capacity: int | None = None, unique: int = 0,
+    ability_floor: float = power.ABILITY_FLOOR,
 ) -> tuple[Targets, Metrics]:  # fmt: skip
     """Eqs. (4) and (6) for a batch of states, from frozen parameters.
 
-    p: with gamma_h and gamma_r in force at this step. mask: `[B]`, rows that exist. unique: evaluate networks once a distinct
-    successor, with room for so many (0: on every successor); results do not depend on it.
+    p: with gamma_h and gamma_r in force at this step. mask: `[B]`, rows that exist. unique: room
+    for distinct successors, each evaluated once (0: every successor is); results do not depend on
+    it. ability_floor: least X_h; metrics["zero_ability"] counts what it changed.
     """
     batch, num = human.weight.shape
     num_robot = world.num_actions**world.num_robots
@@ -178,7 +183,7 @@ def make_targets(
         codes = model.encode(flat.state)
 
     def evaluate(codes: Array) -> tuple[Array, Array, Array]:
-        return values(model, world, params, codes, p, beta_r)
+        return values(model, world, params, codes, p, beta_r, ability_floor)
 
     if unique:
         keys = _keys(world, flat.state)
@@ -187,7 +192,7 @@ def make_targets(
     else:
         v_r, v, x = evaluate(codes)
     # Humans whose ability is at the floor: U_r there is a stand-in, not a number to rely on.
-    powerless = (x <= power.ABILITY_FLOOR) & (flat.valid & ~ended)[:, None]
+    powerless = (x <= ability_floor) & (flat.valid & ~ended)[:, None]
     metrics["zero_ability"] = jnp.sum(powerless).astype(jnp.float32)
 
     shape = (batch, num, num_robot)

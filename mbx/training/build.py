@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from mbx import mppi, returns
-from mbx.agents import tdmpc
+from mbx.agents import empo, tdmpc
 from mbx.agents.base import Agent
+from mbx.curriculum import Curriculum
 from mbx.envs.base import EnvSpec
+from mbx.envs.empo import NamedWorld, named_world
+from mbx.power_equations import PowerParams
 from mbx.training.loop import Schedule
 from mbx.world_model import sized
 
@@ -27,7 +30,10 @@ def build_agent(config: Config, spec: EnvSpec) -> Agent:
 
     Raises ValueError, naming the field, the value and what would do, for impossible settings.
     """
-    builders = {"tdmpc": lambda: tdmpc.make_agent(tdmpc_config(config, spec))}
+    builders = {
+        "tdmpc": lambda: tdmpc.make_agent(tdmpc_config(config, spec)),
+        "empo": lambda: empo.make_agent(empo_config(config, spec), empo_world(spec).world),
+    }
     if config["agent"] not in builders:
         raise ValueError(f"config.agent={config['agent']!r}: choose one of {tuple(builders)}")
     return builders[config["agent"]]()
@@ -107,6 +113,32 @@ def _total_updates(config: Config, spec: EnvSpec) -> int:
     train = config["train"]
     steps = max(train["steps"] - train["seed_steps"], 0) // spec.action_repeat
     return max(int(steps * train["utd_ratio"]) + train["pretrain_updates"], 1)
+
+
+def empo_world(spec: EnvSpec) -> NamedWorld:
+    """The world of an `empo:` environment. Raises ValueError for any other environment."""
+    suite, _, name = spec.name.partition(":")
+    if suite != "empo":
+        raise ValueError(
+            f"env.name={spec.name!r}: agent 'empo' needs a world that lists its successors, for "
+            "example empo:grid_rock_1h1r"
+        )
+    return named_world(name)
+
+
+def empo_config(config: Config, spec: EnvSpec) -> empo.EmpoConfig:
+    """`configs/empo.py` as the agent's own settings."""
+    model, setting = config["model"], dict(config["power"])
+    source, own = setting.pop("source"), empo_world(spec).params
+    if source not in ("world", "config"):
+        raise ValueError(f"power.source={source!r}: choose world or config")
+    curriculum = _section(
+        "curriculum", Curriculum, {**config["curriculum"], "use_x_h": model["x_h"] == "network"}
+    )
+    return _section("model, loss or optimizer", empo.EmpoConfig, {
+        "params": own if source == "world" and own is not None else PowerParams(**setting),
+        "curriculum": curriculum, **model, **config["loss"], **config["optimizer"],
+    })  # fmt: skip
 
 
 def is_episodic(setting: str | bool, env_name: str) -> bool:
