@@ -300,7 +300,7 @@ def _learn_networks(
         keep = functools.partial(jnp.where, on[name])
         params[name] = jax.tree.map(lambda w, u, r=rate, k=keep: k(w - r * u, w), own, updates)
         opt_state[name] = jax.tree.map(keep, state, train.opt_state[name])
-        metrics[f"grad_norm/{name}"] = optax.global_norm(gradients[name])
+        metrics[f"grad_norm/{name}"] = optax.tree.norm(gradients[name])
     return train.replace(params=params, opt_state=opt_state), metrics
 
 

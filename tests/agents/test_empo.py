@@ -1,0 +1,390 @@
+"""EMPO's agent: targets against the exact solution, human expectations, learning, bad settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import envs, power, replay
+from mbx.agents import empo, empo_evaluation, empo_models, empo_targets
+from mbx.envs import empo as empo_envs
+from mbx.power import Curriculum, PowerParams, TabularWorld
+from mbx.training import build, loop
+from tests.helpers import FIXTURES
+
+# No warm-up, beta_r at its nominal value from the first update.
+AT_ONCE = Curriculum(steps=10**6, v_h_e_steps=0, x_h_steps=0, q_r_steps=0, ramp_steps=0)
+
+
+@functools.cache
+def load(name):
+    """A fixture's world with its exact solution, as the agent sees it."""
+    d = dict(np.load(FIXTURES / "empo" / f"{name}.npz"))
+    table = TabularWorld(**{field: d[field] for field in TabularWorld._fields})
+    numbers = {k.removeprefix("param_"): v.item() for k, v in d.items() if k.startswith("param_")}
+    params = PowerParams(**numbers, reduce=str(d.get("human_reduce", "mean")))
+    return empo_envs.prior_world(table, params)
+
+
+def tables(name, **settings):
+    found = load(name)
+    settings = {"kind": "tables", "target_interval": 1, "table_min_rate": 1.0} | settings
+    return found, empo.EmpoConfig(found.params, AT_ONCE, **settings)
+
+
+def exact_tables(found):
+    return {
+        "v_h_e": jnp.moveaxis(found.solution.V_h_e, -1, 0), "q_r": found.solution.Q_r,
+    }  # fmt: skip
+
+
+def targets_of(found, states, tables=None, draws=0, **options):
+    """(human profiles, targets, metrics) of states; draws: fresh ones, 0 for all."""
+
+    @jax.jit
+    def compute(tables, states):
+        if draws:
+            human = empo_targets.fresh_profiles(found.world, states, jax.random.key(0), draws)
+        else:
+            human = empo_targets.exact_profiles(found.world, states)
+        return human, *empo_targets.make_targets(
+            empo_models.table_model(found.world), found.world, tables, states, human,
+            found.params, jnp.float32(found.params.beta_r), jnp.ones(len(states), bool),
+            **options,
+        )  # fmt: skip
+
+    return compute(exact_tables(found) if tables is None else tables, states)
+
+
+def running(found):
+    return jnp.asarray(np.flatnonzero(~np.asarray(found.table.terminal)), jnp.int32)
+
+
+# -------------------------------------------------------------------------------------------------
+# Targets
+
+
+@pytest.mark.parametrize("name", ["grid_rock_1h1r", "grid_corridor_2h1r", "dag_2h2r"])
+def test_exact_targets_reproduce_the_exact_solution(name):
+    # Among them states one step from the goal at the time limit: achieved and terminal at once.
+    found = load(name)
+    states = running(found)
+    human, targets, metrics = targets_of(found, states)
+    np.testing.assert_allclose(human.weight.sum(-1), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(human.entry.sum(-1), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(targets.q_r, found.solution.Q_r[states], rtol=1e-4)
+    v = jnp.moveaxis(found.solution.V_h_e, -1, 0)[states]
+    np.testing.assert_allclose(targets.v_h_e, v, atol=2e-5)
+    np.testing.assert_allclose(targets.policy, found.solution.pi_r[states], atol=5e-4)
+    assert float(metrics["mass_error"]) < 1e-5 and float(metrics["overflow"]) == 0
+    assert float(metrics["zero_ability"]) == 0
+
+
+def test_capacity_and_deduplication_leave_targets_alone_and_overflow_is_told():
+    found = load("grid_corridor_2h1r")
+    states = running(found)[:40]
+    _, plain, metrics = targets_of(found, states)
+    used = int(metrics["n_successors"])
+    for options in (dict(capacity=used), dict(unique=200), dict(unique=2, capacity=used + 9)):
+        _, got, told = targets_of(found, states, **options)
+        np.testing.assert_allclose(got.q_r, plain.q_r, rtol=1e-5)
+        np.testing.assert_allclose(got.v_h_e, plain.v_h_e, atol=1e-6)
+        assert float(told["overflow"]) == 0 and int(told["n_successors"]) == used
+        if "unique" in options:
+            assert 2 < int(told["n_unique"]) < used
+    _, _, told = targets_of(found, states, capacity=used - 7)
+    assert float(told["overflow"]) == 7 and float(told["mass_error"]) > 0.1
+
+
+def test_fresh_human_actions_follow_the_marginal_and_average_to_the_exact_targets():
+    found = load("grid_corridor_2h1r")
+    states = running(found)[:6]
+    draws = 4_000
+    human, drawn, _ = targets_of(found, states, draws=draws)
+    marginal = jnp.einsum(
+        "bhga,hg->bha", jax.vmap(found.world.human_policy)(states), found.world.goal_weight
+    )
+    counts = jax.nn.one_hot(human.actions, found.world.num_actions).sum(1)
+    chi_square = jnp.sum(jnp.square(counts - draws * marginal) / (draws * marginal + 1e-9))
+    degrees = 6 * 2 * 3
+    assert float(chi_square) < degrees + 4 * np.sqrt(2 * degrees)
+    _, exact, _ = targets_of(found, states)
+    np.testing.assert_allclose(drawn.q_r, exact.q_r, rtol=0.02)
+    weight = np.asarray(found.world.goal_weight)[None] > 0
+    np.testing.assert_allclose(
+        np.where(weight, drawn.v_h_e, 0), np.where(weight, exact.v_h_e, 0), atol=0.03
+    )
+    np.testing.assert_allclose(
+        drawn.coverage, jnp.broadcast_to(found.world.goal_weight, drawn.coverage.shape), atol=0.03
+    )
+
+
+def test_unmet_states_at_the_ability_floor_are_counted():
+    found = load("grid_rock_1h1r")
+    nothing = exact_tables(found) | {"v_h_e": jnp.zeros((243, 1, 5))}
+    _, targets, metrics = targets_of(found, running(found)[:4], nothing, ability_floor=1e-3)
+    assert float(metrics["zero_ability"]) > 0 and bool(jnp.all(jnp.isfinite(targets.q_r)))
+
+
+# -------------------------------------------------------------------------------------------------
+# Learning
+
+
+def train(found, config, updates, *, num_envs=16, seed=0):
+    """A fused run with one update a step: (loop state, last metrics)."""
+    empo_envs.register_world("test", lambda: found)
+    agent = empo.make_agent(config, found.world)
+    environment = envs.make("empo:test", num_envs, episode_length=20)
+    schedule = loop.Schedule(
+        seed_steps=num_envs * 4, pretrain_updates=0, utd_ratio=1 / num_envs,
+        reanalyze_interval=0, reanalyze_min_step=0,
+    )  # fmt: skip
+    state = jax.jit(lambda key: loop.init_state(agent, environment, key=key, capacity=512))(
+        jax.random.key(seed)
+    )
+    interval = loop.make_interval(agent, environment, schedule, capacity=512, length=updates + 4)
+    state, metrics = interval(state)
+    return state, loop.summarise(metrics)
+
+
+def test_tables_converge_to_the_exact_solution():
+    found, config = tables("dag_2h2r")
+    explore = dataclasses.replace(AT_ONCE, epsilon_end=1.0)
+    config = dataclasses.replace(config, curriculum=explore)
+    state, metrics = train(found, config, 600)
+    states = empo_evaluation.visited_states(found.world, state.replay)
+    assert len(states) > 20
+    errors = empo_evaluation.exact_errors(config, found.world, found.solution, state.train, states)
+    assert errors["v_h_e"] < 1e-3 and errors["pi_r"] < 1e-3, errors
+    assert metrics["overflow"] == 0 and metrics["mass_error"] < 1e-5
+
+
+def test_tables_with_drawn_human_actions_average_them():
+    found, config = tables(
+        "dag_2h2r", human_expectation="fresh", table_min_rate=0.02, human_samples=2
+    )
+    explore = dataclasses.replace(AT_ONCE, epsilon_end=1.0)
+    state, _ = train(found, dataclasses.replace(config, curriculum=explore), 1_500)
+    states = empo_evaluation.visited_states(found.world, state.replay)
+    errors = empo_evaluation.exact_errors(config, found.world, found.solution, state.train, states)
+    assert errors["v_h_e"] < 0.03 and errors["pi_r"] < 0.03, errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grid_rock_1h1r", "grid_corridor_2h1r"])
+def test_networks_approach_the_exact_solution(name):
+    found = empo_envs.named_world(name)
+    plan = Curriculum(steps=4_000, v_h_e_steps=400, x_h_steps=0, q_r_steps=400, ramp_steps=400,
+                      epsilon_end=0.1, epsilon_steps=2_000)  # fmt: skip
+    config = empo.EmpoConfig(
+        found.params, plan, hidden=64, target_interval=20, learning_rate_q=1e-3
+    )
+    state, _ = train(found, config, 4_000, num_envs=32)
+    states = empo_evaluation.visited_states(found.world, state.replay)
+    errors = empo_evaluation.exact_errors(config, found.world, found.solution, state.train, states)
+    assert errors["v_h_e"] < 0.05 and errors["pi_r_tv"] < 0.15, errors
+
+
+def one_update(config, found, seed=0):
+    """An agent, its train state before and after one update on random experience."""
+    agent = empo.make_agent(config, found.world)
+    environment = envs.episodic(empo_envs.raw_environment("empo:x", found.world), 4)
+    no = jnp.zeros(4, bool)
+
+    @jax.jit
+    def run(key):
+        env_state, obs = environment.reset(key)
+        buffer = replay.init(agent.example_row(), num_envs=4, capacity=16)
+        action = jax.nn.one_hot(jnp.zeros(4, int), environment.spec.action_dim)
+
+        def step(carry, key):
+            env_state, obs, first, buffer = carry
+            row = dict(obs=obs, action=action, reward=jnp.zeros(4), is_first=first, is_last=no,
+                       terminated=no)  # fmt: skip
+            env_state, now = environment.step(env_state, action, key)
+            first = now.terminated | now.truncated
+            return (env_state, now.obs, first, replay.insert(buffer, row)), None
+
+        start = (env_state, obs, ~no, buffer)
+        carry, _ = jax.lax.scan(step, start, jax.random.split(key, 4))
+        before = agent.init(key)
+        after, metrics = agent.update(before, carry[3], key)
+        act = agent.act(after, agent.init_actor(4), carry[1], ~no, key, True)[0]
+        return before, after, metrics, act
+
+    return run(jax.random.key(seed))
+
+
+def changed(before, after):
+    pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+    return any(not np.array_equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("human_expectation", ["exact", "fresh", "rollout"])
+def test_networks_learn_only_what_their_stage_trains(human_expectation):
+    found = load("dag_2h2r")
+    plan = Curriculum(use_x_h=True, v_h_e_steps=5, x_h_steps=5, q_r_steps=5, ramp_steps=5)
+    config = empo.EmpoConfig(
+        found.params, plan, hidden=16, batch_size=4, x_h="network", encoder="identity",
+        human_expectation=human_expectation,
+    )  # fmt: skip
+    before, after, metrics, action = one_update(config, found)
+    assert changed(before.params["v_h_e"], after.params["v_h_e"])
+    assert not changed(before.params["q_r"], after.params["q_r"])
+    assert not changed(before.params["x_h"], after.params["x_h"])
+    assert not changed(before.target, after.target) and int(after.step) == 1
+    assert all(np.isfinite(float(value)) for value in metrics.values()), metrics
+    np.testing.assert_array_equal(action.sum(-1), 1.0)
+    if human_expectation == "exact":
+        late = dataclasses.replace(config, curriculum=dataclasses.replace(AT_ONCE, use_x_h=True))
+        before, after, _, _ = one_update(dataclasses.replace(late, target_interval=2), found)
+        assert changed(before.params["q_r"], after.params["q_r"])
+        assert changed(before.params["x_h"], after.params["x_h"])
+
+
+def test_a_table_moves_by_the_mean_of_a_state_s_targets_and_counts_visits():
+    found, config = tables("dag_2h2r", batch_size=32)
+    before, after, _, _ = one_update(config, found)
+    counts = np.asarray(after.opt_state["q_r"])
+    assert counts.sum() == 32 and counts.max() > 1  # few states, many draws of each
+    met = jnp.asarray(np.flatnonzero(counts), jnp.int32)
+    _, targets, _ = targets_of(found, met, before.params)
+    np.testing.assert_allclose(after.params["q_r"][met], targets.q_r, rtol=1e-4)
+    np.testing.assert_allclose(after.params["v_h_e"][met], targets.v_h_e, atol=1e-5)
+
+
+def test_a_z_head_tells_what_it_cannot_represent():
+    found = load("grid_rock_1h1r")
+    config = empo.EmpoConfig(
+        found.params, AT_ONCE, hidden=8, q_head="z", q_loss="mse", batch_size=4
+    )
+    _, _, metrics, _ = one_update(config, found)
+    assert 0.0 <= float(metrics["z_unrepresentable"]) <= 1.0
+    raw = jnp.linspace(-20, 20, 9)
+    assert bool(jnp.all(empo_models.q_from_raw(raw, "z", 1.1, 1.0) <= -1.0))
+    for head in ("exp", "softplus"):
+        q, slope = jax.vmap(
+            jax.value_and_grad(lambda x, h=head: empo_models.q_from_raw(x, h, 1.1, 1.0))
+        )(raw)
+        assert bool(jnp.all(q <= -2 * empo_models.Q_FLOOR)) and bool(jnp.all(slope < 0))
+
+
+# -------------------------------------------------------------------------------------------------
+# Environment and evaluation
+
+
+def test_the_codec_returns_exactly_what_was_packed():
+    state = {
+        "a": jnp.array([1.5, -jnp.pi], jnp.float32), "b": jnp.uint32(2**32 - 5),
+        "c": jnp.array([[True], [False]]), "d": jnp.int8(-7), "e": jnp.bfloat16(0.25),
+    }  # fmt: skip
+    world = load("dag_2h2r").world._replace(example_state=state)
+    codec = power.make_codec(world)
+    goals, actions = jnp.array([3, 1]), jnp.array([0, 1])
+    obs = jax.jit(codec.pack)(state, goals, actions)
+    assert obs.shape == (codec.size,) == (11,) and obs.dtype == jnp.int32
+    got, *rest = codec.unpack(obs)
+    for name, value in state.items():
+        np.testing.assert_array_equal(got[name], value)
+        assert got[name].dtype == value.dtype
+    np.testing.assert_array_equal(rest, [goals, actions])
+    with pytest.raises(ValueError, match="only numbers"):
+        power.make_codec(world._replace(example_state=jax.random.key(0)))
+
+
+def test_humans_live_in_the_environment():
+    found = load("grid_rock_1h1r")
+    environment = envs.episodic(empo_envs.raw_environment("empo:x", found.world), 64)
+    assert environment.spec.discrete and environment.spec.action_dim == 4
+    codec = power.make_codec(found.world)
+    unpack = jax.vmap(codec.unpack)
+    state, obs = jax.jit(environment.reset)(jax.random.key(0))
+    step, unpack = jax.jit(environment.step), jax.jit(unpack)
+    achieved = jax.jit(jax.vmap(found.world.achieved))
+    listed = jax.jit(jax.vmap(found.world.successors))
+    total, ended = 0.0, 0
+    for i in range(6):
+        action = jax.nn.one_hot(jnp.full(64, i % 4), 4)
+        before, goals, _ = unpack(obs)
+        state, timestep = step(state, action, jax.random.key(i + 1))
+        after, new_goals, humans = unpack(timestep.final_obs)
+        reached = np.asarray(achieved(after))[np.arange(64), 0, goals[:, 0]]
+        np.testing.assert_array_equal(timestep.reward, reached)
+        np.testing.assert_array_equal(
+            timestep.terminated, jax.vmap(found.world.terminal)(after)
+        )
+        # Every step is one that the table lists, with the action that the observation shows.
+        joint = jnp.concatenate([humans, jnp.full((64, 1), i % 4)], axis=1)
+        options, prob, _ = listed(before, joint)
+        assert np.all(np.any((options == after[:, None]) & (prob > 0), axis=1))
+        total, ended = total + reached.sum(), ended + int(timestep.terminated.sum())
+        obs = timestep.obs
+    assert total > 0 and ended >= 64
+
+
+def test_humans_get_what_v_h_e_says_they_get():
+    found = load("grid_rock_1h1r")
+    exact = exact_tables(found)
+    config = empo.EmpoConfig(found.params, AT_ONCE, kind="tables", target_interval=1,
+                             table_min_rate=1.0)  # fmt: skip
+    solved = empo.TrainState(exact, None, {}, jnp.int32(0))
+    policy = empo_evaluation.learned_policy(config, found.world, solved)
+    result = empo_evaluation.goal_reaching(
+        found.world, policy, jax.random.key(0), episodes=20_000, length=6,
+        gamma=float(found.params.gamma_h),
+    )  # fmt: skip
+    start = int(found.world.init(jax.random.key(0)))
+    want = np.sum(found.world.goal_weight[0] * found.solution.V_h_e[0, :, start])
+    assert abs(result["discounted"] - want) < 4 * result["discounted_error"]
+    frozen = empo_evaluation.goal_reaching(
+        found.world, empo_evaluation.frozen_policy, jax.random.key(0), episodes=5_000, length=6
+    )
+    assert result["reached"] > frozen["reached"] + 0.02
+
+
+# -------------------------------------------------------------------------------------------------
+# Settings
+
+
+def test_impossible_settings_are_refused():
+    found = load("grid_rock_1h1r")
+    config = functools.partial(empo.EmpoConfig, found.params, AT_ONCE)
+    for field, value in (("kind", "trees"), ("human_expectation", "all"), ("q_loss", "l1"),
+                         ("batch_size", 0), ("table_min_rate", 2.0)):  # fmt: skip
+        with pytest.raises(ValueError, match=f"{field}="):
+            config(**{field: value})
+    with pytest.raises(ValueError, match="drawn targets are noisy"):
+        config(kind="tables", human_expectation="fresh", table_min_rate=1.0)
+    with pytest.raises(ValueError, match="q_loss='gamma'"):
+        config(q_head="z")
+    with pytest.raises(ValueError, match="encoder='cnn'"):
+        empo.make_agent(config(encoder="cnn"), found.world)
+    with pytest.raises(ValueError, match="numbers its states"):
+        empo.make_agent(config(kind="tables"), found.world._replace(num_states=None))
+    with pytest.raises(ValueError, match="goal_weight sums to"):
+        empo.make_agent(config(), found.world._replace(goal_weight=jnp.ones((1, 5))))
+
+
+def test_the_configuration_builds_the_agent_and_names_its_mistakes():
+    from configs import empo as default
+
+    config = default.get_config().to_dict()
+    environment = envs.make(config["env"]["name"], 2)
+    assert build.build_agent(config, environment.spec).refresh is None
+    settings = build.empo_config(config, environment.spec)
+    assert settings.params.beta_r == 10.0 and settings.params.eta == pytest.approx(1.1)
+    pendulum = envs.make("gymnax:Pendulum-v1", 1).spec
+    with pytest.raises(ValueError, match="lists its successors"):
+        build.build_agent(config, pendulum)
+    with pytest.raises(ValueError, match="empo:nowhere' is unknown"):
+        envs.make("empo:nowhere", 1)
+    config["power"]["source"] = "paper"
+    with pytest.raises(ValueError, match="power.source='paper'"):
+        build.empo_config(config, environment.spec)
+    with pytest.raises(ValueError, match="action_repeat=2"):
+        envs.make("empo:grid_rock_1h1r", 1, action_repeat=2)
