@@ -86,11 +86,11 @@ def test_exact_targets_reproduce_the_exact_solution(name):
 
 
 def test_capacity_and_deduplication_leave_targets_alone_and_overflow_is_told():
-    found = load("grid_corridor_2h1r")
+    found = load("grid_rock_1h1r")
     states = running(found)[:40]
     _, plain, metrics = targets_of(found, states)
     used = int(metrics["n_successors"])
-    for options in (dict(capacity=used), dict(unique=200), dict(unique=2, capacity=used + 9)):
+    for options in (dict(capacity=used, unique=200), dict(unique=2)):
         _, got, told = targets_of(found, states, **options)
         np.testing.assert_allclose(got.q_r, plain.q_r, rtol=1e-5)
         np.testing.assert_allclose(got.v_h_e, plain.v_h_e, atol=1e-6)
@@ -225,26 +225,38 @@ def changed(before, after):
     return any(not np.array_equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("human_expectation", ["exact", "fresh", "rollout"])
-def test_networks_learn_only_what_their_stage_trains(human_expectation):
+@pytest.mark.parametrize(
+    "settings",
+    [dict(human_expectation="fresh", x_h="network"),
+     dict(human_expectation="rollout", encoder="identity", q_head="z", q_loss="mse")],
+    ids=["fresh", "rollout"],
+)  # fmt: skip
+def test_networks_learn_only_what_their_stage_trains(settings):
     found = load("dag_2h2r")
     plan = Curriculum(use_x_h=True, v_h_e_steps=5, x_h_steps=5, q_r_steps=5, ramp_steps=5)
-    config = empo.EmpoConfig(
-        found.params, plan, hidden=16, batch_size=4, x_h="network", encoder="identity",
-        human_expectation=human_expectation,
-    )  # fmt: skip
+    config = empo.EmpoConfig(found.params, plan, hidden=16, batch_size=4, **settings)
     before, after, metrics, action = one_update(config, found)
     assert changed(before.params["v_h_e"], after.params["v_h_e"])
-    assert not changed(before.params["q_r"], after.params["q_r"])
-    assert not changed(before.params["x_h"], after.params["x_h"])
+    for name in set(before.params) - {"v_h_e"}:
+        assert not changed(before.params[name], after.params[name])
+        assert not changed(before.opt_state[name], after.opt_state[name])
     assert not changed(before.target, after.target) and int(after.step) == 1
     assert all(np.isfinite(float(value)) for value in metrics.values()), metrics
     np.testing.assert_array_equal(action.sum(-1), 1.0)
-    if human_expectation == "exact":
-        late = dataclasses.replace(config, curriculum=dataclasses.replace(AT_ONCE, use_x_h=True))
-        before, after, _, _ = one_update(dataclasses.replace(late, target_interval=2), found)
-        assert changed(before.params["q_r"], after.params["q_r"])
-        assert changed(before.params["x_h"], after.params["x_h"])
+    assert ("z_unrepresentable" in metrics) == ("q_head" in settings)
+
+
+def test_after_warm_up_all_networks_learn_and_copies_are_hard():
+    found = load("dag_2h2r")
+    config = empo.EmpoConfig(
+        found.params, dataclasses.replace(AT_ONCE, use_x_h=True), hidden=16, batch_size=4,
+        x_h="network", target_interval=2,
+    )  # fmt: skip
+    before, after, metrics, _ = one_update(config, found)
+    for name in ("v_h_e", "q_r", "x_h"):
+        assert changed(before.params[name], after.params[name])
+    assert not changed(before.target, after.target)  # the second update is the one that copies
+    assert float(metrics["beta_r"]) == found.params.beta_r
 
 
 def test_a_table_moves_by_the_mean_of_a_state_s_targets_and_counts_visits():
@@ -258,13 +270,7 @@ def test_a_table_moves_by_the_mean_of_a_state_s_targets_and_counts_visits():
     np.testing.assert_allclose(after.params["v_h_e"][met], targets.v_h_e, atol=1e-5)
 
 
-def test_a_z_head_tells_what_it_cannot_represent():
-    found = load("grid_rock_1h1r")
-    config = empo.EmpoConfig(
-        found.params, AT_ONCE, hidden=8, q_head="z", q_loss="mse", batch_size=4
-    )
-    _, _, metrics, _ = one_update(config, found)
-    assert 0.0 <= float(metrics["z_unrepresentable"]) <= 1.0
+def test_heads_stay_in_their_range_with_a_living_gradient():
     raw = jnp.linspace(-20, 20, 9)
     assert bool(jnp.all(empo_models.q_from_raw(raw, "z", 1.1, 1.0) <= -1.0))
     for head in ("exp", "softplus"):
