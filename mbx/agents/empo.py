@@ -226,7 +226,7 @@ def make_agent(config: EmpoConfig, world: World) -> Agent:
         init=init,
         init_actor=lambda num: jnp.zeros((num, 0)),
         act=act,
-        targets=lambda train, obs, key: None,
+        targets=lambda train, actor, obs, key: None,
         update=update,
         refresh=None,
         example_row=example_row,
