@@ -99,9 +99,7 @@ def build(name: str, kind: str, expectation: str, batch: int) -> tuple[Any, Call
         seed_steps=64, pretrain_updates=0, utd_ratio=1 / 32, reanalyze_interval=0,
         reanalyze_min_step=0,
     )  # fmt: skip
-    make = jax.jit(
-        lambda key: loop.init_state(agent, environment, key=key, capacity=512)
-    )
+    make = jax.jit(lambda key: loop.init_state(agent, environment, key=key, capacity=512))
     interval = loop.make_interval(agent, environment, schedule, capacity=512, length=length)
     state = make(jax.random.key(0))
     for _ in range(2):
@@ -143,9 +141,7 @@ def aggregation(batches: list[int]) -> list[dict[str, Any]]:
         values, probs = rng.normal(size=ids.size), 1.0 / count[ids]
         room = jnp.asarray(np.where(np.arange(4)[None] < count[:, None], 1 / count[:, None], 0))
         dense = jnp.asarray(rng.normal(size=room.shape))
-        segment = jax.jit(
-            lambda v, p, i, n=batch * 16: successors.segment_expectation(v, p, i, n)
-        )
+        segment = jax.jit(lambda v, p, i, n=batch * 16: successors.segment_expectation(v, p, i, n))
         arrays = jnp.asarray(values), jnp.asarray(probs), jnp.asarray(ids)
 
         def loop_sum(values=values, probs=probs, ids=ids, n=batch * 16) -> list[float]:

@@ -303,7 +303,7 @@ def td_targets(
     terminated: Array,
     *,
     std_coef: ArrayLike,
-    dynamics_reduction: str,
+    dynamics_reduction: str | None,
     local_bootstrap: bool,
 ) -> Array:
     """One-step targets from ensembles of rewards, dynamics and values (document 001, section TD
@@ -320,11 +320,12 @@ def td_targets(
       discount: a number.
       terminated: [H, ...] whether the step ended the episode: bool, or a probability.
       std_coef: below 0 pessimism, above 0 optimism. The std of one head is 0.
-      dynamics_reduction: "mean" | "min" | "max" | "from_std_coef", see `reduce_heads`.
+      dynamics_reduction: "mean" | "min" | "max" | "from_std_coef", see `reduce_heads`; None leaves
+        the dynamics heads apart.
       local_bootstrap: static bool.
 
     Returns:
-      [V, ...] float32.
+      [V, ...] float32, or [V, H, ...] without a reduction.
 
     Raises:
       ValueError: shapes do not fit, or an unknown reduction.
@@ -341,11 +342,13 @@ def td_targets(
     going_on = discount * (1.0 - terminated)
     if local_bootstrap:
         targets = (reward + std_coef * reward_std)[None] + going_on[None] * values
-        return reduce_heads(targets, dynamics_reduction, std_coef, axis=1)
-    spread = reward_std + discount * ensemble_std(values)
-    shared = reward + going_on * jnp.mean(values, axis=0) + std_coef * spread
-    shared = reduce_heads(shared, dynamics_reduction, std_coef)
-    return jnp.broadcast_to(shared[None], (values.shape[0], *shared.shape))
+    else:
+        spread = reward_std + discount * ensemble_std(values)
+        shared = reward + going_on * jnp.mean(values, axis=0) + std_coef * spread
+        targets = jnp.broadcast_to(shared[None], (values.shape[0], *shared.shape))
+    if dynamics_reduction is None:
+        return targets
+    return reduce_heads(targets, dynamics_reduction, std_coef, axis=1)
 
 
 # -------------------------------------------------------------------------------------------------

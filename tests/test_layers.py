@@ -17,6 +17,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FLOORS = (
     ("distributions", "networks"),
     ("returns", "mppi", "successors", "replay"),
+    ("power_equations", "worlds", "curriculum"),
+    ("tabular",),
     ("world_model", "rssm", "power"),
     ("agents",),
     ("envs",),

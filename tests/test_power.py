@@ -260,9 +260,7 @@ def test_pessimistic_and_optimistic_robots_in_the_prior(double):
     pessimistic = solve(two_state(True), PowerParams(beta_h=beta, gamma_h=gamma))
     np.testing.assert_allclose(pessimistic.Q_hm[0, 0, 0], 0.0, atol=1e-10)  # hindered for ever
     np.testing.assert_allclose(pessimistic.pi_h[0, 0, 0], 0.5)
-    optimistic = solve(
-        two_state(True), PowerParams(beta_h=beta, gamma_h=gamma, optimistic=True)
-    )
+    optimistic = solve(two_state(True), PowerParams(beta_h=beta, gamma_h=gamma, optimistic=True))
     # V = p + (1 - p) gamma V with Q = (gamma V, 1) and p = sigmoid(beta (1 - gamma V)).
     v = float(optimistic.V_hm[0, 0, 0])
     p = 1.0 / (1.0 + np.exp(-beta * (1.0 - gamma * v)))

@@ -1,7 +1,7 @@
 """How well EMPO's robot does: against the exact solution, and in what humans reach beside it.
 
-    exact_errors   V_h^e and pi_r against `solve`, at given states of a listed world
-    goal_reaching  share of humans that reach their goal beside a learned, random or frozen robot
+exact_errors   V_h^e and pi_r against `solve`, at given states of a listed world
+goal_reaching  share of humans that reach their goal beside a learned, random or frozen robot
 """
 
 from __future__ import annotations

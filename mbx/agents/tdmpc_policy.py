@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from mbx import distributions as dist
 from mbx import returns
 from mbx.agents import tdmpc_planning as planning
+from mbx.agents import tdmpc_scoring as scoring
 from mbx.agents.tdmpc_config import TDMPCConfig
 from mbx.agents.tdmpc_losses import time_weighted
 from mbx.world_model import Params, WorldModel
@@ -79,7 +80,7 @@ def policy_value(
     if std_coef:
         std = returns.ensemble_std(reward) + discount * returns.ensemble_std(value)
         score = score + std_coef * std
-    return returns.reduce_heads(score, "from_std_coef", std_coef)
+    return scoring.reduce_dynamics(score, "from_std_coef", std_coef)
 
 
 def policy_log_prob(model: WorldModel, mean: Array, log_std: Array, action: Array) -> Array:

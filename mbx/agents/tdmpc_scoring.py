@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mbx import returns
+from mbx import returns, successors
 
 Array = jax.Array
 
@@ -62,10 +62,24 @@ def trajectory_estimate(
     score = sum(scores[1:], scores[0]) / len(scores)
     std = sum(stds[1:], stds[0]) / len(stds)
     return Estimate(
-        value=returns.reduce_heads(score, "from_std_coef", std_coef),
+        value=reduce_dynamics(score, "from_std_coef", std_coef),
         std=jnp.mean(std, axis=0),
         disagreement=returns.ensemble_std(score),
     )
+
+
+def reduce_dynamics(x: Array, how: str, std_coef: float) -> Array:
+    """Over dynamics heads, `[H, ...] -> [...]`, by "mean", "min", "max" or "from_std_coef".
+
+    The heads' next latents are equally likely successors of a state and an action, so their mean is
+    a successor expectation (DESIGN, "one train step with all four pieces").
+    """
+    if x.shape[0] == 1:
+        return x[0]
+    if how == "mean" or (how == "from_std_coef" and std_coef == 0.0):
+        x = jnp.moveaxis(x, 0, -1)
+        return successors.dense_expectation(x, jnp.full_like(x, 1.0 / x.shape[-1]))
+    return returns.reduce_heads(x, how, std_coef)
 
 
 def latent_disagreement(z: Array) -> Array:

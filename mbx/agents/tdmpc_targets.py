@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from mbx import distributions as dist
 from mbx import networks, returns
 from mbx.agents import tdmpc_planning as planning
+from mbx.agents import tdmpc_scoring as scoring
 from mbx.agents.tdmpc_config import TDMPCConfig
 from mbx.world_model import Params, WorldModel
 
@@ -133,10 +134,13 @@ def bootstrap(
         values = jnp.min(values, axis=0, keepdims=True)
     targets = returns.td_targets(
         rewards, values, discount, terminated, std_coef=config.td_std_coef,
-        dynamics_reduction=config.td_dynamics_reduction,
-        local_bootstrap=config.value_reduction != "mean",
+        dynamics_reduction=None, local_bootstrap=config.value_reduction != "mean",
     )  # fmt: skip
-    return targets if config.value_reduction == "local" else targets[:1]
+    if config.value_reduction != "local":
+        targets = targets[:1]
+    return scoring.reduce_dynamics(
+        jnp.swapaxes(targets, 0, 1), config.td_dynamics_reduction, config.td_std_coef
+    )
 
 
 def next_values(

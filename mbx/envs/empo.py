@@ -89,9 +89,7 @@ def packaged_world(name: str) -> NamedWorld:
     with path.open("rb") as file:
         data = dict(np.load(file))
     table = TabularWorld(**{field: data[field] for field in TabularWorld._fields})
-    table = table._replace(
-        num_actions=int(table.num_actions), num_states=int(table.num_states)
-    )
+    table = table._replace(num_actions=int(table.num_actions), num_states=int(table.num_states))
     params = PowerParams(
         **{k.removeprefix("param_"): float(v) for k, v in data.items() if k.startswith("param_")}
     )

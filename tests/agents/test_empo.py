@@ -321,9 +321,7 @@ def test_humans_live_in_the_environment():
         after, new_goals, humans = unpack(timestep.final_obs)
         reached = np.asarray(achieved(after))[np.arange(64), 0, goals[:, 0]]
         np.testing.assert_array_equal(timestep.reward, reached)
-        np.testing.assert_array_equal(
-            timestep.terminated, jax.vmap(found.world.terminal)(after)
-        )
+        np.testing.assert_array_equal(timestep.terminated, jax.vmap(found.world.terminal)(after))
         # Every step is one that the table lists, with the action that the observation shows.
         joint = jnp.concatenate([humans, jnp.full((64, 1), i % 4)], axis=1)
         options, prob, _ = listed(before, joint)

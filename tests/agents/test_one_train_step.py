@@ -1,0 +1,133 @@
+"""MPPI refinement, lambda returns, ReturnEMA and successor aggregation in one compiled train step.
+
+What the step computed for each is compared with numpy, from the same parameters and draws.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import mppi, successors
+from mbx.agents import tdmpc
+from mbx.agents import tdmpc_losses as losses
+from mbx.agents import tdmpc_planning as planning
+from mbx.agents import tdmpc_policy as policies
+from mbx.agents import tdmpc_targets as value_targets
+from mbx.world_model import make_world_model
+from tests.agents.test_tdmpc import OUTLOOK, A, B, T, loud, make_batch, make_config
+
+H, N = 3, 6
+
+
+@pytest.fixture(scope="module")
+def step():
+    """Everything that one train step computed, by name, and what it was given."""
+    base = make_config(
+        value_target="lambda", policy_loss="svg", value_scale="return_ema", lambda_=0.8
+    )
+    config = dataclasses.replace(
+        base, world=dataclasses.replace(base.world, num_dynamics=H),
+        training_planner=mppi.MPPIConfig(3, N, 3, temperature_mode="divide"), batch_size=H * 2,
+    )  # fmt: skip
+    model = make_world_model(config.world)
+    state = tdmpc.init_state(config, model, jax.random.key(0))
+    state = state.replace(params=loud(state.params), target_value=loud(state.target_value, 8))
+    batch = jax.tree.map(lambda x: jnp.concatenate([x, x[:, : H * 2 - B]], axis=1), make_batch())
+    batch = batch._replace(mask=batch.mask.at[1, 0].set(0.0))
+    draws = tdmpc.draw(config, jax.random.key(1), H * 2)
+
+    @jax.jit
+    def train_step(state, batch, key):
+        z = model.encode(state.params, batch.obs.reshape(-1, 3))
+        plan = planning.plan_targets(
+            model, state.params, z, key, config=config.training_planner, outlook=OUTLOOK
+        )
+        lead = batch.obs.shape[:2]
+        batch = batch._replace(
+            target_actions=plan.actions.reshape(*lead, N, A),
+            target_values=plan.values.reshape(*lead, N),
+        )
+        weights, _ = tdmpc.weigh_actions(config, (state.scale, state.return_ema), batch)
+        z = z.reshape(*lead, -1)
+        target = value_targets.value_target(
+            model, state.params, state.target_value, state.params["policy"], (z[:-1], z[1:]),
+            batch, draws, config, weights,
+        )  # fmt: skip
+        new, metrics = tdmpc.update_from_batch(config, model, state, batch, draws)
+        return dict(plan=plan, batch=batch, weights=weights, target=target, new=new, z=z,
+                    metrics=metrics)  # fmt: skip
+
+    return config, model, state, train_step(state, batch, jax.random.key(2))
+
+
+def test_planner_values_are_successor_expectations(step):
+    _, model, state, out = step
+    params, actions = state.params, np.asarray(out["plan"].actions)
+    z = jnp.asarray(out["z"]).reshape(-1, out["z"].shape[-1])
+    states = np.repeat(np.arange(len(z)), N)
+    flat = jnp.asarray(actions.reshape(-1, A))
+    reward = model.decode(model.reward(params, z[states][None], flat))[0, 0]
+    heads = [
+        model.step({**params, "dynamics": jax.tree.map(lambda p, h=h: p[h : h + 1],
+                                                       params["dynamics"])},
+                   z[states][None], flat)[0]
+        for h in range(H)
+    ]  # fmt: skip
+    values = np.stack([np.asarray(planning.mean_value(model, params["value"], x, None, None))
+                       for x in heads])  # fmt: skip
+    expected = np.asarray(reward) + 0.9 * values.mean(axis=0)
+    np.testing.assert_allclose(
+        out["plan"].values.reshape(-1), expected, rtol=2e-3, atol=2e-4
+    )  # values pass through symexp
+    flat_form = successors.segment_expectation(
+        jnp.asarray(values.T.reshape(-1)), jnp.full(values.size, 1.0 / H),
+        jnp.repeat(jnp.arange(values.shape[1]), H), values.shape[1],
+    )  # fmt: skip
+    np.testing.assert_allclose(flat_form, values.mean(axis=0), rtol=1e-5)
+
+
+def test_mppi_kept_the_better_candidates(step):
+    _, _, state, out = step
+    assert np.asarray(out["plan"].values).std() > 0
+    assert (np.abs(np.asarray(out["plan"].mean)) <= 1.0).all()
+    best = np.asarray(out["plan"].values).max(-1)
+    assert (best >= np.asarray(out["plan"].values).mean(-1)).all()
+
+
+def test_lambda_returns_of_the_planners_values(step):
+    config, _, _, out = step
+    batch, weights = out["batch"], np.asarray(out["weights"])
+    annotations = (weights * np.asarray(batch.target_values)).sum(-1)[1:]
+    reward, mask = np.asarray(batch.reward), np.asarray(batch.mask)
+    expected = np.zeros((T, H * 2))
+    for b in range(H * 2):
+        later = annotations[T - 1, b]
+        for t in reversed(range(T)):
+            follows = t + 1 < T and mask[t + 1, b] > 0
+            trace = config.lambda_ if follows else 0.0
+            mixed = (1 - trace) * annotations[t, b] + trace * later
+            expected[t, b] = later = reward[t, b] + config.discount * mixed
+    np.testing.assert_allclose(out["target"].samples[0, ..., 0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_return_ema_moved_towards_the_percentiles_of_the_values(step):
+    config, model, state, out = step
+    assert config.policy_terms == {"svg": 1.0}
+    draws = tdmpc.draw(config, jax.random.key(1), H * 2)
+    # The policy of before in the model of after, on the latents that the losses rolled out.
+    params = {**out["new"].params, "policy": state.params["policy"]}
+    first = losses.feed_heads(model.spread(out["z"][0])[None], config.head_strategy)[0]
+    action = model.act(*model.policy(params, first), draws.policy_eps[0])
+    values = policies.policy_value(model, params, first, action, draws.policy_heads, config)
+    low, high = np.percentile(np.asarray(values), [5.0, 95.0])
+    ema, before = out["new"].return_ema, state.return_ema
+    np.testing.assert_allclose(ema.low, 0.99 * before.low + 0.01 * low, rtol=1e-3)
+    np.testing.assert_allclose(ema.high, 0.99 * before.high + 0.01 * high, rtol=1e-3)
+    np.testing.assert_allclose(
+        out["metrics"]["policy/scale"], max(1.0, float(ema.high - ema.low)), rtol=1e-6
+    )
