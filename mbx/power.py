@@ -30,9 +30,9 @@ from mbx.power_equations import (
     z_to_q,
     z_to_y,
 )
+from mbx.records import Codec, Record, make_codec, make_records
 from mbx.tabular import Solution, solve
 from mbx.worlds import (
-    Codec,
     TabularWorld,
     World,
     check_world,
@@ -40,16 +40,16 @@ from mbx.worlds import (
     draw_goals,
     goal_distribution,
     joint_index,
-    make_codec,
     never_achieved,
     profiles,
     tabular_world,
 )
 
 __all__ = [
-    "ABILITY_FLOOR", "Codec", "Curriculum", "PowerParams", "Solution", "TabularWorld", "World",
-    "aggregate_ability", "attained", "check_world", "clip_for_z", "curriculum", "draw_actions",
-    "draw_goals", "goal_distribution", "human_aggregate", "intrinsic_reward", "joint_index",
-    "make_codec", "never_achieved", "profiles", "q_r_target", "q_to_z", "robot_policy",
-    "soft_clamp", "solve", "tabular_world", "v_h_e_target", "y_to_z", "z_to_q", "z_to_y",
+    "ABILITY_FLOOR", "Codec", "Curriculum", "PowerParams", "Record", "Solution", "TabularWorld",
+    "World", "aggregate_ability", "attained", "check_world", "clip_for_z", "curriculum",
+    "draw_actions", "draw_goals", "goal_distribution", "human_aggregate", "intrinsic_reward",
+    "joint_index", "make_codec", "make_records", "never_achieved", "profiles", "q_r_target",
+    "q_to_z", "robot_policy", "soft_clamp", "solve", "tabular_world", "v_h_e_target", "y_to_z",
+    "z_to_q", "z_to_y",
 ]  # fmt: skip

@@ -75,59 +75,6 @@ class World(NamedTuple):
     goal_weight: Array
 
 
-class Codec(NamedTuple):
-    """An observation of a world: its state, the humans' goals and their last actions, one array.
-
-    size: int32 words W of an observation. pack(state, goals `[H]`, actions `[H]`) -> `[W]` int32.
-    unpack(obs `[W]`) -> (state, goals, actions), exactly what was packed.
-    """
-
-    size: int
-    pack: Callable[[Any, Array, Array], Array]
-    unpack: Callable[[Array], tuple[Any, Array, Array]]
-
-
-def make_codec(world: World) -> Codec:
-    """The observation layout of a world.
-
-    Every element of the state takes one int32: integers and booleans as numbers, floats and
-    unsigned words by their bits, so that nothing is rounded.
-
-    Raises ValueError for elements of more than 32 bits and for typed random keys.
-    """
-    leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, world.example_state))
-    for leaf in leaves:
-        if not jnp.issubdtype(leaf.dtype, jnp.number) and leaf.dtype != bool:
-            raise ValueError(f"example_state has an element of type {leaf.dtype}: only numbers")
-        if leaf.dtype.itemsize > 4:
-            raise ValueError(f"example_state has an element of type {leaf.dtype}: at most 32 bits")
-    bounds = np.cumsum([leaf.size for leaf in leaves] + [world.num_humans] * 2)
-
-    def encode(leaf: Array) -> Array:
-        flat = jnp.asarray(leaf).reshape(-1)
-        if jnp.issubdtype(flat.dtype, jnp.floating):
-            flat = flat.astype(jnp.float32)
-        if flat.dtype in (jnp.uint32, jnp.float32):
-            return jax.lax.bitcast_convert_type(flat, jnp.int32)
-        return flat.astype(jnp.int32)
-
-    def decode(words: Array, like: Array) -> Array:
-        floating = jnp.issubdtype(like.dtype, jnp.floating)
-        if floating or like.dtype == jnp.uint32:
-            words = jax.lax.bitcast_convert_type(words, jnp.float32 if floating else jnp.uint32)
-        return words.astype(like.dtype).reshape(like.shape)
-
-    def pack(state: Any, goals: Array, actions: Array) -> Array:
-        return jnp.concatenate([encode(x) for x in (*jax.tree.leaves(state), goals, actions)])
-
-    def unpack(obs: Array) -> tuple[Any, Array, Array]:
-        *words, goals, actions = jnp.split(obs, bounds[:-1])
-        state = [decode(w, like) for w, like in zip(words, leaves, strict=True)]
-        return jax.tree.unflatten(structure, state), goals, actions
-
-    return Codec(int(bounds[-1]), pack, unpack)
-
-
 def goal_distribution(world: World) -> Array:
     """`[H, G]` probabilities proportional to the goal weights."""
     return world.goal_weight / jnp.sum(world.goal_weight, axis=-1, keepdims=True)

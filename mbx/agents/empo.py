@@ -27,7 +27,8 @@ from mbx.agents.base import Agent, Metrics
 from mbx.agents.empo_models import Q_FLOOR, Model, Params, network_model, table_model
 from mbx.curriculum import Curriculum
 from mbx.power_equations import PowerParams
-from mbx.worlds import World, make_codec
+from mbx.records import make_codec, make_records
+from mbx.worlds import World
 
 Array = jax.Array
 
@@ -41,6 +42,9 @@ class EmpoConfig:
     human_expectation: over human actions in the targets. "exact": all joint ones; "fresh":
         human_samples draws a state of goals and actions, anew in every update; "rollout": the
         goals and actions of the rollout, whose goals persist, which biases Q_r (for parity).
+    stored_successors: use the successors that the observation holds (environment
+        `empo:NAME@stored`, human actions drawn once, when the state was seen) instead of
+        enumerating them anew.
     capacity: room for successors of a batch (0: every slot). unique: room for distinct ones, each
         evaluated once (0: no search for them).
     ability_floor: X_h counts as at least this in the targets; how often that happens is counted
@@ -60,6 +64,7 @@ class EmpoConfig:
     human_expectation: str = "exact"
     human_samples: int = 1
     batch_size: int = 32
+    stored_successors: bool = False
     capacity: int = 0
     unique: int = 0
     ability_floor: float = 1e-3
@@ -84,6 +89,11 @@ class EmpoConfig:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
         if not 0.0 <= self.table_min_rate <= 1.0:
             raise ValueError(f"table_min_rate={self.table_min_rate}: must lie in [0, 1]")
+        if self.stored_successors and self.human_expectation != "fresh":
+            raise ValueError(
+                f"human_expectation={self.human_expectation!r}: stored successors are those of "
+                "drawn human actions, choose fresh"
+            )
         noisy = self.human_expectation != "exact"
         if self.kind == "tables" and noisy and self.table_min_rate > 0.5:
             raise ValueError(
@@ -142,7 +152,8 @@ def make_agent(config: EmpoConfig, world: World) -> Agent:
         raise ValueError(
             f"goal_weight sums to {totals.tolist()} per human: divide each row by its sum"
         )
-    model, codec = make_model(config, world), make_codec(world)
+    model, codec, records = make_model(config, world), make_codec(world), make_records(world)
+    obs_size = codec.size + (records.size if config.stored_successors else 0)
     unpack = jax.vmap(codec.unpack)
     num_robot_actions = world.num_actions**world.num_robots
     learn = _learn_tables if config.kind == "tables" else _learn_networks
@@ -186,13 +197,21 @@ def make_agent(config: EmpoConfig, world: World) -> Agent:
         sample_key, human_key = jax.random.split(key)
         batch = replay.sample(buffer, sample_key, batch_size=config.batch_size, length=1)
         states, goals, _ = unpack(batch.rows["obs"][0])
-        human = human_profiles(states, goals, batch.rows["obs"][1], human_key)
+        listed = None
+        if config.stored_successors:
+            record = jax.vmap(records.unpack)(batch.rows["obs"][0][:, codec.size :])
+            human = empo_targets.drawn_profiles(
+                world, record.goals[:, None], record.actions[:, None]
+            )
+            listed = jax.tree.map(lambda x: x[:, None], (record.states, record.prob))
+        else:
+            human = human_profiles(states, goals, batch.rows["obs"][1], human_key)
         p, beta_r = now(config, train.step)
         frozen = train.params if train.target is None else train.target
         targets, metrics = empo_targets.make_targets(
             model, world, frozen, states, human, p, beta_r, batch.mask[0],
             capacity=config.capacity or None, unique=config.unique,
-            ability_floor=config.ability_floor,
+            ability_floor=config.ability_floor, listed=listed,
         )  # fmt: skip
         train, losses = learn(config, model, world, train, states, targets, batch.mask[0], p)
         step = train.step + 1
@@ -214,7 +233,7 @@ def make_agent(config: EmpoConfig, world: World) -> Agent:
     def example_row() -> dict[str, Any]:
         scalar = functools.partial(jax.ShapeDtypeStruct, ())
         return dict(
-            obs=jax.ShapeDtypeStruct((codec.size,), jnp.int32),
+            obs=jax.ShapeDtypeStruct((obs_size,), jnp.int32),
             action=jax.ShapeDtypeStruct((num_robot_actions,), jnp.float32),
             reward=scalar(jnp.float32),
             is_first=scalar(jnp.bool_),

@@ -16,7 +16,8 @@ import numpy as np
 from mbx import replay
 from mbx.agents.empo import EmpoConfig, TrainState, make_model, policy_of
 from mbx.power import Solution
-from mbx.worlds import World, draw_actions, draw_goals, make_codec
+from mbx.records import make_codec
+from mbx.worlds import World, draw_actions, draw_goals
 
 Array = jax.Array
 Policy = Callable[[Any, Array], Array]

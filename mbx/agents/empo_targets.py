@@ -96,11 +96,13 @@ def drawn_profiles(world: World, goals: Array, actions: Array) -> Profiles:
 
 
 def expand(
-    world: World, states: Any, human_actions: Array, capacity: int | None, mask: Array
-) -> tuple[Successors, Metrics]:
+    world: World, states: Any, human_actions: Array, capacity: int | None, mask: Array,
+    listed: tuple[Any, Array] | None = None,
+) -> tuple[Successors, Metrics]:  # fmt: skip
     """Successors of every (state, human profile, robot action), one flat list.
 
-    human_actions: [B, P, H]. mask: [B], states to count. Segments are (b * P + p) * R + r. Metrics:
+    human_actions: [B, P, H]. mask: [B], states to count. listed: (states, prob) [B, P, R, K, ...],
+    where they are known already. Segments are (b * P + p) * R + r. Metrics:
     n_successors, fill, overflow (of the world's K and of the list), mass_error, the largest
     |1 - sum prob|.
     """
@@ -113,7 +115,11 @@ def expand(
     def of_state(state: Any, humans: Array) -> tuple[Any, Array, Array]:
         return jax.vmap(lambda h: of_profile(state, h))(humans)
 
-    following, prob, overflow = jax.vmap(of_state)(states, human_actions)  # [B, P, R, K, ...]
+    if listed is None:
+        following, prob, overflow = jax.vmap(of_state)(states, human_actions)  # [B, P, R, K, ...]
+    else:
+        following, prob = listed
+        overflow = jnp.zeros(prob.shape[:3], bool)
     pairs = (batch, num * len(robots))
     dense = jax.tree.map(lambda x: x.reshape(*pairs, *x.shape[3:]), following)
     prob = prob.reshape(*pairs, -1)
@@ -166,18 +172,19 @@ def values(
 def make_targets(
     model: Model, world: World, params: Params, states: Any, human: Profiles, p: PowerParams,
     beta_r: Array, mask: Array, *, capacity: int | None = None, unique: int = 0,
-    ability_floor: float = power.ABILITY_FLOOR,
+    ability_floor: float = power.ABILITY_FLOOR, listed: tuple[Any, Array] | None = None,
 ) -> tuple[Targets, Metrics]:  # fmt: skip
     """Eqs. (4) and (6) for a batch of states, from frozen parameters.
 
     p: with gamma_h and gamma_r in force at this step. mask: `[B]`, rows that exist. unique: room
     for distinct successors, each evaluated once (0: every successor is); results do not depend on
-    it. ability_floor: least X_h; metrics["zero_ability"] counts what it changed.
+    it. ability_floor: least X_h; metrics["zero_ability"] counts what it changed. listed: see
+    `expand`.
     """
     batch, num = human.weight.shape
     num_robot = world.num_actions**world.num_robots
     with jax.named_scope("stage1_collect"):
-        flat, metrics = expand(world, states, human.actions, capacity, mask)
+        flat, metrics = expand(world, states, human.actions, capacity, mask, listed)
         ended = jax.vmap(world.terminal)(flat.state)
         achieved = jax.vmap(world.achieved)(flat.state)
         codes = model.encode(flat.state)

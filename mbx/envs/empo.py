@@ -5,7 +5,8 @@ goals of their own. A goal is drawn anew when it is achieved, and now and then. 
 the whole state, the goals and the humans' last actions (`mbx.worlds.Codec`); the action is a
 one-hot joint robot action (little-endian). The reward, the share of humans that reached their goal
 in the step, is for reporting only: the agent's own reward is human power. `register_world` adds
-worlds.
+worlds; `empo:NAME@stored` also puts the state's successors into the observation, and so into the
+replay (`mbx.records`).
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ import numpy as np
 
 from mbx.envs.base import JaxEnvironment, RawEnvironment, episodic
 from mbx.power_equations import PowerParams
+from mbx.records import make_codec, make_records
 from mbx.tabular import Solution, solve
 from mbx.worlds import (
     TabularWorld,
     World,
     draw_actions,
     draw_goals,
-    make_codec,
     tabular_world,
 )
 
@@ -103,25 +104,33 @@ def packaged_world(name: str) -> NamedWorld:
 
 
 def raw_environment(
-    name: str, world: World, *, resample_probability: float = RESAMPLE_PROBABILITY
-) -> RawEnvironment:
-    """One world with its humans inside, un-batched. time_limit: 50 steps."""
-    codec = make_codec(world)
+    name: str, world: World, *, resample_probability: float = RESAMPLE_PROBABILITY,
+    stored: bool = False,
+) -> RawEnvironment:  # fmt: skip
+    """One world with its humans inside, un-batched. time_limit: 50 steps.
+
+    stored: observations end with the successors of the state for drawn human actions.
+    """
+    codec, records = make_codec(world), make_records(world)
+    size = codec.size + (records.size if stored else 0)
     joint_actions = world.num_actions**world.num_robots
     base = world.num_actions ** jnp.arange(world.num_robots)
 
-    def observe(state: tuple) -> Array:
-        return codec.pack(*state)
+    def observe(state: tuple, key: Array) -> Array:
+        obs = codec.pack(*state)
+        if not stored:
+            return obs
+        return jnp.concatenate([obs, records.pack(records.draw(state[0], key))])
 
     def reset(key: Array) -> tuple[tuple, Array]:
-        world_key, goal_key = jax.random.split(key)
+        world_key, goal_key, record_key = jax.random.split(key, 3)
         goals = draw_goals(world, goal_key)
         state = (world.init(world_key), goals, jnp.zeros_like(goals))
-        return state, observe(state)
+        return state, observe(state, record_key)
 
     def step(key: Array, state: tuple, action: Array) -> tuple[tuple, Array, Array, Array]:
         place, goals, _ = state
-        human_key, chance_key, goal_key, resample_key = jax.random.split(key, 4)
+        human_key, chance_key, goal_key, resample_key, record_key = jax.random.split(key, 5)
         humans = draw_actions(world, place, goals, human_key)
         robots = jnp.argmax(action) // base % world.num_actions
         following, prob, _ = world.successors(
@@ -134,10 +143,10 @@ def raw_environment(
         goals = jnp.where(reached | tired, draw_goals(world, goal_key), goals)
         state = (place, goals, humans)
         reward = jnp.mean(reached.astype(jnp.float32))
-        return state, observe(state), reward, world.terminal(place)
+        return state, observe(state, record_key), reward, world.terminal(place)
 
     return RawEnvironment(
-        name, (codec.size,), jnp.int32, joint_actions, TIME_LIMIT, reset, step, discrete=True
+        name, (size,), jnp.int32, joint_actions, TIME_LIMIT, reset, step, discrete=True
     )
 
 
@@ -152,7 +161,10 @@ def make(
     """The world `task`, batched. Raises ValueError for an unknown one or an action repeat."""
     if action_repeat not in (None, 1):
         raise ValueError(f"env.action_repeat={action_repeat} for empo:{task}: must be 1")
-    raw = raw_environment(f"empo:{task}", named_world(task).world)
+    name, at, option = task.partition("@")
+    if at and option != "stored":
+        raise ValueError(f"env.name='empo:{task}': the only option after @ is stored")
+    raw = raw_environment(f"empo:{task}", named_world(name).world, stored=bool(at))
     return episodic(raw, num_envs, episode_length=episode_length)
 
 

@@ -123,7 +123,7 @@ def empo_world(spec: EnvSpec) -> NamedWorld:
             f"env.name={spec.name!r}: agent 'empo' needs a world that lists its successors, for "
             "example empo:grid_rock_1h1r"
         )
-    return named_world(name)
+    return named_world(name.partition("@")[0])
 
 
 def empo_config(config: Config, spec: EnvSpec) -> empo.EmpoConfig:
@@ -137,7 +137,9 @@ def empo_config(config: Config, spec: EnvSpec) -> empo.EmpoConfig:
     )
     return _section("model, loss or optimizer", empo.EmpoConfig, {
         "params": own if source == "world" and own is not None else PowerParams(**setting),
-        "curriculum": curriculum, **model, **config["loss"], **config["optimizer"],
+        "curriculum": curriculum,
+        "stored_successors": spec.name.endswith("@stored"),
+        **model, **config["loss"], **config["optimizer"],
     })  # fmt: skip
 
 

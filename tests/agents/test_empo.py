@@ -135,11 +135,11 @@ def test_unmet_states_at_the_ability_floor_are_counted():
 # Learning
 
 
-def train(found, config, updates, *, num_envs=16, seed=0):
+def train(found, config, updates, *, num_envs=16, seed=0, option=""):
     """A fused run with one update a step: (loop state, last metrics)."""
     empo_envs.register_world("test", lambda: found)
     agent = empo.make_agent(config, found.world)
-    environment = envs.make("empo:test", num_envs, episode_length=20)
+    environment = envs.make(f"empo:test{option}", num_envs, episode_length=20)
     schedule = loop.Schedule(
         seed_steps=num_envs * 4, pretrain_updates=0, utd_ratio=1 / num_envs,
         reanalyze_interval=0, reanalyze_min_step=0,
@@ -164,6 +164,7 @@ def test_tables_converge_to_the_exact_solution():
     assert metrics["overflow"] == 0 and metrics["mass_error"] < 1e-5
 
 
+@pytest.mark.slow
 def test_tables_with_drawn_human_actions_average_them():
     found, config = tables(
         "dag_2h2r", human_expectation="fresh", table_min_rate=0.02, human_samples=2
@@ -392,3 +393,36 @@ def test_the_configuration_builds_the_agent_and_names_its_mistakes():
         build.empo_config(config, environment.spec)
     with pytest.raises(ValueError, match="action_repeat=2"):
         envs.make("empo:grid_rock_1h1r", 1, action_repeat=2)
+
+
+def test_stored_successors_are_those_of_the_world():
+    found, config = tables(
+        "dag_2h2r", human_expectation="fresh", table_min_rate=0.02, stored_successors=True
+    )
+    records = power.make_records(found.world)
+    record = jax.jit(records.draw)(jnp.int32(1), jax.random.key(0))
+    words = jax.jit(records.pack)(record)
+    assert words.shape == (records.size,) and words.dtype == jnp.int32
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(records.unpack)(words), record)
+    np.testing.assert_allclose(record.prob.sum(-1), 1.0, rtol=1e-6)
+    with pytest.raises(ValueError, match="human_expectation='exact'"):
+        dataclasses.replace(config, human_expectation="exact")
+    empo_envs.register_world("test", lambda: found)
+    assert envs.make("empo:test@stored", 1).spec.obs_shape[0] > records.size
+    with pytest.raises(ValueError, match="only option"):
+        envs.make("empo:test@packed", 1)
+
+
+@pytest.mark.slow
+def test_tables_learn_from_stored_successors():
+    found, config = tables(
+        "dag_2h2r", human_expectation="fresh", table_min_rate=0.02, stored_successors=True
+    )
+    explore = dataclasses.replace(AT_ONCE, epsilon_end=1.0)
+    config = dataclasses.replace(config, curriculum=explore)
+    state, metrics = train(found, config, 1_500, option="@stored")
+    sizes = replay.bytes_per_transition(state.replay)["rows"]
+    assert sizes > 4 * power.make_records(found.world).size and metrics["mass_error"] < 1e-5
+    states = empo_evaluation.visited_states(found.world, state.replay)
+    errors = empo_evaluation.exact_errors(config, found.world, found.solution, state.train, states)
+    assert errors["v_h_e"] < 0.05 and errors["pi_r"] < 0.05, errors
