@@ -91,7 +91,8 @@ def build(name: str, kind: str, expectation: str, batch: int) -> tuple[Any, Call
     config = empo.EmpoConfig(
         PowerParams(), Curriculum(v_h_e_steps=0, x_h_steps=0, q_r_steps=0, ramp_steps=1),
         kind=kind, human_expectation=expectation, batch_size=batch,
-        table_min_rate=0.02, target_interval=1 if kind == "tables" else 100,
+        capacity=32 * batch if expectation == "fresh" else 0, table_min_rate=0.02,
+        target_interval=1 if kind == "tables" else 100,
     )  # fmt: skip
     agent = empo.make_agent(config, empo_envs.named_world(name).world)
     environment = envs.make(f"empo:{name}", 32)
@@ -113,7 +114,7 @@ def train_steps(name: str, batches: list[int]) -> list[dict[str, Any]]:
     for batch in batches:
         for kind, expectation in CASES:
             if batch > 256 and expectation == "exact":
-                continue
+                continue  # 256 successors a state and more: too many for a batch this large
             state, interval, length = build(name, kind, expectation, batch)
             times = []
             for _ in range(REPEATS.value):
@@ -126,9 +127,16 @@ def train_steps(name: str, batches: list[int]) -> list[dict[str, Any]]:
                 "batch": batch, "kind": kind, "human_expectation": expectation,
                 "median_ms": round(statistics.median(times), 3), "least_ms": round(min(times), 3),
                 "successors": metrics["n_successors"], "fill": round(metrics["fill"], 3),
+                "overflow": metrics["overflow"], "mib": round(_mebibytes(state), 1),
             })  # fmt: skip
             print(rows[-1], flush=True)
     return rows
+
+
+def _mebibytes(state: Any) -> float:
+    """Size of a whole run's state: replay, parameters, copies, optimiser."""
+    leaves = jax.tree.leaves(state.replace(key=None))
+    return sum(leaf.nbytes for leaf in leaves) / 2**20
 
 
 def aggregation(batches: list[int]) -> list[dict[str, Any]]:
