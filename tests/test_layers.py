@@ -16,10 +16,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # environments and they do not know it, so it has a floor of its own.
 FLOORS = (
     ("distributions", "networks"),
-    ("returns", "mppi", "successors", "replay"),
+    ("returns", "mppi", "successors", "replay", "dreamer_networks"),
     ("power_equations", "worlds", "curriculum"),
     ("tabular",),
-    ("world_model", "rssm", "power"),
+    ("world_model", "rssm", "power", "dreamer_observations", "sequences"),
     ("agents",),
     ("envs",),
     ("training",),

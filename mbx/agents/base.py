@@ -30,6 +30,9 @@ class Agent(NamedTuple):
         rows. None for an agent without stored targets.
     example_row() -> one un-batched replay row (abstract), target_spec: what the replay stores.
     refresh_chunk: rows a `refresh` call handles.
+    remember(actor) -> further fields `[E, ...]` of the row just acted on (latents); None for none.
+    update_replay(train, replay, key) -> (train, replay, metrics): `update` for an agent that also
+        writes into the replay; used in its place where not None.
     """
 
     init: Callable[[Array], Any]
@@ -41,3 +44,5 @@ class Agent(NamedTuple):
     example_row: Callable[[], dict[str, Any]]
     target_spec: Any
     refresh_chunk: int
+    remember: Callable[[Any], dict[str, Array]] | None = None
+    update_replay: Callable[[Any, Any, Array], tuple[Any, Any, Metrics]] | None = None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from mbx import mppi, returns
-from mbx.agents import empo, tdmpc
+import numpy as np
+
+from mbx import dreamer_networks, mppi, returns
+from mbx.agents import dreamer, empo, tdmpc
 from mbx.agents.base import Agent
 from mbx.curriculum import Curriculum
 from mbx.envs.base import EnvSpec
@@ -33,6 +36,7 @@ def build_agent(config: Config, spec: EnvSpec) -> Agent:
     builders = {
         "tdmpc": lambda: tdmpc.make_agent(tdmpc_config(config, spec)),
         "empo": lambda: empo.make_agent(empo_config(config, spec), empo_world(spec).world),
+        "dreamer": lambda: dreamer.make_agent(dreamer_config(config, spec)),
     }
     if config["agent"] not in builders:
         raise ValueError(f"config.agent={config['agent']!r}: choose one of {tuple(builders)}")
@@ -143,6 +147,63 @@ def empo_config(config: Config, spec: EnvSpec) -> empo.EmpoConfig:
     })  # fmt: skip
 
 
+def dreamer_model(config: Config, spec: EnvSpec) -> dreamer_networks.ModelConfig:
+    """The world model, actor and critic for an environment; what is no image is a flat vector."""
+    model, shape = dict(config["model"]), tuple(spec.obs_shape)
+    size = model.pop("size")
+    if len(shape) == 3:
+        integers = np.issubdtype(np.dtype(spec.obs_dtype), np.integer)
+        seen = dict(image_shape=shape, image_scale=255.0 if integers else 1.0)
+    else:
+        seen = dict(vector_dim=math.prod(shape), vector_shape=shape)
+    if model["core"] == "dense":
+        model["blocks"] = 1
+    return dreamer_networks.sized(
+        size, action_dim=spec.action_dim, factors=(spec.action_dim,) if spec.discrete else (),
+        **seen, **model,
+    )  # fmt: skip
+
+
+def dreamer_config(config: Config, spec: EnvSpec) -> dreamer.DreamerConfig:
+    """`configs/dreamer.py` and its kin as the agent's own settings."""
+    loss, dreams, actor, critic, optimizer = (
+        dict(config[name]) for name in ("loss", "imagination", "actor", "critic", "optimizer")
+    )
+    gradient = actor.pop("gradient")
+    if gradient == "auto":
+        gradient = "reinforce" if spec.discrete else "reparam"
+    name = optimizer.pop("name")
+    rows = config["replay"]["capacity"] // config["env"]["num_envs"]
+    if loss["batch_length"] + 1 > rows:
+        raise ValueError(
+            f"loss.batch_length={loss['batch_length']} needs one row more than that in every "
+            f"environment, but replay.capacity gives {rows}: raise it"
+        )
+    return dreamer.DreamerConfig(
+        model=dreamer_model(config, spec),
+        horizon=dreams["horizon"],
+        dream_rows=dreams["rows"],
+        continues=dreams["continues"],
+        first_continue=dreams["first_continue"],
+        actor_gradient=gradient,
+        gamma=critic["gamma"],
+        lambda_=critic["lambda_"],
+        critic_tau=critic["tau"],
+        critic_every=critic["target_update_freq"],
+        critic_regularizer=critic["regularizer"],
+        replay_loss=critic["replay_loss"],
+        replay_coef=critic["replay_coef"],
+        replay_gradient=critic["replay_gradient"],
+        replay_context=config["replay"]["context"],
+        fresh=config["replay"]["fresh"],
+        evaluation=config["eval"]["action"],
+        optimizer=name,
+        **{key: tuple(x) if isinstance(x, list) else x for key, x in optimizer.items()},
+        **loss,
+        **actor,
+    )
+
+
 def is_episodic(setting: str | bool, env_name: str) -> bool:
     """Whether to learn a termination head: as told, or by what the task can do."""
     if str(setting).lower() in ("true", "false"):
@@ -160,9 +221,10 @@ def build_schedule(config: Config, spec: EnvSpec, num_envs: int) -> Schedule:
 
     Raises ValueError when the seed phase is too short to sample from or the ratio is negative.
     """
-    train, reanalyze = config["train"], config["reanalyze"]
-    seed_steps = train["seed_steps"] // spec.action_repeat
-    needed = 2 * num_envs
+    train, seed_steps = config["train"], config["train"]["seed_steps"] // spec.action_repeat
+    if config["agent"] == "dreamer":
+        return _dreamer_schedule(config, seed_steps, num_envs)
+    reanalyze, needed = config["reanalyze"], 2 * num_envs
     if seed_steps < needed:
         raise ValueError(
             f"train.seed_steps={train['seed_steps']} gives {seed_steps} agent steps, but "
@@ -176,6 +238,26 @@ def build_schedule(config: Config, spec: EnvSpec, num_envs: int) -> Schedule:
         utd_ratio=train["utd_ratio"],
         reanalyze_interval=reanalyze["interval"] if reanalyze["enabled"] else 0,
         reanalyze_min_step=reanalyze["min_step"] // spec.action_repeat,
+    )
+
+
+def _dreamer_schedule(config: Config, seed_steps: int, num_envs: int) -> Schedule:
+    """The train ratio counts replayed steps per agent step: divided by the rows of a batch."""
+    train, loss = config["train"], config["loss"]
+    needed = (loss["batch_length"] + 1) * num_envs
+    if seed_steps < needed:
+        raise ValueError(
+            f"train.seed_steps={train['seed_steps']} gives {seed_steps} agent steps, but sequences "
+            f"of {loss['batch_length']} rows in {num_envs} environments need {needed}: raise it"
+        )
+    if train["train_ratio"] < 0:
+        raise ValueError(f"train.train_ratio={train['train_ratio']}: must not be negative")
+    return Schedule(
+        seed_steps=seed_steps,
+        pretrain_updates=train["pretrain_updates"],
+        utd_ratio=train["train_ratio"] / (loss["batch_size"] * loss["batch_length"]),
+        reanalyze_interval=0,
+        reanalyze_min_step=0,
     )
 
 

@@ -134,14 +134,24 @@ def make_absorb(agent: Agent, schedule: Schedule, num_envs: int, capacity: int) 
     ratio = schedule.ratio
     chunks = -(-num_envs * capacity // agent.refresh_chunk) if agent.refresh else 0
 
-    def learn(state: LoopState, key: Array, num: Array) -> tuple[Any, Metrics]:
+    def learn(state: LoopState, key: Array, num: Array) -> tuple[LoopState, Metrics]:
         def body(i: Array, carry: tuple[Any, Metrics]) -> tuple[Any, Metrics]:
             train, sums = carry
             train, metrics = agent.update(train, state.replay, jax.random.fold_in(key, i))
             return train, jax.tree.map(jnp.add, sums, metrics)
 
+        def writing(i: Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            train, buffer, sums = carry
+            train, buffer, metrics = agent.update_replay(train, buffer, jax.random.fold_in(key, i))
+            return train, buffer, jax.tree.map(jnp.add, sums, metrics)
+
         zeros = _zeros_like(jax.eval_shape(agent.update, state.train, state.replay, key)[1])
-        return jax.lax.fori_loop(0, num, body, (state.train, zeros))
+        if agent.update_replay is None:
+            train, sums = jax.lax.fori_loop(0, num, body, (state.train, zeros))
+            return state.replace(train=train), sums
+        carry = (state.train, state.replay, zeros)
+        train, buffer, sums = jax.lax.fori_loop(0, num, writing, carry)
+        return state.replace(train=train, replay=buffer), sums
 
     def reanalyze(state: LoopState, key: Array, num: Array, sweep: Array) -> tuple[Any, Metrics]:
         def refresh(i: Array, buffer: Any) -> tuple[Any, Metrics]:
@@ -169,6 +179,10 @@ def make_absorb(agent: Agent, schedule: Schedule, num_envs: int, capacity: int) 
             obs=timestep.final_obs, action=jnp.zeros_like(action), reward=timestep.reward,
             is_first=no, is_last=~no, terminated=timestep.terminated,
         )  # fmt: skip
+        if agent.remember is not None:
+            latents = agent.remember(actor)
+            row |= latents
+            last |= jax.tree.map(jnp.zeros_like, latents)
         buffer = replay.insert(state.replay, row, targets)
         buffer = replay.insert(buffer, last, mask=done)
         steps = state.steps + num_envs
@@ -187,8 +201,8 @@ def make_absorb(agent: Agent, schedule: Schedule, num_envs: int, capacity: int) 
         due = credit // ratio.denominator
         updates = due + jnp.where(starting, schedule.pretrain_updates, 0)
         before = state.train.step
-        train, sums = learn(state, update_key, updates)
-        state = state.replace(train=train, credit=credit - due * ratio.denominator)
+        state, sums = learn(state, update_key, updates)
+        state = state.replace(credit=credit - due * ratio.denominator)
 
         metrics = {f"update/{name}": value for name, value in sums.items()}
         metrics["updates"] = updates
@@ -196,10 +210,10 @@ def make_absorb(agent: Agent, schedule: Schedule, num_envs: int, capacity: int) 
             passes = jnp.int32(0)
             if schedule.reanalyze_interval:
                 every = schedule.reanalyze_interval
-                passes = train.step // every - before // every
+                passes = state.train.step // every - before // every
                 passes = jnp.where(steps >= schedule.reanalyze_min_step, passes, 0)
             # Targets of the seed phase come from an untrained model: all are made anew.
-            held = -(-jnp.sum(buffer.size) // agent.refresh_chunk)
+            held = -(-jnp.sum(state.replay.size) // agent.refresh_chunk)
             sweep = jnp.minimum(held, chunks)
             passes = jnp.where(starting, sweep, passes)
             buffer, sums = reanalyze(state, refresh_key, passes, starting)

@@ -1,0 +1,441 @@
+"""DreamerV3 as a tuple of pure functions: a world model learned from replay, behaviour from dreams.
+
+    act      move the latent state with the observation, sample (or take the mode of) the policy
+    update   sample sequences, one step on world model, actor and critic, move the slow critic
+
+`configs/dreamer.py` follows documents 002 and 003 (world model first, dreams with the updated one,
+real first continue, hard continues), `configs/dreamerv3.py` the official code (one joint gradient,
+continue probabilities that hold the discount). Losses live in `dreamer_losses`.
+Axes: E environments, T time, B batch, N dreams, H imagined steps, A action dims.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from mbx import dreamer_networks as nets
+from mbx import dreamer_observations as observations
+from mbx import replay, returns, rssm, sequences
+from mbx.agents import dreamer_losses as losses
+from mbx.agents import dreamer_optimizer as optimizers
+from mbx.agents import dreamer_policy as policy
+from mbx.agents.base import Agent, Metrics
+from mbx.agents.dreamer_losses import Batch, Chooser, Draws
+from mbx.dreamer_networks import ModelConfig
+
+Array = jax.Array
+Params = dict[str, Any]
+
+CHOICES = {
+    "continues": ("hard", "soft"),
+    "first_continue": ("real", "predicted"),
+    "actor_gradient": ("reinforce", "reparam"),
+    "replay_loss": ("aligned", "literal", "none"),
+    "updates": ("joint", "sequential"),
+    "optimizer": ("laprop", "adam"),
+    "evaluation": ("mode", "sample"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class DreamerConfig:
+    """Settings of the agent; defaults are those of the documents.
+
+    dream_rows: last rows of a sequence that dreams start from (0: all). free_nats_gradient: the
+    floor of the KL keeps its gradient. continue_discount: the continue head's target holds gamma,
+    which dreams then do not apply. continues: "hard" | "soft" in dreams; first_continue: of a
+    dream's start, "real" (the replay row's) | "predicted". return_limit: smallest divisor of
+    advantages. critic_every: updates between two moves of the slow critic. replay_loss: "aligned" |
+    "literal" | "none"; replay_gradient: it shapes the representation, as does the reward loss with
+    reward_gradient. updates: "sequential" dreams with the updated model, "joint" is one gradient.
+    replay_context: sequences start from stored latents, which are written back. fresh: sequences of
+    a batch that are an environment's newest. evaluation: "mode" | "sample" of the policy.
+    Rates, clips, eps: of model, actor and critic; "laprop" clips adaptively, "adam" globally.
+    """
+
+    model: ModelConfig
+    batch_size: int = 16
+    batch_length: int = 64
+    horizon: int = 15
+    dream_rows: int = 0
+    gamma: float = 1.0 - 1.0 / 333.0
+    lambda_: float = 0.95
+    free_nats: float = 1.0
+    free_nats_gradient: bool = False
+    dynamics_coef: float = 0.5
+    representation_coef: float = 0.1
+    continue_discount: bool = False
+    continues: str = "hard"
+    first_continue: str = "real"
+    reward_gradient: bool = True
+    actor_gradient: str = "reinforce"
+    entropy_coef: float = 3e-4
+    return_decay: float = 0.99
+    return_percentiles: tuple[float, float] = (5.0, 95.0)
+    return_limit: float = 1.0
+    critic_regularizer: float = 1.0
+    critic_tau: float = 0.02
+    critic_every: int = 1
+    replay_loss: str = "aligned"
+    replay_coef: float = 0.3
+    replay_gradient: bool = False
+    replay_context: bool = False
+    fresh: int = 0
+    updates: str = "sequential"
+    evaluation: str = "mode"
+    optimizer: str = "adam"
+    learning_rates: tuple[float, float, float] = (1e-4, 8e-5, 8e-5)
+    clips: tuple[float, float, float] = (1000.0, 100.0, 100.0)
+    epsilons: tuple[float, float, float] = (1e-8, 1e-5, 1e-5)
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {choices}")
+        for name in ("batch_size", "batch_length", "horizon", "critic_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.replay_loss != "none" and self.batch_length < 2:
+            raise ValueError("replay_loss needs batch_length of at least 2: raise it, or use none")
+        if not 0 <= self.dream_rows <= self.batch_length or self.dream_rows == 1:
+            raise ValueError(f"dream_rows={self.dream_rows}: choose 0 or 2..{self.batch_length}")
+        if not 0.0 < self.gamma < 1.0:
+            raise ValueError(f"gamma={self.gamma}: must lie in (0, 1)")
+        if self.continue_discount and self.continues == "hard":
+            raise ValueError(
+                "continue_discount=True with continues='hard' would drop the discount from dreams: "
+                "use continues='soft', or continue_discount=False"
+            )
+        if self.actor_gradient == "reparam" and self.model.discrete:
+            raise ValueError("actor_gradient='reparam' needs continuous actions: use 'reinforce'")
+        if self.updates == "sequential" and self.replay_gradient:
+            raise ValueError(
+                "replay_gradient=True needs updates='joint': in sequence the world model has "
+                "moved before the replay loss is known"
+            )
+
+
+@flax.struct.dataclass
+class TrainState:
+    """All that learning changes.
+
+    params: "model" (encoder, rssm, decoder, reward, continue), "actor", "critic". slow: averaged
+    critic. opt_state: by group. ema: percentiles of imagined returns. step: int32, updates made.
+    """
+
+    params: Params
+    slow: Params
+    opt_state: Params
+    ema: returns.ReturnEMA
+    step: Array
+
+
+@flax.struct.dataclass
+class ActorState:
+    """Latent state and the action taken at it, `[E, ...]`."""
+
+    deter: Array
+    stoch: Array
+    action: Array
+
+
+def init_params(config: ModelConfig, key: Array) -> Params:
+    """Parameters of everything; reward and value start as exact zeros."""
+    names = ("encoder", "rssm", "decoder", "reward", "continue", "actor", "critic")
+    keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
+    net, bins = config, config.num_bins
+    model = {
+        "encoder": observations.init_encoder(keys["encoder"], net),
+        "rssm": rssm.init(keys["rssm"], net, observations.token_dim(net)),
+        "decoder": observations.init_decoder(keys["decoder"], net),
+        "reward": nets.init_head(keys["reward"], net, net.reward_layers, bins, scale=0.0),
+        "continue": nets.init_head(keys["continue"], net, net.continue_layers, 1),
+    }
+    out = policy.output_dim(net)
+    actor = nets.init_head(keys["actor"], net, net.policy_layers, out, scale=0.01)
+    critic = nets.init_head(keys["critic"], net, net.value_layers, bins, scale=0.0)
+    return {"model": model, "actor": actor, "critic": critic}
+
+
+def make_optimizers(config: DreamerConfig) -> dict[str, optax.GradientTransformation]:
+    """An optimiser for each group of parameters."""
+    result = {}
+    for i, name in enumerate(("model", "actor", "critic")):
+        rate, clip, eps = config.learning_rates[i], config.clips[i], config.epsilons[i]
+        make = optimizers.laprop if config.optimizer == "laprop" else optimizers.adam
+        result[name] = make(rate, clip=clip, eps=eps, warmup=config.warmup)
+    return result
+
+
+def init_state(config: DreamerConfig, key: Array) -> TrainState:
+    """A fresh train state; the slow critic starts as a copy."""
+    params = init_params(config.model, key)
+    opt_state = {name: opt.init(params[name]) for name, opt in make_optimizers(config).items()}
+    return TrainState(
+        params=params,
+        slow=jax.tree.map(jnp.copy, params["critic"]),
+        opt_state=opt_state,
+        ema=returns.init_return_ema(),
+        step=jnp.int32(0),
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# Learning
+
+
+def draw(config: DreamerConfig, key: Array) -> Draws:
+    """The random numbers of one update."""
+    keys = jax.random.split(key, 3)
+    net, (length, batch) = config.model, (config.batch_length, config.batch_size)
+    num = (config.dream_rows or length) * batch
+    return Draws(
+        posterior=jax.random.uniform(keys[0], (length, batch, net.stoch)),
+        prior=jax.random.uniform(keys[1], (config.horizon, num, net.stoch)),
+        action=policy.draw(net, keys[2], (config.horizon + 1, num)),
+    )
+
+
+def gradients(
+    config: DreamerConfig, state: TrainState, batch: Batch, carry: rssm.State, draws: Draws,
+    chooser: Chooser = Chooser(),  # noqa: B008
+) -> tuple[Params, losses.ModelOutput, losses.Behaviour, dict[str, Array]]:  # fmt: skip
+    """Gradients of the one total loss ("joint"), and what was computed on the way."""
+
+    def total(params: Params) -> tuple[Array, Any]:
+        output = losses.world_model(
+            config, params["model"], batch, carry, draws.posterior, chooser.latent
+        )
+        terms, result = losses.behaviour_losses(
+            config, params["model"], params["actor"], params["critic"], state.slow, output, batch,
+            state.ema, draws, chooser,
+        )  # fmt: skip
+        loss = losses.scaled_sum(config, output.losses) + behaviour_sum(config, terms)
+        return loss, (output, result, terms)
+
+    grads, aux = jax.grad(total, has_aux=True)(state.params)
+    return grads, *aux
+
+
+def behaviour_sum(config: DreamerConfig, terms: dict[str, Array]) -> Array:
+    """Mean losses of actor and critic, the replay loss by its coefficient."""
+    scales = {"replay_value": config.replay_coef}
+    return sum(scales.get(name, 1.0) * jnp.mean(loss) for name, loss in terms.items())
+
+
+def update_from_batch(
+    config: DreamerConfig, state: TrainState, batch: Batch, carry: rssm.State, draws: Draws,
+    chooser: Chooser = Chooser(),  # noqa: B008
+) -> tuple[TrainState, Metrics, rssm.State]:  # fmt: skip
+    """One learner step with given draws: the deterministic core of `update`.
+
+    Returns the new state, metrics and the posterior states `[T, B, ...]` of the batch.
+    """
+    params, opt_state = dict(state.params), dict(state.opt_state)
+    solvers = make_optimizers(config)
+
+    def apply(name: str, grads: Params) -> None:
+        updates, opt_state[name] = solvers[name].update(grads, opt_state[name], params[name])
+        params[name] = optax.apply_updates(params[name], updates)
+
+    if config.updates == "joint":
+        grads, output, result, terms = gradients(config, state, batch, carry, draws, chooser)
+        for name in grads:
+            apply(name, grads[name])
+    else:
+
+        def model_loss(model: Params) -> tuple[Array, losses.ModelOutput]:
+            output = losses.world_model(
+                config, model, batch, carry, draws.posterior, chooser.latent
+            )
+            return losses.scaled_sum(config, output.losses), output
+
+        grads, output = jax.grad(model_loss, has_aux=True)(params["model"])
+        grads = {"model": grads}
+        apply("model", grads["model"])
+
+        def behaviour_loss(own: Params) -> tuple[Array, Any]:
+            terms, result = losses.behaviour_losses(
+                config, params["model"], own["actor"], own["critic"], state.slow, output, batch,
+                state.ema, draws, chooser,
+            )  # fmt: skip
+            return behaviour_sum(config, terms), (terms, result)
+
+        own = {name: params[name] for name in ("actor", "critic")}
+        more, (terms, result) = jax.grad(behaviour_loss, has_aux=True)(own)
+        grads |= more
+        for name in more:
+            apply(name, more[name])
+
+    step = state.step + 1
+    state = TrainState(
+        params, move_slow(config, params["critic"], state.slow, step), opt_state, result.ema, step
+    )
+    return state, make_metrics(output, result, terms, grads), output.observed.states
+
+
+def move_slow(config: DreamerConfig, critic: Params, slow: Params, step: Array) -> Params:
+    """The slow critic after update number `step`: every `critic_every` a part `critic_tau` on."""
+    tau = jnp.where(step % config.critic_every == 0, config.critic_tau, 0.0)
+    return jax.tree.map(lambda new, old: tau * new + (1.0 - tau) * old, critic, slow)
+
+
+def make_metrics(
+    output: losses.ModelOutput, result: losses.Behaviour, terms: dict[str, Array], grads: Params
+) -> Metrics:
+    """Scalars to log: document 003, section 8, and the world model's."""
+    metrics = {f"loss/{name}": jnp.mean(loss) for name, loss in output.losses.items()}
+    names = {"policy": "actor_loss", "value": "critic_loss", "replay_value": "replay_critic_loss"}
+    metrics |= {names[name]: jnp.mean(loss) for name, loss in terms.items()}
+    metrics |= {f"grad_norm/{name}": optax.tree.norm(grad) for name, grad in grads.items()}
+    return metrics | output.metrics | result.metrics
+
+
+def make_batch(config: DreamerConfig, rows: dict[str, Any]) -> tuple[Batch, rssm.State | None]:
+    """T + 1 replay rows as a batch of T, and the stored state before it (None: none is stored).
+
+    The first row only supplies the previous action and the stored latents. Without those every
+    sequence begins as an episode does.
+    """
+    after = {name: x[1:] for name, x in rows.items()}
+    is_first, carry = after["is_first"], None
+    if config.replay_context:
+        stoch = jax.nn.one_hot(rows["stoch"][0], config.model.classes, dtype=jnp.float32)
+        carry = rssm.State(rows["deter"][0].astype(jnp.float32), stoch)
+    else:
+        is_first = is_first.at[0].set(True)
+    batch = Batch(
+        obs=observe_dict(config.model, after["obs"]),
+        action=rows["action"][:-1],
+        reward=after["reward"],
+        is_first=is_first,
+        is_last=after["is_last"],
+        terminated=after["terminated"],
+    )
+    return batch, carry
+
+
+def observe_dict(config: ModelConfig, obs: Array) -> observations.Observation:
+    """An environment's observation `[..., *shape]` as what the encoder takes."""
+    if config.image_shape is not None:
+        return {"image": obs}
+    return {"vector": obs.reshape(*obs.shape[: obs.ndim - config.obs_ndim], config.vector_dim)}
+
+
+def make_update(config: DreamerConfig) -> Any:
+    """`Agent.update_replay`: sample, one learner step, write fresh latents back."""
+
+    def update(
+        train: TrainState, state: replay.ReplayState, key: Array
+    ) -> tuple[TrainState, replay.ReplayState, Metrics]:
+        sample_key, draw_key = jax.random.split(key)
+        sample = sequences.sample(
+            state, sample_key, batch_size=config.batch_size, length=config.batch_length + 1,
+            fresh=config.fresh,
+        )  # fmt: skip
+        batch, carry = make_batch(config, sample.rows)
+        if carry is None:
+            carry = rssm.initial(config.model, train.params["model"]["rssm"], (config.batch_size,))
+        train, metrics, states = update_from_batch(
+            config, train, batch, carry, draw(config, draw_key)
+        )
+        if config.replay_context:
+            index = jax.tree.map(lambda x: x[1:], sample.index)
+            state = sequences.write(state, index, _stored(states))
+        return train, state, metrics
+
+    return update
+
+
+# -------------------------------------------------------------------------------------------------
+# Acting
+
+
+def _stored(state: rssm.State) -> dict[str, Array]:
+    """A state as replay fields: deter, and the latents' class numbers."""
+    return {"deter": state.deter, "stoch": jnp.argmax(state.stoch, axis=-1).astype(jnp.int8)}
+
+
+def make_act(config: DreamerConfig) -> Any:
+    """`Agent.act`: one posterior step and an action."""
+    net = config.model
+
+    def act(
+        train: TrainState, actor: ActorState, obs: Array, is_first: Array, key: Array,
+        evaluate: bool,
+    ) -> tuple[Array, ActorState]:  # fmt: skip
+        latent_key, action_key = jax.random.split(key)
+        model, lead = train.params["model"], is_first.shape
+        tokens = observations.encode(net, model["encoder"], observe_dict(net, obs))
+        state = rssm.observe_step(
+            net, model["rssm"], rssm.State(actor.deter, actor.stoch), actor.action, tokens,
+            is_first, jax.random.uniform(latent_key, (*lead, net.stoch)),
+        )  # fmt: skip
+        out = nets.head(train.params["actor"], rssm.features(state), net.dtype)
+        if evaluate and config.evaluation == "mode":
+            action = policy.mode(net, out)
+        else:
+            action = policy.sample(net, out, policy.draw(net, action_key, lead))
+        action = jnp.clip(action, -1.0, 1.0)
+        return action, ActorState(state.deter, state.stoch, action)
+
+    return act
+
+
+def init_actor(config: DreamerConfig, num: int) -> ActorState:
+    """Zeros; the first row of an episode replaces them by the initial state."""
+    net = config.model
+    return ActorState(
+        jnp.zeros((num, net.deter)), jnp.zeros((num, net.stoch, net.classes)),
+        jnp.zeros((num, net.action_dim)),
+    )  # fmt: skip
+
+
+def example_row(config: DreamerConfig) -> dict[str, Any]:
+    """One un-batched replay row, as shapes; with replay_context the latents beside it."""
+    net = config.model
+    shape = jax.ShapeDtypeStruct
+    dtype = jnp.uint8 if net.image_shape and net.image_scale == 255.0 else jnp.float32
+    row = dict(
+        obs=shape(net.obs_shape, dtype), action=shape((net.action_dim,), jnp.float32),
+        reward=shape((), jnp.float32), is_first=shape((), jnp.bool_), is_last=shape((), jnp.bool_),
+        terminated=shape((), jnp.bool_),
+    )  # fmt: skip
+    if config.replay_context:
+        row |= dict(deter=shape((net.deter,), jnp.float32), stoch=shape((net.stoch,), jnp.int8))
+    return row
+
+
+def make_agent(config: DreamerConfig) -> Agent:
+    """The agent for `config` (see the module's first lines)."""
+    update = make_update(config)
+
+    def plain_update(train: TrainState, state: Any, key: Array) -> tuple[TrainState, Metrics]:
+        train, _, metrics = update(train, state, key)
+        return train, metrics
+
+    def remember(actor: ActorState) -> dict[str, Array]:
+        return _stored(rssm.State(actor.deter, actor.stoch))
+
+    context = config.replay_context
+    return Agent(
+        init=functools.partial(init_state, config),
+        init_actor=functools.partial(init_actor, config),
+        act=make_act(config),
+        targets=lambda *_: None,
+        update=plain_update,
+        refresh=None,
+        example_row=functools.partial(example_row, config),
+        target_spec=None,
+        refresh_chunk=1,
+        remember=remember if context else None,
+        update_replay=update if context else None,
+    )

@@ -1,0 +1,283 @@
+"""Dreamer's networks as pure functions over dicts of parameters: MLP heads, encoder, decoder, sizes.
+
+A network is a pair of functions, `init_*(key, ...) -> params` and the forward pass. Every hidden
+layer is linear, norm, activation; norms are computed in float32 whatever the compute dtype.
+
+Two families, by `ModelConfig.norm`: "rms" is the official code's (RMSNorm with a scale, linear
+layers with bias), "layer" is sheeprl's (LayerNorm with scale and shift, linear layers without).
+Axes: F features (deter and flat stoch, in this order), E encoder outputs, leading `...` free.
+Source: DreamerV3 (arXiv 2301.04104), appendix "Networks", and its official code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mbx import distributions as dist
+from mbx.networks import matmul
+
+Array = jax.Array
+Params = dict[str, Any]
+
+NORMS = ("rms", "layer")
+CORES = ("block", "dense")
+# A normal truncated at two standard deviations has this inverse standard deviation.
+_TRUNCATION = 1.1368
+_KERNEL = 5
+_CHANNELS = (2, 3, 4, 4)  # channels of an image stage, in units of `depth`
+
+# The official sizes; "tiny", about 0.5M, is ours, for CPUs.
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": dict(deter=256, hidden=96, classes=8, units=96, depth=4, stoch=16, blocks=4),
+    "1m": dict(deter=512, hidden=64, classes=4, units=64, depth=4),
+    "12m": dict(deter=2048, hidden=256, classes=16, units=256, depth=16),
+    "25m": dict(deter=3072, hidden=384, classes=24, units=384, depth=24),
+    "50m": dict(deter=4096, hidden=512, classes=32, units=512, depth=32),
+    "100m": dict(deter=6144, hidden=768, classes=48, units=768, depth=48),
+    "200m": dict(deter=8192, hidden=1024, classes=64, units=1024, depth=64),
+    "400m": dict(deter=12288, hidden=1536, classes=96, units=1536, depth=96),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Shapes of the world model, the actor and the critic; defaults are the official 1M model.
+
+    vector_dim, image_shape (H, W, C): what is observed, 0 or None for what is not. vector_shape:
+    the environment's own shape of the vector, () for [vector_dim]. action_dim: A,
+    the sum of `factors` (sizes of the one-hot blocks) where actions are discrete; no factors for
+    continuous actions. image_scale: what divides image values to bring them to [0, 1].
+    core: "block" (block-diagonal GRU of `blocks` blocks) | "dense" (one linear layer, sheeprl's).
+    initial: "zeros" | "learned", the recurrent state at an episode's start. unimix, policy_unimix:
+    share of the uniform distribution in latents and in discrete policies. bins_space: "raw" |
+    "symlog", where the two-hot bins of reward and value lie. decoder_blocks: of the linear layer from
+    deter to an image. dtype: of the matrix products.
+    """
+
+    vector_dim: int = 0
+    vector_shape: tuple[int, ...] = ()
+    image_shape: tuple[int, int, int] | None = None
+    image_scale: float = 255.0
+    action_dim: int = 1
+    factors: tuple[int, ...] = ()
+    deter: int = 512
+    hidden: int = 64
+    stoch: int = 32
+    classes: int = 4
+    units: int = 64
+    depth: int = 4
+    blocks: int = 8
+    core: str = "block"
+    norm: str = "rms"
+    initial: str = "zeros"
+    encoder_layers: int = 3
+    decoder_layers: int = 3
+    reward_layers: int = 1
+    continue_layers: int = 1
+    policy_layers: int = 3
+    value_layers: int = 3
+    prior_layers: int = 2
+    posterior_layers: int = 1
+    unimix: float = 0.01
+    policy_unimix: float = 0.01
+    num_bins: int = 255
+    bins_space: str = "symlog"
+    min_std: float = 0.1
+    max_std: float = 1.0
+    decoder_blocks: int = 8
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("norm", NORMS), ("core", CORES), ("initial", ("zeros", "learned")),
+            ("bins_space", ("raw", "symlog")), ("dtype", ("float32", "bfloat16")),
+        ):  # fmt: skip
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {choices}")
+        if not self.vector_dim and self.image_shape is None:
+            raise ValueError("nothing is observed: give vector_dim or image_shape")
+        if self.deter % self.blocks:
+            raise ValueError(f"deter={self.deter} is not divisible by blocks={self.blocks}")
+        if self.factors and sum(self.factors) != self.action_dim:
+            raise ValueError(f"factors={self.factors} do not sum to action_dim={self.action_dim}")
+        if self.num_bins < 3 or self.num_bins % 2 == 0:
+            raise ValueError(f"num_bins={self.num_bins}: use an odd number, so that one bin is 0")
+        if self.image_shape is not None:
+            image_stages(self.image_shape)
+
+    @property
+    def feature_dim(self) -> int:
+        """F."""
+        return self.deter + self.stoch * self.classes
+
+    @property
+    def obs_shape(self) -> tuple[int, ...]:
+        """Shape of an environment's observation."""
+        return tuple(self.image_shape or self.vector_shape or (self.vector_dim,))
+
+    @property
+    def obs_ndim(self) -> int:
+        """Rank of an environment's observation."""
+        return len(self.obs_shape)
+
+    @property
+    def discrete(self) -> bool:
+        """Whether actions are one-hot."""
+        return bool(self.factors)
+
+
+def sized(size: str, **overrides: Any) -> ModelConfig:
+    """The configuration of a named size. Raises ValueError for an unknown one."""
+    if size not in SIZES:
+        raise ValueError(f"model.size={size!r}: choose one of {tuple(SIZES)}")
+    return ModelConfig(**(SIZES[size] | overrides))
+
+
+def image_stages(shape: tuple[int, int, int]) -> int:
+    """How often an image is halved, at most four times: 64 -> 4, 12 -> 3, 10 -> 5.
+
+    Raises ValueError where the smallest grid is not 3 to 16 wide.
+    """
+    height, width = shape[:2]
+    stages = 0
+    while stages < 4 and not height % 2 and not width % 2 and min(height, width) >= 6:
+        height, width, stages = height // 2, width // 2, stages + 1
+    if stages == 0 or not all(3 <= side <= 16 for side in (height, width)):
+        raise ValueError(
+            f"image_shape={shape}: halving it up to four times must end at 3 to 16 pixels; crop "
+            "or resize the image, for example to 64x64"
+        )
+    return stages
+
+
+# -------------------------------------------------------------------------------------------------
+# Layers
+
+
+def init_linear(
+    key: Array, fan_in: int, *shape: int, scale: float = 1.0, bias: bool = True
+) -> Params:
+    """kernel of `shape` (its last axis the outputs), truncated normal of variance 1/fan_in."""
+    kernel = jax.random.truncated_normal(key, -2.0, 2.0, shape)
+    params = {"kernel": kernel * (scale * _TRUNCATION / math.sqrt(fan_in))}
+    if bias:
+        params["bias"] = jnp.zeros(shape[-1] if len(shape) != 3 else shape[0] * shape[2])
+    return params
+
+
+def linear(params: Params, x: Array, dtype: str = "float32") -> Array:
+    """`[..., in] -> [..., out]`."""
+    y = matmul(x.astype(dtype), params["kernel"].astype(dtype))
+    return add_bias(params, y)
+
+
+def add_bias(params: Params, y: Array) -> Array:
+    """y plus the bias, where the layer has one."""
+    return y + _row(params["bias"], y) if "bias" in params else y
+
+
+def block_linear(params: Params, x: Array, dtype: str = "float32") -> Array:
+    """`[..., in] -> [..., out]` with a block-diagonal kernel `[G, in/G, out/G]`."""
+    kernel = params["kernel"].astype(dtype)
+    if kernel.shape[0] == 1:
+        return add_bias(params, matmul(x.astype(dtype), kernel[0]))
+    blocks = x.astype(dtype).reshape(*x.shape[:-1], kernel.shape[0], kernel.shape[1])
+    y = jnp.einsum("...gi,gio->...go", blocks, kernel)
+    return add_bias(params, y.reshape(*x.shape[:-1], -1))
+
+
+def init_norm(kind: str, size: int) -> Params:
+    """Scale, and shift where the kind has one."""
+    params = {"scale": jnp.ones(size)}
+    return params | {"shift": jnp.zeros(size)} if kind == "layer" else params
+
+
+def norm(params: Params, x: Array) -> Array:
+    """RMSNorm (eps 1e-4), or LayerNorm (eps 1e-3) where the parameters hold a shift; float32."""
+    y = x.astype(jnp.float32)
+    if "shift" not in params:
+        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + 1e-4)
+        return y * inverse * _row(params["scale"], y)
+    y = y - jnp.mean(y, axis=-1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + 1e-3)
+    return y * inverse * _row(params["scale"], y) + _row(params["shift"], y)
+
+
+def norm_silu(params: Params, x: Array) -> Array:
+    """silu(norm(x)), float32."""
+    return jax.nn.silu(norm(params, x))
+
+
+def init_layer(key: Array, kind: str, fan_in: int, out: int) -> Params:
+    """One hidden layer: linear, norm, activation."""
+    params = init_linear(key, fan_in, fan_in, out, bias=kind == "rms")
+    return params | {"norm": init_norm(kind, out)}
+
+
+def layer(params: Params, x: Array, dtype: str = "float32") -> Array:
+    """silu(norm(linear(x)))."""
+    return norm_silu(params["norm"], linear(params, x, dtype))
+
+
+def init_mlp(key: Array, kind: str, fan_in: int, units: int, layers: int) -> Params:
+    """`layers` hidden layers, named layer_0, layer_1, …"""
+    keys = jax.random.split(key, max(layers, 1))
+    return {
+        f"layer_{i}": init_layer(keys[i], kind, units if i else fan_in, units)
+        for i in range(layers)
+    }
+
+
+def mlp(params: Params, x: Array, dtype: str = "float32") -> Array:
+    """The hidden layers one after the other; an "out" layer is left to the caller."""
+    for i in range(sum(name.startswith("layer_") for name in params)):
+        x = layer(params[f"layer_{i}"], x, dtype)
+    return x
+
+
+def init_head(key: Array, config: ModelConfig, layers: int, out: int, scale: float = 1.0) -> Params:
+    """An MLP on features F with a linear output; `scale` multiplies the output's kernel."""
+    mlp_key, out_key = jax.random.split(key)
+    params = init_mlp(mlp_key, config.norm, config.feature_dim, config.units, layers)
+    width = config.units if layers else config.feature_dim
+    return params | {"out": init_linear(out_key, width, width, out, scale=scale)}
+
+
+def head(params: Params, features: Array, dtype: str = "float32") -> Array:
+    """`[..., F] -> [..., out]`, float32."""
+    return linear(params["out"], mlp(params, features, dtype), dtype).astype(jnp.float32)
+
+
+# -------------------------------------------------------------------------------------------------
+# Two-hot heads
+
+
+def value_bins(config: ModelConfig) -> Array:
+    """Bins of reward and value: evenly spaced in symlog space, or their symexp (mirrored)."""
+    if config.bins_space == "symlog":
+        return dist.bins(-20.0, 20.0, config.num_bins)
+    half = dist.symexp(jnp.linspace(-20.0, 0.0, config.num_bins // 2 + 1, dtype=jnp.float32))
+    return jnp.concatenate([half, -half[:-1][::-1]])
+
+
+def two_hot_mean(config: ModelConfig, logits: Array) -> Array:
+    """`[..., bins] -> [...]` predicted number, in real space."""
+    if config.bins_space == "symlog":
+        return dist.two_hot_mean(logits, value_bins(config))
+    return dist.two_hot_linear_mean(logits, value_bins(config))
+
+
+def two_hot_loss(config: ModelConfig, logits: Array, target: Array) -> Array:
+    """Cross-entropy with the two-hot code of `target` `[...]`."""
+    if config.bins_space == "symlog":
+        return dist.two_hot_cross_entropy(logits, target, value_bins(config))
+    return dist.two_hot_linear_cross_entropy(logits, target, value_bins(config))
+
+
+def _row(x: Array, like: Array) -> Array:
+    return x.astype(like.dtype).reshape((1,) * (like.ndim - 1) + x.shape)

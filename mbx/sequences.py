@@ -1,0 +1,78 @@
+"""Sequences of consecutive replay rows, across episode ends, for recurrent world models.
+
+A sequence may start anywhere and run into the next episode: rows carry `is_first`, at which the
+model resets. Reward and flags arrive with their row. `write` puts fresh values of some fields back
+(stored latents) with `.at[].set`.
+Axes: L rows, B batch, E environments, C capacity.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mbx import replay
+from mbx.replay import Index, ReplayState
+
+Array = jax.Array
+
+
+class Sequences(NamedTuple):
+    """rows `[L, B, ...]` and where they lie, `[L, B]`."""
+
+    rows: dict[str, Any]
+    index: Index
+
+
+def sample(
+    state: ReplayState, key: Array, *, batch_size: int, length: int, fresh: int = 0
+) -> Sequences:
+    """Draws runs of `length` consecutive rows, uniformly over where they can start.
+
+    The first `fresh` columns are each an environment's newest rows instead, environments in turn
+    from a random one on: what was just experienced is so trained on at once. Rows past the newest
+    one, which occur only while no environment holds `length` rows, repeat it. The key is consumed.
+
+    Raises:
+      ValueError: length or fresh out of range.
+    """
+    num_envs, capacity = state.data["is_last"].shape
+    if not 1 <= length <= capacity:
+        raise ValueError(
+            f"length is {length} with a capacity of {capacity} rows an environment: choose "
+            "1 <= length <= capacity"
+        )
+    if not 0 <= fresh <= batch_size:
+        raise ValueError(f"fresh is {fresh} with batch_size {batch_size}: choose 0..batch_size")
+    draw_key, env_key = jax.random.split(key)
+    counts = jnp.maximum(state.size - length + 1, 0)
+    total = jnp.maximum(jnp.sum(counts), 1)
+    flat = jax.random.randint(draw_key, (batch_size,), 0, total, dtype=jnp.int32)
+    env, offset = replay._locate(counts, flat)
+    column = jnp.arange(batch_size, dtype=jnp.int32)
+    newest = (column + jax.random.randint(env_key, (), 0, num_envs)) % num_envs
+    env = jnp.where(column < fresh, newest, env)
+    offset = jnp.where(column < fresh, jnp.maximum(state.size[env] - length, 0), offset)
+    offsets = offset[None] + jnp.arange(length, dtype=jnp.int32)[:, None]
+    offsets = jnp.minimum(offsets, jnp.maximum(state.size[env] - 1, 0)[None])
+    env = jnp.broadcast_to(env[None], offsets.shape)
+    index = Index(env, replay._slot(state, env, offsets))
+    return Sequences(replay.row_at(state, index), index)
+
+
+def write(state: ReplayState, index: Index, fields: dict[str, Array]) -> ReplayState:
+    """Overwrites some fields of rows, `fields[name]` `[..., ...]` at `index` `[...]`.
+
+    Of a row that occurs more than once one occurrence is written, the same one for all fields.
+    """
+    capacity = state.data["is_last"].shape[1]
+    flat = Index(index.env.reshape(-1), index.slot.reshape(-1))
+    once = replay._is_last_occurrence(state, flat, jnp.ones(flat.env.shape, bool))
+    target = Index(flat.env, jnp.where(once, flat.slot, capacity))
+    data = dict(state.data)
+    for name, value in fields.items():
+        value = value.reshape(-1, *value.shape[index.env.ndim :]).astype(data[name].dtype)
+        data[name] = replay._write(data[name], target, value)
+    return state.replace(data=data)
