@@ -87,6 +87,7 @@ class ModelConfig:
     policy_unimix: float = 0.01
     num_bins: int = 255
     bins_space: str = "symlog"
+    init_std: float = 2.0
     min_std: float = 0.1
     max_std: float = 1.0
     decoder_blocks: int = 8

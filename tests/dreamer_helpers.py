@@ -83,6 +83,54 @@ def official_rssm(read: Official, config: ModelConfig) -> Params:
     return params
 
 
+def _conv(read: Official, name: str, norm: str) -> Params:
+    return read.linear(name) | {"norm": {"scale": read(f"{norm}/scale")}}
+
+
+def official_params(read: Official, config: ModelConfig, n: Mapping[str, Any]) -> Params:
+    """Everything but the slow critic. The decoder there reads [z, h], ours [h, z]."""
+    flat, model = config.stoch * config.classes, {"rssm": official_rssm(read, config)}
+    model["encoder"], model["decoder"] = {}, {}
+    if config.vector_dim:
+        model["encoder"]["vector"] = {
+            f"layer_{i}": read.layer(f"enc/mlp{i}", f"enc/mlp{i}norm")
+            for i in range(n["enc_layers"])
+        }
+        decoder = read.mlp("dec/mlp", n["dec_layers"])
+        kernel = decoder["layer_0"]["kernel"]
+        decoder["layer_0"]["kernel"] = jnp.concatenate([kernel[flat:], kernel[:flat]])
+        outs = [read.linear(f"dec/vec/{key}/pred") for key in vector_keys(read.arrays)]
+        decoder["out"] = jax.tree.map(lambda *x: jnp.concatenate(x, axis=-1), *outs)
+        model["decoder"]["vector"] = decoder
+    if config.image_shape is not None:
+        stages = range(len(n["mults"]))
+        model["encoder"]["image"] = {
+            f"layer_{i}": _conv(read, f"enc/cnn{i}", f"enc/cnn{i}norm") for i in stages
+        }
+        model["decoder"]["image"] = {
+            "deter": read.linear("dec/sp0"),
+            "stoch_0": read.layer("dec/sp1", "dec/sp1norm"),
+            "stoch_1": read.linear("dec/sp2"),
+            "norm": {"scale": read("dec/spnorm/scale")},
+            "convs": {
+                f"layer_{i}": _conv(read, f"dec/conv{i}", f"dec/conv{i}norm") for i in stages[:-1]
+            },
+            "out": read.linear("dec/imgout"),
+        }
+    model["reward"] = read.head("rew", n["rew_layers"], "logits")
+    model["continue"] = read.head("con", n["con_layers"], "logit")
+    actor = read.mlp("pol/mlp", n["pol_layers"])
+    outs = ["logits"] if config.discrete else ["mean", "stddev"]
+    outs = [read.linear(f"pol/head/action/{out}") for out in outs]
+    actor["out"] = jax.tree.map(lambda *x: jnp.concatenate(x, axis=-1), *outs)
+    return {"model": model, "actor": actor, "critic": read.head("val", n["val_layers"], "logits")}
+
+
+def vector_keys(arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """Vector observations of a fixture, sorted."""
+    return sorted({k.split("/")[3] for k in arrays if k.startswith("p/dec/vec/")})
+
+
 # -------------------------------------------------------------------------------------------------
 # sheeprl: weights [out, in], LayerNorm with weight and bias
 
@@ -132,3 +180,42 @@ def sheeprl_rssm(read: Sheeprl, config: ModelConfig) -> Params:
         },
         "initial": read("initial_recurrent_state"),
     }
+
+
+def sheeprl_params(arrays: Mapping[str, np.ndarray], prefix: str, config: ModelConfig) -> Params:
+    """Everything but the slow critic."""
+    flat = config.stoch * config.classes
+    world = Sheeprl(arrays, f"{prefix}/world_model/")
+    rssm = Sheeprl(arrays, f"{prefix}/world_model/rssm.")
+    actor = Sheeprl(arrays, f"{prefix}/actor/")
+    decoder = "observation_model.mlp_decoder"
+    model = {
+        "encoder": {"vector": {"layer_0": world.layer("encoder.mlp_encoder.model._model")}},
+        "rssm": sheeprl_rssm(rssm, config),
+        "decoder": {
+            "vector": {
+                "layer_0": world.layer(f"{decoder}.model._model", flat),
+                "out": world.linear(f"{decoder}.heads.0"),
+            }
+        },
+    }
+    for ours, theirs in (("reward", "reward_model"), ("continue", "continue_model")):
+        model[ours] = {
+            "layer_0": world.layer(f"{theirs}._model", flat),
+            "out": world.linear(f"{theirs}._model.3"),
+        }
+    outs = [
+        actor.linear(f"mlp_heads.{i}")
+        for i in range(len(config.factors) or 1)
+    ]
+    out = jax.tree.map(lambda *x: jnp.concatenate(x, axis=-1), *outs)
+    return {
+        "model": model,
+        "actor": {"layer_0": actor.layer("model._model", flat), "out": out},
+        "critic": sheeprl_critic(Sheeprl(arrays, f"{prefix}/critic/"), flat),
+    }
+
+
+def sheeprl_critic(read: Sheeprl, flat: int) -> Params:
+    """A critic, or the slow one."""
+    return {"layer_0": read.layer("_model", flat), "out": read.linear("_model.3")}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mbx import rssm
-from mbx.dreamer_networks import ModelConfig, sized
+from mbx.dreamer_networks import ModelConfig
 from tests import dreamer_helpers as ref
 from tests.helpers import load_fixture
 

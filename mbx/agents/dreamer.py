@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -231,6 +231,64 @@ def behaviour_sum(config: DreamerConfig, terms: dict[str, Array]) -> Array:
     return sum(scales.get(name, 1.0) * jnp.mean(loss) for name, loss in terms.items())
 
 
+class Step(NamedTuple):
+    """What one learner step computed: gradients, moved parameters and optimiser states by group,
+    the world model's output, the behaviour's result and its losses by name."""
+
+    grads: Params
+    params: Params
+    opt_state: Params
+    output: losses.ModelOutput
+    result: losses.Behaviour
+    terms: dict[str, Array]
+
+
+def step_gradients(
+    config: DreamerConfig, state: TrainState, batch: Batch, carry: rssm.State, draws: Draws,
+    chooser: Chooser = Chooser(),  # noqa: B008
+) -> Step:  # fmt: skip
+    """Gradients and parameters of one step: all at once, or the world model first ("sequential").
+
+    In sequence, dreams run in the updated model from posteriors computed before, without gradient
+    to it.
+    """
+    solvers = make_optimizers(config)
+
+    def apply(grads: Params) -> tuple[Params, Params]:
+        params, opt_state = {}, {}
+        for name, grad in grads.items():
+            old = state.params[name]
+            updates, opt_state[name] = solvers[name].update(grad, state.opt_state[name], old)
+            params[name] = optax.apply_updates(old, updates)
+        return params, opt_state
+
+    if config.updates == "joint":
+        grads, output, result, terms = gradients(config, state, batch, carry, draws, chooser)
+        return Step(grads, *apply(grads), output, result, terms)
+
+    def model_loss(model: Params) -> tuple[Array, losses.ModelOutput]:
+        output = losses.world_model(config, model, batch, carry, draws.posterior, chooser.latent)
+        return losses.scaled_sum(config, output.losses), output
+
+    model_grads, output = jax.grad(model_loss, has_aux=True)(state.params["model"])
+    params, opt_state = apply({"model": model_grads})
+
+    def behaviour_loss(own: Params) -> tuple[Array, Any]:
+        terms, result = losses.behaviour_losses(
+            config, params["model"], own["actor"], own["critic"], state.slow, output, batch,
+            state.ema, draws, chooser,
+        )  # fmt: skip
+        return behaviour_sum(config, terms), (terms, result)
+
+    own = {name: state.params[name] for name in ("actor", "critic")}
+    grads, (terms, result) = jax.grad(behaviour_loss, has_aux=True)(own)
+    moved, moved_opt = apply(grads)
+    return Step(
+        {"model": model_grads, **grads}, params | moved, opt_state | moved_opt, output, result,
+        terms,
+    )  # fmt: skip
+
+
 def update_from_batch(
     config: DreamerConfig, state: TrainState, batch: Batch, carry: rssm.State, draws: Draws,
     chooser: Chooser = Chooser(),  # noqa: B008
@@ -239,47 +297,12 @@ def update_from_batch(
 
     Returns the new state, metrics and the posterior states `[T, B, ...]` of the batch.
     """
-    params, opt_state = dict(state.params), dict(state.opt_state)
-    solvers = make_optimizers(config)
-
-    def apply(name: str, grads: Params) -> None:
-        updates, opt_state[name] = solvers[name].update(grads, opt_state[name], params[name])
-        params[name] = optax.apply_updates(params[name], updates)
-
-    if config.updates == "joint":
-        grads, output, result, terms = gradients(config, state, batch, carry, draws, chooser)
-        for name in grads:
-            apply(name, grads[name])
-    else:
-
-        def model_loss(model: Params) -> tuple[Array, losses.ModelOutput]:
-            output = losses.world_model(
-                config, model, batch, carry, draws.posterior, chooser.latent
-            )
-            return losses.scaled_sum(config, output.losses), output
-
-        grads, output = jax.grad(model_loss, has_aux=True)(params["model"])
-        grads = {"model": grads}
-        apply("model", grads["model"])
-
-        def behaviour_loss(own: Params) -> tuple[Array, Any]:
-            terms, result = losses.behaviour_losses(
-                config, params["model"], own["actor"], own["critic"], state.slow, output, batch,
-                state.ema, draws, chooser,
-            )  # fmt: skip
-            return behaviour_sum(config, terms), (terms, result)
-
-        own = {name: params[name] for name in ("actor", "critic")}
-        more, (terms, result) = jax.grad(behaviour_loss, has_aux=True)(own)
-        grads |= more
-        for name in more:
-            apply(name, more[name])
-
-    step = state.step + 1
-    state = TrainState(
-        params, move_slow(config, params["critic"], state.slow, step), opt_state, result.ema, step
-    )
-    return state, make_metrics(output, result, terms, grads), output.observed.states
+    step = step_gradients(config, state, batch, carry, draws, chooser)
+    count = state.step + 1
+    slow = move_slow(config, step.params["critic"], state.slow, count)
+    state = TrainState(step.params, slow, step.opt_state, step.result.ema, count)
+    metrics = make_metrics(step.output, step.result, step.terms, step.grads)
+    return state, metrics, step.output.observed.states
 
 
 def move_slow(config: DreamerConfig, critic: Params, slow: Params, step: Array) -> Params:

@@ -2,7 +2,7 @@
 
 Functions of the policy head's output `[..., P]`. Discrete: P = A, the logits of one-hot factors
 that are mixed with `policy_unimix` of the uniform distribution; log-probabilities and entropies are
-summed over factors. Continuous: P = 2 A, mean = tanh(m), std = (max - min) sigmoid(s + 2) + min.
+summed over factors. Continuous: P = 2 A, mean = tanh(m), std = (max - min) sigmoid(s + init_std) + min.
 Source: DreamerV3 and its official code.
 """
 
@@ -48,7 +48,7 @@ def mean_std(config: ModelConfig, out: Array) -> tuple[Array, Array]:
     """Mean and standard deviation `[..., A]` of a continuous policy."""
     mean, raw = jnp.split(out, 2, axis=-1)
     width = config.max_std - config.min_std
-    return jnp.tanh(mean), width * jax.nn.sigmoid(raw + 2.0) + config.min_std
+    return jnp.tanh(mean), width * jax.nn.sigmoid(raw + config.init_std) + config.min_std
 
 
 def sample(config: ModelConfig, out: Array, draw: Array) -> Array:

@@ -1,0 +1,266 @@
+"""Dreamer against whole training steps of the references: losses, gradients, moved parameters."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import returns, rssm
+from mbx.agents import dreamer
+from mbx.agents import dreamer_losses as losses
+from mbx.agents import dreamer_policy as policy
+from mbx.agents.dreamer import DreamerConfig
+from mbx.dreamer_networks import ModelConfig
+from tests import dreamer_helpers as ref
+from tests.dreamer_helpers import batch_major
+from tests.helpers import load_fixture
+
+MODULES = {"enc": "encoder", "dyn": "rssm", "dec": "decoder", "rew": "reward", "con": "continue"}
+
+
+@pytest.fixture(autouse=True)
+def precise():
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+def close(actual, expected, rtol=1e-3, atol=1e-5):
+    np.testing.assert_allclose(np.asarray(actual), expected, rtol=rtol, atol=atol)
+
+
+def close_trees(actual, expected, rtol, atol, share=0.0):
+    """Leaf by leaf; `share` of a tensor's largest entry adds to the absolute tolerance."""
+    flat = jax.tree_util.tree_flatten_with_path(expected)[0]
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for (path, want), have in zip(flat, jax.tree.leaves(actual), strict=True):
+        limit = atol + share * float(np.max(np.abs(want), initial=0.0))
+        np.testing.assert_allclose(
+            have, want, rtol=rtol, atol=limit, err_msg=jax.tree_util.keystr(path)
+        )
+
+
+def given_action(net, out, action):
+    """A `choose_action` whose draw is the action itself."""
+    return action
+
+
+# -------------------------------------------------------------------------------------------------
+# Official agent: one joint gradient
+
+
+def official_case(name):
+    x, n = load_fixture("dreamer", f"official_agent_{name}")
+    discrete, image = n["actions"] == "discrete", "image" in x
+    keys = ref.vector_keys(x)
+    outputs = x["p/pol/head/action/" + ("logits" if discrete else "mean") + "/bias"].size
+    net = ModelConfig(
+        vector_dim=sum(np.prod(x[key].shape[2:], dtype=int) for key in keys),
+        image_shape=x["image"].shape[2:] if image else None, action_dim=outputs,
+        factors=(outputs,) if discrete else (), norm="rms", num_bins=n["bins"], bins_space="raw",
+        encoder_layers=n["enc_layers"], decoder_layers=n["dec_layers"],
+        reward_layers=n["rew_layers"], continue_layers=n["con_layers"],
+        policy_layers=n["pol_layers"], value_layers=n["val_layers"], policy_unimix=0.0,
+        prior_layers=n["imglayers"], posterior_layers=n["obslayers"], min_std=n["minstd"],
+        max_std=n["maxstd"], decoder_blocks=n["bspace"], core="block",
+        **{k: n[k] for k in ("deter", "hidden", "stoch", "classes", "blocks", "units", "depth")},
+        unimix=n["unimix"],
+    )  # fmt: skip
+    scales = n["loss_scales"]
+    config = DreamerConfig(
+        net, batch_size=n["B"], batch_length=n["T"], horizon=n["H"], dream_rows=n["imag_last"],
+        gamma=1.0 - 1.0 / n["horizon"], lambda_=n["lam"], free_nats=n["free_nats"],
+        dynamics_coef=scales["dyn"], representation_coef=scales["rep"],
+        continue_discount=n["contdisc"], continues="soft", first_continue="predicted",
+        reward_gradient=n["reward_grad"], entropy_coef=n["actent"],
+        critic_regularizer=n["slowreg"], replay_coef=scales["repval"],
+        replay_gradient=n["repval_grad"], updates="joint", actor_gradient="reinforce",
+    )  # fmt: skip
+    return x, n, config, keys
+
+
+def official_inputs(x, n, config, keys):
+    """Batch, carry, draws and train state; dreams are reordered from [B K] to [K B]."""
+    net, batch_size = config.model, n["B"]
+    obs = {}
+    if keys:
+        parts = [x[key].reshape(*x[key].shape[:2], -1) for key in keys]
+        obs["vector"] = batch_major(np.concatenate(parts, axis=-1).astype(np.float32))
+    if net.image_shape is not None:
+        obs["image"] = batch_major(x["image"])
+    action = batch_major(x["prev_action"])
+    first = batch_major(x["is_first"])
+    if net.discrete:
+        action = jax.nn.one_hot(action, net.action_dim)
+    batch = losses.Batch(
+        obs, action, batch_major(x["reward"]), first, batch_major(x["is_last"]),
+        batch_major(x["is_terminal"]),
+    )  # fmt: skip
+    carry = rssm.State(jnp.asarray(x["carry_h"]), jnp.asarray(x["carry_z"]))
+
+    def dreams(y):
+        y = jnp.asarray(y).reshape(batch_size, -1, *y.shape[1:])
+        return jnp.moveaxis(y, 2, 0).swapaxes(1, 2).reshape(y.shape[2], -1, *y.shape[3:])
+
+    chosen = dreams(x["draw_action"])
+    if net.discrete:
+        chosen = jax.nn.one_hot(chosen, net.action_dim)
+    draws = losses.Draws(batch_major(x["draw_z"]), dreams(x["draw_imag_z"]), chosen)
+    params = ref.official_params(ref.Official(x, "p/"), net, n)
+    slow = ref.Official(x, "p/").head("slowval", n["val_layers"], "logits")
+    ema = returns.ReturnEMA(jnp.float32(n["low0"]), jnp.float32(n["high0"]))
+    state = dreamer.TrainState(params, slow, None, ema, jnp.int32(0))
+    return state, batch, carry, draws, dreams
+
+
+@pytest.mark.parametrize("name", ["discrete", "continuous", "image", "options", "entropy"])
+def test_official_agent(name):
+    x, n, config, keys = official_case(name)
+    state, batch, carry, draws, dreams = official_inputs(x, n, config, keys)
+    chooser = losses.Chooser(ref.put_one_hot, given_action)
+
+    def run(state):
+        return dreamer.gradients(config, state, batch, carry, draws, chooser)
+
+    grads, output, result, terms = jax.jit(run)(state)
+    close(output.observed.states.deter.swapaxes(0, 1), x["h"], 1e-4)
+    close(output.observed.posterior.swapaxes(0, 1), x["posterior_logits"], 1e-4)
+    rows = {key: loss.T for key, loss in output.losses.items()}
+    pairs = {"dynamics": "dyn", "representation": "rep", "reward": "rew", "continue": "con"}
+    for ours, theirs in pairs.items():
+        close(rows[ours], x[f"loss/{theirs}"], 1e-4)
+    if keys:
+        close(rows["vector"], sum(x[f"loss/{key}"] for key in keys), 1e-4)
+    if "image" in rows:
+        close(rows["image"], x["loss/image"], 1e-4)
+    close(result.returns, dreams(x["imag_ret"]))
+    close(result.actor, dreams(x["imag_policy_loss"]))
+    close(result.critic, dreams(x["imag_value_loss"]))
+    close(terms["replay_value"].T, x["loss/repval"])
+    close(result.ema.low, x["moments_low"])
+    close(result.ema.high, x["moments_high"])
+    total = losses.scaled_sum(config, output.losses) + dreamer.behaviour_sum(config, terms)
+    close(total, x["loss_total"])
+    expected = ref.official_params(ref.Official(x, "g/"), config.model, n)
+    for (path, want), have in zip(
+        jax.tree_util.tree_flatten_with_path(expected)[0], jax.tree.leaves(grads), strict=True
+    ):
+        limit = 1e-5 * max(1.0, float(np.max(np.abs(want))))
+        np.testing.assert_allclose(
+            have, want, rtol=2e-3, atol=limit, err_msg=jax.tree_util.keystr(path)
+        )
+
+
+@pytest.mark.parametrize("name", ["discrete", "options"])
+def test_gradients_flow_where_the_official_ones_do(name):
+    """Norm of every single loss's gradient in every module; a zero there is an exact zero here."""
+    x, n, config, keys = official_case(name)
+    state, batch, carry, draws, _ = official_inputs(x, n, config, keys)
+    chooser = losses.Chooser(ref.put_one_hot, given_action)
+
+    def all_losses(params):
+        output = losses.world_model(
+            config, params["model"], batch, carry, draws.posterior, chooser.latent
+        )
+        terms, _ = losses.behaviour_losses(
+            config, params["model"], params["actor"], params["critic"], state.slow, output, batch,
+            state.ema, draws, chooser,
+        )  # fmt: skip
+        means = {key: jnp.mean(loss) for key, loss in (output.losses | terms).items()}
+        return means
+
+    jacobian = jax.jit(jax.jacrev(all_losses))(state.params)
+    ours = {
+        "dyn": "dynamics", "rep": "representation", "rew": "reward", "con": "continue",
+        "policy": "policy", "value": "value", "repval": "replay_value",
+    }  # fmt: skip
+    vectors = [row for row, key in enumerate(n["loss_names"]) if key in keys]
+    for row, key in enumerate(n["loss_names"]):
+        if key not in ours and len(vectors) > 1:
+            continue  # several vectors are one loss here
+        grad = jacobian[ours.get(key, "vector")]
+        for column, module in enumerate(n["module_names"]):
+            tree = grad["actor"] if module == "pol" else grad["critic"]
+            if module in MODULES:
+                tree = grad["model"][MODULES[module]]
+            norm = np.sqrt(sum(float(jnp.sum(jnp.square(g))) for g in jax.tree.leaves(tree)))
+            want = float(x["grad_norm"][row, column])
+            if want == 0.0:
+                assert norm == 0.0, (key, module)
+            else:
+                np.testing.assert_allclose(norm, want, rtol=2e-3, err_msg=f"{key} {module}")
+
+
+# -------------------------------------------------------------------------------------------------
+# sheeprl: world model, then actor and critic on dreams of the updated model
+
+
+@pytest.mark.parametrize("name", ["discrete", "continuous", "warm_scale"])
+def test_sheeprl_step(name):
+    x, n = load_fixture("dreamer", f"sheeprl_train_step_{name}")
+    dims, adam = tuple(n["action_dims"]), n["adam"]
+    net = ModelConfig(
+        vector_dim=n["obs"], action_dim=sum(dims), factors=() if n["continuous"] else dims,
+        deter=n["Hd"], hidden=n["units"], units=n["units"], stoch=n["S"], classes=n["K"],
+        blocks=1, core="dense", norm="layer", initial="learned", prior_layers=1,
+        encoder_layers=1, decoder_layers=1, policy_layers=1, value_layers=1, num_bins=n["bins"],
+        unimix=n["unimix"], policy_unimix=n["unimix"],
+    )  # fmt: skip
+    groups = [adam[key] for key in ("world_model", "actor", "critic")]
+    config = DreamerConfig(
+        net, batch_size=n["B"], batch_length=n["T"], horizon=n["H"], gamma=n["gamma"],
+        lambda_=n["lmbda"], free_nats=n["free_nats"], dynamics_coef=n["kl_dynamic"],
+        representation_coef=n["kl_representation"], entropy_coef=n["ent_coef"],
+        actor_gradient="reparam" if n["continuous"] else "reinforce", replay_loss="none",
+        learning_rates=tuple(group["lr"] for group in groups),
+        clips=tuple(group["clip"] for group in groups),
+        epsilons=tuple(group["eps"] for group in groups),
+    )  # fmt: skip
+    params = ref.sheeprl_params(x, "p0", net)
+    slow = ref.sheeprl_critic(ref.Sheeprl(x, "p0/target_critic/"), net.stoch * net.classes)
+    solvers = dreamer.make_optimizers(config)
+    state = dreamer.TrainState(
+        params, slow, {name: solver.init(params[name]) for name, solver in solvers.items()},
+        returns.ReturnEMA(jnp.float32(n["low0"]), jnp.float32(n["high0"])), jnp.int32(0),
+    )  # fmt: skip
+    actions = jnp.asarray(x["actions"])
+    rows = {key: jnp.asarray(x[key][..., 0]) for key in ("rewards", "is_first", "terminated")}
+    batch = losses.Batch(
+        {"vector": jnp.asarray(x["vec"])},
+        jnp.concatenate([jnp.zeros_like(actions[:1]), actions[:-1]]), rows["rewards"],
+        (rows["is_first"] > 0).at[0].set(True), jnp.zeros(rows["rewards"].shape, bool),
+        rows["terminated"] > 0,
+    )  # fmt: skip
+    noise = x["action_noise"] if n["continuous"] else x["imagined_actions"]
+    draws = losses.Draws(
+        jnp.asarray(x["posterior_sample"]), jnp.asarray(x["prior_sample_imagination"]),
+        jnp.asarray(noise),
+    )  # fmt: skip
+    chosen = policy.sample_bounded if n["continuous"] else given_action
+    chooser = losses.Chooser(ref.put_one_hot, chosen)
+
+    def run(state):
+        carry = rssm.initial(net, state.params["model"]["rssm"], (n["B"],))
+        return dreamer.step_gradients(config, state, batch, carry, draws, chooser)
+
+    step = jax.jit(run)(state)
+    for ours, theirs in (
+        ("reward", "reward"), ("continue", "continue"), ("vector", "observation"),
+    ):  # fmt: skip
+        close(jnp.mean(step.output.losses[ours]), x[f"loss_{theirs}"])
+    close(step.output.metrics["kl"], x["kl_mean"])
+    close(losses.scaled_sum(config, step.output.losses), x["loss_world_model"])
+    close(step.result.returns, x["lambda_values"][..., 0])
+    close(jnp.mean(step.terms["policy"]), x["loss_policy"])
+    close(jnp.mean(step.terms["value"]), x["loss_value"])
+    close(step.result.ema.low, x["moments_low"])
+    close(step.result.ema.high, x["moments_high"])
+    expected = ref.sheeprl_params(x, "g", net)
+    close_trees(step.grads, expected, 1e-3, 1e-5, share=1e-4)
+    after = ref.sheeprl_params(x, "p1", net)
+    for have, want, grad in zip(
+        jax.tree.leaves(step.params), jax.tree.leaves(after), jax.tree.leaves(expected), strict=True
+    ):
+        clear = np.abs(grad) > 1e-5
+        close(np.asarray(have)[clear], np.asarray(want)[clear], 0.0, 2e-6)
