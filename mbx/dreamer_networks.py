@@ -1,4 +1,4 @@
-"""Dreamer's networks as pure functions over dicts of parameters: MLP heads, encoder, decoder, sizes.
+"""Dreamer's networks as pure functions over dicts of parameters: heads, encoder, decoder, sizes.
 
 A network is a pair of functions, `init_*(key, ...) -> params` and the forward pass. Every hidden
 layer is linear, norm, activation; norms are computed in float32 whatever the compute dtype.
@@ -55,8 +55,8 @@ class ModelConfig:
     core: "block" (block-diagonal GRU of `blocks` blocks) | "dense" (one linear layer, sheeprl's).
     initial: "zeros" | "learned", the recurrent state at an episode's start. unimix, policy_unimix:
     share of the uniform distribution in latents and in discrete policies. bins_space: "raw" |
-    "symlog", where the two-hot bins of reward and value lie. decoder_blocks: of the linear layer from
-    deter to an image. dtype: of the matrix products.
+    "symlog", where the two-hot bins of reward and value lie. decoder_blocks: of the linear layer
+    from deter to an image. dtype: of the matrix products.
     """
 
     vector_dim: int = 0

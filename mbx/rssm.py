@@ -46,7 +46,7 @@ def mixed_logits(logits: Array, unimix: float) -> Array:
 
 
 def sample_one_hot(mixed: Array, uniform: Array) -> Array:
-    """The one-hot `[..., K]` that uniform numbers `[...]` in [0, 1) select (inverse of the sums)."""
+    """The one-hot `[..., K]` that uniform numbers `[...]` in [0, 1) select (inverse of sums)."""
     num = mixed.shape[-1]
     probs = jnp.exp(jax.lax.stop_gradient(mixed))
     sums = jnp.matmul(probs, jnp.triu(jnp.ones((num, num), probs.dtype)), precision="highest")

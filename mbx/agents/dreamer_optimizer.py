@@ -1,4 +1,4 @@
-"""Dreamer's optimisers: the official one (adaptive clipping, RMS scaling, momentum) and three Adams.
+"""Dreamer's optimisers: the official one (adaptive clipping, RMS scaling, momentum), three Adams.
 
 Source: official DreamerV3; sheeprl for the Adams.
 """
