@@ -19,7 +19,7 @@ FLOORS = (
     ("returns", "mppi", "successors", "replay", "dreamer_networks"),
     ("power_equations", "worlds", "curriculum"),
     ("tabular",),
-    ("world_model", "rssm", "power", "dreamer_observations", "sequences"),
+    ("world_model", "rssm", "power", "records", "dreamer_observations", "sequences"),
     ("agents",),
     ("envs",),
     ("training",),

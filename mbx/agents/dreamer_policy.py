@@ -2,7 +2,7 @@
 
 Functions of the policy head's output `[..., P]`. Discrete: P = A, the logits of one-hot factors
 that are mixed with `policy_unimix` of the uniform distribution; log-probabilities and entropies are
-summed over factors. Continuous: P = 2 A, mean = tanh(m), std = (max - min) sigmoid(s + init_std) + min.
+summed over factors. Continuous: P = 2 A, mean = tanh(m), std = (max - min) sigmoid(s + init) + min.
 Source: DreamerV3 and its official code.
 """
 
