@@ -15,6 +15,7 @@ def get_config() -> config_dict.ConfigDict:
     config = config_dict.ConfigDict()
     config.agent = "dreamer"  # which agent
     config.seed = 0  # of everything: parameters, environments, exploration, sampling
+    config.num_seeds = 1  # seeds trained side by side in one program, each with its own log
     config.resume = False  # continue the run in the working directory
 
     config.env = config_dict.ConfigDict()

@@ -204,10 +204,7 @@ def sheeprl_params(arrays: Mapping[str, np.ndarray], prefix: str, config: ModelC
             "layer_0": world.layer(f"{theirs}._model", flat),
             "out": world.linear(f"{theirs}._model.3"),
         }
-    outs = [
-        actor.linear(f"mlp_heads.{i}")
-        for i in range(len(config.factors) or 1)
-    ]
+    outs = [actor.linear(f"mlp_heads.{i}") for i in range(len(config.factors) or 1)]
     out = jax.tree.map(lambda *x: jnp.concatenate(x, axis=-1), *outs)
     return {
         "model": model,

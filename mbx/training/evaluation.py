@@ -46,6 +46,21 @@ def make_evaluate(
     return make(act, init_actor, environment)
 
 
+def make_evaluate_seeds(
+    act: Callable, init_actor: Callable, environment: JaxEnvironment
+) -> Callable[[Any, Array], list[Evaluation]]:
+    """`evaluate(train, keys)` of several seeds at once: train states `[S, ...]`, keys `[S]`."""
+    compiled = jax.jit(jax.vmap(_episodes(act, init_actor, environment)))
+
+    def evaluate(train: Any, keys: Array) -> list[Evaluation]:
+        returns, lengths = jax.device_get(compiled(train, keys))
+        return [
+            Evaluation(np.asarray(r), np.asarray(n)) for r, n in zip(returns, lengths, strict=True)
+        ]
+
+    return evaluate
+
+
 def make_random(environment: JaxEnvironment | HostEnvironment) -> Callable[[Array], Evaluation]:
     """`evaluate(key)` of uniformly random actions: the yardstick a trained policy has to beat."""
     spec = environment.spec
@@ -59,9 +74,10 @@ def make_random(environment: JaxEnvironment | HostEnvironment) -> Callable[[Arra
     return lambda key: evaluate(None, key)
 
 
-def _make_fused(
+def _episodes(
     act: Callable, init_actor: Callable, environment: JaxEnvironment
-) -> Callable[[Any, Array], Evaluation]:
+) -> Callable[[Any, Array], tuple[Array, Array]]:
+    """`run(train, key)`: returns and lengths `[E]` of one episode an environment."""
     num = environment.num_envs
 
     def run(train: Any, key: Array) -> tuple[Array, Array]:
@@ -86,7 +102,13 @@ def _make_fused(
         result = jax.lax.while_loop(lambda carry: jnp.any(carry[4]), step, start)
         return result[5], result[6]
 
-    compiled = jax.jit(run)
+    return run
+
+
+def _make_fused(
+    act: Callable, init_actor: Callable, environment: JaxEnvironment
+) -> Callable[[Any, Array], Evaluation]:
+    compiled = jax.jit(_episodes(act, init_actor, environment))
 
     def evaluate(train: Any, key: Array) -> Evaluation:
         returns, lengths = jax.device_get(compiled(train, key))

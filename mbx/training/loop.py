@@ -59,7 +59,8 @@ class LoopState:
     env: the environment's state (None for a host environment). obs `[E, ...]`, reward `[E]`,
     is_first `[E]`: the row that is being acted on. key: the run's base key; a step's keys are
     folded from it and `steps`. steps: agent steps so far. credit: updates owed, in units of
-    1/denominator.
+    1/denominator. updates: learner updates made. The last three are the same for all seeds of a
+    program (`make_interval`); everything else then leads with `[S]`.
     """
 
     train: Any
@@ -72,6 +73,14 @@ class LoopState:
     key: Array
     steps: Array
     credit: Array
+    updates: Array
+
+
+# Axes of a state that holds several seeds: progress is common to them.
+SEEDS = LoopState(
+    train=0, actor=0, env=0, obs=0, reward=0, is_first=0, replay=0, key=0, steps=None, credit=None,
+    updates=None,
+)  # fmt: skip
 
 
 def init_state(
@@ -103,6 +112,7 @@ def init_state(
         key=base_key,
         steps=jnp.int32(0),
         credit=jnp.int32(0),
+        updates=jnp.int32(0),
     )  # fmt: skip
 
 
@@ -125,101 +135,137 @@ def make_choose(agent: Agent, schedule: Schedule, num_envs: int, spec: EnvSpec) 
     return choose
 
 
-def make_absorb(agent: Agent, schedule: Schedule, num_envs: int, capacity: int) -> Callable:
-    """`absorb(state, action, actor, targets, timestep, key) -> (state, metrics)`.
+def make_learn(agent: Agent) -> Callable:
+    """`learn(state, key, num) -> (state, summed metrics)`: `num` learner updates."""
 
-    Stores the rows, makes the updates and reanalyze passes that are due, and moves on. Metrics are
-    sums over the step: `updates`, `episodes`, `update/...`, `refresh/...`, `episode/...`.
-    """
-    ratio = schedule.ratio
-    chunks = -(-num_envs * capacity // agent.refresh_chunk) if agent.refresh else 0
+    def update(train: Any, buffer: Any, key: Array) -> tuple[Any, Any, Metrics]:
+        if agent.update_replay is not None:
+            return agent.update_replay(train, buffer, key)
+        train, metrics = agent.update(train, buffer, key)
+        return train, None, metrics
 
     def learn(state: LoopState, key: Array, num: Array) -> tuple[LoopState, Metrics]:
-        def body(i: Array, carry: tuple[Any, Metrics]) -> tuple[Any, Metrics]:
-            train, sums = carry
-            train, metrics = agent.update(train, state.replay, jax.random.fold_in(key, i))
-            return train, jax.tree.map(jnp.add, sums, metrics)
+        # What no update writes must stay out of the loop's carry, where it would be copied.
+        writes = agent.update_replay is not None
 
-        def writing(i: Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        def body(i: Array, carry: tuple[Any, Any, Metrics]) -> tuple[Any, Any, Metrics]:
             train, buffer, sums = carry
-            train, buffer, metrics = agent.update_replay(train, buffer, jax.random.fold_in(key, i))
+            now = buffer if writes else state.replay
+            train, buffer, metrics = update(train, now, jax.random.fold_in(key, i))
             return train, buffer, jax.tree.map(jnp.add, sums, metrics)
 
-        zeros = _zeros_like(jax.eval_shape(agent.update, state.train, state.replay, key)[1])
-        if agent.update_replay is None:
-            train, sums = jax.lax.fori_loop(0, num, body, (state.train, zeros))
-            return state.replace(train=train), sums
-        carry = (state.train, state.replay, zeros)
-        train, buffer, sums = jax.lax.fori_loop(0, num, writing, carry)
-        return state.replace(train=train, replay=buffer), sums
+        zeros = _zeros_like(jax.eval_shape(update, state.train, state.replay, key)[2])
+        carry = (state.train, state.replay if writes else None, zeros)
+        train, buffer, sums = jax.lax.fori_loop(0, num, body, carry)
+        state = state.replace(train=train, updates=state.updates + num)
+        return (state.replace(replay=buffer) if writes else state), sums
 
-    def reanalyze(state: LoopState, key: Array, num: Array, sweep: Array) -> tuple[Any, Metrics]:
+    return learn
+
+
+def make_reanalyze(
+    agent: Agent, schedule: Schedule, capacity: int, seeds_axis: str | None
+) -> Callable:
+    """`reanalyze(state, key, before, starting) -> (state, metrics)`: the passes that are due.
+
+    before: updates made when the step began; starting: whether learning begins with this step, and
+    all targets of the seed phase, made by an untrained model, are made anew.
+    """
+    every = schedule.reanalyze_interval
+
+    def passes_due(state: LoopState, before: Array, starting: Array) -> Array:
+        rows = jnp.sum(state.replay.size)
+        if seeds_axis is not None:  # all seeds make the same number of passes, so take the fullest
+            rows = jax.lax.pmax(rows, seeds_axis)
+        chunks = -(-state.is_first.shape[0] * capacity // agent.refresh_chunk)
+        sweep = jnp.minimum(-(-rows // agent.refresh_chunk), chunks)
+        regular = state.updates // every - before // every if every else 0
+        regular = jnp.where(state.steps >= schedule.reanalyze_min_step, regular, 0)
+        return jnp.where(starting, sweep, regular)
+
+    def reanalyze(
+        state: LoopState, key: Array, before: Array, starting: Array
+    ) -> tuple[LoopState, Metrics]:
         def refresh(i: Array, buffer: Any) -> tuple[Any, Metrics]:
-            chunk = jnp.where(sweep, i, -1)
+            chunk = jnp.where(starting, i, -1)
             return agent.refresh(state.train, buffer, jax.random.fold_in(key, i), chunk)
 
         def body(i: Array, carry: tuple[Any, Metrics]) -> tuple[Any, Metrics]:
             buffer, metrics = refresh(i, carry[0])
             return buffer, jax.tree.map(jnp.add, carry[1], metrics)
 
-        shapes = jax.eval_shape(refresh, jnp.int32(0), state.replay)[1]
-        return jax.lax.fori_loop(0, num, body, (state.replay, _zeros_like(shapes)))
+        zeros = _zeros_like(jax.eval_shape(refresh, jnp.int32(0), state.replay)[1])
+        passes = passes_due(state, before, starting)
+        buffer, sums = jax.lax.fori_loop(0, passes, body, (state.replay, zeros))
+        metrics = {f"refresh/{name}": value for name, value in sums.items()}
+        metrics["refreshes"] = passes
+        return state.replace(replay=buffer), metrics
+
+    return reanalyze
+
+
+def store(
+    agent: Agent, state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep
+) -> LoopState:
+    """The state after its row, and where an episode ended that episode's last row, are stored."""
+    done = timestep.terminated | timestep.truncated
+    no = jnp.zeros_like(done)
+    row = dict(
+        obs=state.obs, action=action, reward=state.reward, is_first=state.is_first,
+        is_last=no, terminated=no,
+    )  # fmt: skip
+    last = dict(
+        obs=timestep.final_obs, action=jnp.zeros_like(action), reward=timestep.reward,
+        is_first=no, is_last=~no, terminated=timestep.terminated,
+    )  # fmt: skip
+    if agent.remember is not None:
+        latents = agent.remember(actor)
+        row |= latents
+        last |= jax.tree.map(jnp.zeros_like, latents)
+    buffer = replay.insert(state.replay, row, targets)
+    return state.replace(
+        actor=actor,
+        obs=timestep.obs,
+        reward=jnp.where(done, 0.0, timestep.reward),
+        is_first=done,
+        replay=replay.insert(buffer, last, mask=done),
+        steps=state.steps + done.shape[0],
+    )
+
+
+def make_absorb(
+    agent: Agent, schedule: Schedule, capacity: int, seeds_axis: str | None = None
+) -> Callable:
+    """`absorb(state, action, actor, targets, timestep, key) -> (state, metrics)`.
+
+    Stores the rows, makes the updates and reanalyze passes that are due, and moves on. Metrics are
+    sums over the step: `updates`, `episodes`, `update/...`, `refresh/...`, `episode/...`.
+    seeds_axis: the name of a vmapped axis of seeds, see `make_interval`.
+    """
+    ratio = schedule.ratio
+    learn = make_learn(agent)
+    reanalyze = make_reanalyze(agent, schedule, capacity, seeds_axis) if agent.refresh else None
 
     def absorb(
         state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep, key: Array
     ) -> tuple[LoopState, Metrics]:
         update_key, refresh_key = jax.random.split(key)
-        done = timestep.terminated | timestep.truncated
-        no = jnp.zeros(num_envs, bool)
-        row = dict(
-            obs=state.obs, action=action, reward=state.reward, is_first=state.is_first,
-            is_last=no, terminated=no,
-        )  # fmt: skip
-        last = dict(
-            obs=timestep.final_obs, action=jnp.zeros_like(action), reward=timestep.reward,
-            is_first=no, is_last=~no, terminated=timestep.terminated,
-        )  # fmt: skip
-        if agent.remember is not None:
-            latents = agent.remember(actor)
-            row |= latents
-            last |= jax.tree.map(jnp.zeros_like, latents)
-        buffer = replay.insert(state.replay, row, targets)
-        buffer = replay.insert(buffer, last, mask=done)
-        steps = state.steps + num_envs
-        state = state.replace(
-            actor=actor,
-            obs=timestep.obs,
-            reward=jnp.where(done, 0.0, timestep.reward),
-            is_first=done,
-            replay=buffer,
-            steps=steps,
-        )
-
-        started = steps >= schedule.seed_steps
-        starting = started & (steps - num_envs < schedule.seed_steps)
-        credit = state.credit + jnp.where(started & ~starting, num_envs * ratio.numerator, 0)
+        before = state
+        state = store(agent, state, action, actor, targets, timestep)
+        started = state.steps >= schedule.seed_steps
+        starting = started & (before.steps < schedule.seed_steps)
+        earned = (state.steps - before.steps) * ratio.numerator
+        credit = state.credit + jnp.where(started & ~starting, earned, 0)
         due = credit // ratio.denominator
         updates = due + jnp.where(starting, schedule.pretrain_updates, 0)
-        before = state.train.step
-        state, sums = learn(state, update_key, updates)
         state = state.replace(credit=credit - due * ratio.denominator)
-
+        state, sums = learn(state, update_key, updates)
         metrics = {f"update/{name}": value for name, value in sums.items()}
         metrics["updates"] = updates
-        if agent.refresh:
-            passes = jnp.int32(0)
-            if schedule.reanalyze_interval:
-                every = schedule.reanalyze_interval
-                passes = state.train.step // every - before // every
-                passes = jnp.where(steps >= schedule.reanalyze_min_step, passes, 0)
-            # Targets of the seed phase come from an untrained model: all are made anew.
-            held = -(-jnp.sum(state.replay.size) // agent.refresh_chunk)
-            sweep = jnp.minimum(held, chunks)
-            passes = jnp.where(starting, sweep, passes)
-            buffer, sums = reanalyze(state, refresh_key, passes, starting)
-            state = state.replace(replay=buffer)
-            metrics |= {f"refresh/{name}": value for name, value in sums.items()}
-            metrics["refreshes"] = passes
+        if reanalyze is not None:
+            state, extra = reanalyze(state, refresh_key, before.updates, starting)
+            metrics |= extra
+        done = timestep.terminated | timestep.truncated
         metrics["episodes"] = jnp.sum(done)
         metrics["episode/return"] = jnp.sum(jnp.where(done, timestep.episode_return, 0.0))
         metrics["episode/length"] = jnp.sum(jnp.where(done, timestep.episode_length, 0))
@@ -229,12 +275,16 @@ def make_absorb(agent: Agent, schedule: Schedule, num_envs: int, capacity: int) 
 
 
 def make_step(
-    agent: Agent, environment: JaxEnvironment, schedule: Schedule, capacity: int
+    agent: Agent,
+    environment: JaxEnvironment,
+    schedule: Schedule,
+    capacity: int,
+    seeds_axis: str | None = None,
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
     """One fused train step of all environments: `state -> (state, metrics)`."""
     num_envs = environment.num_envs
     choose = make_choose(agent, schedule, num_envs, environment.spec)
-    absorb = make_absorb(agent, schedule, num_envs, capacity)
+    absorb = make_absorb(agent, schedule, capacity, seeds_axis)
 
     def step(state: LoopState) -> tuple[LoopState, Metrics]:
         choose_key, env_key, learn_key = _step_keys(state)
@@ -247,16 +297,51 @@ def make_step(
 
 
 def make_interval(
-    agent: Agent, environment: JaxEnvironment, schedule: Schedule, *, capacity: int, length: int
+    agent: Agent,
+    environment: JaxEnvironment,
+    schedule: Schedule,
+    *,
+    capacity: int,
+    length: int,
+    seeds: bool = False,
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
-    """`length` fused steps in one compiled, donated scan; metrics are summed over them."""
+    """`length` fused steps in one compiled, donated scan; metrics are summed over them.
+
+    seeds: the state holds several seeds (its leaves lead with `[S]` as `SEEDS` says), which take
+    every step together; metrics are `[S]` then, and counts that all share are scalars.
+    """
     step = make_step(agent, environment, schedule, capacity)
+    advance = _together(step, agent, environment, schedule, capacity) if seeds else step
 
     def interval(state: LoopState) -> tuple[LoopState, Metrics]:
-        state, metrics = jax.lax.scan(lambda s, _: step(s), state, None, length=length)
+        state, metrics = jax.lax.scan(lambda s, _: advance(s), state, None, length=length)
         return state, jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
 
     return jax.jit(interval, donate_argnums=0)
+
+
+def _together(
+    step: Callable, agent: Agent, environment: JaxEnvironment, schedule: Schedule, capacity: int
+) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
+    """`step` of all seeds at once, in step with each other."""
+    one = make_step(agent, environment, schedule, capacity, "seeds")
+
+    def together(state: LoopState) -> tuple[LoopState, Metrics]:
+        axes = dict.fromkeys(jax.eval_shape(step, one_seed(state, 0))[1], 0)
+        axes |= {name: None for name in ("updates", "refreshes") if name in axes}
+        return jax.vmap(one, in_axes=(SEEDS,), out_axes=(SEEDS, axes), axis_name="seeds")(state)
+
+    return together
+
+
+def one_seed(state: LoopState, index: int) -> LoopState:
+    """The state of one of several seeds : leaves `[S, ...] -> [...]`."""
+
+    def pick(axis: int | None, tree: Any) -> Any:
+        return tree if axis is None else jax.tree.map(lambda x: x[index], tree)
+
+    names = [field.name for field in dataclasses.fields(state)]
+    return LoopState(**{n: pick(getattr(SEEDS, n), getattr(state, n)) for n in names})
 
 
 def make_host_interval(
@@ -265,7 +350,7 @@ def make_host_interval(
     """The same `length` steps around a host environment's Python call."""
     num_envs = environment.num_envs
     choose = make_choose(agent, schedule, num_envs, environment.spec)
-    absorb = make_absorb(agent, schedule, num_envs, capacity)
+    absorb = make_absorb(agent, schedule, capacity)
     choose_now = jax.jit(lambda state: choose(state, _step_keys(state)[0]))
     absorb_now = jax.jit(
         lambda state, action, actor, targets, timestep: absorb(

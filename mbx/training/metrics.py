@@ -58,6 +58,7 @@ class RunLogger:
         config: Mapping[str, Any],
         resume_step: int | None = None,
         progress_total: int | None = None,
+        quiet: bool = False,
     ) -> None:
         os.makedirs(workdir, exist_ok=True)
         self._jsonl = os.path.join(workdir, "metrics.jsonl")
@@ -67,7 +68,7 @@ class RunLogger:
             atomic_write(config_path, json.dumps(dict(config), indent=2).encode())
         self._rewrite(-1 if resume_step is None else resume_step)
         self._tensorboard = _tensorboard(os.path.join(workdir, "tb"), resume_step)
-        self._bar = _Progress(progress_total, resume_step or 0)
+        self._bar = None if quiet else _Progress(progress_total, resume_step or 0)
         self._warned = False
 
     def _rewrite(self, last_step: int) -> None:
@@ -101,7 +102,8 @@ class RunLogger:
         if self._tensorboard is not None:
             for name, value in values.items():
                 self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
-        self._bar.show(kind, step, values)
+        if self._bar is not None:
+            self._bar.show(kind, step, values)
 
     def _warn_not_finite(self, kind: str, step: int, clean: Mapping[str, Any]) -> None:
         bad = [name for name, value in clean.items() if value is None]
@@ -117,7 +119,8 @@ class RunLogger:
         """Flush and close."""
         if self._tensorboard is not None:
             self._tensorboard.close()
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:

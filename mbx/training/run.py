@@ -86,6 +86,11 @@ def make_environment(
     )  # fmt: skip
 
 
+def evaluation_key(key: jax.Array, interval: int) -> jax.Array:
+    """The key of the evaluation after an interval, from the run's key."""
+    return jax.random.fold_in(jax.random.fold_in(key, _EVALUATION), interval)
+
+
 def make_plan(config: Config, num_envs: int, action_repeat: int) -> Plan:
     """Intervals of the run; evaluation and checkpoints fall on interval ends."""
     train = config["train"]
@@ -111,14 +116,14 @@ def make_plan(config: Config, num_envs: int, action_repeat: int) -> Plan:
     )
 
 
-class _Interrupt:
+class Interrupt:
     """Turns Ctrl-C and SIGTERM into a flag that is read between intervals; twice stops at once."""
 
     def __init__(self) -> None:
         self.requested = False
         self._old: dict[int, Any] = {}
 
-    def __enter__(self) -> _Interrupt:
+    def __enter__(self) -> Interrupt:
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._old[number] = signal.signal(number, self._handle)
@@ -143,6 +148,10 @@ def train(config: Config, workdir: str) -> Result:
     Raises ValueError for impossible settings (before any compile) and FloatingPointError when a
     loss stops being finite (the last checkpoint stays).
     """
+    if config.get("num_seeds", 1) > 1:
+        from mbx.training import seeds
+
+        return seeds.train(config, workdir)
     started = time.time()
     enable_compilation_cache()
     workdir = os.path.abspath(workdir)
@@ -151,17 +160,17 @@ def train(config: Config, workdir: str) -> Result:
     agent = build.build_agent(config, environment.spec)
     schedule = build.build_schedule(config, environment.spec, num_envs)
     plan = make_plan(config, num_envs, environment.spec.action_repeat)
-    _check_workdir(config, workdir)
+    check_workdir(config, workdir)
 
     key = jax.random.key(seed)
-    state = _fresh_state(agent, environment, config, key)
+    state = fresh_state(agent, environment, config, key)
     checkpointer = Checkpointer(workdir, keep=config["checkpoint"]["keep"])
     done = 0
     if config["resume"] and checkpointer.latest_step() is not None:
         state, meta = checkpointer.restore(state)
         done = meta["interval"]
         _restore_host(environment, meta)
-    capacity = _rows(config, num_envs)
+    capacity = replay_rows(config, num_envs)
     make = (
         loop.make_interval if isinstance(environment, JaxEnvironment) else loop.make_host_interval
     )
@@ -174,10 +183,10 @@ def train(config: Config, workdir: str) -> Result:
         progress_total=plan.intervals * plan.steps_per_interval,
     )  # fmt: skip
     if not done:
-        _describe(logger, state, environment)
+        describe(logger, state, environment)
     evaluations: list[tuple[int, float]] = []
     try:
-        with _Interrupt() as interrupt:
+        with Interrupt() as interrupt:
             for i in range(done, plan.intervals):
                 began = time.time()
                 state, sums = interval(state)
@@ -187,11 +196,10 @@ def train(config: Config, workdir: str) -> Result:
                 metrics["agent_steps"] = steps // environment.spec.action_repeat
                 metrics["seconds"] = time.time() - started
                 logger.log("train", steps, metrics)
-                _check_finite(config, metrics, steps)
+                check_finite(config, metrics, steps)
                 final = i + 1 == plan.intervals
                 if final or (i + 1) % plan.eval_every == 0:
-                    eval_key = jax.random.fold_in(jax.random.fold_in(key, _EVALUATION), i)
-                    summary = evaluate(state.train, eval_key).summary()
+                    summary = evaluate(state.train, evaluation_key(key, i)).summary()
                     summary["seconds"] = time.time() - started
                     logger.log("eval", steps, summary)
                     evaluations.append((steps, summary["return_mean"]))
@@ -225,7 +233,7 @@ def load(workdir: str, *, which: str | int = "best") -> tuple[Agent, Any, dict[s
         train_state, _ = checkpointer.restore_best(example)
     else:
         full = jax.eval_shape(
-            lambda: _fresh_state(
+            lambda: fresh_state(
                 agent, make_environment(config, config["env"]["num_envs"], seed=0), config,
                 jax.random.key(0),
             )
@@ -236,15 +244,15 @@ def load(workdir: str, *, which: str | int = "best") -> tuple[Agent, Any, dict[s
     return agent, train_state, config
 
 
-def _rows(config: Config, num_envs: int) -> int:
+def replay_rows(config: Config, num_envs: int) -> int:
     """Replay rows an environment: its share of the capacity."""
     return max(2, -(-config["replay"]["capacity"] // num_envs))
 
 
-def _fresh_state(
+def fresh_state(
     agent: Agent, environment: JaxEnvironment | HostEnvironment, config: Config, key: jax.Array
 ) -> loop.LoopState:
-    capacity = _rows(config, environment.num_envs)
+    capacity = replay_rows(config, environment.num_envs)
     if isinstance(environment, JaxEnvironment):
         build_state = jax.jit(
             lambda k: loop.init_state(agent, environment, key=k, capacity=capacity)
@@ -254,7 +262,7 @@ def _fresh_state(
     return loop.init_state(agent, environment, key=key, capacity=capacity, host_obs=obs)
 
 
-def _check_workdir(config: Config, workdir: str) -> None:
+def check_workdir(config: Config, workdir: str) -> None:
     taken = os.path.exists(os.path.join(workdir, "metrics.jsonl"))
     if taken and not config["resume"]:
         raise ValueError(
@@ -282,7 +290,7 @@ def _restore_host(environment: JaxEnvironment | HostEnvironment, meta: Mapping[s
         environment.set_state(bytes.fromhex(meta["host"]))
 
 
-def _check_finite(config: Config, metrics: Mapping[str, float], steps: int) -> None:
+def check_finite(config: Config, metrics: Mapping[str, float], steps: int) -> None:
     if not config["train"]["check_finite"]:
         return
     bad = [name for name, value in metrics.items() if not np.isfinite(value)]
@@ -294,7 +302,7 @@ def _check_finite(config: Config, metrics: Mapping[str, float], steps: int) -> N
         )
 
 
-def _describe(logger: RunLogger, state: loop.LoopState, environment: Any) -> None:
+def describe(logger: RunLogger, state: loop.LoopState, environment: Any) -> None:
     sizes = replay.bytes_per_transition(state.replay)
     values = {f"replay/bytes_{name}": value for name, value in sizes.items()}
     values["parameters"] = float(count_parameters(state.train.params))

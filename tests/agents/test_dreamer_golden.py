@@ -138,9 +138,9 @@ def test_world_model_loss(name):
     def normalised(prior, posterior):
         return total(jax.nn.log_softmax(prior), jax.nn.log_softmax(posterior))
 
-    (loss, (rows, kl, seen)), grads = jax.value_and_grad(
-        normalised, argnums=(0, 1), has_aux=True
-    )(*logits)
+    (loss, (rows, kl, seen)), grads = jax.value_and_grad(normalised, argnums=(0, 1), has_aux=True)(
+        *logits
+    )
     close(loss, x["loss"])
     close(kl, x["kl"])
     close(jnp.mean(sum(seen.values())), x["observation_loss"])
@@ -194,9 +194,7 @@ def test_behaviour(name):
     close(continues, x["continues"][..., 0])
 
     def run(out, rewards, values, logits):
-        return losses.behaviour(
-            config, out, actions, rewards, continues, values, logits, slow, ema
-        )
+        return losses.behaviour(config, out, actions, rewards, continues, values, logits, slow, ema)
 
     logits = jnp.asarray(x["value_logits"])
     result = run(out, rewards, values, logits)
@@ -251,9 +249,7 @@ def test_official_dreams(name):
 
     def run(out, logits):
         values = jax.lax.stop_gradient(nets.two_hot_mean(net, logits))
-        return losses.behaviour(
-            config, out, actions, rewards, continues, values, logits, slow, ema
-        )
+        return losses.behaviour(config, out, actions, rewards, continues, values, logits, slow, ema)
 
     result = run(out, logits)
     close(nets.two_hot_mean(net, logits).T, x["values"], rtol=1e-3)

@@ -1,0 +1,162 @@
+"""Several seeds of one configuration in one compiled program: `--config.num_seeds=8`.
+
+Every seed is the run that it would be alone, with the same keys: what differs are parameters,
+environments and replays, stacked along a leading axis and stepped together under `vmap`. Small
+models leave most of a processor idle, so several cost far less than one after the other.
+
+The run directory holds one directory a seed (`seed-0`, …: logs, curve, best checkpoint; each reads
+as a run of its own), and the common checkpoint that a resumed run continues from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mbx.agents.base import Agent
+from mbx.envs.base import JaxEnvironment
+from mbx.training import build, evaluation, loop, run
+from mbx.training.checkpoint import Checkpointer
+from mbx.training.curves import plot_runs
+from mbx.training.metrics import RunLogger
+
+Config = Mapping[str, Any]
+
+
+class Seed(NamedTuple):
+    """One seed's log and its best checkpoint."""
+
+    workdir: str
+    logger: RunLogger
+    best: Checkpointer
+
+
+def fresh_state(
+    agent: Agent, environment: JaxEnvironment, config: Config, keys: jax.Array
+) -> loop.LoopState:
+    """The states of all seeds, `[S, ...]` each, from their runs' keys `[S]`."""
+    capacity = run.replay_rows(config, environment.num_envs)
+
+    def one(key: jax.Array) -> loop.LoopState:
+        return loop.init_state(agent, environment, key=key, capacity=capacity)
+
+    return jax.jit(jax.vmap(one, out_axes=loop.SEEDS))(keys)
+
+
+def seed_metrics(sums: dict[str, Any], index: int) -> dict[str, float]:
+    """One seed's share of the metrics of an interval."""
+    host = jax.device_get(sums)
+    return loop.summarise({n: x[index] if np.ndim(x) else x for n, x in host.items()})
+
+
+def open_seeds(
+    stack: contextlib.ExitStack, config: Config, workdir: str, resume_step: int | None, total: int
+) -> list[Seed]:
+    """Loggers and best checkpoints of all seeds, closed with the stack."""
+    opened = []
+    for i in range(config["num_seeds"]):
+        path = os.path.join(workdir, f"seed-{config['seed'] + i}")
+        own = {**config, "seed": config["seed"] + i, "num_seeds": 1}
+        logger = RunLogger(
+            path, config=own, resume_step=resume_step, progress_total=total, quiet=i > 0
+        )
+        best = Checkpointer(path, keep=config["checkpoint"]["keep"])
+        stack.callback(best.close)
+        stack.callback(logger.close)
+        opened.append(Seed(path, logger, best))
+    return opened
+
+
+def train(config: Config, workdir: str) -> run.Result:
+    """`run.train` for `config["num_seeds"]` seeds, counted from `config["seed"]`.
+
+    Raises ValueError for host environments, and what `run.train` raises.
+    """
+    started = time.time()
+    run.enable_compilation_cache()
+    workdir = os.path.abspath(workdir)
+    num = config["num_seeds"]
+    environment = run.make_environment(config, config["env"]["num_envs"], seed=config["seed"])
+    if not isinstance(environment, JaxEnvironment):
+        raise ValueError(
+            f"num_seeds={num}: {environment.spec.name} runs on the host, one seed a program; start "
+            "one run a seed, or choose an environment written in JAX"
+        )
+    agent = build.build_agent(config, environment.spec)
+    schedule = build.build_schedule(config, environment.spec, environment.num_envs)
+    plan = run.make_plan(config, environment.num_envs, environment.spec.action_repeat)
+    run.check_workdir(config, os.path.join(workdir, f"seed-{config['seed']}"))
+
+    keys = jnp.stack([jax.random.key(config["seed"] + i) for i in range(num)])
+    state = fresh_state(agent, environment, config, keys)
+    interval = loop.make_interval(
+        agent, environment, schedule, capacity=run.replay_rows(config, environment.num_envs),
+        length=plan.length, seeds=True,
+    )  # fmt: skip
+    eval_environment = run.make_environment(
+        config, config["eval"]["episodes"], seed=config["seed"] + 1
+    )
+    evaluate = evaluation.make_evaluate_seeds(agent.act, agent.init_actor, eval_environment)
+
+    evaluations: list[tuple[int, float]] = []
+    with contextlib.ExitStack() as stack:
+        checkpointer = Checkpointer(workdir, keep=config["checkpoint"]["keep"])
+        stack.callback(checkpointer.close)
+        done = 0
+        if config["resume"] and checkpointer.latest_step() is not None:
+            state, meta = checkpointer.restore(state)
+            done = meta["interval"]
+        resumed = done * plan.steps_per_interval if done else None
+        total = plan.intervals * plan.steps_per_interval
+        seeds = open_seeds(stack, config, workdir, resumed, total)
+        interrupt = stack.enter_context(run.Interrupt())
+        for i in range(done, plan.intervals):
+            began = time.time()
+            state, sums = interval(state)
+            steps = (i + 1) * plan.steps_per_interval
+            speed = dict(
+                steps_per_second=plan.steps_per_interval / (time.time() - began),
+                agent_steps=steps // environment.spec.action_repeat, seconds=time.time() - started,
+            )  # fmt: skip
+            for index, seed in enumerate(seeds):
+                metrics = seed_metrics(sums, index) | speed
+                seed.logger.log("train", steps, metrics)
+                run.check_finite(config, metrics, steps)
+            final = i + 1 == plan.intervals
+            if final or (i + 1) % plan.eval_every == 0:
+                folded = [run.evaluation_key(key, i) for key in keys]
+                results = evaluate(state.train, jnp.stack(folded))
+                record(seeds, state, results, steps, time.time() - started)
+                means = [result.summary()["return_mean"] for result in results]
+                evaluations.append((steps, float(np.mean(means))))
+            stop = final or interrupt.requested
+            if stop or (i + 1) % plan.checkpoint_every == 0:
+                checkpointer.save(steps, state, {"interval": i + 1, "host": None})
+            if stop:
+                break
+    if evaluations:
+        plot_runs([seed.workdir for seed in seeds], os.path.join(workdir, "curve.png"))
+    steps = int(state.steps) * environment.spec.action_repeat
+    return run.Result(workdir, steps, evaluations, time.time() - started)
+
+
+def record(
+    seeds: list[Seed],
+    state: loop.LoopState,
+    results: list[evaluation.Evaluation],
+    steps: int,
+    seconds: float,
+) -> None:
+    """Write every seed's evaluation, and its checkpoint where that is its best."""
+    for index, (seed, result) in enumerate(zip(seeds, results, strict=True)):
+        summary = result.summary()
+        seed.logger.log("eval", steps, {**summary, "seconds": seconds})
+        own = jax.tree.map(lambda x, i=index: x[i], state.train)
+        seed.best.save_best(steps, own, summary["return_mean"])
