@@ -77,7 +77,7 @@ def get_config() -> config_dict.ConfigDict:
     config.loss.capacity = 0  # room for successors of a batch (0: every slot)
     config.loss.unique = 0  # room for distinct successors (0: no de-duplication)
     config.loss.ability_floor = 1e-3  # least X_h in targets; metric zero_ability counts
-    config.loss.target_interval = 1  # updates between hard copies (networks: 20 to 100)
+    config.loss.target_interval = 0  # updates between hard copies; 0: 1 for tables, else 20
 
     config.optimizer = config_dict.ConfigDict()  # of networks
     config.optimizer.learning_rate_v = 1e-3

@@ -139,11 +139,13 @@ def empo_config(config: Config, spec: EnvSpec) -> empo.EmpoConfig:
     curriculum = _section(
         "curriculum", Curriculum, {**config["curriculum"], "use_x_h": model["x_h"] == "network"}
     )
+    loss = dict(config["loss"])
+    loss["target_interval"] = loss["target_interval"] or (1 if model["kind"] == "tables" else 20)
     return _section("model, loss or optimizer", empo.EmpoConfig, {
         "params": own if source == "world" and own is not None else PowerParams(**setting),
         "curriculum": curriculum,
         "stored_successors": spec.name.endswith("@stored"),
-        **model, **config["loss"], **config["optimizer"],
+        **model, **loss, **config["optimizer"],
     })  # fmt: skip
 
 
