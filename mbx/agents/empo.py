@@ -152,8 +152,8 @@ def make_agent(config: EmpoConfig, world: World) -> Agent:
         raise ValueError(
             f"goal_weight sums to {totals.tolist()} per human: divide each row by its sum"
         )
-    model, codec, records = make_model(config, world), make_codec(world), make_records(world)
-    obs_size = codec.size + (records.size if config.stored_successors else 0)
+    model, codec = make_model(config, world), make_codec(world)
+    stored = make_records(world).size if config.stored_successors else 0
     unpack = jax.vmap(codec.unpack)
     num_robot_actions = world.num_actions**world.num_robots
     learn = _learn_tables if config.kind == "tables" else _learn_networks
@@ -181,31 +181,12 @@ def make_agent(config: EmpoConfig, world: World) -> Agent:
         chosen = jax.random.categorical(key, jnp.log(policy))
         return jax.nn.one_hot(chosen, num_robot_actions), actor
 
-    def human_profiles(
-        states: Any, goals: Array, following: Array, key: Array
-    ) -> empo_targets.Profiles:
-        if config.human_expectation == "exact":
-            return empo_targets.exact_profiles(world, states)
-        if config.human_expectation == "fresh":
-            return empo_targets.fresh_profiles(world, states, key, config.human_samples)
-        actions = unpack(following)[2]  # taken at `states`, seen with the next row
-        return empo_targets.drawn_profiles(world, goals[:, None], actions[:, None])
-
     def update(
         train: TrainState, buffer: replay.ReplayState, key: Array
     ) -> tuple[TrainState, Metrics]:
         sample_key, human_key = jax.random.split(key)
         batch = replay.sample(buffer, sample_key, batch_size=config.batch_size, length=1)
-        states, goals, _ = unpack(batch.rows["obs"][0])
-        listed = None
-        if config.stored_successors:
-            record = jax.vmap(records.unpack)(batch.rows["obs"][0][:, codec.size :])
-            human = empo_targets.drawn_profiles(
-                world, record.goals[:, None], record.actions[:, None]
-            )
-            listed = jax.tree.map(lambda x: x[:, None], (record.states, record.prob))
-        else:
-            human = human_profiles(states, goals, batch.rows["obs"][1], human_key)
+        states, human, listed = _experience(config, world, batch.rows["obs"], human_key)
         p, beta_r = now(config, train.step)
         frozen = train.params if train.target is None else train.target
         targets, metrics = empo_targets.make_targets(
@@ -233,7 +214,7 @@ def make_agent(config: EmpoConfig, world: World) -> Agent:
     def example_row() -> dict[str, Any]:
         scalar = functools.partial(jax.ShapeDtypeStruct, ())
         return dict(
-            obs=jax.ShapeDtypeStruct((obs_size,), jnp.int32),
+            obs=jax.ShapeDtypeStruct((codec.size + stored,), jnp.int32),
             action=jax.ShapeDtypeStruct((num_robot_actions,), jnp.float32),
             reward=scalar(jnp.float32),
             is_first=scalar(jnp.bool_),
@@ -252,6 +233,30 @@ def make_agent(config: EmpoConfig, world: World) -> Agent:
         target_spec=None,
         refresh_chunk=1,
     )
+
+
+def _experience(
+    config: EmpoConfig, world: World, obs: Array, key: Array
+) -> tuple[Any, empo_targets.Profiles, tuple[Any, Array] | None]:
+    """States of a batch, the human actions to average over, and successors where they are stored.
+
+    obs: `[2, B, W]`, of the states and of the rows that follow them.
+    """
+    codec = make_codec(world)
+    states, goals, _ = jax.vmap(codec.unpack)(obs[0])
+    if config.stored_successors:
+        record = jax.vmap(make_records(world).unpack)(obs[0][:, codec.size :])
+        human = empo_targets.drawn_profiles(world, record.goals[:, None], record.actions[:, None])
+        listed = jax.tree.map(lambda x: x[:, None], (record.states, record.prob))
+        return states, human, listed
+    if config.human_expectation == "exact":
+        return states, empo_targets.exact_profiles(world, states), None
+    if config.human_expectation == "fresh":
+        num = config.human_samples
+        return states, empo_targets.fresh_profiles(world, states, key, num), None
+    actions = jax.vmap(codec.unpack)(obs[1])[2]  # taken at `states`, seen with the next row
+    human = empo_targets.drawn_profiles(world, goals[:, None], actions[:, None])
+    return states, human, None
 
 
 def policy_of(config: EmpoConfig, model: Model, train: TrainState, states: Any) -> Array:
