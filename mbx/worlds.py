@@ -116,7 +116,7 @@ def check_world(
     normalised_weights: also insist that every human's goal weights sum to one. Without that X_h may
     exceed 1, y fall below 1 and U_r rise above -1.
     """
-    w = jax.tree.map(np.asarray, world)
+    w = TabularWorld(*(np.asarray(field) for field in world))
     agents = sorted([*w.humans.tolist(), *w.robots.tolist()])
     if not len(w.humans) or not len(w.robots) or agents != list(range(len(agents))):
         raise ValueError(

@@ -422,6 +422,13 @@ def test_inconsistent_worlds_are_refused():
         solve(world._replace(succ_prob=nan), params)
 
 
+def test_agents_may_be_numbered_in_lists():
+    world = two_state(False)
+    listed = world._replace(humans=[0], robots=(1,))
+    one, other = (solve(w, PowerParams(gamma_h=0.5)) for w in (world, listed))
+    np.testing.assert_array_equal(one.V_r, other.V_r)
+
+
 def test_unnormalised_goal_weights_are_refused_on_request():
     _, world, _ = load("cyclic_3h1r_sum_unitweights")
     power.check_world(world)
