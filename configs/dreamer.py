@@ -28,7 +28,7 @@ def get_config() -> config_dict.ConfigDict:
     config.train.steps = 60_000  # environment steps of the run
     config.train.seed_steps = 1_000  # random actions before learning
     config.train.pretrain_updates = 0  # updates made at once after them
-    config.train.train_ratio = 64.0  # replayed steps per agent step
+    config.train.train_ratio = 32.0  # replayed steps per agent step
     config.train.log_interval = 1_000  # environment steps between log rows
     config.train.check_finite = True  # stop with an error when a loss is not finite
 
@@ -61,7 +61,7 @@ def get_config() -> config_dict.ConfigDict:
     config.loss.batch_size = 16  # sequences
     config.loss.batch_length = 32  # rows of a sequence
     config.loss.updates = "sequential"  # model, then behaviour; or joint: one gradient
-    config.loss.free_nats = 1.0  # of KL a row that cost nothing
+    config.loss.free_nats = 0.1  # of KL a row that cost nothing (1 for images)
     config.loss.free_nats_gradient = False  # the floor changes the value only
     config.loss.dynamics_coef = 0.5
     config.loss.representation_coef = 0.1
@@ -92,7 +92,7 @@ def get_config() -> config_dict.ConfigDict:
 
     config.optimizer = config_dict.ConfigDict()
     config.optimizer.name = "adam"  # adam or laprop
-    config.optimizer.learning_rates = (3e-4, 1e-4, 1e-4)  # model, actor, critic
+    config.optimizer.learning_rates = (4e-4, 1.5e-4, 1.5e-4)  # model, actor, critic
     config.optimizer.clips = (1000.0, 100.0, 100.0)  # gradient norms (laprop: relative)
     config.optimizer.epsilons = (1e-8, 1e-5, 1e-5)
     config.optimizer.warmup = 0  # updates over which the rates rise from 0

@@ -19,7 +19,9 @@ def get_config() -> config_dict.ConfigDict:
     config.eval.update(action="sample", interval=20_000)
     config.replay.update(capacity=1_000_000, context=True, fresh=1)
     config.model.update(size="1m", bins_space="raw", policy_unimix=0.0)
-    config.loss.update(batch_length=64, updates="joint", dynamics_coef=1.0, continue_discount=True)
+    config.loss.update(
+        batch_length=64, updates="joint", dynamics_coef=1.0, continue_discount=True, free_nats=1.0,
+    )
     config.imagination.update(continues="soft", first_continue="predicted")
     config.actor.gradient = "reinforce"
     config.critic.replay_gradient = True

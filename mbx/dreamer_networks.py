@@ -1,4 +1,4 @@
-"""Dreamer's networks as pure functions over dicts of parameters: heads, encoder, decoder, sizes.
+"""Networks of Dreamer as pure functions over dicts of parameters: MLP heads, layers, sizes.
 
 A network is a pair of functions, `init_*(key, ...) -> params` and the forward pass. Every hidden
 layer is linear, norm, activation; norms are computed in float32 whatever the compute dtype.
@@ -55,8 +55,8 @@ class ModelConfig:
     core: "block" (block-diagonal GRU of `blocks` blocks) | "dense" (one linear layer, sheeprl's).
     initial: "zeros" | "learned", the recurrent state at an episode's start. unimix, policy_unimix:
     share of the uniform distribution in latents and in discrete policies. bins_space: "raw" |
-    "symlog", where the two-hot bins of reward and value lie. decoder_blocks: of the linear layer
-    from deter to an image. dtype: of the matrix products.
+    "symlog", where the two-hot bins of reward and value lie. decoder_blocks: of the linear map from
+    deter to an image. dtype: of the matrix products.
     """
 
     vector_dim: int = 0
@@ -241,7 +241,9 @@ def mlp(params: Params, x: Array, dtype: str = "float32") -> Array:
     return x
 
 
-def init_head(key: Array, config: ModelConfig, layers: int, out: int, scale: float = 1.0) -> Params:
+def init_head(
+    key: Array, config: ModelConfig, layers: int, out: int, scale: float = 1.0
+) -> Params:
     """An MLP on features F with a linear output; `scale` multiplies the output's kernel."""
     mlp_key, out_key = jax.random.split(key)
     params = init_mlp(mlp_key, config.norm, config.feature_dim, config.units, layers)

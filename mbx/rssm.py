@@ -46,7 +46,7 @@ def mixed_logits(logits: Array, unimix: float) -> Array:
 
 
 def sample_one_hot(mixed: Array, uniform: Array) -> Array:
-    """The one-hot `[..., K]` that uniform numbers `[...]` in [0, 1) select (inverse of sums)."""
+    """The one-hot `[..., K]` that uniform numbers `[...]` in [0, 1) select (inverse sums)."""
     num = mixed.shape[-1]
     probs = jnp.exp(jax.lax.stop_gradient(mixed))
     sums = jnp.matmul(probs, jnp.triu(jnp.ones((num, num), probs.dtype)), precision="highest")
@@ -133,7 +133,9 @@ def _init_core(key: Array, config: ModelConfig, flat: int) -> Params:
             "in_z": nets.init_linear(keys[0], width, flat, hidden, bias=False),
             "in_a": nets.init_linear(keys[1], width, config.action_dim, hidden, bias=bias),
             "in_norm": nets.init_norm(config.norm, hidden),
-            "gru": nets.init_linear(keys[2], deter + hidden, deter + hidden, 3 * deter, bias=bias),
+            "gru": nets.init_linear(
+                keys[2], deter + hidden, deter + hidden, 3 * deter, bias=bias
+            ),
             "gru_norm": nets.init_norm(config.norm, 3 * deter),
         }
     # The fan-in counts the three inputs once for every block, as the official code does.
@@ -194,9 +196,8 @@ def recur(config: ModelConfig, params: Params, state: State, action_part: Array)
     dtype, deter = config.dtype, state.deter
     flat = state.stoch.reshape(*state.stoch.shape[:-2], -1)
     if config.core == "dense":
-        x = nets.norm_silu(
-            params["in_norm"], nets.linear(params["in_z"], flat, dtype) + action_part
-        )
+        x = nets.linear(params["in_z"], flat, dtype) + action_part
+        x = nets.norm_silu(params["in_norm"], x)
         gates = nets.linear(params["gru"], jnp.concatenate([deter, x], axis=-1), dtype)
         gates = nets.norm(params["gru_norm"], gates)
         reset, candidate, update = jnp.split(gates, 3, axis=-1)
@@ -225,7 +226,9 @@ def token_input(config: ModelConfig, params: Params, tokens: Array) -> Array:
     return nets.linear(params["posterior"]["tokens"], tokens, config.dtype)
 
 
-def posterior_logits(config: ModelConfig, params: Params, deter: Array, token_part: Array) -> Array:
+def posterior_logits(
+    config: ModelConfig, params: Params, deter: Array, token_part: Array
+) -> Array:
     """Raw logits `[..., S, K]` of the latents given deter and `token_input`'s result."""
     own = params["posterior"]
     x = nets.linear(own["deter"], deter, config.dtype) + token_part

@@ -1,4 +1,4 @@
-"""Dreamer's optimisers: the official one (adaptive clipping, RMS scaling, momentum), three Adams.
+"""Optimisers of Dreamer: the official one (adaptive clipping, RMS scaling, momentum), and Adam.
 
 Source: official DreamerV3; sheeprl for the Adams.
 """

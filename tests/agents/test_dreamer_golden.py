@@ -1,4 +1,4 @@
-"""Dreamer against the references: losses from given heads, whole steps, optimiser, context."""
+"""Dreamer against the references: losses from given head outputs, optimiser, replay context."""
 
 from __future__ import annotations
 

@@ -1,0 +1,419 @@
+"""Dreamer's behaviour learning and its agent: the gates of document 003, pitfalls, whole runs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import dreamer as documents
+from configs import dreamerv3 as official
+from mbx import dreamer_networks as nets
+from mbx import returns, rssm
+from mbx.agents import dreamer
+from mbx.agents import dreamer_losses as losses
+from mbx.agents import dreamer_optimizer as optimizers
+from mbx.agents import dreamer_policy as policy
+from mbx.agents.dreamer import DreamerConfig
+from mbx.dreamer_networks import ModelConfig
+from mbx.envs.base import EnvSpec
+from mbx.training import build, run
+from mbx.training.checkpoint import Checkpointer
+
+NET = ModelConfig(
+    vector_dim=3, action_dim=2, factors=(2,), deter=8, hidden=6, stoch=2, classes=4, units=8,
+    blocks=2, num_bins=21, policy_layers=1, value_layers=1, encoder_layers=1, decoder_layers=1,
+)  # fmt: skip
+CONFIG = DreamerConfig(NET, batch_size=2, batch_length=4, horizon=3, gamma=0.9)
+GAMMA = 0.9
+
+
+def rows(key, config=CONFIG):
+    """batch_length + 1 replay rows [T + 1, B, ...], an episode's end in the middle of one column."""
+    net, shape = config.model, (config.batch_length + 1, config.batch_size)
+    keys = jax.random.split(key, 3)
+    action = jax.random.normal(keys[1], (*shape, net.action_dim))
+    no = jnp.zeros(shape, bool)
+    middle = shape[0] // 2
+    last = no.at[middle, 0].set(True) if shape[0] > 2 else no
+    return dict(
+        obs=jax.random.normal(keys[0], (*shape, 3)),
+        action=rssm.mode_one_hot(action) if net.discrete else jnp.tanh(action),
+        reward=jax.random.normal(keys[2], shape), is_first=jnp.roll(last, 1, axis=0),
+        is_last=last, terminated=last,
+    )  # fmt: skip
+
+
+def trained(config, key=0):
+    """A train state whose zero-initialised heads are not zero."""
+    state = dreamer.init_state(config, jax.random.key(key))
+    noise = jax.random.split(jax.random.key(99), 200)
+    leaves, tree = jax.tree.flatten(state.params)
+    leaves = [
+        x + 0.1 * jax.random.normal(k, x.shape)
+        for x, k in zip(leaves, noise[: len(leaves)], strict=True)
+    ]
+    params = jax.tree.unflatten(tree, leaves)
+    return state.replace(params=params, slow=jax.tree.map(jnp.copy, params["critic"]))
+
+
+def make_step(config):
+    def step(state, rows, key):
+        batch, carry = dreamer.make_batch(config, rows)
+        carry = carry or rssm.initial(config.model, state.params["model"]["rssm"],
+                                      (config.batch_size,))  # fmt: skip
+        draws = dreamer.draw(config, key)
+        return dreamer.step_gradients(config, state, batch, carry, draws)
+
+    return jax.jit(step)
+
+
+@pytest.fixture(scope="module")
+def step():
+    return make_step(CONFIG)
+
+
+def behaviour(config, rewards, continues, values, **changes):
+    """`losses.behaviour` with a uniform policy and an untrained critic."""
+    lead = rewards.shape
+    given = dict(
+        policy_out=jnp.zeros((*lead, 2)), actions=jnp.zeros((*lead, 2)).at[..., 0].set(1.0),
+        rewards=rewards, continues=continues, values=values,
+        value_logits=jnp.zeros((*lead, 21)), slow_values=jnp.zeros(lead),
+        ema=returns.init_return_ema(),
+    )  # fmt: skip
+    return losses.behaviour(config, **(given | changes))
+
+
+def column(*numbers):
+    return jnp.asarray(numbers, jnp.float32)[:, None]
+
+
+# -------------------------------------------------------------------------------------------------
+# Returns and weights: indices
+
+
+def test_chain_of_three_states_by_hand():
+    """s0 -> s1 (reward 1) -> s2 (reward 2, terminal); true values 1 + 2 g, 2, 0."""
+    values = column(1.0 + 2.0 * GAMMA, 2.0, 0.0)
+    for lambda_ in (0.0, 0.5, 1.0):
+        config = dataclasses.replace(CONFIG, lambda_=lambda_)
+        got = behaviour(config, column(9.0, 1.0, 2.0), column(1.0, 1.0, 0.0), values)
+        np.testing.assert_allclose(got.returns[:, 0], [1.0 + 2.0 * GAMMA, 2.0], rtol=1e-6)
+        replayed = returns.replay_lambda_returns(
+            column(0.0, 1.0, 2.0), column(0.0, 0.0, 1.0), column(0.0, 0.0, 1.0), values, GAMMA,
+            lambda_,
+        )  # fmt: skip
+        np.testing.assert_allclose(replayed, got.returns, rtol=1e-6)
+
+
+def test_dreams_from_terminal_rows_weigh_nothing():
+    ones = jnp.ones((4, 2))
+    continues = ones.at[0, 1].set(0.0)
+    got = behaviour(CONFIG, ones, continues, ones)
+    assert np.all(got.actor[:, 1] == 0.0) and np.all(got.critic[:, 1] == 0.0)
+    assert np.all(got.actor[:, 0] != 0.0) and np.all(got.critic[:, 0] > 0.0)
+
+
+def test_continue_stops_the_bootstrap_and_weights_what_follows():
+    ones, values = jnp.ones((4, 1)), column(5.0, 5.0, 5.0, 5.0)
+    got = behaviour(CONFIG, ones, column(1.0, 1.0, 0.0, 1.0), values)
+    assert got.returns[1, 0] == 1.0  # the episode ends at state 2: its reward alone
+    assert np.all(got.actor[2:] == 0.0)
+    np.testing.assert_allclose(got.metrics["discount_min"], 0.0)
+    on = behaviour(CONFIG, ones, ones, values)
+    np.testing.assert_allclose(on.returns[-1, 0], 1.0 + GAMMA * 5.0, rtol=1e-6)
+
+
+def test_a_time_limit_bootstraps_and_a_termination_does_not():
+    reward, no = column(0.0, 1.0, 1.0), column(0.0, 0.0, 0.0)
+    ended, value = column(0.0, 1.0, 0.0), column(3.0, 3.0, 3.0)
+    limit = returns.replay_lambda_returns(reward, no, ended, value, GAMMA, 0.95)
+    terminal = returns.replay_lambda_returns(reward, ended, ended, value, GAMMA, 0.95)
+    np.testing.assert_allclose(limit[0], 1.0 + GAMMA * 3.0, rtol=1e-6)
+    assert terminal[0, 0] == 1.0
+
+
+def test_what_follows_an_end_changes_nothing_before_it():
+    key = jax.random.key(4)
+    reward, value = jax.random.normal(key, (2, 6, 1))
+    last = jnp.zeros((6, 1)).at[3].set(1.0)
+    for terminated in (last, jnp.zeros_like(last)):
+        before = returns.replay_lambda_returns(reward, terminated, last, value, GAMMA, 0.9)
+        after = returns.replay_lambda_returns(
+            reward.at[4:].add(7.0), terminated, last, value.at[4:].add(7.0), GAMMA, 0.9
+        )
+        np.testing.assert_array_equal(before[:3], after[:3])
+        assert np.any(before[3:] != after[3:])
+
+
+def test_replay_mask_lies_on_the_loss_and_the_literal_form_differs():
+    batch = losses.Batch(
+        {}, None, column(0.0, 1.0, 0.0, 1.0), None, column(0.0, 1.0, 0.0, 0.0) > 0,
+        column(0.0, 1.0, 0.0, 0.0) > 0,
+    )  # fmt: skip
+    logits, slow = jnp.zeros((4, 1, 21)), jnp.zeros((4, 1))
+    annotations = column(2.0, 2.0, 2.0, 2.0)
+    aligned = losses.replay_critic(CONFIG, logits, slow, annotations, batch)
+    assert aligned.shape == (3, 1)
+    assert aligned[1, 0] == 0.0 and np.all(aligned[np.array([0, 2]), 0] > 0.0)
+    literal = losses.replay_critic(
+        dataclasses.replace(CONFIG, replay_loss="literal"), logits, slow, annotations, batch
+    )
+    assert literal.shape == (4, 1) and np.all(literal > 0.0)
+
+
+# -------------------------------------------------------------------------------------------------
+# ReturnEMA, critic regulariser, policies
+
+
+def test_return_ema_moves_before_use_and_normalises_the_actor_alone():
+    rewards, ones = jax.random.normal(jax.random.key(0), (4, 50)) * 10.0, jnp.ones((4, 50))
+    warm = returns.ReturnEMA(jnp.float32(-100.0), jnp.float32(100.0))
+    cold, hot = (
+        behaviour(CONFIG, rewards, ones, ones, ema=e) for e in (returns.init_return_ema(), warm)
+    )
+    np.testing.assert_array_equal(cold.critic, hot.critic)
+    np.testing.assert_array_equal(cold.returns, hot.returns)
+    np.testing.assert_allclose(hot.metrics["ema_invscale"], hot.ema.high - hot.ema.low)
+    assert np.mean(np.abs(hot.actor)) < 0.1 * np.mean(np.abs(cold.actor))
+    same = behaviour(CONFIG, ones, ones, ones * 10.0, ema=returns.init_return_ema())
+    assert same.metrics["ema_invscale"] == 1.0
+
+
+def test_converged_advantages_do_not_see_the_scale_of_rewards():
+    rewards, ones = jax.random.normal(jax.random.key(1), (4, 50)) * 10.0, jnp.ones((4, 50))
+    values = jax.random.normal(jax.random.key(2), (4, 50))
+    steady = dataclasses.replace(CONFIG, return_decay=0.0)
+    small = behaviour(steady, rewards, ones, values)
+    large = behaviour(steady, 7.0 * rewards, ones, 7.0 * values)
+    np.testing.assert_allclose(
+        small.metrics["adv_std"], large.metrics["adv_std"], rtol=1e-4
+    )
+    assert not np.allclose(small.critic, large.critic)
+
+
+def test_one_outlier_does_not_move_the_percentiles_beyond_the_bulk():
+    bulk = jnp.linspace(0.0, 1.0, 100)
+    spread = returns.update_return_ema(returns.init_return_ema(), bulk.at[0].set(1e6), decay=0.0)
+    assert spread.high <= 1.0 and spread.low >= 0.0
+
+
+def test_critic_loss_has_both_terms_with_weight_one():
+    ones = jnp.ones((4, 1))
+    logits = jax.random.normal(jax.random.key(0), (4, 1, 21))
+    whole = behaviour(CONFIG, ones, ones, ones, value_logits=logits, slow_values=3.0 * ones)
+    plain = dataclasses.replace(CONFIG, critic_regularizer=0.0)
+    main = behaviour(plain, ones, ones, ones, value_logits=logits, slow_values=3.0 * ones)
+    weights = returns.discount_weights(ones, GAMMA)[:-1]
+    added = weights * nets.two_hot_loss(NET, logits[:-1], 3.0 * ones[:-1])
+    np.testing.assert_allclose(whole.critic - main.critic, added, rtol=1e-5)
+
+
+def test_extreme_values_leave_losses_finite():
+    logits = jnp.full((4, 1, 21), -100.0).at[..., -1].set(100.0)
+    values = nets.two_hot_mean(NET, logits)
+    assert values[0, 0] > 4.8e8
+    got = behaviour(CONFIG, values, jnp.ones((4, 1)), values, value_logits=logits)
+    assert np.all(np.isfinite(got.critic)) and np.all(np.isfinite(got.actor))
+
+
+def test_reinforce_scores_the_unclipped_sample_and_sums_entropy_over_dimensions():
+    net = dataclasses.replace(NET, action_dim=3, factors=())
+    out = jnp.concatenate([jnp.full((1, 3), 2.0), jnp.full((1, 3), 3.0)], axis=-1)
+    action = policy.sample(net, out, jnp.full((1, 3), 2.5))
+    assert np.all(action > 1.0)
+    inside = policy.log_prob(net, out, jnp.ones((1, 3)))
+    assert policy.log_prob(net, out, action)[0] < inside[0]
+    one = policy.entropy(dataclasses.replace(net, action_dim=1), out[:, ::3])
+    np.testing.assert_allclose(policy.entropy(net, out), 3.0 * one, rtol=1e-6)
+
+
+# -------------------------------------------------------------------------------------------------
+# Whole steps
+
+
+def test_heads_start_at_exactly_zero():
+    state = dreamer.init_state(CONFIG, jax.random.key(0))
+    features = jax.random.normal(jax.random.key(1), (5, NET.feature_dim))
+    for params in (state.params["critic"], state.params["model"]["reward"], state.slow):
+        for space in ("symlog", "raw"):
+            net = dataclasses.replace(NET, bins_space=space)
+            assert not np.any(np.asarray(nets.two_hot_mean(net, nets.head(params, features))))
+
+
+def test_zero_kernels_move_and_a_first_update_has_the_size_of_the_rate():
+    solver = optimizers.laprop(1e-3, warmup=0)
+    params, grads = {"w": jnp.zeros((3, 3))}, {"w": jnp.full((3, 3), 1e-9)}
+    updates, _ = solver.update(grads, solver.init(params), params)
+    np.testing.assert_allclose(updates["w"], -1e-3, rtol=1e-3)
+    warm = optimizers.laprop(1e-3, warmup=10)
+    updates, _ = warm.update(grads, warm.init(params), params)
+    assert not np.any(np.asarray(updates["w"]))
+
+
+def test_step_is_deterministic_finite_and_moves_every_group(step):
+    state, data = trained(CONFIG), rows(jax.random.key(1))
+    a, b = (step(state, data, jax.random.key(2)) for _ in range(2))
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+    for name in ("model", "actor", "critic"):
+        assert np.all([np.all(np.isfinite(g)) for g in jax.tree.leaves(a.grads[name])])
+        assert np.any([np.any(g) for g in jax.tree.leaves(a.grads[name])])
+    step(state, data, jax.random.key(3))
+    assert step._cache_size() == 1
+    names = {
+        "value_reg_loss", "entropy", "lambda_mean", "lambda_std", "lambda_p05", "lambda_p95",
+        "ema_offset", "ema_invscale", "discount_mean", "discount_min", "adv_mean", "adv_std",
+        "target_critic_mean", "actor_loss", "critic_loss",
+    }  # fmt: skip
+    metrics = dreamer.make_metrics(a.output, a.result, a.terms, a.grads)
+    assert names <= set(metrics) and all(np.isfinite(v) for v in metrics.values())
+    assert a.terms["replay_value"].shape == (3, 2)
+
+
+def test_behaviour_leaves_the_world_model_alone(step):
+    """The world model's gradient is the same whatever actor, critic and dreams are."""
+    state, data = trained(CONFIG), rows(jax.random.key(1))
+    other = trained(CONFIG, key=5)
+    params = dict(state.params, actor=other.params["actor"], critic=other.params["critic"])
+    a = step(state, data, jax.random.key(2))
+    b = step(state.replace(params=params, slow=other.slow), data, jax.random.key(2))
+    for x, y in zip(
+        jax.tree.leaves(a.grads["model"]), jax.tree.leaves(b.grads["model"]), strict=True
+    ):
+        np.testing.assert_array_equal(x, y)
+    assert any(
+        np.any(x != y)
+        for x, y in zip(
+            jax.tree.leaves(a.grads["critic"]), jax.tree.leaves(b.grads["critic"]), strict=True
+        )
+    )
+
+
+def test_the_last_action_of_a_sequence_changes_no_loss(step):
+    state, data = trained(CONFIG), rows(jax.random.key(1))
+    moved = dict(data, action=data["action"].at[-1].add(1.0))
+    a, b = (step(state, d, jax.random.key(2)) for d in (data, moved))
+    for x, y in zip(jax.tree.leaves(a.grads), jax.tree.leaves(b.grads), strict=True):
+        np.testing.assert_array_equal(x, y)
+    earlier = dict(data, action=1.0 - data["action"])
+    c = step(state, earlier, jax.random.key(2))
+    assert np.any(np.asarray(a.output.losses["dynamics"] != c.output.losses["dynamics"])) or np.any(
+        np.asarray(a.output.losses["vector"] != c.output.losses["vector"])
+    )
+
+
+def test_first_continue_is_the_replay_rows_own(step):
+    state, data = trained(CONFIG), rows(jax.random.key(1))
+    data["terminated"] = jnp.ones_like(data["terminated"])
+    got = step(state, data, jax.random.key(2))
+    assert not np.any(np.asarray(got.terms["policy"])) and not np.any(
+        np.asarray(got.terms["value"])
+    )
+
+
+def test_continuous_actors_learn_through_the_model_and_smallest_shapes_work():
+    net = dataclasses.replace(NET, factors=())
+    config = DreamerConfig(
+        net, batch_size=1, batch_length=2, horizon=1, actor_gradient="reparam", entropy_coef=0.0,
+    )  # fmt: skip
+    state = trained(config)
+    got = make_step(config)(state, rows(jax.random.key(1), config), jax.random.key(2))
+    assert got.terms["policy"].shape == (1, 2) and got.terms["replay_value"].shape == (1, 1)
+    assert any(np.any(g) for g in jax.tree.leaves(got.grads["actor"]))
+
+
+def test_slow_critic_moves_at_its_cadence():
+    config = dataclasses.replace(CONFIG, critic_every=2, critic_tau=0.25)
+    critic, slow = {"w": jnp.ones(2)}, {"w": jnp.zeros(2)}
+    assert not np.any(np.asarray(dreamer.move_slow(config, critic, slow, jnp.int32(1))["w"]))
+    np.testing.assert_allclose(
+        dreamer.move_slow(config, critic, slow, jnp.int32(2))["w"], 0.25
+    )
+    state = dreamer.init_state(config, jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, state.slow, state.params["critic"])
+
+
+# -------------------------------------------------------------------------------------------------
+# Settings and runs
+
+
+@pytest.mark.parametrize(
+    "fields, match",
+    [
+        (dict(continue_discount=True), "continue_discount"),
+        (dict(actor_gradient="reparam"), "reparam"),
+        (dict(replay_gradient=True), "replay_gradient"),
+        (dict(gamma=1.0), "gamma"),
+        (dict(horizon=0), "horizon"),
+        (dict(dream_rows=9), "dream_rows"),
+        (dict(replay_loss="yes"), "replay_loss"),
+    ],
+)
+def test_mistakes_are_told(fields, match):
+    with pytest.raises(ValueError, match=match):
+        dataclasses.replace(CONFIG, **fields)
+
+
+def test_configurations_say_what_they_promise():
+    discrete = EnvSpec("x", (4,), jnp.float32, 2, 10, 1, True)
+    continuous = discrete._replace(discrete=False)
+    ours = build.dreamer_config(documents.get_config(), discrete)
+    assert (ours.continues, ours.first_continue, ours.updates) == ("hard", "real", "sequential")
+    assert ours.actor_gradient == "reinforce" and ours.replay_loss == "aligned"
+    assert build.dreamer_config(documents.get_config(), continuous).actor_gradient == "reparam"
+    theirs = build.dreamer_config(official.get_config(), continuous)
+    assert theirs.continue_discount and theirs.replay_context and theirs.replay_gradient
+    assert theirs.model.bins_space == "raw" and theirs.optimizer == "laprop"
+    images = build.dreamer_config(
+        documents.get_config(), discrete._replace(obs_shape=(10, 10, 4))
+    )
+    assert images.model.image_shape == (10, 10, 4) and images.model.image_scale == 1.0
+    short = documents.get_config()
+    short.train.seed_steps = 8
+    with pytest.raises(ValueError, match="seed_steps"):
+        build.build_schedule(short, discrete, 4)
+
+
+def tiny_run(**train):
+    """configs/dreamerv3.py, stored latents included, small enough to compile in seconds."""
+    config = official.get_config()
+    config.env.update(name="gymnax:CartPole-v1", num_envs=2)
+    config.model.update(size="tiny", num_bins=21)
+    config.loss.update(batch_size=2, batch_length=4)
+    config.imagination.horizon = 2
+    config.replay.capacity = 200
+    config.train.update(steps=40, seed_steps=16, log_interval=20, train_ratio=1.0)
+    config.eval.update(episodes=2, interval=0)
+    config.env.episode_length = 8
+    config.checkpoint.interval = 20
+    config.train.update(train)
+    return config
+
+
+def test_a_resumed_run_equals_the_whole_one(tmp_path):
+    whole, half = str(tmp_path / "whole"), str(tmp_path / "half")
+    run.train(tiny_run().to_dict(), whole)
+    run.train(tiny_run(steps=20).to_dict(), half)
+    run.train(tiny_run().to_dict() | {"resume": True}, half)
+    states = []
+    for workdir in (whole, half):
+        config = tiny_run().to_dict()
+        environment = run.make_environment(config, 2, seed=0)
+        agent = build.build_agent(config, environment.spec)
+        shape = jax.eval_shape(
+            lambda a=agent, e=environment, c=config: run._fresh_state(a, e, c, jax.random.key(0))
+        )
+        states.append(Checkpointer(workdir).restore(shape)[0])
+    assert int(states[0].train.step) > 0
+    data = states[0].replay.data
+    written = np.any(np.asarray(data["deter"]) != 0.0, axis=-1)
+    assert written.sum() > 10  # stored when acting, or written back after an update
+    for a, b in zip(*(jax.tree.leaves(s) for s in states), strict=True):
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_array_equal(a, b)
