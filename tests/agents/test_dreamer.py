@@ -32,7 +32,7 @@ GAMMA = 0.9
 
 
 def rows(key, config=CONFIG):
-    """batch_length + 1 replay rows [T + 1, B, ...], an episode's end in the middle of one column."""
+    """batch_length + 1 replay rows [T + 1, B, ...], an episode's end in the middle of one."""
     net, shape = config.model, (config.batch_length + 1, config.batch_size)
     keys = jax.random.split(key, 3)
     action = jax.random.normal(keys[1], (*shape, net.action_dim))
@@ -188,8 +188,9 @@ def test_converged_advantages_do_not_see_the_scale_of_rewards():
     rewards, ones = jax.random.normal(jax.random.key(1), (4, 50)) * 10.0, jnp.ones((4, 50))
     values = jax.random.normal(jax.random.key(2), (4, 50))
     steady = dataclasses.replace(CONFIG, return_decay=0.0)
-    small = behaviour(steady, rewards, ones, values)
-    large = behaviour(steady, 7.0 * rewards, ones, 7.0 * values)
+    logits = jax.random.normal(jax.random.key(3), (4, 50, 21))  # uniform ones would not tell
+    small = behaviour(steady, rewards, ones, values, value_logits=logits)
+    large = behaviour(steady, 7.0 * rewards, ones, 7.0 * values, value_logits=logits)
     np.testing.assert_allclose(
         small.metrics["adv_std"], large.metrics["adv_std"], rtol=1e-4
     )
@@ -395,6 +396,7 @@ def tiny_run(**train):
     return config
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_the_whole_one(tmp_path):
     whole, half = str(tmp_path / "whole"), str(tmp_path / "half")
     run.train(tiny_run().to_dict(), whole)
