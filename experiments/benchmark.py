@@ -2,6 +2,7 @@
 
     python -m experiments.benchmark                               # 5M model, TD-MPC2's settings
     python -m experiments.benchmark --preset=default              # configs/tdmpc.py as it is
+    python -m experiments.benchmark --preset=dreamer --size=tiny  # 16 x 64 rows, horizon 15
     python -m experiments.benchmark --size=19 --batch=1024 --json=bench.json
 
 For every operation: the median time after warm-up, the matrix-multiply FLOPs it does (counted in
@@ -23,13 +24,15 @@ import numpy as np
 from absl import app, flags
 from ml_collections import config_dict
 
+from configs import dreamer as dreamer_config
 from configs import tdmpc as default_config
-from mbx import replay
+from mbx import replay, rssm
+from mbx.agents import dreamer
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic
 from mbx.training import build, loop
 from mbx.training.metrics import atomic_write
 
-PRESET = flags.DEFINE_enum("preset", "tdmpc2", ["tdmpc2", "default"], "Settings.")
+PRESET = flags.DEFINE_enum("preset", "tdmpc2", ["tdmpc2", "default", "dreamer"], "Settings.")
 SIZE = flags.DEFINE_string("size", None, "Model size (default: 5 for tdmpc2, tiny for default).")
 BATCH = flags.DEFINE_integer("batch", None, "Batch size (default: 256 for tdmpc2).")
 OBS = flags.DEFINE_integer("obs", 17, "Observation size.")
@@ -130,6 +133,10 @@ def measure(
 def make_config() -> config_dict.ConfigDict:
     """The benchmark's configuration."""
     config = default_config.get_config()
+    if PRESET.value == "dreamer":
+        config = dreamer_config.get_config()
+        config.loss.batch_length = 64
+        config.actor.gradient = "reinforce"
     if PRESET.value == "tdmpc2":
         config.model.update(size="5", critic="q", policy="squashed", num_values=0)
         config.loss.update(value_target="td", policy_loss="svg", value_reduction="min")
@@ -185,6 +192,8 @@ def filled(agent: Any, state: loop.LoopState, spec: EnvSpec, steps: int) -> loop
 def benchmark() -> dict[str, Any]:
     """Measure every operation; returns what `--json` writes."""
     config = make_config().to_dict()
+    if PRESET.value == "dreamer":
+        return benchmark_dreamer(config)
     repeats, num = REPEATS.value, ENVS.value
     environment = toy_environment(num)
     agent = build.build_agent(config, environment.spec)
@@ -230,6 +239,56 @@ def benchmark() -> dict[str, Any]:
     rows.append(
         measure("fused step (1 update)", lambda s: step(s)[0], state, donate=True, **common)
     )
+    return report(config, rows, rate)
+
+
+def benchmark_dreamer(config: dict[str, Any]) -> dict[str, Any]:
+    """Acting, the whole update, and its two scans by themselves."""
+    num, key = ENVS.value, jax.random.key(0)
+    environment = toy_environment(num)
+    own = build.dreamer_config(config, environment.spec)
+    agent, net = dreamer.make_agent(own), own.model
+    state = loop.init_state(agent, environment, key=key, capacity=2_000)
+    state = filled(agent, state, environment.spec, 600)
+    rate = gemm_rate(DTYPE.value)
+    common = dict(rate=rate, repeats=REPEATS.value)
+    first, model = jnp.zeros(num, bool), state.train.params["model"]["rssm"]
+    draws, lead = dreamer.draw(own, key), (own.batch_length, own.batch_size)
+    tokens = jnp.ones((*lead, net.units))
+    actions, resets = jnp.zeros((*lead, net.action_dim)), jnp.zeros(lead, bool)
+
+    def act(train: Any, actor: Any, obs: jax.Array, key: jax.Array) -> Any:
+        return agent.act(train, actor, obs, first, key, False)
+
+    def observe(model: Any, tokens: jax.Array) -> Any:
+        start = rssm.initial(net, model, lead[1:])
+        return rssm.observe(net, model, start, tokens, actions, resets, draws.posterior)
+
+    def observe_gradient(model: Any, tokens: jax.Array) -> Any:
+        def total(*args: Any) -> jax.Array:
+            seen = observe(*args)
+            leaves = (seen.states.deter, seen.states.stoch, seen.posterior, seen.prior)
+            return sum(jnp.sum(jnp.square(x)) for x in leaves)
+
+        return jax.grad(total, argnums=(0, 1))(model, tokens)
+
+    def imagine(model: Any, noise: jax.Array) -> Any:
+        start = rssm.initial(net, model, (lead[0] * lead[1],))
+        return rssm.imagine(net, model, start, lambda f, a: jnp.tanh(a), noise, draws.prior)
+
+    rows = [
+        measure("act", act, state.train, state.actor, state.obs, key, **common),
+        measure("update", agent.update, state.train, state.replay, key, **common),
+        measure("observe scan", observe, model, tokens, **common),
+        measure("observe scan, gradient", observe_gradient, model, tokens, **common),
+        measure("imagine scan", imagine, model, draws.action, **common),
+    ]
+    return report(config, rows, rate)
+
+
+def report(config: dict[str, Any], rows: list[Row], rate: float) -> dict[str, Any]:
+    """What `--json` writes; floors by the better of two measured matrix-multiply rates."""
+    loss, num = config["loss"], ENVS.value
     rate = max(rate, gemm_rate(DTYPE.value))
     rows = [r._replace(floor_ms=1e6 * r.gflop * 1e6 / rate) for r in rows]
     rows = [r._replace(ratio=r.median_ms / r.floor_ms if r.floor_ms else 0.0) for r in rows]

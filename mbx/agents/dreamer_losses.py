@@ -10,7 +10,7 @@ Sources: documents 002 and 003 with the corrections of their indices; DreamerV3.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,7 @@ from mbx import dreamer_networks as nets
 from mbx import dreamer_observations as observations
 from mbx import returns, rssm
 from mbx.agents import dreamer_policy as policy
-
-if TYPE_CHECKING:
-    from mbx.agents.dreamer import DreamerConfig
+from mbx.agents.dreamer_config import DreamerConfig
 
 Array = jax.Array
 Params = dict[str, Any]
