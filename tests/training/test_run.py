@@ -36,9 +36,7 @@ def final_state(workdir: str):
     config = load_config(workdir)
     environment = run.make_environment(config, config["env"]["num_envs"], seed=0)
     agent = run.build.build_agent(config, environment.spec)
-    example = jax.eval_shape(
-        lambda: run.fresh_state(agent, environment, config, jax.random.key(0))
-    )
+    example = jax.eval_shape(lambda: run.fresh_state(agent, environment, config, jax.random.key(0)))
     checkpointer = Checkpointer(workdir)
     state, meta = checkpointer.restore(example)
     checkpointer.close()
