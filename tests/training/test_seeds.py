@@ -43,18 +43,24 @@ def test_every_seed_keeps_its_own_log_and_reads_as_a_run(trained):
     np.testing.assert_allclose(result.evaluations[-1][1], np.mean(finals), rtol=1e-6)
 
 
-def test_a_seed_of_the_batch_is_that_seed_alone(trained, tmp_path):
-    workdir, _ = trained
-    alone = str(tmp_path / "alone")
-    run.train(tiny_config(seed=5), alone)
-    ours, theirs = rows(os.path.join(workdir, "seed-5"), "train"), rows(alone, "train")
-    assert [row["step"] for row in ours] == [row["step"] for row in theirs]
-    # Random numbers are the same, sums are taken in another order: the first interval with updates
-    # agrees closely; later the planner's choices among near ties part the two, as chance would.
-    for name in ("loss/consistency", "loss/reward", "loss/value", "loss/policy", "value/target"):
-        np.testing.assert_allclose(ours[0][name], theirs[0][name], rtol=1e-3, err_msg=name)
-    for name in ("updates", "refreshes", "episodes"):
-        assert [row[name] for row in ours] == [row[name] for row in theirs]
+def test_a_seed_of_the_batch_is_that_seed_alone(tmp_path):
+    # Without planner targets: those of an untrained model are ties, which rounding decides.
+    plain = dict(
+        model=dict(critic="q", policy="squashed"), train=dict(steps=60),
+        loss=dict(value_target="td", policy_loss="svg"),
+    )  # fmt: skip
+    both, alone = str(tmp_path / "both"), str(tmp_path / "alone")
+    run.train(tiny_config(seed=4, num_seeds=2, **plain), both)
+    run.train(tiny_config(seed=5, **plain), alone)
+    ours, theirs = rows(os.path.join(both, "seed-5"), "train"), rows(alone, "train")
+    assert len(ours) == 3
+    for a, b in zip(ours, theirs, strict=True):
+        for name in ("updates", "episodes", "step"):
+            assert a[name] == b[name]
+        # The same random numbers; sums are taken in another order, which the planner amplifies.
+        for name in ("loss/consistency", "loss/reward", "loss/value", "loss/policy"):
+            close = 1e-3 if a is ours[0] else 3e-2
+            np.testing.assert_allclose(a[name], b[name], rtol=close, err_msg=name)
 
 
 @pytest.mark.slow
