@@ -241,9 +241,7 @@ def mlp(params: Params, x: Array, dtype: str = "float32") -> Array:
     return x
 
 
-def init_head(
-    key: Array, config: ModelConfig, layers: int, out: int, scale: float = 1.0
-) -> Params:
+def init_head(key: Array, config: ModelConfig, layers: int, out: int, scale: float = 1.0) -> Params:
     """An MLP on features F with a linear output; `scale` multiplies the output's kernel."""
     mlp_key, out_key = jax.random.split(key)
     params = init_mlp(mlp_key, config.norm, config.feature_dim, config.units, layers)

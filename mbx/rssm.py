@@ -133,9 +133,7 @@ def _init_core(key: Array, config: ModelConfig, flat: int) -> Params:
             "in_z": nets.init_linear(keys[0], width, flat, hidden, bias=False),
             "in_a": nets.init_linear(keys[1], width, config.action_dim, hidden, bias=bias),
             "in_norm": nets.init_norm(config.norm, hidden),
-            "gru": nets.init_linear(
-                keys[2], deter + hidden, deter + hidden, 3 * deter, bias=bias
-            ),
+            "gru": nets.init_linear(keys[2], deter + hidden, deter + hidden, 3 * deter, bias=bias),
             "gru_norm": nets.init_norm(config.norm, 3 * deter),
         }
     # The fan-in counts the three inputs once for every block, as the official code does.
@@ -226,9 +224,7 @@ def token_input(config: ModelConfig, params: Params, tokens: Array) -> Array:
     return nets.linear(params["posterior"]["tokens"], tokens, config.dtype)
 
 
-def posterior_logits(
-    config: ModelConfig, params: Params, deter: Array, token_part: Array
-) -> Array:
+def posterior_logits(config: ModelConfig, params: Params, deter: Array, token_part: Array) -> Array:
     """Raw logits `[..., S, K]` of the latents given deter and `token_input`'s result."""
     own = params["posterior"]
     x = nets.linear(own["deter"], deter, config.dtype) + token_part

@@ -1,0 +1,109 @@
+"""`configs/tdmpc.py` and its kin as the TD-MPC agent's settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from mbx import mppi, returns
+from mbx.agents import tdmpc
+from mbx.envs.base import EnvSpec
+from mbx.training.settings import section
+from mbx.world_model import sized
+
+Config = Mapping[str, Any]
+
+# Tasks that only ever end by their time limit: no termination head is needed for them.
+_NEVER_TERMINATE = ("Pendulum-v1", "Reacher-misc", "Swimmer-misc", "HalfCheetah", "Swimmer-v")
+_NEVER_TERMINATING_SUITES = ("dmc", "playground")
+# Fields of a planner's section that say how plans are scored.
+_SCORING = ("std_coef", "aggregate", "disagreement", "discount")
+
+
+def tdmpc_config(config: Config, spec: EnvSpec) -> tdmpc.TDMPCConfig:
+    """`configs/tdmpc.py` and its kin as the agent's own settings."""
+    if spec.discrete:
+        raise ValueError(
+            f"env.name={spec.name!r} has discrete actions: agent 'tdmpc' needs continuous ones, "
+            "for example gymnax:Pendulum-v1"
+        )
+    model, planner = config["model"], dict(config["planner"])
+    training, reanalyze, loss = (
+        dict(config["training_planner"]), config["reanalyze"], dict(config["loss"]),
+    )  # fmt: skip
+    world = sized(
+        model["size"],
+        obs_shape=tuple(spec.obs_shape),
+        action_dim=spec.action_dim,
+        num_values=model["num_values"] or None,
+        num_aux=len(config["loss"]["aux_gammas"]),
+        aux_joint=config["loss"]["aux_joint"],
+        episodic=is_episodic(model["episodic"], spec.name),
+        **{name: model[name] for name in (
+            "critic", "policy", "num_bins", "bin_min", "bin_max", "log_std_min", "log_std_max",
+            "dropout", "dtype", "num_dynamics", "num_rewards", "prior_scale", "prior_div",
+        )},
+    )  # fmt: skip
+    own = {name: planner.pop(name) for name in (
+        "horizon", "num_proposals", "proposal_noise", "evaluation_selection", "prior_start",
+        "prior_updates",
+    )}  # fmt: skip
+    scoring = tdmpc.Scoring(**{name: planner.pop(name) for name in _SCORING})
+    careful = dataclasses.replace(scoring, std_coef=planner.pop("evaluation_std_coef"))
+    imagined = tdmpc.Scoring(**{name: training.pop(name) for name in _SCORING})
+    stored, target_horizon = training.pop("enabled"), training.pop("horizon")
+    batch = loss["batch_size"]
+    capacity = config["replay"]["capacity"]
+    if reanalyze["enabled"] and reanalyze["batch_size"] > capacity:
+        raise ValueError(
+            f"reanalyze.batch_size={reanalyze['batch_size']} exceeds replay.capacity={capacity}: "
+            "lower the one or raise the other"
+        )
+    if batch > capacity:
+        raise ValueError(f"loss.batch_size={batch} exceeds replay.capacity={capacity}: lower it")
+    loss["aux_gammas"] = tuple(loss["aux_gammas"])
+    discount = loss.pop("discount") or returns.discount_from_episode_length(spec.episode_length)
+    if not 0.0 < discount < 1.0:
+        raise ValueError(f"loss.discount={discount}: must lie in (0, 1), or 0 to derive it")
+    return tdmpc.TDMPCConfig(
+        world=world,
+        discount=float(discount),
+        planner=section("planner", mppi.MPPIConfig, planner),
+        training_planner=section("training_planner", mppi.MPPIConfig, training),
+        scoring=scoring,
+        evaluation_scoring=careful,
+        target_scoring=imagined,
+        planner_horizon=own.pop("horizon"),
+        target_horizon=target_horizon,
+        **own,
+        stored_targets=stored,
+        keep_targets=config["replay"]["keep_targets"] or None,
+        target_actions_dtype=config["replay"]["actions_dtype"],
+        target_values_dtype=config["replay"]["values_dtype"],
+        reanalyze_batch=reanalyze["batch_size"],
+        stale_exponent=reanalyze["stale_exponent"],
+        reanalyze_slices=reanalyze["slices"],
+        total_updates=_total_updates(config, spec),
+        **loss,
+        **config["optimizer"],
+    )
+
+
+def _total_updates(config: Config, spec: EnvSpec) -> int:
+    """Learner updates of the whole run, which schedules are shares of."""
+    train = config["train"]
+    steps = max(train["steps"] - train["seed_steps"], 0) // spec.action_repeat
+    return max(int(steps * train["utd_ratio"]) + train["pretrain_updates"], 1)
+
+
+def is_episodic(setting: str | bool, env_name: str) -> bool:
+    """Whether to learn a termination head: as told, or by what the task can do."""
+    if str(setting).lower() in ("true", "false"):
+        return str(setting).lower() == "true"
+    if setting != "auto":
+        raise ValueError(f"model.episodic={setting!r}: choose auto, True or False")
+    suite, _, task = env_name.partition(":")
+    if suite in _NEVER_TERMINATING_SUITES:
+        return False
+    return not any(task.startswith(name) for name in _NEVER_TERMINATE)
