@@ -331,8 +331,9 @@ def apply_heads(
     num = num_heads(params)
     if num == 1:  # one head is no ensemble: the plain program, without a batch axis in its products
         rngs = None if dropout_key is None else {"dropout": jax.random.split(dropout_key, 1)[0]}
-        alone = jax.tree.map(lambda p: p[0], params)
-        return module.apply({"params": alone}, *(x[0] for x in inputs), rngs=rngs)[None]
+        # Squeezed, not indexed: an index's gradient is a scatter, a reshape's is free.
+        alone, inputs = jax.tree.map(lambda p: jnp.squeeze(p, 0), (params, inputs))
+        return module.apply({"params": alone}, *inputs, rngs=rngs)[None]
     if dropout_key is None:
         return jax.vmap(lambda p, *x: module.apply({"params": p}, *x))(params, *inputs)
     keys = jax.random.split(dropout_key, num)

@@ -133,9 +133,7 @@ def test_acting_steps_equal_the_scan():
     whole = rssm.observe(SMALL, params, carry, tokens, actions, first, draws)
     state = carry
     for t in range(6):
-        state = rssm.observe_step(
-            SMALL, params, state, actions[t], tokens[t], first[t], draws[t]
-        )
+        state = rssm.observe_step(SMALL, params, state, actions[t], tokens[t], first[t], draws[t])
         np.testing.assert_allclose(state.deter, whole.states.deter[t], rtol=1e-4, atol=1e-5)
 
 
@@ -237,8 +235,10 @@ def images(config, key):
     image = jax.random.uniform(keys[2], (2, 3, *config.image_shape))
     tokens = observations.encode(config, encoder, {"image": image})
     prediction = observations.decode(config, decoder, jnp.zeros((2, 3, config.feature_dim)))
-    return tokens, prediction, observations.reconstruction_loss(
-        config, prediction, {"image": image}
+    return (
+        tokens,
+        prediction,
+        observations.reconstruction_loss(config, prediction, {"image": image}),
     )
 
 

@@ -40,7 +40,9 @@ def feed_heads(zs: Array, strategy: str) -> Array:
     head, B' = H B. Source: document 001's code; with "single" no gradient reaches other heads.
     """
     heads, batch = zs.shape[1:3]
-    if strategy == "single" or heads == 1:
+    if heads == 1:
+        return jnp.squeeze(zs, 1)
+    if strategy == "single":
         return zs[:, 0]
     if strategy == "concat":
         return zs.reshape(zs.shape[0], heads * batch, zs.shape[3])

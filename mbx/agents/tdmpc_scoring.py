@@ -75,7 +75,7 @@ def reduce_dynamics(x: Array, how: str, std_coef: float) -> Array:
     a successor expectation (DESIGN, "one train step with all four pieces").
     """
     if x.shape[0] == 1:
-        return x[0]
+        return jnp.squeeze(x, 0)
     if how == "mean" or (how == "from_std_coef" and std_coef == 0.0):
         x = jnp.moveaxis(x, 0, -1)
         return successors.dense_expectation(x, jnp.full_like(x, 1.0 / x.shape[-1]))

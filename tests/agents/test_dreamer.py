@@ -191,9 +191,7 @@ def test_converged_advantages_do_not_see_the_scale_of_rewards():
     logits = jax.random.normal(jax.random.key(3), (4, 50, 21))  # uniform ones would not tell
     small = behaviour(steady, rewards, ones, values, value_logits=logits)
     large = behaviour(steady, 7.0 * rewards, ones, 7.0 * values, value_logits=logits)
-    np.testing.assert_allclose(
-        small.metrics["adv_std"], large.metrics["adv_std"], rtol=1e-4
-    )
+    np.testing.assert_allclose(small.metrics["adv_std"], large.metrics["adv_std"], rtol=1e-4)
     assert not np.allclose(small.critic, large.critic)
 
 
@@ -332,9 +330,7 @@ def test_slow_critic_moves_at_its_cadence():
     config = dataclasses.replace(CONFIG, critic_every=2, critic_tau=0.25)
     critic, slow = {"w": jnp.ones(2)}, {"w": jnp.zeros(2)}
     assert not np.any(np.asarray(dreamer.move_slow(config, critic, slow, jnp.int32(1))["w"]))
-    np.testing.assert_allclose(
-        dreamer.move_slow(config, critic, slow, jnp.int32(2))["w"], 0.25
-    )
+    np.testing.assert_allclose(dreamer.move_slow(config, critic, slow, jnp.int32(2))["w"], 0.25)
     state = dreamer.init_state(config, jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, state.slow, state.params["critic"])
 
@@ -370,9 +366,7 @@ def test_configurations_say_what_they_promise():
     theirs = build.dreamer_config(official.get_config(), continuous)
     assert theirs.continue_discount and theirs.replay_context and theirs.replay_gradient
     assert theirs.model.bins_space == "raw" and theirs.optimizer == "laprop"
-    images = build.dreamer_config(
-        documents.get_config(), discrete._replace(obs_shape=(10, 10, 4))
-    )
+    images = build.dreamer_config(documents.get_config(), discrete._replace(obs_shape=(10, 10, 4)))
     assert images.model.image_shape == (10, 10, 4) and images.model.image_scale == 1.0
     short = documents.get_config()
     short.train.seed_steps = 8

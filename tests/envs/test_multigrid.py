@@ -1,0 +1,274 @@
+"""The multigrid world: the reference's transitions, objects one by one, maps, EMPO on it."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx.envs import empo as empo_envs
+from mbx.envs import multigrid as mg
+from mbx.envs.multigrid import dynamics
+from mbx.envs.multigrid.layout import FORWARD, PICK_UP, RIGHT, STILL, TOGGLE
+from mbx.envs.multigrid.world import approach_logits, distances
+from mbx.power import PowerParams, solve
+from mbx.worlds import check_world, profiles
+
+FOLDER = pathlib.Path(__file__).parents[1] / "fixtures" / "empo"
+GOAL = [[1, 1, 1, 1]]
+FIXTURES = {
+    "grid_rock_1h1r": (
+        "######\n#1o..#\n##>###\n######",
+        [[1, 1, 1, 1], [2, 1, 2, 1], [3, 1, 3, 1], [4, 1, 4, 1], [2, 2, 2, 2]],
+    ),
+    "grid_corridor_2h1r": (
+        "#####\n#>.>#\n##1##\n#####", [[1, 1, 1, 1], [2, 1, 2, 1], [3, 1, 3, 1]]
+    ),
+}  # fmt: skip
+
+
+def make(text, goals=GOAL, horizon=9, **fields):
+    return mg.make_grid(mg.parse_map(text, goals=goals, horizon=horizon, **fields))
+
+
+def step(grid, state, *actions):
+    """The one outcome of a joint action without chance."""
+    states, prob = jax.jit(grid.outcomes)(state, jnp.asarray(actions, jnp.int32))
+    assert float(prob[0]) == 1.0 and float(prob.sum()) == 1.0
+    return jax.tree.map(lambda x: x[0], states)
+
+
+def place(state, agent):
+    return tuple(np.asarray(state.agents[agent]).tolist())
+
+
+@pytest.mark.parametrize("name", list(FIXTURES))
+def test_every_transition_of_the_reference(name):
+    a = dict(np.load(FOLDER / f"{name}.npz"))
+    text, goals = FIXTURES[name]
+    grid = make(text, goals, int(a["step_count"].max()))
+    table, flat = mg.export(grid)
+    check_world(table)
+    assert (table.num_states, len(table.succ_prob)) == (len(a["agent_state"]), len(a["succ_prob"]))
+    states = dynamics.unpack(flat, grid.initial)
+
+    def key(agents, movable, time):
+        return (*np.ravel(agents).tolist(), *np.ravel(movable).tolist(), int(time))
+
+    theirs = {key(*row): s for s, row in enumerate(
+        zip(a["agent_state"], a["mobile_xy"], a["step_count"], strict=True))}  # fmt: skip
+    to = np.array([theirs[key(*row)] for row in zip(
+        states.agents, states.movable, states.time, strict=True)])  # fmt: skip
+    ours = dict(zip(zip(to[table.succ_state], table.succ_joint, to[table.succ_next], strict=True),
+                    table.succ_prob, strict=True))  # fmt: skip
+    expected = zip(a["succ_state"], a["succ_joint"], a["succ_next"], a["succ_prob"], strict=True)
+    for s, j, following, prob in expected:
+        np.testing.assert_allclose(ours[s, j, following], prob, rtol=1e-6)
+    weighted = a["goal_weight"] > 0
+    same = [np.array_equal(table.achieved[h, g], a["achieved"][h, k][to])
+            for h in range(len(table.humans)) for k in range(weighted.shape[1])
+            for g in range(len(goals))]  # fmt: skip
+    assert sum(same) >= weighted.sum()  # every goal of theirs is one of these rectangles
+    np.testing.assert_array_equal(table.terminal, a["terminal"][to])
+
+
+def test_rocks_are_for_robots_and_blocks_for_all():
+    for agent, thing, moves in ((">", "o", False), (">", "b", True), ("1", "o", True)):
+        other = "1" if agent == ">" else ">"
+        grid = make(f"#######\n#{agent}{thing}..##\n#{other}....#\n#######")
+        after = step(grid, grid.initial, FORWARD, STILL)
+        assert place(after, 0) == ((2, 1, 0) if moves else (1, 1, 0))
+        assert tuple(np.asarray(after.movable[0])) == ((3, 1) if moves else (2, 1))
+    stuck = make("######\n#1oo.#\n#>...#\n######")
+    assert place(step(stuck, stuck.initial, FORWARD, STILL), 0) == (1, 1, 0)
+    walled = make("######\n#1o###\n#>...#\n######")
+    assert place(step(walled, walled.initial, FORWARD, STILL), 0) == (1, 1, 0)
+
+
+def test_doors_and_keys():
+    grid = make("#######\n#>Lk..#\n#1D...#\n#######")
+    assert grid.layout.num_actions == 6
+    shut = step(grid, grid.initial, FORWARD, FORWARD)
+    assert place(shut, 0) == (1, 1, 0) and place(shut, 1) == (1, 2, 0)
+    tried = step(grid, grid.initial, TOGGLE, TOGGLE)
+    assert tried.doors.tolist() == [0, 2]  # D opens, L stays locked (closed doors come first)
+    through = step(grid, tried, STILL, FORWARD)
+    assert place(through, 1) == (2, 2, 0)
+    open_still = step(grid, through, STILL, RIGHT)
+    assert open_still.doors.tolist() == [0, 2]
+    keyed = make("#######\n#>kL..#\n#1....#\n#######")
+    assert place(step(keyed, keyed.initial, FORWARD, STILL), 0) == (1, 1, 0)  # a key is in the way
+    has = step(keyed, keyed.initial, PICK_UP, STILL)
+    assert has.carrying.tolist() == [1, 0] and (np.asarray(has.keys) == dynamics.GONE).all()
+    there = step(keyed, has, FORWARD, STILL)
+    assert step(keyed, there, TOGGLE, STILL).doors.tolist() == [0]
+    assert step(keyed, keyed.initial, TOGGLE, STILL).doors.tolist() == [2]
+
+
+def test_lava_ends_an_agents_episode():
+    grid = make("######\n#>~..#\n#1...#\n######", [[2, 1, 2, 1]])
+    after = step(grid, grid.initial, FORWARD, STILL)
+    assert after.alive.tolist() == [0, 1] and not bool(grid.achieved(after).any())
+    assert place(step(grid, after, FORWARD, STILL), 0) == place(after, 0)
+    rock = make("######\n#1o~.#\n#>...#\n######")
+    assert place(step(rock, rock.initial, FORWARD, STILL), 0) == (1, 1, 0)
+
+
+def outcomes(grid, *actions):
+    states, prob = jax.jit(grid.outcomes)(grid.initial, jnp.asarray(actions, jnp.int32))
+    found: dict = {}
+    for k in np.flatnonzero(np.asarray(prob)):
+        key = tuple(place(jax.tree.map(lambda x, k=k: x[k], states), i)
+                    for i in range(len(actions)))  # fmt: skip
+        found[key] = found.get(key, 0.0) + float(prob[k])
+    np.testing.assert_allclose(sum(found.values()), 1.0, rtol=1e-6)
+    return found
+
+
+def test_contest_for_a_cell_has_one_winner():
+    grid = make("#####\n#>.3#\n##4##\n#####")
+    assert grid.num_outcomes == dynamics.max_winners(3) == 3
+    found = outcomes(grid, FORWARD, FORWARD, FORWARD)
+    assert len(found) == 3
+    np.testing.assert_allclose(list(found.values()), 1 / 3, rtol=1e-6)
+    assert sorted(cell[:2] for key in found for cell in key).count((2, 1)) == 3
+
+
+def test_unsteady_ground_and_the_bound_on_outcomes():
+    text = "#####\n#...#\n#v..#\n#u1.#\n#...#\n#####"
+    grid = make(text, stumble=0.4)
+    assert grid.num_outcomes == 2 * 3
+    onto = step(grid, grid.initial, FORWARD, STILL)
+    states, prob = grid.outcomes(onto, jnp.array([FORWARD, STILL]))
+    ends = {place(jax.tree.map(lambda x, k=k: x[k], states), 0)[:2]: round(float(prob[k]), 5)
+            for k in np.flatnonzero(np.asarray(prob))}  # fmt: skip
+    # Straight on, or right into the wall (facing down, its right is the wall at x 0): it stays.
+    assert ends == {(1, 4): 0.6, (1, 3): 0.2}
+    assert make(text.replace("u", "."), stumble=0.4).num_outcomes == 2
+    assert [dynamics.max_winners(n) for n in (1, 2, 3, 4, 5)] == [1, 2, 3, 4, 6]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ways_to_settle_contests_against_brute_force(seed):
+    rng = np.random.default_rng(seed)
+    claims = rng.integers(0, 3, 4)
+    got: dict = {}
+    for k in range(dynamics.max_winners(4)):
+        order, prob = dynamics.contend(jnp.asarray(claims), jnp.int32(k))
+        if prob > 0:
+            got[tuple(order.tolist())] = got.get(tuple(order.tolist()), 0.0) + float(prob)
+    blocks = [np.flatnonzero(claims == c) for c in np.unique(claims)]
+    expected: dict = {}
+    for choice in np.ndindex(*(len(b) for b in blocks)):
+        first = sorted(int(b[i]) for b, i in zip(blocks, choice, strict=True))
+        order = (*first, *(i for i in range(4) if i not in first))
+        expected[order] = expected.get(order, 0.0) + 1 / np.prod([len(b) for b in blocks])
+    assert got.keys() == expected.keys()
+    for order, prob in expected.items():
+        np.testing.assert_allclose(got[order], prob, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "message"),
+    [
+        ("####\n#>x#\n#1.#\n####", {}, "line 2, column 3"),
+        ("####\n#>1\n####", {}, "line 2"),
+        ("####\n#>.#\n####", {}, "no robot"),
+        ("####\n#1.#\n####", {}, "no human"),
+        ("####\n.>1#\n####", {}, "border"),
+        ("####\n#>1#\n####", dict(goals=[[1, 1, 9, 1]]), "does not lie"),
+        ("####\n#>1#\n####", dict(goals=[[0, 0, 0, 0]]), "all wall"),
+        ("####\n#>1#\n####", dict(goals=[1, 1]), "rectangles"),
+        ("####\n#>1#\n####", dict(horizon=0), "horizon=0"),
+        ("####\n#>1#\n####", dict(stumble=2.0), "stumble=2.0"),
+        ("####\n#>1#\n####", dict(goal_weight=[0.0]), "goal_weight"),
+    ],
+)
+def test_bad_maps_are_told(text, fields, message):
+    with pytest.raises(ValueError, match=message):
+        mg.parse_map(text, **{"goals": GOAL, "horizon": 5, **fields})
+
+
+def test_bad_files_names_and_priors_are_told(tmp_path):
+    with pytest.raises(ValueError, match="rock_gate"):
+        mg.load_map("rock_gat")
+    path = tmp_path / "x.yaml"
+    path.write_text("map: |\n  ####\nhorizon: 3\n")
+    with pytest.raises(ValueError, match="goals"):
+        mg.load_map(str(path))
+    with pytest.raises(ValueError, match="human_policy"):
+        mg.make_world("rock_gate", "clever")
+    with pytest.raises(ValueError, match="more than 5 reachable"):
+        mg.export(mg.make_grid(mg.load_map("rock_gate")), limit=5)
+
+
+def test_states_survive_packing():
+    grid = mg.make_grid(mg.load_map("room_2h2r"))
+    state = step(grid, grid.initial, RIGHT, RIGHT, RIGHT, RIGHT)
+    flat = dynamics.pack(state)
+    again = dynamics.unpack(flat, grid.initial)
+    jax.tree.map(np.testing.assert_array_equal, again, state)
+    assert [x.dtype for x in again] == [x.dtype for x in state]
+
+
+def test_ways_and_the_boltzmann_prior():
+    layout = mg.load_map("room_2h2r")
+    way = distances(layout, np.array([3, 1, 3, 1]))
+    assert way[1, 3].max() == 0 and way[1, 1, 0] == 2 and way[1, 1, 2] == 4
+    assert np.isfinite(way[~(layout.wall | layout.lava)]).all()
+    logits = approach_logits(layout, 1.0)
+    assert logits[0, 1, 1, 1, 0].argmax() == FORWARD  # facing right, the goal to the right
+    assert logits[0, 1, 1, 1, 3].argmax() == RIGHT
+    named = empo_envs.named_world("multigrid/room_2h2r")
+    policy = named.world.human_policy(named.world.example_state)
+    assert policy.shape == (2, 4, 4)
+    np.testing.assert_allclose(policy.sum(-1), 1.0, rtol=1e-5)
+    assert named.world.max_successors == 4 and named.world.num_states is None
+
+
+def human_success(table, solution, robot_policy):
+    """V_h^e of the first state when the robot acts by `robot_policy` [S, R]."""
+    moves = profiles(len(table.humans) + len(table.robots), table.num_actions)
+    humans, robots = np.asarray(table.humans), np.asarray(table.robots)
+    human = moves[table.succ_joint][:, humans[0]]
+    robot = moves[table.succ_joint][:, robots[0]]
+    ways = solution.pi_h[0][:, table.succ_state, human] * robot_policy[table.succ_state, robot]
+    value = np.zeros(table.achieved.shape[1:])
+    for _ in range(12):
+        reached = table.achieved[0][:, table.succ_next]
+        term = ways * table.succ_prob * (reached + (1 - reached) * value[:, table.succ_next])
+        value = np.stack([np.bincount(table.succ_state, row, table.num_states) for row in term])
+    return value[:, 0]
+
+
+@pytest.mark.parametrize("name", ["rock_gate", "door"])
+def test_the_solved_robot_opens_the_way(name):
+    grid = mg.make_grid(mg.load_map(name))
+    table, _ = mg.export(grid)
+    solution = jax.device_get(solve(table, PowerParams(beta_r=50.0)))
+    solved = human_success(table, solution, np.asarray(solution.pi_r))
+    frozen = np.zeros_like(solution.pi_r)
+    frozen[:, 0] = 1.0
+    idle = human_success(table, solution, frozen)
+    assert solved.mean() > idle.mean() + 0.05, (solved, idle)
+
+
+def test_empo_trains_on_a_grid():
+    from configs import empo
+    from mbx.training import build, loop
+
+    config = empo.get_config().to_dict()
+    config["env"]["name"] = "empo:multigrid/rock_gate"
+    from mbx import envs
+
+    environment = envs.make(config["env"]["name"], 2)
+    agent = build.build_agent(config, environment.spec)
+    schedule = build.build_schedule(config, environment.spec, 2)
+    state = loop.init_state(agent, environment, key=jax.random.key(0), capacity=50)
+    interval = loop.make_interval(agent, environment, schedule, capacity=50, length=40)
+    state, metrics = interval(state)
+    assert int(state.steps) == 80
+    assert all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(metrics))
