@@ -113,6 +113,8 @@ def train_steps(name: str, batches: list[int]) -> list[dict[str, Any]]:
     rows = []
     for batch in batches:
         for kind, expectation in CASES:
+            if kind == "tables" and empo_envs.named_world(name).world.num_states is None:
+                continue  # a world whose states are not numbered
             if batch > 256 and expectation == "exact":
                 continue  # 256 successors a state and more: too many for a batch this large
             state, interval, length = build(name, kind, expectation, batch)

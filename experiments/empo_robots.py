@@ -35,9 +35,7 @@ def main(_: list[str]) -> None:
     robots = {"learned": empo_evaluation.learned_policy(config, world, train)}
     if solution is not None:
         exact = {"q_r": solution.Q_r, "v_h_e": jnp.moveaxis(solution.V_h_e, -1, 0)}
-        tables = empo.EmpoConfig(
-            config.params, config.curriculum, kind="tables", target_interval=1
-        )
+        tables = empo.EmpoConfig(config.params, config.curriculum, kind="tables", target_interval=1)
         state = empo.TrainState(exact, None, {}, train.step)
         robots["exact"] = empo_evaluation.learned_policy(tables, world, state)
     robots["random"] = empo_evaluation.random_policy(world)

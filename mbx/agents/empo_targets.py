@@ -143,10 +143,9 @@ def _every_slot(states: Any, prob: Array) -> Successors:
     num_segments, room = prob.shape[0] * prob.shape[1], prob.shape[2]
     flat = prob.reshape(-1)
     segment = jnp.arange(flat.size, dtype=jnp.int32) // room
-    return Successors(
-        jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), states), flat, segment, flat > 0.0,
-        jnp.int32(0), jnp.zeros(num_segments),
-    )  # fmt: skip
+    listed = jax.tree.map(lambda x: x.reshape(flat.size, *x.shape[3:]), states)
+    none = jnp.int32(0)
+    return Successors(listed, flat, segment, flat > 0.0, none, jnp.zeros(num_segments))
 
 
 def values(

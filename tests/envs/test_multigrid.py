@@ -220,11 +220,11 @@ def test_ways_and_the_boltzmann_prior():
     assert way[1, 3].max() == 0 and way[1, 1, 0] == 2 and way[1, 1, 2] == 4
     assert np.isfinite(way[~(layout.wall | layout.lava)]).all()
     logits = approach_logits(layout, 1.0)
-    assert logits[0, 1, 1, 1, 0].argmax() == FORWARD  # facing right, the goal to the right
-    assert logits[0, 1, 1, 1, 3].argmax() == RIGHT
+    assert logits[0, 2, 1, 1, 0].argmax() == FORWARD  # facing right, the goal to the right
+    assert logits[0, 2, 1, 1, 3].argmax() == RIGHT
     named = empo_envs.named_world("multigrid/room_2h2r")
     policy = named.world.human_policy(named.world.example_state)
-    assert policy.shape == (2, 4, 4)
+    assert policy.shape == (2, 5, 4)
     np.testing.assert_allclose(policy.sum(-1), 1.0, rtol=1e-5)
     assert named.world.max_successors == 4 and named.world.num_states is None
 
