@@ -52,8 +52,7 @@ def fresh_state(
 
 def seed_metrics(sums: dict[str, Any], index: int) -> dict[str, float]:
     """One seed's share of the metrics of an interval."""
-    host = jax.device_get(sums)
-    return loop.summarise({n: x[index] if np.ndim(x) else x for n, x in host.items()})
+    return loop.summarise({n: x[index] if np.ndim(x) else x for n, x in sums.items()})
 
 
 def open_seeds(
@@ -120,6 +119,7 @@ def train(config: Config, workdir: str) -> run.Result:
         for i in range(done, plan.intervals):
             began = time.time()
             state, sums = interval(state)
+            sums = jax.device_get(sums)
             steps = (i + 1) * plan.steps_per_interval
             speed = dict(
                 steps_per_second=plan.steps_per_interval / (time.time() - began),
