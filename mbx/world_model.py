@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 from mbx import distributions as dist
 from mbx import networks
+from mbx.tasks import TaskSet, limit_norm
 
 Array = jax.Array
 Params = dict[str, Any]
@@ -51,6 +52,7 @@ class WorldModelConfig:
     prior_scale: weight of the frozen random networks beside dynamics, reward and value heads
     (document 001); 0 for none. prior_div: how much narrower than the heads they are. num_aux:
     auxiliary values G (of other discounts), each its own network or, with aux_joint, one for all.
+    tasks: several tasks in one model (`mbx.tasks`), whose observations end in a one-hot task.
     """
 
     obs_shape: tuple[int, ...]
@@ -78,6 +80,7 @@ class WorldModelConfig:
     log_std_max: float = 2.0
     dropout: float = 0.01
     dtype: str = "float32"
+    tasks: TaskSet | None = None
 
     def __post_init__(self) -> None:
         if self.latent % self.simnorm_dim:
@@ -98,6 +101,11 @@ class WorldModelConfig:
         if self.pixels and self.obs_shape[:2] != (64, 64):
             raise ValueError(
                 f"obs_shape={self.obs_shape}: the pixel encoder takes 64x64xC images; resize them"
+            )
+        if self.pixels and self.tasks is not None:
+            raise ValueError(
+                f"obs_shape={self.obs_shape} with tasks {self.tasks.names}: several tasks need "
+                "vector observations"
             )
 
     @property
@@ -127,7 +135,8 @@ class WorldModel(NamedTuple):
     """The model's pure functions; `params` is a dict with one entry a component.
 
     init(key) -> params: encoder, policy and, where episodic, termination; stacked heads dynamics
-        `[H, ...]`, reward `[R, ...]` and value `[V, ...]`.
+        `[H, ...]`, reward `[R, ...]` and value `[V, ...]`; "task" `[K, D]` for several tasks.
+    project(params) -> params within their constraints, after an optimiser's step.
     encode(params, obs) -> z `[..., L]`. spread(z) -> `[H, ..., L]`, the same for every head.
     step(params, z `[H, ..., L]`, action `[..., A]` or `[H, ..., A]`) -> next z `[H, ..., L]`, head
         h from row h.
@@ -139,12 +148,15 @@ class WorldModel(NamedTuple):
         stacked heads given: all, a chosen few (`networks.take_heads`) or the target network.
     aux_value(aux_params, z, action or None) -> auxiliary value logits `[G, ..., K]`.
     act(mean, log_std, eps) -> action `[..., A]` in [-1, 1], the policy's parameterisation.
+    action_mask(z) -> `[..., A]`, 0 for actions that the latent's task does not have; None for one
+        task. Such actions make no difference to any of the functions above.
     decode(logits `[..., K]`) -> real values `[...]`.
     """
 
     config: WorldModelConfig
     bins: Callable[[], Array]
     init: Callable[[Array], Params]
+    project: Callable[[Params], Params]
     encode: Callable[[Params, Array], Array]
     spread: Callable[[Array], Array]
     step: Callable[[Params, Array, Array], Array]
@@ -154,6 +166,7 @@ class WorldModel(NamedTuple):
     value: Callable[..., Array]
     aux_value: Callable[..., Array]
     act: Callable[[Array, Array, Array], Array]
+    action_mask: Callable[[Array], Array | None]
     decode: Callable[[Array], Array]
 
 
@@ -194,53 +207,99 @@ def _shift(config: WorldModelConfig) -> Callable[[Array, Array], Array]:
     return shift
 
 
+def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Params:
+    """Parameters of all components that `config` has a use for."""
+    tasks = config.tasks
+    z = jnp.zeros((1, config.latent + (tasks.embedding_dim if tasks else 0)))
+    a, obs = jnp.zeros((1, config.action_dim)), jnp.zeros((1, *config.obs_shape))
+    encoded = (obs,)
+    if tasks:
+        encoded = (tasks.split(obs)[0], jnp.zeros((1, tasks.embedding_dim)))
+    inputs = dict(
+        encoder=encoded, dynamics=(z, a), reward=(z, a), policy=(z,), termination=(z,),
+        value=(z, a) if config.critic == "q" else (z,),
+    )  # fmt: skip
+    inputs |= dict(aux_value=inputs["value"]) if config.num_aux else {}
+    if not config.episodic:
+        del inputs["termination"]
+    keys = dict(zip(inputs, jax.random.split(key, len(inputs)), strict=True))
+    heads = dict(
+        dynamics=config.num_dynamics, reward=config.num_rewards, value=config.num_values,
+        aux_value=min(config.num_aux, 1) if config.aux_joint else config.num_aux,
+    )  # fmt: skip
+    single = {n: x for n, x in inputs.items() if n not in heads}
+    params = {n: modules[n].init(keys[n], *x)["params"] for n, x in single.items()}
+    params |= {
+        n: networks.init_ensemble(modules[n], keys[n], num, *inputs[n])
+        for n, num in heads.items()
+        if num
+    }
+    return params | ({"task": tasks.init(jax.random.fold_in(key, 1))} if tasks else {})
+
+
+class _Entrance(NamedTuple):
+    """How latents and actions enter networks, and how predicted latents come out."""
+
+    encode: Callable[[Params, Array], Array]
+    z: Callable[[Array], Array]
+    action: Callable[[Array, Array], Array]
+    after: Callable[[Array, Array], Array]
+    mask: Callable[[Array], Array | None]
+
+
+def _entrance(config: WorldModelConfig, encoder: Any) -> _Entrance:
+    """As they are for one task; with what `mbx.tasks` says for several."""
+    tasks = config.tasks
+
+    def encode(params: Params, *inputs: Array) -> Array:
+        return encoder.apply({"params": params["encoder"]}, *inputs)
+
+    if tasks is None:
+        return _Entrance(encode, lambda z: z, lambda a, z: a, lambda new, z: new, lambda z: None)
+
+    def encode_task(params: Params, obs: Array) -> Array:
+        obs, one_hot = tasks.split(obs)
+        embedding = one_hot @ params["task"]
+        tail = jnp.concatenate([embedding, one_hot], axis=-1)
+        return tasks.attach(encode(params, obs, embedding), tail)
+
+    def mask(z: Array) -> Array:
+        return tasks.action_mask(z, config.action_dim)
+
+    return _Entrance(
+        encode=encode_task,
+        z=tasks.inputs,
+        action=lambda action, z: action * mask(z),
+        after=lambda new, z: tasks.attach(new, tasks.tail(z)),
+        mask=mask,
+    )
+
+
 def make_world_model(config: WorldModelConfig) -> WorldModel:
     """Build the record of functions for `config`."""
     modules = _modules(config)
+    enter = _entrance(config, modules["encoder"])
 
-    def apply(name: str, params: Params, *inputs: Array) -> Array:
-        return modules[name].apply({"params": params[name]}, *inputs)
-
-    def init(key: Array) -> Params:
-        z, a = jnp.zeros((1, config.latent)), jnp.zeros((1, config.action_dim))
-        inputs = dict(
-            encoder=(jnp.zeros((1, *config.obs_shape)),), dynamics=(z, a), reward=(z, a),
-            policy=(z,), termination=(z,), value=(z, a) if config.critic == "q" else (z,),
-        )  # fmt: skip
-        inputs |= dict(aux_value=inputs["value"]) if config.num_aux else {}
-        if not config.episodic:
-            del inputs["termination"]
-        keys = dict(zip(inputs, jax.random.split(key, len(inputs)), strict=True))
-        heads = dict(
-            dynamics=config.num_dynamics, reward=config.num_rewards, value=config.num_values,
-            aux_value=min(config.num_aux, 1) if config.aux_joint else config.num_aux,
-        )  # fmt: skip
-        single = {n: x for n, x in inputs.items() if n not in heads}
-        params = {n: modules[n].init(keys[n], *x)["params"] for n, x in single.items()}
-        return params | {
-            n: networks.init_ensemble(modules[n], keys[n], num, *inputs[n])
-            for n, num in heads.items()
-            if num
-        }
-
-    def spread(z: Array) -> Array:
-        return jnp.broadcast_to(z, (config.num_dynamics, *z.shape))
+    def apply(name: str, params: Params, z: Array) -> Array:
+        return modules[name].apply({"params": params[name]}, enter.z(z))
 
     def step(params: Params, z: Array, action: Array) -> Array:
-        action = with_heads(action, z)
+        action = enter.action(with_heads(action, z), z)
         action = jnp.broadcast_to(action, (z.shape[0], *action.shape[1:]))
-        return networks.apply_heads(modules["dynamics"], params["dynamics"], z, action)
+        new = networks.apply_heads(modules["dynamics"], params["dynamics"], enter.z(z), action)
+        return enter.after(new, z)
 
     def reward(params: Params, z: Array, action: Array) -> Array:
-        action = with_heads(action, z)
-        return networks.apply_ensemble(modules["reward"], params["reward"], z, action)
-
-    def with_heads(action: Array, z: Array) -> Array:
-        return action if action.ndim == z.ndim else action[None]
+        action = enter.action(with_heads(action, z), z)
+        return networks.apply_ensemble(modules["reward"], params["reward"], enter.z(z), action)
 
     def policy(params: Params, z: Array) -> tuple[Array, Array]:
         mean, raw = jnp.split(apply("policy", params, z), 2, axis=-1)
-        return mean, dist.bounded_log_std(raw, config.log_std_min, config.log_std_max)
+        log_std = dist.bounded_log_std(raw, config.log_std_min, config.log_std_max)
+        return enter.action(mean, z), enter.action(log_std, z)
+
+    def critic_inputs(z: Array, action: Array | None) -> tuple[Array, ...]:
+        return (enter.z(z), enter.action(action, z)) if config.critic == "q" else (enter.z(z),)
 
     def value(
         value_params: Params,
@@ -248,40 +307,52 @@ def make_world_model(config: WorldModelConfig) -> WorldModel:
         action: Array | None = None,
         dropout_key: Array | None = None,
     ) -> Array:
-        inputs = (z, action) if config.critic == "q" else (z,)
         return networks.apply_ensemble(
-            modules["value"], value_params, *inputs, dropout_key=dropout_key
+            modules["value"], value_params, *critic_inputs(z, action), dropout_key=dropout_key
         )
 
     def aux_value(aux_params: Params, z: Array, action: Array | None = None) -> Array:
-        inputs = (z, action) if config.critic == "q" else (z,)
+        inputs = critic_inputs(z, action)
         logits = networks.apply_ensemble(modules["aux_value"], aux_params, *inputs)
         if config.aux_joint:
             logits = logits.reshape(*logits.shape[1:-1], config.num_aux, config.num_bins)
             logits = jnp.moveaxis(logits, -2, 0)
         return logits
 
-    def act(mean: Array, log_std: Array, eps: Array) -> Array:
-        if config.policy == "tanh_mean":
-            return jnp.clip(jnp.tanh(mean) + jnp.exp(log_std) * eps, -1.0, 1.0)
-        return jnp.tanh(mean + jnp.exp(log_std) * eps)
-
     bins = functools.partial(jnp.linspace, config.bin_min, config.bin_max, config.num_bins)
     return WorldModel(
         config=config,
         bins=bins,
-        init=init,
-        encode=functools.partial(apply, "encoder"),
-        spread=spread,
+        init=functools.partial(_init, config, modules),
+        project=_project,
+        encode=enter.encode,
+        spread=lambda z: jnp.broadcast_to(z, (config.num_dynamics, *z.shape)),
         step=step,
         reward=reward,
         termination=lambda params, z: apply("termination", params, z)[..., 0],
         policy=policy,
         value=value,
         aux_value=aux_value,
-        act=act,
+        act=functools.partial(_act, config.policy),
+        action_mask=enter.mask,
         decode=lambda logits: dist.two_hot_mean(logits, bins()),
     )
+
+
+def with_heads(action: Array, z: Array) -> Array:
+    """An action beside latents of all heads: `[..., A]` or `[H, ..., A]` -> `[1 or H, ..., A]`."""
+    return action if action.ndim == z.ndim else action[None]
+
+
+def _act(policy: str, mean: Array, log_std: Array, eps: Array) -> Array:
+    if policy == "tanh_mean":
+        return jnp.clip(jnp.tanh(mean) + jnp.exp(log_std) * eps, -1.0, 1.0)
+    return jnp.tanh(mean + jnp.exp(log_std) * eps)
+
+
+def _project(params: Params) -> Params:
+    """Parameters back within their constraints: task embeddings of norm 1 at most."""
+    return {**params, "task": limit_norm(params["task"])} if "task" in params else params
 
 
 def count_parameters(params: Any) -> int:

@@ -174,7 +174,7 @@ def learn_model(
     (_, out), grads = jax.value_and_grad(loss, has_aux=True)(old)
     optimizer, _ = optim.make_optimizers(config)
     updates, opt_state = optimizer.update(grads, state.opt_state, old)
-    new = optax.apply_updates(old, updates)
+    new = model.project(optax.apply_updates(old, updates))
     if config.value_every > 1:
         values = ("value", "aux_value")
         new = optim.hold(new, old, values, due == 0.0)

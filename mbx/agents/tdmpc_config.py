@@ -42,6 +42,7 @@ class Scoring:
 class TDMPCConfig:
     """Settings of the agent.
 
+    discount: of the task, or one a task where `world.tasks` names several.
     horizon: transitions T of a training window. planner_horizon, target_horizon: look-ahead of the
         acting and the training planner.
     num_heads: value heads used at a time in targets, planning and the policy loss.
@@ -81,7 +82,7 @@ class TDMPCConfig:
     """
 
     world: WorldModelConfig
-    discount: float
+    discount: float | tuple[float, ...]
     planner: mppi.MPPIConfig = mppi.MPPIConfig()
     training_planner: mppi.MPPIConfig = mppi.MPPIConfig()
     scoring: Scoring = Scoring()

@@ -114,7 +114,7 @@ def consistency_losses(
 ) -> dict[str, Array]:
     """The dynamics towards the encoder and, where asked for, the encoder towards the dynamics.
 
-    zs: rolled out `[T, H, B, L]`; encoded `[T, B, L]`, with gradient only in the second case.
+    zs: rolled out `[T, H, B, L]`; encoded `[T, B, L]` (both without what belongs to a task), with gradient only in the second case.
     progress: share of the run that is done; the encoder's part starts after its warm-up.
     """
     rho = config.time_weight
@@ -163,7 +163,10 @@ def model_loss(
     zs = rollout(model, params, model.encode(params, batch.obs[0]), batch.action)
     if config.encoder_consistency_coef:
         encoded = model.encode(params, batch.obs[1:])
-    losses = consistency_losses(zs[1:], encoded, batch, config, progress)
+    latents = slice(model.config.latent)  # what belongs to a task follows them, equal in both
+    losses = consistency_losses(
+        zs[1:, ..., latents], encoded[..., latents], batch, config, progress
+    )
 
     def in_time(function: Any, *inputs: Array) -> Array:
         """A head's function of `[H, T B, ...]`, from and to time-major."""

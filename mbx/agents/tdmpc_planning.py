@@ -8,7 +8,7 @@ P proposals, T horizon, A action dims, L latent dims, H dynamics heads.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +27,11 @@ PLAIN = Scoring()
 class Outlook(NamedTuple):
     """How far and how the model is trusted when it looks ahead.
 
-    discount: of the agent; scoring.discount replaces it where it is not 0. num_heads: value heads
+    discount: of the agent, one number or one a task; scoring.discount replaces it where it is not 0. num_heads: value heads
     averaged. termination: "hard" | "soft", see `alive_factor`.
     """
 
-    discount: float
+    discount: float | tuple[float, ...]
     num_heads: int
     termination: str = "hard"
     scoring: Scoring = PLAIN
@@ -46,6 +46,19 @@ class Planned(NamedTuple):
     action: Array
     mean: Array
     std: Array
+
+
+def discount_of(model: WorldModel, discount: float | tuple[float, ...], z: Array) -> Any:
+    """The discount of a latent's task: one number for all, or `[...]` where every task has its."""
+    if isinstance(discount, tuple):
+        return model.config.tasks.look_up(discount, z)
+    return discount
+
+
+def masked(model: WorldModel, action: Array, z: Array) -> Array:
+    """`action` with zeros where the latent's task has no such action."""
+    mask = model.action_mask(z)
+    return action if mask is None else action * mask
 
 
 def alive_factor(model: WorldModel, params: Params, z: Array, how: str) -> Array | None:
@@ -87,7 +100,7 @@ def trajectory_value(
     z: Array,
     actions: Array,
     *,
-    discount: float | Array,
+    discount: float | tuple[float, ...],
     eps: Array,
     heads: Array | None,
     termination: str = "hard",
@@ -100,8 +113,8 @@ def trajectory_value(
     document 001, section 6.
     """
     steps = actions.shape[2]
-    discount = score.discount or discount
     state = model.spread(z[:, None])
+    discount = score.discount or discount_of(model, discount, state)
     rewards, values, factors = [], [], [1.0]
     for t in range(steps):
         action = actions[:, :, t]
@@ -120,7 +133,8 @@ def trajectory_value(
         rewards, values, factors, std_coef=score.std_coef, aggregate=score.aggregate
     )
     if score.disagreement:
-        return estimate.value + score.disagreement * scoring.latent_disagreement(state)
+        latents = state[..., : model.config.latent]
+        return estimate.value + score.disagreement * scoring.latent_disagreement(latents)
     return estimate.value
 
 
@@ -132,7 +146,7 @@ def policy_trajectories(model: WorldModel, params: Params, z: Array, eps: Array)
     params = _first_head(model, params)
     state, actions = z[None, :, None], []
     for t in range(eps.shape[0]):
-        action = model.act(*model.policy(params, state[0]), eps[t])
+        action = masked(model, model.act(*model.policy(params, state[0]), eps[t]), state[0])
         actions.append(action)
         if t + 1 < eps.shape[0]:
             state = model.step(params, state, action)
@@ -216,11 +230,15 @@ def plan_to_act(
     if num_proposals and proposal_noise:
         noise = jax.random.normal(jax.random.fold_in(proposal_key, 1), proposals.shape)
         proposals = jnp.clip(proposals + proposal_noise * noise, -1.0, 1.0)
+        proposals = masked(model, proposals, z[:, None, None])
     score = score_function(model, params, z, outlook)
     std = jnp.full_like(mean, config.max_std)
     if prior is not None:
         mean, std = blend(prior, policy_gaussian(model, params, z, horizon), (mean, std))
-    return mppi.plan(plan_key, score, mean, std, proposals=proposals, config=config)
+    return mppi.plan(
+        plan_key, score, mean, std, proposals=proposals, action_mask=model.action_mask(z),
+        config=config,
+    )  # fmt: skip
 
 
 def plan_targets(
@@ -260,6 +278,6 @@ def plan_targets(
 
     plan = mppi.plan(
         plan_key, score_function(model, params, z, outlook), repeat(jnp.tanh(mean)),
-        repeat(jnp.exp(log_std)), initial=initial, config=config,
+        repeat(jnp.exp(log_std)), initial=initial, action_mask=model.action_mask(z), config=config,
     )  # fmt: skip
     return Planned(plan.actions[:, :, 0], plan.values, plan.action, plan.mean[:, 0], plan.std[:, 0])

@@ -74,7 +74,8 @@ def policy_value(
     reward = model.decode(model.reward(params, z[None], action))
     z_next = model.step(params, model.spread(z), action)
     alive = planning.alive_factor(model, params, z_next, config.termination)
-    discount = config.discount if alive is None else config.discount * alive
+    discount = planning.discount_of(model, config.discount, z[None])
+    discount = discount if alive is None else discount * alive
     value = planning.head_values(model, params["value"], z_next, None, heads)
     score = jnp.mean(reward, axis=0) + discount * jnp.mean(value, axis=0)
     if std_coef:
@@ -92,16 +93,26 @@ def policy_log_prob(model: WorldModel, mean: Array, log_std: Array, action: Arra
 
 
 def policy_entropy(
-    model: WorldModel, mean: Array, log_std: Array, eps: Array, power: float, jacobian: float = 0.0
+    model: WorldModel,
+    mean: Array,
+    log_std: Array,
+    eps: Array,
+    power: float,
+    jacobian: float = 0.0,
+    mask: Array | None = None,
 ) -> Array:
     """Entropy bonus `[...]`: -A^power * log pi at one sample.
 
     jacobian: share of the tanh Jacobian in log pi; 0, with power 1, is TD-MPC2's "scaled entropy".
+    mask: `[..., A]`, the actions that a task has; A is their number.
     """
+    num: Array | int = model.config.action_dim
+    if mask is not None:
+        eps, num = eps * mask, jnp.sum(mask, axis=-1)
     log_prob = dist.gaussian_log_prob(eps, log_std)
     if jacobian and model.config.policy == "squashed":
         log_prob = dist.squash(mean, mean + jnp.exp(log_std) * eps, log_prob, jacobian)[2]
-    return -dist.entropy_multiplier(model.config.action_dim, power) * log_prob
+    return -dist.entropy_multiplier(num, power) * log_prob
 
 
 def entropy_coefficient(config: TDMPCConfig, progress: Array) -> Array | float:
@@ -126,18 +137,36 @@ def gaussians(
 
 
 def kl_states(
-    mean: Array, std: Array, expert_mean: Array, expert_std: Array, forward: bool
+    mean: Array,
+    std: Array,
+    expert_mean: Array,
+    expert_std: Array,
+    forward: bool,
+    mask: Array | None = None,
 ) -> Array:
     """KL of diagonal Gaussians, mean over action dims, `[...]`: KL(expert || policy) if `forward`
     (covers the expert), else KL(policy || expert) (seeks its mode)."""
     pairs = (
         (expert_mean, expert_std, mean, std) if forward else (mean, std, expert_mean, expert_std)
     )
-    return jnp.mean(dist.gaussian_kl(*pairs), axis=-1)
+    return mean_over_actions(dist.gaussian_kl(*pairs), mask)
+
+
+def mean_over_actions(x: Array, mask: Array | None = None) -> Array:
+    """Mean over the action dims that a task has (all without a mask): `[..., A] -> [...]`."""
+    if mask is None:
+        return jnp.mean(x, axis=-1)
+    mask = jnp.broadcast_to(mask, x.shape)
+    return jnp.sum(x * mask, axis=-1) / jnp.sum(mask, axis=-1)
 
 
 def distillation(
-    mean: Array, log_std: Array, inputs: PolicyInputs, config: TDMPCConfig, scale: Any
+    mean: Array,
+    log_std: Array,
+    inputs: PolicyInputs,
+    config: TDMPCConfig,
+    scale: Any,
+    mask: Array | None = None,
 ) -> tuple[Array, Array, Any]:
     """KL to the stored expert in units of its running scale: losses, mask, the moved scale.
 
@@ -145,7 +174,9 @@ def distillation(
     """
     expert_mean, expert_std = inputs.expert[..., 0, :], inputs.expert[..., 1, :]
     expert_std = jnp.maximum(config.expert_std_scale * expert_std, config.expert_min_std)
-    kl = kl_states(jnp.tanh(mean), jnp.exp(log_std), expert_mean, expert_std, config.kl_forward)
+    kl = kl_states(
+        jnp.tanh(mean), jnp.exp(log_std), expert_mean, expert_std, config.kl_forward, mask
+    )
     valid = inputs.mask * inputs.valid
     first = jax.lax.stop_gradient(jnp.where(valid[0] > 0, kl[0], 0.0))
     scale = returns.update_running_scale(scale, first, tau=config.tau)
@@ -154,11 +185,7 @@ def distillation(
 
 def cloning(action: Array, wanted: Array, action_mask: Array | None = None) -> Array:
     """Mean squared error over the action dims that a task has: `[..., A]` -> `[...]` (NEWT)."""
-    error = jnp.square(action - wanted)
-    if action_mask is None:
-        return jnp.mean(error, axis=-1)
-    mask = jnp.broadcast_to(action_mask, error.shape)
-    return jnp.sum(error * mask, axis=-1) / jnp.sum(mask, axis=-1)
+    return mean_over_actions(jnp.square(action - wanted), action_mask)
 
 
 def term_loss(
@@ -181,11 +208,13 @@ def term_loss(
         scale, kept = move_scale(scales.value, jax.lax.stop_gradient(q[0]))
         return -q / scale, inputs.mask, scales._replace(value=kept), dict(scale=scale)
     if name == "kl":
-        loss, mask, scale = distillation(mean, log_std, inputs, config, scales.kl)
+        actions = model.action_mask(inputs.zs)
+        loss, mask, scale = distillation(mean, log_std, inputs, config, scales.kl, actions)
         return loss, mask, scales._replace(kl=scale), dict(kl=jnp.mean(loss) * scale.value)
     if name == "bc":
         action = model.act(mean, log_std, inputs.eps)[:-1]
-        return cloning(action, inputs.behaviour), inputs.mask[:-1], scales, {}
+        actions = model.action_mask(inputs.zs[:-1])
+        return cloning(action, inputs.behaviour, actions), inputs.mask[:-1], scales, {}
     log_prob = policy_log_prob(model, mean[..., None, :], log_std[..., None, :], inputs.actions)
     loss = -jnp.sum(inputs.weights * log_prob, axis=-1)
     effective = jnp.mean(1.0 / jnp.sum(jnp.square(inputs.weights), axis=-1))
@@ -221,8 +250,9 @@ def policy_loss(
     """
     mean, log_std, _ = gaussians(model, params, policy, inputs.zs)
     entropy = policy_entropy(
-        model, mean, log_std, inputs.eps, config.entropy_action_dim_power, config.jacobian
-    )
+        model, mean, log_std, inputs.eps, config.entropy_action_dim_power, config.jacobian,
+        model.action_mask(inputs.zs),
+    )  # fmt: skip
     total: Array | float = 0.0
     metrics: dict[str, Array] = {}
     for i, (name, weight) in enumerate(config.policy_terms.items()):
@@ -261,7 +291,8 @@ def optimist_loss(
         model, params, inputs.zs, action, inputs.heads, config, config.optimist_std_coef
     )
     entropy = policy_entropy(
-        model, mean, log_std, inputs.eps, config.entropy_action_dim_power, config.jacobian
-    )
+        model, mean, log_std, inputs.eps, config.entropy_action_dim_power, config.jacobian,
+        model.action_mask(inputs.zs),
+    )  # fmt: skip
     bonus = config.optimist_entropy_scale * entropy_coef * entropy
     return time_weighted(-q / scale - bonus, inputs.mask, config.time_weight)

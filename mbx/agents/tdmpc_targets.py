@@ -122,7 +122,7 @@ def value_actions(
 
 
 def bootstrap(
-    rewards: Array, values: Array, discount: float, terminated: Array, config: TDMPCConfig
+    rewards: Array, values: Array, discount: float | Array, terminated: Array, config: TDMPCConfig
 ) -> Array:
     """Targets `[V', ...]` from `[R, H, ...]` rewards and `[V, H, ...]` next values.
 
@@ -188,8 +188,9 @@ def q_targets(
             planned = jnp.broadcast_to(jnp.min(planned, axis=0), planned.shape)
         planned = jnp.sum(weights[None, 1:] * planned, axis=-1)
         values = jnp.where(batch.target_valid[None, 1:], planned, values)
+    discount = planning.discount_of(model, config.discount, z_next[None])
     return bootstrap(
-        batch.reward[None, None], values[:, None], config.discount, batch.terminated[None], config
+        batch.reward[None, None], values[:, None], discount, batch.terminated[None], config
     )
 
 
@@ -216,6 +217,7 @@ def v_targets(
     heads = networks.num_heads(params["dynamics"])
     state = jnp.broadcast_to(root, (heads, *root.shape[1:]))
     total, alive, factor = 0.0, jnp.ones(root.shape[:-1]), 1.0
+    discount = planning.discount_of(model, config.discount, root)
     for t in range(1 if policy is None else config.td_horizon):
         if t:
             mean, log_std = model.policy({**params, "policy": policy}, state)
@@ -225,7 +227,7 @@ def v_targets(
         state = model.step(params, state, actions)
         now = planning.alive_factor(model, params, state, config.termination)
         alive = alive if now is None else alive * now
-        factor = factor * config.discount
+        factor = factor * discount
     values = planning.head_values(model, target_value, state, None, draws.target_heads)
     total = jnp.broadcast_to(total, (total.shape[0], *values.shape[1:]))
     ended = jnp.broadcast_to(1.0 - alive, values.shape[1:])
@@ -253,7 +255,7 @@ def lambda_targets(
     annotations = jnp.where(batch.target_valid[1:], planned, fallback)
     # Row t+1 continues the trace only where its own transition is part of the episode.
     inside = jnp.concatenate([batch.mask[1:], jnp.zeros_like(batch.mask[:1])])
-    discount = config.discount * (1.0 - batch.terminated)
+    discount = planning.discount_of(model, config.discount, z_next) * (1.0 - batch.terminated)
     returned = returns.lambda_returns(batch.reward, discount, annotations, config.lambda_ * inside)
     return returned[None]
 
