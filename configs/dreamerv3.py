@@ -20,7 +20,11 @@ def get_config() -> config_dict.ConfigDict:
     config.replay.update(capacity=1_000_000, context=True, fresh=1)
     config.model.update(size="1m", bins_space="raw", policy_unimix=0.0)
     config.loss.update(
-        batch_length=64, updates="joint", dynamics_coef=1.0, continue_discount=True, free_nats=1.0,
+        batch_length=64,
+        updates="joint",
+        dynamics_coef=1.0,
+        continue_discount=True,
+        free_nats=1.0,
     )
     config.imagination.update(continues="soft", first_continue="predicted")
     config.actor.gradient = "reinforce"

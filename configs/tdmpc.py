@@ -17,10 +17,11 @@ def get_config() -> config_dict.ConfigDict:
     config.resume = False  # continue the run in the working directory
 
     config.env = config_dict.ConfigDict()
-    config.env.name = "gymnax:Pendulum-v1"  # SUITE:TASK, see the README
+    config.env.name = "gymnax:Pendulum-v1"  # SUITE:TASK, or multi:SUITE:TASK+SUITE:TASK (README)
     config.env.num_envs = 4  # environments stepped together
     config.env.action_repeat = 0  # 0: the suite's default
     config.env.episode_length = 0  # agent steps; 0: the task's own limit
+    config.env.pad_to = (0, 0)  # observation and action sizes that several tasks get at least
 
     config.train = config_dict.ConfigDict()
     config.train.steps = 30_000  # environment steps of the run
@@ -29,6 +30,8 @@ def get_config() -> config_dict.ConfigDict:
     config.train.utd_ratio = 0.5  # updates per agent step
     config.train.log_interval = 500  # environment steps between log rows
     config.train.check_finite = True  # stop with an error when a loss is not finite
+    config.train.init_from = ""  # run directory whose best parameters to start from
+    config.train.dataset = ""  # dataset.npz to learn from without acting
 
     config.eval = config_dict.ConfigDict()
     config.eval.interval = 3_000  # environment steps between evaluations (0: only at the end)
@@ -40,6 +43,7 @@ def get_config() -> config_dict.ConfigDict:
 
     config.replay = config_dict.ConfigDict()
     config.replay.capacity = 100_000  # transitions over all environments
+    config.replay.save = False  # write the rows to dataset.npz when the run ends
     config.replay.keep_targets = 8  # planner actions stored a transition, best first (0: all)
     config.replay.actions_dtype = "float32"  # of stored planner actions: float32, bfloat16, int8
     config.replay.values_dtype = "float32"  # of stored planner values: float32, bfloat16
@@ -61,6 +65,7 @@ def get_config() -> config_dict.ConfigDict:
     config.model.dropout = 0.01  # first hidden layer of each value head
     config.model.episodic = "auto"  # termination head: auto (by suite and task), True, False
     config.model.dtype = "float32"  # compute dtype: float32, bfloat16
+    config.model.task_dim = 96  # of the embedding of each of several tasks
 
     config.planner = config_dict.ConfigDict()  # acts in the environment
     config.planner.horizon = 3

@@ -32,7 +32,7 @@ def main(_: list[str]) -> None:
         agent, train_state, config = run.load(WORKDIR.value, which=CHECKPOINT.value)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
-    environment = run.make_environment(config, EPISODES.value, seed=SEED.value)
+    environment = run.evaluation_environment(config, EPISODES.value, seed=SEED.value)
     key = jax.random.key(SEED.value)
     results = {CHECKPOINT.value: evaluation.make_evaluate(agent.act, agent.init_actor, environment)(
         train_state, key
@@ -49,6 +49,9 @@ def main(_: list[str]) -> None:
             f"{config['env']['name']} {name}: {s['return_mean']:.1f} ± {s['return_std']:.1f} "
             f"(min {s['return_min']:.1f}, max {s['return_max']:.1f}) over {EPISODES.value} episodes"
         )
+        for name, value in s.items():
+            if name.startswith("return_mean/"):
+                print(f"  {name.removeprefix('return_mean/')}: {value:.1f}")
         print("  " + " ".join(f"{x:.1f}" for x in np.sort(result.returns)))
 
 

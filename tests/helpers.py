@@ -43,30 +43,33 @@ def tiny_config(**sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def register_toy() -> None:
-    """toy:point, a point that actions push about; toy:ends, which also terminates by itself."""
+    """toy:point, a point that actions push about; toy:ends, which also terminates by itself;
+    toy:line, one-dimensional."""
     from mbx import envs
 
     def factory(task, num_envs, *, action_repeat, episode_length, seed):
         return envs.episodic(
-            _point(task == "ends"), num_envs, action_repeat=action_repeat or 1,
+            _point(task), num_envs, action_repeat=action_repeat or 1,
             episode_length=episode_length or 7,
         )  # fmt: skip
 
     envs.register("toy", factory)
 
 
-def _point(ends: bool):
+def _point(task: str):
     import jax
     import jax.numpy as jnp
 
     from mbx import envs
 
+    dims = 1 if task == "line" else 2
+
     def reset(key):
-        x = jax.random.uniform(key, (2,), minval=-1.0)
+        x = jax.random.uniform(key, (dims,), minval=-1.0)
         return x, x
 
     def step(key, state, action):
-        x = 0.9 * state + 0.3 * action + 0.01 * jax.random.normal(key, (2,))
-        return x, x, -jnp.sum(jnp.square(x)), (x[0] > 0.8) & ends
+        x = 0.9 * state + 0.3 * action + 0.01 * jax.random.normal(key, (dims,))
+        return x, x, -jnp.sum(jnp.square(x)), (x[0] > 0.8) & (task == "ends")
 
-    return envs.RawEnvironment("toy:point", (2,), jnp.float32, 2, 7, reset, step)
+    return envs.RawEnvironment(f"toy:{task}", (dims,), jnp.float32, dims, 7, reset, step)

@@ -114,7 +114,8 @@ def consistency_losses(
 ) -> dict[str, Array]:
     """The dynamics towards the encoder and, where asked for, the encoder towards the dynamics.
 
-    zs: rolled out `[T, H, B, L]`; encoded `[T, B, L]` (both without what belongs to a task), with gradient only in the second case.
+    zs: rolled out `[T, H, B, L]`; encoded `[T, B, L]`, with gradient only in the second case; both
+    without what belongs to a task.
     progress: share of the run that is done; the encoder's part starts after its warm-up.
     """
     rho = config.time_weight

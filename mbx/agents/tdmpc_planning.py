@@ -27,8 +27,8 @@ PLAIN = Scoring()
 class Outlook(NamedTuple):
     """How far and how the model is trusted when it looks ahead.
 
-    discount: of the agent, one number or one a task; scoring.discount replaces it where it is not 0. num_heads: value heads
-    averaged. termination: "hard" | "soft", see `alive_factor`.
+    discount: of the agent, one number or one a task; scoring.discount replaces it where it is not
+    0. num_heads: value heads averaged. termination: "hard" | "soft", see `alive_factor`.
     """
 
     discount: float | tuple[float, ...]

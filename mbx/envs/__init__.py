@@ -6,6 +6,7 @@
     gym:HalfCheetah-v5            host, Gymnasium
     dmc:cartpole-swingup          host, dm_control                            (extra `dmc`)
     empo:grid_rock_1h1r           JAX, robots among humans, for the agent `empo`
+    multi:gymnax:Pendulum-v1+brax:inverted_pendulum      several of the above, trained together
 
 `register` adds suites of your own.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 from mbx.envs.base import (
     EnvSpec,
@@ -32,6 +34,7 @@ __all__ = [
     "Timestep",
     "episodic",
     "make",
+    "num_tasks",
     "register",
 ]
 
@@ -45,6 +48,7 @@ _SUITES: dict[str, str | Factory] = {
     "gym": "mbx.envs.gymnasium",
     "dmc": "mbx.envs.dmc",
     "empo": "mbx.envs.empo",
+    "multi": "mbx.envs.multi",
 }
 _EXTRAS = {"playground": "playground", "dmc": "dmc"}
 
@@ -57,6 +61,11 @@ def register(suite: str, factory: Factory) -> None:
     _SUITES[suite] = factory
 
 
+def num_tasks(name: str) -> int:
+    """Tasks that an environment's name stands for: 1, or those of a `multi:` one."""
+    return name.count("+") + 1 if name.startswith("multi:") else 1
+
+
 def make(
     name: str,
     num_envs: int,
@@ -64,11 +73,13 @@ def make(
     action_repeat: int | None = None,
     episode_length: int | None = None,
     seed: int = 0,
+    **extra: Any,
 ) -> Environment:
     """The environment `SUITE:TASK`, `num_envs` times.
 
     action_repeat: None for the suite's default (2 for playground and dmc, else 1). episode_length:
     agent steps, None for the task's own limit. seed: of host environments; JAX ones take keys.
+    extra: what a suite understands besides.
 
     Raises ValueError for an unknown suite or task, a count below one, or an action space that is
     not a bounded box, and ImportError naming the extra to install where a suite is missing.
@@ -84,8 +95,9 @@ def make(
         factory = importlib.import_module(factory).make
     try:
         return factory(
-            task, num_envs, action_repeat=action_repeat, episode_length=episode_length, seed=seed
-        )
+            task, num_envs, action_repeat=action_repeat, episode_length=episode_length, seed=seed,
+            **extra,
+        )  # fmt: skip
     except ImportError as error:
         extra = f"pip install -e '.[{_EXTRAS[suite]}]'" if suite in _EXTRAS else "pip install -e ."
         raise ImportError(f"env.name={name!r} needs {error.name}: {extra}") from error

@@ -24,7 +24,7 @@ class EnvSpec(NamedTuple):
     """Shapes and units.
 
     action_dim: size of an action; discrete: it is one-hot. episode_length: agent steps, each
-    action_repeat environment steps.
+    action_repeat environment steps. tasks: of several trained at once, their own specs.
     """
 
     name: str
@@ -34,6 +34,7 @@ class EnvSpec(NamedTuple):
     episode_length: int
     action_repeat: int
     discrete: bool = False
+    tasks: tuple[EnvSpec, ...] = ()
 
 
 class Timestep(NamedTuple):

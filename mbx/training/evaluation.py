@@ -19,14 +19,22 @@ Array = jax.Array
 
 
 class Evaluation(NamedTuple):
-    """Episodes of one evaluation: undiscounted returns and lengths (agent steps), both `[E]`."""
+    """Episodes of one evaluation: undiscounted returns and lengths (agent steps), both `[E]`.
+
+    tasks: names, where E holds equal blocks of several tasks.
+    """
 
     returns: np.ndarray
     lengths: np.ndarray
+    tasks: tuple[str, ...] = ()
 
     def summary(self) -> dict[str, float]:
-        """Mean, spread and extremes of the returns."""
-        return {
+        """Mean, spread and extremes of the returns; of several tasks, also the mean of each."""
+        blocks = self.returns.reshape(len(self.tasks) or 1, -1)
+        each = {
+            f"return_mean/{n}": float(np.mean(b)) for n, b in zip(self.tasks, blocks, strict=False)
+        }
+        return each | {
             "return_mean": float(np.mean(self.returns)),
             "return_std": float(np.std(self.returns)),
             "return_min": float(np.min(self.returns)),
@@ -55,7 +63,8 @@ def make_evaluate_seeds(
     def evaluate(train: Any, keys: Array) -> list[Evaluation]:
         returns, lengths = jax.device_get(compiled(train, keys))
         return [
-            Evaluation(np.asarray(r), np.asarray(n)) for r, n in zip(returns, lengths, strict=True)
+            Evaluation(np.asarray(r), np.asarray(n), task_names(environment))
+            for r, n in zip(returns, lengths, strict=True)
         ]
 
     return evaluate
@@ -72,6 +81,11 @@ def make_random(environment: JaxEnvironment | HostEnvironment) -> Callable[[Arra
 
     evaluate = make_evaluate(act, jnp.zeros, environment)
     return lambda key: evaluate(None, key)
+
+
+def task_names(environment: JaxEnvironment | HostEnvironment) -> tuple[str, ...]:
+    """Names of the tasks that an environment joins; () for a single one."""
+    return tuple(task.name for task in environment.spec.tasks)
 
 
 def _episodes(
@@ -112,7 +126,7 @@ def _make_fused(
 
     def evaluate(train: Any, key: Array) -> Evaluation:
         returns, lengths = jax.device_get(compiled(train, key))
-        return Evaluation(np.asarray(returns), np.asarray(lengths))
+        return Evaluation(np.asarray(returns), np.asarray(lengths), task_names(environment))
 
     return evaluate
 
@@ -140,6 +154,6 @@ def _make_host(
             length += active
             active &= ~(timestep.terminated | timestep.truncated)
             obs, i = timestep.obs, i + 1
-        return Evaluation(total, length)
+        return Evaluation(total, length, task_names(environment))
 
     return evaluate

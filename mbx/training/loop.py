@@ -233,28 +233,24 @@ def store(
     )
 
 
-def make_absorb(
+def make_advance(
     agent: Agent, schedule: Schedule, capacity: int, seeds_axis: str | None = None
 ) -> Callable:
-    """`absorb(state, action, actor, targets, timestep, key) -> (state, metrics)`.
+    """`advance(state, before, key) -> (state, metrics)`: what is due since the steps `before`.
 
-    Stores the rows, makes the updates and reanalyze passes that are due, and moves on. Metrics are
-    sums over the step: `updates`, `episodes`, `update/...`, `refresh/...`, `episode/...`.
+    Makes updates and reanalyze passes. Metrics are sums: `updates`, `update/...`, `refresh/...`.
     seeds_axis: the name of a vmapped axis of seeds, see `make_interval`.
     """
     ratio = schedule.ratio
     learn = make_learn(agent)
     reanalyze = make_reanalyze(agent, schedule, capacity, seeds_axis) if agent.refresh else None
 
-    def absorb(
-        state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep, key: Array
-    ) -> tuple[LoopState, Metrics]:
+    def advance(state: LoopState, before: Array, key: Array) -> tuple[LoopState, Metrics]:
         update_key, refresh_key = jax.random.split(key)
-        before = state
-        state = store(agent, state, action, actor, targets, timestep)
+        updates_before = state.updates
         started = state.steps >= schedule.seed_steps
-        starting = started & (before.steps < schedule.seed_steps)
-        earned = (state.steps - before.steps) * ratio.numerator
+        starting = started & (before < schedule.seed_steps)
+        earned = (state.steps - before) * ratio.numerator
         credit = state.credit + jnp.where(started & ~starting, earned, 0)
         due = credit // ratio.denominator
         updates = due + jnp.where(starting, schedule.pretrain_updates, 0)
@@ -263,8 +259,28 @@ def make_absorb(
         metrics = {f"update/{name}": value for name, value in sums.items()}
         metrics["updates"] = updates
         if reanalyze is not None:
-            state, extra = reanalyze(state, refresh_key, before.updates, starting)
+            state, extra = reanalyze(state, refresh_key, updates_before, starting)
             metrics |= extra
+        return state, metrics
+
+    return advance
+
+
+def make_absorb(
+    agent: Agent, schedule: Schedule, capacity: int, seeds_axis: str | None = None
+) -> Callable:
+    """`absorb(state, action, actor, targets, timestep, key) -> (state, metrics)`.
+
+    Stores the rows, then advances. Metrics: those of `make_advance`, and `episodes`, `episode/...`.
+    """
+    advance = make_advance(agent, schedule, capacity, seeds_axis)
+
+    def absorb(
+        state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep, key: Array
+    ) -> tuple[LoopState, Metrics]:
+        before = state.steps
+        state = store(agent, state, action, actor, targets, timestep)
+        state, metrics = advance(state, before, key)
         done = timestep.terminated | timestep.truncated
         metrics["episodes"] = jnp.sum(done)
         metrics["episode/return"] = jnp.sum(jnp.where(done, timestep.episode_return, 0.0))
@@ -315,6 +331,26 @@ def make_interval(
 
     def interval(state: LoopState) -> tuple[LoopState, Metrics]:
         state, metrics = jax.lax.scan(lambda s, _: advance(s), state, None, length=length)
+        return state, jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
+
+    return jax.jit(interval, donate_argnums=0)
+
+
+def make_offline_interval(
+    agent: Agent, schedule: Schedule, *, capacity: int, length: int
+) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
+    """`length` steps that learn from the replay as it is, without acting.
+
+    A step counts as one of all environments, so that schedules mean what they mean when acting.
+    """
+    advance = make_advance(agent, schedule, capacity)
+
+    def step(state: LoopState, _: None) -> tuple[LoopState, Metrics]:
+        key, before = _step_keys(state)[2], state.steps
+        return advance(state.replace(steps=before + state.is_first.shape[0]), before, key)
+
+    def interval(state: LoopState) -> tuple[LoopState, Metrics]:
+        state, metrics = jax.lax.scan(step, state, None, length=length)
         return state, jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
 
     return jax.jit(interval, donate_argnums=0)

@@ -13,7 +13,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ import numpy as np
 from mbx import envs, replay
 from mbx.agents.base import Agent
 from mbx.envs.base import HostEnvironment, JaxEnvironment
-from mbx.training import build, evaluation, loop
+from mbx.training import build, datasets, evaluation, loop, transfer
 from mbx.training.checkpoint import Checkpointer, load_config
 from mbx.training.curves import plot_runs
 from mbx.training.metrics import RunLogger
@@ -80,10 +80,19 @@ def make_environment(
 ) -> JaxEnvironment | HostEnvironment:
     """The configuration's environment, `num_envs` times."""
     env = config["env"]
+    several = env["name"].startswith("multi:")
+    extra = {"min_sizes": tuple(env["pad_to"])} if several else {}
     return envs.make(
         env["name"], num_envs, action_repeat=env["action_repeat"] or None,
-        episode_length=env["episode_length"] or None, seed=seed,
+        episode_length=env["episode_length"] or None, seed=seed, **extra,
     )  # fmt: skip
+
+
+def evaluation_environment(
+    config: Config, episodes: int, *, seed: int
+) -> JaxEnvironment | HostEnvironment:
+    """Environments for an evaluation of `episodes` episodes of every task."""
+    return make_environment(config, episodes * envs.num_tasks(config["env"]["name"]), seed=seed)
 
 
 def evaluation_key(key: jax.Array, interval: int) -> jax.Array:
@@ -142,12 +151,61 @@ class Interrupt:
             signal.signal(number, old)
 
 
+class Job(NamedTuple):
+    """What a run is made of, before any step: see `prepare`."""
+
+    environment: JaxEnvironment | HostEnvironment
+    agent: Agent
+    plan: Plan
+    interval: Callable[[loop.LoopState], tuple[loop.LoopState, dict[str, Any]]]
+    evaluate: Callable[[Any, jax.Array], evaluation.Evaluation]
+
+
+def prepare(config: Config) -> Job:
+    """Environment, agent and the programs of a run. Raises ValueError for impossible settings."""
+    seed, num_envs = config["seed"], config["env"]["num_envs"]
+    environment = make_environment(config, num_envs, seed=seed)
+    agent = build.build_agent(config, environment.spec)
+    schedule = build.build_schedule(config, environment.spec, num_envs)
+    plan = make_plan(config, num_envs, environment.spec.action_repeat)
+    sizes = dict(capacity=replay_rows(config, num_envs), length=plan.length)
+    if config["train"].get("dataset"):
+        at_once = dataclasses.replace(schedule, seed_steps=num_envs, reanalyze_min_step=0)
+        interval = loop.make_offline_interval(agent, at_once, **sizes)
+    elif isinstance(environment, JaxEnvironment):
+        interval = loop.make_interval(agent, environment, schedule, **sizes)
+    else:
+        interval = loop.make_host_interval(agent, environment, schedule, **sizes)
+    eval_environment = evaluation_environment(config, config["eval"]["episodes"], seed=seed + 1)
+    evaluate = evaluation.make_evaluate(agent.act, agent.init_actor, eval_environment)
+    return Job(environment, agent, plan, interval, evaluate)
+
+
+def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[loop.LoopState, int]:
+    """The state to go on from, and how many intervals are done: fresh, or a checkpoint's."""
+    environment, agent = job.environment, job.agent
+    state = fresh_state(agent, environment, config, jax.random.key(config["seed"]))
+    dataset = config["train"].get("dataset")
+    if dataset:
+        rows = datasets.load(dataset, agent, task=environment.spec.name)
+        state = state.replace(replay=rows)
+    if config["resume"] and checkpointer.latest_step() is not None:
+        state, meta = checkpointer.restore(state)
+        _restore_host(environment, meta)
+        return state, meta["interval"]
+    if config["train"].get("init_from"):
+        started = transfer.start_from(config, environment.spec, state.train, build.build_agent)
+        state = state.replace(train=started)
+    return state, 0
+
+
 def train(config: Config, workdir: str) -> Result:
     """Train as `config` says, in `workdir`; with `config["resume"]` continue what is there.
 
     Raises ValueError for impossible settings (before any compile) and FloatingPointError when a
     loss stops being finite (the last checkpoint stays).
     """
+    config = transfer.resolve(config)
     if config.get("num_seeds", 1) > 1:
         from mbx.training import seeds
 
@@ -155,68 +213,69 @@ def train(config: Config, workdir: str) -> Result:
     started = time.time()
     enable_compilation_cache()
     workdir = os.path.abspath(workdir)
-    seed, num_envs = config["seed"], config["env"]["num_envs"]
-    environment = make_environment(config, num_envs, seed=seed)
-    agent = build.build_agent(config, environment.spec)
-    schedule = build.build_schedule(config, environment.spec, num_envs)
-    plan = make_plan(config, num_envs, environment.spec.action_repeat)
+    job = prepare(config)
     check_workdir(config, workdir)
-
-    key = jax.random.key(seed)
-    state = fresh_state(agent, environment, config, key)
     checkpointer = Checkpointer(workdir, keep=config["checkpoint"]["keep"])
-    done = 0
-    if config["resume"] and checkpointer.latest_step() is not None:
-        state, meta = checkpointer.restore(state)
-        done = meta["interval"]
-        _restore_host(environment, meta)
-    capacity = replay_rows(config, num_envs)
-    make = (
-        loop.make_interval if isinstance(environment, JaxEnvironment) else loop.make_host_interval
-    )
-    interval = make(agent, environment, schedule, capacity=capacity, length=plan.length)
-    eval_environment = make_environment(config, config["eval"]["episodes"], seed=seed + 1)
-    evaluate = evaluation.make_evaluate(agent.act, agent.init_actor, eval_environment)
-
+    state, done = begin(config, job, checkpointer)
+    plan = job.plan
     logger = RunLogger(
         workdir, config=dict(config), resume_step=done * plan.steps_per_interval if done else None,
         progress_total=plan.intervals * plan.steps_per_interval,
     )  # fmt: skip
     if not done:
-        describe(logger, state, environment)
-    evaluations: list[tuple[int, float]] = []
+        describe(logger, state, job.environment)
     try:
-        with Interrupt() as interrupt:
-            for i in range(done, plan.intervals):
-                began = time.time()
-                state, sums = interval(state)
-                metrics = loop.summarise(sums)
-                steps = (i + 1) * plan.steps_per_interval
-                metrics["steps_per_second"] = plan.steps_per_interval / (time.time() - began)
-                metrics["agent_steps"] = steps // environment.spec.action_repeat
-                metrics["seconds"] = time.time() - started
-                logger.log("train", steps, metrics)
-                check_finite(config, metrics, steps)
-                final = i + 1 == plan.intervals
-                if final or (i + 1) % plan.eval_every == 0:
-                    summary = evaluate(state.train, evaluation_key(key, i)).summary()
-                    summary["seconds"] = time.time() - started
-                    logger.log("eval", steps, summary)
-                    evaluations.append((steps, summary["return_mean"]))
-                    checkpointer.save_best(steps, state.train, summary["return_mean"])
-                stop = final or interrupt.requested
-                if stop or (i + 1) % plan.checkpoint_every == 0:
-                    meta = {"interval": i + 1, "host": _host_snapshot(environment)}
-                    checkpointer.save(steps, state, meta)
-                if stop:
-                    break
+        state, evaluations = _run(config, job, state, done, checkpointer, logger, started)
+        if config["replay"].get("save"):
+            path = os.path.join(workdir, "dataset.npz")
+            datasets.save(path, state.replay, task=job.environment.spec.name)
     finally:
         checkpointer.close()
         logger.close()
     if evaluations:
         plot_runs([workdir], os.path.join(workdir, "curve.png"))
-    steps = int(state.steps) * environment.spec.action_repeat
+    steps = int(state.steps) * job.environment.spec.action_repeat
     return Result(workdir, steps, evaluations, time.time() - started)
+
+
+def _run(
+    config: Config,
+    job: Job,
+    state: loop.LoopState,
+    done: int,
+    checkpointer: Checkpointer,
+    logger: RunLogger,
+    started: float,
+) -> tuple[loop.LoopState, list[tuple[int, float]]]:
+    """All intervals from number `done` on, with their logs, evaluations and checkpoints."""
+    plan, repeat = job.plan, job.environment.spec.action_repeat
+    key = jax.random.key(config["seed"])
+    evaluations: list[tuple[int, float]] = []
+    with Interrupt() as interrupt:
+        for i in range(done, plan.intervals):
+            began = time.time()
+            state, sums = job.interval(state)
+            metrics = loop.summarise(sums)
+            steps = (i + 1) * plan.steps_per_interval
+            metrics["steps_per_second"] = plan.steps_per_interval / (time.time() - began)
+            metrics["agent_steps"] = steps // repeat
+            metrics["seconds"] = time.time() - started
+            logger.log("train", steps, metrics)
+            check_finite(config, metrics, steps)
+            final = i + 1 == plan.intervals
+            if final or (i + 1) % plan.eval_every == 0:
+                summary = job.evaluate(state.train, evaluation_key(key, i)).summary()
+                summary["seconds"] = time.time() - started
+                logger.log("eval", steps, summary)
+                evaluations.append((steps, summary["return_mean"]))
+                checkpointer.save_best(steps, state.train, summary["return_mean"])
+            stop = final or interrupt.requested
+            if stop or (i + 1) % plan.checkpoint_every == 0:
+                meta = {"interval": i + 1, "host": _host_snapshot(job.environment)}
+                checkpointer.save(steps, state, meta)
+            if stop:
+                break
+    return state, evaluations
 
 
 def load(workdir: str, *, which: str | int = "best") -> tuple[Agent, Any, dict[str, Any]]:
@@ -225,7 +284,7 @@ def load(workdir: str, *, which: str | int = "best") -> tuple[Agent, Any, dict[s
     which: "best" (by evaluation return), "latest", or the step of a checkpoint.
     """
     config = load_config(workdir)
-    environment = make_environment(config, 1, seed=0)
+    environment = evaluation_environment(config, 1, seed=0)
     agent = build.build_agent(config, environment.spec)
     example = jax.eval_shape(agent.init, jax.random.key(0))
     checkpointer = Checkpointer(workdir)

@@ -99,7 +99,7 @@ def train(config: Config, workdir: str) -> run.Result:
         agent, environment, schedule, capacity=run.replay_rows(config, environment.num_envs),
         length=plan.length, seeds=True,
     )  # fmt: skip
-    eval_environment = run.make_environment(
+    eval_environment = run.evaluation_environment(
         config, config["eval"]["episodes"], seed=config["seed"] + 1
     )
     evaluate = evaluation.make_evaluate_seeds(agent.act, agent.init_actor, eval_environment)

@@ -9,6 +9,7 @@ from typing import Any
 from mbx import mppi, returns
 from mbx.agents import tdmpc
 from mbx.envs.base import EnvSpec
+from mbx.tasks import TaskSet
 from mbx.training.settings import section
 from mbx.world_model import sized
 
@@ -39,7 +40,8 @@ def tdmpc_config(config: Config, spec: EnvSpec) -> tdmpc.TDMPCConfig:
         num_values=model["num_values"] or None,
         num_aux=len(config["loss"]["aux_gammas"]),
         aux_joint=config["loss"]["aux_joint"],
-        episodic=is_episodic(model["episodic"], spec.name),
+        episodic=any(is_episodic(model["episodic"], s.name) for s in spec.tasks or (spec,)),
+        tasks=_task_set(spec, model["task_dim"]),
         **{name: model[name] for name in (
             "critic", "policy", "num_bins", "bin_min", "bin_max", "log_std_min", "log_std_max",
             "dropout", "dtype", "num_dynamics", "num_rewards", "prior_scale", "prior_div",
@@ -63,12 +65,10 @@ def tdmpc_config(config: Config, spec: EnvSpec) -> tdmpc.TDMPCConfig:
     if batch > capacity:
         raise ValueError(f"loss.batch_size={batch} exceeds replay.capacity={capacity}: lower it")
     loss["aux_gammas"] = tuple(loss["aux_gammas"])
-    discount = loss.pop("discount") or returns.discount_from_episode_length(spec.episode_length)
-    if not 0.0 < discount < 1.0:
-        raise ValueError(f"loss.discount={discount}: must lie in (0, 1), or 0 to derive it")
+    discount = _discount(loss.pop("discount"), spec)
     return tdmpc.TDMPCConfig(
         world=world,
-        discount=float(discount),
+        discount=discount,
         planner=section("planner", mppi.MPPIConfig, planner),
         training_planner=section("training_planner", mppi.MPPIConfig, training),
         scoring=scoring,
@@ -88,6 +88,22 @@ def tdmpc_config(config: Config, spec: EnvSpec) -> tdmpc.TDMPCConfig:
         **loss,
         **config["optimizer"],
     )
+
+
+def _task_set(spec: EnvSpec, embedding_dim: int) -> TaskSet | None:
+    if not spec.tasks:
+        return None
+    names, dims = zip(*((task.name, task.action_dim) for task in spec.tasks), strict=True)
+    return TaskSet(names, dims, embedding_dim)
+
+
+def _discount(given: float, spec: EnvSpec) -> float | tuple[float, ...]:
+    """As given, or by the episode length; one a task where there are several."""
+    if not 0.0 <= given < 1.0:
+        raise ValueError(f"loss.discount={given}: must lie in (0, 1), or 0 to derive it")
+    lengths = [task.episode_length for task in spec.tasks or (spec,)]
+    each = tuple(float(given or returns.discount_from_episode_length(n)) for n in lengths)
+    return each if spec.tasks else each[0]
 
 
 def _total_updates(config: Config, spec: EnvSpec) -> int:

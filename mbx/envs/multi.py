@@ -1,0 +1,159 @@
+"""Several tasks at once: `multi:gymnax:Pendulum-v1+brax:inverted_pendulum`, environments in equal
+blocks, one a task.
+
+Observations are padded with zeros to the longest and end in the one-hot task; actions are as long
+as the longest, of which a task reads its own. All tasks are JAX environments, or all are on the
+host. Source: TD-MPC2 (arXiv 2310.16828), section 3.3.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Timestep
+from mbx.tasks import pad
+
+Array = jax.Array
+
+
+def make(
+    tasks: str,
+    num_envs: int,
+    *,
+    action_repeat: int | None = None,
+    episode_length: int | None = None,
+    seed: int = 0,
+    min_sizes: tuple[int, int] = (0, 0),
+) -> JaxEnvironment | HostEnvironment:
+    """`num_envs` environments, num_envs / K of each of K tasks "SUITE:TASK+SUITE:TASK+…".
+
+    min_sizes: observation and action dims to pad to at least (those of a model to be fine-tuned).
+
+    Raises ValueError where num_envs is no multiple of K, tasks repeat, differ in action repeat,
+    have discrete actions or images, or where JAX and host environments are mixed.
+    """
+    from mbx import envs
+
+    names = tasks.split("+")
+    label = f"env.name='multi:{tasks}'"
+    if len(set(names)) < len(names):
+        raise ValueError(f"{label} names a task twice: name each once")
+    if num_envs % len(names) or num_envs < 1:
+        raise ValueError(
+            f"env.num_envs={num_envs} is no multiple of the {len(names)} tasks of {label}: "
+            f"choose {len(names)}, {2 * len(names)}, …"
+        )
+    members = [
+        envs.make(
+            name, num_envs // len(names), action_repeat=action_repeat,
+            episode_length=episode_length, seed=seed + i,
+        )
+        for i, name in enumerate(names)
+    ]  # fmt: skip
+    spec = _joint_spec(label, [member.spec for member in members], min_sizes)
+    if all(isinstance(member, JaxEnvironment) for member in members):
+        return _together(spec, members)
+    if all(isinstance(member, HostEnvironment) for member in members):
+        return MultiHost(spec, members)
+    raise ValueError(f"{label} mixes JAX and host environments: choose tasks of one kind")
+
+
+def _joint_spec(label: str, specs: Sequence[EnvSpec], min_sizes: tuple[int, int]) -> EnvSpec:
+    for spec in specs:
+        if spec.discrete or len(spec.obs_shape) != 1:
+            raise ValueError(
+                f"{label}: {spec.name} has {'discrete actions' if spec.discrete else 'images'}; "
+                "tasks trained together need vectors and continuous actions"
+            )
+    repeats = {spec.name: spec.action_repeat for spec in specs}
+    if len(set(repeats.values())) > 1:
+        raise ValueError(
+            f"{label}: action repeats differ, {repeats}: set one with --config.env.action_repeat=1"
+        )
+    obs = max(min_sizes[0], *(spec.obs_shape[0] for spec in specs)) + len(specs)
+    return EnvSpec(
+        name=label.split("'")[1],
+        obs_shape=(obs,),
+        obs_dtype=np.float32,
+        action_dim=max(min_sizes[1], *(spec.action_dim for spec in specs)),
+        episode_length=max(spec.episode_length for spec in specs),
+        action_repeat=specs[0].action_repeat,
+        tasks=tuple(specs),
+    )
+
+
+def _label(spec: EnvSpec, index: int, obs: Any) -> Any:
+    """A task's observations `[E, ...]` padded, with the one-hot task behind."""
+    xp = np if isinstance(obs, np.ndarray) else jnp
+    num = len(spec.tasks)
+    one_hot = xp.broadcast_to(xp.eye(num, dtype=np.float32)[index], (obs.shape[0], num))
+    padded = pad(obs.astype(np.float32), spec.obs_shape[0] - num)
+    return xp.concatenate([padded, one_hot], axis=-1)
+
+
+def _join(spec: EnvSpec, steps: Sequence[Timestep]) -> Timestep:
+    xp = np if isinstance(steps[0].obs, np.ndarray) else jnp
+    labelled = [
+        step._replace(obs=_label(spec, i, step.obs), final_obs=_label(spec, i, step.final_obs))
+        for i, step in enumerate(steps)
+    ]
+    return Timestep(*(xp.concatenate(field) for field in zip(*labelled, strict=True)))
+
+
+def _blocks(spec: EnvSpec, action: Any) -> list[Any]:
+    """Each task's rows and own dims of joint actions `[E, A]`."""
+    rows = action.reshape(len(spec.tasks), -1, spec.action_dim)
+    return [rows[i, :, : task.action_dim] for i, task in enumerate(spec.tasks)]
+
+
+def _together(spec: EnvSpec, members: Sequence[JaxEnvironment]) -> JaxEnvironment:
+    def each(function: Callable, key: Array, *inputs: Sequence[Any]) -> list[tuple[Any, Any]]:
+        keys = jax.random.split(key, len(members))
+        return [function(*args) for args in zip(members, keys, *inputs, strict=True)]
+
+    def reset(key: Array) -> tuple[Any, Array]:
+        states, obs = zip(*each(lambda env, k: env.reset(k), key), strict=True)
+        return states, jnp.concatenate([_label(spec, i, x) for i, x in enumerate(obs)])
+
+    def step(state: Any, action: Array, key: Array) -> tuple[Any, Timestep]:
+        done = each(lambda env, k, s, a: env.step(s, a, k), key, state, _blocks(spec, action))
+        states, steps = zip(*done, strict=True)
+        return states, _join(spec, steps)
+
+    num = sum(member.num_envs for member in members)
+    return JaxEnvironment(spec, num, reset, step)
+
+
+class MultiHost(HostEnvironment):
+    """Host environments of several tasks as one; see the module's first lines."""
+
+    def __init__(self, spec: EnvSpec, members: Sequence[HostEnvironment]) -> None:
+        self.spec, self._members = spec, list(members)
+        self.num_envs = sum(member.num_envs for member in members)
+
+    def reset(self, seed: int) -> np.ndarray:
+        label = functools.partial(_label, self.spec)
+        return np.concatenate([label(i, m.reset(seed + i)) for i, m in enumerate(self._members)])
+
+    def step(self, action: np.ndarray) -> Timestep:
+        blocks = _blocks(self.spec, action)
+        return _join(self.spec, [m.step(a) for m, a in zip(self._members, blocks, strict=True)])
+
+    def get_state(self) -> bytes | None:
+        snapshots = [member.get_state() for member in self._members]
+        return None if None in snapshots else pickle.dumps(snapshots)
+
+    def set_state(self, snapshot: bytes) -> None:
+        for member, own in zip(self._members, pickle.loads(snapshot), strict=True):
+            member.set_state(own)
+
+    def close(self) -> None:
+        for member in self._members:
+            member.close()

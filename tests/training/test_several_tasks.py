@@ -1,0 +1,183 @@
+"""Runs of several tasks, runs that start from another one, and runs that learn from a dataset."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import jax
+import numpy as np
+import pytest
+
+from mbx import envs
+from mbx.envs import multi
+from mbx.training import build, datasets, run
+from mbx.training.metrics import read_rows
+from tests.helpers import register_toy, tiny_config
+
+MULTI = "multi:toy:point+toy:line"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A short run of two tasks that leaves its dataset behind."""
+    workdir = str(tmp_path_factory.mktemp("runs") / "multi")
+    config = tiny_config(
+        env=dict(name=MULTI, num_envs=2), replay=dict(save=True), train=dict(steps=40),
+        loss=dict(policy_loss="svg:1+kl:1"),
+    )  # fmt: skip
+    run.train(config, workdir)
+    return workdir, config
+
+
+def test_observations_are_padded_labelled_and_actions_cut():
+    register_toy()
+    environment = envs.make(MULTI, 4)
+    assert environment.spec.obs_shape == (4,) and environment.spec.action_dim == 2
+    state, obs = environment.reset(jax.random.key(0))
+    np.testing.assert_array_equal(obs[:, 2:], [[1, 0], [1, 0], [0, 1], [0, 1]])
+    assert not obs[2:, 1].any() and obs[:2, 1].all()
+    _, one = environment.step(state, np.zeros((4, 2), np.float32), jax.random.key(1))
+    other = np.zeros((4, 2), np.float32)
+    other[:, 1] = 1.0  # the second task has no second action
+    _, two = environment.step(state, other, jax.random.key(1))
+    np.testing.assert_array_equal(one.obs[2:], two.obs[2:])
+    assert (np.abs(one.obs[:2] - two.obs[:2]).max(axis=1) > 0.1).all()
+
+
+def test_host_tasks_join_as_well():
+    environment = envs.make("multi:gym:Pendulum-v1+gym:MountainCarContinuous-v0", 2, seed=3)
+    obs = environment.reset(3)
+    assert obs.shape == (2, 5) and obs[1, 2] == 0.0 and obs[1, 4] == 1.0
+    snapshot = environment.get_state()
+    action = np.ones((2, 1), np.float32)
+    first = environment.step(action)
+    environment.set_state(snapshot)
+    again = environment.step(action)
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+    environment.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "num_envs", "says"),
+    [
+        (MULTI, 3, "no multiple of the 2 tasks"),
+        ("multi:toy:point+toy:point", 2, "names a task twice"),
+        ("multi:toy:point+gymnax:CartPole-v1", 2, "discrete actions"),
+        ("multi:toy:point+gym:Pendulum-v1", 2, "mixes JAX and host"),
+    ],
+)
+def test_tasks_that_do_not_go_together_are_refused(name, num_envs, says):
+    register_toy()
+    with pytest.raises(ValueError, match=says):
+        envs.make(name, num_envs)
+
+
+def test_tasks_of_different_action_repeats_are_refused():
+    specs = [envs.EnvSpec(f"toy:{n}", (1,), np.float32, 1, 10, n) for n in (1, 2)]
+    with pytest.raises(ValueError, match="env.action_repeat=1"):
+        multi._joint_spec("env.name='multi:…'", specs, (0, 0))
+
+
+def test_a_run_of_several_tasks_reports_each(trained):
+    workdir, config = trained
+    rows = [r for r in read_rows(os.path.join(workdir, "metrics.jsonl")) if r["kind"] == "eval"]
+    each = [rows[-1][f"return_mean/toy:{name}"] for name in ("point", "line")]
+    assert np.isclose(np.mean(each), rows[-1]["return_mean"]) and each[0] != each[1]
+    agent, state, _ = run.load(workdir)
+    assert state.params["task"].shape == (2, 96)
+    assert (np.linalg.norm(state.params["task"], axis=-1) <= 1.0 + 1e-6).all()
+
+
+def test_fine_tuning_starts_from_the_parameters_and_keeps_known_embeddings(trained, tmp_path):
+    source, config = trained
+    old = run.load(source)[1]
+    config = tiny_config(
+        env=dict(name="multi:toy:line", num_envs=2), train=dict(init_from=source, steps=20),
+        loss=dict(policy_loss="svg:1+kl:1"), eval=dict(interval=0),
+    )  # fmt: skip
+    resolved = run.transfer.resolve(config)
+    assert resolved["env"]["pad_to"] == (2, 2)
+    job = run.prepare(resolved)
+    checkpointer = run.Checkpointer(str(tmp_path / "new"))
+    state, done = run.begin(resolved, job, checkpointer)
+    checkpointer.close()
+    assert done == 0
+    new = state.train
+    np.testing.assert_array_equal(new.params["task"][0], old.params["task"][1])
+    for name in ("encoder", "dynamics", "policy"):
+        jax.tree.map(np.testing.assert_array_equal, new.params[name], old.params[name])
+    jax.tree.map(np.testing.assert_array_equal, new.target_value, old.params["value"])
+    run.train(config, str(tmp_path / "run"))
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert saved["env"]["pad_to"] == [2, 2], "evaluating later must not need the source"
+    run.load(str(tmp_path / "run"))
+
+
+def test_fine_tuning_refuses_another_model(trained, tmp_path):
+    config = tiny_config(
+        env=dict(name=MULTI), train=dict(init_from=trained[0]), model=dict(num_bins=11)
+    )
+    with pytest.raises(ValueError, match="component .* has other shapes"):
+        run.train(config, str(tmp_path / "run"))
+
+
+def test_a_dataset_keeps_every_row(trained):
+    workdir, config = trained
+    path = os.path.join(workdir, "dataset.npz")
+    spec = envs.make(MULTI, 2).spec
+    agent = build.build_agent(config, spec)
+    loaded = datasets.load(path, agent, task=MULTI)
+    full = jax.eval_shape(
+        lambda: run.fresh_state(agent, envs.make(MULTI, 2), config, jax.random.key(0))
+    )
+    checkpointer = run.Checkpointer(workdir)
+    kept = checkpointer.restore(full)[0].replay
+    checkpointer.close()
+    size = np.asarray(kept.size)
+    np.testing.assert_array_equal(loaded.size, size)
+    np.testing.assert_array_equal(loaded.transitions, kept.transitions)
+    assert not loaded.targets.valid.any()
+    for name, leaf in kept.data.items():
+        for env in range(2):
+            np.testing.assert_array_equal(
+                loaded.data[name][env, : size[env]], leaf[env, : size[env]]
+            )
+
+
+def test_learning_from_a_dataset_acts_nowhere(trained, tmp_path):
+    workdir, _ = trained
+    path = os.path.join(workdir, "dataset.npz")
+    config = tiny_config(
+        env=dict(name=MULTI, num_envs=8), train=dict(steps=40, dataset=path),
+        eval=dict(interval=20), checkpoint=dict(interval=20),
+    )  # fmt: skip
+    result = run.train(config, str(tmp_path / "offline"))
+    rows = read_rows(str(tmp_path / "offline" / "metrics.jsonl"))
+    train = [row for row in rows if row["kind"] == "train"]
+    assert len(result.evaluations) == 2 and sum(row["updates"] for row in train) == 3 + 19
+    assert all("episodes" not in row for row in train)
+    assert train[0]["targets/valid"] < train[-1]["targets/valid"]
+    agent, latest, _ = run.load(str(tmp_path / "offline"), which="latest")
+    assert int(latest.step) == 22
+
+
+@pytest.mark.parametrize("what", ["no file", "other task", "other agent", "seeds"])
+def test_datasets_that_do_not_fit_are_refused(trained, tmp_path, what):
+    path = os.path.join(trained[0], "dataset.npz")
+    config = tiny_config(env=dict(name=MULTI), train=dict(dataset=path))
+    if what == "no file":
+        config["train"]["dataset"] = str(tmp_path / "none.npz")
+    elif what == "other task":
+        config["env"].update(name="toy:point")
+    elif what == "other agent":
+        config["agent"] = "dreamer"
+    else:
+        config["num_seeds"] = 2
+    says = {
+        "no file": "cannot be read", "other task": "was recorded on", "other agent": "needs config",
+        "seeds": "num_seeds=1",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=says[what]):
+        run.train(config, str(tmp_path / "run"))
