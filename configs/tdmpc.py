@@ -113,6 +113,7 @@ def get_config() -> config_dict.ConfigDict:
     config.reanalyze.batch_size = 128  # transitions a pass
     config.reanalyze.min_step = 1_000  # environment steps before the first pass
     config.reanalyze.stale_exponent = 1.0  # 0: uniform; larger: stale targets first
+    config.reanalyze.current_batch = False  # the learner's batch (BMPC) instead of rows of its own
     config.reanalyze.slices = False  # whole windows (BMPC) instead of independent rows
 
     config.loss = config_dict.ConfigDict()

@@ -25,7 +25,7 @@ def get_config() -> config_dict.ConfigDict:
         std_coef=1.0, evaluation_std_coef=-1.0, discount=1.0,
     )  # fmt: skip
     config.training_planner.update(max_std=1.0, std_coef=0.0, discount=1.0)
-    config.reanalyze.update(interval=10, batch_size=64)
+    config.reanalyze.update(interval=10, batch_size=64, current_batch=True)
     config.loss.update(
         td_rollouts=4, value_reduction="local", num_heads=5, td_std_coef=0.0,
         td_dynamics_reduction="mean", td_all_dynamics=True, final_rho=0.125,

@@ -78,6 +78,8 @@ class TDMPCConfig:
     termination_balance: weight terminations as much as continuations in the termination loss.
     stale_exponent: 0 chooses the rows to reanalyze uniformly, > 0 stale ones first.
     reanalyze_slices: reanalyze whole windows of rows instead of independent ones.
+    reanalyze_current: updates between two in which the learner's own batch is planned for anew
+        before it is learned from (BMPC; 0: never).
     total_updates: of the run, for schedules given as shares of it.
     """
 
@@ -163,6 +165,7 @@ class TDMPCConfig:
     policy_tau: float = 0.01
     reanalyze_batch: int = 256
     reanalyze_slices: bool = False
+    reanalyze_current: int = 0
     stale_exponent: float = 0.0
     total_updates: int = 0
 
@@ -299,6 +302,11 @@ def _check_combinations(c: TDMPCConfig) -> None:
         raise ValueError(
             f"world.num_aux={c.world.num_aux} auxiliary values but {len(c.aux_gammas)} aux_gammas: "
             "make them equal"
+        )
+    if c.reanalyze_current and not c.stores_targets:
+        raise ValueError(
+            f"reanalyze_current={c.reanalyze_current} renews stored targets, of which there are "
+            "none: set training_planner.enabled=True and a loss that reads them"
         )
     if c.uses_expert and not c.stored_targets:
         raise ValueError(

@@ -56,10 +56,12 @@ def build_schedule(config: Config, spec: EnvSpec, num_envs: int) -> Schedule:
         )
     if train["utd_ratio"] < 0:
         raise ValueError(f"train.utd_ratio={train['utd_ratio']}: must not be negative")
+    own_batch = reanalyze.get("current_batch", False)
     return Schedule(
         seed_steps=seed_steps,
         pretrain_updates=train["pretrain_updates"],
         utd_ratio=train["utd_ratio"],
-        reanalyze_interval=reanalyze["interval"] if reanalyze["enabled"] else 0,
+        # A learner that renews its own batch needs no passes of the loop beside that.
+        reanalyze_interval=0 if own_batch or not reanalyze["enabled"] else reanalyze["interval"],
         reanalyze_min_step=reanalyze["min_step"] // spec.action_repeat,
     )

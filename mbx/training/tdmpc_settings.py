@@ -84,6 +84,9 @@ def tdmpc_config(config: Config, spec: EnvSpec) -> tdmpc.TDMPCConfig:
         reanalyze_batch=reanalyze["batch_size"],
         stale_exponent=reanalyze["stale_exponent"],
         reanalyze_slices=reanalyze["slices"],
+        reanalyze_current=reanalyze["interval"]
+        if reanalyze["enabled"] and reanalyze["current_batch"]
+        else 0,
         total_updates=_total_updates(config, spec),
         **loss,
         **config["optimizer"],

@@ -301,6 +301,26 @@ def test_refresh_rewrites_targets_with_todays_model(agent_and_replay):
     )
 
 
+@pytest.mark.parametrize(("step", "due"), [(4, True), (5, False)])
+def test_the_learner_renews_the_targets_of_its_own_batch(agent_and_replay, step, due):
+    _, train, buffer = agent_and_replay
+    agent = tdmpc.make_agent(make_config(reanalyze_current=2, reanalyze_batch=4, horizon=1))
+    train = train.replace(step=jnp.int32(step), params=loud(train.params))
+    learned, new, metrics = jax.jit(agent.update_replay)(train, buffer, jax.random.key(1))
+    assert int(learned.step) == step + 1
+    renewed = np.asarray(new.targets.step == step)
+    old = np.asarray(buffer.targets.step)
+    np.testing.assert_array_equal(np.asarray(new.targets.step)[~renewed], old[~renewed])
+    np.testing.assert_array_equal(
+        np.asarray(new.targets.values)[~renewed], np.asarray(buffer.targets.values)[~renewed]
+    )
+    assert 0 < renewed.sum() <= 4 if due else not renewed.any()
+    assert not renewed[np.asarray(buffer.data["is_last"])].any()
+    # What is learned from is what was written: fresh rows are one update old, the others older.
+    age = float(metrics["targets/age"])
+    assert (age < step + 1) == due and age > 0.0
+
+
 def test_a_sweep_refreshes_every_transition(agent_and_replay):
     agent, train, buffer = agent_and_replay
     train = train.replace(step=jnp.int32(5))
