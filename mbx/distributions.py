@@ -164,12 +164,51 @@ def shift_logits(
       [..., K] logits, the logarithm of the moved mass plus 1e-8.
     """
     logits, bins = _check_logits(logits, bins)
+    lower, weight = _two_hot_position(_moved_bins(logits, bins, shift, scale), bins)
+    return jnp.log(_share(jax.nn.softmax(logits, axis=-1), lower, weight) + 1e-8)
+
+
+def shifted_mean(
+    logits: Array, bins: Array, shift: ArrayLike = 0.0, scale: ArrayLike = 1.0
+) -> Array:
+    """`two_hot_mean(shift_logits(...), bins)` without the moved distribution: [..., K] -> [...].
+
+    Splitting a mass over its two nearest bins keeps its mean, so that only the clipping to the
+    range is left to do.
+    """
+    logits, bins = _check_logits(logits, bins)
+    moved = jnp.clip(_moved_bins(logits, bins, shift, scale), bins[0], bins[-1])
+    return symexp(jnp.sum(jax.nn.softmax(logits, axis=-1) * moved, axis=-1))
+
+
+def _moved_bins(logits: Array, bins: Array, shift: ArrayLike, scale: ArrayLike) -> Array:
+    """Where every bin of every distribution goes, in symlog space: [..., K]."""
     scale = jnp.broadcast_to(_float(scale), logits.shape[:-1])[..., None]
     shift = jnp.broadcast_to(_float(shift), logits.shape[:-1])[..., None]
     symlog_bins = bins.reshape((1,) * (logits.ndim - 1) + bins.shape)
-    moved = symlog(symexp(symlog_bins * scale) + shift)
-    mass = jax.nn.softmax(logits, axis=-1)[..., None] * two_hot_linear(moved, bins)
-    return jnp.log(jnp.sum(mass, axis=-2) + 1e-8)
+    return symlog(symexp(symlog_bins * scale) + shift)
+
+
+@jax.custom_vjp
+def _share(mass: Array, lower: Array, weight: Array) -> Array:
+    """Masses [..., K] moved to the bins `lower` and, by their `weight`, the ones above.
+
+    A scatter of K numbers, where a matrix of two-hot codes would have K^2; its gradient gathers.
+    """
+    flat, index, share = (x.reshape(-1, x.shape[-1]) for x in (mass, lower, weight))
+    row = jnp.arange(flat.shape[0])[:, None]
+    moved = jnp.zeros_like(flat).at[row, index].add(flat * (1.0 - share))
+    return moved.at[row, index + 1].add(flat * share).reshape(mass.shape)
+
+
+def _share_backward(residuals: tuple[Array, ...], grad: Array) -> tuple[Array, None, Array]:
+    mass, lower, weight = residuals
+    here = jnp.take_along_axis(grad, lower, axis=-1)
+    above = jnp.take_along_axis(grad, lower + 1, axis=-1)
+    return (1.0 - weight) * here + weight * above, None, mass * (above - here)
+
+
+_share.defvjp(lambda m, i, w: (_share(m, i, w), (m, i, w)), _share_backward)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -141,11 +141,13 @@ class WorldModel(NamedTuple):
     step(params, z `[H, ..., L]`, action `[..., A]` or `[H, ..., A]`) -> next z `[H, ..., L]`, head
         h from row h.
     reward(params, z `[H, ..., L]`, action) -> reward logits `[R, H, ..., K]`, all heads on all rows
-        (give z a leading axis of 1 for a state that no head has stepped yet).
+        (give z a leading axis of 1 for a state that no head has stepped yet). reward_mean: what
+        they decode to, `[R, H, ...]`, cheaper than decoding where heads have priors.
     termination(params, z `[..., L]`) -> logit `[...]`.
     policy(params, z) -> (mean, log_std) `[..., A]`, before any squashing.
     value(value_params, z, action or None, dropout_key=None) -> value logits `[V', ..., K]` of the
         stacked heads given: all, a chosen few (`networks.take_heads`) or the target network.
+        value_mean, without dropout: what they decode to, `[V', ...]`.
     aux_value(aux_params, z, action or None) -> auxiliary value logits `[G, ..., K]`.
     act(mean, log_std, eps) -> action `[..., A]` in [-1, 1], the policy's parameterisation.
     action_mask(z) -> `[..., A]`, 0 for actions that the latent's task does not have; None for one
@@ -161,9 +163,11 @@ class WorldModel(NamedTuple):
     spread: Callable[[Array], Array]
     step: Callable[[Params, Array, Array], Array]
     reward: Callable[[Params, Array, Array], Array]
+    reward_mean: Callable[[Params, Array, Array], Array]
     termination: Callable[[Params, Array], Array]
     policy: Callable[[Params, Array], tuple[Array, Array]]
     value: Callable[..., Array]
+    value_mean: Callable[..., Array]
     aux_value: Callable[..., Array]
     act: Callable[[Array, Array, Array], Array]
     action_mask: Callable[[Array], Array | None]
@@ -181,6 +185,14 @@ def _modules(config: WorldModelConfig) -> dict[str, Any]:
             scale=c.prior_scale, prior_div=c.prior_div,
         )  # fmt: skip
         distributional = functools.partial(head, prior_features=1, combine=_shift(c))
+    reward = distributional(features=c.num_bins, zero_last=True)
+    value = distributional(features=c.num_bins, zero_last=True, dropout=c.dropout)
+    means = {}
+    if c.prior_scale:
+        joined = _shifted_mean(c)
+        means = dict(
+            reward_mean=reward.clone(combine=joined), value_mean=value.clone(combine=joined)
+        )
     if c.pixels:
         encoder: Any = networks.ConvEncoder(c.num_channels, c.simnorm_dim)
     else:
@@ -189,22 +201,27 @@ def _modules(config: WorldModelConfig) -> dict[str, Any]:
     return dict(
         encoder=encoder,
         dynamics=head(features=c.latent, out_activation=norm),
-        reward=distributional(features=c.num_bins, zero_last=True),
+        reward=reward,
         policy=mlp(features=2 * c.action_dim),
         termination=mlp(features=1),
-        value=distributional(features=c.num_bins, zero_last=True, dropout=c.dropout),
+        value=value,
         aux_value=mlp(features=c.num_bins * (c.num_aux if c.aux_joint else 1), zero_last=True),
+        **means,
     )
+
+
+def _bins(config: WorldModelConfig) -> Array:
+    return jnp.linspace(config.bin_min, config.bin_max, config.num_bins)
 
 
 def _shift(config: WorldModelConfig) -> Callable[[Array, Array], Array]:
     """A prior `[..., 1]` moves a predicted distribution by that much in real space."""
+    return lambda logits, prior: dist.shift_logits(logits, _bins(config), prior[..., 0])
 
-    def shift(logits: Array, prior: Array) -> Array:
-        bins = jnp.linspace(config.bin_min, config.bin_max, config.num_bins)
-        return dist.shift_logits(logits, bins, prior[..., 0])
 
-    return shift
+def _shifted_mean(config: WorldModelConfig) -> Callable[[Array, Array], Array]:
+    """The mean of the distribution so moved, `[...]`."""
+    return lambda logits, prior: dist.shifted_mean(logits, _bins(config), prior[..., 0])
 
 
 def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Params:
@@ -319,23 +336,40 @@ def make_world_model(config: WorldModelConfig) -> WorldModel:
             logits = jnp.moveaxis(logits, -2, 0)
         return logits
 
-    bins = functools.partial(jnp.linspace, config.bin_min, config.bin_max, config.num_bins)
+    def decode(logits: Array) -> Array:
+        return dist.two_hot_mean(logits, _bins(config))
+
+    def reward_mean(params: Params, z: Array, action: Array) -> Array:
+        if "reward_mean" not in modules:
+            return decode(reward(params, z, action))
+        action = enter.action(with_heads(action, z), z)
+        return networks.apply_ensemble(modules["reward_mean"], params["reward"], enter.z(z), action)
+
+    def value_mean(value_params: Params, z: Array, action: Array | None = None) -> Array:
+        if "value_mean" not in modules:
+            return decode(value(value_params, z, action))
+        return networks.apply_ensemble(
+            modules["value_mean"], value_params, *critic_inputs(z, action)
+        )
+
     return WorldModel(
         config=config,
-        bins=bins,
+        bins=functools.partial(_bins, config),
         init=functools.partial(_init, config, modules),
         project=_project,
         encode=enter.encode,
         spread=lambda z: jnp.broadcast_to(z, (config.num_dynamics, *z.shape)),
         step=step,
         reward=reward,
+        reward_mean=reward_mean,
         termination=lambda params, z: apply("termination", params, z)[..., 0],
         policy=policy,
         value=value,
+        value_mean=value_mean,
         aux_value=aux_value,
         act=functools.partial(_act, config.policy),
         action_mask=enter.mask,
-        decode=lambda logits: dist.two_hot_mean(logits, bins()),
+        decode=decode,
     )
 
 

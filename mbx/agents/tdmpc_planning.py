@@ -84,7 +84,7 @@ def head_values(
 ) -> Array:
     """Decoded values of `heads` (None: all): `z [..., L] -> [V', ...]`."""
     used = value_params if heads is None else networks.take_heads(value_params, heads)
-    return model.decode(model.value(used, z, action))
+    return model.value_mean(used, z, action)
 
 
 def mean_value(
@@ -119,7 +119,7 @@ def trajectory_value(
     for t in range(steps):
         action = actions[:, :, t]
         # Before the first step all heads are in the same state: one look at its reward is enough.
-        rewards.append(model.decode(model.reward(params, state if t else state[:1], action)))
+        rewards.append(model.reward_mean(params, state if t else state[:1], action))
         state = model.step(params, state, action)
         alive = alive_factor(model, params, state, termination)
         factor = factors[-1] * discount

@@ -71,7 +71,7 @@ def policy_value(
         q = planning.head_values(model, params["value"], z, action, heads)
         mean = jnp.mean(q, axis=0)
         return mean + std_coef * returns.ensemble_std(q) if std_coef else mean
-    reward = model.decode(model.reward(params, z[None], action))
+    reward = model.reward_mean(params, z[None], action)
     z_next = model.step(params, model.spread(z), action)
     alive = planning.alive_factor(model, params, z_next, config.termination)
     discount = planning.discount_of(model, config.discount, z[None])

@@ -222,7 +222,7 @@ def v_targets(
         if t:
             mean, log_std = model.policy({**params, "policy": policy}, state)
             actions = model.act(mean, log_std, draws.rollout_eps[t][None])
-        reward = model.decode(model.reward(params, state if t else root, actions))
+        reward = model.reward_mean(params, state if t else root, actions)
         total = total + factor * alive[None] * reward
         state = model.step(params, state, actions)
         now = planning.alive_factor(model, params, state, config.termination)
@@ -326,7 +326,7 @@ def aux_targets(
         reward = batch.reward
     else:
         action = model.act(*model.policy(params, z), draws.target_eps)
-        reward = jnp.mean(model.decode(model.reward(params, z[None], action)), axis=(0, 1))
+        reward = jnp.mean(model.reward_mean(params, z[None], action), axis=(0, 1))
         stepped = model.step(params, model.spread(z), action)[0]
         value = model.decode(model.aux_value(target_aux, stepped))
         alive = planning.alive_factor(model, params, stepped, config.termination)
