@@ -24,7 +24,20 @@ from mbx.training.metrics import atomic_write, read_rows
 
 Overrides = tuple[str, ...]
 
-# Sweep -> variant -> flags on top of the configuration (document 000, «Ablation Studies»).
+_TWO_HEADS = ("--config.model.num_dynamics=2", "--config.model.num_rewards=2")
+
+
+def _optimism(coef: float) -> Overrides:
+    """The same coefficient of the ensembles' std wherever there is one."""
+    fields = (
+        "planner.std_coef", "planner.evaluation_std_coef", "training_planner.std_coef",
+        "loss.td_std_coef",
+    )  # fmt: skip
+    return tuple(f"--config.{field}={coef}" for field in fields)
+
+
+# Sweep -> variant -> flags on top of the configuration. Document 000, «Ablation Studies»; "options":
+# what document 001 adds, one at a time.
 SWEEPS: dict[str, dict[str, Overrides]] = {
     "rounds": {f"rounds={n}": (f"--config.training_planner.iterations={n}",) for n in (1, 3, 6)},
     "samples": {
@@ -45,6 +58,17 @@ SWEEPS: dict[str, dict[str, Overrides]] = {
         "stored": (),
         "legacy": ("--config.training_planner.enabled=False",),
     },
+    "options": {
+        "default": (),
+        "heads=2": _TWO_HEADS,
+        "heads=2 std=-1": (*_TWO_HEADS, *_optimism(-1.0)),
+        "heads=2 std=+1": (*_TWO_HEADS, *_optimism(1.0)),
+        "policy=svg": ("--config.loss.policy_loss=svg",),
+        "policy=kl": ("--config.loss.policy_loss=kl",),
+        "value=td": ("--config.loss.value_target=td",),
+        "value=lambda": ("--config.loss.value_target=lambda",),
+    },
+    "termination": {how: (f"--config.loss.termination={how}",) for how in ("hard", "soft")},
 }
 
 CONFIG = flags.DEFINE_string("config", "configs/tdmpc.py", "Configuration file.")
