@@ -36,8 +36,8 @@ def _optimism(coef: float) -> Overrides:
     return tuple(f"--config.{field}={coef}" for field in fields)
 
 
-# Sweep -> variant -> flags on top of the configuration. Document 000, «Ablation Studies»; "options":
-# what document 001 adds, one at a time.
+# Sweep -> variant -> flags on top of the configuration: document 000, «Ablation Studies»; "options"
+# are what document 001 adds, one at a time.
 SWEEPS: dict[str, dict[str, Overrides]] = {
     "rounds": {f"rounds={n}": (f"--config.training_planner.iterations={n}",) for n in (1, 3, 6)},
     "samples": {

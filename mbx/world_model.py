@@ -306,51 +306,10 @@ def make_world_model(config: WorldModelConfig) -> WorldModel:
         new = networks.apply_heads(modules["dynamics"], params["dynamics"], enter.z(z), action)
         return enter.after(new, z)
 
-    def reward(params: Params, z: Array, action: Array) -> Array:
-        action = enter.action(with_heads(action, z), z)
-        return networks.apply_ensemble(modules["reward"], params["reward"], enter.z(z), action)
-
     def policy(params: Params, z: Array) -> tuple[Array, Array]:
         mean, raw = jnp.split(apply("policy", params, z), 2, axis=-1)
         log_std = dist.bounded_log_std(raw, config.log_std_min, config.log_std_max)
         return enter.action(mean, z), enter.action(log_std, z)
-
-    def critic_inputs(z: Array, action: Array | None) -> tuple[Array, ...]:
-        return (enter.z(z), enter.action(action, z)) if config.critic == "q" else (enter.z(z),)
-
-    def value(
-        value_params: Params,
-        z: Array,
-        action: Array | None = None,
-        dropout_key: Array | None = None,
-    ) -> Array:
-        return networks.apply_ensemble(
-            modules["value"], value_params, *critic_inputs(z, action), dropout_key=dropout_key
-        )
-
-    def aux_value(aux_params: Params, z: Array, action: Array | None = None) -> Array:
-        inputs = critic_inputs(z, action)
-        logits = networks.apply_ensemble(modules["aux_value"], aux_params, *inputs)
-        if config.aux_joint:
-            logits = logits.reshape(*logits.shape[1:-1], config.num_aux, config.num_bins)
-            logits = jnp.moveaxis(logits, -2, 0)
-        return logits
-
-    def decode(logits: Array) -> Array:
-        return dist.two_hot_mean(logits, _bins(config))
-
-    def reward_mean(params: Params, z: Array, action: Array) -> Array:
-        if "reward_mean" not in modules:
-            return decode(reward(params, z, action))
-        action = enter.action(with_heads(action, z), z)
-        return networks.apply_ensemble(modules["reward_mean"], params["reward"], enter.z(z), action)
-
-    def value_mean(value_params: Params, z: Array, action: Array | None = None) -> Array:
-        if "value_mean" not in modules:
-            return decode(value(value_params, z, action))
-        return networks.apply_ensemble(
-            modules["value_mean"], value_params, *critic_inputs(z, action)
-        )
 
     return WorldModel(
         config=config,
@@ -360,16 +319,54 @@ def make_world_model(config: WorldModelConfig) -> WorldModel:
         encode=enter.encode,
         spread=lambda z: jnp.broadcast_to(z, (config.num_dynamics, *z.shape)),
         step=step,
-        reward=reward,
-        reward_mean=reward_mean,
         termination=lambda params, z: apply("termination", params, z)[..., 0],
         policy=policy,
-        value=value,
-        value_mean=value_mean,
-        aux_value=aux_value,
         act=functools.partial(_act, config.policy),
         action_mask=enter.mask,
-        decode=decode,
+        decode=lambda logits: dist.two_hot_mean(logits, _bins(config)),
+        **_heads(config, modules, enter),
+    )
+
+
+def _heads(
+    config: WorldModelConfig, modules: dict[str, Any], enter: _Entrance
+) -> dict[str, Callable[..., Array]]:
+    """The functions of `WorldModel` that predict distributions, and their means."""
+    all_heads = networks.apply_ensemble
+
+    def pair(z: Array, action: Array) -> tuple[Array, Array]:
+        return enter.z(z), enter.action(with_heads(action, z), z)
+
+    def critic(z: Array, action: Array | None) -> tuple[Array, ...]:
+        return pair(z, action) if config.critic == "q" else (enter.z(z),)
+
+    def mean(name: str, params: Params, *inputs: Array) -> Array:
+        if f"{name}_mean" in modules:
+            return all_heads(modules[f"{name}_mean"], params, *inputs)
+        return dist.two_hot_mean(all_heads(modules[name], params, *inputs), _bins(config))
+
+    def value(
+        value_params: Params,
+        z: Array,
+        action: Array | None = None,
+        dropout_key: Array | None = None,
+    ) -> Array:
+        inputs = critic(z, action)
+        return all_heads(modules["value"], value_params, *inputs, dropout_key=dropout_key)
+
+    def aux_value(aux_params: Params, z: Array, action: Array | None = None) -> Array:
+        logits = all_heads(modules["aux_value"], aux_params, *critic(z, action))
+        if config.aux_joint:
+            logits = logits.reshape(*logits.shape[1:-1], config.num_aux, config.num_bins)
+            logits = jnp.moveaxis(logits, -2, 0)
+        return logits
+
+    return dict(
+        reward=lambda params, z, a: all_heads(modules["reward"], params["reward"], *pair(z, a)),
+        reward_mean=lambda params, z, a: mean("reward", params["reward"], *pair(z, a)),
+        value=value,
+        value_mean=lambda params, z, a=None: mean("value", params, *critic(z, a)),
+        aux_value=aux_value,
     )
 
 

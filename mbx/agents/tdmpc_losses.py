@@ -142,6 +142,47 @@ def total_loss(losses: dict[str, Array], config: TDMPCConfig, value_due: Array |
     return sum(terms[1:], terms[0])
 
 
+def reward_logits(model: WorldModel, params: Params, zs: Array, actions: Array) -> Array:
+    """Of all heads along a window, in one product: `[T, H, B, L]`, `[T, B, A]` ->
+    `[R, T, H, B, K]`."""
+    steps, heads, size = zs.shape[:3]
+
+    def together(x: Array) -> Array:
+        return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1, x.shape[3])
+
+    logits = model.reward(params, together(zs), together(actions[:, None]))
+    return jnp.swapaxes(logits.reshape(-1, heads, steps, size, logits.shape[-1]), 1, 2)
+
+
+def value_losses(
+    params: Params,
+    model: WorldModel,
+    zs: Array,
+    batch: Batch,
+    target: ValueTarget,
+    aux_targets: Array | None,
+    draws: Draws,
+    config: TDMPCConfig,
+) -> dict[str, Array]:
+    """Of the value heads and the auxiliary ones, on the latents `[T, H, B, L]` that feed them."""
+    bins, rho = model.bins(), config.time_weight
+    strategy, heads = config.head_strategy, zs.shape[1]
+    action = feed_copies(batch.action, strategy, heads)
+    inputs = (feed_heads(zs, strategy), action if model.config.critic == "q" else None)
+    copies = ValueTarget(
+        feed_copies(target.samples, strategy, heads, axis=2),
+        *feed_copies((target.weights, target.mask), strategy, heads),
+    )
+    logits = model.value(params["value"], *inputs, draws.dropout)
+    losses = {"value": value_loss(logits, copies, bins, rho)}
+    if aux_targets is not None:
+        logits = model.aux_value(params["aux_value"], *inputs)
+        wanted = feed_copies(aux_targets, strategy, heads, axis=2)
+        cross_entropy = jnp.mean(dist.two_hot_cross_entropy(logits, wanted, bins), axis=0)
+        losses["aux_value"] = time_weighted(cross_entropy, copies.mask, rho)
+    return losses
+
+
 def model_loss(
     params: Params,
     model: WorldModel,
@@ -160,7 +201,6 @@ def model_loss(
     encoded: latents of the next states `[T, B, L]`, without gradient (they are encoded again here
     where the encoder learns from consistency). aux_targets `[G, T, B]`.
     """
-    bins, rho = model.bins(), config.time_weight
     zs = rollout(model, params, model.encode(params, batch.obs[0]), batch.action)
     if config.encoder_consistency_coef:
         encoded = model.encode(params, batch.obs[1:])
@@ -168,33 +208,10 @@ def model_loss(
     losses = consistency_losses(
         zs[1:, ..., latents], encoded[..., latents], batch, config, progress
     )
-
-    def in_time(function: Any, *inputs: Array) -> Array:
-        """A head's function of `[H, T B, ...]`, from and to time-major."""
-        flat = [jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1, x.shape[3]) for x in inputs]
-        return function(*flat)
-
-    steps, heads, size = zs[:-1].shape[:3]
-    actions = batch.action[:, None]
-    logits = in_time(lambda z, a: model.reward(params, z, a), zs[:-1], actions)
-    logits = jnp.swapaxes(logits.reshape(-1, heads, steps, size, logits.shape[-1]), 1, 2)
-    losses["reward"] = time_weighted(reward_loss(logits, batch.reward, bins), batch.mask, rho)
-
-    strategy = config.head_strategy
-    feed = feed_heads(zs[:-1], strategy)
-    action = feed_copies(batch.action, strategy, heads)
-    inputs = (feed, action if model.config.critic == "q" else None)
-    copies = ValueTarget(
-        feed_copies(target.samples, strategy, heads, axis=2),
-        *feed_copies((target.weights, target.mask), strategy, heads),
-    )
-    logits = model.value(params["value"], *inputs, draws.dropout)
-    losses["value"] = value_loss(logits, copies, bins, rho)
-    if aux_targets is not None:
-        logits = model.aux_value(params["aux_value"], *inputs)
-        wanted = feed_copies(aux_targets, strategy, heads, axis=2)
-        cross_entropy = jnp.mean(dist.two_hot_cross_entropy(logits, wanted, bins), axis=0)
-        losses["aux_value"] = time_weighted(cross_entropy, copies.mask, rho)
+    logits = reward_logits(model, params, zs[:-1], batch.action)
+    reward = reward_loss(logits, batch.reward, model.bins())
+    losses["reward"] = time_weighted(reward, batch.mask, config.time_weight)
+    losses |= value_losses(params, model, zs[:-1], batch, target, aux_targets, draws, config)
     if model.config.episodic:
         logit = model.termination(params, zs[1:])
         losses["termination"] = termination_loss(

@@ -146,6 +146,37 @@ def episodic(
         obs = jnp.copy(obs)
         return EpisodeState(state, jnp.zeros(num_envs, jnp.int32), jnp.zeros(num_envs)), obs
 
+    advance = _advance(raw, action_repeat, length, last)
+
+    def step(state: EpisodeState, action: Array, key: Array) -> tuple[EpisodeState, Timestep]:
+        step_key, reset_key = jax.random.split(key)
+        keys = jax.random.split(step_key, num_envs)
+        new, final_obs, reward, terminated = advance(keys, state, jnp.clip(action, -1.0, 1.0))
+        count = state.length + 1
+        total = state.episode_return + reward
+        truncated = (count >= length) & ~terminated
+        done = terminated | truncated
+
+        def renew(_: None) -> tuple[Any, Array]:
+            fresh, first = reset(reset_key)
+            return _where_each(done, (fresh.raw, first), (new, final_obs))
+
+        after, obs = jax.lax.cond(jnp.any(done), renew, lambda _: (new, final_obs), None)
+        timestep = Timestep(obs, final_obs, reward, terminated, truncated, total, count)
+        next_state = EpisodeState(after, jnp.where(done, 0, count), jnp.where(done, 0.0, total))
+        return next_state, timestep
+
+    return JaxEnvironment(spec, num_envs, reset, step)
+
+
+def _advance(
+    raw: RawEnvironment, action_repeat: int, length: int, last: int
+) -> Callable[[Array, EpisodeState, Array], tuple]:
+    """One agent step of all environments: (raw state, obs, reward, terminated), `[E, ...]` each.
+
+    length: agent steps of an episode, the last of which has `last` environment steps.
+    """
+
     def single(key: Array, state: Any, action: Array) -> tuple[Any, Array, Array, Array]:
         state, obs, reward, terminated = raw.step(key, state, action)
         return state, obs, jnp.asarray(reward, jnp.float32), jnp.asarray(terminated, bool)
@@ -172,25 +203,7 @@ def episodic(
         steps = jnp.where(state.length == length - 1, last, action_repeat)
         return jax.vmap(repeated)(keys, state.raw, action, steps)
 
-    def step(state: EpisodeState, action: Array, key: Array) -> tuple[EpisodeState, Timestep]:
-        step_key, reset_key = jax.random.split(key)
-        keys = jax.random.split(step_key, num_envs)
-        new, final_obs, reward, terminated = advance(keys, state, jnp.clip(action, -1.0, 1.0))
-        count = state.length + 1
-        total = state.episode_return + reward
-        truncated = (count >= length) & ~terminated
-        done = terminated | truncated
-
-        def renew(_: None) -> tuple[Any, Array]:
-            fresh, first = reset(reset_key)
-            return _where_each(done, (fresh.raw, first), (new, final_obs))
-
-        after, obs = jax.lax.cond(jnp.any(done), renew, lambda _: (new, final_obs), None)
-        timestep = Timestep(obs, final_obs, reward, terminated, truncated, total, count)
-        next_state = EpisodeState(after, jnp.where(done, 0, count), jnp.where(done, 0.0, total))
-        return next_state, timestep
-
-    return JaxEnvironment(spec, num_envs, reset, step)
+    return advance
 
 
 def random_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:

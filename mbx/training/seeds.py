@@ -73,14 +73,8 @@ def open_seeds(
     return opened
 
 
-def train(config: Config, workdir: str) -> run.Result:
-    """`run.train` for `config["num_seeds"]` seeds, counted from `config["seed"]`.
-
-    Raises ValueError for host environments, and what `run.train` raises.
-    """
-    started = time.time()
-    run.enable_compilation_cache()
-    workdir = os.path.abspath(workdir)
+def prepare(config: Config) -> run.Job:
+    """`run.prepare` for all seeds in one program. Raises ValueError for host environments."""
     num = config["num_seeds"]
     environment = run.make_environment(config, config["env"]["num_envs"], seed=config["seed"])
     if not isinstance(environment, JaxEnvironment):
@@ -91,10 +85,6 @@ def train(config: Config, workdir: str) -> run.Result:
     agent = build.build_agent(config, environment.spec)
     schedule = build.build_schedule(config, environment.spec, environment.num_envs)
     plan = run.make_plan(config, environment.num_envs, environment.spec.action_repeat)
-    run.check_workdir(config, os.path.join(workdir, f"seed-{config['seed']}"))
-
-    keys = jnp.stack([jax.random.key(config["seed"] + i) for i in range(num)])
-    state = fresh_state(agent, environment, config, keys)
     interval = loop.make_interval(
         agent, environment, schedule, capacity=run.replay_rows(config, environment.num_envs),
         length=plan.length, seeds=True,
@@ -103,8 +93,21 @@ def train(config: Config, workdir: str) -> run.Result:
         config, config["eval"]["episodes"], seed=config["seed"] + 1
     )
     evaluate = evaluation.make_evaluate_seeds(agent.act, agent.init_actor, eval_environment)
+    return run.Job(environment, agent, plan, interval, evaluate)
 
-    evaluations: list[tuple[int, float]] = []
+
+def train(config: Config, workdir: str) -> run.Result:
+    """`run.train` for `config["num_seeds"]` seeds, counted from `config["seed"]`.
+
+    Raises ValueError for host environments, and what `run.train` raises.
+    """
+    started = time.time()
+    run.enable_compilation_cache()
+    workdir = os.path.abspath(workdir)
+    job = prepare(config)
+    run.check_workdir(config, os.path.join(workdir, f"seed-{config['seed']}"))
+    keys = jnp.stack([jax.random.key(config["seed"] + i) for i in range(config["num_seeds"])])
+    state = fresh_state(job.agent, job.environment, config, keys)
     with contextlib.ExitStack() as stack:
         checkpointer = Checkpointer(workdir, keep=config["checkpoint"]["keep"])
         stack.callback(checkpointer.close)
@@ -112,18 +115,38 @@ def train(config: Config, workdir: str) -> run.Result:
         if config["resume"] and checkpointer.latest_step() is not None:
             state, meta = checkpointer.restore(state)
             done = meta["interval"]
-        resumed = done * plan.steps_per_interval if done else None
-        total = plan.intervals * plan.steps_per_interval
+        resumed = done * job.plan.steps_per_interval if done else None
+        total = job.plan.intervals * job.plan.steps_per_interval
         seeds = open_seeds(stack, config, workdir, resumed, total)
-        interrupt = stack.enter_context(run.Interrupt())
+        state, evaluations = _run(config, job, state, done, keys, checkpointer, seeds, started)
+    if evaluations:
+        plot_runs([seed.workdir for seed in seeds], os.path.join(workdir, "curve.png"))
+    steps = int(state.steps) * job.environment.spec.action_repeat
+    return run.Result(workdir, steps, evaluations, time.time() - started)
+
+
+def _run(
+    config: Config,
+    job: run.Job,
+    state: loop.LoopState,
+    done: int,
+    keys: jax.Array,
+    checkpointer: Checkpointer,
+    seeds: list[Seed],
+    started: float,
+) -> tuple[loop.LoopState, list[tuple[int, float]]]:
+    """All intervals from number `done` on; evaluations are means over the seeds."""
+    plan, repeat = job.plan, job.environment.spec.action_repeat
+    evaluations: list[tuple[int, float]] = []
+    with run.Interrupt() as interrupt:
         for i in range(done, plan.intervals):
             began = time.time()
-            state, sums = interval(state)
+            state, sums = job.interval(state)
             sums = jax.device_get(sums)
             steps = (i + 1) * plan.steps_per_interval
             speed = dict(
                 steps_per_second=plan.steps_per_interval / (time.time() - began),
-                agent_steps=steps // environment.spec.action_repeat, seconds=time.time() - started,
+                agent_steps=steps // repeat, seconds=time.time() - started,
             )  # fmt: skip
             for index, seed in enumerate(seeds):
                 metrics = seed_metrics(sums, index) | speed
@@ -132,7 +155,7 @@ def train(config: Config, workdir: str) -> run.Result:
             final = i + 1 == plan.intervals
             if final or (i + 1) % plan.eval_every == 0:
                 folded = [run.evaluation_key(key, i) for key in keys]
-                results = evaluate(state.train, jnp.stack(folded))
+                results = job.evaluate(state.train, jnp.stack(folded))
                 record(seeds, state, results, steps, time.time() - started)
                 means = [result.summary()["return_mean"] for result in results]
                 evaluations.append((steps, float(np.mean(means))))
@@ -141,10 +164,7 @@ def train(config: Config, workdir: str) -> run.Result:
                 checkpointer.save(steps, state, {"interval": i + 1, "host": None})
             if stop:
                 break
-    if evaluations:
-        plot_runs([seed.workdir for seed in seeds], os.path.join(workdir, "curve.png"))
-    steps = int(state.steps) * environment.spec.action_repeat
-    return run.Result(workdir, steps, evaluations, time.time() - started)
+    return state, evaluations
 
 
 def record(

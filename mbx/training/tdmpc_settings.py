@@ -11,7 +11,7 @@ from mbx.agents import tdmpc
 from mbx.envs.base import EnvSpec
 from mbx.tasks import TaskSet
 from mbx.training.settings import section
-from mbx.world_model import sized
+from mbx.world_model import WorldModelConfig, sized
 
 Config = Mapping[str, Any]
 
@@ -29,11 +29,27 @@ def tdmpc_config(config: Config, spec: EnvSpec) -> tdmpc.TDMPCConfig:
             f"env.name={spec.name!r} has discrete actions: agent 'tdmpc' needs continuous ones, "
             "for example gymnax:Pendulum-v1"
         )
-    model, planner = config["model"], dict(config["planner"])
-    training, reanalyze, loss = (
-        dict(config["training_planner"]), config["reanalyze"], dict(config["loss"]),
-    )  # fmt: skip
-    world = sized(
+    _check_capacity(config)
+    loss, stored = dict(config["loss"]), config["replay"]
+    discount = _discount(loss.pop("discount"), spec)
+    loss["aux_gammas"] = tuple(loss["aux_gammas"])
+    return tdmpc.TDMPCConfig(
+        world=_world(config, spec),
+        discount=discount,
+        keep_targets=stored["keep_targets"] or None,
+        target_actions_dtype=stored["actions_dtype"],
+        target_values_dtype=stored["values_dtype"],
+        total_updates=_total_updates(config, spec),
+        **_planners(config),
+        **_reanalyze(config["reanalyze"]),
+        **loss,
+        **config["optimizer"],
+    )
+
+
+def _world(config: Config, spec: EnvSpec) -> WorldModelConfig:
+    model = config["model"]
+    return sized(
         model["size"],
         obs_shape=tuple(spec.obs_shape),
         action_dim=spec.action_dim,
@@ -47,50 +63,50 @@ def tdmpc_config(config: Config, spec: EnvSpec) -> tdmpc.TDMPCConfig:
             "dropout", "dtype", "num_dynamics", "num_rewards", "prior_scale", "prior_div",
         )},
     )  # fmt: skip
+
+
+def _planners(config: Config) -> dict[str, Any]:
+    """Settings of the acting and the training planner: search, scoring, and what is the agent's."""
+    planner, training = dict(config["planner"]), dict(config["training_planner"])
     own = {name: planner.pop(name) for name in (
-        "horizon", "num_proposals", "proposal_noise", "evaluation_selection", "prior_start",
-        "prior_updates",
+        "num_proposals", "proposal_noise", "evaluation_selection", "prior_start", "prior_updates",
     )}  # fmt: skip
     scoring = tdmpc.Scoring(**{name: planner.pop(name) for name in _SCORING})
-    careful = dataclasses.replace(scoring, std_coef=planner.pop("evaluation_std_coef"))
-    imagined = tdmpc.Scoring(**{name: training.pop(name) for name in _SCORING})
-    stored, target_horizon = training.pop("enabled"), training.pop("horizon")
-    batch = loss["batch_size"]
-    capacity = config["replay"]["capacity"]
+    return dict(
+        scoring=scoring,
+        evaluation_scoring=dataclasses.replace(
+            scoring, std_coef=planner.pop("evaluation_std_coef")
+        ),
+        target_scoring=tdmpc.Scoring(**{name: training.pop(name) for name in _SCORING}),
+        planner_horizon=planner.pop("horizon"),
+        target_horizon=training.pop("horizon"),
+        stored_targets=training.pop("enabled"),
+        planner=section("planner", mppi.MPPIConfig, planner),
+        training_planner=section("training_planner", mppi.MPPIConfig, training),
+        **own,
+    )
+
+
+def _reanalyze(reanalyze: Config) -> dict[str, Any]:
+    current = reanalyze["enabled"] and reanalyze["current_batch"]
+    return dict(
+        reanalyze_batch=reanalyze["batch_size"],
+        stale_exponent=reanalyze["stale_exponent"],
+        reanalyze_slices=reanalyze["slices"],
+        reanalyze_current=reanalyze["interval"] if current else 0,
+    )
+
+
+def _check_capacity(config: Config) -> None:
+    capacity, reanalyze = config["replay"]["capacity"], config["reanalyze"]
     if reanalyze["enabled"] and reanalyze["batch_size"] > capacity:
         raise ValueError(
             f"reanalyze.batch_size={reanalyze['batch_size']} exceeds replay.capacity={capacity}: "
             "lower the one or raise the other"
         )
+    batch = config["loss"]["batch_size"]
     if batch > capacity:
         raise ValueError(f"loss.batch_size={batch} exceeds replay.capacity={capacity}: lower it")
-    loss["aux_gammas"] = tuple(loss["aux_gammas"])
-    discount = _discount(loss.pop("discount"), spec)
-    return tdmpc.TDMPCConfig(
-        world=world,
-        discount=discount,
-        planner=section("planner", mppi.MPPIConfig, planner),
-        training_planner=section("training_planner", mppi.MPPIConfig, training),
-        scoring=scoring,
-        evaluation_scoring=careful,
-        target_scoring=imagined,
-        planner_horizon=own.pop("horizon"),
-        target_horizon=target_horizon,
-        **own,
-        stored_targets=stored,
-        keep_targets=config["replay"]["keep_targets"] or None,
-        target_actions_dtype=config["replay"]["actions_dtype"],
-        target_values_dtype=config["replay"]["values_dtype"],
-        reanalyze_batch=reanalyze["batch_size"],
-        stale_exponent=reanalyze["stale_exponent"],
-        reanalyze_slices=reanalyze["slices"],
-        reanalyze_current=reanalyze["interval"]
-        if reanalyze["enabled"] and reanalyze["current_batch"]
-        else 0,
-        total_updates=_total_updates(config, spec),
-        **loss,
-        **config["optimizer"],
-    )
 
 
 def _task_set(spec: EnvSpec, embedding_dim: int) -> TaskSet | None:
