@@ -31,7 +31,7 @@ def default_workdir(config: dict) -> str:
 
 
 def main(_: list[str]) -> None:
-    from mbx.training import run
+    from mbx.training import run, seeds
 
     logging.set_verbosity(logging.WARNING)
     config = CONFIG.value.to_dict()
@@ -39,6 +39,8 @@ def main(_: list[str]) -> None:
         sys.exit(
             "error: --config.resume=True needs --workdir, the directory of the run to continue"
         )
+    if config.get("num_seeds", 1) > 1:
+        seeds.use_all_cores(config["num_seeds"])
     try:
         result = run.train(config, WORKDIR.value or default_workdir(config))
     except (ValueError, FloatingPointError, FileNotFoundError) as error:

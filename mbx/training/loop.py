@@ -60,7 +60,7 @@ class LoopState:
     is_first `[E]`: the row that is being acted on. key: the run's base key; a step's keys are
     folded from it and `steps`. steps: agent steps so far. credit: updates owed, in units of
     1/denominator. updates: learner updates made. The last three are the same for all seeds of a
-    program (`make_interval`); everything else then leads with `[S]`.
+    program (`make_seeds_interval`); everything else then leads with `[S]`.
     """
 
     train: Any
@@ -164,7 +164,7 @@ def make_learn(agent: Agent) -> Callable:
 
 
 def make_reanalyze(
-    agent: Agent, schedule: Schedule, capacity: int, seeds_axis: str | None
+    agent: Agent, schedule: Schedule, capacity: int, seeds_axis: tuple[str, ...] | None
 ) -> Callable:
     """`reanalyze(state, key, before, starting) -> (state, metrics)`: the passes that are due.
 
@@ -234,12 +234,12 @@ def store(
 
 
 def make_advance(
-    agent: Agent, schedule: Schedule, capacity: int, seeds_axis: str | None = None
+    agent: Agent, schedule: Schedule, capacity: int, seeds_axis: tuple[str, ...] | None = None
 ) -> Callable:
     """`advance(state, before, key) -> (state, metrics)`: what is due since the steps `before`.
 
     Makes updates and reanalyze passes. Metrics are sums: `updates`, `update/...`, `refresh/...`.
-    seeds_axis: the name of a vmapped axis of seeds, see `make_interval`.
+    seeds_axis: names of the axes that seeds lie along, see `make_seeds_interval`.
     """
     ratio = schedule.ratio
     learn = make_learn(agent)
@@ -267,7 +267,7 @@ def make_advance(
 
 
 def make_absorb(
-    agent: Agent, schedule: Schedule, capacity: int, seeds_axis: str | None = None
+    agent: Agent, schedule: Schedule, capacity: int, seeds_axis: tuple[str, ...] | None = None
 ) -> Callable:
     """`absorb(state, action, actor, targets, timestep, key) -> (state, metrics)`.
 
@@ -295,7 +295,7 @@ def make_step(
     environment: JaxEnvironment,
     schedule: Schedule,
     capacity: int,
-    seeds_axis: str | None = None,
+    seeds_axis: tuple[str, ...] | None = None,
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
     """One fused train step of all environments: `state -> (state, metrics)`."""
     num_envs = environment.num_envs
@@ -313,27 +313,77 @@ def make_step(
 
 
 def make_interval(
+    agent: Agent, environment: JaxEnvironment, schedule: Schedule, *, capacity: int, length: int
+) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
+    """`length` fused steps in one compiled, donated scan; metrics are summed over them."""
+    step = make_step(agent, environment, schedule, capacity)
+    return jax.jit(_scanned(step, length), donate_argnums=0)
+
+
+def _scanned(step: Callable, length: int) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
+    def interval(state: LoopState) -> tuple[LoopState, Metrics]:
+        state, metrics = jax.lax.scan(lambda s, _: step(s), state, None, length=length)
+        return state, jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
+
+    return interval
+
+
+def make_seeds_interval(
     agent: Agent,
     environment: JaxEnvironment,
     schedule: Schedule,
     *,
     capacity: int,
     length: int,
-    seeds: bool = False,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
-    """`length` fused steps in one compiled, donated scan; metrics are summed over them.
+    """`make_interval` for several seeds, which take every step together.
 
-    seeds: the state holds several seeds (its leaves lead with `[S]` as `SEEDS` says), which take
-    every step together; metrics are `[S]` then, and counts that all share are scalars.
+    The state's leaves lead with `[S]` as `SEEDS` says; metrics are `[S]`, and counts that all seeds
+    share are scalars. mesh: devices among which the seeds are divided evenly, axis "devices".
     """
-    step = make_step(agent, environment, schedule, capacity)
-    advance = _together(step, agent, environment, schedule, capacity) if seeds else step
+    axes = ("seeds",) if mesh is None else ("seeds", *mesh.axis_names)
+    plain = make_step(agent, environment, schedule, capacity)
+    one = make_step(agent, environment, schedule, capacity, axes)
 
-    def interval(state: LoopState) -> tuple[LoopState, Metrics]:
-        state, metrics = jax.lax.scan(lambda s, _: advance(s), state, None, length=length)
-        return state, jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
+    def metric_axes(state: LoopState) -> dict[str, int | None]:
+        found = dict.fromkeys(jax.eval_shape(plain, one_seed(state, 0))[1], 0)
+        return found | {name: None for name in ("updates", "refreshes") if name in found}
 
-    return jax.jit(interval, donate_argnums=0)
+    def together(state: LoopState) -> tuple[LoopState, Metrics]:
+        outputs = (SEEDS, metric_axes(state))
+        return jax.vmap(one, in_axes=(SEEDS,), out_axes=outputs, axis_name="seeds")(state)
+
+    interval = _scanned(together, length)
+    if mesh is None:
+        return jax.jit(interval, donate_argnums=0)
+
+    def divided(state: LoopState) -> tuple[LoopState, Metrics]:
+        specs = [_specs(x, mesh) for x in (SEEDS, metric_axes(state))]
+        return jax.shard_map(
+            interval, mesh=mesh, in_specs=(specs[0],), out_specs=tuple(specs), check_vma=False
+        )(state)
+
+    return jax.jit(divided, donate_argnums=0)
+
+
+def _specs(axes: Any, mesh: jax.sharding.Mesh) -> Any:
+    """Axes as `vmap` takes them (0 or None), as partitions over the mesh's devices."""
+
+    def spec(axis: int | None) -> jax.sharding.PartitionSpec:
+        return jax.sharding.PartitionSpec(*mesh.axis_names if axis == 0 else ())
+
+    return jax.tree.map(spec, axes, is_leaf=lambda x: x is None)
+
+
+def place_seeds(state: LoopState, mesh: jax.sharding.Mesh | None) -> LoopState:
+    """The state of several seeds, divided among the devices of `mesh` (None: left alone)."""
+    if mesh is None:
+        return state
+    specs = _specs(SEEDS, mesh)
+    names = [field.name for field in dataclasses.fields(state)]
+    shardings = {n: jax.sharding.NamedSharding(mesh, getattr(specs, n)) for n in names}
+    return LoopState(**{n: jax.device_put(getattr(state, n), shardings[n]) for n in names})
 
 
 def make_offline_interval(
@@ -345,29 +395,11 @@ def make_offline_interval(
     """
     advance = make_advance(agent, schedule, capacity)
 
-    def step(state: LoopState, _: None) -> tuple[LoopState, Metrics]:
+    def step(state: LoopState) -> tuple[LoopState, Metrics]:
         key, before = _step_keys(state)[2], state.steps
         return advance(state.replace(steps=before + state.is_first.shape[0]), before, key)
 
-    def interval(state: LoopState) -> tuple[LoopState, Metrics]:
-        state, metrics = jax.lax.scan(step, state, None, length=length)
-        return state, jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
-
-    return jax.jit(interval, donate_argnums=0)
-
-
-def _together(
-    step: Callable, agent: Agent, environment: JaxEnvironment, schedule: Schedule, capacity: int
-) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
-    """`step` of all seeds at once, in step with each other."""
-    one = make_step(agent, environment, schedule, capacity, "seeds")
-
-    def together(state: LoopState) -> tuple[LoopState, Metrics]:
-        axes = dict.fromkeys(jax.eval_shape(step, one_seed(state, 0))[1], 0)
-        axes |= {name: None for name in ("updates", "refreshes") if name in axes}
-        return jax.vmap(one, in_axes=(SEEDS,), out_axes=(SEEDS, axes), axis_name="seeds")(state)
-
-    return together
+    return jax.jit(_scanned(step, length), donate_argnums=0)
 
 
 def one_seed(state: LoopState, index: int) -> LoopState:

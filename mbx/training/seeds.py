@@ -1,8 +1,8 @@
 """Several seeds of one configuration in one compiled program: `--config.num_seeds=8`.
 
 Every seed is the run that it would be alone, with the same keys: what differs are parameters,
-environments and replays, stacked along a leading axis and stepped together under `vmap`. Small
-models leave most of a processor idle, so several cost far less than one after the other.
+environments and replays, stacked along a leading axis, stepped together under `vmap` and divided
+among the devices there are (the command makes every processor core one).
 
 The run directory holds one directory a seed (`seed-0`, …: logs, curve, best checkpoint; each reads
 as a run of its own), and the common checkpoint that a resumed run continues from.
@@ -73,6 +73,28 @@ def open_seeds(
     return opened
 
 
+def shares(num_seeds: int, available: int) -> int:
+    """The largest number of devices, at most `available`, that divides the seeds evenly."""
+    return max(n for n in range(1, max(available, 1) + 1) if num_seeds % n == 0)
+
+
+def use_all_cores(num_seeds: int) -> None:
+    """Make every processor core a device, as far as the seeds can be divided among them.
+
+    Small models keep one core busy and no more. Only before anything has run on a device, and only
+    of use without an accelerator.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    jax.config.update("jax_num_cpu_devices", shares(num_seeds, cores or 1))
+
+
+def device_mesh(num_seeds: int) -> jax.sharding.Mesh | None:
+    """The devices that the seeds are divided among; None for a single one."""
+    devices = jax.local_devices()
+    num = shares(num_seeds, len(devices))
+    return jax.sharding.Mesh(np.array(devices[:num]), ("devices",)) if num > 1 else None
+
+
 def prepare(config: Config) -> run.Job:
     """`run.prepare` for all seeds in one program. Raises ValueError for host environments."""
     num = config["num_seeds"]
@@ -85,9 +107,9 @@ def prepare(config: Config) -> run.Job:
     agent = build.build_agent(config, environment.spec)
     schedule = build.build_schedule(config, environment.spec, environment.num_envs)
     plan = run.make_plan(config, environment.num_envs, environment.spec.action_repeat)
-    interval = loop.make_interval(
+    interval = loop.make_seeds_interval(
         agent, environment, schedule, capacity=run.replay_rows(config, environment.num_envs),
-        length=plan.length, seeds=True,
+        length=plan.length, mesh=device_mesh(num),
     )  # fmt: skip
     eval_environment = run.evaluation_environment(
         config, config["eval"]["episodes"], seed=config["seed"] + 1
@@ -115,6 +137,7 @@ def train(config: Config, workdir: str) -> run.Result:
         if config["resume"] and checkpointer.latest_step() is not None:
             state, meta = checkpointer.restore(state)
             done = meta["interval"]
+        state = loop.place_seeds(state, device_mesh(config["num_seeds"]))
         resumed = done * job.plan.steps_per_interval if done else None
         total = job.plan.intervals * job.plan.steps_per_interval
         seeds = open_seeds(stack, config, workdir, resumed, total)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from mbx.training import metrics, run
+from mbx.training import metrics, run, seeds
 from tests.helpers import tiny_config
 
 SEEDS = 3
@@ -50,7 +53,16 @@ def test_a_seed_of_the_batch_is_that_seed_alone(tmp_path):
         loss=dict(value_target="td", policy_loss="svg"),
     )  # fmt: skip
     both, alone = str(tmp_path / "both"), str(tmp_path / "alone")
-    run.train(tiny_config(seed=4, num_seeds=2, **plain), both)
+    # Two devices, a seed each, in a process of its own: their number is fixed once jax has started.
+    program = (
+        "import json, sys; from mbx.training import run, seeds; from tests import helpers\n"
+        "settings = json.loads(sys.argv[1]); "
+        "import jax; jax.config.update('jax_num_cpu_devices', 2)\n"
+        "run.train(helpers.tiny_config(seed=4, num_seeds=2, **settings), sys.argv[2])\n"
+        "assert seeds.device_mesh(2).size == 2"
+    )
+    command = [sys.executable, "-c", program, json.dumps(plain), both]
+    subprocess.run(command, check=True, cwd=pathlib.Path(__file__).parents[2])
     run.train(tiny_config(seed=5, **plain), alone)
     ours, theirs = rows(os.path.join(both, "seed-5"), "train"), rows(alone, "train")
     assert len(ours) == 3
@@ -76,6 +88,13 @@ def test_seeds_resume_bit_for_bit(trained, tmp_path):
         drop = [[{k: v for k, v in r.items() if k not in timeless} for r in x]
                 for x in (whole, parts)]  # fmt: skip
         assert drop[0] == drop[1]
+
+
+@pytest.mark.parametrize(
+    ("num", "available", "used"), [(8, 2, 2), (8, 3, 2), (3, 2, 1), (6, 4, 3), (5, 16, 5)]
+)
+def test_seeds_are_divided_evenly_among_devices(num, available, used):
+    assert seeds.shares(num, available) == used
 
 
 def test_host_environments_and_used_directories_are_refused(trained, tmp_path):
