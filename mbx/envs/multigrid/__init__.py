@@ -8,9 +8,10 @@
 `export` lists all states for the exact solver, `packed` is document 004's one-integer-a-cell grid.
 """
 
-from mbx.envs.multigrid.dynamics import Grid, State, make_grid
+from mbx.envs.multigrid.dynamics import Grid, make_grid
 from mbx.envs.multigrid.export import enumerate_states, export
 from mbx.envs.multigrid.layout import Layout, load_map, parse_map
+from mbx.envs.multigrid.state import State
 from mbx.envs.multigrid.world import make_world
 
 __all__ = [

@@ -1,47 +1,44 @@
-"""What one agent's action does, and what a joint action can lead to.
+"""What a joint action can lead to.
 
 Agents act one after the other. Those that reach for the same cell contend for it: one of them,
 each with the same probability, comes first, the others after everyone else (so they find it taken,
 unless the first could not move). A cell that an agent stood on when the step began stays closed to
 others for that step. Leaving unsteady ground, an agent goes astray to its left or right with half
-the stumbling probability each. These rules reproduce the transitions of document 004's multigrid as
-the fixtures `grid_rock_1h1r` and `grid_corridor_2h1r` hold them.
+the stumbling probability each. A magic wall lets an agent through from its magic side with a
+probability, and may turn to stone when it does not. These rules reproduce the transitions of
+document 004's multigrid as the fixtures `grid_rock_1h1r` and `grid_corridor_2h1r` hold them.
 
-Axes: N agents, M movable objects, D doors, Q keys, K outcomes of a joint action.
+What actions do is in `effects`, chance in `chances`. Axes: N agents, K outcomes of a joint action.
 """
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from mbx.envs.multigrid import chances, effects
 from mbx.envs.multigrid import layout as maps
-from mbx.envs.multigrid.layout import DIRECTIONS, Layout
+from mbx.envs.multigrid.effects import Kinds, Turn
+from mbx.envs.multigrid.layout import Layout
+from mbx.envs.multigrid.state import (
+    UNSTEADY,
+    Board,
+    Scene,
+    State,
+    initial_state,
+    make_board,
+    to_scene,
+    to_state,
+)
 
 Array = jax.Array
+Scalars = tuple[Array, ...]
 
-GONE = -1  # coordinates of a key that is carried
-
-
-class State(NamedTuple):
-    """All that changes, int8 but for `time` (int32).
-
-    agents `[N, 3]` x, y, direction; alive `[N]`; carrying `[N]` keys held; movable `[M, 2]`; doors
-    `[D]` open, closed or locked; keys `[Q, 2]`.
-    """
-
-    agents: Array
-    alive: Array
-    carrying: Array
-    movable: Array
-    doors: Array
-    keys: Array
-    time: Array
+MAX_OUTCOMES = 4096
 
 
 class Grid(NamedTuple):
@@ -49,7 +46,8 @@ class Grid(NamedTuple):
 
     initial: the state an episode starts in. outcomes(state, actions `[N]`) -> (states `[K, ...]`,
     prob `[K]`, 0 for unused ones). terminal(state) -> bool, the horizon is reached. achieved(state)
-    -> `[H, G]` bool. num_outcomes: K, which no joint action exceeds.
+    -> `[H, G]` bool. num_outcomes: K, which no joint action exceeds. board: what the rules read;
+    `outcomes_of(board, state, actions)` is `outcomes` for any board of the same shape.
     """
 
     layout: Layout
@@ -58,180 +56,178 @@ class Grid(NamedTuple):
     terminal: Callable[[State], Array]
     achieved: Callable[[State], Array]
     num_outcomes: int
+    board: Board
+    outcomes_of: Callable[[Board, State, Array], tuple[State, Array]]
 
 
-def max_winners(num_agents: int) -> int:
-    """Largest product of block sizes over the ways to split `num_agents` contenders into blocks."""
-    best = [1] * (num_agents + 1)
-    for n in range(1, num_agents + 1):
-        best[n] = max(size * best[n - size] for size in range(1, n + 1))
-    return best[num_agents]
+class Bounds(NamedTuple):
+    """Most ways of each kind of chance in one joint action, and the ways of one magic answer."""
+
+    contests: int
+    slips: int
+    magic: int
+    magic_ways: int
+
+    @property
+    def total(self) -> int:
+        """K."""
+        return self.contests * self.slips * self.magic
 
 
-def initial_state(layout: Layout) -> State:
-    """Everybody where the map has them."""
+def make_bounds(layout: Layout) -> Bounds:
+    """The bounds that follow from the layout.
+
+    Raises ValueError where a joint action could have more than MAX_OUTCOMES outcomes.
+    """
     num = len(layout.agents)
-    small = lambda x: jnp.asarray(x, jnp.int8)  # noqa: E731
-    return State(
-        agents=small(layout.agents), alive=jnp.ones(num, jnp.int8),
-        carrying=jnp.zeros(num, jnp.int8), movable=small(layout.movable),
-        doors=small(layout.door_state), keys=small(layout.keys), time=jnp.int32(0),
-    )  # fmt: skip
-
-
-def same_cell(cells: Array, cell: Array) -> Array:
-    """Which of `[n, 2]` cells are `[2]`: `[n]` bool."""
-    return jnp.all(cells == cell[None].astype(cells.dtype), axis=-1)
-
-
-def make_act(layout: Layout) -> Callable[..., State]:
-    """`act(state, began, i, action) -> state`: agent i's action.
-
-    began `[N, 2]`: where the agents stood when the step began.
-    """
-    wall, lava = jnp.asarray(layout.wall), jnp.asarray(layout.lava)
-    heavy, is_human = jnp.asarray(layout.heavy), jnp.asarray(layout.is_human)
-    doors, turns = jnp.asarray(layout.doors, jnp.int8), jnp.asarray(DIRECTIONS, jnp.int8)
-
-    def blocked(state: State, began: Array, cell: Array, mine: Array) -> Array:
-        """By wall, closed door, key, or an agent now or at the step's beginning."""
-        others = (state.alive > 0) & (jnp.arange(len(layout.agents)) != mine)
-        taken = same_cell(state.agents[:, :2], cell) | same_cell(began, cell)
-        shut = same_cell(doors, cell) & (state.doors != maps.OPEN)
-        return (
-            wall[cell[1], cell[0]] | jnp.any(taken & others) | jnp.any(shut)
-            | jnp.any(same_cell(state.keys, cell))
-        )  # fmt: skip
-
-    def forward(state: State, began: Array, i: Array) -> State:
-        x, y, direction = state.agents[i]
-        ahead = jnp.stack([x, y]) + turns[direction]
-        beyond = ahead + turns[direction]
-        pushed = same_cell(state.movable, ahead)
-        free_beyond = ~blocked(state, began, beyond, jnp.int32(-1)) & ~jnp.any(
-            same_cell(state.movable, beyond)
+    shaky = min(num, int(layout.unsteady.sum())) if layout.stumble else 0
+    sides = sum(4 if side == 4 else 1 for side in layout.magic_side.tolist())
+    asking = min(int(layout.may_enter_magic.sum()), sides)
+    ways = 3 if layout.magic_solidify else 2
+    bounds = Bounds(chances.max_winners(num), 3**shaky, ways**asking, ways)
+    if bounds.total > MAX_OUTCOMES:
+        raise ValueError(
+            f"{num} agents, {shaky} of them on unsteady ground and {asking} at magic walls at once,"
+            f" make up to {bounds.total} outcomes of a joint action, more than {MAX_OUTCOMES}: draw"
+            " fewer agents, less unsteady ground or fewer magic walls"
         )
-        strong = ~jnp.any(pushed & heavy & is_human[i])
-        may_push = free_beyond & strong & ~lava[beyond[1], beyond[0]]
-        goes = ~blocked(state, began, ahead, i) & (~jnp.any(pushed) | may_push)
-        agent = jnp.where(goes, jnp.stack([*ahead, direction]), state.agents[i])
-        drowned = goes & lava[ahead[1], ahead[0]]
-        return state._replace(
-            agents=state.agents.at[i].set(agent),
-            alive=state.alive.at[i].set(jnp.where(drowned, 0, state.alive[i])),
-            movable=jnp.where((pushed & goes)[:, None], beyond[None], state.movable),
-        )
-
-    def turn(state: State, i: Array, by: int) -> State:
-        return state._replace(agents=state.agents.at[i, 2].set((state.agents[i, 2] + by) % 4))
-
-    def toggle(state: State, i: Array) -> State:
-        x, y, direction = state.agents[i]
-        ahead = jnp.stack([x, y]) + turns[direction]
-        here = same_cell(doors, ahead)
-        # An open door with something in it stays open.
-        filled = jnp.any(same_cell(state.agents[:, :2], ahead)) | jnp.any(
-            same_cell(state.movable, ahead)
-        )
-        unlocks = (state.doors == maps.LOCKED) & (state.carrying[i] > 0)
-        after = jnp.where(state.doors == maps.CLOSED, maps.OPEN, state.doors)
-        after = jnp.where(unlocks, maps.OPEN, after)
-        after = jnp.where((state.doors == maps.OPEN) & ~filled, maps.CLOSED, after)
-        return state._replace(doors=jnp.where(here, after, state.doors).astype(jnp.int8))
-
-    def pick_up(state: State, i: Array) -> State:
-        x, y, direction = state.agents[i]
-        here = same_cell(state.keys, jnp.stack([x, y]) + turns[direction])
-        return state._replace(
-            keys=jnp.where(here[:, None], jnp.int8(GONE), state.keys),
-            carrying=state.carrying.at[i].add(jnp.sum(here).astype(jnp.int8)),
-        )
-
-    def act(state: State, began: Array, i: Array, action: Array) -> State:
-        results = [
-            state, turn(state, i, -1), turn(state, i, 1), forward(state, began, i),
-            toggle(state, i), pick_up(state, i),
-        ][: layout.num_actions]  # fmt: skip
-        chosen = jnp.where(state.alive[i] > 0, action, maps.STILL)
-        return jax.tree.map(lambda *x: jnp.stack(x)[chosen], *results)
-
-    return act
+    return bounds
 
 
-def contend(claims: Array, outcome: Array) -> tuple[Array, Array]:
-    """Who comes first in the `outcome`-th way to settle all contests: (order `[N]`, prob).
-
-    claims `[N]`: equal numbers contend. Outcomes beyond the number of ways have probability 0.
-    """
-    num = claims.shape[0]
-    same = claims[:, None] == claims[None, :]
-    size = jnp.sum(same, axis=1)
-    rank = jnp.sum(jnp.tril(same, -1), axis=1)
-    leads = rank == 0
-    # Mixed radix over the blocks, whose digits say which member comes first.
-    radix = jnp.where(leads, size, 1)
-    stride = jnp.cumprod(radix) // radix
-    leader = jnp.argmax(same, axis=1)
-    first = outcome // stride[leader] % size
-    loses = rank != first
-    total = jnp.prod(radix)
-    order = jnp.argsort(loses * num + jnp.arange(num))
-    return order, jnp.where(outcome < total, 1.0 / total, 0.0)
-
-
-def stumbles(affected: Array, outcome: Array, probability: float) -> tuple[Array, Array]:
-    """How the agents that leave unsteady ground go in the `outcome`-th way: (turn `[N]`, prob).
-
-    turn: 0 straight, -1 left, +1 right; 0 for agents not `affected` `[N]`.
-    """
-    rank = jnp.cumsum(affected) - affected
-    digit = jnp.where(affected, outcome // 3**rank % 3, 0)
-    valid = outcome < 3 ** jnp.sum(affected)
-    chance = jnp.where(digit == 0, 1.0 - probability, probability / 2.0)
-    prob = jnp.prod(jnp.where(affected, chance, 1.0))
-    return jnp.asarray([0, -1, 1])[digit], jnp.where(valid, prob, 0.0)
-
-
-def make_outcomes(layout: Layout) -> tuple[Callable[[State, Array], tuple[State, Array]], int]:
-    """`outcomes` of `Grid`, and its K, which follows from the layout."""
-    act = make_act(layout)
-    num = len(layout.agents)
-    ways = max_winners(num)
-    slips = 3 ** min(num, int(layout.unsteady.sum())) if layout.stumble else 1
-    unsteady = jnp.asarray(layout.unsteady)
-    turns = jnp.asarray(DIRECTIONS)
+def make_outcomes(layout: Layout) -> Callable[[Board, State, Array], tuple[State, Array]]:
+    """`outcomes_of` of `Grid`."""
+    kinds, bounds, example = effects.make_kinds(layout), make_bounds(layout), initial_state(layout)
     width = layout.wall.shape[1]
-    indices = np.stack(np.meshgrid(np.arange(slips), np.arange(ways), indexing="ij"), -1)
-    indices = jnp.asarray(indices.reshape(-1, 2), jnp.int32)
+    step = functools.partial(_step, kinds, bounds, width)
 
-    def one(state: State, actions: Array, outcome: Array) -> tuple[State, Array]:
-        agents = state.agents.astype(jnp.int32)
-        moves = (actions == maps.FORWARD) & (state.alive > 0)
-        shaky = moves & unsteady[agents[:, 1], agents[:, 0]]
-        turn, slip = stumbles(shaky, outcome[0], layout.stumble)
-        direction = (agents[:, 2] + turn) % 4
-        ahead = agents[:, :2] + turns[direction]
-        reaches = (actions >= maps.FORWARD) & (state.alive > 0)
-        cell = ahead[:, 1] * width + ahead[:, 0]
-        order, settled = contend(jnp.where(reaches, cell, -1 - jnp.arange(num)), outcome[1])
-        began = state.agents[:, :2]
-        turned = state._replace(agents=state.agents.at[:, 2].set(direction.astype(jnp.int8)))
+    def batched(board: Board, states: State, actions: Array) -> tuple[State, Array]:
+        # Always so; but the compiler cannot know, and leaves the stages alone.
+        runs = states.time[0] >= 0
+        start, moves = staged(runs, lambda: (to_scene(states, width), tuple(actions.T)))
+        after, prob = staged(
+            runs,
+            lambda: jax.vmap(lambda outcome: step(board, start, moves, outcome))(
+                jnp.arange(bounds.total, dtype=jnp.int32)
+            ),
+        )
+        shape = (bounds.total, states.time.shape[0])
+        after = jax.tree.map(lambda x: jnp.broadcast_to(x, shape), after)
+        write = jax.vmap(lambda s: to_state(s, example, width, states.time + 1), out_axes=1)
+        return staged(runs, lambda: write(after)), prob.T
 
-        def follow(now: State, i: Array) -> tuple[State, None]:
-            return act(now, began, i, actions[i]), None
+    return flatten_vmaps(batched)
 
-        after, _ = jax.lax.scan(follow, turned, order)
-        return after._replace(time=state.time + 1), slip * settled
 
-    def outcomes(state: State, actions: Array) -> tuple[State, Array]:
-        return jax.vmap(lambda k: one(state, actions, k))(indices)
+def staged(runs: Array, function: Callable[[], Any]) -> Any:
+    """`function()` where `runs`, else zeros; what it returns is computed once.
 
-    return outcomes, math.prod((slips, ways))
+    Compilers fuse cheap operations into whatever uses them and so compute them again for every use:
+    across a whole step that is ten times the work. They do not reach into a branch.
+    """
+    shapes = jax.eval_shape(function)
+    nothing = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # noqa: E731
+    return jax.lax.cond(runs, function, nothing)
+
+
+def flatten_vmaps(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function(shared, *arguments)` under any nest of `vmap`s as one call with one batch axis.
+
+    function: takes arguments with one leading axis, of equal size everywhere, and returns such;
+    shared is common to the whole batch. Where shared is vmapped too, the nest stays as it is. One
+    long axis is what becomes vector code; a nest of vmaps ends in axes of a few entries.
+    """
+
+    def plain(shared: Any, *arguments: Any) -> Any:
+        one = function(shared, *jax.tree.map(lambda x: x[None], arguments))
+        return jax.tree.map(lambda x: x[0], one)
+
+    flat = jax.custom_batching.custom_vmap(lambda shared, *arguments: function(shared, *arguments))
+    single = jax.custom_batching.custom_vmap(plain)
+
+    def spread(size: int, batched: Any, tree: Any) -> Any:
+        return jax.tree.map(
+            lambda x, is_in: x if is_in else jnp.broadcast_to(x, (size, *x.shape)), tree, batched
+        )
+
+    def all_of(tree: Any) -> Any:
+        return jax.tree.map(lambda x: True, tree)
+
+    def nested(inner: Any, size: int, in_batched: Any, arguments: Any) -> Any:
+        axes = jax.tree.map(lambda x: 0 if x else None, tuple(in_batched))
+        result = jax.vmap(inner, in_axes=axes, axis_size=size)(*arguments)
+        return result, all_of(result)
+
+    @single.def_vmap
+    def _(size: int, in_batched: Any, shared: Any, *arguments: Any) -> Any:
+        if any(jax.tree.leaves(in_batched[0])):
+            return nested(plain, size, in_batched, (shared, *arguments))
+        arguments = spread(size, tuple(in_batched[1:]), arguments)
+        result = flat(shared, *arguments)
+        return result, all_of(result)
+
+    @flat.def_vmap
+    def _(size: int, in_batched: Any, shared: Any, *arguments: Any) -> Any:
+        if any(jax.tree.leaves(in_batched[0])):
+            return nested(function, size, in_batched, (shared, *arguments))
+        arguments = spread(size, tuple(in_batched[1:]), arguments)
+        inner = jax.tree.leaves(arguments)[0].shape[1]
+        joined = jax.tree.map(lambda x: x.reshape(size * inner, *x.shape[2:]), arguments)
+        result = flat(shared, *joined)
+        return jax.tree.map(lambda x: x.reshape(size, inner, *x.shape[1:]), result), all_of(result)
+
+    return single
+
+
+def _step(
+    kinds: Kinds, bounds: Bounds, width: int, board: Board, scene: Scene, actions: Scalars,
+    outcome: Array,
+) -> tuple[Scene, Array]:  # fmt: skip
+    """The `outcome`-th scene that a joint action can lead to, and its probability."""
+    num, start = len(actions), scene
+    actions, scene = effects.commanded(board, kinds, scene, actions)
+    steps = [(actions[i] == maps.FORWARD) & scene.alive[i] for i in range(num)]
+    heading, prob, rest = scene.heading, jnp.float32(1.0), outcome
+    if bounds.slips > 1:
+        shaky = [
+            steps[i] & ((effects.terrain(board, scene.cell[i]) & UNSTEADY) != 0) for i in range(num)
+        ]
+        turns, prob, rest = chances.stumbles(tuple(shaky), rest, board.stumble)
+        heading = tuple((h + t) & 3 for h, t in zip(heading, turns, strict=True))
+        scene = scene._replace(heading=heading)
+    deltas = tuple(effects.delta(h, width) for h in heading)
+    ahead = tuple(c + d for c, d in zip(scene.cell, deltas, strict=True))
+    answer = (jnp.int32(0),) * num
+    if bounds.magic > 1:
+        asking = tuple(
+            steps[i]
+            & effects.magic_ahead(board, scene.solid, ahead[i], heading[i], board.may_enter[i])
+            for i in range(num)
+        )
+        answer, chance, rest = chances.answers(
+            asking, rest, board.magic_entry, board.magic_solidify, bounds.magic_ways
+        )
+        prob = prob * chance
+    reaches = [(actions[i] >= maps.FORWARD) & scene.alive[i] for i in range(num)]
+    claims = tuple(jnp.where(reaches[i], ahead[i], -1 - i) for i in range(num))
+    fits = rest < bounds.contests
+    rest = jnp.minimum(rest, bounds.contests - 1)
+    order, chance, rest = chances.contend(claims, rest, bounds.contests)
+    prob = jnp.where(fits & (rest == 0), prob * chance, 0.0)
+    for agent in order:
+        agent = effects.once(agent, num)
+        turn = Turn(
+            agent, *(effects.pick(v, agent) for v in (scene.cell, heading, ahead, deltas)),
+            *(effects.pick(tuple(v), agent) for v in (board.is_human, board.may_enter)),
+            effects.pick(answer, agent), start.cell, tuple(b[1] for b in start.buttons),
+        )  # fmt: skip
+        scene = effects.act(board, kinds, scene, turn, effects.pick(actions, agent))
+    return effects.remembered(kinds, start, scene, actions), prob
 
 
 def make_grid(layout: Layout) -> Grid:
-    """The layout's functions."""
-    outcomes, num_outcomes = make_outcomes(layout)
+    """The layout's functions. Raises ValueError for far too many outcomes, see `make_bounds`."""
+    outcomes, board = make_outcomes(layout), make_board(layout)
+    num_outcomes = make_bounds(layout).total
     rectangles = jnp.asarray(layout.goals)
     humans = jnp.asarray(layout.humans)
 
@@ -242,23 +238,8 @@ def make_grid(layout: Layout) -> Grid:
         return inside & (state.alive[humans] > 0)[:, None]
 
     return Grid(
-        layout=layout, initial=initial_state(layout), outcomes=outcomes,
+        layout=layout, initial=initial_state(layout),
+        outcomes=functools.partial(outcomes, board),
         terminal=lambda state: state.time >= layout.horizon, achieved=achieved,
-        num_outcomes=num_outcomes,
+        num_outcomes=num_outcomes, board=board, outcomes_of=outcomes,
     )  # fmt: skip
-
-
-def pack(state: State) -> Array:
-    """The state as flat int32, from which `unpack` restores it: `[W]`."""
-    return jnp.concatenate([jnp.ravel(x).astype(jnp.int32) for x in state])
-
-
-def unpack(flat: Any, example: State) -> State:
-    """The state of the flat form `[..., W]`; example: any state of the layout."""
-    parts, start = [], 0
-    for leaf in example:
-        size = int(np.prod(leaf.shape))
-        part = flat[..., start : start + size].reshape((*flat.shape[:-1], *leaf.shape))
-        parts.append(part.astype(leaf.dtype))
-        start += size
-    return State(*parts)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx.envs.multigrid.dynamics import Grid, pack, unpack
+from mbx.envs.multigrid.dynamics import Grid
+from mbx.envs.multigrid.state import pack, unpack
 from mbx.worlds import TabularWorld, profiles
 
 Array = jax.Array

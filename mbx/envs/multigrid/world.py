@@ -16,9 +16,10 @@ import numpy as np
 
 from mbx.envs.empo import NamedWorld
 from mbx.envs.multigrid import layout as maps
-from mbx.envs.multigrid.dynamics import Grid, State, make_grid, unpack
+from mbx.envs.multigrid.dynamics import Grid, make_grid
 from mbx.envs.multigrid.export import export
 from mbx.envs.multigrid.layout import DIRECTIONS, Layout, load_map
+from mbx.envs.multigrid.state import CARRIED, INSIDE, State, unpack
 from mbx.power_equations import PowerParams
 from mbx.tabular import solve
 from mbx.worlds import World, tabular_world
@@ -72,12 +73,27 @@ def make_features(grid: Grid) -> Any:
             ]
         )
 
+    num = len(grid.layout.agents)
+
+    def bearers(items: Array) -> Array:
+        carried = items[:, :1] == CARRIED
+        held = jnp.where(carried, jax.nn.one_hot(items[:, 1], num), 0.0)
+        return jnp.concatenate([held, (items[:, :1] == INSIDE).astype(jnp.float32)], axis=1).ravel()
+
+    def buttons(states: Array) -> Array:
+        learned = [jax.nn.one_hot(states[:, 2], grid.layout.num_actions + 1)]
+        learned.append(jax.nn.one_hot(states[:, 3], num + 1))
+        parts = [states[:, :2].astype(jnp.float32), *learned]
+        return jnp.concatenate(parts, axis=1).ravel()
+
     def features(state: State) -> Array:
         return jnp.concatenate(
             [
                 places(state.agents[:, :2]), jax.nn.one_hot(state.agents[:, 2], 4).ravel(),
-                places(state.movable), places(state.keys), jax.nn.one_hot(state.doors, 3).ravel(),
-                state.alive.astype(jnp.float32), state.carrying.astype(jnp.float32),
+                places(state.movable), places(state.items), bearers(state.items),
+                jax.nn.one_hot(state.doors, 3).ravel(), buttons(state.buttons),
+                jax.nn.one_hot(state.forced, grid.layout.num_actions + 1).ravel(),
+                state.alive.astype(jnp.float32), state.solid.astype(jnp.float32),
                 (state.time / grid.layout.horizon)[None].astype(jnp.float32),
             ]
         )  # fmt: skip
