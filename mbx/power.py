@@ -34,6 +34,7 @@ from mbx.records import Codec, Record, make_codec, make_records
 from mbx.tabular import Solution, solve
 from mbx.worlds import (
     TabularWorld,
+    Views,
     World,
     check_world,
     draw_actions,
@@ -47,7 +48,7 @@ from mbx.worlds import (
 
 __all__ = [
     "ABILITY_FLOOR", "Codec", "Curriculum", "PowerParams", "Record", "Solution", "TabularWorld",
-    "World", "aggregate_ability", "attained", "check_world", "clip_for_z", "curriculum",
+    "Views", "World", "aggregate_ability", "attained", "check_world", "clip_for_z", "curriculum",
     "draw_actions", "draw_goals", "goal_distribution", "human_aggregate", "intrinsic_reward",
     "joint_index", "make_codec", "make_records", "never_achieved", "profiles", "q_r_target",
     "q_to_z", "robot_policy", "soft_clamp", "solve", "tabular_world", "v_h_e_target", "y_to_z",

@@ -41,6 +41,20 @@ class TabularWorld(NamedTuple):
     num_states: int
 
 
+class Views(NamedTuple):
+    """How people look at a world's states.
+
+    render(state, goals `[H]`) -> uint8 `[height, width, 3]`. positions(state) -> `[H, 2]` int, the
+    cell (x, y) that each human stands on. size: (columns, rows) of the cells. blocked: `[rows,
+    columns]` bool, cells that nobody can stand on.
+    """
+
+    render: Callable[[Any, Array], Array]
+    positions: Callable[[Any], Array]
+    size: tuple[int, int]
+    blocked: np.ndarray
+
+
 class World(NamedTuple):
     """A world as pure functions of one un-batched state (any pytree).
 
@@ -55,6 +69,8 @@ class World(NamedTuple):
     human_policy(state) -> [H, G, A], the prior pi_h: exact, heuristic or uniform.
     features(state) -> float32 [D]. index(state) -> int32.
     goal_features: [H, G, F] float32. goal_weight: [H, G].
+
+    views: how to look at a state; None where there is nothing to see.
     """
 
     num_humans: int
@@ -73,6 +89,7 @@ class World(NamedTuple):
     index: Callable[[Any], Array]
     goal_features: Array
     goal_weight: Array
+    views: Views | None = None
 
 
 def goal_distribution(world: World) -> Array:
@@ -173,6 +190,7 @@ def tabular_world(
     *,
     start: Any = None,
     features: Any = None,
+    views: Views | None = None,
 ) -> World:
     """A `World` whose state is the state's number, int32.
 
@@ -182,6 +200,7 @@ def tabular_world(
       start: [n] states an episode begins in, each equally likely; None for those that no
         transition enters from another state, or state 0 where there is none.
       features: [S, D] float; None for one-hot.
+      views: of state numbers.
 
     Raises:
       ValueError: an inconsistent world or a policy of the wrong shape.
@@ -231,6 +250,7 @@ def tabular_world(
         index=lambda state: state,
         goal_features=eye,
         goal_weight=jnp.asarray(world.goal_weight, jnp.float32),
+        views=views,
     )
 
 

@@ -15,8 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Ground first. A module may import from lower floors, and a package from itself. Training knows
 # environments and they do not know it, so it has a floor of its own.
 FLOORS = (
-    ("distributions", "networks", "tasks"),
-    ("returns", "mppi", "successors", "replay", "dreamer_networks"),
+    ("distributions", "networks", "tasks", "files"),
+    ("pictures", "returns", "mppi", "successors", "replay", "dreamer_networks"),
     ("power_equations", "worlds", "curriculum"),
     ("tabular", "records"),
     ("world_model", "rssm", "power", "dreamer_observations", "sequences"),

@@ -15,6 +15,13 @@ Array = jax.Array
 Metrics = dict[str, Array]
 
 
+class Review(NamedTuple):
+    """What an agent has to say for itself: numbers for the log, and files by name."""
+
+    metrics: dict[str, float]
+    files: dict[str, bytes]
+
+
 class Agent(NamedTuple):
     """An agent.
 
@@ -33,6 +40,7 @@ class Agent(NamedTuple):
     remember(actor) -> further fields `[E, ...]` of the row just acted on (latents); None for none.
     update_replay(train, replay, key) -> (train, replay, metrics): `update` for an agent that also
         writes into the replay; used in its place where not None.
+    review(train, key) -> Review, made with every evaluation; not compiled. None for none.
     """
 
     init: Callable[[Array], Any]
@@ -46,3 +54,4 @@ class Agent(NamedTuple):
     refresh_chunk: int
     remember: Callable[[Any], dict[str, Array]] | None = None
     update_replay: Callable[[Any, Any, Array], tuple[Any, Any, Metrics]] | None = None
+    review: Callable[[Any, Array], Review] | None = None

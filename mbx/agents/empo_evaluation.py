@@ -1,13 +1,13 @@
 """How well EMPO's robot does: against the exact solution, and in what humans reach beside it.
 
-exact_errors   V_h^e and pi_r against `solve`, at given states of a listed world
-goal_reaching  share of humans that reach their goal beside a learned, random or frozen robot
+exact_errors         V_h^e and pi_r against `solve`, at given states of a listed world
+play, goal_reaching  what humans reach beside a learned, random or frozen robot
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,18 +84,28 @@ def frozen_policy(state: Any, key: Array) -> Array:
     return jnp.int32(0)
 
 
-def goal_reaching(
-    world: World, policy: Policy, key: Array, *, episodes: int, length: int, gamma: float = 0.99
-) -> dict[str, float]:
-    """Episodes in which every human keeps one goal, drawn by the goal weights, and its prior.
+class Episodes(NamedTuple):
+    """Episodes `[E]` in which every human keeps one goal.
 
-    Returns `reached`, the share of (episode, human) pairs whose goal holds at some step after the
-    first state; `discounted`, the same with gamma^(steps - 1), what V_h^e is; `all_reached`, the
-    share of episodes in which every human got there; and standard errors over episodes.
+    goals `[E, H]`. reached `[E, H]` bool, at some step after the first state. value `[E, H]`,
+    gamma^(steps - 1) where reached, else 0: what V_h^e is. states `[E, length + 1, ...]`; over
+    `[E, length + 1]` bool: the episode had ended before, the state is its last.
     """
+
+    goals: Array
+    reached: Array
+    value: Array
+    states: Any
+    over: Array
+
+
+def play(
+    world: World, policy: Policy, key: Array, *, episodes: int, length: int, gamma: float = 0.99
+) -> Episodes:
+    """Episodes beside a robot: goals drawn by the goal weights, humans acting by their prior."""
     base = world.num_actions ** jnp.arange(world.num_robots)
 
-    def step(carry: tuple, key: Array) -> tuple[tuple, None]:
+    def step(carry: tuple, key: Array) -> tuple[tuple, tuple]:
         state, goals, reached, value, discount, over = carry
         human_key, robot_key, chance_key = jax.random.split(key, 3)
         humans = draw_actions(world, state, goals, human_key)
@@ -106,24 +116,49 @@ def goal_reaching(
         state = jax.tree.map(lambda old, new: jnp.where(over, old, new), state, following)
         there = jnp.take_along_axis(world.achieved(state), goals[:, None], axis=1)[:, 0] & ~over
         value = jnp.where(there & ~reached, discount, value)
+        seen = state, over
         over = over | world.terminal(state)
-        return (state, goals, reached | there, value, gamma * discount, over), None
+        return (state, goals, reached | there, value, gamma * discount, over), seen
 
-    def episode(key: Array) -> tuple[Array, Array]:
+    def episode(key: Array) -> Episodes:
         world_key, goal_key, step_key = jax.random.split(key, 3)
         state, goals = world.init(world_key), draw_goals(world, goal_key)
         none = jnp.zeros(world.num_humans, bool)
         start = (state, goals, none, jnp.zeros(world.num_humans), jnp.float32(1), jnp.bool_(False))
-        carry, _ = jax.lax.scan(step, start, jax.random.split(step_key, length))
-        return carry[2], carry[3]
+        carry, (states, over) = jax.lax.scan(step, start, jax.random.split(step_key, length))
+        states = jax.tree.map(lambda x, xs: jnp.concatenate([x[None], xs]), state, states)
+        over = jnp.concatenate([jnp.zeros(1, bool), over])
+        return Episodes(goals, carry[2], carry[3], states, over)
 
-    reached, value = jax.jit(jax.vmap(episode))(jax.random.split(key, episodes))
+    return jax.vmap(episode)(jax.random.split(key, episodes))
+
+
+def goal_reaching(
+    world: World, policy: Policy, key: Array, *, episodes: int, length: int, gamma: float = 0.99
+) -> dict[str, float]:
+    """What humans reach beside a robot, see `play`.
+
+    Returns `reached`, the share of (episode, human) pairs whose goal holds at some step after the
+    first state; `discounted`, the mean of `Episodes.value`; `all_reached`, the share of episodes in
+    which every human got there; and standard errors over episodes.
+    """
+
+    @jax.jit
+    def compute(key: Array) -> tuple[Array, Array]:
+        played = play(world, policy, key, episodes=episodes, length=length, gamma=gamma)
+        return played.reached, played.value
+
+    return summarise(*compute(key))
+
+
+def summarise(reached: Array, value: Array) -> dict[str, float]:
+    """The numbers of `goal_reaching` from `[E, H]` each."""
     reached, value = np.asarray(reached, np.float64), np.asarray(value, np.float64)
-    each = reached.mean(axis=1), value.mean(axis=1)
+    each, root = (reached.mean(axis=1), value.mean(axis=1)), np.sqrt(len(reached))
     return {
         "reached": float(each[0].mean()),
-        "reached_error": float(each[0].std() / np.sqrt(episodes)),
+        "reached_error": float(each[0].std() / root),
         "discounted": float(each[1].mean()),
-        "discounted_error": float(each[1].std() / np.sqrt(episodes)),
+        "discounted_error": float(each[1].std() / root),
         "all_reached": float(reached.min(axis=1).mean()),
     }

@@ -7,7 +7,6 @@ value. Both are only appended to; a resumed run first drops the rows after its c
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
@@ -19,6 +18,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from mbx.files import atomic_write
+
 _SHOWN = {
     "episode/return": "return",
     "loss/consistency": "consistency",
@@ -27,21 +28,6 @@ _SHOWN = {
     "loss/policy": "policy",
     "steps_per_second": "steps/s",
 }
-
-
-def atomic_write(path: str, data: bytes) -> None:
-    """Write a file so that at any moment either the old or the whole new content is there."""
-    temporary = f"{path}.tmp-{os.getpid()}"  # not mkstemp: its files only their owner may read
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
 
 
 class RunLogger:
@@ -61,6 +47,7 @@ class RunLogger:
         quiet: bool = False,
     ) -> None:
         os.makedirs(workdir, exist_ok=True)
+        self.workdir = workdir
         self._jsonl = os.path.join(workdir, "metrics.jsonl")
         self._csv = os.path.join(workdir, "metrics.csv")
         config_path = os.path.join(workdir, "config.json")

@@ -26,7 +26,7 @@ from mbx.envs.base import HostEnvironment, JaxEnvironment
 from mbx.training import build, datasets, evaluation, loop, transfer
 from mbx.training.checkpoint import Checkpointer, load_config
 from mbx.training.curves import plot_runs
-from mbx.training.metrics import RunLogger
+from mbx.training.metrics import RunLogger, atomic_write
 from mbx.world_model import count_parameters
 
 Config = Mapping[str, Any]
@@ -265,6 +265,7 @@ def _run(
             final = i + 1 == plan.intervals
             if final or (i + 1) % plan.eval_every == 0:
                 summary = job.evaluate(state.train, evaluation_key(key, i)).summary()
+                summary |= review(job.agent, logger.workdir, state.train, evaluation_key(key, i))
                 summary["seconds"] = time.time() - started
                 logger.log("eval", steps, summary)
                 evaluations.append((steps, summary["return_mean"]))
@@ -276,6 +277,16 @@ def _run(
             if stop:
                 break
     return state, evaluations
+
+
+def review(agent: Agent, workdir: str, train: Any, key: jax.Array) -> dict[str, float]:
+    """Write the files of the agent's review, if it makes one, and return its numbers."""
+    if agent.review is None:
+        return {}
+    told = agent.review(train, key)
+    for name, content in told.files.items():
+        atomic_write(os.path.join(workdir, name), content)
+    return told.metrics
 
 
 def load(workdir: str, *, which: str | int = "best") -> tuple[Agent, Any, dict[str, Any]]:

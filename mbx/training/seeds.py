@@ -179,7 +179,7 @@ def _run(
             if final or (i + 1) % plan.eval_every == 0:
                 folded = [run.evaluation_key(key, i) for key in keys]
                 results = job.evaluate(state.train, jnp.stack(folded))
-                record(seeds, state, results, steps, time.time() - started)
+                record(job.agent, seeds, state, results, folded, steps, time.time() - started)
                 means = [result.summary()["return_mean"] for result in results]
                 evaluations.append((steps, float(np.mean(means))))
             stop = final or interrupt.requested
@@ -191,15 +191,17 @@ def _run(
 
 
 def record(
+    agent: Agent,
     seeds: list[Seed],
     state: loop.LoopState,
     results: list[evaluation.Evaluation],
+    keys: list[jax.Array],
     steps: int,
     seconds: float,
 ) -> None:
-    """Write every seed's evaluation, and its checkpoint where that is its best."""
+    """Write every seed's evaluation and review, and its checkpoint where that is its best."""
     for index, (seed, result) in enumerate(zip(seeds, results, strict=True)):
-        summary = result.summary()
-        seed.logger.log("eval", steps, {**summary, "seconds": seconds})
         own = jax.tree.map(lambda x, i=index: x[i], state.train)
+        summary = result.summary() | run.review(agent, seed.workdir, own, keys[index])
+        seed.logger.log("eval", steps, {**summary, "seconds": seconds})
         seed.best.save_best(steps, own, summary["return_mean"])

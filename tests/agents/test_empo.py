@@ -382,7 +382,11 @@ def test_the_configuration_builds_the_agent_and_names_its_mistakes():
     environment = envs.make(config["env"]["name"], 2)
     assert build.build_agent(config, environment.spec).refresh is None
     settings = build.empo_config(config, environment.spec)
+    assert settings.params.beta_r == 40.0 and settings.capacity == 1.5 * 32 * 16
+    rock = envs.make("empo:grid_rock_1h1r", 2).spec
+    settings = build.empo_config(config, rock)  # a world with parameters of its own
     assert settings.params.beta_r == 10.0 and settings.params.eta == pytest.approx(1.1)
+    assert settings.capacity == 0  # its joint actions have one successor each
     pendulum = envs.make("gymnax:Pendulum-v1", 1).spec
     with pytest.raises(ValueError, match="lists its successors"):
         build.build_agent(config, pendulum)

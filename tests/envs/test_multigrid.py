@@ -185,7 +185,7 @@ def test_ways_to_settle_contests_against_brute_force(seed):
         ("####\n#>1#\n####", dict(goals=[[1, 1, 9, 1]]), "does not lie"),
         ("####\n#>1#\n####", dict(goals=[[0, 0, 0, 0]]), "can never be reached"),
         ("####\n#>1#\n####", dict(goals=[1, 1]), "rectangles"),
-        ("####\n#>1#\n####", dict(horizon=0), "horizon=0"),
+        ("####\n#>1#\n####", dict(horizon=-1), "horizon=-1"),
         ("####\n#>1#\n####", dict(stumble=2.0), "stumble=2.0"),
         ("####\n#>1#\n####", dict(goal_weight=[0.0]), "goal_weight"),
     ],

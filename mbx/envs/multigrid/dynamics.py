@@ -45,7 +45,7 @@ class Grid(NamedTuple):
     """A layout's pure functions of one un-batched state.
 
     initial: the state an episode starts in. outcomes(state, actions `[N]`) -> (states `[K, ...]`,
-    prob `[K]`, 0 for unused ones). terminal(state) -> bool, the horizon is reached. achieved(state)
+    prob `[K]`, 0 for unused ones). terminal(state) -> bool, the horizon is reached (never without one). achieved(state)
     -> `[H, G]` bool. num_outcomes: K, which no joint action exceeds. board: what the rules read;
     `outcomes_of(board, state, actions)` is `outcomes` for any board of the same shape.
     """
@@ -97,7 +97,7 @@ def make_bounds(layout: Layout) -> Bounds:
 def make_outcomes(layout: Layout) -> Callable[[Board, State, Array], tuple[State, Array]]:
     """`outcomes_of` of `Grid`."""
     kinds, bounds, example = effects.make_kinds(layout), make_bounds(layout), initial_state(layout)
-    width = layout.wall.shape[1]
+    width, tick = layout.wall.shape[1], int(layout.horizon > 0)
     step = functools.partial(_step, kinds, bounds, width)
 
     def batched(board: Board, states: State, actions: Array) -> tuple[State, Array]:
@@ -112,7 +112,7 @@ def make_outcomes(layout: Layout) -> Callable[[Board, State, Array], tuple[State
         )
         shape = (bounds.total, states.time.shape[0])
         after = jax.tree.map(lambda x: jnp.broadcast_to(x, shape), after)
-        write = jax.vmap(lambda s: to_state(s, example, width, states.time + 1), out_axes=1)
+        write = jax.vmap(lambda s: to_state(s, example, width, states.time + tick), out_axes=1)
         return staged(runs, lambda: write(after)), prob.T
 
     return flatten_vmaps(batched)
@@ -240,6 +240,7 @@ def make_grid(layout: Layout) -> Grid:
     return Grid(
         layout=layout, initial=initial_state(layout),
         outcomes=functools.partial(outcomes, board),
-        terminal=lambda state: state.time >= layout.horizon, achieved=achieved,
+        terminal=lambda state: (state.time >= layout.horizon) & (layout.horizon > 0),
+        achieved=achieved,
         num_outcomes=num_outcomes, board=board, outcomes_of=outcomes,
     )  # fmt: skip

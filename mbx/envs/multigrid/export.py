@@ -59,7 +59,8 @@ def enumerate_states(
                     )
                 found[name] = len(states)
                 states.append(flat)
-                if flat[-1] < grid.layout.horizon:  # the last word is the time
+                # The last word is the time; without a horizon it stays 0.
+                if not grid.layout.horizon or flat[-1] < grid.layout.horizon:
                     frontier.append(found[name])
             links.append((now[b], j, found[name], prob[b, j, k]))
     return np.stack(states), _merge(links)

@@ -43,7 +43,8 @@ class Layout(NamedTuple):
     lies in or NONE. buttons `[U, 2]`, button_kind (of BUTTONS), button_trigger (of GROUPS) and
     button_target (of GROUPS; of BUTTONS for a disabling switch) `[U]`. magic `[W, 2]`, magic_side
     `[W]` (of objects.SIDES). goals: `[H, G, 4]` rectangles x1, y1, x2, y2, both ends included;
-    goal_weight `[H, G]`. horizon: steps of an episode. stumble: probability of a step off unsteady
+    goal_weight `[H, G]`. horizon: steps of an
+    episode, 0 for one without end. stumble: probability of a step off unsteady
     ground going astray. magic_entry: of being let through; magic_solidify: of a refusal turning the
     wall into stone. magic_users: "humans" | "robots" | "all". drop: whether what is carried can be
     put down.
@@ -133,8 +134,8 @@ def parse_map(
         if symbol in symbols:
             things[symbols[symbol]["type"]].append((x, y, symbols[symbol]))
     agents, is_human = _agents(cells)
-    if horizon < 1:
-        raise ValueError(f"horizon={horizon}: an episode needs at least one step")
+    if horizon < 0:
+        raise ValueError(f"horizon={horizon}: steps of an episode, or 0 for one without end")
     chances = {"stumble": stumble, "magic_entry": magic_entry, "magic_solidify": magic_solidify}
     for name, value in chances.items():
         if not 0.0 <= value <= 1.0:

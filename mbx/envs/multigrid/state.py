@@ -29,7 +29,7 @@ WALL, LAVA, UNSTEADY = 1, 2, 4  # bits of a board's terrain
 
 
 class State(NamedTuple):
-    """All that changes, int8 but for `time` (int32).
+    """All that changes, int8 but for `time` (int32; stays 0 without a horizon).
 
     agents `[N, 3]` x, y, direction; alive `[N]`; movable `[M, 2]`; doors `[D]` open, closed or
     locked; items `[Q, 2]` x, y, or (CARRIED, agent), (INSIDE, box), (GONE, 0); buttons `[U, 4]`

@@ -19,13 +19,15 @@ from mbx.envs.multigrid import layout as maps
 from mbx.envs.multigrid.dynamics import Grid, make_grid
 from mbx.envs.multigrid.export import export
 from mbx.envs.multigrid.layout import DIRECTIONS, Layout, load_map
+from mbx.envs.multigrid.render import make_render
 from mbx.envs.multigrid.state import CARRIED, INSIDE, State, unpack
 from mbx.power_equations import PowerParams
 from mbx.tabular import solve
-from mbx.worlds import World, tabular_world
+from mbx.worlds import Views, World, tabular_world
 
 Array = jax.Array
 
+LONG = 64  # steps of an episode beyond which its time is one number among the features
 PRIORS = ("exact", "boltzmann", "uniform")
 
 
@@ -56,7 +58,13 @@ def make_world(
     table, flat = export(grid, limit=limit)
     solution = solve(table, params)
     looks = jax.jit(jax.vmap(make_features(grid)))(unpack(jnp.asarray(flat), grid.initial))
-    world = tabular_world(table, solution, features=np.asarray(looks), start=0)
+    views, every = make_views(layout), unpack(jnp.asarray(flat), grid.initial)
+    place = lambda number: jax.tree.map(lambda x: x[number], every)  # noqa: E731
+    views = views._replace(
+        render=lambda number, goals: make_render(layout)(place(number), goals),
+        positions=lambda number, look=views.positions: look(place(number)),
+    )
+    world = tabular_world(table, solution, features=np.asarray(looks), start=0, views=views)
     return NamedWorld(world, params, table, solution)
 
 
@@ -73,7 +81,13 @@ def make_features(grid: Grid) -> Any:
             ]
         )
 
-    num = len(grid.layout.agents)
+    num, horizon = len(grid.layout.agents), grid.layout.horizon
+
+    def clock(time: Array) -> Array:
+        # One-hot: near the end every step changes the robot's value by a factor.
+        if horizon > LONG:
+            return (time / horizon)[None].astype(jnp.float32)
+        return jax.nn.one_hot(time, horizon + 1) if horizon else jnp.zeros(0)
 
     def bearers(items: Array) -> Array:
         carried = items[:, :1] == CARRIED
@@ -94,11 +108,20 @@ def make_features(grid: Grid) -> Any:
                 jax.nn.one_hot(state.doors, 3).ravel(), buttons(state.buttons),
                 jax.nn.one_hot(state.forced, grid.layout.num_actions + 1).ravel(),
                 state.alive.astype(jnp.float32), state.solid.astype(jnp.float32),
-                (state.time / grid.layout.horizon)[None].astype(jnp.float32),
+                clock(state.time),
             ]
         )  # fmt: skip
 
     return features
+
+
+def make_views(layout: Layout) -> Views:
+    """Pictures of a grid's states, and where its humans stand."""
+    humans = jnp.asarray(layout.humans)
+    return Views(
+        render=make_render(layout), positions=lambda state: state.agents[humans, :2],
+        size=layout.wall.shape[::-1], blocked=layout.wall,
+    )  # fmt: skip
 
 
 def distances(layout: Layout, rectangle: np.ndarray) -> np.ndarray:
@@ -177,4 +200,5 @@ def open_world(grid: Grid, beta: float) -> World:
         index=lambda state: jnp.int32(0),
         goal_features=jnp.asarray(layout.goals / size, jnp.float32),
         goal_weight=jnp.asarray(layout.goal_weight, jnp.float32),
+        views=make_views(layout),
     )

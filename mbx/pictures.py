@@ -1,0 +1,64 @@
+"""PNG and GIF files from arrays.
+
+    write_picture("state.png", image)       # uint8 [height, width, 3]
+    write_picture("episode.gif", frames)    # several of them
+
+`to_png` and `to_gif` give the content of such files. Files appear whole or not at all.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mbx.files import atomic_write
+
+
+def write_picture(path: str, images: Any, **options: Any) -> None:
+    """Write a `.png` (one picture) or a `.gif` (several; options as `to_gif`).
+
+    Raises ValueError for another ending, and for arrays that are no pictures.
+    """
+    if path.endswith(".png"):
+        data = to_png(images)
+    elif path.endswith(".gif"):
+        data = to_gif(images, **options)
+    else:
+        raise ValueError(f"path={path!r}: must end in .png or .gif")
+    atomic_write(path, data)
+
+
+def to_png(image: Any) -> bytes:
+    """A picture, uint8 `[height, width, 3]`, as a PNG file's content."""
+    from PIL import Image
+
+    target = io.BytesIO()
+    Image.fromarray(_checked(image)).save(target, "PNG")
+    return target.getvalue()
+
+
+def to_gif(frames: Sequence[Any], *, milliseconds: int = 250) -> bytes:
+    """Pictures of one size as an endless GIF's content. Raises ValueError for none."""
+    from PIL import Image
+
+    if not len(frames):
+        raise ValueError("a GIF needs at least one frame: frames is empty")
+    images = [Image.fromarray(_checked(frame)) for frame in frames]
+    target = io.BytesIO()
+    images[0].save(
+        target, "GIF", save_all=True, append_images=images[1:], duration=milliseconds, loop=0
+    )
+    return target.getvalue()
+
+
+def _checked(image: Any) -> np.ndarray:
+    image = np.asarray(image)
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
+        raise ValueError(
+            f"a picture of type {image.dtype} and shape {image.shape}: give uint8 [height, width, "
+            "3]"
+        )
+    return image
