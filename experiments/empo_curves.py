@@ -35,6 +35,7 @@ SEEDS = flags.DEFINE_list("seeds", ["0"], "Seeds.")
 UPDATES = flags.DEFINE_integer("updates", 6_000, "Learner updates a run.")
 HIDDEN = flags.DEFINE_integer("hidden", 64, "Width of networks.")
 EPISODES = flags.DEFINE_integer("episodes", 20_000, "Episodes of the robots' comparison.")
+MIN_RATE = flags.DEFINE_float("min_rate", 0.01, "Least rate of tables with drawn human actions.")
 POINTS = 20
 
 
@@ -49,7 +50,7 @@ def settings(found: empo_envs.NamedWorld, case: str, updates: int) -> empo.EmpoC
     drawn = humans != "exact"
     return empo.EmpoConfig(
         found.params, curriculum, kind=kind, hidden=HIDDEN.value, human_expectation=humans,
-        human_samples=4 if drawn else 1, table_min_rate=0.01 if drawn else 1.0,
+        human_samples=4 if drawn else 1, table_min_rate=MIN_RATE.value if drawn else 1.0,
         target_interval=1 if kind == "tables" else 20, learning_rate_q=1e-3,
     )  # fmt: skip
 

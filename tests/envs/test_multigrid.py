@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pathlib
 
+import imageio.v2 as imageio
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mbx import pictures
 from mbx.envs import empo as empo_envs
 from mbx.envs import multigrid as mg
 from mbx.envs.multigrid import chances
@@ -195,6 +197,91 @@ def test_bad_maps_are_told(text, fields, message):
         mg.parse_map(text, **{"goals": GOAL, "horizon": 5, **fields})
 
 
+DOOR_SYMBOL = {"R": {"type": "door", "color": "red", "state": "locked"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "message"),
+    [
+        ("####\n#>R#\n#1##\n####", dict(legend={"R": {"type": "gate"}}), "type 'gate'"),
+        ("####\n#>R#\n#1##\n####", dict(legend={">": {"type": "wall"}}), "symbol '>'"),
+        ("####\n#>R#\n#1##\n####", dict(legend=["R"]), "give a mapping"),
+        ("####\n#>R#\n#1##\n####", dict(legend={"R": {"type": "door", "colour": 1}}), "colour"),
+        ("####\n#>R#\n#1##\n####", dict(legend={"R": {"type": "key", "color": "pink"}}), "pink"),
+        ("####\n#>R#\n#1##\n####",
+         dict(legend={"R": {"type": "box", "holds": {"type": "wall"}}}), "hold a wall"),
+        ("####\n#>R#\n#1##\n####",
+         dict(legend={"R": {"type": "control_button", "target": "humans"}}), "both humans"),
+        # The goal lies behind a lock without its key, lava, a button, a wall for robots only.
+        ("#####\n#>R.#\n#1#k#\n#####", dict(goals=[[3, 1, 3, 1]], legend=DOOR_SYMBOL), "never"),
+        ("#####\n#>~.#\n#1###\n#####", dict(goals=[[3, 1, 3, 1]]), "column 2, line 2"),
+        ("#####\n#>K.#\n#1###\n#####", dict(goals=[[3, 1, 3, 1]]), "never"),
+        ("#####\n#>m.#\n#1###\n#####", dict(goals=[[3, 1, 3, 1]], magic_users="robots"), "never"),
+        ("####\n#>1#\n####", dict(magic_entry=1.5), "magic_entry=1.5"),
+        ("####\n#>1#\n####", dict(magic_users="cats"), "magic_users='cats'"),
+    ],
+)  # fmt: skip
+def test_bad_legends_and_goals_out_of_reach_are_told(text, fields, message):
+    with pytest.raises(ValueError, match=message):
+        mg.parse_map(text, **{"goals": GOAL, "horizon": 5, **fields})
+
+
+def test_far_too_many_outcomes_are_refused():
+    text = "########\n" + "#>uuuu1#\n" * 4 + "########"
+    with pytest.raises(ValueError, match="more than 4096: draw fewer agents"):
+        make(text)
+
+
+def test_one_program_serves_boards_of_one_shape():
+    one, two = make("######\n#>.1.#\n######"), make("######\n#>#1.#\n######")
+    boards = jax.tree.map(lambda *x: jnp.stack(x), one.board, two.board)
+    act = jnp.asarray([FORWARD, FORWARD])
+    states, prob = jax.jit(jax.vmap(one.outcomes_of, in_axes=(0, None, None)))(
+        boards, one.initial, act
+    )
+    assert states.agents[:, 0, 0, 0].tolist() == [2, 1]  # the second board's wall stops the human
+    assert states.agents[:, 0, 1, 0].tolist() == [4, 4]
+    np.testing.assert_allclose(prob.sum(-1), 1.0)
+
+
+def test_without_a_horizon_time_stands_still():
+    grid = make("####\n#>.#\n#1.#\n####", horizon=0)
+    after = step(grid, grid.initial, FORWARD, STILL)
+    assert int(after.time) == 0 and not bool(grid.terminal(after))
+    table, _ = mg.export(grid)
+    assert not table.terminal.any() and table.num_states == 4 * 4 * 4 * 3
+    check_world(table)
+
+
+def test_pictures_show_where_things_are():
+    grid = make("#####\n#>k.#\n#1~.#\n#####", [[3, 1, 3, 1]])
+    picture = jax.jit(mg.make_render(grid.layout))
+    before = np.asarray(picture(grid.initial))
+    assert before.shape == (4 * 24, 5 * 24, 3) and before.dtype == np.uint8
+    after = step(grid, grid.initial, PICK_UP, STILL)
+    changed = (np.asarray(picture(after)) != before).any(-1)
+    cells = changed.reshape(4, 24, 5, 24).any((1, 3))
+    assert np.argwhere(cells).tolist() == [[1, 1], [1, 2]]  # its bearer, and where the key lay
+    framed = (np.asarray(picture(grid.initial, jnp.asarray([0]))) != before).any(-1)
+    assert np.argwhere(framed.reshape(4, 24, 5, 24).any((1, 3))).tolist() == [[1, 3]]
+
+
+def test_picture_files(tmp_path):
+    frames = [np.full((4, 6, 3), 40 * k, np.uint8) for k in range(3)]
+    pictures.write_picture(str(tmp_path / "a.gif"), frames)
+    pictures.write_picture(str(tmp_path / "a.png"), frames[1])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.gif", "a.png"]  # no rest of writing
+    assert imageio.imread(tmp_path / "a.png").tolist() == frames[1].tolist()
+    assert len(imageio.mimread(tmp_path / "a.gif")) == 3
+    for wrong, message in ((frames[0] / 2, "float64"), (frames[0][0], r"shape \(6, 3\)")):
+        with pytest.raises(ValueError, match=message):
+            pictures.write_picture(str(tmp_path / "b.png"), wrong)
+    with pytest.raises(ValueError, match="at least one frame"):
+        pictures.write_picture(str(tmp_path / "b.gif"), [])
+    with pytest.raises(ValueError, match="must end in"):
+        pictures.write_picture(str(tmp_path / "b.jpg"), frames[0])
+
+
 def test_bad_files_names_and_priors_are_told(tmp_path):
     with pytest.raises(ValueError, match="rock_gate"):
         mg.load_map("rock_gat")
@@ -259,19 +346,22 @@ def test_the_solved_robot_opens_the_way(name):
     assert solved.mean() > idle.mean() + 0.05, (solved, idle)
 
 
-def test_empo_trains_on_a_grid():
+def test_a_run_on_a_grid_leaves_its_review_behind(tmp_path):
     from configs import empo
-    from mbx.training import build, loop
+    from mbx.training import run
+    from mbx.training.metrics import read_rows
 
     config = empo.get_config().to_dict()
-    config["env"]["name"] = "empo:multigrid/rock_gate"
-    from mbx import envs
-
-    environment = envs.make(config["env"]["name"], 2)
-    agent = build.build_agent(config, environment.spec)
-    schedule = build.build_schedule(config, environment.spec, 2)
-    state = loop.init_state(agent, environment, key=jax.random.key(0), capacity=50)
-    interval = loop.make_interval(agent, environment, schedule, capacity=50, length=40)
-    state, metrics = interval(state)
-    assert int(state.steps) == 80
-    assert all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(metrics))
+    assert config["env"]["name"] == "empo:multigrid/gates_2h2r"  # what trains by default
+    config["env"].update(num_envs=2, episode_length=5)
+    config["train"].update(steps=20, seed_steps=8, log_interval=20, utd_ratio=0.5)
+    config["eval"].update(episodes=2, review_episodes=4)
+    config["model"]["hidden"], config["loss"]["batch_size"] = 8, 4
+    config["replay"]["capacity"] = 32
+    run.train(config, str(tmp_path))
+    (row,) = [r for r in read_rows(str(tmp_path / "metrics.jsonl")) if r["kind"] == "eval"]
+    for robot in ("learned", "random", "frozen"):
+        assert 0.0 <= row[f"reached_{robot}"] <= 1.0
+    frames = imageio.mimread(tmp_path / "episode.gif")
+    assert len(frames) > 1 and frames[0].shape[:2] == (7 * 24, 7 * 24)
+    assert imageio.imread(tmp_path / "value_map.png").shape[0] > 100

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mbx.envs import multigrid as mg
 from mbx.envs.multigrid import packed
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "fixtures" / "empo" / "packed_grid_7x7.npz"
@@ -54,6 +55,34 @@ def test_empty_is_no_wall():
     as_before = empty._replace(object_type=jnp.zeros((2, 2), int))  # version 1 has no other way
     seen = packed.channels(packed.encode(as_before, version=1), version=1)
     assert np.asarray(seen)[0].all()
+
+
+def test_every_object_of_a_grid_returns_from_its_compressed_form():
+    legend = {
+        "R": {"type": "door", "color": "red", "state": "locked"}, "W": {"type": "magic_wall"},
+        "B": {"type": "box", "color": "blue", "holds": {"type": "key", "color": "green"}},
+        "f": {"type": "floor", "color": "brown"}, "M": {"type": "magic_wall", "side": "up"},
+    }  # fmt: skip
+    text = "########\n#>obDRk#\n#*BfsuL#\n#WMKPCX#\n#~1..<.#\n########"
+    layout = mg.parse_map(text, goals=[[1, 1, 6, 4]], horizon=5, legend=legend)
+    state = mg.make_grid(layout).initial._replace(solid=jnp.asarray([1, 0], jnp.int8))
+    fields = packed.grid_fields(layout, state)
+    packed.check_fields(fields)
+    again = packed.decode(packed.encode(fields))
+    for name, ours in again._asdict().items():
+        np.testing.assert_array_equal(ours, getattr(fields, name), err_msg=name)
+    names = {number: name for name, number in packed.TYPES.items()} | {packed.NOTHING: "."}
+    read = [[names[int(k)] for k in row[1:7]] for row in np.asarray(again.object_type)[1:5]]
+    assert read == [
+        [".", "rock", "block", "door", "door", "key"],
+        ["ball", "box", "floor", "switch", "unsteady", "door"],
+        [".", ".", "kill_button", "pause_switch", "control_button", "disabling_switch"],
+        ["lava", ".", ".", ".", ".", "."],
+    ]
+    assert np.asarray(again.object_state)[1, 4:6].tolist() == [2, 3]  # closed, locked
+    assert np.asarray(again.object_color)[1, 4:6].tolist() == [4, 0]
+    assert np.asarray(again.magic_wall_state)[3, 1:4].tolist() == [6, 4, 0]
+    assert np.asarray(again.agent_color)[[1, 4, 4, 4], [1, 2, 3, 5]].tolist() == [4, 5, 7, 4]
 
 
 def test_values_that_do_not_fit_are_told():

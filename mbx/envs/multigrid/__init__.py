@@ -11,10 +11,12 @@
 from mbx.envs.multigrid.dynamics import Grid, make_grid
 from mbx.envs.multigrid.export import enumerate_states, export
 from mbx.envs.multigrid.layout import Layout, load_map, parse_map
+from mbx.envs.multigrid.render import make_render
 from mbx.envs.multigrid.state import State
 from mbx.envs.multigrid.world import make_world
 
 __all__ = [
-    "Grid", "Layout", "State", "enumerate_states", "export", "load_map", "make_grid", "make_world",
+    "Grid", "Layout", "State", "enumerate_states", "export", "load_map", "make_grid", "make_render",
+    "make_world",
     "parse_map",
 ]  # fmt: skip

@@ -45,9 +45,10 @@ class Grid(NamedTuple):
     """A layout's pure functions of one un-batched state.
 
     initial: the state an episode starts in. outcomes(state, actions `[N]`) -> (states `[K, ...]`,
-    prob `[K]`, 0 for unused ones). terminal(state) -> bool, the horizon is reached (never without one). achieved(state)
-    -> `[H, G]` bool. num_outcomes: K, which no joint action exceeds. board: what the rules read;
-    `outcomes_of(board, state, actions)` is `outcomes` for any board of the same shape.
+    prob `[K]`, 0 for unused ones). terminal(state) -> bool, the horizon is reached (never without
+    one). achieved(state) -> `[H, G]` bool. num_outcomes: K, which no joint action exceeds. board:
+    what the rules read; `outcomes_of(board, state, actions)` is `outcomes` for any board of the
+    same shape.
     """
 
     layout: Layout

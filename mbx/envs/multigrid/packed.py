@@ -14,6 +14,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from mbx.envs.multigrid import objects
+from mbx.envs.multigrid.layout import BUTTONS, ITEMS, Layout
+from mbx.envs.multigrid.state import State
 
 Array = jax.Array
 
@@ -24,7 +29,12 @@ WIDTHS = dict(object_type=5, object_color=3, object_state=2, agent_color=3, magi
 NOBODY = 7
 NOTHING = -1  # object type of an empty cell, in version 2
 DOOR, KEY = 30, 31
-PLAIN_TYPES, COLORS = 15, 7
+PLAIN_TYPES, COLORS = 15, len(objects.COLORS)
+# Document 004's numbers; 3 is a goal cell, which here is a rectangle beside the grid.
+TYPES = dict(wall=0, ball=1, box=2, lava=4, block=5, rock=6, unsteady=7, switch=8, floor=9,
+             kill_button=10, pause_switch=11, disabling_switch=12, control_button=13, door=DOOR,
+             key=KEY)  # fmt: skip
+COLORS_OF = {name: number for number, name in enumerate(objects.COLORS)}
 CHANNELS = PLAIN_TYPES + 2 * COLORS + 1 + 3 + COLORS
 
 
@@ -59,6 +69,49 @@ def decode(packed: Array, *, version: int = 2) -> Fields:
     if version == 2:
         parts["object_type"] = _from_code(parts["object_type"])
     return Fields(**parts)
+
+
+def grid_fields(layout: Layout, state: State) -> Fields:
+    """The fields of a grid's state, int32 `[height, width]` each, for `encode` in version 2.
+
+    What lies on top hides what is below: an item or a rock the ground it lies on. Humans are yellow
+    and robots grey. Magic walls have the number of their side, from 1 (right) to 5 (all), 6 once
+    solid. Directions, time, what is carried or boxed and what buttons remember are not in a grid.
+    """
+    height, width = layout.wall.shape
+    cells = jnp.arange(height * width).reshape(height, width)
+    terrain = np.full((height, width), NOTHING)
+    for name, mask in (("floor", layout.floor >= 0), ("switch", layout.switch),
+                       ("unsteady", layout.unsteady), ("lava", layout.lava),
+                       ("wall", layout.wall)):  # fmt: skip
+        terrain[mask] = TYPES[name]
+    kind, color = jnp.asarray(terrain, jnp.int32), jnp.asarray(np.maximum(layout.floor, 0))
+    color, door = color.astype(jnp.int32), jnp.zeros((height, width), jnp.int32)
+    agent, magic = jnp.full((height, width), NOBODY, jnp.int32), jnp.zeros_like(door)
+
+    def at(place: Array) -> Array:
+        return (cells == place[1] * width + place[0]) & (place[0] >= 0)
+
+    for number, place in enumerate(jnp.asarray(layout.doors)):
+        kind = jnp.where(at(place), DOOR, kind)
+        color = jnp.where(at(place), int(layout.door_color[number]), color)
+        door = jnp.where(at(place), state.doors[number] + 1, door)
+    for number, place in enumerate(jnp.asarray(layout.buttons)):
+        kind = jnp.where(at(place), TYPES[BUTTONS[layout.button_kind[number]]], kind)
+    for number, place in enumerate(jnp.asarray(layout.magic)):
+        side = jnp.where(state.solid[number] > 0, 6, int(layout.magic_side[number]) + 1)
+        magic = jnp.where(at(place), side, magic)
+    for number, heavy in enumerate(layout.heavy):
+        here = at(state.movable[number].astype(jnp.int32))
+        kind = jnp.where(here, TYPES["rock" if heavy else "block"], kind)
+    for number, item in enumerate(layout.item_kind):
+        here = at(state.items[number].astype(jnp.int32))
+        kind = jnp.where(here, TYPES[ITEMS[item]], kind)
+        color = jnp.where(here, int(layout.item_color[number]), color)
+    for number, human in enumerate(layout.is_human):
+        here = at(state.agents[number].astype(jnp.int32))
+        agent = jnp.where(here, COLORS_OF["yellow" if human else "grey"], agent)
+    return Fields(kind, color, door, agent, magic, jnp.zeros_like(door))
 
 
 def check_fields(fields: Fields, *, version: int = 2) -> None:
