@@ -3,6 +3,7 @@
     python -m experiments.benchmark                               # 5M model, TD-MPC2's settings
     python -m experiments.benchmark --preset=default              # configs/tdmpc.py as it is
     python -m experiments.benchmark --preset=dreamer --size=tiny  # 16 x 64 rows, horizon 15
+    python -m experiments.benchmark --preset=empo                 # see empo_benchmark
     python -m experiments.benchmark --size=19 --batch=1024 --json=bench.json
 
 For every operation: the median time after warm-up, the matrix-multiply FLOPs it does (counted in
@@ -32,7 +33,9 @@ from mbx.envs.base import EnvSpec, RawEnvironment, episodic
 from mbx.training import build, loop
 from mbx.training.metrics import atomic_write
 
-PRESET = flags.DEFINE_enum("preset", "tdmpc2", ["tdmpc2", "default", "dreamer"], "Settings.")
+PRESET = flags.DEFINE_enum(
+    "preset", "tdmpc2", ["tdmpc2", "default", "dreamer", "empo"], "Settings."
+)
 SIZE = flags.DEFINE_string("size", None, "Model size (default: 5 for tdmpc2, tiny for default).")
 BATCH = flags.DEFINE_integer("batch", None, "Batch size (default: 256 for tdmpc2).")
 OBS = flags.DEFINE_integer("obs", 17, "Observation size.")
@@ -318,8 +321,14 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main(_: list[str]) -> None:
-    result = benchmark()
-    print(table(result))
+    if PRESET.value == "empo":
+        from experiments import empo_benchmark
+
+        batches = (BATCH.value,) if BATCH.value else (32, 4096)
+        result = {"preset": "empo", "rows": empo_benchmark.run(batches, min(REPEATS.value, 5))}
+    else:
+        result = benchmark()
+        print(table(result))
     if JSON.value:
         atomic_write(JSON.value, json.dumps(result, indent=2).encode())
 

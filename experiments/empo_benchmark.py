@@ -1,17 +1,17 @@
-"""Time EMPO's train step: batch, networks or tables, how human actions are averaged.
+"""EMPO's part of `experiments.benchmark`: train steps, enumeration, aggregation.
 
-    python -m experiments.empo_benchmark                      # batch 32, 7x7, 2 humans, 2 robots
-    python -m experiments.empo_benchmark --batches=32,4096 --world=multigrid/NAME
-    python -m experiments.empo_benchmark --aggregation        # segment sums against a Python loop
+    python -m experiments.benchmark --preset=empo
+    python -m experiments.benchmark --preset=empo --batch=32 --json=empo.json    # one batch size
 
-A train step is one step of 32 worlds (humans' actions, successors, replay) and one update. Without
---world the world is a synthetic 7x7 room for timing only: two humans and two robots that turn,
-walk and stumble, four successor slots a joint action of which one to two are used.
+A train step is one step of 32 worlds (humans' actions, successors, replay) and one update. Worlds:
+`gates` is `multigrid/gates_2h2r`, 7x7 with two humans and two robots; `room` is a synthetic 7x7
+room for timing tables, whose states are numbered: agents turn, walk and stumble,
+four successor slots a joint action of which one to two are used. Both have 16 joint robot actions.
+Wall times are for an idle machine; processor times are less sensitive to what else runs.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,24 +20,51 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
 
 from mbx import envs, successors
 from mbx.agents import empo
 from mbx.envs import empo as empo_envs
-from mbx.power import Curriculum, PowerParams, World, joint_index
+from mbx.envs import multigrid
+from mbx.power import Curriculum, PowerParams, World, joint_index, profiles
 from mbx.training import loop
 
-BATCHES = flags.DEFINE_list("batches", ["32"], "Batch sizes.")
-WORLD = flags.DEFINE_string("world", "", "World (empty: the synthetic room).")
-REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls.", lower_bound=3)
-AGGREGATION = flags.DEFINE_bool("aggregation", False, "Time the aggregation alone.")
-JSON = flags.DEFINE_string("json", None, "Also write the results here.")
-
+GATES, ROOM = "multigrid/gates_2h2r", "timing_room_7x7_2h2r"
+# Model, human expectation, world, largest batch: exact expectations have 16 times the successors.
 CASES = (
-    ("networks", "fresh"), ("networks", "exact"), ("tables", "fresh"), ("tables", "exact"),
+    ("networks", "fresh", GATES, 4096), ("networks", "fresh", ROOM, 4096),
+    ("tables", "fresh", ROOM, 4096), ("tables", "exact", ROOM, 32), ("networks", "exact", ROOM, 32),
 )  # fmt: skip
-_ROOM = "timing_room_7x7_2h2r"
+SUCCESSORS = 1.5  # a joint action for which there is room
+
+
+def run(batches: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:
+    """Every measurement, printed as it comes. Times in milliseconds."""
+    empo_envs.register_world(ROOM, timing_room)
+    rows = [
+        train_step(*case, batch, repeats) for *case, most in CASES for batch in batches
+        if batch <= most
+    ]  # fmt: skip
+    return rows + enumeration(repeats) + aggregation(batches, repeats)
+
+
+def told(row: dict[str, Any]) -> dict[str, Any]:
+    """The row, printed."""
+    print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+    return row
+
+
+def timed(call: Callable[[], Any], repeats: int, share: int = 1) -> dict[str, float]:
+    """Median and least wall time and least processor time of a call, a `share`-th of it."""
+    wall, processor = [], []
+    for _ in range(repeats):
+        began = time.perf_counter(), time.process_time()
+        jax.block_until_ready(call())
+        wall.append(1e3 * (time.perf_counter() - began[0]) / share)
+        processor.append(1e3 * (time.process_time() - began[1]) / share)
+    return {
+        "median_ms": round(statistics.median(wall), 3), "least_ms": round(min(wall), 3),
+        "processor_ms": round(min(processor), 3),
+    }  # fmt: skip
 
 
 def timing_room(size: int = 7, stumble: float = 0.1) -> World:
@@ -85,54 +112,44 @@ def timing_room(size: int = 7, stumble: float = 0.1) -> World:
     )  # fmt: skip
 
 
-def build(name: str, kind: str, expectation: str, batch: int) -> tuple[Any, Callable, int]:
-    """A loop state past its seed phase, a compiled interval of one-update steps, its length."""
+def train_step(kind: str, expectation: str, name: str, batch: int, repeats: int) -> dict[str, Any]:
+    """One case at one batch size."""
     length = 20 if batch <= 256 else 2
+    world = empo_envs.named_world(name).world
+    people = world.num_actions**world.num_humans if expectation == "exact" else 1
+    pairs = batch * people * world.num_actions**world.num_robots
     config = empo.EmpoConfig(
         PowerParams(), Curriculum(v_h_e_steps=0, x_h_steps=0, q_r_steps=0, ramp_steps=1),
         kind=kind, human_expectation=expectation, batch_size=batch,
-        capacity=32 * batch if expectation == "fresh" else 0, table_min_rate=0.02,
+        capacity=int(SUCCESSORS * pairs), table_min_rate=0.02,
         target_interval=1 if kind == "tables" else 100,
     )  # fmt: skip
-    agent = empo.make_agent(config, empo_envs.named_world(name).world)
-    environment = envs.make(f"empo:{name}", 32)
+    agent, environment = empo.make_agent(config, world), envs.make(f"empo:{name}", 32)
     schedule = loop.Schedule(
         seed_steps=64, pretrain_updates=0, utd_ratio=1 / 32, reanalyze_interval=0,
         reanalyze_min_step=0,
     )  # fmt: skip
     make = jax.jit(lambda key: loop.init_state(agent, environment, key=key, capacity=512))
+    state = [make(jax.random.key(0))]
     interval = loop.make_interval(agent, environment, schedule, capacity=512, length=length)
-    state = make(jax.random.key(0))
+    compiled = interval.lower(state[0]).compile()
+    metrics: dict[str, Any] = {}
+
+    def call() -> Any:
+        state[0], sums = compiled(state[0])
+        metrics.update(sums)
+        return state[0]
+
     for _ in range(2):
-        state, metrics = interval(state)
-    return state, interval, length
-
-
-def train_steps(name: str, batches: list[int]) -> list[dict[str, Any]]:
-    """Milliseconds of a train step (median and least), successors an update, for every case."""
-    rows = []
-    for batch in batches:
-        for kind, expectation in CASES:
-            if kind == "tables" and empo_envs.named_world(name).world.num_states is None:
-                continue  # a world whose states are not numbered
-            if batch > 256 and expectation == "exact":
-                continue  # 256 successors a state and more: too many for a batch this large
-            state, interval, length = build(name, kind, expectation, batch)
-            times = []
-            for _ in range(REPEATS.value):
-                began = time.perf_counter()
-                state, metrics = interval(state)
-                jax.block_until_ready(state)
-                times.append(1e3 * (time.perf_counter() - began) / length)
-            metrics = loop.summarise(metrics)
-            rows.append({
-                "batch": batch, "kind": kind, "human_expectation": expectation,
-                "median_ms": round(statistics.median(times), 3), "least_ms": round(min(times), 3),
-                "successors": metrics["n_successors"], "fill": round(metrics["fill"], 3),
-                "overflow": metrics["overflow"], "mib": round(_mebibytes(state), 1),
-            })  # fmt: skip
-            print(rows[-1], flush=True)
-    return rows
+        call()
+    times = timed(call, repeats, length)
+    numbers = loop.summarise(metrics)
+    return told({
+        "part": "train step", "batch": batch, "model": kind, "humans": expectation, "world": name,
+        **times, "successors": round(numbers["n_successors"]), "fill": round(numbers["fill"], 2),
+        "overflow": numbers["overflow"], "state_mib": round(_mebibytes(state[0]), 1),
+        "scratch_mib": round(compiled.memory_analysis().temp_size_in_bytes / 2**20, 1),
+    })  # fmt: skip
 
 
 def _mebibytes(state: Any) -> float:
@@ -141,7 +158,39 @@ def _mebibytes(state: Any) -> float:
     return sum(leaf.nbytes for leaf in leaves) / 2**20
 
 
-def aggregation(batches: list[int]) -> list[dict[str, Any]]:
+def enumeration(repeats: int, batch: int = 256) -> list[dict[str, Any]]:
+    """Outcomes of states of `gates` for all 16 joint robot actions, in one jitted batch."""
+    grid = multigrid.make_grid(multigrid.load_map(GATES.partition("/")[2]))
+    layout = grid.layout
+    back = jnp.asarray(np.argsort(np.concatenate([layout.humans, layout.robots])))
+    robots = jnp.asarray(profiles(2, layout.num_actions), jnp.int32)
+
+    @jax.jit
+    def walk(states: Any, key: jax.Array) -> Any:
+        action_key, chance_key = jax.random.split(key)
+        actions = jax.random.randint(action_key, (batch, 4), 0, layout.num_actions)
+        following, prob = jax.vmap(grid.outcomes)(states, actions)
+        chosen = jax.random.categorical(chance_key, jnp.log(prob))
+        return jax.tree.map(lambda x: x[jnp.arange(batch), chosen], following)
+
+    def of_state(state: Any, humans: jax.Array) -> Any:
+        return jax.vmap(lambda r: grid.outcomes(state, jnp.concatenate([humans, r])[back]))(robots)
+
+    states = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), grid.initial)
+    for i in range(20):
+        states = walk(states, jax.random.key(i))
+    humans = jax.random.randint(jax.random.key(9), (batch, 2), 0, layout.num_actions)
+    compiled = jax.jit(jax.vmap(of_state))
+    jax.block_until_ready(compiled(states, humans))
+    times = timed(lambda: compiled(states, humans), 10 * repeats)
+    return [told({
+        "part": "enumeration", "states": batch, **times,
+        "states_per_second": round(1e3 * batch / times["least_ms"]),
+        "states_per_processor_second": round(1e3 * batch / times["processor_ms"]),
+    })]  # fmt: skip
+
+
+def aggregation(batches: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:
     """Expected values of `batch * 16` pairs of 2-4 successors: segment sum, dense sum, loop."""
     rows, dense_sum = [], jax.jit(successors.dense_expectation)
     for batch in batches:
@@ -160,7 +209,7 @@ def aggregation(batches: list[int]) -> list[dict[str, Any]]:
                 total[i] += prob * value
             return total
 
-        row = {"batch": batch, "successors": int(ids.size)}
+        row = {"part": "aggregation", "batch": batch, "successors": int(ids.size)}
         for name, call in (
             ("segment_ms", lambda s=segment, a=arrays: s(*a)),
             ("dense_ms", lambda d=dense, r=room: dense_sum(d, r)),
@@ -168,24 +217,11 @@ def aggregation(batches: list[int]) -> list[dict[str, Any]]:
         ):
             jax.block_until_ready(call())
             times = []
-            for _ in range(2 * REPEATS.value):
+            for _ in range(2 * repeats):
                 began = time.perf_counter()
                 jax.block_until_ready(call())
                 times.append(1e3 * (time.perf_counter() - began))
             row[name] = round(statistics.median(times), 3)
         rows.append(row)
-        print(row, flush=True)
+        told(row)
     return rows
-
-
-def main(_: list[str]) -> None:
-    empo_envs.register_world(_ROOM, timing_room)
-    batches = [int(x) for x in BATCHES.value]
-    rows = aggregation(batches) if AGGREGATION.value else train_steps(WORLD.value or _ROOM, batches)
-    if JSON.value:
-        with open(JSON.value, "w", encoding="utf-8") as file:
-            json.dump(rows, file, indent=1)
-
-
-if __name__ == "__main__":
-    app.run(main)
