@@ -16,7 +16,7 @@ import numpy as np
 
 from mbx import replay
 from mbx.agents.base import Agent
-from mbx.training.metrics import atomic_write
+from mbx.files import atomic_write
 
 FORMAT_VERSION = 1
 
