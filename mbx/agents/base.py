@@ -40,7 +40,7 @@ class Agent(NamedTuple):
     remember(actor) -> further fields `[E, ...]` of the row just acted on (latents); None for none.
     update_replay(train, replay, key) -> (train, replay, metrics): `update` for an agent that also
         writes into the replay; used in its place where not None.
-    review(train, key) -> Review, made with every evaluation; not compiled. None for none.
+    review(train, replay, key) -> Review, made with every evaluation; not compiled. None for none.
     """
 
     init: Callable[[Array], Any]
@@ -54,4 +54,4 @@ class Agent(NamedTuple):
     refresh_chunk: int
     remember: Callable[[Any], dict[str, Array]] | None = None
     update_replay: Callable[[Any, Any, Array], tuple[Any, Any, Metrics]] | None = None
-    review: Callable[[Any, Array], Review] | None = None
+    review: Callable[[Any, Any, Array], Review] | None = None

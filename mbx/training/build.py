@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mbx.agents import dreamer, tdmpc
+from mbx.agents import tdmpc
 from mbx.agents.base import Agent
 from mbx.envs.base import EnvSpec
-from mbx.training.dreamer_settings import dreamer_config, dreamer_schedule
+from mbx.training.dreamer_settings import dreamer_agent, dreamer_config, dreamer_schedule
 from mbx.training.empo_settings import empo_agent, empo_config, empo_world
 from mbx.training.loop import Schedule
 from mbx.training.tdmpc_settings import is_episodic, tdmpc_config
@@ -33,7 +33,7 @@ def build_agent(config: Config, spec: EnvSpec) -> Agent:
     builders = {
         "tdmpc": lambda: tdmpc.make_agent(tdmpc_config(config, spec)),
         "empo": lambda: empo_agent(config, spec),
-        "dreamer": lambda: dreamer.make_agent(dreamer_config(config, spec)),
+        "dreamer": lambda: dreamer_agent(config, spec),
     }
     if config["agent"] not in builders:
         raise ValueError(f"config.agent={config['agent']!r}: choose one of {tuple(builders)}")

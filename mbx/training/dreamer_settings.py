@@ -10,7 +10,9 @@ import numpy as np
 
 from mbx import dreamer_networks
 from mbx.agents import dreamer
+from mbx.agents.base import Agent
 from mbx.envs.base import EnvSpec
+from mbx.training.dreamer_review import make_review
 from mbx.training.loop import Schedule
 
 Config = Mapping[str, Any]
@@ -71,6 +73,12 @@ def dreamer_config(config: Config, spec: EnvSpec) -> dreamer.DreamerConfig:
         **loss,
         **actor,
     )
+
+
+def dreamer_agent(config: Config, spec: EnvSpec) -> Agent:
+    """The agent, with the review that goes into the run directory (`dreamer_review`)."""
+    own = dreamer_config(config, spec)
+    return dreamer.make_agent(own)._replace(review=make_review(own))
 
 
 def dreamer_schedule(config: Config, seed_steps: int, num_envs: int) -> Schedule:

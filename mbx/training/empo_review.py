@@ -32,7 +32,7 @@ SHOWN = 3  # episodes in the GIF
 
 def make_review(
     config: EmpoConfig, world: World, *, episodes: int, length: int
-) -> Callable[[TrainState, Array], Review]:
+) -> Callable[[TrainState, Any, Array], Review]:
     """`Agent.review` of EMPO's agent. episodes: a robot; length: at most, of an episode."""
     model, gamma = make_model(config, world), float(config.params.gamma_h)
 
@@ -56,7 +56,7 @@ def make_review(
         values = model.v_h_e(train.params, model.trunk(train.params, model.encode(states)))
         return played, jnp.clip(values, 0.0, 1.0)
 
-    def review(train: TrainState, key: Array) -> Review:
+    def review(train: TrainState, _: Any, key: Array) -> Review:
         played, values = jax.device_get(play(train, key))
         metrics = {}
         for number, robot in enumerate(ROBOTS):

@@ -265,7 +265,7 @@ def _run(
             final = i + 1 == plan.intervals
             if final or (i + 1) % plan.eval_every == 0:
                 summary = job.evaluate(state.train, evaluation_key(key, i)).summary()
-                summary |= review(job.agent, logger.workdir, state.train, evaluation_key(key, i))
+                summary |= review(job.agent, logger.workdir, state, evaluation_key(key, i))
                 summary["seconds"] = time.time() - started
                 logger.log("eval", steps, summary)
                 evaluations.append((steps, summary["return_mean"]))
@@ -279,11 +279,11 @@ def _run(
     return state, evaluations
 
 
-def review(agent: Agent, workdir: str, train: Any, key: jax.Array) -> dict[str, float]:
+def review(agent: Agent, workdir: str, state: loop.LoopState, key: jax.Array) -> dict[str, float]:
     """Write the files of the agent's review, if it makes one, and return its numbers."""
     if agent.review is None:
         return {}
-    told = agent.review(train, key)
+    told = agent.review(state.train, state.replay, key)
     for name, content in told.files.items():
         atomic_write(os.path.join(workdir, name), content)
     return told.metrics

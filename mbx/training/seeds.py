@@ -201,7 +201,7 @@ def record(
 ) -> None:
     """Write every seed's evaluation and review, and its checkpoint where that is its best."""
     for index, (seed, result) in enumerate(zip(seeds, results, strict=True)):
-        own = jax.tree.map(lambda x, i=index: x[i], state.train)
+        own = loop.one_seed(state, index)
         summary = result.summary() | run.review(agent, seed.workdir, own, keys[index])
         seed.logger.log("eval", steps, {**summary, "seconds": seconds})
-        seed.best.save_best(steps, own, summary["return_mean"])
+        seed.best.save_best(steps, own.train, summary["return_mean"])

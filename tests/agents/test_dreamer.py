@@ -402,7 +402,7 @@ def test_a_resumed_run_equals_the_whole_one(tmp_path):
         environment = run.make_environment(config, 2, seed=0)
         agent = build.build_agent(config, environment.spec)
         shape = jax.eval_shape(
-            lambda a=agent, e=environment, c=config: run._fresh_state(a, e, c, jax.random.key(0))
+            lambda a=agent, e=environment, c=config: run.fresh_state(a, e, c, jax.random.key(0))
         )
         states.append(Checkpointer(workdir).restore(shape)[0])
     assert int(states[0].train.step) > 0
