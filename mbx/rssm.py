@@ -204,10 +204,8 @@ def recur(config: ModelConfig, params: Params, state: State, action_part: Array)
         x = nets.block_linear(params["hidden_h"], deter, dtype) + action_part
         x = x + nets.linear(params["hidden_x"], jnp.concatenate(inputs, axis=-1), dtype)
         x = nets.norm_silu(params["hidden_norm"], x)
-        gates = nets.block_linear(params["gru"], x, dtype).astype(jnp.float32)
-        gates = gates.reshape(*gates.shape[:-1], config.blocks, 3, -1)
-        parts = (gates[..., i, :] for i in range(3))
-        reset, candidate, update = (part.reshape(deter.shape) for part in parts)
+        gates = nets.block_linear_parts(params["gru"], x, 3, dtype)
+        reset, candidate, update = (gate.astype(jnp.float32) for gate in gates)
     candidate = jnp.tanh(jax.nn.sigmoid(reset) * candidate)
     update = jax.nn.sigmoid(update - 1.0)
     return update * candidate + (1.0 - update) * deter
