@@ -62,7 +62,7 @@ def _sprites() -> dict[str, np.ndarray]:
         "waves": np.mod(y + 0.06 * np.sin(12 * x), 0.3) < 0.08,
         "dot": radius < 0.14, "button": inner(0.06), "cross": cross,
         "bars": inner(0.25) & (np.abs(np.abs(x - 0.5) - 0.15) < 0.07),
-        "ring": (radius < 0.3) & (radius > 0.2), "frame": inner(0.0) & ~inner(0.06),
+        "ring": (radius < 0.3) & (radius > 0.2),
         "slash": slash,
     }  # fmt: skip
 
@@ -86,11 +86,9 @@ def make_render(layout: Layout) -> Callable[..., Array]:
         image = ground
         if goals is not None:
             for human, number in enumerate(goals):
-                x1, y1, x2, y2 = jnp.asarray(layout.goals)[human][number]
-                inside = ((rows >= y1) & (rows <= y2))[:, None]
-                inside = inside & ((columns >= x1) & (columns <= x2))[None]
                 shade = jnp.asarray(HUMAN_SHADES[human % len(HUMAN_SHADES)])
-                image = _over(image, inside, masks["frame"], shade)
+                outline = _outline(jnp.asarray(layout.goals)[human][number], height, width)
+                image = jnp.where(outline[..., None], shade[None, None, None, None], image)
         for number, (x, y) in enumerate(layout.doors):
             names = jnp.stack([masks["open"], masks["closed"], masks["locked"]])
             mask = names[state.doors[number].astype(jnp.int32)]
@@ -120,6 +118,19 @@ def _over(image: Array, cells: Array, mask: Array, color: Array) -> Array:
     """The image `[height, TILE, width, TILE, 3]` with `mask` on marked cells `[height, width]`."""
     covered = cells[:, None, :, None] & mask[None, :, None, :]
     return jnp.where(covered[..., None], color[None, None, None, None], image)
+
+
+def _outline(rectangle: Array, height: int, width: int) -> Array:
+    """The edge of a rectangle of cells, drawn inside it: bool `[height, TILE, width, TILE]`."""
+    x1, y1, x2, y2 = rectangle
+
+    def inside(margin: int) -> Array:
+        y, x = jnp.arange(height * TILE), jnp.arange(width * TILE)
+        tall = (y >= y1 * TILE + margin) & (y < (y2 + 1) * TILE - margin)
+        wide = (x >= x1 * TILE + margin) & (x < (x2 + 1) * TILE - margin)
+        return tall[:, None] & wide[None]
+
+    return (inside(0) & ~inside(2)).reshape(height, TILE, width, TILE)
 
 
 def _ground(layout: Layout, masks: dict[str, Array]) -> Array:
