@@ -386,7 +386,13 @@ def test_the_configuration_builds_the_agent_and_names_its_mistakes():
     rock = envs.make("empo:grid_rock_1h1r", 2).spec
     settings = build.empo_config(config, rock)  # a world with parameters of its own
     assert settings.params.beta_r == 10.0 and settings.params.eta == pytest.approx(1.1)
-    assert settings.capacity == 0  # its joint actions have one successor each
+    assert settings.capacity == 1.5 * 32 * 4
+    config["loss"]["room"] = 2.0  # all that a joint action can have there: every slot
+    assert build.empo_config(config, rock).capacity == 0
+    config["loss"]["room"] = -1.0
+    with pytest.raises(ValueError, match="loss.room=-1.0"):
+        build.empo_config(config, rock)
+    config["loss"]["room"] = 1.5
     pendulum = envs.make("gymnax:Pendulum-v1", 1).spec
     with pytest.raises(ValueError, match="lists its successors"):
         build.build_agent(config, pendulum)
