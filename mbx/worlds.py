@@ -209,11 +209,7 @@ def tabular_world(
     num_states, num_actions = int(world.num_states), int(world.num_actions)
     humans, robots = np.asarray(world.humans), np.asarray(world.robots)
     num_goals = np.asarray(world.goal_weight).shape[1]
-    policy = getattr(human_policy, "pi_h", human_policy)
-    shape = (len(humans), num_goals, num_states, num_actions)
-    policy = np.full(shape, 1.0 / num_actions) if policy is None else np.asarray(policy)
-    if policy.shape != shape:
-        raise ValueError(f"human_policy has shape {policy.shape}: give [H, G, S, A] = {shape}")
+    policy = _given_policy(human_policy, (len(humans), num_goals, num_states, num_actions))
     following, probs = _dense(world)
     begin = _starts(world) if start is None else np.atleast_1d(np.asarray(start))
     begin = jnp.asarray(begin, jnp.int32)
@@ -252,6 +248,15 @@ def tabular_world(
         goal_weight=jnp.asarray(world.goal_weight, jnp.float32),
         views=views,
     )
+
+
+def _given_policy(human_policy: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """A policy [H, G, S, A] as given, of a `Solution`, or uniform."""
+    policy = getattr(human_policy, "pi_h", human_policy)
+    policy = np.full(shape, 1.0 / shape[-1]) if policy is None else np.asarray(policy)
+    if policy.shape != shape:
+        raise ValueError(f"human_policy has shape {policy.shape}: give [H, G, S, A] = {shape}")
+    return policy
 
 
 def _dense(world: TabularWorld) -> tuple[np.ndarray, np.ndarray]:

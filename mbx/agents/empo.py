@@ -152,24 +152,37 @@ def make_agent(config: EmpoConfig, world: World) -> Agent:
         raise ValueError(
             f"goal_weight sums to {totals.tolist()} per human: divide each row by its sum"
         )
-    model, codec = make_model(config, world), make_codec(world)
-    stored = make_records(world).size if config.stored_successors else 0
-    unpack = jax.vmap(codec.unpack)
-    num_robot_actions = world.num_actions**world.num_robots
-    learn = _learn_tables if config.kind == "tables" else _learn_networks
+    model = make_model(config, world)
+    return Agent(
+        init=functools.partial(init_state, config, model),
+        init_actor=lambda num: jnp.zeros((num, 0)),
+        act=_make_act(config, model, world),
+        targets=lambda train, actor, obs, key: None,
+        update=_make_update(config, model, world),
+        refresh=None,
+        example_row=functools.partial(_example_row, config, world),
+        target_spec=None,
+        refresh_chunk=1,
+    )
 
-    def init(key: Array) -> TrainState:
-        params = model.init(key)
-        if config.kind == "tables":
-            opt_state = {
-                "v_h_e": jnp.zeros_like(params["v_h_e"]),
-                "q_r": jnp.zeros(params["q_r"].shape[0]),
-            }
-        else:
-            optimizer = _optimizer(config)
-            opt_state = {name: optimizer.init(own) for name, own in params.items()}
-        target = jax.tree.map(jnp.copy, params) if config.target_interval > 1 else None
-        return TrainState(params, target, opt_state, jnp.int32(0))
+
+def init_state(config: EmpoConfig, model: Model, key: Array) -> TrainState:
+    """A fresh train state; tables count their visits where networks keep an optimiser's state."""
+    params = model.init(key)
+    if config.kind == "tables":
+        opt_state = {
+            "v_h_e": jnp.zeros_like(params["v_h_e"]),
+            "q_r": jnp.zeros(params["q_r"].shape[0]),
+        }
+    else:
+        optimizer = _optimizer(config)
+        opt_state = {name: optimizer.init(own) for name, own in params.items()}
+    target = jax.tree.map(jnp.copy, params) if config.target_interval > 1 else None
+    return TrainState(params, target, opt_state, jnp.int32(0))
+
+
+def _make_act(config: EmpoConfig, model: Model, world: World) -> Any:
+    unpack, num_robot_actions = jax.vmap(make_codec(world).unpack), _robot_actions(world)
 
     def act(
         train: TrainState, actor: Array, obs: Array, is_first: Array, key: Array, evaluate: bool
@@ -180,6 +193,12 @@ def make_agent(config: EmpoConfig, world: World) -> Agent:
             policy = (1.0 - epsilon) * policy + epsilon / num_robot_actions
         chosen = jax.random.categorical(key, jnp.log(policy))
         return jax.nn.one_hot(chosen, num_robot_actions), actor
+
+    return act
+
+
+def _make_update(config: EmpoConfig, model: Model, world: World) -> Any:
+    learn = _learn_tables if config.kind == "tables" else _learn_networks
 
     def update(
         train: TrainState, buffer: replay.ReplayState, key: Array
@@ -200,38 +219,42 @@ def make_agent(config: EmpoConfig, world: World) -> Agent:
         if copied is not None:
             due = step % config.target_interval == 0
             copied = jax.tree.map(functools.partial(jnp.where, due), train.params, copied)
-        metrics |= losses | {
-            "beta_r": beta_r,
-            "epsilon": power.curriculum.epsilon(config.curriculum, train.step),
-            "stage": power.curriculum.stage(config.curriculum, train.step).astype(jnp.float32),
-            "q_r": jnp.mean(targets.q_r),
-            "v_h_e": jnp.mean(targets.v_h_e),
-        }
-        if config.q_head == "z":
-            metrics["z_unrepresentable"] = jnp.mean((targets.q_r > -1.0).astype(jnp.float32))
+        metrics |= losses | _progress(config, train.step, beta_r, targets)
         return train.replace(target=copied, step=step), metrics
 
-    def example_row() -> dict[str, Any]:
-        scalar = functools.partial(jax.ShapeDtypeStruct, ())
-        return dict(
-            obs=jax.ShapeDtypeStruct((codec.size + stored,), jnp.int32),
-            action=jax.ShapeDtypeStruct((num_robot_actions,), jnp.float32),
-            reward=scalar(jnp.float32),
-            is_first=scalar(jnp.bool_),
-            is_last=scalar(jnp.bool_),
-            terminated=scalar(jnp.bool_),
-        )
+    return update
 
-    return Agent(
-        init=init,
-        init_actor=lambda num: jnp.zeros((num, 0)),
-        act=act,
-        targets=lambda train, actor, obs, key: None,
-        update=update,
-        refresh=None,
-        example_row=example_row,
-        target_spec=None,
-        refresh_chunk=1,
+
+def _progress(
+    config: EmpoConfig, step: Array, beta_r: Array, targets: empo_targets.Targets
+) -> Metrics:
+    """Where the curriculum stands, and the targets' means."""
+    metrics = {
+        "beta_r": beta_r,
+        "epsilon": power.curriculum.epsilon(config.curriculum, step),
+        "stage": power.curriculum.stage(config.curriculum, step).astype(jnp.float32),
+        "q_r": jnp.mean(targets.q_r),
+        "v_h_e": jnp.mean(targets.v_h_e),
+    }
+    if config.q_head == "z":
+        metrics["z_unrepresentable"] = jnp.mean((targets.q_r > -1.0).astype(jnp.float32))
+    return metrics
+
+
+def _robot_actions(world: World) -> int:
+    return world.num_actions**world.num_robots
+
+
+def _example_row(config: EmpoConfig, world: World) -> dict[str, Any]:
+    stored = make_records(world).size if config.stored_successors else 0
+    scalar = functools.partial(jax.ShapeDtypeStruct, ())
+    return dict(
+        obs=jax.ShapeDtypeStruct((make_codec(world).size + stored,), jnp.int32),
+        action=jax.ShapeDtypeStruct((_robot_actions(world),), jnp.float32),
+        reward=scalar(jnp.float32),
+        is_first=scalar(jnp.bool_),
+        is_last=scalar(jnp.bool_),
+        terminated=scalar(jnp.bool_),
     )
 
 

@@ -60,6 +60,23 @@ def q_from_raw(raw: Array, head: str, eta: float, xi: float) -> Array:
     return -(size + jax.lax.stop_gradient(jnp.maximum(size, 2.0 * Q_FLOOR) - size))
 
 
+def _check_options(world: World, encoder: str, x_h: str, max_goals: int) -> None:
+    if encoder not in ("mlp", "identity"):
+        raise ValueError(f"model.encoder={encoder!r}: choose mlp or identity")
+    if x_h not in ("sum", "network"):
+        raise ValueError(f"model.x_h={x_h!r}: choose sum or network")
+    if world.num_goals > max_goals:
+        raise ValueError(f"the world has {world.num_goals} goals a human: at most {max_goals}")
+
+
+def _describe_goals(world: World) -> Array:
+    """What a goal's network reads: whose it is, one-hot, and its features, `[H, G, H + F]`."""
+    humans, goals = world.num_humans, world.num_goals
+    identity = jnp.eye(humans).reshape(humans, 1, humans)
+    whose = jnp.broadcast_to(identity, (humans, goals, humans))
+    return jnp.concatenate([whose, world.goal_features], axis=-1)
+
+
 def network_model(
     world: World, *, hidden: int, encoder: str, q_head: str, x_h: str, eta: float, xi: float,
     max_goals: int = 4096,
@@ -68,22 +85,13 @@ def network_model(
 
     Raises ValueError for an unknown option, or more goals than are reasonable to evaluate at once.
     """
-    if encoder not in ("mlp", "identity"):
-        raise ValueError(f"model.encoder={encoder!r}: choose mlp or identity")
-    if x_h not in ("sum", "network"):
-        raise ValueError(f"model.x_h={x_h!r}: choose sum or network")
-    if world.num_goals > max_goals:
-        raise ValueError(f"the world has {world.num_goals} goals a human: at most {max_goals}")
+    _check_options(world, encoder, x_h, max_goals)
     q_from_raw(jnp.zeros(1), q_head, eta, xi)
     num_robot_actions = world.num_actions**world.num_robots
-    humans, goals = world.num_humans, world.num_goals
+    humans, described = world.num_humans, _describe_goals(world)
     body = MLP([hidden], hidden, nn.tanh)
     state_head, goal_head = MLP([hidden], hidden), MLP([hidden], hidden)
     q_head_net, x_head = MLP([hidden, hidden], num_robot_actions), MLP([hidden], humans)
-    identity = jnp.eye(humans).reshape(humans, 1, humans)
-    described = jnp.concatenate(
-        [jnp.broadcast_to(identity, (humans, goals, humans)), world.goal_features], axis=-1
-    )
 
     def init(key: Array) -> Params:
         keys = jax.random.split(key, 5)
