@@ -165,7 +165,7 @@ def get_config() -> config_dict.ConfigDict:
     config.loss.optimist = False  # a second, optimistic policy that seeds the training planner
     config.loss.optimist_std_coef = 1.0
     config.loss.optimist_entropy_scale = 100.0
-    config.loss.termination = "hard"  # the model's termination in targets and planning: hard, soft
+    config.loss.termination = "soft"  # the model's termination in targets and plans: soft, hard
     config.loss.discount = 0.0  # 0: from the episode length
 
     config.optimizer = config_dict.ConfigDict()

@@ -31,6 +31,7 @@ def get_config() -> config_dict.ConfigDict:
     )  # fmt: skip
     config.reanalyze.enabled = False
     config.loss.update(
-        batch_size=256, num_heads=2, value_reduction="min", value_target="td", policy_loss="svg"
-    )
+        batch_size=256, num_heads=2, value_reduction="min", value_target="td", policy_loss="svg",
+        termination="hard",
+    )  # fmt: skip
     return config
