@@ -32,6 +32,7 @@ from mbx.agents import dreamer
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic
 from mbx.training import build, loop
 from mbx.training.metrics import atomic_write
+from mbx.training.state import LoopState, Schedule, init_state
 
 PRESET = flags.DEFINE_enum(
     "preset", "tdmpc2", ["tdmpc2", "default", "dreamer", "empo"], "Settings."
@@ -171,11 +172,11 @@ def toy_environment(num_envs: int) -> Any:
     return episodic(raw, num_envs)
 
 
-def filled(agent: Any, state: loop.LoopState, spec: EnvSpec, steps: int) -> loop.LoopState:
+def filled(agent: Any, state: LoopState, spec: EnvSpec, steps: int) -> LoopState:
     """The state with `steps` random rows an environment in its replay."""
 
     @jax.jit
-    def fill(state: loop.LoopState) -> loop.LoopState:
+    def fill(state: LoopState) -> LoopState:
         def one(carry: Any, i: jax.Array) -> tuple:
             key = jax.random.fold_in(state.key, i)
             num = state.reward.shape[0]
@@ -202,7 +203,7 @@ def benchmark() -> dict[str, Any]:
     agent = build.build_agent(config, environment.spec)
     capacity = 10_000
     key = jax.random.key(0)
-    state = loop.init_state(agent, environment, key=key, capacity=capacity)
+    state = init_state(agent, environment, key=key, capacity=capacity)
     state = filled(agent, state, environment.spec, 600)
     rate = gemm_rate(DTYPE.value)
     common = dict(rate=rate, repeats=repeats)
@@ -237,7 +238,7 @@ def benchmark() -> dict[str, Any]:
         return replay.sample(buffer, key, batch_size=loss["batch_size"], length=loss["horizon"])
 
     rows.append(measure("sample", sample, state.replay, key, **common))
-    schedule = loop.Schedule(0, 0, 1.0 / num, config["reanalyze"]["interval"], 0)
+    schedule = Schedule(0, 0, 1.0 / num, config["reanalyze"]["interval"], 0)
     step = loop.make_step(agent, environment, schedule, capacity)
     rows.append(
         measure("fused step (1 update)", lambda s: step(s)[0], state, donate=True, **common)
@@ -251,7 +252,7 @@ def benchmark_dreamer(config: dict[str, Any]) -> dict[str, Any]:
     environment = toy_environment(num)
     own = build.dreamer_config(config, environment.spec)
     agent, net = dreamer.make_agent(own), own.model
-    state = loop.init_state(agent, environment, key=key, capacity=2_000)
+    state = init_state(agent, environment, key=key, capacity=2_000)
     state = filled(agent, state, environment.spec, 600)
     rate = gemm_rate(DTYPE.value)
     common = dict(rate=rate, repeats=REPEATS.value)

@@ -27,6 +27,7 @@ from mbx.envs import empo as empo_envs
 from mbx.envs import multigrid
 from mbx.power import Curriculum, PowerParams, World, joint_index, profiles
 from mbx.training import loop
+from mbx.training.state import Schedule, init_state
 
 GATES, ROOM = "multigrid/gates_2h2r", "timing_room_7x7_2h2r"
 # Model, human expectation, world, largest batch: exact expectations have 16 times the successors.
@@ -125,11 +126,11 @@ def train_step(kind: str, expectation: str, name: str, batch: int, repeats: int)
         target_interval=1 if kind == "tables" else 100,
     )  # fmt: skip
     agent, environment = empo.make_agent(config, world), envs.make(f"empo:{name}", 32)
-    schedule = loop.Schedule(
+    schedule = Schedule(
         seed_steps=64, pretrain_updates=0, utd_ratio=1 / 32, reanalyze_interval=0,
         reanalyze_min_step=0,
     )  # fmt: skip
-    make = jax.jit(lambda key: loop.init_state(agent, environment, key=key, capacity=512))
+    make = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=512))
     state = [make(jax.random.key(0))]
     interval = loop.make_interval(agent, environment, schedule, capacity=512, length=length)
     compiled = interval.lower(state[0]).compile()

@@ -23,6 +23,7 @@ from mbx.agents import empo, empo_evaluation
 from mbx.envs import empo as empo_envs
 from mbx.power import Curriculum
 from mbx.training import loop
+from mbx.training.state import Schedule, init_state
 
 OUT = flags.DEFINE_string("out", "docs/empo", "Where the figure and the numbers go.")
 WORLDS = flags.DEFINE_list("worlds", ["grid_rock_1h1r", "grid_corridor_2h1r"], "Worlds.")
@@ -61,12 +62,12 @@ def learn(name: str, case: str, seed: int) -> tuple[list[dict[str, Any]], Any, e
     config = settings(found, case, UPDATES.value)
     agent = empo.make_agent(config, found.world)
     environment = envs.make(f"empo:{name}", 32)
-    schedule = loop.Schedule(
+    schedule = Schedule(
         seed_steps=320, pretrain_updates=0, utd_ratio=1 / 32, reanalyze_interval=0,
         reanalyze_min_step=0,
     )  # fmt: skip
     rows = 2048
-    state = jax.jit(lambda key: loop.init_state(agent, environment, key=key, capacity=rows))(
+    state = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=rows))(
         jax.random.key(seed)
     )
     interval = loop.make_interval(

@@ -17,7 +17,7 @@ from absl import app, flags
 
 from mbx.agents import empo, empo_evaluation
 from mbx.envs.empo import TIME_LIMIT
-from mbx.training import build, run
+from mbx.training import build, environments, run
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory.", required=True)
 WHICH = flags.DEFINE_string("which", "latest", "latest, best, or the step of a checkpoint.")
@@ -29,7 +29,7 @@ def main(_: list[str]) -> None:
     _, train, settings = run.load(WORKDIR.value, which=WHICH.value)
     if settings["agent"] != "empo":
         sys.exit(f"{WORKDIR.value} is a run of agent {settings['agent']!r}, not empo")
-    spec = run.make_environment(settings, 1, seed=0).spec
+    spec = environments.make_environment(settings, 1, seed=0).spec
     config, found = build.empo_config(settings, spec), build.empo_world(spec)
     world, solution = found.world, found.solution
     robots = {"learned": empo_evaluation.learned_policy(config, world, train)}

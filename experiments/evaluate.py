@@ -24,7 +24,7 @@ JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of text."
 
 
 def main(_: list[str]) -> None:
-    from mbx.training import evaluation, run
+    from mbx.training import environments, evaluation, run
 
     logging.set_verbosity(logging.WARNING)
     run.enable_compilation_cache()
@@ -32,7 +32,7 @@ def main(_: list[str]) -> None:
         agent, train_state, config = run.load(WORKDIR.value, which=CHECKPOINT.value)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
-    environment = run.evaluation_environment(config, EPISODES.value, seed=SEED.value)
+    environment = environments.evaluation_environment(config, EPISODES.value, seed=SEED.value)
     key = jax.random.key(SEED.value)
     results = {CHECKPOINT.value: evaluation.make_evaluate(agent.act, agent.init_actor, environment)(
         train_state, key

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mbx import replay
+from mbx import replay, replay_ring, replay_storage
 from mbx.replay import Index, ReplayState
 
 Array = jax.Array
@@ -50,7 +50,7 @@ def sample(
     counts = jnp.maximum(state.size - length + 1, 0)
     total = jnp.maximum(jnp.sum(counts), 1)
     flat = jax.random.randint(draw_key, (batch_size,), 0, total, dtype=jnp.int32)
-    env, offset = replay._locate(counts, flat)
+    env, offset = replay_ring.locate(counts, flat)
     column = jnp.arange(batch_size, dtype=jnp.int32)
     newest = (column + jax.random.randint(env_key, (), 0, num_envs)) % num_envs
     env = jnp.where(column < fresh, newest, env)
@@ -58,7 +58,7 @@ def sample(
     offsets = offset[None] + jnp.arange(length, dtype=jnp.int32)[:, None]
     offsets = jnp.minimum(offsets, jnp.maximum(state.size[env] - 1, 0)[None])
     env = jnp.broadcast_to(env[None], offsets.shape)
-    index = Index(env, replay._slot(state, env, offsets))
+    index = Index(env, replay_ring.slot_of(state, env, offsets))
     return Sequences(replay.row_at(state, index), index)
 
 
@@ -69,10 +69,10 @@ def write(state: ReplayState, index: Index, fields: dict[str, Array]) -> ReplayS
     """
     capacity = state.data["is_last"].shape[1]
     flat = Index(index.env.reshape(-1), index.slot.reshape(-1))
-    once = replay._is_last_occurrence(state, flat, jnp.ones(flat.env.shape, bool))
+    once = replay_ring.is_last_occurrence(state, flat, jnp.ones(flat.env.shape, bool))
     target = Index(flat.env, jnp.where(once, flat.slot, capacity))
     data = dict(state.data)
     for name, value in fields.items():
         value = value.reshape(-1, *value.shape[index.env.ndim :]).astype(data[name].dtype)
-        data[name] = replay._write(data[name], target, value)
+        data[name] = replay_storage.write(data[name], target, value)
     return state.replace(data=data)

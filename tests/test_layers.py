@@ -15,9 +15,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Ground first. A module may import from lower floors, and a package from itself. Training knows
 # environments and they do not know it, so it has a floor of its own.
 FLOORS = (
-    ("distributions", "networks", "tasks", "files"),
-    ("pictures", "returns", "mppi", "successors", "replay", "dreamer_networks"),
-    ("power_equations", "worlds", "curriculum"),
+    ("distributions", "networks", "tasks", "files", "replay_storage"),
+    ("pictures", "returns", "mppi", "successors", "replay_ring", "dreamer_networks"),
+    ("power_equations", "worlds", "curriculum", "replay"),
     ("tabular", "records"),
     ("world_model", "rssm", "power", "dreamer_observations", "sequences"),
     ("agents",),
@@ -95,7 +95,7 @@ def test_imports_only_go_down():
         ("mbx.agents.tdmpc", "from mbx.envs.base import EnvSpec"),
         ("mbx.agents.tdmpc", "from ..training import loop"),
         ("mbx.agents.tdmpc", "from absl import flags"),
-        ("mbx.envs.gymnax", "from mbx.training.loop import Schedule"),
+        ("mbx.envs.gymnax", "from mbx.training.state import Schedule"),
         ("mbx.training.run", "from experiments import plot"),
         ("mbx.__init__", "from mbx import mppi"),
         ("mbx.attic", ""),  # no floor

@@ -99,5 +99,5 @@ def make(
             **extra,
         )  # fmt: skip
     except ImportError as error:
-        extra = f"pip install -e '.[{_EXTRAS[suite]}]'" if suite in _EXTRAS else "pip install -e ."
-        raise ImportError(f"env.name={name!r} needs {error.name}: {extra}") from error
+        remedy = f"pip install -e '.[{_EXTRAS[suite]}]'" if suite in _EXTRAS else "pip install -e ."
+        raise ImportError(f"env.name={name!r} needs {error.name}: {remedy}") from error

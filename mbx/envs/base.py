@@ -9,6 +9,7 @@ next observation also where an episode ended and `obs` is already the first of t
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -67,7 +68,7 @@ class JaxEnvironment(NamedTuple):
     step: Callable[[Any, Array, Array], tuple[Any, Timestep]]
 
 
-class HostEnvironment:
+class HostEnvironment(abc.ABC):
     """E environments stepped in Python; numpy in, numpy out.
 
     `get_state` gives bytes that `set_state` continues from bit for bit, or None where the
@@ -77,22 +78,23 @@ class HostEnvironment:
     spec: EnvSpec
     num_envs: int
 
+    @abc.abstractmethod
     def reset(self, seed: int) -> np.ndarray:
         """Start a new episode in every environment: observations `[E, ...]`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def step(self, action: np.ndarray) -> Timestep:
         """One agent step with actions `[E, A]` in [-1, 1]."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def get_state(self) -> bytes | None:
         """A snapshot, or None."""
-        return None
 
+    @abc.abstractmethod
     def set_state(self, snapshot: bytes) -> None:
-        """Continue from a snapshot."""
-        raise NotImplementedError
+        """Continue from a snapshot; never called where there are none."""
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Free what the environments hold."""
 

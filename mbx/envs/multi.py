@@ -57,7 +57,7 @@ def make(
         )
         for i, name in enumerate(names)
     ]  # fmt: skip
-    spec = _joint_spec(label, [member.spec for member in members], min_sizes)
+    spec = _joint_spec(f"multi:{tasks}", [member.spec for member in members], min_sizes)
     if all(isinstance(member, JaxEnvironment) for member in members):
         return _together(spec, members)
     if all(isinstance(member, HostEnvironment) for member in members):
@@ -65,7 +65,8 @@ def make(
     raise ValueError(f"{label} mixes JAX and host environments: choose tasks of one kind")
 
 
-def _joint_spec(label: str, specs: Sequence[EnvSpec], min_sizes: tuple[int, int]) -> EnvSpec:
+def _joint_spec(name: str, specs: Sequence[EnvSpec], min_sizes: tuple[int, int]) -> EnvSpec:
+    label = f"env.name={name!r}"
     for spec in specs:
         if spec.discrete or len(spec.obs_shape) != 1:
             raise ValueError(
@@ -79,7 +80,7 @@ def _joint_spec(label: str, specs: Sequence[EnvSpec], min_sizes: tuple[int, int]
         )
     obs = max(min_sizes[0], *(spec.obs_shape[0] for spec in specs)) + len(specs)
     return EnvSpec(
-        name=label.split("'")[1],
+        name=name,
         obs_shape=(obs,),
         obs_dtype=np.float32,
         action_dim=max(min_sizes[1], *(spec.action_dim for spec in specs)),

@@ -14,7 +14,7 @@ from mbx.agents.base import Agent
 from mbx.envs.base import EnvSpec
 from mbx.training.dreamer_settings import dreamer_agent, dreamer_config, dreamer_schedule
 from mbx.training.empo_settings import empo_agent, empo_config, empo_world
-from mbx.training.loop import Schedule
+from mbx.training.state import Schedule
 from mbx.training.tdmpc_settings import is_episodic, tdmpc_config
 
 __all__ = [

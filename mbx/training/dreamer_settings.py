@@ -13,7 +13,7 @@ from mbx.agents import dreamer
 from mbx.agents.base import Agent
 from mbx.envs.base import EnvSpec
 from mbx.training.dreamer_review import make_review
-from mbx.training.loop import Schedule
+from mbx.training.state import Schedule
 
 Config = Mapping[str, Any]
 

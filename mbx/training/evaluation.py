@@ -54,22 +54,6 @@ def make_evaluate(
     return make(act, init_actor, environment)
 
 
-def make_evaluate_seeds(
-    act: Callable, init_actor: Callable, environment: JaxEnvironment
-) -> Callable[[Any, Array], list[Evaluation]]:
-    """`evaluate(train, keys)` of several seeds at once: train states `[S, ...]`, keys `[S]`."""
-    compiled = jax.jit(jax.vmap(_episodes(act, init_actor, environment)))
-
-    def evaluate(train: Any, keys: Array) -> list[Evaluation]:
-        returns, lengths = jax.device_get(compiled(train, keys))
-        return [
-            Evaluation(np.asarray(r), np.asarray(n), task_names(environment))
-            for r, n in zip(returns, lengths, strict=True)
-        ]
-
-    return evaluate
-
-
 def make_random(environment: JaxEnvironment | HostEnvironment) -> Callable[[Array], Evaluation]:
     """`evaluate(key)` of uniformly random actions: the yardstick a trained policy has to beat."""
     spec = environment.spec
@@ -88,10 +72,10 @@ def task_names(environment: JaxEnvironment | HostEnvironment) -> tuple[str, ...]
     return tuple(task.name for task in environment.spec.tasks)
 
 
-def _episodes(
+def make_episodes(
     act: Callable, init_actor: Callable, environment: JaxEnvironment
 ) -> Callable[[Any, Array], tuple[Array, Array]]:
-    """`run(train, key)`: returns and lengths `[E]` of one episode an environment."""
+    """`run(train, key)`, pure: returns and lengths `[E]` of one episode an environment."""
     num = environment.num_envs
 
     def run(train: Any, key: Array) -> tuple[Array, Array]:
@@ -122,7 +106,7 @@ def _episodes(
 def _make_fused(
     act: Callable, init_actor: Callable, environment: JaxEnvironment
 ) -> Callable[[Any, Array], Evaluation]:
-    compiled = jax.jit(_episodes(act, init_actor, environment))
+    compiled = jax.jit(make_episodes(act, init_actor, environment))
 
     def evaluate(train: Any, key: Array) -> Evaluation:
         returns, lengths = jax.device_get(compiled(train, key))

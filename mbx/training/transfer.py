@@ -14,10 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mbx import envs, tasks
+from mbx import tasks
 from mbx.envs.base import EnvSpec
 from mbx.training import datasets
 from mbx.training.checkpoint import Checkpointer, load_config
+from mbx.training.environments import environment_spec
 
 Config = Mapping[str, Any]
 
@@ -38,25 +39,12 @@ def resolve(config: Config) -> Config:
             )
     env, replay = dict(config["env"]), dict(config["replay"])
     if source and env["name"].startswith("multi:"):
-        spec = spec_of(load_config(source))
+        spec = environment_spec(load_config(source))
         env["pad_to"] = (spec.obs_shape[0] - len(spec.tasks), spec.action_dim)
     if dataset:
         env["num_envs"], rows = datasets.shape(dataset)
         replay["capacity"] = env["num_envs"] * rows
     return {**config, "env": env, "replay": replay}
-
-
-def spec_of(config: Config) -> EnvSpec:
-    """The environment's spec of a configuration."""
-    env = config["env"]
-    extra = {"min_sizes": tuple(env["pad_to"])} if env["name"].startswith("multi:") else {}
-    environment = envs.make(
-        env["name"], envs.num_tasks(env["name"]), action_repeat=env["action_repeat"] or None,
-        episode_length=env["episode_length"] or None, **extra,
-    )  # fmt: skip
-    if isinstance(environment, envs.HostEnvironment):
-        environment.close()
-    return environment.spec
 
 
 def start_from(config: Config, spec: EnvSpec, train: Any, build: Any) -> Any:
@@ -68,7 +56,7 @@ def start_from(config: Config, spec: EnvSpec, train: Any, build: Any) -> Any:
     """
     source = config["train"]["init_from"]
     old_config = load_config(source)
-    old_spec = spec_of(old_config)
+    old_spec = environment_spec(old_config)
     example = jax.eval_shape(build(old_config, old_spec).init, jax.random.key(0))
     checkpointer = Checkpointer(source)
     old, _ = checkpointer.restore_best(example)

@@ -20,8 +20,9 @@ from mbx.agents import dreamer_policy as policy
 from mbx.agents.dreamer import DreamerConfig
 from mbx.dreamer_networks import ModelConfig
 from mbx.envs.base import EnvSpec
-from mbx.training import build, run
+from mbx.training import build, environments, run
 from mbx.training.checkpoint import Checkpointer
+from mbx.training.job import fresh_state
 
 NET = ModelConfig(
     vector_dim=3, action_dim=2, factors=(2,), deter=8, hidden=6, stoch=2, classes=4, units=8,
@@ -399,10 +400,10 @@ def test_a_resumed_run_equals_the_whole_one(tmp_path):
     states = []
     for workdir in (whole, half):
         config = tiny_run().to_dict()
-        environment = run.make_environment(config, 2, seed=0)
+        environment = environments.make_environment(config, 2, seed=0)
         agent = build.build_agent(config, environment.spec)
         shape = jax.eval_shape(
-            lambda a=agent, e=environment, c=config: run.fresh_state(a, e, c, jax.random.key(0))
+            lambda a=agent, e=environment, c=config: fresh_state(a, e, c, jax.random.key(0))
         )
         states.append(Checkpointer(workdir).restore(shape)[0])
     assert int(states[0].train.step) > 0

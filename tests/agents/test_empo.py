@@ -15,6 +15,7 @@ from mbx.agents import empo, empo_evaluation, empo_models, empo_targets
 from mbx.envs import empo as empo_envs
 from mbx.power import Curriculum, PowerParams, TabularWorld
 from mbx.training import build, loop
+from mbx.training.state import Schedule, init_state
 from tests.helpers import FIXTURES
 
 # No warm-up, beta_r at its nominal value from the first update.
@@ -140,11 +141,11 @@ def train(found, config, updates, *, num_envs=16, seed=0, option=""):
     empo_envs.register_world("test", lambda: found)
     agent = empo.make_agent(config, found.world)
     environment = envs.make(f"empo:test{option}", num_envs, episode_length=20)
-    schedule = loop.Schedule(
+    schedule = Schedule(
         seed_steps=num_envs * 4, pretrain_updates=0, utd_ratio=1 / num_envs,
         reanalyze_interval=0, reanalyze_min_step=0,
     )  # fmt: skip
-    state = jax.jit(lambda key: loop.init_state(agent, environment, key=key, capacity=512))(
+    state = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=512))(
         jax.random.key(seed)
     )
     interval = loop.make_interval(agent, environment, schedule, capacity=512, length=updates + 4)

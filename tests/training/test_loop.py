@@ -13,6 +13,7 @@ import pytest
 from mbx import envs, replay
 from mbx.envs.base import HostEnvironment, Timestep
 from mbx.training import build, evaluation, loop
+from mbx.training.state import Schedule, init_state, step_keys
 from tests.helpers import tiny_config
 
 CAPACITY = 60
@@ -30,7 +31,7 @@ def parts():
 
 def fresh(parts, seed=0):
     _, environment, agent, _, _ = parts
-    return jax.jit(lambda key: loop.init_state(agent, environment, key=key, capacity=CAPACITY))(
+    return jax.jit(lambda key: init_state(agent, environment, key=key, capacity=CAPACITY))(
         jax.random.key(seed)
     )
 
@@ -66,7 +67,7 @@ def test_update_to_data_ratio_holds_for_any_number_of_environments(utd, num_envs
         updates += credit // ratio.denominator
         credit %= ratio.denominator
         assert updates == step * num_envs * ratio.numerator // ratio.denominator
-    assert loop.Schedule(1, 0, utd, 0, 0).ratio == ratio
+    assert Schedule(1, 0, utd, 0, 0).ratio == ratio
 
 
 def test_every_row_follows_the_convention(trained):
@@ -146,6 +147,19 @@ class OnHost(HostEnvironment):
         self._environment, self._keys = environment, iter(keys)
         self.state = None
 
+    def reset(self, seed):
+        self.state, obs = self._environment.reset(jax.random.key(seed))
+        return np.asarray(obs)
+
+    def get_state(self):
+        return None
+
+    def set_state(self, snapshot):
+        raise AssertionError("there are no snapshots")
+
+    def close(self):
+        pass
+
     def step(self, action):
         self.state, timestep = jax.jit(self._environment.step)(
             self.state, jnp.asarray(action), next(self._keys)
@@ -156,7 +170,7 @@ class OnHost(HostEnvironment):
 def test_host_loop_equals_the_fused_loop(parts, trained):
     _, environment, agent, schedule, _ = parts
     state = fresh(parts)
-    keys = [loop._step_keys(state.replace(steps=jnp.int32(2 * i)))[1] for i in range(40)]
+    keys = [step_keys(state.replace(steps=jnp.int32(2 * i)))[1] for i in range(40)]
     host = OnHost(environment, keys)
     host.state = jax.tree.map(jnp.copy, state.env)
     interval = loop.make_host_interval(agent, host, schedule, capacity=CAPACITY, length=10)

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx.training import run
+from mbx.training import environments, run
 from mbx.training.checkpoint import Checkpointer, load_config
+from mbx.training.job import fresh_state
 from mbx.training.metrics import read_rows
 from tests.helpers import tiny_config
 
@@ -34,9 +35,9 @@ def whole(tmp_path_factory):
 def final_state(workdir: str):
     """Every leaf of a run's newest checkpoint, as numpy."""
     config = load_config(workdir)
-    environment = run.make_environment(config, config["env"]["num_envs"], seed=0)
+    environment = environments.make_environment(config, config["env"]["num_envs"], seed=0)
     agent = run.build.build_agent(config, environment.spec)
-    example = jax.eval_shape(lambda: run.fresh_state(agent, environment, config, jax.random.key(0)))
+    example = jax.eval_shape(lambda: fresh_state(agent, environment, config, jax.random.key(0)))
     checkpointer = Checkpointer(workdir)
     state, meta = checkpointer.restore(example)
     checkpointer.close()

@@ -8,13 +8,41 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
-from mbx.training import metrics, run, seeds
-from tests.helpers import tiny_config
+from mbx.training import build, job, loop, metrics, run, seeds
+from tests.helpers import register_toy, tiny_config
 
-SEEDS = 3
+# Without planner targets: those of an untrained model are ties, which rounding decides.
+PLAIN = dict(
+    model=dict(critic="q", policy="squashed"), train=dict(steps=60),
+    loss=dict(value_target="td", policy_loss="svg"),
+)  # fmt: skip
+LOSSES = ("loss/consistency", "loss/reward", "loss/value", "loss/policy")
+
+# Two devices, in a process of its own: their number is fixed once jax has started.
+PROGRAM = """
+import json, sys
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+from mbx.training import run, seeds
+from tests import helpers
+assert seeds.device_mesh(2).size == 2
+for workdir, settings in json.loads(sys.argv[1]):
+    result = run.train(helpers.tiny_config(seed=4, num_seeds=2, **settings), workdir)
+    print(json.dumps([result.steps, result.evaluations]))
+"""
+
+
+def train_on_two_devices(*runs):
+    """Steps and evaluations of runs (workdir, settings) of seeds 4 and 5, a device each."""
+    command = [sys.executable, "-c", PROGRAM, json.dumps(runs)]
+    told = subprocess.run(
+        command, check=True, cwd=pathlib.Path(__file__).parents[2], stdout=subprocess.PIPE
+    )
+    return [json.loads(line) for line in told.stdout.splitlines() if line.startswith(b"[")]
 
 
 def rows(path, kind):
@@ -24,64 +52,71 @@ def rows(path, kind):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The workdir of three seeds, and its result."""
+    """The workdir of two seeds, and what its training gave back."""
+    register_toy()
     workdir = str(tmp_path_factory.mktemp("seeds") / "run")
-    return workdir, run.train(tiny_config(seed=4, num_seeds=SEEDS), workdir)
+    return workdir, train_on_two_devices((workdir, PLAIN))[0]
 
 
 def test_every_seed_keeps_its_own_log_and_reads_as_a_run(trained):
-    workdir, result = trained
-    assert result.steps == 80 and len(result.evaluations) == 2
+    workdir, (steps, evaluations) = trained
+    assert steps == 60 and len(evaluations) == 2
     assert os.path.exists(os.path.join(workdir, "curve.png"))
     finals = []
-    for seed in range(4, 4 + SEEDS):
+    for seed in (4, 5):
         path = os.path.join(workdir, f"seed-{seed}")
         with open(os.path.join(path, "config.json")) as file:
             config = json.load(file)
         assert (config["seed"], config["num_seeds"]) == (seed, 1)
+        assert rows(path, "setup")[0]["parameters"] > 1000
         finals.append(rows(path, "eval")[-1]["return_mean"])
         _, state, _ = run.load(path)
         assert np.isfinite(np.asarray(state.params["policy"]["out"]["bias"])).all()
-    assert len(set(finals)) == SEEDS
-    np.testing.assert_allclose(result.evaluations[-1][1], np.mean(finals), rtol=1e-6)
+    assert finals[0] != finals[1]
+    np.testing.assert_allclose(evaluations[-1][1], np.mean(finals), rtol=1e-6)
 
 
-def test_a_seed_of_the_batch_is_that_seed_alone(tmp_path):
-    # Without planner targets: those of an untrained model are ties, which rounding decides.
-    plain = dict(
-        model=dict(critic="q", policy="squashed"), train=dict(steps=60),
-        loss=dict(value_target="td", policy_loss="svg"),
-    )  # fmt: skip
-    both, alone = str(tmp_path / "both"), str(tmp_path / "alone")
-    # Two devices, a seed each, in a process of its own: their number is fixed once jax has started.
-    program = (
-        "import json, sys; from mbx.training import run, seeds; from tests import helpers\n"
-        "settings = json.loads(sys.argv[1]); "
-        "import jax; jax.config.update('jax_num_cpu_devices', 2)\n"
-        "run.train(helpers.tiny_config(seed=4, num_seeds=2, **settings), sys.argv[2])\n"
-        "assert seeds.device_mesh(2).size == 2"
-    )
-    command = [sys.executable, "-c", program, json.dumps(plain), both]
-    subprocess.run(command, check=True, cwd=pathlib.Path(__file__).parents[2])
-    run.train(tiny_config(seed=5, **plain), alone)
-    ours, theirs = rows(os.path.join(both, "seed-5"), "train"), rows(alone, "train")
+def test_a_seed_of_the_batch_is_that_seed_alone(trained, tmp_path):
+    alone = str(tmp_path / "alone")
+    run.train(tiny_config(seed=5, **PLAIN), alone)
+    ours, theirs = rows(os.path.join(trained[0], "seed-5"), "train"), rows(alone, "train")
     assert len(ours) == 3
     for a, b in zip(ours, theirs, strict=True):
         for name in ("updates", "episodes", "step"):
             assert a[name] == b[name]
-        # The same random numbers; sums are taken in another order, which the planner amplifies.
-        for name in ("loss/consistency", "loss/reward", "loss/value", "loss/policy"):
-            close = 1e-3 if a is ours[0] else 3e-2
-            np.testing.assert_allclose(a[name], b[name], rtol=close, err_msg=name)
+        for name in LOSSES:
+            np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=name)
+
+
+def test_batched_seeds_equal_seeds_in_turn(trained):
+    """What an accelerator runs against what a processor ran."""
+    config = tiny_config(seed=4, num_seeds=2, **PLAIN)
+    whole = job.prepare(config)
+    schedule = build.build_schedule(config, whole.environment.spec, 2)
+    state, _ = job.begin(config, whole, None)
+    interval = seeds.make_seeds_interval(
+        whole.agent, whole.environment, schedule, capacity=job.replay_rows(config, 2),
+        length=whole.plan.length, batched=True,
+    )  # fmt: skip
+    for i in range(3):
+        state, sums = interval(state)
+        for index in range(2):
+            ours = loop.summarise(seeds.pick(jax.device_get(sums), index))
+            theirs = rows(os.path.join(trained[0], f"seed-{4 + index}"), "train")[i]
+            assert ours["updates"] == theirs["updates"]
+            # Sums are taken in another order, which the planner amplifies.
+            for name in LOSSES:
+                close = 1e-3 if i == 0 else 3e-2
+                np.testing.assert_allclose(ours[name], theirs[name], rtol=close, err_msg=name)
 
 
 @pytest.mark.slow
 def test_seeds_resume_bit_for_bit(trained, tmp_path):
     workdir, _ = trained
     half = str(tmp_path / "half")
-    run.train(tiny_config(seed=4, num_seeds=SEEDS, train=dict(steps=40)), half)
-    run.train(tiny_config(seed=4, num_seeds=SEEDS, resume=True), half)
-    for seed in range(4, 4 + SEEDS):
+    begun = {**PLAIN, "train": dict(steps=40)}
+    train_on_two_devices((half, begun), (half, {**PLAIN, "resume": True}))
+    for seed in (4, 5):
         name = f"seed-{seed}"
         whole, parts = (rows(os.path.join(d, name), "train") for d in (workdir, half))
         timeless = ("time", "seconds", "steps_per_second")
@@ -104,4 +139,4 @@ def test_host_environments_and_used_directories_are_refused(trained, tmp_path):
     with pytest.raises(ValueError, match="num_seeds=2"):
         run.train(config, str(tmp_path / "host"))
     with pytest.raises(ValueError, match="already holds a run"):
-        run.train(tiny_config(seed=4, num_seeds=SEEDS), workdir)
+        run.train(tiny_config(seed=4, num_seeds=2), workdir)

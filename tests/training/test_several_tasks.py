@@ -11,7 +11,9 @@ import pytest
 
 from mbx import envs
 from mbx.envs import multi
-from mbx.training import build, datasets, run
+from mbx.training import build, datasets, run, transfer
+from mbx.training.checkpoint import Checkpointer
+from mbx.training.job import begin, fresh_state, prepare
 from mbx.training.metrics import read_rows
 from tests.helpers import register_toy, tiny_config
 
@@ -97,11 +99,11 @@ def test_fine_tuning_starts_from_the_parameters_and_keeps_known_embeddings(train
         env=dict(name="multi:toy:line", num_envs=2), train=dict(init_from=source, steps=20),
         loss=dict(policy_loss="svg:1+kl:1"), eval=dict(interval=0),
     )  # fmt: skip
-    resolved = run.transfer.resolve(config)
+    resolved = transfer.resolve(config)
     assert resolved["env"]["pad_to"] == (2, 2)
-    job = run.prepare(resolved)
-    checkpointer = run.Checkpointer(str(tmp_path / "new"))
-    state, done = run.begin(resolved, job, checkpointer)
+    job = prepare(resolved)
+    checkpointer = Checkpointer(str(tmp_path / "new"))
+    state, done = begin(resolved, job, checkpointer)
     checkpointer.close()
     assert done == 0
     new = state.train
@@ -130,9 +132,9 @@ def test_a_dataset_keeps_every_row(trained):
     agent = build.build_agent(config, spec)
     loaded = datasets.load(path, agent, task=MULTI)
     full = jax.eval_shape(
-        lambda: run.fresh_state(agent, envs.make(MULTI, 2), config, jax.random.key(0))
+        lambda: fresh_state(agent, envs.make(MULTI, 2), config, jax.random.key(0))
     )
-    checkpointer = run.Checkpointer(workdir)
+    checkpointer = Checkpointer(workdir)
     kept = checkpointer.restore(full)[0].replay
     checkpointer.close()
     size = np.asarray(kept.size)

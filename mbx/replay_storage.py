@@ -1,0 +1,251 @@
+"""How the replay's rows and planner targets lie in memory: the types, reads and writes by index,
+the encoding of targets, and the checks of shapes.
+
+`mbx.replay` is the interface; what is here knows slots, not episodes. Axes: E environments, C
+capacity, N candidate actions, A action dims.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+PyTree = Any
+
+_INT8_SCALE = 127.0
+_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "int8": jnp.int8}
+
+
+@flax.struct.dataclass
+class Targets:
+    """Planner targets of rows.
+
+    actions: [..., N, A] candidate actions, in [-1, 1].
+    values: [..., N] the planner's value of each.
+    step: [...] int32, learner step at which they were computed.
+    valid: [...] bool; False where a row has none (losses ignore it, `sample_stale` visits it
+      first).
+    expert: [..., 2, A] mean and standard deviation of the planner's Gaussian, or None where it is
+      not stored.
+    """
+
+    actions: Array
+    values: Array
+    step: Array
+    valid: Array
+    expert: Array | None = None
+
+
+@flax.struct.dataclass
+class ReplayState:
+    """The replay. `data` is a dict of rows [E, C, ...]; `targets` the encoded targets [E, C, ...]
+    or None.
+
+    position: [E] int32, slot the next row goes to (an episode's end adds a row, so environments
+      drift apart).
+    size: [E] int32, rows held. When full the oldest row is at `position`.
+    transitions: [E] int32, transitions held.
+    """
+
+    data: PyTree
+    targets: Targets | None
+    position: Array
+    size: Array
+    transitions: Array
+
+
+class TargetSpec(NamedTuple):
+    """How planner targets are stored.
+
+    num_actions: N the planner returns. keep: store only the `keep` best by value (None: all N).
+    actions_dtype: "float32" | "bfloat16" | "int8" (round(127 a): an error of at most 1/254, actions
+      in [-1, 1]).
+    values_dtype: "float32" | "bfloat16".
+    expert: also store the planner's Gaussian, 2 A float32.
+    """
+
+    num_actions: int
+    action_dim: int
+    keep: int | None = None
+    values_dtype: str = "float32"
+    actions_dtype: str = "float32"
+    expert: bool = False
+
+
+class Index(NamedTuple):
+    """Where rows lie: env and slot, int32 of one shape; slot == C means "no row", never written."""
+
+    env: Array
+    slot: Array
+
+
+# -------------------------------------------------------------------------------------------------
+# Reading and writing
+
+
+def dims(state: ReplayState) -> tuple[int, int]:
+    return state.data["is_last"].shape
+
+
+def read(leaf: Array, index: Index) -> Array:
+    return leaf.at[index.env, index.slot].get(mode="clip")
+
+
+def write(leaf: Array, index: Index, value: Array) -> Array:
+    # Masked rows carry slot C. Never -1: that wraps to the last slot, even with mode="drop".
+    return leaf.at[index.env, index.slot].set(value, mode="drop")
+
+
+def write_targets(state: ReplayState, index: Index, targets: Targets) -> Targets:
+    stored = check_targets(state, targets, index.env.shape)
+    return jax.tree.map(lambda leaf, x: write(leaf, index, x), stored, _encode(stored, targets))
+
+
+def decode(stored: Targets) -> Targets:
+    """Stored targets as float32."""
+    actions = stored.actions.astype(jnp.float32)
+    if stored.actions.dtype == jnp.int8:
+        actions = actions / _INT8_SCALE
+    return stored.replace(actions=actions, values=stored.values.astype(jnp.float32))
+
+
+def _encode(stored: Targets, targets: Targets) -> Targets:
+    """Best-k, then the storage dtypes."""
+    actions = jnp.asarray(targets.actions, jnp.float32)
+    values = jnp.asarray(targets.values, jnp.float32)
+    keep = stored.values.shape[2]
+    if values.shape[-1] > keep:
+        # top_k ranks NaN highest, so NaN must look worst.
+        _, best = jax.lax.top_k(jnp.where(jnp.isnan(values), -jnp.inf, values), keep)
+        values = jnp.take_along_axis(values, best, axis=-1)
+        actions = jnp.take_along_axis(actions, best[..., None], axis=-2)
+    if stored.actions.dtype == jnp.int8:
+        actions = jnp.round(jnp.clip(actions, -1.0, 1.0) * _INT8_SCALE)
+    return Targets(
+        actions=actions.astype(stored.actions.dtype),
+        values=values.astype(stored.values.dtype),
+        step=jnp.asarray(targets.step, jnp.int32),
+        valid=jnp.asarray(targets.valid, bool),
+        expert=None if stored.expert is None else jnp.asarray(targets.expert, jnp.float32),
+    )
+
+
+def target_storage(spec: TargetSpec, num_envs: int, capacity: int) -> Targets:
+    check_positive("target_spec.num_actions", spec.num_actions)
+    check_positive("target_spec.action_dim", spec.action_dim)
+    if spec.keep is not None and not 1 <= spec.keep <= spec.num_actions:
+        raise ValueError(
+            f"target_spec.keep is {spec.keep} with num_actions = {spec.num_actions}: "
+            "choose 1 <= keep <= num_actions, or None to keep all"
+        )
+    for field, allowed in (
+        ("values_dtype", ("float32", "bfloat16")),
+        ("actions_dtype", ("float32", "bfloat16", "int8")),
+    ):
+        if getattr(spec, field) not in allowed:
+            raise ValueError(
+                f"target_spec.{field} is {getattr(spec, field)!r}: choose one of {allowed}"
+            )
+    kept = spec.num_actions if spec.keep is None else spec.keep
+    lead = (num_envs, capacity)
+    return Targets(
+        actions=jnp.zeros((*lead, kept, spec.action_dim), _DTYPES[spec.actions_dtype]),
+        values=jnp.zeros((*lead, kept), _DTYPES[spec.values_dtype]),
+        step=jnp.zeros(lead, jnp.int32),
+        valid=jnp.zeros(lead, bool),
+        expert=jnp.zeros((*lead, 2, spec.action_dim)) if spec.expert else None,
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# Checks (of shapes only, so they cost nothing in compiled code)
+
+
+def product(shape: tuple[int, ...]) -> int:
+    size = 1
+    for dim in shape:
+        size *= dim
+    return size
+
+
+def check_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} is {value}: it must be at least 1")
+
+
+def check_sizes(num_envs: int, capacity: int) -> None:
+    check_positive("num_envs", num_envs)
+    if capacity < 2:
+        raise ValueError(f"capacity is {capacity}: a transition needs two rows, so use at least 2")
+    if num_envs * capacity >= 2**31:
+        raise ValueError(
+            f"num_envs * capacity is {num_envs * capacity}: rows are counted in int32, "
+            f"so lower capacity (rows per environment) to at most {(2**31 - 1) // num_envs}"
+        )
+
+
+def check_rows(state: ReplayState, rows: dict[str, Any]) -> dict[str, Any]:
+    expected, actual = jax.tree.structure(state.data), jax.tree.structure(rows)
+    if expected != actual:
+        raise ValueError(
+            f"rows have the structure {actual}, the replay stores {expected}: give the row of init"
+        )
+    rows = jax.tree.map(jnp.asarray, rows)
+    named = jax.tree_util.tree_leaves_with_path(rows)
+    for (path, row), leaf in zip(named, jax.tree.leaves(state.data), strict=True):
+        shape = (leaf.shape[0], *leaf.shape[2:])
+        if row.shape != shape or row.dtype != leaf.dtype:
+            raise ValueError(
+                f"rows{jax.tree_util.keystr(path)} is {row.dtype}{list(row.shape)}: "
+                f"the replay stores {leaf.dtype}{list(shape)}, cast or reshape it"
+            )
+    return rows
+
+
+def check_mask(mask: Array, shape: tuple[int, ...]) -> Array:
+    mask = jnp.asarray(mask)
+    if mask.shape != shape or mask.dtype != jnp.bool_:
+        raise ValueError(f"mask is {mask.dtype}{list(mask.shape)}: it must be bool{list(shape)}")
+    return mask
+
+
+def require_targets(state: ReplayState) -> Targets:
+    if state.targets is None:
+        raise ValueError(
+            "targets is None: this replay stores no planner targets, give init a target_spec"
+        )
+    return state.targets
+
+
+def check_targets(state: ReplayState, targets: Targets, lead: tuple[int, ...]) -> Targets:
+    """Returns the storage, after checking that `targets` [*lead, ...] fit it."""
+    stored = require_targets(state)
+    keep, action_dim = stored.actions.shape[2:]
+    num = jnp.shape(targets.values)[-1] if jnp.ndim(targets.values) else 0
+    if num < keep:
+        raise ValueError(
+            f"targets.values holds {num} actions a row: give at least the {keep} the replay keeps"
+        )
+    wanted = {
+        "actions": (*lead, num, action_dim),
+        "values": (*lead, num),
+        "step": lead,
+        "valid": lead,
+    }
+    if (stored.expert is None) != (targets.expert is None):
+        raise ValueError(
+            f"targets.expert is {'missing' if targets.expert is None else 'given'}: give it just "
+            "where target_spec.expert is True"
+        )
+    if targets.expert is not None:
+        wanted["expert"] = (*lead, 2, action_dim)
+    for name, shape in wanted.items():
+        if jnp.shape(getattr(targets, name)) != shape:
+            raise ValueError(
+                f"targets.{name} has shape {jnp.shape(getattr(targets, name))}: it must be {shape}"
+            )
+    return stored

@@ -1,0 +1,184 @@
+"""What a run is made of, before any step: environment, agent, plan and compiled programs.
+
+`prepare` chooses among the loop's programs (fused, around a host environment, from recorded rows,
+several seeds at once); `mbx.training.run` then drives any of them alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mbx.agents.base import Agent
+from mbx.envs.base import HostEnvironment, JaxEnvironment
+from mbx.training import build, datasets, evaluation, learning, loop, seeds, transfer
+from mbx.training.checkpoint import Checkpointer
+from mbx.training.environments import evaluation_environment, make_environment
+from mbx.training.state import LoopState, init_state
+
+Config = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Counts of a run in units of its interval (`length` steps of all environments)."""
+
+    length: int
+    intervals: int
+    eval_every: int
+    checkpoint_every: int
+    steps_per_interval: int
+
+
+class Job(NamedTuple):
+    """A run's parts.
+
+    seeds: the seeds it trains. With more than one, leaves of its states and metrics lead with
+      `[S]`; `share` gives one seed's. interval(state) -> (state, summed metrics).
+    evaluate(train, keys): an evaluation a seed.
+    """
+
+    environment: JaxEnvironment | HostEnvironment
+    agent: Agent
+    plan: Plan
+    seeds: tuple[int, ...]
+    interval: Callable[[LoopState], tuple[LoopState, dict[str, Any]]]
+    evaluate: Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]]
+
+    def share(self, tree: Any, index: int) -> Any:
+        """The part of a state, or of metrics, that belongs to one of the seeds."""
+        return seeds.pick(tree, index) if len(self.seeds) > 1 else tree
+
+
+def make_plan(config: Config, num_envs: int, action_repeat: int) -> Plan:
+    """Intervals of the run; evaluation and checkpoints fall on interval ends.
+
+    Raises ValueError for counts below one.
+    """
+    train = config["train"]
+    if train["steps"] < 1 or train["log_interval"] < 1:
+        raise ValueError(
+            f"train.steps={train['steps']}, train.log_interval={train['log_interval']}: "
+            "both must be at least 1"
+        )
+    per_step = num_envs * action_repeat
+    length = max(1, round(train["log_interval"] / per_step))
+    steps = length * per_step
+    intervals = -(-train["steps"] // steps)
+
+    def every(interval: int) -> int:
+        return max(1, round(interval / steps)) if interval else intervals
+
+    return Plan(
+        length=length,
+        intervals=intervals,
+        eval_every=every(config["eval"]["interval"]),
+        checkpoint_every=every(config["checkpoint"]["interval"]),
+        steps_per_interval=steps,
+    )
+
+
+def replay_rows(config: Config, num_envs: int) -> int:
+    """Replay rows an environment: its share of the capacity."""
+    return max(2, -(-config["replay"]["capacity"] // num_envs))
+
+
+def prepare(config: Config) -> Job:
+    """Environment, agent and the programs of a run. Raises ValueError for impossible settings."""
+    seed, num_envs = config["seed"], config["env"]["num_envs"]
+    num_seeds = config.get("num_seeds", 1)
+    environment = make_environment(config, num_envs, seed=seed)
+    fused = isinstance(environment, JaxEnvironment)
+    if num_seeds > 1 and not fused:
+        raise ValueError(
+            f"num_seeds={num_seeds}: {environment.spec.name} runs on the host, one seed a program; "
+            "start one run a seed, or choose an environment written in JAX"
+        )
+    agent = build.build_agent(config, environment.spec)
+    schedule = build.build_schedule(config, environment.spec, num_envs)
+    plan = make_plan(config, num_envs, environment.spec.action_repeat)
+    sizes = dict(capacity=replay_rows(config, num_envs), length=plan.length)
+    tests = evaluation_environment(config, config["eval"]["episodes"], seed=seed + 1)
+    if num_seeds > 1:
+        mesh = seeds.device_mesh(num_seeds)
+        interval = seeds.make_seeds_interval(agent, environment, schedule, mesh=mesh, **sizes)
+        several = seeds.make_seeds_evaluate(agent.act, agent.init_actor, tests, mesh=mesh)
+        numbers = tuple(range(seed, seed + num_seeds))
+        return Job(
+            environment, agent, plan, numbers, interval, lambda t, keys: several(t, jnp.stack(keys))
+        )
+    if config["train"].get("dataset"):
+        at_once = dataclasses.replace(schedule, seed_steps=num_envs, reanalyze_min_step=0)
+        interval = learning.make_offline_interval(agent, at_once, **sizes)
+    elif fused:
+        interval = loop.make_interval(agent, environment, schedule, **sizes)
+    else:
+        interval = loop.make_host_interval(agent, environment, schedule, **sizes)
+    single = evaluation.make_evaluate(agent.act, agent.init_actor, tests)
+    return Job(environment, agent, plan, (seed,), interval, lambda t, keys: [single(t, keys[0])])
+
+
+def fresh_state(
+    agent: Agent, environment: JaxEnvironment | HostEnvironment, config: Config, key: jax.Array
+) -> LoopState:
+    """The state of a run before its first step, from its key; of several seeds from keys `[S]`."""
+    capacity = replay_rows(config, environment.num_envs)
+
+    def build_state(key: jax.Array) -> LoopState:
+        return init_state(agent, environment, key=key, capacity=capacity)
+
+    if isinstance(environment, JaxEnvironment):
+        return jax.jit(jax.vmap(build_state) if jnp.ndim(key) else build_state)(key)
+    obs = environment.reset(config["seed"])
+    return init_state(agent, environment, key=key, capacity=capacity, host_obs=obs)
+
+
+def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopState, int]:
+    """The state to go on from, and how many intervals lie behind it.
+
+    That is the newest checkpoint where the run is to be resumed and has one; else a fresh state,
+    with the rows of `train.dataset` and the parameters of `train.init_from`.
+
+    Raises ValueError where one of them does not fit.
+    """
+    environment, agent = job.environment, job.agent
+    keys = [jax.random.key(seed) for seed in job.seeds]
+    key = jnp.stack(keys) if len(keys) > 1 else keys[0]
+    state = fresh_state(agent, environment, config, key)
+    if config["resume"] and checkpointer.latest_step() is not None:
+        state, meta = checkpointer.restore(state)
+        restore_host(environment, meta)
+        return state, meta["interval"]
+    if config["train"].get("dataset"):
+        rows = datasets.load(config["train"]["dataset"], agent, task=environment.spec.name)
+        state = state.replace(replay=rows)
+    if config["train"].get("init_from"):
+        started = transfer.start_from(config, environment.spec, state.train, build.build_agent)
+        state = state.replace(train=started)
+    return state, 0
+
+
+def host_snapshot(environment: JaxEnvironment | HostEnvironment) -> str | None:
+    """The state of a host environment as text for a checkpoint; None for JAX ones."""
+    if isinstance(environment, JaxEnvironment):
+        return None
+    snapshot = environment.get_state()
+    return None if snapshot is None else snapshot.hex()
+
+
+def restore_host(environment: JaxEnvironment | HostEnvironment, meta: Mapping[str, Any]) -> None:
+    """Put a host environment back into the state of a checkpoint, or warn that it cannot be."""
+    if isinstance(environment, JaxEnvironment):
+        return
+    if meta.get("host") is None:
+        warnings.warn(
+            f"{environment.spec.name} cannot save its state: the resumed run starts new episodes",
+            stacklevel=2,
+        )
+    else:
+        environment.set_state(bytes.fromhex(meta["host"]))

@@ -1,0 +1,153 @@
+"""What is due after a step: learner updates, and passes that renew stored planner targets.
+
+`make_advance` joins both into one pure function of the state; the loop calls it after every step,
+and learning from recorded rows (`make_offline_interval`) calls nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mbx.agents.base import Agent
+from mbx.training.state import LoopState, Schedule, step_keys
+
+Array = jax.Array
+Metrics = dict[str, Array]
+
+
+def make_learn(agent: Agent) -> Callable:
+    """`learn(state, key, num) -> (state, summed metrics)`: `num` learner updates."""
+
+    def update(train: Any, buffer: Any, key: Array) -> tuple[Any, Any, Metrics]:
+        if agent.update_replay is not None:
+            return agent.update_replay(train, buffer, key)
+        train, metrics = agent.update(train, buffer, key)
+        return train, None, metrics
+
+    def learn(state: LoopState, key: Array, num: Array) -> tuple[LoopState, Metrics]:
+        # What no update writes must stay out of the loop's carry, where it would be copied.
+        writes = agent.update_replay is not None
+
+        def body(i: Array, carry: tuple[Any, Any, Metrics]) -> tuple[Any, Any, Metrics]:
+            train, buffer, sums = carry
+            now = buffer if writes else state.replay
+            train, buffer, metrics = update(train, now, jax.random.fold_in(key, i))
+            return train, buffer, jax.tree.map(jnp.add, sums, metrics)
+
+        zeros = _zeros_like(jax.eval_shape(update, state.train, state.replay, key)[2])
+        carry = (state.train, state.replay if writes else None, zeros)
+        train, buffer, sums = jax.lax.fori_loop(0, num, body, carry)
+        state = state.replace(train=train, updates=state.updates + num)
+        return (state.replace(replay=buffer) if writes else state), sums
+
+    return learn
+
+
+def make_reanalyze(
+    agent: Agent, schedule: Schedule, capacity: int, seeds_axis: str | None
+) -> Callable:
+    """`reanalyze(state, key, before, starting) -> (state, metrics)`: the passes that are due.
+
+    before: updates made when the step began; starting: whether learning begins with this step, and
+    all targets of the seed phase, made by an untrained model, are made anew.
+    """
+    every = schedule.reanalyze_interval
+
+    def passes_due(state: LoopState, before: Array, starting: Array) -> Array:
+        rows = jnp.sum(state.replay.size)
+        if seeds_axis is not None:  # batched seeds make the same number of passes: the fullest's
+            rows = jax.lax.pmax(rows, seeds_axis)
+        chunks = -(-state.is_first.shape[0] * capacity // agent.refresh_chunk)
+        sweep = jnp.minimum(-(-rows // agent.refresh_chunk), chunks)
+        regular = state.updates // every - before // every if every else 0
+        regular = jnp.where(state.steps >= schedule.reanalyze_min_step, regular, 0)
+        return jnp.where(starting, sweep, regular)
+
+    def reanalyze(
+        state: LoopState, key: Array, before: Array, starting: Array
+    ) -> tuple[LoopState, Metrics]:
+        def refresh(i: Array, buffer: Any) -> tuple[Any, Metrics]:
+            chunk = jnp.where(starting, i, -1)
+            return agent.refresh(state.train, buffer, jax.random.fold_in(key, i), chunk)
+
+        def body(i: Array, carry: tuple[Any, Metrics]) -> tuple[Any, Metrics]:
+            buffer, metrics = refresh(i, carry[0])
+            return buffer, jax.tree.map(jnp.add, carry[1], metrics)
+
+        zeros = _zeros_like(jax.eval_shape(refresh, jnp.int32(0), state.replay)[1])
+        passes = passes_due(state, before, starting)
+        buffer, sums = jax.lax.fori_loop(0, passes, body, (state.replay, zeros))
+        metrics = {f"refresh/{name}": value for name, value in sums.items()}
+        metrics["refreshes"] = passes
+        return state.replace(replay=buffer), metrics
+
+    return reanalyze
+
+
+def make_advance(
+    agent: Agent, schedule: Schedule, capacity: int, seeds_axis: str | None = None
+) -> Callable:
+    """`advance(state, before, key) -> (state, metrics)`: what is due since the steps `before`.
+
+    Makes updates and reanalyze passes. Metrics are sums: `updates`, `update/...`, `refresh/...`.
+    seeds_axis: the axis that seeds batched by `vmap` lie along, see `mbx.training.seeds`.
+    """
+    ratio = schedule.ratio
+    learn = make_learn(agent)
+    reanalyze = make_reanalyze(agent, schedule, capacity, seeds_axis) if agent.refresh else None
+
+    def advance(state: LoopState, before: Array, key: Array) -> tuple[LoopState, Metrics]:
+        update_key, refresh_key = jax.random.split(key)
+        updates_before = state.updates
+        started = state.steps >= schedule.seed_steps
+        starting = started & (before < schedule.seed_steps)
+        earned = (state.steps - before) * ratio.numerator
+        credit = state.credit + jnp.where(started & ~starting, earned, 0)
+        due = credit // ratio.denominator
+        updates = due + jnp.where(starting, schedule.pretrain_updates, 0)
+        state = state.replace(credit=credit - due * ratio.denominator)
+        state, sums = learn(state, update_key, updates)
+        metrics = {f"update/{name}": value for name, value in sums.items()}
+        metrics["updates"] = updates
+        if reanalyze is not None:
+            state, extra = reanalyze(state, refresh_key, updates_before, starting)
+            metrics |= extra
+        return state, metrics
+
+    return advance
+
+
+def repeated(
+    step: Callable[[LoopState], tuple[LoopState, Metrics]], length: int
+) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
+    """`length` steps as one scan; metrics are summed over them."""
+
+    def interval(state: LoopState) -> tuple[LoopState, Metrics]:
+        state, metrics = jax.lax.scan(lambda s, _: step(s), state, None, length=length)
+        return state, jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
+
+    return interval
+
+
+def make_offline_interval(
+    agent: Agent, schedule: Schedule, *, capacity: int, length: int
+) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
+    """`length` steps that learn from the replay as it is, without acting.
+
+    A step counts as one of all environments, so that schedules mean what they mean when acting.
+    """
+    advance = make_advance(agent, schedule, capacity)
+
+    def step(state: LoopState) -> tuple[LoopState, Metrics]:
+        key, before = step_keys(state)[2], state.steps
+        return advance(state.replace(steps=before + state.is_first.shape[0]), before, key)
+
+    return jax.jit(repeated(step, length), donate_argnums=0)
+
+
+def _zeros_like(shapes: Metrics) -> Metrics:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -1,0 +1,109 @@
+"""What a run is made of while it runs: its state, and the schedule that says what happens when.
+
+Everything that depends on progress (random seed phase, pretraining, update-to-data ratio,
+reanalyze interval) is arithmetic on counters in the state, so that a resumed run continues bit for
+bit and nothing recompiles. Steps here are agent steps: one action of one environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mbx import replay
+from mbx.agents.base import Agent
+from mbx.envs.base import HostEnvironment, JaxEnvironment
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """What happens when, in agent steps over all environments and in learner updates.
+
+    seed_steps: random actions before learning starts. pretrain_updates: updates made at once when
+    they are over, after which every stored target is refreshed. utd_ratio: updates per agent step
+    from then on, below or above 1. reanalyze_interval: learner updates between two reanalyze passes
+    (0: never), which is interval / utd_ratio agent steps. reanalyze_min_step: agent steps before
+    the first one.
+    """
+
+    seed_steps: int
+    pretrain_updates: int
+    utd_ratio: float
+    reanalyze_interval: int
+    reanalyze_min_step: int
+
+    @property
+    def ratio(self) -> Fraction:
+        """The update-to-data ratio as a fraction, counted without rounding drift."""
+        return Fraction(self.utd_ratio).limit_denominator(1000)
+
+
+@flax.struct.dataclass
+class LoopState:
+    """All of a run: what a checkpoint holds.
+
+    env: the environment's state (None for a host environment). obs `[E, ...]`, reward `[E]`,
+    is_first `[E]`: the row that is being acted on. key: the run's base key; a step's keys are
+    folded from it and `steps`. steps: agent steps so far. credit: updates owed, in units of
+    1/denominator. updates: learner updates made. Every leaf of the state of several seeds leads
+    with `[S]` (`mbx.training.seeds`).
+    """
+
+    train: Any
+    actor: Any
+    env: Any
+    obs: Array
+    reward: Array
+    is_first: Array
+    replay: replay.ReplayState
+    key: Array
+    steps: Array
+    credit: Array
+    updates: Array
+
+
+def init_state(
+    agent: Agent,
+    environment: JaxEnvironment | HostEnvironment,
+    *,
+    key: Array,
+    capacity: int,
+    host_obs: np.ndarray | None = None,
+) -> LoopState:
+    """A fresh run. capacity: rows an environment; host_obs: first observations `[E, ...]`."""
+    num_envs = environment.num_envs
+    init_key, env_key, base_key = jax.random.split(key, 3)
+    if isinstance(environment, JaxEnvironment):
+        env_state, obs = environment.reset(env_key)
+    else:
+        env_state, obs = None, jnp.asarray(host_obs)
+    return LoopState(
+        train=agent.init(init_key),
+        actor=agent.init_actor(num_envs),
+        env=env_state,
+        obs=jnp.copy(obs),
+        reward=jnp.zeros(num_envs),
+        is_first=jnp.ones(num_envs, bool),
+        replay=replay.init(
+            agent.example_row(), num_envs=num_envs, capacity=capacity,
+            target_spec=agent.target_spec,
+        ),
+        key=base_key,
+        steps=jnp.int32(0),
+        credit=jnp.int32(0),
+        updates=jnp.int32(0),
+    )  # fmt: skip
+
+
+def step_keys(state: LoopState) -> tuple[Array, Array, Array]:
+    """The keys of the step that comes next: for acting, the environment and learning."""
+    keys = jax.random.split(jax.random.fold_in(state.key, state.steps), 3)
+    return keys[0], keys[1], keys[2]
