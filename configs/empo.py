@@ -20,6 +20,14 @@ def get_config() -> config_dict.ConfigDict:
     config.num_seeds = 1  # seeds trained side by side in one program, each with its own log
     config.resume = False  # continue the run in the working directory
 
+    config.distributed = config_dict.ConfigDict()  # see docs/pods.md
+    config.distributed.enabled = False  # divide environments and batches among all devices
+    config.distributed.coordinator = ""  # HOST:PORT of process 0; empty: found out on a cluster
+    config.distributed.num_processes = 0  # 0: found out; 1: only the devices of this machine
+    config.distributed.process_id = -1  # -1: found out
+    config.distributed.fsdp = False  # divide large parameters, too
+    config.distributed.heartbeat_timeout = 60  # seconds after which a silent process is given up
+
     config.env = config_dict.ConfigDict()
     config.env.name = "empo:multigrid/gates_2h2r"  # empo:WORLD, see mbx/envs/empo.py
     config.env.num_envs = 32  # worlds stepped together
@@ -45,6 +53,7 @@ def get_config() -> config_dict.ConfigDict:
 
     config.replay = config_dict.ConfigDict()
     config.replay.capacity = 65_536  # rows over all environments, each a state and the goals
+    config.replay.shards = 0  # blocks that batches are drawn from evenly (0: one a device)
 
     config.reanalyze = config_dict.ConfigDict()
     config.reanalyze.enabled = False  # targets are made anew in every update: nothing to refresh

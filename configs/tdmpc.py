@@ -16,6 +16,14 @@ def get_config() -> config_dict.ConfigDict:
     config.num_seeds = 1  # seeds trained side by side in one program, each with its own log
     config.resume = False  # continue the run in the working directory
 
+    config.distributed = config_dict.ConfigDict()  # see docs/pods.md
+    config.distributed.enabled = False  # divide environments and batches among all devices
+    config.distributed.coordinator = ""  # HOST:PORT of process 0; empty: found out on a cluster
+    config.distributed.num_processes = 0  # 0: found out; 1: only the devices of this machine
+    config.distributed.process_id = -1  # -1: found out
+    config.distributed.fsdp = False  # divide large parameters, too
+    config.distributed.heartbeat_timeout = 60  # seconds after which a silent process is given up
+
     config.env = config_dict.ConfigDict()
     config.env.name = "gymnax:Pendulum-v1"  # SUITE:TASK, or multi:SUITE:TASK+SUITE:TASK (README)
     config.env.num_envs = 4  # environments stepped together
@@ -43,6 +51,7 @@ def get_config() -> config_dict.ConfigDict:
 
     config.replay = config_dict.ConfigDict()
     config.replay.capacity = 100_000  # transitions over all environments
+    config.replay.shards = 0  # blocks that batches are drawn from evenly (0: one a device)
     config.replay.save = False  # write the rows to dataset.npz when the run ends
     config.replay.keep_targets = 8  # planner actions stored a transition, best first (0: all)
     config.replay.actions_dtype = "float32"  # of stored planner actions: float32, bfloat16, int8

@@ -239,7 +239,7 @@ def benchmark() -> dict[str, Any]:
 
     rows.append(measure("sample", sample, state.replay, key, **common))
     schedule = Schedule(0, 0, 1.0 / num, config["reanalyze"]["interval"], 0)
-    step = loop.make_step(agent, environment, schedule, capacity)
+    step = loop.make_step(agent, environment, schedule)
     rows.append(
         measure("fused step (1 update)", lambda s: step(s)[0], state, donate=True, **common)
     )

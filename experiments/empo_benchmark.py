@@ -132,7 +132,7 @@ def train_step(kind: str, expectation: str, name: str, batch: int, repeats: int)
     )  # fmt: skip
     make = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=512))
     state = [make(jax.random.key(0))]
-    interval = loop.make_interval(agent, environment, schedule, capacity=512, length=length)
+    interval = loop.make_interval(agent, environment, schedule, length=length)
     compiled = interval.lower(state[0]).compile()
     metrics: dict[str, Any] = {}
 

@@ -70,9 +70,7 @@ def learn(name: str, case: str, seed: int) -> tuple[list[dict[str, Any]], Any, e
     state = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=rows))(
         jax.random.key(seed)
     )
-    interval = loop.make_interval(
-        agent, environment, schedule, capacity=rows, length=UPDATES.value // POINTS
-    )
+    interval = loop.make_interval(agent, environment, schedule, length=UPDATES.value // POINTS)
     compiled = interval.lower(state).compile()
     curve, seconds = [], 0.0
     for _ in range(POINTS):

@@ -31,7 +31,7 @@ def default_workdir(config: dict) -> str:
 
 
 def main(_: list[str]) -> None:
-    from mbx.training import run, seeds
+    from mbx.training import run, seeds, sharding
 
     logging.set_verbosity(logging.WARNING)
     config = CONFIG.value.to_dict()
@@ -42,6 +42,7 @@ def main(_: list[str]) -> None:
     if config.get("num_seeds", 1) > 1:
         seeds.use_all_cores(config["num_seeds"])
     try:
+        sharding.initialize(config)
         result = run.train(config, WORKDIR.value or default_workdir(config))
     except (ValueError, FloatingPointError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")

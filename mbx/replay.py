@@ -12,12 +12,13 @@ Row convention: reward and flags arrive with the row, and an episode that ends i
 extra row that holds its true final observation (`is_last`). Transition t is the pair (row t, row
 t+1); it exists iff both are written, row t is not `is_last` and row t+1 is not `is_first`.
 
-Sharding: every array leads with E, so a replay can be split over devices along that axis; used
-inside a `shard_map` each shard samples its own environments and no collective is needed.
+Sharding: every array leads with E. With `shards` above 1 every operation is batched over equal
+blocks of environments (`mbx.replay_shards`), which devices can hold without communication.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from mbx import replay_shards
 from mbx.replay_ring import (
     draw_transitions,
     holds,
@@ -75,7 +77,12 @@ class Sample(NamedTuple):
 
 
 def init(
-    row: Mapping[str, Any], *, num_envs: int, capacity: int, target_spec: TargetSpec | None = None
+    row: Mapping[str, Any],
+    *,
+    num_envs: int,
+    capacity: int,
+    target_spec: TargetSpec | None = None,
+    shards: int = 1,
 ) -> ReplayState:
     """Returns an empty replay.
 
@@ -85,11 +92,12 @@ def init(
       num_envs: E.
       capacity: C, rows an environment can hold; at least 2.
       target_spec: how to store planner targets; None for an agent without any.
+      shards: equal blocks of environments that every batch is drawn from evenly; divides E.
 
     Raises:
       ValueError: a missing or non-boolean flag, an impossible size, an unknown dtype.
     """
-    check_sizes(num_envs, capacity)
+    check_sizes(num_envs, capacity, shards)
     row = dict(row)
     for name in ("is_first", "is_last"):
         if name not in row:
@@ -114,6 +122,7 @@ def init(
         position=jnp.zeros((num_envs,), jnp.int32),
         size=jnp.zeros((num_envs,), jnp.int32),
         transitions=jnp.zeros((num_envs,), jnp.int32),
+        shards=shards,
     )
 
 
@@ -135,9 +144,16 @@ def insert(
     Raises:
       ValueError: rows or targets do not fit the storage.
     """
-    num_envs, capacity = dims(state)
+    num_envs = dims(state)[0]
     rows = check_rows(state, dict(rows))
     mask = jnp.ones((num_envs,), bool) if mask is None else check_mask(mask, (num_envs,))
+    return replay_shards.rowwise(_insert, state, rows, targets, mask)
+
+
+def _insert(
+    state: ReplayState, rows: dict[str, Any], targets: Targets | None, mask: Array
+) -> ReplayState:
+    num_envs, capacity = dims(state)
     env = jnp.arange(num_envs, dtype=jnp.int32)
     slot = jnp.where(mask, state.position, capacity)
     change = transition_change(state, rows)
@@ -182,9 +198,13 @@ def update_targets(
     """
     shape = index.env.shape
     check_targets(state, targets, shape)
-    write = holds(state, index)
-    if mask is not None:
-        write = write & check_mask(mask, shape)
+    mask = jnp.ones(shape, bool) if mask is None else check_mask(mask, shape)
+    return replay_shards.apply(_update_targets, state, index, targets, mask)
+
+
+def _update_targets(state: ReplayState, index: Index, targets: Targets, mask: Array) -> ReplayState:
+    shape = index.env.shape
+    write = holds(state, index) & mask
     flat = Index(index.env.reshape(-1), index.slot.reshape(-1))
     # Two scatters of the same row could resolve differently for actions and values: decide the
     # winner once, here.
@@ -223,6 +243,11 @@ def sample(state: ReplayState, key: Array, *, batch_size: int, length: int) -> S
         raise ValueError(
             f"length is {length} with a capacity of {capacity} rows: choose 1 <= length < capacity"
         )
+    local = functools.partial(_sample, length=length)
+    return replay_shards.draw(local, state, key, batch_size, axis=1)
+
+
+def _sample(state: ReplayState, key: Array, batch_size: int, *, length: int) -> Sample:
     env, offset, good = draw_transitions(state, key, batch_size)
     time = jnp.arange(length + 1, dtype=jnp.int32)[:, None]
     newest = jnp.maximum(state.size[env] - 1, 0)
@@ -247,6 +272,10 @@ def sample_rows(state: ReplayState, key: Array, *, batch_size: int) -> tuple[PyT
       ValueError: batch_size is not positive.
     """
     check_positive("batch_size", batch_size)
+    return replay_shards.draw(_sample_rows, state, key, batch_size, axis=0)
+
+
+def _sample_rows(state: ReplayState, key: Array, batch_size: int) -> tuple[PyTree, Index]:
     env, offset, good = draw_transitions(state, key, batch_size)
     index = Index(env, jnp.where(good, slot_of(state, env, offset), dims(state)[1]))
     return row_at(state, index), index
@@ -276,6 +305,13 @@ def sample_stale(
       ValueError: the replay stores no targets, or batch_size is not positive.
     """
     check_positive("batch_size", batch_size)
+    local = functools.partial(_sample_stale, step=step, exponent=exponent)
+    return replay_shards.draw(local, state, key, batch_size, axis=0)
+
+
+def _sample_stale(
+    state: ReplayState, key: Array, batch_size: int, *, step: Array | int, exponent: float | Array
+) -> tuple[PyTree, Index]:
     draw_key, gumbel_key = jax.random.split(key)
     env, offset, good = draw_transitions(state, draw_key, _STALE_CANDIDATES * batch_size)
     index = Index(env, slot_of(state, env, offset))
@@ -295,10 +331,9 @@ def refresh_index(
     state: ReplayState, chunk_start: Array | int, batch_size: int
 ) -> tuple[Index, Array]:
     """Rows `chunk_start` .. `chunk_start + batch_size - 1` of all rows held, environment by
-    environment, oldest first.
+    environment, oldest first; of several shards, their shares of them.
 
-    For a sweep over the whole replay: chunk_start = 0, B, 2 B, ... while below
-    `jnp.sum(state.size)`.
+    For a sweep over the whole replay: chunk_start = 0, B, 2 B, ... for `sweep_length` chunks.
 
     Returns:
       index [B] and mask [B] bool, False past the last row (slot C there).
@@ -307,10 +342,39 @@ def refresh_index(
       ValueError: batch_size is not positive.
     """
     check_positive("batch_size", batch_size)
+    start = jnp.asarray(chunk_start, jnp.int32) // state.shards
+    local = functools.partial(_refresh_index, chunk_start=start)
+    return replay_shards.draw(local, state, jax.random.key(0), batch_size, axis=0)
+
+
+def _refresh_index(
+    state: ReplayState, _: Array, batch_size: int, *, chunk_start: Array
+) -> tuple[Index, Array]:
     flat = jnp.asarray(chunk_start, jnp.int32) + jnp.arange(batch_size, dtype=jnp.int32)
     env, offset = locate(state.size, flat)
     mask = (flat >= 0) & (flat < jnp.sum(state.size))
     return Index(env, jnp.where(mask, slot_of(state, env, offset), dims(state)[1])), mask
+
+
+def sweep_length(state: ReplayState, batch_size: int) -> Array:
+    """Chunks of `batch_size` rows that `refresh_index` needs for all rows held, int32 []."""
+    check_positive("batch_size", batch_size)
+    held = jnp.sum(state.size.reshape(state.shards, -1), axis=1)
+    return jnp.max(-(-held // max(batch_size // state.shards, 1)))
+
+
+def leading_columns(state: ReplayState, tree: PyTree, num: int) -> PyTree:
+    """The first `num` of a batch's columns, leaves [T, B, ...], as many of every shard.
+
+    Raises:
+      ValueError: num is no multiple of the shards.
+    """
+    if state.shards == 1:
+        return jax.tree.map(lambda x: x[:, :num], tree)
+    replay_shards.check_batch(num, state.shards)
+    parts = replay_shards.split_axis(tree, state.shards, 1)
+    own = jax.tree.map(lambda x: x[:, :, : num // state.shards], parts)
+    return replay_shards.merge_axis(own, 1)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -318,15 +382,26 @@ def refresh_index(
 
 
 def row_at(state: ReplayState, index: Index) -> PyTree:
-    """Rows [..., ...] at index [...]; an index outside the buffers reads the nearest slot."""
-    return jax.tree.map(lambda leaf: read(leaf, index), state.data)
+    """Rows [..., ...] at index [...]; an index outside the buffers reads the nearest slot.
+
+    Of a replay in shards, index is laid out as drawn from it; so for the functions below.
+    """
+
+    def local(state: ReplayState, index: Index) -> PyTree:
+        return jax.tree.map(lambda leaf: read(leaf, index), state.data)
+
+    return replay_shards.apply(local, state, index)
 
 
 def targets_at(state: ReplayState, index: Index) -> Targets | None:
     """Targets at index [...], decoded to float32; None if the replay stores none."""
     if state.targets is None:
         return None
-    return decode(jax.tree.map(lambda leaf: read(leaf, index), state.targets))
+
+    def local(state: ReplayState, index: Index) -> Targets:
+        return decode(jax.tree.map(lambda leaf: read(leaf, index), state.targets))
+
+    return replay_shards.apply(local, state, index)
 
 
 def target_age(state: ReplayState, index: Index, step: Array | int) -> Array:
@@ -336,9 +411,13 @@ def target_age(state: ReplayState, index: Index, step: Array | int) -> Array:
     Raises:
       ValueError: the replay stores no targets.
     """
-    stored = require_targets(state)
-    age = jnp.asarray(step, jnp.int32) - read(stored.step, index)
-    return jnp.where(read(stored.valid, index), jnp.maximum(age, 0), NEVER)
+    require_targets(state)
+
+    def local(state: ReplayState, index: Index) -> Array:
+        age = jnp.asarray(step, jnp.int32) - read(state.targets.step, index)
+        return jnp.where(read(state.targets.valid, index), jnp.maximum(age, 0), NEVER)
+
+    return replay_shards.apply(local, state, index)
 
 
 def num_transitions(state: ReplayState) -> Array:

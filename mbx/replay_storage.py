@@ -49,6 +49,7 @@ class ReplayState:
       drift apart).
     size: [E] int32, rows held. When full the oldest row is at `position`.
     transitions: [E] int32, transitions held.
+    shards: equal blocks of environments that every batch is drawn from evenly (static).
     """
 
     data: PyTree
@@ -56,6 +57,7 @@ class ReplayState:
     position: Array
     size: Array
     transitions: Array
+    shards: int = flax.struct.field(pytree_node=False, default=1)
 
 
 class TargetSpec(NamedTuple):
@@ -177,8 +179,14 @@ def check_positive(name: str, value: int) -> None:
         raise ValueError(f"{name} is {value}: it must be at least 1")
 
 
-def check_sizes(num_envs: int, capacity: int) -> None:
+def check_sizes(num_envs: int, capacity: int, shards: int) -> None:
     check_positive("num_envs", num_envs)
+    check_positive("shards", shards)
+    if num_envs % shards:
+        raise ValueError(
+            f"num_envs is {num_envs}, which {shards} shards cannot share evenly: choose a multiple "
+            f"of {shards}, or fewer shards"
+        )
     if capacity < 2:
         raise ValueError(f"capacity is {capacity}: a transition needs two rows, so use at least 2")
     if num_envs * capacity >= 2**31:

@@ -8,12 +8,13 @@ Axes: L rows, B batch, E environments, C capacity.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from mbx import replay, replay_ring, replay_storage
+from mbx import replay, replay_ring, replay_shards, replay_storage
 from mbx.replay import Index, ReplayState
 
 Array = jax.Array
@@ -38,7 +39,7 @@ def sample(
     Raises:
       ValueError: length or fresh out of range.
     """
-    num_envs, capacity = state.data["is_last"].shape
+    capacity = replay_storage.dims(state)[1]
     if not 1 <= length <= capacity:
         raise ValueError(
             f"length is {length} with a capacity of {capacity} rows an environment: choose "
@@ -46,6 +47,15 @@ def sample(
         )
     if not 0 <= fresh <= batch_size:
         raise ValueError(f"fresh is {fresh} with batch_size {batch_size}: choose 0..batch_size")
+    # Of several shards, each puts its own share of newest rows first.
+    local = functools.partial(_sample, length=length, fresh=-(-fresh // state.shards))
+    return replay_shards.draw(local, state, key, batch_size, axis=1)
+
+
+def _sample(
+    state: ReplayState, key: Array, batch_size: int, *, length: int, fresh: int
+) -> Sequences:
+    num_envs = replay_storage.dims(state)[0]
     draw_key, env_key = jax.random.split(key)
     counts = jnp.maximum(state.size - length + 1, 0)
     total = jnp.maximum(jnp.sum(counts), 1)
@@ -67,7 +77,11 @@ def write(state: ReplayState, index: Index, fields: dict[str, Array]) -> ReplayS
 
     Of a row that occurs more than once one occurrence is written, the same one for all fields.
     """
-    capacity = state.data["is_last"].shape[1]
+    return replay_shards.apply(_write, state, index, fields)
+
+
+def _write(state: ReplayState, index: Index, fields: dict[str, Array]) -> ReplayState:
+    capacity = replay_storage.dims(state)[1]
     flat = Index(index.env.reshape(-1), index.slot.reshape(-1))
     once = replay_ring.is_last_occurrence(state, flat, jnp.ones(flat.env.shape, bool))
     target = Index(flat.env, jnp.where(once, flat.slot, capacity))

@@ -16,7 +16,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # environments and they do not know it, so it has a floor of its own.
 FLOORS = (
     ("distributions", "networks", "tasks", "files", "replay_storage"),
-    ("pictures", "returns", "mppi", "successors", "replay_ring", "dreamer_networks"),
+    (
+        "pictures",
+        "returns",
+        "mppi",
+        "successors",
+        "replay_ring",
+        "replay_shards",
+        "dreamer_networks",
+    ),
     ("power_equations", "worlds", "curriculum", "replay"),
     ("tabular", "records"),
     ("world_model", "rssm", "power", "dreamer_observations", "sequences"),

@@ -255,5 +255,5 @@ def make_agent(config: TDMPCConfig) -> Agent:
         else None,
         example_row=functools.partial(example_row, config),
         target_spec=spec if config.stores_targets else None,
-        refresh_chunk=config.reanalyze_batch,
+        refresh_chunk=reanalyze.refresh_rows(config),
     )

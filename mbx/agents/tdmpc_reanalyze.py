@@ -21,15 +21,21 @@ from mbx.agents.tdmpc_learner import TrainState
 Array = jax.Array
 
 
+def refresh_rows(config: TDMPCConfig) -> int:
+    """Rows of a pass: the batch, in whole windows where it is made of them."""
+    window = config.horizon + 1 if config.reanalyze_slices else 1
+    return -(-config.reanalyze_batch // window) * window
+
+
 def make_refresh(config: TDMPCConfig, targets: Any) -> Any:
     """`Agent.refresh`: choose rows, plan for them anew, write the targets back by index."""
-    num = config.reanalyze_batch
+    num = refresh_rows(config)
 
     def choose(train: TrainState, state: replay.ReplayState, key: Array) -> replay.Index:
         if config.reanalyze_slices:
             length = config.horizon
-            windows = replay.sample(state, key, batch_size=-(-num // (length + 1)), length=length)
-            return jax.tree.map(lambda x: x.reshape(-1)[:num], windows.index)
+            windows = replay.sample(state, key, batch_size=num // (length + 1), length=length)
+            return jax.tree.map(lambda x: x.T.reshape(-1), windows.index)
         if config.stale_exponent > 0.0:
             return replay.sample_stale(
                 state, key, train.step, batch_size=num, exponent=config.stale_exponent
@@ -87,9 +93,9 @@ def refresh_batch(
     learned from is read back from the replay, so both are the same.
     """
     windows = min(-(-config.reanalyze_batch // (config.horizon + 1)), config.batch_size)
-    index = jax.tree.map(lambda x: x[:, :windows], sample.index)
-    obs = sample.rows["obs"][:, :windows]
-    inside = jnp.concatenate([jnp.ones_like(sample.mask[:1]), sample.mask])[:, :windows]
+    inside = jnp.concatenate([jnp.ones_like(sample.mask[:1]), sample.mask])
+    own = (sample.index, sample.rows["obs"], inside, sample.rows["is_last"])
+    index, obs, inside, is_last = replay.leading_columns(state, own, windows)
     due = train.step % config.reanalyze_current == 0
 
     def plan(_: None) -> replay.Targets:
@@ -100,6 +106,6 @@ def refresh_batch(
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(plan, None))
 
     new = jax.lax.cond(due, plan, nothing, None)
-    mask = inside & ~sample.rows["is_last"][:, :windows] & due
+    mask = inside & ~is_last & due
     state = replay.update_targets(state, index, new, mask)
     return state, sample._replace(targets=replay.targets_at(state, sample.index))

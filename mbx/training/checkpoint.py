@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 FORMAT_VERSION = 1
@@ -139,7 +140,8 @@ class _Directory:
             raise ValueError(
                 f"meta of checkpoint {step} is not JSON ({error}): give numbers as int() or float()"
             ) from error
-        self._remove_leftovers()
+        if jax.process_index() == 0:
+            self._remove_leftovers()
         # orbax leaves out, without a word, a step that is not above its newest one.
         for later in [s for s in self.steps() if s >= step]:
             self.manager.wait_until_finished()
@@ -189,13 +191,12 @@ class _Directory:
         ) from last_error
 
     def _read(self, step: int, example: Any) -> Any:
-        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-
         def abstract(x: Any) -> jax.ShapeDtypeStruct:
+            where = _sharding(x)
             if _is_key(x):
                 x = jax.eval_shape(jax.random.key_data, x)
             shape = (1,) if 0 in x.shape else x.shape
-            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=device)
+            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=where)
 
         args = ocp.args.Composite(state=ocp.args.StandardRestore(jax.tree.map(abstract, example)))
         state = self.manager.restore(step, args=args)["state"]
@@ -203,9 +204,9 @@ class _Directory:
         def rebuild(x: Any, like: Any) -> Any:
             if _is_key(like):
                 return jax.random.wrap_key_data(x, impl=_key_impl(like))
-            return (
-                jax.device_put(jnp.zeros(like.shape, like.dtype), device) if 0 in like.shape else x
-            )
+            if 0 in like.shape:
+                return jax.device_put(np.zeros(like.shape, like.dtype), _sharding(like))
+            return x
 
         return jax.tree.map(rebuild, state, example)
 
@@ -217,6 +218,14 @@ def load_config(workdir: str) -> dict[str, Any]:
         raise FileNotFoundError(f"{path} does not exist: workdir={workdir} holds no run")
     with open(path) as file:
         return json.load(file)
+
+
+def _sharding(x: Any) -> jax.sharding.Sharding:
+    """Where a leaf lies: the devices of its mesh, or the first one of this process."""
+    where = getattr(x, "sharding", None)
+    if isinstance(where, jax.sharding.NamedSharding):
+        return where
+    return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
 def _is_key(x: Any) -> bool:
@@ -234,7 +243,7 @@ def _writable(x: Any) -> Any:
     """A leaf as it is written: typed keys as their numbers, an empty array as one zero."""
     if _is_key(x):
         return jax.random.key_data(x)
-    return jnp.zeros((1,), x.dtype) if x.size == 0 else x
+    return jax.device_put(np.zeros((1,), x.dtype), _sharding(x)) if x.size == 0 else x
 
 
 def _describe(state: Any) -> dict[str, str]:

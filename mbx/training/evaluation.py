@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx.envs.base import HostEnvironment, JaxEnvironment, random_actions
+from mbx.training.sharding import ONE_DEVICE, Layout
 
 Array = jax.Array
 
@@ -44,14 +45,18 @@ class Evaluation(NamedTuple):
 
 
 def make_evaluate(
-    act: Callable, init_actor: Callable, environment: JaxEnvironment | HostEnvironment
+    act: Callable,
+    init_actor: Callable,
+    environment: JaxEnvironment | HostEnvironment,
+    layout: Layout = ONE_DEVICE,
 ) -> Callable[[Any, Array], Evaluation]:
     """`evaluate(train_state, key) -> Evaluation`: one episode in each of the environments.
 
-    act, init_actor: an agent's own (`mbx.agents.base.Agent`).
+    act, init_actor: an agent's own (`mbx.agents.base.Agent`). layout: a JAX environment's episodes
+    are divided among its devices; of host environments every process plays its own.
     """
     make = _make_fused if isinstance(environment, JaxEnvironment) else _make_host
-    return make(act, init_actor, environment)
+    return make(act, init_actor, environment, layout)
 
 
 def make_random(environment: JaxEnvironment | HostEnvironment) -> Callable[[Array], Evaluation]:
@@ -73,14 +78,17 @@ def task_names(environment: JaxEnvironment | HostEnvironment) -> tuple[str, ...]
 
 
 def make_episodes(
-    act: Callable, init_actor: Callable, environment: JaxEnvironment
+    act: Callable,
+    init_actor: Callable,
+    environment: JaxEnvironment,
+    layout: Layout = ONE_DEVICE,
 ) -> Callable[[Any, Array], tuple[Array, Array]]:
     """`run(train, key)`, pure: returns and lengths `[E]` of one episode an environment."""
     num = environment.num_envs
 
     def run(train: Any, key: Array) -> tuple[Array, Array]:
         reset_key, step_key = jax.random.split(key)
-        env_state, obs = environment.reset(reset_key)
+        env_state, obs = layout.divided(environment.reset(reset_key))
 
         def step(carry: Any) -> Any:
             i, env_state, obs, actor, active, total, length = carry
@@ -104,9 +112,9 @@ def make_episodes(
 
 
 def _make_fused(
-    act: Callable, init_actor: Callable, environment: JaxEnvironment
+    act: Callable, init_actor: Callable, environment: JaxEnvironment, layout: Layout
 ) -> Callable[[Any, Array], Evaluation]:
-    compiled = jax.jit(make_episodes(act, init_actor, environment))
+    compiled = layout.compile(make_episodes(act, init_actor, environment, layout))
 
     def evaluate(train: Any, key: Array) -> Evaluation:
         returns, lengths = jax.device_get(compiled(train, key))
@@ -116,7 +124,7 @@ def _make_fused(
 
 
 def _make_host(
-    act: Callable, init_actor: Callable, environment: HostEnvironment
+    act: Callable, init_actor: Callable, environment: HostEnvironment, layout: Layout
 ) -> Callable[[Any, Array], Evaluation]:
     num = environment.num_envs
     act_now = jax.jit(
@@ -124,6 +132,9 @@ def _make_host(
     )
 
     def evaluate(train: Any, key: Array) -> Evaluation:
+        train = layout.copy_here(train)
+        if layout.processes > 1:
+            key = jax.random.fold_in(key, jax.process_index())
         seed_key, step_key = jax.random.split(key)
         obs = environment.reset(int(jax.random.randint(seed_key, (), 0, 2**31 - 1)))
         actor = init_actor(num)
@@ -138,6 +149,7 @@ def _make_host(
             length += active
             active &= ~(timestep.terminated | timestep.truncated)
             obs, i = timestep.obs, i + 1
-        return Evaluation(total, length, task_names(environment))
+        everywhere = layout.gathered(total), layout.gathered(length)
+        return Evaluation(*everywhere, task_names(environment))
 
     return evaluate

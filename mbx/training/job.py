@@ -19,6 +19,7 @@ from mbx.envs.base import HostEnvironment, JaxEnvironment
 from mbx.training import build, datasets, evaluation, learning, loop, seeds, transfer
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.environments import evaluation_environment, make_environment
+from mbx.training.sharding import ONE_DEVICE, Layout, make_layout, num_shards
 from mbx.training.state import LoopState, init_state
 
 Config = Mapping[str, Any]
@@ -40,7 +41,7 @@ class Job(NamedTuple):
 
     seeds: the seeds it trains. With more than one, leaves of its states and metrics lead with
       `[S]`; `share` gives one seed's. interval(state) -> (state, summed metrics).
-    evaluate(train, keys): an evaluation a seed.
+    evaluate(train, keys): an evaluation a seed. layout: where its arrays lie.
     """
 
     environment: JaxEnvironment | HostEnvironment
@@ -49,6 +50,7 @@ class Job(NamedTuple):
     seeds: tuple[int, ...]
     interval: Callable[[LoopState], tuple[LoopState, dict[str, Any]]]
     evaluate: Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]]
+    layout: Layout = ONE_DEVICE
 
     def share(self, tree: Any, index: int) -> Any:
         """The part of a state, or of metrics, that belongs to one of the seeds."""
@@ -91,9 +93,15 @@ def replay_rows(config: Config, num_envs: int) -> int:
 def prepare(config: Config) -> Job:
     """Environment, agent and the programs of a run. Raises ValueError for impossible settings."""
     seed, num_envs = config["seed"], config["env"]["num_envs"]
-    num_seeds = config.get("num_seeds", 1)
+    num_seeds, layout = config.get("num_seeds", 1), make_layout(config)
     environment = make_environment(config, num_envs, seed=seed)
     fused = isinstance(environment, JaxEnvironment)
+    episodes = config["eval"]["episodes"]
+    if not fused and layout.processes > 1:  # every process steps its own
+        seed += 1000 * jax.process_index()
+        environment.close()
+        environment = make_environment(config, num_envs // layout.processes, seed=seed)
+        episodes = -(-episodes // layout.processes)
     if num_seeds > 1 and not fused:
         raise ValueError(
             f"num_seeds={num_seeds}: {environment.spec.name} runs on the host, one seed a program; "
@@ -102,11 +110,12 @@ def prepare(config: Config) -> Job:
     agent = build.build_agent(config, environment.spec)
     schedule = build.build_schedule(config, environment.spec, num_envs)
     plan = make_plan(config, num_envs, environment.spec.action_repeat)
-    sizes = dict(capacity=replay_rows(config, num_envs), length=plan.length)
-    tests = evaluation_environment(config, config["eval"]["episodes"], seed=seed + 1)
+    tests = evaluation_environment(config, episodes, seed=seed + 1)
     if num_seeds > 1:
         mesh = seeds.device_mesh(num_seeds)
-        interval = seeds.make_seeds_interval(agent, environment, schedule, mesh=mesh, **sizes)
+        interval = seeds.make_seeds_interval(
+            agent, environment, schedule, mesh=mesh, length=plan.length
+        )
         several = seeds.make_seeds_evaluate(agent.act, agent.init_actor, tests, mesh=mesh)
         numbers = tuple(range(seed, seed + num_seeds))
         return Job(
@@ -114,28 +123,40 @@ def prepare(config: Config) -> Job:
         )
     if config["train"].get("dataset"):
         at_once = dataclasses.replace(schedule, seed_steps=num_envs, reanalyze_min_step=0)
-        interval = learning.make_offline_interval(agent, at_once, **sizes)
+        interval = learning.make_offline_interval(agent, at_once, length=plan.length, layout=layout)
     elif fused:
-        interval = loop.make_interval(agent, environment, schedule, **sizes)
+        interval = loop.make_interval(
+            agent, environment, schedule, length=plan.length, layout=layout
+        )
     else:
-        interval = loop.make_host_interval(agent, environment, schedule, **sizes)
-    single = evaluation.make_evaluate(agent.act, agent.init_actor, tests)
-    return Job(environment, agent, plan, (seed,), interval, lambda t, keys: [single(t, keys[0])])
+        interval = loop.make_host_interval(
+            agent, environment, schedule, length=plan.length, layout=layout
+        )
+    single = evaluation.make_evaluate(agent.act, agent.init_actor, tests, layout)
+    own = (config["seed"],)
+    return Job(
+        environment, agent, plan, own, interval, lambda t, keys: [single(t, keys[0])], layout
+    )
 
 
 def fresh_state(
-    agent: Agent, environment: JaxEnvironment | HostEnvironment, config: Config, key: jax.Array
+    agent: Agent,
+    environment: JaxEnvironment | HostEnvironment,
+    config: Config,
+    key: jax.Array,
+    layout: Layout = ONE_DEVICE,
 ) -> LoopState:
     """The state of a run before its first step, from its key; of several seeds from keys `[S]`."""
-    capacity = replay_rows(config, environment.num_envs)
+    capacity = replay_rows(config, config["env"]["num_envs"])
+    sizes = dict(capacity=capacity, shards=num_shards(config, layout))
 
-    def build_state(key: jax.Array) -> LoopState:
-        return init_state(agent, environment, key=key, capacity=capacity)
+    def build_state(key: jax.Array, obs: jax.Array | None = None) -> LoopState:
+        return init_state(agent, environment, key=key, host_obs=obs, **sizes)
 
     if isinstance(environment, JaxEnvironment):
-        return jax.jit(jax.vmap(build_state) if jnp.ndim(key) else build_state)(key)
-    obs = environment.reset(config["seed"])
-    return init_state(agent, environment, key=key, capacity=capacity, host_obs=obs)
+        return layout.build(jax.vmap(build_state) if jnp.ndim(key) else build_state, key)
+    seed = config["seed"] + (1000 * jax.process_index() if layout.processes > 1 else 0)
+    return layout.build(build_state, key, layout.joined(environment.reset(seed)))
 
 
 def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopState, int]:
@@ -149,7 +170,7 @@ def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopSta
     environment, agent = job.environment, job.agent
     keys = [jax.random.key(seed) for seed in job.seeds]
     key = jnp.stack(keys) if len(keys) > 1 else keys[0]
-    state = fresh_state(agent, environment, config, key)
+    state = fresh_state(agent, environment, config, key, job.layout)
     if config["resume"] and checkpointer.latest_step() is not None:
         state, meta = checkpointer.restore(state)
         restore_host(environment, meta)
@@ -160,7 +181,7 @@ def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopSta
     if config["train"].get("init_from"):
         started = transfer.start_from(config, environment.spec, state.train, build.build_agent)
         state = state.replace(train=started)
-    return state, 0
+    return job.layout.place(state), 0
 
 
 def host_snapshot(environment: JaxEnvironment | HostEnvironment) -> str | None:

@@ -12,7 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mbx import replay
 from mbx.agents.base import Agent
+from mbx.training.sharding import ONE_DEVICE, Layout
 from mbx.training.state import LoopState, Schedule, step_keys
 
 Array = jax.Array
@@ -47,9 +49,7 @@ def make_learn(agent: Agent) -> Callable:
     return learn
 
 
-def make_reanalyze(
-    agent: Agent, schedule: Schedule, capacity: int, seeds_axis: str | None
-) -> Callable:
+def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> Callable:
     """`reanalyze(state, key, before, starting) -> (state, metrics)`: the passes that are due.
 
     before: updates made when the step began; starting: whether learning begins with this step, and
@@ -58,11 +58,9 @@ def make_reanalyze(
     every = schedule.reanalyze_interval
 
     def passes_due(state: LoopState, before: Array, starting: Array) -> Array:
-        rows = jnp.sum(state.replay.size)
+        sweep = replay.sweep_length(state.replay, agent.refresh_chunk)
         if seeds_axis is not None:  # batched seeds make the same number of passes: the fullest's
-            rows = jax.lax.pmax(rows, seeds_axis)
-        chunks = -(-state.is_first.shape[0] * capacity // agent.refresh_chunk)
-        sweep = jnp.minimum(-(-rows // agent.refresh_chunk), chunks)
+            sweep = jax.lax.pmax(sweep, seeds_axis)
         regular = state.updates // every - before // every if every else 0
         regular = jnp.where(state.steps >= schedule.reanalyze_min_step, regular, 0)
         return jnp.where(starting, sweep, regular)
@@ -88,9 +86,7 @@ def make_reanalyze(
     return reanalyze
 
 
-def make_advance(
-    agent: Agent, schedule: Schedule, capacity: int, seeds_axis: str | None = None
-) -> Callable:
+def make_advance(agent: Agent, schedule: Schedule, seeds_axis: str | None = None) -> Callable:
     """`advance(state, before, key) -> (state, metrics)`: what is due since the steps `before`.
 
     Makes updates and reanalyze passes. Metrics are sums: `updates`, `update/...`, `refresh/...`.
@@ -98,7 +94,7 @@ def make_advance(
     """
     ratio = schedule.ratio
     learn = make_learn(agent)
-    reanalyze = make_reanalyze(agent, schedule, capacity, seeds_axis) if agent.refresh else None
+    reanalyze = make_reanalyze(agent, schedule, seeds_axis) if agent.refresh else None
 
     def advance(state: LoopState, before: Array, key: Array) -> tuple[LoopState, Metrics]:
         update_key, refresh_key = jax.random.split(key)
@@ -134,19 +130,19 @@ def repeated(
 
 
 def make_offline_interval(
-    agent: Agent, schedule: Schedule, *, capacity: int, length: int
+    agent: Agent, schedule: Schedule, *, length: int, layout: Layout = ONE_DEVICE
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
     """`length` steps that learn from the replay as it is, without acting.
 
     A step counts as one of all environments, so that schedules mean what they mean when acting.
     """
-    advance = make_advance(agent, schedule, capacity)
+    advance = make_advance(agent, schedule)
 
     def step(state: LoopState) -> tuple[LoopState, Metrics]:
         key, before = step_keys(state)[2], state.steps
         return advance(state.replace(steps=before + state.is_first.shape[0]), before, key)
 
-    return jax.jit(repeated(step, length), donate_argnums=0)
+    return layout.compile(repeated(layout.keep(step), length), donate=True)
 
 
 def _zeros_like(shapes: Metrics) -> Metrics:

@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mbx import replay
 from mbx.agents.base import Agent
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Timestep, random_actions
 from mbx.training.learning import make_advance, repeated
+from mbx.training.sharding import ONE_DEVICE, Layout
 from mbx.training.state import LoopState, Schedule, step_keys
 
 Array = jax.Array
@@ -72,14 +72,12 @@ def store(
     )
 
 
-def make_absorb(
-    agent: Agent, schedule: Schedule, capacity: int, seeds_axis: str | None = None
-) -> Callable:
+def make_absorb(agent: Agent, schedule: Schedule, seeds_axis: str | None = None) -> Callable:
     """`absorb(state, action, actor, targets, timestep, key) -> (state, metrics)`.
 
     Stores the rows, then advances. Metrics: those of `make_advance`, and `episodes`, `episode/...`.
     """
-    advance = make_advance(agent, schedule, capacity, seeds_axis)
+    advance = make_advance(agent, schedule, seeds_axis)
 
     def absorb(
         state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep, key: Array
@@ -100,13 +98,12 @@ def make_step(
     agent: Agent,
     environment: JaxEnvironment,
     schedule: Schedule,
-    capacity: int,
     seeds_axis: str | None = None,
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
     """One fused train step of all environments: `state -> (state, metrics)`."""
     num_envs = environment.num_envs
     choose = make_choose(agent, schedule, num_envs, environment.spec)
-    absorb = make_absorb(agent, schedule, capacity, seeds_axis)
+    absorb = make_absorb(agent, schedule, seeds_axis)
 
     def step(state: LoopState) -> tuple[LoopState, Metrics]:
         choose_key, env_key, learn_key = step_keys(state)
@@ -119,34 +116,46 @@ def make_step(
 
 
 def make_interval(
-    agent: Agent, environment: JaxEnvironment, schedule: Schedule, *, capacity: int, length: int
+    agent: Agent,
+    environment: JaxEnvironment,
+    schedule: Schedule,
+    *,
+    length: int,
+    layout: Layout = ONE_DEVICE,
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
     """`length` fused steps in one compiled, donated scan; metrics are summed over them."""
-    step = make_step(agent, environment, schedule, capacity)
-    return jax.jit(repeated(step, length), donate_argnums=0)
+    step = layout.keep(make_step(agent, environment, schedule))
+    return layout.compile(repeated(step, length), donate=True)
 
 
 def make_host_interval(
-    agent: Agent, environment: HostEnvironment, schedule: Schedule, *, capacity: int, length: int
+    agent: Agent,
+    environment: HostEnvironment,
+    schedule: Schedule,
+    *,
+    length: int,
+    layout: Layout = ONE_DEVICE,
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
-    """The same `length` steps around a host environment's Python call."""
-    num_envs = environment.num_envs
+    """The same `length` steps around a host environment's Python call.
+
+    environment: of this process; those of all processes are one batch to the agent.
+    """
+    num_envs = environment.num_envs * layout.processes
     choose = make_choose(agent, schedule, num_envs, environment.spec)
-    absorb = make_absorb(agent, schedule, capacity)
-    choose_now = jax.jit(lambda state: choose(state, step_keys(state)[0]))
-    absorb_now = jax.jit(
+    absorb = make_absorb(agent, schedule)
+    choose_now = jax.jit(lambda state: layout.divided(choose(state, step_keys(state)[0])))
+    absorb_now = layout.compile(
         lambda state, action, actor, targets, timestep: absorb(
             state, action, actor, targets, timestep, step_keys(state)[2]
         ),
-        donate_argnums=0,
+        donate=True,
     )
 
     def interval(state: LoopState) -> tuple[LoopState, Metrics]:
         total = None
         for _ in range(length):
             action, actor, targets = choose_now(state)
-            timestep = environment.step(np.asarray(action))
-            timestep = jax.tree.map(jnp.asarray, timestep)
+            timestep = layout.joined(environment.step(layout.local(action)))
             state, metrics = absorb_now(state, action, actor, targets, timestep)
             total = metrics if total is None else jax.tree.map(jnp.add, total, metrics)
         return state, total

@@ -110,6 +110,19 @@ class RunLogger:
             self._bar.close()
 
 
+class NoLogger:
+    """A logger for processes that leave writing to another one."""
+
+    def __init__(self, workdir: str) -> None:
+        self.workdir = workdir
+
+    def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 def read_rows(path: str) -> list[dict[str, Any]]:
     """Rows of a metrics.jsonl; an unfinished last line is left out."""
     rows = []

@@ -27,7 +27,7 @@ from mbx.training.curves import plot_runs
 from mbx.training.environments import evaluation_environment, make_environment
 from mbx.training.interrupt import Interrupt
 from mbx.training.job import Job, begin, fresh_state, host_snapshot, prepare
-from mbx.training.metrics import RunLogger, atomic_write
+from mbx.training.metrics import NoLogger, RunLogger, atomic_write
 from mbx.training.state import LoopState
 from mbx.world_model import count_parameters
 
@@ -60,7 +60,7 @@ class Member(NamedTuple):
     """One seed's directory, log and best checkpoint."""
 
     workdir: str
-    logger: RunLogger
+    logger: RunLogger | NoLogger
     best: Checkpointer
 
 
@@ -91,6 +91,12 @@ def train(config: Config, workdir: str) -> Result:
     workdir = os.path.abspath(workdir)
     job = prepare(config)
     check_workdir(config, member_workdir(job, workdir, 0))
+    if config["replay"].get("save") and job.layout.processes > 1:
+        raise ValueError(
+            f"replay.save=True with {job.layout.processes} processes: rows are saved by runs of a "
+            "single process, leave it False"
+        )
+    job.layout.wait_for_all("checked")
     with contextlib.ExitStack() as stack:
         checkpointer = Checkpointer(workdir, keep=config["checkpoint"]["keep"])
         stack.callback(checkpointer.close)
@@ -106,7 +112,7 @@ def train(config: Config, workdir: str) -> Result:
                 path = os.path.join(member.workdir, "dataset.npz")
                 rows = job.share(state.replay, i)
                 datasets.save(path, rows, task=job.environment.spec.name)
-    if evaluations:
+    if evaluations and job.layout.is_first:
         plot_runs([member.workdir for member in members], os.path.join(workdir, "curve.png"))
     steps = int(np.max(state.steps)) * job.environment.spec.action_repeat
     return Result(workdir, steps, evaluations, time.time() - started)
@@ -129,11 +135,13 @@ def open_members(
     plan, members = job.plan, []
     for i, seed in enumerate(job.seeds):
         path = member_workdir(job, workdir, i)
-        logger = RunLogger(
-            path, config={**config, "seed": seed, "num_seeds": 1},
-            resume_step=done * plan.steps_per_interval if done else None,
-            progress_total=plan.intervals * plan.steps_per_interval, quiet=i > 0,
-        )  # fmt: skip
+        logger = NoLogger(path)
+        if job.layout.is_first:
+            logger = RunLogger(
+                path, config={**config, "seed": seed, "num_seeds": 1},
+                resume_step=done * plan.steps_per_interval if done else None,
+                progress_total=plan.intervals * plan.steps_per_interval, quiet=i > 0,
+            )  # fmt: skip
         stack.callback(logger.close)
         best = checkpointer
         if path != workdir:
@@ -172,7 +180,7 @@ def _drive(
             if final or (i + 1) % plan.eval_every == 0:
                 means = evaluate_members(job, state, i, steps, members, started)
                 evaluations.append((steps, float(np.mean(means))))
-            stop = final or interrupt.requested
+            stop = final or job.layout.agreed(interrupt.requested)
             if stop or (i + 1) % plan.checkpoint_every == 0:
                 meta = {"interval": i + 1, "host": host_snapshot(job.environment)}
                 checkpointer.save(steps, state, meta)
@@ -189,7 +197,9 @@ def evaluate_members(
     means = []
     for i, result in enumerate(job.evaluate(state.train, keys)):
         member, own = members[i], job.share(state, i)
-        summary = result.summary() | review(job.agent, member.workdir, own, keys[i])
+        summary = result.summary()
+        if job.layout.processes == 1:  # a review reads rows of the whole replay
+            summary |= review(job.agent, member.workdir, own, keys[i])
         member.logger.log("eval", steps, {**summary, "seconds": time.time() - started})
         member.best.save_best(steps, own.train, summary["return_mean"])
         means.append(summary["return_mean"])
@@ -254,7 +264,7 @@ def check_finite(config: Config, metrics: Mapping[str, float], steps: int) -> No
         )
 
 
-def describe(logger: RunLogger, state: LoopState, environment: Any) -> None:
+def describe(logger: RunLogger | NoLogger, state: LoopState, environment: Any) -> None:
     """Log the sizes of one seed's run: parameters, environments, bytes a replay row."""
     sizes = replay.bytes_per_transition(state.replay)
     values = {f"replay/bytes_{name}": value for name, value in sizes.items()}

@@ -67,7 +67,6 @@ def make_seeds_interval(
     environment: JaxEnvironment,
     schedule: Schedule,
     *,
-    capacity: int,
     length: int,
     mesh: jax.sharding.Mesh | None = None,
     batched: bool | None = None,
@@ -79,7 +78,7 @@ def make_seeds_interval(
     """
     batched = _batches() if batched is None else batched
     axis = "seeds" if batched else None
-    step = loop.make_step(agent, environment, schedule, capacity, axis)
+    step = loop.make_step(agent, environment, schedule, axis)
     interval = loop.repeated(step, length)
 
     def together(state: LoopState) -> tuple[LoopState, dict[str, Array]]:

@@ -14,7 +14,6 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mbx import replay
 from mbx.agents.base import Agent
@@ -76,10 +75,14 @@ def init_state(
     *,
     key: Array,
     capacity: int,
-    host_obs: np.ndarray | None = None,
+    shards: int = 1,
+    host_obs: Array | None = None,
 ) -> LoopState:
-    """A fresh run. capacity: rows an environment; host_obs: first observations `[E, ...]`."""
-    num_envs = environment.num_envs
+    """A fresh run. capacity: rows an environment; shards: the replay's.
+
+    host_obs: first observations `[E, ...]` of a host environment (of all processes).
+    """
+    num_envs = environment.num_envs if host_obs is None else host_obs.shape[0]
     init_key, env_key, base_key = jax.random.split(key, 3)
     if isinstance(environment, JaxEnvironment):
         env_state, obs = environment.reset(env_key)
@@ -94,7 +97,7 @@ def init_state(
         is_first=jnp.ones(num_envs, bool),
         replay=replay.init(
             agent.example_row(), num_envs=num_envs, capacity=capacity,
-            target_spec=agent.target_spec,
+            target_spec=agent.target_spec, shards=shards,
         ),
         key=base_key,
         steps=jnp.int32(0),

@@ -148,7 +148,7 @@ def train(found, config, updates, *, num_envs=16, seed=0, option=""):
     state = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=512))(
         jax.random.key(seed)
     )
-    interval = loop.make_interval(agent, environment, schedule, capacity=512, length=updates + 4)
+    interval = loop.make_interval(agent, environment, schedule, length=updates + 4)
     state, metrics = interval(state)
     return state, loop.summarise(metrics)
 

@@ -25,7 +25,7 @@ def parts():
     environment = envs.make("toy:ends", 2)
     agent = build.build_agent(config, environment.spec)
     schedule = build.build_schedule(config, environment.spec, 2)
-    interval = loop.make_interval(agent, environment, schedule, capacity=CAPACITY, length=10)
+    interval = loop.make_interval(agent, environment, schedule, length=10)
     return config, environment, agent, schedule, interval
 
 
@@ -173,7 +173,7 @@ def test_host_loop_equals_the_fused_loop(parts, trained):
     keys = [step_keys(state.replace(steps=jnp.int32(2 * i)))[1] for i in range(40)]
     host = OnHost(environment, keys)
     host.state = jax.tree.map(jnp.copy, state.env)
-    interval = loop.make_host_interval(agent, host, schedule, capacity=CAPACITY, length=10)
+    interval = loop.make_host_interval(agent, host, schedule, length=10)
     state = state.replace(env=None)
     for _ in range(4):
         state, _ = interval(state)

@@ -95,7 +95,7 @@ def test_batched_seeds_equal_seeds_in_turn(trained):
     schedule = build.build_schedule(config, whole.environment.spec, 2)
     state, _ = job.begin(config, whole, None)
     interval = seeds.make_seeds_interval(
-        whole.agent, whole.environment, schedule, capacity=job.replay_rows(config, 2),
+        whole.agent, whole.environment, schedule,
         length=whole.plan.length, batched=True,
     )  # fmt: skip
     for i in range(3):

@@ -1,0 +1,122 @@
+"""A replay in equal shards of its environments: every draw takes the same number of rows from each.
+
+A batch is laid out shard by shard along its last index axis, so that an index drawn from a replay
+says by its place which shard it reads. Nothing here knows of devices: a shard is a slice of the
+environment axis that all operations are batched over. Where that axis is divided over as many
+devices, the compiler keeps every one of them on its own device, without communication; on fewer
+devices, or one, the same numbers come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from mbx.replay_storage import Index, ReplayState, dims
+
+PyTree = Any
+T = TypeVar("T")
+
+
+def split_axis(tree: PyTree, shards: int, axis: int) -> PyTree:
+    """Leaves `[..., B, ...] -> [..., shards, B / shards, ...]` at `axis`."""
+
+    def split(x: Array) -> Array:
+        return x.reshape(*x.shape[:axis], shards, x.shape[axis] // shards, *x.shape[axis + 1 :])
+
+    return jax.tree.map(split, tree)
+
+
+def merge_axis(tree: PyTree, axis: int) -> PyTree:
+    """Leaves `[..., shards, B / shards, ...] -> [..., B, ...]` at `axis`."""
+
+    def merge(x: Array) -> Array:
+        return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+
+    return jax.tree.map(merge, tree)
+
+
+def draw(
+    local: Callable[[ReplayState, Array, int], T],
+    state: ReplayState,
+    key: Array,
+    batch_size: int,
+    *,
+    axis: int,
+) -> T:
+    """`local(state, key, batch_size)` of every shard for its share of the batch, along `axis`.
+
+    Raises ValueError where the batch is no multiple of the shards.
+    """
+    shards = state.shards
+    if shards == 1:
+        return local(state, key, batch_size)
+    check_batch(batch_size, shards)
+
+    def one(shard: Array, part: ReplayState, key: Array) -> T:
+        return _shifted(local(part, key, batch_size // shards), shard * dims(part)[0])
+
+    keys = jax.random.split(key, shards)
+    parts = jax.vmap(one, out_axes=axis)(jnp.arange(shards), _split(state), keys)
+    return merge_axis(parts, axis)
+
+
+def apply(local: Callable[..., T], state: ReplayState, index: Index, *trees: PyTree) -> T:
+    """`local(state, index, *trees)` of every shard, each with its part of the batch.
+
+    index `[..., B]`: laid out as drawn. trees: leaves `[..., B, ...]`, or None. What `local` gives
+    back is the shard's state, or `[..., B / shards, ...]`.
+    """
+    shards, axis = state.shards, index.env.ndim - 1
+    if shards == 1:
+        return local(state, index, *trees)
+    check_batch(index.env.shape[axis], shards)
+
+    def one(shard: Array, part: ReplayState, index: Index, *trees: PyTree) -> T:
+        first = shard * dims(part)[0]
+        return local(part, Index(index.env - first, index.slot), *trees)
+
+    example = jax.eval_shape(local, state, index, *trees)
+    writes = isinstance(example, ReplayState)
+    inputs = split_axis((index, *trees), shards, axis)
+    mapped = jax.vmap(one, in_axes=(0, 0, *[axis] * len(inputs)), out_axes=0 if writes else axis)
+    result = mapped(jnp.arange(shards), _split(state), *inputs)
+    return _merged(result, shards) if writes else merge_axis(result, axis)
+
+
+def rowwise(local: Callable[..., ReplayState], state: ReplayState, *trees: PyTree) -> ReplayState:
+    """`local(state, *trees)` of every shard with its environments' part of trees `[E, ...]`."""
+    if state.shards == 1:
+        return local(state, *trees)
+    parts = jax.vmap(local)(_split(state), *split_axis(trees, state.shards, 0))
+    return _merged(parts, state.shards)
+
+
+def check_batch(batch_size: int, shards: int) -> None:
+    """Raises ValueError where a batch cannot be shared out evenly."""
+    if batch_size % shards:
+        raise ValueError(
+            f"a batch of {batch_size} cannot be drawn evenly from {shards} replay shards: choose "
+            f"loss.batch_size and reanalyze.batch_size as multiples of {shards}, or fewer shards"
+        )
+
+
+def _split(state: ReplayState) -> ReplayState:
+    return split_axis(state.replace(shards=1), state.shards, 0)
+
+
+def _merged(parts: ReplayState, shards: int) -> ReplayState:
+    return merge_axis(parts, 0).replace(shards=shards)
+
+
+def _shifted(result: T, first: Array) -> T:
+    """Every index in `result` with its environments counted from the first shard's."""
+
+    def shift(x: Any) -> Any:
+        return Index(x.env + first, x.slot) if isinstance(x, Index) else x
+
+    return jax.tree.map(shift, result, is_leaf=lambda x: isinstance(x, Index))

@@ -1,0 +1,239 @@
+"""One run on many devices: `--config.distributed.enabled=True`, on one machine or a pod.
+
+All devices of all processes form one mesh with the axis "data". Whatever leads with the
+environments (their states, the acting state, the replay) is divided along it; parameters and
+optimisers are copies, or divided as well where they are large (`distributed.fsdp`). The programs
+stay those of one device: the compiler divides them, so that losses, gradients and percentiles are
+those of the whole batch. The replay draws its batches in as many shards as there are devices
+(`mbx.replay_shards`), so that rows never travel.
+
+This file is the only one that knows of devices and processes (besides `mbx.training.seeds`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from mbx.training.state import LoopState
+
+Array = jax.Array
+Config = Mapping[str, Any]
+
+_AXIS = "data"
+# What leads with the environments.
+_DIVIDED = ("actor", "env", "obs", "reward", "is_first", "replay")
+# Smaller parameters are not worth the gathering.
+_FSDP_SIZE = 2**18
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where the arrays of a run lie: on one device (mesh None), or on a mesh's devices."""
+
+    mesh: jax.sharding.Mesh | None = None
+    fsdp: bool = False
+
+    @property
+    def size(self) -> int:
+        """Devices."""
+        return 1 if self.mesh is None else self.mesh.size
+
+    @property
+    def processes(self) -> int:
+        """Processes that run together."""
+        return 1 if self.mesh is None else jax.process_count()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that writes logs and figures."""
+        return self.processes == 1 or jax.process_index() == 0
+
+    @property
+    def copied(self) -> jax.sharding.NamedSharding | None:
+        """The sharding of what every device holds whole."""
+        return self._named()
+
+    def _named(self, *axes: str | None) -> jax.sharding.NamedSharding | None:
+        if self.mesh is None:
+            return None
+        return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(*axes))
+
+    def of_environments(self, tree: Any) -> Any:
+        """Shardings of a tree whose leaves lead with the environments; others are copied."""
+
+        def one(x: Any) -> Any:
+            divides = x.ndim and x.shape[0] and x.shape[0] % self.size == 0
+            return self._named(_AXIS) if divides else self._named()
+
+        return jax.tree.map(one, tree)
+
+    def of_parameters(self, tree: Any) -> Any:
+        """Shardings of a train state: copies, or along the longest axis that can be divided."""
+
+        def one(x: Any) -> Any:
+            fits = [i for i, n in enumerate(x.shape) if n % self.size == 0]
+            if not self.fsdp or math.prod(x.shape) < _FSDP_SIZE or not fits:
+                return self._named()
+            longest = max(fits, key=lambda i: x.shape[i])
+            return self._named(*[_AXIS if i == longest else None for i in range(x.ndim)])
+
+        return jax.tree.map(one, tree)
+
+    def of_state(self, state: LoopState) -> LoopState:
+        """Shardings of a run's state, given abstractly or as arrays."""
+        names = [field.name for field in dataclasses.fields(state)]
+        divided = {n: self.of_environments(getattr(state, n)) for n in names if n in _DIVIDED}
+        copied = {
+            n: jax.tree.map(lambda _: self._named(), getattr(state, n))
+            for n in names
+            if n not in (*_DIVIDED, "train")
+        }
+        return LoopState(train=self.of_parameters(state.train), **divided, **copied)
+
+    def build(self, make: Callable[..., LoopState], *args: Any) -> LoopState:
+        """`make(*args)`, compiled, with its arrays where they belong."""
+        if self.mesh is None:
+            return jax.jit(make)(*args)
+        shardings = self.of_state(jax.eval_shape(make, *args))
+        return jax.jit(make, out_shardings=shardings)(*args)
+
+    def place(self, state: LoopState) -> LoopState:
+        """The state with its arrays where they belong."""
+        return state if self.mesh is None else jax.device_put(state, self.of_state(state))
+
+    def keep(self, step: Callable[[LoopState], tuple[LoopState, Any]]) -> Callable:
+        """`step` whose state stays where it belongs."""
+        if self.mesh is None:
+            return step
+
+        def kept(state: LoopState) -> tuple[LoopState, Any]:
+            state, metrics = step(state)
+            return jax.lax.with_sharding_constraint(state, self.of_state(state)), metrics
+
+        return kept
+
+    def compile(self, function: Callable, *, donate: bool = False) -> Callable:
+        """`jit`; on a mesh everything but the state a function gives back is copied everywhere."""
+        donated = dict(donate_argnums=0) if donate else {}
+        if self.mesh is None:
+            return jax.jit(function, **donated)
+
+        def constrained(*args: Any) -> Any:
+            def place(x: Any) -> Any:
+                if isinstance(x, LoopState):
+                    return jax.lax.with_sharding_constraint(x, self.of_state(x))
+                return jax.lax.with_sharding_constraint(x, self._named())
+
+            result = function(*args)
+            return jax.tree.map(place, result, is_leaf=lambda x: isinstance(x, LoopState))
+
+        return jax.jit(constrained, **donated)
+
+    def divided(self, tree: Any) -> Any:
+        """Inside a program: a tree whose leaves lead with the environments, divided."""
+        if self.mesh is None:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, self.of_environments(tree))
+
+    def local(self, tree: Any) -> Any:
+        """A process's own rows of arrays `[E, ...]`, as numpy."""
+        if self.processes == 1:
+            return jax.tree.map(np.asarray, tree)
+
+        def rows(x: Array) -> np.ndarray:
+            parts = {s.index[0].start or 0: s.data for s in x.addressable_shards}
+            return np.concatenate([np.asarray(parts[i]) for i in sorted(parts)])
+
+        return jax.tree.map(rows, tree)
+
+    def joined(self, tree: Any) -> Any:
+        """Arrays `[E, ...]` of all processes' rows."""
+        if self.processes == 1:
+            return jax.tree.map(jax.numpy.asarray, tree)
+        return jax.tree.map(
+            lambda x: jax.make_array_from_process_local_data(self._named(_AXIS), np.asarray(x)),
+            tree,
+        )
+
+    def copy_here(self, tree: Any) -> Any:
+        """Whole arrays on this process's first device, for work it does alone."""
+        if self.processes == 1:
+            return tree
+        whole = jax.jit(lambda x: x, out_shardings=self.copied)(tree)
+        return jax.tree.map(lambda x: x.addressable_data(0), whole)
+
+    def gathered(self, values: np.ndarray) -> np.ndarray:
+        """The rows of all processes behind one another."""
+        if self.processes == 1:
+            return values
+        return np.asarray(multihost_utils.process_allgather(values, tiled=True))
+
+    def agreed(self, flag: bool) -> bool:
+        """Whether any process says so."""
+        return bool(np.any(self.gathered(np.array([flag]))))
+
+    def wait_for_all(self, what: str) -> None:
+        """Return when every process has come here."""
+        if self.processes > 1:
+            multihost_utils.sync_global_devices(what)
+
+
+ONE_DEVICE = Layout()
+
+
+def initialize(config: Config) -> None:
+    """Join the other processes, before anything runs on a device; nothing for a single process.
+
+    Raises ValueError where the coordinator is neither given nor found out.
+    """
+    settings = config.get("distributed") or {}
+    if not settings.get("enabled") or settings["num_processes"] == 1:
+        return
+    try:
+        jax.distributed.initialize(
+            settings["coordinator"] or None,
+            settings["num_processes"] or None,
+            None if settings["process_id"] < 0 else settings["process_id"],
+            heartbeat_timeout_seconds=settings["heartbeat_timeout"],
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"distributed.coordinator={settings['coordinator']!r}, distributed.num_processes="
+            f"{settings['num_processes']}, distributed.process_id={settings['process_id']}: {error}"
+            "; give all three, or distributed.num_processes=1 for the devices of this machine"
+        ) from error
+
+
+def make_layout(config: Config) -> Layout:
+    """The layout that a configuration asks for, on the devices there are.
+
+    Raises ValueError where the environments cannot be divided among them.
+    """
+    settings = config.get("distributed") or {}
+    if not settings.get("enabled"):
+        return ONE_DEVICE
+    devices, num_envs = jax.device_count(), config["env"]["num_envs"]
+    if num_envs % devices:
+        raise ValueError(
+            f"env.num_envs={num_envs} cannot be divided among {devices} devices: choose a multiple "
+            f"of {devices}"
+        )
+    if config.get("num_seeds", 1) > 1:
+        raise ValueError(
+            f"distributed.enabled=True with num_seeds={config['num_seeds']}: seeds are divided "
+            "among devices by themselves, leave distributed.enabled=False"
+        )
+    auto = (jax.sharding.AxisType.Auto,)
+    return Layout(jax.make_mesh((devices,), (_AXIS,), axis_types=auto), settings["fsdp"])
+
+
+def num_shards(config: Config, layout: Layout) -> int:
+    """Shards of the replay: as configured, or one a device."""
+    return config["replay"].get("shards") or layout.size

@@ -1,0 +1,119 @@
+"""One learner update of an agent on the devices of one or several processes, told as JSON.
+
+    python -m tests.training.divided '{"agent": "tdmpc", "devices": 8}'
+
+The replay holds rows of random acting, in eight shards whatever the number of devices, and the
+parameters are moved off their start, where zero heads make everything a tie.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+
+from mbx.training import job, sharding
+
+NUM_ENVS = 8
+
+
+def config_of(agent: str) -> dict:
+    """A tiny configuration that acts at random for as long as a test runs."""
+    if agent == "tdmpc":
+        from tests.helpers import tiny_config
+
+        config = tiny_config(loss=dict(batch_size=16), reanalyze=dict(batch_size=16))
+    elif agent == "dreamer":
+        from configs import dreamer
+
+        config = dreamer.get_config().to_dict()
+        config["env"].update(name="gymnax:CartPole-v1", episode_length=8)
+        config["model"].update(num_bins=21)
+        config["loss"].update(batch_size=16, batch_length=4)
+        config["imagination"]["horizon"] = 3
+    else:
+        from configs import empo
+
+        config = empo.get_config().to_dict()
+        config["env"].update(name="empo:grid_rock_1h1r", episode_length=5)
+        config["model"]["hidden"], config["loss"]["batch_size"] = 8, 16
+    config["env"]["num_envs"] = NUM_ENVS
+    config["replay"].update(capacity=400, shards=8)
+    config["train"].update(steps=10_000, seed_steps=10_000, log_interval=20 * NUM_ENVS)
+    config["eval"]["episodes"] = NUM_ENVS
+    return config
+
+
+def moved(tree, key):
+    """Parameters with noise on them."""
+    leaves, structure = jax.tree.flatten(tree)
+    keys = jax.random.split(key, len(leaves))
+    noisy = [x + 0.05 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(structure, noisy)
+
+
+def update_once(config: dict) -> dict[str, float]:
+    """Metrics of an update, the norm of the parameters after it, and one evaluation."""
+    work = job.prepare(config)
+    layout, agent = work.layout, work.agent
+    state, _ = job.begin(config, work, None)
+    params = jax.jit(moved)(state.train.params, jax.random.key(7))
+    state = layout.place(state.replace(train=state.train.replace(params=params)))
+    state, _ = work.interval(state)
+    if layout.mesh is not None:
+        obs = state.replay.data["is_first"]
+        assert obs.sharding.spec == jax.P("data"), obs.sharding
+        assert obs.addressable_shards[0].data.shape[0] == NUM_ENVS // layout.size
+
+    def update(state):
+        key = jax.random.key(3)
+        if agent.update_replay is not None:
+            train, _, metrics = agent.update_replay(state.train, state.replay, key)
+        else:
+            train, metrics = agent.update(state.train, state.replay, key)
+        squares = [jnp.sum(jnp.square(x)) for x in jax.tree.leaves(train.params)]
+        change = jax.tree.map(
+            lambda a, b: jnp.sum(jnp.abs(a - b)), train.params, state.train.params
+        )
+        return metrics | {"params": sum(squares), "change": sum(jax.tree.leaves(change))}
+
+    program = layout.compile(update)
+    told = {name: float(x) for name, x in jax.device_get(program(state)).items()}
+    if layout.mesh is not None:
+        told["collective_bytes"] = largest_collective(program.lower(state).compile().as_text())
+    told["rows"] = float(jnp.sum(state.replay.size))
+    told["return"] = float(work.evaluate(state.train, [jax.random.key(5)])[0].returns.mean())
+    return told
+
+
+def largest_collective(text: str) -> float:
+    """Bytes of the largest array that an all-gather or an all-to-all of a program makes."""
+    import re
+
+    largest = 0
+    for shape in re.findall(r"= \w+\[([\d,]*)\][^=]* (?:all-gather|all-to-all)\(", text):
+        size = 4
+        for n in shape.split(","):
+            size *= int(n or 1)
+        largest = max(largest, size)
+    return float(largest)
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    jax.config.update("jax_num_cpu_devices", told["devices"])
+    config = config_of(told["agent"])
+    processes = told.get("processes", 1)
+    config["distributed"].update(
+        enabled=processes * told["devices"] > 1, num_processes=processes,
+        coordinator=told.get("coordinator", ""), process_id=told.get("process", 0),
+        fsdp=told.get("fsdp", False), heartbeat_timeout=20,
+    )  # fmt: skip
+    sharding.initialize(config)
+    print("RESULT " + json.dumps(update_once(config)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
