@@ -105,7 +105,7 @@ def train(config: Config, workdir: str) -> Result:
             state = seeds.place(state, seeds.device_mesh(len(job.seeds)))
         members = open_members(stack, config, job, workdir, checkpointer, done)
         for i, member in enumerate(members if not done else ()):
-            describe(member.logger, job.share(state, i), job.environment)
+            describe(member.logger, job.share(state, i))
         state, evaluations = _drive(config, job, state, done, checkpointer, members, started)
         if config["replay"].get("save"):
             for i, member in enumerate(members):
@@ -264,10 +264,10 @@ def check_finite(config: Config, metrics: Mapping[str, float], steps: int) -> No
         )
 
 
-def describe(logger: RunLogger | NoLogger, state: LoopState, environment: Any) -> None:
+def describe(logger: RunLogger | NoLogger, state: LoopState) -> None:
     """Log the sizes of one seed's run: parameters, environments, bytes a replay row."""
     sizes = replay.bytes_per_transition(state.replay)
     values = {f"replay/bytes_{name}": value for name, value in sizes.items()}
     values["parameters"] = float(count_parameters(state.train.params))
-    values["num_envs"] = float(environment.num_envs)
+    values["num_envs"] = float(state.is_first.shape[0])
     logger.log("setup", 0, values)

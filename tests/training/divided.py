@@ -1,6 +1,7 @@
-"""One learner update of an agent on the devices of one or several processes, told as JSON.
+"""One learner update, or a run, on the devices of one or several processes, told as JSON.
 
     python -m tests.training.divided '{"agent": "tdmpc", "devices": 8}'
+    python -m tests.training.divided '{"agent": "tdmpc", "devices": 8, "run": ["runs/a", 320]}'
 
 The replay holds rows of random acting, in eight shards whatever the number of devices, and the
 parameters are moved off their start, where zero heads make everything a tie.
@@ -14,7 +15,7 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from mbx.training import job, sharding
+from mbx.training import job, run, sharding
 
 NUM_ENVS = 8
 
@@ -88,6 +89,14 @@ def update_once(config: dict) -> dict[str, float]:
     return told
 
 
+def train(config: dict, workdir: str, steps: int) -> dict:
+    """Train to `steps`, from a checkpoint if there is one."""
+    config["train"].update(steps=steps, seed_steps=80, log_interval=80)
+    config["eval"]["interval"] = config["checkpoint"]["interval"] = 160
+    result = run.train({**config, "resume": True}, workdir)
+    return {"steps": result.steps, "evaluations": result.evaluations}
+
+
 def largest_collective(text: str) -> float:
     """Bytes of the largest array that an all-gather or an all-to-all of a program makes."""
     import re
@@ -112,7 +121,8 @@ def main() -> None:
         fsdp=told.get("fsdp", False), heartbeat_timeout=20,
     )  # fmt: skip
     sharding.initialize(config)
-    print("RESULT " + json.dumps(update_once(config)), flush=True)
+    told = train(config, *told["run"]) if "run" in told else update_once(config)
+    print("RESULT " + json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ import pathlib
 import socket
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
 import pytest
 
-from mbx.training import sharding
+from mbx.training import metrics, sharding
 from tests.helpers import tiny_config
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -40,11 +41,14 @@ def results(*programs):
     return found
 
 
-def processes(num, devices, **told):
+def free_address():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
-    told |= dict(processes=num, devices=devices, coordinator=coordinator)
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def processes(num, devices, **told):
+    told |= dict(processes=num, devices=devices, coordinator=free_address())
     return results(*[start(process=i, **told) for i in range(num)])
 
 
@@ -92,6 +96,35 @@ def test_more_devices_and_processes_update_as_one(agent, num, devices, alone):
     )  # fmt: skip
     for ours in several:
         check(ours, alone(agent))
+
+
+@pytest.mark.slow
+def test_processes_train_one_run_and_another_number_resumes_it(tmp_path):
+    workdir = str(tmp_path / "run")
+    told = processes(2, 1, agent="tdmpc", run=[workdir, 160])
+    assert told[0] == told[1] and told[0]["steps"] == 160
+    on_four = results(start(agent="tdmpc", devices=4, run=[workdir, 320]))[0]
+    assert [step for step, _ in on_four["evaluations"]] == [320]
+    on_one = results(start(agent="tdmpc", devices=1, run=[workdir, 480]))[0]
+    assert [step for step, _ in on_one["evaluations"]] == [480]
+    rows = metrics.read_rows(os.path.join(workdir, "metrics.jsonl"))
+    assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(80, 481, 80))
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_others_and_the_run_resumes(tmp_path):
+    workdir = str(tmp_path / "run")
+    told = dict(agent="tdmpc", devices=1, processes=2, coordinator=free_address())
+    both = [start(process=i, run=[workdir, 10**6], **told) for i in range(2)]
+    log = os.path.join(workdir, "metrics.jsonl")
+    while not any(row["step"] >= 320 for row in metrics.read_rows(log)):
+        assert both[0].poll() is None
+        time.sleep(0.5)
+    both[1].kill()
+    assert both[0].wait(timeout=90) != 0
+    both[1].wait()
+    on_one = results(start(agent="tdmpc", devices=1, run=[workdir, 1600]))[0]
+    assert on_one["steps"] == 1600
 
 
 @pytest.mark.slow
