@@ -43,7 +43,9 @@ class Timestep(NamedTuple):
 
     obs: observation to act on next. final_obs: the true next observation, equal to obs where no
     episode ended. reward: float32, summed over the action repeat. terminated, truncated: bool.
-    episode_return, episode_length: totals of the episode including this step.
+    episode_return, episode_length: totals of the episode including this step. fault: the
+    observation or the reward was not finite; the episode is then truncated, the reward 0 and
+    `final_obs` as it came.
     """
 
     obs: Any
@@ -53,6 +55,7 @@ class Timestep(NamedTuple):
     truncated: Any
     episode_return: Any
     episode_length: Any
+    fault: Any
 
 
 class JaxEnvironment(NamedTuple):
@@ -132,7 +135,8 @@ def episodic(
 
     episode_length is in agent steps (default: the task's limit divided by the repeat, rounded up).
     Within an action repeat nothing moves and no reward counts once the episode has terminated or
-    the task's limit is reached, which a repeat need not divide. All environments are reset together
+    the task's limit is reached, which a repeat need not divide. A step whose observation or reward
+    is not finite is a fault (`Timestep`). All environments are reset together
     under one `lax.cond`, so that ordinary steps pay for no reset.
     """
     check_counts(raw.name, num_envs, action_repeat, episode_length)
@@ -154,9 +158,11 @@ def episodic(
         step_key, reset_key = jax.random.split(key)
         keys = jax.random.split(step_key, num_envs)
         new, final_obs, reward, terminated = advance(keys, state, jnp.clip(action, -1.0, 1.0))
+        fault = ~is_finite(final_obs, reward)
+        reward, terminated = jnp.where(fault, 0.0, reward), terminated & ~fault
         count = state.length + 1
         total = state.episode_return + reward
-        truncated = (count >= length) & ~terminated
+        truncated = ((count >= length) & ~terminated) | fault
         done = terminated | truncated
 
         def renew(_: None) -> tuple[Any, Array]:
@@ -164,7 +170,7 @@ def episodic(
             return _where_each(done, (fresh.raw, first), (new, final_obs))
 
         after, obs = jax.lax.cond(jnp.any(done), renew, lambda _: (new, final_obs), None)
-        timestep = Timestep(obs, final_obs, reward, terminated, truncated, total, count)
+        timestep = Timestep(obs, final_obs, reward, terminated, truncated, total, count, fault)
         next_state = EpisodeState(after, jnp.where(done, 0, count), jnp.where(done, 0.0, total))
         return next_state, timestep
 
@@ -206,6 +212,12 @@ def _advance(
         return jax.vmap(repeated)(keys, state.raw, action, steps)
 
     return advance
+
+
+def is_finite(obs: Any, reward: Any) -> Any:
+    """`[E]` bool: whether a step's observation `[E, ...]` and reward `[E]` are numbers."""
+    xp = np if isinstance(obs, np.ndarray) else jnp
+    return xp.all(xp.isfinite(obs), axis=tuple(range(1, obs.ndim))) & xp.isfinite(reward)
 
 
 def random_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mbx.envs.base import EnvSpec, HostEnvironment, Timestep, check_counts, last_repeat
+from mbx.envs.base import EnvSpec, HostEnvironment, Timestep, check_counts, is_finite, last_repeat
 
 
 class Task(Protocol):
@@ -80,17 +80,19 @@ class SteppedEnvironment(HostEnvironment):
         results = [self._step(i, a) for i, a in enumerate(np.clip(action, -1.0, 1.0))]
         final_obs = np.stack([r[0] for r in results])
         reward = np.array([r[1] for r in results], np.float32)
-        terminated = np.array([r[2] for r in results], bool)
+        fault = ~is_finite(final_obs, reward)
+        reward = np.where(fault, np.float32(0.0), reward)
+        terminated = np.array([r[2] for r in results], bool) & ~fault
         self._length += 1
         self._return += reward
         length, total = self._length.copy(), self._return.copy()
         cut = np.array([r[3] for r in results], bool)
-        truncated = ((length >= self.spec.episode_length) | cut) & ~terminated
+        truncated = ((length >= self.spec.episode_length) | cut | fault) & ~terminated
         obs = final_obs.copy()
         for i in np.flatnonzero(terminated | truncated):
             obs[i] = self._tasks[i].reset(None)
             self._length[i], self._return[i] = 0, 0.0
-        return Timestep(obs, final_obs, reward, terminated, truncated, total, length)
+        return Timestep(obs, final_obs, reward, terminated, truncated, total, length, fault)
 
     def _step(self, i: int, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         task, total = self._tasks[i], 0.0

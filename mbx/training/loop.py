@@ -46,7 +46,10 @@ def make_choose(agent: Agent, schedule: Schedule, num_envs: int, spec: EnvSpec) 
 def store(
     agent: Agent, state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep
 ) -> LoopState:
-    """The state after its row, and where an episode ended that episode's last row, are stored."""
+    """The state after its row, and where an episode ended that episode's last row, are stored.
+
+    After a fault that last row is left out, and with it the transition to it.
+    """
     done = timestep.terminated | timestep.truncated
     no = jnp.zeros_like(done)
     row = dict(
@@ -67,7 +70,7 @@ def store(
         obs=timestep.obs,
         reward=jnp.where(done, 0.0, timestep.reward),
         is_first=done,
-        replay=replay.insert(buffer, last, mask=done),
+        replay=replay.insert(buffer, last, mask=done & ~timestep.fault),
         steps=state.steps + done.shape[0],
     )
 
@@ -75,7 +78,8 @@ def store(
 def make_absorb(agent: Agent, schedule: Schedule, seeds_axis: str | None = None) -> Callable:
     """`absorb(state, action, actor, targets, timestep, key) -> (state, metrics)`.
 
-    Stores the rows, then advances. Metrics: those of `make_advance`, and `episodes`, `episode/...`.
+    Stores the rows, then advances. Metrics: those of `make_advance`, `faults`, `episodes` and
+    `episode/...`.
     """
     advance = make_advance(agent, schedule, seeds_axis)
 
@@ -86,6 +90,7 @@ def make_absorb(agent: Agent, schedule: Schedule, seeds_axis: str | None = None)
         state = store(agent, state, action, actor, targets, timestep)
         state, metrics = advance(state, before, key)
         done = timestep.terminated | timestep.truncated
+        metrics["faults"] = jnp.sum(timestep.fault)
         metrics["episodes"] = jnp.sum(done)
         metrics["episode/return"] = jnp.sum(jnp.where(done, timestep.episode_return, 0.0))
         metrics["episode/length"] = jnp.sum(jnp.where(done, timestep.episode_length, 0))

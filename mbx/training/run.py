@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from mbx import replay
 from mbx.agents.base import Agent
+from mbx.files import sole_writer
 from mbx.training import build, datasets, loop, seeds, transfer
 from mbx.training.checkpoint import Checkpointer, load_config
 from mbx.training.curves import plot_runs
@@ -98,6 +100,8 @@ def train(config: Config, workdir: str) -> Result:
         )
     job.layout.wait_for_all("checked")
     with contextlib.ExitStack() as stack:
+        if job.layout.is_first:
+            stack.enter_context(sole_writer(workdir))
         checkpointer = Checkpointer(workdir, keep=config["checkpoint"]["keep"])
         stack.callback(checkpointer.close)
         state, done = begin(config, job, checkpointer)
@@ -163,6 +167,7 @@ def _drive(
     """All intervals from number `done` on, with their logs, evaluations and checkpoints."""
     plan, repeat = job.plan, job.environment.spec.action_repeat
     evaluations: list[tuple[int, float]] = []
+    warned = False
     with Interrupt() as interrupt:
         for i in range(done, plan.intervals):
             began = time.time()
@@ -176,6 +181,7 @@ def _drive(
                 metrics["seconds"] = time.time() - started
                 member.logger.log("train", steps, metrics)
                 check_finite(config, metrics, steps)
+                warned = warned or warn_of_faults(metrics, steps)
             final = i + 1 == plan.intervals
             if final or (i + 1) % plan.eval_every == 0:
                 means = evaluate_members(job, state, i, steps, members, started)
@@ -262,6 +268,18 @@ def check_finite(config: Config, metrics: Mapping[str, float], steps: int) -> No
             "from the last checkpoint with other settings "
             "(train.check_finite=False goes on regardless)"
         )
+
+
+def warn_of_faults(metrics: Mapping[str, float], steps: int) -> bool:
+    """Warn where the environment gave something that is not finite; returns whether it did."""
+    faults = metrics.get("faults", 0)
+    if faults:
+        warnings.warn(
+            f"{faults:.0f} environment steps up to step {steps} were not finite: their episodes "
+            "were cut off and they are not learned from (later ones are only counted, as `faults`)",
+            stacklevel=2,
+        )
+    return bool(faults)
 
 
 def describe(logger: RunLogger | NoLogger, state: LoopState) -> None:

@@ -1,0 +1,137 @@
+"""What goes wrong outside: environments that give no numbers, two runs on one directory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import envs, files, replay
+from mbx.envs.host import SteppedEnvironment
+from mbx.training import loop, run
+from mbx.training.metrics import read_rows
+from tests.helpers import tiny_config
+
+
+def broken(where):
+    """A counter whose third step gives NaN in the observation, or Inf in the reward."""
+
+    def reset(key):
+        return jnp.float32(0.0), jnp.zeros(2)
+
+    def step(key, state, action):
+        bad = state == 2.0
+        obs = jnp.full(2, state + 1.0)
+        if where == "obs":
+            return state + 1.0, jnp.where(bad, jnp.nan, obs), jnp.float32(1.0), bad
+        return state + 1.0, obs, jnp.where(bad, jnp.inf, 1.0), jnp.bool_(False)
+
+    return envs.RawEnvironment("broken", (2,), np.float32, 1, 10, reset, step)
+
+
+@pytest.mark.parametrize("where", ["obs", "reward"])
+def test_a_fault_ends_its_episode_and_counts_nothing(where):
+    environment = envs.episodic(broken(where), 2)
+    state, _ = environment.reset(jax.random.key(0))
+    for i in range(6):
+        state, step = jax.jit(environment.step)(state, jnp.zeros((2, 1)), jax.random.key(i))
+        bad = i % 3 == 2
+        assert step.fault.tolist() == step.truncated.tolist() == [bad] * 2
+        assert not step.terminated.any() and np.isfinite(step.obs).all()
+        assert step.reward.tolist() == [0.0 if bad else 1.0] * 2
+        assert step.episode_return.tolist() == [min(i % 3 + 1.0, 2.0)] * 2
+
+
+def test_a_fault_on_the_host_does_the_same():
+    class Task:
+        obs_shape, obs_dtype, num_actions = (2,), np.float32, 0
+        action_low, action_high = -np.ones(1), np.ones(1)
+
+        def reset(self, seed):
+            self.count = 0
+            return np.zeros(2, np.float32)
+
+        def step(self, action):
+            self.count += 1
+            value = np.nan if self.count == 3 else 1.0
+            return np.full(2, value, np.float32), 1.0, self.count == 3, False
+
+    environment = SteppedEnvironment(
+        "broken", [Task()], time_limit=10, action_repeat=1, episode_length=None, seed=0
+    )
+    steps = [environment.step(np.zeros((1, 1))) for _ in range(4)]
+    assert [bool(s.fault[0]) for s in steps] == [False, False, True, False]
+    assert [bool(s.truncated[0]) for s in steps] == [False, False, True, False]
+    assert not steps[2].terminated[0] and steps[2].episode_return[0] == 2.0
+    assert steps[3].episode_length[0] == 1 and np.isfinite(steps[2].obs).all()
+
+
+def test_the_transition_to_a_fault_is_not_stored():
+    row = dict(
+        obs=jnp.zeros(2), action=jnp.zeros(1), reward=jnp.float32(0), is_first=jnp.bool_(False),
+        is_last=jnp.bool_(False), terminated=jnp.bool_(False),
+    )  # fmt: skip
+    environment = envs.episodic(broken("obs"), 1)
+    env, obs = environment.reset(jax.random.key(0))
+    no = jnp.zeros(1, bool)
+    state = loop.LoopState(
+        train=None, actor=None, env=env, obs=obs, reward=jnp.zeros(1), is_first=~no,
+        replay=replay.init(row, num_envs=1, capacity=20), key=None, steps=jnp.int32(0), credit=None,
+        updates=None,
+    )  # fmt: skip
+
+    class Forgets:
+        remember = None
+
+    for i in range(7):  # two whole episodes, and the first step of the third
+        action = jnp.zeros((1, 1))
+        env, step = environment.step(state.env, action, jax.random.key(i))
+        state = loop.store(Forgets, state.replace(env=env), action, None, None, step)
+    size = int(state.replay.size[0])
+    assert size == 7 and np.isfinite(state.replay.data["obs"][0, :size]).all()
+    assert state.replay.data["is_first"][0, :size].tolist() == [True, False, False] * 2 + [True]
+    # Rows 0-1, 1-2, 3-4 and 4-5; the steps from rows 2 and 5 are gone.
+    assert int(replay.num_transitions(state.replay)) == 4
+
+
+def test_a_run_learns_on_around_faults_and_tells_once(tmp_path):
+    def factory(task, num_envs, *, action_repeat, episode_length, seed):
+        return envs.episodic(broken("obs"), num_envs)
+
+    envs.register("faulty", factory)
+    config = tiny_config(env=dict(name="faulty:obs"), model=dict(episodic="False"))
+    with pytest.warns(UserWarning, match="were not finite") as told:
+        run.train(config, str(tmp_path))
+    assert len([w for w in told if "not finite" in str(w.message)]) == 1
+    rows = read_rows(str(tmp_path / "metrics.jsonl"))
+    train = [row for row in rows if row["kind"] == "train"]
+    assert all(row["faults"] > 0 for row in train)
+    assert all(np.isfinite(row["loss/total"]) for row in train[1:])
+    assert [row["return_mean"] for row in rows if row["kind"] == "eval"] == [2.0, 2.0]
+
+
+def test_a_directory_has_one_writer(tmp_path):
+    program = (
+        "import sys; from mbx import files\n"
+        "with files.sole_writer(sys.argv[1]):\n    print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with (
+            pytest.raises(ValueError, match="is being written by another run"),
+            files.sole_writer(str(tmp_path)),
+        ):
+            pass
+        with pytest.raises(ValueError, match="is being written by another run"):
+            run.train(tiny_config(), str(tmp_path))
+        assert os.listdir(tmp_path) == [".lock"]
+        other.kill()
+    with files.sole_writer(str(tmp_path)):
+        pass
