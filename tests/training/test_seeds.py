@@ -40,7 +40,11 @@ def train_on_two_devices(*runs):
     """Steps and evaluations of runs (workdir, settings) of seeds 4 and 5, a device each."""
     command = [sys.executable, "-c", PROGRAM, json.dumps(runs)]
     told = subprocess.run(
-        command, check=True, cwd=pathlib.Path(__file__).parents[2], stdout=subprocess.PIPE
+        command,
+        check=True,
+        cwd=pathlib.Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir},
     )
     return [json.loads(line) for line in told.stdout.splitlines() if line.startswith(b"[")]
 
@@ -88,6 +92,7 @@ def test_a_seed_of_the_batch_is_that_seed_alone(trained, tmp_path):
             np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_batched_seeds_equal_seeds_in_turn(trained):
     """What an accelerator runs against what a processor ran."""
     config = tiny_config(seed=4, num_seeds=2, **PLAIN)
