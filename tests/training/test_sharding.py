@@ -140,9 +140,10 @@ def test_environments_that_cannot_be_divided_are_refused(monkeypatch):
 
 
 def test_an_unknown_coordinator_is_told():
-    config = tiny_config(distributed=dict(enabled=True, num_processes=2))
-    with pytest.raises(ValueError, match=r"distributed.coordinator=''"):
-        sharding.initialize(config)
+    flags = ("--config.distributed.enabled=True", "--config.distributed.num_processes=2")
+    command = [sys.executable, "-m", "experiments.train", "--config=configs/tdmpc.py", *flags]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert told.returncode == 1 and "error: distributed.coordinator=''" in told.stderr, told.stderr
 
 
 def test_large_parameters_are_divided_along_their_longest_axis():
