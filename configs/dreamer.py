@@ -9,6 +9,8 @@ environment steps (action repeat included) summed over environments.
 
 from ml_collections import config_dict
 
+from configs import sections
+
 
 def get_config() -> config_dict.ConfigDict:
     """Every setting with its default."""
@@ -18,13 +20,7 @@ def get_config() -> config_dict.ConfigDict:
     config.num_seeds = 1  # seeds trained side by side in one program, each with its own log
     config.resume = False  # continue the run in the working directory
 
-    config.distributed = config_dict.ConfigDict()  # see docs/pods.md
-    config.distributed.enabled = False  # divide environments and batches among all devices
-    config.distributed.coordinator = ""  # HOST:PORT of process 0; empty: found out on a cluster
-    config.distributed.num_processes = 0  # 0: found out; 1: only the devices of this machine
-    config.distributed.process_id = -1  # -1: found out
-    config.distributed.fsdp = False  # divide large parameters, too
-    config.distributed.heartbeat_timeout = 60  # seconds after which a silent process is given up
+    config.distributed = sections.distributed()  # many devices and processes: docs/pods.md
 
     config.env = config_dict.ConfigDict()
     config.env.name = "gymnax:CartPole-v1"  # SUITE:TASK, see the README

@@ -19,6 +19,7 @@ blocks of environments (`mbx.replay_shards`), which devices can hold without com
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -47,7 +48,6 @@ from mbx.replay_storage import (
     check_targets,
     decode,
     dims,
-    product,
     read,
     require_targets,
     target_storage,
@@ -199,7 +199,7 @@ def update_targets(
     shape = index.env.shape
     check_targets(state, targets, shape)
     mask = jnp.ones(shape, bool) if mask is None else check_mask(mask, shape)
-    return replay_shards.apply(_update_targets, state, index, targets, mask)
+    return replay_shards.change(_update_targets, state, index, targets, mask)
 
 
 def _update_targets(state: ReplayState, index: Index, targets: Targets, mask: Array) -> ReplayState:
@@ -344,11 +344,11 @@ def refresh_index(
     check_positive("batch_size", batch_size)
     start = jnp.asarray(chunk_start, jnp.int32) // state.shards
     local = functools.partial(_refresh_index, chunk_start=start)
-    return replay_shards.draw(local, state, jax.random.key(0), batch_size, axis=0)
+    return replay_shards.draw(local, state, None, batch_size, axis=0)
 
 
 def _refresh_index(
-    state: ReplayState, _: Array, batch_size: int, *, chunk_start: Array
+    state: ReplayState, _: None, batch_size: int, *, chunk_start: Array
 ) -> tuple[Index, Array]:
     flat = jnp.asarray(chunk_start, jnp.int32) + jnp.arange(batch_size, dtype=jnp.int32)
     env, offset = locate(state.size, flat)
@@ -390,7 +390,7 @@ def row_at(state: ReplayState, index: Index) -> PyTree:
     def local(state: ReplayState, index: Index) -> PyTree:
         return jax.tree.map(lambda leaf: read(leaf, index), state.data)
 
-    return replay_shards.apply(local, state, index)
+    return replay_shards.look(local, state, index)
 
 
 def targets_at(state: ReplayState, index: Index) -> Targets | None:
@@ -401,7 +401,7 @@ def targets_at(state: ReplayState, index: Index) -> Targets | None:
     def local(state: ReplayState, index: Index) -> Targets:
         return decode(jax.tree.map(lambda leaf: read(leaf, index), state.targets))
 
-    return replay_shards.apply(local, state, index)
+    return replay_shards.look(local, state, index)
 
 
 def target_age(state: ReplayState, index: Index, step: Array | int) -> Array:
@@ -417,7 +417,7 @@ def target_age(state: ReplayState, index: Index, step: Array | int) -> Array:
         age = jnp.asarray(step, jnp.int32) - read(state.targets.step, index)
         return jnp.where(read(state.targets.valid, index), jnp.maximum(age, 0), NEVER)
 
-    return replay_shards.apply(local, state, index)
+    return replay_shards.look(local, state, index)
 
 
 def num_transitions(state: ReplayState) -> Array:
@@ -431,7 +431,7 @@ def bytes_per_transition(state: ReplayState) -> dict[str, float]:
 
     def total(tree: PyTree) -> float:
         return float(
-            sum(jnp.dtype(x.dtype).itemsize * product(x.shape[2:]) for x in jax.tree.leaves(tree))
+            sum(jnp.dtype(x.dtype).itemsize * math.prod(x.shape[2:]) for x in jax.tree.leaves(tree))
         )
 
     return {"rows": total(state.data), "targets": total(state.targets)}

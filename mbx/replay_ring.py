@@ -59,6 +59,7 @@ def draw_transitions(state: ReplayState, key: Array, num: int) -> tuple[Array, A
 
 
 def is_transition(state: ReplayState, env: Array, offset: Array) -> Array:
+    """[...] bool: whether the row at (env, offset) [...] and the next are one transition."""
     last = read(state.data["is_last"], Index(env, slot_of(state, env, offset)))
     first = read(state.data["is_first"], Index(env, slot_of(state, env, offset + 1)))
     return ~last & ~first & (offset + 1 < state.size[env])

@@ -41,15 +41,16 @@ def merge_axis(tree: PyTree, axis: int) -> PyTree:
 
 
 def draw(
-    local: Callable[[ReplayState, Array, int], T],
+    local: Callable[[ReplayState, Array | None, int], T],
     state: ReplayState,
-    key: Array,
+    key: Array | None,
     batch_size: int,
     *,
     axis: int,
 ) -> T:
     """`local(state, key, batch_size)` of every shard for its share of the batch, along `axis`.
 
+    key: each shard gets one of its own; None for a `local` that draws nothing at random.
     Raises ValueError where the batch is no multiple of the shards.
     """
     shards = state.shards
@@ -57,35 +58,49 @@ def draw(
         return local(state, key, batch_size)
     check_batch(batch_size, shards)
 
-    def one(shard: Array, part: ReplayState, key: Array) -> T:
+    def one(shard: Array, part: ReplayState, key: Array | None) -> T:
         return _shifted(local(part, key, batch_size // shards), shard * dims(part)[0])
 
-    keys = jax.random.split(key, shards)
+    keys = None if key is None else jax.random.split(key, shards)
     parts = jax.vmap(one, out_axes=axis)(jnp.arange(shards), _split(state), keys)
     return merge_axis(parts, axis)
 
 
-def apply(local: Callable[..., T], state: ReplayState, index: Index, *trees: PyTree) -> T:
-    """`local(state, index, *trees)` of every shard, each with its part of the batch.
+def look(local: Callable[..., T], state: ReplayState, index: Index) -> T:
+    """`local(state, index)` of every shard for its part of the batch, `[..., B, ...]`.
 
-    index `[..., B]`: laid out as drawn. trees: leaves `[..., B, ...]`, or None. What `local` gives
-    back is the shard's state, or `[..., B / shards, ...]`.
+    index `[..., B]`: laid out as drawn. Raises ValueError where B is no multiple of the shards.
     """
-    shards, axis = state.shards, index.env.ndim - 1
-    if shards == 1:
+    if state.shards == 1:
+        return local(state, index)
+    axis = index.env.ndim - 1
+    return merge_axis(_each(local, state, index, (), axis), axis)
+
+
+def change(
+    local: Callable[..., ReplayState], state: ReplayState, index: Index, *trees: PyTree
+) -> ReplayState:
+    """The replay after `local(state, index, *trees)` of every shard.
+
+    index `[..., B]`: laid out as drawn. trees: leaves `[..., B, ...]`. Raises as `look`.
+    """
+    if state.shards == 1:
         return local(state, index, *trees)
+    return _merged(_each(local, state, index, trees, 0), state.shards)
+
+
+def _each(
+    local: Callable[..., Any], state: ReplayState, index: Index, trees: tuple, out_axes: int
+) -> Any:
+    shards, axis = state.shards, index.env.ndim - 1
     check_batch(index.env.shape[axis], shards)
 
-    def one(shard: Array, part: ReplayState, index: Index, *trees: PyTree) -> T:
-        first = shard * dims(part)[0]
-        return local(part, Index(index.env - first, index.slot), *trees)
+    def one(shard: Array, part: ReplayState, index: Index, *trees: PyTree) -> Any:
+        return local(part, Index(index.env - shard * dims(part)[0], index.slot), *trees)
 
-    example = jax.eval_shape(local, state, index, *trees)
-    writes = isinstance(example, ReplayState)
     inputs = split_axis((index, *trees), shards, axis)
-    mapped = jax.vmap(one, in_axes=(0, 0, *[axis] * len(inputs)), out_axes=0 if writes else axis)
-    result = mapped(jnp.arange(shards), _split(state), *inputs)
-    return _merged(result, shards) if writes else merge_axis(result, axis)
+    mapped = jax.vmap(one, in_axes=(0, 0, *[axis] * len(inputs)), out_axes=out_axes)
+    return mapped(jnp.arange(shards), _split(state), *inputs)
 
 
 def rowwise(local: Callable[..., ReplayState], state: ReplayState, *trees: PyTree) -> ReplayState:

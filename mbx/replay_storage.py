@@ -90,19 +90,29 @@ class Index(NamedTuple):
 
 
 def dims(state: ReplayState) -> tuple[int, int]:
+    """E environments and C rows of capacity each."""
     return state.data["is_last"].shape
 
 
 def read(leaf: Array, index: Index) -> Array:
+    """Entries [..., ...] of a leaf [E, C, ...] at index [...]; outside it, the nearest slot's."""
     return leaf.at[index.env, index.slot].get(mode="clip")
 
 
 def write(leaf: Array, index: Index, value: Array) -> Array:
+    """A leaf [E, C, ...] with `value` [..., ...] at index [...]; slot C is left out.
+
+    Where an index occurs twice, either value may stay.
+    """
     # Masked rows carry slot C. Never -1: that wraps to the last slot, even with mode="drop".
     return leaf.at[index.env, index.slot].set(value, mode="drop")
 
 
 def write_targets(state: ReplayState, index: Index, targets: Targets) -> Targets:
+    """The stored targets [E, C, ...] with `targets` [..., ...] encoded at index [...].
+
+    With more actions than are kept, the best by value. Raises ValueError as `check_targets`.
+    """
     stored = check_targets(state, targets, index.env.shape)
     return jax.tree.map(lambda leaf, x: write(leaf, index, x), stored, _encode(stored, targets))
 
@@ -137,6 +147,10 @@ def _encode(stored: Targets, targets: Targets) -> Targets:
 
 
 def target_storage(spec: TargetSpec, num_envs: int, capacity: int) -> Targets:
+    """Room for the targets of all rows: leaves [E, C, ...], zero, none of them valid.
+
+    Raises ValueError for counts below one, more kept actions than there are, or unknown dtypes.
+    """
     check_positive("target_spec.num_actions", spec.num_actions)
     check_positive("target_spec.action_dim", spec.action_dim)
     if spec.keep is not None and not 1 <= spec.keep <= spec.num_actions:
@@ -167,19 +181,14 @@ def target_storage(spec: TargetSpec, num_envs: int, capacity: int) -> Targets:
 # Checks (of shapes only, so they cost nothing in compiled code)
 
 
-def product(shape: tuple[int, ...]) -> int:
-    size = 1
-    for dim in shape:
-        size *= dim
-    return size
-
-
 def check_positive(name: str, value: int) -> None:
+    """Raises ValueError for a count below one."""
     if value < 1:
         raise ValueError(f"{name} is {value}: it must be at least 1")
 
 
 def check_sizes(num_envs: int, capacity: int, shards: int) -> None:
+    """Raises ValueError for sizes that are too small, do not divide, or overflow int32."""
     check_positive("num_envs", num_envs)
     check_positive("shards", shards)
     if num_envs % shards:
@@ -197,6 +206,7 @@ def check_sizes(num_envs: int, capacity: int, shards: int) -> None:
 
 
 def check_rows(state: ReplayState, rows: dict[str, Any]) -> dict[str, Any]:
+    """The rows [E, ...] as arrays; raises ValueError where structure, shape or dtype do not fit."""
     expected, actual = jax.tree.structure(state.data), jax.tree.structure(rows)
     if expected != actual:
         raise ValueError(
@@ -215,6 +225,7 @@ def check_rows(state: ReplayState, rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_mask(mask: Array, shape: tuple[int, ...]) -> Array:
+    """The mask as an array; raises ValueError where it is no bool of that shape."""
     mask = jnp.asarray(mask)
     if mask.shape != shape or mask.dtype != jnp.bool_:
         raise ValueError(f"mask is {mask.dtype}{list(mask.shape)}: it must be bool{list(shape)}")
@@ -222,6 +233,7 @@ def check_mask(mask: Array, shape: tuple[int, ...]) -> Array:
 
 
 def require_targets(state: ReplayState) -> Targets:
+    """The stored targets; raises ValueError where the replay stores none."""
     if state.targets is None:
         raise ValueError(
             "targets is None: this replay stores no planner targets, give init a target_spec"
@@ -230,7 +242,7 @@ def require_targets(state: ReplayState) -> Targets:
 
 
 def check_targets(state: ReplayState, targets: Targets, lead: tuple[int, ...]) -> Targets:
-    """Returns the storage, after checking that `targets` [*lead, ...] fit it."""
+    """The storage; raises ValueError where `targets` [*lead, ...] do not fit, or there is none."""
     stored = require_targets(state)
     keep, action_dim = stored.actions.shape[2:]
     num = jnp.shape(targets.values)[-1] if jnp.ndim(targets.values) else 0

@@ -77,7 +77,7 @@ def write(state: ReplayState, index: Index, fields: dict[str, Array]) -> ReplayS
 
     Of a row that occurs more than once one occurrence is written, the same one for all fields.
     """
-    return replay_shards.apply(_write, state, index, fields)
+    return replay_shards.change(_write, state, index, fields)
 
 
 def _write(state: ReplayState, index: Index, fields: dict[str, Array]) -> ReplayState:

@@ -33,7 +33,17 @@ def evaluation_environment(
 
 def environment_spec(config: Config) -> EnvSpec:
     """The spec of a configuration's environment."""
+    return _looked_at(config).spec
+
+
+def on_host(config: Config) -> bool:
+    """Whether a configuration's environment is stepped in Python."""
+    return isinstance(_looked_at(config), HostEnvironment)
+
+
+def _looked_at(config: Config) -> JaxEnvironment | HostEnvironment:
+    """The environment as small as can be, closed again."""
     environment = evaluation_environment(config, 1, seed=0)
     if isinstance(environment, HostEnvironment):
         environment.close()
-    return environment.spec
+    return environment

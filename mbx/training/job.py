@@ -18,7 +18,7 @@ from mbx.agents.base import Agent
 from mbx.envs.base import HostEnvironment, JaxEnvironment
 from mbx.training import build, datasets, evaluation, learning, loop, seeds, transfer
 from mbx.training.checkpoint import Checkpointer
-from mbx.training.environments import evaluation_environment, make_environment
+from mbx.training.environments import evaluation_environment, make_environment, on_host
 from mbx.training.sharding import ONE_DEVICE, Layout, make_layout, num_shards
 from mbx.training.state import LoopState, init_state
 
@@ -92,16 +92,13 @@ def replay_rows(config: Config, num_envs: int) -> int:
 
 def prepare(config: Config) -> Job:
     """Environment, agent and the programs of a run. Raises ValueError for impossible settings."""
-    seed, num_envs = config["seed"], config["env"]["num_envs"]
-    num_seeds, layout = config.get("num_seeds", 1), make_layout(config)
-    environment = make_environment(config, num_envs, seed=seed)
+    num_envs, num_seeds = config["env"]["num_envs"], config.get("num_seeds", 1)
+    layout = make_layout(config)
+    # Every process steps its own share of host environments.
+    share = layout.processes if layout.processes > 1 and on_host(config) else 1
+    seed, episodes = layout.own_seed(config["seed"]), -(-config["eval"]["episodes"] // share)
+    environment = make_environment(config, num_envs // share, seed=seed)
     fused = isinstance(environment, JaxEnvironment)
-    episodes = config["eval"]["episodes"]
-    if not fused and layout.processes > 1:  # every process steps its own
-        seed += 1000 * jax.process_index()
-        environment.close()
-        environment = make_environment(config, num_envs // layout.processes, seed=seed)
-        episodes = -(-episodes // layout.processes)
     if num_seeds > 1 and not fused:
         raise ValueError(
             f"num_seeds={num_seeds}: {environment.spec.name} runs on the host, one seed a program; "
@@ -117,7 +114,7 @@ def prepare(config: Config) -> Job:
             agent, environment, schedule, mesh=mesh, length=plan.length
         )
         several = seeds.make_seeds_evaluate(agent.act, agent.init_actor, tests, mesh=mesh)
-        numbers = tuple(range(seed, seed + num_seeds))
+        numbers = tuple(range(config["seed"], config["seed"] + num_seeds))
         return Job(
             environment, agent, plan, numbers, interval, lambda t, keys: several(t, jnp.stack(keys))
         )
@@ -155,8 +152,8 @@ def fresh_state(
 
     if isinstance(environment, JaxEnvironment):
         return layout.build(jax.vmap(build_state) if jnp.ndim(key) else build_state, key)
-    seed = config["seed"] + (1000 * jax.process_index() if layout.processes > 1 else 0)
-    return layout.build(build_state, key, layout.joined(environment.reset(seed)))
+    obs = environment.reset(layout.own_seed(config["seed"]))
+    return layout.build(build_state, key, layout.joined(obs))
 
 
 def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopState, int]:
@@ -177,7 +174,7 @@ def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopSta
         return state, meta["interval"]
     if config["train"].get("dataset"):
         rows = datasets.load(config["train"]["dataset"], agent, task=environment.spec.name)
-        state = state.replace(replay=rows)
+        state = state.replace(replay=rows.replace(shards=state.replay.shards))
     if config["train"].get("init_from"):
         started = transfer.start_from(config, environment.spec, state.train, build.build_agent)
         state = state.replace(train=started)

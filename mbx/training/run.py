@@ -100,7 +100,7 @@ def train(config: Config, workdir: str) -> Result:
         )
     job.layout.wait_for_all("checked")
     with contextlib.ExitStack() as stack:
-        if job.layout.is_first:
+        if job.layout.leads:
             stack.enter_context(sole_writer(workdir))
         checkpointer = Checkpointer(workdir, keep=config["checkpoint"]["keep"])
         stack.callback(checkpointer.close)
@@ -108,15 +108,16 @@ def train(config: Config, workdir: str) -> Result:
         if len(job.seeds) > 1:
             state = seeds.place(state, seeds.device_mesh(len(job.seeds)))
         members = open_members(stack, config, job, workdir, checkpointer, done)
-        for i, member in enumerate(members if not done else ()):
-            describe(member.logger, job.share(state, i))
+        shapes = jax.eval_shape(lambda state: job.share(state, 0), state)
+        for member in members if not done else ():
+            describe(member.logger, shapes)
         state, evaluations = _drive(config, job, state, done, checkpointer, members, started)
         if config["replay"].get("save"):
             for i, member in enumerate(members):
                 path = os.path.join(member.workdir, "dataset.npz")
                 rows = job.share(state.replay, i)
                 datasets.save(path, rows, task=job.environment.spec.name)
-    if evaluations and job.layout.is_first:
+    if evaluations and job.layout.leads:
         plot_runs([member.workdir for member in members], os.path.join(workdir, "curve.png"))
     steps = int(np.max(state.steps)) * job.environment.spec.action_repeat
     return Result(workdir, steps, evaluations, time.time() - started)
@@ -140,7 +141,7 @@ def open_members(
     for i, seed in enumerate(job.seeds):
         path = member_workdir(job, workdir, i)
         logger = NoLogger(path)
-        if job.layout.is_first:
+        if job.layout.leads:
             logger = RunLogger(
                 path, config={**config, "seed": seed, "num_seeds": 1},
                 resume_step=done * plan.steps_per_interval if done else None,
@@ -202,21 +203,23 @@ def evaluate_members(
     keys = [evaluation_key(jax.random.key(seed), interval) for seed in job.seeds]
     means = []
     for i, result in enumerate(job.evaluate(state.train, keys)):
-        member, own = members[i], job.share(state, i)
+        member, train = members[i], job.share(state.train, i)
         summary = result.summary()
-        if job.layout.processes == 1:  # a review reads rows of the whole replay
-            summary |= review(job.agent, member.workdir, own, keys[i])
+        # A review reads rows of the whole replay, which one process has only alone.
+        if job.agent.review is not None and job.layout.processes == 1:
+            rows = job.share(state.replay, i)
+            summary |= review(job.agent, member.workdir, train, rows, keys[i])
         member.logger.log("eval", steps, {**summary, "seconds": time.time() - started})
-        member.best.save_best(steps, own.train, summary["return_mean"])
+        member.best.save_best(steps, train, summary["return_mean"])
         means.append(summary["return_mean"])
     return means
 
 
-def review(agent: Agent, workdir: str, state: LoopState, key: jax.Array) -> dict[str, float]:
-    """Write the files of the agent's review, if it makes one, and return its numbers."""
-    if agent.review is None:
-        return {}
-    told = agent.review(state.train, state.replay, key)
+def review(
+    agent: Agent, workdir: str, train: Any, rows: replay.ReplayState, key: jax.Array
+) -> dict[str, float]:
+    """Write the files of the agent's review and return its numbers."""
+    told = agent.review(train, rows, key)
     for name, content in told.files.items():
         atomic_write(os.path.join(workdir, name), content)
     return told.metrics
@@ -283,7 +286,7 @@ def warn_of_faults(metrics: Mapping[str, float], steps: int) -> bool:
 
 
 def describe(logger: RunLogger | NoLogger, state: LoopState) -> None:
-    """Log the sizes of one seed's run: parameters, environments, bytes a replay row."""
+    """Log a run's sizes, given its abstract state: parameters, environments, bytes a row."""
     sizes = replay.bytes_per_transition(state.replay)
     values = {f"replay/bytes_{name}": value for name, value in sizes.items()}
     values["parameters"] = float(count_parameters(state.train.params))

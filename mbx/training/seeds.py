@@ -17,7 +17,7 @@ import numpy as np
 
 from mbx.agents.base import Agent
 from mbx.envs.base import JaxEnvironment
-from mbx.training import evaluation, loop
+from mbx.training import evaluation, learning, loop
 from mbx.training.state import LoopState, Schedule
 
 Array = jax.Array
@@ -79,7 +79,7 @@ def make_seeds_interval(
     batched = _batches() if batched is None else batched
     axis = "seeds" if batched else None
     step = loop.make_step(agent, environment, schedule, axis)
-    interval = loop.repeated(step, length)
+    interval = learning.repeated(step, length)
 
     def together(state: LoopState) -> tuple[LoopState, dict[str, Array]]:
         shared = {name: getattr(state, name)[0] for name in _PROGRESS}

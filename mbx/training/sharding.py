@@ -51,14 +51,13 @@ class Layout:
         return 1 if self.mesh is None else jax.process_count()
 
     @property
-    def is_first(self) -> bool:
+    def leads(self) -> bool:
         """Whether this process is the one that writes logs and figures."""
         return self.processes == 1 or jax.process_index() == 0
 
-    @property
-    def copied(self) -> jax.sharding.NamedSharding | None:
-        """The sharding of what every device holds whole."""
-        return self._named()
+    def own_seed(self, seed: int) -> int:
+        """A seed for what every process draws by itself: host environments."""
+        return seed + (1000 * jax.process_index() if self.processes > 1 else 0)
 
     def _named(self, *axes: str | None) -> jax.sharding.NamedSharding | None:
         if self.mesh is None:
@@ -166,7 +165,7 @@ class Layout:
         """Whole arrays on this process's first device, for work it does alone."""
         if self.processes == 1:
             return tree
-        whole = jax.jit(lambda x: x, out_shardings=self.copied)(tree)
+        whole = jax.jit(_same, out_shardings=self._named())(tree)
         return jax.tree.map(lambda x: x.addressable_data(0), whole)
 
     def gathered(self, values: np.ndarray) -> np.ndarray:
@@ -183,6 +182,10 @@ class Layout:
         """Return when every process has come here."""
         if self.processes > 1:
             multihost_utils.sync_global_devices(what)
+
+
+def _same(tree: Any) -> Any:
+    return tree  # one function, so that it is compiled once
 
 
 ONE_DEVICE = Layout()

@@ -1,0 +1,15 @@
+"""Sections that the configurations of all agents have in common."""
+
+from ml_collections import config_dict
+
+
+def distributed() -> config_dict.ConfigDict:
+    """One run on many devices or processes: docs/pods.md."""
+    config = config_dict.ConfigDict()
+    config.enabled = False  # divide environments and batches among all devices
+    config.coordinator = ""  # HOST:PORT of process 0; empty: found out on a cluster
+    config.num_processes = 0  # 0: found out; 1: only the devices of this machine
+    config.process_id = -1  # -1: found out
+    config.fsdp = False  # divide large parameters, too
+    config.heartbeat_timeout = 60  # seconds after which a silent process is given up
+    return config

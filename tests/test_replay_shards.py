@@ -1,0 +1,119 @@
+"""A replay in shards is that many replays side by side."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import replay, sequences
+
+ENVS, SHARDS, CAPACITY = 4, 2, 12
+ROW = dict(
+    obs=jnp.float32(0), is_first=jnp.bool_(False), is_last=jnp.bool_(False),
+)  # fmt: skip
+SPEC = replay.TargetSpec(num_actions=2, action_dim=1)
+
+
+def targets(obs, step):
+    """Targets that say whose they are."""
+    values = jnp.stack([obs, obs + 0.5], axis=-1)
+    return replay.Targets(
+        actions=jnp.zeros((*values.shape, 1)), values=values, step=jnp.full(obs.shape, step),
+        valid=jnp.ones(obs.shape, bool),
+    )  # fmt: skip
+
+
+def filled(num_envs, shards, first=0):
+    """Rows whose observation is 100 environment + time; every environment ends at its own time."""
+    state = replay.init(ROW, num_envs=num_envs, capacity=CAPACITY, target_spec=SPEC, shards=shards)
+    env = first + jnp.arange(num_envs)
+    for time in range(9):
+        ends = (time % 4) == (env % 3) + 1
+        rows = dict(obs=100.0 * env + time, is_first=jnp.full(num_envs, time == 0), is_last=ends)
+        state = replay.insert(state, rows, targets(rows["obs"], 1), mask=jnp.full(num_envs, True))
+    return state
+
+
+def halves():
+    return [filled(ENVS // SHARDS, 1, first) for first in (0, ENVS // SHARDS)]
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return filled(ENVS, SHARDS)
+
+
+def joined(parts, axis):
+    return jax.tree.map(lambda *x: np.concatenate(x, axis=axis), *parts)
+
+
+def test_storage_does_not_depend_on_shards(whole):
+    same = filled(ENVS, 1)
+    jax.tree.map(np.testing.assert_array_equal, whole.replace(shards=1), same)
+    assert int(replay.num_transitions(whole)) == int(replay.num_transitions(same))
+
+
+def test_a_batch_is_each_shards_own_draw(whole):
+    key = jax.random.key(3)
+    draws = {
+        1: lambda s, k, n: replay.sample(s, k, batch_size=n, length=2),
+        0: lambda s, k, n: replay.sample_stale(s, k, 5, batch_size=n, exponent=1.0),
+    }
+    for axis, draw in draws.items():
+        ours = draw(whole, key, 6)
+        keys = jax.random.split(key, SHARDS)
+        parts = [draw(s, k, 3) for s, k in zip(halves(), keys, strict=True)]
+        want = joined(parts, axis)
+        index, expected = (x.index if axis else x[1] for x in (ours, want))
+        rows, wanted_rows = (x.rows if axis else x[0] for x in (ours, want))
+        jax.tree.map(np.testing.assert_array_equal, rows, wanted_rows)
+        np.testing.assert_array_equal(index.slot, expected.slot)
+        # Environments count through all shards.
+        np.testing.assert_array_equal(index.env, rows["obs"] // 100)
+        np.testing.assert_array_equal(replay.row_at(whole, index)["obs"], rows["obs"])
+        np.testing.assert_array_equal(replay.target_age(whole, index, 5), 4)
+
+
+def test_targets_go_back_to_the_rows_they_were_made_for(whole):
+    rows, index = replay.sample_rows(whole, jax.random.key(1), batch_size=8)
+    written = replay.update_targets(whole, index, targets(rows["obs"] + 0.25, 7))
+    found = replay.targets_at(written, index)
+    np.testing.assert_array_equal(found.values[:, 0], rows["obs"] + 0.25)
+    untouched = np.ones((ENVS, CAPACITY), bool)
+    untouched[np.asarray(index.env), np.asarray(index.slot)] = False
+    before, after = np.asarray(whole.targets.values), np.asarray(written.targets.values)
+    np.testing.assert_array_equal(before[untouched], after[untouched])
+    assert written.shards == SHARDS
+
+
+def test_a_sweep_meets_every_row_once(whole):
+    seen = []
+    for chunk in range(int(replay.sweep_length(whole, 4))):
+        index, mask = replay.refresh_index(whole, chunk * 4, 4)
+        seen += np.asarray(replay.row_at(whole, index)["obs"])[np.asarray(mask)].tolist()
+    assert sorted(seen) == sorted(100.0 * e + t for e in range(ENVS) for t in range(9))
+
+
+def test_sequences_are_drawn_and_written_by_shard(whole):
+    drawn = sequences.sample(whole, jax.random.key(2), batch_size=4, length=3, fresh=2)
+    newest = np.asarray(drawn.rows["obs"])[-1]
+    # One fresh column a shard, the first of each.
+    assert newest[0] % 100 == newest[2] % 100 == 8 and newest[0] < 200 <= newest[2]
+    state = sequences.write(whole, drawn.index, {"obs": drawn.rows["obs"] + 0.5})
+    np.testing.assert_array_equal(
+        replay.row_at(state, drawn.index)["obs"], drawn.rows["obs"] + 0.5
+    )  # fmt: skip
+
+
+def test_leading_columns_are_those_of_every_shard(whole):
+    tree = jnp.arange(12).reshape(2, 6)
+    assert replay.leading_columns(whole, tree, 2).tolist() == [[0, 3], [6, 9]]
+
+
+def test_what_does_not_divide_is_refused(whole):
+    with pytest.raises(ValueError, match=r"a batch of 3 cannot be drawn evenly from 2"):
+        replay.sample_rows(whole, jax.random.key(0), batch_size=3)
+    with pytest.raises(ValueError, match=r"num_envs is 3, which 2 shards cannot share"):
+        replay.init(ROW, num_envs=3, capacity=4, shards=2)
