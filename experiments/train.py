@@ -3,6 +3,8 @@
     python -m experiments.train --config=configs/tdmpc.py
     python -m experiments.train --config=configs/tdmpc.py --config.env.name=brax:inverted_pendulum
     python -m experiments.train --config=configs/tdmpc.py --workdir=runs/mine --config.resume=True
+    python -m experiments.train --help                                # configuration files, tasks
+    python -m experiments.train --config=configs/tdmpc.py --help      # every setting of that file
 
 Every setting of the configuration file is a flag; an unknown one is an error.
 """
@@ -10,14 +12,14 @@ Every setting of the configuration file is a flag; an unknown one is an error.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
 import sys
 import time
-from collections.abc import Iterator
 
 from absl import app, flags, logging
 from ml_collections import config_flags
+
+from experiments import usage
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory (default: runs/TASK-sSEED-TIME).")
@@ -51,13 +53,10 @@ def main(_: list[str]) -> None:
 
 def unknown_flag(arguments: list[str]) -> str | None:
     """A `--config.…` flag that the configuration does not have, as a message with near matches."""
-    path = next((a.split("=", 1)[1] for a in arguments if a.startswith("--config=")), None)
+    path = usage.config_argument(arguments)
     if path is None or not os.path.exists(path):
         return None
-    spec = importlib.util.spec_from_file_location("config", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    known = list(_names(module.get_config().to_dict()))
+    known = list(usage.settings(path))
     for argument in arguments:
         name = argument.split("=", 1)[0]
         if name.startswith("--config.") and name.removeprefix("--config.") not in known:
@@ -67,15 +66,18 @@ def unknown_flag(arguments: list[str]) -> str | None:
     return None
 
 
-def _names(config: dict, prefix: str = "") -> Iterator[str]:
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from _names(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name
+def show_help(arguments: list[str]) -> None:
+    """Print the help that a command line asks for."""
+    try:
+        print(usage.help_text(arguments))
+    except ValueError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
+    if usage.wants_help(sys.argv[1:]):
+        show_help(sys.argv[1:])
+        sys.exit()
     problem = unknown_flag(sys.argv[1:])
     if problem:
         sys.exit(f"error: {problem}")
