@@ -7,12 +7,14 @@ version, the shapes and dtypes of all leaves, and what the caller adds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import pathlib
 import shutil
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -26,7 +28,8 @@ FORMAT_VERSION = 1
 class Checkpointer:
     """Saves and restores the states of the run in `workdir`.
 
-    keep: newest checkpoints kept. Saving is asynchronous; `close` waits for it.
+    keep: newest checkpoints kept. Saving is asynchronous; `close` waits for it. A checkpoint that
+    cannot be written (disk full, no permission) raises OSError at the next save, wait or close.
     """
 
     def __init__(self, workdir: str, *, keep: int = 3) -> None:
@@ -97,8 +100,9 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Wait until everything is on disk."""
-        self._all.manager.wait_until_finished()
-        self._best.manager.wait_until_finished()
+        for directory in (self._all, self._best):
+            with directory.told():
+                directory.manager.wait_until_finished()
 
     def close(self) -> None:
         """Wait and free."""
@@ -143,16 +147,27 @@ class _Directory:
         if jax.process_index() == 0:
             self._remove_leftovers()
         # orbax leaves out, without a word, a step that is not above its newest one.
-        for later in [s for s in self.steps() if s >= step]:
-            self.manager.wait_until_finished()
-            self.manager.delete(later)
-        self.manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(jax.tree.map(_writable, state)),
-                meta=ocp.args.JsonSave(record),
-            ),
-        )
+        state = ocp.args.StandardSave(jax.tree.map(_writable, state))
+        with self.told():  # of this save, or of the one before, which ran beside the training
+            for later in [s for s in self.steps() if s >= step]:
+                self.manager.wait_until_finished()
+                self.manager.delete(later)
+            self.manager.save(
+                step, args=ocp.args.Composite(state=state, meta=ocp.args.JsonSave(record))
+            )
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Turns what orbax raises where a file could not be written into one OSError."""
+        try:
+            yield
+        except Exception as error:
+            if _is_out_of_memory(error):
+                raise
+            raise OSError(
+                f"a checkpoint could not be written to {self.path} ({_first_line(error)}): free "
+                "space there or mend its permissions, and resume; the ones before it are whole"
+            ) from error
 
     def meta(self, step: int) -> dict[str, Any]:
         return self._record(step)["user"]
@@ -271,7 +286,11 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _warn_damaged(path: str, step: int, error: Exception) -> None:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     warnings.warn(
-        f"checkpoint {step} in {path} is damaged and skipped ({first[:200]})", stacklevel=4
+        f"checkpoint {step} in {path} is damaged and skipped ({_first_line(error)})", stacklevel=4
     )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

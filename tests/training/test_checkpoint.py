@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import subprocess
@@ -367,3 +368,27 @@ def test_a_kill_in_the_middle_of_saving_leaves_a_whole_checkpoint(tmp_path, open
         checkpointer.save(meta["interval"] + 1, state, {})
         checkpointer.wait()
         assert checkpointer.latest_step() == meta["interval"] + 1
+
+
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path, open_checkpointer):
+    """Files may not grow beyond a size that one checkpoint needs more than."""
+    state = {"x": jax.random.normal(jax.random.key(0), (300_000,))}
+    checkpointer = open_checkpointer(tmp_path)
+    checkpointer.save(1, state, {})
+    checkpointer.wait()
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then writing fails as on a full disk
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OSError, match=f"{tmp_path}.*free space.*resume"):
+            checkpointer.save(2, state, {})
+            checkpointer.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    again = open_checkpointer(tmp_path)
+    assert again.latest_step() == 1
+    np.testing.assert_array_equal(again.restore(state)[0]["x"], state["x"])
+    again.save(3, state, {})
+    again.wait()
+    assert again.latest_step() == 3

@@ -175,6 +175,33 @@ def test_kill_and_interrupt_resume_exactly(tmp_path):
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.slow
+def test_twenty_kills_change_nothing(tmp_path):
+    """kill -9 at twenty random moments: in starts, steps, evaluations, saves. Runs that came to
+    their end nevertheless equal the one that nobody killed."""
+    whole_dir = str(tmp_path / "whole")
+    assert command(whole_dir).wait() == 0
+    began = time.time()
+    assert command(str(tmp_path / "timed")).wait() == 0  # now that every program is in the cache
+    lasts, rng, kills = time.time() - began, np.random.default_rng(), 0
+    for number in range(20):
+        workdir = str(tmp_path / f"broken-{number}")
+        while True:
+            process = command(workdir, "--resume")  # begins, where nothing was saved yet
+            try:
+                output = process.communicate(timeout=rng.uniform(0.2, 1.1) * lasts)[0]
+                break
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                kills += 1
+        assert process.returncode == 0, output
+        assert_same(final_state(whole_dir)[0], final_state(workdir)[0])
+        if kills >= 20:
+            break
+    assert kills >= 20
+
+
 def cli(*arguments):
     environment = dict(os.environ, JAX_PLATFORMS="cpu")
     return subprocess.run(
