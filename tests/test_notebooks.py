@@ -1,42 +1,134 @@
-"""The notebooks run from the first cell to the last, and show what they say."""
+"""The notebooks run from the first cell to the last, and show what they say.
+
+A kernel runs each as it would a reader's, but for two cells. In place of the one tagged `install`
+there is one that makes warnings of our code errors; after the one tagged `parameters` another makes
+the sizes small.
+"""
 
 from __future__ import annotations
 
+import ast
+import base64
 import json
 import pathlib
-import sys
-import types
+from typing import Any, NamedTuple
 
-FOLDER = pathlib.Path(__file__).resolve().parents[1] / "notebooks"
+import jax
+import nbclient
+import nbformat
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+STRICT = (
+    r"import warnings; warnings.filterwarnings('error', module=r'(mbx|configs|__main__)(\.|$)')"
+)
 
 
-def run(path, monkeypatch):
-    """(variables, things displayed) after all code cells."""
-    notebook, shown = json.loads(path.read_text()), []
-    assert notebook["nbformat"] == 4 and len({c["id"] for c in notebook["cells"]}) == len(
-        notebook["cells"]
+class Outcome(NamedTuple):
+    """The values asked for, and the pictures shown, as their files' contents."""
+
+    values: dict[str, Any]
+    pictures: list[bytes]
+
+
+def read(name: str) -> Any:
+    return nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+
+
+def tagged(notebook: Any, tag: str) -> list[int]:
+    return [i for i, c in enumerate(notebook.cells) if tag in c.metadata.get("tags", ())]
+
+
+def assigned(source: str) -> set[str]:
+    """Names that a cell assigns."""
+    nodes = ast.walk(ast.parse(source))
+    return {x.id for x in nodes if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+
+
+@pytest.fixture
+def execute(monkeypatch, tmp_path):
+    """`execute(name, sizes, values)`: run a notebook and evaluate expressions behind its end."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # a kernel shows figures by itself
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("JAX_NUMPY_RANK_PROMOTION", "raise")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+
+    def run(name: str, sizes: dict[str, int], values: dict[str, str]) -> Outcome:
+        notebook = read(name)
+        (install,) = tagged(notebook, "install")
+        notebook.cells[install].source = STRICT
+        if sizes:
+            (parameters,) = tagged(notebook, "parameters")
+            assert sizes.keys() <= assigned(notebook.cells[parameters].source)
+            small = "\n".join(f"{key} = {value}" for key, value in sizes.items())
+            notebook.cells.insert(parameters + 1, nbformat.v4.new_code_cell(small))
+        asked = ", ".join(f"{key!r}: {code}" for key, code in values.items())
+        last = f"import json; print(json.dumps({{{asked}}}))"
+        notebook.cells.append(nbformat.v4.new_code_cell(last))
+        place = {"metadata": {"path": str(ROOT / "notebooks")}}
+        nbclient.NotebookClient(notebook, timeout=600, resources=place).execute()
+        shown = [x for cell in notebook.cells for x in cell.get("outputs", ())]
+        data = [x["data"] for x in shown if "data" in x]
+        images = [x[kind] for x in data for kind in ("image/png", "image/gif") if kind in x]
+        answer = notebook.cells[-1].outputs[0]["text"]
+        return Outcome(json.loads(answer), [base64.b64decode(image) for image in images])
+
+    return run
+
+
+def kinds(pictures: list[bytes]) -> list[str]:
+    return ["gif" if x.startswith(b"GIF8") else x[1:4].decode().lower() for x in pictures]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notebook_is_stored_clean(name):
+    notebook = read(name)
+    nbformat.validate(notebook)
+    assert notebook.nbformat == 4
+    assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+    # The same installation everywhere, before anything else.
+    first = tagged(notebook, "install")
+    assert first == [1] and code[0] is notebook.cells[1]
+    assert code[0].source == read("empo").cells[1].source
+    assert len(tagged(notebook, "parameters")) <= 1
+
+
+def test_empo_shows_a_robot_that_makes_way(execute):
+    values, pictures = execute(
+        "empo",
+        {},
+        {
+            "shares": "{name: float(share) for name, share in shares.items()}",
+            "moved": "bool((frames[0] != frames[-1]).any())",
+            "states": "len(set(played.states[episode].tolist()))",
+        },
     )
-    # The tests do without a kernel; what would be displayed is kept.
-    display = types.ModuleType("IPython.display")
-    display.Image = lambda data: data
-    display.display = shown.append
-    monkeypatch.setitem(sys.modules, "IPython.display", display)
-    kernel = types.ModuleType("IPython")
-    kernel.version_info = (9, 0)  # matplotlib asks
-    monkeypatch.setitem(sys.modules, "IPython", kernel)
-    variables: dict = {"__name__": "__main__"}
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            exec(compile("".join(cell["source"]), f"{path.name}:{cell['id']}", "exec"), variables)
-    return variables, shown
-
-
-def test_empo_shows_a_robot_that_makes_way(monkeypatch):
-    variables, shown = run(FOLDER / "empo.ipynb", monkeypatch)
-    shares = variables["shares"]
+    shares = values["shares"]
     assert shares["solved"] > max(shares["random"], shares["frozen"]) + 0.1
-    assert [x[:4] for x in shown] == [b"\x89PNG", b"GIF8", b"\x89PNG"]
+    assert kinds(pictures) == ["png", "gif", "png"]
     # The rock ends in the niche above the corridor, and the human beyond it.
-    flat = variables["played"].states[variables["episode"]]
-    start, end = (variables["frames"][i] for i in (0, -1))
-    assert (start != end).any() and len(set(flat.tolist())) > 5
+    assert values["moved"] and values["states"] > 5
+
+
+def test_planner_swings_up_without_learning(execute):
+    values, pictures = execute(
+        "planner",
+        dict(EPISODES=4, SAMPLES=64, ROUNDS=3),
+        {
+            "returns": "{name: value.tolist() for name, value in returns.items()}",
+            "height": "np.cos(played['planned'][0][-20:]).min().item()",
+            "elites": "elite_returns",
+        },
+    )
+    planned, random = (np.array(values["returns"][name]) for name in ("planned", "random"))
+    assert planned.min() > -450 and planned.mean() > random.mean() + 600
+    assert values["height"] > 0.98  # of every pendulum at the end: upright
+    assert values["elites"][-1] > values["elites"][0] + 2
+    assert kinds(pictures) == ["png", "png", "gif"]
