@@ -82,7 +82,19 @@ class DreamerConfig:
         if self.replay_loss != "none" and self.batch_length < 2:
             raise ValueError("replay_loss needs batch_length of at least 2: raise it, or use none")
         if not 0 <= self.dream_rows <= self.batch_length or self.dream_rows == 1:
-            raise ValueError(f"dream_rows={self.dream_rows}: choose 0 or 2..{self.batch_length}")
+            raise ValueError(
+                f"dream_rows (imagination.rows)={self.dream_rows}: choose 0 or a number from 2 to "
+                f"batch_length={self.batch_length}"
+            )
+        if not 0 <= self.fresh <= self.batch_size:
+            raise ValueError(
+                f"fresh={self.fresh}: choose a number from 0 to batch_size={self.batch_size}"
+            )
+        for name in ("learning_rates", "clips", "epsilons"):
+            if len(getattr(self, name)) != 3:
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: give three numbers, of model, actor and critic"
+                )
         if not 0.0 < self.gamma < 1.0:
             raise ValueError(f"gamma={self.gamma}: must lie in (0, 1)")
         if self.continue_discount and self.continues == "hard":

@@ -19,6 +19,7 @@ from mbx.envs.base import HostEnvironment, JaxEnvironment
 from mbx.training import build, datasets, evaluation, learning, loop, seeds, transfer
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.environments import evaluation_environment, make_environment, on_host
+from mbx.training.ranges import check_ranges
 from mbx.training.sharding import ONE_DEVICE, Layout, make_layout, num_shards
 from mbx.training.state import LoopState, init_state
 
@@ -92,6 +93,7 @@ def replay_rows(config: Config, num_envs: int) -> int:
 
 def prepare(config: Config) -> Job:
     """Environment, agent and the programs of a run. Raises ValueError for impossible settings."""
+    check_ranges(config)
     num_envs, num_seeds = config["env"]["num_envs"], config.get("num_seeds", 1)
     layout = make_layout(config)
     # Every process steps its own share of host environments.

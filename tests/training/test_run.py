@@ -119,7 +119,7 @@ def test_a_run_is_not_overwritten(whole):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
-    config = tiny_config(optimizer=dict(learning_rate=float("inf")))
+    config = tiny_config(optimizer=dict(learning_rate=1e30))
     finite = pytest.raises(FloatingPointError, match="not finite at step")
     with pytest.warns(UserWarning, match="is not finite"), finite:
         run.train(config, str(tmp_path))
