@@ -41,6 +41,8 @@ def get_config() -> config_dict.ConfigDict:
     config.eval.episodes = 20  # episodes of an evaluation
     config.eval.action = "mode"  # of the policy: mode or sample
 
+    config.log = sections.log()  # where the log goes beside the run directory
+
     config.checkpoint = config_dict.ConfigDict()
     config.checkpoint.interval = 20_000  # environment steps between checkpoints (0: at the end)
     config.checkpoint.keep = 2  # newest checkpoints kept, beside the best

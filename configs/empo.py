@@ -43,6 +43,8 @@ def get_config() -> config_dict.ConfigDict:
     config.eval.episodes = 64  # episodes of an evaluation, without exploration
     config.eval.review_episodes = 256  # of learned, random and frozen robots each; 0: no review
 
+    config.log = sections.log()  # where the log goes beside the run directory
+
     config.checkpoint = config_dict.ConfigDict()
     config.checkpoint.interval = 32_000  # environment steps between checkpoints (0: at the end)
     config.checkpoint.keep = 2  # newest checkpoints kept, beside the best

@@ -13,3 +13,11 @@ def distributed() -> config_dict.ConfigDict:
     config.fsdp = False  # divide large parameters, too
     config.heartbeat_timeout = 60  # seconds after which a silent process is given up
     return config
+
+
+def log() -> config_dict.ConfigDict:
+    """Where the log goes beside the run directory."""
+    config = config_dict.ConfigDict()
+    config.wandb = ""  # project of Weights & Biases that mirrors the rows (empty: none)
+    config.wandb_entity = ""  # user or team that the project belongs to (empty: your default)
+    return config

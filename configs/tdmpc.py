@@ -41,6 +41,8 @@ def get_config() -> config_dict.ConfigDict:
     config.eval.interval = 3_000  # environment steps between evaluations (0: only at the end)
     config.eval.episodes = 20  # episodes of an evaluation, without exploration noise
 
+    config.log = sections.log()  # where the log goes beside the run directory
+
     config.checkpoint = config_dict.ConfigDict()
     config.checkpoint.interval = 6_000  # environment steps between checkpoints (0: only at the end)
     config.checkpoint.keep = 2  # newest checkpoints kept, beside the best

@@ -37,7 +37,8 @@ AGENTS = FLOOR_OF["agents"]
 
 # Command lines, configuration files, loggers and simulators.
 ABOVE = frozenset(
-    "absl ml_collections tensorboardX gymnasium brax gymnax mujoco_playground dm_control".split()
+    "absl ml_collections tensorboardX wandb gymnasium brax gymnax mujoco_playground "
+    "dm_control".split()
 )
 
 

@@ -1,4 +1,4 @@
-"""What a run writes down while it goes: JSONL, CSV, TensorBoard, a progress bar.
+"""What a run writes down while it goes: JSONL, CSV, TensorBoard, Weights & Biases, a progress bar.
 
 metrics.jsonl has one object a row: kind ("setup", "train", "eval"), step (environment steps), time
 (seconds since the epoch) and the values. metrics.csv holds the same in long form: kind, step, name,
@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mbx.files import atomic_write
+from mbx.training import wandb_sink
 
 _SHOWN = {
     "episode/return": "return",
@@ -33,8 +34,9 @@ _SHOWN = {
 class RunLogger:
     """Writes the files of a run directory and shows progress.
 
-    config: written to config.json when a run starts. resume_step: None for a new run, else the step
-    it continues from: rows after it are dropped. progress_total: environment steps of the run.
+    config: written to config.json when a run starts; its `log` says what else takes the rows.
+    resume_step: None for a new run, else the step it continues from: rows after it are dropped.
+    progress_total: environment steps of the run. Raises as `wandb_sink.WandbSink`.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class RunLogger:
     ) -> None:
         os.makedirs(workdir, exist_ok=True)
         self.workdir = workdir
+        # First: where it fails there is no run yet, and the next attempt finds the directory free.
+        self._wandb = wandb_sink.open_sink(workdir, config=config, resume=resume_step is not None)
         self._jsonl = os.path.join(workdir, "metrics.jsonl")
         self._csv = os.path.join(workdir, "metrics.csv")
         config_path = os.path.join(workdir, "config.json")
@@ -89,6 +93,8 @@ class RunLogger:
         if self._tensorboard is not None:
             for name, value in values.items():
                 self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
+        if self._wandb is not None:
+            self._wandb.log(kind, int(step), values)
         if self._bar is not None:
             self._bar.show(kind, step, values)
 
@@ -106,6 +112,8 @@ class RunLogger:
         """Flush and close."""
         if self._tensorboard is not None:
             self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.close()
         if self._bar is not None:
             self._bar.close()
 

@@ -3,7 +3,8 @@
     from mbx.training import run
     result = run.train(config, "runs/pendulum")
 
-A run directory holds config.json, metrics.jsonl, metrics.csv, tb/, checkpoints/, best/, curve.png.
+A run directory holds config.json, metrics.jsonl, metrics.csv, tb/, checkpoints/, best/, curve.png
+(and wandb.json with wandb/ where `log.wandb` asks for that).
 That of several seeds holds one such directory a seed (`seed-0`, …; each reads as a run of its own)
 and the common checkpoint that a resumed run continues from.
 """
@@ -23,7 +24,7 @@ import numpy as np
 from mbx import replay
 from mbx.agents.base import Agent
 from mbx.files import sole_writer
-from mbx.training import build, datasets, loop, seeds, transfer
+from mbx.training import build, datasets, loop, seeds, transfer, wandb_sink
 from mbx.training.checkpoint import Checkpointer, load_config
 from mbx.training.curves import plot_runs
 from mbx.training.environments import evaluation_environment, make_environment
@@ -84,11 +85,13 @@ def evaluation_key(key: jax.Array, interval: int) -> jax.Array:
 def train(config: Config, workdir: str) -> Result:
     """Train as `config` says, in `workdir`; with `config["resume"]` continue what is there.
 
-    Raises ValueError for impossible settings (before any compile) and FloatingPointError when a
-    loss stops being finite (the last checkpoint stays).
+    Raises ValueError for impossible settings and ImportError for a package that one of them needs
+    (both before any compile), and FloatingPointError when a loss stops being finite (the last
+    checkpoint stays).
     """
     started = time.time()
     config = transfer.resolve(config)
+    wandb_sink.require(config)
     enable_compilation_cache()
     workdir = os.path.abspath(workdir)
     job = prepare(config)

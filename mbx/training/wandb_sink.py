@@ -1,0 +1,96 @@
+"""The rows of a run's log in Weights & Biases, too: `log.wandb=PROJECT` (extra `wandb`).
+
+The run's id is kept in wandb.json of its directory, so that a resumed run goes on in the same
+curves. Rows carry `environment_steps`, which all curves are drawn over: wandb's own step counter
+can not be set back, as a resumed run sets back its log. Where no network is, WANDB_MODE=offline
+keeps the rows in the run directory for `wandb sync`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from mbx.files import atomic_write
+
+Config = Mapping[str, Any]
+
+STEPS = "environment_steps"
+
+
+class WandbSink:
+    """A run of Weights & Biases that mirrors the rows of one run directory.
+
+    resume: go on in the run that the directory names, if it names one. Raises ImportError where the
+    package is missing, and ValueError where wandb does not open the run (no key, no network).
+    """
+
+    def __init__(self, workdir: str, *, config: Config, resume: bool) -> None:
+        wandb, log = require(config), config["log"]
+        path = os.path.join(workdir, "wandb.json")
+        known = _read(path) if resume else {}
+        run_id = known.get("id") or secrets.token_hex(8)
+        try:
+            # Several seeds are several runs in one process.
+            self._run = wandb.init(
+                project=log["wandb"], entity=log.get("wandb_entity") or None, id=run_id,
+                resume="allow", reinit="create_new", dir=workdir, name=_name(workdir),
+                config=dict(config),
+            )  # fmt: skip
+        except wandb.Error as error:
+            raise ValueError(
+                f"log.wandb={log['wandb']!r}: {error}: run `wandb login`, set WANDB_MODE=offline "
+                "to upload later, or leave log.wandb empty"
+            ) from error
+        self._run.define_metric(STEPS)
+        self._run.define_metric("*", step_metric=STEPS)
+        atomic_write(path, json.dumps({"id": run_id, "project": log["wandb"]}).encode())
+
+    def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Mirror one row; names are KIND/NAME, as in TensorBoard."""
+        self._run.log({STEPS: step, **{f"{kind}/{name}": v for name, v in values.items()}})
+
+    def close(self) -> None:
+        """Send what is left and end the run."""
+        self._run.finish()
+
+
+def open_sink(workdir: str, *, config: Config, resume: bool) -> WandbSink | None:
+    """The sink that the configuration asks for, None where it asks for none."""
+    return WandbSink(workdir, config=config, resume=resume) if project(config) else None
+
+
+def project(config: Config) -> str:
+    """The project that rows are mirrored to; '' for none (and for runs older than the setting)."""
+    return config.get("log", {}).get("wandb", "")
+
+
+def require(config: Config) -> ModuleType | None:
+    """The package wandb, if the configuration asks for it. Raises ImportError if it is missing."""
+    if not project(config):
+        return None
+    try:
+        import wandb
+    except ImportError as error:
+        raise ImportError(
+            f"log.wandb={project(config)!r} needs the package wandb: pip install -e '.[wandb]', or "
+            "leave log.wandb empty"
+        ) from error
+    return wandb
+
+
+def _read(path: str) -> dict[str, Any]:
+    if not os.path.exists(path):
+        return {}
+    with open(path) as file:
+        return json.load(file)
+
+
+def _name(workdir: str) -> str:
+    """The run directory's own name; that of a seed among several with the run's before it."""
+    above, name = os.path.split(os.path.abspath(workdir))
+    return f"{os.path.basename(above)}/{name}" if name.startswith("seed-") else name
