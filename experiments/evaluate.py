@@ -1,36 +1,42 @@
 """Evaluate a trained agent: mean, spread and every episode's return, without exploration noise.
 
-    python -m experiments.evaluate --workdir=runs/pendulum --episodes=20
-    python -m experiments.evaluate --workdir=runs/pendulum --checkpoint=latest --random
+    python -m experiments.evaluate runs/pendulum --episodes=20
+    python -m experiments.evaluate runs/pendulum --checkpoint=latest --random
+    python -m experiments.evaluate runs/pendulum --video=episode.gif
 
-The run directory says which agent and environment; --random adds a random policy for comparison.
+The run directory says which agent and environment; --random adds a random policy for comparison,
+--video draws one more episode (not of the host suites gym and dmc).
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import jax
 import numpy as np
 from absl import app, flags, logging
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Run directory.", required=True)
+WORKDIR = flags.DEFINE_string("workdir", None, "Run directory (or the first argument).")
 EPISODES = flags.DEFINE_integer("episodes", 20, "Episodes.", lower_bound=1)
 CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, latest, or a step.")
 SEED = flags.DEFINE_integer("seed", 12345, "Seed of the evaluation's environments and planner.")
 RANDOM = flags.DEFINE_bool("random", False, "Also evaluate uniformly random actions.")
+VIDEO = flags.DEFINE_string("video", None, "Also draw an episode into this .gif.")
 JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of text.")
 
 
-def main(_: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     from mbx.training import environments, evaluation, run
 
     logging.set_verbosity(logging.WARNING)
     run.enable_compilation_cache()
     try:
-        agent, train_state, config = run.load(WORKDIR.value, which=CHECKPOINT.value)
-    except (ValueError, FileNotFoundError) as error:
+        workdir = run_directory(arguments[1:], WORKDIR.value)
+        renderer = find_renderer(workdir, VIDEO.value) if VIDEO.value else None
+        agent, train_state, config = run.load(workdir, which=CHECKPOINT.value)
+    except (ValueError, FileNotFoundError, ImportError) as error:
         sys.exit(f"error: {error}")
     environment = environments.evaluation_environment(config, EPISODES.value, seed=SEED.value)
     key = jax.random.key(SEED.value)
@@ -39,6 +45,47 @@ def main(_: list[str]) -> None:
     )}  # fmt: skip
     if RANDOM.value:
         results["random"] = evaluation.make_random(environment)(key)
+    show(config["env"]["name"], results)
+    if renderer is not None:
+        make_video(agent, train_state, config, renderer, key)
+
+
+def run_directory(arguments: list[str], flag: str | None) -> str:
+    """The run directory, given as the only argument or by its flag. Raises ValueError for less."""
+    given = arguments + ([] if flag is None else [flag])
+    if len(given) != 1:
+        raise ValueError(f"give one run directory, as argument or --workdir, not {len(given)}")
+    return given[0]
+
+
+def find_renderer(workdir: str, path: str) -> Any:
+    """What draws the run's environment; None, and a word about it, where this machine cannot.
+
+    Raises ValueError for environments that are not drawn and files that are not .gif.
+    """
+    from mbx import envs
+    from mbx.training import video
+    from mbx.training.checkpoint import load_config
+
+    try:
+        return video.check(load_config(workdir), path)
+    except envs.NoRenderer as error:
+        print(f"video skipped: {error}", file=sys.stderr)
+        return None
+
+
+def make_video(agent: Any, train_state: Any, config: dict, renderer: Any, key: jax.Array) -> None:
+    """Write the video that was asked for."""
+    from mbx.training import video
+
+    episode = video.record(agent.act, agent.init_actor, train_state, config, key, renderer=renderer)
+    video.write(VIDEO.value, episode)
+    if not JSON.value:
+        print(f"{VIDEO.value}: {episode.length} steps, return {episode.total:.1f}")
+
+
+def show(task: str, results: dict[str, Any]) -> None:
+    """Print evaluations by name."""
     if JSON.value:
         print(json.dumps({k: {**r.summary(), "returns": r.returns.tolist()}
                           for k, r in results.items()}))  # fmt: skip
@@ -46,7 +93,7 @@ def main(_: list[str]) -> None:
     for name, result in results.items():
         s = result.summary()
         print(
-            f"{config['env']['name']} {name}: {s['return_mean']:.1f} ± {s['return_std']:.1f} "
+            f"{task} {name}: {s['return_mean']:.1f} ± {s['return_std']:.1f} "
             f"(min {s['return_min']:.1f}, max {s['return_max']:.1f}) over {EPISODES.value} episodes"
         )
         for name, value in s.items():

@@ -8,13 +8,14 @@
     empo:grid_rock_1h1r           JAX, robots among humans, for the agent `empo`
     multi:gymnax:Pendulum-v1+brax:inverted_pendulum      several of the above, trained together
 
-`register` adds suites of your own.
+`register` adds suites of your own. `make_renderer` draws pictures of their states.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mbx.envs.base import (
@@ -25,15 +26,19 @@ from mbx.envs.base import (
     Timestep,
     episodic,
 )
+from mbx.envs.render import NoRenderer, Renderer
 
 __all__ = [
     "EnvSpec",
     "HostEnvironment",
     "JaxEnvironment",
+    "NoRenderer",
     "RawEnvironment",
+    "Renderer",
     "Timestep",
     "episodic",
     "make",
+    "make_renderer",
     "num_tasks",
     "register",
 ]
@@ -50,15 +55,27 @@ _SUITES: dict[str, str | Factory] = {
     "empo": "mbx.envs.empo",
     "multi": "mbx.envs.multi",
 }
+_RENDERERS: dict[str, str | Callable[[str], Renderer]] = {
+    "gymnax": "mbx.envs.gymnax_pictures",
+    "brax": "mbx.envs.brax",
+    "playground": "mbx.envs.playground",
+    "empo": "mbx.envs.empo",
+}
 _EXTRAS = {"playground": "playground", "dmc": "dmc"}
 
 
-def register(suite: str, factory: Factory) -> None:
+def register(
+    suite: str, factory: Factory, make_renderer: Callable[[str], Renderer] | None = None
+) -> None:
     """Add a suite: factory(task, num_envs, *, action_repeat, episode_length, seed) -> environment.
 
     action_repeat and episode_length are None where the user left them to the suite.
+    make_renderer(task) -> `Renderer`, for videos; None: there are none.
     """
     _SUITES[suite] = factory
+    _RENDERERS.pop(suite, None)
+    if make_renderer is not None:
+        _RENDERERS[suite] = make_renderer
 
 
 def num_tasks(name: str) -> int:
@@ -93,11 +110,38 @@ def make(
     factory = _SUITES[suite]
     if isinstance(factory, str):
         factory = importlib.import_module(factory).make
-    try:
+    with _missing_package_told(name):
         return factory(
             task, num_envs, action_repeat=action_repeat, episode_length=episode_length, seed=seed,
             **extra,
         )  # fmt: skip
+
+
+def make_renderer(name: str) -> Renderer:
+    """What draws the states of the environment `SUITE:TASK`.
+
+    Raises ValueError where its states are not drawn, NoRenderer where this machine has nothing to
+    draw them with, and ImportError naming the extra to install where a suite is missing.
+    """
+    suite, _, task = name.partition(":")
+    if suite not in _RENDERERS:
+        raise ValueError(
+            f"env.name={name!r}: pictures are made of the suites {tuple(_RENDERERS)}; give "
+            "`mbx.envs.register` a make_renderer for your own"
+        )
+    maker = _RENDERERS[suite]
+    with _missing_package_told(name):
+        if isinstance(maker, str):
+            maker = importlib.import_module(maker).make_renderer
+        return maker(task)
+
+
+@contextlib.contextmanager
+def _missing_package_told(name: str) -> Iterator[None]:
+    """Raise the ImportError of a missing suite with what to install."""
+    suite = name.partition(":")[0]
+    try:
+        yield
     except ImportError as error:
         remedy = f"pip install -e '.[{_EXTRAS[suite]}]'" if suite in _EXTRAS else "pip install -e ."
         raise ImportError(f"env.name={name!r} needs {error.name}: {remedy}") from error

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from mbx.envs.base import JaxEnvironment, RawEnvironment, episodic
+from mbx.envs.render import Renderer, mujoco_drawing
 
 Array = jax.Array
 
@@ -37,7 +38,19 @@ def make(
     )  # fmt: skip
 
 
-def _raw(task: str) -> RawEnvironment:
+def make_renderer(task: str) -> Renderer:
+    """Pictures of the task's model. Raises ValueError for an unknown task and for one without."""
+    env = _load(task)
+    if not hasattr(env, "sys"):
+        raise ValueError(f"env.name='brax:{task}' has no model to draw")
+    return Renderer(
+        lambda state: dict(qpos=state.pipeline_state.q), mujoco_drawing(env.sys.mj_model),
+        float(env.dt),
+    )  # fmt: skip
+
+
+def _load(task: str) -> Any:
+    """brax's own environment. Raises ValueError for an unknown task or backend."""
     with warnings.catch_warnings():
         # "Brax environments are not actively maintained", and deprecations inside mjx.
         warnings.simplefilter("ignore")
@@ -54,7 +67,11 @@ def _raw(task: str) -> RawEnvironment:
                 f"{backends or 'none to choose'}"
             )
         options = {} if name == "fast" else {"backend": backend or "spring"}
-        env = envs.get_environment(name, **options)
+        return envs.get_environment(name, **options)
+
+
+def _raw(task: str) -> RawEnvironment:
+    env = _load(task)
     obs_size = int(env.observation_size)
 
     def reset(key: Array) -> tuple[Any, Array]:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx.envs.base import JaxEnvironment, RawEnvironment, episodic
+from mbx.envs.render import Renderer
 from mbx.power_equations import PowerParams
 from mbx.records import make_codec, make_records
 from mbx.tabular import Solution, solve
@@ -37,6 +38,7 @@ Array = jax.Array
 
 RESAMPLE_PROBABILITY = 0.01
 TIME_LIMIT = 50
+STEP_SECONDS = 0.25  # of a video; the worlds have no clock
 _PACKAGED = ("grid_rock_1h1r", "grid_corridor_2h1r")
 
 
@@ -166,6 +168,14 @@ def make(
         raise ValueError(f"env.name='empo:{task}': the only option after @ is stored")
     raw = raw_environment(f"empo:{task}", named_world(name).world, stored=bool(at))
     return episodic(raw, num_envs, episode_length=episode_length)
+
+
+def make_renderer(task: str) -> Renderer:
+    """Pictures of the world and its humans' goals. Raises ValueError for a world without any."""
+    world = named_world(task.partition("@")[0]).world
+    if world.views is None:
+        raise ValueError(f"env.name='empo:{task}': this world has no pictures of its states")
+    return Renderer(lambda state: world.views.render(state[0], state[1]), np.asarray, STEP_SECONDS)
 
 
 def prior_world(table: TabularWorld, params: PowerParams, **options: Any) -> NamedWorld:

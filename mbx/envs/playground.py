@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from mbx.envs.base import JaxEnvironment, RawEnvironment, episodic
+from mbx.envs.render import Renderer, mujoco_drawing
 
 Array = jax.Array
 
@@ -34,7 +35,18 @@ def make(
     )  # fmt: skip
 
 
-def _raw(task: str) -> RawEnvironment:
+def make_renderer(task: str) -> Renderer:
+    """Pictures of the task's model. Raises ValueError for an unknown task."""
+    env = _load(task)
+    fields = ("qpos", "mocap_pos", "mocap_quat")
+    return Renderer(
+        lambda state: {name: getattr(state.data, name) for name in fields},
+        mujoco_drawing(env.mj_model), float(env.dt),
+    )  # fmt: skip
+
+
+def _load(task: str) -> Any:
+    """Playground's own environment. Raises ValueError for an unknown task."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside mjx and brax
         from mujoco_playground import dm_control_suite as suite
@@ -44,7 +56,13 @@ def _raw(task: str) -> RawEnvironment:
             raise ValueError(
                 f"env.name='playground:{task}' is unknown: did you mean one of {close}?"
             )
-        env = suite.load(task, config_overrides={"impl": "jax"})
+        return suite.load(task, config_overrides={"impl": "jax"})
+
+
+def _raw(task: str) -> RawEnvironment:
+    env = _load(task)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         example = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
     if not hasattr(example.obs, "shape"):
         raise ValueError(f"env.name='playground:{task}' has dictionary observations: not supported")

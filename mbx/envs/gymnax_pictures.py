@@ -1,0 +1,113 @@
+"""Pictures of gymnax states: Pendulum-v1, CartPole-v1, and every task that observes a grid.
+
+Grids (Catch-bsuite, the MinAtar games, DeepSea-bsuite, Pong-misc) are drawn as they are observed,
+one colour a channel.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from mbx.envs.render import Renderer
+
+SIZE = 240  # pixels a side
+GRID_SECONDS = 0.15  # a step of a world without a clock
+_FINE = 3  # drawn larger and shrunk, for smooth edges
+_PAPER, _INK = (250, 250, 248), (60, 60, 66)
+# By channel: red, green, blue, purple, yellow, grey, brown, and so on around.
+_COLORS = np.array(
+    [(205, 60, 50), (60, 150, 70), (60, 100, 200), (130, 60, 160), (220, 180, 30), (120, 120, 120),
+     (140, 95, 55), (40, 160, 170), (230, 130, 170), (150, 190, 60)], np.uint8,
+)  # fmt: skip
+
+
+def make_renderer(task: str) -> Renderer:
+    """The renderer of a gymnax task. Raises ValueError for one that is not drawn."""
+    import gymnax
+
+    if task not in gymnax.registered_envs:
+        raise ValueError(f"env.name='gymnax:{task}' is unknown: nothing to draw")
+    env, params = gymnax.make(task)
+    if task == "Pendulum-v1":
+        return Renderer(
+            lambda s: dict(angle=s.theta, torque=s.last_u / params.max_torque),
+            draw_pendulum, params.dt,
+        )  # fmt: skip
+    if task == "CartPole-v1":
+        return Renderer(
+            lambda s: dict(position=s.x / params.x_threshold, angle=s.theta), draw_cartpole,
+            params.tau,
+        )  # fmt: skip
+    if len(env.observation_space(params).shape) in (2, 3):
+        return Renderer(lambda s: env.get_obs(s, params), draw_grid, GRID_SECONDS)
+    raise ValueError(
+        f"env.name='gymnax:{task}' is not drawn: Pendulum-v1, CartPole-v1 and tasks that observe a "
+        "grid are; for another one register a suite with a renderer of your own"
+    )
+
+
+def draw_pendulum(view: dict[str, Any]) -> np.ndarray:
+    """uint8 `[SIZE, SIZE, 3]`. angle: radians from upright; torque: share of the largest."""
+    angle, torque = (float(np.reshape(view[name], ())) for name in ("angle", "torque"))
+    canvas = _Canvas()
+    tip = (0.5 - 0.36 * math.sin(angle), 0.5 - 0.36 * math.cos(angle))
+    canvas.line((0.5, 0.5), tip, 0.07, (200, 80, 70))
+    canvas.disc(tip, 0.035, (200, 80, 70))
+    canvas.disc((0.5, 0.5), 0.02, _INK)
+    canvas.line((0.5, 0.95), (0.5 - 0.4 * torque, 0.95), 0.02, (60, 100, 200))
+    return canvas.picture()
+
+
+def draw_cartpole(view: dict[str, Any]) -> np.ndarray:
+    """uint8 `[SIZE, SIZE, 3]`. position: share of the track; angle: radians from upright."""
+    position, angle = (float(np.reshape(view[name], ())) for name in ("position", "angle"))
+    canvas, x, y = _Canvas(), 0.5 + 0.42 * position, 0.72
+    canvas.line((0.04, y + 0.05), (0.96, y + 0.05), 0.008, _INK)
+    canvas.line((x - 0.08, y), (x + 0.08, y), 0.09, _INK)
+    tip = (x + 0.42 * math.sin(angle), y - 0.42 * math.cos(angle))
+    canvas.line((x, y), tip, 0.03, (190, 140, 90))
+    canvas.disc((x, y), 0.018, (60, 100, 200))
+    return canvas.picture()
+
+
+def draw_grid(view: Any) -> np.ndarray:
+    """uint8 picture of `[rows, columns]` or `[rows, columns, C]`, about SIZE pixels high.
+
+    A cell has the colour of its last channel that is not zero; one channel alone is black or white.
+    """
+    grid = np.asarray(view)
+    grid = grid[..., None] if grid.ndim == 2 else grid
+    rows, columns, channels = grid.shape
+    image = np.full((rows, columns, 3), _INK, np.uint8)
+    for channel in range(channels):
+        color = _PAPER if channels == 1 else _COLORS[channel % len(_COLORS)]
+        image[grid[..., channel] != 0] = color
+    side = max(1, round(SIZE / max(rows, columns)))
+    image = image.repeat(side, axis=0).repeat(side, axis=1)
+    if side > 4:  # a line between cells
+        image[::side], image[:, ::side] = (85, 85, 92), (85, 85, 92)
+    return image
+
+
+class _Canvas:
+    """Lines and discs in coordinates from 0 to 1, y downwards."""
+
+    def __init__(self) -> None:
+        self._scale = SIZE * _FINE
+        self._image = Image.new("RGB", (self._scale, self._scale), _PAPER)
+        self._draw = ImageDraw.Draw(self._image)
+
+    def line(self, start: tuple, stop: tuple, width: float, color: tuple) -> None:
+        points = [tuple(self._scale * x for x in point) for point in (start, stop)]
+        self._draw.line(points, fill=color, width=max(1, round(self._scale * width)))
+
+    def disc(self, center: tuple, radius: float, color: tuple) -> None:
+        x, y, r = (self._scale * value for value in (*center, radius))
+        self._draw.ellipse((x - r, y - r, x + r, y + r), fill=color)
+
+    def picture(self) -> np.ndarray:
+        return np.asarray(self._image.resize((SIZE, SIZE), Image.Resampling.LANCZOS))

@@ -1,0 +1,107 @@
+"""One episode of a trained agent as a moving picture.
+
+    episode = video.record(agent.act, agent.init_actor, train_state, config, key)
+    video.write("episode.gif", episode)
+
+From the command line: `python -m experiments.evaluate RUN --video=episode.gif`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mbx import envs
+from mbx.envs.base import JaxEnvironment
+from mbx.envs.render import Renderer
+from mbx.pictures import write_picture
+from mbx.training.environments import make_environment
+
+Array = jax.Array
+MAX_FRAMES = 250
+
+
+class Episode(NamedTuple):
+    """An episode that was drawn.
+
+    frames: pictures, uint8 `[height, width, 3]`, of the states that actions were chosen in, or of
+    every second, third, … of them. milliseconds: how long a frame is shown. total: the return.
+    length: agent steps.
+    """
+
+    frames: list[np.ndarray]
+    milliseconds: int
+    total: float
+    length: int
+
+
+def check(config: Mapping[str, Any], path: str) -> Renderer:
+    """The renderer for a configuration's environment and a video called `path`.
+
+    Raises ValueError for a name that does not end in .gif and for environments that are not drawn,
+    NoRenderer where this machine has nothing to draw them with.
+    """
+    if not path.endswith(".gif"):
+        raise ValueError(f"video={path!r}: must end in .gif")
+    return envs.make_renderer(config["env"]["name"])
+
+
+def record(
+    act: Callable,
+    init_actor: Callable,
+    train_state: Any,
+    config: Mapping[str, Any],
+    key: Array,
+    *,
+    renderer: Renderer | None = None,
+    max_frames: int = MAX_FRAMES,
+) -> Episode:
+    """Play one episode without exploration noise and draw it.
+
+    act, init_actor: an agent's own. config: of the run; its environment is played. key: of the
+    environment and the planner. renderer: None for the environment's own. max_frames: of longer
+    episodes fewer states are drawn. Raises as `mbx.envs.make_renderer`.
+    """
+    renderer = renderer or envs.make_renderer(config["env"]["name"])
+    environment = make_environment(config, 1, seed=0)
+    reset_key, step_key = jax.random.split(key)
+    advance = _advance(act, environment, renderer)
+    env_state, obs = jax.jit(environment.reset)(reset_key)
+    carry, views, total, done = (env_state, obs, init_actor(1)), [], 0.0, False
+    while not done:
+        carry, told = advance(train_state, carry, jnp.int32(len(views)), step_key)
+        view, reward, done = jax.device_get(told)
+        views.append(view)
+        total += float(reward)
+    stride = -(-len(views) // max_frames)
+    seconds = renderer.seconds * environment.spec.action_repeat * stride
+    frames = [np.array(renderer.draw(view)) for view in views[::stride]]
+    return Episode(frames, int(np.clip(1000 * seconds, 20, 500)), total, len(views))
+
+
+def write(path: str, episode: Episode) -> None:
+    """Write an episode to a .gif, whole or not at all. Raises ValueError for another ending."""
+    write_picture(path, episode.frames, milliseconds=episode.milliseconds)
+
+
+def _advance(act: Callable, environment: JaxEnvironment, renderer: Renderer) -> Callable:
+    """One compiled step: what to draw of the state before it, its reward, whether it was the last.
+
+    Draws random numbers as `mbx.training.evaluation` does.
+    """
+
+    @jax.jit
+    def advance(train: Any, carry: Any, i: Array, key: Array) -> Any:
+        env_state, obs, actor = carry
+        view = renderer.view(jax.tree.map(lambda x: x[0], env_state.raw))
+        act_key, env_key = jax.random.split(jax.random.fold_in(key, i))
+        action, actor = act(train, actor, obs, jnp.full(1, i == 0), act_key, True)
+        env_state, timestep = environment.step(env_state, action, env_key)
+        done = timestep.terminated | timestep.truncated
+        return (env_state, timestep.obs, actor), (view, timestep.reward[0], done[0])
+
+    return advance

@@ -1,0 +1,153 @@
+"""Videos of episodes: what is drawn, how long it is shown, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments import evaluate
+from mbx import envs
+from mbx.envs import gymnax, gymnax_pictures
+from mbx.envs.base import random_actions
+from mbx.envs.render import NoRenderer, Renderer, mujoco_drawing
+from mbx.training import video
+from mbx.training.environments import environment_spec
+from tests.helpers import register_toy
+
+MODEL = """
+<mujoco><worldbody>
+  <light pos="0 0 3"/>
+  <body>
+    <joint axis="0 1 0"/><geom type="capsule" fromto="0 0 0 0 0 1" size=".1"/>
+  </body>
+</worldbody></mujoco>
+"""
+
+
+def config_of(name: str, **env) -> dict:
+    return {"env": dict(name=name, num_envs=1, action_repeat=0, episode_length=0, pad_to=()) | env}
+
+
+def random_agent(config):
+    spec = environment_spec(config)
+
+    def act(train, actor, obs, is_first, key, evaluate):
+        return random_actions(spec, key, obs.shape[0]), actor
+
+    return act, lambda num_envs: jnp.zeros(num_envs)
+
+
+@pytest.mark.parametrize("task", ["Pendulum-v1", "CartPole-v1", "Breakout-MinAtar"])
+def test_states_are_drawn(task):
+    renderer, raw = envs.make_renderer(f"gymnax:{task}"), gymnax._raw(task)
+    view = jax.jit(lambda key: renderer.view(raw.reset(key)[0]))(jax.random.key(0))
+    picture = renderer.draw(jax.device_get(view))
+    assert picture.shape == (240, 240, 3) and picture.dtype == np.uint8
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) >= 2
+
+
+def test_a_pendulum_points_where_it_points():
+    def red(angle):
+        picture = gymnax_pictures.draw_pendulum(dict(angle=angle, torque=0.0)).astype(int)
+        rows, columns = np.nonzero(picture[..., 0] - picture[..., 2] > 80)
+        return rows.mean() / gymnax_pictures.SIZE, columns.mean() / gymnax_pictures.SIZE
+
+    up, down, left = red(0.0), red(np.pi), red(np.pi / 2)
+    assert up[0] < 0.4 < 0.6 < down[0] and abs(up[1] - 0.5) < 0.02 and left[1] < 0.4
+
+
+def test_a_cart_and_its_pole_are_where_they_are():
+    left = gymnax_pictures.draw_cartpole(dict(position=-1.0, angle=0.0))
+    right = gymnax_pictures.draw_cartpole(dict(position=1.0, angle=0.0))
+    half = gymnax_pictures.SIZE // 2
+    pole = slice(0, half)  # above the track
+    assert left[pole, :half].min() < 200 and left[pole, half:].min() > 240
+    assert right[pole, half:].min() < 200 and right[pole, :half].min() > 240
+
+
+def test_grids_have_a_colour_a_channel():
+    grid = np.zeros((2, 3, 2), bool)
+    grid[0, 0, 0] = grid[1, 2, 1] = True
+    picture, side = gymnax_pictures.draw_grid(grid), gymnax_pictures.SIZE // 3
+    assert picture.shape == (2 * side, 3 * side, 3)
+    colors = {tuple(picture[r * side + 9, c * side + 9]) for r, c in ((0, 0), (1, 2), (0, 1))}
+    assert len(colors) == 3
+
+
+def test_an_episode_becomes_a_gif(tmp_path):
+    config, path = config_of("gymnax:Catch-bsuite"), str(tmp_path / "episode.gif")
+    episode = video.record(*random_agent(config), None, config, jax.random.key(0))
+    assert episode.length == len(episode.frames) == 9 and abs(episode.total) == 1.0
+    video.write(path, episode)
+    with Image.open(path) as gif:
+        assert gif.n_frames == 9 and gif.info["duration"] == 150
+    assert os.listdir(tmp_path) == ["episode.gif"]
+
+
+def test_long_episodes_are_thinned_and_shown_at_their_pace():
+    register_toy()  # episodes of 7 steps
+    renderer = Renderer(lambda state: state, lambda view: np.zeros((4, 4, 3), np.uint8), 0.05)
+    config = config_of("toy:line")
+    agent = random_agent(config)
+    episode = video.record(*agent, None, config, jax.random.key(0), renderer=renderer, max_frames=3)
+    assert episode.length == 7 and len(episode.frames) == 3 and episode.milliseconds == 150
+
+
+def test_suites_of_ones_own_may_bring_a_renderer():
+    register_toy()
+    with pytest.raises(ValueError, match="env.name='toy:line': pictures .* make_renderer"):
+        envs.make_renderer("toy:line")
+    wanted = Renderer(lambda state: state, np.asarray, 0.1)
+    envs.register("drawn", lambda *_, **__: None, make_renderer=lambda task: wanted)
+    assert envs.make_renderer("drawn:x") is wanted
+    envs.register("drawn", lambda *_, **__: None)
+    with pytest.raises(ValueError, match="drawn:x"):
+        envs.make_renderer("drawn:x")
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "message"),
+    [
+        ("gymnax:Pendulum-v1", "episode.mp4", r"video='episode.mp4': must end in .gif"),
+        ("gymnax:MountainCar-v0", "episode.gif", "'gymnax:MountainCar-v0' is not drawn"),
+        ("gym:Pendulum-v1", "episode.gif", "'gym:Pendulum-v1': pictures are made of the suites"),
+    ],
+)
+def test_what_is_not_drawn_is_told(name, path, message):
+    with pytest.raises(ValueError, match=message):
+        video.check(config_of(name), path)
+
+
+def test_models_are_drawn_where_there_is_a_renderer():
+    mujoco = pytest.importorskip("mujoco")
+    try:
+        draw = mujoco_drawing(mujoco.MjModel.from_xml_string(MODEL), height=48, width=64)
+    except NoRenderer as error:
+        pytest.skip(str(error))
+    upright, turned = (draw(dict(qpos=np.array([angle]))) for angle in (0.0, 1.5))
+    assert upright.shape == (48, 64, 3) and upright.dtype == np.uint8
+    assert np.abs(upright.astype(int) - turned).max() > 30
+
+
+def test_without_a_renderer_the_evaluation_goes_on_without_the_video(tmp_path, monkeypatch, capsys):
+    """`find_renderer` is what the command asks before it evaluates."""
+    monkeypatch.setenv("MUJOCO_GL", "disable")
+    (tmp_path / "config.json").write_text(json.dumps(config_of("brax:inverted_pendulum")))
+    assert evaluate.find_renderer(str(tmp_path), "episode.gif") is None
+    told = capsys.readouterr().err
+    assert told.startswith("video skipped: no OpenGL renderer") and "MUJOCO_GL=disable" in told
+    assert "install EGL" in told
+
+
+def test_the_run_directory_is_the_argument_or_the_flag():
+    assert evaluate.run_directory(["runs/a"], None) == "runs/a"
+    assert evaluate.run_directory([], "runs/a") == "runs/a"
+    for arguments, flag in (([], None), (["a"], "b"), (["a", "b"], None)):
+        with pytest.raises(ValueError, match="give one run directory"):
+            evaluate.run_directory(arguments, flag)
