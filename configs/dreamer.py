@@ -32,7 +32,7 @@ def get_config() -> config_dict.ConfigDict:
     config.train.steps = 60_000  # environment steps of the run
     config.train.seed_steps = 1_000  # random actions before learning
     config.train.pretrain_updates = 0  # updates made at once after them
-    config.train.train_ratio = 32.0  # replayed steps per agent step
+    config.train.train_ratio = 64.0  # replayed steps per agent step
     config.train.log_interval = 1_000  # environment steps between log rows
     config.train.check_finite = True  # stop with an error when a loss is not finite
 
@@ -71,13 +71,13 @@ def get_config() -> config_dict.ConfigDict:
     config.loss.free_nats = 0.1  # of KL a row that cost nothing (1 for images)
     config.loss.free_nats_gradient = False  # the floor changes the value only
     config.loss.dynamics_coef = 0.5
-    config.loss.representation_coef = 0.1
+    config.loss.representation_coef = 0.01  # 0.1 blurs small observations (docs/dreamer.md)
     config.loss.reward_gradient = True  # the reward loss shapes the representation
     config.loss.continue_discount = False  # the continue head predicts gamma times continue
 
     config.imagination = config_dict.ConfigDict()
     config.imagination.horizon = 15  # steps of a dream
-    config.imagination.rows = 0  # last rows of a sequence to dream from (0: all)
+    config.imagination.rows = 8  # last rows of a sequence to dream from (0: all)
     config.imagination.continues = "hard"  # hard (0 or 1) or soft (probability)
     config.imagination.first_continue = "real"  # real (the replay row's) or predicted
 
@@ -99,7 +99,7 @@ def get_config() -> config_dict.ConfigDict:
 
     config.optimizer = config_dict.ConfigDict()
     config.optimizer.name = "adam"  # adam or laprop
-    config.optimizer.learning_rates = (4e-4, 1.5e-4, 1.5e-4)  # model, actor, critic
+    config.optimizer.learning_rates = (4e-4, 3e-4, 1e-3)  # model, actor, critic
     config.optimizer.clips = (1000.0, 100.0, 100.0)  # gradient norms (laprop: relative)
     config.optimizer.epsilons = (1e-8, 1e-5, 1e-5)
     config.optimizer.warmup = 0  # updates over which the rates rise from 0

@@ -23,10 +23,11 @@ def get_config() -> config_dict.ConfigDict:
         batch_length=64,
         updates="joint",
         dynamics_coef=1.0,
+        representation_coef=0.1,
         continue_discount=True,
         free_nats=1.0,
     )
-    config.imagination.update(continues="soft", first_continue="predicted")
+    config.imagination.update(rows=0, continues="soft", first_continue="predicted")
     config.actor.gradient = "reinforce"
     config.critic.replay_gradient = True
     config.optimizer.update(

@@ -140,6 +140,7 @@ def make_config() -> config_dict.ConfigDict:
     if PRESET.value == "dreamer":
         config = dreamer_config.get_config()
         config.loss.batch_length = 64
+        config.imagination.rows = 0  # dreams from every row
         config.actor.gradient = "reinforce"
     if PRESET.value == "tdmpc2":
         config.model.update(size="5", critic="q", policy="squashed", num_values=0)

@@ -33,7 +33,7 @@ def config_of(agent: str) -> dict:
         config["env"].update(name="gymnax:CartPole-v1", episode_length=8)
         config["model"].update(num_bins=21)
         config["loss"].update(batch_size=16, batch_length=4)
-        config["imagination"]["horizon"] = 3
+        config["imagination"].update(horizon=3, rows=0)
     else:
         from configs import empo
 
