@@ -21,6 +21,7 @@ def get_config() -> config_dict.ConfigDict:
     config.seed = 0  # of everything: parameters, environments, exploration, sampling
     config.num_seeds = 1  # seeds trained side by side in one program, each with its own log
     config.resume = False  # continue the run in the working directory
+    config.matmul_precision = "default"  # of float32 products: default, high, highest
 
     config.distributed = sections.distributed()  # many devices and processes: docs/pods.md
 

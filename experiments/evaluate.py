@@ -40,9 +40,9 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"error: {error}")
     environment = environments.evaluation_environment(config, EPISODES.value, seed=SEED.value)
     key = jax.random.key(SEED.value)
-    results = {CHECKPOINT.value: evaluation.make_evaluate(agent.act, agent.init_actor, environment)(
-        train_state, key
-    )}  # fmt: skip
+    evaluate = evaluation.make_evaluate(agent.act, agent.init_actor, environment)
+    with run.matmul_precision(config):
+        results = {CHECKPOINT.value: evaluate(train_state, key)}
     if RANDOM.value:
         results["random"] = evaluation.make_random(environment)(key)
     show(config["env"]["name"], results)

@@ -77,6 +77,7 @@ ORDERED = (
 )
 
 CHOICES = {
+    "matmul_precision": ("default", "high", "highest"),
     "replay.actions_dtype": ("float32", "bfloat16", "int8"),
     "replay.values_dtype": ("float32", "bfloat16"),
     "eval.action": ("mode", "sample"),

@@ -82,6 +82,17 @@ def evaluation_key(key: jax.Array, interval: int) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(key, _EVALUATION), interval)
 
 
+def matmul_precision(config: Config) -> contextlib.AbstractContextManager:
+    """The context in which a configuration's programs are traced: how exact float32 products are.
+
+    "default" leaves that to the device: a GPU may use tf32 and a TPU bfloat16, a CPU is exact.
+    """
+    precision = config.get("matmul_precision", "default")
+    if precision == "default":
+        return contextlib.nullcontext()
+    return jax.default_matmul_precision(precision)
+
+
 def train(config: Config, workdir: str) -> Result:
     """Train as `config` says, in `workdir`; with `config["resume"]` continue what is there.
 
@@ -102,7 +113,7 @@ def train(config: Config, workdir: str) -> Result:
             "single process, leave it False"
         )
     job.layout.wait_for_all("checked")
-    with contextlib.ExitStack() as stack:
+    with matmul_precision(config), contextlib.ExitStack() as stack:
         if job.layout.leads:
             stack.enter_context(sole_writer(workdir))
         checkpointer = Checkpointer(workdir, keep=config["checkpoint"]["keep"])

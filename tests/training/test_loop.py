@@ -12,7 +12,7 @@ import pytest
 
 from mbx import envs, replay
 from mbx.envs.base import HostEnvironment, Timestep
-from mbx.training import build, evaluation, loop
+from mbx.training import build, evaluation, loop, run
 from mbx.training.state import Schedule, init_state, step_keys
 from tests.helpers import tiny_config
 
@@ -128,6 +128,29 @@ def test_the_compiled_step_never_copies_the_replay(parts):
     text = parts[4].lower(fresh(parts)).compile().as_text()
     storage = re.findall(rf"= \(?\w+\[2,{CAPACITY}[\],][^ ]* copy\(", text)
     assert re.search(rf"\[2,{CAPACITY}", text) and not storage
+
+
+def test_an_interval_moves_nothing_between_host_and_device(parts, trained):
+    interval, state = parts[4], fresh(parts)
+    with jax.transfer_guard("disallow"):
+        state, _ = interval(state)
+    assert int(state.steps) == int(trained[0].steps) // 4
+    assert interval._cache_size() == 1
+
+
+def test_matmul_precision_reaches_the_programs(parts, trained):
+    """What `run.train` traces its programs in."""
+    _, _, agent, _, _ = parts
+    state, obs = trained[0], jnp.zeros((2, 2))
+
+    def text(precision):
+        with run.matmul_precision({"matmul_precision": precision}):
+            first = jnp.zeros(2, bool)
+            return str(jax.make_jaxpr(lambda t, a: agent.act(t, a, obs, first, state.key, True))(
+                state.train, state.actor
+            ))  # fmt: skip
+
+    assert "Precision.HIGHEST" in text("highest") and "Precision.HIGHEST" not in text("default")
 
 
 def test_one_interval_of_2n_is_two_of_n_bit_for_bit(parts, trained):
