@@ -1,0 +1,203 @@
+"""How the program's costs grow: replay with its capacity, plans with their size, rows with options.
+
+    python -m experiments.scaling --out=docs/scaling.png     # two minutes on a laptop
+
+Expected: insert and sample are flat, plans are linear in samples, horizon and rounds. Prints the
+numbers as Markdown and draws one figure.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from absl import app, flags
+
+from configs import tdmpc
+from experiments.benchmark import median_time
+from mbx import envs, replay
+from mbx.training import build
+from mbx.training.metrics import atomic_write
+
+OUT = flags.DEFINE_string("out", "scaling.png", "Picture to write.")
+CALLS = flags.DEFINE_integer("calls", 15, "Timed calls an operation.", lower_bound=3)
+CAPACITIES = flags.DEFINE_list("capacities", ["1000", "10000", "100000", "1000000"], "Transitions.")
+
+_IN_ONE_CALL = 100  # insertions or samples: one alone is as short as the call itself
+_ENVS, _BATCH, _LENGTH = 4, 128, 3
+# Each is varied with the others at the first value that is not the least.
+_PLANS = {
+    "num_samples": (64, 128, 256, 512, 1024),
+    "horizon": (1, 2, 3, 4, 6, 8),
+    "iterations": (1, 2, 3, 4, 6, 8),
+}
+_STORED = {
+    "all 32 actions": dict(keep_targets=0),
+    "best 8": dict(keep_targets=8),
+    "best 8, bfloat16": dict(keep_targets=8, actions_dtype="bfloat16", values_dtype="bfloat16"),
+    "best 8, int8 actions": dict(keep_targets=8, actions_dtype="int8", values_dtype="bfloat16"),
+}
+
+
+class Curve(NamedTuple):
+    """Milliseconds `y` of `name` at sizes `x`."""
+
+    name: str
+    x: list[int]
+    y: list[float]
+
+
+def make_agent(**sections: dict[str, Any]) -> Any:
+    """The agent of configs/tdmpc.py with settings replaced."""
+    config = tdmpc.get_config().to_dict()
+    for name, values in sections.items():
+        config[name].update(values)
+    return build.build_agent(config, envs.make("gymnax:Pendulum-v1", _ENVS).spec)
+
+
+def empty_replay(agent: Any, capacity: int) -> replay.ReplayState:
+    """A replay of `capacity` transitions over all environments."""
+    return replay.init(
+        agent.example_row(), num_envs=_ENVS, capacity=capacity // _ENVS,
+        target_spec=agent.target_spec,
+    )  # fmt: skip
+
+
+def milliseconds(function: Callable, *args: Any, donate: bool = False) -> float:
+    """Median of `function(*args)`; with `donate` its result replaces the first argument."""
+    compiled = jax.jit(function, donate_argnums=0 if donate else ()).lower(*args).compile()
+    carry = [jax.tree.map(jnp.copy, args[0]) if donate else args[0]]
+
+    def call() -> Any:
+        out = compiled(carry[0], *args[1:])
+        carry[0] = out if donate else carry[0]
+        return out
+
+    for _ in range(2):
+        jax.block_until_ready(call())
+    return 1e3 * median_time(call, CALLS.value)
+
+
+def replay_curves(capacities: list[int]) -> list[Curve]:
+    """One insertion of a row an environment, and one sampled batch, in full replays."""
+    agent = make_agent()
+    key = jax.random.key(0)
+    train = jax.jit(agent.init)(key)
+    obs = jnp.zeros((_ENVS, 3))
+    made = jax.jit(agent.targets)(train, None, obs, key)
+    row = jax.tree.map(lambda x: jnp.zeros((_ENVS, *x.shape), x.dtype), agent.example_row())
+
+    def insert(state: replay.ReplayState) -> replay.ReplayState:
+        return jax.lax.fori_loop(
+            0, _IN_ONE_CALL, lambda _, state: replay.insert(state, row, made), state
+        )
+
+    def sample(state: replay.ReplayState) -> jax.Array:
+        def one(i: jax.Array, total: jax.Array) -> jax.Array:
+            drawn = replay.sample(
+                state, jax.random.fold_in(key, i), batch_size=_BATCH, length=_LENGTH
+            )
+            leaves = jax.tree.leaves((drawn.rows, drawn.targets))
+            return total + sum(jnp.sum(x.astype(jnp.float32)) for x in leaves)
+
+        return jax.lax.fori_loop(0, _IN_ONE_CALL, one, jnp.float32(0))
+
+    times: dict[str, list[float]] = {"insert": [], "sample": []}
+    for capacity in capacities:
+        state = empty_replay(agent, capacity)
+        num = jnp.full((_ENVS,), capacity // _ENVS, jnp.int32)
+        full = state.replace(size=num, transitions=num - 1)
+        times["insert"].append(milliseconds(insert, full, donate=True) / _IN_ONE_CALL)
+        times["sample"].append(milliseconds(sample, full) / _IN_ONE_CALL)
+    return [Curve(name, capacities, y) for name, y in times.items()]
+
+
+def plan_curves() -> list[Curve]:
+    """Acting in one environment with plans of different sizes, the others as the benchmark's."""
+    base = {"num_samples": 512, "horizon": 3, "iterations": 6, "num_proposals": 24}
+    curves = []
+    for name, sizes in _PLANS.items():
+        times = []
+        for size in sizes:
+            plan = base | {name: size, "num_elites": 16, "num_proposals": 8, "extra_iterations": 0}
+            agent = make_agent(planner=plan)
+            train = jax.jit(agent.init)(jax.random.key(0))
+
+            def act(train: Any, actor: Any, agent: Any = agent) -> Any:
+                first = jnp.zeros(1, bool)
+                return agent.act(train, actor, jnp.zeros((1, 3)), first, jax.random.key(1), False)
+
+            times.append(milliseconds(act, train, agent.init_actor(1)))
+        curves.append(Curve(name, list(sizes), times))
+    return curves
+
+
+def stored_bytes() -> dict[str, dict[str, float]]:
+    """Bytes of a transition by how targets are stored."""
+    result = {}
+    for name, settings in _STORED.items():
+        agent = make_agent(replay=settings)
+        state = jax.eval_shape(lambda agent=agent: empty_replay(agent, 1000))
+        result[name] = replay.bytes_per_transition(state)
+    return result
+
+
+def draw(curves: list[Curve], plans: list[Curve], sizes: dict[str, dict[str, float]]) -> bytes:
+    """The figure as PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), constrained_layout=True)
+    for curve in curves:
+        axes[0].plot(curve.x, [1e3 * y for y in curve.y], "o-", label=curve.name)
+    axes[0].set(
+        xscale="log", xlabel="capacity (transitions)", ylabel="microseconds", ylim=(0, None)
+    )
+    for curve in plans:
+        middle = curve.x.index({"num_samples": 512, "horizon": 3, "iterations": 6}[curve.name])
+        x = [size / curve.x[middle] for size in curve.x]
+        axes[1].plot(x, curve.y, "o-", label=curve.name)
+    axes[1].set(xlabel="size (1: 512 samples, horizon 3, 6 rounds)", ylabel="ms a plan")
+    axes[1].set(xlim=(0, None), ylim=(0, None))
+    names = list(sizes)
+    rows = [sizes[name]["rows"] for name in names]
+    axes[2].barh(names, rows, label="row")
+    axes[2].barh(names, [sizes[n]["targets"] for n in names], left=rows, label="planner targets")
+    axes[2].set(xlabel="bytes a transition")
+    for axis in axes:
+        axis.legend(frameon=False)
+        axis.spines[["top", "right"]].set_visible(False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=110)
+    plt.close(figure)
+    return buffer.getvalue()
+
+
+def table(curves: list[Curve], plans: list[Curve], sizes: dict[str, dict[str, float]]) -> str:
+    """The numbers as Markdown."""
+    lines = []
+    for curve in curves:
+        cells = " | ".join(f"{1e3 * y:.1f}" for y in curve.y)
+        ratio = curve.y[-1] / curve.y[0]
+        lines.append(f"| {curve.name}, us at {curve.x} | {cells} | last / first {ratio:.2f} |")
+    for curve in plans:
+        cells = " | ".join(f"{y:.1f}" for y in curve.y)
+        lines.append(f"| plan, ms, {curve.name} {curve.x} | {cells} |")
+    for name, size in sizes.items():
+        lines.append(f"| bytes, {name} | {size['rows']:.0f} row + {size['targets']:.0f} targets |")
+    return "\n".join(lines)
+
+
+def main(_: list[str]) -> None:
+    measured = replay_curves([int(x) for x in CAPACITIES.value]), plan_curves(), stored_bytes()
+    atomic_write(OUT.value, draw(*measured))
+    print(table(*measured))
+
+
+if __name__ == "__main__":
+    app.run(main)
