@@ -46,7 +46,7 @@ def main(_: list[str]) -> None:
     try:
         sharding.initialize(config)
         result = run.train(config, WORKDIR.value or default_workdir(config))
-    except (ValueError, FloatingPointError, FileNotFoundError, ImportError) as error:
+    except (ValueError, FloatingPointError, OSError, ImportError) as error:
         sys.exit(f"error: {error}")
     print(result)
 
