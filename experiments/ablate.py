@@ -2,6 +2,8 @@
 
     python -m experiments.ablate --sweep=rounds --seeds=3 --out=runs/rounds
     python -m experiments.ablate --sweep=reanalyze --seeds=3 --workers=2 --steps=6000
+    python -m experiments.ablate --sweep=replay_loss --config=configs/dreamer.py \\
+        --set=env.name=gymnax:Catch-bsuite --steps=10000
 
 Every run is a `python -m experiments.train` of its own in OUT/VARIANT-sSEED; runs that are complete
 are not repeated, so a sweep that was stopped goes on. OUT/SWEEP.png and OUT/SWEEP.md come last.
@@ -67,6 +69,12 @@ SWEEPS: dict[str, dict[str, Overrides]] = {
         "policy=kl": ("--config.loss.policy_loss=kl",),
         "value=td": ("--config.loss.value_target=td",),
         "value=lambda": ("--config.loss.value_target=lambda",),
+    },
+    "replay_loss": {  # of Dreamer's critic, document 002: --config=configs/dreamer.py
+        how: (f"--config.critic.replay_loss={how}",) for how in ("aligned", "literal", "none")
+    },
+    "continues": {  # of Dreamer's dreams
+        how: (f"--config.imagination.continues={how}",) for how in ("hard", "soft")
     },
     "termination": {how: (f"--config.loss.termination={how}",) for how in ("hard", "soft")},
 }
