@@ -1,0 +1,44 @@
+"""The reference: every module is in it, and lists of fields are written as lists."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def pages():
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("griffe")
+    spec = importlib.util.spec_from_file_location("api_pages", ROOT / "docs" / "api_pages.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_module_has_a_page(pages):
+    found = pages.modules()
+    names = [name for part in found.values() for name in part]
+    assert len(names) == len(set(names)) == len(list((ROOT / "mbx").rglob("*.py")))
+    assert "mbx" in found["Kit"] and "mbx.mppi" in found["Kit"]
+    assert "mbx.agents" in found["Agents"] and "mbx.envs.multigrid.world" in found["Environments"]
+
+
+def test_fields_become_items_of_a_list(pages):
+    text = (
+        "What a step returns.\n\nobs: what is\n    seen.\nmean, std: two.\n"
+        "act(key, obs `[E]`) -> an action.\nRaises ValueError: never.\nMore: words."
+    )
+    assert pages.field_lists(text).splitlines() == [
+        "What a step returns.", "", "- `obs`: what is", "    seen.", "- `mean, std`: two.",
+        "- `act(key, obs [E])` -> an action.", "", "Raises ValueError: never.", "More: words.",
+    ]  # fmt: skip
+
+
+def test_text_without_fields_stays(pages):
+    text = "A title.\n\n    code: kept\n\nSome words that go\non. Args:\n  x: a number."
+    assert pages.field_lists(text) == text
