@@ -1,12 +1,14 @@
 """From a configuration to an agent and a schedule, with every mistake told before any compile.
 
+`register` adds agents of your own (examples/own_agent.py).
+
 How one agent's configuration is read stands beside: `tdmpc_settings`, `dreamer_settings`,
 `empo_settings`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mbx.agents import tdmpc
@@ -19,10 +21,26 @@ from mbx.training.tdmpc_settings import is_episodic, tdmpc_config
 
 __all__ = [
     "build_agent", "build_schedule", "dreamer_config", "empo_config", "empo_world", "is_episodic",
-    "tdmpc_config",
+    "register", "tdmpc_config",
 ]  # fmt: skip
 
 Config = Mapping[str, Any]
+Builder = Callable[[Config, EnvSpec], Agent]
+
+_BUILDERS: dict[str, Builder] = {
+    "tdmpc": lambda config, spec: tdmpc.make_agent(tdmpc_config(config, spec)),
+    "empo": empo_agent,
+    "dreamer": dreamer_agent,
+}
+
+
+def register(name: str, builder: Builder) -> None:
+    """Add an agent: `config["agent"] = name` then means `builder(config, spec)`.
+
+    Its train state needs a field `params`. Its configuration needs the sections env, train, eval,
+    checkpoint and replay as in `configs/tdmpc.py`, and reanalyze where it refreshes targets.
+    """
+    _BUILDERS[name] = builder
 
 
 def build_agent(config: Config, spec: EnvSpec) -> Agent:
@@ -30,14 +48,12 @@ def build_agent(config: Config, spec: EnvSpec) -> Agent:
 
     Raises ValueError, naming the field, the value and what would do, for impossible settings.
     """
-    builders = {
-        "tdmpc": lambda: tdmpc.make_agent(tdmpc_config(config, spec)),
-        "empo": lambda: empo_agent(config, spec),
-        "dreamer": lambda: dreamer_agent(config, spec),
-    }
-    if config["agent"] not in builders:
-        raise ValueError(f"config.agent={config['agent']!r}: choose one of {tuple(builders)}")
-    return builders[config["agent"]]()
+    if config["agent"] not in _BUILDERS:
+        raise ValueError(
+            f"config.agent={config['agent']!r}: choose one of {tuple(_BUILDERS)}, or register your "
+            "own before"
+        )
+    return _BUILDERS[config["agent"]](config, spec)
 
 
 def build_schedule(config: Config, spec: EnvSpec, num_envs: int) -> Schedule:
@@ -48,7 +64,8 @@ def build_schedule(config: Config, spec: EnvSpec, num_envs: int) -> Schedule:
     train, seed_steps = config["train"], config["train"]["seed_steps"] // spec.action_repeat
     if config["agent"] == "dreamer":
         return dreamer_schedule(config, seed_steps, num_envs)
-    reanalyze, needed = config["reanalyze"], 2 * num_envs
+    reanalyze = config.get("reanalyze", {"enabled": False, "min_step": 0})
+    needed = 2 * num_envs
     if seed_steps < needed:
         raise ValueError(
             f"train.seed_steps={train['seed_steps']} gives {seed_steps} agent steps, but "

@@ -1,0 +1,61 @@
+"""Your own environment: two pure functions, registered under a name, trained with TD-MPC.
+
+    python examples/own_environment.py
+
+A cart on a rail, pushed left and right, has to come to rest in the middle. Batching, time limits,
+action repeat, resets and the compiled training loop come from the package.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from configs import tdmpc
+from mbx import envs
+from mbx.training import run
+
+DT = 0.1  # seconds a step
+
+
+def reset(key):
+    """A new episode: (state, observation); here both are position and velocity `[2]`."""
+    state = jax.random.uniform(key, (2,), minval=-1.0)
+    return state, state
+
+
+def step(key, state, action):
+    """One step with an action `[1]` in [-1, 1]: (state, observation, reward, terminated)."""
+    position, velocity = state
+    velocity = velocity + DT * (4.0 * action[0] - 0.1 * velocity)
+    position = position + DT * velocity
+    reward = jnp.exp(-4.0 * position**2) - 0.05 * velocity**2
+    state = jnp.stack([position, velocity])
+    return state, state, reward, jnp.abs(position) > 4.0  # off the rail: no value beyond that
+
+
+def make(task, num_envs, *, action_repeat, episode_length, seed):
+    """What `--config.env.name=mine:rail` stands for; options are None where left to us."""
+    raw = envs.RawEnvironment(f"mine:{task}", (2,), jnp.float32, 1, 100, reset, step)
+    return envs.episodic(
+        raw, num_envs, action_repeat=action_repeat or 1, episode_length=episode_length
+    )
+
+
+def configuration() -> dict:
+    """TD-MPC's, for this task."""
+    config = tdmpc.get_config()
+    config.env.name = "mine:rail"
+    config.model.episodic = "True"  # episodes can end by themselves
+    config.train.steps = 8_000
+    return config.to_dict()
+
+
+def main(workdir: str = "runs/rail", config: dict | None = None) -> run.Result:
+    """Train on it, with the configuration above or another agent's."""
+    envs.register("mine", make)
+    return run.train(config or configuration(), workdir)
+
+
+if __name__ == "__main__":
+    print(main())
