@@ -121,7 +121,7 @@ CONFIG = dict(
 
 
 def main(workdir: str = "runs/shooting", config: dict = CONFIG) -> run.Result:
-    """Train it; `mbx.training.run.load` and `experiments.evaluate` then know the run, too."""
+    """Train it. `mbx.training.run.load` reads such a run wherever the agent is registered."""
     build.register("shooting", make_agent)
     return run.train(config, workdir)
 
