@@ -6,6 +6,7 @@ program; the other draws it. How simulators' models are drawn stands here, too.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Callable
@@ -58,6 +59,12 @@ def mujoco_drawing(
     target = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
     mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, target)
     whole = mujoco.MjrRect(0, 0, width, height)
+
+    def free() -> None:
+        target.free()
+        context.free()
+
+    atexit.register(free)  # left to the garbage collector it fails loudly at the interpreter's end
 
     def draw(view: dict[str, np.ndarray]) -> np.ndarray:
         for field, value in view.items():
