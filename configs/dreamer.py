@@ -40,6 +40,7 @@ def get_config() -> config_dict.ConfigDict:
     config.eval = config_dict.ConfigDict()
     config.eval.interval = 5_000  # environment steps between evaluations (0: only at the end)
     config.eval.episodes = 20  # episodes of an evaluation
+    config.eval.exploring = True  # evaluate the agent as it acts in training, too
     config.eval.action = "mode"  # of the policy: mode or sample
 
     config.log = sections.log()  # where the log goes beside the run directory

@@ -42,6 +42,7 @@ def get_config() -> config_dict.ConfigDict:
     config.eval = config_dict.ConfigDict()
     config.eval.interval = 32_000  # environment steps between evaluations (0: only at the end)
     config.eval.episodes = 64  # episodes of an evaluation, without exploration
+    config.eval.exploring = False  # evaluate the agent as it acts in training, too
     config.eval.review_episodes = 256  # of learned, random and frozen robots each; 0: no review
 
     config.log = sections.log()  # where the log goes beside the run directory

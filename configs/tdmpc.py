@@ -41,6 +41,7 @@ def get_config() -> config_dict.ConfigDict:
     config.eval = config_dict.ConfigDict()
     config.eval.interval = 3_000  # environment steps between evaluations (0: only at the end)
     config.eval.episodes = 20  # episodes of an evaluation, without exploration noise
+    config.eval.exploring = False  # evaluate the agent as it acts in training, too
 
     config.log = sections.log()  # where the log goes beside the run directory
 

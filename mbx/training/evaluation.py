@@ -22,12 +22,14 @@ Array = jax.Array
 class Evaluation(NamedTuple):
     """Episodes of one evaluation: undiscounted returns and lengths (agent steps), both `[E]`.
 
-    tasks: names, where E holds equal blocks of several tasks.
+    tasks: names, where E holds equal blocks of several tasks. exploring: returns `[E]` of the agent
+    acting as in training, with its noise, if that was asked for (`eval.exploring`).
     """
 
     returns: np.ndarray
     lengths: np.ndarray
     tasks: tuple[str, ...] = ()
+    exploring: np.ndarray | None = None
 
     def summary(self) -> dict[str, float]:
         """Mean, spread and extremes of the returns; of several tasks, also the mean of each."""
@@ -35,6 +37,8 @@ class Evaluation(NamedTuple):
         each = {
             f"return_mean/{n}": float(np.mean(b)) for n, b in zip(self.tasks, blocks, strict=False)
         }
+        if self.exploring is not None:
+            each["return_mean_exploring"] = float(np.mean(self.exploring))
         return each | {
             "return_mean": float(np.mean(self.returns)),
             "return_std": float(np.std(self.returns)),

@@ -115,11 +115,9 @@ def prepare(config: Config) -> Job:
         interval = seeds.make_seeds_interval(
             agent, environment, schedule, mesh=mesh, length=plan.length
         )
-        several = seeds.make_seeds_evaluate(agent.act, agent.init_actor, tests, mesh=mesh)
         numbers = tuple(range(config["seed"], config["seed"] + num_seeds))
-        return Job(
-            environment, agent, plan, numbers, interval, lambda t, keys: several(t, jnp.stack(keys))
-        )
+        evaluate = make_evaluation(config, agent, tests, mesh=mesh)
+        return Job(environment, agent, plan, numbers, interval, evaluate)
     if config["train"].get("dataset"):
         at_once = dataclasses.replace(schedule, seed_steps=num_envs, reanalyze_min_step=0)
         interval = learning.make_offline_interval(agent, at_once, length=plan.length, layout=layout)
@@ -131,11 +129,37 @@ def prepare(config: Config) -> Job:
         interval = loop.make_host_interval(
             agent, environment, schedule, length=plan.length, layout=layout
         )
-    single = evaluation.make_evaluate(agent.act, agent.init_actor, tests, layout)
-    own = (config["seed"],)
-    return Job(
-        environment, agent, plan, own, interval, lambda t, keys: [single(t, keys[0])], layout
-    )
+    evaluate = make_evaluation(config, agent, tests, layout)
+    return Job(environment, agent, plan, (config["seed"],), interval, evaluate, layout)
+
+
+def make_evaluation(
+    config: Config,
+    agent: Agent,
+    tests: JaxEnvironment | HostEnvironment,
+    layout: Layout = ONE_DEVICE,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]]:
+    """`Job.evaluate`, on the environments `tests`; with `eval.exploring` as training acts, too."""
+
+    def make(act: Callable) -> Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]]:
+        if config.get("num_seeds", 1) > 1:
+            several = seeds.make_seeds_evaluate(act, agent.init_actor, tests, mesh=mesh)
+            return lambda train, keys: several(train, jnp.stack(keys))
+        single = evaluation.make_evaluate(act, agent.init_actor, tests, layout)
+        return lambda train, keys: [single(train, keys[0])]
+
+    without = make(agent.act)
+    if not config["eval"].get("exploring", False):
+        return without
+    within = make(lambda *args: agent.act(*args[:-1], False))
+
+    def both(train: Any, keys: list[jax.Array]) -> list[evaluation.Evaluation]:
+        pairs = zip(without(train, keys), within(train, keys), strict=True)
+        return [best._replace(exploring=noisy.returns) for best, noisy in pairs]
+
+    return both
 
 
 def fresh_state(

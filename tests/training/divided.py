@@ -43,7 +43,7 @@ def config_of(agent: str) -> dict:
     config["env"]["num_envs"] = NUM_ENVS
     config["replay"].update(capacity=400, shards=8)
     config["train"].update(steps=10_000, seed_steps=10_000, log_interval=20 * NUM_ENVS)
-    config["eval"]["episodes"] = NUM_ENVS
+    config["eval"].update(episodes=NUM_ENVS, exploring=False)
     return config
 
 

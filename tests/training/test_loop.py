@@ -12,7 +12,7 @@ import pytest
 
 from mbx import envs, replay
 from mbx.envs.base import HostEnvironment, Timestep
-from mbx.training import build, evaluation, loop, run
+from mbx.training import build, evaluation, job, loop, run
 from mbx.training.state import Schedule, init_state, step_keys
 from tests.helpers import tiny_config
 
@@ -221,6 +221,22 @@ def test_evaluation_leaves_training_alone(parts, trained):
     assert a.returns.shape == (3,) and (a.lengths <= 7).all() and (a.lengths >= 1).all()
     for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(state), strict=True):
         assert bool(jnp.all(x == y))
+
+
+def test_evaluation_also_plays_as_in_training_where_that_is_asked_for(parts):
+    """An agent that stays where it is, and explores by pushing outwards."""
+
+    def act(train, actor, obs, is_first, key, evaluate):
+        return (jnp.zeros_like(obs) if evaluate else jnp.ones_like(obs)), actor
+
+    agent = parts[2]._replace(act=act, init_actor=jnp.zeros)
+    tests = envs.make("toy:point", 3)
+    for asked in (False, True):
+        config = tiny_config(eval=dict(exploring=asked))
+        evaluate = job.make_evaluation(config, agent, tests)
+        summary = evaluate(None, [jax.random.key(0)])[0].summary()
+        assert ("return_mean_exploring" in summary) == asked
+    assert summary["return_mean"] > summary["return_mean_exploring"] + 1
 
 
 def test_random_evaluation_gives_whole_episodes():

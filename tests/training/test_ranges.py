@@ -25,7 +25,7 @@ def tiny_dreamer():
     config.imagination.update(horizon=3, rows=0)
     config.replay.capacity = 400
     config.train.update(steps=80, seed_steps=16, log_interval=20)
-    config.eval.update(interval=40, episodes=2)
+    config.eval.update(interval=40, episodes=2, exploring=False)
     config.checkpoint.interval = 20
     return config.to_dict()
 
