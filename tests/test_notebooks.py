@@ -71,7 +71,7 @@ def execute(monkeypatch, tmp_path):
         last = f"import json; print(json.dumps({{{asked}}}))"
         notebook.cells.append(nbformat.v4.new_code_cell(last))
         place = {"metadata": {"path": str(ROOT / "notebooks")}}
-        nbclient.NotebookClient(notebook, timeout=600, resources=place).execute()
+        nbclient.NotebookClient(notebook, timeout=1800, resources=place).execute()
         shown = [x for cell in notebook.cells for x in cell.get("outputs", ())]
         data = [x["data"] for x in shown if "data" in x]
         images = [x[kind] for x in data for kind in ("image/png", "image/gif") if kind in x]
@@ -132,3 +132,66 @@ def test_planner_swings_up_without_learning(execute):
     assert values["height"] > 0.98  # of every pendulum at the end: upright
     assert values["elites"][-1] > values["elites"][0] + 2
     assert kinds(pictures) == ["png", "png", "gif"]
+
+
+@pytest.mark.slow
+def test_tdmpc_plans_get_better_round_by_round(execute):
+    sizes = dict(
+        STEPS=600, SEED_STEPS=200, PRETRAIN=150, LOG_EVERY=200, EPISODES=2, ROUNDS=3, FILM_STEPS=12
+    )
+    values, pictures = execute(
+        "tdmpc",
+        sizes,
+        {
+            "losses": "losses",
+            "returns": "returns",
+            "rounds": "round_values",
+            "best": "[float(plan.values.max()) for plan in plans]",
+            "spread": "[float(plan.std[0, 0, 0]) for plan in plans]",
+            "shapes": "[thoughts.values.shape, seen.shape, len(frames)]",
+        },
+    )
+    assert np.isfinite(values["returns"]).all() and len(values["returns"]) == 3
+    assert values["losses"][-1] < values["losses"][0]
+    assert values["rounds"][-1] > values["rounds"][0]
+    assert values["spread"][-1] < values["spread"][0]
+    assert values["shapes"] == [[12, 1, 128], [12, 1, 3], 6]
+    assert kinds(pictures) == ["png", "png", "gif"]
+
+
+@pytest.mark.slow
+def test_dreamer_learns_to_foresee(execute):
+    values, pictures = execute(
+        "dreamer",
+        dict(STEPS=800, SEED_STEPS=160, STAGES=2, BATCH=4, LENGTH=16),
+        {
+            "errors": "{str(name): error.tolist() for name, error in errors.items()}",
+            "frames": "[len(frames), list(frames[0].shape)]",
+        },
+    )
+    errors = {name: np.array(error) for name, error in values["errors"].items()}
+    untrained, *_, trained, still = errors.values()
+    assert trained.shape == (11,)
+    assert trained.mean() < 0.7 * untrained.mean()
+    assert trained.mean() < still.mean()
+    assert values["frames"] == [16, [96, 192, 3]]
+    assert kinds(pictures) == ["png", "png", "gif"]
+
+
+@pytest.mark.slow
+def test_planner_targets_stay_young_with_reanalyze(execute):
+    values, pictures = execute(
+        "planner_targets",
+        dict(STEPS=800, SEED_STEPS=200, PRETRAIN=60),
+        {
+            "ages": "{name: float(age.mean()) for name, age in ages.items()}",
+            "errors": "{name: float(error.mean()) for name, error in errors.items()}",
+            "floors": "{name: float(floor.mean()) for name, floor in floors.items()}",
+            "rows": "[len(age) for age in ages.values()]",
+        },
+    )
+    ages, errors, floors = values["ages"], values["errors"], values["floors"]
+    assert ages["on"] < 0.5 * ages["off"]
+    assert floors["on"] < errors["on"] < errors["off"]
+    assert values["rows"] == [800, 800]
+    assert kinds(pictures) == ["png"]
