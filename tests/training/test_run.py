@@ -118,6 +118,16 @@ def test_a_run_is_not_overwritten(whole):
         run.train(tiny_config(), whole[1])
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_metric_that_is_not_finite_is_told_unless_that_is_not_wanted(value):
+    metrics = {"loss/value": value, "loss/reward": 1.0}
+    with pytest.raises(FloatingPointError, match="loss/value is not finite at step 40"):
+        run.check_finite(tiny_config(), metrics, 40)
+    run.check_finite(tiny_config(train=dict(check_finite=False)), metrics, 40)
+    run.check_finite(tiny_config(), {"loss/reward": 1.0}, 40)
+
+
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     config = tiny_config(optimizer=dict(learning_rate=1e30))
     finite = pytest.raises(FloatingPointError, match="not finite at step")

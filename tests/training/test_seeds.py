@@ -80,6 +80,7 @@ def test_every_seed_keeps_its_own_log_and_reads_as_a_run(trained):
     np.testing.assert_allclose(evaluations[-1][1], np.mean(finals), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_seed_of_the_batch_is_that_seed_alone(trained, tmp_path):
     alone = str(tmp_path / "alone")
     run.train(tiny_config(seed=5, **PLAIN), alone)

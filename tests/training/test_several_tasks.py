@@ -92,6 +92,7 @@ def test_a_run_of_several_tasks_reports_each(trained):
     assert (np.linalg.norm(state.params["task"], axis=-1) <= 1.0 + 1e-6).all()
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_from_the_parameters_and_keeps_known_embeddings(trained, tmp_path):
     source, config = trained
     old = run.load(source)[1]
