@@ -13,8 +13,10 @@ import pathlib
 import shlex
 import textwrap
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from mbx.training.ranges import flat
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DEFAULT = "configs/tdmpc.py"
@@ -110,7 +112,7 @@ def settings(path: str) -> dict[str, Any]:
     spec = importlib.util.spec_from_file_location("config", _find(path))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return dict(_flat(module.get_config().to_dict()))
+    return dict(flat(module.get_config().to_dict()))
 
 
 def comments(path: str | pathlib.Path, function: str = "get_config") -> dict[str, str]:
@@ -177,14 +179,6 @@ def _dotted(node: ast.expr) -> str:
         head = _dotted(node.value)
         return f"{head}.{node.attr}" if head else ""
     return node.id if isinstance(node, ast.Name) else ""
-
-
-def _flat(config: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _find(path: str) -> pathlib.Path:

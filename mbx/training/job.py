@@ -59,16 +59,8 @@ class Job(NamedTuple):
 
 
 def make_plan(config: Config, num_envs: int, action_repeat: int) -> Plan:
-    """Intervals of the run; evaluation and checkpoints fall on interval ends.
-
-    Raises ValueError for counts below one.
-    """
+    """Intervals of the run; evaluation and checkpoints fall on interval ends."""
     train = config["train"]
-    if train["steps"] < 1 or train["log_interval"] < 1:
-        raise ValueError(
-            f"train.steps={train['steps']}, train.log_interval={train['log_interval']}: "
-            "both must be at least 1"
-        )
     per_step = num_envs * action_repeat
     length = max(1, round(train["log_interval"] / per_step))
     steps = length * per_step

@@ -87,7 +87,7 @@ CHOICES = {
 
 def check_ranges(config: Config) -> None:
     """Raises ValueError for the first setting that no run can have, with what it could be."""
-    settings = dict(_settings(config))
+    settings = dict(flat(config))
     for name, value in settings.items():
         for number in value if isinstance(value, list | tuple) else (value,):
             if isinstance(number, int | float) and not isinstance(number, bool):
@@ -111,9 +111,10 @@ def _check_number(name: str, number: float) -> None:
         raise ValueError(f"config.{name}={number}: give {allowed}")
 
 
-def _settings(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting as (SECTION.NAME, value), in the configuration's order."""
     for name, value in config.items():
         if isinstance(value, Mapping):
-            yield from _settings(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
