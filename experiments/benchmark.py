@@ -5,6 +5,8 @@
     python -m experiments.benchmark --preset=dreamer --size=tiny  # 16 x 64 rows, horizon 15
     python -m experiments.benchmark --preset=empo                 # see empo_benchmark
     python -m experiments.benchmark --size=19 --batch=1024 --json=bench.json
+    python -m experiments.benchmark --env=brax:halfcheetah --envs=16 --only='fused step'
+    python -m experiments.benchmark --suite=gpu --json=gpu.json   # 14 cases in eight minutes
 
 For every operation: the median time after warm-up, the matrix-multiply FLOPs it does (counted in
 its program, loops included), the time those need at the matrix-multiply rate measured in the same
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,7 +30,7 @@ from ml_collections import config_dict
 
 from configs import dreamer as dreamer_config
 from configs import tdmpc as default_config
-from mbx import replay, rssm
+from mbx import envs, replay, rssm
 from mbx.agents import dreamer
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic
 from mbx.training import build, loop
@@ -41,10 +44,54 @@ SIZE = flags.DEFINE_string("size", None, "Model size (default: 5 for tdmpc2, tin
 BATCH = flags.DEFINE_integer("batch", None, "Batch size (default: 256 for tdmpc2).")
 OBS = flags.DEFINE_integer("obs", 17, "Observation size.")
 ACTION = flags.DEFINE_integer("action", 6, "Action size.")
+ENV = flags.DEFINE_string("env", None, "A task, as brax:ant, in place of --obs and --action.")
 ENVS = flags.DEFINE_integer("envs", 1, "Environments planned for at once.")
 REPEATS = flags.DEFINE_integer("repeats", 15, "Timed calls an operation.", lower_bound=3)
 DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Compute dtype.")
+OPERATIONS = flags.DEFINE_list("only", [], "Operations to measure (default: all).")
+SUITE = flags.DEFINE_enum("suite", None, ["gpu"], "Many cases in one call.")
+SECONDS = flags.DEFINE_float("seconds", 460.0, "No case of a suite starts later than this.")
 JSON = flags.DEFINE_string("json", None, "Also write the results here.")
+
+
+class Case(NamedTuple):
+    """What is measured: see the flags of the same names."""
+
+    preset: str = "tdmpc2"
+    size: str | None = None
+    batch: int | None = None
+    obs: int = 17
+    action: int = 6
+    env: str | None = None
+    envs: int = 1
+    repeats: int = 15
+    dtype: str = "float32"
+    only: tuple[str, ...] = ()
+
+
+_FUSED = "fused step"
+# Most wanted first: a suite ends where its time does. Documents 000 and 001 name the sizes.
+SUITES: dict[str, tuple[Case, ...]] = {
+    "gpu": (
+        Case(size="5", dtype="bfloat16", repeats=9, only=("plan", "update")),
+        Case(size="5", repeats=9, only=("plan", "update")),
+        Case(size="5", env="playground:CheetahRun", envs=64, repeats=5, dtype="bfloat16",
+             only=(_FUSED,)),
+        Case(size="317", dtype="bfloat16", repeats=5, only=("update",)),
+        Case(preset="dreamer", size="12m", obs=24, dtype="bfloat16", repeats=9),
+        Case(size="5", batch=4096, dtype="bfloat16", repeats=5, only=("update",)),
+        Case(size="48", dtype="bfloat16", repeats=5, only=("plan", "update")),
+        Case(size="19", dtype="bfloat16", repeats=5, only=("plan", "update")),
+        Case(size="5", env="brax:halfcheetah", envs=64, repeats=5, dtype="bfloat16",
+             only=(_FUSED,)),
+        Case(size="5", envs=1024, dtype="bfloat16", repeats=3, only=("plan",)),
+        Case(size="5", env="playground:CheetahRun", envs=256, repeats=3, dtype="bfloat16",
+             only=(_FUSED,)),
+        Case(size="317", batch=1024, dtype="bfloat16", repeats=3, only=("update",)),
+        Case(size="5", env="playground:CheetahRun", envs=16, repeats=5, only=(_FUSED,)),
+        Case(size="5", envs=4096, dtype="bfloat16", repeats=3, only=("plan",)),
+    ),
+}  # fmt: skip
 
 
 class Row(NamedTuple):
@@ -134,32 +181,32 @@ def measure(
     return Row(name, 1e3 * seconds, flops / 1e9, 1e3 * floor, ratio, compile_s)
 
 
-def make_config() -> config_dict.ConfigDict:
+def make_config(case: Case) -> config_dict.ConfigDict:
     """The benchmark's configuration."""
     config = default_config.get_config()
-    if PRESET.value == "dreamer":
+    if case.preset == "dreamer":
         config = dreamer_config.get_config()
         config.loss.batch_length = 64
         config.imagination.rows = 0  # dreams from every row
         config.actor.gradient = "reinforce"
-    if PRESET.value == "tdmpc2":
+    if case.preset == "tdmpc2":
         config.model.update(size="5", critic="q", policy="squashed", num_values=0)
         config.loss.update(value_target="td", policy_loss="svg", value_reduction="min")
         config.loss.batch_size = 256
         config.planner.update(iterations=6, num_samples=512, num_elites=64, num_proposals=24)
         config.training_planner.update(num_samples=128, num_elites=128)
-    if SIZE.value:
-        config.model.size = SIZE.value
-    if BATCH.value:
-        config.loss.batch_size = BATCH.value
-    config.model.dtype = DTYPE.value
-    config.env.num_envs = ENVS.value
+    if case.size:
+        config.model.size = case.size
+    if case.batch:
+        config.loss.batch_size = case.batch
+    config.model.dtype = case.dtype
+    config.env.num_envs = case.envs
     return config
 
 
-def toy_environment(num_envs: int) -> Any:
+def toy_environment(case: Case) -> Any:
     """A linear system: costs nothing beside the agent."""
-    size, action = OBS.value, ACTION.value
+    size, action = case.obs, case.action
 
     def reset(key: jax.Array) -> tuple:
         x = jax.random.normal(key, (size,))
@@ -170,7 +217,7 @@ def toy_environment(num_envs: int) -> Any:
         return x, x, -jnp.mean(jnp.square(x)), jnp.bool_(False)
 
     raw = RawEnvironment("toy:linear", (size,), jnp.float32, action, 500, reset, step)
-    return episodic(raw, num_envs)
+    return episodic(raw, case.envs)
 
 
 def filled(agent: Any, state: LoopState, spec: EnvSpec, steps: int) -> LoopState:
@@ -194,69 +241,97 @@ def filled(agent: Any, state: LoopState, spec: EnvSpec, steps: int) -> LoopState
     return fill(state)
 
 
-def benchmark() -> dict[str, Any]:
-    """Measure every operation; returns what `--json` writes."""
-    config = make_config().to_dict()
-    if PRESET.value == "dreamer":
-        return benchmark_dreamer(config)
-    repeats, num = REPEATS.value, ENVS.value
-    environment = toy_environment(num)
+class Rows:
+    """Rows of one case, measured as they are added: all operations, or those it asks for."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.rate, self.rows = case, gemm_rate(case.dtype), []
+
+    def add(self, name: str, function: Callable, *args: Any, donate: bool = False) -> None:
+        """Measure `function(*args)`, see `measure`."""
+        if self.case.only and name not in self.case.only:
+            return
+        row = measure(
+            name, function, *args, rate=self.rate, repeats=self.case.repeats, donate=donate
+        )
+        self.rows.append(row)
+
+    def report(self, config: dict[str, Any], environment: Any) -> dict[str, Any]:
+        """What `--json` writes; floors by the better of two measured matrix-multiply rates.
+
+        Raises ValueError where none of the case's operations is one of its preset.
+        """
+        case, spec = self.case, environment.spec
+        if not self.rows:
+            raise ValueError(f"--only={','.join(case.only)}: no operation of {case.preset}")
+        rate = max(self.rate, gemm_rate(case.dtype))
+        rows = [r._replace(floor_ms=1e6 * r.gflop * 1e6 / rate) for r in self.rows]
+        rows = [r._replace(ratio=r.median_ms / r.floor_ms if r.floor_ms else 0.0) for r in rows]
+        result = dict(
+            preset=case.preset, size=config["model"]["size"], batch=config["loss"]["batch_size"],
+            envs=case.envs, env=spec.name, obs=spec.obs_shape, action=spec.action_dim,
+            dtype=case.dtype, device=str(jax.devices()[0]), jax=jax.__version__,
+            gemm_gflops=rate / 1e9, rows=[r._asdict() for r in rows],
+        )  # fmt: skip
+        for row in rows:
+            if row.name == _FUSED:
+                steps = 1e3 * case.envs * spec.action_repeat / row.median_ms
+                result |= dict(steps_per_second=steps, hours_per_million=1e6 / steps / 3600)
+        return result
+
+
+def benchmark(case: Case) -> dict[str, Any]:
+    """Measure every operation of a case; returns what `--json` writes."""
+    config = make_config(case).to_dict()
+    environment = envs.make(case.env, case.envs) if case.env else toy_environment(case)
+    if case.preset == "dreamer":
+        return benchmark_dreamer(case, config, environment)
     agent = build.build_agent(config, environment.spec)
-    capacity = 10_000
     key = jax.random.key(0)
-    state = init_state(agent, environment, key=key, capacity=capacity)
+    state = init_state(agent, environment, key=key, capacity=max(700, 10_000 // case.envs))
     state = filled(agent, state, environment.spec, 600)
-    rate = gemm_rate(DTYPE.value)
-    common = dict(rate=rate, repeats=repeats)
-    first = jnp.zeros(num, bool)
+    first, rows = jnp.zeros(case.envs, bool), Rows(case)
 
     def act(train: Any, actor: Any, obs: jax.Array, key: jax.Array) -> Any:
         return agent.act(train, actor, obs, first, key, False)
 
-    rows = [
-        measure("plan", act, state.train, state.actor, state.obs, key, **common),
-        measure("update", agent.update, state.train, state.replay, key, **common),
-    ]
+    rows.add("plan", act, state.train, state.actor, state.obs, key)
+    rows.add("update", agent.update, state.train, state.replay, key)
     if agent.refresh:
-        rows.append(measure("targets", agent.targets, state.train, None, state.obs, key, **common))
+        rows.add("targets", agent.targets, state.train, None, state.obs, key)
 
         def refresh(buffer: Any, train: Any, key: jax.Array) -> Any:
             return agent.refresh(train, buffer, key, jnp.int32(-1))[0]
 
-        rows.append(
-            measure("reanalyze", refresh, state.replay, state.train, key, donate=True, **common)
-        )
+        rows.add("reanalyze", refresh, state.replay, state.train, key, donate=True)
     row = jax.tree.map(lambda x: jnp.copy(x[:, 0]), state.replay.data)
     made = agent.targets(state.train, None, state.obs, key)
 
     def insert(buffer: Any, row: Any, made: Any) -> Any:
         return replay.insert(buffer, row, made)
 
-    rows.append(measure("insert", insert, state.replay, row, made, donate=True, **common))
+    rows.add("insert", insert, state.replay, row, made, donate=True)
     loss = config["loss"]
 
     def sample(buffer: Any, key: jax.Array) -> Any:
         return replay.sample(buffer, key, batch_size=loss["batch_size"], length=loss["horizon"])
 
-    rows.append(measure("sample", sample, state.replay, key, **common))
-    schedule = Schedule(0, 0, 1.0 / num, config["reanalyze"]["interval"], 0)
+    rows.add("sample", sample, state.replay, key)
+    # The toy system times one update beside one plan, a task what training on it does: UTD 1.
+    ratio = 1.0 if case.env else 1.0 / case.envs
+    schedule = Schedule(0, 0, ratio, config["reanalyze"]["interval"], 0)
     step = loop.make_step(agent, environment, schedule)
-    rows.append(
-        measure("fused step (1 update)", lambda s: step(s)[0], state, donate=True, **common)
-    )
-    return report(config, rows, rate)
+    rows.add(_FUSED, lambda s: step(s)[0], state, donate=True)
+    return rows.report(config, environment)
 
 
-def benchmark_dreamer(config: dict[str, Any]) -> dict[str, Any]:
+def benchmark_dreamer(case: Case, config: dict[str, Any], environment: Any) -> dict[str, Any]:
     """Acting, the whole update, and its two scans by themselves."""
-    num, key = ENVS.value, jax.random.key(0)
-    environment = toy_environment(num)
+    num, key = case.envs, jax.random.key(0)
     own = build.dreamer_config(config, environment.spec)
     agent, net = dreamer.make_agent(own), own.model
     state = init_state(agent, environment, key=key, capacity=2_000)
     state = filled(agent, state, environment.spec, 600)
-    rate = gemm_rate(DTYPE.value)
-    common = dict(rate=rate, repeats=REPEATS.value)
     first, model = jnp.zeros(num, bool), state.train.params["model"]["rssm"]
     draws, lead = dreamer.draw(own, key), (own.batch_length, own.batch_size)
     tokens = jnp.ones((*lead, net.units))
@@ -281,34 +356,20 @@ def benchmark_dreamer(config: dict[str, Any]) -> dict[str, Any]:
         start = rssm.initial(net, model, (lead[0] * lead[1],))
         return rssm.imagine(net, model, start, lambda f, a: jnp.tanh(a), noise, draws.prior)
 
-    rows = [
-        measure("act", act, state.train, state.actor, state.obs, key, **common),
-        measure("update", agent.update, state.train, state.replay, key, **common),
-        measure("observe scan", observe, model, tokens, **common),
-        measure("observe scan, gradient", observe_gradient, model, tokens, **common),
-        measure("imagine scan", imagine, model, draws.action, **common),
-    ]
-    return report(config, rows, rate)
-
-
-def report(config: dict[str, Any], rows: list[Row], rate: float) -> dict[str, Any]:
-    """What `--json` writes; floors by the better of two measured matrix-multiply rates."""
-    loss, num = config["loss"], ENVS.value
-    rate = max(rate, gemm_rate(DTYPE.value))
-    rows = [r._replace(floor_ms=1e6 * r.gflop * 1e6 / rate) for r in rows]
-    rows = [r._replace(ratio=r.median_ms / r.floor_ms if r.floor_ms else 0.0) for r in rows]
-    return dict(
-        preset=PRESET.value, size=config["model"]["size"], batch=loss["batch_size"], envs=num,
-        obs=OBS.value, action=ACTION.value, dtype=DTYPE.value, device=str(jax.devices()[0]),
-        jax=jax.__version__, gemm_gflops=rate / 1e9, rows=[r._asdict() for r in rows],
-    )  # fmt: skip
+    rows = Rows(case)
+    rows.add("act", act, state.train, state.actor, state.obs, key)
+    rows.add("update", agent.update, state.train, state.replay, key)
+    rows.add("observe scan", observe, model, tokens)
+    rows.add("observe scan, gradient", observe_gradient, model, tokens)
+    rows.add("imagine scan", imagine, model, draws.action)
+    return rows.report(config, environment)
 
 
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     lines = [
-        f"{result['preset']}, size {result['size']}, batch {result['batch']}, {result['envs']} "
-        f"environment(s), obs {result['obs']}, action {result['action']}, {result['dtype']}, "
+        f"{result['preset']}, size {result['size']}, batch {result['batch']}, {result['envs']} x "
+        f"{result['env']}, obs {result['obs']}, action {result['action']}, {result['dtype']}, "
         f"{result['device']}, jax {result['jax']}; matmul {result['gemm_gflops']:.0f} GFLOP/s",
         "",
         "| operation | median ms | GFLOP | floor ms | ratio | compile s |",
@@ -319,17 +380,57 @@ def table(result: dict[str, Any]) -> str:
             f"{r['gflop']:.2f} | {r['floor_ms']:.2f} | {r['ratio']:.2f}" if r["gflop"] else "| | "
         )
         lines.append(f"| {r['name']} | {r['median_ms']:.2f} | {work} | {r['compile_s']:.1f} |")
+    if "steps_per_second" in result:
+        lines += ["", f"{result['steps_per_second']:.0f} environment steps a second: a million in "
+                      f"{result['hours_per_million']:.2f} h"]  # fmt: skip
     return "\n".join(lines)
 
 
+def run_suite(cases: tuple[Case, ...], seconds: float) -> list[dict[str, Any]]:
+    """The results of cases in turn, each printed at once; none starts after `seconds`.
+
+    A case that fails (its memory, a missing package) is told, and the next one runs.
+    """
+    started, results = time.perf_counter(), []
+    for case in cases:
+        used = time.perf_counter() - started
+        if used > seconds:
+            print(f"\nNot run, {seconds:.0f} s were over: {case}", flush=True)
+            continue
+        try:
+            result = benchmark(case)
+        except (RuntimeError, ValueError, ImportError) as error:  # XLA's errors are RuntimeErrors
+            print(f"\nFailed: {case}: {str(error)[:300]}", flush=True)
+            continue
+        print(f"\n{table(result)}", flush=True)
+        results.append(result)
+        jax.clear_caches()
+    return results
+
+
+def asked() -> Case:
+    """The case that the flags describe."""
+    return Case(
+        preset=PRESET.value, size=SIZE.value, batch=BATCH.value, obs=OBS.value,
+        action=ACTION.value, env=ENV.value, envs=ENVS.value, repeats=REPEATS.value,
+        dtype=DTYPE.value, only=tuple(OPERATIONS.value),
+    )  # fmt: skip
+
+
 def main(_: list[str]) -> None:
-    if PRESET.value == "empo":
+    case = asked()
+    if SUITE.value:
+        result = {"suite": SUITE.value, "cases": run_suite(SUITES[SUITE.value], SECONDS.value)}
+    elif case.preset == "empo":
         from experiments import empo_benchmark
 
-        batches = (BATCH.value,) if BATCH.value else (32, 4096)
-        result = {"preset": "empo", "rows": empo_benchmark.run(batches, min(REPEATS.value, 5))}
+        batches = (case.batch,) if case.batch else (32, 4096)
+        result = {"preset": "empo", "rows": empo_benchmark.run(batches, min(case.repeats, 5))}
     else:
-        result = benchmark()
+        try:
+            result = benchmark(case)
+        except (ValueError, ImportError) as error:
+            sys.exit(f"error: {error}")
         print(table(result))
     if JSON.value:
         atomic_write(JSON.value, json.dumps(result, indent=2).encode())

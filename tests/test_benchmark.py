@@ -1,0 +1,48 @@
+"""The benchmark's cases: what is measured, and a suite that goes on where one of them fails."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+from experiments import benchmark
+from experiments.benchmark import Case
+
+TINY = Case(preset="default", size="tiny", batch=8, envs=2, repeats=3)
+
+
+@pytest.fixture(autouse=True)
+def no_measurement(monkeypatch):
+    monkeypatch.setattr(benchmark, "gemm_rate", lambda dtype: 1e11)
+
+
+def test_only_the_operations_that_are_asked_for():
+    result = benchmark.benchmark(TINY._replace(only=("insert", "sample")))
+    assert [row["name"] for row in result["rows"]] == ["insert", "sample"]
+    assert result["env"] == "toy:linear" and "steps_per_second" not in result
+    with pytest.raises(ValueError, match="--only=plam"):
+        benchmark.benchmark(TINY._replace(only=("plam",)))
+
+
+def test_a_suite_goes_on_and_ends_in_time(capsys):
+    cases = (
+        TINY._replace(env="nowhere:ant"), TINY._replace(only=("sample",)),
+        TINY._replace(only=("sample",)),
+    )  # fmt: skip
+    results = benchmark.run_suite(cases[:2], seconds=1e9)
+    out = capsys.readouterr().out
+    assert len(results) == 1 and "Failed" in out and "| sample |" in out
+    assert benchmark.run_suite(cases[2:], seconds=-1.0) == []
+    assert "Not run" in capsys.readouterr().out
+
+
+def test_flops_are_those_of_the_products():
+    row = benchmark.measure("square", lambda x: x @ x, jnp.ones((64, 64)), rate=1e9, repeats=3)
+    assert row.gflop == pytest.approx(2 * 64**3 / 1e9)
+    assert row.floor_ms == pytest.approx(2 * 64**3 / 1e6)
+
+
+def test_every_case_of_the_suites_has_a_configuration():
+    for case in (case for cases in benchmark.SUITES.values() for case in cases):
+        config = benchmark.make_config(case)
+        assert config.model.size == case.size and config.env.num_envs == case.envs
