@@ -101,7 +101,7 @@ def get_config() -> config_dict.ConfigDict:
 
     config.optimizer = config_dict.ConfigDict()
     config.optimizer.name = "adam"  # adam or laprop
-    config.optimizer.learning_rates = (4e-4, 3e-4, 1e-3)  # model, actor, critic
+    config.optimizer.learning_rates = (2e-4, 3e-4, 1e-3)  # model, actor, critic
     config.optimizer.clips = (1.0, 1.0, 1.0)  # gradient norms (laprop: relative)
     config.optimizer.epsilons = (1e-8, 1e-5, 1e-5)
     config.optimizer.warmup = 0  # updates over which the rates rise from 0

@@ -149,10 +149,10 @@ def table(jobs: list[Job]) -> str:
         last = [c.values[-1] for c in curves]
         area = [c.values.mean() for c in curves]
         seconds = [read_rows(os.path.join(j.workdir, "metrics.jsonl"))[-1]["seconds"] for j in own]
-        each = ", ".join(f"{x:.0f}" for x in last)
+        each = ", ".join(f"{x:.3g}" for x in last)
         lines.append(
-            f"| {variant} | {each} | {np.mean(last):.0f} | {np.mean(area):.0f} "
-            f"± {np.std(area):.0f} | {np.mean(seconds):.0f} |"
+            f"| {variant} | {each} | {np.mean(last):.3g} | {np.mean(area):.3g} "
+            f"± {np.std(area):.2g} | {np.mean(seconds):.0f} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -314,7 +314,7 @@ def make_world_model(config: WorldModelConfig) -> WorldModel:
     return WorldModel(
         config=config,
         bins=functools.partial(_bins, config),
-        init=functools.partial(_init, config, modules),
+        init=jax.jit(functools.partial(_init, config, modules)),
         project=_project,
         encode=enter.encode,
         spread=lambda z: jnp.broadcast_to(z, (config.num_dynamics, *z.shape)),
