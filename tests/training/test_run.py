@@ -20,7 +20,7 @@ from mbx.training import environments, run
 from mbx.training.checkpoint import Checkpointer, load_config
 from mbx.training.job import fresh_state
 from mbx.training.metrics import read_rows
-from tests.helpers import tiny_config
+from tests.helpers import register_toy, tiny_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -34,6 +34,7 @@ def whole(tmp_path_factory):
 
 def final_state(workdir: str):
     """Every leaf of a run's newest checkpoint, as numpy."""
+    register_toy()  # the run was another process's
     config = load_config(workdir)
     environment = environments.make_environment(config, config["env"]["num_envs"], seed=0)
     agent = run.build.build_agent(config, environment.spec)
@@ -149,6 +150,14 @@ def command(workdir, *extra):
     )  # fmt: skip
 
 
+def finish(workdir, *extra):
+    """The output of a run that comes to its end."""
+    process = command(workdir, *extra)
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    return output
+
+
 def wait_for_step(workdir, step, process):
     path = os.path.join(workdir, "metrics.jsonl")
     for _ in range(2400):
@@ -163,21 +172,19 @@ def wait_for_step(workdir, step, process):
 def test_kill_and_interrupt_resume_exactly(tmp_path):
     """kill -9 at a random moment, then Ctrl-C, then to the end: as if nothing had happened."""
     whole_dir, broken_dir = str(tmp_path / "whole"), str(tmp_path / "broken")
-    assert command(whole_dir).wait() == 0
+    finish(whole_dir)
     process = command(broken_dir)
     wait_for_step(broken_dir, 100, process)
     time.sleep(float(np.random.default_rng().uniform(0, 0.3)))
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     process = command(broken_dir, "--resume")
     time.sleep(0.5)
     wait_for_step(broken_dir, 200, process)
     process.send_signal(signal.SIGINT)
     output = process.communicate()[0]
     assert process.returncode == 0, output
-    process = command(broken_dir, "--resume")
-    output = process.communicate()[0]
-    assert process.returncode == 0 and "400 environment steps" in output, output
+    assert "400 environment steps" in finish(broken_dir, "--resume")
     a, b = final_state(whole_dir), final_state(broken_dir)
     assert_same(a[0], b[0])
     steps = [r["step"] for r in read_rows(os.path.join(broken_dir, "metrics.jsonl"))
@@ -190,9 +197,9 @@ def test_twenty_kills_change_nothing(tmp_path):
     """kill -9 at twenty random moments: in starts, steps, evaluations, saves. Runs that came to
     their end nevertheless equal the one that nobody killed."""
     whole_dir = str(tmp_path / "whole")
-    assert command(whole_dir).wait() == 0
+    finish(whole_dir)
     began = time.time()
-    assert command(str(tmp_path / "timed")).wait() == 0  # now that every program is in the cache
+    finish(str(tmp_path / "timed"))  # now that every program is in the cache
     lasts, rng, kills = time.time() - began, np.random.default_rng(), 0
     for number in range(20):
         workdir = str(tmp_path / f"broken-{number}")
