@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pathlib
@@ -201,12 +202,12 @@ def test_twenty_kills_change_nothing(tmp_path):
     began = time.time()
     finish(str(tmp_path / "timed"))  # now that every program is in the cache
     lasts, rng, kills = time.time() - began, np.random.default_rng(), 0
-    for number in range(20):
+    for number in itertools.count():
         workdir = str(tmp_path / f"broken-{number}")
         while True:
             process = command(workdir, "--resume")  # begins, where nothing was saved yet
             try:
-                output = process.communicate(timeout=rng.uniform(0.2, 1.1) * lasts)[0]
+                output = process.communicate(timeout=rng.uniform(0.2, 0.9) * lasts)[0]
                 break
             except subprocess.TimeoutExpired:
                 process.kill()
@@ -215,8 +216,7 @@ def test_twenty_kills_change_nothing(tmp_path):
         assert process.returncode == 0, output
         assert_same(final_state(whole_dir)[0], final_state(workdir)[0])
         if kills >= 20:
-            break
-    assert kills >= 20
+            return
 
 
 def cli(*arguments):
