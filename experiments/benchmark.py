@@ -274,7 +274,7 @@ class Rows:
             gemm_gflops=rate / 1e9, rows=[r._asdict() for r in rows],
         )  # fmt: skip
         for row in rows:
-            if row.name == _FUSED:
+            if row.name == _FUSED and case.env:
                 steps = 1e3 * case.envs * spec.action_repeat / row.median_ms
                 result |= dict(steps_per_second=steps, hours_per_million=1e6 / steps / 3600)
         return result
@@ -360,7 +360,7 @@ def benchmark_dreamer(case: Case, config: dict[str, Any], environment: Any) -> d
     rows.add("act", act, state.train, state.actor, state.obs, key)
     rows.add("update", agent.update, state.train, state.replay, key)
     rows.add("observe scan", observe, model, tokens)
-    rows.add("observe scan, gradient", observe_gradient, model, tokens)
+    rows.add("observe scan with gradient", observe_gradient, model, tokens)
     rows.add("imagine scan", imagine, model, draws.action)
     return rows.report(config, environment)
 
