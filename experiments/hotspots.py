@@ -39,6 +39,7 @@ _SIZES = {"pred": 1, "bf16": 2, "f16": 2}  # others end in their bits: f32, s8, 
 _LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*?)\)(.*)$")
 _SLICES = ("dynamic-slice", "gather", "slice")
 _MOVES = ("copy", "transpose", "bitcast", "concatenate")
+_LOOPS = ("while", "conditional", "call")  # whose time is that of what they run
 
 
 class Op(NamedTuple):
@@ -247,9 +248,6 @@ def table(
     lines.append("")
     lines.append("; ".join(f"{kind} {share:.0%}" for kind, share in shares.most_common()))
     return "\n".join(lines)
-
-
-_LOOPS = ("while", "conditional", "call")
 
 
 def sort_of(op: Op) -> str:
