@@ -37,22 +37,6 @@ from mbx.training import build, loop
 from mbx.training.metrics import atomic_write
 from mbx.training.state import LoopState, Schedule, init_state
 
-PRESET = flags.DEFINE_enum(
-    "preset", "tdmpc2", ["tdmpc2", "default", "dreamer", "empo"], "Settings."
-)
-SIZE = flags.DEFINE_string("size", None, "Model size (default: 5 for tdmpc2, tiny for default).")
-BATCH = flags.DEFINE_integer("batch", None, "Batch size (default: 256 for tdmpc2).")
-OBS = flags.DEFINE_integer("obs", 17, "Observation size.")
-ACTION = flags.DEFINE_integer("action", 6, "Action size.")
-ENV = flags.DEFINE_string("env", None, "A task, as brax:ant, in place of --obs and --action.")
-ENVS = flags.DEFINE_integer("envs", 1, "Environments planned for at once.")
-REPEATS = flags.DEFINE_integer("repeats", 15, "Timed calls an operation.", lower_bound=3)
-DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Compute dtype.")
-OPERATIONS = flags.DEFINE_list("only", [], "Operations to measure (default: all).")
-SUITE = flags.DEFINE_enum("suite", None, ["gpu"], "Many cases in one call.")
-SECONDS = flags.DEFINE_float("seconds", 460.0, "No case of a suite starts later than this.")
-JSON = flags.DEFINE_string("json", None, "Also write the results here.")
-
 
 class Case(NamedTuple):
     """What is measured: see the flags of the same names."""
@@ -408,19 +392,36 @@ def run_suite(cases: tuple[Case, ...], seconds: float) -> list[dict[str, Any]]:
     return results
 
 
+def define_flags() -> None:
+    """The command's flags; whoever imports this module has flags of their own."""
+    flags.DEFINE_enum("preset", "tdmpc2", ["tdmpc2", "default", "dreamer", "empo"], "Settings.")
+    flags.DEFINE_string("size", None, "Model size (default: 5 for tdmpc2, tiny for default).")
+    flags.DEFINE_integer("batch", None, "Batch size (default: 256 for tdmpc2).")
+    flags.DEFINE_integer("obs", 17, "Observation size.")
+    flags.DEFINE_integer("action", 6, "Action size.")
+    flags.DEFINE_string("env", None, "A task, as brax:ant, in place of --obs and --action.")
+    flags.DEFINE_integer("envs", 1, "Environments planned for at once.")
+    flags.DEFINE_integer("repeats", 15, "Timed calls an operation.", lower_bound=3)
+    flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Compute dtype.")
+    flags.DEFINE_list("only", [], "Operations to measure (default: all).")
+    flags.DEFINE_enum("suite", None, ["gpu"], "Many cases in one call.")
+    flags.DEFINE_float("seconds", 460.0, "No case of a suite starts later than this.")
+    flags.DEFINE_string("json", None, "Also write the results here.")
+
+
 def asked() -> Case:
     """The case that the flags describe."""
+    told = flags.FLAGS
     return Case(
-        preset=PRESET.value, size=SIZE.value, batch=BATCH.value, obs=OBS.value,
-        action=ACTION.value, env=ENV.value, envs=ENVS.value, repeats=REPEATS.value,
-        dtype=DTYPE.value, only=tuple(OPERATIONS.value),
+        preset=told.preset, size=told.size, batch=told.batch, obs=told.obs, action=told.action,
+        env=told.env, envs=told.envs, repeats=told.repeats, dtype=told.dtype, only=tuple(told.only),
     )  # fmt: skip
 
 
 def main(_: list[str]) -> None:
-    case = asked()
-    if SUITE.value:
-        result = {"suite": SUITE.value, "cases": run_suite(SUITES[SUITE.value], SECONDS.value)}
+    case, told = asked(), flags.FLAGS
+    if told.suite:
+        result = {"suite": told.suite, "cases": run_suite(SUITES[told.suite], told.seconds)}
     elif case.preset == "empo":
         from experiments import empo_benchmark
 
@@ -432,9 +433,10 @@ def main(_: list[str]) -> None:
         except (ValueError, ImportError) as error:
             sys.exit(f"error: {error}")
         print(table(result))
-    if JSON.value:
-        atomic_write(JSON.value, json.dumps(result, indent=2).encode())
+    if told.json:
+        atomic_write(told.json, json.dumps(result, indent=2).encode())
 
 
 if __name__ == "__main__":
+    define_flags()
     app.run(main)

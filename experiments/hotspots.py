@@ -30,11 +30,6 @@ from mbx.training import job as jobs
 from mbx.training import run
 from mbx.training.metrics import atomic_write
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
-TOP = flags.DEFINE_integer("top", 20, "Operations to list.", lower_bound=1)
-STEPS = flags.DEFINE_integer("steps", 20, "Vector steps of the recorded interval.", lower_bound=1)
-HLO = flags.DEFINE_string("hlo", None, "Also write the compiled program's text here.")
-
 _SIZES = {"pred": 1, "bf16": 2, "f16": 2}  # others end in their bits: f32, s8, u64
 _LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*?)\)(.*)$")
 _SLICES = ("dynamic-slice", "gather", "slice")
@@ -197,9 +192,9 @@ def recorded(call: Any) -> tuple[collections.Counter, collections.Counter, float
     return busy, calls, wall
 
 
-def report(config: dict[str, Any]) -> str:
-    """Markdown of one interval's operations."""
-    config["train"]["log_interval"] = STEPS.value * config["env"]["num_envs"]
+def report(config: dict[str, Any], steps: int, top: int, hlo: str | None = None) -> str:
+    """Markdown of one interval's operations; with `hlo` the program's text is written there."""
+    config["train"]["log_interval"] = steps * config["env"]["num_envs"]
     config["train"]["seed_steps"] = min(config["train"]["seed_steps"], 400)
     run.enable_compilation_cache()
     job = jobs.prepare(config)
@@ -210,16 +205,16 @@ def report(config: dict[str, Any]) -> str:
         state, _ = program(state)
     jax.block_until_ready(state)
     text = program.as_text()
-    if HLO.value:
-        atomic_write(HLO.value, text.encode())
+    if hlo:
+        atomic_write(hlo, text.encode())
     busy, calls, wall = recorded(lambda: program(state))
     rates = gemm_rate("float32"), copy_rate()
     title = (
-        f"{config['agent']}, {config['env']['name']}, {STEPS.value} steps of "
+        f"{config['agent']}, {config['env']['name']}, {steps} steps of "
         f"{config['env']['num_envs']} environments on {jax.devices()[0]}: {1e3 * wall:.0f} ms; "
         f"{rates[0] / 1e9:.0f} GFLOP/s, {rates[1] / 1e9:.0f} GB/s"
     )
-    return title + "\n\n" + table(operations(text), busy, calls, rates, TOP.value)
+    return title + "\n\n" + table(operations(text), busy, calls, rates, top)
 
 
 def table(
@@ -265,10 +260,20 @@ def short_scope(scope: str) -> str:
     return "/".join(parts[-3:])
 
 
+def define_flags() -> None:
+    """The command's flags; whoever imports this module has flags of their own."""
+    config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
+    flags.DEFINE_integer("top", 20, "Operations to list.", lower_bound=1)
+    flags.DEFINE_integer("steps", 20, "Vector steps of the recorded interval.", lower_bound=1)
+    flags.DEFINE_string("hlo", None, "Also write the compiled program's text here.")
+    flags.mark_flag_as_required("config")
+
+
 def main(_: list[str]) -> None:
-    print(report(CONFIG.value.to_dict()))
+    told = flags.FLAGS
+    print(report(told.config.to_dict(), told.steps, told.top, told.hlo))
 
 
 if __name__ == "__main__":
-    flags.mark_flag_as_required("config")
+    define_flags()
     app.run(main)
