@@ -6,7 +6,7 @@
     python -m experiments.benchmark --preset=empo                 # see empo_benchmark
     python -m experiments.benchmark --size=19 --batch=1024 --json=bench.json
     python -m experiments.benchmark --env=brax:halfcheetah --envs=16 --only='fused step'
-    python -m experiments.benchmark --suite=gpu --json=gpu.json   # 14 cases in eight minutes
+    python -m experiments.benchmark --suite=gpu --json=gpu.json   # 14 cases, most wanted first
 
 For every operation: the median time after warm-up, the matrix-multiply FLOPs it does (counted in
 its program, loops included), the time those need at the matrix-multiply rate measured in the same
@@ -54,7 +54,7 @@ class Case(NamedTuple):
 
 
 _FUSED = "fused step"
-# Most wanted first: a suite ends where its time does. Documents 000 and 001 name the sizes.
+# Most wanted first: a suite ends where its time does.
 SUITES: dict[str, tuple[Case, ...]] = {
     "gpu": (
         Case(size="5", dtype="bfloat16", repeats=9, only=("plan", "update")),
@@ -231,9 +231,13 @@ class Rows:
     def __init__(self, case: Case) -> None:
         self.case, self.rate, self.rows = case, gemm_rate(case.dtype), []
 
+    def wants(self, name: str) -> bool:
+        """Whether the case asks for an operation."""
+        return not self.case.only or name in self.case.only
+
     def add(self, name: str, function: Callable, *args: Any, donate: bool = False) -> None:
         """Measure `function(*args)`, see `measure`."""
-        if self.case.only and name not in self.case.only:
+        if not self.wants(name):
             return
         row = measure(
             name, function, *args, rate=self.rate, repeats=self.case.repeats, donate=donate
@@ -243,11 +247,12 @@ class Rows:
     def report(self, config: dict[str, Any], environment: Any) -> dict[str, Any]:
         """What `--json` writes; floors by the better of two measured matrix-multiply rates.
 
-        Raises ValueError where none of the case's operations is one of its preset.
+        Raises ValueError where the case asks for an operation that its preset does not have.
         """
         case, spec = self.case, environment.spec
-        if not self.rows:
-            raise ValueError(f"--only={','.join(case.only)}: no operation of {case.preset}")
+        missing = sorted(set(case.only) - {row.name for row in self.rows})
+        if missing:
+            raise ValueError(f"--only={','.join(missing)}: no operation of --preset={case.preset}")
         rate = max(self.rate, gemm_rate(case.dtype))
         rows = [r._replace(floor_ms=1e6 * r.gflop * 1e6 / rate) for r in self.rows]
         rows = [r._replace(ratio=r.median_ms / r.floor_ms if r.floor_ms else 0.0) for r in rows]
@@ -288,13 +293,14 @@ def benchmark(case: Case) -> dict[str, Any]:
             return agent.refresh(train, buffer, key, jnp.int32(-1))[0]
 
         rows.add("reanalyze", refresh, state.replay, state.train, key, donate=True)
-    row = jax.tree.map(lambda x: jnp.copy(x[:, 0]), state.replay.data)
-    made = agent.targets(state.train, None, state.obs, key)
+    if rows.wants("insert"):
+        row = jax.tree.map(lambda x: jnp.copy(x[:, 0]), state.replay.data)
+        made = agent.targets(state.train, None, state.obs, key)
 
-    def insert(buffer: Any, row: Any, made: Any) -> Any:
-        return replay.insert(buffer, row, made)
+        def insert(buffer: Any, row: Any, made: Any) -> Any:
+            return replay.insert(buffer, row, made)
 
-    rows.add("insert", insert, state.replay, row, made, donate=True)
+        rows.add("insert", insert, state.replay, row, made, donate=True)
     loss = config["loss"]
 
     def sample(buffer: Any, key: jax.Array) -> Any:

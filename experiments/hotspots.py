@@ -16,6 +16,7 @@ import glob
 import math
 import os
 import re
+import sys
 import tempfile
 import time
 from typing import Any, NamedTuple
@@ -193,11 +194,19 @@ def recorded(call: Any) -> tuple[collections.Counter, collections.Counter, float
 
 
 def report(config: dict[str, Any], steps: int, top: int, hlo: str | None = None) -> str:
-    """Markdown of one interval's operations; with `hlo` the program's text is written there."""
+    """Markdown of one interval's operations; with `hlo` the program's text is written there.
+
+    Raises ValueError for impossible settings, and for an environment that the host steps.
+    """
     config["train"]["log_interval"] = steps * config["env"]["num_envs"]
     config["train"]["seed_steps"] = min(config["train"]["seed_steps"], 400)
     run.enable_compilation_cache()
     job = jobs.prepare(config)
+    if not hasattr(job.interval, "lower"):
+        raise ValueError(
+            f"env.name={config['env']['name']!r} is stepped by the host, so that there is no one "
+            "program to take apart: choose an environment written in JAX"
+        )
     state = jobs.fresh_state(job.agent, job.environment, config, jax.random.key(0), job.layout)
     program = job.interval.lower(state).compile()
     warm = 2 + -(-config["train"]["seed_steps"] // config["train"]["log_interval"])
@@ -208,7 +217,7 @@ def report(config: dict[str, Any], steps: int, top: int, hlo: str | None = None)
     if hlo:
         atomic_write(hlo, text.encode())
     busy, calls, wall = recorded(lambda: program(state))
-    rates = gemm_rate("float32"), copy_rate()
+    rates = gemm_rate(config["model"].get("dtype", "float32")), copy_rate()
     title = (
         f"{config['agent']}, {config['env']['name']}, {steps} steps of "
         f"{config['env']['num_envs']} environments on {jax.devices()[0]}: {1e3 * wall:.0f} ms; "
@@ -271,7 +280,12 @@ def define_flags() -> None:
 
 def main(_: list[str]) -> None:
     told = flags.FLAGS
-    print(report(told.config.to_dict(), told.steps, told.top, told.hlo))
+    config = told.config.to_dict()
+    try:
+        with run.matmul_precision(config):
+            print(report(config, told.steps, told.top, told.hlo))
+    except (ValueError, ImportError) as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
