@@ -69,8 +69,12 @@ def matmul(x: Array, kernel: Array) -> Array:
 
 def _matmul_backward(residuals: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
     x, kernel = residuals
-    rows = (x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1]))
-    d_kernel = jax.lax.dot_general(*rows, (((0,), (0,)), ((), ())))
+    if jax.sharding.get_abstract_mesh().empty:
+        x, grad_rows = (y.reshape(-1, y.shape[-1]) for y in (x, grad))
+    else:  # rows of several devices: flattening [T, B, F] would gather them on each
+        grad_rows = grad
+    rows = tuple(range(x.ndim - 1))
+    d_kernel = jax.lax.dot_general(x, grad_rows, ((rows, rows), ((), ())))
     return grad @ kernel.T, d_kernel
 
 

@@ -183,3 +183,20 @@ def test_impossible_models_are_told(fields, message):
         sized("tiny", **{**dict(obs_shape=(3,), action_dim=1), **fields})
     with pytest.raises(ValueError, match="model_size='2'"):
         sized("2", obs_shape=(3,), action_dim=1)
+
+
+def test_kernel_gradient_keeps_divided_axes_apart():
+    """Merging time with a divided batch would gather the activations on every device."""
+    x, kernel = jnp.linspace(-1, 1, 4 * 8 * 3).reshape(4, 8, 3), jnp.ones((3, 5))
+
+    def gradient(x, kernel):
+        return jax.grad(lambda kernel: jnp.sum(jnp.sin(networks.matmul(x, kernel))))(kernel)
+
+    alone = gradient(x, kernel)
+    assert "reshape" in str(jax.make_jaxpr(gradient)(x, kernel))
+    mesh = jax.sharding.AbstractMesh((8,), ("data",))
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert "reshape" not in str(jax.make_jaxpr(gradient)(x, kernel))
+    one = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.set_mesh(one):
+        np.testing.assert_allclose(gradient(x, kernel), alone, **EXACT)
