@@ -1,10 +1,11 @@
-"""The same training in one process on all cores and in several on a share of the cores each.
+"""The same training in one process and in several that share its cores.
 
     python -m experiments.weak_scaling                          # configs/tdmpc.py, two processes
-    python -m experiments.weak_scaling --processes=2 --size=5 --batch=256
+    python -m experiments.weak_scaling --processes=2 --batch=2048 --envs=2
 
 Prints environment steps a second of the whole run (acting, learning, reanalyze; without compiling)
-for each, their ratio, and the share of a step that the gradients' all-reduce would take by itself.
+for each, and their ratio. In between, one process runs the divided program on as many devices: what
+several processes take longer than that is the exchange between them.
 """
 
 from __future__ import annotations
@@ -43,16 +44,15 @@ def make_config(told: dict[str, Any]) -> dict[str, Any]:
                         log_interval=_LENGTH * told["envs"])  # fmt: skip
     config.reanalyze.min_step = 0
     config.distributed.update(
-        enabled=told["processes"] > 1, num_processes=told["processes"],
+        enabled=told["devices"] > 1, num_processes=told["processes"],
         coordinator=told["coordinator"], process_id=told["process"],
     )  # fmt: skip
     return config.to_dict()
 
 
 def measure(told: dict[str, Any]) -> dict[str, float]:
-    """Seconds of an interval and of an all-reduce of the gradients, in this process."""
+    """Seconds of an interval in this process."""
     import jax
-    import jax.numpy as jnp
 
     from mbx.training import job, sharding
     from mbx.world_model import count_parameters
@@ -60,48 +60,31 @@ def measure(told: dict[str, Any]) -> dict[str, float]:
     config = make_config(told)
     sharding.initialize(config)
     work = job.prepare(config)
-    layout = work.layout
     state, _ = job.begin(config, work, None)
     times = []
     for i in range(3 + INTERVALS.value):  # seed phase, first updates, warm-up
         began = time.perf_counter()
         state, _ = jax.block_until_ready(work.interval(state))
         times += [time.perf_counter() - began] if i > 2 else []
-    size = count_parameters(state.train.params)
-    grads = jax.jit(
-        lambda: jnp.ones((layout.size, size)), out_shardings=layout.of_environments(
-            jax.ShapeDtypeStruct((layout.size, size), jnp.float32)
-        ),
-    )()  # fmt: skip
-    reduce = layout.compile(lambda x: jnp.sum(x, axis=0))
-    reduced = []
-    for _ in range(20):
-        began = time.perf_counter()
-        jax.block_until_ready(reduce(grads))
-        reduced.append(time.perf_counter() - began)
-    updates = config["train"]["utd_ratio"] * _LENGTH * told["envs"]
     return dict(
-        interval=statistics.median(times), reduce=statistics.median(reduced) * updates,
-        parameters=float(size),
-    )  # fmt: skip
+        interval=statistics.median(times), parameters=float(count_parameters(state.train.params))
+    )
 
 
-def run(processes: int) -> dict[str, float]:
-    """The slowest process's numbers, each process on its share of the cores."""
-    cores = sorted(os.sched_getaffinity(0))
-    share = max(1, len(cores) // processes)
+def run(processes: int, devices: int) -> dict[str, float]:
+    """The slowest process's numbers; all processes share all cores."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
     children = []
     for process in range(processes):
-        own = cores[process * share % len(cores) :][:share]
         told = dict(size=SIZE.value, envs=ENVS.value, batch=BATCH.value, processes=processes,
-                    process=process, coordinator=coordinator, cores=own)  # fmt: skip
+                    process=process, devices=devices, coordinator=coordinator)  # fmt: skip
         children.append(subprocess.Popen(
             [sys.executable, "-m", "experiments.weak_scaling", f"--child={json.dumps(told)}",
              f"--intervals={INTERVALS.value}"],
             stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices // processes)},
         ))  # fmt: skip
     results = []
     for child in children:
@@ -114,20 +97,25 @@ def run(processes: int) -> dict[str, float]:
 
 def main(_: list[str]) -> None:
     if CHILD.value:
-        told = json.loads(CHILD.value)
-        os.sched_setaffinity(0, told["cores"])
-        print(json.dumps(measure(told)))
+        print(json.dumps(measure(json.loads(CHILD.value))))
         return
-    alone, together = run(1), run(PROCESSES.value)
-    steps = _LENGTH * ENVS.value
+    num = PROCESSES.value
+    alone, divided, together = run(1, 1), run(1, num), run(num, num)
+    exchange = 1 - divided["interval"] / together["interval"]
     print(
         f"size {SIZE.value} ({alone['parameters'] / 1e6:.2f}M parameters), batch {BATCH.value}, "
-        f"{ENVS.value} environments\n"
-        f"1 process:   {steps / alone['interval']:.1f} environment steps/s\n"
-        f"{PROCESSES.value} processes: {steps / together['interval']:.1f} environment steps/s, "
-        f"{alone['interval'] / together['interval']:.2f} of one process; all-reduces of the "
-        f"gradients alone {100 * together['reduce'] / together['interval']:.1f} % of the time"
+        f"{ENVS.value} environments"
     )
+    for name, result in (
+        ("1 process, 1 device", alone),
+        (f"1 process, {num} devices", divided),
+        (f"{num} processes, 1 device each", together),
+    ):
+        print(
+            f"{name}: {_LENGTH * ENVS.value / result['interval']:.1f} environment steps/s, "
+            f"{alone['interval'] / result['interval']:.2f} of the first"
+        )
+    print(f"exchange between processes: {100 * exchange:.0f} % of their time")
 
 
 if __name__ == "__main__":
