@@ -215,7 +215,8 @@ def filled(agent: Any, state: LoopState, spec: EnvSpec, steps: int) -> LoopState
             no = jnp.zeros(num, bool)
             action = jax.random.uniform(key, (num, spec.action_dim), minval=-1.0)
             obs = jax.random.normal(key, (num, *spec.obs_shape))
-            row = dict(obs=obs, action=action, reward=obs[:, 0], is_first=no, is_last=no,
+            reward = obs.reshape(num, -1)[:, 0]
+            row = dict(obs=obs, action=action, reward=reward, is_first=no, is_last=no,
                        terminated=no)  # fmt: skip
             return replay.insert(carry, row, agent.targets(state.train, None, obs, key)), None
 

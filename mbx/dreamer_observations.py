@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from mbx import distributions as dist
 from mbx import dreamer_networks as nets
+from mbx import networks
 from mbx.dreamer_networks import ModelConfig, Params
 
 Array = jax.Array
@@ -67,10 +68,7 @@ def _init_conv(key: Array, fan_in: int, out: int, bias: bool = True) -> Params:
 
 
 def _conv(params: Params, x: Array, dtype: str) -> Array:
-    y = jax.lax.conv_general_dilated(
-        x.astype(dtype), params["kernel"].astype(dtype), (1, 1), "SAME",
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )  # fmt: skip
+    y = networks.conv(x.astype(dtype), params["kernel"].astype(dtype))
     return nets.add_bias(params, y)
 
 

@@ -81,6 +81,61 @@ def _matmul_backward(residuals: tuple[Array, Array], grad: Array) -> tuple[Array
 matmul.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _matmul_backward)
 
 
+_IMAGES = ("NHWC", "HWIO", "NHWC")
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def conv(x: Array, kernel: Array, stride: int = 1, padding: str = "SAME") -> Array:
+    """Convolution of images: `[N, H, W, C]`, `[K, K, C, O]` -> `[N, H', W', O]`.
+
+    On a CPU its derivatives are written out as convolutions of transposed arrays. The automatic
+    ones keep the arrays and permute the meaning of their axes instead, which XLA's fast kernels do
+    not take inside a loop: there they cost fifty times as much.
+    """
+    return jax.lax.conv_general_dilated(
+        x, kernel, (stride, stride), padding, dimension_numbers=_IMAGES
+    )
+
+
+def _conv_forward(x: Array, kernel: Array, stride: int, padding: str) -> tuple[Array, Any]:
+    return conv(x, kernel, stride, padding), (x, kernel)
+
+
+def _conv_backward(
+    stride: int, padding: str, residuals: tuple[Array, Array], grad: Array
+) -> tuple[Array, Array]:
+    def automatic(x: Array, kernel: Array, grad: Array) -> tuple[Array, Array]:
+        return jax.vjp(lambda *args: conv.fun(*args, stride, padding), x, kernel)[1](grad)
+
+    def transposed(x: Array, kernel: Array, grad: Array) -> tuple[Array, Array]:
+        # Per axis: the output's length when its steps are spread by the stride; padding before.
+        sides, taps = x.shape[1:3], kernel.shape[:2]
+        pads = jax.lax.padtype_to_pads(sides, taps, (stride, stride), padding)
+        spread = [(n - 1) * stride + 1 for n in grad.shape[1:3]]
+        axes = range(2)
+        before = [taps[i] - 1 - pads[i][0] for i in axes]
+        after = [sides[i] - spread[i] - before[i] + taps[i] - 1 for i in axes]
+        d_x = jax.lax.conv_general_dilated(
+            grad, jnp.swapaxes(kernel[::-1, ::-1], 2, 3), (1, 1),
+            list(zip(before, after, strict=True)), lhs_dilation=(stride, stride),
+            dimension_numbers=_IMAGES,
+        )  # fmt: skip
+        # A stride may leave last rows and columns unused; the others meet every tap.
+        used = [min(sides[i], taps[i] - 1 + spread[i] - pads[i][0]) for i in axes]
+        rest = [taps[i] - 1 + spread[i] - used[i] - pads[i][0] for i in axes]
+        d_kernel = jax.lax.conv_general_dilated(
+            jnp.swapaxes(x[:, : used[0], : used[1]], 0, 3),
+            jnp.moveaxis(grad, 0, 2), (1, 1), [(pads[i][0], rest[i]) for i in axes],
+            rhs_dilation=(stride, stride), dimension_numbers=_IMAGES,
+        )  # fmt: skip
+        return d_x, jnp.moveaxis(d_kernel, 0, 2)
+
+    return jax.lax.platform_dependent(*residuals, grad, cpu=transposed, default=automatic)
+
+
+conv.defvjp(_conv_forward, _conv_backward)
+
+
 class Dense(nn.Module):
     """Linear layer over one or several inputs `[..., in_i]` -> `[..., features]`.
 
@@ -211,6 +266,11 @@ class MLP(nn.Module):
         return self.out_activation(out.astype(jnp.float32))
 
 
+def _conv_layer(x: Array, kernel: Array, strides: Any, padding: str, **_: Any) -> Array:
+    """`conv` as `nn.Conv` calls it; the rest are that layer's defaults."""
+    return conv(x, kernel, strides[0], padding)
+
+
 class ConvEncoder(nn.Module):
     """Pixel encoder: images `[..., 64, 64, C]` with values 0..255 -> latents `[..., 16*channels]`.
 
@@ -230,7 +290,7 @@ class ConvEncoder(nn.Module):
         for i, (kernel, stride) in enumerate(((7, 2), (5, 2), (3, 2), (3, 1))):
             x = nn.Conv(
                 self.channels, (kernel, kernel), stride, padding="VALID", kernel_init=init,
-                name=f"conv_{i}",
+                conv_general_dilated=_conv_layer, name=f"conv_{i}",
             )(x)  # fmt: skip
             x = nn.relu(x) if i < 3 else x
         x = jnp.moveaxis(x, -1, -3).reshape(*batch, -1)

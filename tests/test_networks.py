@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -200,3 +202,37 @@ def test_kernel_gradient_keeps_divided_axes_apart():
     one = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.set_mesh(one):
         np.testing.assert_allclose(gradient(x, kernel), alone, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("side", "taps", "stride", "padding"),
+    [((10, 9), 5, 1, "SAME"), ((9, 8), 4, 1, "SAME"), ((11, 8), 3, 2, "SAME"),
+     ((16, 15), 7, 2, "VALID"), ((9, 12), 5, 3, "VALID")],
+)  # fmt: skip
+def test_conv_derivatives_are_the_automatic_ones(side, taps, stride, padding):
+    keys = jax.random.split(jax.random.key(0), 2)
+    x = jax.random.normal(keys[0], (3, *side, 2))
+    kernel = jax.random.normal(keys[1], (taps, taps, 2, 5))
+
+    def gradients(conv):
+        return jax.grad(lambda x, k: jnp.sum(jnp.sin(conv(x, k, stride, padding))), (0, 1))
+
+    ours, automatic = gradients(networks.conv), gradients(networks.conv.fun)
+    for a, b in zip(ours(x, kernel), automatic(x, kernel), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_conv_derivatives_need_no_permuted_axes():
+    """In a loop, XLA's fast convolutions on a CPU take the plain order of axes only."""
+    x, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((5, 5, 3, 4))
+
+    def steps(kernel):
+        def step(kernel, _):
+            return kernel - jax.grad(lambda k: jnp.sum(networks.conv(x, k) ** 2))(kernel), None
+
+        return jax.lax.scan(step, kernel, None, length=3)[0]
+
+    lowered = jax.jit(steps).trace(kernel).lower(lowering_platforms=("cpu",))
+    text = lowered.as_text("hlo")
+    labels = set(re.findall(r"dim_labels=(\S+?)[,\s]", text))
+    assert labels == {"b01f_01io->b01f"}
