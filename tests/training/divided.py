@@ -80,10 +80,10 @@ def update_once(config: dict) -> dict[str, float]:
         )
         return metrics | {"params": sum(squares), "change": sum(jax.tree.leaves(change))}
 
-    program = layout.compile(update)
+    program = layout.compile(update).lower(state).compile()  # once: processes end together
     told = {name: float(x) for name, x in jax.device_get(program(state)).items()}
     if layout.mesh is not None:
-        told["collective_bytes"] = largest_collective(program.lower(state).compile().as_text())
+        told["collective_bytes"] = largest_collective(program.as_text())
     told["rows"] = float(jnp.sum(state.replay.size))
     told["return"] = float(work.evaluate(state.train, [jax.random.key(5)])[0].returns.mean())
     return told
