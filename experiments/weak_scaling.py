@@ -1,7 +1,7 @@
 """The same training in one process and in several that share its cores.
 
     python -m experiments.weak_scaling                          # configs/tdmpc.py, two processes
-    python -m experiments.weak_scaling --processes=2 --batch=2048 --envs=2
+    python -m experiments.weak_scaling --processes=2 --batch=1024 --envs=2
 
 Prints environment steps a second of the whole run (acting, learning, reanalyze; without compiling)
 for each, and their ratio. In between, one process runs the divided program on as many devices: what
