@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -121,6 +122,8 @@ def main() -> None:
         fsdp=told.get("fsdp", False), heartbeat_timeout=20,
     )  # fmt: skip
     sharding.initialize(config)
+    jax.devices()  # here processes wait for one another; then one of them may fall behind
+    time.sleep(told.get("late", 0))
     told = train(config, *told["run"]) if "run" in told else update_once(config)
     print("RESULT " + json.dumps(told), flush=True)
 

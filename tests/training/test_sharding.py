@@ -99,6 +99,13 @@ def test_more_devices_and_processes_update_as_one(agent, num, devices, alone):
 
 
 @pytest.mark.slow
+def test_a_process_that_compiles_for_longer_is_waited_for(alone):
+    told = dict(agent="empo", devices=1, processes=2, coordinator=free_address())
+    for ours in results(start(process=0, **told), start(process=1, late=60, **told)):
+        check(ours, alone("empo"))
+
+
+@pytest.mark.slow
 def test_processes_train_one_run_and_another_number_resumes_it(tmp_path):
     workdir = str(tmp_path / "run")
     told = processes(2, 1, agent="tdmpc", run=[workdir, 160])
