@@ -6,6 +6,7 @@ import json
 import pathlib
 from typing import Any
 
+import jax
 import numpy as np
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -16,6 +17,12 @@ def load_fixture(group: str, name: str) -> tuple[dict[str, np.ndarray], dict[str
     arrays = dict(np.load(FIXTURES / group / f"{name}.npz"))
     sidecar = json.loads((FIXTURES / group / f"{name}.json").read_text())
     return arrays, sidecar["config"]
+
+
+def compiled(model: Any) -> Any:
+    """A world model whose networks are one program each, not hundreds of small ones to compile."""
+    names = ("init", "encode", "step", "reward", "termination", "policy", "value", "act", "decode")
+    return model._replace(**{name: jax.jit(getattr(model, name)) for name in names})
 
 
 def tiny_config(**sections: dict[str, Any]) -> dict[str, Any]:

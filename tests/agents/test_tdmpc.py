@@ -18,6 +18,7 @@ from mbx.agents import tdmpc_planning as planning
 from mbx.agents import tdmpc_policy as policies
 from mbx.agents import tdmpc_targets as value_targets
 from mbx.world_model import WorldModelConfig, make_world_model
+from tests.helpers import compiled
 
 T, B, N, A = 2, 4, 5, 2
 OUTLOOK = planning.Outlook(discount=0.9, num_heads=2)
@@ -54,6 +55,7 @@ def make_batch(key=0, **overrides) -> losses.Batch:
     return batch._replace(**overrides)
 
 
+@jax.jit
 def loud(tree, key=7):
     """Parameters with nothing zero in them, so that every path shows."""
     leaves, structure = jax.tree.flatten(tree)
@@ -65,7 +67,7 @@ def loud(tree, key=7):
 @pytest.fixture(scope="module")
 def setting():
     config = make_config()
-    model = make_world_model(config.world)
+    model = compiled(make_world_model(config.world))
     state = tdmpc.init_state(config, model, jax.random.key(0))
     state = state.replace(params=loud(state.params), target_value=loud(state.target_value, 8))
     update = jax.jit(lambda s, b, d: tdmpc.update_from_batch(config, model, s, b, d))
@@ -133,12 +135,19 @@ def test_one_cross_entropy_with_the_mean_target_is_the_mean_of_cross_entropies()
 
 def test_v_targets_follow_the_formula_and_the_models_own_termination():
     config = make_config(episodic=True)
-    model = make_world_model(config.world)
+    model = compiled(make_world_model(config.world))
     params = loud(model.init(jax.random.key(0)))
     z = model.encode(params, jax.random.normal(jax.random.key(1), (B, 3)))
     actions = jax.random.uniform(jax.random.key(2), (B, N, A), minval=-1.0)
     draws = losses.Draws(None, None, None, None)
-    ours = value_targets.v_targets(model, params, params["value"], z, actions, draws, config)[0]
+
+    def made(config):
+        once = jax.jit(
+            lambda p, z, a: value_targets.v_targets(model, p, p["value"], z, a, draws, config)
+        )
+        return once(params, z, actions)[0]
+
+    ours = made(config)
 
     @jax.jit
     def formula(z, action):
@@ -151,20 +160,20 @@ def test_v_targets_follow_the_formula_and_the_models_own_termination():
         for n in range(N):
             expected = formula(z[b], actions[b, n])
             np.testing.assert_allclose(ours[b, n], expected, rtol=2e-3, atol=2e-4)
-    soft = dataclasses.replace(config, termination="soft")
-    softer = value_targets.v_targets(model, params, params["value"], z, actions, draws, soft)[0]
+    softer = made(dataclasses.replace(config, termination="soft"))
     assert not np.allclose(ours, softer)
 
 
 def test_q_critic_bootstraps_with_planner_actions_and_falls_back_to_the_policy():
     config = make_config(critic="q", value_weighting="uniform")
-    model = make_world_model(config.world)
+    model = compiled(make_world_model(config.world))
     params = loud(model.init(jax.random.key(0)))
     batch = make_batch()
     z_next = model.encode(params, batch.obs[1:])
     draws = tdmpc.draw(config, jax.random.key(3), B)
     weights = jnp.full((T + 1, B, N), 1.0 / N)
 
+    @jax.jit
     def targets(batch, weights):
         return value_targets.q_targets(
             model, params, params["value"], z_next, batch, draws, config, weights
@@ -373,7 +382,7 @@ def test_images_train_through_the_conv_encoder():
     config = dataclasses.replace(make_config(), world=world, horizon=1, batch_size=2)
     agent = tdmpc.make_agent(config)
     buffer = replay.init(agent.example_row(), num_envs=1, capacity=6, target_spec=agent.target_spec)
-    train, no = agent.init(jax.random.key(0)), jnp.zeros(1, bool)
+    train, no = jax.jit(agent.init)(jax.random.key(0)), jnp.zeros(1, bool)
     make = jax.jit(agent.targets)
     for i in range(4):
         obs = jax.random.randint(jax.random.key(i), (1, 64, 64, 3), 0, 256).astype(jnp.uint8)
@@ -386,7 +395,7 @@ def test_images_train_through_the_conv_encoder():
 
 def test_return_ema_scales_the_svg_loss():
     config = make_config(critic="q", value_target="td", policy_loss="svg", value_scale="return_ema")
-    model = make_world_model(config.world)
+    model = compiled(make_world_model(config.world))
     state = tdmpc.init_state(config, model, jax.random.key(0))
     state = state.replace(params=loud(state.params))
     draws = tdmpc.draw(config, jax.random.key(1), B)

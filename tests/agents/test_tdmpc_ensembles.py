@@ -22,7 +22,7 @@ from mbx.agents.tdmpc_config import parse_mixture
 from mbx.world_model import make_world_model
 from tests.agents.test_tdmpc import make_config
 from tests.agents.test_tdmpc_golden import torch_params
-from tests.helpers import load_fixture
+from tests.helpers import compiled, load_fixture
 
 SINGLE = dict(rtol=1e-5, atol=1e-6)
 FORWARD = dict(rtol=2e-4, atol=2e-5)
@@ -178,7 +178,7 @@ def bmpc(name):
         value_reduction="mean", td_horizon=c["td_horizon"], td_rollouts=1, policy_loss="kl",
         expert_min_std=0.0,
     )  # fmt: skip
-    return a, c, config, make_world_model(world), params, target
+    return a, c, config, compiled(make_world_model(world)), params, target
 
 
 @pytest.mark.parametrize("name", ["bmpc_0", "bmpc_td3_expl"])
@@ -198,7 +198,7 @@ def test_bmpc_value_target_and_policy(name):
         world = dataclasses.replace(
             model.config, log_std_min=c["expl_log_std_min"], log_std_max=c["expl_log_std_max"]
         )
-        model = make_world_model(world)
+        model = compiled(make_world_model(world))
     mean, log_std = model.policy(params, z)
     np.testing.assert_allclose(jnp.tanh(mean), a["pi.mean"], **FORWARD)
     np.testing.assert_allclose(log_std, a["pi.log_std"], **FORWARD)
@@ -225,11 +225,12 @@ def test_bmpc_distillation_step(name):
             policy, model, params, None, inputs, scales, None, config, config.entropy_coef
         )
 
-    (value, out), grads = jax.value_and_grad(loss, has_aux=True)(params["policy"])
-    step = dict(rtol=1e-3, atol=1e-6)
-    np.testing.assert_allclose(value, a["kl.pi_loss"], **step)
-    np.testing.assert_allclose(out["scales"].kl.value, a["kl.scale_after"][0], **step)
-    np.testing.assert_allclose(optax.tree.norm(grads), a["kl.pi_grad_norm"], **step)
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (value, out), grads = step(params["policy"])
+    close = dict(rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(value, a["kl.pi_loss"], **close)
+    np.testing.assert_allclose(out["scales"].kl.value, a["kl.scale_after"][0], **close)
+    np.testing.assert_allclose(optax.tree.norm(grads), a["kl.pi_grad_norm"], **close)
     adam = optax.chain(optax.clip_by_global_norm(20.0), optax.adam(c["lr"], eps=1e-5))
     updates, _ = adam.update(grads, adam.init(params["policy"]))
     new = optax.apply_updates(params["policy"], updates)

@@ -16,7 +16,7 @@ from mbx.agents import tdmpc_planning as planning
 from mbx.agents import tdmpc_policy as policies
 from mbx.agents import tdmpc_targets as value_targets
 from mbx.world_model import WorldModelConfig, make_world_model, sized
-from tests.helpers import load_fixture
+from tests.helpers import compiled, load_fixture
 
 FORWARD = dict(rtol=2e-4, atol=2e-5)
 COMPONENTS = dict(encoder="encoder", dynamics="dynamics", reward="reward", pi="policy",
@@ -72,7 +72,8 @@ def load_world(name: str, prefix: str = "w"):
     params = torch_params(arrays, prefix)
     target = params.pop("target_value")
     obs_dim = arrays[f"{prefix}.encoder.0.weight"].shape[1]
-    return arrays, config, make_world_model(world_config(config, obs_dim)), params, target
+    model = make_world_model(world_config(config, obs_dim))
+    return arrays, config, compiled(model), params, target
 
 
 @pytest.mark.parametrize("name", ["world_model_forward_0", "world_model_forward_episodic"])
@@ -186,12 +187,27 @@ def test_plan(name, call):
         action_noise=0.0 if config["eval_mode"] else 1.0, nonfinite="reference",
     )  # fmt: skip
     tolerance = dict(rtol=1e-3, atol=1e-3)
+
+    @jax.jit
+    def one_round(i, mean, std):
+        only = draws._replace(candidate=lambda _: noise[i], score=lambda _: i)
+        once = dataclasses.replace(settings, iterations=1)
+        return mppi.plan_with_draws(only, score, mean, std, proposals=proposals, config=once)
+
+    now = (mean, std)
     for i in range(config["iterations"]):  # errors grow over rounds: compare every one
-        upto = dataclasses.replace(settings, iterations=i + 1)
-        plan = mppi.plan_with_draws(draws, score, mean, std, proposals=proposals, config=upto)
+        plan = one_round(i, *now)
         np.testing.assert_allclose(plan.values[0], a[f"{c}it{i}.value"][:, 0], **tolerance)
         np.testing.assert_allclose(plan.mean[0], a[f"{c}it{i}.mean"], **tolerance)
         np.testing.assert_allclose(plan.std[0], a[f"{c}it{i}.std"], **tolerance)
+        now = (plan.mean, plan.std)
+    whole = jax.jit(
+        lambda mean, std: mppi.plan_with_draws(
+            draws, score, mean, std, proposals=proposals, config=settings
+        )
+    )
+    plan = whole(mean, std)
+    np.testing.assert_allclose(plan.std[0], a[f"{c}it{i}.std"], **tolerance)
     np.testing.assert_allclose(plan.action[0], a[c + "action"], **tolerance)
     np.testing.assert_allclose(plan.mean[0], a[c + "prev_mean_after"], **tolerance)
 
