@@ -196,12 +196,13 @@ def test_kernel_gradient_keeps_divided_axes_apart():
 
     alone = gradient(x, kernel)
     assert "reshape" in str(jax.make_jaxpr(gradient)(x, kernel))
-    mesh = jax.sharding.AbstractMesh((8,), ("data",))
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((8,), ("data",), axis_types=auto)
     with jax.sharding.use_abstract_mesh(mesh):
         assert "reshape" not in str(jax.make_jaxpr(gradient)(x, kernel))
         local = jax.shard_map(gradient, mesh=mesh, in_specs=jax.P(), out_specs=jax.P())
         assert "reshape" in str(jax.make_jaxpr(local)(x, kernel))  # each device its own whole batch
-    one = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    one = jax.make_mesh((1,), ("data",), axis_types=auto)
     with jax.set_mesh(one):
         np.testing.assert_allclose(gradient(x, kernel), alone, **EXACT)
 
