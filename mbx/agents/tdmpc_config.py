@@ -201,6 +201,11 @@ class TDMPCConfig:
         return self.td_ema_policy or self.trust_region_coef > 0.0
 
     @property
+    def scheduled(self) -> bool:
+        """Whether a loss depends on the share of the run that is done."""
+        return self.entropy_coef_end >= 0.0 or self.encoder_consistency_warmup > 0.0
+
+    @property
     def stores_targets(self) -> bool:
         """Whether the replay holds planner targets."""
         return self.stored_targets and self.uses_actions
@@ -278,8 +283,7 @@ def _check_combinations(c: TDMPCConfig) -> None:
             f"head_strategy='split' needs a batch_size divisible by num_dynamics={heads}, not "
             f"{c.batch_size}: change it, or choose 'concat' or 'single'"
         )
-    scheduled = c.entropy_coef_end >= 0.0 or c.encoder_consistency_warmup > 0.0
-    if (scheduled or c.encoder_lr_step_at < 1.0) and c.total_updates < 1:
+    if (c.scheduled or c.encoder_lr_step_at < 1.0) and c.total_updates < 1:
         raise ValueError(
             f"total_updates={c.total_updates}: the schedules of entropy_coef_end, "
             "encoder_consistency_warmup and encoder_lr_step_at are shares of it, so give it"

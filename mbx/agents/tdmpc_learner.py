@@ -293,5 +293,6 @@ def draw(config: TDMPCConfig, key: Array, batch_size: int) -> Draws:
 
 
 def _progress(config: TDMPCConfig, step: Array) -> Array | float:
-    """Share of the run's updates that are done; 0 where no schedule asks for it."""
-    return step / config.total_updates if config.total_updates else 0.0
+    """Share of the run's updates that are done; 0 where no schedule asks for it, so that runs of
+    different lengths are one program."""
+    return step / config.total_updates if config.scheduled else 0.0
