@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mbx import distributions as dist
 from mbx.networks import matmul
@@ -283,8 +284,12 @@ def value_bins(config: ModelConfig) -> Array:
     """Bins of reward and value: evenly spaced in symlog space, or their symexp (mirrored)."""
     if config.bins_space == "symlog":
         return dist.bins(-20.0, 20.0, config.num_bins)
-    half = dist.symexp(jnp.linspace(-20.0, 0.0, config.num_bins // 2 + 1, dtype=jnp.float32))
-    return jnp.concatenate([half, -half[:-1][::-1]])
+    # Not left to a compiler: the last digit of a bin's symlog is 2e-6 of the bin. The official ones
+    # are indices times a reciprocal, in float32.
+    num = config.num_bins // 2
+    share = np.arange(num + 1, dtype=np.float32) * np.float32(1.0 / num)
+    half = -np.expm1(np.float32(20.0) * (1.0 - share))
+    return jnp.asarray(np.concatenate([half, -half[:-1][::-1]]))
 
 
 def two_hot_mean(config: ModelConfig, logits: Array) -> Array:

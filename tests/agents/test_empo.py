@@ -199,7 +199,7 @@ def one_update(config, found, seed=0):
     no = jnp.zeros(4, bool)
 
     @jax.jit
-    def run(key):
+    def run(before, key):
         env_state, obs = environment.reset(key)
         buffer = replay.init(agent.example_row(), num_envs=4, capacity=16)
         action = jax.nn.one_hot(jnp.zeros(4, int), environment.spec.action_dim)
@@ -214,12 +214,13 @@ def one_update(config, found, seed=0):
 
         start = (env_state, obs, ~no, buffer)
         carry, _ = jax.lax.scan(step, start, jax.random.split(key, 4))
-        before = agent.init(key)
         after, metrics = agent.update(before, carry[3], key)
         act = agent.act(after, agent.init_actor(4), carry[1], ~no, key, True)[0]
-        return before, after, metrics, act
+        return after, metrics, act
 
-    return run(jax.random.key(seed))
+    key = jax.random.key(seed)
+    before = jax.jit(agent.init)(key)
+    return before, *run(before, key)
 
 
 def changed(before, after):
