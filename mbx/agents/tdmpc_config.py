@@ -255,7 +255,7 @@ def _check_choices(c: TDMPCConfig) -> None:
 def _check_counts(c: TDMPCConfig) -> None:
     for field in (
         "horizon", "planner_horizon", "target_horizon", "batch_size", "reanalyze_batch",
-        "num_heads", "td_rollouts", "td_horizon", "value_every", "policy_every",
+        "num_heads", "td_rollouts", "td_horizon", "value_best_n", "value_every", "policy_every",
     ):  # fmt: skip
         if getattr(c, field) < 1:
             raise ValueError(f"{field}={getattr(c, field)}: must be at least 1")
