@@ -30,7 +30,7 @@ LIMITS: dict[str, tuple[float, float]] = {
             "loss.batch_size", "loss.batch_length", "loss.horizon", "loss.td_rollouts",
             "loss.td_horizon", "loss.num_heads", "loss.value_best_n",
             "optimizer.value_every", "optimizer.policy_every",
-            "imagination.horizon", "critic.target_update_freq", "model.hidden",
+            "imagination.horizon", "critic.target_update_freq", "model.hidden", "model.num_bins",
         ),
         _AT_LEAST_ONE,
     ),
