@@ -15,6 +15,7 @@ import difflib
 import os
 import sys
 import time
+import traceback
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -46,8 +47,11 @@ def main(_: list[str]) -> None:
     try:
         sharding.initialize(config)
         result = run.train(config, WORKDIR.value or default_workdir(config))
-    except (ValueError, FloatingPointError, OSError, ImportError) as error:
-        sys.exit(f"error: {error}")
+    except Exception as error:
+        mistake = isinstance(error, ValueError | FloatingPointError | OSError | ImportError)
+        print(f"error: {error}" if mistake else traceback.format_exc(), file=sys.stderr)
+        sharding.abandon()
+        sys.exit(1)
     print(result)
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -219,6 +221,18 @@ def initialize(config: Config) -> None:
     # The first exchange between processors gives up after 30 seconds, later ones wait: meet here,
     # where all have just come, and not after compiling, when one may be minutes behind.
     multihost_utils.sync_global_devices("mbx starts")
+
+
+def abandon() -> None:
+    """Of several processes, end this one at once, with status 1; alone, do nothing.
+
+    For the end of a process that failed: leaving in order, it would wait minutes for the others,
+    which wait for it. They end as when it is killed.
+    """
+    if jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def make_layout(config: Config) -> Layout:

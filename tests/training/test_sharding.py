@@ -136,6 +136,30 @@ def test_a_killed_process_ends_the_others_and_the_run_resumes(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_process_that_fails_ends_at_once_and_the_others_soon_after(tmp_path):
+    address = free_address()
+
+    def train(process, *flags):
+        command = (
+            *(sys.executable, "-m", "experiments.train", "--config=configs/tdmpc.py"),
+            *(f"--workdir={tmp_path / 'run'}", "--config.distributed.enabled=True"),
+            *(
+                f"--config.distributed.coordinator={address}",
+                "--config.distributed.num_processes=2",
+            ),
+            *(f"--config.distributed.process_id={process}", *flags),
+            "--config.distributed.heartbeat_timeout=10",
+        )
+        return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+    fine, failing = train(0), train(1, "--config.loss.batch_size=0")
+    told = failing.communicate(timeout=120)[1]
+    assert failing.returncode == 1 and "error: config.loss.batch_size=0" in told, told
+    told = fine.communicate(timeout=60)[1]
+    assert fine.returncode not in (0, None), told
+
+
+@pytest.mark.slow
 def test_divided_parameters_update_as_copies(alone):
     check(results(start(agent="tdmpc", devices=8, fsdp=True))[0], alone("tdmpc"))
 
