@@ -94,6 +94,19 @@ def test_an_update_moves_everything_it_should(setting):
     )  # fmt: skip
 
 
+def test_runs_of_different_lengths_are_one_program_unless_a_schedule_asks(setting):
+    config, model, state, _, draws = setting
+
+    def program(num, **fields):
+        own = dataclasses.replace(config, total_updates=num, **fields)
+        update = jax.jit(lambda s, b, d: tdmpc.update_from_batch(own, model, s, b, d))
+        return update.lower(state, make_batch(), draws).as_text()
+
+    assert program(5) == program(9)
+    fields = dict(encoder_consistency_coef=1.0, encoder_consistency_warmup=0.5)
+    assert program(5, **fields) != program(9, **fields)
+
+
 def test_nothing_behind_the_mask_counts(setting):
     _, _, state, update, draws = setting
     mask = jnp.ones((T, B)).at[1, 2].set(0.0)
