@@ -218,8 +218,8 @@ def initialize(config: Config) -> None:
             f"{settings['num_processes']}, distributed.process_id={settings['process_id']}: {error}"
             "; give all three, or distributed.num_processes=1 for the devices of this machine"
         ) from error
-    # The first exchange between processors gives up after 30 seconds, later ones wait: meet here,
-    # where all have just come, and not after compiling, when one may be minutes behind.
+    # On CPUs the first exchange between processes gives up after 30 seconds, later ones wait: meet
+    # here, where all have just come, and not after compiling, when one may be far behind.
     multihost_utils.sync_global_devices("mbx starts")
 
 

@@ -207,6 +207,7 @@ def test_plan(name, call):
         )
     )
     plan = whole(mean, std)
+    np.testing.assert_allclose(plan.values[0], a[f"{c}it{i}.value"][:, 0], **tolerance)
     np.testing.assert_allclose(plan.std[0], a[f"{c}it{i}.std"], **tolerance)
     np.testing.assert_allclose(plan.action[0], a[c + "action"], **tolerance)
     np.testing.assert_allclose(plan.mean[0], a[c + "prev_mean_after"], **tolerance)

@@ -137,26 +137,21 @@ def test_a_killed_process_ends_the_others_and_the_run_resumes(tmp_path):
 
 @pytest.mark.slow
 def test_a_process_that_fails_ends_at_once_and_the_others_soon_after(tmp_path):
-    address = free_address()
+    told = dict(enabled=True, coordinator=free_address(), num_processes=2, heartbeat_timeout=10)
 
     def train(process, *flags):
-        command = (
-            *(sys.executable, "-m", "experiments.train", "--config=configs/tdmpc.py"),
-            *(f"--workdir={tmp_path / 'run'}", "--config.distributed.enabled=True"),
-            *(
-                f"--config.distributed.coordinator={address}",
-                "--config.distributed.num_processes=2",
-            ),
-            *(f"--config.distributed.process_id={process}", *flags),
-            "--config.distributed.heartbeat_timeout=10",
-        )
-        return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        settings = [f"--config.distributed.{name}={value}" for name, value in told.items()]
+        return subprocess.Popen(
+            [sys.executable, "-m", "experiments.train", "--config=configs/tdmpc.py", *settings,
+             f"--config.distributed.process_id={process}", f"--workdir={tmp_path / 'run'}", *flags],
+            cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
     fine, failing = train(0), train(1, "--config.loss.batch_size=0")
-    told = failing.communicate(timeout=120)[1]
-    assert failing.returncode == 1 and "error: config.loss.batch_size=0" in told, told
-    told = fine.communicate(timeout=60)[1]
-    assert fine.returncode not in (0, None), told
+    errors = failing.communicate(timeout=120)[1]
+    assert failing.returncode == 1 and "error: config.loss.batch_size=0" in errors, errors
+    errors = fine.communicate(timeout=60)[1]
+    assert fine.returncode not in (0, None), errors
 
 
 @pytest.mark.slow
