@@ -21,14 +21,25 @@ def get_config() -> config_dict.ConfigDict:
     config.replay.keep_targets = 1  # only the expert is read
     # The expert comes from a planner like the acting one, without warm start.
     config.training_planner.update(
-        horizon=3, iterations=6, num_samples=512, num_elites=64, temperature=0.5,
-        temperature_mode="multiply", min_std=0.05, max_std=2.0,
-    )  # fmt: skip
+        horizon=3,
+        iterations=6,
+        num_samples=512,
+        num_elites=64,
+        temperature=0.5,
+        temperature_mode="multiply",
+        min_std=0.05,
+        max_std=2.0,
+    )
     config.reanalyze.update(
         enabled=True, interval=10, batch_size=60, slices=True, stale_exponent=0.0
     )
     config.loss.update(
-        value_target="td", td_rollouts=1, td_horizon=1, value_reduction="mean", policy_loss="kl",
-        expert_source="acting", expert_mean="chosen",
-    )  # fmt: skip
+        value_target="td",
+        td_rollouts=1,
+        td_horizon=1,
+        value_reduction="mean",
+        policy_loss="kl",
+        expert_source="acting",
+        expert_mean="chosen",
+    )
     return config

@@ -31,7 +31,10 @@ def get_config() -> config_dict.ConfigDict:
     config.actor.gradient = "reinforce"
     config.critic.replay_gradient = True
     config.optimizer.update(
-        name="laprop", learning_rates=(4e-5, 4e-5, 4e-5), clips=(0.3, 0.3, 0.3),
-        epsilons=(1e-20, 1e-20, 1e-20), warmup=1_000,
-    )  # fmt: skip
+        name="laprop",
+        learning_rates=(4e-5, 4e-5, 4e-5),
+        clips=(0.3, 0.3, 0.3),
+        epsilons=(1e-20, 1e-20, 1e-20),
+        warmup=1_000,
+    )
     return config

@@ -25,13 +25,24 @@ def get_config() -> config_dict.ConfigDict:
         size="5", critic="q", policy="squashed", num_values=5, log_std_min=-10.0, log_std_max=2.0
     )
     config.planner.update(
-        horizon=3, iterations=6, num_samples=512, num_elites=64, num_proposals=24,
-        rescore_proposals=True, temperature=0.5, temperature_mode="multiply", max_std=2.0,
+        horizon=3,
+        iterations=6,
+        num_samples=512,
+        num_elites=64,
+        num_proposals=24,
+        rescore_proposals=True,
+        temperature=0.5,
+        temperature_mode="multiply",
+        max_std=2.0,
         evaluation_selection="sample",
-    )  # fmt: skip
+    )
     config.reanalyze.enabled = False
     config.loss.update(
-        batch_size=256, num_heads=2, value_reduction="min", value_target="td", policy_loss="svg",
+        batch_size=256,
+        num_heads=2,
+        value_reduction="min",
+        value_target="td",
+        policy_loss="svg",
         termination="hard",
-    )  # fmt: skip
+    )
     return config

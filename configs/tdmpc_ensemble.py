@@ -16,23 +16,46 @@ def get_config() -> config_dict.ConfigDict:
     config = bmpc.get_config()
     config.train.utd_ratio = 4.0
     config.model.update(
-        num_values=5, num_dynamics=2, num_rewards=2, prior_scale=1.0, prior_div=16,
-        log_std_min=-10.0, log_std_max=2.0,
-    )  # fmt: skip
+        num_values=5,
+        num_dynamics=2,
+        num_rewards=2,
+        prior_scale=1.0,
+        prior_div=16,
+        log_std_min=-10.0,
+        log_std_max=2.0,
+    )
     config.planner.update(
-        rescore_proposals=False, proposal_noise=0.05, max_std=1.0, selection="sample",
-        evaluation_selection="best", action_noise=0.0, extra_iterations_action_dim=15,
-        std_coef=1.0, evaluation_std_coef=-1.0, discount=1.0,
-    )  # fmt: skip
+        rescore_proposals=False,
+        proposal_noise=0.05,
+        max_std=1.0,
+        selection="sample",
+        evaluation_selection="best",
+        action_noise=0.0,
+        extra_iterations_action_dim=15,
+        std_coef=1.0,
+        evaluation_std_coef=-1.0,
+        discount=1.0,
+    )
     config.training_planner.update(max_std=1.0, std_coef=0.0, discount=1.0)
     config.reanalyze.update(interval=10, batch_size=64, current_batch=True)
     config.loss.update(
-        td_rollouts=4, value_reduction="local", num_heads=5, td_std_coef=0.0,
-        td_dynamics_reduction="mean", td_all_dynamics=True, final_rho=0.125,
-        encoder_consistency_coef=1.0, expert_source="reanalyze", termination="soft", optimist=True,
-    )  # fmt: skip
+        td_rollouts=4,
+        value_reduction="local",
+        num_heads=5,
+        td_std_coef=0.0,
+        td_dynamics_reduction="mean",
+        td_all_dynamics=True,
+        final_rho=0.125,
+        encoder_consistency_coef=1.0,
+        expert_source="reanalyze",
+        termination="soft",
+        optimist=True,
+    )
     config.optimizer.update(
-        ensemble_lr_scaling=True, tau=0.003, encoder_lr_step_at=0.5, encoder_lr_step_scale=1.0,
+        ensemble_lr_scaling=True,
+        tau=0.003,
+        encoder_lr_step_at=0.5,
+        encoder_lr_step_scale=1.0,
         value_every=2,
-    )  # fmt: skip
+    )
     return config

@@ -63,8 +63,9 @@ def modules() -> dict[str, list[str]]:
 
 def on_config(config: Any) -> Any:
     """Put the reference into the navigation."""
-    pages = {part: [{name: f"api/{name}.md"} for name in names]
-             for part, names in modules().items()}  # fmt: skip
+    pages = {
+        part: [{name: f"api/{name}.md"} for name in names] for part, names in modules().items()
+    }
     config.nav = [*config.nav, {"Reference": [{part: page} for part, page in pages.items()]}]
     return config
 

@@ -109,15 +109,22 @@ def make_agent(config, spec: envs.EnvSpec) -> Agent:
 
 
 CONFIG = dict(
-    agent="shooting", seed=0, resume=False,
+    agent="shooting",
+    seed=0,
+    resume=False,
     env=dict(name="gymnax:Pendulum-v1", num_envs=4, action_repeat=0, episode_length=0),
     train=dict(
-        steps=6_000, seed_steps=500, pretrain_updates=200, utd_ratio=0.5, log_interval=500,
+        steps=6_000,
+        seed_steps=500,
+        pretrain_updates=200,
+        utd_ratio=0.5,
+        log_interval=500,
         check_finite=True,
     ),
-    eval=dict(interval=2_000, episodes=8), checkpoint=dict(interval=2_000, keep=1),
+    eval=dict(interval=2_000, episodes=8),
+    checkpoint=dict(interval=2_000, keep=1),
     replay=dict(capacity=10_000),
-)  # fmt: skip
+)
 
 
 def main(workdir: str = "runs/shooting", config: dict = CONFIG) -> run.Result:

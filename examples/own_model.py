@@ -54,9 +54,12 @@ def drive(key, state, *, steps: int = 40, horizon: int = 12):
     def step(carry, key):
         state, mean = carry
         plan = mppi.plan(
-            key, lambda _, actions: returns(state, actions), mean, jnp.full_like(mean, 0.7),
+            key,
+            lambda _, actions: returns(state, actions),
+            mean,
+            jnp.full_like(mean, 0.7),
             config=CONFIG,
-        )  # fmt: skip
+        )
         state = dynamics(state, plan.action)
         going_on = jnp.zeros(state.shape[0], bool)
         return (state, mppi.warm_start(plan.mean, going_on)), state
@@ -72,8 +75,10 @@ def main(**options: int) -> jax.Array:
     left = jnp.linalg.norm(path[-1, :, :2] - GOAL, axis=-1)
     nearest = jnp.linalg.norm(path[..., :2] - OBSTACLE, axis=-1).min(0)
     for i in range(start.shape[0]):
-        print(f"from {start[i, :2]}: {left[i]:.2f} from the goal, passed {nearest[i]:.2f} from the "
-              f"obstacle's centre (radius {RADIUS})")  # fmt: skip
+        print(
+            f"from {start[i, :2]}: {left[i]:.2f} from the goal, passed {nearest[i]:.2f} from the "
+            f"obstacle's centre (radius {RADIUS})"
+        )
     return path
 
 

@@ -32,9 +32,11 @@ _TWO_HEADS = ("--config.model.num_dynamics=2", "--config.model.num_rewards=2")
 def _optimism(coef: float) -> Overrides:
     """The same coefficient of the ensembles' std wherever there is one."""
     fields = (
-        "planner.std_coef", "planner.evaluation_std_coef", "training_planner.std_coef",
+        "planner.std_coef",
+        "planner.evaluation_std_coef",
+        "training_planner.std_coef",
         "loss.td_std_coef",
-    )  # fmt: skip
+    )
     return tuple(f"--config.{field}={coef}" for field in fields)
 
 
@@ -111,13 +113,19 @@ def make_jobs() -> list[Job]:
             name = f"{SWEEP.value}-{variant}-s{seed}".replace("=", "").replace(" ", "")
             workdir = os.path.join(OUT.value, name)
             command = [
-                sys.executable, "-m", "experiments.train", f"--config={CONFIG.value}",
-                f"--workdir={workdir}", f"--config.seed={seed}",
+                sys.executable,
+                "-m",
+                "experiments.train",
+                f"--config={CONFIG.value}",
+                f"--workdir={workdir}",
+                f"--config.seed={seed}",
                 f"--config.train.steps={STEPS.value}",
                 f"--config.eval.interval={EVAL_INTERVAL.value}",
-                f"--config.eval.episodes={EPISODES.value}", "--config.checkpoint.interval=0",
-                *overrides, *(f"--config.{x}" for x in EXTRA.value),
-            ]  # fmt: skip
+                f"--config.eval.episodes={EPISODES.value}",
+                "--config.checkpoint.interval=0",
+                *overrides,
+                *(f"--config.{x}" for x in EXTRA.value),
+            ]
             jobs.append(Job(variant, seed, workdir, command))
     return jobs
 
@@ -166,9 +174,11 @@ def main(_: list[str]) -> None:
     base = os.path.join(OUT.value, SWEEP.value)
     if done:
         plot_runs(
-            [j.workdir for j in done], base + ".png", labels=[j.variant for j in done],
+            [j.workdir for j in done],
+            base + ".png",
+            labels=[j.variant for j in done],
             title=f"{SWEEP.value}, {STEPS.value} steps",
-        )  # fmt: skip
+        )
         text = table(jobs)
         atomic_write(base + ".md", text.encode())
         print(text)

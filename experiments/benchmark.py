@@ -59,23 +59,36 @@ SUITES: dict[str, tuple[Case, ...]] = {
     "gpu": (
         Case(size="5", dtype="bfloat16", repeats=9, only=("plan", "update")),
         Case(size="5", repeats=9, only=("plan", "update")),
-        Case(size="5", env="playground:CheetahRun", envs=64, repeats=5, dtype="bfloat16",
-             only=(_FUSED,)),
+        Case(
+            size="5",
+            env="playground:CheetahRun",
+            envs=64,
+            repeats=5,
+            dtype="bfloat16",
+            only=(_FUSED,),
+        ),
         Case(size="317", dtype="bfloat16", repeats=5, only=("update",)),
         Case(preset="dreamer", size="12m", obs=24, dtype="bfloat16", repeats=9),
         Case(size="5", batch=4096, dtype="bfloat16", repeats=5, only=("update",)),
         Case(size="48", dtype="bfloat16", repeats=5, only=("plan", "update")),
         Case(size="19", dtype="bfloat16", repeats=5, only=("plan", "update")),
-        Case(size="5", env="brax:halfcheetah", envs=64, repeats=5, dtype="bfloat16",
-             only=(_FUSED,)),
+        Case(
+            size="5", env="brax:halfcheetah", envs=64, repeats=5, dtype="bfloat16", only=(_FUSED,)
+        ),
         Case(size="5", envs=1024, dtype="bfloat16", repeats=3, only=("plan",)),
-        Case(size="5", env="playground:CheetahRun", envs=256, repeats=3, dtype="bfloat16",
-             only=(_FUSED,)),
+        Case(
+            size="5",
+            env="playground:CheetahRun",
+            envs=256,
+            repeats=3,
+            dtype="bfloat16",
+            only=(_FUSED,),
+        ),
         Case(size="317", batch=1024, dtype="bfloat16", repeats=3, only=("update",)),
         Case(size="5", env="playground:CheetahRun", envs=16, repeats=5, only=(_FUSED,)),
         Case(size="5", envs=4096, dtype="bfloat16", repeats=3, only=("plan",)),
     ),
-}  # fmt: skip
+}
 
 
 class Row(NamedTuple):
@@ -216,8 +229,9 @@ def filled(agent: Any, state: LoopState, spec: EnvSpec, steps: int) -> LoopState
             action = jax.random.uniform(key, (num, spec.action_dim), minval=-1.0)
             obs = jax.random.normal(key, (num, *spec.obs_shape))
             reward = obs.reshape(num, -1)[:, 0]
-            row = dict(obs=obs, action=action, reward=reward, is_first=no, is_last=no,
-                       terminated=no)  # fmt: skip
+            row = dict(
+                obs=obs, action=action, reward=reward, is_first=no, is_last=no, terminated=no
+            )
             return replay.insert(carry, row, agent.targets(state.train, None, obs, key)), None
 
         buffer, _ = jax.lax.scan(one, state.replay, jnp.arange(steps))
@@ -258,11 +272,19 @@ class Rows:
         rows = [r._replace(floor_ms=1e6 * r.gflop * 1e6 / rate) for r in self.rows]
         rows = [r._replace(ratio=r.median_ms / r.floor_ms if r.floor_ms else 0.0) for r in rows]
         result = dict(
-            preset=case.preset, size=config["model"]["size"], batch=config["loss"]["batch_size"],
-            envs=case.envs, env=spec.name, obs=spec.obs_shape, action=spec.action_dim,
-            dtype=case.dtype, device=str(jax.devices()[0]), jax=jax.__version__,
-            gemm_gflops=rate / 1e9, rows=[r._asdict() for r in rows],
-        )  # fmt: skip
+            preset=case.preset,
+            size=config["model"]["size"],
+            batch=config["loss"]["batch_size"],
+            envs=case.envs,
+            env=spec.name,
+            obs=spec.obs_shape,
+            action=spec.action_dim,
+            dtype=case.dtype,
+            device=str(jax.devices()[0]),
+            jax=jax.__version__,
+            gemm_gflops=rate / 1e9,
+            rows=[r._asdict() for r in rows],
+        )
         for row in rows:
             if row.name == _FUSED and case.env:
                 steps = 1e3 * case.envs * spec.action_repeat / row.median_ms
@@ -372,8 +394,11 @@ def table(result: dict[str, Any]) -> str:
         )
         lines.append(f"| {r['name']} | {r['median_ms']:.2f} | {work} | {r['compile_s']:.1f} |")
     if "steps_per_second" in result:
-        lines += ["", f"{result['steps_per_second']:.0f} environment steps a second: a million in "
-                      f"{result['hours_per_million']:.2f} h"]  # fmt: skip
+        lines += [
+            "",
+            f"{result['steps_per_second']:.0f} environment steps a second: a million in "
+            f"{result['hours_per_million']:.2f} h",
+        ]
     return "\n".join(lines)
 
 
@@ -420,9 +445,17 @@ def asked() -> Case:
     """The case that the flags describe."""
     told = flags.FLAGS
     return Case(
-        preset=told.preset, size=told.size, batch=told.batch, obs=told.obs, action=told.action,
-        env=told.env, envs=told.envs, repeats=told.repeats, dtype=told.dtype, only=tuple(told.only),
-    )  # fmt: skip
+        preset=told.preset,
+        size=told.size,
+        batch=told.batch,
+        obs=told.obs,
+        action=told.action,
+        env=told.env,
+        envs=told.envs,
+        repeats=told.repeats,
+        dtype=told.dtype,
+        only=tuple(told.only),
+    )
 
 
 def main(_: list[str]) -> None:

@@ -32,9 +32,12 @@ from mbx.training.state import Schedule, init_state
 GATES, ROOM = "multigrid/gates_2h2r", "timing_room_7x7_2h2r"
 # Model, human expectation, world, largest batch: exact expectations have 16 times the successors.
 CASES = (
-    ("networks", "fresh", GATES, 4096), ("networks", "fresh", ROOM, 4096),
-    ("tables", "fresh", ROOM, 4096), ("tables", "exact", ROOM, 32), ("networks", "exact", ROOM, 32),
-)  # fmt: skip
+    ("networks", "fresh", GATES, 4096),
+    ("networks", "fresh", ROOM, 4096),
+    ("tables", "fresh", ROOM, 4096),
+    ("tables", "exact", ROOM, 32),
+    ("networks", "exact", ROOM, 32),
+)
 SUCCESSORS = 1.5  # a joint action for which there is room
 
 
@@ -42,9 +45,11 @@ def run(batches: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:
     """Every measurement, printed as it comes. Times in milliseconds."""
     empo_envs.register_world(ROOM, timing_room)
     rows = [
-        train_step(*case, batch, repeats) for *case, most in CASES for batch in batches
+        train_step(*case, batch, repeats)
+        for *case, most in CASES
+        for batch in batches
         if batch <= most
-    ]  # fmt: skip
+    ]
     return rows + enumeration(repeats) + aggregation(batches, repeats)
 
 
@@ -63,9 +68,10 @@ def timed(call: Callable[[], Any], repeats: int, share: int = 1) -> dict[str, fl
         wall.append(1e3 * (time.perf_counter() - began[0]) / share)
         processor.append(1e3 * (time.process_time() - began[1]) / share)
     return {
-        "median_ms": round(statistics.median(wall), 3), "least_ms": round(min(wall), 3),
+        "median_ms": round(statistics.median(wall), 3),
+        "least_ms": round(min(wall), 3),
         "processor_ms": round(min(processor), 3),
-    }  # fmt: skip
+    }
 
 
 def timing_room(size: int = 7, stumble: float = 0.1) -> World:
@@ -91,10 +97,14 @@ def timing_room(size: int = 7, stumble: float = 0.1) -> World:
         return jnp.all(state[:2, None, :2] == corners[None], axis=-1)
 
     def features(state: jax.Array) -> jax.Array:
-        return jnp.concatenate([
-            jax.nn.one_hot(state[:, 0], size), jax.nn.one_hot(state[:, 1], size),
-            jax.nn.one_hot(state[:, 2], 4),
-        ], axis=1).reshape(-1)  # fmt: skip
+        return jnp.concatenate(
+            [
+                jax.nn.one_hot(state[:, 0], size),
+                jax.nn.one_hot(state[:, 1], size),
+                jax.nn.one_hot(state[:, 2], 4),
+            ],
+            axis=1,
+        ).reshape(-1)
 
     def index(state: jax.Array) -> jax.Array:
         cell = joint_index(state[:, :2], size) * 4 + state[:, 2]
@@ -104,13 +114,23 @@ def timing_room(size: int = 7, stumble: float = 0.1) -> World:
         return jax.random.randint(key, (4, 3), 0, jnp.asarray([size, size, 4])[None])
 
     return World(
-        num_humans=2, num_robots=2, num_actions=4, num_goals=4, max_successors=4,
-        num_states=2**17, example_state=jnp.zeros((4, 3), jnp.int32), init=init,
-        successors=successor, terminal=lambda state: jnp.bool_(False), achieved=achieved,
-        human_policy=lambda state: jnp.full((2, 4, 4), 0.25), features=features, index=index,
+        num_humans=2,
+        num_robots=2,
+        num_actions=4,
+        num_goals=4,
+        max_successors=4,
+        num_states=2**17,
+        example_state=jnp.zeros((4, 3), jnp.int32),
+        init=init,
+        successors=successor,
+        terminal=lambda state: jnp.bool_(False),
+        achieved=achieved,
+        human_policy=lambda state: jnp.full((2, 4, 4), 0.25),
+        features=features,
+        index=index,
         goal_features=jnp.broadcast_to(corners[None] / size, (2, 4, 2)),
         goal_weight=jnp.full((2, 4), 0.25),
-    )  # fmt: skip
+    )
 
 
 def train_step(kind: str, expectation: str, name: str, batch: int, repeats: int) -> dict[str, Any]:
@@ -120,16 +140,23 @@ def train_step(kind: str, expectation: str, name: str, batch: int, repeats: int)
     people = world.num_actions**world.num_humans if expectation == "exact" else 1
     pairs = batch * people * world.num_actions**world.num_robots
     config = empo.EmpoConfig(
-        PowerParams(), Curriculum(v_h_e_steps=0, x_h_steps=0, q_r_steps=0, ramp_steps=1),
-        kind=kind, human_expectation=expectation, batch_size=batch,
-        capacity=int(SUCCESSORS * pairs), table_min_rate=0.02,
+        PowerParams(),
+        Curriculum(v_h_e_steps=0, x_h_steps=0, q_r_steps=0, ramp_steps=1),
+        kind=kind,
+        human_expectation=expectation,
+        batch_size=batch,
+        capacity=int(SUCCESSORS * pairs),
+        table_min_rate=0.02,
         target_interval=1 if kind == "tables" else 100,
-    )  # fmt: skip
+    )
     agent, environment = empo.make_agent(config, world), envs.make(f"empo:{name}", 32)
     schedule = Schedule(
-        seed_steps=64, pretrain_updates=0, utd_ratio=1 / 32, reanalyze_interval=0,
+        seed_steps=64,
+        pretrain_updates=0,
+        utd_ratio=1 / 32,
+        reanalyze_interval=0,
         reanalyze_min_step=0,
-    )  # fmt: skip
+    )
     make = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=512))
     state = [make(jax.random.key(0))]
     interval = loop.make_interval(agent, environment, schedule, length=length)
@@ -145,12 +172,21 @@ def train_step(kind: str, expectation: str, name: str, batch: int, repeats: int)
         call()
     times = timed(call, repeats, length)
     numbers = loop.summarise(metrics)
-    return told({
-        "part": "train step", "batch": batch, "model": kind, "humans": expectation, "world": name,
-        **times, "successors": round(numbers["n_successors"]), "fill": round(numbers["fill"], 2),
-        "overflow": numbers["overflow"], "state_mib": round(_mebibytes(state[0]), 1),
-        "scratch_mib": round(compiled.memory_analysis().temp_size_in_bytes / 2**20, 1),
-    })  # fmt: skip
+    return told(
+        {
+            "part": "train step",
+            "batch": batch,
+            "model": kind,
+            "humans": expectation,
+            "world": name,
+            **times,
+            "successors": round(numbers["n_successors"]),
+            "fill": round(numbers["fill"], 2),
+            "overflow": numbers["overflow"],
+            "state_mib": round(_mebibytes(state[0]), 1),
+            "scratch_mib": round(compiled.memory_analysis().temp_size_in_bytes / 2**20, 1),
+        }
+    )
 
 
 def _mebibytes(state: Any) -> float:
@@ -184,11 +220,17 @@ def enumeration(repeats: int, batch: int = 256) -> list[dict[str, Any]]:
     compiled = jax.jit(jax.vmap(of_state))
     jax.block_until_ready(compiled(states, humans))
     times = timed(lambda: compiled(states, humans), 10 * repeats)
-    return [told({
-        "part": "enumeration", "states": batch, **times,
-        "states_per_second": round(1e3 * batch / times["least_ms"]),
-        "states_per_processor_second": round(1e3 * batch / times["processor_ms"]),
-    })]  # fmt: skip
+    return [
+        told(
+            {
+                "part": "enumeration",
+                "states": batch,
+                **times,
+                "states_per_second": round(1e3 * batch / times["least_ms"]),
+                "states_per_processor_second": round(1e3 * batch / times["processor_ms"]),
+            }
+        )
+    ]
 
 
 def aggregation(batches: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:

@@ -45,15 +45,27 @@ def settings(found: empo_envs.NamedWorld, case: str, updates: int) -> empo.EmpoC
     kind, humans = case.split("-")
     part = updates // 10
     curriculum = Curriculum(
-        steps=updates, v_h_e_steps=part, x_h_steps=0, q_r_steps=part, ramp_steps=part,
-        use_x_h=False, epsilon_steps=updates // 2, epsilon_end=0.1,
-    )  # fmt: skip
+        steps=updates,
+        v_h_e_steps=part,
+        x_h_steps=0,
+        q_r_steps=part,
+        ramp_steps=part,
+        use_x_h=False,
+        epsilon_steps=updates // 2,
+        epsilon_end=0.1,
+    )
     drawn = humans != "exact"
     return empo.EmpoConfig(
-        found.params, curriculum, kind=kind, hidden=HIDDEN.value, human_expectation=humans,
-        human_samples=4 if drawn else 1, table_min_rate=MIN_RATE.value if drawn else 1.0,
-        target_interval=1 if kind == "tables" else 20, learning_rate_q=1e-3,
-    )  # fmt: skip
+        found.params,
+        curriculum,
+        kind=kind,
+        hidden=HIDDEN.value,
+        human_expectation=humans,
+        human_samples=4 if drawn else 1,
+        table_min_rate=MIN_RATE.value if drawn else 1.0,
+        target_interval=1 if kind == "tables" else 20,
+        learning_rate_q=1e-3,
+    )
 
 
 def learn(name: str, case: str, seed: int) -> tuple[list[dict[str, Any]], Any, empo.EmpoConfig]:
@@ -63,9 +75,12 @@ def learn(name: str, case: str, seed: int) -> tuple[list[dict[str, Any]], Any, e
     agent = empo.make_agent(config, found.world)
     environment = envs.make(f"empo:{name}", 32)
     schedule = Schedule(
-        seed_steps=320, pretrain_updates=0, utd_ratio=1 / 32, reanalyze_interval=0,
+        seed_steps=320,
+        pretrain_updates=0,
+        utd_ratio=1 / 32,
+        reanalyze_interval=0,
         reanalyze_min_step=0,
-    )  # fmt: skip
+    )
     rows = 2048
     state = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=rows))(
         jax.random.key(seed)
@@ -83,11 +98,19 @@ def learn(name: str, case: str, seed: int) -> tuple[list[dict[str, Any]], Any, e
             config, found.world, found.solution, state.train, visited
         )
         told = loop.summarise(metrics)
-        curve.append({
-            "world": name, "case": case, "seed": seed, "updates": int(state.train.step),
-            "seconds": round(seconds, 2), "visited": len(visited), **errors,
-            "overflow": told.get("overflow", 0.0), "mass_error": told.get("mass_error", 0.0),
-        })  # fmt: skip
+        curve.append(
+            {
+                "world": name,
+                "case": case,
+                "seed": seed,
+                "updates": int(state.train.step),
+                "seconds": round(seconds, 2),
+                "visited": len(visited),
+                **errors,
+                "overflow": told.get("overflow", 0.0),
+                "mass_error": told.get("mass_error", 0.0),
+            }
+        )
     print({k: round(v, 4) if isinstance(v, float) else v for k, v in curve[-1].items()}, flush=True)
     return curve, state.train, config
 
@@ -97,9 +120,11 @@ def robots(name: str, train: Any, config: empo.EmpoConfig) -> list[dict[str, Any
     found = empo_envs.named_world(name)
     solution = found.solution
     exact = empo.TrainState(
-        {"q_r": solution.Q_r, "v_h_e": np.moveaxis(np.asarray(solution.V_h_e), -1, 0)}, None, {},
+        {"q_r": solution.Q_r, "v_h_e": np.moveaxis(np.asarray(solution.V_h_e), -1, 0)},
+        None,
+        {},
         train.step,
-    )  # fmt: skip
+    )
     tables = empo.EmpoConfig(
         found.params, config.curriculum, kind="tables", target_interval=1, table_min_rate=1.0
     )
@@ -112,9 +137,13 @@ def robots(name: str, train: Any, config: empo.EmpoConfig) -> list[dict[str, Any
     rows = []
     for robot, policy in policies.items():
         result = empo_evaluation.goal_reaching(
-            found.world, policy, jax.random.key(7), episodes=EPISODES.value,
-            length=empo_envs.TIME_LIMIT, gamma=float(found.params.gamma_h),
-        )  # fmt: skip
+            found.world,
+            policy,
+            jax.random.key(7),
+            episodes=EPISODES.value,
+            length=empo_envs.TIME_LIMIT,
+            gamma=float(found.params.gamma_h),
+        )
         rows.append({"world": name, "robot": robot, **result})
         print({k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()})
     return rows

@@ -43,9 +43,13 @@ def main(_: list[str]) -> None:
     print(f"{'robot':10}{'reached':>10}{'+-':>8}{'all reached':>13}{'discounted':>12}")
     for name, policy in robots.items():
         r = empo_evaluation.goal_reaching(
-            world, policy, jax.random.key(0), episodes=EPISODES.value, length=LENGTH.value,
+            world,
+            policy,
+            jax.random.key(0),
+            episodes=EPISODES.value,
+            length=LENGTH.value,
             gamma=float(config.params.gamma_h),
-        )  # fmt: skip
+        )
         print(
             f"{name:10}{r['reached']:10.3f}{r['reached_error']:8.3f}{r['all_reached']:13.3f}"
             f"{r['discounted']:12.3f}"

@@ -87,8 +87,11 @@ def make_video(agent: Any, train_state: Any, config: dict, renderer: Any, key: j
 def show(task: str, results: dict[str, Any]) -> None:
     """Print evaluations by name."""
     if JSON.value:
-        print(json.dumps({k: {**r.summary(), "returns": r.returns.tolist()}
-                          for k, r in results.items()}))  # fmt: skip
+        print(
+            json.dumps(
+                {k: {**r.summary(), "returns": r.returns.tolist()} for k, r in results.items()}
+            )
+        )
         return
     for name, result in results.items():
         s = result.summary()

@@ -155,9 +155,13 @@ def operations(text: str) -> dict[str, Op]:
         for line in lines:
             scope = re.search(r'op_name="([^"]*)"', line.rest)
             result[line.name] = Op(
-                line.name, line.kind, line.shape.split("{")[0], _flops(line, own, computations),
-                _bytes(line, own, computations), scope.group(1) if scope else "",
-            )  # fmt: skip
+                line.name,
+                line.kind,
+                line.shape.split("{")[0],
+                _flops(line, own, computations),
+                _bytes(line, own, computations),
+                scope.group(1) if scope else "",
+            )
     return result
 
 
@@ -227,9 +231,12 @@ def report(config: dict[str, Any], steps: int, top: int, hlo: str | None = None)
 
 
 def table(
-    ops: dict[str, Op], busy: collections.Counter, calls: collections.Counter,
-    rates: tuple[float, float], top: int,
-) -> str:  # fmt: skip
+    ops: dict[str, Op],
+    busy: collections.Counter,
+    calls: collections.Counter,
+    rates: tuple[float, float],
+    top: int,
+) -> str:
     """The hottest operations, and the shares of products, of moving data and of the rest."""
     own = {name: ns for name, ns in busy.items() if name in ops and ops[name].kind not in _LOOPS}
     total = sum(own.values()) or 1

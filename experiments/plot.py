@@ -27,9 +27,13 @@ def main(argv: list[str]) -> None:
         sys.exit("error: no run directory given: python -m experiments.plot RUN_DIR [RUN_DIR ...]")
     try:
         plot_runs(
-            argv[1:], OUT.value, metric=METRIC.value, labels=LABELS.value,
-            references=REFERENCE.value, title=TITLE.value,
-        )  # fmt: skip
+            argv[1:],
+            OUT.value,
+            metric=METRIC.value,
+            labels=LABELS.value,
+            references=REFERENCE.value,
+            title=TITLE.value,
+        )
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
     print(OUT.value)

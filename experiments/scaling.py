@@ -61,9 +61,11 @@ def make_agent(**sections: dict[str, Any]) -> Any:
 def empty_replay(agent: Any, capacity: int) -> replay.ReplayState:
     """A replay of `capacity` transitions over all environments."""
     return replay.init(
-        agent.example_row(), num_envs=_ENVS, capacity=capacity // _ENVS,
+        agent.example_row(),
+        num_envs=_ENVS,
+        capacity=capacity // _ENVS,
         target_spec=agent.target_spec,
-    )  # fmt: skip
+    )
 
 
 def milliseconds(function: Callable, *args: Any, donate: bool = False) -> float:

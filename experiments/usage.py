@@ -22,11 +22,24 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 DEFAULT = "configs/tdmpc.py"
 # Shown by the general help; a configuration without one of them leaves it out.
 IMPORTANT = (
-    "seed", "num_seeds", "env.name", "env.num_envs", "env.action_repeat", "train.steps",
-    "train.seed_steps", "train.utd_ratio", "eval.interval", "eval.episodes",
-    "checkpoint.interval", "replay.capacity", "model.size", "planner.num_samples",
-    "optimizer.learning_rate", "log.wandb", "distributed.enabled",
-)  # fmt: skip
+    "seed",
+    "num_seeds",
+    "env.name",
+    "env.num_envs",
+    "env.action_repeat",
+    "train.steps",
+    "train.seed_steps",
+    "train.utd_ratio",
+    "eval.interval",
+    "eval.episodes",
+    "checkpoint.interval",
+    "replay.capacity",
+    "model.size",
+    "planner.num_samples",
+    "optimizer.learning_rate",
+    "log.wandb",
+    "distributed.enabled",
+)
 _WIDTH, _COLUMN = 100, 46
 
 
@@ -60,22 +73,31 @@ def general_help() -> str:
     values, words = settings(DEFAULT), comments(_find(DEFAULT))
     shown = [_setting(name, values[name], words[name]) for name in IMPORTANT if name in values]
     lines = [
-        "Train an agent; evaluate, log, checkpoint and plot on the way.", "",
+        "Train an agent; evaluate, log, checkpoint and plot on the way.",
+        "",
         f"  python -m experiments.train --config={DEFAULT}",
         f"  python -m experiments.train --config={DEFAULT} --config.env.name=gymnax:Pendulum-v1",
         f"  python -m experiments.train --config={DEFAULT} --workdir=runs/a --config.resume=True",
         f"  python -m experiments.train --config={DEFAULT} --help      all settings of that file",
-        "", "Options:",
+        "",
+        "Options:",
         _setting_line("--config=FILE", "configuration file, one of those below or your own"),
         _setting_line("--config.SETTING=VALUE", "change a setting; an unknown one is an error"),
         _setting_line("--workdir=DIR", "run directory (default: runs/TASK-sSEED-TIME)"),
         _setting_line("--config.resume=True", "continue the run in --workdir"),
         _setting_line("--help", "this text; with --config=FILE, every setting of FILE"),
-        "", "Configuration files:", *files,
-        "", "Tasks (--config.env.name):", *_tasks(),
-        "", f"Important settings, with the defaults of {DEFAULT}:", *shown, "",
+        "",
+        "Configuration files:",
+        *files,
+        "",
+        "Tasks (--config.env.name):",
+        *_tasks(),
+        "",
+        f"Important settings, with the defaults of {DEFAULT}:",
+        *shown,
+        "",
         "Next: python -m experiments.evaluate RUN, python -m experiments.plot RUN ... --out=FILE",
-    ]  # fmt: skip
+    ]
     return "\n".join(lines)
 
 
@@ -87,9 +109,10 @@ def config_help(path: str) -> str:
     found = _find(path)
     values, words = settings(path), comments(found)
     lines = [
-        ast.get_docstring(ast.parse(found.read_text())) or path, "",
+        ast.get_docstring(ast.parse(found.read_text())) or path,
+        "",
         f"Settings of {path} and their defaults:",
-    ]  # fmt: skip
+    ]
     section = ""
     # In the order of the source, where one comment may go on from the one above it.
     for name in [n for n in words if n in values] + [n for n in values if n not in words]:
@@ -103,8 +126,11 @@ def config_help(path: str) -> str:
 
 def config_files() -> list[str]:
     """The configuration files that come with the package, as they are given to --config."""
-    return [f"configs/{path.name}" for path in sorted((ROOT / "configs").glob("*.py"))
-            if "def get_config(" in path.read_text()]  # fmt: skip
+    return [
+        f"configs/{path.name}"
+        for path in sorted((ROOT / "configs").glob("*.py"))
+        if "def get_config(" in path.read_text()
+    ]
 
 
 def settings(path: str) -> dict[str, Any]:

@@ -40,13 +40,16 @@ def make_config(told: dict[str, Any]) -> dict[str, Any]:
     config.env.num_envs = told["envs"]
     config.loss.batch_size = told["batch"]
     config.replay.capacity = 10_000
-    config.train.update(seed_steps=20 * told["envs"], pretrain_updates=1,
-                        log_interval=_LENGTH * told["envs"])  # fmt: skip
+    config.train.update(
+        seed_steps=20 * told["envs"], pretrain_updates=1, log_interval=_LENGTH * told["envs"]
+    )
     config.reanalyze.min_step = 0
     config.distributed.update(
-        enabled=told["devices"] > 1, num_processes=told["processes"],
-        coordinator=told["coordinator"], process_id=told["process"],
-    )  # fmt: skip
+        enabled=told["devices"] > 1,
+        num_processes=told["processes"],
+        coordinator=told["coordinator"],
+        process_id=told["process"],
+    )
     return config.to_dict()
 
 
@@ -78,14 +81,29 @@ def run(processes: int, devices: int) -> dict[str, float]:
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
     children = []
     for process in range(processes):
-        told = dict(size=SIZE.value, envs=ENVS.value, batch=BATCH.value, processes=processes,
-                    process=process, devices=devices, coordinator=coordinator)  # fmt: skip
-        children.append(subprocess.Popen(
-            [sys.executable, "-m", "experiments.weak_scaling", f"--child={json.dumps(told)}",
-             f"--intervals={INTERVALS.value}"],
-            stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices // processes)},
-        ))  # fmt: skip
+        told = dict(
+            size=SIZE.value,
+            envs=ENVS.value,
+            batch=BATCH.value,
+            processes=processes,
+            process=process,
+            devices=devices,
+            coordinator=coordinator,
+        )
+        children.append(
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "experiments.weak_scaling",
+                    f"--child={json.dumps(told)}",
+                    f"--intervals={INTERVALS.value}",
+                ],
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices // processes)},
+            )
+        )
     results = []
     for child in children:
         output = child.communicate()[0]

@@ -96,9 +96,12 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name, choices in (
-            ("norm", NORMS), ("core", CORES), ("initial", ("zeros", "learned")),
-            ("bins_space", ("raw", "symlog")), ("dtype", ("float32", "bfloat16")),
-        ):  # fmt: skip
+            ("norm", NORMS),
+            ("core", CORES),
+            ("initial", ("zeros", "learned")),
+            ("bins_space", ("raw", "symlog")),
+            ("dtype", ("float32", "bfloat16")),
+        ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {choices}")
         if not self.vector_dim and self.image_shape is None:

@@ -211,9 +211,15 @@ def plan(
         action=jax.random.normal(action_key, (batch, action_dim)),
     )
     return plan_with_draws(
-        draws, score_fn, mean, std, proposals=proposals, initial=initial,
-        action_mask=action_mask, config=config,
-    )  # fmt: skip
+        draws,
+        score_fn,
+        mean,
+        std,
+        proposals=proposals,
+        initial=initial,
+        action_mask=action_mask,
+        config=config,
+    )
 
 
 def plan_with_draws(
@@ -255,18 +261,25 @@ def plan_with_draws(
         else:
             values = score_fn(draws.score(i), actions)
         new = refit(
-            actions, values, num_elites=config.num_elites, temperature=config.temperature,
-            temperature_mode=config.temperature_mode, min_std=config.min_std,
-            max_std=config.max_std, nonfinite=config.nonfinite,
-        )  # fmt: skip
+            actions,
+            values,
+            num_elites=config.num_elites,
+            temperature=config.temperature,
+            temperature_mode=config.temperature_mode,
+            min_std=config.min_std,
+            max_std=config.max_std,
+            nonfinite=config.nonfinite,
+        )
         return new._replace(mean=new.mean * mask, std=new.std * mask), actions, values
 
     num, elites = config.num_samples, config.num_elites
     start = Refit(
-        mean=mean, std=std,
+        mean=mean,
+        std=std,
         elite_actions=jnp.zeros((batch, elites, horizon, action_dim)),
-        elite_values=jnp.zeros((batch, elites)), weights=jnp.zeros((batch, elites)),
-    )  # fmt: skip
+        elite_values=jnp.zeros((batch, elites)),
+        weights=jnp.zeros((batch, elites)),
+    )
     carry = (start, jnp.zeros((batch, num, horizon, action_dim)), jnp.zeros((batch, num)))
     last, actions, values = jax.lax.fori_loop(0, rounds, one_round, carry)
 

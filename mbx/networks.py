@@ -116,18 +116,24 @@ def _conv_backward(
         before = [taps[i] - 1 - pads[i][0] for i in axes]
         after = [sides[i] - spread[i] - before[i] + taps[i] - 1 for i in axes]
         d_x = jax.lax.conv_general_dilated(
-            grad, jnp.swapaxes(kernel[::-1, ::-1], 2, 3), (1, 1),
-            list(zip(before, after, strict=True)), lhs_dilation=(stride, stride),
+            grad,
+            jnp.swapaxes(kernel[::-1, ::-1], 2, 3),
+            (1, 1),
+            list(zip(before, after, strict=True)),
+            lhs_dilation=(stride, stride),
             dimension_numbers=_IMAGES,
-        )  # fmt: skip
+        )
         # A stride may leave last rows and columns unused; the others meet every tap.
         used = [min(sides[i], taps[i] - 1 + spread[i] - pads[i][0]) for i in axes]
         rest = [taps[i] - 1 + spread[i] - used[i] - pads[i][0] for i in axes]
         d_kernel = jax.lax.conv_general_dilated(
             jnp.swapaxes(x[:, : used[0], : used[1]], 0, 3),
-            jnp.moveaxis(grad, 0, 2), (1, 1), [(pads[i][0], rest[i]) for i in axes],
-            rhs_dilation=(stride, stride), dimension_numbers=_IMAGES,
-        )  # fmt: skip
+            jnp.moveaxis(grad, 0, 2),
+            (1, 1),
+            [(pads[i][0], rest[i]) for i in axes],
+            rhs_dilation=(stride, stride),
+            dimension_numbers=_IMAGES,
+        )
         return d_x, jnp.moveaxis(d_kernel, 0, 2)
 
     return jax.lax.platform_dependent(*residuals, grad, cpu=transposed, default=automatic)
@@ -289,9 +295,14 @@ class ConvEncoder(nn.Module):
         init = nn.initializers.variance_scaling(1.0 / 3.0, "fan_in", "uniform")
         for i, (kernel, stride) in enumerate(((7, 2), (5, 2), (3, 2), (3, 1))):
             x = nn.Conv(
-                self.channels, (kernel, kernel), stride, padding="VALID", kernel_init=init,
-                conv_general_dilated=_conv_layer, name=f"conv_{i}",
-            )(x)  # fmt: skip
+                self.channels,
+                (kernel, kernel),
+                stride,
+                padding="VALID",
+                kernel_init=init,
+                conv_general_dilated=_conv_layer,
+                name=f"conv_{i}",
+            )(x)
             x = nn.relu(x) if i < 3 else x
         x = jnp.moveaxis(x, -1, -3).reshape(*batch, -1)
         return sim_norm(x, self.simnorm_dim)
@@ -366,9 +377,14 @@ class MLPWithPrior(nn.Module):
             return self.out_activation(self.combine(x, prior))
 
         main = MLP(
-            self.hidden, self.features, join if self.out_activation else None, self.zero_last,
-            self.dropout, self.dtype, name="main",
-        )(*inputs)  # fmt: skip
+            self.hidden,
+            self.features,
+            join if self.out_activation else None,
+            self.zero_last,
+            self.dropout,
+            self.dtype,
+            name="main",
+        )(*inputs)
         return main if self.out_activation else self.combine(main, prior)
 
 

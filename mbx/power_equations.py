@@ -95,9 +95,12 @@ def intrinsic_reward(
 
 
 def q_r_target(
-    v_r: Array, prob: Array, gamma_r: Number, terminal: Array | None = None,
+    v_r: Array,
+    prob: Array,
+    gamma_r: Number,
+    terminal: Array | None = None,
     terminal_v_r: Number = -1e-10,
-) -> Array:  # fmt: skip
+) -> Array:
     """Eq. (4): gamma_r sum_k prob V_r(s'_k). `[..., K]` each -> `[...]`.
 
     V_r of terminal successors is terminal_v_r. U_r is no part of it: it is in V_r.
@@ -120,9 +123,13 @@ def attained(
 
 
 def v_h_e_target(
-    v_h_e: Array, achieved: Array, prob: Array, policy: Array, gamma_h: Number,
+    v_h_e: Array,
+    achieved: Array,
+    prob: Array,
+    policy: Array,
+    gamma_h: Number,
     terminal: Array | None = None,
-) -> Array:  # fmt: skip
+) -> Array:
     """Eq. (6): sum_a pi_r(a) sum_k prob [achieved or gamma_h V_h^e]. -> `[...]`.
 
     v_h_e, achieved, prob, terminal: `[..., R, K]`; policy: `[..., R]`.

@@ -236,9 +236,15 @@ def _logits(config: ModelConfig, params: Params, x: Array) -> Array:
 
 
 def observe_step(
-    config: ModelConfig, params: Params, state: State, action: Array, tokens: Array,
-    is_first: Array, draw: Array, choose: Choose = sample_one_hot,
-) -> State:  # fmt: skip
+    config: ModelConfig,
+    params: Params,
+    state: State,
+    action: Array,
+    tokens: Array,
+    is_first: Array,
+    draw: Array,
+    choose: Choose = sample_one_hot,
+) -> State:
     """One posterior step outside of a sequence (acting): all arguments lead with `[E]`."""
     state, action = reset(config, params, state, action, is_first)
     deter = recur(config, params, state, action_input(config, params, action))
@@ -270,9 +276,15 @@ class Observed(NamedTuple):
 
 
 def observe(
-    config: ModelConfig, params: Params, carry: State, tokens: Array, actions: Array,
-    is_first: Array, draws: Array, choose: Choose = sample_one_hot,
-) -> Observed:  # fmt: skip
+    config: ModelConfig,
+    params: Params,
+    carry: State,
+    tokens: Array,
+    actions: Array,
+    is_first: Array,
+    draws: Array,
+    choose: Choose = sample_one_hot,
+) -> Observed:
     """Posterior states of a sequence.
 
     Args:
@@ -302,9 +314,14 @@ def observe(
 
 
 def imagine(
-    config: ModelConfig, params: Params, start: State, policy: Callable[[Array, Array], Array],
-    action_draws: Array, latent_draws: Array, choose: Choose = sample_one_hot,
-) -> tuple[State, Array]:  # fmt: skip
+    config: ModelConfig,
+    params: Params,
+    start: State,
+    policy: Callable[[Array, Array], Array],
+    action_draws: Array,
+    latent_draws: Array,
+    choose: Choose = sample_one_hot,
+) -> tuple[State, Array]:
     """A dream of H steps from `start` `[N, ...]`.
 
     Args:

@@ -170,9 +170,13 @@ def policy_expectation(
 
 
 def segment_reward(
-    x_h: Array, state_ids: Array, num_states: int, xi: Array | float, eta: Array | float,
+    x_h: Array,
+    state_ids: Array,
+    num_states: int,
+    xi: Array | float,
+    eta: Array | float,
     reduce: str = "mean",
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """y and U_r (eq. 8) of states with different numbers of humans, all in one flat list.
 
     Args:

@@ -92,15 +92,22 @@ def solve(
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
     tol = tol if tol is not None else (1e-12 if dtype == jnp.float64 else 1e-6)
     arrays, layout = _arrange(world, dtype)
-    numbers = PowerParams(*(
-        None if name in ("reduce", "optimistic") else jnp.asarray(value, dtype)
-        for name, value in params._asdict().items()
-    ))  # fmt: skip
+    numbers = PowerParams(
+        *(
+            None if name in ("reduce", "optimistic") else jnp.asarray(value, dtype)
+            for name, value in params._asdict().items()
+        )
+    )
     return _solve(
-        arrays, numbers, jnp.asarray(tol, dtype), jnp.asarray(1.0 - damping, dtype),
-        layout=layout, reduce=params.reduce, optimistic=bool(params.optimistic),
+        arrays,
+        numbers,
+        jnp.asarray(tol, dtype),
+        jnp.asarray(1.0 - damping, dtype),
+        layout=layout,
+        reduce=params.reduce,
+        optimistic=bool(params.optimistic),
         max_iterations=max_iterations,
-    )  # fmt: skip
+    )
 
 
 class _Layout(NamedTuple):
@@ -167,9 +174,16 @@ def _arrange(world: TabularWorld, dtype: np.dtype) -> tuple[_Arrays, _Layout]:
 
 @partial(jax.jit, static_argnames=("layout", "reduce", "optimistic", "max_iterations"))
 def _solve(
-    a: _Arrays, p: PowerParams, tol: Array, step: Array, *, layout: _Layout, reduce: str,
-    optimistic: bool, max_iterations: int,
-) -> Solution:  # fmt: skip
+    a: _Arrays,
+    p: PowerParams,
+    tol: Array,
+    step: Array,
+    *,
+    layout: _Layout,
+    reduce: str,
+    optimistic: bool,
+    max_iterations: int,
+) -> Solution:
     running = ~a.terminal
     shape = a.achieved.shape
     iterate = partial(_iterate, tol=tol, step=step, max_iterations=max_iterations)
@@ -214,11 +228,22 @@ def _solve(
     x_h, y, u_r = reward(v)
     residual = jnp.maximum(residual_1, residual_2)
     return Solution(
-        v_hm, q_hm, pi_h, v, x_h, u_r, v_r, q_r, pi_r, residual, count_1 + count_2 + count_3, y,
+        v_hm,
+        q_hm,
+        pi_h,
+        v,
+        x_h,
+        u_r,
+        v_r,
+        q_r,
+        pi_r,
+        residual,
+        count_1 + count_2 + count_3,
+        y,
         converged=residual <= tol,
         zero_ability=jnp.sum((x_h <= ABILITY_FLOOR) & _wide(running, x_h)),
         unreachable=(a.weight > 0) & jnp.all(v <= 0.0, axis=-1),
-    )  # fmt: skip
+    )
 
 
 def _expect(a: _Arrays, values: Array, layout: _Layout) -> Array:

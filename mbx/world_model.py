@@ -181,9 +181,12 @@ def _modules(config: WorldModelConfig) -> dict[str, Any]:
     head, distributional = mlp, mlp
     if c.prior_scale:
         head = functools.partial(
-            networks.MLPWithPrior, hidden=(c.mlp_dim, c.mlp_dim), dtype=jnp.dtype(c.dtype),
-            scale=c.prior_scale, prior_div=c.prior_div,
-        )  # fmt: skip
+            networks.MLPWithPrior,
+            hidden=(c.mlp_dim, c.mlp_dim),
+            dtype=jnp.dtype(c.dtype),
+            scale=c.prior_scale,
+            prior_div=c.prior_div,
+        )
         distributional = functools.partial(head, prior_features=1, combine=_shift(c))
     reward = distributional(features=c.num_bins, zero_last=True)
     value = distributional(features=c.num_bins, zero_last=True, dropout=c.dropout)
@@ -233,17 +236,23 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
     if tasks:
         encoded = (tasks.split(obs)[0], jnp.zeros((1, tasks.embedding_dim)))
     inputs = dict(
-        encoder=encoded, dynamics=(z, a), reward=(z, a), policy=(z,), termination=(z,),
+        encoder=encoded,
+        dynamics=(z, a),
+        reward=(z, a),
+        policy=(z,),
+        termination=(z,),
         value=(z, a) if config.critic == "q" else (z,),
-    )  # fmt: skip
+    )
     inputs |= dict(aux_value=inputs["value"]) if config.num_aux else {}
     if not config.episodic:
         del inputs["termination"]
     keys = dict(zip(inputs, jax.random.split(key, len(inputs)), strict=True))
     heads = dict(
-        dynamics=config.num_dynamics, reward=config.num_rewards, value=config.num_values,
+        dynamics=config.num_dynamics,
+        reward=config.num_rewards,
+        value=config.num_values,
         aux_value=min(config.num_aux, 1) if config.aux_joint else config.num_aux,
-    )  # fmt: skip
+    )
     single = {n: x for n, x in inputs.items() if n not in heads}
     params = {n: modules[n].init(keys[n], *x)["params"] for n, x in single.items()}
     params |= {

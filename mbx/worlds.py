@@ -142,9 +142,10 @@ def check_world(
         )
     num_joint, num_states = int(w.num_actions) ** len(agents), int(w.num_states)
     for name, values, bound in (
-        ("succ_state", w.succ_state, num_states), ("succ_next", w.succ_next, num_states),
+        ("succ_state", w.succ_state, num_states),
+        ("succ_next", w.succ_next, num_states),
         ("succ_joint", w.succ_joint, num_joint),
-    ):  # fmt: skip
+    ):
         if values.size and (values.min() < 0 or values.max() >= bound):
             raise ValueError(
                 f"{name} holds {values.min()}..{values.max()}: must lie in 0..{bound - 1}"

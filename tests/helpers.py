@@ -56,9 +56,11 @@ def register_toy() -> None:
 
     def factory(task, num_envs, *, action_repeat, episode_length, seed):
         return envs.episodic(
-            _point(task), num_envs, action_repeat=action_repeat or 1,
+            _point(task),
+            num_envs,
+            action_repeat=action_repeat or 1,
             episode_length=episode_length or 7,
-        )  # fmt: skip
+        )
 
     envs.register("toy", factory)
 

@@ -26,9 +26,10 @@ def test_only_the_operations_that_are_asked_for():
 
 def test_a_suite_goes_on_and_ends_in_time(capsys):
     cases = (
-        TINY._replace(env="nowhere:ant"), TINY._replace(only=("sample",)),
+        TINY._replace(env="nowhere:ant"),
         TINY._replace(only=("sample",)),
-    )  # fmt: skip
+        TINY._replace(only=("sample",)),
+    )
     results = benchmark.run_suite(cases[:2], seconds=1e9)
     out = capsys.readouterr().out
     assert len(results) == 1 and "Failed" in out and "| sample |" in out

@@ -34,9 +34,16 @@ def test_fields_become_items_of_a_list(pages):
         "act(key, obs `[E]`) -> an action.\nRaises ValueError: never.\nMore: words."
     )
     assert pages.field_lists(text).splitlines() == [
-        "What a step returns.", "", "- `obs`: what is", "    seen.", "- `mean, std`: two.",
-        "- `act(key, obs [E])` -> an action.", "", "Raises ValueError: never.", "More: words.",
-    ]  # fmt: skip
+        "What a step returns.",
+        "",
+        "- `obs`: what is",
+        "    seen.",
+        "- `mean, std`: two.",
+        "- `act(key, obs [E])` -> an action.",
+        "",
+        "Raises ValueError: never.",
+        "More: words.",
+    ]
 
 
 def test_text_without_fields_stays(pages):

@@ -24,9 +24,12 @@ def test_refit_golden(name):
         ranked = np.nan_to_num(np.asarray(values))
         elites = a[f"it{i}.elite_idx"]
         common = dict(
-            num_elites=c["num_elites"], temperature=c["temperature"], min_std=c["min_std"],
-            max_std=c["max_std"], nonfinite="reference",
-        )  # fmt: skip
+            num_elites=c["num_elites"],
+            temperature=c["temperature"],
+            min_std=c["min_std"],
+            max_std=c["max_std"],
+            nonfinite="reference",
+        )
         result = mppi.refit(actions, values, **common)
         np.testing.assert_array_equal(result.elite_values, ranked[elites])
         np.testing.assert_allclose(result.weights, a[f"it{i}.score"][:, 0], **TOLERANCE)
@@ -52,15 +55,22 @@ def test_plan_golden_with_proposals_scored_once(name):
         return scores[i]
 
     config = mppi.MPPIConfig(
-        iterations=rounds, num_samples=num_proposals + sampled.shape[2],
-        num_elites=c["num_elites"], temperature=c["temperature"],
-        temperature_mode="multiply" if c["mult_by_temp"] else "divide", min_std=c["min_std"],
-        max_std=c["max_std"], selection="best", rescore_proposals=False,
-    )  # fmt: skip
+        iterations=rounds,
+        num_samples=num_proposals + sampled.shape[2],
+        num_elites=c["num_elites"],
+        temperature=c["temperature"],
+        temperature_mode="multiply" if c["mult_by_temp"] else "divide",
+        min_std=c["min_std"],
+        max_std=c["max_std"],
+        selection="best",
+        rescore_proposals=False,
+    )
     draws = mppi.Draws(
-        candidate=lambda i: jnp.asarray(a["sample_eps"])[i], score=lambda i: i,
-        gumbel=jnp.zeros((batch, c["num_elites"])), action=jnp.zeros((batch, action_dim)),
-    )  # fmt: skip
+        candidate=lambda i: jnp.asarray(a["sample_eps"])[i],
+        score=lambda i: i,
+        gumbel=jnp.zeros((batch, c["num_elites"])),
+        action=jnp.zeros((batch, action_dim)),
+    )
     mean = jnp.zeros((batch, horizon, action_dim))
     if batch == 1:
         mean = mppi.warm_start(jnp.asarray(a["prev_mean"])[None], jnp.array([False]))
@@ -242,5 +252,11 @@ def test_wrong_shapes_are_told():
         mppi.plan(jax.random.key(0), quadratic, mean[0], std[0], config=config)
     smaller = dataclasses.replace(config, num_elites=4)
     with pytest.raises(ValueError, match="num_elites"):
-        mppi.refit(mean, jnp.zeros(3), num_elites=smaller.num_elites, temperature=1.0,
-                   min_std=0.1, max_std=1.0)  # fmt: skip
+        mppi.refit(
+            mean,
+            jnp.zeros(3),
+            num_elites=smaller.num_elites,
+            temperature=1.0,
+            min_std=0.1,
+            max_std=1.0,
+        )

@@ -38,9 +38,10 @@ def test_layers_golden(name):
     np.testing.assert_allclose(layer.apply({"params": normed(a, "nl")}, x), a["nl_out"], **FORWARD)
     hidden = (a["mlp_sim_0_weight"].shape[0], a["mlp_sim_1_weight"].shape[0])
     sim = networks.MLP(
-        hidden, a["mlp_sim_out"].shape[-1],
+        hidden,
+        a["mlp_sim_out"].shape[-1],
         out_activation=lambda y: networks.sim_norm(y, group),
-    )  # fmt: skip
+    )
     params = dict(
         layer_0=normed(a, "mlp_sim_0"), layer_1=normed(a, "mlp_sim_1"), out=normed(a, "mlp_sim_2")
     )
@@ -130,8 +131,9 @@ def test_initialisation_head_by_head():
         assert not params[name]["out"]["kernel"].any()
     for name in ("policy", "termination"):
         assert abs(float(params[name]["out"]["kernel"].std()) - 0.02) < 2e-3
-    biases = [x for path, x in jax.tree_util.tree_leaves_with_path(params)
-              if path[-1].key == "bias"]  # fmt: skip
+    biases = [
+        x for path, x in jax.tree_util.tree_leaves_with_path(params) if path[-1].key == "bias"
+    ]
     assert not any(b.any() for b in biases)
 
 
@@ -158,8 +160,10 @@ def test_dropout_needs_a_key_and_keeps_the_mean():
     noisy = networks.apply_ensemble(module, params, x, dropout_key=jax.random.key(1))
     assert not np.allclose(still, noisy)
     layer = networks.NormedDense(4000, activation=lambda y: y, dropout=0.25)
-    ones = dict(dense=dict(kernel=jnp.ones((4, 4000)), bias=jnp.zeros(4000)),
-                norm=dict(scale=jnp.ones(4000), bias=jnp.zeros(4000)))  # fmt: skip
+    ones = dict(
+        dense=dict(kernel=jnp.ones((4, 4000)), bias=jnp.zeros(4000)),
+        norm=dict(scale=jnp.ones(4000), bias=jnp.zeros(4000)),
+    )
     y = layer.apply({"params": ones}, x, rngs={"dropout": jax.random.key(2)})
     assert abs(float(jnp.mean(y < 0)) - 0.25) < 0.03  # dropped units lie below the mean
 
@@ -209,9 +213,14 @@ def test_kernel_gradient_keeps_divided_axes_apart():
 
 @pytest.mark.parametrize(
     ("side", "taps", "stride", "padding"),
-    [((10, 9), 5, 1, "SAME"), ((9, 8), 4, 1, "SAME"), ((11, 8), 3, 2, "SAME"),
-     ((16, 15), 7, 2, "VALID"), ((9, 12), 5, 3, "VALID")],
-)  # fmt: skip
+    [
+        ((10, 9), 5, 1, "SAME"),
+        ((9, 8), 4, 1, "SAME"),
+        ((11, 8), 3, 2, "SAME"),
+        ((16, 15), 7, 2, "VALID"),
+        ((9, 12), 5, 3, "VALID"),
+    ],
+)
 def test_conv_derivatives_are_the_automatic_ones(side, taps, stride, padding):
     keys = jax.random.split(jax.random.key(0), 2)
     x = jax.random.normal(keys[0], (3, *side, 2))

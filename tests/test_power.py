@@ -111,9 +111,12 @@ def test_an_oscillating_world_is_damped_by_itself(double):
 
     one = jnp.asarray(1.0)
     x, residual, count = _iterate(
-        lambda x: 1.0 - 1.5 * (x - 1.0), jnp.asarray(0.0), tol=1e-10 * one, step=one,
+        lambda x: 1.0 - 1.5 * (x - 1.0),
+        jnp.asarray(0.0),
+        tol=1e-10 * one,
+        step=one,
         max_iterations=2_000,
-    )  # fmt: skip
+    )
     assert float(residual) <= 1e-10 and int(count) > 100
     np.testing.assert_allclose(x, 1.0, atol=1e-9)
 
@@ -155,29 +158,38 @@ def test_schedules_match_golden(name, double):
     d = dict(np.load(FIXTURES / "empo" / f"{name}.npz"))
     c = json.loads(str(d["config"]))
     plan = power.Curriculum(
-        steps=c["num_training_steps"], v_h_e_steps=c["warmup_v_h_e_steps"],
-        x_h_steps=c["warmup_x_h_steps"], u_r_steps=c["warmup_u_r_steps"],
-        q_r_steps=c["warmup_q_r_steps"], v_r_steps=c["warmup_v_r_steps"],
-        ramp_steps=c["beta_r_rampup_steps"], use_x_h=c["x_h_use_network"],
-        use_u_r=c["u_r_use_network"], use_v_r=c["v_r_use_network"],
+        steps=c["num_training_steps"],
+        v_h_e_steps=c["warmup_v_h_e_steps"],
+        x_h_steps=c["warmup_x_h_steps"],
+        u_r_steps=c["warmup_u_r_steps"],
+        q_r_steps=c["warmup_q_r_steps"],
+        v_r_steps=c["warmup_v_r_steps"],
+        ramp_steps=c["beta_r_rampup_steps"],
+        use_x_h=c["x_h_use_network"],
+        use_u_r=c["u_r_use_network"],
+        use_v_r=c["v_r_use_network"],
         gamma_h_ramp=c["gamma_h_rampup_steps"] if c["gamma_h_curriculum"] else 0,
         gamma_h_start=c["gamma_h_start"],
         gamma_r_ramp=c["gamma_r_rampup_steps"] if c["gamma_r_curriculum"] else 0,
-        gamma_r_start=c["gamma_r_start"], epsilon_start=c["epsilon_r_start"],
-        epsilon_end=c["epsilon_r_end"], epsilon_steps=c["epsilon_r_decay_steps"],
+        gamma_r_start=c["gamma_r_start"],
+        epsilon_start=c["epsilon_r_start"],
+        epsilon_end=c["epsilon_r_end"],
+        epsilon_steps=c["epsilon_r_decay_steps"],
         constant_fraction=c["lr_constant_fraction"],
-    )  # fmt: skip
+    )
     step = jnp.asarray(d["step"])
     got = dict(
-        stage=curriculum.stage(plan, step), active=curriculum.active(plan, step),
+        stage=curriculum.stage(plan, step),
+        active=curriculum.active(plan, step),
         beta_r=curriculum.beta_r(plan, step, c["beta_r"]),
-        epsilon_r=curriculum.epsilon(plan, step), epsilon_h=curriculum.epsilon(plan, step),
+        epsilon_r=curriculum.epsilon(plan, step),
+        epsilon_h=curriculum.epsilon(plan, step),
         gamma_h=curriculum.gamma_h(plan, step, c["gamma_h"]),
         gamma_r=curriculum.gamma_r(plan, step, c["gamma_r"]),
         lr_q_r=curriculum.learning_rate(plan, step, c["lr_q_r"]),
         lr_v_h_e=curriculum.learning_rate(plan, step, c["lr_v_h_e"]),
         max_age=curriculum.max_age(plan, step),
-    )  # fmt: skip
+    )
     if name == "schedules_default":
         # 30000 * 21628/40000 is 16221; the original's floats make it 16220.999... and drop it.
         odd = d["step"] == 51628
@@ -188,8 +200,15 @@ def test_schedules_match_golden(name, double):
 
 
 def test_square_root_decay_and_bad_curricula():
-    plan = power.Curriculum(steps=100, v_h_e_steps=0, x_h_steps=0, q_r_steps=0, ramp_steps=0,
-                            constant_fraction=0.25, decay="1/sqrt_t")  # fmt: skip
+    plan = power.Curriculum(
+        steps=100,
+        v_h_e_steps=0,
+        x_h_steps=0,
+        q_r_steps=0,
+        ramp_steps=0,
+        constant_fraction=0.25,
+        decay="1/sqrt_t",
+    )
     np.testing.assert_allclose(curriculum.learning_rate(plan, jnp.array([10, 100]), 2.0), [2, 1])
     with pytest.raises(ValueError, match="decay='exp'"):
         power.Curriculum(decay="exp")
@@ -213,10 +232,18 @@ def chain(length, *, achieved_at, terminal_end=True, num_actions=2, human_moves=
     achieved = np.zeros((1, 1, length), bool)
     achieved[0, 0, achieved_at] = True
     return TabularWorld(
-        np.array(sources), np.array(joints), np.array(following), np.ones(len(sources)),
-        np.arange(length) == (last if terminal_end else -1), achieved, np.ones((1, 1)),
-        np.array([0]), np.array([1]), num_actions, length,
-    )  # fmt: skip
+        np.array(sources),
+        np.array(joints),
+        np.array(following),
+        np.ones(len(sources)),
+        np.arange(length) == (last if terminal_end else -1),
+        achieved,
+        np.ones((1, 1)),
+        np.array([0]),
+        np.array([1]),
+        num_actions,
+        length,
+    )
 
 
 def test_gamma_discounts_only_what_is_not_yet_achieved(double):
@@ -250,9 +277,18 @@ def two_state(robot_can_help):
     human, robot = joints % 2, joints // 2
     success = (human == 1) & ((robot == 1) | (not robot_can_help))
     return TabularWorld(
-        np.zeros(4, int), joints, success.astype(int), np.ones(4), np.array([False, True]),
-        np.array([[[False, True]]]), np.ones((1, 1)), np.array([0]), np.array([1]), 2, 2,
-    )  # fmt: skip
+        np.zeros(4, int),
+        joints,
+        success.astype(int),
+        np.ones(4),
+        np.array([False, True]),
+        np.array([[[False, True]]]),
+        np.ones((1, 1)),
+        np.array([0]),
+        np.array([1]),
+        2,
+        2,
+    )
 
 
 def test_pessimistic_and_optimistic_robots_in_the_prior(double):
@@ -302,9 +338,10 @@ def test_the_power_law_by_hand():
 
 @settings(max_examples=25, deadline=None)
 @given(
-    st.lists(st.floats(-1e3, -1e-3), min_size=2, max_size=5), st.floats(1e-2, 1e2),
+    st.lists(st.floats(-1e3, -1e-3), min_size=2, max_size=5),
+    st.floats(1e-2, 1e2),
     st.floats(0, 20),
-)  # fmt: skip
+)
 def test_the_policy_is_scale_free_and_prefers_better_actions(q, scale, beta):
     q = jnp.asarray(q)
     pi = power.robot_policy(q, beta)
@@ -438,9 +475,15 @@ def test_unnormalised_goal_weights_are_refused_on_request():
 
 @pytest.mark.parametrize(
     "change",
-    [dict(xi=0.0), dict(gamma_h=1.1), dict(beta_r=-1.0), dict(terminal_v_r=0.0),
-     dict(reduce="max"), dict(nu_h=2.0)],
-)  # fmt: skip
+    [
+        dict(xi=0.0),
+        dict(gamma_h=1.1),
+        dict(beta_r=-1.0),
+        dict(terminal_v_r=0.0),
+        dict(reduce="max"),
+        dict(nu_h=2.0),
+    ],
+)
 def test_impossible_parameters_are_refused(change):
     (name,) = change
     with pytest.raises(ValueError, match=f"params.{name}="):

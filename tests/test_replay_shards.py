@@ -11,8 +11,10 @@ from mbx import replay, sequences
 
 ENVS, SHARDS, CAPACITY = 4, 2, 12
 ROW = dict(
-    obs=jnp.float32(0), is_first=jnp.bool_(False), is_last=jnp.bool_(False),
-)  # fmt: skip
+    obs=jnp.float32(0),
+    is_first=jnp.bool_(False),
+    is_last=jnp.bool_(False),
+)
 SPEC = replay.TargetSpec(num_actions=2, action_dim=1)
 
 
@@ -20,9 +22,11 @@ def targets(obs, step):
     """Targets that say whose they are."""
     values = jnp.stack([obs, obs + 0.5], axis=-1)
     return replay.Targets(
-        actions=jnp.zeros((*values.shape, 1)), values=values, step=jnp.full(obs.shape, step),
+        actions=jnp.zeros((*values.shape, 1)),
+        values=values,
+        step=jnp.full(obs.shape, step),
         valid=jnp.ones(obs.shape, bool),
-    )  # fmt: skip
+    )
 
 
 def filled(num_envs, shards, first=0):
@@ -102,9 +106,7 @@ def test_sequences_are_drawn_and_written_by_shard(whole):
     # One fresh column a shard, the first of each.
     assert newest[0] % 100 == newest[2] % 100 == 8 and newest[0] < 200 <= newest[2]
     state = sequences.write(whole, drawn.index, {"obs": drawn.rows["obs"] + 0.5})
-    np.testing.assert_array_equal(
-        replay.row_at(state, drawn.index)["obs"], drawn.rows["obs"] + 0.5
-    )  # fmt: skip
+    np.testing.assert_array_equal(replay.row_at(state, drawn.index)["obs"], drawn.rows["obs"] + 0.5)
 
 
 def test_leading_columns_are_those_of_every_shard(whole):

@@ -35,16 +35,25 @@ def close(actual, expected, rtol=1e-4, atol=1e-5):
 def test_official_sequence(name):
     x, numbers = load_fixture("dreamer", name)
     config = ModelConfig(
-        vector_dim=1, action_dim=2, units=4, prior_layers=numbers["imglayers"],
+        vector_dim=1,
+        action_dim=2,
+        units=4,
+        prior_layers=numbers["imglayers"],
         **{k: numbers[k] for k in ("deter", "hidden", "stoch", "classes", "blocks", "unimix")},
-    )  # fmt: skip
+    )
     params = ref.official_rssm(ref.Official(x, "w/"), config)
     carry = rssm.State(jnp.asarray(x["carry_h"]), jnp.asarray(x["carry_z"]))
     first = ref.batch_major(x["is_first"]).astype(bool)
     result = rssm.observe(
-        config, params, carry, ref.batch_major(x["tokens"]), ref.batch_major(x["prev_action"]),
-        first, ref.batch_major(x["z"]), ref.put_one_hot,
-    )  # fmt: skip
+        config,
+        params,
+        carry,
+        ref.batch_major(x["tokens"]),
+        ref.batch_major(x["prev_action"]),
+        first,
+        ref.batch_major(x["z"]),
+        ref.put_one_hot,
+    )
     close(result.states.deter.swapaxes(0, 1), x["h"])
     close(result.posterior.swapaxes(0, 1), x["posterior_logits"])
     post = rssm.mixed_logits(result.posterior, config.unimix)
@@ -66,19 +75,33 @@ def test_official_sequence(name):
 def test_sheeprl_sequence(name):
     x, n = load_fixture("dreamer", name)
     config = ModelConfig(
-        vector_dim=1, action_dim=n["A"], deter=n["Hd"], hidden=n["units"], stoch=n["S"],
-        classes=n["K"], blocks=1, core="dense", norm="layer", initial="learned", prior_layers=1,
+        vector_dim=1,
+        action_dim=n["A"],
+        deter=n["Hd"],
+        hidden=n["units"],
+        stoch=n["S"],
+        classes=n["K"],
+        blocks=1,
+        core="dense",
+        norm="layer",
+        initial="learned",
+        prior_layers=1,
         unimix=n["unimix"],
-    )  # fmt: skip
+    )
     params = ref.sheeprl_rssm(ref.Sheeprl(x, "w/"), config)
     start = rssm.initial(config, params, (x["h"].shape[1],))
     close(start.deter, x["initial_h"][0])
     close(start.stoch, x["initial_z"][0])
     result = rssm.observe(
-        config, params, jax.tree.map(jnp.zeros_like, start), jnp.asarray(x["embed"]),
-        jnp.asarray(x["action"]), jnp.asarray(x["is_first"][..., 0]).astype(bool),
-        jnp.asarray(x["z"]), ref.put_one_hot,
-    )  # fmt: skip
+        config,
+        params,
+        jax.tree.map(jnp.zeros_like, start),
+        jnp.asarray(x["embed"]),
+        jnp.asarray(x["action"]),
+        jnp.asarray(x["is_first"][..., 0]).astype(bool),
+        jnp.asarray(x["z"]),
+        ref.put_one_hot,
+    )
     close(result.states.deter, x["h"])
     close(rssm.mixed_logits(result.posterior, config.unimix), x["posterior_logits"])
     close(rssm.mixed_logits(result.prior, config.unimix), x["prior_logits"])
@@ -117,9 +140,14 @@ def test_a_row_that_is_first_starts_afresh():
     whole = observe(carry, tokens, actions, first, draws)
     zero = rssm.initial(SMALL, params, (2,))
     fresh = rssm.observe(
-        SMALL, params, zero, tokens[3:], actions[3:].at[0].set(0.0), jnp.zeros((3, 2), bool),
+        SMALL,
+        params,
+        zero,
+        tokens[3:],
+        actions[3:].at[0].set(0.0),
+        jnp.zeros((3, 2), bool),
         draws[3:],
-    )  # fmt: skip
+    )
     np.testing.assert_allclose(whole.states.deter[3:], fresh.states.deter, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(whole.states.stoch[3:], fresh.states.stoch)
     # Nothing before the reset reaches past it, the previous action included.
@@ -185,15 +213,30 @@ def test_a_floor_that_keeps_the_gradient():
 
 def test_dream_shapes_and_dense_core():
     config = ModelConfig(
-        vector_dim=3, action_dim=2, deter=6, hidden=4, stoch=2, classes=3, units=4, blocks=1,
-        core="dense", norm="layer", initial="learned", prior_layers=1, dtype="bfloat16",
-    )  # fmt: skip
+        vector_dim=3,
+        action_dim=2,
+        deter=6,
+        hidden=4,
+        stoch=2,
+        classes=3,
+        units=4,
+        blocks=1,
+        core="dense",
+        norm="layer",
+        initial="learned",
+        prior_layers=1,
+        dtype="bfloat16",
+    )
     params = rssm.init(jax.random.key(0), config, 5)
     start = rssm.initial(config, params, (7,))
     states, actions = rssm.imagine(
-        config, params, start, lambda features, draw: draw, jnp.ones((5, 7, 2)),
+        config,
+        params,
+        start,
+        lambda features, draw: draw,
+        jnp.ones((5, 7, 2)),
         jnp.full((4, 7, 2), 0.5),
-    )  # fmt: skip
+    )
     assert states.deter.shape == (5, 7, 6) and states.stoch.shape == (5, 7, 2, 3)
     assert actions.shape == (5, 7, 2) and states.deter.dtype == jnp.float32
     np.testing.assert_array_equal(states.deter[0], start.deter)

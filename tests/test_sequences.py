@@ -12,16 +12,25 @@ from mbx import replay, sequences
 
 def filled(steps=30, capacity=20, num_envs=2):
     """Rows numbered as they came; an episode ends every seventh row."""
-    row = dict(obs=jnp.zeros(()), is_first=jnp.zeros((), bool), is_last=jnp.zeros((), bool),
-               deter=jnp.zeros((3,)))  # fmt: skip
+    row = dict(
+        obs=jnp.zeros(()),
+        is_first=jnp.zeros((), bool),
+        is_last=jnp.zeros((), bool),
+        deter=jnp.zeros((3,)),
+    )
     state = replay.init(row, num_envs=num_envs, capacity=capacity)
     insert = jax.jit(replay.insert)
     for t in range(steps):
         obs = jnp.float32(t) + 100.0 * jnp.arange(num_envs)
-        state = insert(state, dict(
-            obs=obs, is_first=jnp.full(num_envs, t % 7 == 0),
-            is_last=jnp.full(num_envs, t % 7 == 6), deter=jnp.zeros((num_envs, 3)),
-        ))  # fmt: skip
+        state = insert(
+            state,
+            dict(
+                obs=obs,
+                is_first=jnp.full(num_envs, t % 7 == 0),
+                is_last=jnp.full(num_envs, t % 7 == 6),
+                deter=jnp.zeros((num_envs, 3)),
+            ),
+        )
     return state
 
 

@@ -41,9 +41,11 @@ def test_q_targets_match_golden_in_any_order_and_with_nan_padding(name, toleranc
     np.testing.assert_allclose(shuffled.reshape(shape), d["expected_value"], rtol=tolerance)
     table = jnp.asarray(np.append(d["value_table"], np.nan))  # state -1: NaN
     padded = successors.segment_expectation(
-        table[d["padded_state"]], jnp.asarray(d["padded_prob"]), jnp.asarray(d["padded_segment"]),
+        table[d["padded_state"]],
+        jnp.asarray(d["padded_prob"]),
+        jnp.asarray(d["padded_segment"]),
         segments,
-    )  # fmt: skip
+    )
     target = float(d["gamma_r"]) * padded.reshape(shape)
     np.testing.assert_allclose(target, d["q_target"], rtol=tolerance)
     counts = successors.segment_mass(jnp.ones_like(probs), ids, segments)
@@ -102,9 +104,11 @@ def test_v_h_e_targets_match_golden(name, tolerance):
     first = d["terminal"][d["entry_trans"]]
     assert np.all(d["target_terminal_zero"][first] == 0)
     np.testing.assert_allclose(
-        np.asarray(target(None))[~first], d["target_terminal_zero"][~first], rtol=tolerance,
+        np.asarray(target(None))[~first],
+        d["target_terminal_zero"][~first],
+        rtol=tolerance,
         atol=tolerance,
-    )  # fmt: skip
+    )
     skipped = np.abs(d["target_skip_tiny_policy"] - np.asarray(target(None)))
     assert skipped.max() <= d["Q_r"].shape[1] * 1e-8 + tolerance
 

@@ -18,9 +18,17 @@ TASKS = tasks.TaskSet(("short", "long"), (1, 3), embedding_dim=5)
 @pytest.fixture(scope="module", params=["v", "q"])
 def model_and_params(request):
     model = make_world_model(
-        sized("tiny", obs_shape=(4 + 2,), action_dim=3, num_bins=11, num_values=2, num_dynamics=2,
-              critic=request.param, tasks=TASKS)
-    )  # fmt: skip
+        sized(
+            "tiny",
+            obs_shape=(4 + 2,),
+            action_dim=3,
+            num_bins=11,
+            num_values=2,
+            num_dynamics=2,
+            critic=request.param,
+            tasks=TASKS,
+        )
+    )
     params = model.init(jax.random.key(0))
     # Zeroed last layers would hide what heads read.
     fill = jax.random.normal(jax.random.key(1), (1000,))
@@ -49,10 +57,13 @@ def test_actions_that_a_task_does_not_have_change_nothing(model_and_params):
     one, two = jnp.zeros((6, 3)), jnp.zeros((6, 3)).at[:, 1:].set(1.0)
     np.testing.assert_array_equal(model.action_mask(z), [[1, 0, 0]] * 3 + [[1, 1, 1]] * 3)
     outputs = [
-        (model.step(params, model.spread(z), a), model.reward(params, z[None], a)[0],
-         model.value(params["value"], z, a))
+        (
+            model.step(params, model.spread(z), a),
+            model.reward(params, z[None], a)[0],
+            model.value(params["value"], z, a),
+        )
         for a in (one, two)
-    ]  # fmt: skip
+    ]
     for first, second in zip(*outputs, strict=True):
         np.testing.assert_array_equal(first[:, :3], second[:, :3])
     changed = np.abs(outputs[0][0][:, 3:] - outputs[1][0][:, 3:]).max()

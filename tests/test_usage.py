@@ -53,7 +53,7 @@ def part():
     section.depth = 3  # of the part
     section.names = (
         "a",
-    )  # fmt: skip
+    )
     return section
 
 
@@ -88,8 +88,12 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
     return subprocess.run(
         [sys.executable, "-c", blocked + code, *arguments],
-        cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_help_without_a_file_says_how_to_go_on():

@@ -116,9 +116,13 @@ def draw(config: DreamerConfig, key: Array) -> Draws:
 
 
 def gradients(
-    config: DreamerConfig, state: TrainState, batch: Batch, carry: rssm.State, draws: Draws,
+    config: DreamerConfig,
+    state: TrainState,
+    batch: Batch,
+    carry: rssm.State,
+    draws: Draws,
     chooser: Chooser = Chooser(),  # noqa: B008
-) -> tuple[Params, losses.ModelOutput, losses.Behaviour, dict[str, Array]]:  # fmt: skip
+) -> tuple[Params, losses.ModelOutput, losses.Behaviour, dict[str, Array]]:
     """Gradients of the one total loss ("joint"), and what was computed on the way."""
 
     def total(params: Params) -> tuple[Array, Any]:
@@ -126,9 +130,17 @@ def gradients(
             config, params["model"], batch, carry, draws.posterior, chooser.latent
         )
         terms, result = losses.behaviour_losses(
-            config, params["model"], params["actor"], params["critic"], state.slow, output, batch,
-            state.ema, draws, chooser,
-        )  # fmt: skip
+            config,
+            params["model"],
+            params["actor"],
+            params["critic"],
+            state.slow,
+            output,
+            batch,
+            state.ema,
+            draws,
+            chooser,
+        )
         loss = losses.scaled_sum(config, output.losses) + behaviour_sum(config, terms)
         return loss, (output, result, terms)
 
@@ -155,9 +167,13 @@ class Step(NamedTuple):
 
 
 def step_gradients(
-    config: DreamerConfig, state: TrainState, batch: Batch, carry: rssm.State, draws: Draws,
+    config: DreamerConfig,
+    state: TrainState,
+    batch: Batch,
+    carry: rssm.State,
+    draws: Draws,
     chooser: Chooser = Chooser(),  # noqa: B008
-) -> Step:  # fmt: skip
+) -> Step:
     """Gradients and parameters of one step: all at once, or the world model first ("sequential").
 
     In sequence, dreams run in the updated model from posteriors computed before, without gradient
@@ -186,24 +202,40 @@ def step_gradients(
 
     def behaviour_loss(own: Params) -> tuple[Array, Any]:
         terms, result = losses.behaviour_losses(
-            config, params["model"], own["actor"], own["critic"], state.slow, output, batch,
-            state.ema, draws, chooser,
-        )  # fmt: skip
+            config,
+            params["model"],
+            own["actor"],
+            own["critic"],
+            state.slow,
+            output,
+            batch,
+            state.ema,
+            draws,
+            chooser,
+        )
         return behaviour_sum(config, terms), (terms, result)
 
     own = {name: state.params[name] for name in ("actor", "critic")}
     grads, (terms, result) = jax.grad(behaviour_loss, has_aux=True)(own)
     moved, moved_opt = apply(grads)
     return Step(
-        {"model": model_grads, **grads}, params | moved, opt_state | moved_opt, output, result,
+        {"model": model_grads, **grads},
+        params | moved,
+        opt_state | moved_opt,
+        output,
+        result,
         terms,
-    )  # fmt: skip
+    )
 
 
 def update_from_batch(
-    config: DreamerConfig, state: TrainState, batch: Batch, carry: rssm.State, draws: Draws,
+    config: DreamerConfig,
+    state: TrainState,
+    batch: Batch,
+    carry: rssm.State,
+    draws: Draws,
     chooser: Chooser = Chooser(),  # noqa: B008
-) -> tuple[TrainState, Metrics, rssm.State]:  # fmt: skip
+) -> tuple[TrainState, Metrics, rssm.State]:
     """One learner step with given draws: the deterministic core of `update`.
 
     Returns the new state, metrics and the posterior states `[T, B, ...]` of the batch.
@@ -272,9 +304,12 @@ def make_update(config: DreamerConfig) -> Any:
     ) -> tuple[TrainState, replay.ReplayState, Metrics]:
         sample_key, draw_key = jax.random.split(key)
         sample = sequences.sample(
-            state, sample_key, batch_size=config.batch_size, length=config.batch_length + 1,
+            state,
+            sample_key,
+            batch_size=config.batch_size,
+            length=config.batch_length + 1,
             fresh=config.fresh,
-        )  # fmt: skip
+        )
         batch, carry = make_batch(config, sample.rows)
         if carry is None:
             carry = rssm.initial(config.model, train.params["model"]["rssm"], (config.batch_size,))
@@ -303,16 +338,25 @@ def make_act(config: DreamerConfig) -> Any:
     net = config.model
 
     def act(
-        train: TrainState, actor: ActorState, obs: Array, is_first: Array, key: Array,
+        train: TrainState,
+        actor: ActorState,
+        obs: Array,
+        is_first: Array,
+        key: Array,
         evaluate: bool,
-    ) -> tuple[Array, ActorState]:  # fmt: skip
+    ) -> tuple[Array, ActorState]:
         latent_key, action_key = jax.random.split(key)
         model, lead = train.params["model"], is_first.shape
         tokens = observations.encode(net, model["encoder"], observe_dict(net, obs))
         state = rssm.observe_step(
-            net, model["rssm"], rssm.State(actor.deter, actor.stoch), actor.action, tokens,
-            is_first, jax.random.uniform(latent_key, (*lead, net.stoch)),
-        )  # fmt: skip
+            net,
+            model["rssm"],
+            rssm.State(actor.deter, actor.stoch),
+            actor.action,
+            tokens,
+            is_first,
+            jax.random.uniform(latent_key, (*lead, net.stoch)),
+        )
         out = nets.head(train.params["actor"], rssm.features(state), net.dtype)
         if evaluate and config.evaluation == "mode":
             action = policy.mode(net, out)
@@ -328,9 +372,10 @@ def init_actor(config: DreamerConfig, num: int) -> ActorState:
     """Zeros; the first row of an episode replaces them by the initial state."""
     net = config.model
     return ActorState(
-        jnp.zeros((num, net.deter)), jnp.zeros((num, net.stoch, net.classes)),
+        jnp.zeros((num, net.deter)),
+        jnp.zeros((num, net.stoch, net.classes)),
         jnp.zeros((num, net.action_dim)),
-    )  # fmt: skip
+    )
 
 
 def example_row(config: DreamerConfig) -> dict[str, Any]:
@@ -339,10 +384,13 @@ def example_row(config: DreamerConfig) -> dict[str, Any]:
     shape = jax.ShapeDtypeStruct
     dtype = jnp.uint8 if net.image_shape and net.image_scale == 255.0 else jnp.float32
     row = dict(
-        obs=shape(net.obs_shape, dtype), action=shape((net.action_dim,), jnp.float32),
-        reward=shape((), jnp.float32), is_first=shape((), jnp.bool_), is_last=shape((), jnp.bool_),
+        obs=shape(net.obs_shape, dtype),
+        action=shape((net.action_dim,), jnp.float32),
+        reward=shape((), jnp.float32),
+        is_first=shape((), jnp.bool_),
+        is_last=shape((), jnp.bool_),
         terminated=shape((), jnp.bool_),
-    )  # fmt: skip
+    )
     if config.replay_context:
         row |= dict(deter=shape((net.deter,), jnp.float32), stoch=shape((net.stoch,), jnp.int8))
     return row

@@ -69,9 +69,13 @@ class ModelOutput(NamedTuple):
 
 
 def world_model(
-    config: DreamerConfig, model: Params, batch: Batch, carry: rssm.State, draws: Array,
+    config: DreamerConfig,
+    model: Params,
+    batch: Batch,
+    carry: rssm.State,
+    draws: Array,
     choose: rssm.Choose = rssm.sample_one_hot,
-) -> ModelOutput:  # fmt: skip
+) -> ModelOutput:
     """Reconstruction, reward, continue and KL losses of a batch."""
     net = config.model
     tokens = observations.encode(net, model["encoder"], batch.obs)
@@ -137,9 +141,14 @@ class Dream(NamedTuple):
 
 
 def dream(
-    config: DreamerConfig, model: Params, actor: Params, start: rssm.State, terminated: Array,
-    draws: Draws, chooser: Chooser = Chooser(),  # noqa: B008
-) -> Dream:  # fmt: skip
+    config: DreamerConfig,
+    model: Params,
+    actor: Params,
+    start: rssm.State,
+    terminated: Array,
+    draws: Draws,
+    chooser: Chooser = Chooser(),  # noqa: B008
+) -> Dream:
     """Dreams of H steps from states `[N, ...]` of rows with `terminated` `[N]`.
 
     The policy sees states without gradient. With "reparam" the gradient reaches its parameters
@@ -184,9 +193,16 @@ class Behaviour(NamedTuple):
 
 
 def behaviour(
-    config: DreamerConfig, policy_out: Array, actions: Array, rewards: Array, continues: Array,
-    values: Array, value_logits: Array, slow_values: Array, ema: returns.ReturnEMA,
-) -> Behaviour:  # fmt: skip
+    config: DreamerConfig,
+    policy_out: Array,
+    actions: Array,
+    rewards: Array,
+    continues: Array,
+    values: Array,
+    value_logits: Array,
+    slow_values: Array,
+    ema: returns.ReturnEMA,
+) -> Behaviour:
     """Losses of actor and critic from what the heads say along dreams.
 
     Args:
@@ -217,15 +233,24 @@ def behaviour(
         config, value_logits[:horizon], stop(targets), stop(slow_values[:horizon])
     )
     metrics = {
-        "value_reg_loss": jnp.mean(weights * regulariser), "entropy": jnp.mean(entropy),
-        "lambda_mean": jnp.mean(targets), "lambda_std": jnp.std(targets),
-        "lambda_p05": jnp.percentile(targets, 5.0), "lambda_p95": jnp.percentile(targets, 95.0),
-        "ema_offset": offset, "ema_invscale": scale, "discount_mean": jnp.mean(weights),
-        "discount_min": jnp.min(weights), "adv_mean": jnp.mean(advantage),
-        "adv_std": jnp.std(advantage), "target_critic_mean": jnp.mean(slow_values),
-        "target_critic_std": jnp.std(slow_values), "value_mean": jnp.mean(values),
-        "dream_reward": jnp.mean(rewards[1:]), "dream_continue": jnp.mean(continues[1:]),
-    }  # fmt: skip
+        "value_reg_loss": jnp.mean(weights * regulariser),
+        "entropy": jnp.mean(entropy),
+        "lambda_mean": jnp.mean(targets),
+        "lambda_std": jnp.std(targets),
+        "lambda_p05": jnp.percentile(targets, 5.0),
+        "lambda_p95": jnp.percentile(targets, 95.0),
+        "ema_offset": offset,
+        "ema_invscale": scale,
+        "discount_mean": jnp.mean(weights),
+        "discount_min": jnp.min(weights),
+        "adv_mean": jnp.mean(advantage),
+        "adv_std": jnp.std(advantage),
+        "target_critic_mean": jnp.mean(slow_values),
+        "target_critic_std": jnp.std(slow_values),
+        "value_mean": jnp.mean(values),
+        "dream_reward": jnp.mean(rewards[1:]),
+        "dream_continue": jnp.mean(continues[1:]),
+    }
     critic = weights * (main + config.critic_regularizer * regulariser)
     return Behaviour(actor, critic, targets, ema, stop(metrics))
 
@@ -239,9 +264,12 @@ def critic_terms(
 
 
 def replay_critic(
-    config: DreamerConfig, value_logits: Array, slow_values: Array, annotations: Array,
+    config: DreamerConfig,
+    value_logits: Array,
+    slow_values: Array,
+    annotations: Array,
     batch: Batch,
-) -> Array:  # fmt: skip
+) -> Array:
     """Critic loss on replay rows, `[K-1, B]` (aligned) or `[K, B]` (literal), unscaled.
 
     annotations: `[K, B]`, the imagined return that starts at each row. "aligned" trains row t on
@@ -253,9 +281,12 @@ def replay_critic(
     terminated = batch.terminated.astype(jnp.float32)
     if config.replay_loss == "literal":
         target = returns.lambda_returns(
-            batch.reward, config.gamma * (1.0 - terminated), annotations, config.lambda_,
+            batch.reward,
+            config.gamma * (1.0 - terminated),
+            annotations,
+            config.lambda_,
             jnp.zeros_like(annotations[0]),
-        )  # fmt: skip
+        )
         return nets.two_hot_loss(config.model, value_logits, target * (1.0 - last))
     targets = returns.replay_lambda_returns(
         batch.reward, terminated, last, annotations, config.gamma, config.lambda_
@@ -270,10 +301,17 @@ def last_rows(tree: Any, num: int) -> Any:
 
 
 def behaviour_losses(
-    config: DreamerConfig, model: Params, actor: Params, critic: Params, slow: Params,
-    output: ModelOutput, batch: Batch, ema: returns.ReturnEMA, draws: Draws,
+    config: DreamerConfig,
+    model: Params,
+    actor: Params,
+    critic: Params,
+    slow: Params,
+    output: ModelOutput,
+    batch: Batch,
+    ema: returns.ReturnEMA,
+    draws: Draws,
     chooser: Chooser = Chooser(),  # noqa: B008
-) -> tuple[dict[str, Array], Behaviour]:  # fmt: skip
+) -> tuple[dict[str, Array], Behaviour]:
     """Losses "policy", "value" (and "replay_value") of dreams from a batch's last rows.
 
     Gradients: "policy" reaches the actor alone and "value" the critic alone; "replay_value" reaches
@@ -291,9 +329,16 @@ def behaviour_losses(
         values = nets.two_hot_mean(net, nets.head(stop(critic), dreamt.features, net.dtype))
     slow_values = nets.two_hot_mean(net, nets.head(slow, seen[:-1], net.dtype))
     result = behaviour(
-        config, nets.head(actor, seen[:-1], net.dtype), dreamt.actions, dreamt.rewards,
-        dreamt.continues, values, logits, slow_values, ema,
-    )  # fmt: skip
+        config,
+        nets.head(actor, seen[:-1], net.dtype),
+        dreamt.actions,
+        dreamt.rewards,
+        dreamt.continues,
+        values,
+        logits,
+        slow_values,
+        ema,
+    )
     losses = {"policy": result.actor, "value": result.critic}
     if config.replay_loss != "none":
         features = last_rows(output.features, rows)

@@ -57,8 +57,10 @@ def scale_by_laprop(
         bias2, bias1 = 1.0 - beta2**power, 1.0 - beta1**power
         momentum = jax.tree.map(
             lambda m, g, v: beta1 * m + (1.0 - beta1) * g / (jnp.sqrt(v / bias2) + eps),
-            state.momentum, grads, square,
-        )  # fmt: skip
+            state.momentum,
+            grads,
+            square,
+        )
         updates = jax.tree.map(lambda m: m / bias1, momentum)
         return updates, ScaleState(count, square, momentum)
 

@@ -78,9 +78,10 @@ class EmpoConfig:
 
     def __post_init__(self) -> None:
         choices = {
-            "kind": ("networks", "tables"), "q_loss": ("gamma", "mse"),
+            "kind": ("networks", "tables"),
+            "q_loss": ("gamma", "mse"),
             "human_expectation": empo_targets.EXPECTATIONS,
-        }  # fmt: skip
+        }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {allowed}")
@@ -126,9 +127,14 @@ def make_model(config: EmpoConfig, world: World) -> Model:
     if config.kind == "tables":
         return table_model(world)
     return network_model(
-        world, hidden=config.hidden, encoder=config.encoder, q_head=config.q_head,
-        x_h=config.x_h, eta=float(config.params.eta), xi=float(config.params.xi),
-    )  # fmt: skip
+        world,
+        hidden=config.hidden,
+        encoder=config.encoder,
+        q_head=config.q_head,
+        x_h=config.x_h,
+        eta=float(config.params.eta),
+        xi=float(config.params.xi),
+    )
 
 
 def now(config: EmpoConfig, step: Array) -> tuple[PowerParams, Array]:
@@ -209,10 +215,19 @@ def _make_update(config: EmpoConfig, model: Model, world: World) -> Any:
         p, beta_r = now(config, train.step)
         frozen = train.params if train.target is None else train.target
         targets, metrics = empo_targets.make_targets(
-            model, world, frozen, states, human, p, beta_r, batch.mask[0],
-            capacity=config.capacity or None, unique=config.unique,
-            ability_floor=config.ability_floor, listed=listed,
-        )  # fmt: skip
+            model,
+            world,
+            frozen,
+            states,
+            human,
+            p,
+            beta_r,
+            batch.mask[0],
+            capacity=config.capacity or None,
+            unique=config.unique,
+            ability_floor=config.ability_floor,
+            listed=listed,
+        )
         train, losses = learn(config, model, world, train, states, targets, batch.mask[0], p)
         step = train.step + 1
         copied = train.target
@@ -314,9 +329,15 @@ def _q_loss(config: EmpoConfig, q: Array, target: Array) -> Array:
 
 
 def _learn_networks(
-    config: EmpoConfig, model: Model, world: World, train: TrainState, states: Any,
-    targets: empo_targets.Targets, mask: Array, p: PowerParams,
-) -> tuple[TrainState, Metrics]:  # fmt: skip
+    config: EmpoConfig,
+    model: Model,
+    world: World,
+    train: TrainState,
+    states: Any,
+    targets: empo_targets.Targets,
+    mask: Array,
+    p: PowerParams,
+) -> tuple[TrainState, Metrics]:
     """One step of each network that this stage trains. mask: `[B]` rows that exist."""
     codes = model.encode(states)
     coverage = targets.coverage * mask[:, None, None]
@@ -352,9 +373,15 @@ def _learn_networks(
 
 
 def _learn_tables(
-    config: EmpoConfig, model: Model, world: World, train: TrainState, states: Any,
-    targets: empo_targets.Targets, mask: Array, p: PowerParams,
-) -> tuple[TrainState, Metrics]:  # fmt: skip
+    config: EmpoConfig,
+    model: Model,
+    world: World,
+    train: TrainState,
+    states: Any,
+    targets: empo_targets.Targets,
+    mask: Array,
+    p: PowerParams,
+) -> tuple[TrainState, Metrics]:
     """Move entries by their adaptive rates; a state met often in a batch moves once."""
     index = jnp.where(mask, model.encode(states), world.num_states)  # past the end: dropped
     weights = {
@@ -378,7 +405,7 @@ def _learn_tables(
         share = share.reshape(share.shape + (1,) * (table.ndim - share.ndim))
         error = wanted[name] - table[index] + nothing
         params[name] = table.at[index].add(share * error, mode="drop")
-        metrics[f"loss/{name}"] = jnp.sum(jnp.where(
-            mask.reshape((-1,) + (1,) * (error.ndim - 1)), jnp.square(error), 0.0
-        )) / jnp.maximum(jnp.sum(mask) * error[0].size, 1)  # fmt: skip
+        metrics[f"loss/{name}"] = jnp.sum(
+            jnp.where(mask.reshape((-1,) + (1,) * (error.ndim - 1)), jnp.square(error), 0.0)
+        ) / jnp.maximum(jnp.sum(mask) * error[0].size, 1)
     return train.replace(params=params, opt_state=counts), metrics

@@ -53,9 +53,11 @@ def exact_errors(
     present = np.broadcast_to(np.asarray(world.goal_weight) > 0, v.shape)
     positive = present & ~achieved & (exact_v > 1e-3)
     groups = {
-        "v_h_e": present, "v_h_e_achieved": present & achieved, "v_h_e_positive": positive,
+        "v_h_e": present,
+        "v_h_e_achieved": present & achieved,
+        "v_h_e_positive": positive,
         "v_h_e_rest": present & ~achieved & ~positive,
-    }  # fmt: skip
+    }
     error = np.abs(v - exact_v)
     result = {name: float(error[group].mean()) for name, group in groups.items() if group.any()}
     result["pi_r"] = float(np.abs(pi - exact_pi).mean())

@@ -78,9 +78,16 @@ def _describe_goals(world: World) -> Array:
 
 
 def network_model(
-    world: World, *, hidden: int, encoder: str, q_head: str, x_h: str, eta: float, xi: float,
+    world: World,
+    *,
+    hidden: int,
+    encoder: str,
+    q_head: str,
+    x_h: str,
+    eta: float,
+    xi: float,
     max_goals: int = 4096,
-) -> Model:  # fmt: skip
+) -> Model:
     """Networks of width `hidden`. encoder: "mlp" | "identity" (the heads see features only).
 
     Raises ValueError for an unknown option, or more goals than are reasonable to evaluate at once.

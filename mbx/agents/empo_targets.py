@@ -96,9 +96,13 @@ def drawn_profiles(world: World, goals: Array, actions: Array) -> Profiles:
 
 
 def expand(
-    world: World, states: Any, human_actions: Array, capacity: int | None, mask: Array,
+    world: World,
+    states: Any,
+    human_actions: Array,
+    capacity: int | None,
+    mask: Array,
     listed: tuple[Any, Array] | None = None,
-) -> tuple[Successors, Metrics]:  # fmt: skip
+) -> tuple[Successors, Metrics]:
     """Successors of every (state, human profile, robot action), one flat list.
 
     human_actions: [B, P, H]. mask: [B], states to count. listed: (states, prob) [B, P, R, K, ...],
@@ -149,9 +153,14 @@ def _every_slot(states: Any, prob: Array) -> Successors:
 
 
 def values(
-    model: Model, world: World, params: Params, codes: Array, p: PowerParams, beta_r: Array,
+    model: Model,
+    world: World,
+    params: Params,
+    codes: Array,
+    p: PowerParams,
+    beta_r: Array,
     ability_floor: float,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+) -> tuple[Array, Array, Array]:
     """V_r `[N]`, V_h^e clamped `[N, H, G]` and X_h `[N, H]` of states, by frozen parameters."""
     with jax.named_scope("stage2_encode"):
         latents = model.trunk(params, codes)
@@ -169,10 +178,20 @@ def values(
 
 
 def make_targets(
-    model: Model, world: World, params: Params, states: Any, human: Profiles, p: PowerParams,
-    beta_r: Array, mask: Array, *, capacity: int | None = None, unique: int = 0,
-    ability_floor: float = power.ABILITY_FLOOR, listed: tuple[Any, Array] | None = None,
-) -> tuple[Targets, Metrics]:  # fmt: skip
+    model: Model,
+    world: World,
+    params: Params,
+    states: Any,
+    human: Profiles,
+    p: PowerParams,
+    beta_r: Array,
+    mask: Array,
+    *,
+    capacity: int | None = None,
+    unique: int = 0,
+    ability_floor: float = power.ABILITY_FLOOR,
+    listed: tuple[Any, Array] | None = None,
+) -> tuple[Targets, Metrics]:
     """Eqs. (4) and (6) for a batch of states, from frozen parameters.
 
     p: with gamma_h and gamma_r in force at this step. mask: `[B]`, rows that exist. unique: room
@@ -228,7 +247,8 @@ def _keys(world: World, states: Any) -> Array:
     leaves = [jnp.asarray(x) for x in jax.tree.leaves(states)]
     words = [
         jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
-        if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.int32)
+        if jnp.issubdtype(x.dtype, jnp.floating)
+        else x.astype(jnp.int32)
         for x in leaves
-    ]  # fmt: skip
+    ]
     return jnp.concatenate([w.reshape(w.shape[0], -1) for w in words], axis=1)

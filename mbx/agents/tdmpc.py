@@ -39,9 +39,17 @@ from mbx.agents.tdmpc_targets import Batch, Draws
 from mbx.world_model import WorldModel, make_world_model
 
 __all__ = [
-    "Batch", "Draws", "Scoring", "TDMPCConfig", "TrainState", "draw", "init_state", "make_agent",
-    "update_from_batch", "weigh_actions",
-]  # fmt: skip
+    "Batch",
+    "Draws",
+    "Scoring",
+    "TDMPCConfig",
+    "TrainState",
+    "draw",
+    "init_state",
+    "make_agent",
+    "update_from_batch",
+    "weigh_actions",
+]
 
 Array = jax.Array
 
@@ -76,10 +84,17 @@ def make_act(config: TDMPCConfig, model: WorldModel) -> Any:
         if config.prior_updates:
             prior = planning.prior_weight(train.step, config.prior_start, config.prior_updates)
         plan = planning.plan_to_act(
-            model, train.params, model.encode(train.params, obs), mean, key, config=planner,
-            num_proposals=config.num_proposals, outlook=looking,
-            proposal_noise=config.proposal_noise, prior=prior,
-        )  # fmt: skip
+            model,
+            train.params,
+            model.encode(train.params, obs),
+            mean,
+            key,
+            config=planner,
+            num_proposals=config.num_proposals,
+            outlook=looking,
+            proposal_noise=config.proposal_noise,
+            prior=prior,
+        )
         if not carries_expert:
             return plan.action, plan.mean
         chosen = plan.mean[:, 0] if config.expert_mean == "final" else plan.action
@@ -99,9 +114,14 @@ def make_targets(config: TDMPCConfig, model: WorldModel) -> Any:
         if not config.stores_targets:
             return None
         plan = planning.plan_targets(
-            model, train.params, model.encode(train.params, obs), key,
-            config=config.training_planner, outlook=outlook, horizon=config.target_horizon,
-        )  # fmt: skip
+            model,
+            train.params,
+            model.encode(train.params, obs),
+            key,
+            config=config.training_planner,
+            outlook=outlook,
+            horizon=config.target_horizon,
+        )
         expert = None
         if config.uses_expert:
             chosen = plan.mean if config.expert_mean == "final" else plan.action
@@ -121,9 +141,11 @@ def make_batch(sample: replay.Sample) -> Batch:
     planned: dict[str, Array | None] = {}
     if targets is not None:
         planned = dict(
-            target_actions=targets.actions, target_values=targets.values,
-            target_valid=targets.valid, target_expert=targets.expert,
-        )  # fmt: skip
+            target_actions=targets.actions,
+            target_values=targets.values,
+            target_valid=targets.valid,
+            target_expert=targets.expert,
+        )
     return Batch(
         obs=rows["obs"],
         action=rows["action"][:-1],
@@ -240,9 +262,13 @@ def make_agent(config: TDMPCConfig) -> Agent:
         return mean
 
     spec = replay.TargetSpec(
-        config.training_planner.num_samples, world.action_dim, config.keep_targets,
-        config.target_values_dtype, config.target_actions_dtype, config.uses_expert,
-    )  # fmt: skip
+        config.training_planner.num_samples,
+        world.action_dim,
+        config.keep_targets,
+        config.target_values_dtype,
+        config.target_actions_dtype,
+        config.uses_expert,
+    )
     return Agent(
         init=functools.partial(init_state, config, model),
         init_actor=init_actor,

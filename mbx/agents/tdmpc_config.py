@@ -254,9 +254,18 @@ def _check_choices(c: TDMPCConfig) -> None:
 
 def _check_counts(c: TDMPCConfig) -> None:
     for field in (
-        "horizon", "planner_horizon", "target_horizon", "batch_size", "reanalyze_batch",
-        "num_heads", "td_rollouts", "td_horizon", "value_best_n", "value_every", "policy_every",
-    ):  # fmt: skip
+        "horizon",
+        "planner_horizon",
+        "target_horizon",
+        "batch_size",
+        "reanalyze_batch",
+        "num_heads",
+        "td_rollouts",
+        "td_horizon",
+        "value_best_n",
+        "value_every",
+        "policy_every",
+    ):
         if getattr(c, field) < 1:
             raise ValueError(f"{field}={getattr(c, field)}: must be at least 1")
     if not 0 <= c.num_proposals < c.planner.num_samples:

@@ -112,9 +112,11 @@ def weigh_actions(
     if config.advantage_scale == "range":
         scale, scales = move_value_scale(config, scales, batch.target_values[0].reshape(-1))
     weights = value_targets.planner_weights(
-        batch.target_values, temperature=config.awr_temperature, scale=scale,
+        batch.target_values,
+        temperature=config.awr_temperature,
+        scale=scale,
         advantage_scale=config.advantage_scale,
-    )  # fmt: skip
+    )
     return weights, scales
 
 
@@ -145,10 +147,17 @@ def learn_model(
 
     def loss(trained: Params) -> tuple[Array, dict[str, Any]]:
         return losses.model_loss(
-            {**frozen, **trained}, model, batch, z[1:], target, aux, draws, config,
+            {**frozen, **trained},
+            model,
+            batch,
+            z[1:],
+            target,
+            aux,
+            draws,
+            config,
             progress=_progress(config, state.step),
             value_due=1.0 if config.value_every == 1 else due,
-        )  # fmt: skip
+        )
 
     old = _trained(state.params)
     (_, out), grads = jax.value_and_grad(loss, has_aux=True)(old)
@@ -178,9 +187,16 @@ def learn_policy(
 
     def loss(policy: Params) -> tuple[Array, dict[str, Any]]:
         return policies.policy_loss(
-            policy, model, state.params, state.target_policy, inputs, scales,
-            functools.partial(move_value_scale, config), config, entropy_coef,
-        )  # fmt: skip
+            policy,
+            model,
+            state.params,
+            state.target_policy,
+            inputs,
+            scales,
+            functools.partial(move_value_scale, config),
+            config,
+            entropy_coef,
+        )
 
     old = state.params["policy"]
     (value, out), grads = jax.value_and_grad(loss, has_aux=True)(old)
@@ -190,14 +206,22 @@ def learn_policy(
     metrics |= {f"policy/{name}": jnp.mean(x) for name, x in out["metrics"].items()}
     moved = out["scales"]
     state = state.replace(
-        policy_opt_state=opt_state, scale=moved.value[0], return_ema=moved.value[1],
-        kl_scale=moved.kl, trust_scale=moved.trust,
-    )  # fmt: skip
+        policy_opt_state=opt_state,
+        scale=moved.value[0],
+        return_ema=moved.value[1],
+        kl_scale=moved.kl,
+        trust_scale=moved.trust,
+    )
     if config.optimist:
         value, grads = jax.value_and_grad(policies.optimist_loss)(
-            params["optimist"], model, state.params, inputs._replace(eps=optimist_eps),
-            state.scale.value, config, entropy_coef,
-        )  # fmt: skip
+            params["optimist"],
+            model,
+            state.params,
+            inputs._replace(eps=optimist_eps),
+            state.scale.value,
+            config,
+            entropy_coef,
+        )
         updates, opt_state = optimizer.update(grads, state.optimist_opt_state, params["optimist"])
         params["optimist"] = optax.apply_updates(params["optimist"], updates)
         state = state.replace(optimist_opt_state=opt_state)
@@ -253,11 +277,16 @@ def policy_inputs(
     strategy, heads = config.head_strategy, zs.shape[1]
     copied = losses.feed_copies(
         dict(
-            mask=losses.state_mask(batch.mask), actions=batch.target_actions, weights=weights,
-            valid=batch.target_valid, expert=batch.target_expert, behaviour=batch.action,
+            mask=losses.state_mask(batch.mask),
+            actions=batch.target_actions,
+            weights=weights,
+            valid=batch.target_valid,
+            expert=batch.target_expert,
+            behaviour=batch.action,
         ),
-        strategy, heads,
-    )  # fmt: skip
+        strategy,
+        heads,
+    )
     return policies.PolicyInputs(
         zs=losses.feed_heads(zs, strategy), eps=draws.policy_eps, heads=draws.policy_heads, **copied
     )

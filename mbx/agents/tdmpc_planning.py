@@ -194,11 +194,16 @@ def score_function(model: WorldModel, params: Params, z: Array, outlook: Outlook
         eps_key, heads_key = jax.random.split(key)
         batch, num, _, action_dim = actions.shape
         return trajectory_value(
-            model, params, z, actions, discount=outlook.discount,
+            model,
+            params,
+            z,
+            actions,
+            discount=outlook.discount,
             eps=jax.random.normal(eps_key, (batch, num, action_dim)),
             heads=choose_heads(heads_key, model.config.num_values, outlook.num_heads),
-            termination=outlook.termination, score=outlook.scoring,
-        )  # fmt: skip
+            termination=outlook.termination,
+            score=outlook.scoring,
+        )
 
     return score
 
@@ -236,9 +241,14 @@ def plan_to_act(
     if prior is not None:
         mean, std = blend(prior, policy_gaussian(model, params, z, horizon), (mean, std))
     return mppi.plan(
-        plan_key, score, mean, std, proposals=proposals, action_mask=model.action_mask(z),
+        plan_key,
+        score,
+        mean,
+        std,
+        proposals=proposals,
+        action_mask=model.action_mask(z),
         config=config,
-    )  # fmt: skip
+    )
 
 
 def plan_targets(
@@ -277,7 +287,12 @@ def plan_targets(
         return jnp.broadcast_to(x[:, None], (x.shape[0], horizon, x.shape[1]))
 
     plan = mppi.plan(
-        plan_key, score_function(model, params, z, outlook), repeat(jnp.tanh(mean)),
-        repeat(jnp.exp(log_std)), initial=initial, action_mask=model.action_mask(z), config=config,
-    )  # fmt: skip
+        plan_key,
+        score_function(model, params, z, outlook),
+        repeat(jnp.tanh(mean)),
+        repeat(jnp.exp(log_std)),
+        initial=initial,
+        action_mask=model.action_mask(z),
+        config=config,
+    )
     return Planned(plan.actions[:, :, 0], plan.values, plan.action, plan.mean[:, 0], plan.std[:, 0])

@@ -222,9 +222,13 @@ def term_loss(
 
 
 def trust_region(
-    mean: Array, log_std: Array, target: tuple[Array, Array], inputs: PolicyInputs, scale: Any,
+    mean: Array,
+    log_std: Array,
+    target: tuple[Array, Array],
+    inputs: PolicyInputs,
+    scale: Any,
     config: TDMPCConfig,
-) -> tuple[Array, Any]:  # fmt: skip
+) -> tuple[Array, Any]:
     """KL(EMA policy || policy), summed over action dims, in units of its running scale: a scalar
     and the moved scale (document 001, section 2.4)."""
     kl = dist.gaussian_kl(jnp.tanh(target[0]), jnp.exp(target[1]), jnp.tanh(mean), jnp.exp(log_std))
@@ -250,16 +254,27 @@ def policy_loss(
     """
     mean, log_std, _ = gaussians(model, params, policy, inputs.zs)
     entropy = policy_entropy(
-        model, mean, log_std, inputs.eps, config.entropy_action_dim_power, config.jacobian,
+        model,
+        mean,
+        log_std,
+        inputs.eps,
+        config.entropy_action_dim_power,
+        config.jacobian,
         model.action_mask(inputs.zs),
-    )  # fmt: skip
+    )
     total: Array | float = 0.0
     metrics: dict[str, Array] = {}
     for i, (name, weight) in enumerate(config.policy_terms.items()):
         loss, mask, scales, extra = term_loss(
-            name, model, {**params, "policy": policy}, (mean, log_std), inputs, scales,
-            move_scale, config,
-        )  # fmt: skip
+            name,
+            model,
+            {**params, "policy": policy},
+            (mean, log_std),
+            inputs,
+            scales,
+            move_scale,
+            config,
+        )
         loss = weight * loss
         if i == 0:
             loss = loss - entropy_coef * entropy[: loss.shape[0]]
@@ -291,8 +306,13 @@ def optimist_loss(
         model, params, inputs.zs, action, inputs.heads, config, config.optimist_std_coef
     )
     entropy = policy_entropy(
-        model, mean, log_std, inputs.eps, config.entropy_action_dim_power, config.jacobian,
+        model,
+        mean,
+        log_std,
+        inputs.eps,
+        config.entropy_action_dim_power,
+        config.jacobian,
         model.action_mask(inputs.zs),
-    )  # fmt: skip
+    )
     bonus = config.optimist_entropy_scale * entropy_coef * entropy
     return time_weighted(-q / scale - bonus, inputs.mask, config.time_weight)

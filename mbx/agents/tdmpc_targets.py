@@ -133,9 +133,14 @@ def bootstrap(
     if config.value_reduction == "min":  # of the heads drawn, as TD-MPC2 and RedQ do
         values = jnp.min(values, axis=0, keepdims=True)
     targets = returns.td_targets(
-        rewards, values, discount, terminated, std_coef=config.td_std_coef,
-        dynamics_reduction=None, local_bootstrap=config.value_reduction != "mean",
-    )  # fmt: skip
+        rewards,
+        values,
+        discount,
+        terminated,
+        std_coef=config.td_std_coef,
+        dynamics_reduction=None,
+        local_bootstrap=config.value_reduction != "mean",
+    )
     if config.value_reduction != "local":
         targets = targets[:1]
     return scoring.reduce_dynamics(
@@ -211,8 +216,9 @@ def v_targets(
     """
     if draws.dynamics_head is not None:
         params = {
-            **params, "dynamics": networks.take_heads(params["dynamics"], draws.dynamics_head[None])
-        }  # fmt: skip
+            **params,
+            "dynamics": networks.take_heads(params["dynamics"], draws.dynamics_head[None]),
+        }
     root = jnp.expand_dims(z, -2)[None]
     heads = networks.num_heads(params["dynamics"])
     state = jnp.broadcast_to(root, (heads, *root.shape[1:]))

@@ -112,9 +112,13 @@ def make(
         factory = importlib.import_module(factory).make
     with _missing_package_told(name):
         return factory(
-            task, num_envs, action_repeat=action_repeat, episode_length=episode_length, seed=seed,
+            task,
+            num_envs,
+            action_repeat=action_repeat,
+            episode_length=episode_length,
+            seed=seed,
             **extra,
-        )  # fmt: skip
+        )
 
 
 def make_renderer(name: str) -> Renderer:

@@ -231,8 +231,10 @@ def random_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:
 def check_counts(name: str, num_envs: int, action_repeat: int, episode_length: int | None) -> None:
     """Raise ValueError for counts below one."""
     for field, value in (
-        ("num_envs", num_envs), ("action_repeat", action_repeat), ("episode_length", episode_length)
-    ):  # fmt: skip
+        ("num_envs", num_envs),
+        ("action_repeat", action_repeat),
+        ("episode_length", episode_length),
+    ):
         if value is not None and value < 1:
             raise ValueError(f"env.{field}={value} for {name}: must be at least 1")
 

@@ -33,9 +33,11 @@ def make(
     """The brax task, batched. Raises ValueError for an unknown one."""
     raw = _raw(task)
     return episodic(
-        raw, num_envs, action_repeat=1 if action_repeat is None else action_repeat,
+        raw,
+        num_envs,
+        action_repeat=1 if action_repeat is None else action_repeat,
         episode_length=episode_length,
-    )  # fmt: skip
+    )
 
 
 def make_renderer(task: str) -> Renderer:
@@ -44,9 +46,10 @@ def make_renderer(task: str) -> Renderer:
     if not hasattr(env, "sys"):
         raise ValueError(f"env.name='brax:{task}' has no model to draw")
     return Renderer(
-        lambda state: dict(qpos=state.pipeline_state.q), mujoco_drawing(env.sys.mj_model),
+        lambda state: dict(qpos=state.pipeline_state.q),
+        mujoco_drawing(env.sys.mj_model),
         float(env.dt),
-    )  # fmt: skip
+    )
 
 
 def _load(task: str) -> Any:

@@ -51,9 +51,13 @@ def make(
             f"{tasks[0].time_limit} steps after which dm_control itself ends dmc:{task}: lower it"
         )
     return SteppedEnvironment(
-        f"dmc:{task}", tasks, time_limit=tasks[0].time_limit, seed=seed,
-        action_repeat=repeat, episode_length=episode_length,
-    )  # fmt: skip
+        f"dmc:{task}",
+        tasks,
+        time_limit=tasks[0].time_limit,
+        seed=seed,
+        action_repeat=repeat,
+        episode_length=episode_length,
+    )
 
 
 class _Task:
@@ -91,8 +95,14 @@ class _Task:
     def get_state(self) -> bytes | None:
         env = self._env
         warm = env.physics.data.qacc_warmstart.copy()
-        state = (env.physics.get_state(), warm, env.physics.data.ctrl.copy(),
-                 env.physics.data.time, env._step_count, env._reset_next_step)  # fmt: skip
+        state = (
+            env.physics.get_state(),
+            warm,
+            env.physics.data.ctrl.copy(),
+            env.physics.data.time,
+            env._step_count,
+            env._reset_next_step,
+        )
         return pickle.dumps((state, self._random_at_reset, env.task.random.get_state()))
 
     def set_state(self, snapshot: bytes) -> None:

@@ -106,9 +106,12 @@ def packaged_world(name: str) -> NamedWorld:
 
 
 def raw_environment(
-    name: str, world: World, *, resample_probability: float = RESAMPLE_PROBABILITY,
+    name: str,
+    world: World,
+    *,
+    resample_probability: float = RESAMPLE_PROBABILITY,
     stored: bool = False,
-) -> RawEnvironment:  # fmt: skip
+) -> RawEnvironment:
     """One world with its humans inside, un-batched. time_limit: 50 steps.
 
     stored: observations end with the successors of the state for drawn human actions.

@@ -33,10 +33,13 @@ def make(
     limit = registry[task].max_episode_steps
     envs = [_Task(gymnasium.make(task, max_episode_steps=-1), task) for _ in range(num_envs)]
     return SteppedEnvironment(
-        f"gym:{task}", envs, time_limit=limit, seed=seed,
+        f"gym:{task}",
+        envs,
+        time_limit=limit,
+        seed=seed,
         action_repeat=1 if action_repeat is None else action_repeat,
         episode_length=episode_length,
-    )  # fmt: skip
+    )
 
 
 class _Task:

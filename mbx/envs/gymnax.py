@@ -27,9 +27,11 @@ def make(
     """The gymnax task, batched. Raises ValueError for an unknown one."""
     raw = _raw(task)
     return episodic(
-        raw, num_envs, action_repeat=1 if action_repeat is None else action_repeat,
+        raw,
+        num_envs,
+        action_repeat=1 if action_repeat is None else action_repeat,
         episode_length=episode_length,
-    )  # fmt: skip
+    )
 
 
 def _raw(task: str) -> RawEnvironment:
@@ -69,6 +71,12 @@ def _raw(task: str) -> RawEnvironment:
         return new, observe(obs), jnp.asarray(reward, jnp.float32).reshape(()), terminated
 
     return RawEnvironment(
-        f"gymnax:{task}", tuple(shape), jnp.float32, int(space.n if discrete else low.size),
-        int(params.max_steps_in_episode), reset, step, discrete,
-    )  # fmt: skip
+        f"gymnax:{task}",
+        tuple(shape),
+        jnp.float32,
+        int(space.n if discrete else low.size),
+        int(params.max_steps_in_episode),
+        reset,
+        step,
+        discrete,
+    )

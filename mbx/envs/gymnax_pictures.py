@@ -20,9 +20,20 @@ _FINE = 3  # drawn larger and shrunk, for smooth edges
 _PAPER, _INK = (250, 250, 248), (60, 60, 66)
 # By channel: red, green, blue, purple, yellow, grey, brown, and so on around.
 _COLORS = np.array(
-    [(205, 60, 50), (60, 150, 70), (60, 100, 200), (130, 60, 160), (220, 180, 30), (120, 120, 120),
-     (140, 95, 55), (40, 160, 170), (230, 130, 170), (150, 190, 60)], np.uint8,
-)  # fmt: skip
+    [
+        (205, 60, 50),
+        (60, 150, 70),
+        (60, 100, 200),
+        (130, 60, 160),
+        (220, 180, 30),
+        (120, 120, 120),
+        (140, 95, 55),
+        (40, 160, 170),
+        (230, 130, 170),
+        (150, 190, 60),
+    ],
+    np.uint8,
+)
 
 
 def make_renderer(task: str) -> Renderer:
@@ -35,13 +46,15 @@ def make_renderer(task: str) -> Renderer:
     if task == "Pendulum-v1":
         return Renderer(
             lambda s: dict(angle=s.theta, torque=s.last_u / params.max_torque),
-            draw_pendulum, params.dt,
-        )  # fmt: skip
+            draw_pendulum,
+            params.dt,
+        )
     if task == "CartPole-v1":
         return Renderer(
-            lambda s: dict(position=s.x / params.x_threshold, angle=s.theta), draw_cartpole,
+            lambda s: dict(position=s.x / params.x_threshold, angle=s.theta),
+            draw_cartpole,
             params.tau,
-        )  # fmt: skip
+        )
     if len(env.observation_space(params).shape) in (2, 3):
         return Renderer(lambda s: env.get_obs(s, params), draw_grid, GRID_SECONDS)
     raise ValueError(

@@ -58,10 +58,14 @@ class SteppedEnvironment(HostEnvironment):
         length = episode_length or -(-time_limit // action_repeat)
         self._last = last_repeat(time_limit, action_repeat, episode_length)
         self.spec = EnvSpec(
-            name, tuple(first.obs_shape), first.obs_dtype,
-            first.num_actions or int(first.action_low.size), length, action_repeat,
+            name,
+            tuple(first.obs_shape),
+            first.obs_dtype,
+            first.num_actions or int(first.action_low.size),
+            length,
+            action_repeat,
             first.num_actions > 0,
-        )  # fmt: skip
+        )
         self.num_envs = len(tasks)
         self._tasks = list(tasks)
         self._length = np.zeros(self.num_envs, np.int32)

@@ -52,11 +52,14 @@ def make(
         )
     members = [
         envs.make(
-            name, num_envs // len(names), action_repeat=action_repeat,
-            episode_length=episode_length, seed=seed + i,
+            name,
+            num_envs // len(names),
+            action_repeat=action_repeat,
+            episode_length=episode_length,
+            seed=seed + i,
         )
         for i, name in enumerate(names)
-    ]  # fmt: skip
+    ]
     spec = _joint_spec(f"multi:{tasks}", [member.spec for member in members], min_sizes)
     if all(isinstance(member, JaxEnvironment) for member in members):
         return _together(spec, members)

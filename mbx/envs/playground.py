@@ -30,9 +30,11 @@ def make(
     """The Playground task, batched. Raises ValueError for an unknown one."""
     raw = _raw(task)
     return episodic(
-        raw, num_envs, action_repeat=2 if action_repeat is None else action_repeat,
+        raw,
+        num_envs,
+        action_repeat=2 if action_repeat is None else action_repeat,
         episode_length=episode_length,
-    )  # fmt: skip
+    )
 
 
 def make_renderer(task: str) -> Renderer:
@@ -41,8 +43,9 @@ def make_renderer(task: str) -> Renderer:
     fields = ("qpos", "mocap_pos", "mocap_quat")
     return Renderer(
         lambda state: {name: getattr(state.data, name) for name in fields},
-        mujoco_drawing(env.mj_model), float(env.dt),
-    )  # fmt: skip
+        mujoco_drawing(env.mj_model),
+        float(env.dt),
+    )
 
 
 def _load(task: str) -> Any:
@@ -79,6 +82,11 @@ def _raw(task: str) -> RawEnvironment:
         return new, obs, jnp.asarray(new.reward, jnp.float32), new.done > 0.5
 
     return RawEnvironment(
-        f"playground:{task}", tuple(example.obs.shape), jnp.float32, int(env.action_size),
-        int(env._config.episode_length), reset, step,
-    )  # fmt: skip
+        f"playground:{task}",
+        tuple(example.obs.shape),
+        jnp.float32,
+        int(env.action_size),
+        int(env._config.episode_length),
+        reset,
+        step,
+    )

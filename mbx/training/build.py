@@ -20,9 +20,15 @@ from mbx.training.state import Schedule
 from mbx.training.tdmpc_settings import is_episodic, tdmpc_config
 
 __all__ = [
-    "build_agent", "build_schedule", "dreamer_config", "empo_config", "empo_world", "is_episodic",
-    "register", "tdmpc_config",
-]  # fmt: skip
+    "build_agent",
+    "build_schedule",
+    "dreamer_config",
+    "empo_config",
+    "empo_world",
+    "is_episodic",
+    "register",
+    "tdmpc_config",
+]
 
 Config = Mapping[str, Any]
 Builder = Callable[[Config, EnvSpec], Agent]

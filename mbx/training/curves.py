@@ -58,8 +58,9 @@ def load_reference(path: str) -> tuple[np.ndarray, ...]:
     with open(path, newline="") as file:
         reader = csv.DictReader(file)
         rows, columns = list(reader), set(reader.fieldnames or ())
-    if not rows or not ({"step", "mean", "lcb", "ucb"} <= columns
-                        or {"step", "reward", "seed"} <= columns):  # fmt: skip
+    if not rows or not (
+        {"step", "mean", "lcb", "ucb"} <= columns or {"step", "reward", "seed"} <= columns
+    ):
         raise ValueError(
             f"{path} has {len(rows)} rows of columns {sorted(columns)}: give some, with columns "
             "step,mean,lcb,ucb or step,reward,seed"

@@ -29,10 +29,13 @@ def save(path: str, state: replay.ReplayState, *, task: str) -> None:
     header = dict(version=FORMAT_VERSION, task=task)
     file = io.BytesIO()
     np.savez_compressed(
-        file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), size=size,
-        position=np.asarray(state.position) % rows, transitions=np.asarray(state.transitions),
+        file,
+        header=np.frombuffer(json.dumps(header).encode(), np.uint8),
+        size=size,
+        position=np.asarray(state.position) % rows,
+        transitions=np.asarray(state.transitions),
         **{f"row/{name}": leaf for name, leaf in data.items()},
-    )  # fmt: skip
+    )
     atomic_write(path, file.getvalue())
 
 

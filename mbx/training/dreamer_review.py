@@ -73,9 +73,14 @@ def open_loop(
         carry = rssm.initial(net, model["rssm"], (BATCH,))
     tokens = observations.encode(net, model["encoder"], batch.obs)
     seen = rssm.observe(
-        net, model["rssm"], carry, tokens[:context], batch.action[:context],
-        batch.is_first[:context], jax.random.uniform(seen_key, (context, BATCH, net.stoch)),
-    )  # fmt: skip
+        net,
+        model["rssm"],
+        carry,
+        tokens[:context],
+        batch.action[:context],
+        batch.is_first[:context],
+        jax.random.uniform(seen_key, (context, BATCH, net.stoch)),
+    )
     last = jax.tree.map(lambda x: x[-1], seen.states)
     actions = jnp.concatenate([batch.action[context:], batch.action[-1:]])
     draws = jax.random.uniform(dream_key, (length - context, BATCH, net.stoch))

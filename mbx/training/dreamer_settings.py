@@ -30,9 +30,12 @@ def dreamer_model(config: Config, spec: EnvSpec) -> dreamer_networks.ModelConfig
     if model["core"] == "dense":
         model["blocks"] = 1
     return dreamer_networks.sized(
-        size, action_dim=spec.action_dim, factors=(spec.action_dim,) if spec.discrete else (),
-        **seen, **model,
-    )  # fmt: skip
+        size,
+        action_dim=spec.action_dim,
+        factors=(spec.action_dim,) if spec.discrete else (),
+        **seen,
+        **model,
+    )
 
 
 def dreamer_config(config: Config, spec: EnvSpec) -> dreamer.DreamerConfig:

@@ -39,9 +39,10 @@ def make_review(
     @jax.jit
     def play(train: TrainState, key: Array) -> tuple[Any, Array]:
         policies = (
-            evaluation.learned_policy(config, world, train), evaluation.random_policy(world),
+            evaluation.learned_policy(config, world, train),
+            evaluation.random_policy(world),
             evaluation.frozen_policy,
-        )  # fmt: skip
+        )
 
         def beside(robot: Array) -> evaluation.Episodes:
             def policy(state: Any, key: Array) -> Array:

@@ -63,9 +63,15 @@ def empo_config(config: Config, spec: EnvSpec) -> empo.EmpoConfig:
     loss = dict(config["loss"])
     loss["capacity"] = _capacity(loss.pop("room"), loss, empo_world(spec).world)
     loss["target_interval"] = loss["target_interval"] or (1 if model["kind"] == "tables" else 20)
-    return section("model, loss or optimizer", empo.EmpoConfig, {
-        "params": own if source == "world" and own is not None else PowerParams(**setting),
-        "curriculum": curriculum,
-        "stored_successors": spec.name.endswith("@stored"),
-        **model, **loss, **config["optimizer"],
-    })  # fmt: skip
+    return section(
+        "model, loss or optimizer",
+        empo.EmpoConfig,
+        {
+            "params": own if source == "world" and own is not None else PowerParams(**setting),
+            "curriculum": curriculum,
+            "stored_successors": spec.name.endswith("@stored"),
+            **model,
+            **loss,
+            **config["optimizer"],
+        },
+    )

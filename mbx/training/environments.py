@@ -19,9 +19,13 @@ def make_environment(
     several = env["name"].startswith("multi:")
     options = {"min_sizes": tuple(env["pad_to"])} if several else {}
     return envs.make(
-        env["name"], num_envs, action_repeat=env["action_repeat"] or None,
-        episode_length=env["episode_length"] or None, seed=seed, **options,
-    )  # fmt: skip
+        env["name"],
+        num_envs,
+        action_repeat=env["action_repeat"] or None,
+        episode_length=env["episode_length"] or None,
+        seed=seed,
+        **options,
+    )
 
 
 def evaluation_environment(

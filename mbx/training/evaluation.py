@@ -106,9 +106,14 @@ def make_episodes(
             return i + 1, env_state, timestep.obs, actor, active, total, length
 
         start = (
-            jnp.int32(0), env_state, obs, init_actor(num), jnp.ones(num, bool),
-            jnp.zeros(num), jnp.zeros(num, jnp.int32),
-        )  # fmt: skip
+            jnp.int32(0),
+            env_state,
+            obs,
+            init_actor(num),
+            jnp.ones(num, bool),
+            jnp.zeros(num),
+            jnp.zeros(num, jnp.int32),
+        )
         result = jax.lax.while_loop(lambda carry: jnp.any(carry[4]), step, start)
         return result[5], result[6]
 

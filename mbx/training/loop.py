@@ -53,13 +53,21 @@ def store(
     done = timestep.terminated | timestep.truncated
     no = jnp.zeros_like(done)
     row = dict(
-        obs=state.obs, action=action, reward=state.reward, is_first=state.is_first,
-        is_last=no, terminated=no,
-    )  # fmt: skip
+        obs=state.obs,
+        action=action,
+        reward=state.reward,
+        is_first=state.is_first,
+        is_last=no,
+        terminated=no,
+    )
     last = dict(
-        obs=timestep.final_obs, action=jnp.zeros_like(action), reward=timestep.reward,
-        is_first=no, is_last=~no, terminated=timestep.terminated,
-    )  # fmt: skip
+        obs=timestep.final_obs,
+        action=jnp.zeros_like(action),
+        reward=timestep.reward,
+        is_first=no,
+        is_last=~no,
+        terminated=timestep.terminated,
+    )
     if agent.remember is not None:
         latents = agent.remember(actor)
         row |= latents

@@ -157,10 +157,12 @@ def open_members(
         logger = NoLogger(path)
         if job.layout.leads:
             logger = RunLogger(
-                path, config={**config, "seed": seed, "num_seeds": 1},
+                path,
+                config={**config, "seed": seed, "num_seeds": 1},
                 resume_step=done * plan.steps_per_interval if done else None,
-                progress_total=plan.intervals * plan.steps_per_interval, quiet=i > 0,
-            )  # fmt: skip
+                progress_total=plan.intervals * plan.steps_per_interval,
+                quiet=i > 0,
+            )
         stack.callback(logger.close)
         best = checkpointer
         if path != workdir:
@@ -254,10 +256,12 @@ def load(workdir: str, *, which: str | int = "best") -> tuple[Agent, Any, dict[s
     else:
         full = jax.eval_shape(
             lambda: fresh_state(
-                agent, make_environment(config, config["env"]["num_envs"], seed=0), config,
+                agent,
+                make_environment(config, config["env"]["num_envs"], seed=0),
+                config,
                 jax.random.key(0),
             )
-        )  # fmt: skip
+        )
         step = None if which == "latest" else int(which)
         train_state = checkpointer.restore(full, step=step)[0].train
     checkpointer.close()

@@ -96,14 +96,17 @@ def init_state(
         reward=jnp.zeros(num_envs),
         is_first=jnp.ones(num_envs, bool),
         replay=replay.init(
-            agent.example_row(), num_envs=num_envs, capacity=capacity,
-            target_spec=agent.target_spec, shards=shards,
+            agent.example_row(),
+            num_envs=num_envs,
+            capacity=capacity,
+            target_spec=agent.target_spec,
+            shards=shards,
         ),
         key=base_key,
         steps=jnp.int32(0),
         credit=jnp.int32(0),
         updates=jnp.int32(0),
-    )  # fmt: skip
+    )
 
 
 def step_keys(state: LoopState) -> tuple[Array, Array, Array]:

@@ -58,19 +58,40 @@ def _world(config: Config, spec: EnvSpec) -> WorldModelConfig:
         aux_joint=config["loss"]["aux_joint"],
         episodic=any(is_episodic(model["episodic"], s.name) for s in spec.tasks or (spec,)),
         tasks=_task_set(spec, model["task_dim"]),
-        **{name: model[name] for name in (
-            "critic", "policy", "num_bins", "bin_min", "bin_max", "log_std_min", "log_std_max",
-            "dropout", "dtype", "num_dynamics", "num_rewards", "prior_scale", "prior_div",
-        )},
-    )  # fmt: skip
+        **{
+            name: model[name]
+            for name in (
+                "critic",
+                "policy",
+                "num_bins",
+                "bin_min",
+                "bin_max",
+                "log_std_min",
+                "log_std_max",
+                "dropout",
+                "dtype",
+                "num_dynamics",
+                "num_rewards",
+                "prior_scale",
+                "prior_div",
+            )
+        },
+    )
 
 
 def _planners(config: Config) -> dict[str, Any]:
     """Settings of the acting and the training planner: search, scoring, and what is the agent's."""
     planner, training = dict(config["planner"]), dict(config["training_planner"])
-    own = {name: planner.pop(name) for name in (
-        "num_proposals", "proposal_noise", "evaluation_selection", "prior_start", "prior_updates",
-    )}  # fmt: skip
+    own = {
+        name: planner.pop(name)
+        for name in (
+            "num_proposals",
+            "proposal_noise",
+            "evaluation_selection",
+            "prior_start",
+            "prior_updates",
+        )
+    }
     scoring = tdmpc.Scoring(**{name: planner.pop(name) for name in _SCORING})
     return dict(
         scoring=scoring,

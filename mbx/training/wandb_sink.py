@@ -37,10 +37,15 @@ class WandbSink:
         try:
             # Several seeds are several runs in one process.
             self._run = wandb.init(
-                project=log["wandb"], entity=log.get("wandb_entity") or None, id=run_id,
-                resume="allow", reinit="create_new", dir=workdir, name=_name(workdir),
+                project=log["wandb"],
+                entity=log.get("wandb_entity") or None,
+                id=run_id,
+                resume="allow",
+                reinit="create_new",
+                dir=workdir,
+                name=_name(workdir),
                 config=dict(config),
-            )  # fmt: skip
+            )
         except wandb.Error as error:
             raise ValueError(
                 f"log.wandb={log['wandb']!r}: {error}: run `wandb login`, set WANDB_MODE=offline "

@@ -25,9 +25,21 @@ from mbx.training.checkpoint import Checkpointer
 from mbx.training.job import fresh_state
 
 NET = ModelConfig(
-    vector_dim=3, action_dim=2, factors=(2,), deter=8, hidden=6, stoch=2, classes=4, units=8,
-    blocks=2, num_bins=21, policy_layers=1, value_layers=1, encoder_layers=1, decoder_layers=1,
-)  # fmt: skip
+    vector_dim=3,
+    action_dim=2,
+    factors=(2,),
+    deter=8,
+    hidden=6,
+    stoch=2,
+    classes=4,
+    units=8,
+    blocks=2,
+    num_bins=21,
+    policy_layers=1,
+    value_layers=1,
+    encoder_layers=1,
+    decoder_layers=1,
+)
 CONFIG = DreamerConfig(NET, batch_size=2, batch_length=4, horizon=3, gamma=0.9)
 GAMMA = 0.9
 
@@ -43,9 +55,11 @@ def rows(key, config=CONFIG):
     return dict(
         obs=jax.random.normal(keys[0], (*shape, 3)),
         action=rssm.mode_one_hot(action) if net.discrete else jnp.tanh(action),
-        reward=jax.random.normal(keys[2], shape), is_first=jnp.roll(last, 1, axis=0),
-        is_last=last, terminated=last,
-    )  # fmt: skip
+        reward=jax.random.normal(keys[2], shape),
+        is_first=jnp.roll(last, 1, axis=0),
+        is_last=last,
+        terminated=last,
+    )
 
 
 def trained(config, key=0):
@@ -64,8 +78,9 @@ def trained(config, key=0):
 def make_step(config):
     def step(state, rows, key):
         batch, carry = dreamer.make_batch(config, rows)
-        carry = carry or rssm.initial(config.model, state.params["model"]["rssm"],
-                                      (config.batch_size,))  # fmt: skip
+        carry = carry or rssm.initial(
+            config.model, state.params["model"]["rssm"], (config.batch_size,)
+        )
         draws = dreamer.draw(config, key)
         return dreamer.step_gradients(config, state, batch, carry, draws)
 
@@ -81,11 +96,15 @@ def behaviour(config, rewards, continues, values, **changes):
     """`losses.behaviour` with a uniform policy and an untrained critic."""
     lead = rewards.shape
     given = dict(
-        policy_out=jnp.zeros((*lead, 2)), actions=jnp.zeros((*lead, 2)).at[..., 0].set(1.0),
-        rewards=rewards, continues=continues, values=values,
-        value_logits=jnp.zeros((*lead, 21)), slow_values=jnp.zeros(lead),
+        policy_out=jnp.zeros((*lead, 2)),
+        actions=jnp.zeros((*lead, 2)).at[..., 0].set(1.0),
+        rewards=rewards,
+        continues=continues,
+        values=values,
+        value_logits=jnp.zeros((*lead, 21)),
+        slow_values=jnp.zeros(lead),
         ema=returns.init_return_ema(),
-    )  # fmt: skip
+    )
     return losses.behaviour(config, **(given | changes))
 
 
@@ -105,9 +124,13 @@ def test_chain_of_three_states_by_hand():
         got = behaviour(config, column(9.0, 1.0, 2.0), column(1.0, 1.0, 0.0), values)
         np.testing.assert_allclose(got.returns[:, 0], [1.0 + 2.0 * GAMMA, 2.0], rtol=1e-6)
         replayed = returns.replay_lambda_returns(
-            column(0.0, 1.0, 2.0), column(0.0, 0.0, 1.0), column(0.0, 0.0, 1.0), values, GAMMA,
+            column(0.0, 1.0, 2.0),
+            column(0.0, 0.0, 1.0),
+            column(0.0, 0.0, 1.0),
+            values,
+            GAMMA,
             lambda_,
-        )  # fmt: skip
+        )
         np.testing.assert_allclose(replayed, got.returns, rtol=1e-6)
 
 
@@ -153,9 +176,13 @@ def test_what_follows_an_end_changes_nothing_before_it():
 
 def test_replay_mask_lies_on_the_loss_and_the_literal_form_differs():
     batch = losses.Batch(
-        {}, None, column(0.0, 1.0, 0.0, 1.0), None, column(0.0, 1.0, 0.0, 0.0) > 0,
+        {},
+        None,
+        column(0.0, 1.0, 0.0, 1.0),
+        None,
         column(0.0, 1.0, 0.0, 0.0) > 0,
-    )  # fmt: skip
+        column(0.0, 1.0, 0.0, 0.0) > 0,
+    )
     logits, slow = jnp.zeros((4, 1, 21)), jnp.zeros((4, 1))
     annotations = column(2.0, 2.0, 2.0, 2.0)
     aligned = losses.replay_critic(CONFIG, logits, slow, annotations, batch)
@@ -266,10 +293,22 @@ def test_step_is_deterministic_finite_and_moves_every_group(step):
     step(state, data, jax.random.key(3))
     assert step._cache_size() == 1
     names = {
-        "value_reg_loss", "entropy", "lambda_mean", "lambda_std", "lambda_p05", "lambda_p95",
-        "ema_offset", "ema_invscale", "discount_mean", "discount_min", "adv_mean", "adv_std",
-        "target_critic_mean", "actor_loss", "critic_loss",
-    }  # fmt: skip
+        "value_reg_loss",
+        "entropy",
+        "lambda_mean",
+        "lambda_std",
+        "lambda_p05",
+        "lambda_p95",
+        "ema_offset",
+        "ema_invscale",
+        "discount_mean",
+        "discount_min",
+        "adv_mean",
+        "adv_std",
+        "target_critic_mean",
+        "actor_loss",
+        "critic_loss",
+    }
     metrics = dreamer.make_metrics(a.output, a.result, a.terms, a.grads)
     assert names <= set(metrics) and all(np.isfinite(v) for v in metrics.values())
     assert a.terms["replay_value"].shape == (3, 2)
@@ -319,8 +358,13 @@ def test_first_continue_is_the_replay_rows_own(step):
 def test_continuous_actors_learn_through_the_model_and_smallest_shapes_work():
     net = dataclasses.replace(NET, factors=())
     config = DreamerConfig(
-        net, batch_size=1, batch_length=2, horizon=1, actor_gradient="reparam", entropy_coef=0.0,
-    )  # fmt: skip
+        net,
+        batch_size=1,
+        batch_length=2,
+        horizon=1,
+        actor_gradient="reparam",
+        entropy_coef=0.0,
+    )
     state = trained(config)
     got = make_step(config)(state, rows(jax.random.key(1), config), jax.random.key(2))
     assert got.terms["policy"].shape == (1, 2) and got.terms["replay_value"].shape == (1, 1)

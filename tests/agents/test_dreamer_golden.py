@@ -83,9 +83,10 @@ def test_continuous_policy(name):
     x, numbers = load_fixture("dreamer", f"actor_continuous_{name}")
     dims = x["noise"].shape[-1]
     net = ModelConfig(
-        vector_dim=1, action_dim=dims,
+        vector_dim=1,
+        action_dim=dims,
         **{name: numbers[name] for name in ("init_std", "min_std", "max_std")},
-    )  # fmt: skip
+    )
     sample = policy.sample_bounded if numbers["action_clip"] else policy.sample
     out, noise = jnp.asarray(x["pre"]), jnp.asarray(x["noise"])
     mean, std = policy.mean_std(net, out)
@@ -170,19 +171,26 @@ def test_behaviour(name):
         parts = [x[f"policy_logits_{i}"] for i in range(4) if f"policy_logits_{i}" in x]
         factors = tuple(part.shape[-1] for part in parts)
         net = ModelConfig(
-            vector_dim=1, action_dim=sum(factors), factors=factors, num_bins=n["bins"],
+            vector_dim=1,
+            action_dim=sum(factors),
+            factors=factors,
+            num_bins=n["bins"],
             policy_unimix=n["unimix"],
-        )  # fmt: skip
+        )
         out = jnp.concatenate([jnp.asarray(part) for part in parts], axis=-1)
         actions = jnp.concatenate(
             [jnp.asarray(x[f"action_{i}"]) for i in range(len(factors))], axis=-1
         )
     moments = n["moments"]
     config = DreamerConfig(
-        net, gamma=n["gamma"], lambda_=n["lmbda"], entropy_coef=n["ent_coef"],
+        net,
+        gamma=n["gamma"],
+        lambda_=n["lmbda"],
+        entropy_coef=n["ent_coef"],
         actor_gradient="reparam" if continuous else "reinforce",
-        return_limit=1.0 / moments["max"], return_decay=moments["decay"],
-    )  # fmt: skip
+        return_limit=1.0 / moments["max"],
+        return_decay=moments["decay"],
+    )
     ema = returns.ReturnEMA(jnp.float32(moments["low0"]), jnp.float32(moments["high0"]))
     rewards = nets.two_hot_mean(net, jnp.asarray(x["reward_logits"]))
     values = nets.two_hot_mean(net, jnp.asarray(x["value_logits"]))
@@ -238,9 +246,14 @@ def test_official_dreams(name):
         net = ModelConfig(vector_dim=1, action_dim=out.shape[-1] // 2, bins_space="raw")
         actions = batch_major(x["action"])
     config = DreamerConfig(
-        net, continues="soft", first_continue="predicted", continue_discount=n["contdisc"],
-        lambda_=n["lam"], entropy_coef=n["actent"], actor_gradient="reinforce",
-    )  # fmt: skip
+        net,
+        continues="soft",
+        first_continue="predicted",
+        continue_discount=n["contdisc"],
+        lambda_=n["lam"],
+        entropy_coef=n["actent"],
+        actor_gradient="reinforce",
+    )
     np.testing.assert_allclose(nets.value_bins(net), x["bins"], rtol=1e-6)
     ema = returns.ReturnEMA(jnp.float32(n["low0"]), jnp.float32(n["high0"]))
     logits = batch_major(x["value_logits"])
@@ -275,9 +288,13 @@ def test_official_dreams(name):
 
 def replay_batch(reward, terminated, last):
     return losses.Batch(
-        obs={}, action=None, reward=jnp.asarray(reward), is_first=None,
-        is_last=jnp.asarray(last) > 0, terminated=jnp.asarray(terminated) > 0,
-    )  # fmt: skip
+        obs={},
+        action=None,
+        reward=jnp.asarray(reward),
+        is_first=None,
+        is_last=jnp.asarray(last) > 0,
+        terminated=jnp.asarray(terminated) > 0,
+    )
 
 
 @pytest.mark.parametrize("name", ["0", "constant", "no_end", "trunc"])
@@ -304,9 +321,11 @@ def test_replay_critic(name):
 def test_official_replay_critic(name):
     x, n = load_fixture("dreamer", f"official_replay_{name}")
     config = DreamerConfig(
-        ModelConfig(vector_dim=1, bins_space="raw"), lambda_=n["lam"],
-        gamma=1.0 - 1.0 / n["horizon"], critic_regularizer=n["slowreg"],
-    )  # fmt: skip
+        ModelConfig(vector_dim=1, bins_space="raw"),
+        lambda_=n["lam"],
+        gamma=1.0 - 1.0 / n["horizon"],
+        critic_regularizer=n["slowreg"],
+    )
     net, boot = config.model, batch_major(x["boot"])
     slow = nets.two_hot_mean(net, batch_major(x["slow_value_logits"]))
     batch = replay_batch(*(batch_major(x[name]) for name in ("rew", "term", "last")))
@@ -347,25 +366,34 @@ def test_official_context(name):
     deter, stoch = x["data_dyn_deter"], x["data_dyn_stoch"]
     fresh = x["data_consec"][:, 0] == 0  # later chunks of one sequence do not occur here
     net = ModelConfig(
-        vector_dim=3, action_dim=2, deter=deter.shape[-1], stoch=stoch.shape[-2],
+        vector_dim=3,
+        action_dim=2,
+        deter=deter.shape[-1],
+        stoch=stoch.shape[-2],
         classes=stoch.shape[-1],
-    )  # fmt: skip
+    )
     config = DreamerConfig(net, replay_context=True)
     rows = {
-        "obs": batch_major(x["data_vec"]), "action": batch_major(x["data_action"]),
-        "reward": batch_major(x["data_reward"]), "is_first": batch_major(x["data_is_first"]),
+        "obs": batch_major(x["data_vec"]),
+        "action": batch_major(x["data_action"]),
+        "reward": batch_major(x["data_reward"]),
+        "is_first": batch_major(x["data_is_first"]),
         "is_last": batch_major(x["data_is_last"]),
-        "terminated": batch_major(x["data_is_terminal"]), "deter": batch_major(deter),
+        "terminated": batch_major(x["data_is_terminal"]),
+        "deter": batch_major(deter),
         "stoch": batch_major(np.argmax(stoch, axis=-1)),
-    }  # fmt: skip
+    }
     batch, carry = dreamer.make_batch(config, rows)
     assert fresh.any()
     close(carry.deter[fresh], x["carry_h"][fresh])
     if np.all(np.isin(stoch, (0.0, 1.0))):
         close(carry.stoch[fresh], x["carry_z"][fresh])
     for field, key in (
-        (batch.action, "prev_action"), (batch.is_first, "obs_is_first"),
-        (batch.is_last, "obs_is_last"), (batch.terminated, "obs_is_terminal"),
-        (batch.reward, "obs_reward"), (batch.obs["vector"], "obs_vec"),
-    ):  # fmt: skip
+        (batch.action, "prev_action"),
+        (batch.is_first, "obs_is_first"),
+        (batch.is_last, "obs_is_last"),
+        (batch.terminated, "obs_is_terminal"),
+        (batch.reward, "obs_reward"),
+        (batch.obs["vector"], "obs_vec"),
+    ):
         close(np.swapaxes(np.asarray(field), 0, 1)[fresh], x[key][fresh])

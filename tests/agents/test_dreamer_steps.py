@@ -57,26 +57,51 @@ def official_case(name):
     outputs = x["p/pol/head/action/" + ("logits" if discrete else "mean") + "/bias"].size
     net = ModelConfig(
         vector_dim=sum(np.prod(x[key].shape[2:], dtype=int) for key in keys),
-        image_shape=x["image"].shape[2:] if image else None, action_dim=outputs,
-        factors=(outputs,) if discrete else (), norm="rms", num_bins=n["bins"], bins_space="raw",
-        encoder_layers=n["enc_layers"], decoder_layers=n["dec_layers"],
-        reward_layers=n["rew_layers"], continue_layers=n["con_layers"],
-        policy_layers=n["pol_layers"], value_layers=n["val_layers"], policy_unimix=0.0,
-        prior_layers=n["imglayers"], posterior_layers=n["obslayers"], min_std=n["minstd"],
-        max_std=n["maxstd"], decoder_blocks=n["bspace"], core="block",
+        image_shape=x["image"].shape[2:] if image else None,
+        action_dim=outputs,
+        factors=(outputs,) if discrete else (),
+        norm="rms",
+        num_bins=n["bins"],
+        bins_space="raw",
+        encoder_layers=n["enc_layers"],
+        decoder_layers=n["dec_layers"],
+        reward_layers=n["rew_layers"],
+        continue_layers=n["con_layers"],
+        policy_layers=n["pol_layers"],
+        value_layers=n["val_layers"],
+        policy_unimix=0.0,
+        prior_layers=n["imglayers"],
+        posterior_layers=n["obslayers"],
+        min_std=n["minstd"],
+        max_std=n["maxstd"],
+        decoder_blocks=n["bspace"],
+        core="block",
         **{k: n[k] for k in ("deter", "hidden", "stoch", "classes", "blocks", "units", "depth")},
         unimix=n["unimix"],
-    )  # fmt: skip
+    )
     scales = n["loss_scales"]
     config = DreamerConfig(
-        net, batch_size=n["B"], batch_length=n["T"], horizon=n["H"], dream_rows=n["imag_last"],
-        gamma=1.0 - 1.0 / n["horizon"], lambda_=n["lam"], free_nats=n["free_nats"],
-        dynamics_coef=scales["dyn"], representation_coef=scales["rep"],
-        continue_discount=n["contdisc"], continues="soft", first_continue="predicted",
-        reward_gradient=n["reward_grad"], entropy_coef=n["actent"],
-        critic_regularizer=n["slowreg"], replay_coef=scales["repval"],
-        replay_gradient=n["repval_grad"], updates="joint", actor_gradient="reinforce",
-    )  # fmt: skip
+        net,
+        batch_size=n["B"],
+        batch_length=n["T"],
+        horizon=n["H"],
+        dream_rows=n["imag_last"],
+        gamma=1.0 - 1.0 / n["horizon"],
+        lambda_=n["lam"],
+        free_nats=n["free_nats"],
+        dynamics_coef=scales["dyn"],
+        representation_coef=scales["rep"],
+        continue_discount=n["contdisc"],
+        continues="soft",
+        first_continue="predicted",
+        reward_gradient=n["reward_grad"],
+        entropy_coef=n["actent"],
+        critic_regularizer=n["slowreg"],
+        replay_coef=scales["repval"],
+        replay_gradient=n["repval_grad"],
+        updates="joint",
+        actor_gradient="reinforce",
+    )
     return x, n, config, keys
 
 
@@ -94,9 +119,13 @@ def official_inputs(x, n, config, keys):
     if net.discrete:
         action = jax.nn.one_hot(action, net.action_dim)
     batch = losses.Batch(
-        obs, action, batch_major(x["reward"]), first, batch_major(x["is_last"]),
+        obs,
+        action,
+        batch_major(x["reward"]),
+        first,
+        batch_major(x["is_last"]),
         batch_major(x["is_terminal"]),
-    )  # fmt: skip
+    )
     carry = rssm.State(jnp.asarray(x["carry_h"]), jnp.asarray(x["carry_z"]))
 
     def dreams(y):
@@ -164,17 +193,30 @@ def test_gradients_flow_where_the_official_ones_do(name):
             config, params["model"], batch, carry, draws.posterior, chooser.latent
         )
         terms, _ = losses.behaviour_losses(
-            config, params["model"], params["actor"], params["critic"], state.slow, output, batch,
-            state.ema, draws, chooser,
-        )  # fmt: skip
+            config,
+            params["model"],
+            params["actor"],
+            params["critic"],
+            state.slow,
+            output,
+            batch,
+            state.ema,
+            draws,
+            chooser,
+        )
         means = {key: jnp.mean(loss) for key, loss in (output.losses | terms).items()}
         return means
 
     jacobian = jax.jit(jax.jacrev(all_losses))(state.params)
     ours = {
-        "dyn": "dynamics", "rep": "representation", "rew": "reward", "con": "continue",
-        "policy": "policy", "value": "value", "repval": "replay_value",
-    }  # fmt: skip
+        "dyn": "dynamics",
+        "rep": "representation",
+        "rew": "reward",
+        "con": "continue",
+        "policy": "policy",
+        "value": "value",
+        "repval": "replay_value",
+    }
     vectors = [row for row, key in enumerate(n["loss_names"]) if key in keys]
     for row, key in enumerate(n["loss_names"]):
         if key not in ours and len(vectors) > 1:
@@ -201,42 +243,71 @@ def test_sheeprl_step(name):
     x, n = load_fixture("dreamer", f"sheeprl_train_step_{name}")
     dims, adam = tuple(n["action_dims"]), n["adam"]
     net = ModelConfig(
-        vector_dim=n["obs"], action_dim=sum(dims), factors=() if n["continuous"] else dims,
-        deter=n["Hd"], hidden=n["units"], units=n["units"], stoch=n["S"], classes=n["K"],
-        blocks=1, core="dense", norm="layer", initial="learned", prior_layers=1,
-        encoder_layers=1, decoder_layers=1, policy_layers=1, value_layers=1, num_bins=n["bins"],
-        unimix=n["unimix"], policy_unimix=n["unimix"],
-    )  # fmt: skip
+        vector_dim=n["obs"],
+        action_dim=sum(dims),
+        factors=() if n["continuous"] else dims,
+        deter=n["Hd"],
+        hidden=n["units"],
+        units=n["units"],
+        stoch=n["S"],
+        classes=n["K"],
+        blocks=1,
+        core="dense",
+        norm="layer",
+        initial="learned",
+        prior_layers=1,
+        encoder_layers=1,
+        decoder_layers=1,
+        policy_layers=1,
+        value_layers=1,
+        num_bins=n["bins"],
+        unimix=n["unimix"],
+        policy_unimix=n["unimix"],
+    )
     groups = [adam[key] for key in ("world_model", "actor", "critic")]
     config = DreamerConfig(
-        net, batch_size=n["B"], batch_length=n["T"], horizon=n["H"], gamma=n["gamma"],
-        lambda_=n["lmbda"], free_nats=n["free_nats"], dynamics_coef=n["kl_dynamic"],
-        representation_coef=n["kl_representation"], entropy_coef=n["ent_coef"],
-        actor_gradient="reparam" if n["continuous"] else "reinforce", replay_loss="none",
+        net,
+        batch_size=n["B"],
+        batch_length=n["T"],
+        horizon=n["H"],
+        gamma=n["gamma"],
+        lambda_=n["lmbda"],
+        free_nats=n["free_nats"],
+        dynamics_coef=n["kl_dynamic"],
+        representation_coef=n["kl_representation"],
+        entropy_coef=n["ent_coef"],
+        actor_gradient="reparam" if n["continuous"] else "reinforce",
+        replay_loss="none",
         learning_rates=tuple(group["lr"] for group in groups),
         clips=tuple(group["clip"] for group in groups),
         epsilons=tuple(group["eps"] for group in groups),
-    )  # fmt: skip
+    )
     params = ref.sheeprl_params(x, "p0", net)
     slow = ref.sheeprl_critic(ref.Sheeprl(x, "p0/target_critic/"), net.stoch * net.classes)
     solvers = dreamer.make_optimizers(config)
     state = dreamer.TrainState(
-        params, slow, {name: solver.init(params[name]) for name, solver in solvers.items()},
-        returns.ReturnEMA(jnp.float32(n["low0"]), jnp.float32(n["high0"])), jnp.int32(0),
-    )  # fmt: skip
+        params,
+        slow,
+        {name: solver.init(params[name]) for name, solver in solvers.items()},
+        returns.ReturnEMA(jnp.float32(n["low0"]), jnp.float32(n["high0"])),
+        jnp.int32(0),
+    )
     actions = jnp.asarray(x["actions"])
     rows = {key: jnp.asarray(x[key][..., 0]) for key in ("rewards", "is_first", "terminated")}
     batch = losses.Batch(
         {"vector": jnp.asarray(x["vec"])},
-        jnp.concatenate([jnp.zeros_like(actions[:1]), actions[:-1]]), rows["rewards"],
-        (rows["is_first"] > 0).at[0].set(True), jnp.zeros(rows["rewards"].shape, bool),
+        jnp.concatenate([jnp.zeros_like(actions[:1]), actions[:-1]]),
+        rows["rewards"],
+        (rows["is_first"] > 0).at[0].set(True),
+        jnp.zeros(rows["rewards"].shape, bool),
         rows["terminated"] > 0,
-    )  # fmt: skip
+    )
     noise = x["action_noise"] if n["continuous"] else x["imagined_actions"]
     draws = losses.Draws(
-        jnp.asarray(x["posterior_sample"]), jnp.asarray(x["prior_sample_imagination"]),
+        jnp.asarray(x["posterior_sample"]),
+        jnp.asarray(x["prior_sample_imagination"]),
         jnp.asarray(noise),
-    )  # fmt: skip
+    )
     chosen = policy.sample_bounded if n["continuous"] else given_action
     chooser = losses.Chooser(ref.put_one_hot, chosen)
 
@@ -246,8 +317,10 @@ def test_sheeprl_step(name):
 
     step = jax.jit(run)(state)
     for ours, theirs in (
-        ("reward", "reward"), ("continue", "continue"), ("vector", "observation"),
-    ):  # fmt: skip
+        ("reward", "reward"),
+        ("continue", "continue"),
+        ("vector", "observation"),
+    ):
         close(jnp.mean(step.output.losses[ours]), x[f"loss_{theirs}"])
     close(step.output.metrics["kl"], x["kl_mean"])
     close(losses.scaled_sum(config, step.output.losses), x["loss_world_model"])

@@ -40,8 +40,9 @@ def tables(name, **settings):
 
 def exact_tables(found):
     return {
-        "v_h_e": jnp.moveaxis(found.solution.V_h_e, -1, 0), "q_r": found.solution.Q_r,
-    }  # fmt: skip
+        "v_h_e": jnp.moveaxis(found.solution.V_h_e, -1, 0),
+        "q_r": found.solution.Q_r,
+    }
 
 
 def targets_of(found, states, tables=None, draws=0, **options):
@@ -54,10 +55,16 @@ def targets_of(found, states, tables=None, draws=0, **options):
         else:
             human = empo_targets.exact_profiles(found.world, states)
         return human, *empo_targets.make_targets(
-            empo_models.table_model(found.world), found.world, tables, states, human,
-            found.params, jnp.float32(found.params.beta_r), jnp.ones(len(states), bool),
+            empo_models.table_model(found.world),
+            found.world,
+            tables,
+            states,
+            human,
+            found.params,
+            jnp.float32(found.params.beta_r),
+            jnp.ones(len(states), bool),
             **options,
-        )  # fmt: skip
+        )
 
     return compute(exact_tables(found) if tables is None else tables, states)
 
@@ -142,9 +149,12 @@ def train(found, config, updates, *, num_envs=16, seed=0, option=""):
     agent = empo.make_agent(config, found.world)
     environment = envs.make(f"empo:test{option}", num_envs, episode_length=20)
     schedule = Schedule(
-        seed_steps=num_envs * 4, pretrain_updates=0, utd_ratio=1 / num_envs,
-        reanalyze_interval=0, reanalyze_min_step=0,
-    )  # fmt: skip
+        seed_steps=num_envs * 4,
+        pretrain_updates=0,
+        utd_ratio=1 / num_envs,
+        reanalyze_interval=0,
+        reanalyze_min_step=0,
+    )
     state = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=512))(
         jax.random.key(seed)
     )
@@ -181,8 +191,15 @@ def test_tables_with_drawn_human_actions_average_them():
 @pytest.mark.parametrize("name", ["grid_rock_1h1r", "grid_corridor_2h1r"])
 def test_networks_approach_the_exact_solution(name):
     found = empo_envs.named_world(name)
-    plan = Curriculum(steps=4_000, v_h_e_steps=400, x_h_steps=0, q_r_steps=400, ramp_steps=400,
-                      epsilon_end=0.1, epsilon_steps=2_000)  # fmt: skip
+    plan = Curriculum(
+        steps=4_000,
+        v_h_e_steps=400,
+        x_h_steps=0,
+        q_r_steps=400,
+        ramp_steps=400,
+        epsilon_end=0.1,
+        epsilon_steps=2_000,
+    )
     config = empo.EmpoConfig(
         found.params, plan, hidden=64, target_interval=20, learning_rate_q=1e-3
     )
@@ -206,8 +223,14 @@ def one_update(config, found, seed=0):
 
         def step(carry, key):
             env_state, obs, first, buffer = carry
-            row = dict(obs=obs, action=action, reward=jnp.zeros(4), is_first=first, is_last=no,
-                       terminated=no)  # fmt: skip
+            row = dict(
+                obs=obs,
+                action=action,
+                reward=jnp.zeros(4),
+                is_first=first,
+                is_last=no,
+                terminated=no,
+            )
             env_state, now = environment.step(env_state, action, key)
             first = now.terminated | now.truncated
             return (env_state, now.obs, first, replay.insert(buffer, row)), None
@@ -230,10 +253,12 @@ def changed(before, after):
 
 @pytest.mark.parametrize(
     "settings",
-    [dict(human_expectation="fresh", x_h="network"),
-     dict(human_expectation="rollout", encoder="identity", q_head="z", q_loss="mse")],
+    [
+        dict(human_expectation="fresh", x_h="network"),
+        dict(human_expectation="rollout", encoder="identity", q_head="z", q_loss="mse"),
+    ],
     ids=["fresh", "rollout"],
-)  # fmt: skip
+)
 def test_networks_learn_only_what_their_stage_trains(settings):
     found = load("dag_2h2r")
     plan = Curriculum(use_x_h=True, v_h_e_steps=5, x_h_steps=5, q_r_steps=5, ramp_steps=5)
@@ -252,9 +277,13 @@ def test_networks_learn_only_what_their_stage_trains(settings):
 def test_after_warm_up_all_networks_learn_and_copies_are_hard():
     found = load("dag_2h2r")
     config = empo.EmpoConfig(
-        found.params, dataclasses.replace(AT_ONCE, use_x_h=True), hidden=16, batch_size=4,
-        x_h="network", target_interval=2,
-    )  # fmt: skip
+        found.params,
+        dataclasses.replace(AT_ONCE, use_x_h=True),
+        hidden=16,
+        batch_size=4,
+        x_h="network",
+        target_interval=2,
+    )
     before, after, metrics, _ = one_update(config, found)
     for name in ("v_h_e", "q_r", "x_h"):
         assert changed(before.params[name], after.params[name])
@@ -289,9 +318,12 @@ def test_heads_stay_in_their_range_with_a_living_gradient():
 
 def test_the_codec_returns_exactly_what_was_packed():
     state = {
-        "a": jnp.array([1.5, -jnp.pi], jnp.float32), "b": jnp.uint32(2**32 - 5),
-        "c": jnp.array([[True], [False]]), "d": jnp.int8(-7), "e": jnp.bfloat16(0.25),
-    }  # fmt: skip
+        "a": jnp.array([1.5, -jnp.pi], jnp.float32),
+        "b": jnp.uint32(2**32 - 5),
+        "c": jnp.array([[True], [False]]),
+        "d": jnp.int8(-7),
+        "e": jnp.bfloat16(0.25),
+    }
     world = load("dag_2h2r").world._replace(example_state=state)
     codec = power.make_codec(world)
     goals, actions = jnp.array([3, 1]), jnp.array([0, 1])
@@ -337,14 +369,19 @@ def test_humans_live_in_the_environment():
 def test_humans_get_what_v_h_e_says_they_get():
     found = load("grid_rock_1h1r")
     exact = exact_tables(found)
-    config = empo.EmpoConfig(found.params, AT_ONCE, kind="tables", target_interval=1,
-                             table_min_rate=1.0)  # fmt: skip
+    config = empo.EmpoConfig(
+        found.params, AT_ONCE, kind="tables", target_interval=1, table_min_rate=1.0
+    )
     solved = empo.TrainState(exact, None, {}, jnp.int32(0))
     policy = empo_evaluation.learned_policy(config, found.world, solved)
     result = empo_evaluation.goal_reaching(
-        found.world, policy, jax.random.key(0), episodes=20_000, length=6,
+        found.world,
+        policy,
+        jax.random.key(0),
+        episodes=20_000,
+        length=6,
         gamma=float(found.params.gamma_h),
-    )  # fmt: skip
+    )
     start = int(found.world.init(jax.random.key(0)))
     want = np.sum(found.world.goal_weight[0] * found.solution.V_h_e[0, :, start])
     assert abs(result["discounted"] - want) < 4 * result["discounted_error"]
@@ -361,8 +398,13 @@ def test_humans_get_what_v_h_e_says_they_get():
 def test_impossible_settings_are_refused():
     found = load("grid_rock_1h1r")
     config = functools.partial(empo.EmpoConfig, found.params, AT_ONCE)
-    for field, value in (("kind", "trees"), ("human_expectation", "all"), ("q_loss", "l1"),
-                         ("batch_size", 0), ("table_min_rate", 2.0)):  # fmt: skip
+    for field, value in (
+        ("kind", "trees"),
+        ("human_expectation", "all"),
+        ("q_loss", "l1"),
+        ("batch_size", 0),
+        ("table_min_rate", 2.0),
+    ):
         with pytest.raises(ValueError, match=f"{field}="):
             config(**{field: value})
     with pytest.raises(ValueError, match="drawn targets are noisy"):

@@ -31,9 +31,11 @@ def step():
         value_target="lambda", policy_loss="svg", value_scale="return_ema", lambda_=0.8
     )
     config = dataclasses.replace(
-        base, world=dataclasses.replace(base.world, num_dynamics=H),
-        training_planner=mppi.MPPIConfig(3, N, 3, temperature_mode="divide"), batch_size=H * 2,
-    )  # fmt: skip
+        base,
+        world=dataclasses.replace(base.world, num_dynamics=H),
+        training_planner=mppi.MPPIConfig(3, N, 3, temperature_mode="divide"),
+        batch_size=H * 2,
+    )
     model = make_world_model(config.world)
     state = tdmpc.init_state(config, model, jax.random.key(0))
     state = state.replace(params=loud(state.params), target_value=loud(state.target_value, 8))
@@ -55,12 +57,20 @@ def step():
         weights, _ = tdmpc.weigh_actions(config, (state.scale, state.return_ema), batch)
         z = z.reshape(*lead, -1)
         target = value_targets.value_target(
-            model, state.params, state.target_value, state.params["policy"], (z[:-1], z[1:]),
-            batch, draws, config, weights,
-        )  # fmt: skip
+            model,
+            state.params,
+            state.target_value,
+            state.params["policy"],
+            (z[:-1], z[1:]),
+            batch,
+            draws,
+            config,
+            weights,
+        )
         new, metrics = tdmpc.update_from_batch(config, model, state, batch, draws)
-        return dict(plan=plan, batch=batch, weights=weights, target=target, new=new, z=z,
-                    metrics=metrics)  # fmt: skip
+        return dict(
+            plan=plan, batch=batch, weights=weights, target=target, new=new, z=z, metrics=metrics
+        )
 
     return config, model, state, train_step(state, batch, jax.random.key(2))
 
@@ -73,21 +83,26 @@ def test_planner_values_are_successor_expectations(step):
     flat = jnp.asarray(actions.reshape(-1, A))
     reward = model.decode(model.reward(params, z[states][None], flat))[0, 0]
     heads = [
-        model.step({**params, "dynamics": jax.tree.map(lambda p, h=h: p[h : h + 1],
-                                                       params["dynamics"])},
-                   z[states][None], flat)[0]
+        model.step(
+            {**params, "dynamics": jax.tree.map(lambda p, h=h: p[h : h + 1], params["dynamics"])},
+            z[states][None],
+            flat,
+        )[0]
         for h in range(H)
-    ]  # fmt: skip
-    values = np.stack([np.asarray(planning.mean_value(model, params["value"], x, None, None))
-                       for x in heads])  # fmt: skip
+    ]
+    values = np.stack(
+        [np.asarray(planning.mean_value(model, params["value"], x, None, None)) for x in heads]
+    )
     expected = np.asarray(reward) + 0.9 * values.mean(axis=0)
     np.testing.assert_allclose(
         out["plan"].values.reshape(-1), expected, rtol=2e-3, atol=2e-4
     )  # values pass through symexp
     flat_form = successors.segment_expectation(
-        jnp.asarray(values.T.reshape(-1)), jnp.full(values.size, 1.0 / H),
-        jnp.repeat(jnp.arange(values.shape[1]), H), values.shape[1],
-    )  # fmt: skip
+        jnp.asarray(values.T.reshape(-1)),
+        jnp.full(values.size, 1.0 / H),
+        jnp.repeat(jnp.arange(values.shape[1]), H),
+        values.shape[1],
+    )
     np.testing.assert_allclose(flat_form, values.mean(axis=0), rtol=1e-5)
 
 

@@ -26,17 +26,31 @@ OUTLOOK = planning.Outlook(discount=0.9, num_heads=2)
 
 def make_config(**overrides) -> tdmpc.TDMPCConfig:
     world = WorldModelConfig(
-        obs_shape=(3,), action_dim=A, enc_dim=8, mlp_dim=8, latent_dim=8, num_values=2,
-        num_bins=11, critic=overrides.pop("critic", "v"), policy="tanh_mean",
-        episodic=overrides.pop("episodic", False), dropout=0.0,
-    )  # fmt: skip
+        obs_shape=(3,),
+        action_dim=A,
+        enc_dim=8,
+        mlp_dim=8,
+        latent_dim=8,
+        num_values=2,
+        num_bins=11,
+        critic=overrides.pop("critic", "v"),
+        policy="tanh_mean",
+        episodic=overrides.pop("episodic", False),
+        dropout=0.0,
+    )
     planner = mppi.MPPIConfig(2, 8, 3)
     fields = dict(
-        world=world, discount=0.9, planner=planner,
-        training_planner=mppi.MPPIConfig(2, N, 3, temperature_mode="divide"), horizon=T,
-        num_proposals=2, batch_size=B, reanalyze_batch=6, value_weighting="weighted",
+        world=world,
+        discount=0.9,
+        planner=planner,
+        training_planner=mppi.MPPIConfig(2, N, 3, temperature_mode="divide"),
+        horizon=T,
+        num_proposals=2,
+        batch_size=B,
+        reanalyze_batch=6,
+        value_weighting="weighted",
         value_reduction="mean",
-    )  # fmt: skip
+    )
     return tdmpc.TDMPCConfig(**{**fields, **overrides})
 
 
@@ -86,12 +100,14 @@ def test_an_update_moves_everything_it_should(setting):
         assert changed(state.params[name], new.params[name]), name
     assert changed(state.target_value, new.target_value) and int(new.step) == 1
     assert all(np.isfinite(float(v)) for v in metrics.values())
-    expected = jax.tree.map(lambda t, p: 0.99 * t + 0.01 * p, state.target_value,
-                            new.params["value"])  # fmt: skip
+    expected = jax.tree.map(
+        lambda t, p: 0.99 * t + 0.01 * p, state.target_value, new.params["value"]
+    )
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6),
-        new.target_value, expected,
-    )  # fmt: skip
+        new.target_value,
+        expected,
+    )
 
 
 def test_runs_of_different_lengths_are_one_program_unless_a_schedule_asks(setting):
@@ -112,11 +128,12 @@ def test_nothing_behind_the_mask_counts(setting):
     mask = jnp.ones((T, B)).at[1, 2].set(0.0)
     one = make_batch(mask=mask)
     other = one._replace(
-        obs=one.obs.at[2, 2].set(9.0), reward=one.reward.at[1, 2].set(1e3),
+        obs=one.obs.at[2, 2].set(9.0),
+        reward=one.reward.at[1, 2].set(1e3),
         action=one.action.at[1, 2].set(0.7),
         target_actions=one.target_actions.at[2, 2].set(-0.9),
         target_values=one.target_values.at[2, 2].set(50.0),
-    )  # fmt: skip
+    )
     a, b = update(state, one, draws), update(state, other, draws)
     assert not changed(a[0].params, b[0].params)
 
@@ -239,9 +256,14 @@ def test_awr_moves_the_policy_to_the_better_action(setting):
 
     def loss(policy):
         inputs = policies.PolicyInputs(
-            zs, jnp.ones((T + 1, B)), draws.policy_eps, None, batch.target_actions, weights,
+            zs,
+            jnp.ones((T + 1, B)),
+            draws.policy_eps,
+            None,
+            batch.target_actions,
+            weights,
             batch.target_valid,
-        )  # fmt: skip
+        )
         scales = policies.Scales(None, state.kl_scale, state.trust_scale)
         return policies.policy_loss(
             policy, model, state.params, None, inputs, scales, None, config, config.entropy_coef
@@ -303,8 +325,14 @@ def agent_and_replay():
     no = jnp.zeros(2, bool)
     for i in range(5):
         obs = jax.random.normal(jax.random.key(i), (2, 3))
-        row = dict(obs=obs, action=jnp.zeros((2, A)), reward=jnp.ones(2), is_first=no | (i == 0),
-                   is_last=no | (i == 4), terminated=no)  # fmt: skip
+        row = dict(
+            obs=obs,
+            action=jnp.zeros((2, A)),
+            reward=jnp.ones(2),
+            is_first=no | (i == 0),
+            is_last=no | (i == 4),
+            terminated=no,
+        )
         targets = None if i == 4 else agent.targets(train, None, obs, jax.random.key(10 + i))
         buffer = replay.insert(buffer, row, targets)
     return agent, train, buffer
@@ -378,8 +406,14 @@ def test_td_mpc2_stores_no_targets_and_legacy_makes_them_afresh():
     buffer = replay.init(legacy.example_row(), num_envs=1, capacity=10)
     no = jnp.zeros(1, bool)
     for i in range(6):
-        row = dict(obs=jnp.full((1, 3), 0.1 * i), action=jnp.zeros((1, A)), reward=jnp.ones(1),
-                   is_first=no | (i == 0), is_last=no, terminated=no)  # fmt: skip
+        row = dict(
+            obs=jnp.full((1, 3), 0.1 * i),
+            action=jnp.zeros((1, A)),
+            reward=jnp.ones(1),
+            is_first=no | (i == 0),
+            is_last=no,
+            terminated=no,
+        )
         buffer = replay.insert(buffer, row)
     train = legacy.init(jax.random.key(0))
     new, metrics = jax.jit(legacy.update)(train, buffer, jax.random.key(1))
@@ -389,9 +423,15 @@ def test_td_mpc2_stores_no_targets_and_legacy_makes_them_afresh():
 
 def test_images_train_through_the_conv_encoder():
     world = WorldModelConfig(
-        obs_shape=(64, 64, 3), action_dim=1, mlp_dim=8, num_channels=2, num_values=2, num_bins=11,
-        critic="v", policy="tanh_mean",
-    )  # fmt: skip
+        obs_shape=(64, 64, 3),
+        action_dim=1,
+        mlp_dim=8,
+        num_channels=2,
+        num_values=2,
+        num_bins=11,
+        critic="v",
+        policy="tanh_mean",
+    )
     config = dataclasses.replace(make_config(), world=world, horizon=1, batch_size=2)
     agent = tdmpc.make_agent(config)
     buffer = replay.init(agent.example_row(), num_envs=1, capacity=6, target_spec=agent.target_spec)
@@ -399,8 +439,14 @@ def test_images_train_through_the_conv_encoder():
     make = jax.jit(agent.targets)
     for i in range(4):
         obs = jax.random.randint(jax.random.key(i), (1, 64, 64, 3), 0, 256).astype(jnp.uint8)
-        row = dict(obs=obs, action=jnp.zeros((1, 1)), reward=jnp.ones(1), is_first=no | (i == 0),
-                   is_last=no, terminated=no)  # fmt: skip
+        row = dict(
+            obs=obs,
+            action=jnp.zeros((1, 1)),
+            reward=jnp.ones(1),
+            is_first=no | (i == 0),
+            is_last=no,
+            terminated=no,
+        )
         buffer = replay.insert(buffer, row, make(train, None, obs, jax.random.key(i)))
     new, _ = jax.jit(agent.update)(train, buffer, jax.random.key(1))
     assert changed(train.params["encoder"], new.params["encoder"])

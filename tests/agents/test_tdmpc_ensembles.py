@@ -49,9 +49,12 @@ def test_trajectory_estimate(name, aggregate, coef):
         going = jnp.cumprod(1.0 - probability, axis=0)
         alive = [jnp.ones_like(going[0]), *going]
     estimate = scoring.trajectory_estimate(
-        list(rewards), list(values) if aggregate else [jnp.asarray(a["value_heads_T"])], alive,
-        std_coef=coef, aggregate=aggregate,
-    )  # fmt: skip
+        list(rewards),
+        list(values) if aggregate else [jnp.asarray(a["value_heads_T"])],
+        alive,
+        std_coef=coef,
+        aggregate=aggregate,
+    )
     key = f"{'agg' if aggregate else 'single'}.coef{coef:+.1f}"
     np.testing.assert_allclose(estimate.value, a[f"{key}.value"], **SINGLE)
     np.testing.assert_allclose(estimate.std, a[f"{key}.std"], **SINGLE)
@@ -86,10 +89,12 @@ def test_model_losses_over_heads(name):
         total["termination"] = losses.termination_loss(logit, a["terminated"][..., 0], mask, False)
         np.testing.assert_allclose(total["termination"], a["termination_loss"], **SINGLE)
     settings = dataclasses.replace(
-        make_config(), consistency_coef=config["consistency_coef"],
+        make_config(),
+        consistency_coef=config["consistency_coef"],
         encoder_consistency_coef=config["encoder_consistency_coef"],
-        reward_coef=config["reward_coef"], termination_coef=config["termination_coef"],
-    )  # fmt: skip
+        reward_coef=config["reward_coef"],
+        termination_coef=config["termination_coef"],
+    )
     np.testing.assert_allclose(losses.total_loss(total, settings, 1.0), a["total"], **SINGLE)
 
 
@@ -105,8 +110,10 @@ def test_consistency_gradients_go_where_they_are_told():
         grads = jax.grad(loss, argnums=(0, 1))(zs, encoded, name)
         assert np.abs(grads[moved]).sum() > 0 and np.abs(grads[1 - moved]).sum() == 0
     late = dataclasses.replace(config, encoder_consistency_warmup=0.5, total_updates=10)
-    at = [losses.consistency_losses(zs, encoded, batch, late, p)["encoder_consistency"]
-          for p in (0.4, 0.5)]  # fmt: skip
+    at = [
+        losses.consistency_losses(zs, encoded, batch, late, p)["encoder_consistency"]
+        for p in (0.4, 0.5)
+    ]
     assert float(at[0]) == 0.0 and float(at[1]) > 0.0
 
 
@@ -140,9 +147,11 @@ def test_prior_networks_and_moved_distributions():
         (dist.shift_logits(a["dist.main"], bins, a["dist.prior"][:, 0]), a["dist.out"]),
         (dist.shift_logits(a["ss.logits"], bins, a["ss.shift"][:, 0]), a["ss.shifted"]),
         (dist.shift_logits(a["ss.logits"], bins, 0.0, a["ss.scale"][:, 0]), a["ss.scaled"]),
-        (dist.shift_logits(a["ss.logits"], bins, a["ss.shift"][:, 0], a["ss.scale"][:, 0]),
-         a["ss.both"]),
-    ]  # fmt: skip
+        (
+            dist.shift_logits(a["ss.logits"], bins, a["ss.shift"][:, 0], a["ss.scale"][:, 0]),
+            a["ss.both"],
+        ),
+    ]
     for ours, theirs in moved:
         np.testing.assert_allclose(jnp.exp(ours), np.exp(theirs), rtol=2e-4, atol=2e-6)
     np.testing.assert_allclose(a["plain.main"] + a["plain.prior"], a["plain.out"], **SINGLE)
@@ -152,10 +161,13 @@ def test_prior_networks_and_moved_distributions():
 def test_entropy_schedule(name):
     a, c = load_fixture("tdmpc", name)
     config = make_config(
-        entropy_coef=c["start_entropy_coeff"], entropy_coef_end=c["end_entropy_coeff"],
-        entropy_start=c["start_dynamic_entropy_ratio"], entropy_end=c["end_dynamic_entropy_ratio"],
-        entropy_schedule=c["dynamic_entropy_schedule"], total_updates=c["steps"],
-    )  # fmt: skip
+        entropy_coef=c["start_entropy_coeff"],
+        entropy_coef_end=c["end_entropy_coeff"],
+        entropy_start=c["start_dynamic_entropy_ratio"],
+        entropy_end=c["end_dynamic_entropy_ratio"],
+        entropy_schedule=c["dynamic_entropy_schedule"],
+        total_updates=c["steps"],
+    )
     for step, expected in zip(a["step"], a["coef"], strict=True):
         ours = policies.entropy_coefficient(config, jnp.float32(step / c["steps"]))
         np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=1e-11)
@@ -168,16 +180,34 @@ def bmpc(name):
     target = params.pop("target_value")
     base = make_config()
     world = dataclasses.replace(
-        base.world, latent_dim=16, mlp_dim=12, simnorm_dim=c["simnorm_dim"], num_bins=c["num_bins"],
-        bin_min=c["vmin"], bin_max=c["vmax"], num_values=c["num_q"], critic="v",
-        log_std_min=c["log_std_min"], log_std_max=c["log_std_max"],
-    )  # fmt: skip
+        base.world,
+        latent_dim=16,
+        mlp_dim=12,
+        simnorm_dim=c["simnorm_dim"],
+        num_bins=c["num_bins"],
+        bin_min=c["vmin"],
+        bin_max=c["vmax"],
+        num_values=c["num_q"],
+        critic="v",
+        log_std_min=c["log_std_min"],
+        log_std_max=c["log_std_max"],
+    )
     config = dataclasses.replace(
-        base, world=world, discount=c["discount"], horizon=c["horizon"], rho=c["rho"],
-        entropy_coef=c["entropy_coef"], tau=c["tau"], learning_rate=c["lr"], value_target="td",
-        value_reduction="mean", td_horizon=c["td_horizon"], td_rollouts=1, policy_loss="kl",
+        base,
+        world=world,
+        discount=c["discount"],
+        horizon=c["horizon"],
+        rho=c["rho"],
+        entropy_coef=c["entropy_coef"],
+        tau=c["tau"],
+        learning_rate=c["lr"],
+        value_target="td",
+        value_reduction="mean",
+        td_horizon=c["td_horizon"],
+        td_rollouts=1,
+        policy_loss="kl",
         expert_min_std=0.0,
-    )  # fmt: skip
+    )
     return a, c, config, compiled(make_world_model(world)), params, target
 
 
@@ -187,9 +217,12 @@ def test_bmpc_value_target_and_policy(name):
     z = jnp.asarray(a["z"])
     batch = value_targets.Batch(None, None, jnp.zeros((3, 5)), jnp.zeros((3, 5)), jnp.ones((3, 5)))
     draws = value_targets.Draws(
-        None, jnp.asarray(a["td.v_idx"]), None, None,
+        None,
+        jnp.asarray(a["td.v_idx"]),
+        None,
+        None,
         rollout_eps=jnp.asarray(a["td.pi_eps"])[:, :, :, None],
-    )  # fmt: skip
+    )
     made = value_targets.value_target(
         model, params, target, params["policy"], (z[:-1], z[1:]), batch, draws, config, None
     )
@@ -214,9 +247,13 @@ def test_bmpc_distillation_step(name):
     expert = jnp.concatenate([expert, expert[-1:]])
     eps = jnp.concatenate([a["kl.pi_eps"], np.zeros_like(a["kl.pi_eps"][-1:])])
     inputs = policies.PolicyInputs(
-        jnp.asarray(a["z"]), jnp.ones((4, 5)), jnp.asarray(eps), None, valid=jnp.ones((4, 5)),
+        jnp.asarray(a["z"]),
+        jnp.ones((4, 5)),
+        jnp.asarray(eps),
+        None,
+        valid=jnp.ones((4, 5)),
         expert=expert,
-    )  # fmt: skip
+    )
     fresh = returns.init_running_scale()
     scales = policies.Scales(None, fresh, fresh)
 
@@ -270,27 +307,62 @@ def test_mixtures():
 VARIANTS = {
     "ensemble": dict(
         world=dict(num_dynamics=2, num_rewards=3, num_values=3, prior_scale=1.0, episodic=True),
-        value_target="td", value_reduction="local", num_heads=3, td_std_coef=-0.5, td_rollouts=2,
-        td_horizon=2, td_dynamics_reduction="from_std_coef", td_ema_policy=True,
-        policy_loss="svg:1+kl:0.5", policy_std_coef=1.0, trust_region_coef=0.1, optimist=True,
-        encoder_consistency_coef=1.0, head_strategy="split", final_rho=0.125, weight_decay=0.01,
-        ensemble_lr_scaling=True, termination="soft", termination_balance=True,
-        aux_gammas=(0.5, 0.8), entropy_coef_end=1e-6, entropy_schedule="exponential",
+        value_target="td",
+        value_reduction="local",
+        num_heads=3,
+        td_std_coef=-0.5,
+        td_rollouts=2,
+        td_horizon=2,
+        td_dynamics_reduction="from_std_coef",
+        td_ema_policy=True,
+        policy_loss="svg:1+kl:0.5",
+        policy_std_coef=1.0,
+        trust_region_coef=0.1,
+        optimist=True,
+        encoder_consistency_coef=1.0,
+        head_strategy="split",
+        final_rho=0.125,
+        weight_decay=0.01,
+        ensemble_lr_scaling=True,
+        termination="soft",
+        termination_balance=True,
+        aux_gammas=(0.5, 0.8),
+        entropy_coef_end=1e-6,
+        entropy_schedule="exponential",
         total_updates=10,
     ),
     "concat": dict(
-        world=dict(num_dynamics=2, num_rewards=2, critic="q"), value_target="planner",
-        head_strategy="concat", policy_loss="awr:1+bc:0.1", td_all_dynamics=False,
-        value_reduction="mean", td_std_coef=1.0, aux_gammas=(0.7,), aux_joint=True,
-        expert_mean="final", jacobian=0.5, value_every=2, policy_every=2,
-        encoder_lr_step_at=0.5, encoder_lr_step_scale=0.0, total_updates=2,
+        world=dict(num_dynamics=2, num_rewards=2, critic="q"),
+        value_target="planner",
+        head_strategy="concat",
+        policy_loss="awr:1+bc:0.1",
+        td_all_dynamics=False,
+        value_reduction="mean",
+        td_std_coef=1.0,
+        aux_gammas=(0.7,),
+        aux_joint=True,
+        expert_mean="final",
+        jacobian=0.5,
+        value_every=2,
+        policy_every=2,
+        encoder_lr_step_at=0.5,
+        encoder_lr_step_scale=0.0,
+        total_updates=2,
     ),
     "lambda": dict(
-        world=dict(num_dynamics=2), value_target="lambda", policy_loss="kl", kl_forward=True,
-        expert_source="acting", target_horizon=2, head_strategy="single", reanalyze_slices=True,
-        proposal_noise=0.05, prior_start=2, prior_updates=5,
+        world=dict(num_dynamics=2),
+        value_target="lambda",
+        policy_loss="kl",
+        kl_forward=True,
+        expert_source="acting",
+        target_horizon=2,
+        head_strategy="single",
+        reanalyze_slices=True,
+        proposal_noise=0.05,
+        prior_start=2,
+        prior_updates=5,
     ),
-}  # fmt: skip
+}
 
 
 def variant(name):
@@ -317,8 +389,14 @@ def learnt(request):
     for i in range(8):
         obs = jax.random.normal(jax.random.key(i), (2, 3))
         action, actor = act(train, actor, obs, no | (i == 0), jax.random.key(50 + i), False)
-        row = dict(obs=obs, action=action, reward=jnp.ones(2), is_first=no | (i == 0), is_last=no,
-                   terminated=no)  # fmt: skip
+        row = dict(
+            obs=obs,
+            action=action,
+            reward=jnp.ones(2),
+            is_first=no | (i == 0),
+            is_last=no,
+            terminated=no,
+        )
         buffer = replay.insert(buffer, row, make(train, actor, obs, jax.random.key(10 + i)))
     update = jax.jit(agent.update)
     states, key = [train], jax.random.key(1)
@@ -354,9 +432,10 @@ def test_every_way_of_learning_trains_what_it_should(learnt):
 def test_a_gradient_reaches_every_dynamics_and_reward_head(learnt):
     config, _, states, _, _, _ = learnt
     for name, num in (
-        ("dynamics", config.world.num_dynamics), ("reward", config.world.num_rewards),
+        ("dynamics", config.world.num_dynamics),
+        ("reward", config.world.num_rewards),
         ("value", config.world.num_values),
-    ):  # fmt: skip
+    ):
         for head in range(num):
             one = [
                 jax.tree.map(lambda x, h=head: x[h], s.params[name])
@@ -367,10 +446,14 @@ def test_a_gradient_reaches_every_dynamics_and_reward_head(learnt):
 
 def test_update_frequencies_hold_values_and_policy_back(learnt):
     config, _, states, _, _, _ = learnt
-    held = [not any(moved(a.params["value"], b.params["value"]))
-            for a, b in zip(states, states[1:], strict=False)]  # fmt: skip
-    still = [not any(moved(a.params["policy"], b.params["policy"]))
-             for a, b in zip(states, states[1:], strict=False)]  # fmt: skip
+    held = [
+        not any(moved(a.params["value"], b.params["value"]))
+        for a, b in zip(states, states[1:], strict=False)
+    ]
+    still = [
+        not any(moved(a.params["policy"], b.params["policy"]))
+        for a, b in zip(states, states[1:], strict=False)
+    ]
     assert held == [config.value_every == 2 and i % 2 == 1 for i in range(3)]
     assert still == [config.policy_every == 2 and i % 2 == 1 for i in range(3)]
 
@@ -383,8 +466,9 @@ def test_reanalyze_writes_back_to_the_rows_it_read(learnt):
         lambda new, old: np.testing.assert_array_equal(
             np.asarray(new)[~touched], np.asarray(old)[~touched]
         ),
-        refreshed.targets, buffer.targets,
-    )  # fmt: skip
+        refreshed.targets,
+        buffer.targets,
+    )
     if config.uses_expert:
         expert = np.asarray(refreshed.targets.expert)[touched]
         assert np.abs(expert[:, 0]).max() <= 1.0 and (expert[:, 1] > 0.0).all()

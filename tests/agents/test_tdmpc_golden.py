@@ -19,8 +19,15 @@ from mbx.world_model import WorldModelConfig, make_world_model, sized
 from tests.helpers import compiled, load_fixture
 
 FORWARD = dict(rtol=2e-4, atol=2e-5)
-COMPONENTS = dict(encoder="encoder", dynamics="dynamics", reward="reward", pi="policy",
-                  termination="termination", q="value", target_q="target_value")  # fmt: skip
+COMPONENTS = dict(
+    encoder="encoder",
+    dynamics="dynamics",
+    reward="reward",
+    pi="policy",
+    termination="termination",
+    q="value",
+    target_q="target_value",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -58,13 +65,24 @@ def torch_params(arrays: dict, prefix: str) -> dict:
 
 def world_config(config: dict, obs_dim: int) -> WorldModelConfig:
     return WorldModelConfig(
-        obs_shape=(obs_dim,), action_dim=config["action_dim"], enc_dim=config["enc_dim"],
-        mlp_dim=config["mlp_dim"], latent_dim=config["latent_dim"],
-        num_enc_layers=config["num_enc_layers"], num_values=config["num_q"],
-        simnorm_dim=config["simnorm_dim"], num_bins=config["num_bins"], bin_min=config["vmin"],
-        bin_max=config["vmax"], critic="q", policy="squashed", episodic=config["episodic"],
-        log_std_min=config["log_std_min"], log_std_max=config["log_std_max"], dropout=0.0,
-    )  # fmt: skip
+        obs_shape=(obs_dim,),
+        action_dim=config["action_dim"],
+        enc_dim=config["enc_dim"],
+        mlp_dim=config["mlp_dim"],
+        latent_dim=config["latent_dim"],
+        num_enc_layers=config["num_enc_layers"],
+        num_values=config["num_q"],
+        simnorm_dim=config["simnorm_dim"],
+        num_bins=config["num_bins"],
+        bin_min=config["vmin"],
+        bin_max=config["vmax"],
+        critic="q",
+        policy="squashed",
+        episodic=config["episodic"],
+        log_std_min=config["log_std_min"],
+        log_std_max=config["log_std_max"],
+        dropout=0.0,
+    )
 
 
 def load_world(name: str, prefix: str = "w"):
@@ -117,14 +135,25 @@ def test_first_layer_shared_by_many_actions_is_the_same_layer():
 
 def agent_config(world: WorldModelConfig, config: dict, **overrides) -> tdmpc.TDMPCConfig:
     fields = dict(
-        world=world, discount=config["discount"], horizon=config["horizon"],
-        planner_horizon=config["horizon"], batch_size=config["batch_size"], rho=config["rho"],
-        consistency_coef=config["consistency_coef"], reward_coef=config["reward_coef"],
-        value_coef=config["value_coef"], termination_coef=config["termination_coef"], num_heads=2,
-        value_target="td", policy_loss="svg", entropy_coef=config["entropy_coef"],
-        learning_rate=config["lr"], encoder_lr_scale=config["enc_lr_scale"],
-        grad_clip_norm=config["grad_clip_norm"], tau=config["tau"],
-    )  # fmt: skip
+        world=world,
+        discount=config["discount"],
+        horizon=config["horizon"],
+        planner_horizon=config["horizon"],
+        batch_size=config["batch_size"],
+        rho=config["rho"],
+        consistency_coef=config["consistency_coef"],
+        reward_coef=config["reward_coef"],
+        value_coef=config["value_coef"],
+        termination_coef=config["termination_coef"],
+        num_heads=2,
+        value_target="td",
+        policy_loss="svg",
+        entropy_coef=config["entropy_coef"],
+        learning_rate=config["lr"],
+        encoder_lr_scale=config["enc_lr_scale"],
+        grad_clip_norm=config["grad_clip_norm"],
+        tau=config["tau"],
+    )
     return tdmpc.TDMPCConfig(**{**fields, **overrides})
 
 
@@ -134,9 +163,12 @@ def test_td_target(name):
     settings = agent_config(model.config, config)
     shape = a["reward"].shape[:2]
     batch = losses.Batch(
-        obs=None, action=None, reward=a["reward"][..., 0], terminated=a["terminated"][..., 0],
+        obs=None,
+        action=None,
+        reward=a["reward"][..., 0],
+        terminated=a["terminated"][..., 0],
         mask=jnp.ones(shape),
-    )  # fmt: skip
+    )
     draws = losses.Draws(a["pi_eps"], a["q_idx"], None, None)
     y = value_targets.q_targets(model, params, target, a["next_z"], batch, draws, settings, None)
     np.testing.assert_allclose(y[0], a["td_target"][..., 0], **FORWARD)
@@ -149,9 +181,14 @@ def test_estimate_value(name):
     np.testing.assert_allclose(z, a["z"], **FORWARD)
     actions = jnp.moveaxis(a["actions"], 0, 1)[None]  # [1, N, T, A]
     value = planning.trajectory_value(
-        model, params, z, actions, discount=config["discount"], eps=a["pi_eps"][None],
+        model,
+        params,
+        z,
+        actions,
+        discount=config["discount"],
+        eps=a["pi_eps"][None],
         heads=a["q_idx"],
-    )  # fmt: skip
+    )
     np.testing.assert_allclose(value[0], a["value"][:, 0], **FORWARD)
 
 
@@ -166,26 +203,36 @@ def test_plan(name, call):
 
     def score(i, actions):
         return planning.trajectory_value(
-            model, params, z, actions, discount=config["discount"],
+            model,
+            params,
+            z,
+            actions,
+            discount=config["discount"],
             eps=jnp.asarray(a[c + "bootstrap_eps"])[i][None],
             heads=jnp.asarray(a[c + "q_idx"])[i],
-        )  # fmt: skip
+        )
 
     action_eps = a.get(c + "action_eps", np.zeros(config["action_dim"], np.float32))
     draws = mppi.Draws(
-        candidate=lambda i: noise[i], score=lambda i: i,
-        gumbel=-jnp.log(a[c + "exponential"])[None], action=action_eps[None],
-    )  # fmt: skip
+        candidate=lambda i: noise[i],
+        score=lambda i: i,
+        gumbel=-jnp.log(a[c + "exponential"])[None],
+        action=action_eps[None],
+    )
     first = call == 0 and (config["t0"] or "c0.prev_mean" not in a)
     previous = jnp.zeros_like(a[c + "prev_mean_after"]) if first else a["c0.prev_mean_after"]
     mean = mppi.warm_start(jnp.asarray(previous)[None], jnp.array([first]))
     std = jnp.full_like(mean, config["max_std"])
     settings = mppi.MPPIConfig(
-        iterations=config["iterations"], num_samples=config["num_samples"],
-        num_elites=config["num_elites"], temperature=config["temperature"],
-        min_std=config["min_std"], max_std=config["max_std"],
-        action_noise=0.0 if config["eval_mode"] else 1.0, nonfinite="reference",
-    )  # fmt: skip
+        iterations=config["iterations"],
+        num_samples=config["num_samples"],
+        num_elites=config["num_elites"],
+        temperature=config["temperature"],
+        min_std=config["min_std"],
+        max_std=config["max_std"],
+        action_noise=0.0 if config["eval_mode"] else 1.0,
+        nonfinite="reference",
+    )
     tolerance = dict(rtol=1e-3, atol=1e-3)
 
     @jax.jit
@@ -221,18 +268,26 @@ def test_update_step(name):
     state = state.replace(params=params, target_value=target)
     update = jax.jit(lambda s, b, d: tdmpc.update_from_batch(settings, model, s, b, d))
     names = dict(
-        consistency_loss="loss/consistency", reward_loss="loss/reward", value_loss="loss/value",
-        termination_loss="loss/termination", total_loss="loss/total", pi_loss="loss/policy",
-        grad_norm="grad_norm/model", pi_grad_norm="grad_norm/policy",
-        pi_scaled_entropy="policy/entropy", pi_scale="policy/scale",
-    )  # fmt: skip
+        consistency_loss="loss/consistency",
+        reward_loss="loss/reward",
+        value_loss="loss/value",
+        termination_loss="loss/termination",
+        total_loss="loss/total",
+        pi_loss="loss/policy",
+        grad_norm="grad_norm/model",
+        pi_grad_norm="grad_norm/policy",
+        pi_scaled_entropy="policy/entropy",
+        pi_scale="policy/scale",
+    )
     steps = sorted({k.split(".")[0] for k in a if k.startswith("s") and "." in k})
     for s in steps:
         batch = losses.Batch(
-            obs=a[f"{s}.obs"], action=a[f"{s}.action"], reward=a[f"{s}.reward"][..., 0],
+            obs=a[f"{s}.obs"],
+            action=a[f"{s}.action"],
+            reward=a[f"{s}.reward"][..., 0],
             terminated=a[f"{s}.terminated"][..., 0],
             mask=jnp.ones(a[f"{s}.reward"].shape[:2]),
-        )  # fmt: skip
+        )
         draws = losses.Draws(
             a[f"{s}.td_pi_eps"], a[f"{s}.td_q_idx"], a[f"{s}.pi_eps"], a[f"{s}.pi_q_idx"]
         )

@@ -30,11 +30,15 @@ class Oracle:
         acts = self.commanded(world, list(actions))
         found: dict = {}
         slips = [
-            [(0, 1 - self.layout.stumble), (-1, self.layout.stumble / 2),
-             (1, self.layout.stumble / 2)]
+            [
+                (0, 1 - self.layout.stumble),
+                (-1, self.layout.stumble / 2),
+                (1, self.layout.stumble / 2),
+            ]
             if self.walks(world, acts, i) and self.layout.unsteady[world["agents"][i][1::-1]]
-            else [(0, 1.0)] for i in range(len(acts))
-        ]  # fmt: skip
+            else [(0, 1.0)]
+            for i in range(len(acts))
+        ]
         for slip in itertools.product(*slips):
             turned = copy.deepcopy(world)
             for i, (by, _) in enumerate(slip):
@@ -53,15 +57,28 @@ class Oracle:
     def read(self, state):
         s = [np.asarray(x).tolist() for x in state]
         return dict(
-            agents=[tuple(a) for a in s[0]], alive=[bool(a) for a in s[1]],
-            movable=[tuple(m) for m in s[2]], doors=list(s[3]), items=[tuple(i) for i in s[4]],
-            buttons=[list(b) for b in s[5]], forced=list(s[6]), solid=[bool(w) for w in s[7]],
-        )  # fmt: skip
+            agents=[tuple(a) for a in s[0]],
+            alive=[bool(a) for a in s[1]],
+            movable=[tuple(m) for m in s[2]],
+            doors=list(s[3]),
+            items=[tuple(i) for i in s[4]],
+            buttons=[list(b) for b in s[5]],
+            forced=list(s[6]),
+            solid=[bool(w) for w in s[7]],
+        )
 
     def key(self, world, time):
-        flat = [*np.ravel(world["agents"]), *world["alive"], *np.ravel(world["movable"]),
-                *world["doors"], *np.ravel(world["items"]), *np.ravel(world["buttons"]),
-                *world["forced"], *world["solid"], time]  # fmt: skip
+        flat = [
+            *np.ravel(world["agents"]),
+            *world["alive"],
+            *np.ravel(world["movable"]),
+            *world["doors"],
+            *np.ravel(world["items"]),
+            *np.ravel(world["buttons"]),
+            *world["forced"],
+            *world["solid"],
+            time,
+        ]
         return tuple(int(x) for x in flat)
 
     # Before the step, and chance
@@ -138,8 +155,12 @@ class Oracle:
             elif actions[i] == DROP and self.carried(world, i):
                 cell = self.ahead(world, i)
                 fixed = [*self.layout.magic.tolist(), *self.layout.doors.tolist()]
-                if not (self.closed(world, began, cell, None) or self.layout.lava[cell[::-1]]
-                        or cell in world["movable"] or list(cell) in fixed):  # fmt: skip
+                if not (
+                    self.closed(world, began, cell, None)
+                    or self.layout.lava[cell[::-1]]
+                    or cell in world["movable"]
+                    or list(cell) in fixed
+                ):
                     world["items"][self.carried(world, i)[0]] = cell
         for u, (_, waits, _, learner) in enumerate(before["buttons"]):
             now = world["buttons"][u]
@@ -181,8 +202,13 @@ class Oracle:
                 continue
             beyond = (cell[0] + AHEAD[d][0], cell[1] + AHEAD[d][1])
             heavy = self.layout.heavy[m] and self.layout.is_human[i]
-            if (heavy or self.closed(world, began, beyond, None) or beyond in world["movable"]
-                    or self.layout.lava[beyond[::-1]] or list(beyond) in magic):  # fmt: skip
+            if (
+                heavy
+                or self.closed(world, began, beyond, None)
+                or beyond in world["movable"]
+                or self.layout.lava[beyond[::-1]]
+                or list(beyond) in magic
+            ):
                 return
             world["movable"][m] = beyond
         world["agents"][i] = (*cell, d)
@@ -194,8 +220,12 @@ class Oracle:
         for n, place in enumerate(self.layout.doors.tolist()):
             if tuple(place) != cell:
                 continue
-            keys = [q for q in self.carried(world, i) if self.layout.item_kind[q] == KEY
-                    and self.layout.item_color[q] == self.layout.door_color[n]]  # fmt: skip
+            keys = [
+                q
+                for q in self.carried(world, i)
+                if self.layout.item_kind[q] == KEY
+                and self.layout.item_color[q] == self.layout.door_color[n]
+            ]
             used = cell in [a[:2] for a in world["agents"]] or cell in world["movable"]
             if world["doors"][n] == 1 or (world["doors"][n] == 2 and keys):
                 world["doors"][n] = 0

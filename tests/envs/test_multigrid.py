@@ -28,9 +28,10 @@ FIXTURES = {
         [[1, 1, 1, 1], [2, 1, 2, 1], [3, 1, 3, 1], [4, 1, 4, 1], [2, 2, 2, 2]],
     ),
     "grid_corridor_2h1r": (
-        "#####\n#>.>#\n##1##\n#####", [[1, 1, 1, 1], [2, 1, 2, 1], [3, 1, 3, 1]]
+        "#####\n#>.>#\n##1##\n#####",
+        [[1, 1, 1, 1], [2, 1, 2, 1], [3, 1, 3, 1]],
     ),
-}  # fmt: skip
+}
 
 
 def make(text, goals=GOAL, horizon=9, **fields):
@@ -61,19 +62,30 @@ def test_every_transition_of_the_reference(name):
     def key(agents, movable, time):
         return (*np.ravel(agents).tolist(), *np.ravel(movable).tolist(), int(time))
 
-    theirs = {key(*row): s for s, row in enumerate(
-        zip(a["agent_state"], a["mobile_xy"], a["step_count"], strict=True))}  # fmt: skip
-    to = np.array([theirs[key(*row)] for row in zip(
-        states.agents, states.movable, states.time, strict=True)])  # fmt: skip
-    ours = dict(zip(zip(to[table.succ_state], table.succ_joint, to[table.succ_next], strict=True),
-                    table.succ_prob, strict=True))  # fmt: skip
+    theirs = {
+        key(*row): s
+        for s, row in enumerate(zip(a["agent_state"], a["mobile_xy"], a["step_count"], strict=True))
+    }
+    to = np.array(
+        [theirs[key(*row)] for row in zip(states.agents, states.movable, states.time, strict=True)]
+    )
+    ours = dict(
+        zip(
+            zip(to[table.succ_state], table.succ_joint, to[table.succ_next], strict=True),
+            table.succ_prob,
+            strict=True,
+        )
+    )
     expected = zip(a["succ_state"], a["succ_joint"], a["succ_next"], a["succ_prob"], strict=True)
     for s, j, following, prob in expected:
         np.testing.assert_allclose(ours[s, j, following], prob, rtol=1e-6)
     weighted = a["goal_weight"] > 0
-    same = [np.array_equal(table.achieved[h, g], a["achieved"][h, k][to])
-            for h in range(len(table.humans)) for k in range(weighted.shape[1])
-            for g in range(len(goals))]  # fmt: skip
+    same = [
+        np.array_equal(table.achieved[h, g], a["achieved"][h, k][to])
+        for h in range(len(table.humans))
+        for k in range(weighted.shape[1])
+        for g in range(len(goals))
+    ]
     assert sum(same) >= weighted.sum()  # every goal of theirs is one of these rectangles
     np.testing.assert_array_equal(table.terminal, a["terminal"][to])
 
@@ -121,8 +133,9 @@ def outcomes(grid, *actions):
     states, prob = jax.jit(grid.outcomes)(grid.initial, jnp.asarray(actions, jnp.int32))
     found: dict = {}
     for k in np.flatnonzero(np.asarray(prob)):
-        key = tuple(place(jax.tree.map(lambda x, k=k: x[k], states), i)
-                    for i in range(len(actions)))  # fmt: skip
+        key = tuple(
+            place(jax.tree.map(lambda x, k=k: x[k], states), i) for i in range(len(actions))
+        )
         found[key] = found.get(key, 0.0) + float(prob[k])
     np.testing.assert_allclose(sum(found.values()), 1.0, rtol=1e-6)
     return found
@@ -143,8 +156,10 @@ def test_unsteady_ground_and_the_bound_on_outcomes():
     assert grid.num_outcomes == 2 * 3
     onto = step(grid, grid.initial, FORWARD, STILL)
     states, prob = grid.outcomes(onto, jnp.array([FORWARD, STILL]))
-    ends = {place(jax.tree.map(lambda x, k=k: x[k], states), 0)[:2]: round(float(prob[k]), 5)
-            for k in np.flatnonzero(np.asarray(prob))}  # fmt: skip
+    ends = {
+        place(jax.tree.map(lambda x, k=k: x[k], states), 0)[:2]: round(float(prob[k]), 5)
+        for k in np.flatnonzero(np.asarray(prob))
+    }
     # Straight on, or right into the wall (facing down, its right is the wall at x 0): it stays.
     assert ends == {(1, 4): 0.6, (1, 3): 0.2}
     assert make(text.replace("u", "."), stumble=0.4).num_outcomes == 2
@@ -205,10 +220,16 @@ DOOR_SYMBOL = {"R": {"type": "door", "color": "red", "state": "locked"}}
         ("####\n#>R#\n#1##\n####", dict(legend=["R"]), "give a mapping"),
         ("####\n#>R#\n#1##\n####", dict(legend={"R": {"type": "door", "colour": 1}}), "colour"),
         ("####\n#>R#\n#1##\n####", dict(legend={"R": {"type": "key", "color": "pink"}}), "pink"),
-        ("####\n#>R#\n#1##\n####",
-         dict(legend={"R": {"type": "box", "holds": {"type": "wall"}}}), "hold a wall"),
-        ("####\n#>R#\n#1##\n####",
-         dict(legend={"R": {"type": "control_button", "target": "humans"}}), "both humans"),
+        (
+            "####\n#>R#\n#1##\n####",
+            dict(legend={"R": {"type": "box", "holds": {"type": "wall"}}}),
+            "hold a wall",
+        ),
+        (
+            "####\n#>R#\n#1##\n####",
+            dict(legend={"R": {"type": "control_button", "target": "humans"}}),
+            "both humans",
+        ),
         # The goal lies behind a lock without its key, lava, a button, a wall for robots only.
         ("#####\n#>R.#\n#1#k#\n#####", dict(goals=[[3, 1, 3, 1]], legend=DOOR_SYMBOL), "never"),
         ("#####\n#>~.#\n#1###\n#####", dict(goals=[[3, 1, 3, 1]]), "column 2, line 2"),
@@ -217,7 +238,7 @@ DOOR_SYMBOL = {"R": {"type": "door", "color": "red", "state": "locked"}}
         ("####\n#>1#\n####", dict(magic_entry=1.5), "magic_entry=1.5"),
         ("####\n#>1#\n####", dict(magic_users="cats"), "magic_users='cats'"),
     ],
-)  # fmt: skip
+)
 def test_bad_legends_and_goals_out_of_reach_are_told(text, fields, message):
     with pytest.raises(ValueError, match=message):
         mg.parse_map(text, **{"goals": GOAL, "horizon": 5, **fields})

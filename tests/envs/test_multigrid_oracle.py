@@ -29,7 +29,7 @@ WORLDS = {
         dict(legend=COLORED, magic_entry=0.6, magic_solidify=0.25, magic_users="all"),
     ),
     "buttons": ("######\n#>C1S#\n#P.3##\n#KvT.#\n######", dict(legend=COLORED)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", list(WORLDS))

@@ -59,10 +59,12 @@ def test_empty_is_no_wall():
 
 def test_every_object_of_a_grid_returns_from_its_compressed_form():
     legend = {
-        "R": {"type": "door", "color": "red", "state": "locked"}, "W": {"type": "magic_wall"},
+        "R": {"type": "door", "color": "red", "state": "locked"},
+        "W": {"type": "magic_wall"},
         "B": {"type": "box", "color": "blue", "holds": {"type": "key", "color": "green"}},
-        "f": {"type": "floor", "color": "brown"}, "M": {"type": "magic_wall", "side": "up"},
-    }  # fmt: skip
+        "f": {"type": "floor", "color": "brown"},
+        "M": {"type": "magic_wall", "side": "up"},
+    }
     text = "########\n#>obDRk#\n#*BfsuL#\n#WMKPCX#\n#~1..<.#\n########"
     layout = mg.parse_map(text, goals=[[1, 1, 6, 4]], horizon=5, legend=legend)
     state = mg.make_grid(layout).initial._replace(solid=jnp.asarray([1, 0], jnp.int8))

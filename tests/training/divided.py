@@ -117,10 +117,13 @@ def main() -> None:
     config = config_of(told["agent"])
     processes = told.get("processes", 1)
     config["distributed"].update(
-        enabled=processes * told["devices"] > 1, num_processes=processes,
-        coordinator=told.get("coordinator", ""), process_id=told.get("process", 0),
-        fsdp=told.get("fsdp", False), heartbeat_timeout=20,
-    )  # fmt: skip
+        enabled=processes * told["devices"] > 1,
+        num_processes=processes,
+        coordinator=told.get("coordinator", ""),
+        process_id=told.get("process", 0),
+        fsdp=told.get("fsdp", False),
+        heartbeat_timeout=20,
+    )
     sharding.initialize(config)
     jax.devices()  # here processes wait for one another; then one of them may fall behind
     time.sleep(told.get("late", 0))

@@ -353,9 +353,12 @@ def test_a_kill_in_the_middle_of_saving_leaves_a_whole_checkpoint(tmp_path, open
     for attempt in range(3):
         workdir = tmp_path / str(attempt)
         process = subprocess.Popen(
-            [sys.executable, "-c", SAVE_FOREVER, str(workdir)], env=environment, cwd=ROOT,
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [sys.executable, "-c", SAVE_FOREVER, str(workdir)],
+            env=environment,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         with process:
             started = [int(process.stdout.readline()) for _ in range(4)][-1]
             time.sleep(rng.uniform(0, 0.2))

@@ -71,8 +71,9 @@ def test_the_band_of_many_seeds_is_an_interval_of_the_mean():
 
 def test_curves_without_a_common_step_are_refused():
     with pytest.raises(ValueError, match=r"share no steps \(0..10, 20..30\)"):
-        aggregate([Curve(np.array([0.0, 10.0]), np.zeros(2)),
-                   Curve(np.array([20.0, 30.0]), np.zeros(2))])  # fmt: skip
+        aggregate(
+            [Curve(np.array([0.0, 10.0]), np.zeros(2)), Curve(np.array([20.0, 30.0]), np.zeros(2))]
+        )
 
 
 @pytest.mark.parametrize(
@@ -119,9 +120,13 @@ def test_what_cannot_be_drawn_is_told(runs, tmp_path):
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "experiments.plot", *arguments], cwd=ROOT, capture_output=True,
-        text=True, check=False, env=dict(os.environ, JAX_PLATFORMS="cpu"),
-    )  # fmt: skip
+        [sys.executable, "-m", "experiments.plot", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ, JAX_PLATFORMS="cpu"),
+    )
 
 
 def test_the_command_draws_runs_and_tells_mistakes_in_a_line(runs, tmp_path):

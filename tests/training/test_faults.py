@@ -73,17 +73,29 @@ def test_a_fault_on_the_host_does_the_same():
 
 def test_the_transition_to_a_fault_is_not_stored():
     row = dict(
-        obs=jnp.zeros(2), action=jnp.zeros(1), reward=jnp.float32(0), is_first=jnp.bool_(False),
-        is_last=jnp.bool_(False), terminated=jnp.bool_(False),
-    )  # fmt: skip
+        obs=jnp.zeros(2),
+        action=jnp.zeros(1),
+        reward=jnp.float32(0),
+        is_first=jnp.bool_(False),
+        is_last=jnp.bool_(False),
+        terminated=jnp.bool_(False),
+    )
     environment = envs.episodic(broken("obs"), 1)
     env, obs = environment.reset(jax.random.key(0))
     no = jnp.zeros(1, bool)
     state = loop.LoopState(
-        train=None, actor=None, env=env, obs=obs, reward=jnp.zeros(1), is_first=~no,
-        replay=replay.init(row, num_envs=1, capacity=20), key=None, steps=jnp.int32(0), credit=None,
+        train=None,
+        actor=None,
+        env=env,
+        obs=obs,
+        reward=jnp.zeros(1),
+        is_first=~no,
+        replay=replay.init(row, num_envs=1, capacity=20),
+        key=None,
+        steps=jnp.int32(0),
+        credit=None,
         updates=None,
-    )  # fmt: skip
+    )
 
     class Forgets:
         remember = None

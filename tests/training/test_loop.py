@@ -146,13 +146,17 @@ def test_matmul_precision_reaches_the_programs(parts, trained):
     def text(precision):
         with run.matmul_precision({"matmul_precision": precision}):
             first = jnp.zeros(2, bool)
-            return str(jax.make_jaxpr(lambda t, a: agent.act(t, a, obs, first, state.key, True))(
-                state.train, state.actor
-            ))  # fmt: skip
+            return str(
+                jax.make_jaxpr(lambda t, a: agent.act(t, a, obs, first, state.key, True))(
+                    state.train, state.actor
+                )
+            )
 
     # A few products are exact whatever is asked for.
-    exact = {precision: text(precision).count("Precision.HIGHEST") for precision in
-             ("default", "highest")}  # fmt: skip
+    exact = {
+        precision: text(precision).count("Precision.HIGHEST")
+        for precision in ("default", "highest")
+    }
     assert exact["highest"] > 2 * exact["default"]
 
 

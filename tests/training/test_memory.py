@@ -35,9 +35,13 @@ def page_faults(first: str) -> int:
     """Pages that ten calls ask for in a fresh process."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
     out = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(first=first)], env=environment, check=True,
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM.format(first=first)],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     return int(out.stdout)
 
 

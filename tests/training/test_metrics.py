@@ -39,8 +39,11 @@ def filled(tmp_path):
 def test_rows_hold_kind_step_time_and_values(filled):
     rows = read_rows(jsonl(filled))
     assert [(r["kind"], r["step"]) for r in rows] == [
-        ("train", 10), ("train", 20), ("eval", 20), ("train", 30),
-    ]  # fmt: skip
+        ("train", 10),
+        ("train", 20),
+        ("eval", 20),
+        ("train", 30),
+    ]
     assert rows[0]["loss/value"] == 1.25 and rows[2]["return_mean"] == -1.5
     assert all(r["time"] > 1.6e9 for r in rows)
 

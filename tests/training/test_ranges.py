@@ -91,8 +91,13 @@ def attempt(config, use):
 def test_a_configuration_is_taken_or_refused_with_a_name(agent):
     taken = []
 
-    @settings(max_examples=150, deadline=None, database=None, derandomize=True,
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @settings(
+        max_examples=150,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(changed(agent))
     def check(config):
         taken.append(attempt(config, job.prepare))
@@ -106,8 +111,9 @@ def test_a_configuration_is_taken_or_refused_with_a_name(agent):
 def test_what_is_taken_trains_or_says_why_not(agent, tmp_path_factory):
     """Three environment steps and more of learning, for every configuration that is taken."""
 
-    @settings(max_examples=12, deadline=None, database=None,
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @settings(
+        max_examples=12, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
     @given(changed(agent))
     def check(config):
         config["train"]["steps"] = min(config["train"]["steps"], 40)

@@ -58,8 +58,15 @@ def assert_same(a, b):
 def test_a_run_leaves_everything_behind(whole):
     result, workdir = whole
     names = set(os.listdir(workdir))
-    assert {"config.json", "metrics.jsonl", "metrics.csv", "curve.png", "checkpoints", "best",
-            "tb"} <= names  # fmt: skip
+    assert {
+        "config.json",
+        "metrics.jsonl",
+        "metrics.csv",
+        "curve.png",
+        "checkpoints",
+        "best",
+        "tb",
+    } <= names
     rows = read_rows(os.path.join(workdir, "metrics.jsonl"))
     assert [r["step"] for r in rows if r["kind"] == "train"] == [20, 40, 60, 80]
     assert [r["step"] for r in rows if r["kind"] == "eval"] == [40, 80]
@@ -146,9 +153,13 @@ def command(workdir, *extra):
     environment = dict(os.environ, JAX_PLATFORMS="cpu", PYTHONPATH=str(ROOT))
     environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
     return subprocess.Popen(
-        [sys.executable, "-c", code, str(workdir), *extra], env=environment, cwd=ROOT,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(workdir), *extra],
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def finish(workdir, *extra):
@@ -188,8 +199,11 @@ def test_kill_and_interrupt_resume_exactly(tmp_path):
     assert "400 environment steps" in finish(broken_dir, "--resume")
     a, b = final_state(whole_dir), final_state(broken_dir)
     assert_same(a[0], b[0])
-    steps = [r["step"] for r in read_rows(os.path.join(broken_dir, "metrics.jsonl"))
-             if r["kind"] == "train"]  # fmt: skip
+    steps = [
+        r["step"]
+        for r in read_rows(os.path.join(broken_dir, "metrics.jsonl"))
+        if r["kind"] == "train"
+    ]
     assert steps == sorted(set(steps))
 
 
@@ -226,9 +240,13 @@ def test_twenty_kills_change_nothing(tmp_path):
 def cli(*arguments):
     environment = dict(os.environ, JAX_PLATFORMS="cpu")
     return subprocess.run(
-        [sys.executable, "-m", "experiments.train", *arguments], cwd=ROOT, env=environment,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "experiments.train", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ from tests.helpers import register_toy, tiny_config
 
 # Without planner targets: those of an untrained model are ties, which rounding decides.
 PLAIN = dict(
-    model=dict(critic="q", policy="squashed"), train=dict(steps=60),
+    model=dict(critic="q", policy="squashed"),
+    train=dict(steps=60),
     loss=dict(value_target="td", policy_loss="svg"),
-)  # fmt: skip
+)
 LOSSES = ("loss/consistency", "loss/reward", "loss/value", "loss/policy")
 
 # Two devices, in a process of its own: their number is fixed once jax has started.
@@ -101,9 +102,12 @@ def test_batched_seeds_equal_seeds_in_turn(trained):
     schedule = build.build_schedule(config, whole.environment.spec, 2)
     state, _ = job.begin(config, whole, None)
     interval = seeds.make_seeds_interval(
-        whole.agent, whole.environment, schedule,
-        length=whole.plan.length, batched=True,
-    )  # fmt: skip
+        whole.agent,
+        whole.environment,
+        schedule,
+        length=whole.plan.length,
+        batched=True,
+    )
     for i in range(3):
         state, sums = interval(state)
         for index in range(2):
@@ -126,8 +130,9 @@ def test_seeds_resume_bit_for_bit(trained, tmp_path):
         name = f"seed-{seed}"
         whole, parts = (rows(os.path.join(d, name), "train") for d in (workdir, half))
         timeless = ("time", "seconds", "steps_per_second")
-        drop = [[{k: v for k, v in r.items() if k not in timeless} for r in x]
-                for x in (whole, parts)]  # fmt: skip
+        drop = [
+            [{k: v for k, v in r.items() if k not in timeless} for r in x] for x in (whole, parts)
+        ]
         assert drop[0] == drop[1]
 
 

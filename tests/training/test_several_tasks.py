@@ -25,9 +25,11 @@ def trained(tmp_path_factory):
     """A short run of two tasks that leaves its dataset behind."""
     workdir = str(tmp_path_factory.mktemp("runs") / "multi")
     config = tiny_config(
-        env=dict(name=MULTI, num_envs=2), replay=dict(save=True), train=dict(steps=40),
+        env=dict(name=MULTI, num_envs=2),
+        replay=dict(save=True),
+        train=dict(steps=40),
         loss=dict(policy_loss="svg:1+kl:1"),
-    )  # fmt: skip
+    )
     run.train(config, workdir)
     return workdir, config
 
@@ -97,9 +99,11 @@ def test_fine_tuning_starts_from_the_parameters_and_keeps_known_embeddings(train
     source, config = trained
     old = run.load(source)[1]
     config = tiny_config(
-        env=dict(name="multi:toy:line", num_envs=2), train=dict(init_from=source, steps=20),
-        loss=dict(policy_loss="svg:1+kl:1"), eval=dict(interval=0),
-    )  # fmt: skip
+        env=dict(name="multi:toy:line", num_envs=2),
+        train=dict(init_from=source, steps=20),
+        loss=dict(policy_loss="svg:1+kl:1"),
+        eval=dict(interval=0),
+    )
     resolved = transfer.resolve(config)
     assert resolved["env"]["pad_to"] == (2, 2)
     job = prepare(resolved)
@@ -153,9 +157,11 @@ def test_learning_from_a_dataset_acts_nowhere(trained, tmp_path):
     workdir, _ = trained
     path = os.path.join(workdir, "dataset.npz")
     config = tiny_config(
-        env=dict(name=MULTI, num_envs=8), train=dict(steps=40, dataset=path),
-        eval=dict(interval=20), checkpoint=dict(interval=20),
-    )  # fmt: skip
+        env=dict(name=MULTI, num_envs=8),
+        train=dict(steps=40, dataset=path),
+        eval=dict(interval=20),
+        checkpoint=dict(interval=20),
+    )
     result = run.train(config, str(tmp_path / "offline"))
     rows = read_rows(str(tmp_path / "offline" / "metrics.jsonl"))
     train = [row for row in rows if row["kind"] == "train"]
@@ -179,8 +185,10 @@ def test_datasets_that_do_not_fit_are_refused(trained, tmp_path, what):
     else:
         config["num_seeds"] = 2
     says = {
-        "no file": "cannot be read", "other task": "was recorded on", "other agent": "needs config",
+        "no file": "cannot be read",
+        "other task": "was recorded on",
+        "other agent": "needs config",
         "seeds": "num_seeds=1",
-    }  # fmt: skip
+    }
     with pytest.raises(ValueError, match=says[what]):
         run.train(config, str(tmp_path / "run"))

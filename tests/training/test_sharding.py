@@ -22,13 +22,18 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def start(**told):
     environment = {
-        **os.environ, "JAX_PLATFORMS": "cpu",
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
-    }  # fmt: skip
+    }
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.training.divided", json.dumps(told)], cwd=ROOT,
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "tests.training.divided", json.dumps(told)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def results(*programs):
@@ -87,13 +92,22 @@ def test_two_processes_update_as_one(alone):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "num", "devices"),
-    [("tdmpc", 1, 8), ("dreamer", 1, 8), ("tdmpc", 2, 2), ("dreamer", 2, 1), ("tdmpc", 4, 1),
-     ("dreamer", 4, 1), ("empo", 4, 1)],
-)  # fmt: skip
+    [
+        ("tdmpc", 1, 8),
+        ("dreamer", 1, 8),
+        ("tdmpc", 2, 2),
+        ("dreamer", 2, 1),
+        ("tdmpc", 4, 1),
+        ("dreamer", 4, 1),
+        ("empo", 4, 1),
+    ],
+)
 def test_more_devices_and_processes_update_as_one(agent, num, devices, alone):
-    several = processes(num, devices, agent=agent) if num > 1 else results(
-        start(agent=agent, devices=devices)
-    )  # fmt: skip
+    several = (
+        processes(num, devices, agent=agent)
+        if num > 1
+        else results(start(agent=agent, devices=devices))
+    )
     for ours in several:
         check(ours, alone(agent))
 
@@ -142,10 +156,20 @@ def test_a_process_that_fails_ends_at_once_and_the_others_soon_after(tmp_path):
     def train(process, *flags):
         settings = [f"--config.distributed.{name}={value}" for name, value in told.items()]
         return subprocess.Popen(
-            [sys.executable, "-m", "experiments.train", "--config=configs/tdmpc.py", *settings,
-             f"--config.distributed.process_id={process}", f"--workdir={tmp_path / 'run'}", *flags],
-            cwd=ROOT, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "experiments.train",
+                "--config=configs/tdmpc.py",
+                *settings,
+                f"--config.distributed.process_id={process}",
+                f"--workdir={tmp_path / 'run'}",
+                *flags,
+            ],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     fine, failing = train(0), train(1, "--config.loss.batch_size=0")
     errors = failing.communicate(timeout=120)[1]

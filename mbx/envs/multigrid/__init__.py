@@ -16,7 +16,14 @@ from mbx.envs.multigrid.state import State
 from mbx.envs.multigrid.world import make_world
 
 __all__ = [
-    "Grid", "Layout", "State", "enumerate_states", "export", "load_map", "make_grid", "make_render",
+    "Grid",
+    "Layout",
+    "State",
+    "enumerate_states",
+    "export",
+    "load_map",
+    "make_grid",
+    "make_render",
     "make_world",
     "parse_map",
-]  # fmt: skip
+]

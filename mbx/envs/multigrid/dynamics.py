@@ -180,9 +180,14 @@ def flatten_vmaps(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _step(
-    kinds: Kinds, bounds: Bounds, width: int, board: Board, scene: Scene, actions: Scalars,
+    kinds: Kinds,
+    bounds: Bounds,
+    width: int,
+    board: Board,
+    scene: Scene,
+    actions: Scalars,
     outcome: Array,
-) -> tuple[Scene, Array]:  # fmt: skip
+) -> tuple[Scene, Array]:
     """The `outcome`-th scene that a joint action can lead to, and its probability."""
     num, start = len(actions), scene
     actions, scene = effects.commanded(board, kinds, scene, actions)
@@ -217,10 +222,13 @@ def _step(
     for agent in order:
         agent = effects.once(agent, num)
         turn = Turn(
-            agent, *(effects.pick(v, agent) for v in (scene.cell, heading, ahead, deltas)),
+            agent,
+            *(effects.pick(v, agent) for v in (scene.cell, heading, ahead, deltas)),
             *(effects.pick(tuple(v), agent) for v in (board.is_human, board.may_enter)),
-            effects.pick(answer, agent), start.cell, tuple(b[1] for b in start.buttons),
-        )  # fmt: skip
+            effects.pick(answer, agent),
+            start.cell,
+            tuple(b[1] for b in start.buttons),
+        )
         scene = effects.act(board, kinds, scene, turn, effects.pick(actions, agent))
     return effects.remembered(kinds, start, scene, actions), prob
 
@@ -239,9 +247,12 @@ def make_grid(layout: Layout) -> Grid:
         return inside & (state.alive[humans] > 0)[:, None]
 
     return Grid(
-        layout=layout, initial=initial_state(layout),
+        layout=layout,
+        initial=initial_state(layout),
         outcomes=functools.partial(outcomes, board),
         terminal=lambda state: (state.time >= layout.horizon) & (layout.horizon > 0),
         achieved=achieved,
-        num_outcomes=num_outcomes, board=board, outcomes_of=outcomes,
-    )  # fmt: skip
+        num_outcomes=num_outcomes,
+        board=board,
+        outcomes_of=outcomes,
+    )

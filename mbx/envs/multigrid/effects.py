@@ -293,8 +293,12 @@ def _press(board: Board, kinds: Kinds, scene: Scene, turn: Turn, do: Array) -> S
             # Who is being listened to is programming a toggle, not starting again.
             listened = (turn.awaited[number] > 0) & (learner == turn.agent + 1)
             starts = facing & works & (turn.human == (target == HUMAN)) & ~listened
-            button = (enabled, jnp.where(starts, 1, on), action,
-                      jnp.where(starts, turn.agent + 1, learner))  # fmt: skip
+            button = (
+                enabled,
+                jnp.where(starts, 1, on),
+                action,
+                jnp.where(starts, turn.agent + 1, learner),
+            )
             scene = _with_button(scene._replace(forced=forced), number, button)
         else:
             for other, its_kind in enumerate(kinds.buttons):
@@ -368,6 +372,10 @@ def make_kinds(layout: maps.Layout) -> Kinds:
     """The layout's kinds."""
     numbers = lambda x: tuple(int(n) for n in np.asarray(x))  # noqa: E731
     return Kinds(
-        layout.num_actions, numbers(layout.item_kind), numbers(layout.item_box),
-        numbers(layout.button_kind), numbers(layout.button_trigger), numbers(layout.button_target),
-    )  # fmt: skip
+        layout.num_actions,
+        numbers(layout.item_kind),
+        numbers(layout.item_box),
+        numbers(layout.button_kind),
+        numbers(layout.button_trigger),
+        numbers(layout.button_target),
+    )

@@ -81,10 +81,16 @@ def export(grid: Grid, **options: Any) -> tuple[TabularWorld, np.ndarray]:
     achieved = np.asarray(jax.jit(jax.vmap(grid.achieved))(all_states))
     layout = grid.layout
     table = TabularWorld(
-        succ_state=state, succ_joint=joint, succ_next=following, succ_prob=prob,
+        succ_state=state,
+        succ_joint=joint,
+        succ_next=following,
+        succ_prob=prob,
         terminal=np.asarray(grid.terminal(all_states)),
-        achieved=np.moveaxis(achieved, 0, -1).astype(np.int8), goal_weight=layout.goal_weight,
-        humans=layout.humans, robots=layout.robots, num_actions=layout.num_actions,
+        achieved=np.moveaxis(achieved, 0, -1).astype(np.int8),
+        goal_weight=layout.goal_weight,
+        humans=layout.humans,
+        robots=layout.robots,
+        num_actions=layout.num_actions,
         num_states=len(flat),
-    )  # fmt: skip
+    )
     return table, flat

@@ -29,8 +29,15 @@ STILL, LEFT, RIGHT, FORWARD, TOGGLE, PICK_UP, DROP = range(7)
 OPEN, CLOSED, LOCKED = range(3)
 NONE = -1  # no colour, no content
 _WANTED = ("map", "goals", "horizon")
-_OPTIONAL = ("goal_weight", "stumble", "legend", "drop", "magic_entry", "magic_solidify",
-             "magic_users")  # fmt: skip
+_OPTIONAL = (
+    "goal_weight",
+    "stumble",
+    "legend",
+    "drop",
+    "magic_entry",
+    "magic_solidify",
+    "magic_users",
+)
 
 
 class Layout(NamedTuple):
@@ -150,14 +157,27 @@ def parse_map(
         floor[y, x] = COLORS.index(spec["color"])
     rocks, blocks = things["rock"], things["block"]
     layout = Layout(
-        wall=where["wall"], lava=where["lava"], unsteady=where["unsteady"], switch=where["switch"],
-        floor=floor, agents=agents, is_human=is_human, movable=_places(rocks + blocks),
-        heavy=np.arange(len(rocks) + len(blocks)) < len(rocks), **_doors(things["door"]),
-        **_items(things), **_buttons(things), magic=_places(things["magic_wall"]),
-        magic_side=_numbers(things["magic_wall"], "side", objects.SIDES), goals=rectangles,
-        goal_weight=weight, horizon=int(horizon), drop=bool(drop), magic_users=magic_users,
+        wall=where["wall"],
+        lava=where["lava"],
+        unsteady=where["unsteady"],
+        switch=where["switch"],
+        floor=floor,
+        agents=agents,
+        is_human=is_human,
+        movable=_places(rocks + blocks),
+        heavy=np.arange(len(rocks) + len(blocks)) < len(rocks),
+        **_doors(things["door"]),
+        **_items(things),
+        **_buttons(things),
+        magic=_places(things["magic_wall"]),
+        magic_side=_numbers(things["magic_wall"], "side", objects.SIDES),
+        goals=rectangles,
+        goal_weight=weight,
+        horizon=int(horizon),
+        drop=bool(drop),
+        magic_users=magic_users,
         **{name: float(value) for name, value in chances.items()},
-    )  # fmt: skip
+    )
     _check_reach(layout)
     return layout
 
@@ -181,8 +201,10 @@ def load_map(name: str) -> Layout:
         raise ValueError(f"map {name!r} is unknown: choose one of {known}, or give a .yaml file")
     fields = yaml.safe_load(text)
     if not isinstance(fields, dict) or not set(_WANTED) <= fields.keys() <= {*_WANTED, *_OPTIONAL}:
-        raise ValueError(f"map {name!r} must have the fields {sorted(_WANTED)}, may have "
-                         f"{sorted(_OPTIONAL)}, and no others")  # fmt: skip
+        raise ValueError(
+            f"map {name!r} must have the fields {sorted(_WANTED)}, may have "
+            f"{sorted(_OPTIONAL)}, and no others"
+        )
     return parse_map(fields.pop("map"), **fields)
 
 

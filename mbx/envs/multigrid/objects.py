@@ -27,7 +27,13 @@ HUMANS, ROBOTS = ">v<^", "1234"  # facing right, down, left, up
 
 # The options of each kind with their defaults.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "empty": {}, "wall": {}, "lava": {}, "unsteady": {}, "switch": {}, "rock": {}, "block": {},
+    "empty": {},
+    "wall": {},
+    "lava": {},
+    "unsteady": {},
+    "switch": {},
+    "rock": {},
+    "block": {},
     "floor": {"color": "blue"},
     "door": {"color": "yellow", "state": "closed"},
     "key": {"color": "yellow"},
@@ -38,17 +44,28 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pause_switch": {"trigger": "humans", "target": "robots"},
     "control_button": {"trigger": "humans", "target": "robots"},
     "disabling_switch": {"trigger": "robots", "target": "kill_button"},
-}  # fmt: skip
+}
 
 SYMBOLS: dict[str, dict[str, Any]] = {
-    ".": {"type": "empty"}, "#": {"type": "wall"}, "~": {"type": "lava"},
-    "u": {"type": "unsteady"}, ",": {"type": "floor"}, "s": {"type": "switch"},
-    "o": {"type": "rock"}, "b": {"type": "block"}, "D": {"type": "door"},
-    "L": {"type": "door", "state": "locked"}, "k": {"type": "key"}, "*": {"type": "ball"},
-    "x": {"type": "box"}, "m": {"type": "magic_wall"}, "K": {"type": "kill_button"},
-    "P": {"type": "pause_switch"}, "C": {"type": "control_button"},
+    ".": {"type": "empty"},
+    "#": {"type": "wall"},
+    "~": {"type": "lava"},
+    "u": {"type": "unsteady"},
+    ",": {"type": "floor"},
+    "s": {"type": "switch"},
+    "o": {"type": "rock"},
+    "b": {"type": "block"},
+    "D": {"type": "door"},
+    "L": {"type": "door", "state": "locked"},
+    "k": {"type": "key"},
+    "*": {"type": "ball"},
+    "x": {"type": "box"},
+    "m": {"type": "magic_wall"},
+    "K": {"type": "kill_button"},
+    "P": {"type": "pause_switch"},
+    "C": {"type": "control_button"},
     "X": {"type": "disabling_switch"},
-}  # fmt: skip
+}
 
 _CHOICES = {"color": COLORS, "state": DOOR_STATES, "side": SIDES, "trigger": GROUPS}
 

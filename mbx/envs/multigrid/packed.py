@@ -22,18 +22,44 @@ from mbx.envs.multigrid.state import State
 
 Array = jax.Array
 
-SHIFTS = dict(object_type=0, object_color=5, object_state=8, agent_color=10, magic_wall_state=13,
-              other_category=16)  # fmt: skip
-WIDTHS = dict(object_type=5, object_color=3, object_state=2, agent_color=3, magic_wall_state=3,
-              other_category=2)  # fmt: skip
+SHIFTS = dict(
+    object_type=0,
+    object_color=5,
+    object_state=8,
+    agent_color=10,
+    magic_wall_state=13,
+    other_category=16,
+)
+WIDTHS = dict(
+    object_type=5,
+    object_color=3,
+    object_state=2,
+    agent_color=3,
+    magic_wall_state=3,
+    other_category=2,
+)
 NOBODY = 7
 NOTHING = -1  # object type of an empty cell, in version 2
 DOOR, KEY = 30, 31
 PLAIN_TYPES, COLORS = 15, len(objects.COLORS)
 # Document 004's numbers; 3 is a goal cell, which here is a rectangle beside the grid.
-TYPES = dict(wall=0, ball=1, box=2, lava=4, block=5, rock=6, unsteady=7, switch=8, floor=9,
-             kill_button=10, pause_switch=11, disabling_switch=12, control_button=13, door=DOOR,
-             key=KEY)  # fmt: skip
+TYPES = dict(
+    wall=0,
+    ball=1,
+    box=2,
+    lava=4,
+    block=5,
+    rock=6,
+    unsteady=7,
+    switch=8,
+    floor=9,
+    kill_button=10,
+    pause_switch=11,
+    disabling_switch=12,
+    control_button=13,
+    door=DOOR,
+    key=KEY,
+)
 COLORS_OF = {name: number for number, name in enumerate(objects.COLORS)}
 CHANNELS = PLAIN_TYPES + 2 * COLORS + 1 + 3 + COLORS
 
@@ -81,9 +107,13 @@ def grid_fields(layout: Layout, state: State) -> Fields:
     height, width = layout.wall.shape
     cells = jnp.arange(height * width).reshape(height, width)
     terrain = np.full((height, width), NOTHING)
-    for name, mask in (("floor", layout.floor >= 0), ("switch", layout.switch),
-                       ("unsteady", layout.unsteady), ("lava", layout.lava),
-                       ("wall", layout.wall)):  # fmt: skip
+    for name, mask in (
+        ("floor", layout.floor >= 0),
+        ("switch", layout.switch),
+        ("unsteady", layout.unsteady),
+        ("lava", layout.lava),
+        ("wall", layout.wall),
+    ):
         terrain[mask] = TYPES[name]
     kind, color = jnp.asarray(terrain, jnp.int32), jnp.asarray(np.maximum(layout.floor, 0))
     color, door = color.astype(jnp.int32), jnp.zeros((height, width), jnp.int32)
@@ -148,12 +178,15 @@ def channels(packed: Array, *, version: int = 2) -> Array:
     magic = jnp.where(f.magic_wall_state <= 6, f.magic_wall_state, 0).astype(jnp.float32)
     return jnp.concatenate(
         [
-            one_hot(f.object_type, 0, PLAIN_TYPES), colors * jnp.expand_dims(door, -3),
-            colors * jnp.expand_dims(key, -3), jnp.expand_dims(magic, -3),
-            one_hot(f.other_category, 1, 3), one_hot(f.agent_color, 0, COLORS),
+            one_hot(f.object_type, 0, PLAIN_TYPES),
+            colors * jnp.expand_dims(door, -3),
+            colors * jnp.expand_dims(key, -3),
+            jnp.expand_dims(magic, -3),
+            one_hot(f.other_category, 1, 3),
+            one_hot(f.agent_color, 0, COLORS),
         ],
         axis=-3,
-    )  # fmt: skip
+    )
 
 
 def _to_code(object_type: Array) -> Array:

@@ -27,16 +27,28 @@ Array = jax.Array
 TILE = 24
 # Red, green, blue, purple, yellow, grey, brown.
 PALETTE = np.array(
-    [(205, 60, 50), (60, 150, 70), (60, 100, 200), (130, 60, 160), (220, 180, 30), (120, 120, 120),
-     (140, 95, 55)], np.uint8,
-)  # fmt: skip
+    [
+        (205, 60, 50),
+        (60, 150, 70),
+        (60, 100, 200),
+        (130, 60, 160),
+        (220, 180, 30),
+        (120, 120, 120),
+        (140, 95, 55),
+    ],
+    np.uint8,
+)
 HUMAN_SHADES = np.array(
     [(230, 160, 0), (240, 90, 40), (200, 60, 120), (150, 120, 0), (120, 80, 200)], np.uint8
 )
 ROBOT_SHADES = np.array([(80, 90, 100), (50, 110, 130), (110, 110, 110), (70, 70, 130)], np.uint8)
 _FLOOR, _WALL, _LAVA, _ROCK, _BLOCK = (
-    (240, 238, 232), (60, 60, 66), (235, 120, 30), (130, 124, 118), (190, 150, 100),
-)  # fmt: skip
+    (240, 238, 232),
+    (60, 60, 66),
+    (235, 120, 30),
+    (130, 124, 118),
+    (190, 150, 100),
+)
 _BUTTON_COLORS = dict(zip(BUTTONS, (0, 2, 1, 3), strict=True))
 
 
@@ -52,19 +64,25 @@ def _sprites() -> dict[str, np.ndarray]:
     slash = ((radius < 0.34) & (radius > 0.26)) | ((np.abs(x + y - 1.0) < 0.07) & (radius < 0.3))
     cross = (np.minimum(np.abs(x - y), np.abs(x + y - 1.0)) < 0.09) & inner(0.2)
     return {
-        "full": inner(-1.0), "arrow": np.stack([np.rot90(right, -turns) for turns in range(4)]),
+        "full": inner(-1.0),
+        "arrow": np.stack([np.rot90(right, -turns) for turns in range(4)]),
         "rock": radius < 0.42 + 0.05 * np.sin(5 * np.arctan2(y - 0.5, x - 0.5)),
-        "block": inner(0.08), "ball": radius < 0.3, "key": key,
+        "block": inner(0.08),
+        "ball": radius < 0.3,
+        "key": key,
         "box": inner(0.18) & ~(inner(0.26) & ~(np.abs(y - 0.5) < 0.04)),
-        "open": inner(0.0) & ~inner(0.08) & (x < 0.08), "closed": inner(0.0) & ~inner(0.14),
+        "open": inner(0.0) & ~inner(0.08) & (x < 0.08),
+        "closed": inner(0.0) & ~inner(0.14),
         "locked": inner(0.0) & ~((np.abs(x - 0.5) < 0.08) & (np.abs(y - 0.5) < 0.16)),
         "stripes": np.mod(x + y, 0.34) < 0.07,
         "waves": np.mod(y + 0.06 * np.sin(12 * x), 0.3) < 0.08,
-        "dot": radius < 0.14, "button": inner(0.06), "cross": cross,
+        "dot": radius < 0.14,
+        "button": inner(0.06),
+        "cross": cross,
         "bars": inner(0.25) & (np.abs(np.abs(x - 0.5) - 0.15) < 0.07),
         "ring": (radius < 0.3) & (radius > 0.2),
         "slash": slash,
-    }  # fmt: skip
+    }
 
 
 def make_render(layout: Layout) -> Callable[..., Array]:
@@ -140,27 +158,34 @@ def _ground(layout: Layout, masks: dict[str, Array]) -> Array:
         pale = jnp.asarray(128 + PALETTE[color] // 2)
         image = _over(image, jnp.asarray(layout.floor == color), masks["full"], pale)
     for cells, name, color in (
-        (layout.wall, "full", _WALL), (layout.unsteady, "stripes", PALETTE[6]),
-        (layout.switch, "dot", PALETTE[0]), (layout.lava, "full", _LAVA),
+        (layout.wall, "full", _WALL),
+        (layout.unsteady, "stripes", PALETTE[6]),
+        (layout.switch, "dot", PALETTE[0]),
+        (layout.lava, "full", _LAVA),
         (layout.lava, "waves", _WALL),
-    ):  # fmt: skip
+    ):
         image = _over(image, jnp.asarray(cells), masks[name], jnp.asarray(color, jnp.uint8))
     return image
 
 
 def _draw_button(
-    layout: Layout, masks: dict[str, Array], lay: Callable[..., Array], image: Array, state: State,
+    layout: Layout,
+    masks: dict[str, Array],
+    lay: Callable[..., Array],
+    image: Array,
+    state: State,
     number: int,
-) -> Array:  # fmt: skip
+) -> Array:
     kind, (x, y) = BUTTONS[layout.button_kind[number]], layout.buttons[number]
     enabled, on, learned, _ = state.buttons[number]
     color = jnp.asarray(PALETTE[_BUTTON_COLORS[kind]])
     image = lay(image, x, y, masks["button"], jnp.where(enabled > 0, color, PALETTE[5]))
     signs = {
-        "kill_button": masks["cross"], "disabling_switch": masks["slash"],
+        "kill_button": masks["cross"],
+        "disabling_switch": masks["slash"],
         "pause_switch": masks["bars"] & (on > 0),
         "control_button": jnp.where(learned > 0, masks["ball"], masks["ring"]),
-    }  # fmt: skip
+    }
     return lay(image, x, y, signs[kind], (255, 255, 255))
 
 

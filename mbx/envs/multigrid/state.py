@@ -96,12 +96,16 @@ def initial_state(layout: Layout) -> State:
     buttons[:, 0] = 1
     small = lambda x: jnp.asarray(x, jnp.int8)  # noqa: E731
     return State(
-        agents=small(layout.agents), alive=jnp.ones(num, jnp.int8), movable=small(layout.movable),
+        agents=small(layout.agents),
+        alive=jnp.ones(num, jnp.int8),
+        movable=small(layout.movable),
         doors=small(layout.door_state),
-        items=small(np.where(inside[:, None], boxed, layout.items)), buttons=small(buttons),
+        items=small(np.where(inside[:, None], boxed, layout.items)),
+        buttons=small(buttons),
         forced=jnp.zeros(num if has_control(layout) else 0, jnp.int8),
-        solid=jnp.zeros(len(layout.magic), jnp.int8), time=jnp.int32(0),
-    )  # fmt: skip
+        solid=jnp.zeros(len(layout.magic), jnp.int8),
+        time=jnp.int32(0),
+    )
 
 
 def has_control(layout: Layout) -> bool:
@@ -115,14 +119,20 @@ def make_board(layout: Layout) -> Board:
     cells = lambda places: jnp.asarray(places[:, 1] * width + places[:, 0], jnp.int32)  # noqa: E731
     terrain = layout.wall * WALL + layout.lava * LAVA + layout.unsteady * UNSTEADY
     return Board(
-        terrain=jnp.asarray(terrain, jnp.int32), is_human=jnp.asarray(layout.is_human),
-        heavy=jnp.asarray(layout.heavy), door_cell=cells(layout.doors),
-        door_color=jnp.asarray(layout.door_color), item_color=jnp.asarray(layout.item_color),
-        button_cell=cells(layout.buttons), magic_cell=cells(layout.magic),
-        magic_side=jnp.asarray(layout.magic_side), may_enter=jnp.asarray(layout.may_enter_magic),
-        stumble=jnp.float32(layout.stumble), magic_entry=jnp.float32(layout.magic_entry),
+        terrain=jnp.asarray(terrain, jnp.int32),
+        is_human=jnp.asarray(layout.is_human),
+        heavy=jnp.asarray(layout.heavy),
+        door_cell=cells(layout.doors),
+        door_color=jnp.asarray(layout.door_color),
+        item_color=jnp.asarray(layout.item_color),
+        button_cell=cells(layout.buttons),
+        magic_cell=cells(layout.magic),
+        magic_side=jnp.asarray(layout.magic_side),
+        may_enter=jnp.asarray(layout.may_enter_magic),
+        stumble=jnp.float32(layout.stumble),
+        magic_entry=jnp.float32(layout.magic_entry),
         magic_solidify=jnp.float32(layout.magic_solidify),
-    )  # fmt: skip
+    )
 
 
 def to_scene(state: State, width: int) -> Scene:
@@ -139,10 +149,13 @@ def to_scene(state: State, width: int) -> Scene:
         cell=tuple(y * width + x for x, y, _ in agents),
         heading=tuple(heading for *_, heading in agents),
         alive=tuple(x > 0 for x in first(alive)),
-        movable=tuple(y * width + x for x, y in movable), doors=first(doors),
-        items=tuple(_item_code(x, y, width) for x, y in items), buttons=tuple(buttons),
-        forced=first(forced), solid=first(solid),
-    )  # fmt: skip
+        movable=tuple(y * width + x for x, y in movable),
+        doors=first(doors),
+        items=tuple(_item_code(x, y, width) for x, y in items),
+        buttons=tuple(buttons),
+        forced=first(forced),
+        solid=first(solid),
+    )
 
 
 def to_state(scene: Scene, example: State, width: int, time: Array) -> State:

@@ -103,14 +103,19 @@ def make_features(grid: Grid) -> Any:
     def features(state: State) -> Array:
         return jnp.concatenate(
             [
-                places(state.agents[:, :2]), jax.nn.one_hot(state.agents[:, 2], 4).ravel(),
-                places(state.movable), places(state.items), bearers(state.items),
-                jax.nn.one_hot(state.doors, 3).ravel(), buttons(state.buttons),
+                places(state.agents[:, :2]),
+                jax.nn.one_hot(state.agents[:, 2], 4).ravel(),
+                places(state.movable),
+                places(state.items),
+                bearers(state.items),
+                jax.nn.one_hot(state.doors, 3).ravel(),
+                buttons(state.buttons),
                 jax.nn.one_hot(state.forced, grid.layout.num_actions + 1).ravel(),
-                state.alive.astype(jnp.float32), state.solid.astype(jnp.float32),
+                state.alive.astype(jnp.float32),
+                state.solid.astype(jnp.float32),
                 clock(state.time),
             ]
-        )  # fmt: skip
+        )
 
     return features
 
@@ -119,9 +124,11 @@ def make_views(layout: Layout) -> Views:
     """Pictures of a grid's states, and where its humans stand."""
     humans = jnp.asarray(layout.humans)
     return Views(
-        render=make_render(layout), positions=lambda state: state.agents[humans, :2],
-        size=layout.wall.shape[::-1], blocked=layout.wall,
-    )  # fmt: skip
+        render=make_render(layout),
+        positions=lambda state: state.agents[humans, :2],
+        size=layout.wall.shape[::-1],
+        blocked=layout.wall,
+    )
 
 
 def distances(layout: Layout, rectangle: np.ndarray) -> np.ndarray:
