@@ -26,7 +26,7 @@ def get_config() -> config_dict.ConfigDict:
     config.distributed = sections.distributed()  # many devices and processes: docs/pods.md
 
     config.env = config_dict.ConfigDict()
-    config.env.name = "empo:multigrid/gates_2h2r"  # empo:WORLD, see mbx/envs/empo.py
+    config.env.name = "empo:multigrid/gates_2h2r"  # empo:WORLD, see mbx/envs/empo/__init__.py
     config.env.num_envs = 32  # worlds stepped together
     config.env.action_repeat = 0  # 0: the suite's default, the only one
     config.env.episode_length = 30  # agent steps; 0: 50, or until the world ends

@@ -55,8 +55,8 @@ def modules() -> dict[str, list[str]]:
             name = folders.pop() if folders else ""
         if name.startswith("_"):
             continue
-        top = folders[0] if folders else (name if name in PARTS.values() else "")
-        part = next(part for part, folder in PARTS.items() if folder == top)
+        top = folders[0] if folders else name
+        part = next((part for part, folder in PARTS.items() if folder == top), "Kit")
         found[part].append(".".join(filter(None, ["mbx", *folders, name])))
     return found
 

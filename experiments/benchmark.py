@@ -30,8 +30,9 @@ from ml_collections import config_dict
 
 from configs import dreamer as dreamer_config
 from configs import tdmpc as default_config
-from mbx import envs, replay, rssm
-from mbx.agents import dreamer
+from mbx import envs, replay
+from mbx.agents.dreamer import agent as dreamer
+from mbx.agents.dreamer import rssm
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic
 from mbx.training import build, loop
 from mbx.training.metrics import atomic_write

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import envs, successors
-from mbx.agents import empo
+from mbx.agents.empo import agent as empo
 from mbx.envs import empo as empo_envs
-from mbx.envs import multigrid
+from mbx.envs.empo import multigrid
 from mbx.power import Curriculum, PowerParams, World, joint_index, profiles
 from mbx.training import loop
 from mbx.training.state import Schedule, init_state

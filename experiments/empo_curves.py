@@ -19,7 +19,8 @@ import numpy as np
 from absl import app, flags
 
 from mbx import envs
-from mbx.agents import empo, empo_evaluation
+from mbx.agents.empo import agent as empo
+from mbx.agents.empo import evaluation as empo_evaluation
 from mbx.envs import empo as empo_envs
 from mbx.power import Curriculum
 from mbx.training import loop

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from mbx.agents import empo, empo_evaluation
+from mbx.agents.empo import agent as empo
+from mbx.agents.empo import evaluation as empo_evaluation
 from mbx.envs.empo import TIME_LIMIT
 from mbx.training import build, environments, run
 

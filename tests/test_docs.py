@@ -25,7 +25,7 @@ def test_every_module_has_a_page(pages):
     names = [name for part in found.values() for name in part]
     assert len(names) == len(set(names)) == len(list((ROOT / "mbx").rglob("*.py")))
     assert "mbx" in found["Kit"] and "mbx.mppi" in found["Kit"]
-    assert "mbx.agents" in found["Agents"] and "mbx.envs.multigrid.world" in found["Environments"]
+    assert "mbx.agents" in found["Agents"] and "mbx.envs.empo" in found["Environments"]
 
 
 def test_fields_become_items_of_a_list(pages):

@@ -107,7 +107,7 @@ def test_an_unconverged_result_says_so():
 
 def test_an_oscillating_world_is_damped_by_itself(double):
     # Two runs through the iteration with a map that plain steps never settle.
-    from mbx.tabular import _iterate
+    from mbx.power.solver import _iterate
 
     one = jnp.asarray(1.0)
     x, residual, count = _iterate(

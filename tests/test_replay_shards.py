@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import replay, sequences
+from mbx import replay
+from mbx.agents.dreamer import sequences
 
 ENVS, SHARDS, CAPACITY = 4, 2, 12
 ROW = dict(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mbx import tasks
-from mbx.agents import tdmpc_planning as planning
-from mbx.agents import tdmpc_policy as policies
+from mbx.agents.tdmpc import planning
+from mbx.agents.tdmpc import policy_loss as policies
 from mbx.world_model import make_world_model, sized
 
 TASKS = tasks.TaskSet(("short", "long"), (1, 3), embedding_dim=5)

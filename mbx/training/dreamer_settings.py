@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from mbx import dreamer_networks
 from mbx.agents import dreamer
 from mbx.agents.base import Agent
+from mbx.agents.dreamer import networks as dreamer_networks
+from mbx.agents.dreamer.diagnostics import make_review
 from mbx.envs.base import EnvSpec
-from mbx.training.dreamer_review import make_review
 from mbx.training.state import Schedule
 
 Config = Mapping[str, Any]
@@ -79,7 +79,7 @@ def dreamer_config(config: Config, spec: EnvSpec) -> dreamer.DreamerConfig:
 
 
 def dreamer_agent(config: Config, spec: EnvSpec) -> Agent:
-    """The agent, with the review that goes into the run directory (`dreamer_review`)."""
+    """The agent, with its diagnostics."""
     own = dreamer_config(config, spec)
     return dreamer.make_agent(own)._replace(review=make_review(own))
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from mbx.agents import empo
 from mbx.agents.base import Agent
-from mbx.curriculum import Curriculum
+from mbx.agents.empo.diagnostics import make_review
 from mbx.envs.base import EnvSpec
 from mbx.envs.empo import TIME_LIMIT, NamedWorld, named_world
-from mbx.power_equations import PowerParams
-from mbx.training.empo_review import make_review
+from mbx.power.curriculum import Curriculum
+from mbx.power.equations import PowerParams
+from mbx.power.worlds import World
 from mbx.training.settings import section
-from mbx.worlds import World
 
 Config = Mapping[str, Any]
 
@@ -31,7 +31,7 @@ def empo_world(spec: EnvSpec) -> NamedWorld:
 
 
 def empo_agent(config: Config, spec: EnvSpec) -> Agent:
-    """The agent, with the review that goes into the run directory (`empo_review`)."""
+    """The agent, with its diagnostics."""
     own, world = empo_config(config, spec), empo_world(spec).world
     agent, episodes = empo.make_agent(own, world), config["eval"]["review_episodes"]
     if not episodes:

@@ -11,14 +11,11 @@ import pytest
 
 from configs import dreamer as documents
 from configs import dreamerv3 as official
-from mbx import dreamer_networks as nets
-from mbx import returns, rssm
-from mbx.agents import dreamer
-from mbx.agents import dreamer_losses as losses
-from mbx.agents import dreamer_optimizer as optimizers
-from mbx.agents import dreamer_policy as policy
-from mbx.agents.dreamer import DreamerConfig
-from mbx.dreamer_networks import ModelConfig
+from mbx import returns
+from mbx.agents.dreamer import DreamerConfig, losses, optimizers, policy, rssm
+from mbx.agents.dreamer import agent as dreamer
+from mbx.agents.dreamer import networks as nets
+from mbx.agents.dreamer.networks import ModelConfig
 from mbx.envs.base import EnvSpec
 from mbx.training import build, environments, run
 from mbx.training.checkpoint import Checkpointer

@@ -9,16 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import dreamer_networks as nets
-from mbx import dreamer_observations as observations
-from mbx import returns, rssm
-from mbx.agents import dreamer
-from mbx.agents import dreamer_losses as losses
-from mbx.agents import dreamer_optimizer as optimizers
-from mbx.agents import dreamer_policy as policy
-from mbx.agents.dreamer import DreamerConfig
-from mbx.dreamer_networks import ModelConfig
-from tests.dreamer_helpers import batch_major
+from mbx import returns
+from mbx.agents.dreamer import DreamerConfig, losses, optimizers, policy, rssm
+from mbx.agents.dreamer import agent as dreamer
+from mbx.agents.dreamer import encoders as observations
+from mbx.agents.dreamer import networks as nets
+from mbx.agents.dreamer.networks import ModelConfig
+from tests.agents.dreamer_helpers import batch_major
 from tests.helpers import load_fixture
 
 

@@ -7,14 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import returns, rssm
-from mbx.agents import dreamer
-from mbx.agents import dreamer_losses as losses
-from mbx.agents import dreamer_policy as policy
-from mbx.agents.dreamer import DreamerConfig
-from mbx.dreamer_networks import ModelConfig
-from tests import dreamer_helpers as ref
-from tests.dreamer_helpers import batch_major
+from mbx import returns
+from mbx.agents.dreamer import DreamerConfig, losses, policy, rssm
+from mbx.agents.dreamer import agent as dreamer
+from mbx.agents.dreamer.networks import ModelConfig
+from tests.agents import dreamer_helpers as ref
+from tests.agents.dreamer_helpers import batch_major
 from tests.helpers import load_fixture
 
 MODULES = {"enc": "encoder", "dyn": "rssm", "dec": "decoder", "rew": "reward", "con": "continue"}

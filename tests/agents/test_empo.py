@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from mbx import envs, power, replay
-from mbx.agents import empo, empo_evaluation, empo_models, empo_targets
+from mbx.agents.empo import agent as empo
+from mbx.agents.empo import evaluation as empo_evaluation
+from mbx.agents.empo import models as empo_models
+from mbx.agents.empo import targets as empo_targets
 from mbx.envs import empo as empo_envs
 from mbx.power import Curriculum, PowerParams, TabularWorld
 from mbx.training import build, loop

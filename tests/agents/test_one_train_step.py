@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from mbx import mppi, successors
-from mbx.agents import tdmpc
-from mbx.agents import tdmpc_losses as losses
-from mbx.agents import tdmpc_planning as planning
-from mbx.agents import tdmpc_policy as policies
-from mbx.agents import tdmpc_targets as value_targets
+from mbx.agents.tdmpc import agent as tdmpc
+from mbx.agents.tdmpc import model_loss as losses
+from mbx.agents.tdmpc import planning, value_targets
+from mbx.agents.tdmpc import policy_loss as policies
 from mbx.world_model import make_world_model
 from tests.agents.test_tdmpc import OUTLOOK, A, B, T, loud, make_batch, make_config
 

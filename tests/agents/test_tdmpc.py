@@ -12,11 +12,10 @@ import pytest
 
 from mbx import distributions as dist
 from mbx import mppi, replay
-from mbx.agents import tdmpc
-from mbx.agents import tdmpc_losses as losses
-from mbx.agents import tdmpc_planning as planning
-from mbx.agents import tdmpc_policy as policies
-from mbx.agents import tdmpc_targets as value_targets
+from mbx.agents.tdmpc import agent as tdmpc
+from mbx.agents.tdmpc import model_loss as losses
+from mbx.agents.tdmpc import planning, value_targets
+from mbx.agents.tdmpc import policy_loss as policies
 from mbx.world_model import WorldModelConfig, make_world_model
 from tests.helpers import compiled
 

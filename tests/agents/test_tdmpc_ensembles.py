@@ -12,13 +12,11 @@ import pytest
 
 from mbx import distributions as dist
 from mbx import networks, replay, returns
-from mbx.agents import tdmpc
-from mbx.agents import tdmpc_losses as losses
-from mbx.agents import tdmpc_planning as planning
-from mbx.agents import tdmpc_policy as policies
-from mbx.agents import tdmpc_scoring as scoring
-from mbx.agents import tdmpc_targets as value_targets
-from mbx.agents.tdmpc_config import parse_mixture
+from mbx.agents.tdmpc import agent as tdmpc
+from mbx.agents.tdmpc import model_loss as losses
+from mbx.agents.tdmpc import planning, scoring, value_targets
+from mbx.agents.tdmpc import policy_loss as policies
+from mbx.agents.tdmpc.config import parse_mixture
 from mbx.world_model import make_world_model
 from tests.agents.test_tdmpc import make_config
 from tests.agents.test_tdmpc_golden import torch_params

@@ -1,6 +1,7 @@
 """The multigrid's rules once more, slowly: plain Python over dictionaries, chance by brute force.
 
-Nothing here is shared with `mbx.envs.multigrid` but the layout, so that the two can be compared.
+Nothing here is shared with `mbx.envs.empo.multigrid` but the layout, so that the two can be
+compared.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import itertools
 
 import numpy as np
 
-from mbx.envs.multigrid import state as grid_state
-from mbx.envs.multigrid.layout import DROP, FORWARD, LEFT, PICK_UP, RIGHT, STILL, TOGGLE
+from mbx.envs.empo.multigrid import state as grid_state
+from mbx.envs.empo.multigrid.layout import DROP, FORWARD, LEFT, PICK_UP, RIGHT, STILL, TOGGLE
 
 AHEAD = [(1, 0), (0, 1), (-1, 0), (0, -1)]
 KEY, BOX = 0, 2

@@ -12,13 +12,13 @@ import pytest
 
 from mbx import pictures
 from mbx.envs import empo as empo_envs
-from mbx.envs import multigrid as mg
-from mbx.envs.multigrid import chances
-from mbx.envs.multigrid import state as grid_state
-from mbx.envs.multigrid.layout import FORWARD, PICK_UP, RIGHT, STILL, TOGGLE
-from mbx.envs.multigrid.world import approach_logits, distances
+from mbx.envs.empo import multigrid as mg
+from mbx.envs.empo.multigrid import chances
+from mbx.envs.empo.multigrid import state as grid_state
+from mbx.envs.empo.multigrid.layout import FORWARD, PICK_UP, RIGHT, STILL, TOGGLE
+from mbx.envs.empo.multigrid.world import approach_logits, distances
 from mbx.power import PowerParams, solve
-from mbx.worlds import check_world, profiles
+from mbx.power.worlds import check_world, profiles
 
 FOLDER = pathlib.Path(__file__).parents[1] / "fixtures" / "empo"
 GOAL = [[1, 1, 1, 1]]

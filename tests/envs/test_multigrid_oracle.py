@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx.envs import multigrid as mg
-from mbx.envs.multigrid import state as grid_state
+from mbx.envs.empo import multigrid as mg
+from mbx.envs.empo.multigrid import state as grid_state
 from tests.envs.grid_oracle import Oracle
 
 BATCH, STEPS = 48, 16

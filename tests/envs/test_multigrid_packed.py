@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx.envs import multigrid as mg
-from mbx.envs.multigrid import packed
+from mbx.envs.empo import multigrid as mg
+from mbx.envs.empo.multigrid import packed
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "fixtures" / "empo" / "packed_grid_7x7.npz"
 

@@ -1,0 +1,160 @@
+"""What DreamerV3 writes beside the log: how far its open-loop predictions agree with what happened.
+
+The model observes the first CONTEXT rows of replayed sequences and then dreams on with the actions
+that were taken, seeing nothing more.
+
+open_loop_error_N   squared error of the N-th dreamed observation, mean over its entries (in symlog
+    units for vectors, of pixels in [0, 1] for images)
+open_loop.png       for vectors: what was observed and what was predicted, entry by entry
+open_loop.gif       for images: observed, predicted, and their difference, side by side
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mbx import distributions as dist
+from mbx import replay
+from mbx.agents import dreamer
+from mbx.agents.base import Review
+from mbx.agents.dreamer import DreamerConfig, TrainState, rssm, sequences
+from mbx.agents.dreamer import encoders as observations
+from mbx.pictures import to_gif
+
+Array = jax.Array
+
+CONTEXT = 5
+BATCH = 16  # sequences that errors are averaged over
+SHOWN = 4  # of them in pictures
+ENTRIES = 6  # of a vector in pictures
+
+
+def make_review(config: DreamerConfig) -> Callable[[TrainState, replay.ReplayState, Array], Review]:
+    """`Agent.review` of Dreamer's agent."""
+    predict = jax.jit(functools.partial(open_loop, config))
+
+    def review(train: TrainState, state: replay.ReplayState, key: Array) -> Review:
+        truth, prediction, inside = jax.device_get(predict(train, state, key))
+        context = _context(config)
+        files = {}
+        if config.model.image_shape is None:
+            files["open_loop.png"] = draw_curves(truth, prediction, inside, context)
+        else:
+            files["open_loop.gif"] = to_gif(film(truth, prediction), milliseconds=200)
+        return Review(_errors(truth, prediction, inside, context), files)
+
+    return review
+
+
+def _context(config: DreamerConfig) -> int:
+    return min(CONTEXT, max(config.batch_length // 2, 1))
+
+
+def open_loop(
+    config: DreamerConfig, train: TrainState, state: replay.ReplayState, key: Array
+) -> tuple[Array, Array, Array]:
+    """Observed and predicted `[T, B, ...]`, and which rows are of the episode dreamed of, `[T, B]`.
+
+    Vectors are in symlog space, images in [0, 1].
+    """
+    sample_key, seen_key, dream_key = jax.random.split(key, 3)
+    net, model = config.model, train.params["model"]
+    length, context = config.batch_length, _context(config)
+    rows = sequences.sample(state, sample_key, batch_size=BATCH, length=length + 1).rows
+    batch, carry = dreamer.make_batch(config, rows)
+    if carry is None:
+        carry = rssm.initial(net, model["rssm"], (BATCH,))
+    tokens = observations.encode(net, model["encoder"], batch.obs)
+    seen = rssm.observe(
+        net,
+        model["rssm"],
+        carry,
+        tokens[:context],
+        batch.action[:context],
+        batch.is_first[:context],
+        jax.random.uniform(seen_key, (context, BATCH, net.stoch)),
+    )
+    last = jax.tree.map(lambda x: x[-1], seen.states)
+    actions = jnp.concatenate([batch.action[context:], batch.action[-1:]])
+    draws = jax.random.uniform(dream_key, (length - context, BATCH, net.stoch))
+    dreamed, _ = rssm.imagine(
+        net, model["rssm"], last, lambda features, action: action, actions, draws
+    )
+    states = jax.tree.map(lambda a, b: jnp.concatenate([a, b[1:]]), seen.states, dreamed)
+    prediction = observations.decode(net, model["decoder"], rssm.features(states))
+    begun = batch.is_first & (jnp.arange(length)[:, None] >= context)
+    inside = jnp.cumsum(begun, axis=0) == 0
+    if "vector" in prediction:
+        return dist.symlog(batch.obs["vector"]), prediction["vector"], inside
+    return (
+        batch.obs["image"].astype(jnp.float32) / net.image_scale,
+        jnp.clip(prediction["image"], 0.0, 1.0),
+        inside,
+    )
+
+
+def _errors(
+    truth: np.ndarray, prediction: np.ndarray, inside: np.ndarray, context: int
+) -> dict[str, float]:
+    error = np.square(truth - prediction).mean(axis=tuple(range(2, truth.ndim)))
+    error = np.where(inside, error, 0.0).sum(axis=1) / np.maximum(inside.sum(axis=1), 1)
+    dreamed = error[context:]
+    steps = sorted({1, min(5, len(dreamed)), min(15, len(dreamed))})
+    return {f"open_loop_error_{n}": float(dreamed[n - 1]) for n in steps}
+
+
+def draw_curves(
+    truth: np.ndarray, prediction: np.ndarray, inside: np.ndarray, context: int
+) -> bytes:
+    """A PNG file's content: a row a sequence, a column an entry of the vector."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    rows, columns = min(SHOWN, truth.shape[1]), min(ENTRIES, truth.shape[2])
+    figure = Figure(figsize=(2.4 * columns, 1.6 * rows + 0.4), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    for row, column in np.ndindex(rows, columns):
+        axis, shown = axes[row, column], inside[:, row]
+        time = np.arange(len(truth))[shown]
+        axis.plot(time, truth[shown, row, column], label="observed")
+        axis.plot(time, prediction[shown, row, column], label="predicted", linestyle="--")
+        axis.axvline(context - 0.5, color="grey", linewidth=0.5)
+        axis.tick_params(labelsize=7)
+        if row == 0:
+            axis.set_title(f"entry {column + 1} (symlog)", fontsize=8)
+    axes[0, 0].legend(fontsize=7)
+    target = io.BytesIO()
+    figure.savefig(target, format="png", dpi=100)
+    return target.getvalue()
+
+
+def film(truth: np.ndarray, prediction: np.ndarray) -> list[np.ndarray]:
+    """Frames, uint8 `[rows * height, 3 * width, 3]`: observed | predicted | difference."""
+    difference = np.abs(truth - prediction)
+    parts = [to_rgb(x[:, :SHOWN]) for x in (truth, prediction, difference)]
+    wide = np.concatenate(parts, axis=3)  # [T, rows, height, 3 width, 3]
+    scale = max(1, 64 // truth.shape[2])
+    frames = wide.reshape(len(wide), -1, *wide.shape[3:])
+    return list(frames.repeat(scale, axis=1).repeat(scale, axis=2))
+
+
+def to_rgb(images: Any) -> np.ndarray:
+    """Images `[..., C]` in [0, 1] as uint8 `[..., 3]`; other than three channels get a colour each,
+    of which a pixel shows the strongest."""
+    images = np.clip(np.asarray(images, np.float32), 0.0, 1.0)
+    channels = images.shape[-1]
+    if channels == 1:
+        images = images.repeat(3, axis=-1)
+    elif channels != 3:
+        hues = 2 * np.pi * (np.arange(channels)[:, None] / channels + np.arange(3) / 3)
+        images = (images[..., None] * (0.55 + 0.45 * np.cos(hues))).max(axis=-2)
+    return (255.0 * images).round().astype(np.uint8)

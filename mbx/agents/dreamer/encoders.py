@@ -1,0 +1,176 @@
+"""Dreamer's encoder and decoder: vectors (symlog) and images (64x64 or small grids), or both.
+
+Observations are a dict with "vector" `[..., D]` and / or "image" `[..., H, W, C]` (values 0 to
+`image_scale`). Images are halved by max-pooling up to four times; 10x10 grids once.
+Axes: E encoder outputs, F features; leading `...` free.
+Source: official DreamerV3 (simple encoder and decoder).
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from mbx import distributions as dist
+from mbx import networks
+from mbx.agents.dreamer import networks as nets
+from mbx.agents.dreamer.networks import ModelConfig, Params
+
+Array = jax.Array
+Observation = dict[str, Array]
+
+
+def _grid(config: ModelConfig) -> tuple[int, int, tuple[int, ...]]:
+    """Smallest grid (height, width) of the image, and the channels of every stage."""
+    stages = nets.image_stages(config.image_shape)
+    height, width = (side >> stages for side in config.image_shape[:2])
+    return height, width, tuple(config.depth * m for m in nets._CHANNELS[:stages])
+
+
+def token_dim(config: ModelConfig) -> int:
+    """E, the size of `encode`'s result."""
+    size = config.units if config.vector_dim else 0
+    if config.image_shape is not None:
+        height, width, channels = _grid(config)
+        size += height * width * channels[-1]
+    return size
+
+
+def init_encoder(key: Array, config: ModelConfig) -> Params:
+    """Parameters of `encode`."""
+    vector_key, image_key = jax.random.split(key)
+    params: Params = {}
+    if config.vector_dim:
+        params["vector"] = nets.init_mlp(
+            vector_key, config.norm, config.vector_dim, config.units, config.encoder_layers
+        )
+    if config.image_shape is not None:
+        channels = (config.image_shape[2], *_grid(config)[2])
+        params["image"] = _init_convs(image_key, config, channels)
+    return params
+
+
+def _init_convs(key: Array, config: ModelConfig, channels: tuple[int, ...]) -> Params:
+    """A stack of normed convolutions from channels[i] to channels[i + 1]."""
+    keys = jax.random.split(key, len(channels))
+    params = {}
+    for i, (fan_in, out) in enumerate(zip(channels[:-1], channels[1:], strict=True)):
+        params[f"layer_{i}"] = _init_conv(keys[i], fan_in, out, config.norm == "rms")
+        params[f"layer_{i}"]["norm"] = nets.init_norm(config.norm, out)
+    return params
+
+
+def _init_conv(key: Array, fan_in: int, out: int, bias: bool = True) -> Params:
+    kernel = nets._KERNEL
+    return nets.init_linear(key, kernel * kernel * fan_in, kernel, kernel, fan_in, out, bias=bias)
+
+
+def _conv(params: Params, x: Array, dtype: str) -> Array:
+    y = networks.conv(x.astype(dtype), params["kernel"].astype(dtype))
+    return nets.add_bias(params, y)
+
+
+def encode(config: ModelConfig, params: Params, obs: Observation) -> Array:
+    """Tokens `[..., E]` of observations: MLP of symlog(vector), then the flat image grid."""
+    tokens = []
+    if config.vector_dim:
+        tokens.append(nets.mlp(params["vector"], dist.symlog(obs["vector"]), config.dtype))
+    if config.image_shape is not None:
+        image = obs["image"]
+        lead = image.shape[:-3]
+        x = image.reshape(-1, *image.shape[-3:]).astype(jnp.float32) / config.image_scale - 0.5
+        for i in range(len(params["image"])):
+            stage = params["image"][f"layer_{i}"]
+            x = _conv(stage, x, config.dtype)
+            # Max-pooling as a maximum over a reshaped view: its gradient is cheap everywhere.
+            n, height, width, channels = x.shape
+            x = x.reshape(n, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
+            x = nets.norm_silu(stage["norm"], x)
+        tokens.append(x.reshape(*lead, -1))
+    return tokens[0] if len(tokens) == 1 else jnp.concatenate(tokens, axis=-1)
+
+
+def init_decoder(key: Array, config: ModelConfig) -> Params:
+    """Parameters of `decode`."""
+    vector_key, image_key = jax.random.split(key)
+    params: Params = {}
+    if config.vector_dim:
+        params["vector"] = nets.init_head(
+            vector_key, config, config.decoder_layers, config.vector_dim
+        )
+    if config.image_shape is not None:
+        params["image"] = _init_image_decoder(image_key, config)
+    return params
+
+
+def decoder_blocks(config: ModelConfig) -> int:
+    """Blocks of the linear layer from deter to the grid: what deter and channels divide by."""
+    return math.gcd(config.decoder_blocks, config.deter, _grid(config)[2][-1])
+
+
+def _init_image_decoder(key: Array, config: ModelConfig) -> Params:
+    height, width, channels = _grid(config)
+    start, blocks, bias = height * width * channels[-1], decoder_blocks(config), True
+    flat, wide = config.stoch * config.classes, 2 * config.units
+    keys = jax.random.split(key, 5)
+    up = (channels[-1], *channels[:-1][::-1])
+    return {
+        "deter": nets.init_linear(
+            keys[0], config.deter, blocks, config.deter // blocks, start // blocks, bias=bias
+        ),
+        "stoch_0": nets.init_layer(keys[1], config.norm, flat, wide),
+        "stoch_1": nets.init_linear(keys[2], wide, wide, start),
+        "norm": nets.init_norm(config.norm, channels[-1]),
+        "convs": _init_convs(keys[3], config, up),
+        "out": _init_conv(keys[4], up[-1], config.image_shape[2]),
+    }
+
+
+def _upsample(x: Array) -> Array:
+    n, height, width, channels = x.shape
+    x = jnp.broadcast_to(x[:, :, None, :, None], (n, height, 2, width, 2, channels))
+    return x.reshape(n, 2 * height, 2 * width, channels)
+
+
+def _decode_image(config: ModelConfig, params: Params, features: Array) -> Array:
+    height, width, channels = _grid(config)
+    lead, blocks = features.shape[:-1], decoder_blocks(config)
+    x = features.reshape(-1, config.feature_dim)
+    deter, stoch = x[:, : config.deter], x[:, config.deter :]
+    grid = nets.block_linear(params["deter"], deter, config.dtype)
+    grid = grid.reshape(-1, blocks, height, width, channels[-1] // blocks)
+    grid = jnp.moveaxis(grid, 1, 3).reshape(-1, height, width, channels[-1])
+    stoch = nets.layer(params["stoch_0"], stoch, config.dtype)
+    stoch = nets.linear(params["stoch_1"], stoch, config.dtype).reshape(grid.shape)
+    x = nets.norm_silu(params["norm"], grid + stoch)
+    for i in range(len(params["convs"])):
+        stage = params["convs"][f"layer_{i}"]
+        x = nets.norm_silu(stage["norm"], _conv(stage, _upsample(x), config.dtype))
+    x = _conv(params["out"], _upsample(x), config.dtype).astype(jnp.float32)
+    return jax.nn.sigmoid(x).reshape(*lead, *config.image_shape)
+
+
+def decode(config: ModelConfig, params: Params, features: Array) -> Observation:
+    """Predictions from features `[..., F]`: the vector in symlog space, the image in [0, 1]."""
+    prediction = {}
+    if config.vector_dim:
+        prediction["vector"] = nets.head(params["vector"], features, config.dtype)
+    if config.image_shape is not None:
+        prediction["image"] = _decode_image(config, params["image"], features)
+    return prediction
+
+
+def reconstruction_loss(
+    config: ModelConfig, prediction: Observation, obs: Observation
+) -> dict[str, Array]:
+    """Squared errors `[...]`, summed over vector entries or pixels (no 1/2)."""
+    losses = {}
+    if "vector" in prediction:
+        error = prediction["vector"] - dist.symlog(obs["vector"])
+        losses["vector"] = jnp.sum(jnp.square(error), axis=-1)
+    if "image" in prediction:
+        error = prediction["image"] - obs["image"].astype(jnp.float32) / config.image_scale
+        losses["image"] = jnp.sum(jnp.square(error), axis=(-3, -2, -1))
+    return losses

@@ -1,0 +1,346 @@
+"""The recurrent state-space model: a recurrent state and categorical latents, observed or imagined.
+
+    observe   posterior states of a sequence of tokens, a scan with resets at `is_first`
+    imagine   states that follow from a policy's actions and the prior, a scan without observations
+
+Everything that does not depend on the carried state (projections of tokens and of known actions,
+the prior of observed states) is computed outside the scans, on all rows at once. Draws are
+arguments: `choose(mixed_logits, draw)` turns a draw into a latent, by default uniform numbers.
+Axes: T time, B batch, D deter, S latents of K classes, E tokens, A actions, H imagined steps.
+Source: DreamerV3 (arXiv 2301.04104) and its official code; `core="dense"` is sheeprl's cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mbx.agents.dreamer import networks as nets
+from mbx.agents.dreamer.networks import ModelConfig, Params
+
+Array = jax.Array
+Choose = Callable[[Array, Array], Array]
+
+
+class State(NamedTuple):
+    """deter `[..., D]`, stoch `[..., S, K]` one-hot."""
+
+    deter: Array
+    stoch: Array
+
+
+# -------------------------------------------------------------------------------------------------
+# Categorical latents
+
+
+def mixed_logits(logits: Array, unimix: float) -> Array:
+    """Log-probabilities of (1 - unimix) softmax + unimix / K, float32 `[..., K]`."""
+    logits = logits.astype(jnp.float32)
+    if unimix == 0.0:
+        return jax.nn.log_softmax(logits)
+    probs = jax.nn.softmax(logits)
+    return jnp.log((1.0 - unimix) * probs + unimix / logits.shape[-1])
+
+
+def sample_one_hot(mixed: Array, uniform: Array) -> Array:
+    """The one-hot `[..., K]` that uniform numbers `[...]` in [0, 1) select (inverse sums)."""
+    num = mixed.shape[-1]
+    probs = jnp.exp(jax.lax.stop_gradient(mixed))
+    sums = jnp.matmul(probs, jnp.triu(jnp.ones((num, num), probs.dtype)), precision="highest")
+    index = jnp.sum(sums[..., :-1] <= uniform[..., None], axis=-1)
+    return jax.nn.one_hot(index, num, dtype=jnp.float32)
+
+
+def straight_through(mixed: Array, one_hot: Array) -> Array:
+    """`one_hot` in value, the probabilities of `mixed` in derivative: both `[..., K]`."""
+    probs = jnp.exp(mixed)
+    return jax.lax.stop_gradient(one_hot) + (probs - jax.lax.stop_gradient(probs))
+
+
+def mode_one_hot(logits: Array) -> Array:
+    """One-hot of the largest logit, the first one on ties."""
+    return jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1], dtype=jnp.float32)
+
+
+def entropy(mixed: Array) -> Array:
+    """Entropy of normalised log-probabilities `[..., K] -> [...]`."""
+    return -jnp.sum(jnp.exp(mixed) * mixed, axis=-1)
+
+
+def categorical_kl(p: Array, q: Array) -> Array:
+    """KL(p || q), summed over the latents, of normalised log-probabilities `[..., S, K]`."""
+    return jnp.sum(jnp.exp(p) * (p - q), axis=(-2, -1))
+
+
+def kl_losses(
+    posterior: Array, prior: Array, free_nats: float, *, keep_gradient: bool = False
+) -> tuple[Array, Array, Array]:
+    """(dynamics loss, representation loss, raw KL), each `[...]`, of mixed logits `[..., S, K]`.
+
+    dynamics moves the prior towards the posterior and representation the reverse; both are floored
+    at `free_nats` for every row by itself, after the sum over latents. keep_gradient: the floor
+    changes the value only, the gradient of the raw KL stays.
+    Source: DreamerV3, section "World model learning".
+    """
+    stop = jax.lax.stop_gradient
+    dynamics = categorical_kl(stop(posterior), prior)
+    representation = categorical_kl(posterior, stop(prior))
+
+    def floor(kl: Array) -> Array:
+        if keep_gradient:
+            return kl + stop(jnp.maximum(free_nats - kl, 0.0))
+        return jnp.maximum(kl, free_nats)
+
+    return floor(dynamics), floor(representation), stop(representation)
+
+
+# -------------------------------------------------------------------------------------------------
+# Parameters and states
+
+
+def init(key: Array, config: ModelConfig, token_dim: int) -> Params:
+    """Parameters of the RSSM for tokens `[..., token_dim]`."""
+    core_key, prior_key, posterior_key, rest_key = jax.random.split(key, 4)
+    deter, hidden, flat = config.deter, config.hidden, config.stoch * config.classes
+    bias = config.norm == "rms"
+    prior, out = jax.random.split(prior_key)
+    params = _init_core(core_key, config, flat)
+    params["prior"] = nets.init_mlp(prior, config.norm, deter, hidden, config.prior_layers)
+    params["prior"]["out"] = nets.init_linear(out, hidden, hidden, flat)
+    keys = jax.random.split(posterior_key, 3)
+    params["posterior"] = {
+        "deter": nets.init_linear(keys[0], deter + token_dim, deter, hidden, bias=False),
+        "tokens": nets.init_linear(keys[1], deter + token_dim, token_dim, hidden, bias=bias),
+        "norm": nets.init_norm(config.norm, hidden),
+        "rest": nets.init_mlp(rest_key, config.norm, hidden, hidden, config.posterior_layers - 1),
+        "out": nets.init_linear(keys[2], hidden, hidden, flat),
+    }
+    if config.initial == "learned":
+        params["initial"] = jnp.zeros(deter)
+    return params
+
+
+def _init_core(key: Array, config: ModelConfig, flat: int) -> Params:
+    keys = jax.random.split(key, 7)
+    deter, hidden, blocks = config.deter, config.hidden, config.blocks
+    bias = config.norm == "rms"
+    if config.core == "dense":
+        width = flat + config.action_dim
+        return {
+            "in_z": nets.init_linear(keys[0], width, flat, hidden, bias=False),
+            "in_a": nets.init_linear(keys[1], width, config.action_dim, hidden, bias=bias),
+            "in_norm": nets.init_norm(config.norm, hidden),
+            "gru": nets.init_linear(keys[2], deter + hidden, deter + hidden, 3 * deter, bias=bias),
+            "gru_norm": nets.init_norm(config.norm, 3 * deter),
+        }
+    # The fan-in counts the three inputs once for every block, as the official code does.
+    fan_in = deter + 3 * hidden * blocks
+    return {
+        "in_h": nets.init_layer(keys[0], config.norm, deter, hidden),
+        "in_z": nets.init_layer(keys[1], config.norm, flat, hidden),
+        "in_a": nets.init_layer(keys[2], config.norm, config.action_dim, hidden),
+        "hidden_h": nets.init_linear(
+            keys[3], fan_in, blocks, deter // blocks, deter // blocks, bias=False
+        ),
+        "hidden_x": nets.init_linear(keys[4], fan_in, 2 * hidden, deter, bias=False),
+        "hidden_a": nets.init_linear(keys[5], fan_in, hidden, deter, bias=bias),
+        "hidden_norm": nets.init_norm(config.norm, deter),
+        "gru": nets.init_linear(keys[6], deter, blocks, deter // blocks, 3 * deter // blocks),
+    }
+
+
+def initial(config: ModelConfig, params: Params, lead: tuple[int, ...]) -> State:
+    """The state before an episode's first row, `[*lead, ...]`: zeros, or learned.
+
+    The learned one is tanh of a parameter, with the mode of the prior there, through which no
+    gradient flows (sheeprl).
+    """
+    shape = (*lead, config.stoch, config.classes)
+    if config.initial == "zeros":
+        return State(jnp.zeros((*lead, config.deter)), jnp.zeros(shape))
+    deter = jnp.tanh(params["initial"])
+    stoch = jax.lax.stop_gradient(mode_one_hot(prior_logits(config, params, deter)))
+    return State(jnp.broadcast_to(deter, (*lead, config.deter)), jnp.broadcast_to(stoch, shape))
+
+
+def features(state: State) -> Array:
+    """What heads read: `[..., D + S K]`."""
+    stoch = state.stoch.reshape(*state.stoch.shape[:-2], -1)
+    return jnp.concatenate([state.deter, stoch], axis=-1)
+
+
+# -------------------------------------------------------------------------------------------------
+# One step
+
+
+def squash_action(action: Array) -> Array:
+    """action / max(1, |action|), elementwise, the divisor without gradient."""
+    return action / jax.lax.stop_gradient(jnp.maximum(1.0, jnp.abs(action)))
+
+
+def action_input(config: ModelConfig, params: Params, action: Array) -> Array:
+    """The part of the recurrent step that depends on the action alone, `[..., A] -> [..., X]`."""
+    if config.core == "dense":  # takes actions as they are: sheeprl bounds them in the policy
+        return nets.linear(params["in_a"], action, config.dtype)
+    x = nets.layer(params["in_a"], squash_action(action), config.dtype)
+    return nets.linear(params["hidden_a"], x, config.dtype)
+
+
+def recur(config: ModelConfig, params: Params, state: State, action_part: Array) -> Array:
+    """deter `[..., D]` after an action, whose part is `action_input`'s result."""
+    dtype, deter = config.dtype, state.deter
+    flat = state.stoch.reshape(*state.stoch.shape[:-2], -1)
+    if config.core == "dense":
+        x = nets.linear(params["in_z"], flat, dtype) + action_part
+        x = nets.norm_silu(params["in_norm"], x)
+        gates = nets.linear(params["gru"], jnp.concatenate([deter, x], axis=-1), dtype)
+        gates = nets.norm(params["gru_norm"], gates)
+        reset, candidate, update = jnp.split(gates, 3, axis=-1)
+    else:
+        inputs = [nets.layer(params["in_h"], deter, dtype), nets.layer(params["in_z"], flat, dtype)]
+        x = nets.block_linear(params["hidden_h"], deter, dtype) + action_part
+        x = x + nets.linear(params["hidden_x"], jnp.concatenate(inputs, axis=-1), dtype)
+        x = nets.norm_silu(params["hidden_norm"], x)
+        gates = nets.block_linear_parts(params["gru"], x, 3, dtype)
+        reset, candidate, update = (gate.astype(jnp.float32) for gate in gates)
+    candidate = jnp.tanh(jax.nn.sigmoid(reset) * candidate)
+    update = jax.nn.sigmoid(update - 1.0)
+    return update * candidate + (1.0 - update) * deter
+
+
+def prior_logits(config: ModelConfig, params: Params, deter: Array) -> Array:
+    """Raw logits `[..., S, K]` of the latents given deter alone."""
+    x = nets.mlp(params["prior"], deter, config.dtype)
+    return _logits(config, params["prior"]["out"], x)
+
+
+def token_input(config: ModelConfig, params: Params, tokens: Array) -> Array:
+    """The part of the posterior that depends on the tokens alone, `[..., E] -> [..., hidden]`."""
+    return nets.linear(params["posterior"]["tokens"], tokens, config.dtype)
+
+
+def posterior_logits(config: ModelConfig, params: Params, deter: Array, token_part: Array) -> Array:
+    """Raw logits `[..., S, K]` of the latents given deter and `token_input`'s result."""
+    own = params["posterior"]
+    x = nets.linear(own["deter"], deter, config.dtype) + token_part
+    x = nets.mlp(own["rest"], nets.norm_silu(own["norm"], x), config.dtype)
+    return _logits(config, own["out"], x)
+
+
+def _logits(config: ModelConfig, params: Params, x: Array) -> Array:
+    logits = nets.linear(params, x, config.dtype).astype(jnp.float32)
+    return logits.reshape(*logits.shape[:-1], config.stoch, config.classes)
+
+
+def observe_step(
+    config: ModelConfig,
+    params: Params,
+    state: State,
+    action: Array,
+    tokens: Array,
+    is_first: Array,
+    draw: Array,
+    choose: Choose = sample_one_hot,
+) -> State:
+    """One posterior step outside of a sequence (acting): all arguments lead with `[E]`."""
+    state, action = reset(config, params, state, action, is_first)
+    deter = recur(config, params, state, action_input(config, params, action))
+    logits = posterior_logits(config, params, deter, token_input(config, params, tokens))
+    mixed = mixed_logits(logits, config.unimix)
+    return State(deter, straight_through(mixed, choose(mixed, draw)))
+
+
+def reset(
+    config: ModelConfig, params: Params, state: State, action: Array, is_first: Array
+) -> tuple[State, Array]:
+    """State and previous action, replaced by the initial ones where an episode begins."""
+    start = initial(config, params, is_first.shape)
+    deter = jnp.where(is_first[..., None], start.deter, state.deter)
+    stoch = jnp.where(is_first[..., None, None], start.stoch, state.stoch)
+    return State(deter, stoch), jnp.where(is_first[..., None], 0.0, action)
+
+
+# -------------------------------------------------------------------------------------------------
+# Sequences
+
+
+class Observed(NamedTuple):
+    """States `[T, B, ...]` and the raw logits `[T, B, S, K]` of posterior and prior."""
+
+    states: State
+    posterior: Array
+    prior: Array
+
+
+def observe(
+    config: ModelConfig,
+    params: Params,
+    carry: State,
+    tokens: Array,
+    actions: Array,
+    is_first: Array,
+    draws: Array,
+    choose: Choose = sample_one_hot,
+) -> Observed:
+    """Posterior states of a sequence.
+
+    Args:
+      carry: state `[B, ...]` before row 0.
+      tokens: `[T, B, E]`.
+      actions: `[T, B, A]`, the action that led *to* row t; ignored where is_first.
+      is_first: `[T, B]` bool; state and action are reset there.
+      draws: `[T, B, S]` uniform numbers, or what `choose` takes.
+    """
+    actions = jnp.where(is_first[..., None], 0.0, actions)
+    action_part = action_input(config, params, actions)
+    token_part = token_input(config, params, tokens)
+    start = initial(config, params, is_first.shape[1:])
+
+    def step(state: State, inputs: Any) -> tuple[State, tuple[State, Array]]:
+        action, token, first, draw = inputs
+        deter = jnp.where(first[:, None], start.deter, state.deter)
+        stoch = jnp.where(first[:, None, None], start.stoch, state.stoch)
+        deter = recur(config, params, State(deter, stoch), action)
+        logits = posterior_logits(config, params, deter, token)
+        mixed = mixed_logits(logits, config.unimix)
+        state = State(deter, straight_through(mixed, choose(mixed, draw)))
+        return state, (state, logits)
+
+    _, (states, posterior) = jax.lax.scan(step, carry, (action_part, token_part, is_first, draws))
+    return Observed(states, posterior, prior_logits(config, params, states.deter))
+
+
+def imagine(
+    config: ModelConfig,
+    params: Params,
+    start: State,
+    policy: Callable[[Array, Array], Array],
+    action_draws: Array,
+    latent_draws: Array,
+    choose: Choose = sample_one_hot,
+) -> tuple[State, Array]:
+    """A dream of H steps from `start` `[N, ...]`.
+
+    Args:
+      policy: `(features [N, F], draw) -> action [N, A]`.
+      action_draws: `[H + 1, N, ...]`; the last action only pads.
+      latent_draws: `[H, N, S]` uniform numbers, or what `choose` takes.
+
+    Returns:
+      States `[H + 1, N, ...]`, the first of which is `start`, and the actions chosen at them.
+    """
+
+    def step(state: State, draws: tuple[Array, Array]) -> tuple[State, tuple[State, Array]]:
+        action = policy(features(state), draws[0])
+        deter = recur(config, params, state, action_input(config, params, action))
+        mixed = mixed_logits(prior_logits(config, params, deter), config.unimix)
+        state = State(deter, straight_through(mixed, choose(mixed, draws[1])))
+        return state, (state, action)
+
+    last, (states, actions) = jax.lax.scan(step, start, (action_draws[:-1], latent_draws))
+    states = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, states)
+    final = policy(features(last), action_draws[-1])
+    return states, jnp.concatenate([actions, final[None]])

@@ -1,0 +1,173 @@
+"""What EMPO's agent learns with: networks or lookup tables, one interface.
+
+A `Model` reads a state as a code (`encode`: features, or the state's number), and gives Q_r, V_h^e
+for every human and goal at once, and X_h. Networks: one state encoder, trained through V_h^e; the
+heads of Q_r and X_h see its output without a gradient into it, and the features themselves. V_h^e
+is a product of a state vector and a goal vector, so that all goals of a state cost one encoding.
+Tables are arrays with one row a state. Axes: N states, H humans, G goals, R joint robot actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mbx import power
+from mbx.networks import MLP
+from mbx.power.worlds import World
+
+Array = jax.Array
+Params = dict[str, Any]
+
+# What a network cannot tell from 0: actions with -Q_r below twice this count as equally good. Only
+# those all of whose successors are terminal, worth nearly 0 to the robot, lie there.
+Q_FLOOR = 1e-3
+
+
+class Model(NamedTuple):
+    """Functions of parameters and codes of N states.
+
+    init(key) -> params, a dict of "v_h_e", "q_r" and perhaps "x_h". encode(states `[N, ...]`) ->
+    codes. trunk(params, codes) -> latents that the heads read; evaluated once a state.
+    q_r(params, latents) -> `[N, R]`, below 0. v_h_e(params, latents) -> `[N, H, G]`, unclamped.
+    x_h(params, latents) -> `[N, H]`, None: X_h is the sum over goals.
+    """
+
+    init: Callable[[Array], Params]
+    encode: Callable[[Any], Array]
+    trunk: Callable[[Params, Array], Any]
+    q_r: Callable[[Params, Any], Array]
+    v_h_e: Callable[[Params, Any], Array]
+    x_h: Callable[[Params, Any], Array] | None
+
+
+def q_from_raw(raw: Array, head: str, eta: float, xi: float) -> Array:
+    """The output of Q_r's last layer as a value below 0.
+
+    head: "exp" -exp(raw), "softplus" -softplus(raw), "z" -sigmoid(raw)^(-eta xi), at most -1. The
+    first two end at -2 Q_FLOOR, with the gradient going through.
+    """
+    if head == "z":
+        return power.z_to_q(jax.nn.sigmoid(raw), eta, xi)
+    if head not in ("exp", "softplus"):
+        raise ValueError(f"model.q_head={head!r}: choose exp, softplus or z")
+    size = jnp.exp(jnp.minimum(raw, 30.0)) if head == "exp" else jax.nn.softplus(raw)
+    size = size + Q_FLOOR
+    return -(size + jax.lax.stop_gradient(jnp.maximum(size, 2.0 * Q_FLOOR) - size))
+
+
+def _check_options(world: World, encoder: str, x_h: str, max_goals: int) -> None:
+    if encoder not in ("mlp", "identity"):
+        raise ValueError(f"model.encoder={encoder!r}: choose mlp or identity")
+    if x_h not in ("sum", "network"):
+        raise ValueError(f"model.x_h={x_h!r}: choose sum or network")
+    if world.num_goals > max_goals:
+        raise ValueError(f"the world has {world.num_goals} goals a human: at most {max_goals}")
+
+
+def _describe_goals(world: World) -> Array:
+    """What a goal's network reads: whose it is, one-hot, and its features, `[H, G, H + F]`."""
+    humans, goals = world.num_humans, world.num_goals
+    identity = jnp.eye(humans).reshape(humans, 1, humans)
+    whose = jnp.broadcast_to(identity, (humans, goals, humans))
+    return jnp.concatenate([whose, world.goal_features], axis=-1)
+
+
+def network_model(
+    world: World,
+    *,
+    hidden: int,
+    encoder: str,
+    q_head: str,
+    x_h: str,
+    eta: float,
+    xi: float,
+    max_goals: int = 4096,
+) -> Model:
+    """Networks of width `hidden`. encoder: "mlp" | "identity" (the heads see features only).
+
+    Raises ValueError for an unknown option, or more goals than are reasonable to evaluate at once.
+    """
+    _check_options(world, encoder, x_h, max_goals)
+    q_from_raw(jnp.zeros(1), q_head, eta, xi)
+    num_robot_actions = world.num_actions**world.num_robots
+    humans, described = world.num_humans, _describe_goals(world)
+    body = MLP([hidden], hidden, nn.tanh)
+    state_head, goal_head = MLP([hidden], hidden), MLP([hidden], hidden)
+    q_head_net, x_head = MLP([hidden, hidden], num_robot_actions), MLP([hidden], humans)
+
+    def init(key: Array) -> Params:
+        keys = jax.random.split(key, 5)
+        features = jnp.zeros((1, *world.features(world.example_state).shape))
+        latent = features if encoder == "identity" else jnp.zeros((1, hidden))
+        inputs = (features,) if encoder == "identity" else (features, latent)
+        params = {
+            "v_h_e": {
+                "state": state_head.init(keys[0], latent)["params"],
+                "goal": goal_head.init(keys[1], described)["params"],
+            },
+            "q_r": q_head_net.init(keys[2], *inputs)["params"],
+        }
+        if encoder == "mlp":
+            params["v_h_e"]["encoder"] = body.init(keys[3], features)["params"]
+        if x_h == "network":
+            params["x_h"] = x_head.init(keys[4], *inputs)["params"]
+        return params
+
+    def trunk(params: Params, features: Array) -> tuple[Array, Array]:
+        if encoder == "identity":
+            return features, features
+        return features, body.apply({"params": params["v_h_e"]["encoder"]}, features)
+
+    def inputs_of(latents: tuple[Array, Array]) -> tuple[Array, ...]:
+        features, latent = latents
+        return (features,) if encoder == "identity" else (features, jax.lax.stop_gradient(latent))
+
+    def value(params: Params, latents: tuple[Array, Array]) -> Array:
+        own = params["v_h_e"]
+        state = state_head.apply({"params": own["state"]}, latents[1])
+        goal = goal_head.apply({"params": own["goal"]}, described)
+        return jnp.einsum("nf,hgf->nhg", state, goal)
+
+    def q_r(params: Params, latents: tuple[Array, Array]) -> Array:
+        raw = q_head_net.apply({"params": params["q_r"]}, *inputs_of(latents))
+        return q_from_raw(raw, q_head, eta, xi)
+
+    def ability(params: Params, latents: tuple[Array, Array]) -> Array:
+        return x_head.apply({"params": params["x_h"]}, *inputs_of(latents))
+
+    return Model(
+        init, jax.vmap(world.features), trunk, q_r, value, ability if x_h == "network" else None
+    )
+
+
+def table_model(world: World) -> Model:
+    """Arrays with a row a state: Q_r starts at -1, V_h^e at 0.5; X_h is the sum over goals.
+
+    From V_h^e = 0 every state not yet met would have no ability, and rewards beyond all measure
+    would reach those that were.
+
+    Raises ValueError for a world without state numbers.
+    """
+    if world.num_states is None:
+        raise ValueError("model.kind='tables' needs a world that numbers its states: use networks")
+    num_robot_actions = world.num_actions**world.num_robots
+
+    def init(key: Array) -> Params:
+        return {
+            "v_h_e": jnp.full((world.num_states, world.num_humans, world.num_goals), 0.5),
+            "q_r": -jnp.ones((world.num_states, num_robot_actions)),
+        }
+
+    return Model(
+        init=init,
+        encode=jax.vmap(world.index),
+        trunk=lambda params, index: index,
+        q_r=lambda params, index: params["q_r"][index],
+        v_h_e=lambda params, index: params["v_h_e"][index],
+        x_h=None,
+    )

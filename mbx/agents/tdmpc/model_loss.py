@@ -1,0 +1,225 @@
+"""Loss of the world model and the value heads.
+
+Takes a batch of windows and every random draw as arguments. Time-major: T transitions, T+1 states,
+B batch, H dynamics heads, R reward heads, V value heads, G auxiliary discounts, L latent dims, K
+bins. Sources: TD-MPC2 (arXiv 2310.16828) and its reference code; document 001, section 3, for
+ensembles; document 000 for planner targets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mbx import distributions as dist
+from mbx.agents.tdmpc.config import TDMPCConfig
+from mbx.agents.tdmpc.value_targets import Batch, Draws, ValueTarget
+from mbx.world_model import Params, WorldModel
+
+Array = jax.Array
+
+
+def state_mask(mask: Array) -> Array:
+    """Mask of the T+1 states of windows from that of the T transitions: `[T, B] -> [T+1, B]`."""
+    return jnp.concatenate([mask[:1], mask], axis=0)
+
+
+def time_weighted(loss: Array, mask: Array, rho: float) -> Array:
+    """Mean over time of rho^t times the masked batch mean: `[T, B]` -> scalar (TD-MPC2)."""
+    count = jnp.maximum(jnp.sum(mask, axis=1), 1.0)
+    per_step = jnp.sum(loss * mask, axis=1) / count
+    return jnp.mean(rho ** jnp.arange(loss.shape[0]) * per_step)
+
+
+def feed_heads(zs: Array, strategy: str) -> Array:
+    """The latents that value and policy train on: `[S, H, B, L] -> [S, B', L]`.
+
+    "single": head 0's. "split": chunk h of the batch is head h's, B' = B. "concat": all, head by
+    head, B' = H B. Source: document 001's code; with "single" no gradient reaches other heads.
+    """
+    heads, batch = zs.shape[1:3]
+    if heads == 1:
+        return jnp.squeeze(zs, 1)
+    if strategy == "single":
+        return zs[:, 0]
+    if strategy == "concat":
+        return zs.reshape(zs.shape[0], heads * batch, zs.shape[3])
+    chunk = batch // heads
+    return jnp.concatenate([zs[:, h, h * chunk : (h + 1) * chunk] for h in range(heads)], axis=1)
+
+
+def feed_copies(tree: Any, strategy: str, heads: int, axis: int = 1) -> Any:
+    """What belongs to the states of `feed_heads`, repeated where those are: axis B -> B'."""
+    if strategy != "concat" or heads == 1:
+        return tree
+    return jax.tree.map(lambda x: jnp.concatenate([x] * heads, axis=axis), tree)
+
+
+def rollout(model: WorldModel, params: Params, z: Array, actions: Array) -> Array:
+    """Latents of all heads along `actions` `[T, B, A]` from `z` `[B, L]`: `[T+1, H, B, L]`."""
+    state = model.spread(z)
+    zs = [state]
+    for action in actions:
+        state = model.step(params, state, action)
+        zs.append(state)
+    return jnp.stack(zs)
+
+
+def consistency(zs: Array, z_next: Array) -> Array:
+    """Squared error of predicted latents, mean over heads and dims: `[T, H, B, L]` and `[T, B, L]`
+    -> `[T, B]`. Stop the gradient of whichever side is the target."""
+    return jnp.mean(jnp.square(zs - z_next[:, None]), axis=(1, 3))
+
+
+def reward_loss(logits: Array, reward: Array, bins: Array) -> Array:
+    """Cross-entropy, mean over reward and dynamics heads: logits `[R, T, H, B, K]`, `[T, B]` ->
+    `[T, B]`."""
+    target = jnp.broadcast_to(reward[None, :, None], logits.shape[:-1])
+    return jnp.mean(dist.two_hot_cross_entropy(logits, target, bins), axis=(0, 2))
+
+
+def termination_loss(logit: Array, terminated: Array, mask: Array, balance: bool) -> Array:
+    """Binary cross-entropy over the states of all heads: `[T, H, B]`, `[T, B]`, `[T, B]` -> scalar.
+
+    balance: terminations weigh together as much as continuations, since they are rare; a batch
+    without any weighs as it is.
+    """
+    terminated = jnp.broadcast_to(terminated[:, None], logit.shape)
+    mask = jnp.broadcast_to(mask[:, None], logit.shape)
+    weight = mask
+    if balance:
+        ends, goes = jnp.sum(mask * terminated), jnp.sum(mask * (1.0 - terminated))
+        both = (ends > 0.0) & (goes > 0.0)
+        share = jnp.where(terminated > 0.0, ends, goes)
+        weight = mask * jnp.where(both, 0.5 * (ends + goes) / jnp.maximum(share, 1.0), 1.0)
+    bce = jax.nn.softplus(logit) - logit * terminated
+    return jnp.sum(bce * weight) / jnp.maximum(jnp.sum(mask), 1.0)
+
+
+def value_loss(logits: Array, target: ValueTarget, bins: Array, rho: float) -> Array:
+    """Cross-entropy of the value heads `[V, T, B, K]` with their target, mean over heads."""
+    two_hot = target.two_hot(bins)
+    if target.samples.shape[-1] == 1 and target.samples.shape[0] == 1:
+        real = jnp.broadcast_to(target.samples[..., 0], logits.shape[:-1])
+        cross_entropy = dist.two_hot_cross_entropy(logits, real, bins)
+    else:
+        cross_entropy = -jnp.sum(two_hot * jax.nn.log_softmax(logits), axis=-1)
+    return time_weighted(jnp.mean(cross_entropy, axis=0), target.mask, rho)
+
+
+def consistency_losses(
+    zs: Array, encoded: Array, batch: Batch, config: TDMPCConfig, progress: Array
+) -> dict[str, Array]:
+    """The dynamics towards the encoder and, where asked for, the encoder towards the dynamics.
+
+    zs: rolled out `[T, H, B, L]`; encoded `[T, B, L]`, with gradient only in the second case; both
+    without what belongs to a task.
+    progress: share of the run that is done; the encoder's part starts after its warm-up.
+    """
+    rho = config.time_weight
+    still = jax.lax.stop_gradient
+    losses = {"consistency": time_weighted(consistency(zs, still(encoded)), batch.mask, rho)}
+    if config.encoder_consistency_coef:
+        loss = time_weighted(consistency(still(zs), encoded), batch.mask, rho)
+        started = progress >= config.encoder_consistency_warmup
+        losses["encoder_consistency"] = jnp.where(started, loss, 0.0)
+    return losses
+
+
+def total_loss(losses: dict[str, Array], config: TDMPCConfig, value_due: Array | float) -> Array:
+    """The weighted sum; value_due is 0 in updates that leave the value heads alone."""
+    coefficients = dict(
+        consistency=config.consistency_coef,
+        encoder_consistency=config.encoder_consistency_coef,
+        reward=config.reward_coef,
+        value=config.value_coef * value_due,
+        aux_value=config.aux_coef * value_due,
+        termination=config.termination_coef,
+    )
+    terms = [coefficients[name] * loss for name, loss in losses.items()]
+    return sum(terms[1:], terms[0])
+
+
+def reward_logits(model: WorldModel, params: Params, zs: Array, actions: Array) -> Array:
+    """Of all heads along a window, in one product: `[T, H, B, L]`, `[T, B, A]` ->
+    `[R, T, H, B, K]`."""
+    steps, heads, size = zs.shape[:3]
+
+    def together(x: Array) -> Array:
+        return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1, x.shape[3])
+
+    logits = model.reward(params, together(zs), together(actions[:, None]))
+    return jnp.swapaxes(logits.reshape(-1, heads, steps, size, logits.shape[-1]), 1, 2)
+
+
+def value_losses(
+    params: Params,
+    model: WorldModel,
+    zs: Array,
+    batch: Batch,
+    target: ValueTarget,
+    aux_targets: Array | None,
+    draws: Draws,
+    config: TDMPCConfig,
+) -> dict[str, Array]:
+    """Of the value heads and the auxiliary ones, on the latents `[T, H, B, L]` that feed them."""
+    bins, rho = model.bins(), config.time_weight
+    strategy, heads = config.head_strategy, zs.shape[1]
+    action = feed_copies(batch.action, strategy, heads)
+    inputs = (feed_heads(zs, strategy), action if model.config.critic == "q" else None)
+    copies = ValueTarget(
+        feed_copies(target.samples, strategy, heads, axis=2),
+        *feed_copies((target.weights, target.mask), strategy, heads),
+    )
+    logits = model.value(params["value"], *inputs, draws.dropout)
+    losses = {"value": value_loss(logits, copies, bins, rho)}
+    if aux_targets is not None:
+        logits = model.aux_value(params["aux_value"], *inputs)
+        wanted = feed_copies(aux_targets, strategy, heads, axis=2)
+        cross_entropy = jnp.mean(dist.two_hot_cross_entropy(logits, wanted, bins), axis=0)
+        losses["aux_value"] = time_weighted(cross_entropy, copies.mask, rho)
+    return losses
+
+
+def model_loss(
+    params: Params,
+    model: WorldModel,
+    batch: Batch,
+    encoded: Array,
+    target: ValueTarget,
+    aux_targets: Array | None,
+    draws: Draws,
+    config: TDMPCConfig,
+    *,
+    progress: Array | float = 0.0,
+    value_due: Array | float = 1.0,
+) -> tuple[Array, dict[str, Any]]:
+    """All of them; aux holds metrics and the latents `zs` `[T+1, H, B, L]`.
+
+    encoded: latents of the next states `[T, B, L]`, without gradient (they are encoded again here
+    where the encoder learns from consistency). aux_targets `[G, T, B]`.
+    """
+    zs = rollout(model, params, model.encode(params, batch.obs[0]), batch.action)
+    if config.encoder_consistency_coef:
+        encoded = model.encode(params, batch.obs[1:])
+    latents = slice(model.config.latent)  # what belongs to a task follows them, equal in both
+    losses = consistency_losses(
+        zs[1:, ..., latents], encoded[..., latents], batch, config, progress
+    )
+    logits = reward_logits(model, params, zs[:-1], batch.action)
+    reward = reward_loss(logits, batch.reward, model.bins())
+    losses["reward"] = time_weighted(reward, batch.mask, config.time_weight)
+    losses |= value_losses(params, model, zs[:-1], batch, target, aux_targets, draws, config)
+    if model.config.episodic:
+        logit = model.termination(params, zs[1:])
+        losses["termination"] = termination_loss(
+            logit, batch.terminated, batch.mask, config.termination_balance
+        )
+    total = total_loss(losses, config, value_due)
+    metrics = {f"loss/{name}": value for name, value in losses.items()}
+    metrics["loss/total"] = total
+    count = jnp.maximum(jnp.sum(target.mask), 1.0)
+    metrics["value/target"] = jnp.sum(target.mean() * target.mask) / count
+    return total, dict(metrics=metrics, zs=zs)

@@ -1,0 +1,29 @@
+"""A multigrid world in pure JAX whose successors can be listed: `empo:multigrid/NAME`.
+
+    layout = parse_map(text, goals=..., horizon=...)     # or load_map("rock_gate")
+    grid = make_grid(layout)                             # outcomes and goals as pure functions
+    world = make_world("rock_gate")                      # what EMPO's agent trains on
+
+`layout` reads maps, `dynamics` moves agents, `outcomes` lists what a joint action can lead to,
+`export` lists all states for the exact solver, `packed` is document 004's one-integer-a-cell grid.
+"""
+
+from mbx.envs.empo.multigrid.dynamics import Grid, make_grid
+from mbx.envs.empo.multigrid.export import enumerate_states, export
+from mbx.envs.empo.multigrid.layout import Layout, load_map, parse_map
+from mbx.envs.empo.multigrid.render import make_render
+from mbx.envs.empo.multigrid.state import State
+from mbx.envs.empo.multigrid.world import make_world
+
+__all__ = [
+    "Grid",
+    "Layout",
+    "State",
+    "enumerate_states",
+    "export",
+    "load_map",
+    "make_grid",
+    "make_render",
+    "make_world",
+    "parse_map",
+]

@@ -1,0 +1,96 @@
+"""A grid as a `TabularWorld`: every reachable state, by breadth-first search in jitted batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mbx.envs.empo.multigrid.dynamics import Grid
+from mbx.envs.empo.multigrid.state import pack, unpack
+from mbx.power.worlds import TabularWorld, profiles
+
+Array = jax.Array
+
+
+def make_expand(grid: Grid) -> Callable[[Array], tuple[Array, Array]]:
+    """`expand(flat [b, W]) -> (next [b, J, K, W], prob [b, J, K])` for all joint actions."""
+    layout = grid.layout
+    joint = jnp.asarray(profiles(len(layout.agents), layout.num_actions), jnp.int32)
+
+    def one(row: Array) -> tuple[Array, Array]:
+        state = unpack(row, grid.initial)
+        states, prob = jax.vmap(lambda actions: grid.outcomes(state, actions))(joint)
+        return jax.vmap(jax.vmap(pack))(states), prob
+
+    return jax.jit(jax.vmap(one))
+
+
+def enumerate_states(
+    grid: Grid, *, limit: int = 200_000, batch: int = 256
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """All reachable states and their transitions.
+
+    Returns flat states `[S, W]` in the order they were found, and transitions as arrays `[n]`:
+    state, joint action, next state, probability (equal successors of a pair merged). Raises
+    ValueError when there are more than `limit` states.
+    """
+    expand = make_expand(grid)
+    start = np.asarray(pack(grid.initial))
+    found: dict[bytes, int] = {start.tobytes(): 0}
+    states, frontier, links = [start], [0], []
+    while frontier:
+        now, frontier = frontier[:batch], frontier[batch:]
+        rows = np.stack([states[s] for s in now])
+        padded = np.concatenate([rows, np.repeat(rows[:1], batch - len(rows), axis=0)])
+        following, prob = (np.asarray(x)[: len(now)] for x in expand(jnp.asarray(padded)))
+        at = np.argwhere(prob > 0.0)
+        for b, j, k in at:
+            flat = following[b, j, k]
+            name = flat.tobytes()
+            if name not in found:
+                if len(found) >= limit:
+                    raise ValueError(
+                        f"the map has more than {limit} reachable states: shorten the horizon, "
+                        "draw it smaller, or do without the exact human policy"
+                    )
+                found[name] = len(states)
+                states.append(flat)
+                # The last word is the time; without a horizon it stays 0.
+                if not grid.layout.horizon or flat[-1] < grid.layout.horizon:
+                    frontier.append(found[name])
+            links.append((now[b], j, found[name], prob[b, j, k]))
+    return np.stack(states), _merge(links)
+
+
+def _merge(links: list[tuple[int, int, int, float]]) -> tuple[np.ndarray, ...]:
+    table = np.array(links, np.float64)
+    triples, inverse = np.unique(table[:, :3].astype(np.int64), axis=0, return_inverse=True)
+    prob = np.zeros(len(triples))
+    np.add.at(prob, inverse.reshape(-1), table[:, 3])
+    return (*triples.T.astype(np.int32), prob)
+
+
+def export(grid: Grid, **options: Any) -> tuple[TabularWorld, np.ndarray]:
+    """The tabular world of a grid, and its flat states `[S, W]`; options as `enumerate_states`."""
+    flat, (state, joint, following, prob) = enumerate_states(grid, **options)
+    all_states = unpack(jnp.asarray(flat), grid.initial)
+    achieved = np.asarray(jax.jit(jax.vmap(grid.achieved))(all_states))
+    layout = grid.layout
+    table = TabularWorld(
+        succ_state=state,
+        succ_joint=joint,
+        succ_next=following,
+        succ_prob=prob,
+        terminal=np.asarray(grid.terminal(all_states)),
+        achieved=np.moveaxis(achieved, 0, -1).astype(np.int8),
+        goal_weight=layout.goal_weight,
+        humans=layout.humans,
+        robots=layout.robots,
+        num_actions=layout.num_actions,
+        num_states=len(flat),
+    )
+    return table, flat

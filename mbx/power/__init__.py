@@ -1,0 +1,84 @@
+"""EMPO: a robot policy that softly maximises the long-term power of the humans around it.
+
+V_h^e is how well human h reaches goal g, X_h the ability that follows from it, U_r =
+-(mean_h X_h^-xi)^eta the robot's intrinsic reward, Q_r and V_r its discounted future, and pi_r
+proportional to (-Q_r)^-beta_r its policy. Source: document 004, arXiv 2508.00159.
+
+    world = TabularWorld(...)              # every transition of a small world
+    solution = solve(world, PowerParams()) # exact: the oracle for whatever learns
+
+The public names of `equations`, `solver` (exact), `worlds`, `codec` (states as replay rows) and
+`curriculum` (schedules of training).
+"""
+
+from mbx.power import curriculum
+from mbx.power.codec import Codec, Record, make_codec, make_records
+from mbx.power.curriculum import Curriculum
+from mbx.power.equations import (
+    ABILITY_FLOOR,
+    PowerParams,
+    aggregate_ability,
+    attained,
+    clip_for_z,
+    human_aggregate,
+    intrinsic_reward,
+    q_r_target,
+    q_to_z,
+    robot_policy,
+    soft_clamp,
+    v_h_e_target,
+    y_to_z,
+    z_to_q,
+    z_to_y,
+)
+from mbx.power.solver import Solution, solve
+from mbx.power.worlds import (
+    TabularWorld,
+    Views,
+    World,
+    check_world,
+    draw_actions,
+    draw_goals,
+    goal_distribution,
+    joint_index,
+    never_achieved,
+    profiles,
+    tabular_world,
+)
+
+__all__ = [
+    "ABILITY_FLOOR",
+    "Codec",
+    "Curriculum",
+    "PowerParams",
+    "Record",
+    "Solution",
+    "TabularWorld",
+    "Views",
+    "World",
+    "aggregate_ability",
+    "attained",
+    "check_world",
+    "clip_for_z",
+    "curriculum",
+    "draw_actions",
+    "draw_goals",
+    "goal_distribution",
+    "human_aggregate",
+    "intrinsic_reward",
+    "joint_index",
+    "make_codec",
+    "make_records",
+    "never_achieved",
+    "profiles",
+    "q_r_target",
+    "q_to_z",
+    "robot_policy",
+    "soft_clamp",
+    "solve",
+    "tabular_world",
+    "v_h_e_target",
+    "y_to_z",
+    "z_to_q",
+    "z_to_y",
+]

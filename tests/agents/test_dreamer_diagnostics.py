@@ -1,0 +1,76 @@
+"""Open-loop predictions: what they are made of, and what is written of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mbx import replay
+from mbx.agents.dreamer import agent as dreamer
+from mbx.agents.dreamer import diagnostics as dreamer_review
+from tests.agents.test_dreamer import CONFIG, trained
+
+LENGTH = 8
+
+
+def filled(config, ends_at):
+    """A replay of one environment whose episodes end every `ends_at` rows."""
+    row = dreamer.example_row(config)
+    state = replay.init(row, num_envs=1, capacity=40)
+    for i in range(30):
+        rows = {n: jnp.zeros((1, *x.shape), x.dtype) for n, x in row.items()}
+        rows["obs"] = jnp.full_like(rows["obs"], 0.1 * (i % ends_at))
+        rows["is_first"] = jnp.array([i % ends_at == 0])
+        rows["is_last"] = jnp.array([(i + 1) % ends_at == 0])
+        state = replay.insert(state, rows)
+    return state
+
+
+def test_dreams_ignore_what_comes_after_the_context():
+    config = dataclasses.replace(CONFIG, batch_length=LENGTH)
+    train, state = trained(config), filled(config, 1000)
+    predict = jax.jit(dreamer_review.open_loop, static_argnums=0)
+    truth, one, inside = predict(config, train, state, jax.random.key(0))
+    assert truth.shape == one.shape == (LENGTH, dreamer_review.BATCH, 3) and inside.all()
+    changed = state.replace(data={**state.data, "obs": state.data["obs"] + 1.0})
+    # The same windows of other observations: if dreams saw nothing, only the context would matter.
+    start = jnp.argmin(truth[0, :, 0])
+    late = truth[dreamer_review._context(config), start, 0]
+    only_late = jnp.where(state.data["obs"] > jnp.expm1(late) - 1e-6, 1.0, 0.0)
+    partly = state.replace(data={**state.data, "obs": state.data["obs"] + only_late})
+    _, other, _ = predict(config, train, partly, jax.random.key(0))
+    np.testing.assert_allclose(other[:, start], one[:, start], rtol=1e-4, atol=1e-5)
+    _, moved, _ = predict(config, train, changed, jax.random.key(0))
+    assert np.abs(moved - one).max() > 1e-3
+
+
+def test_rows_of_the_next_episode_do_not_count():
+    config = dataclasses.replace(CONFIG, batch_length=LENGTH)
+    predict = jax.jit(dreamer_review.open_loop, static_argnums=0)
+    _, _, inside = predict(config, trained(config), filled(config, 6), jax.random.key(0))
+    assert inside[: dreamer_review._context(config)].all()
+    assert not inside[-1].all() and (np.diff(inside.astype(int), axis=0) <= 0).all()
+
+
+def test_a_review_tells_errors_and_draws_curves():
+    config = dataclasses.replace(CONFIG, batch_length=LENGTH)
+    told = dreamer_review.make_review(config)(trained(config), filled(config, 9), jax.random.key(1))
+    assert set(told.metrics) == {f"open_loop_error_{n}" for n in (1, 4)}
+    assert all(value > 0.0 for value in told.metrics.values())
+    assert told.files["open_loop.png"].startswith(b"\x89PNG")
+
+
+def test_films_show_truth_prediction_and_difference():
+    truth, prediction = np.zeros((3, 2, 8, 8, 4)), np.zeros((3, 2, 8, 8, 4))
+    truth[..., 1] = 1.0
+    prediction[..., 1] = 0.25
+    frames = dreamer_review.film(truth, prediction)
+    assert len(frames) == 3 and frames[0].shape == (2 * 64, 3 * 64, 3)
+    left, middle, right = (frames[0][0, 64 * i + 1].astype(float) for i in range(3))
+    np.testing.assert_allclose(middle, 0.25 * left, atol=1.0)
+    np.testing.assert_allclose(right, 0.75 * left, atol=1.0)
+    colours = dreamer_review.to_rgb(np.eye(4))
+    assert len({tuple(c) for c in colours}) == 4

@@ -1,0 +1,318 @@
+"""The recurrent state-space model: golden sequences, resets, latents, KL, pitfalls."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx.agents.dreamer import agent as dreamer
+from mbx.agents.dreamer import encoders as observations
+from mbx.agents.dreamer import rssm
+from mbx.agents.dreamer.networks import ModelConfig, sized
+from tests.agents import dreamer_helpers as ref
+from tests.helpers import FIXTURES, load_fixture
+
+
+@pytest.fixture(autouse=True)
+def precise():
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+def close(actual, expected, rtol=1e-4, atol=1e-5):
+    np.testing.assert_allclose(np.asarray(actual), expected, rtol=rtol, atol=atol)
+
+
+# -------------------------------------------------------------------------------------------------
+# Golden sequences
+
+
+@pytest.mark.parametrize("name", ["official_rssm_0", "official_rssm_dense"])
+def test_official_sequence(name):
+    x, numbers = load_fixture("dreamer", name)
+    config = ModelConfig(
+        vector_dim=1,
+        action_dim=2,
+        units=4,
+        prior_layers=numbers["imglayers"],
+        **{k: numbers[k] for k in ("deter", "hidden", "stoch", "classes", "blocks", "unimix")},
+    )
+    params = ref.official_rssm(ref.Official(x, "w/"), config)
+    carry = rssm.State(jnp.asarray(x["carry_h"]), jnp.asarray(x["carry_z"]))
+    first = ref.batch_major(x["is_first"]).astype(bool)
+    result = rssm.observe(
+        config,
+        params,
+        carry,
+        ref.batch_major(x["tokens"]),
+        ref.batch_major(x["prev_action"]),
+        first,
+        ref.batch_major(x["z"]),
+        ref.put_one_hot,
+    )
+    close(result.states.deter.swapaxes(0, 1), x["h"])
+    close(result.posterior.swapaxes(0, 1), x["posterior_logits"])
+    post = rssm.mixed_logits(result.posterior, config.unimix)
+    prior = rssm.mixed_logits(result.prior, config.unimix)
+    close(post.swapaxes(0, 1), x["posterior_mixed"])
+    close(prior.swapaxes(0, 1), x["prior_mixed"])
+    dyn, rep, _ = rssm.kl_losses(post, prior, numbers["free_nats"])
+    close(dyn.T, x["dyn"])
+    close(rep.T, x["rep"])
+    last = jax.tree.map(lambda leaf: leaf[-1], result.states)
+    action = jnp.asarray(x["prev_action"][:, 0])
+    deter = rssm.recur(config, params, last, rssm.action_input(config, params, action))
+    close(deter, x["imag_h"])
+    imagined = rssm.prior_logits(config, params, deter)
+    close(rssm.mixed_logits(imagined, config.unimix), x["imag_prior_mixed"])
+
+
+@pytest.mark.parametrize("name", ["rssm_0", "rssm_fixed_init"])
+def test_sheeprl_sequence(name):
+    x, n = load_fixture("dreamer", name)
+    config = ModelConfig(
+        vector_dim=1,
+        action_dim=n["A"],
+        deter=n["Hd"],
+        hidden=n["units"],
+        stoch=n["S"],
+        classes=n["K"],
+        blocks=1,
+        core="dense",
+        norm="layer",
+        initial="learned",
+        prior_layers=1,
+        unimix=n["unimix"],
+    )
+    params = ref.sheeprl_rssm(ref.Sheeprl(x, "w/"), config)
+    start = rssm.initial(config, params, (x["h"].shape[1],))
+    close(start.deter, x["initial_h"][0])
+    close(start.stoch, x["initial_z"][0])
+    result = rssm.observe(
+        config,
+        params,
+        jax.tree.map(jnp.zeros_like, start),
+        jnp.asarray(x["embed"]),
+        jnp.asarray(x["action"]),
+        jnp.asarray(x["is_first"][..., 0]).astype(bool),
+        jnp.asarray(x["z"]),
+        ref.put_one_hot,
+    )
+    close(result.states.deter, x["h"])
+    close(rssm.mixed_logits(result.posterior, config.unimix), x["posterior_logits"])
+    close(rssm.mixed_logits(result.prior, config.unimix), x["prior_logits"])
+    last = jax.tree.map(lambda leaf: leaf[-1], result.states)
+    part = rssm.action_input(config, params, jnp.asarray(x["action"][0]))
+    deter = rssm.recur(config, params, last, part)
+    close(deter, x["imag_h"][0])
+    imagined = rssm.mixed_logits(rssm.prior_logits(config, params, deter), config.unimix)
+    close(imagined, x["imag_prior_logits"][0])
+
+
+# -------------------------------------------------------------------------------------------------
+# Resets, latents, KL
+
+SMALL = ModelConfig(
+    vector_dim=3, action_dim=2, deter=8, hidden=4, stoch=3, classes=4, units=4, blocks=2
+)
+
+
+def sequence(key, length=6, batch=2):
+    names = ("tokens", "action", "draw", "deter", "params")
+    keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
+    return (
+        rssm.init(keys["params"], SMALL, 5),
+        rssm.State(jax.random.normal(keys["deter"], (batch, 8)), jnp.ones((batch, 3, 4)) / 4),
+        jax.random.normal(keys["tokens"], (length, batch, 5)),
+        jax.random.normal(keys["action"], (length, batch, 2)),
+        jax.random.uniform(keys["draw"], (length, batch, 3)),
+    )
+
+
+def test_a_row_that_is_first_starts_afresh():
+    params, carry, tokens, actions, draws = sequence(jax.random.key(0))
+    first = jnp.zeros((6, 2), bool).at[3].set(True)
+    observe = jax.jit(lambda *args: rssm.observe(SMALL, params, *args))
+    whole = observe(carry, tokens, actions, first, draws)
+    zero = rssm.initial(SMALL, params, (2,))
+    fresh = rssm.observe(
+        SMALL,
+        params,
+        zero,
+        tokens[3:],
+        actions[3:].at[0].set(0.0),
+        jnp.zeros((3, 2), bool),
+        draws[3:],
+    )
+    np.testing.assert_allclose(whole.states.deter[3:], fresh.states.deter, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(whole.states.stoch[3:], fresh.states.stoch)
+    # Nothing before the reset reaches past it, the previous action included.
+    other = observe(carry, tokens, actions.at[3].set(9.0).at[:3].add(1.0), first, draws)
+    np.testing.assert_array_equal(whole.states.deter[3:], other.states.deter[3:])
+
+
+def test_acting_steps_equal_the_scan():
+    params, carry, tokens, actions, draws = sequence(jax.random.key(1))
+    first = jnp.zeros((6, 2), bool).at[2, 0].set(True)
+    whole = rssm.observe(SMALL, params, carry, tokens, actions, first, draws)
+    state = carry
+    for t in range(6):
+        state = rssm.observe_step(SMALL, params, state, actions[t], tokens[t], first[t], draws[t])
+        np.testing.assert_allclose(state.deter, whole.states.deter[t], rtol=1e-4, atol=1e-5)
+
+
+def test_actions_matter_and_come_from_the_row_before():
+    params, carry, tokens, actions, draws = sequence(jax.random.key(2))
+    first = jnp.zeros((6, 2), bool)
+    a = rssm.observe(SMALL, params, carry, tokens, actions, first, draws)
+    b = rssm.observe(SMALL, params, carry, tokens, actions.at[4].add(1.0), first, draws)
+    np.testing.assert_array_equal(a.states.deter[:4], b.states.deter[:4])
+    assert np.all(np.any(np.asarray(a.states.deter[4] != b.states.deter[4]), axis=-1))
+
+
+def test_samples_are_one_hot_and_follow_the_probabilities():
+    logits = jnp.log(jnp.asarray([0.1, 0.2, 0.3, 0.4]))
+    draws = jnp.linspace(0.0, 1.0, 10_000, endpoint=False)
+    one_hot = rssm.sample_one_hot(jnp.broadcast_to(logits, (10_000, 4)), draws)
+    np.testing.assert_allclose(jnp.mean(one_hot, axis=0), [0.1, 0.2, 0.3, 0.4], atol=1e-3)
+    mixed = rssm.mixed_logits(jax.random.normal(jax.random.key(0), (50, 4)), 0.01)
+    sample = rssm.straight_through(mixed, rssm.sample_one_hot(mixed, draws[:50]))
+    assert set(np.unique(sample)) == {0.0, 1.0} and np.all(np.sum(sample, axis=-1) == 1.0)
+
+
+def test_free_nats_are_for_every_row_by_itself():
+    """Half of the rows agree, half differ: the floor lifts the first and stops their gradient."""
+    post = jnp.zeros((2, 1, 1, 4)).at[1].set(jnp.asarray([6.0, 0.0, 0.0, 0.0]))
+
+    def loss(post, prior):
+        dyn, rep, _ = rssm.kl_losses(jax.nn.log_softmax(post), jax.nn.log_softmax(prior), 1.0)
+        return jnp.mean(dyn), jnp.mean(rep), dyn
+
+    prior = jnp.zeros_like(post)
+    _, _, rows = loss(post, prior)
+    assert rows[0, 0] == 1.0 and 1.0 < rows[1, 0] < np.log(4.0)
+    grad = jax.grad(lambda q: loss(post, q)[0])(prior)
+    assert not np.any(np.asarray(grad[0])) and np.any(np.asarray(grad[1]))
+    assert not np.any(np.asarray(jax.grad(lambda p: loss(p, prior)[0])(post)))
+    assert not np.any(np.asarray(jax.grad(lambda q: loss(post, q)[1])(prior)))
+
+
+def test_a_floor_that_keeps_the_gradient():
+    logits = jnp.asarray([[0.1, 0.0, 0.0, 0.0]])
+    prior = jnp.full((1, 4), -jnp.log(4.0))
+
+    def loss(x):
+        return rssm.kl_losses(jax.nn.log_softmax(x), prior, 1.0, keep_gradient=True)[1]
+
+    assert loss(logits) == 1.0 and np.any(np.asarray(jax.grad(lambda x: loss(x))(logits)))
+
+
+def test_dream_shapes_and_dense_core():
+    config = ModelConfig(
+        vector_dim=3,
+        action_dim=2,
+        deter=6,
+        hidden=4,
+        stoch=2,
+        classes=3,
+        units=4,
+        blocks=1,
+        core="dense",
+        norm="layer",
+        initial="learned",
+        prior_layers=1,
+        dtype="bfloat16",
+    )
+    params = rssm.init(jax.random.key(0), config, 5)
+    start = rssm.initial(config, params, (7,))
+    states, actions = rssm.imagine(
+        config,
+        params,
+        start,
+        lambda features, draw: draw,
+        jnp.ones((5, 7, 2)),
+        jnp.full((4, 7, 2), 0.5),
+    )
+    assert states.deter.shape == (5, 7, 6) and states.stoch.shape == (5, 7, 2, 3)
+    assert actions.shape == (5, 7, 2) and states.deter.dtype == jnp.float32
+    np.testing.assert_array_equal(states.deter[0], start.deter)
+
+
+# -------------------------------------------------------------------------------------------------
+# Sizes, images, mistakes
+
+
+@pytest.mark.parametrize("size", ["1m", "12m", "25m", "50m", "100m", "200m", "400m"])
+@pytest.mark.parametrize("space", ["walker", "cartpole", "image64_disc"])
+def test_official_parameter_counts(size, space):
+    """Counted from shapes alone; walker's three vectors have a linear output each, ours one."""
+    counts = json.loads((FIXTURES / "dreamer" / "official_param_counts.json").read_text())
+    spaces = {
+        "walker": dict(vector_dim=24, action_dim=6),
+        "cartpole": dict(vector_dim=4, action_dim=2, factors=(2,)),
+        "image64_disc": dict(image_shape=(64, 64, 3), action_dim=6, factors=(6,)),
+    }
+    config = sized(size, **spaces[space])
+    shapes = jax.eval_shape(lambda key: dreamer.init_params(config, key), jax.random.key(0))
+    groups = {"pol": shapes["actor"], "val": shapes["critic"]} | {
+        short: shapes["model"][name]
+        for short, name in dict(
+            enc="encoder", dyn="rssm", dec="decoder", rew="reward", con="continue"
+        ).items()
+    }
+    expected = dict(counts["counts"][f"{space}/size{size}"])
+    found = {name: sum(x.size for x in jax.tree.leaves(tree)) for name, tree in groups.items()}
+    assert sum(found.values()) == expected.pop("total")
+    assert found == expected
+
+
+def images(config, key):
+    """Tokens, prediction and loss of random images in [0, 1]."""
+    keys = jax.random.split(key, 3)
+    encoder = observations.init_encoder(keys[0], config)
+    decoder = observations.init_decoder(keys[1], config)
+    image = jax.random.uniform(keys[2], (2, 3, *config.image_shape))
+    tokens = observations.encode(config, encoder, {"image": image})
+    prediction = observations.decode(config, decoder, jnp.zeros((2, 3, config.feature_dim)))
+    return (
+        tokens,
+        prediction,
+        observations.reconstruction_loss(config, prediction, {"image": image}),
+    )
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 3), (12, 12, 1), (10, 10, 4)])
+def test_images_keep_their_shape(shape):
+    config = ModelConfig(image_shape=shape, deter=16, units=8, depth=4, stoch=4, image_scale=1.0)
+    found = jax.eval_shape(lambda key: images(config, key), jax.random.key(0))
+    assert found[0].shape == (2, 3, observations.token_dim(config))
+    assert found[1]["image"].shape == (2, 3, *shape) and found[2]["image"].shape == (2, 3)
+
+
+def test_image_losses_are_sums_over_pixels():
+    config = ModelConfig(image_shape=(6, 6, 1), deter=8, units=4, stoch=2, image_scale=1.0)
+    _, prediction, loss = jax.jit(lambda key: images(config, key))(jax.random.key(0))
+    assert np.all((prediction["image"] >= 0.0) & (prediction["image"] <= 1.0))
+    assert np.all((loss["image"] > 0.5) & (loss["image"] < 36.0))
+
+
+@pytest.mark.parametrize(
+    "fields, match",
+    [
+        (dict(vector_dim=0), "nothing is observed"),
+        (dict(deter=10, blocks=4), "deter=10"),
+        (dict(num_bins=254), "num_bins=254"),
+        (dict(core="lstm"), "core='lstm'"),
+        (dict(image_shape=(84, 84, 1)), "image_shape"),
+        (dict(factors=(2, 3), action_dim=4), "factors"),
+    ],
+)
+def test_mistakes_are_told(fields, match):
+    with pytest.raises(ValueError, match=match):
+        ModelConfig(**(dict(vector_dim=3) | fields))
+    with pytest.raises(ValueError, match="model.size"):
+        sized("2m", vector_dim=1)
