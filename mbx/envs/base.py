@@ -18,24 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Array = jax.Array
-
-
-class EnvSpec(NamedTuple):
-    """Shapes and units.
-
-    action_dim: size of an action; discrete: it is one-hot. episode_length: agent steps, each
-    action_repeat environment steps. tasks: of several trained at once, their own specs.
-    """
-
-    name: str
-    obs_shape: tuple[int, ...]
-    obs_dtype: Any
-    action_dim: int
-    episode_length: int
-    action_repeat: int
-    discrete: bool = False
-    tasks: tuple[EnvSpec, ...] = ()
+from mbx.types import Array, EnvSpec
 
 
 class Timestep(NamedTuple):

@@ -1,0 +1,126 @@
+"""Settings that the runs of all agents have in common; each agent adds its own sections.
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings(RunSettings):
+        agent: str = setting("mine", "which agent")
+        train: Train = section(Train(steps=60_000), "how long and how often it learns")
+        loss: Loss = section(Loss(), "what is minimised")
+
+Steps are environment steps (action repeat included) summed over environments unless a line says
+otherwise. Nothing here loads JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mbx.settings import NONZERO, section, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Distributed:
+    """One run on many devices or processes."""
+
+    enabled: bool = setting(False, "divide environments and batches among all devices")
+    coordinator: str = setting(
+        "", "HOST:PORT of process 0; empty: found out on a cluster", needs={"enabled": True}
+    )
+    num_processes: int = setting(
+        0, "0: found out; 1: only the devices of this machine", needs={"enabled": True}
+    )
+    process_id: int = setting(
+        -1, "number of this process; -1: found out", at_least=-1, needs={"enabled": True}
+    )
+    fsdp: bool = setting(False, "divide large parameters, too", needs={"enabled": True})
+    heartbeat_timeout: int = setting(
+        60,
+        "seconds after which a silent process is given up",
+        at_least=1,
+        needs={"enabled": True},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Env:
+    """The task and how many copies of it are stepped together."""
+
+    name: str = setting("gymnax:Pendulum-v1", "SUITE:TASK, see --help")
+    num_envs: int = setting(4, "environments stepped together", at_least=1)
+    action_repeat: int = setting(0, "environment steps of an agent step; 0: the suite's default")
+    episode_length: int = setting(0, "agent steps of an episode; 0: the task's own limit")
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """How long a run is; each agent adds how often it learns."""
+
+    steps: int = setting(30_000, "environment steps of the run", at_least=1)
+    seed_steps: int = setting(1_000, "environment steps of random actions before learning")
+    pretrain_updates: int = setting(0, "updates made at once after them")
+    log_interval: int = setting(500, "environment steps between log rows", at_least=1)
+    check_finite: bool = setting(True, "stop with an error when a loss is not finite")
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval:
+    """Evaluations without exploration noise."""
+
+    interval: int = setting(3_000, "environment steps between evaluations; 0: only at the end")
+    episodes: int = setting(20, "episodes of an evaluation", at_least=1)
+    exploring: bool = setting(False, "evaluate the agent as it acts in training, too")
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """Where the log goes beside the run directory."""
+
+    wandb: str = setting("", "project of Weights & Biases that mirrors the rows; empty: none")
+    wandb_entity: str = setting(
+        "", "user or team of that project; empty: your default", needs={"wandb": NONZERO}
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """When the state is saved."""
+
+    interval: int = setting(6_000, "environment steps between checkpoints; 0: only at the end")
+    keep: int = setting(2, "newest checkpoints kept, beside the best", at_least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """What is stored of the past."""
+
+    capacity: int = setting(100_000, "transitions over all environments", at_least=1)
+    shards: int = setting(0, "blocks that batches are drawn from evenly; 0: one a device")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """What every run has.
+
+    An agent's settings also say how often it learns: a method `updates_per_step()`, learner
+    updates of an agent step.
+    """
+
+    agent: str = setting("", "which agent")
+    seed: int = setting(0, "of everything: parameters, environments, exploration, sampling")
+    num_seeds: int = setting(
+        1, "seeds trained side by side in one program, each with its own log", at_least=1
+    )
+    resume: bool = setting(False, "continue the run in the working directory")
+    matmul_precision: str = setting(
+        "default", "of float32 products", choices=("default", "high", "highest")
+    )
+    distributed: Distributed = section(Distributed(), "many devices and processes")
+    env: Env = section(Env(), "the task")
+    train: Train = section(Train(), "how long, how often")
+    eval: Eval = section(Eval(), "evaluations")
+    log: Log = section(Log(), "where the log goes beside the run directory")
+    checkpoint: Checkpoint = section(Checkpoint(), "when the state is saved")
+    replay: Replay = section(Replay(), "what is stored")
+
+    def rows_before_learning(self) -> int:
+        """Agent steps over all environments that must be stored before the first update."""
+        return 2 * self.env.num_envs

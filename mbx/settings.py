@@ -1,0 +1,245 @@
+"""A setting is declared once: a field with its default, a line of help and the values it may take.
+
+    @dataclasses.dataclass(frozen=True)
+    class Loss:
+        value_target: str = setting("planner", "of the values", choices=("planner", "lambda"))
+        lambda_: float = setting(0.95, "trace", at_most=1, needs={"value_target": "lambda"})
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings:
+        seed: int = setting(0, "of everything")
+        loss: Loss = section(Loss(), "what is minimised")
+
+From such a class everything else is derived: the nested dictionary that configuration files and
+flags change (`to_dict`), the checked object that the code reads (`from_dict`), `--help` and the
+page of settings (`describe`). Rules over several settings are a method `check(self)` of a section
+or of the whole, which yields sentences. Nothing here loads JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+NONZERO = object()  # in `needs`: any value but 0, False, "" and ()
+
+
+class Declared(NamedTuple):
+    """What is declared of one setting, found by its dotted name.
+
+    needs: other settings by dotted name with the value, or the tuple of values, without which this
+    one has no effect.
+    """
+
+    name: str
+    default: Any
+    help: str
+    allowed: str
+    needs: dict[str, Any]
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    at_least: float | None = 0,
+    above: float | None = None,
+    at_most: float | None = None,
+    choices: tuple[Any, ...] | None = None,
+    needs: Mapping[str, Any] | None = None,
+) -> Any:
+    """Declare a setting as a field of a frozen dataclass.
+
+    Args:
+        default: its value unless changed.
+        help: one line on what it does, with its unit.
+        at_least, above, at_most: limits of a number, or of each number of a tuple. Numbers must be
+            finite, and at least 0 unless `at_least` is another number or None (no lower limit).
+        choices: all values that it may take.
+        needs: settings without which this one has no effect: a dotted name (or the bare name of a
+            setting of the same section) with the value it must have, a tuple of such values, or
+            `NONZERO`. A setting that has no effect and is not at its default is refused.
+    """
+    metadata = dict(help=help, at_least=at_least, above=above, at_most=at_most, choices=choices)
+    return dataclasses.field(default=default, metadata=metadata | {"needs": dict(needs or {})})
+
+
+def section(default: Any, help: str = "") -> Any:
+    """Declare a section: a field whose default is a dataclass of settings."""
+    return dataclasses.field(default=default, metadata={"help": help, "section": True})
+
+
+def to_dict(settings: Any) -> dict[str, Any]:
+    """The settings as nested dictionaries, a section each."""
+    values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    return {
+        name: to_dict(value) if dataclasses.is_dataclass(value) else value
+        for name, value in values.items()
+    }
+
+
+def from_dict(default: T, values: Mapping[str, Any]) -> T:
+    """The settings that `values` holds, checked.
+
+    Args:
+        default: the settings by default; names that `values` lacks are taken from it.
+        values: nested mappings as `to_dict` makes them.
+
+    Raises:
+        ValueError: for an unknown name, a value of the wrong type or out of range, a broken rule,
+            or a changed setting that has no effect; names the setting, its value and the remedy.
+    """
+    settings = _read(default, values, "")
+    _check_rules(settings, "")
+    _check_effects(settings, default)
+    return settings
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested mappings with its dotted name, in order."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def describe(settings: Any, prefix: str = "") -> Iterator[Declared]:
+    """What is declared of every setting, in order; the sections too, with `default` None."""
+    for field in dataclasses.fields(settings):
+        name, value = prefix + field.name, getattr(settings, field.name)
+        if field.metadata.get("section"):
+            yield Declared(name, None, field.metadata["help"], "", {})
+            yield from describe(value, f"{name}.")
+        else:
+            needs = {
+                other if "." in other or not prefix else prefix + other: required
+                for other, required in field.metadata["needs"].items()
+            }
+            yield Declared(name, value, field.metadata["help"], _allowed(field.metadata), needs)
+
+
+def inactive(settings: Any) -> dict[str, str]:
+    """The settings that have no effect beside the others, by dotted name, with what each needs."""
+    values = dict(flatten(to_dict(settings)))
+    needs = {declared.name: declared.needs for declared in describe(settings)}
+    found: dict[str, str] = {}
+    while True:  # until nothing more follows: what a setting needs may have no effect itself
+        known = len(found)
+        for name in [name for name in needs if name not in found]:
+            for other, required in needs[name].items():
+                if other in found:
+                    found[name] = found[other]
+                elif not _meets(values[other], required):
+                    found[name] = f"{other}={_required_words(required)}"
+        if len(found) == known:
+            return dict(sorted(found.items()))
+
+
+def _read(default: Any, values: Mapping[str, Any], prefix: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"config.{prefix.rstrip('.')}={values!r}: a section of settings is needed")
+    fields = {field.name: field for field in dataclasses.fields(default)}
+    for name in values:
+        if name not in fields:
+            close = difflib.get_close_matches(name, fields, n=3) or list(fields)
+            raise ValueError(
+                f"config.{prefix}{name} is not a setting: did you mean one of {close}?"
+            )
+    types = typing.get_type_hints(type(default))
+    new = {}
+    for name, value in values.items():
+        field, full = fields[name], prefix + name
+        if field.metadata.get("section"):
+            new[name] = _read(getattr(default, name), value, f"{full}.")
+        else:
+            new[name] = _convert(value, types[name], full)
+            _check_value(new[name], field.metadata, full)
+    return dataclasses.replace(default, **new)
+
+
+def _convert(value: Any, kind: Any, name: str) -> Any:
+    """`value` as the declared type. JSON's lists become tuples, whole floats integers."""
+    origin = typing.get_origin(kind) or kind
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if origin is float and number:
+        return float(value)
+    if origin is int and number and math.isfinite(value) and value == int(value):
+        return int(value)
+    if (
+        isinstance(origin, type)
+        and isinstance(value, origin)
+        and not (origin is int and not number)
+    ):
+        return value
+    wanted = getattr(kind, "__name__", str(kind))
+    raise ValueError(f"config.{name}={value!r}: give a value of type {wanted}")
+
+
+def _check_value(value: Any, limits: Mapping[str, Any], name: str) -> None:
+    choices = limits["choices"]
+    if choices is not None:
+        for one in value if isinstance(value, tuple) else (value,):
+            if one not in choices:
+                raise ValueError(f"config.{name}={one!r}: choose one of {choices}")
+    for number in value if isinstance(value, tuple) else (value,):
+        if not isinstance(number, int | float) or isinstance(number, bool):
+            continue
+        if not math.isfinite(number):
+            raise ValueError(f"config.{name}={number}: give a finite number")
+        low, over, high = limits["at_least"], limits["above"], limits["at_most"]
+        outside = (low is not None and number < low) or (over is not None and number <= over)
+        if outside or (high is not None and number > high):
+            raise ValueError(f"config.{name}={number}: give {_allowed(limits)}")
+
+
+def _allowed(limits: Mapping[str, Any]) -> str:
+    """The limits of a number or the choices, in words; '' where anything goes."""
+    if limits["choices"] is not None:
+        return "one of " + ", ".join(map(str, limits["choices"]))
+    parts = []
+    if limits["above"] is not None:
+        parts.append(f"more than {limits['above']:g}")
+    elif limits["at_least"] is not None:
+        parts.append(f"at least {limits['at_least']:g}")
+    if limits["at_most"] is not None:
+        parts.append(f"at most {limits['at_most']:g}")
+    return " and ".join(parts)
+
+
+def _check_rules(settings: Any, prefix: str) -> None:
+    for field in dataclasses.fields(settings):
+        if field.metadata.get("section"):
+            _check_rules(getattr(settings, field.name), f"{prefix}{field.name}.")
+    for problem in getattr(settings, "check", tuple)():
+        raise ValueError(f"config.{prefix}{problem}")
+
+
+def _check_effects(settings: Any, default: Any) -> None:
+    values, normal = dict(flatten(to_dict(settings))), dict(flatten(to_dict(default)))
+    for name, needed in inactive(settings).items():
+        if values[name] != normal[name]:
+            raise ValueError(
+                f"config.{name}={values[name]!r} has no effect here: it needs {needed}; leave it "
+                f"at {normal[name]!r}"
+            )
+
+
+def _meets(value: Any, required: Any) -> bool:
+    if required is NONZERO:
+        return bool(value)
+    return value in (required if isinstance(required, tuple) else (required,))
+
+
+def _required_words(required: Any) -> str:
+    if required is NONZERO:
+        return "something other than 0"
+    return " or ".join(map(repr, required if isinstance(required, tuple) else (required,)))

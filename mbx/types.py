@@ -1,0 +1,37 @@
+"""Types that several parts share: arrays, parameters, metrics, and what a task is."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+Array = jax.Array
+Params = dict[str, Any]
+Metrics = dict[str, Array]
+
+
+class EnvSpec(NamedTuple):
+    """Shapes and units of a task.
+
+    Attributes:
+        name: SUITE:TASK.
+        obs_shape: of one observation.
+        obs_dtype: of observations.
+        action_dim: entries of an action.
+        episode_length: agent steps, each `action_repeat` environment steps.
+        action_repeat: environment steps of an agent step.
+        discrete: actions are one-hot.
+        tasks: specs of the single tasks where several are trained at once.
+        can_terminate: episodes may end before their time limit.
+    """
+
+    name: str
+    obs_shape: tuple[int, ...]
+    obs_dtype: Any
+    action_dim: int
+    episode_length: int
+    action_repeat: int
+    discrete: bool = False
+    tasks: tuple[EnvSpec, ...] = ()
+    can_terminate: bool = True
