@@ -5,6 +5,7 @@
 
 Runs of one environment and label form a group: a line for the mean over seeds, thin lines for the
 seeds, and a band (bootstrap 95 % interval of the mean from five seeds on, the range below that).
+Published values are markers at the steps where they were published.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from mbx.training.curves import plot_runs
 OUT = flags.DEFINE_string("out", "curve.png", "Picture to write.")
 METRIC = flags.DEFINE_string("metric", "eval/return_mean", "KIND/NAME of metrics.jsonl.")
 LABELS = flags.DEFINE_list("labels", None, "One label a run; equal labels are seeds of one group.")
-REFERENCE = flags.DEFINE_multi_string("reference", [], "CSV files of published curves.")
+REFERENCE = flags.DEFINE_multi_string("reference", [], "CSV files of published values.")
 TITLE = flags.DEFINE_string("title", None, "Title.")
 
 

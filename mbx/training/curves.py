@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mbx.training.checkpoint import load_config
 from mbx.training.metrics import read_rows
+
+_MARKERS = "Dos^v"  # of published points, one a source
 
 
 class Curve(NamedTuple):
@@ -54,7 +56,11 @@ def aggregate(curves: Sequence[Curve], points: int = 200) -> tuple[np.ndarray, .
 
 
 def load_reference(path: str) -> tuple[np.ndarray, ...]:
-    """Steps, mean, low, high from a CSV with columns step,reward,seed or step,mean,lcb,ucb."""
+    """Published points: steps, mean, low, high, `[n]` each, nothing in between.
+
+    From a CSV with columns step,mean,lcb,ucb, or step,reward,seed: then at the steps that every
+    seed has, with the range of the seeds. Raises ValueError for other files.
+    """
     with open(path, newline="") as file:
         reader = csv.DictReader(file)
         rows, columns = list(reader), set(reader.fieldnames or ())
@@ -67,12 +73,30 @@ def load_reference(path: str) -> tuple[np.ndarray, ...]:
         )
     if "mean" in columns:
         return tuple(np.array([float(r[k]) for r in rows]) for k in ("step", "mean", "lcb", "ucb"))
-    curves = []
-    for seed in sorted({r["seed"] for r in rows}):
-        own = [(float(r["step"]), float(r["reward"])) for r in rows if r["seed"] == seed]
-        steps, values = zip(*sorted(own), strict=True)
-        curves.append(Curve(np.array(steps), np.array(values)))
-    return aggregate(curves)
+    seeds: dict[str, dict[float, list[float]]] = {}
+    for row in rows:  # a few published seeds hold two runs, which count as one
+        own = seeds.setdefault(row["seed"], {})
+        own.setdefault(float(row["step"]), []).append(float(row["reward"]))
+    steps = sorted(set.intersection(*map(set, seeds.values())))
+    if not steps:
+        raise ValueError(f"{path}: its {len(seeds)} seeds share no step, so they have no mean")
+    values = np.array([[np.mean(own[step]) for step in steps] for own in seeds.values()])
+    return np.array(steps), values.mean(axis=0), values.min(axis=0), values.max(axis=0)
+
+
+def draw_reference(axes: Any, path: str, limit: float, marker: str = "D") -> None:
+    """Published points up to `limit` steps as markers with error bars, joined by nothing.
+
+    Where all of them lie further right, the legend alone says so.
+    """
+    steps, mean, low, high = load_reference(path)
+    keep = steps <= limit
+    name = f"published: {os.path.basename(os.path.dirname(os.path.abspath(path)))}"
+    if not keep.any():
+        name += f" (from {steps[0]:,.0f} steps on)"
+    errors = np.stack([mean - low, high - mean])[:, keep]
+    style = dict(fmt=marker, color="k", markersize=4, elinewidth=1, capsize=2)
+    axes.errorbar(steps[keep], mean[keep], yerr=np.maximum(errors, 0.0), label=name, **style)
 
 
 def plot_runs(
@@ -114,12 +138,8 @@ def plot_runs(
         axes.plot(steps, mean, color=color, label=name + seeds)
         axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
     limit = max(c.steps[-1] for curves in groups.values() for c in curves)
-    for path in references:
-        steps, mean, low, high = load_reference(path)
-        keep = steps <= 1.05 * limit
-        name = f"published: {os.path.basename(os.path.dirname(os.path.abspath(path)))}"
-        axes.plot(steps[keep], mean[keep], "k--", linewidth=1, label=name)
-        axes.fill_between(steps[keep], low[keep], high[keep], color="k", alpha=0.08, linewidth=0)
+    for i, path in enumerate(references):
+        draw_reference(axes, path, 1.05 * limit, marker=_MARKERS[i % len(_MARKERS)])
     axes.set_xlabel("environment steps (action repeat included)")
     axes.set_ylabel(metric)
     axes.set_title(title or "")

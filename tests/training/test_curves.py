@@ -11,7 +11,14 @@ import sys
 import numpy as np
 import pytest
 
-from mbx.training.curves import Curve, aggregate, load_curve, load_reference, plot_runs
+from mbx.training.curves import (
+    Curve,
+    aggregate,
+    draw_reference,
+    load_curve,
+    load_reference,
+    plot_runs,
+)
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -87,7 +94,41 @@ def test_both_forms_of_reference_are_read(tmp_path, text, mean, low, high):
     path = tmp_path / "published.csv"
     path.write_text(text)
     for found, wanted in zip(load_reference(str(path)), ([0, 100], mean, low, high), strict=True):
-        np.testing.assert_allclose(found[[0, -1]], wanted)
+        np.testing.assert_allclose(found, wanted)
+
+
+def test_published_seeds_are_averaged_only_where_all_were_published(tmp_path):
+    path = tmp_path / "published.csv"
+    path.write_text(  # seed 2 holds two runs at 100, which count as one
+        "step,reward,seed\n0,0,1\n100,4,1\n300,8,1\n100,5,2\n100,7,2\n200,9,2\n300,2,2\n"
+    )
+    points = load_reference(str(path))
+    np.testing.assert_allclose(points, [[100, 300], [5, 5], [4, 2], [6, 8]])
+    path.write_text("step,reward,seed\n0,0,1\n100,4,2\n")
+    with pytest.raises(ValueError, match="2 seeds share no step"):
+        load_reference(str(path))
+
+
+def test_published_points_are_markers_that_nothing_joins(tmp_path):
+    import matplotlib.pyplot as plt
+
+    path = tmp_path / "them" / "task.csv"
+    path.parent.mkdir()
+    path.write_text("step,mean,lcb,ucb\n0,1,0,2\n100,5,4,7\n200,6,5,7\n")
+    figure, axes = plt.subplots()
+    draw_reference(axes, str(path), limit=150)
+    for line in axes.lines:
+        assert line.get_linestyle() == "None"
+        np.testing.assert_array_equal(line.get_xdata(), [0, 100])
+    np.testing.assert_array_equal(axes.lines[0].get_ydata(), [1, 5])
+    (bars,) = axes.collections  # the error bars; no band
+    np.testing.assert_array_equal(bars.get_segments()[1], [[100, 4], [100, 7]])
+    assert axes.get_legend_handles_labels()[1] == ["published: them"]
+    axes.clear()
+    path.write_text("step,mean,lcb,ucb\n100000,5,4,6\n")
+    draw_reference(axes, str(path), limit=150)
+    assert axes.get_legend_handles_labels()[1] == ["published: them (from 100,000 steps on)"]
+    plt.close(figure)
 
 
 @pytest.mark.parametrize("text", ["", "step,mean,lcb,ucb\n", "a,b\n1,2\n"])
