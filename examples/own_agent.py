@@ -86,7 +86,7 @@ def make_agent(config, spec: envs.EnvSpec) -> Agent:
         value, gradient = jax.value_and_grad(loss)(train.params, batch.rows, batch.mask[0])
         change, optimizer = OPTIMIZER.update(gradient, train.optimizer)
         params = optax.apply_updates(train.params, change)
-        return TrainState(params, optimizer), {"loss/model": value}
+        return TrainState(params, optimizer), buffer, {"loss/model": value}
 
     def example_row():
         def array(*shape, dtype=jnp.float32):
@@ -99,12 +99,8 @@ def make_agent(config, spec: envs.EnvSpec) -> Agent:
         init=init,
         init_actor=lambda num_envs: jnp.zeros(num_envs),  # nothing to remember between steps
         act=act,
-        targets=lambda train, actor, obs, key: None,
         update=update,
-        refresh=None,
         example_row=example_row,
-        target_spec=None,
-        refresh_chunk=1,
     )
 
 

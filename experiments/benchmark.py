@@ -31,6 +31,7 @@ from ml_collections import config_dict
 from configs import dreamer as dreamer_config
 from configs import tdmpc as default_config
 from mbx import envs, replay
+from mbx.agents.base import Agent
 from mbx.agents.dreamer import agent as dreamer
 from mbx.agents.dreamer import rssm
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic
@@ -233,12 +234,17 @@ def filled(agent: Any, state: LoopState, spec: EnvSpec, steps: int) -> LoopState
             row = dict(
                 obs=obs, action=action, reward=reward, is_first=no, is_last=no, terminated=no
             )
-            return replay.insert(carry, row, agent.targets(state.train, None, obs, key)), None
+            return replay.insert(carry, row, targets_of(agent, state.train, obs, key)), None
 
         buffer, _ = jax.lax.scan(one, state.replay, jnp.arange(steps))
         return state.replace(replay=buffer)
 
     return fill(state)
+
+
+def targets_of(agent: Agent, train: Any, obs: jax.Array, key: jax.Array) -> Any:
+    """What the agent's planner stores with rows; None where it stores nothing."""
+    return agent.store.targets(train, None, obs, key) if agent.store else None
 
 
 class Rows:
@@ -310,16 +316,16 @@ def benchmark(case: Case) -> dict[str, Any]:
 
     rows.add("plan", act, state.train, state.actor, state.obs, key)
     rows.add("update", agent.update, state.train, state.replay, key)
-    if agent.refresh:
-        rows.add("targets", agent.targets, state.train, None, state.obs, key)
+    if agent.store:
+        rows.add("targets", agent.store.targets, state.train, None, state.obs, key)
 
         def refresh(buffer: Any, train: Any, key: jax.Array) -> Any:
-            return agent.refresh(train, buffer, key, jnp.int32(-1))[0]
+            return agent.store.reanalyze(train, buffer, key, jnp.int32(-1))[0]
 
         rows.add("reanalyze", refresh, state.replay, state.train, key, donate=True)
     if rows.wants("insert"):
         row = jax.tree.map(lambda x: jnp.copy(x[:, 0]), state.replay.data)
-        made = agent.targets(state.train, None, state.obs, key)
+        made = targets_of(agent, state.train, state.obs, key)
 
         def insert(buffer: Any, row: Any, made: Any) -> Any:
             return replay.insert(buffer, row, made)

@@ -64,7 +64,7 @@ def empty_replay(agent: Any, capacity: int) -> replay.ReplayState:
         agent.example_row(),
         num_envs=_ENVS,
         capacity=capacity // _ENVS,
-        target_spec=agent.target_spec,
+        target_spec=agent.store.spec,
     )
 
 
@@ -89,7 +89,7 @@ def replay_curves(capacities: list[int]) -> list[Curve]:
     key = jax.random.key(0)
     train = jax.jit(agent.init)(key)
     obs = jnp.zeros((_ENVS, 3))
-    made = jax.jit(agent.targets)(train, None, obs, key)
+    made = jax.jit(agent.store.targets)(train, None, obs, key)
     row = jax.tree.map(lambda x: jnp.zeros((_ENVS, *x.shape), x.dtype), agent.example_row())
 
     def insert(state: replay.ReplayState) -> replay.ReplayState:

@@ -1,22 +1,109 @@
 """What an agent is: a NamedTuple of pure functions, as an optax optimiser is.
 
-The loop (`mbx.training.loop`) knows agents only by this. `TrainState` and `ActorState` are the
-agent's own pytrees; `obs` is `[E, ...]`, one observation an environment.
+The training loop (`mbx.training.loop`) knows agents only by this. Their train state and actor state
+are pytrees of their own. Axes: E environments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-import jax
+from mbx import replay
+from mbx.types import Array, Metrics
 
-Array = jax.Array
-Metrics = dict[str, Array]
+__all__ = ["Agent", "Diagnostics", "Metrics", "Store"]
 
 
-class Review(NamedTuple):
-    """What an agent has to say for itself: numbers for the log, and files by name."""
+class Act(Protocol):
+    """Chooses actions."""
+
+    def __call__(
+        self, train: Any, actor: Any, obs: Array, is_first: Array, key: Array, evaluate: bool, /
+    ) -> tuple[Array, Any]:
+        """One step of acting.
+
+        Args:
+            train: train state.
+            actor: actor state, from `init_actor` or from the step before.
+            obs: observations `[E, ...]`.
+            is_first: `[E]`, where an episode begins with this observation.
+            key: random key.
+            evaluate: a Python bool; without exploration noise.
+
+        Returns:
+            Actions `[E, A]` in [-1, 1] (one-hot where they are discrete), and the new actor state.
+        """
+        ...
+
+
+class Update(Protocol):
+    """Learns from the replay."""
+
+    def __call__(
+        self, train: Any, replay: replay.ReplayState, key: Array, /
+    ) -> tuple[Any, replay.ReplayState, Metrics]:
+        """One gradient step on a batch of the replay.
+
+        Returns:
+            The new train state; the replay, which is the very one that came in unless the agent
+            writes into it; and metrics, scalars that the log averages over updates.
+        """
+        ...
+
+
+class MakeTargets(Protocol):
+    """Makes what `Store` keeps with a row."""
+
+    def __call__(self, train: Any, actor: Any, obs: Array, key: Array, /) -> replay.Targets:
+        """Targets of `obs` `[E, ...]`; actor: as `act` returned it for these observations."""
+        ...
+
+
+class Reanalyze(Protocol):
+    """Makes stored targets again with today's parameters."""
+
+    def __call__(
+        self, train: Any, replay: replay.ReplayState, key: Array, chunk: Array, /
+    ) -> tuple[replay.ReplayState, Metrics]:
+        """One pass over `Store.batch_size` rows.
+
+        Args:
+            train: train state.
+            replay: rows with their targets.
+            key: random key.
+            chunk: -1 where the agent chooses the rows; else the number of the pass, where passes
+                0, 1, ... together visit every row.
+
+        Returns:
+            The replay with these rows' targets replaced, and metrics.
+        """
+        ...
+
+
+class Store(NamedTuple):
+    """Targets that a planner makes and the replay keeps beside every row.
+
+    Attributes:
+        spec: their sizes and dtypes.
+        targets: makes those of new rows.
+        reanalyze: makes stored ones again.
+        batch_size: rows of one `reanalyze` pass.
+    """
+
+    spec: replay.TargetSpec
+    targets: MakeTargets
+    reanalyze: Reanalyze
+    batch_size: int
+
+
+class Diagnostics(NamedTuple):
+    """What an agent reports beside the returns of an evaluation.
+
+    Attributes:
+        metrics: numbers for the log.
+        files: contents by name, for the run directory.
+    """
 
     metrics: dict[str, float]
     files: dict[str, bytes]
@@ -25,33 +112,28 @@ class Review(NamedTuple):
 class Agent(NamedTuple):
     """An agent.
 
-    init(key) -> train state: parameters, targets, optimiser states, scales, the update counter.
-    init_actor(num_envs) -> actor state, what acting carries between steps (a warm start).
-    act(train, actor, obs, is_first `[E]`, key, evaluate) -> (action `[E, A]` in [-1, 1], actor);
-        `evaluate` is a Python bool: without exploration noise.
-    targets(train, actor, obs, key) -> `replay.Targets` to store with the rows, or None for an
-        agent without stored targets; actor: as `act` returned it for these observations.
-    update(train, replay, key) -> (train, metrics): one gradient step on a batch of the replay.
-    refresh(train, replay, key, sweep) -> (replay, metrics): recompute some stored targets;
-        `sweep` is the number of a chunk of a sweep over all rows, or -1: the agent chooses the
-        rows. None for an agent without stored targets.
-    example_row() -> one un-batched replay row (abstract), target_spec: what the replay stores.
-    refresh_chunk: rows a `refresh` call handles.
-    remember(actor) -> further fields `[E, ...]` of the row just acted on (latents); None for none.
-    update_replay(train, replay, key) -> (train, replay, metrics): `update` for an agent that also
-        writes into the replay; used in its place where not None.
-    review(train, replay, key) -> Review, made with every evaluation; not compiled. None for none.
+    Attributes:
+        init: makes the train state from a key: parameters, optimiser states and whatever else
+            learning changes, a dataclass with a field `params`, whose size is reported.
+        init_actor: makes the actor state of a number of environments, what acting carries from step
+            to step (a warm start, say); leaves `[E, ...]`.
+        act: chooses actions.
+        update: makes one learner step.
+        example_row: gives one un-batched replay row as `jax.ShapeDtypeStruct`s: obs, action,
+            reward, is_first, is_last, terminated (`mbx.replay`) and what `replay_extras` adds.
+        store: targets that a planner makes and the replay keeps, for an agent that learns from
+            such.
+        replay_extras: what is stored of the actor state (latents, say) with the rows just acted on:
+            further fields `[E, ...]` of them.
+        diagnostics: (train, replay, key) -> `Diagnostics`, called with every evaluation, outside
+            any compiled program.
     """
 
     init: Callable[[Array], Any]
     init_actor: Callable[[int], Any]
-    act: Callable[..., tuple[Array, Any]]
-    targets: Callable[[Any, Any, Array, Array], Any]
-    update: Callable[[Any, Any, Array], tuple[Any, Metrics]]
-    refresh: Callable[..., tuple[Any, Metrics]] | None
+    act: Act
+    update: Update
     example_row: Callable[[], dict[str, Any]]
-    target_spec: Any
-    refresh_chunk: int
-    remember: Callable[[Any], dict[str, Array]] | None = None
-    update_replay: Callable[[Any, Any, Array], tuple[Any, Any, Metrics]] | None = None
-    review: Callable[[Any, Any, Array], Review] | None = None
+    store: Store | None = None
+    replay_extras: Callable[[Any], dict[str, Array]] | None = None
+    diagnostics: Callable[[Any, replay.ReplayState, Array], Diagnostics] | None = None

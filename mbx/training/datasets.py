@@ -73,9 +73,8 @@ def load(path: str, agent: Agent, *, task: str) -> replay.ReplayState:
                 f"{'missing' if found is None else list(found.shape[2:])}, the agent reads "
                 f"{list(want.shape)}: record the dataset with this agent and task"
             )
-    empty = replay.init(
-        example, num_envs=num_envs, capacity=capacity, target_spec=agent.target_spec
-    )
+    spec = agent.store.spec if agent.store else None
+    empty = replay.init(example, num_envs=num_envs, capacity=capacity, target_spec=spec)
     rows = {n: jnp.asarray(arrays[f"row/{n}"], leaf.dtype) for n, leaf in empty.data.items()}
     return empty.replace(
         data=rows,

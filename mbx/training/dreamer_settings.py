@@ -11,7 +11,7 @@ import numpy as np
 from mbx.agents import dreamer
 from mbx.agents.base import Agent
 from mbx.agents.dreamer import networks as dreamer_networks
-from mbx.agents.dreamer.diagnostics import make_review
+from mbx.agents.dreamer.diagnostics import make_diagnostics
 from mbx.envs.base import EnvSpec
 from mbx.training.state import Schedule
 
@@ -81,7 +81,7 @@ def dreamer_config(config: Config, spec: EnvSpec) -> dreamer.DreamerConfig:
 def dreamer_agent(config: Config, spec: EnvSpec) -> Agent:
     """The agent, with its diagnostics."""
     own = dreamer_config(config, spec)
-    return dreamer.make_agent(own)._replace(review=make_review(own))
+    return dreamer.make_agent(own)._replace(diagnostics=make_diagnostics(own))
 
 
 def dreamer_schedule(config: Config, seed_steps: int, num_envs: int) -> Schedule:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mbx.agents import empo
 from mbx.agents.base import Agent
-from mbx.agents.empo.diagnostics import make_review
+from mbx.agents.empo.diagnostics import make_diagnostics
 from mbx.envs.base import EnvSpec
 from mbx.envs.empo import TIME_LIMIT, NamedWorld, named_world
 from mbx.power.curriculum import Curriculum
@@ -37,7 +37,9 @@ def empo_agent(config: Config, spec: EnvSpec) -> Agent:
     if not episodes:
         return agent
     length = config["env"]["episode_length"] or TIME_LIMIT
-    return agent._replace(review=make_review(own, world, episodes=episodes, length=length))
+    return agent._replace(
+        diagnostics=make_diagnostics(own, world, episodes=episodes, length=length)
+    )
 
 
 def _capacity(room: float, loss: Mapping[str, Any], world: World) -> int:

@@ -24,24 +24,17 @@ Metrics = dict[str, Array]
 def make_learn(agent: Agent) -> Callable:
     """`learn(state, key, num) -> (state, summed metrics)`: `num` learner updates."""
 
-    def update(train: Any, buffer: Any, key: Array) -> tuple[Any, Any, Metrics]:
-        if agent.update_replay is not None:
-            return agent.update_replay(train, buffer, key)
-        train, metrics = agent.update(train, buffer, key)
-        return train, None, metrics
-
     def learn(state: LoopState, key: Array, num: Array) -> tuple[LoopState, Metrics]:
-        # What no update writes must stay out of the loop's carry, where it would be copied.
-        writes = agent.update_replay is not None
+        metrics, writes = trace_update(agent, state, key)
 
+        # What no update writes must stay out of the loop's carry, where it would be copied.
         def body(i: Array, carry: tuple[Any, Any, Metrics]) -> tuple[Any, Any, Metrics]:
             train, buffer, sums = carry
             now = buffer if writes else state.replay
-            train, buffer, metrics = update(train, now, jax.random.fold_in(key, i))
-            return train, buffer, jax.tree.map(jnp.add, sums, metrics)
+            train, new, metrics = agent.update(train, now, jax.random.fold_in(key, i))
+            return train, new if writes else None, jax.tree.map(jnp.add, sums, metrics)
 
-        zeros = _zeros_like(jax.eval_shape(update, state.train, state.replay, key)[2])
-        carry = (state.train, state.replay if writes else None, zeros)
+        carry = (state.train, state.replay if writes else None, _zeros_like(metrics))
         train, buffer, sums = jax.lax.fori_loop(0, num, body, carry)
         state = state.replace(train=train, updates=state.updates + num)
         return (state.replace(replay=buffer) if writes else state), sums
@@ -49,16 +42,29 @@ def make_learn(agent: Agent) -> Callable:
     return learn
 
 
+def trace_update(agent: Agent, state: LoopState, key: Array) -> tuple[Metrics, bool]:
+    """Abstract metrics of an update, and whether it gives back another replay than it got."""
+    writes = []
+
+    def metrics_of(train: Any, buffer: Any, key: Array) -> Metrics:
+        _, new, metrics = agent.update(train, buffer, key)
+        pairs = zip(jax.tree.leaves(buffer), jax.tree.leaves(new), strict=True)
+        writes.append(any(old is not now for old, now in pairs))
+        return metrics
+
+    return jax.eval_shape(metrics_of, state.train, state.replay, key), writes[0]
+
+
 def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> Callable:
     """`reanalyze(state, key, before, starting) -> (state, metrics)`: the passes that are due.
 
     before: updates made when the step began; starting: whether learning begins with this step, and
-    all targets of the seed phase, made by an untrained model, are made anew.
+    all targets of the seed phase, which an untrained model made, are made again.
     """
     every = schedule.reanalyze_interval
 
     def passes_due(state: LoopState, before: Array, starting: Array) -> Array:
-        sweep = replay.sweep_length(state.replay, agent.refresh_chunk)
+        sweep = replay.sweep_length(state.replay, agent.store.batch_size)
         if seeds_axis is not None:  # batched seeds make the same number of passes: the fullest's
             sweep = jax.lax.pmax(sweep, seeds_axis)
         regular = state.updates // every - before // every if every else 0
@@ -68,15 +74,15 @@ def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> 
     def reanalyze(
         state: LoopState, key: Array, before: Array, starting: Array
     ) -> tuple[LoopState, Metrics]:
-        def refresh(i: Array, buffer: Any) -> tuple[Any, Metrics]:
+        def one_pass(i: Array, buffer: Any) -> tuple[Any, Metrics]:
             chunk = jnp.where(starting, i, -1)
-            return agent.refresh(state.train, buffer, jax.random.fold_in(key, i), chunk)
+            return agent.store.reanalyze(state.train, buffer, jax.random.fold_in(key, i), chunk)
 
         def body(i: Array, carry: tuple[Any, Metrics]) -> tuple[Any, Metrics]:
-            buffer, metrics = refresh(i, carry[0])
+            buffer, metrics = one_pass(i, carry[0])
             return buffer, jax.tree.map(jnp.add, carry[1], metrics)
 
-        zeros = _zeros_like(jax.eval_shape(refresh, jnp.int32(0), state.replay)[1])
+        zeros = _zeros_like(jax.eval_shape(one_pass, jnp.int32(0), state.replay)[1])
         passes = passes_due(state, before, starting)
         buffer, sums = jax.lax.fori_loop(0, passes, body, (state.replay, zeros))
         metrics = {f"refresh/{name}": value for name, value in sums.items()}
@@ -94,7 +100,7 @@ def make_advance(agent: Agent, schedule: Schedule, seeds_axis: str | None = None
     """
     ratio = schedule.ratio
     learn = make_learn(agent)
-    reanalyze = make_reanalyze(agent, schedule, seeds_axis) if agent.refresh else None
+    reanalyze = make_reanalyze(agent, schedule, seeds_axis) if agent.store else None
 
     def advance(state: LoopState, before: Array, key: Array) -> tuple[LoopState, Metrics]:
         update_key, refresh_key = jax.random.split(key)

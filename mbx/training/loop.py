@@ -38,7 +38,9 @@ def make_choose(agent: Agent, schedule: Schedule, num_envs: int, spec: EnvSpec) 
 
         seeding = state.steps < schedule.seed_steps
         action, actor = jax.lax.cond(seeding, explore, plan, None)
-        return action, actor, agent.targets(state.train, actor, state.obs, target_key)
+        if agent.store is None:
+            return action, actor, None
+        return action, actor, agent.store.targets(state.train, actor, state.obs, target_key)
 
     return choose
 
@@ -68,10 +70,10 @@ def store(
         is_last=~no,
         terminated=timestep.terminated,
     )
-    if agent.remember is not None:
-        latents = agent.remember(actor)
-        row |= latents
-        last |= jax.tree.map(jnp.zeros_like, latents)
+    if agent.replay_extras is not None:
+        extras = agent.replay_extras(actor)
+        row |= extras
+        last |= jax.tree.map(jnp.zeros_like, extras)
     buffer = replay.insert(state.replay, row, targets)
     return state.replace(
         actor=actor,

@@ -215,30 +215,30 @@ def _drive(
 def evaluate_members(
     job: Job, state: LoopState, interval: int, steps: int, members: list[Member], started: float
 ) -> list[float]:
-    """Log an evaluation and a review of every seed, keep its best, and return the mean returns."""
+    """Evaluate every seed, log that with its diagnostics and keep its best: the mean returns."""
     keys = [evaluation_key(jax.random.key(seed), interval) for seed in job.seeds]
     means = []
     for i, result in enumerate(job.evaluate(state.train, keys)):
         member, train = members[i], job.share(state.train, i)
         summary = result.summary()
-        # A review reads rows of the whole replay, which one process has only alone.
-        if job.agent.review is not None and job.layout.processes == 1:
+        # Diagnostics read rows of the whole replay, which one process has only alone.
+        if job.agent.diagnostics is not None and job.layout.processes == 1:
             rows = job.share(state.replay, i)
-            summary |= review(job.agent, member.workdir, train, rows, keys[i])
+            summary |= write_diagnostics(job.agent, member.workdir, train, rows, keys[i])
         member.logger.log("eval", steps, {**summary, "seconds": time.time() - started})
         member.best.save_best(steps, train, summary["return_mean"])
         means.append(summary["return_mean"])
     return means
 
 
-def review(
+def write_diagnostics(
     agent: Agent, workdir: str, train: Any, rows: replay.ReplayState, key: jax.Array
 ) -> dict[str, float]:
-    """Write the files of the agent's review and return its numbers."""
-    told = agent.review(train, rows, key)
-    for name, content in told.files.items():
+    """Write the files of the agent's diagnostics and return their numbers."""
+    found = agent.diagnostics(train, rows, key)
+    for name, content in found.files.items():
         atomic_write(os.path.join(workdir, name), content)
-    return told.metrics
+    return found.metrics
 
 
 def load(workdir: str, *, which: str | int = "best") -> tuple[Agent, Any, dict[str, Any]]:

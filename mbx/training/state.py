@@ -99,7 +99,7 @@ def init_state(
             agent.example_row(),
             num_envs=num_envs,
             capacity=capacity,
-            target_spec=agent.target_spec,
+            target_spec=agent.store.spec if agent.store else None,
             shards=shards,
         ),
         key=base_key,

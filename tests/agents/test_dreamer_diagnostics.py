@@ -57,7 +57,9 @@ def test_rows_of_the_next_episode_do_not_count():
 
 def test_a_review_tells_errors_and_draws_curves():
     config = dataclasses.replace(CONFIG, batch_length=LENGTH)
-    told = dreamer_review.make_review(config)(trained(config), filled(config, 9), jax.random.key(1))
+    told = dreamer_review.make_diagnostics(config)(
+        trained(config), filled(config, 9), jax.random.key(1)
+    )
     assert set(told.metrics) == {f"open_loop_error_{n}" for n in (1, 4)}
     assert all(value > 0.0 for value in told.metrics.values())
     assert told.files["open_loop.png"].startswith(b"\x89PNG")

@@ -240,7 +240,7 @@ def one_update(config, found, seed=0):
 
         start = (env_state, obs, ~no, buffer)
         carry, _ = jax.lax.scan(step, start, jax.random.split(key, 4))
-        after, metrics = agent.update(before, carry[3], key)
+        after, _, metrics = agent.update(before, carry[3], key)
         act = agent.act(after, agent.init_actor(4), carry[1], ~no, key, True)[0]
         return after, metrics, act
 
@@ -427,7 +427,7 @@ def test_the_configuration_builds_the_agent_and_names_its_mistakes():
 
     config = default.get_config().to_dict()
     environment = envs.make(config["env"]["name"], 2)
-    assert build.build_agent(config, environment.spec).refresh is None
+    assert build.build_agent(config, environment.spec).store is None
     settings = build.empo_config(config, environment.spec)
     assert settings.params.beta_r == 40.0 and settings.capacity == 1.5 * 32 * 16
     rock = envs.make("empo:grid_rock_1h1r", 2).spec

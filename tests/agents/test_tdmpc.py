@@ -318,9 +318,7 @@ def test_more_rounds_raise_the_values(setting):
 def agent_and_replay():
     agent = tdmpc.make_agent(make_config(stale_exponent=1.0))
     train = agent.init(jax.random.key(0))
-    buffer = replay.init(
-        agent.example_row(), num_envs=2, capacity=10, target_spec=agent.target_spec
-    )
+    buffer = replay.init(agent.example_row(), num_envs=2, capacity=10, target_spec=agent.store.spec)
     no = jnp.zeros(2, bool)
     for i in range(5):
         obs = jax.random.normal(jax.random.key(i), (2, 3))
@@ -332,7 +330,7 @@ def agent_and_replay():
             is_last=no | (i == 4),
             terminated=no,
         )
-        targets = None if i == 4 else agent.targets(train, None, obs, jax.random.key(10 + i))
+        targets = None if i == 4 else agent.store.targets(train, None, obs, jax.random.key(10 + i))
         buffer = replay.insert(buffer, row, targets)
     return agent, train, buffer
 
@@ -340,7 +338,7 @@ def agent_and_replay():
 def test_refresh_rewrites_targets_with_todays_model(agent_and_replay):
     agent, train, buffer = agent_and_replay
     train = train.replace(step=jnp.int32(9), params=loud(train.params))
-    new, metrics = jax.jit(agent.refresh)(train, buffer, jax.random.key(1), jnp.int32(-1))
+    new, metrics = jax.jit(agent.store.reanalyze)(train, buffer, jax.random.key(1), jnp.int32(-1))
     refreshed = np.asarray(new.targets.step == 9)
     assert refreshed.sum() > 0 and not refreshed[np.asarray(buffer.data["is_last"])].any()
     assert float(metrics["reanalyze/age"]) == 9.0 and float(metrics["reanalyze/share"]) > 0
@@ -355,7 +353,7 @@ def test_the_learner_renews_the_targets_of_its_own_batch(agent_and_replay, step,
     _, train, buffer = agent_and_replay
     agent = tdmpc.make_agent(make_config(reanalyze_current=2, reanalyze_batch=4, horizon=1))
     train = train.replace(step=jnp.int32(step), params=loud(train.params))
-    learned, new, metrics = jax.jit(agent.update_replay)(train, buffer, jax.random.key(1))
+    learned, new, metrics = jax.jit(agent.update)(train, buffer, jax.random.key(1))
     assert int(learned.step) == step + 1
     renewed = np.asarray(new.targets.step == step)
     old = np.asarray(buffer.targets.step)
@@ -373,8 +371,8 @@ def test_the_learner_renews_the_targets_of_its_own_batch(agent_and_replay, step,
 def test_a_sweep_refreshes_every_transition(agent_and_replay):
     agent, train, buffer = agent_and_replay
     train = train.replace(step=jnp.int32(5))
-    sweep = jax.jit(agent.refresh)
-    for chunk in range(-(-int(buffer.size.sum()) // agent.refresh_chunk)):
+    sweep = jax.jit(agent.store.reanalyze)
+    for chunk in range(-(-int(buffer.size.sum()) // agent.store.batch_size)):
         buffer, _ = sweep(train, buffer, jax.random.key(chunk), jnp.int32(chunk))
     for e in range(2):
         n = int(buffer.size[e])
@@ -398,10 +396,9 @@ def test_acting_is_noisy_in_training_and_bounded(agent_and_replay):
 def test_td_mpc2_stores_no_targets_and_legacy_makes_them_afresh():
     plain = make_config(critic="q", value_target="td", policy_loss="svg")
     agent = tdmpc.make_agent(plain)
-    assert agent.refresh is None and agent.target_spec is None
-    assert agent.targets(None, None, jnp.ones((2, 3)), jax.random.key(0)) is None
+    assert agent.store is None
     legacy = tdmpc.make_agent(make_config(stored_targets=False))
-    assert legacy.refresh is None
+    assert legacy.store is None
     buffer = replay.init(legacy.example_row(), num_envs=1, capacity=10)
     no = jnp.zeros(1, bool)
     for i in range(6):
@@ -415,7 +412,7 @@ def test_td_mpc2_stores_no_targets_and_legacy_makes_them_afresh():
         )
         buffer = replay.insert(buffer, row)
     train = legacy.init(jax.random.key(0))
-    new, metrics = jax.jit(legacy.update)(train, buffer, jax.random.key(1))
+    new, _, metrics = jax.jit(legacy.update)(train, buffer, jax.random.key(1))
     assert changed(train.params["policy"], new.params["policy"])
     assert np.isfinite(float(metrics["loss/policy"]))
 
@@ -433,9 +430,9 @@ def test_images_train_through_the_conv_encoder():
     )
     config = dataclasses.replace(make_config(), world=world, horizon=1, batch_size=2)
     agent = tdmpc.make_agent(config)
-    buffer = replay.init(agent.example_row(), num_envs=1, capacity=6, target_spec=agent.target_spec)
+    buffer = replay.init(agent.example_row(), num_envs=1, capacity=6, target_spec=agent.store.spec)
     train, no = jax.jit(agent.init)(jax.random.key(0)), jnp.zeros(1, bool)
-    make = jax.jit(agent.targets)
+    make = jax.jit(agent.store.targets)
     for i in range(4):
         obs = jax.random.randint(jax.random.key(i), (1, 64, 64, 3), 0, 256).astype(jnp.uint8)
         row = dict(
@@ -447,7 +444,7 @@ def test_images_train_through_the_conv_encoder():
             terminated=no,
         )
         buffer = replay.insert(buffer, row, make(train, None, obs, jax.random.key(i)))
-    new, _ = jax.jit(agent.update)(train, buffer, jax.random.key(1))
+    new, _, _ = jax.jit(agent.update)(train, buffer, jax.random.key(1))
     assert changed(train.params["encoder"], new.params["encoder"])
 
 

@@ -379,11 +379,9 @@ def learnt(request):
     config = variant(request.param)
     agent = tdmpc.make_agent(config)
     train = jax.jit(agent.init)(jax.random.key(0))
-    buffer = replay.init(
-        agent.example_row(), num_envs=2, capacity=12, target_spec=agent.target_spec
-    )
+    buffer = replay.init(agent.example_row(), num_envs=2, capacity=12, target_spec=agent.store.spec)
     no, actor = jnp.zeros(2, bool), agent.init_actor(2)
-    act, make = jax.jit(agent.act, static_argnums=5), jax.jit(agent.targets)
+    act, make = jax.jit(agent.act, static_argnums=5), jax.jit(agent.store.targets)
     for i in range(8):
         obs = jax.random.normal(jax.random.key(i), (2, 3))
         action, actor = act(train, actor, obs, no | (i == 0), jax.random.key(50 + i), False)
@@ -399,9 +397,9 @@ def learnt(request):
     update = jax.jit(agent.update)
     states, key = [train], jax.random.key(1)
     for i in range(3):
-        new, metrics = update(states[-1], buffer, jax.random.fold_in(key, i))
+        new, _, metrics = update(states[-1], buffer, jax.random.fold_in(key, i))
         states.append(new)
-    refreshed, _ = jax.jit(agent.refresh)(states[-1], buffer, key, jnp.int32(-1))
+    refreshed, _ = jax.jit(agent.store.reanalyze)(states[-1], buffer, key, jnp.int32(-1))
     return config, agent, states, metrics, buffer, refreshed
 
 
@@ -476,7 +474,7 @@ def test_the_acting_planners_expert_is_what_is_stored():
     config = variant("lambda")
     agent = tdmpc.make_agent(config)
     train, obs = jax.jit(agent.init)(jax.random.key(0)), jnp.ones((2, 3))
-    untouched, make = agent.init_actor(2), jax.jit(agent.targets)
+    untouched, make = agent.init_actor(2), jax.jit(agent.store.targets)
     made = make(train, untouched, obs, jax.random.key(2))
     act = jax.jit(agent.act, static_argnums=5)
     _, actor = act(train, untouched, obs, jnp.ones(2, bool), jax.random.key(1), False)

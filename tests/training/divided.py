@@ -71,10 +71,7 @@ def update_once(config: dict) -> dict[str, float]:
 
     def update(state):
         key = jax.random.key(3)
-        if agent.update_replay is not None:
-            train, _, metrics = agent.update_replay(state.train, state.replay, key)
-        else:
-            train, metrics = agent.update(state.train, state.replay, key)
+        train, _, metrics = agent.update(state.train, state.replay, key)
         squares = [jnp.sum(jnp.square(x)) for x in jax.tree.leaves(train.params)]
         change = jax.tree.map(
             lambda a, b: jnp.sum(jnp.abs(a - b)), train.params, state.train.params

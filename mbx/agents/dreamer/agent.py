@@ -295,7 +295,7 @@ def observe_dict(config: ModelConfig, obs: Array) -> observations.Observation:
 
 
 def make_update(config: DreamerConfig) -> Any:
-    """`Agent.update_replay`: sample, one learner step, write fresh latents back."""
+    """`Agent.update`: sample, one learner step, write fresh latents back."""
 
     def update(
         train: TrainState, state: replay.ReplayState, key: Array
@@ -396,26 +396,15 @@ def example_row(config: DreamerConfig) -> dict[str, Any]:
 
 def make_agent(config: DreamerConfig) -> Agent:
     """The agent for `config` (see the module's first lines)."""
-    update = make_update(config)
 
-    def plain_update(train: TrainState, state: Any, key: Array) -> tuple[TrainState, Metrics]:
-        train, _, metrics = update(train, state, key)
-        return train, metrics
-
-    def remember(actor: ActorState) -> dict[str, Array]:
+    def latents(actor: ActorState) -> dict[str, Array]:
         return _stored(rssm.State(actor.deter, actor.stoch))
 
-    context = config.replay_context
     return Agent(
         init=functools.partial(init_state, config),
         init_actor=functools.partial(init_actor, config),
         act=make_act(config),
-        targets=lambda *_: None,
-        update=plain_update,
-        refresh=None,
+        update=make_update(config),
         example_row=functools.partial(example_row, config),
-        target_spec=None,
-        refresh_chunk=1,
-        remember=remember if context else None,
-        update_replay=update if context else None,
+        replay_extras=latents if config.replay_context else None,
     )

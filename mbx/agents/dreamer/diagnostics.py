@@ -23,7 +23,7 @@ import numpy as np
 from mbx import distributions as dist
 from mbx import replay
 from mbx.agents import dreamer
-from mbx.agents.base import Review
+from mbx.agents.base import Diagnostics
 from mbx.agents.dreamer import DreamerConfig, TrainState, rssm, sequences
 from mbx.agents.dreamer import encoders as observations
 from mbx.pictures import to_gif
@@ -36,11 +36,13 @@ SHOWN = 4  # of them in pictures
 ENTRIES = 6  # of a vector in pictures
 
 
-def make_review(config: DreamerConfig) -> Callable[[TrainState, replay.ReplayState, Array], Review]:
-    """`Agent.review` of Dreamer's agent."""
+def make_diagnostics(
+    config: DreamerConfig,
+) -> Callable[[TrainState, replay.ReplayState, Array], Diagnostics]:
+    """`Agent.diagnostics` of Dreamer's agent."""
     predict = jax.jit(functools.partial(open_loop, config))
 
-    def review(train: TrainState, state: replay.ReplayState, key: Array) -> Review:
+    def review(train: TrainState, state: replay.ReplayState, key: Array) -> Diagnostics:
         truth, prediction, inside = jax.device_get(predict(train, state, key))
         context = _context(config)
         files = {}
@@ -48,7 +50,7 @@ def make_review(config: DreamerConfig) -> Callable[[TrainState, replay.ReplaySta
             files["open_loop.png"] = draw_curves(truth, prediction, inside, context)
         else:
             files["open_loop.gif"] = to_gif(film(truth, prediction), milliseconds=200)
-        return Review(_errors(truth, prediction, inside, context), files)
+        return Diagnostics(_errors(truth, prediction, inside, context), files)
 
     return review
 

@@ -163,12 +163,8 @@ def make_agent(config: EmpoConfig, world: World) -> Agent:
         init=functools.partial(init_state, config, model),
         init_actor=lambda num: jnp.zeros((num, 0)),
         act=_make_act(config, model, world),
-        targets=lambda train, actor, obs, key: None,
         update=_make_update(config, model, world),
-        refresh=None,
         example_row=functools.partial(_example_row, config, world),
-        target_spec=None,
-        refresh_chunk=1,
     )
 
 
@@ -208,7 +204,7 @@ def _make_update(config: EmpoConfig, model: Model, world: World) -> Any:
 
     def update(
         train: TrainState, buffer: replay.ReplayState, key: Array
-    ) -> tuple[TrainState, Metrics]:
+    ) -> tuple[TrainState, replay.ReplayState, Metrics]:
         sample_key, human_key = jax.random.split(key)
         batch = replay.sample(buffer, sample_key, batch_size=config.batch_size, length=1)
         states, human, listed = _experience(config, world, batch.rows["obs"], human_key)
@@ -235,7 +231,7 @@ def _make_update(config: EmpoConfig, model: Model, world: World) -> Any:
             due = step % config.target_interval == 0
             copied = jax.tree.map(functools.partial(jnp.where, due), train.params, copied)
         metrics |= losses | _progress(config, train.step, beta_r, targets)
-        return train.replace(target=copied, step=step), metrics
+        return train.replace(target=copied, step=step), buffer, metrics
 
     return update
 

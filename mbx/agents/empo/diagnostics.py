@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import matplotlib
 import numpy as np
 
-from mbx.agents.base import Review
+from mbx.agents.base import Diagnostics
 from mbx.agents.empo import EmpoConfig, TrainState, evaluation, make_model
 from mbx.pictures import to_gif
 from mbx.power.worlds import World
@@ -29,10 +29,10 @@ ROBOTS = ("learned", "random", "frozen")
 SHOWN = 3  # episodes in the GIF
 
 
-def make_review(
+def make_diagnostics(
     config: EmpoConfig, world: World, *, episodes: int, length: int
-) -> Callable[[TrainState, Any, Array], Review]:
-    """`Agent.review` of EMPO's agent. episodes: a robot; length: at most, of an episode."""
+) -> Callable[[TrainState, Any, Array], Diagnostics]:
+    """`Agent.diagnostics` of EMPO's agent. episodes: a robot; length: at most, of an episode."""
     model, gamma = make_model(config, world), float(config.params.gamma_h)
 
     @jax.jit
@@ -56,7 +56,7 @@ def make_review(
         values = model.v_h_e(train.params, model.trunk(train.params, model.encode(states)))
         return played, jnp.clip(values, 0.0, 1.0)
 
-    def review(train: TrainState, _: Any, key: Array) -> Review:
+    def review(train: TrainState, _: Any, key: Array) -> Diagnostics:
         played, values = jax.device_get(play(train, key))
         metrics = {}
         for number, robot in enumerate(ROBOTS):
@@ -69,7 +69,7 @@ def make_review(
             learned = jax.tree.map(lambda x: x[0], played)
             files["episode.gif"] = to_gif(_frames(world, learned))
             files["value_map.png"] = draw_map(*value_map(world, learned, values), world)
-        return Review(metrics, files)
+        return Diagnostics(metrics, files)
 
     return review
 

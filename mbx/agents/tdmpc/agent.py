@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from mbx import mppi, networks, replay
-from mbx.agents.base import Agent, Metrics
+from mbx.agents.base import Agent, Metrics, Store
 from mbx.agents.tdmpc import planning, reanalyze
 from mbx.agents.tdmpc.config import Scoring, TDMPCConfig
 from mbx.agents.tdmpc.update import (
@@ -104,14 +104,12 @@ def make_act(config: TDMPCConfig, model: WorldModel) -> Any:
 
 
 def make_targets(config: TDMPCConfig, model: WorldModel) -> Any:
-    """`Agent.targets`: the training planner's actions, values and, for distillation, its expert."""
+    """`Store.targets`: the training planner's actions, values and, for distillation, its expert."""
     outlook = planning.Outlook(
         config.discount, config.num_heads, config.termination, config.target_scoring
     )
 
-    def targets(train: TrainState, actor: Any, obs: Array, key: Array) -> replay.Targets | None:
-        if not config.stores_targets:
-            return None
+    def targets(train: TrainState, actor: Any, obs: Array, key: Array) -> replay.Targets:
         plan = planning.plan_targets(
             model,
             train.params,
@@ -155,22 +153,21 @@ def make_batch(sample: replay.Sample) -> Batch:
     )
 
 
-def make_update(config: TDMPCConfig, model: WorldModel) -> Any:
-    """`Agent.update`: sample, and one learner step."""
-    learn = make_learn(config, model)
+def make_update(config: TDMPCConfig, model: WorldModel, targets: Any) -> Any:
+    """`Agent.update`: sample, and one learner step.
 
-    def update(train: TrainState, state: replay.ReplayState, key: Array) -> tuple[Any, Metrics]:
-        sample_key, learn_key = jax.random.split(key)
-        return learn(train, _sample(config, state, sample_key), learn_key)
-
-    return update
-
-
-def make_update_replay(config: TDMPCConfig, model: WorldModel, targets: Any) -> Any:
-    """`Agent.update_replay`: the same, with the batch's own targets made anew when that is due."""
+    With `reanalyze.current_batch` the batch's own targets are made again when that is due.
+    """
     learn = make_learn(config, model)
 
     def update(
+        train: TrainState, state: replay.ReplayState, key: Array
+    ) -> tuple[Any, replay.ReplayState, Metrics]:
+        sample_key, learn_key = jax.random.split(key)
+        train, metrics = learn(train, _sample(config, state, sample_key), learn_key)
+        return train, state, metrics
+
+    def update_and_reanalyze(
         train: TrainState, state: replay.ReplayState, key: Array
     ) -> tuple[Any, replay.ReplayState, Metrics]:
         sample_key, learn_key, plan_key = jax.random.split(key, 3)
@@ -179,7 +176,7 @@ def make_update_replay(config: TDMPCConfig, model: WorldModel, targets: Any) -> 
         train, metrics = learn(train, sample, learn_key)
         return train, state, metrics
 
-    return update
+    return update_and_reanalyze if config.reanalyze_current else update
 
 
 def _sample(config: TDMPCConfig, state: replay.ReplayState, key: Array) -> replay.Sample:
@@ -268,17 +265,14 @@ def make_agent(config: TDMPCConfig) -> Agent:
         config.target_actions_dtype,
         config.uses_expert,
     )
+    store = Store(
+        spec, targets, reanalyze.make_reanalyze(config, targets), reanalyze.num_rows(config)
+    )
     return Agent(
         init=functools.partial(init_state, config, model),
         init_actor=init_actor,
         act=make_act(config, model),
-        targets=targets,
-        update=make_update(config, model),
-        refresh=reanalyze.make_refresh(config, targets) if config.stores_targets else None,
-        update_replay=make_update_replay(config, model, targets)
-        if config.reanalyze_current
-        else None,
+        update=make_update(config, model, targets),
         example_row=functools.partial(example_row, config),
-        target_spec=spec if config.stores_targets else None,
-        refresh_chunk=reanalyze.refresh_rows(config),
+        store=store if config.stores_targets else None,
     )

@@ -1,7 +1,8 @@
-"""Reanalyze: planner targets of stored rows made anew with today's model, and written back.
+"""Reanalyze: planner targets of stored rows made again with today's model, and written back.
 
-Between updates (`make_refresh`: rows chosen at random, stale ones first, whole windows, or a sweep
-over everything), or inside an update for the windows it learns from (`refresh_batch`, as BMPC).
+Between updates (`make_reanalyze`: rows chosen at random, stale ones first, whole windows, or a
+sweep over everything), or inside an update for the windows it learns from (`refresh_batch`, as
+BMPC).
 Source: document 000, section on reanalyze; MuZero Reanalyze (arXiv 2104.06294); BMPC.
 """
 
@@ -21,15 +22,15 @@ from mbx.agents.tdmpc.update import TrainState
 Array = jax.Array
 
 
-def refresh_rows(config: TDMPCConfig) -> int:
+def num_rows(config: TDMPCConfig) -> int:
     """Rows of a pass: the batch, in whole windows where it is made of them."""
     window = config.horizon + 1 if config.reanalyze_slices else 1
     return -(-config.reanalyze_batch // window) * window
 
 
-def make_refresh(config: TDMPCConfig, targets: Any) -> Any:
-    """`Agent.refresh`: choose rows, plan for them anew, write the targets back by index."""
-    num = refresh_rows(config)
+def make_reanalyze(config: TDMPCConfig, targets: Any) -> Any:
+    """`Store.reanalyze`: choose rows, plan for them again, write the targets back by index."""
+    num = num_rows(config)
 
     def choose(train: TrainState, state: replay.ReplayState, key: Array) -> replay.Index:
         if config.reanalyze_slices:
@@ -42,7 +43,7 @@ def make_refresh(config: TDMPCConfig, targets: Any) -> Any:
             )[1]
         return replay.sample_rows(state, key, batch_size=num)[1]
 
-    def refresh(
+    def reanalyze(
         train: TrainState, state: replay.ReplayState, key: Array, sweep: Array
     ) -> tuple[replay.ReplayState, Metrics]:
         rows_key, plan_key = jax.random.split(key)
@@ -76,7 +77,7 @@ def make_refresh(config: TDMPCConfig, targets: Any) -> Any:
         }
         return replay.update_targets(state, index, new, mask), metrics
 
-    return refresh
+    return reanalyze
 
 
 def refresh_batch(
