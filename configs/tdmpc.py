@@ -163,12 +163,14 @@ def get_config() -> config_dict.ConfigDict:
     config.loss.expert_min_std = 0.05
     config.loss.trust_region_coef = 0.0  # KL from the EMA policy
     config.loss.awr_temperature = 0.5
+    config.loss.awr_effective_samples = 0.0  # instead: solve for it, so many a state (2 to 4)
     config.loss.advantage_scale = "none"  # none, range, state
     config.loss.entropy_coef = 1e-4
     config.loss.entropy_coef_end = -1.0  # where it goes (below 0: it stays)
     config.loss.entropy_start = 0.0  # from this share of the run
     config.loss.entropy_end = 1.0  # to this
     config.loss.entropy_schedule = "linear"  # or exponential
+    config.loss.entropy_scale = "none"  # none (TD-MPC2); value: divided by SVG's scale, too
     config.loss.entropy_action_dim_power = 1.0
     config.loss.jacobian = 0.0  # share of the tanh Jacobian in the entropy (TD-MPC2: none)
     config.loss.optimist = False  # a second, optimistic policy that seeds the training planner

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -343,6 +344,48 @@ def awr_weights(values: Array, temperature: ArrayLike, mode: str = "divide") -> 
     if mode == "multiply":
         return jax.nn.softmax(values * temperature)
     raise ValueError(f"mode is {mode!r}: choose 'divide' or 'multiply'")
+
+
+def effective_samples(weights: Array) -> Array:
+    """How many equally weighted samples `weights` [..., N] of sum 1 are worth: 1 / sum w^2, [...].
+
+    Source: Kish, Survey Sampling (1965); 1 where one sample has all the weight, N where all are
+    alike.
+    """
+    return 1.0 / jnp.sum(jnp.square(weights), axis=-1)
+
+
+def solve_temperature(values: Array, wanted: ArrayLike, mask: Array | None = None) -> Array:
+    """The temperature at which softmax(values / temperature) has `wanted` effective samples.
+
+    That is the mean over all states; it grows with the temperature in each of them, so bisection
+    finds it (within 10^-4 to 10^4 of the widest state's range of values). It has the part of the
+    dual variable in REPS (Peters et al. 2010) and MPO (arXiv 1806.06920), whose constraint is on
+    the KL divergence from equal weights instead.
+
+    Args:
+      values: [..., N].
+      wanted: effective samples of a state, above 1 and below N.
+      mask: [...], the states that count (None: all).
+
+    Returns:
+      a float32 scalar, without gradient.
+    """
+    values = jax.lax.stop_gradient(_float(values))
+    mask = jnp.ones(values.shape[:-1]) if mask is None else _float(mask)
+    spread = jnp.max(mask * (jnp.max(values, axis=-1) - jnp.min(values, axis=-1)))
+    spread = jnp.maximum(spread, 1e-8)
+
+    def narrow(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = 0.5 * (low + high)
+        each = effective_samples(jax.nn.softmax(values / (spread * jnp.exp(middle))))
+        mean = jnp.sum(mask * each) / jnp.maximum(jnp.sum(mask), 1.0)
+        return jnp.where(mean < wanted, middle, low), jnp.where(mean < wanted, high, middle)
+
+    limit = jnp.log(jnp.float32(1e4))
+    low, high = jax.lax.fori_loop(0, 24, narrow, (-limit, limit))
+    return spread * jnp.exp(0.5 * (low + high))
 
 
 # -------------------------------------------------------------------------------------------------

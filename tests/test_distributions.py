@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -321,6 +322,38 @@ def test_advantage_weighted_regression(name):
 def test_weights_of_equal_and_of_huge_values():
     np.testing.assert_allclose(dist.awr_weights(jnp.full((2, 4), 1e8), 0.5), np.full((2, 4), 0.25))
     np.testing.assert_array_equal(dist.awr_weights(jnp.array([0.0, 1e8]), 0.5), [0.0, 1.0])
+
+
+def test_effective_samples():
+    weights = jnp.array([[1.0, 0.0, 0.0, 0.0], [0.25] * 4, [0.5, 0.25, 0.25, 0.0]])
+    np.testing.assert_allclose(dist.effective_samples(weights), [1.0, 4.0, 1 / 0.375], rtol=1e-6)
+
+
+def test_the_temperature_for_so_many_effective_samples():
+    # Two values that differ by d: (1 + x)^2 / (1 + x^2) = 1.5 with x = exp(-d / temperature).
+    for d in (1e-3, 0.5, 2000.0):
+        found = dist.solve_temperature(jnp.array([[60.0, 60.0 + d]]), 1.5)
+        np.testing.assert_allclose(found, -d / np.log(2.0 - np.sqrt(3.0)), rtol=0.01)
+    rng = np.random.default_rng(0)
+    values = rng.normal(0.0, [[0.03], [0.3], [4.0], [1e3]], (4, 8))
+    mask = np.array([1.0, 1.0, 1.0, 0.0])
+
+    def error(temperature, wanted):
+        weights = np.exp((values[:3] - values[:3].max(-1, keepdims=True)) / temperature)
+        return np.mean(weights.sum(-1) ** 2 / (weights**2).sum(-1)) - wanted
+
+    for wanted in (2.0, 3.0, 6.5):
+        expected = scipy.optimize.brentq(error, 1e-4, 1e4, args=(wanted,))
+        found = jax.jit(dist.solve_temperature)(values, wanted, mask)
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    # Where all values are alike every temperature is as good; the weights stay equal.
+    same = jnp.full((2, 4), 7.0)
+    weights = dist.awr_weights(same, dist.solve_temperature(same, 2.0))
+    np.testing.assert_array_equal(weights, jnp.full((2, 4), 0.25))
+    grad = jax.grad(lambda v: jnp.sum(dist.awr_weights(v, dist.solve_temperature(v, 2.0))[..., 0]))
+    held = float(dist.solve_temperature(values, 2.0))
+    expected = jax.grad(lambda v: jnp.sum(dist.awr_weights(v, held)[..., 0]))(values)
+    np.testing.assert_allclose(grad(values), expected, rtol=1e-5, atol=1e-8)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -243,6 +244,64 @@ def test_planner_weights(scale):
     divisor = dict(none=0.5, range=5.0).get(scale)
     if divisor:
         np.testing.assert_allclose(weights, jax.nn.softmax(values / divisor), rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", ["none", "state"])
+def test_the_temperature_leaves_the_effective_samples_asked_for(setting, scale):
+    config = dataclasses.replace(setting[0], awr_effective_samples=2.0, advantage_scale=scale)
+    batch = make_batch()
+    values = 60.0 + batch.target_values * jnp.array([0.01, 0.02, 0.05, 5.0])[None, :, None]
+    values = values.at[0, 0, 0].add(1e4)  # of a row whose targets do not count
+    valid = jnp.ones((T + 1, B), bool).at[0, 0].set(False)
+    batch = batch._replace(target_values=values, target_valid=valid)
+    weights, _ = tdmpc.weigh_actions(config, (setting[2].scale, None), batch)
+    each = 1.0 / np.square(np.asarray(weights, np.float64)).sum(-1)
+    np.testing.assert_allclose(each[np.asarray(valid)].mean(), 2.0, rtol=1e-3)
+    # One temperature for all: states where actions matter more have fewer.
+    gap = each[1:, 0].mean() - each[1:, 3].mean()
+    assert gap > 1.0 if scale == "none" else abs(gap) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (dict(awr_effective_samples=5.0), "5 planner actions"),
+        (dict(awr_effective_samples=3.0, keep_targets=2), "2 planner actions"),
+        (dict(awr_effective_samples=1.0), "between 1 and that"),
+        (dict(awr_effective_samples=2.0, advantage_scale="range"), "has no effect"),
+        (dict(entropy_scale="value"), "name svg first"),
+        (dict(entropy_scale="value", policy_loss="awr:1+svg:1"), "name svg first"),
+    ],
+)
+def test_what_does_not_go_with_the_policy_loss_is_refused(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        make_config(**overrides)
+
+
+def test_the_entropy_bonus_can_be_in_the_units_of_values(setting):
+    _, model, state, _, draws = setting
+    zs = jax.lax.stop_gradient(model.encode(state.params, make_batch().obs))
+    inputs = policies.PolicyInputs(zs, jnp.ones((T + 1, B)), draws.policy_eps, None)
+    scales = policies.Scales(None, state.kl_scale, state.trust_scale)
+
+    @functools.partial(jax.jit, static_argnums=(0, 1))
+    def loss(how, divisor):
+        config = make_config(policy_loss="svg", entropy_scale=how)
+        return policies.policy_loss(
+            state.params["policy"],
+            model,
+            state.params,
+            None,
+            inputs,
+            scales,
+            lambda kept, values: (jnp.float32(divisor), kept),
+            config,
+            0.1,
+        )[0]
+
+    # Divided as a whole: the loss at scale 8 is an eighth of that at 1.
+    assert float(loss("none", 8.0)) != pytest.approx(float(loss("none", 1.0)) / 8.0, rel=0.01)
+    assert float(loss("value", 8.0)) == pytest.approx(float(loss("none", 1.0)) / 8.0, rel=1e-5)
 
 
 def test_awr_moves_the_policy_to_the_better_action(setting):

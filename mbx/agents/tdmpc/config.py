@@ -65,9 +65,12 @@ class TDMPCConfig:
     kl_forward: KL(expert || policy) instead of KL(policy || expert). expert_source: "reanalyze"
         (the training planner) or "acting". expert_mean: "chosen" (its action) or "final" (its
         refitted mean). expert_std_scale, expert_min_std: of the expert's standard deviation.
-    advantage_scale, awr_temperature: see `value_targets.planner_weights`.
+    advantage_scale, awr_temperature, awr_effective_samples: see `value_targets.planner_weights`.
     value_scale: "running" (TD-MPC2's percentile range) | "return_ema" (DreamerV3's), for SVG and
         for advantage_scale="range".
+    entropy_scale: "none" (TD-MPC2): the bonus is in the units of SVG's loss, values divided by
+        their scale, so that it outgrows what an action changes as that scale rises; "value": it is
+        divided by the scale, too, and so in the units of values.
     jacobian: share of the tanh Jacobian in the entropy bonus (TD-MPC2: 0).
     entropy_coef, entropy_coef_end: schedule between the updates entropy_start and entropy_end.
     head_strategy: which dynamics head's latents train value and policy: "single" (head 0),
@@ -133,6 +136,7 @@ class TDMPCConfig:
     policy_std_coef: float = 0.0
     awr_temperature: float = 0.5
     advantage_scale: str = "none"
+    awr_effective_samples: float = 0.0
     kl_forward: bool = False
     expert_source: str = "reanalyze"
     expert_mean: str = "chosen"
@@ -144,6 +148,7 @@ class TDMPCConfig:
     entropy_start: float = 0.0
     entropy_end: float = 1.0
     entropy_schedule: str = "linear"
+    entropy_scale: str = "none"
     entropy_action_dim_power: float = 1.0
     jacobian: float = 0.0
     optimist: bool = False
@@ -246,6 +251,7 @@ def _check_choices(c: TDMPCConfig) -> None:
         ("expert_source", ("reanalyze", "acting")),
         ("expert_mean", ("chosen", "final")),
         ("entropy_schedule", ("linear", "exponential")),
+        ("entropy_scale", ("none", "value")),
     ):
         if getattr(c, field) not in choices:
             raise ValueError(f"{field}={getattr(c, field)!r}: choose one of {choices}")
@@ -310,6 +316,22 @@ def _check_combinations(c: TDMPCConfig) -> None:
         raise ValueError(
             f"value_reduction='local' uses all {c.world.num_values} value heads, but "
             f"num_heads={c.num_heads}: set num_heads to the number of value heads"
+        )
+    stored = (c.keep_targets if c.stored_targets else None) or c.training_planner.num_samples
+    if c.awr_effective_samples and not 1.0 < c.awr_effective_samples < stored:
+        raise ValueError(
+            f"awr_effective_samples={c.awr_effective_samples} of a state's {stored} planner "
+            "actions: choose a number between 1 and that, or 0 for awr_temperature as it is"
+        )
+    if c.awr_effective_samples and c.advantage_scale == "range":
+        raise ValueError(
+            "advantage_scale='range' has no effect where awr_effective_samples chooses the "
+            "temperature: set it to 'none' or 'state'"
+        )
+    if c.entropy_scale == "value" and next(iter(c.policy_terms)) != "svg":
+        raise ValueError(
+            f"entropy_scale='value' needs SVG's value scale, but policy_loss={c.policy_loss!r}: "
+            "name svg first, or set entropy_scale='none'"
         )
     if c.world.num_aux != len(c.aux_gammas):
         raise ValueError(

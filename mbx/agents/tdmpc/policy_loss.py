@@ -216,7 +216,7 @@ def term_loss(
         return cloning(action, inputs.behaviour, actions), inputs.mask[:-1], scales, {}
     log_prob = policy_log_prob(model, mean[..., None, :], log_std[..., None, :], inputs.actions)
     loss = -jnp.sum(inputs.weights * log_prob, axis=-1)
-    effective = jnp.mean(1.0 / jnp.sum(jnp.square(inputs.weights), axis=-1))
+    effective = dist.effective_samples(inputs.weights)
     return loss, inputs.mask * inputs.valid, scales, dict(effective_samples=effective)
 
 
@@ -276,6 +276,8 @@ def policy_loss(
         )
         loss = weight * loss
         if i == 0:
+            if config.entropy_scale == "value":
+                entropy_coef = entropy_coef / extra["scale"]
             loss = loss - entropy_coef * entropy[: loss.shape[0]]
         total = total + time_weighted(loss, mask, config.time_weight)
         metrics |= extra

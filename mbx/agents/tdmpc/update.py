@@ -115,6 +115,8 @@ def weigh_actions(
         temperature=config.awr_temperature,
         scale=scale,
         advantage_scale=config.advantage_scale,
+        effective_samples=config.awr_effective_samples,
+        mask=batch.target_valid,
     )
     return weights, scales
 
@@ -212,6 +214,7 @@ def learn_policy(
         trust_scale=moved.trust,
     )
     if config.optimist:
+        unit = state.scale.value if config.entropy_scale == "value" else 1.0
         value, grads = jax.value_and_grad(policies.optimist_loss)(
             params["optimist"],
             model,
@@ -219,7 +222,7 @@ def learn_policy(
             inputs._replace(eps=optimist_eps),
             state.scale.value,
             config,
-            entropy_coef,
+            entropy_coef / unit,
         )
         updates, opt_state = optimizer.update(grads, state.optimist_opt_state, params["optimist"])
         params["optimist"] = optax.apply_updates(params["optimist"], updates)

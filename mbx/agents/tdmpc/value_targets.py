@@ -88,17 +88,28 @@ class ValueTarget(NamedTuple):
 
 
 def planner_weights(
-    values: Array, *, temperature: float, scale: Array | float, advantage_scale: str
+    values: Array,
+    *,
+    temperature: float,
+    scale: Array | float,
+    advantage_scale: str,
+    effective_samples: float = 0.0,
+    mask: Array | None = None,
 ) -> Array:
     """Weights over the N planner actions of a state: softmax of scaled values, `[..., N]`.
 
     advantage_scale: "none" divides by the temperature alone (document 000), "range" also by the
     running range of values (`scale`), "state" by the standard deviation over this state's actions.
+    effective_samples: above 0, the temperature is instead the one at which a state has so many in
+    the mean over those of `mask` `[...]`: one number for the whole batch, so that states where the
+    choice of action matters more than elsewhere have fewer (with "state" all have about as many).
     """
     if advantage_scale == "range":
         values = values / scale
     elif advantage_scale == "state":
         values = values / (jnp.std(values, axis=-1, keepdims=True) + 1e-6)
+    if effective_samples:
+        temperature = dist.solve_temperature(values, effective_samples, mask)
     return dist.awr_weights(values, temperature, mode="divide")
 
 
