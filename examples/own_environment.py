@@ -34,12 +34,9 @@ def step(key, state, action):
     return state, state, reward, jnp.abs(position) > 4.0  # off the rail: no value beyond that
 
 
-def make(task, num_envs, *, action_repeat, episode_length, seed):
-    """What `--config.env.name=mine:rail` stands for; options are None where left to us."""
-    raw = envs.RawEnvironment(f"mine:{task}", (2,), jnp.float32, 1, 100, reset, step)
-    return envs.episodic(
-        raw, num_envs, action_repeat=action_repeat or 1, episode_length=episode_length
-    )
+def rail(task):
+    """What `--config.env.name=mine:rail` stands for: sizes, a time limit and the two functions."""
+    return envs.RawEnvironment(f"mine:{task}", (2,), jnp.float32, 1, 100, reset, step)
 
 
 def configuration() -> dict:
@@ -53,7 +50,7 @@ def configuration() -> dict:
 
 def main(workdir: str = "runs/rail", config: dict | None = None) -> run.Result:
     """Train on it, with the configuration above or another agent's."""
-    envs.register("mine", make)
+    envs.register("mine", envs.Suite(raw=rail))
     return run.train(config or configuration(), workdir)
 
 

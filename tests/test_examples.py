@@ -47,7 +47,7 @@ def test_own_agent_in_own_environment(tmp_path):
 
 
 def test_the_configuration_of_own_environment_fits_it():
-    envs.register("mine", own_environment.make)
+    envs.register("mine", envs.Suite(raw=own_environment.rail))
     config = own_environment.configuration()
     environment = make_environment(config, config["env"]["num_envs"], seed=0)
     agent = build.build_agent(config, environment.spec)

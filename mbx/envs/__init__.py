@@ -18,14 +18,19 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from mbx.envs.base import (
     EnvSpec,
     HostEnvironment,
     JaxEnvironment,
     RawEnvironment,
+    Suite,
     Timestep,
+    check_counts,
     episodic,
 )
+from mbx.envs.host import SteppedEnvironment
 from mbx.envs.render import NoRenderer, Renderer
 
 __all__ = [
@@ -35,6 +40,7 @@ __all__ = [
     "NoRenderer",
     "RawEnvironment",
     "Renderer",
+    "Suite",
     "Timestep",
     "episodic",
     "make",
@@ -46,7 +52,8 @@ __all__ = [
 Environment = JaxEnvironment | HostEnvironment
 Factory = Callable[..., Environment]
 
-_SUITES: dict[str, str | Factory] = {
+# Modules with a `SUITE`, or with a factory `make`.
+_SUITES: dict[str, str | Suite | Factory] = {
     "gymnax": "mbx.envs.gymnax",
     "brax": "mbx.envs.brax",
     "playground": "mbx.envs.playground",
@@ -55,27 +62,25 @@ _SUITES: dict[str, str | Factory] = {
     "empo": "mbx.envs.empo",
     "multi": "mbx.envs.multi",
 }
-_RENDERERS: dict[str, str | Callable[[str], Renderer]] = {
-    "gymnax": "mbx.envs.gymnax_pictures",
-    "brax": "mbx.envs.brax",
-    "playground": "mbx.envs.playground",
-    "empo": "mbx.envs.empo",
-}
-_EXTRAS = {"playground": "playground", "dmc": "dmc"}
+_RENDERERS: dict[str, Callable[[str], Renderer]] = {}
 
 
 def register(
-    suite: str, factory: Factory, make_renderer: Callable[[str], Renderer] | None = None
+    name: str, suite: Suite | Factory, make_renderer: Callable[[str], Renderer] | None = None
 ) -> None:
-    """Add a suite: factory(task, num_envs, *, action_repeat, episode_length, seed) -> environment.
+    """Add a suite of your own.
 
-    action_repeat and episode_length are None where the user left them to the suite.
-    make_renderer(task) -> `Renderer`, for videos; None: there are none.
+    Args:
+        name: what stands before the colon in `SUITE:TASK`.
+        suite: a `Suite`; or for whole environments a function
+            (task, num_envs, *, action_repeat, episode_length, seed) -> environment, whose
+            action_repeat and episode_length are None where a run leaves them to the suite.
+        make_renderer: task -> `Renderer`, for videos; None: the suite's own, if any.
     """
-    _SUITES[suite] = factory
-    _RENDERERS.pop(suite, None)
+    _SUITES[name] = suite
+    _RENDERERS.pop(name, None)
     if make_renderer is not None:
-        _RENDERERS[suite] = make_renderer
+        _RENDERERS[name] = make_renderer
 
 
 def num_tasks(name: str) -> int:
@@ -94,58 +99,87 @@ def make(
 ) -> Environment:
     """The environment `SUITE:TASK`, `num_envs` times.
 
-    action_repeat: None for the suite's default (2 for playground and dmc, else 1). episode_length:
-    agent steps, None for the task's own limit. seed: of host environments; JAX ones take keys.
-    extra: what a suite understands besides.
+    Args:
+        name: SUITE:TASK.
+        num_envs: copies, stepped together.
+        action_repeat: environment steps of an agent step; None for the suite's default (2 for
+            playground and dmc, else 1).
+        episode_length: agent steps of an episode; None for the task's own limit.
+        seed: of host environments; JAX ones take keys.
+        **extra: what a suite understands besides.
 
-    Raises ValueError for an unknown suite or task, a count below one, or an action space that is
-    not a bounded box, and ImportError naming the extra to install where a suite is missing.
+    Raises:
+        ValueError: for an unknown suite or task, a count below one, or an action space that is not
+            a bounded box.
+        ImportError: where a package is missing; names the extra to install.
     """
-    suite, colon, task = name.partition(":")
-    if not colon or suite not in _SUITES:
+    suite_name, colon, task = name.partition(":")
+    if not colon or suite_name not in _SUITES:
         raise ValueError(
             f"env.name={name!r}: write SUITE:TASK with a suite of {tuple(_SUITES)}, for example "
             "gymnax:Pendulum-v1"
         )
-    factory = _SUITES[suite]
-    if isinstance(factory, str):
-        factory = importlib.import_module(factory).make
-    with _missing_package_told(name):
-        return factory(
-            task,
-            num_envs,
-            action_repeat=action_repeat,
-            episode_length=episode_length,
-            seed=seed,
-            **extra,
-        )
+    suite = _load(suite_name)
+    options = dict(action_repeat=action_repeat, episode_length=episode_length)
+    if not isinstance(suite, Suite):
+        with _names_missing_package(name):
+            return suite(task, num_envs, seed=seed, **options, **extra)
+    if action_repeat is None:
+        options["action_repeat"] = suite.default_repeat
+    check_counts(name, num_envs, options["action_repeat"], episode_length)
+    with _names_missing_package(name, suite.extra):
+        if suite.raw is not None:
+            return episodic(suite.raw(task), num_envs, **options)
+        seeds = np.random.SeedSequence(seed).generate_state(num_envs)
+        tasks = [suite.host(task, int(one)) for one in seeds]
+    return SteppedEnvironment(name, tasks, seed=seed, **options)
 
 
 def make_renderer(name: str) -> Renderer:
     """What draws the states of the environment `SUITE:TASK`.
 
-    Raises ValueError where its states are not drawn, NoRenderer where this machine has nothing to
-    draw them with, and ImportError naming the extra to install where a suite is missing.
+    Raises:
+        ValueError: where its states are not drawn.
+        NoRenderer: where this machine has nothing to draw them with.
+        ImportError: where a package is missing; names the extra to install.
     """
     suite, _, task = name.partition(":")
-    if suite not in _RENDERERS:
+    maker = _renderer_maker(suite) if suite in _SUITES else None
+    if maker is None:
+        drawn = tuple(other for other in _SUITES if _renderer_maker(other))
         raise ValueError(
-            f"env.name={name!r}: pictures are made of the suites {tuple(_RENDERERS)}; give "
+            f"env.name={name!r}: pictures are made of the suites {drawn}; give "
             "`mbx.envs.register` a make_renderer for your own"
         )
-    maker = _RENDERERS[suite]
-    with _missing_package_told(name):
-        if isinstance(maker, str):
-            maker = importlib.import_module(maker).make_renderer
+    found = _load(suite)
+    with _names_missing_package(name, found.extra if isinstance(found, Suite) else ""):
         return maker(task)
 
 
+def _load(name: str) -> Suite | Factory:
+    """A suite by its name, its module imported where it comes with the package."""
+    found = _SUITES[name]
+    if isinstance(found, str):
+        module = importlib.import_module(found)
+        found = getattr(module, "SUITE", None) or module.make
+    return found
+
+
+def _renderer_maker(name: str) -> Callable[[str], Renderer] | None:
+    if name in _RENDERERS:
+        return _RENDERERS[name]
+    found = _SUITES[name]
+    if isinstance(found, str):
+        module = importlib.import_module(found)
+        found = getattr(module, "SUITE", module)
+    return getattr(found, "make_renderer", None)
+
+
 @contextlib.contextmanager
-def _missing_package_told(name: str) -> Iterator[None]:
-    """Raise the ImportError of a missing suite with what to install."""
-    suite = name.partition(":")[0]
+def _names_missing_package(name: str, extra: str = "") -> Iterator[None]:
+    """Raise the ImportError of a missing package with what to install."""
     try:
         yield
     except ImportError as error:
-        remedy = f"pip install -e '.[{_EXTRAS[suite]}]'" if suite in _EXTRAS else "pip install -e ."
+        remedy = f"pip install -e '.[{extra}]'" if extra else "pip install -e ."
         raise ImportError(f"env.name={name!r} needs {error.name}: {remedy}") from error

@@ -10,7 +10,8 @@ next observation also where an episode ended and `obs` is already the first of t
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -88,8 +89,16 @@ class HostEnvironment(abc.ABC):
 class RawEnvironment(NamedTuple):
     """One un-batched JAX environment without time limit and automatic reset.
 
-    reset(key) -> (state, obs). step(key, state, action `[A]`) -> (state, obs, reward, terminated):
-    in [-1, 1], or one-hot where discrete. time_limit: environment steps of an episode.
+    Attributes:
+        name: SUITE:TASK.
+        obs_shape, obs_dtype: of an observation.
+        action_dim: entries of an action.
+        time_limit: environment steps of an episode.
+        reset: key -> (state, obs).
+        step: (key, state, action `[A]`) -> (state, obs, reward, terminated); actions in [-1, 1], or
+            one-hot where discrete.
+        discrete: actions are one-hot.
+        can_terminate: episodes may end before their time limit.
     """
 
     name: str
@@ -100,6 +109,31 @@ class RawEnvironment(NamedTuple):
     reset: Callable[[Array], tuple[Any, Array]]
     step: Callable[[Array, Any, Array], tuple[Any, Array, Array, Array]]
     discrete: bool = False
+    can_terminate: bool = True
+
+
+class Suite(NamedTuple):
+    """A family of tasks, each made from its name; exactly one of `raw` and `host` is given.
+
+    Attributes:
+        raw: task -> one JAX task.
+        host: (task, seed) -> one task stepped in Python, a `mbx.envs.host.Task`.
+        default_repeat: environment steps of an agent step unless a run says otherwise.
+        make_renderer: task -> what draws its states, None without pictures.
+        extra: the extra of the package that installs what the suite needs.
+    """
+
+    raw: Callable[[str], RawEnvironment] | None = None
+    host: Callable[[str, int], Any] | None = None
+    default_repeat: int = 1
+    make_renderer: Callable[[str], Any] | None = None
+    extra: str = ""
+
+
+def unknown_task(suite: str, task: str, known: Iterable[str]) -> ValueError:
+    """The error for a task that a suite does not have, with those of similar names."""
+    close = difflib.get_close_matches(task.partition("@")[0], list(known), n=3, cutoff=0.4)
+    return ValueError(f"env.name='{suite}:{task}' is unknown: did you mean one of {close}?")
 
 
 @flax.struct.dataclass
@@ -126,7 +160,14 @@ def episodic(
     length = episode_length or -(-raw.time_limit // action_repeat)
     last = last_repeat(raw.time_limit, action_repeat, episode_length)
     spec = EnvSpec(
-        raw.name, raw.obs_shape, raw.obs_dtype, raw.action_dim, length, action_repeat, raw.discrete
+        raw.name,
+        raw.obs_shape,
+        raw.obs_dtype,
+        raw.action_dim,
+        length,
+        action_repeat,
+        raw.discrete,
+        can_terminate=raw.can_terminate,
     )
 
     def reset(key: Array) -> tuple[EpisodeState, Array]:

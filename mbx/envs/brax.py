@@ -6,38 +6,19 @@ fails with typed keys; here only the bare environment is used.
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mbx.envs.base import JaxEnvironment, RawEnvironment, episodic
+from mbx.envs.base import RawEnvironment, Suite, unknown_task
 from mbx.envs.render import Renderer, mujoco_drawing
 
 Array = jax.Array
 
 _TIME_LIMIT = 1000
 _BACKENDS = ("spring", "positional", "generalized", "mjx")
-
-
-def make(
-    task: str,
-    num_envs: int,
-    *,
-    action_repeat: int | None = None,
-    episode_length: int | None = None,
-    seed: int = 0,
-) -> JaxEnvironment:
-    """The brax task, batched. Raises ValueError for an unknown one."""
-    raw = _raw(task)
-    return episodic(
-        raw,
-        num_envs,
-        action_repeat=1 if action_repeat is None else action_repeat,
-        episode_length=episode_length,
-    )
 
 
 def make_renderer(task: str) -> Renderer:
@@ -61,8 +42,7 @@ def _load(task: str) -> Any:
 
         name, _, backend = task.partition("@")
         if name not in envs._envs:
-            close = difflib.get_close_matches(name, envs._envs, n=3, cutoff=0.4)
-            raise ValueError(f"env.name='brax:{task}' is unknown: did you mean one of {close}?")
+            raise unknown_task("brax", task, envs._envs)
         backends = () if name == "fast" else _BACKENDS
         if backend and backend not in backends:
             raise ValueError(
@@ -73,7 +53,8 @@ def _load(task: str) -> Any:
         return envs.get_environment(name, **options)
 
 
-def _raw(task: str) -> RawEnvironment:
+def raw(task: str) -> RawEnvironment:
+    """The brax task. Raises ValueError for an unknown one."""
     env = _load(task)
     obs_size = int(env.observation_size)
 
@@ -96,3 +77,6 @@ def _raw(task: str) -> RawEnvironment:
 
 def _observe(state: Any, size: int) -> Array:
     return jnp.asarray(state.obs, jnp.float32).reshape(size)
+
+
+SUITE = Suite(raw=raw, make_renderer=make_renderer)

@@ -6,14 +6,14 @@ discount is 0 terminated; otherwise its time ran out.
 
 from __future__ import annotations
 
-import difflib
 import pickle
 import warnings
 from typing import Any
 
 import numpy as np
 
-from mbx.envs.host import SteppedEnvironment
+from mbx.envs.base import Suite, unknown_task
+from mbx.envs.host import Task
 
 # What MuJoCo writes for an actuator without limits.
 _UNLIMITED = 1e10
@@ -21,15 +21,8 @@ _UNLIMITED = 1e10
 _ALIASES = {"cup": "ball_in_cup", "pointmass": "point_mass"}
 
 
-def make(
-    task: str,
-    num_envs: int,
-    *,
-    action_repeat: int | None = None,
-    episode_length: int | None = None,
-    seed: int = 0,
-) -> SteppedEnvironment:
-    """The dm_control task, `num_envs` times. Raises ValueError for an unknown one."""
+def load(task: str, seed: int) -> Task:
+    """The dm_control task. Raises ValueError for an unknown one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # without a display its renderer complains on import
         from dm_control import suite
@@ -37,31 +30,14 @@ def make(
     domain, _, name = task.partition("-")
     domain, name = _ALIASES.get(domain, domain), name.replace("-", "_")
     if (domain, name) not in suite.ALL_TASKS:
-        known = [f"{d}-{t}" for d, t in suite.ALL_TASKS]
-        close = difflib.get_close_matches(task, known, n=3, cutoff=0.4)
-        raise ValueError(f"env.name='dmc:{task}' is unknown: did you mean one of {close}?")
-    seeds = np.random.SeedSequence(seed).generate_state(num_envs) if num_envs > 0 else []
-    tasks = [_Task(suite.load(domain, name, task_kwargs={"random": int(s)}), task) for s in seeds]
-    if not tasks:
-        raise ValueError(f"env.num_envs={num_envs} for dmc:{task}: must be at least 1")
-    repeat = 2 if action_repeat is None else action_repeat
-    if episode_length is not None and (episode_length - 1) * repeat >= tasks[0].time_limit:
-        raise ValueError(
-            f"env.episode_length={episode_length} with action_repeat={repeat} exceeds the "
-            f"{tasks[0].time_limit} steps after which dm_control itself ends dmc:{task}: lower it"
-        )
-    return SteppedEnvironment(
-        f"dmc:{task}",
-        tasks,
-        time_limit=tasks[0].time_limit,
-        seed=seed,
-        action_repeat=repeat,
-        episode_length=episode_length,
-    )
+        raise unknown_task("dmc", task, [f"{d}-{t}" for d, t in suite.ALL_TASKS])
+    return _Task(suite.load(domain, name, task_kwargs={"random": seed}), task)
 
 
 class _Task:
     """One dm_control environment in the form `SteppedEnvironment` takes."""
+
+    can_terminate = False
 
     def __init__(self, env: Any, task: str) -> None:
         self._env = env
@@ -71,7 +47,7 @@ class _Task:
         self.num_actions = 0
         self.action_low = np.broadcast_to(spec.minimum, spec.shape).astype(np.float32)
         self.action_high = np.broadcast_to(spec.maximum, spec.shape).astype(np.float32)
-        self.time_limit = int(env._step_limit)
+        self.time_limit = self.ends_at = int(env._step_limit)
         self.obs_shape = self._begin().shape
         self.obs_dtype = np.float32
 
@@ -125,3 +101,6 @@ class _Task:
 def _flatten(observation: Any) -> np.ndarray:
     parts = [np.asarray(v, np.float32).reshape(-1) for v in observation.values()]
     return np.concatenate(parts)
+
+
+SUITE = Suite(host=load, default_repeat=2, extra="dmc")

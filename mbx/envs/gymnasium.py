@@ -6,48 +6,39 @@ hangs on Gymnasium's own vector API and its autoreset modes.
 
 from __future__ import annotations
 
-import difflib
 import pickle
 from typing import Any
 
 import numpy as np
 
-from mbx.envs.host import SteppedEnvironment
+from mbx.envs.base import Suite, unknown_task
+from mbx.envs.host import Task
+
+# Tasks that only ever end by their time limit.
+_ENDLESS = ("Pendulum-v1", "HalfCheetah", "Swimmer-v")
 
 
-def make(
-    task: str,
-    num_envs: int,
-    *,
-    action_repeat: int | None = None,
-    episode_length: int | None = None,
-    seed: int = 0,
-) -> SteppedEnvironment:
-    """The Gymnasium task, `num_envs` times. Raises ValueError for an unknown one."""
+def load(task: str, seed: int) -> Task:
+    """The Gymnasium task, seeded at its first reset. Raises ValueError for an unknown one."""
     import gymnasium
 
     registry = gymnasium.registry
     if task not in registry:
-        close = difflib.get_close_matches(task, registry, n=3, cutoff=0.4)
-        raise ValueError(f"env.name='gym:{task}' is unknown: did you mean one of {close}?")
+        raise unknown_task("gym", task, registry)
     limit = registry[task].max_episode_steps
-    envs = [_Task(gymnasium.make(task, max_episode_steps=-1), task) for _ in range(num_envs)]
-    return SteppedEnvironment(
-        f"gym:{task}",
-        envs,
-        time_limit=limit,
-        seed=seed,
-        action_repeat=1 if action_repeat is None else action_repeat,
-        episode_length=episode_length,
-    )
+    return _Task(gymnasium.make(task, max_episode_steps=-1), task, limit)
 
 
 class _Task:
     """One Gymnasium environment in the form `SteppedEnvironment` takes."""
 
-    def __init__(self, env: Any, task: str) -> None:
+    ends_at = None  # its own time limit is taken off
+
+    def __init__(self, env: Any, task: str, time_limit: int | None) -> None:
         from gymnasium.spaces import Box, Discrete
 
+        self.time_limit = time_limit
+        self.can_terminate = not task.startswith(_ENDLESS)
         space = env.action_space
         self.num_actions = int(space.n) if isinstance(space, Discrete) else 0
         bounded = isinstance(space, Box) and np.isfinite([space.low, space.high]).all()
@@ -105,3 +96,6 @@ class _Task:
 
     def _observe(self, obs: Any) -> np.ndarray:
         return np.asarray(obs, self.obs_dtype).reshape(self.obs_shape)
+
+
+SUITE = Suite(host=load)

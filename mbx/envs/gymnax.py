@@ -6,41 +6,26 @@ and the time limit are ours.
 
 from __future__ import annotations
 
-import difflib
-
 import jax
 import jax.numpy as jnp
 
-from mbx.envs.base import JaxEnvironment, RawEnvironment, episodic
+from mbx.envs.base import RawEnvironment, Suite, unknown_task
+from mbx.envs.render import Renderer
 
 Array = jax.Array
 
 
-def make(
-    task: str,
-    num_envs: int,
-    *,
-    action_repeat: int | None = None,
-    episode_length: int | None = None,
-    seed: int = 0,
-) -> JaxEnvironment:
-    """The gymnax task, batched. Raises ValueError for an unknown one."""
-    raw = _raw(task)
-    return episodic(
-        raw,
-        num_envs,
-        action_repeat=1 if action_repeat is None else action_repeat,
-        episode_length=episode_length,
-    )
+# Tasks that only ever end by their time limit.
+_ENDLESS = ("Pendulum-v1", "Reacher-misc", "Swimmer-misc")
 
 
-def _raw(task: str) -> RawEnvironment:
+def raw(task: str) -> RawEnvironment:
+    """The gymnax task. Raises ValueError for an unknown one."""
     import gymnax
     from gymnax.environments import spaces
 
     if task not in gymnax.registered_envs:
-        close = difflib.get_close_matches(task, gymnax.registered_envs, n=3, cutoff=0.4)
-        raise ValueError(f"env.name='gymnax:{task}' is unknown: did you mean one of {close}?")
+        raise unknown_task("gymnax", task, gymnax.registered_envs)
     env, params = gymnax.make(task)
     space = env.action_space(params)
     discrete = isinstance(space, spaces.Discrete)
@@ -79,4 +64,14 @@ def _raw(task: str) -> RawEnvironment:
         reset,
         step,
         discrete,
+        can_terminate=task not in _ENDLESS,
     )
+
+
+def _make_renderer(task: str) -> Renderer:
+    from mbx.envs import gymnax_pictures
+
+    return gymnax_pictures.make_renderer(task)
+
+
+SUITE = Suite(raw=raw, make_renderer=_make_renderer)

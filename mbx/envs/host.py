@@ -12,13 +12,15 @@ from mbx.envs.base import EnvSpec, HostEnvironment, Timestep, check_counts, is_f
 
 
 class Task(Protocol):
-    """One un-batched host task: actions in its own units, observations of obs_shape and obs_dtype.
+    """One un-batched host task.
 
-    num_actions: 0 for continuous actions between action_low and action_high; otherwise a step takes
-    a number below it.
-    reset(seed): None draws from the task's own generator. step -> (obs, reward, terminated,
-    truncated); truncated where the simulator itself cuts the episode short of our time limit.
-    get_state: bytes that set_state continues from exactly, in any instance of the task, or None.
+    Attributes:
+        num_actions: 0 for continuous actions; otherwise a step takes a number below it.
+        action_low, action_high: bounds of continuous actions, in the task's own units.
+        obs_shape, obs_dtype: of observations.
+        time_limit: environment steps of an episode, None without a limit.
+        ends_at: steps after which the simulator itself ends an episode, None where it does not.
+        can_terminate: episodes may end before their time limit.
     """
 
     num_actions: int
@@ -26,16 +28,32 @@ class Task(Protocol):
     action_high: np.ndarray
     obs_shape: tuple[int, ...]
     obs_dtype: type
+    time_limit: int | None
+    ends_at: int | None
+    can_terminate: bool
 
-    def reset(self, seed: int | None) -> np.ndarray: ...
+    def reset(self, seed: int | None) -> np.ndarray:
+        """Begin an episode; None draws it from the task's own generator."""
+        ...
 
-    def step(self, action: np.ndarray | int) -> tuple[np.ndarray, float, bool, bool]: ...
+    def step(self, action: np.ndarray | int) -> tuple[np.ndarray, float, bool, bool]:
+        """One step: observation, reward, terminated, truncated.
 
-    def get_state(self) -> bytes | None: ...
+        Truncated where the simulator itself cuts the episode short of our time limit.
+        """
+        ...
 
-    def set_state(self, snapshot: bytes) -> None: ...
+    def get_state(self) -> bytes | None:
+        """A snapshot that any instance of the task continues from exactly, None without one."""
+        ...
 
-    def close(self) -> None: ...
+    def set_state(self, snapshot: bytes) -> None:
+        """Continue from a snapshot."""
+        ...
+
+    def close(self) -> None:
+        """Free what the task holds."""
+        ...
 
 
 class SteppedEnvironment(HostEnvironment):
@@ -46,15 +64,20 @@ class SteppedEnvironment(HostEnvironment):
         name: str,
         tasks: Sequence[Task],
         *,
-        time_limit: int | None,
-        action_repeat: int,
-        episode_length: int | None,
-        seed: int,
+        action_repeat: int = 1,
+        episode_length: int | None = None,
+        seed: int = 0,
     ) -> None:
         check_counts(name, len(tasks), action_repeat, episode_length)
         first = tasks[0]
+        time_limit, longest = first.time_limit, first.ends_at
         if time_limit is None and episode_length is None:
             raise ValueError(f"env.name={name!r} has no time limit: set env.episode_length")
+        if longest and episode_length and (episode_length - 1) * action_repeat >= longest:
+            raise ValueError(
+                f"env.episode_length={episode_length} with action_repeat={action_repeat} exceeds "
+                f"the {longest} steps after which the simulator itself ends {name}: lower it"
+            )
         length = episode_length or -(-time_limit // action_repeat)
         self._last = last_repeat(time_limit, action_repeat, episode_length)
         self.spec = EnvSpec(
@@ -65,6 +88,7 @@ class SteppedEnvironment(HostEnvironment):
             length,
             action_repeat,
             first.num_actions > 0,
+            can_terminate=first.can_terminate,
         )
         self.num_envs = len(tasks)
         self._tasks = list(tasks)

@@ -90,6 +90,7 @@ def _joint_spec(name: str, specs: Sequence[EnvSpec], min_sizes: tuple[int, int])
         episode_length=max(spec.episode_length for spec in specs),
         action_repeat=specs[0].action_repeat,
         tasks=tuple(specs),
+        can_terminate=any(spec.can_terminate for spec in specs),
     )
 
 

@@ -6,35 +6,16 @@ results use on dm_control. Playground edits some models: scores are its own, not
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mbx.envs.base import JaxEnvironment, RawEnvironment, episodic
+from mbx.envs.base import RawEnvironment, Suite, unknown_task
 from mbx.envs.render import Renderer, mujoco_drawing
 
 Array = jax.Array
-
-
-def make(
-    task: str,
-    num_envs: int,
-    *,
-    action_repeat: int | None = None,
-    episode_length: int | None = None,
-    seed: int = 0,
-) -> JaxEnvironment:
-    """The Playground task, batched. Raises ValueError for an unknown one."""
-    raw = _raw(task)
-    return episodic(
-        raw,
-        num_envs,
-        action_repeat=2 if action_repeat is None else action_repeat,
-        episode_length=episode_length,
-    )
 
 
 def make_renderer(task: str) -> Renderer:
@@ -55,14 +36,12 @@ def _load(task: str) -> Any:
         from mujoco_playground import dm_control_suite as suite
 
         if task not in suite.ALL_ENVS:
-            close = difflib.get_close_matches(task, suite.ALL_ENVS, n=3, cutoff=0.4)
-            raise ValueError(
-                f"env.name='playground:{task}' is unknown: did you mean one of {close}?"
-            )
+            raise unknown_task("playground", task, suite.ALL_ENVS)
         return suite.load(task, config_overrides={"impl": "jax"})
 
 
-def _raw(task: str) -> RawEnvironment:
+def raw(task: str) -> RawEnvironment:
+    """The Playground task. Raises ValueError for an unknown one."""
     env = _load(task)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -89,4 +68,8 @@ def _raw(task: str) -> RawEnvironment:
         int(env._config.episode_length),
         reset,
         step,
+        can_terminate=False,
     )
+
+
+SUITE = Suite(raw=raw, default_repeat=2, make_renderer=make_renderer, extra="playground")

@@ -185,3 +185,8 @@ def test_register_adds_a_suite(monkeypatch):
 
     envs.register("toy", factory)
     assert envs.make("toy:counter", 2).num_envs == 2
+    tired = counter()._replace(can_terminate=False)
+    envs.register("toy", envs.Suite(raw=lambda task: tired._replace(name=task), default_repeat=3))
+    spec = envs.make("toy:slow", 2).spec
+    assert (spec.name, spec.action_repeat, spec.can_terminate) == ("slow", 3, False)
+    assert envs.make("toy:slow", 2, action_repeat=1).spec.action_repeat == 1

@@ -194,6 +194,29 @@ def test_wrong_names_are_told(name, message):
         envs.make(name, 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "can"),
+    [
+        ("gymnax:Pendulum-v1", False),
+        ("gymnax:CartPole-v1", True),
+        ("gym:Pendulum-v1", False),
+        ("gym:CartPole-v1", True),
+        ("multi:gymnax:Pendulum-v1+gymnax:Reacher-misc", False),
+        ("multi:gymnax:Pendulum-v1+gymnax:MountainCarContinuous-v0", True),
+    ],
+)
+def test_specs_say_whether_episodes_can_end_early(name, can):
+    assert envs.make(name, 2).spec.can_terminate is can
+
+
+def test_dmc_refuses_episodes_longer_than_its_own():
+    pytest.importorskip("dm_control")
+    with pytest.raises(
+        ValueError, match="episode_length=501 with action_repeat=2 exceeds the 1000"
+    ):
+        envs.make("dmc:cartpole-balance", 1, episode_length=501)
+
+
 @pytest.mark.parametrize("name", ["gymnax:CartPole-v1", "gym:CartPole-v1"])
 def test_discrete_actions_are_one_hot(name):
     environment = envs.make(name, 3, episode_length=50)

@@ -51,6 +51,7 @@ def test_a_fault_on_the_host_does_the_same():
     class Task:
         obs_shape, obs_dtype, num_actions = (2,), np.float32, 0
         action_low, action_high = -np.ones(1), np.ones(1)
+        time_limit, ends_at, can_terminate = 10, None, True
 
         def reset(self, seed):
             self.count = 0
@@ -61,9 +62,7 @@ def test_a_fault_on_the_host_does_the_same():
             value = np.nan if self.count == 3 else 1.0
             return np.full(2, value, np.float32), 1.0, self.count == 3, False
 
-    environment = SteppedEnvironment(
-        "broken", [Task()], time_limit=10, action_repeat=1, episode_length=None, seed=0
-    )
+    environment = SteppedEnvironment("broken", [Task()])
     steps = [environment.step(np.zeros((1, 1))) for _ in range(4)]
     assert [bool(s.fault[0]) for s in steps] == [False, False, True, False]
     assert [bool(s.truncated[0]) for s in steps] == [False, False, True, False]
@@ -98,7 +97,7 @@ def test_the_transition_to_a_fault_is_not_stored():
     )
 
     class Forgets:
-        remember = None
+        replay_extras = None
 
     for i in range(7):  # two whole episodes, and the first step of the third
         action = jnp.zeros((1, 1))

@@ -45,7 +45,7 @@ def random_agent(config):
 
 @pytest.mark.parametrize("task", ["Pendulum-v1", "CartPole-v1", "Breakout-MinAtar"])
 def test_states_are_drawn(task):
-    renderer, raw = envs.make_renderer(f"gymnax:{task}"), gymnax._raw(task)
+    renderer, raw = envs.make_renderer(f"gymnax:{task}"), gymnax.raw(task)
     view = jax.jit(lambda key: renderer.view(raw.reset(key)[0]))(jax.random.key(0))
     picture = renderer.draw(jax.device_get(view))
     assert picture.shape == (240, 240, 3) and picture.dtype == np.uint8
