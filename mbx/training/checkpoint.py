@@ -2,7 +2,8 @@
 
 `checkpoints/` holds the newest states (orbax writes each into a temporary directory and renames it
 when it is complete), `best/` the train state that evaluated best. Each comes with JSON: the format
-version, the shapes and dtypes of all leaves, and what the caller adds.
+version, the shapes and dtypes of all leaves, what the caller adds, and digests of all of that and
+of every leaf, by which a checkpoint that was damaged later is known.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
-FORMAT_VERSION = 1
+from mbx.training import digests
+
+FORMAT_VERSION = 2
+_WITHOUT_DIGESTS = 1  # an older format: read, and said
 
 
 class Checkpointer:
@@ -146,8 +151,11 @@ class _Directory:
             ) from error
         if jax.process_index() == 0:
             self._remove_leftovers()
+        written = jax.tree.map(_writable, state)
+        record["digests"] = digests.of_tree(written)
+        record["digest"] = digests.of_record(record)
         # orbax leaves out, without a word, a step that is not above its newest one.
-        state = ocp.args.StandardSave(jax.tree.map(_writable, state))
+        state = ocp.args.StandardSave(written)
         with self.told():  # of this save, or of the one before, which ran beside the training
             for later in [s for s in self.steps() if s >= step]:
                 self.manager.wait_until_finished()
@@ -173,8 +181,14 @@ class _Directory:
         return self._record(step)["user"]
 
     def _record(self, step: int) -> dict[str, Any]:
+        """What is written beside a state. Raises _Damaged where it is not what was written."""
         args = ocp.args.Composite(meta=ocp.args.JsonRestore())
-        return self.manager.restore(step, args=args)["meta"]
+        record = self.manager.restore(step, args=args)["meta"]
+        content = {name: value for name, value in record.items() if name != "digest"}
+        if record.get("digest") != digests.of_record(content):
+            if "digest" in record or record["format_version"] != _WITHOUT_DIGESTS:
+                raise _Damaged("its metadata is not what was written")
+        return record
 
     def restore(self, example: Any, step: int | None) -> tuple[Any, dict[str, Any]]:
         candidates = self.steps()[::-1] if step is None else [step]
@@ -187,14 +201,14 @@ class _Directory:
                 last_error = error
                 _warn_damaged(self.path, candidate, error)
                 continue
-            if version != FORMAT_VERSION:
+            if version not in (FORMAT_VERSION, _WITHOUT_DIGESTS):
                 raise ValueError(
                     f"checkpoint {candidate} in {self.path} has format version {version}, this "
                     f"code reads {FORMAT_VERSION}: use the code that wrote it"
                 )
             _check_leaves(self.path, record["leaves"], _describe(example))
             try:
-                return self._read(candidate, example), record["user"]
+                return self._read(candidate, example, record), record["user"]
             except Exception as error:
                 if _is_out_of_memory(error):
                     raise
@@ -202,10 +216,10 @@ class _Directory:
                 _warn_damaged(self.path, candidate, error)
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise FileNotFoundError(
-            f"{what} in {self.path} could be read: start the run anew in another workdir"
+            f"{what} in {self.path} could be read: start the run again in another workdir"
         ) from last_error
 
-    def _read(self, step: int, example: Any) -> Any:
+    def _read(self, step: int, example: Any, record: dict[str, Any]) -> Any:
         def abstract(x: Any) -> jax.ShapeDtypeStruct:
             where = _sharding(x)
             if _is_key(x):
@@ -213,8 +227,22 @@ class _Directory:
             shape = (1,) if 0 in x.shape else x.shape
             return jax.ShapeDtypeStruct(shape, x.dtype, sharding=where)
 
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(jax.tree.map(abstract, example)))
-        state = self.manager.restore(step, args=args)["state"]
+        wanted = jax.tree.map(abstract, example)
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
+        try:
+            state = self.manager.restore(step, args=args)["state"]
+            name = digests.damaged(state, record["digests"]) if "digests" in record else None
+        except Exception:
+            _agreed(False)
+            raise
+        if not _agreed(name is None):
+            raise _Damaged(f"{name or 'what another process reads'} is not what was written")
+        if "digests" not in record:
+            warnings.warn(
+                f"checkpoint {step} in {self.path} is of an older format, without digests: damage "
+                "to it would not be noticed",
+                stacklevel=4,
+            )
 
         def rebuild(x: Any, like: Any) -> Any:
             if _is_key(like):
@@ -224,6 +252,17 @@ class _Directory:
             return x
 
         return jax.tree.map(rebuild, state, example)
+
+
+class _Damaged(Exception):
+    """A checkpoint that can be read and is not what was written."""
+
+
+def _agreed(flag: bool) -> bool:
+    """Whether all processes say so: either all of them take a checkpoint or none."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(np.all(multihost_utils.process_allgather(np.array(flag))))
 
 
 def load_config(workdir: str) -> dict[str, Any]:
