@@ -1,9 +1,9 @@
 """Checkpoints of a run: everything, newest first to be tried, torn ones skipped.
 
 `checkpoints/` holds the newest states (orbax writes each into a temporary directory and renames it
-when it is complete), `best/` the train state that evaluated best. Each comes with JSON: the format
-version, the shapes and dtypes of all leaves, what the caller adds, and digests of all of that and
-of every leaf, by which a checkpoint that was damaged later is known.
+when it is complete), `best/` the train state that evaluated best and the best before it. Each comes
+with JSON: the format version, the shapes and dtypes of all leaves, what the caller adds, and
+digests of all of that and of every leaf, by which a checkpoint that was damaged later is known.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Checkpointer:
             raise ValueError(f"checkpoint.keep={keep}: keep at least one checkpoint")
         workdir = os.path.abspath(workdir)
         self._all = _Directory(os.path.join(workdir, "checkpoints"), keep)
-        self._best = _Directory(os.path.join(workdir, "best"), 1)
+        self._best = _Directory(os.path.join(workdir, "best"), 2)
         best = self._read_best()
         self._best_score = None if best is None else float(best["score"])
 
@@ -216,7 +216,8 @@ class _Directory:
                 _warn_damaged(self.path, candidate, error)
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise FileNotFoundError(
-            f"{what} in {self.path} could be read: start the run again in another workdir"
+            f"{what} in {self.path} could be read: copy it there again, ask for another one, or "
+            "start the run again in another workdir"
         ) from last_error
 
     def _read(self, step: int, example: Any, record: dict[str, Any]) -> Any:

@@ -247,10 +247,22 @@ def test_the_best_is_there_until_a_better_one_is_complete(tmp_path, open_checkpo
     monkeypatch.setattr(second._best.manager, "save", look_and_save)
     second.save_best(20, small(20), 7.0)
     second.wait()
-    assert kept == ["30"] and len(os.listdir(tmp_path / "best")) == 1
+    assert kept == ["30"] and len(os.listdir(tmp_path / "best")) == 2
     third = open_checkpointer(tmp_path)
     assert third.best_step() == 20 and not third.save_best(50, small(50), 6.0)
     assert third.restore_best(small(0))[1] == {"score": 7.0, "step": 20}
+
+
+def test_of_a_damaged_best_the_one_before_is_taken(tmp_path, open_checkpointer):
+    first = open_checkpointer(tmp_path)
+    for step, score in ((10, 1.0), (20, 2.0), (30, 3.0)):
+        first.save_best(step, small(step), score)
+    first.wait()
+    assert sorted(os.listdir(tmp_path / "best")) == ["20", "30"]
+    damage(tmp_path / "best" / "30", "*", "half")
+    with pytest.warns(UserWarning, match="checkpoint 30 .*best is damaged"):
+        state, meta = open_checkpointer(tmp_path).restore_best(small(0))
+    assert state["x"][0] == 20 and meta == {"score": 2.0, "step": 20}
 
 
 def test_only_saving_removes_what_a_killed_process_left(tmp_path, open_checkpointer):
