@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 from mbx.training.checkpoint import load_config
 from mbx.training.metrics import read_rows
 
-_MARKERS = "Dos^v"  # of published points, one a source
+MARKERS = "Dos^v"  # of published points, one a source
 
 
 class Curve(NamedTuple):
@@ -84,19 +85,31 @@ def load_reference(path: str) -> tuple[np.ndarray, ...]:
     return np.array(steps), values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
-def draw_reference(axes: Any, path: str, limit: float, marker: str = "D") -> None:
-    """Published points up to `limit` steps as markers with error bars, joined by nothing.
+def draw_seeds(axes: Any, name: str, curves: Sequence[Curve], color: str) -> None:
+    """One line for the mean over seeds, thin lines for the seeds, and the band of `aggregate`."""
+    for curve in curves:
+        axes.plot(curve.steps, curve.values, color=color, alpha=0.3, linewidth=0.8)
+    steps, mean, low, high = aggregate(curves)
+    seeds = f" ({len(curves)} seeds)" if len(curves) > 1 else ""
+    axes.plot(steps, mean, color=color, label=name + seeds)
+    axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
 
-    Where all of them lie further right, the legend alone says so.
+
+def draw_published(
+    axes: Any, name: str, points: Sequence[np.ndarray], limit: float, marker: str = "D"
+) -> None:
+    """Published values up to `limit` steps as markers with error bars, joined by nothing.
+
+    points: steps, mean, low, high. Where all of them lie further right, the legend alone says so.
     """
-    steps, mean, low, high = load_reference(path)
+    steps, mean, low, high = (np.asarray(x, float) for x in points)
     keep = steps <= limit
-    name = f"published: {os.path.basename(os.path.dirname(os.path.abspath(path)))}"
+    label = f"published: {name}"
     if not keep.any():
-        name += f" (from {steps[0]:,.0f} steps on)"
-    errors = np.stack([mean - low, high - mean])[:, keep]
+        label += f" (from {steps.min():,.0f} steps on)"
+    errors = np.maximum(np.stack([mean - low, high - mean])[:, keep], 0.0)
     style = dict(fmt=marker, color="k", markersize=4, elinewidth=1, capsize=2)
-    axes.errorbar(steps[keep], mean[keep], yerr=np.maximum(errors, 0.0), label=name, **style)
+    axes.errorbar(steps[keep], mean[keep], yerr=errors, label=label, **style)
 
 
 def plot_runs(
@@ -130,21 +143,23 @@ def plot_runs(
         raise ValueError(f"none of {list(run_dirs)} has the metric {metric!r}")
     figure, axes = plt.subplots(figsize=(7, 4.2), constrained_layout=True)
     for i, (name, curves) in enumerate(groups.items()):
-        color = f"C{i % 10}"
-        for curve in curves:
-            axes.plot(curve.steps, curve.values, color=color, alpha=0.3, linewidth=0.8)
-        steps, mean, low, high = aggregate(curves)
-        seeds = f" ({len(curves)} seeds)" if len(curves) > 1 else ""
-        axes.plot(steps, mean, color=color, label=name + seeds)
-        axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
+        draw_seeds(axes, name, curves, f"C{i % 10}")
     limit = max(c.steps[-1] for curves in groups.values() for c in curves)
-    for i, path in enumerate(references):
-        draw_reference(axes, path, 1.05 * limit, marker=_MARKERS[i % len(_MARKERS)])
+    for path, marker in zip(references, itertools.cycle(MARKERS), strict=False):
+        source = os.path.basename(os.path.dirname(os.path.abspath(path)))
+        draw_published(axes, source, load_reference(path), 1.05 * limit, marker)
     axes.set_xlabel("environment steps (action repeat included)")
     axes.set_ylabel(metric)
     axes.set_title(title or "")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
+    save(figure, out)
+
+
+def save(figure: Any, out: str) -> None:
+    """Write a figure, whole or not at all, and close it; folders are made."""
+    import matplotlib.pyplot as plt
+
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
     base, extension = os.path.splitext(out)
     temporary = f"{base}.tmp{extension or '.png'}"

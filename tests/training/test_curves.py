@@ -14,7 +14,7 @@ import pytest
 from mbx.training.curves import (
     Curve,
     aggregate,
-    draw_reference,
+    draw_published,
     load_curve,
     load_reference,
     plot_runs,
@@ -116,7 +116,7 @@ def test_published_points_are_markers_that_nothing_joins(tmp_path):
     path.parent.mkdir()
     path.write_text("step,mean,lcb,ucb\n0,1,0,2\n100,5,4,7\n200,6,5,7\n")
     figure, axes = plt.subplots()
-    draw_reference(axes, str(path), limit=150)
+    draw_published(axes, "them", load_reference(str(path)), limit=150)
     for line in axes.lines:
         assert line.get_linestyle() == "None"
         np.testing.assert_array_equal(line.get_xdata(), [0, 100])
@@ -126,7 +126,7 @@ def test_published_points_are_markers_that_nothing_joins(tmp_path):
     assert axes.get_legend_handles_labels()[1] == ["published: them"]
     axes.clear()
     path.write_text("step,mean,lcb,ucb\n100000,5,4,6\n")
-    draw_reference(axes, str(path), limit=150)
+    draw_published(axes, "them", load_reference(str(path)), limit=150)
     assert axes.get_legend_handles_labels()[1] == ["published: them (from 100,000 steps on)"]
     plt.close(figure)
 

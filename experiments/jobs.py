@@ -1,0 +1,159 @@
+"""Training runs as processes: several at a time, resumable, each with a record of what made it.
+
+Every run is a `python -m experiments.train` of its own with `--config.resume=True`, so that runs
+which were stopped go on and complete ones are not repeated. Beside the run directory lie its
+output (DIRECTORY.log) and a record of every attempt (DIRECTORY.attempts.jsonl).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mbx.training.curves import Curve, load_curve
+from mbx.training.metrics import read_rows
+
+
+class Job(NamedTuple):
+    """One run: `label` says what of (a task, a variant), `steps` when it is complete."""
+
+    label: str
+    seed: int
+    workdir: str
+    steps: int
+    command: tuple[str, ...]
+    metric: str = "eval/return_mean"
+
+    def curve(self) -> Curve:
+        """What it has measured so far; empty before the first evaluation."""
+        return load_curve(self.workdir, self.metric)
+
+    def complete(self) -> bool:
+        """Whether it has an evaluation at its end."""
+        steps = self.curve().steps
+        return bool(steps.size) and steps[-1] >= self.steps
+
+
+def make_job(
+    label: str,
+    seed: int,
+    workdir: str,
+    *,
+    config: str,
+    steps: int,
+    overrides: Sequence[str] = (),
+    metric: str = "eval/return_mean",
+) -> Job:
+    """A run of `experiments.train`. overrides: settings as "train.utd_ratio=2"."""
+    workdir = os.path.abspath(workdir)
+    command = (
+        sys.executable,
+        "-m",
+        "experiments.train",
+        f"--config={config}",
+        f"--workdir={workdir}",
+        "--config.resume=True",
+        f"--config.seed={seed}",
+        f"--config.train.steps={steps}",
+        *(f"--config.{override}" for override in overrides),
+    )
+    return Job(label, seed, workdir, steps, command, metric)
+
+
+def run_all(jobs: Sequence[Job], *, workers: int, devices: int = 0) -> list[str]:
+    """Run the jobs that are not complete, `workers` at a time; returns what went wrong.
+
+    Each process has one core to itself where there are as many as workers, so that its processor
+    time can be compared; with `devices` accelerators, one of them instead.
+    """
+    places: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for place in range(workers):
+        places.put(place)
+    lock = threading.Lock()
+
+    def run(job: Job) -> str | None:
+        if job.complete():
+            return None
+        place = places.get()
+        try:
+            code = _run(job, place if workers > 1 or devices else None, devices)
+        finally:
+            places.put(place)
+        with lock:
+            print(f"{job.label} seed {job.seed}: {'failed' if code else 'done'}", flush=True)
+        return f"{job.label} seed {job.seed}: see {job.workdir}.log" if code else None
+
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        return [problem for problem in pool.map(run, jobs) if problem]
+
+
+def _run(job: Job, place: int | None, devices: int) -> int:
+    os.makedirs(os.path.dirname(job.workdir), exist_ok=True)
+    environment = dict(os.environ)
+    if devices and place is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = str(place % devices)
+    started = time.time()
+    with open(job.workdir + ".log", "a") as log:
+        process = subprocess.Popen(
+            job.command, stdout=log, stderr=subprocess.STDOUT, env=environment
+        )
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        if place is not None and not devices and place < len(cores):
+            os.sched_setaffinity(process.pid, {cores[place]})
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = code = os.waitstatus_to_exitcode(status)
+    record = {
+        "command": _shown(job),
+        "exit_status": code,
+        "wall_seconds": round(time.time() - started, 1),
+        "processor_seconds": round(usage.ru_utime + usage.ru_stime, 2),
+        "date": datetime.date.today().isoformat(),
+        **provenance(),
+    }
+    with open(job.workdir + ".attempts.jsonl", "a") as file:
+        file.write(json.dumps(record) + "\n")
+    return code
+
+
+def _shown(job: Job) -> str:
+    """The command as somebody else would type it: without this machine's paths."""
+    kept = [part for part in job.command[1:] if not part.startswith("--workdir=")]
+    return " ".join(["python", *kept])
+
+
+def provenance() -> dict[str, Any]:
+    """Commit, versions and machine of a run that starts now."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    names = ("jax", "jaxlib", "flax", "optax", "numpy")
+    return {
+        "commit": git("rev-parse", "--short", "HEAD") or "unknown",
+        "changed_files": len(git("status", "--porcelain", "--untracked-files=no").splitlines()),
+        "versions": {"python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in names},
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+def attempts(job: Job) -> list[dict[str, Any]]:
+    """The records of a run's attempts, oldest first."""
+    return read_rows(job.workdir + ".attempts.jsonl")
+
+
+def processor_hours(job: Job) -> float:
+    """Of all attempts together."""
+    return sum(record["processor_seconds"] for record in attempts(job)) / 3600.0

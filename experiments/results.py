@@ -1,0 +1,77 @@
+"""Results as tracked data: curves as one small CSV a suite, and a manifest of what made them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.jobs import Job, attempts, processor_hours
+from mbx.files import atomic_write
+from mbx.training.curves import Curve
+
+_COLUMNS = ("task", "setting", "seed", "step", "value")
+
+
+class Series(NamedTuple):
+    """One run's curve, and what it is a run of."""
+
+    task: str
+    setting: str
+    seed: int
+    curve: Curve
+
+
+def write_curves(path: str, series: Iterable[Series]) -> None:
+    """All curves in long form: task, setting, seed, step, value (the mean of an evaluation)."""
+    lines = [",".join(_COLUMNS)]
+    for one in series:
+        for step, value in zip(one.curve.steps, one.curve.values, strict=True):
+            lines.append(f"{one.task},{one.setting},{one.seed},{step:.0f},{value:.6g}")
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    atomic_write(path, ("\n".join(lines) + "\n").encode())
+
+
+def read_curves(path: str) -> Iterator[Series]:
+    """What `write_curves` wrote, in its order."""
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    keys = dict.fromkeys((row["task"], row["setting"], row["seed"]) for row in rows)
+    for key in keys:
+        own = [r for r in rows if (r["task"], r["setting"], r["seed"]) == key]
+        steps = np.array([float(row["step"]) for row in own])
+        values = np.array([float(row["value"]) for row in own])
+        yield Series(key[0], key[1], int(key[2]), Curve(steps, values))
+
+
+def write_manifest(path: str, jobs: Iterable[Job]) -> None:
+    """Command, commit, versions, machine, processor hours and date of every run that was started.
+
+    What all runs have in common is said once, under "all".
+    """
+    runs = []
+    for job in jobs:
+        records = attempts(job)
+        if records:
+            last: dict[str, Any] = dict(records[-1])
+            for name in ("exit_status", "wall_seconds", "processor_seconds"):
+                last.pop(name)
+            last["processor_hours"] = round(processor_hours(job), 3)
+            last |= {"complete": job.complete(), "attempts": len(records)}
+            runs.append({"run": f"{job.label} seed {job.seed}", **last})
+    shared = _shared(runs) if len(runs) > 1 else {}
+    text = {
+        "all": shared,
+        "processor_hours": round(sum(run["processor_hours"] for run in runs), 2),
+        "runs": [{k: v for k, v in run.items() if k not in shared} for run in runs],
+    }
+    atomic_write(path, (json.dumps(text, indent=1) + "\n").encode())
+
+
+def _shared(runs: list[Mapping[str, Any]]) -> dict[str, Any]:
+    first = runs[0]
+    return {k: v for k, v in first.items() if all(run.get(k) == v for run in runs)}

@@ -1,0 +1,249 @@
+"""Suites, their gates on made-up curves, tables, jobs as processes, tracked results."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from experiments import jobs, reproduce, results, suites
+from experiments.suites import Gate, Run, Task, judge, value_at
+from mbx.training.curves import Curve
+
+ROOT = pathlib.Path(__file__).parents[1]
+PUBLISHED = {("a", "sac"): {100: (40.0, 30.0, 50.0)}, ("b", "sac"): {100: (10.0, 5.0, 20.0)}}
+
+
+def run(values, seed=0, hours=0.5) -> Run:
+    """Evaluations at 10, 20, 30, ..."""
+    return Run(seed, Curve(10.0 * np.arange(1, len(values) + 1), np.array(values, float)), hours)
+
+
+def test_the_value_at_a_step_is_never_an_early_one():
+    curve = Curve(np.array([80.0, 91.0, 101.0, 150.0]), np.array([1.0, 2.0, 3.0, 4.0]))
+    assert value_at(curve, 100) == 3.0
+    assert value_at(curve, 95) == 2.0
+    assert math.isnan(value_at(curve, 120))
+    assert math.isnan(value_at(Curve(np.zeros(0), np.zeros(0)), 100))
+
+
+RUNS = {
+    "a": [run([10, 20, 60, 50]), run([0, 40, 20, 70], seed=1), run([5, 30, 40, 90], seed=2)],
+    "b": [run([1, 2, 3, 12], hours=1.5)],
+}
+
+
+@pytest.mark.parametrize(
+    ("gate", "measured"),
+    [
+        (Gate("mean", 0, step=40), (70 + 12) / 2),
+        (Gate("mean", 0, step=40, tasks=("a",)), 70),
+        (Gate("median", 0, step=30, tasks=("a",)), 40),
+        (Gate("median", 0, step=40), 12),
+        (Gate("median held", 0, step=20, tasks=("a",)), 30),
+        (Gate("held", 0, step=20, tasks=("a",), share=1.0), 20),
+        (Gate("held", 0, step=20, tasks=("a",), share=0.3), 30),
+        (Gate("collapse", 0, step=20, tasks=("a",)), 0.5),
+        (Gate("collapse", 0, step=20), 0.5),
+        (Gate("collapse", 0, step=40, tasks=("a",)), 50 / 60),
+        (Gate("minutes", 0), -90),
+    ],
+)
+def test_measures(gate, measured):
+    assert judge(gate, RUNS, PUBLISHED).measured == pytest.approx(measured)
+
+
+def test_what_is_published_is_compared_task_by_task():
+    runs = {"a": [run([0] * 9 + [50]), run([0] * 9 + [70])], "b": [run([0] * 9 + [8])]}
+    gate = Gate("published", 1.0, step=100, agent="sac")
+    verdict = judge(gate, runs, PUBLISHED)
+    assert verdict.measured == pytest.approx(0.8) and not verdict.passed
+    assert judge(gate._replace(bar=0.8), runs, PUBLISHED).passed
+
+
+@pytest.mark.parametrize("measure", list(suites.MEASURES))
+def test_what_was_not_measured_is_not_passed(measure):
+    gate = Gate(measure, -1e9, step=100, agent="sac")
+    unfinished = run([1, 2, 3], hours=0.0)
+    for runs in ({}, {"a": []}, {"a": [unfinished], "b": []}, {"a": [unfinished]}):
+        verdict = judge(gate, runs, PUBLISHED)
+        assert math.isnan(verdict.measured) and not verdict.passed
+
+
+def test_the_published_values_are_those_of_the_papers_authors():
+    published = suites.load_published()
+    tasks = [task.name for task in suites.SUITES["dmc15"].tasks]
+    means = {
+        agent: np.mean([published[task, agent][100_000][0] for task in tasks])
+        for agent in ("tdmpc2", "dreamerv3", "sac")
+    }
+    # As the issue of this yardstick states them.
+    assert {k: round(v) for k, v in means.items()} == {"tdmpc2": 680, "dreamerv3": 510, "sac": 433}
+    assert published["dmc:cheetah-run", "tdmpc2"][100_000][0] == pytest.approx(519, abs=1)
+
+
+@pytest.mark.parametrize("name", list(suites.SUITES))
+def test_every_setting_of_a_suite_exists(name):
+    suite = suites.SUITES[name]
+    for job in reproduce.make_jobs(suite, "out", extra=()):
+        (path,) = (x for x in job.command if x.startswith("--config="))
+        module = path.removeprefix("--config=").removesuffix(".py").replace("/", ".")
+        config = importlib.import_module(module).get_config().to_dict()
+        for part in job.command:
+            if part.startswith("--config."):
+                section = config
+                *sections, last = part.removeprefix("--config.").split("=")[0].split(".")
+                for key in sections:
+                    section = section[key]
+                assert last in section, part
+    for gate in suite.gates:
+        assert gate.measure in suites.MEASURES
+        assert set(gate.tasks) <= {task.name for task in suite.tasks}
+
+
+def test_first_seeds_come_first_and_unknown_tasks_are_refused():
+    suite = suites.Suite("", "c.py", (Task("x:a", 5, seeds=2), Task("x:b", 5)), seeds=1, at=())
+    found = reproduce.make_jobs(suite, "out", extra=("loss.rho=0.7",))
+    assert [(j.label, j.seed) for j in found] == [("x:a", 0), ("x:b", 0), ("x:a", 1)]
+    assert found[0].workdir.endswith("/out/x-a-s0") and os.path.isabs(found[0].workdir)
+    assert found[0].command[-2:] == ("--config.env.name=x:a", "--config.loss.rho=0.7")
+    with pytest.raises(ValueError, match=r"\['x:c'\] are not of this suite: choose from x:a, x:b"):
+        reproduce.make_jobs(suite, "out", tasks=["x:c"], extra=())
+
+
+def evaluated(path: pathlib.Path, values) -> None:
+    """A run directory's log with evaluations at 10, 20, ..."""
+    path.mkdir(parents=True, exist_ok=True)
+    rows = [{"kind": "eval", "step": 10 * i + 10, "return_mean": v} for i, v in enumerate(values)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+WRITE = """
+import json, sys, time
+while time.process_time() < 0.1: pass
+with open(sys.argv[1] + "/metrics.jsonl", "a") as f:
+    f.write(json.dumps({"kind": "eval", "step": 40, "return_mean": 1.5}) + "\\n")
+"""
+
+
+def test_runs_are_processes_that_go_on_and_leave_a_record(tmp_path):
+    def job(name: str, code: str) -> jobs.Job:
+        work = tmp_path / name
+        work.mkdir()
+        command = (sys.executable, "-c", code, str(work))
+        return jobs.Job(name, 0, str(work), 40, command)
+
+    good, bad = job("good", WRITE), job("bad", "raise SystemExit(3)")
+    problems = jobs.run_all([good, bad], workers=2)
+    assert problems == [f"bad seed 0: see {bad.workdir}.log"]
+    assert good.complete() and not bad.complete()
+    assert jobs.run_all([good], workers=1) == []  # nothing left to do
+    (record,) = jobs.attempts(good)
+    assert record["exit_status"] == 0 and record["processor_seconds"] >= 0.1
+    assert {"commit", "versions", "machine", "date", "command"} <= set(record)
+    assert jobs.processor_hours(good) == record["processor_seconds"] / 3600
+    assert jobs.attempts(bad)[0]["exit_status"] == 3
+    results.write_manifest(str(tmp_path / "m.json"), [good, bad])
+    manifest = json.loads((tmp_path / "m.json").read_text())
+    assert [r["complete"] for r in manifest["runs"]] == [True, False]
+    assert manifest["all"]["versions"] == record["versions"]
+
+
+def test_a_command_names_no_place_on_this_machine(tmp_path):
+    job = jobs.make_job("t", 1, str(tmp_path / "w"), config="configs/tdmpc.py", steps=9)
+    assert jobs._shown(job) == (
+        "python -m experiments.train --config=configs/tdmpc.py --config.resume=True "
+        "--config.seed=1 --config.train.steps=9"
+    )
+
+
+def test_curves_are_read_as_they_were_written(tmp_path):
+    path = str(tmp_path / "new" / "c.csv")
+    series = [
+        results.Series("x:a", "default", s, Curve(np.array([10.0, 20.0]), np.array([s, 0.125])))
+        for s in (0, 1)
+    ]
+    results.write_curves(path, series)
+    found = list(results.read_curves(path))
+    assert [(x.task, x.setting, x.seed) for x in found] == [
+        (x.task, x.setting, x.seed) for x in series
+    ]
+    for one, other in zip(found, series, strict=True):
+        np.testing.assert_array_equal(one.curve, other.curve)
+
+
+@pytest.fixture
+def made_up(tmp_path, monkeypatch):
+    """A suite of two tasks: one with two seeds, one not measured."""
+    suite = suites.Suite(
+        "",
+        "configs/tdmpc.py",
+        (Task("x:a", 40, seeds=2, low=0, high=100), Task("x:b", 40)),
+        seeds=1,
+        at=(20, 40),
+        gates=(Gate("median", 50, step=40, tasks=("x:a",)), Gate("mean", 1, step=40)),
+    )
+    monkeypatch.setitem(suites.SUITES, "made-up", suite)
+    published = {("x:a", "them"): {20: (30.0, 20.0, 40.0), 80: (99.0, 98.0, 100.0)}}
+    monkeypatch.setattr(suites, "load_published", lambda: published)
+    found = reproduce.make_jobs(suite, str(tmp_path), extra=())
+    evaluated(tmp_path / "x-a-s0", [0, 10, 20, 40])
+    evaluated(tmp_path / "x-a-s1", [0, 30, 60, 80])
+    return found, tmp_path
+
+
+def test_the_report_says_what_was_measured_and_what_was_not(made_up, capsys):
+    found, folder = made_up
+    verdicts = reproduce.report("made-up", found, str(folder))
+    assert [v.passed for v in verdicts] == [True, False]
+    text = (folder / "table.md").read_text()
+    assert "| x:a | 2 | 20 (10, 30) | 60 (40, 80) | 30 |" in text
+    assert "| x:b | 0 |  |  |  |" in text
+    assert "40 steps, normalised, 2 runs: mean over tasks 0.600 [0.400, 0.800]" in text
+    assert "1 tasks not measured" in text
+    content = json.loads((folder / "verdict.json").read_text())
+    assert not content["passed"]
+    assert [g["measured"] for g in content["gates"]] == [60.0, None]
+    assert "MISSED" in capsys.readouterr().out
+    for name in ("x-a.png", "overall.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    assert not (folder / "x-b.png").exists()
+    reproduce.keep("made-up", found, str(folder / "kept"))
+    assert [x.seed for x in results.read_curves(str(folder / "kept/made-up.csv"))] == [0, 1]
+
+
+def command(*arguments: str, **settings) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "experiments.reproduce", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ, JAX_PLATFORMS="cpu"),
+        **settings,
+    )
+
+
+def test_the_command_fails_where_nothing_was_measured(tmp_path):
+    done = command("--suite=smoke", "--norun", f"--out={tmp_path}")
+    assert done.returncode == 1, done.stderr
+    assert "MISSED" in done.stdout and "not measured" in done.stdout
+    assert (tmp_path / "smoke/verdict.json").exists()
+
+
+@pytest.mark.slow
+def test_the_smoke_suite_passes_its_gates(tmp_path):
+    done = command("--suite=smoke", f"--out={tmp_path}", f"--keep={tmp_path}/kept")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "smoke/verdict.json").read_text())["passed"]
+    again = command("--suite=smoke", f"--out={tmp_path}", timeout=60)  # nothing is repeated
+    assert again.returncode == 0
+    runs = json.loads((tmp_path / "kept/smoke.json").read_text())["runs"]
+    assert len(runs) == 2 and all(r["complete"] for r in runs)

@@ -1,0 +1,70 @@
+"""Statistics over tasks and seeds against independent implementations and enumerations."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from mbx.training.statistics import (
+    interquartile_mean,
+    mean_of_tasks,
+    probability_of_improvement,
+    stratified_bootstrap,
+)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (3, 1), (4, 4), (5, 3, 2), (1, 1, 1)])
+def test_the_interquartile_mean_is_the_trimmed_mean_of_all_runs(sizes):
+    rng = np.random.default_rng(sum(sizes))
+    scores = [rng.normal(size=n) for n in sizes]
+    wanted = scipy.stats.trim_mean(np.concatenate(scores), 0.25)
+    assert interquartile_mean(scores) == pytest.approx(wanted)
+
+
+def test_one_wild_run_in_five_does_not_move_the_interquartile_mean():
+    assert interquartile_mean([[1.0, 2.0, 3.0, 4.0, 1e9]]) == 3.0
+
+
+def test_every_task_weighs_the_same_in_the_mean():
+    assert mean_of_tasks([[1.0, 3.0, 5.0], [10.0]]) == 6.5
+
+
+def test_the_bootstrap_draws_seeds_within_tasks():
+    # All 2^2 * 3^3 resamples, enumerated: seeds of one task never stand in for another's.
+    scores = [np.array([0.0, 1.0]), np.array([10.0, 20.0, 60.0])]
+    exact = [
+        np.mean([np.mean(a), np.mean(b)])
+        for a in itertools.product(scores[0], repeat=2)
+        for b in itertools.product(scores[1], repeat=3)
+    ]
+    for level in (0.5, 0.9):
+        wanted = np.percentile(exact, [50 * (1 - level), 50 * (1 + level)])
+        found = stratified_bootstrap(scores, mean_of_tasks, draws=20_000, level=level)
+        np.testing.assert_allclose(found, wanted, atol=0.6)  # the grid of sums is that fine
+
+
+def test_the_bootstrap_of_many_seeds_is_the_normal_interval():
+    scores = [np.random.default_rng(0).normal(5.0, 2.0, 400)]
+    low, high = stratified_bootstrap(scores, mean_of_tasks)
+    error = scores[0].std() / 20.0
+    assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.1)
+    assert (high + low) / 2 == pytest.approx(scores[0].mean(), abs=0.1 * error)
+
+
+def test_one_seed_has_no_interval():
+    assert stratified_bootstrap([[1.0, 2.0], [3.0]]) is None
+
+
+def test_the_probability_of_improvement_is_the_rank_statistic():
+    rng = np.random.default_rng(1)
+    ours = [rng.integers(0, 6, 7) + 1, rng.integers(0, 6, 4)]
+    theirs = [rng.integers(0, 6, 5), rng.integers(0, 6, 9)]
+    wanted = [
+        scipy.stats.mannwhitneyu(x, y).statistic / (len(x) * len(y))
+        for x, y in zip(ours, theirs, strict=True)
+    ]
+    assert probability_of_improvement(ours, theirs) == pytest.approx(np.mean(wanted))
+    assert probability_of_improvement([[2.0]], [[1.0, 2.0, 3.0]]) == pytest.approx(0.5)
