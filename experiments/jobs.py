@@ -42,7 +42,7 @@ class Job(NamedTuple):
     def complete(self) -> bool:
         """Whether it has an evaluation at its end."""
         steps = self.curve().steps
-        return bool(steps.size) and steps[-1] >= self.steps
+        return bool(steps.size and steps[-1] >= self.steps)
 
 
 def make_job(

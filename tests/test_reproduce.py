@@ -84,7 +84,7 @@ def test_the_published_values_are_those_of_the_papers_authors():
         agent: np.mean([published[task, agent][100_000][0] for task in tasks])
         for agent in ("tdmpc2", "dreamerv3", "sac")
     }
-    # As the issue of this yardstick states them.
+    # Rounded means over the fifteen tasks.
     assert {k: round(v) for k, v in means.items()} == {"tdmpc2": 680, "dreamerv3": 510, "sac": 433}
     assert published["dmc:cheetah-run", "tdmpc2"][100_000][0] == pytest.approx(519, abs=1)
 

@@ -1,0 +1,43 @@
+"""Planner-made targets with the defaults their design was written with, on TD-MPC2's settings.
+
+    python -m experiments.train --config=configs/planner_targets.py
+
+The training planner draws 128 actions a state over 3 rounds and weighs all of them (no elites);
+every one is stored, the policy and the values learn from all of them by the same weights, and a
+pass of 256 uniformly drawn rows renews targets every 500 updates. Everything else is
+configs/tdmpc2.py's, with a V critic. A transition takes 2.6 kB at 4 action dims: see
+`replay.keep_targets`. configs/tdmpc.py has what learns better on a CPU (docs/planner_targets.md).
+"""
+
+from ml_collections import config_dict
+
+from configs import tdmpc2
+
+
+def get_config() -> config_dict.ConfigDict:
+    """Every setting with its default."""
+    config = tdmpc2.get_config()
+    config.replay.update(capacity=100_000, keep_targets=0)
+    config.model.critic = "v"
+    config.training_planner.update(
+        enabled=True,
+        iterations=3,
+        num_samples=128,
+        num_elites=128,
+        horizon=1,
+        temperature=0.5,
+        temperature_mode="divide",
+        min_std=0.05,
+        max_std=1.0,  # no limit: actions lie in [-1, 1]
+    )
+    config.reanalyze.update(
+        enabled=True, interval=500, batch_size=256, min_step=1_000, stale_exponent=0.0
+    )
+    config.loss.update(
+        value_target="planner",
+        value_weighting="weighted",
+        policy_loss="awr",
+        awr_temperature=0.5,
+        advantage_scale="none",
+    )
+    return config
