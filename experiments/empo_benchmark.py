@@ -22,10 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import envs, successors
-from mbx.agents.empo import agent as empo
+from mbx.agents.empo import make_agent
+from mbx.agents.empo.settings import Settings
 from mbx.envs import empo as empo_envs
 from mbx.envs.empo import multigrid
-from mbx.power import Curriculum, PowerParams, World, joint_index, profiles
+from mbx.power import World, joint_index, profiles
+from mbx.settings import from_dict
 from mbx.training import loop
 from mbx.training.state import Schedule, init_state
 
@@ -53,7 +55,7 @@ def run(batches: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:
     return rows + enumeration(repeats) + aggregation(batches, repeats)
 
 
-def told(row: dict[str, Any]) -> dict[str, Any]:
+def show(row: dict[str, Any]) -> dict[str, Any]:
     """The row, printed."""
     print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
     return row
@@ -136,20 +138,23 @@ def timing_room(size: int = 7, stumble: float = 0.1) -> World:
 def train_step(kind: str, expectation: str, name: str, batch: int, repeats: int) -> dict[str, Any]:
     """One case at one batch size."""
     length = 20 if batch <= 256 else 2
-    world = empo_envs.named_world(name).world
-    people = world.num_actions**world.num_humans if expectation == "exact" else 1
-    pairs = batch * people * world.num_actions**world.num_robots
-    config = empo.EmpoConfig(
-        PowerParams(),
-        Curriculum(v_h_e_steps=0, x_h_steps=0, q_r_steps=0, ramp_steps=1),
-        kind=kind,
-        human_expectation=expectation,
-        batch_size=batch,
-        capacity=int(SUCCESSORS * pairs),
-        table_min_rate=0.02,
-        target_interval=1 if kind == "tables" else 100,
+    tables = {"kind": "tables"} if kind == "tables" else {"hidden": 256}
+    settings = from_dict(
+        Settings(),
+        {
+            "model": tables,
+            "loss": {
+                "human_expectation": expectation,
+                "batch_size": batch,
+                "room": SUCCESSORS,
+                "target_interval": 1 if kind == "tables" else 100,
+            },
+            "eval": {"review_episodes": 0},
+            "curriculum": {"v_h_e_steps": 0, "q_r_steps": 0, "ramp_steps": 1},
+        },
     )
-    agent, environment = empo.make_agent(config, world), envs.make(f"empo:{name}", 32)
+    environment = envs.make(f"empo:{name}", 32)
+    agent = make_agent(settings, environment.spec)
     schedule = Schedule(
         seed_steps=64,
         pretrain_updates=0,
@@ -172,7 +177,7 @@ def train_step(kind: str, expectation: str, name: str, batch: int, repeats: int)
         call()
     times = timed(call, repeats, length)
     numbers = loop.summarise(metrics)
-    return told(
+    return show(
         {
             "part": "train step",
             "batch": batch,
@@ -221,7 +226,7 @@ def enumeration(repeats: int, batch: int = 256) -> list[dict[str, Any]]:
     jax.block_until_ready(compiled(states, humans))
     times = timed(lambda: compiled(states, humans), 10 * repeats)
     return [
-        told(
+        show(
             {
                 "part": "enumeration",
                 "states": batch,
@@ -266,5 +271,5 @@ def aggregation(batches: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:
                 times.append(1e3 * (time.perf_counter() - began))
             row[name] = round(statistics.median(times), 3)
         rows.append(row)
-        told(row)
+        show(row)
     return rows

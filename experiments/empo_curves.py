@@ -19,10 +19,11 @@ import numpy as np
 from absl import app, flags
 
 from mbx import envs
-from mbx.agents.empo import agent as empo
+from mbx.agents.empo import Problem, make_agent, resolve
 from mbx.agents.empo import evaluation as empo_evaluation
+from mbx.agents.empo.settings import Settings
 from mbx.envs import empo as empo_envs
-from mbx.power import Curriculum
+from mbx.settings import from_dict
 from mbx.training import loop
 from mbx.training.state import Schedule, init_state
 
@@ -38,43 +39,39 @@ UPDATES = flags.DEFINE_integer("updates", 6_000, "Learner updates a run.")
 HIDDEN = flags.DEFINE_integer("hidden", 64, "Width of networks.")
 EPISODES = flags.DEFINE_integer("episodes", 20_000, "Episodes of the robots' comparison.")
 MIN_RATE = flags.DEFINE_float("min_rate", 0.01, "Least rate of tables with drawn human actions.")
+ROWS = flags.DEFINE_integer("rows", 2048, "Rows of the replay.")
 POINTS = 20
 
 
-def settings(found: empo_envs.NamedWorld, case: str, updates: int) -> empo.EmpoConfig:
+def settings_of(case: str, updates: int) -> Settings:
     """A tenth of the updates each for V_h^e, Q_r and the rise of beta_r, then everything."""
     kind, humans = case.split("-")
-    part = updates // 10
-    curriculum = Curriculum(
-        steps=updates,
-        v_h_e_steps=part,
-        x_h_steps=0,
-        q_r_steps=part,
-        ramp_steps=part,
-        use_x_h=False,
-        epsilon_steps=updates // 2,
-        epsilon_end=0.1,
-    )
-    drawn = humans != "exact"
-    return empo.EmpoConfig(
-        found.params,
-        curriculum,
-        kind=kind,
-        hidden=HIDDEN.value,
-        human_expectation=humans,
-        human_samples=4 if drawn else 1,
-        table_min_rate=MIN_RATE.value if drawn else 1.0,
-        target_interval=1 if kind == "tables" else 20,
-        learning_rate_q=1e-3,
+    part, drawn = updates // 10, humans != "exact"
+    tables = {"kind": kind, "table_min_rate": MIN_RATE.value if drawn else 1.0}
+    loss = {"human_expectation": humans, "room": 0.0}
+    return from_dict(
+        Settings(),
+        {
+            "model": tables if kind == "tables" else {"hidden": HIDDEN.value},
+            "loss": loss | ({"human_samples": 4} if humans == "fresh" else {}),
+            "eval": {"review_episodes": 0},
+            "curriculum": {
+                "v_h_e_steps": part,
+                "q_r_steps": part,
+                "ramp_steps": part,
+                "epsilon_steps": updates // 2,
+            }
+            | ({"steps": updates} if kind == "networks" else {}),
+        },
     )
 
 
-def learn(name: str, case: str, seed: int) -> tuple[list[dict[str, Any]], Any, empo.EmpoConfig]:
-    """One run: errors at POINTS moments, the last train state, the configuration."""
-    found = empo_envs.named_world(name)
-    config = settings(found, case, UPDATES.value)
-    agent = empo.make_agent(config, found.world)
+def learn(name: str, case: str, seed: int) -> tuple[list[dict[str, Any]], Any, Problem]:
+    """One run: errors at POINTS moments, the last train state, the problem it is about."""
     environment = envs.make(f"empo:{name}", 32)
+    found, settings = environment.spec.world, settings_of(case, UPDATES.value)
+    problem = resolve(settings, environment.spec)
+    agent = make_agent(settings, environment.spec)
     schedule = Schedule(
         seed_steps=320,
         pretrain_updates=0,
@@ -82,10 +79,8 @@ def learn(name: str, case: str, seed: int) -> tuple[list[dict[str, Any]], Any, e
         reanalyze_interval=0,
         reanalyze_min_step=0,
     )
-    rows = 2048
-    state = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=rows))(
-        jax.random.key(seed)
-    )
+    start = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=ROWS.value))
+    state = start(jax.random.key(seed))
     interval = loop.make_interval(agent, environment, schedule, length=UPDATES.value // POINTS)
     compiled = interval.lower(state).compile()
     curve, seconds = [], 0.0
@@ -95,10 +90,8 @@ def learn(name: str, case: str, seed: int) -> tuple[list[dict[str, Any]], Any, e
         jax.block_until_ready(state)
         seconds += time.process_time() - began
         visited = empo_evaluation.visited_states(found.world, state.replay)
-        errors = empo_evaluation.exact_errors(
-            config, found.world, found.solution, state.train, visited
-        )
-        told = loop.summarise(metrics)
+        errors = empo_evaluation.exact_errors(problem, found.solution, state.train, visited)
+        means = loop.summarise(metrics)
         curve.append(
             {
                 "world": name,
@@ -108,30 +101,20 @@ def learn(name: str, case: str, seed: int) -> tuple[list[dict[str, Any]], Any, e
                 "seconds": round(seconds, 2),
                 "visited": len(visited),
                 **errors,
-                "overflow": told.get("overflow", 0.0),
-                "mass_error": told.get("mass_error", 0.0),
+                "overflow": means.get("overflow", 0.0),
+                "mass_error": means.get("mass_error", 0.0),
             }
         )
     print({k: round(v, 4) if isinstance(v, float) else v for k, v in curve[-1].items()}, flush=True)
-    return curve, state.train, config
+    return curve, state.train, problem
 
 
-def robots(name: str, train: Any, config: empo.EmpoConfig) -> list[dict[str, Any]]:
+def robots(name: str, train: Any, problem: Problem) -> list[dict[str, Any]]:
     """What humans reach beside the learned, the exact, a random and a frozen robot."""
     found = empo_envs.named_world(name)
-    solution = found.solution
-    exact = empo.TrainState(
-        {"q_r": solution.Q_r, "v_h_e": np.moveaxis(np.asarray(solution.V_h_e), -1, 0)},
-        None,
-        {},
-        train.step,
-    )
-    tables = empo.EmpoConfig(
-        found.params, config.curriculum, kind="tables", target_interval=1, table_min_rate=1.0
-    )
     policies = {
-        "learned": empo_evaluation.learned_policy(config, found.world, train),
-        "exact": empo_evaluation.learned_policy(tables, found.world, exact),
+        "learned": empo_evaluation.learned_policy(problem, train),
+        "exact": empo_evaluation.exact_policy(found.solution),
         "random": empo_evaluation.random_policy(found.world),
         "frozen": empo_evaluation.frozen_policy,
     }
@@ -143,7 +126,7 @@ def robots(name: str, train: Any, config: empo.EmpoConfig) -> list[dict[str, Any
             jax.random.key(7),
             episodes=EPISODES.value,
             length=empo_envs.TIME_LIMIT,
-            gamma=float(found.params.gamma_h),
+            gamma=float(problem.params.gamma_h),
         )
         rows.append({"world": name, "robot": robot, **result})
         print({k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()})
@@ -183,10 +166,10 @@ def main(_: list[str]) -> None:
     for name in WORLDS.value:
         for case in CASES.value:
             for seed in SEEDS.value:
-                curve, train, config = learn(name, case, int(seed))
+                curve, train, problem = learn(name, case, int(seed))
                 curves += curve
             if case == CASES.value[0]:
-                comparison += robots(name, train, config)
+                comparison += robots(name, train, problem)
     draw(curves, f"{OUT.value}.png")
     with open(f"{OUT.value}.json", "w", encoding="utf-8") as file:
         json.dump({"curves": curves, "robots": comparison}, file, indent=0)

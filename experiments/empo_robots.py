@@ -11,14 +11,15 @@ from __future__ import annotations
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from mbx.agents.empo import agent as empo
 from mbx.agents.empo import evaluation as empo_evaluation
+from mbx.agents.empo import resolve
+from mbx.agents.empo.settings import Settings
 from mbx.envs.empo import TIME_LIMIT
-from mbx.training import build, environments, run
+from mbx.settings import from_dict
+from mbx.training import environments, run
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory.", required=True)
 WHICH = flags.DEFINE_string("which", "latest", "latest, best, or the step of a checkpoint.")
@@ -27,18 +28,15 @@ LENGTH = flags.DEFINE_integer("length", TIME_LIMIT, "Steps of an episode.", lowe
 
 
 def main(_: list[str]) -> None:
-    _, train, settings = run.load(WORKDIR.value, which=WHICH.value)
-    if settings["agent"] != "empo":
-        sys.exit(f"{WORKDIR.value} is a run of agent {settings['agent']!r}, not empo")
-    spec = environments.make_environment(settings, 1, seed=0).spec
-    config, found = build.empo_config(settings, spec), build.empo_world(spec)
+    _, train, config = run.load(WORKDIR.value, which=WHICH.value)
+    if config["agent"] != "empo":
+        sys.exit(f"{WORKDIR.value} is a run of agent {config['agent']!r}, not empo")
+    spec = environments.make_environment(config, 1, seed=0).spec
+    problem, found = resolve(from_dict(Settings(), config), spec), spec.world
     world, solution = found.world, found.solution
-    robots = {"learned": empo_evaluation.learned_policy(config, world, train)}
+    robots = {"learned": empo_evaluation.learned_policy(problem, train)}
     if solution is not None:
-        exact = {"q_r": solution.Q_r, "v_h_e": jnp.moveaxis(solution.V_h_e, -1, 0)}
-        tables = empo.EmpoConfig(config.params, config.curriculum, kind="tables", target_interval=1)
-        state = empo.TrainState(exact, None, {}, train.step)
-        robots["exact"] = empo_evaluation.learned_policy(tables, world, state)
+        robots["exact"] = empo_evaluation.exact_policy(solution)
     robots["random"] = empo_evaluation.random_policy(world)
     robots["frozen"] = empo_evaluation.frozen_policy
     print(f"{'robot':10}{'reached':>10}{'+-':>8}{'all reached':>13}{'discounted':>12}")
@@ -49,7 +47,7 @@ def main(_: list[str]) -> None:
             jax.random.key(0),
             episodes=EPISODES.value,
             length=LENGTH.value,
-            gamma=float(config.params.gamma_h),
+            gamma=float(problem.params.gamma_h),
         )
         print(
             f"{name:10}{r['reached']:10.3f}{r['reached_error']:8.3f}{r['all_reached']:13.3f}"
@@ -57,7 +55,7 @@ def main(_: list[str]) -> None:
         )
     if solution is not None:
         states = np.flatnonzero(~np.asarray(found.table.terminal))
-        errors = empo_evaluation.exact_errors(config, world, solution, train, states)
+        errors = empo_evaluation.exact_errors(problem, solution, train, states)
         print("errors at all states, visited or not:", {k: round(v, 4) for k, v in errors.items()})
 
 

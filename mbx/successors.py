@@ -79,7 +79,7 @@ def segment_expectation(
     Raises:
       ValueError: values, probs and ids differ in their leading axis.
 
-    Source: document 004, "flat structure with segment aggregation".
+    Source: docs/sources.md#empo, aggregation.
     """
     values, probs = jnp.asarray(values), jnp.asarray(probs)
     if not values.shape[:1] == probs.shape == segment_ids.shape:

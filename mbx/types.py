@@ -24,6 +24,8 @@ class EnvSpec(NamedTuple):
         discrete: actions are one-hot.
         tasks: specs of the single tasks where several are trained at once.
         can_terminate: episodes may end before their time limit.
+        world: the task's own `mbx.power.NamedWorld`, where it has one: for agents that need its
+            successors.
     """
 
     name: str
@@ -35,3 +37,4 @@ class EnvSpec(NamedTuple):
     discrete: bool = False
     tasks: tuple[EnvSpec, ...] = ()
     can_terminate: bool = True
+    world: Any = None

@@ -2,13 +2,13 @@
 
 V_h^e is how well human h reaches goal g, X_h the ability that follows from it, U_r =
 -(mean_h X_h^-xi)^eta the robot's intrinsic reward, Q_r and V_r its discounted future, and pi_r
-proportional to (-Q_r)^-beta_r its policy. Source: document 004, arXiv 2508.00159.
+proportional to (-Q_r)^-beta_r its policy. Source: arXiv 2508.00159, docs/sources.md#empo.
 
     world = TabularWorld(...)              # every transition of a small world
     solution = solve(world, PowerParams()) # exact: the oracle for whatever learns
 
-The public names of `equations`, `solver` (exact), `worlds`, `codec` (states as replay rows) and
-`curriculum` (schedules of training).
+The public names of `equations`, `solver` (exact), `worlds`, `codec` (states as replay rows),
+`curriculum` (schedules of training) and `named` (what environments carry to the agent).
 """
 
 from mbx.power import curriculum
@@ -31,6 +31,7 @@ from mbx.power.equations import (
     z_to_q,
     z_to_y,
 )
+from mbx.power.named import NamedWorld
 from mbx.power.solver import Solution, solve
 from mbx.power.worlds import (
     TabularWorld,
@@ -50,6 +51,7 @@ __all__ = [
     "ABILITY_FLOOR",
     "Codec",
     "Curriculum",
+    "NamedWorld",
     "PowerParams",
     "Record",
     "Solution",

@@ -4,7 +4,7 @@
 (7) X_h = sum_g w_g V_h^e^zeta   (8) U_r = -(mean_h X_h^-xi)^eta   (9) V_r = U_r + pi_r . Q_r
 
 The reward belongs to the state: Q_r holds the discounted future only, and is below 0 everywhere.
-Source: document 004, arXiv 2508.00159.
+Source: arXiv 2508.00159; docs/sources.md#empo.
 """
 
 from __future__ import annotations

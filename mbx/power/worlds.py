@@ -25,7 +25,7 @@ class TabularWorld(NamedTuple):
     every (s, j) of a non-terminal s. terminal: `[S]` bool. achieved: `[H, G, S]` 0/1, judged on
     the successor. goal_weight: `[H, G]`, w_g of eq. (7); normalised per human it is also the goal
     distribution of the human marginal. humans, robots: agent numbers; a joint action is
-    j = sum_i a_i num_actions^i over all agents i (agent 0 fastest). Source: document 004.
+    j = sum_i a_i num_actions^i over all agents i (agent 0 fastest). Source: docs/sources.md#empo.
     """
 
     succ_state: Any

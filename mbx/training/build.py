@@ -2,8 +2,8 @@
 
 `register` adds agents of your own (examples/own_agent.py).
 
-How one agent's configuration is read stands beside: `tdmpc_settings`, `dreamer_settings`,
-`empo_settings`.
+How one agent's configuration is read stands beside: `tdmpc_settings`, `dreamer_settings`;
+EMPO's settings are `mbx.agents.empo.settings`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mbx.agents import tdmpc
+from mbx import settings
+from mbx.agents import empo, tdmpc
 from mbx.agents.base import Agent
+from mbx.agents.empo.settings import Settings as EmpoSettings
 from mbx.envs.base import EnvSpec
 from mbx.training.dreamer_settings import dreamer_agent, dreamer_config, dreamer_schedule
-from mbx.training.empo_settings import empo_agent, empo_config, empo_world
 from mbx.training.state import Schedule
 from mbx.training.tdmpc_settings import is_episodic, tdmpc_config
 
@@ -23,8 +24,6 @@ __all__ = [
     "build_agent",
     "build_schedule",
     "dreamer_config",
-    "empo_config",
-    "empo_world",
     "is_episodic",
     "register",
     "tdmpc_config",
@@ -35,7 +34,7 @@ Builder = Callable[[Config, EnvSpec], Agent]
 
 _BUILDERS: dict[str, Builder] = {
     "tdmpc": lambda config, spec: tdmpc.make_agent(tdmpc_config(config, spec)),
-    "empo": empo_agent,
+    "empo": lambda config, spec: empo.make_agent(settings.from_dict(EmpoSettings(), config), spec),
     "dreamer": dreamer_agent,
 }
 

@@ -1,9 +1,6 @@
-"""EMPO's agent: targets against the exact solution, human expectations, learning, bad settings."""
+"""EMPO's agent: targets against the exact solution, human expectations, learning."""
 
 from __future__ import annotations
-
-import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,34 +8,23 @@ import numpy as np
 import pytest
 
 from mbx import envs, power, replay
-from mbx.agents.empo import agent as empo
+from mbx.agents.empo import TrainState
 from mbx.agents.empo import evaluation as empo_evaluation
 from mbx.agents.empo import models as empo_models
 from mbx.agents.empo import targets as empo_targets
 from mbx.envs import empo as empo_envs
-from mbx.power import Curriculum, PowerParams, TabularWorld
-from mbx.training import build, loop
-from mbx.training.state import Schedule, init_state
-from tests.helpers import FIXTURES
-
-# No warm-up, beta_r at its nominal value from the first update.
-AT_ONCE = Curriculum(steps=10**6, v_h_e_steps=0, x_h_steps=0, q_r_steps=0, ramp_steps=0)
-
-
-@functools.cache
-def load(name):
-    """A fixture's world with its exact solution, as the agent sees it."""
-    d = dict(np.load(FIXTURES / "empo" / f"{name}.npz"))
-    table = TabularWorld(**{field: d[field] for field in TabularWorld._fields})
-    numbers = {k.removeprefix("param_"): v.item() for k, v in d.items() if k.startswith("param_")}
-    params = PowerParams(**numbers, reduce=str(d.get("human_reduce", "mean")))
-    return empo_envs.prior_world(table, params)
-
-
-def tables(name, **settings):
-    found = load(name)
-    settings = {"kind": "tables", "target_interval": 1, "table_min_rate": 1.0} | settings
-    return found, empo.EmpoConfig(found.params, AT_ONCE, **settings)
+from tests.agents.empo_helpers import (
+    AT_ONCE,
+    AVERAGING,
+    EXPLORE,
+    TABLES,
+    changed,
+    load,
+    one_update,
+    problem_of,
+    settings_of,
+    train,
+)
 
 
 def exact_tables(found):
@@ -64,7 +50,6 @@ def targets_of(found, states, tables=None, draws=0, **options):
             states,
             human,
             found.params,
-            jnp.float32(found.params.beta_r),
             jnp.ones(len(states), bool),
             **options,
         )
@@ -146,47 +131,29 @@ def test_unmet_states_at_the_ability_floor_are_counted():
 # Learning
 
 
-def train(found, config, updates, *, num_envs=16, seed=0, option=""):
-    """A fused run with one update a step: (loop state, last metrics)."""
-    empo_envs.register_world("test", lambda: found)
-    agent = empo.make_agent(config, found.world)
-    environment = envs.make(f"empo:test{option}", num_envs, episode_length=20)
-    schedule = Schedule(
-        seed_steps=num_envs * 4,
-        pretrain_updates=0,
-        utd_ratio=1 / num_envs,
-        reanalyze_interval=0,
-        reanalyze_min_step=0,
-    )
-    state = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=512))(
-        jax.random.key(seed)
-    )
-    interval = loop.make_interval(agent, environment, schedule, length=updates + 4)
-    state, metrics = interval(state)
-    return state, loop.summarise(metrics)
+def errors_of(found, settings, state):
+    """Errors at the states that the replay holds, and how many these are."""
+    states = empo_evaluation.visited_states(found.world, state.replay)
+    problem = problem_of(found, settings)
+    return empo_evaluation.exact_errors(problem, found.solution, state.train, states), len(states)
 
 
 def test_tables_converge_to_the_exact_solution():
-    found, config = tables("dag_2h2r")
-    explore = dataclasses.replace(AT_ONCE, epsilon_end=1.0)
-    config = dataclasses.replace(config, curriculum=explore)
-    state, metrics = train(found, config, 600)
-    states = empo_evaluation.visited_states(found.world, state.replay)
-    assert len(states) > 20
-    errors = empo_evaluation.exact_errors(config, found.world, found.solution, state.train, states)
+    found, settings = load("dag_2h2r"), settings_of(model=TABLES, curriculum=EXPLORE)
+    state, metrics = train(found, settings, 600)
+    errors, visited = errors_of(found, settings, state)
+    assert visited > 20
     assert errors["v_h_e"] < 1e-3 and errors["pi_r"] < 1e-3, errors
     assert metrics["overflow"] == 0 and metrics["mass_error"] < 1e-5
 
 
 @pytest.mark.slow
 def test_tables_with_drawn_human_actions_average_them():
-    found, config = tables(
-        "dag_2h2r", human_expectation="fresh", table_min_rate=0.02, human_samples=2
-    )
-    explore = dataclasses.replace(AT_ONCE, epsilon_end=1.0)
-    state, _ = train(found, dataclasses.replace(config, curriculum=explore), 1_500)
-    states = empo_evaluation.visited_states(found.world, state.replay)
-    errors = empo_evaluation.exact_errors(config, found.world, found.solution, state.train, states)
+    found = load("dag_2h2r")
+    drawn = dict(human_expectation="fresh", human_samples=2)
+    settings = settings_of(model=AVERAGING, curriculum=EXPLORE, loss=drawn)
+    state, _ = train(found, settings, 1_500)
+    errors, _ = errors_of(found, settings, state)
     assert errors["v_h_e"] < 0.03 and errors["pi_r"] < 0.03, errors
 
 
@@ -194,79 +161,31 @@ def test_tables_with_drawn_human_actions_average_them():
 @pytest.mark.parametrize("name", ["grid_rock_1h1r", "grid_corridor_2h1r"])
 def test_networks_approach_the_exact_solution(name):
     found = empo_envs.named_world(name)
-    plan = Curriculum(
-        steps=4_000,
-        v_h_e_steps=400,
-        x_h_steps=0,
-        q_r_steps=400,
-        ramp_steps=400,
-        epsilon_end=0.1,
-        epsilon_steps=2_000,
-    )
-    config = empo.EmpoConfig(
-        found.params, plan, hidden=64, target_interval=20, learning_rate_q=1e-3
-    )
-    state, _ = train(found, config, 4_000, num_envs=32)
-    states = empo_evaluation.visited_states(found.world, state.replay)
-    errors = empo_evaluation.exact_errors(config, found.world, found.solution, state.train, states)
+    plan = dict(v_h_e_steps=400, q_r_steps=400, ramp_steps=400, epsilon_steps=2_000, steps=4_000)
+    settings = settings_of(model=dict(hidden=64), curriculum=plan)
+    state, _ = train(found, settings, 4_000, num_envs=32)
+    errors, _ = errors_of(found, settings, state)
     assert errors["v_h_e"] < 0.05 and errors["pi_r_tv"] < 0.15, errors
 
 
-def one_update(config, found, seed=0):
-    """An agent, its train state before and after one update on random experience."""
-    agent = empo.make_agent(config, found.world)
-    environment = envs.episodic(empo_envs.raw_environment("empo:x", found.world), 4)
-    no = jnp.zeros(4, bool)
-
-    @jax.jit
-    def run(before, key):
-        env_state, obs = environment.reset(key)
-        buffer = replay.init(agent.example_row(), num_envs=4, capacity=16)
-        action = jax.nn.one_hot(jnp.zeros(4, int), environment.spec.action_dim)
-
-        def step(carry, key):
-            env_state, obs, first, buffer = carry
-            row = dict(
-                obs=obs,
-                action=action,
-                reward=jnp.zeros(4),
-                is_first=first,
-                is_last=no,
-                terminated=no,
-            )
-            env_state, now = environment.step(env_state, action, key)
-            first = now.terminated | now.truncated
-            return (env_state, now.obs, first, replay.insert(buffer, row)), None
-
-        start = (env_state, obs, ~no, buffer)
-        carry, _ = jax.lax.scan(step, start, jax.random.split(key, 4))
-        after, _, metrics = agent.update(before, carry[3], key)
-        act = agent.act(after, agent.init_actor(4), carry[1], ~no, key, True)[0]
-        return after, metrics, act
-
-    key = jax.random.key(seed)
-    before = jax.jit(agent.init)(key)
-    return before, *run(before, key)
-
-
-def changed(before, after):
-    pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
-    return any(not np.array_equal(a, b) for a, b in pairs)
-
-
 @pytest.mark.parametrize(
-    "settings",
+    ("model", "loss"),
     [
-        dict(human_expectation="fresh", x_h="network"),
-        dict(human_expectation="rollout", encoder="identity", q_head="z", q_loss="mse"),
+        (dict(x_h="network"), dict(human_expectation="fresh")),
+        (
+            dict(encoder="identity", q_head="z"),
+            dict(human_expectation="rollout", q_loss="mse"),
+        ),
     ],
     ids=["fresh", "rollout"],
 )
-def test_networks_learn_only_what_their_stage_trains(settings):
+def test_networks_learn_only_what_their_stage_trains(model, loss):
     found = load("dag_2h2r")
-    plan = Curriculum(use_x_h=True, v_h_e_steps=5, x_h_steps=5, q_r_steps=5, ramp_steps=5)
-    config = empo.EmpoConfig(found.params, plan, hidden=16, batch_size=4, **settings)
-    before, after, metrics, action = one_update(config, found)
+    plan = dict(v_h_e_steps=5, q_r_steps=5, ramp_steps=5)
+    settings = settings_of(
+        model=model | dict(hidden=16), loss=loss | dict(batch_size=4), curriculum=plan
+    )
+    before, after, metrics, action = one_update(settings, found)
     assert changed(before.params["v_h_e"], after.params["v_h_e"])
     for name in set(before.params) - {"v_h_e"}:
         assert not changed(before.params[name], after.params[name])
@@ -274,20 +193,17 @@ def test_networks_learn_only_what_their_stage_trains(settings):
     assert not changed(before.target, after.target) and int(after.step) == 1
     assert all(np.isfinite(float(value)) for value in metrics.values()), metrics
     np.testing.assert_array_equal(action.sum(-1), 1.0)
-    assert ("z_unrepresentable" in metrics) == ("q_head" in settings)
+    assert ("z_unrepresentable" in metrics) == ("q_head" in model)
 
 
 def test_after_warm_up_all_networks_learn_and_copies_are_hard():
     found = load("dag_2h2r")
-    config = empo.EmpoConfig(
-        found.params,
-        dataclasses.replace(AT_ONCE, use_x_h=True),
-        hidden=16,
-        batch_size=4,
-        x_h="network",
-        target_interval=2,
+    settings = settings_of(
+        model=dict(hidden=16, x_h="network"),
+        loss=dict(batch_size=4, target_interval=2),
+        curriculum=AT_ONCE | dict(x_h_steps=0),
     )
-    before, after, metrics, _ = one_update(config, found)
+    before, after, metrics, _ = one_update(settings, found)
     for name in ("v_h_e", "q_r", "x_h"):
         assert changed(before.params[name], after.params[name])
     assert not changed(before.target, after.target)  # the second update is the one that copies
@@ -295,8 +211,8 @@ def test_after_warm_up_all_networks_learn_and_copies_are_hard():
 
 
 def test_a_table_moves_by_the_mean_of_a_state_s_targets_and_counts_visits():
-    found, config = tables("dag_2h2r", batch_size=32)
-    before, after, _, _ = one_update(config, found)
+    found, settings = load("dag_2h2r"), settings_of(model=TABLES, curriculum=AT_ONCE)
+    before, after, _, _ = one_update(settings, found)
     counts = np.asarray(after.opt_state["q_r"])
     assert counts.sum() == 32 and counts.max() > 1  # few states, many draws of each
     met = jnp.asarray(np.flatnonzero(counts), jnp.int32)
@@ -372,11 +288,8 @@ def test_humans_live_in_the_environment():
 def test_humans_get_what_v_h_e_says_they_get():
     found = load("grid_rock_1h1r")
     exact = exact_tables(found)
-    config = empo.EmpoConfig(
-        found.params, AT_ONCE, kind="tables", target_interval=1, table_min_rate=1.0
-    )
-    solved = empo.TrainState(exact, None, {}, jnp.int32(0))
-    policy = empo_evaluation.learned_policy(config, found.world, solved)
+    problem = problem_of(found, settings_of(model=TABLES, curriculum=AT_ONCE))
+    policy = empo_evaluation.learned_policy(problem, TrainState(exact, None, {}, jnp.int32(0)))
     result = empo_evaluation.goal_reaching(
         found.world,
         policy,
@@ -394,77 +307,26 @@ def test_humans_get_what_v_h_e_says_they_get():
     assert result["reached"] > frozen["reached"] + 0.02
 
 
-# -------------------------------------------------------------------------------------------------
-# Settings
-
-
-def test_impossible_settings_are_refused():
-    found = load("grid_rock_1h1r")
-    config = functools.partial(empo.EmpoConfig, found.params, AT_ONCE)
-    for field, value in (
-        ("kind", "trees"),
-        ("human_expectation", "all"),
-        ("q_loss", "l1"),
-        ("batch_size", 0),
-        ("table_min_rate", 2.0),
-    ):
-        with pytest.raises(ValueError, match=f"{field}="):
-            config(**{field: value})
-    with pytest.raises(ValueError, match="drawn targets are noisy"):
-        config(kind="tables", human_expectation="fresh", table_min_rate=1.0)
-    with pytest.raises(ValueError, match="q_loss='gamma'"):
-        config(q_head="z")
-    with pytest.raises(ValueError, match="encoder='cnn'"):
-        empo.make_agent(config(encoder="cnn"), found.world)
-    with pytest.raises(ValueError, match="numbers its states"):
-        empo.make_agent(config(kind="tables"), found.world._replace(num_states=None))
-    with pytest.raises(ValueError, match="goal_weight sums to"):
-        empo.make_agent(config(), found.world._replace(goal_weight=jnp.ones((1, 5))))
-
-
-def test_the_configuration_builds_the_agent_and_names_its_mistakes():
-    from configs import empo as default
-
-    config = default.get_config().to_dict()
-    environment = envs.make(config["env"]["name"], 2)
-    assert build.build_agent(config, environment.spec).store is None
-    settings = build.empo_config(config, environment.spec)
-    assert settings.params.beta_r == 40.0 and settings.capacity == 1.5 * 32 * 16
-    rock = envs.make("empo:grid_rock_1h1r", 2).spec
-    settings = build.empo_config(config, rock)  # a world with parameters of its own
-    assert settings.params.beta_r == 10.0 and settings.params.eta == pytest.approx(1.1)
-    assert settings.capacity == 1.5 * 32 * 4
-    config["loss"]["room"] = 2.0  # all that a joint action can have there: every slot
-    assert build.empo_config(config, rock).capacity == 0
-    config["loss"]["room"] = -1.0
-    with pytest.raises(ValueError, match="loss.room=-1.0"):
-        build.empo_config(config, rock)
-    config["loss"]["room"] = 1.5
-    pendulum = envs.make("gymnax:Pendulum-v1", 1).spec
-    with pytest.raises(ValueError, match="lists its successors"):
-        build.build_agent(config, pendulum)
-    with pytest.raises(ValueError, match="empo:nowhere' is unknown"):
-        envs.make("empo:nowhere", 1)
-    config["power"]["source"] = "paper"
-    with pytest.raises(ValueError, match="power.source='paper'"):
-        build.empo_config(config, environment.spec)
-    with pytest.raises(ValueError, match="action_repeat=2"):
-        envs.make("empo:grid_rock_1h1r", 1, action_repeat=2)
+STORED = dict(
+    model=AVERAGING, curriculum=EXPLORE, loss=dict(human_expectation="fresh", human_samples=1)
+)
 
 
 def test_stored_successors_are_those_of_the_world():
-    found, config = tables(
-        "dag_2h2r", human_expectation="fresh", table_min_rate=0.02, stored_successors=True
-    )
+    found = load("dag_2h2r")
     records = power.make_records(found.world)
     record = jax.jit(records.draw)(jnp.int32(1), jax.random.key(0))
     words = jax.jit(records.pack)(record)
     assert words.shape == (records.size,) and words.dtype == jnp.int32
     jax.tree.map(np.testing.assert_array_equal, jax.jit(records.unpack)(words), record)
     np.testing.assert_allclose(record.prob.sum(-1), 1.0, rtol=1e-6)
-    with pytest.raises(ValueError, match="human_expectation='exact'"):
-        dataclasses.replace(config, human_expectation="exact")
-    empo_envs.register_world("test", lambda: found)
+    for changes in (dict(human_expectation="exact"), dict(human_samples=2)):
+        loss = STORED["loss"] | changes
+        if changes.get("human_expectation"):
+            loss.pop("human_samples")
+        with pytest.raises(ValueError, match="loss.human_expectation="):
+            problem_of(found, settings_of(**STORED | dict(loss=loss)), "@stored")
+    assert problem_of(found, settings_of(**STORED), "@stored").stored
     assert envs.make("empo:test@stored", 1).spec.obs_shape[0] > records.size
     with pytest.raises(ValueError, match="only option"):
         envs.make("empo:test@packed", 1)
@@ -472,14 +334,9 @@ def test_stored_successors_are_those_of_the_world():
 
 @pytest.mark.slow
 def test_tables_learn_from_stored_successors():
-    found, config = tables(
-        "dag_2h2r", human_expectation="fresh", table_min_rate=0.02, stored_successors=True
-    )
-    explore = dataclasses.replace(AT_ONCE, epsilon_end=1.0)
-    config = dataclasses.replace(config, curriculum=explore)
-    state, metrics = train(found, config, 1_500, option="@stored")
+    found, settings = load("dag_2h2r"), settings_of(**STORED)
+    state, metrics = train(found, settings, 1_500, option="@stored")
     sizes = replay.bytes_per_transition(state.replay)["rows"]
     assert sizes > 4 * power.make_records(found.world).size and metrics["mass_error"] < 1e-5
-    states = empo_evaluation.visited_states(found.world, state.replay)
-    errors = empo_evaluation.exact_errors(config, found.world, found.solution, state.train, states)
+    errors, _ = errors_of(found, settings, state)
     assert errors["v_h_e"] < 0.05 and errors["pi_r"] < 0.05, errors

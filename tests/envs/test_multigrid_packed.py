@@ -1,4 +1,4 @@
-"""The compressed grid: document 004's layout exactly, and the one in which empty is not wall."""
+"""The compressed grid: the reference's layout exactly, and the one in which empty is not wall."""
 
 from __future__ import annotations
 

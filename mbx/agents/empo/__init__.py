@@ -1,9 +1,32 @@
 """EMPO phase 2: a robot policy that softly maximises the power of the humans around it.
 
-`agent` acts and learns, `targets` enumerates successors, `models` are networks or tables;
-`evaluation` and `diagnostics` say how well humans fare. The theory is in `mbx.power`.
+    settings      every setting, its default, its range
+    agent         acts and learns: `make_agent(settings, spec)`
+    models        networks or tables for V_h^e, X_h, Q_r
+    targets       successors of a batch of states, and what is learned from them
+    learners      a step of the networks, or of the tables
+    evaluation    errors against the exact solution, what humans reach
+    diagnostics   numbers, episodes and maps beside the log
+
+The theory is in `mbx.power`; where the algorithm comes from is in docs/sources.md#empo.
 """
 
-from mbx.agents.empo.agent import EmpoConfig, TrainState, make_agent, make_model, policy_of
+from __future__ import annotations
 
-__all__ = ["EmpoConfig", "TrainState", "make_agent", "make_model", "policy_of"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mbx.agents.empo.agent import make_agent, resolve
+    from mbx.agents.empo.types import Problem, TrainState
+
+__all__ = ["Problem", "TrainState", "make_agent", "resolve"]
+
+_HOMES = {"make_agent": "agent", "Problem": "types", "TrainState": "types", "resolve": "agent"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used: `mbx.agents.empo.settings` loads no JAX."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

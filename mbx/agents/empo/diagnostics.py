@@ -19,26 +19,32 @@ import matplotlib
 import numpy as np
 
 from mbx.agents.base import Diagnostics
-from mbx.agents.empo import EmpoConfig, TrainState, evaluation, make_model
+from mbx.agents.empo import evaluation
+from mbx.agents.empo.types import Problem, TrainState
 from mbx.pictures import to_gif
 from mbx.power.worlds import World
-
-Array = jax.Array
+from mbx.types import Array
 
 ROBOTS = ("learned", "random", "frozen")
 SHOWN = 3  # episodes in the GIF
 
 
 def make_diagnostics(
-    config: EmpoConfig, world: World, *, episodes: int, length: int
+    problem: Problem, episodes: int, length: int
 ) -> Callable[[TrainState, Any, Array], Diagnostics]:
-    """`Agent.diagnostics` of EMPO's agent. episodes: a robot; length: at most, of an episode."""
-    model, gamma = make_model(config, world), float(config.params.gamma_h)
+    """The diagnostics of EMPO's agent.
+
+    Args:
+        problem: what is learned and how.
+        episodes: of each robot.
+        length: steps of an episode, at most.
+    """
+    world, model, gamma = problem.world, problem.model, float(problem.params.gamma_h)
 
     @jax.jit
     def play(train: TrainState, key: Array) -> tuple[Any, Array]:
         policies = (
-            evaluation.learned_policy(config, world, train),
+            evaluation.learned_policy(problem, train),
             evaluation.random_policy(world),
             evaluation.frozen_policy,
         )
@@ -56,7 +62,7 @@ def make_diagnostics(
         values = model.v_h_e(train.params, model.trunk(train.params, model.encode(states)))
         return played, jnp.clip(values, 0.0, 1.0)
 
-    def review(train: TrainState, _: Any, key: Array) -> Diagnostics:
+    def diagnose(train: TrainState, _: Any, key: Array) -> Diagnostics:
         played, values = jax.device_get(play(train, key))
         metrics = {}
         for number, robot in enumerate(ROBOTS):
@@ -71,7 +77,7 @@ def make_diagnostics(
             files["value_map.png"] = draw_map(*value_map(world, learned, values), world)
         return Diagnostics(metrics, files)
 
-    return review
+    return diagnose
 
 
 def _frames(world: World, played: evaluation.Episodes) -> list[np.ndarray]:

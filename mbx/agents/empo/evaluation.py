@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import replay
-from mbx.agents.empo import EmpoConfig, TrainState, make_model, policy_of
+from mbx.agents.empo.acting import policy_of
+from mbx.agents.empo.types import Problem, TrainState
 from mbx.power import Solution
 from mbx.power.codec import make_codec
 from mbx.power.worlds import World, draw_actions, draw_goals
+from mbx.types import Array
 
-Array = jax.Array
 Policy = Callable[[Any, Array], Array]
 
 
@@ -34,7 +35,7 @@ def visited_states(world: World, buffer: replay.ReplayState) -> np.ndarray:
 
 
 def exact_errors(
-    config: EmpoConfig, world: World, solution: Solution, train: TrainState, states: Array
+    problem: Problem, solution: Solution, train: TrainState, states: Array
 ) -> dict[str, float]:
     """Mean absolute errors at the given non-terminal states of a `tabular_world`.
 
@@ -42,11 +43,11 @@ def exact_errors(
     exact value above 0.001, and the rest. pi_r: mean absolute error and total variation. Only goals
     of positive weight count.
     """
-    model = make_model(config, world)
+    model, world = problem.model, problem.world
     states = jnp.asarray(states, jnp.int32)
     latents = model.trunk(train.params, model.encode(states))
     v = np.clip(np.asarray(model.v_h_e(train.params, latents)), 0.0, 1.0)
-    pi = np.asarray(policy_of(config, model, train, states))
+    pi = np.asarray(policy_of(problem, train, states))
     exact_v = np.moveaxis(np.asarray(solution.V_h_e)[:, :, states], -1, 0)
     exact_pi = np.asarray(solution.pi_r)[states]
     achieved = np.asarray(jax.vmap(world.achieved)(states))
@@ -65,15 +66,19 @@ def exact_errors(
     return result
 
 
-def learned_policy(config: EmpoConfig, world: World, train: TrainState) -> Policy:
+def learned_policy(problem: Problem, train: TrainState) -> Policy:
     """The learner's robot."""
-    model = make_model(config, world)
 
     def policy(state: Any, key: Array) -> Array:
         one = jax.tree.map(lambda x: jnp.asarray(x)[None], state)
-        return jax.random.categorical(key, jnp.log(policy_of(config, model, train, one)[0]))
+        return jax.random.categorical(key, jnp.log(policy_of(problem, train, one)[0]))
 
     return policy
+
+
+def exact_policy(solution: Solution) -> Policy:
+    """The robot of an exact solution, of a world whose states are numbers (`tabular_world`)."""
+    return lambda state, key: jax.random.categorical(key, jnp.log(solution.pi_r[state]))
 
 
 def random_policy(world: World) -> Policy:

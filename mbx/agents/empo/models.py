@@ -19,9 +19,7 @@ import jax.numpy as jnp
 from mbx import power
 from mbx.networks import MLP
 from mbx.power.worlds import World
-
-Array = jax.Array
-Params = dict[str, Any]
+from mbx.types import Array, Params
 
 # What a network cannot tell from 0: actions with -Q_r below twice this count as equally good. Only
 # those all of whose successors are terminal, worth nearly 0 to the robot, lie there.

@@ -16,15 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from mbx import power, successors
-from mbx.agents.empo.models import Model, Params
+from mbx.agents.empo.models import Model
 from mbx.power.equations import PowerParams
 from mbx.power.worlds import World, goal_distribution, profiles
 from mbx.successors import Successors
-
-Array = jax.Array
-Metrics = dict[str, Array]
-
-EXPECTATIONS = ("exact", "fresh", "rollout")
+from mbx.types import Array, Metrics, Params
 
 
 class Profiles(NamedTuple):
@@ -158,7 +154,6 @@ def values(
     params: Params,
     codes: Array,
     p: PowerParams,
-    beta_r: Array,
     ability_floor: float,
 ) -> tuple[Array, Array, Array]:
     """V_r `[N]`, V_h^e clamped `[N, H, G]` and X_h `[N, H]` of states, by frozen parameters."""
@@ -173,7 +168,7 @@ def values(
             x = jnp.clip(model.x_h(params, latents), 0.0, 1.0)
         x = jnp.maximum(x, ability_floor)
         reward = power.intrinsic_reward(x, p.xi, p.eta, reduce=p.reduce)
-        v_r = reward + jnp.sum(power.robot_policy(q, beta_r) * q, axis=-1)
+        v_r = reward + jnp.sum(power.robot_policy(q, p.beta_r) * q, axis=-1)
     return v_r, v, x
 
 
@@ -184,7 +179,6 @@ def make_targets(
     states: Any,
     human: Profiles,
     p: PowerParams,
-    beta_r: Array,
     mask: Array,
     *,
     capacity: int | None = None,
@@ -208,7 +202,7 @@ def make_targets(
         codes = model.encode(flat.state)
 
     def evaluate(codes: Array) -> tuple[Array, Array, Array]:
-        return values(model, world, params, codes, p, beta_r, ability_floor)
+        return values(model, world, params, codes, p, ability_floor)
 
     if unique:
         keys = _keys(world, flat.state)
@@ -229,7 +223,7 @@ def make_targets(
         q_target = p.gamma_r * jnp.einsum("bpr,bp->br", expected, human.weight)
     with jax.named_scope("stage5_v_h_e"):
         latents = model.trunk(params, model.encode(states))
-        policy = power.robot_policy(model.q_r(params, latents), beta_r)
+        policy = power.robot_policy(model.q_r(params, latents), p.beta_r)
         wide = jnp.broadcast_to(ended[:, None, None], v.shape)
         attained = power.attained(v, achieved, p.gamma_h, wide)
         expected = successors.segment_expectation(

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx.envs.base import JaxEnvironment, RawEnvironment, episodic
-from mbx.envs.empo.named import NamedWorld
 from mbx.envs.render import Renderer
 from mbx.power.codec import make_codec, make_records
 from mbx.power.equations import PowerParams
+from mbx.power.named import NamedWorld
 from mbx.power.solver import solve
 from mbx.power.worlds import (
     TabularWorld,
@@ -84,13 +84,12 @@ def packaged_world(name: str) -> NamedWorld:
     params = PowerParams(
         **{k.removeprefix("param_"): float(v) for k, v in data.items() if k.startswith("param_")}
     )
-    solution = solve(table, params)
     columns = [data[k].reshape(table.num_states, -1) for k in ("agent_state", "mobile_xy")]
     columns = np.concatenate([*columns, data["step_count"][:, None]], axis=1)
     features = np.concatenate(
         [np.eye(column.max() + 1, dtype=np.float32)[column] for column in columns.T], axis=1
     )
-    return NamedWorld(tabular_world(table, solution, features=features), params, table, solution)
+    return solved_world(table, params, features=features)
 
 
 def raw_environment(
@@ -157,8 +156,10 @@ def make(
     name, at, option = task.partition("@")
     if at and option != "stored":
         raise ValueError(f"env.name='empo:{task}': the only option after @ is stored")
-    raw = raw_environment(f"empo:{task}", named_world(name).world, stored=bool(at))
-    return episodic(raw, num_envs, episode_length=episode_length)
+    found = named_world(name)
+    raw = raw_environment(f"empo:{task}", found.world, stored=bool(at))
+    environment = episodic(raw, num_envs, episode_length=episode_length)
+    return environment._replace(spec=environment.spec._replace(world=found))
 
 
 def make_renderer(task: str) -> Renderer:
@@ -169,7 +170,13 @@ def make_renderer(task: str) -> Renderer:
     return Renderer(lambda state: world.views.render(state[0], state[1]), np.asarray, STEP_SECONDS)
 
 
-def prior_world(table: TabularWorld, params: PowerParams, **options: Any) -> NamedWorld:
-    """A listed world with its exact prior and solution, for `register_world`."""
+def solved_world(table: TabularWorld, params: PowerParams, **options: Any) -> NamedWorld:
+    """A listed world, solved: its humans follow the exact prior. For `register_world`.
+
+    Args:
+        table: its transitions.
+        params: of the equations; the world brings them.
+        **options: of `mbx.power.tabular_world`.
+    """
     solution = solve(table, params)
     return NamedWorld(tabular_world(table, solution, **options), params, table, solution)

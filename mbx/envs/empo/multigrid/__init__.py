@@ -4,8 +4,9 @@
     grid = make_grid(layout)                             # outcomes and goals as pure functions
     world = make_world("rock_gate")                      # what EMPO's agent trains on
 
-`layout` reads maps, `dynamics` moves agents, `outcomes` lists what a joint action can lead to,
-`export` lists all states for the exact solver, `packed` is document 004's one-integer-a-cell grid.
+`layout` reads maps, `dynamics` lists what a joint action can lead to (`effects` what actions do,
+`chances` who wins and who stumbles), `export` lists all states for the exact solver, `packed` is
+the grid with one integer a cell.
 """
 
 from mbx.envs.empo.multigrid.dynamics import Grid, make_grid

@@ -6,7 +6,8 @@ unless the first could not move). A cell that an agent stood on when the step be
 others for that step. Leaving unsteady ground, an agent goes astray to its left or right with half
 the stumbling probability each. A magic wall lets an agent through from its magic side with a
 probability, and may turn to stone when it does not. These rules reproduce the transitions of
-document 004's multigrid as the fixtures `grid_rock_1h1r` and `grid_corridor_2h1r` hold them.
+the reference's multigrid (docs/sources.md#empo), which the fixtures `grid_rock_1h1r` and
+`grid_corridor_2h1r` hold.
 
 What actions do is in `effects`, chance in `chances`. Axes: N agents, K outcomes of a joint action.
 """

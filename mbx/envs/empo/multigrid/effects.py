@@ -10,8 +10,8 @@ takes `do`, whether it happens, and is plain arithmetic on scalars.
                      makes that agent take it in the next step
     disabling switch a trigger's toggle turns all buttons of its target kind off, or on again
 
-They follow document 004's multigrid; where it keeps agents unpaused after a paused switch was
-disabled and enabled again, the switch here pauses them again.
+They follow the reference's multigrid (docs/sources.md#empo); where it keeps agents unpaused after a
+paused switch was disabled and enabled again, the switch here pauses them again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Maps: text to arrays, every mistake told with its place.
+"""Maps: text to arrays; every mistake is reported with its place.
 
     #  wall      .  floor     ~  lava: an agent that enters is out for the rest of the episode
     o  rock: pushed by robots alone      b  block: pushed by every agent
@@ -11,7 +11,7 @@
 
 `objects.read_legend` gives further symbols: colours, contents, sides. Actions are still, left,
 right, forward; toggle where something can be toggled; pick up and drop where something can be
-carried. Agents are numbered in reading order. Source: document 004's multigrid.
+carried. Agents are numbered in reading order. Source: docs/sources.md#empo.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ A legend gives further symbols, or other options, in the words of `OPTIONS`:
       M: {type: magic_wall, side: left}
       S: {type: disabling_switch, trigger: robots, target: kill_button}
 
-Kinds and colours are document 004's, numbered as there.
+Kinds and colours are the reference's (docs/sources.md#empo), numbered as there.
 """
 
 from __future__ import annotations

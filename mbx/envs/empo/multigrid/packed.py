@@ -5,7 +5,7 @@
 
 Document 004's layout (version 1) writes type 0 both for a wall and for nothing, so that empty cells
 are read as walls. Version 2, the default, counts types from 1 and keeps 0 for nothing. Fields are
-`[..., H, W]` arrays; source: document 004, section "Compressed grid".
+`[..., H, W]` arrays; source: docs/sources.md#empo.
 """
 
 from __future__ import annotations
@@ -201,4 +201,4 @@ def _from_code(code: Array) -> Array:
 
 def _check_version(version: int) -> None:
     if version not in (1, 2):
-        raise ValueError(f"version={version}: choose 2, or 1 for document 004's own layout")
+        raise ValueError(f"version={version}: choose 2, or 1 for the reference's own layout")

@@ -5,8 +5,8 @@
 `mbx.pictures` writes PNG and GIF files from them.
 
 Everything is a tile: a mask of shape [TILE, TILE] in one colour, laid over the cell it stands on.
-Humans are yellow and robots grey arrows, as in document 004; who is out for the rest of the episode
-is drawn pale. A goal that a human pursues is outlined in that human's shade.
+Humans are yellow and robots grey arrows, as in the reference's; who is out for the rest of the
+episode is drawn pale. A goal that a human pursues is outlined in that human's shade.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from mbx.envs.empo.multigrid.export import export
 from mbx.envs.empo.multigrid.layout import DIRECTIONS, Layout, load_map
 from mbx.envs.empo.multigrid.render import make_render
 from mbx.envs.empo.multigrid.state import CARRIED, INSIDE, State, unpack
-from mbx.envs.empo.named import NamedWorld
 from mbx.power.equations import PowerParams
+from mbx.power.named import NamedWorld
 from mbx.power.solver import solve
 from mbx.power.worlds import Views, World, tabular_world
 

@@ -1,0 +1,149 @@
+"""One step of learning from given targets: of networks by gradients, of tables by averaging."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mbx import power
+from mbx.agents.empo.models import Q_FLOOR
+from mbx.agents.empo.targets import Targets
+from mbx.agents.empo.types import Problem, TrainState
+from mbx.types import Array, Metrics, Params
+
+
+def init_state(problem: Problem, key: Array) -> TrainState:
+    """A fresh train state; tables count their visits where networks keep an optimiser's state."""
+    params = problem.model.init(key)
+    if problem.settings.model.kind == "tables":
+        opt_state = {
+            "v_h_e": jnp.zeros_like(params["v_h_e"]),
+            "q_r": jnp.zeros(params["q_r"].shape[0]),
+        }
+    else:
+        optimizer = _optimizer(problem)
+        opt_state = {name: optimizer.init(own) for name, own in params.items()}
+    target = jax.tree.map(jnp.copy, params) if problem.target_interval > 1 else None
+    return TrainState(params, target, opt_state, jnp.int32(0))
+
+
+def learn_networks(
+    problem: Problem, train: TrainState, states: Any, targets: Targets, mask: Array
+) -> tuple[TrainState, Metrics]:
+    """One optimiser step of each network that this stage trains.
+
+    Args:
+        problem: what is learned and how.
+        train: the train state.
+        states: `[B, ...]`.
+        targets: of these states.
+        mask: `[B]` bool, rows that exist.
+    """
+    codes = problem.model.encode(states)
+    gradients, metrics = jax.grad(_loss, argnums=1, has_aux=True)(
+        problem, train.params, codes, targets, mask
+    )
+    settings, optimizer = problem.settings.optimizer, _optimizer(problem)
+    on = _active(problem, train.step)
+    params, opt_state = {}, {}
+    for name, own in train.params.items():
+        base = settings.learning_rate_v if name == "v_h_e" else settings.learning_rate_q
+        rate = power.curriculum.learning_rate(problem.curriculum, train.step, base)
+        updates, state = optimizer.update(gradients[name], train.opt_state[name], own)
+        keep = functools.partial(jnp.where, on[name])
+        params[name] = jax.tree.map(lambda w, u, r=rate, k=keep: k(w - r * u, w), own, updates)
+        opt_state[name] = jax.tree.map(keep, state, train.opt_state[name])
+        metrics[f"grad_norm/{name}"] = optax.tree.norm(gradients[name])
+    return train.replace(params=params, opt_state=opt_state), metrics
+
+
+def _loss(
+    problem: Problem, params: Params, codes: Array, targets: Targets, mask: Array
+) -> tuple[Array, Metrics]:
+    """The sum of all networks' losses, and each: mean squared errors, of Q_r by `q_loss`."""
+    model, world = problem.model, problem.world
+    coverage = targets.coverage * mask[:, None, None]
+    rows = jnp.maximum(jnp.sum(mask), 1)
+    latents = model.trunk(params, codes)
+    v = power.soft_clamp(model.v_h_e(params, latents), 0.0, 1.0)
+    v_loss = jnp.sum(coverage * jnp.square(v - targets.v_h_e)) / jnp.sum(coverage + 1e-9)
+    q = model.q_r(params, latents)
+    q_loss = jnp.sum(q_errors(problem.settings.loss.q_loss, q, targets.q_r) * mask[:, None])
+    losses = {"loss/v_h_e": v_loss, "loss/q_r": q_loss / (rows * q.shape[1])}
+    if model.x_h is not None:
+        clean = jnp.clip(jax.lax.stop_gradient(v), 0.0, 1.0)
+        want = power.aggregate_ability(clean, world.goal_weight[None], problem.params.zeta)
+        x = power.soft_clamp(model.x_h(params, latents), power.ABILITY_FLOOR, 1.0)
+        error = jnp.square(x - want) * mask[:, None]
+        losses["loss/x_h"] = jnp.sum(error) / (rows * x.shape[1])
+    return sum(losses.values()), losses
+
+
+def q_errors(kind: str, q: Array, target: Array) -> Array:
+    """Loss of each entry of Q_r.
+
+    Args:
+        kind: "mse", squared errors; "gamma", the deviance t/q - log(t/q) - 1 of a gamma
+            distribution, whose minimum over q is the mean of the targets and in which errors count
+            relatively, as they do in a power-law policy.
+        q: below 0, any shape.
+        target: of that shape; one no better than -Q_FLOOR asks only to be as good as that.
+    """
+    if kind == "mse":
+        return jnp.square(q - target)
+    ratio = jnp.maximum(-target, Q_FLOOR) / -q
+    return ratio - jnp.log(ratio) - 1.0
+
+
+def learn_tables(
+    problem: Problem, train: TrainState, states: Any, targets: Targets, mask: Array
+) -> tuple[TrainState, Metrics]:
+    """Move entries by their adaptive rates; a state met often in a batch moves once.
+
+    Arguments as of `learn_networks`.
+    """
+    settings = problem.settings.model
+    index = jnp.where(mask, problem.model.encode(states), problem.world.num_states)  # else dropped
+    weights = {
+        "v_h_e": targets.coverage,
+        "q_r": jnp.ones(index.shape),
+    }
+    wanted = {"v_h_e": targets.v_h_e, "q_r": targets.q_r}
+    on = _active(problem, train.step)
+    params, counts, metrics = {}, {}, {}
+    # What is written depends, by nothing, on all that was read of the tables: so the compiler knows
+    # that the reads come first and writes in place instead of copying whole tables.
+    nothing = 0.0 * jnp.sum(targets.policy)
+    for name, table in train.params.items():
+        before = train.opt_state[name][index]
+        weight = jnp.where(on[name], weights[name], 0.0) + 0.0 * before
+        counts[name] = train.opt_state[name].at[index].add(weight, mode="drop")
+        times = counts[name][index]
+        rate = jnp.maximum(times, 1.0) ** -settings.table_rate_power
+        rate = jnp.maximum(rate, settings.table_min_rate)
+        share = rate * weight / jnp.maximum(times - before, 1e-9)
+        share = share.reshape(share.shape + (1,) * (table.ndim - share.ndim))
+        error = wanted[name] - table[index] + nothing
+        params[name] = table.at[index].add(share * error, mode="drop")
+        metrics[f"loss/{name}"] = jnp.sum(
+            jnp.where(mask.reshape((-1,) + (1,) * (error.ndim - 1)), jnp.square(error), 0.0)
+        ) / jnp.maximum(jnp.sum(mask) * error[0].size, 1)
+    return train.replace(params=params, opt_state=counts), metrics
+
+
+def _optimizer(problem: Problem) -> optax.GradientTransformation:
+    settings = problem.settings.optimizer
+    return optax.chain(
+        optax.clip_by_global_norm(settings.grad_clip_norm),
+        optax.scale_by_adam(),
+        optax.add_decayed_weights(settings.weight_decay),
+    )
+
+
+def _active(problem: Problem, step: Array) -> dict[str, Array]:
+    flags = power.curriculum.active(problem.curriculum, step)
+    return dict(zip(power.curriculum.NETWORKS, flags, strict=True))

@@ -1,0 +1,202 @@
+"""Settings of EMPO's agent; the defaults here are its default configuration.
+
+Names are those of flags: `settings.loss.room` is `--config.loss.room`. Nothing here loads JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from mbx.agents import settings as common
+from mbx.agents.settings import RunSettings
+from mbx.settings import NONZERO, section, setting
+
+_NETWORKS = {"model.kind": "networks"}
+_TABLES = {"model.kind": "tables"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Train(common.Train):
+    """How long a run is and how often it learns."""
+
+    utd_ratio: float = setting(0.0625, "updates per agent step: two a step of 32 worlds")
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval(common.Eval):
+    """Evaluations: of returns, and of what humans reach beside different robots."""
+
+    review_episodes: int = setting(
+        256, "episodes of the learned, a random and a frozen robot each; 0: no comparison"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Power:
+    """The robot's idea of power: arXiv 2508.00159, equations (1) to (9)."""
+
+    source: str = setting(
+        "world",
+        "world: the parameters that the world comes with, if any; config: those below",
+        choices=("world", "config"),
+    )
+    beta_h: float = setting(10.0, "inverse temperature of the human prior, eq. (2)")
+    gamma_h: float = setting(0.95, "the humans' discount", above=0, at_most=1)
+    beta_r: float = setting(40.0, "exponent of the robot's power-law policy, eq. (5)")
+    gamma_r: float = setting(0.95, "the robot's discount", above=0, at_most=1)
+    zeta: float = setting(1.0, "humans' risk aversion over goals, eq. (7)", at_least=1)
+    xi: float = setting(1.0, "inequality aversion over humans, eq. (8)", at_least=1)
+    eta: float = setting(1.1, "inequality aversion over time, eq. (8)", at_least=1)
+    terminal_v_r: float = setting(-1e-10, "V_r of terminal states, below 0", at_least=None)
+    reduce: str = setting("mean", "over humans in eq. (8)", choices=("mean", "sum"))
+
+    def check(self) -> Iterator[str]:
+        """Rules that a range does not express."""
+        for name in ("gamma_h", "gamma_r"):
+            if getattr(self, name) >= 1.0:
+                yield f"{name}={getattr(self, name)}: give a discount below 1"
+        if self.terminal_v_r >= 0.0:
+            yield f"terminal_v_r={self.terminal_v_r}: give a number below 0, -1e-10 say"
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What V_h^e, X_h and Q_r are held in."""
+
+    kind: str = setting(
+        "networks",
+        "networks, or tables: for worlds that number their states",
+        choices=("networks", "tables"),
+    )
+    hidden: int = setting(128, "width of networks", at_least=1, needs=_NETWORKS)
+    encoder: str = setting(
+        "mlp",
+        "of states; identity: the heads see the features only",
+        choices=("mlp", "identity"),
+        needs=_NETWORKS,
+    )
+    q_head: str = setting(
+        "exp",
+        "how the last layer becomes Q_r below 0; z: for worlds without termination",
+        choices=("exp", "softplus", "z"),
+        needs=_NETWORKS,
+    )
+    x_h: str = setting(
+        "sum",
+        "X_h as the sum over goals, or a network of its own",
+        choices=("sum", "network"),
+        needs=_NETWORKS,
+    )
+    table_rate_power: float = setting(
+        1.0, "a table's entry moves by n^-power of the way to its n-th target ...", needs=_TABLES
+    )
+    table_min_rate: float = setting(
+        0.02, "... but at least this; 1.0 for exact human actions", at_most=1, needs=_TABLES
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """Targets, and how far from them an estimate is."""
+
+    batch_size: int = setting(32, "states an update", at_least=1)
+    q_loss: str = setting(
+        "gamma",
+        "of Q_r: gamma counts relative errors, mse squared ones",
+        choices=("gamma", "mse"),
+        needs=_NETWORKS,
+    )
+    human_expectation: str = setting(
+        "fresh",
+        "over human actions: exact, fresh draws, or the rollout's (its goals persist: biased)",
+        choices=("exact", "fresh", "rollout"),
+    )
+    human_samples: int = setting(
+        1, "draws of human actions a state", at_least=1, needs={"human_expectation": "fresh"}
+    )
+    room: float = setting(1.5, "successors a joint action for which there is room; 0: every slot")
+    unique: int = setting(0, "room for distinct successors; 0: every successor is evaluated")
+    ability_floor: float = setting(
+        1e-3, "least X_h in targets; the metric zero_ability counts where it is used", above=0
+    )
+    target_interval: int = setting(
+        0, "updates between hard copies of the parameters; 0: 1 for tables, 20 for networks"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """Adam with weight decay, of networks."""
+
+    learning_rate_v: float = setting(1e-3, "of V_h^e", needs=_NETWORKS)
+    learning_rate_q: float = setting(1e-3, "of Q_r and X_h", needs=_NETWORKS)
+    weight_decay: float = setting(1e-4, "of all parameters", needs=_NETWORKS)
+    grad_clip_norm: float = setting(10.0, "largest norm of a gradient", above=0, needs=_NETWORKS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Curriculum:
+    """Stages of learning, in learner updates: see `mbx.power.curriculum`."""
+
+    steps: int = setting(0, "of the run, for the decay; 0: as many as there are", needs=_NETWORKS)
+    v_h_e_steps: int = setting(1_000, "V_h^e alone")
+    x_h_steps: int = setting(300, "then X_h, too", needs={"model.x_h": "network"})
+    q_r_steps: int = setting(1_000, "then Q_r, too")
+    ramp_steps: int = setting(2_000, "then beta_r rises from 0")
+    epsilon_start: float = setting(1.0, "share of random robot actions at first", at_most=1)
+    epsilon_end: float = setting(0.1, "and at last", at_most=1)
+    epsilon_steps: int = setting(5_000, "from first to last")
+    gamma_h_ramp: int = setting(0, "updates in which gamma_h rises; 0: none")
+    gamma_h_start: float = setting(0.0, "from here", at_most=1, needs={"gamma_h_ramp": NONZERO})
+    gamma_r_ramp: int = setting(0, "updates in which gamma_r rises once Q_r is learned; 0: none")
+    gamma_r_start: float = setting(0.0, "from here", at_most=1, needs={"gamma_r_ramp": NONZERO})
+    constant_fraction: float = setting(
+        0.7, "share of the run after which learning rates fall", at_most=1, needs=_NETWORKS
+    )
+    decay: str = setting("1/t", "how they fall", choices=("1/t", "1/sqrt_t"), needs=_NETWORKS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(RunSettings):
+    """All of a run of EMPO's agent.
+
+    Steps are environment steps summed over environments; the curriculum counts learner updates
+    (steps times `train.utd_ratio`).
+    """
+
+    agent: str = setting("empo", "which agent")
+    env: common.Env = section(
+        common.Env(name="empo:multigrid/gates_2h2r", num_envs=32, episode_length=30),
+        "the world; episode_length 0: until it ends, or 50",
+    )
+    train: Train = section(
+        Train(steps=160_000, seed_steps=640, log_interval=3_200), "how long, how often"
+    )
+    eval: Eval = section(Eval(interval=32_000, episodes=64), "evaluations")
+    checkpoint: common.Checkpoint = section(
+        common.Checkpoint(interval=32_000), "when the state is saved"
+    )
+    replay: common.Replay = section(
+        common.Replay(capacity=65_536), "rows, each a state and the humans' goals"
+    )
+    power: Power = section(Power(), "what the robot maximises")
+    model: Model = section(Model(), "what is learned")
+    loss: Loss = section(Loss(), "what is minimised")
+    optimizer: Optimizer = section(Optimizer(), "of networks")
+    curriculum: Curriculum = section(Curriculum(), "stages, in learner updates")
+
+    def updates_per_step(self) -> float:
+        """Learner updates of an agent step."""
+        return self.train.utd_ratio
+
+    def check(self) -> Iterator[str]:
+        """Rules over several sections."""
+        exact, tables = self.loss.human_expectation == "exact", self.model.kind == "tables"
+        if tables and not exact and self.model.table_min_rate > 0.5:
+            yield (
+                f"model.table_min_rate={self.model.table_min_rate} with loss.human_expectation="
+                f"{self.loss.human_expectation!r}: drawn targets are noisy, lower it (0.02, say)"
+            )
+        if not tables and self.loss.q_loss == "gamma" and self.model.q_head == "z":
+            yield "model.q_head='z' with loss.q_loss='gamma': choose q_loss=mse"

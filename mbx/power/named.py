@@ -1,0 +1,26 @@
+"""A world with what is known of it: what environments carry to the agent."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mbx.power.equations import PowerParams
+from mbx.power.solver import Solution
+from mbx.power.worlds import TabularWorld, World
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NamedWorld:
+    """A world with what is known of it.
+
+    Attributes:
+        world: what the agent trains on.
+        params: the parameters it comes with; None: the configuration's.
+        table: its transitions, where it is small enough to be listed.
+        solution: their exact solution.
+    """
+
+    world: World
+    params: PowerParams | None = None
+    table: TabularWorld | None = None
+    solution: Solution | None = None

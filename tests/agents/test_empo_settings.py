@@ -1,0 +1,96 @@
+"""EMPO's settings: each one works or is refused by name."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+from mbx import envs
+from mbx.agents.empo import make_agent, resolve
+from mbx.agents.empo.settings import Settings
+from mbx.settings import from_dict
+from mbx.training import build
+from tests.agents.empo_helpers import AVERAGING, TABLES, load, problem_of, settings_of
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (dict(model=dict(kind="trees")), "config.model.kind='trees': choose one of"),
+        (dict(model=dict(encoder="cnn")), "config.model.encoder='cnn'"),
+        (dict(model=AVERAGING | dict(table_min_rate=2.0)), "table_min_rate=2.0.*at most 1"),
+        (dict(model=TABLES, loss=dict(human_expectation="fresh")), "drawn targets are noisy"),
+        (dict(model=AVERAGING | dict(hidden=64)), "config.model.hidden=64 has no effect.*networks"),
+        (dict(model=AVERAGING, optimizer=dict(weight_decay=0.0)), "optimizer.weight_decay=0.0 has"),
+        (dict(model=AVERAGING, loss=dict(q_loss="mse")), "config.loss.q_loss='mse' has no effect"),
+        (dict(model=dict(table_min_rate=0.1)), "table_min_rate=0.1 has no effect.*'tables'"),
+        (dict(model=dict(q_head="z")), "config.model.q_head='z' with loss.q_loss='gamma'"),
+        (dict(loss=dict(human_expectation="all")), "config.loss.human_expectation='all'"),
+        (dict(loss=dict(human_samples=2)), "loss.human_samples=2 has no effect.*'fresh'"),
+        (dict(loss=dict(batch_size=0)), "config.loss.batch_size=0: give at least 1"),
+        (dict(loss=dict(room=-1.0)), "config.loss.room=-1.0: give at least 0"),
+        (dict(curriculum=dict(x_h_steps=7)), "x_h_steps=7 has no effect.*model.x_h='network'"),
+        (dict(curriculum=dict(gamma_h_start=0.5)), "gamma_h_start=0.5 has no effect"),
+        (dict(power=dict(source="paper")), "config.power.source='paper'"),
+        (dict(power=dict(zeta=0.5)), "config.power.zeta=0.5: give at least 1"),
+        (dict(power=dict(eta=-1.0)), "config.power.eta=-1.0: give at least 1"),
+        (dict(power=dict(gamma_r=1.5)), "config.power.gamma_r=1.5: give more than 0 and at most 1"),
+        (dict(power=dict(gamma_h=1.0)), "config.power.gamma_h=1.0: give a discount below 1"),
+        (dict(power=dict(terminal_v_r=5.0)), "config.power.terminal_v_r=5.0: give a number below"),
+    ],
+)
+def test_impossible_settings_are_refused(sections, message):
+    with pytest.raises(ValueError, match=message):
+        settings_of(**sections)
+
+
+def test_settings_that_do_not_go_with_the_world_are_refused():
+    found, plain = load("grid_rock_1h1r"), settings_of()
+    with pytest.raises(ValueError, match="numbers its states"):
+        unnumbered = found.world._replace(num_states=None)
+        problem_of(power_world(unnumbered), settings_of(model=TABLES))
+    spec = envs.make("empo:grid_rock_1h1r", 1).spec
+    weights = found.world._replace(goal_weight=jnp.ones((1, 5)))
+    with pytest.raises(ValueError, match="goal_weight sums to"):
+        make_agent(plain, spec._replace(world=power_world(weights)))
+    with pytest.raises(ValueError, match="beta_r=500.0 has no effect.*beta_r=10.0.*source=config"):
+        problem_of(found, settings_of(power=dict(beta_r=500.0)))
+    own = problem_of(found, settings_of(power=dict(beta_r=500.0, source="config")))
+    assert own.params.beta_r == 500.0 and own.params.zeta == 1.0
+
+
+def power_world(world):
+    """A world without parameters of its own."""
+    from mbx.power.named import NamedWorld
+
+    return NamedWorld(world)
+
+
+def test_the_configuration_builds_the_agent_and_names_its_mistakes():
+    from configs import empo as default
+
+    config = default.get_config().to_dict()
+    settings = from_dict(Settings(), config)
+    environment = envs.make(config["env"]["name"], 2)
+    assert build.build_agent(config, environment.spec).store is None
+    problem = resolve(settings, environment.spec)
+    assert problem.params.beta_r == 40.0 and problem.capacity == 1.5 * 32 * 16
+    assert problem.curriculum.steps == 10_000 and problem.target_interval == 20
+    rock = envs.make("empo:grid_rock_1h1r", 2).spec
+    problem = resolve(settings, rock)  # a world with parameters of its own
+    assert problem.params.beta_r == 10.0 and problem.params.eta == pytest.approx(1.1)
+    assert problem.capacity == 1.5 * 32 * 4
+    # Room for all that a joint action can have there: every slot.
+    assert resolve(settings_of(loss=dict(room=2.0)), rock).capacity is None
+    assert resolve(settings_of(loss=dict(room=0.0)), rock).capacity is None
+    exact = settings_of(loss=dict(room=1.5))
+    assert resolve(exact, rock).capacity == 1.5 * 32 * 4 * 4
+    drawn = settings_of(loss=dict(room=1.5, human_expectation="fresh", human_samples=3))
+    assert resolve(drawn, rock).capacity == 1.5 * 32 * 3 * 4
+    pendulum = envs.make("gymnax:Pendulum-v1", 1).spec
+    with pytest.raises(ValueError, match="lists its successors"):
+        build.build_agent(config, pendulum)
+    with pytest.raises(ValueError, match="empo:nowhere' is unknown"):
+        envs.make("empo:nowhere", 1)
+    with pytest.raises(ValueError, match="action_repeat=2"):
+        envs.make("empo:grid_rock_1h1r", 1, action_repeat=2)
