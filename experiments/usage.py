@@ -7,6 +7,7 @@ imported sections and of the file it derives from included. Nothing here loads J
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import io
 import pathlib
@@ -16,6 +17,7 @@ import tokenize
 from collections.abc import Sequence
 from typing import Any
 
+from mbx.settings import describe
 from mbx.training.ranges import flat
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -107,7 +109,8 @@ def config_help(path: str) -> str:
     Raises ValueError where the file does not exist.
     """
     found = _find(path)
-    values, words = settings(path), comments(found)
+    values = settings(path)
+    words = comments(found) | declared(values.get("agent", ""))
     lines = [
         ast.get_docstring(ast.parse(found.read_text())) or path,
         "",
@@ -139,6 +142,15 @@ def settings(path: str) -> dict[str, Any]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return dict(flat(module.get_config().to_dict()))
+
+
+def declared(agent: str) -> dict[str, str]:
+    """What an agent's settings say of themselves, by dotted name; {} where none are declared."""
+    try:
+        module = importlib.import_module(f"mbx.agents.{agent}.settings")
+    except ModuleNotFoundError:
+        return {}
+    return {found.name: found.help for found in describe(module.Settings())}
 
 
 def comments(path: str | pathlib.Path, function: str = "get_config") -> dict[str, str]:
