@@ -6,7 +6,7 @@ are pytrees of their own. Axes: E environments.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from mbx import replay
@@ -127,6 +127,8 @@ class Agent(NamedTuple):
             further fields `[E, ...]` of them.
         diagnostics: (train, replay, key) -> `Diagnostics`, called with every evaluation, outside
             any compiled program.
+        check: is given the metrics of every log interval, and raises ValueError, with the remedy,
+            where they say that the run cannot be right.
     """
 
     init: Callable[[Array], Any]
@@ -137,3 +139,4 @@ class Agent(NamedTuple):
     store: Store | None = None
     replay_extras: Callable[[Any], dict[str, Array]] | None = None
     diagnostics: Callable[[Any, replay.ReplayState, Array], Diagnostics] | None = None
+    check: Callable[[Mapping[str, float]], None] | None = None

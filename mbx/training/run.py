@@ -198,6 +198,8 @@ def _drive(
                 metrics["seconds"] = time.time() - started
                 member.logger.log("train", steps, metrics)
                 check_finite(config, metrics, steps)
+                if job.agent.check is not None:
+                    job.agent.check(metrics)
                 warned = warned or warn_of_faults(metrics, steps)
             final = i + 1 == plan.intervals
             if final or (i + 1) % plan.eval_every == 0:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mbx import envs, power, replay
-from mbx.agents.empo import TrainState
+from mbx.agents.empo import TrainState, learners, make_agent
 from mbx.agents.empo import evaluation as empo_evaluation
 from mbx.agents.empo import models as empo_models
 from mbx.agents.empo import targets as empo_targets
@@ -19,6 +21,7 @@ from tests.agents.empo_helpers import (
     EXPLORE,
     TABLES,
     changed,
+    environment_of,
     load,
     one_update,
     problem_of,
@@ -81,7 +84,7 @@ def test_exact_targets_reproduce_the_exact_solution(name):
     assert float(metrics["zero_ability"]) == 0
 
 
-def test_capacity_and_deduplication_leave_targets_alone_and_overflow_is_told():
+def test_capacity_and_deduplication_leave_targets_alone():
     found = load("grid_rock_1h1r")
     states = running(found)[:40]
     _, plain, metrics = targets_of(found, states)
@@ -93,8 +96,59 @@ def test_capacity_and_deduplication_leave_targets_alone_and_overflow_is_told():
         assert float(told["overflow"]) == 0 and int(told["n_successors"]) == used
         if "unique" in options:
             assert 2 < int(told["n_unique"]) < used
-    _, _, told = targets_of(found, states, capacity=used - 7)
-    assert float(told["overflow"]) == 7 and float(told["mass_error"]) > 0.1
+
+
+def test_what_does_not_fit_is_no_target():
+    # Room for the first three quarters: to count the rest 0 would make it better than anything.
+    found = load("grid_rock_1h1r")
+    states = running(found)[:40]
+    _, plain, metrics = targets_of(found, states)
+    used = int(metrics["n_successors"])
+    _, got, metrics = targets_of(found, states, capacity=3 * used // 4)
+    assert float(metrics["overflow"]) == used - 3 * used // 4
+    assert float(metrics["mass_error"]) > 0.1
+    known, covered = np.asarray(got.known), np.asarray(got.coverage) > 0
+    assert 0.7 < known.mean() < 0.8 and np.all(np.asarray(plain.known))
+    assert float(metrics["lost_targets"]) == pytest.approx(np.mean(~known))
+    np.testing.assert_allclose(got.q_r[known], plain.q_r[known], rtol=1e-5)
+    assert np.all(np.asarray(got.q_r)[~known] > np.asarray(plain.q_r)[~known] + 0.1)
+    # The states are in order: the last ones have lost their successors, and so their V_h^e.
+    assert np.all(covered[:29]) and not np.any(covered[31:])
+    np.testing.assert_allclose(got.v_h_e[covered], plain.v_h_e[covered], atol=1e-6)
+
+
+def test_entries_without_a_target_are_not_learned():
+    found = load("grid_rock_1h1r")
+    cases = {
+        "tables": dict(model=TABLES, curriculum=AT_ONCE),
+        "networks": dict(model=dict(hidden=16), curriculum=AT_ONCE, optimizer=dict(weight_decay=0)),
+    }
+    for name, sections in cases.items():
+        problem = problem_of(found, settings_of(**sections))
+        learn = learners.learn_tables if name == "tables" else learners.learn_networks
+        train = jax.jit(functools.partial(learners.init_state, problem))(jax.random.key(0))
+        states = running(found)[:4]
+        _, targets, _ = targets_of(found, states)
+        learn = jax.jit(functools.partial(learn, problem, train, states))
+        known = targets.known.at[1:].set(False)
+        targets = targets._replace(known=known, coverage=0.0 * targets.coverage)
+        wrong = targets._replace(
+            q_r=jnp.where(known, targets.q_r, -1e-9), v_h_e=5.0 + targets.v_h_e
+        )
+        after, metrics = learn(targets, jnp.ones(4, bool))
+        again, same = learn(wrong, jnp.ones(4, bool))
+        assert not changed(after.params, again.params)
+        assert float(metrics["loss/q_r"]) == float(same["loss/q_r"]) > 0 or name == "tables"
+        assert changed(train.params["q_r"], after.params["q_r"])
+        if name == "tables":
+            np.testing.assert_array_equal(after.params["q_r"][states[1:]], -1.0)
+
+
+def test_a_run_that_loses_successors_often_is_stopped():
+    agent = make_agent(settings_of(loss=dict(room=1.5)), environment_of(load("dag_2h2r")).spec)
+    agent.check({"lost_targets": 0.01})
+    with pytest.raises(ValueError, match="loss.room=1.5: .* 2.0% .* loss.max_lost=1.0%"):
+        agent.check({"lost_targets": 0.02})
 
 
 def test_fresh_human_actions_follow_the_marginal_and_average_to_the_exact_targets():

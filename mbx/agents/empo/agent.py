@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -62,6 +63,7 @@ def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
         update=_make_update(problem),
         example_row=functools.partial(_example_row, problem),
         diagnostics=make_diagnostics(problem, episodes, spec.episode_length) if episodes else None,
+        check=functools.partial(_check_metrics, settings),
     )
 
 
@@ -175,7 +177,11 @@ def _make_update(problem: Problem) -> Update:
         )
         train, losses = learn(problem, train, states, targets, batch.mask[0])
         after = _advance(problem, train)
-        return after, buffer, metrics | losses | _progress(problem, train.step, p, targets)
+        return (
+            after,
+            buffer,
+            metrics | losses | _progress(problem, train.step, p, targets, batch.mask[0]),
+        )
 
     return update
 
@@ -190,19 +196,48 @@ def _advance(problem: Problem, train: TrainState) -> TrainState:
 
 
 def _progress(
-    problem: Problem, step: Array, p: PowerParams, targets: empo_targets.Targets
+    problem: Problem, step: Array, p: PowerParams, targets: empo_targets.Targets, mask: Array
 ) -> Metrics:
-    """Where the curriculum stands, and the targets' means."""
+    """Where the curriculum stands, and means over the batch's states of what they mean.
+
+    v_h_e: over the pairs of human and goal that have a target. q_r: over the joint robot actions
+    that have one. x_h_1, ...: each human's ability. u_r, v_r: eqs. (8) and (9). entropy: of pi_r,
+    in nats.
+    """
+
+    def mean(x: Array, weight: Array) -> Array:
+        weight = weight * mask.reshape((-1,) + (1,) * (x.ndim - 1))
+        return jnp.sum(x * weight) / jnp.maximum(jnp.sum(weight), 1e-9)
+
+    every = jnp.ones(mask.shape)
+    u_r = power.intrinsic_reward(targets.x_h, p.xi, p.eta, reduce=p.reduce)
+    policy = targets.policy
     metrics = {
         "beta_r": p.beta_r,
         "epsilon": power.curriculum.epsilon(problem.curriculum, step),
         "stage": power.curriculum.stage(problem.curriculum, step).astype(jnp.float32),
-        "q_r": jnp.mean(targets.q_r),
-        "v_h_e": jnp.mean(targets.v_h_e),
+        "q_r": mean(targets.q_r, targets.known),
+        "v_h_e": mean(targets.v_h_e, targets.coverage),
+        "u_r": mean(u_r, every),
+        "v_r": mean(u_r + jnp.sum(policy * targets.q_r, axis=1), jnp.all(targets.known, axis=1)),
+        "entropy": mean(-jnp.sum(jax.scipy.special.xlogy(policy, policy), axis=1), every),
     }
+    for human in range(problem.world.num_humans):
+        metrics[f"x_h_{human + 1}"] = mean(targets.x_h[:, human], every)
     if problem.settings.model.kind == "networks" and problem.settings.model.q_head == "z":
         metrics["z_unrepresentable"] = jnp.mean((targets.q_r > -1.0).astype(jnp.float32))
     return metrics
+
+
+def _check_metrics(settings: Settings, metrics: Mapping[str, float]) -> None:
+    """Raises ValueError where successors are missing too often."""
+    lost, loss = metrics.get("lost_targets", 0.0), settings.loss
+    if lost > loss.max_lost:
+        raise ValueError(
+            f"loss.room={loss.room}: the successors of {lost:.1%} of the robots' actions do not "
+            f"fit, more than loss.max_lost={loss.max_lost:.1%}; give room to more successors a "
+            "joint action, or 0: to all that there can be"
+        )
 
 
 def _example_row(problem: Problem) -> dict[str, Any]:

@@ -72,8 +72,9 @@ def _loss(
     v = power.soft_clamp(model.v_h_e(params, latents), 0.0, 1.0)
     v_loss = jnp.sum(coverage * jnp.square(v - targets.v_h_e)) / jnp.sum(coverage + 1e-9)
     q = model.q_r(params, latents)
-    q_loss = jnp.sum(q_errors(problem.settings.loss.q_loss, q, targets.q_r) * mask[:, None])
-    losses = {"loss/v_h_e": v_loss, "loss/q_r": q_loss / (rows * q.shape[1])}
+    known = targets.known & mask[:, None]
+    q_loss = jnp.sum(q_errors(problem.settings.loss.q_loss, q, targets.q_r) * known)
+    losses = {"loss/v_h_e": v_loss, "loss/q_r": q_loss / jnp.maximum(jnp.sum(known), 1)}
     if model.x_h is not None:
         clean = jnp.clip(jax.lax.stop_gradient(v), 0.0, 1.0)
         want = power.aggregate_ability(clean, world.goal_weight[None], problem.params.zeta)
@@ -113,6 +114,7 @@ def learn_tables(
         "q_r": jnp.ones(index.shape),
     }
     wanted = {"v_h_e": targets.v_h_e, "q_r": targets.q_r}
+    has_target = {"v_h_e": targets.coverage > 0.0, "q_r": targets.known}
     on = _active(problem, train.step)
     params, counts, metrics = {}, {}, {}
     # What is written depends, by nothing, on all that was read of the tables: so the compiler knows
@@ -127,7 +129,7 @@ def learn_tables(
         rate = jnp.maximum(rate, settings.table_min_rate)
         share = rate * weight / jnp.maximum(times - before, 1e-9)
         share = share.reshape(share.shape + (1,) * (table.ndim - share.ndim))
-        error = wanted[name] - table[index] + nothing
+        error = jnp.where(has_target[name], wanted[name] - table[index], 0.0) + nothing
         params[name] = table.at[index].add(share * error, mode="drop")
         metrics[f"loss/{name}"] = jnp.sum(
             jnp.where(mask.reshape((-1,) + (1,) * (error.ndim - 1)), jnp.square(error), 0.0)

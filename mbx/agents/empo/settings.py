@@ -116,6 +116,9 @@ class Loss:
         1, "draws of human actions a state", at_least=1, needs={"human_expectation": "fresh"}
     )
     room: float = setting(1.5, "successors a joint action for which there is room; 0: every slot")
+    max_lost: float = setting(
+        0.01, "share of robot actions whose successors may not fit before the run stops", at_most=1
+    )
     unique: int = setting(0, "room for distinct successors; 0: every successor is evaluated")
     ability_floor: float = setting(
         1e-3, "least X_h in targets; the metric zero_ability counts where it is used", above=0

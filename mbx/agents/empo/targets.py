@@ -17,10 +17,13 @@ import jax.numpy as jnp
 
 from mbx import power, successors
 from mbx.agents.empo.models import Model
-from mbx.power.equations import PowerParams
+from mbx.power.equations import Number, PowerParams
 from mbx.power.worlds import World, goal_distribution, profiles
 from mbx.successors import Successors
 from mbx.types import Array, Metrics, Params
+
+# How far the probabilities of a joint action's successors may be from 1 for rounding alone.
+MASS_TOLERANCE = 1e-3
 
 
 class Profiles(NamedTuple):
@@ -38,12 +41,23 @@ class Profiles(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """q_r `[B, R]`, v_h_e and coverage `[B, H, G]`: entries to learn; policy `[B, R]`."""
+    """What a batch of states is learned towards.
+
+    Attributes:
+        q_r: `[B, R]`.
+        known: `[B, R]` bool, where all successors were there; elsewhere q_r is no target.
+        v_h_e: `[B, H, G]`.
+        coverage: `[B, H, G]`, how much of v_h_e's expectation was there; 0: it is no target.
+        policy: `[B, R]`, pi_r.
+        x_h: `[B, H]`, abilities by the frozen parameters, at least `loss.ability_floor`.
+    """
 
     q_r: Array
+    known: Array
     v_h_e: Array
     coverage: Array
     policy: Array
+    x_h: Array
 
 
 def exact_profiles(world: World, states: Any) -> Profiles:
@@ -98,13 +112,21 @@ def expand(
     capacity: int | None,
     mask: Array,
     listed: tuple[Any, Array] | None = None,
-) -> tuple[Successors, Metrics]:
+) -> tuple[Successors, Array, Metrics]:
     """Successors of every (state, human profile, robot action), one flat list.
 
-    human_actions: [B, P, H]. mask: [B], states to count. listed: (states, prob) [B, P, R, K, ...],
-    where they are known already. Segments are (b * P + p) * R + r. Metrics:
-    n_successors, fill, overflow (of the world's K and of the list), mass_error, the largest
-    |1 - sum prob|.
+    Args:
+        world: what follows what.
+        states: `[B, ...]`.
+        human_actions: `[B, P, H]`.
+        capacity: room in the list; None: for every slot.
+        mask: `[B]`, states to count.
+        listed: (states, prob) `[B, P, R, K, ...]`, where they are known already.
+
+    Returns:
+        The list, with segments (b * P + p) * R + r; `[B, P, R]` bool, segments some of whose
+        successors are missing, in the world's K or in the list; and metrics: n_successors, fill,
+        overflow (how many are missing), mass_error (the largest |1 - sum prob|).
     """
     robots = jnp.asarray(profiles(world.num_robots, world.num_actions), jnp.int32)
     batch, num = human_actions.shape[:2]
@@ -129,13 +151,14 @@ def expand(
     else:
         flat = successors.flatten(dense, prob, capacity)
     mass = successors.segment_mass(flat.prob, flat.segment, num_segments).reshape(batch, -1)
+    lost = (jnp.abs(1.0 - mass) > MASS_TOLERANCE).reshape(batch, num, len(robots))
     metrics = {
         "n_successors": flat.count.astype(jnp.float32),
         "fill": flat.fill,
         "overflow": (flat.overflow + jnp.sum(overflow & mask[:, None, None])).astype(jnp.float32),
         "mass_error": jnp.max(jnp.where(mask[:, None], jnp.abs(1.0 - mass), 0.0)),
     }
-    return flat, metrics
+    return flat, lost, metrics
 
 
 def _every_slot(states: Any, prob: Array) -> Successors:
@@ -162,14 +185,22 @@ def values(
     with jax.named_scope("stage3_forward"):
         v = jnp.clip(model.v_h_e(params, latents), 0.0, 1.0)
         q = model.q_r(params, latents)
-        if model.x_h is None:
-            x = power.aggregate_ability(v, world.goal_weight[None], p.zeta)
-        else:
-            x = jnp.clip(model.x_h(params, latents), 0.0, 1.0)
-        x = jnp.maximum(x, ability_floor)
+        x = _ability(model, world, params, latents, p.zeta, ability_floor)
         reward = power.intrinsic_reward(x, p.xi, p.eta, reduce=p.reduce)
         v_r = reward + jnp.sum(power.robot_policy(q, p.beta_r) * q, axis=-1)
     return v_r, v, x
+
+
+def _ability(
+    model: Model, world: World, params: Params, latents: Any, zeta: Number, floor: float
+) -> Array:
+    """X_h `[N, H]`, eq. (7), by its network or as the sum over goals; at least `floor`."""
+    if model.x_h is None:
+        v = jnp.clip(model.v_h_e(params, latents), 0.0, 1.0)
+        x = power.aggregate_ability(v, world.goal_weight[None], zeta)
+    else:
+        x = jnp.clip(model.x_h(params, latents), 0.0, 1.0)
+    return jnp.maximum(x, floor)
 
 
 def make_targets(
@@ -188,15 +219,28 @@ def make_targets(
 ) -> tuple[Targets, Metrics]:
     """Eqs. (4) and (6) for a batch of states, from frozen parameters.
 
-    p: with gamma_h and gamma_r in force at this step. mask: `[B]`, rows that exist. unique: room
-    for distinct successors, each evaluated once (0: every successor is); results do not depend on
-    it. ability_floor: least X_h; metrics["zero_ability"] counts what it changed. listed: see
-    `expand`.
+    Args:
+        model: networks or tables.
+        world: what follows what.
+        params: frozen parameters of the model.
+        states: `[B, ...]`.
+        human: human actions to average over.
+        p: parameters in force at this step.
+        mask: `[B]` bool, rows that exist.
+        capacity: see `expand`.
+        unique: room for distinct successors, each evaluated once; 0: every successor is. Results
+            do not depend on it.
+        ability_floor: least X_h.
+        listed: see `expand`.
+
+    Returns:
+        The targets, and metrics: those of `expand`, lost_targets (share of robot actions without a
+        target because successors are missing) and zero_ability (how often X_h was at the floor).
     """
     batch, num = human.weight.shape
     num_robot = world.num_actions**world.num_robots
     with jax.named_scope("stage1_collect"):
-        flat, metrics = expand(world, states, human.actions, capacity, mask, listed)
+        flat, lost, metrics = expand(world, states, human.actions, capacity, mask, listed)
         ended = jax.vmap(world.terminal)(flat.state)
         achieved = jax.vmap(world.achieved)(flat.state)
         codes = model.encode(flat.state)
@@ -224,6 +268,7 @@ def make_targets(
     with jax.named_scope("stage5_v_h_e"):
         latents = model.trunk(params, model.encode(states))
         policy = power.robot_policy(model.q_r(params, latents), p.beta_r)
+        here = _ability(model, world, params, latents, p.zeta, ability_floor)
         wide = jnp.broadcast_to(ended[:, None, None], v.shape)
         attained = power.attained(v, achieved, p.gamma_h, wide)
         expected = successors.segment_expectation(
@@ -231,7 +276,13 @@ def make_targets(
         ).reshape(*shape, *v.shape[1:])
         total = jnp.einsum("bprhg,br,bhgp->bhg", expected, policy, human.entry)
         v_target = total / jnp.maximum(human.coverage, 1e-9)
-    return Targets(q_target, v_target, human.coverage, policy), metrics
+    # What is missing would count 0, better than anything there is: such entries are no targets.
+    known = ~jnp.any(lost & (human.weight > 0.0)[:, :, None], axis=1)
+    gap = (human.entry > 0.0) & jnp.any(lost, axis=2)[:, None, None]
+    coverage = jnp.where(jnp.any(gap, axis=-1), 0.0, human.coverage)
+    absent = jnp.sum(~known & mask[:, None])
+    metrics["lost_targets"] = absent / jnp.maximum(jnp.sum(mask) * num_robot, 1)
+    return Targets(q_target, known, v_target, coverage, policy, here), metrics
 
 
 def _keys(world: World, states: Any) -> Array:
