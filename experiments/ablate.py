@@ -5,28 +5,30 @@
     python -m experiments.ablate --sweep=replay_loss --config=configs/dreamer.py \\
         --set=env.name=gymnax:Catch-bsuite --steps=10000
 
-Every run is a `python -m experiments.train` of its own in OUT/VARIANT-sSEED; runs that are complete
-are not repeated, so a sweep that was stopped goes on. OUT/SWEEP.png and OUT/SWEEP.md come last.
+Every run is a `python -m experiments.train` of its own in OUT/SWEEP-VARIANT-sSEED; complete runs
+are not repeated and the others go on where they were. OUT/SWEEP.png and OUT/SWEEP.md come last, and
+with --keep=FOLDER the curves and what made them: FOLDER/SWEEP.csv, FOLDER/SWEEP.json.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
-import shutil
-import subprocess
 import sys
-from typing import NamedTuple
 
 import numpy as np
 from absl import app, flags
 
-from mbx.training.curves import load_curve, plot_runs
-from mbx.training.metrics import atomic_write, read_rows
+from experiments import jobs as processes
+from experiments import results
+from experiments.jobs import Job
+from mbx.files import atomic_write
+from mbx.training.checkpoint import load_config
+from mbx.training.curves import plot_runs
+from mbx.training.metrics import read_rows
 
 Overrides = tuple[str, ...]
 
-_TWO_HEADS = ("--config.model.num_dynamics=2", "--config.model.num_rewards=2")
+_TWO_HEADS = ("model.num_dynamics=2", "model.num_rewards=2")
 
 
 def _optimism(coef: float) -> Overrides:
@@ -37,48 +39,67 @@ def _optimism(coef: float) -> Overrides:
         "training_planner.std_coef",
         "loss.td_std_coef",
     )
-    return tuple(f"--config.{field}={coef}" for field in fields)
+    return tuple(f"{field}={coef}" for field in fields)
 
 
-# Sweep -> variant -> flags on top of the configuration: document 000, «Ablation Studies»; "options"
-# are what document 001 adds, one at a time.
+# Sweep -> variant -> settings on top of the configuration, one factor at a time.
 SWEEPS: dict[str, dict[str, Overrides]] = {
-    "rounds": {f"rounds={n}": (f"--config.training_planner.iterations={n}",) for n in (1, 3, 6)},
-    "samples": {
-        f"samples={n}": (f"--config.training_planner.num_samples={n}",) for n in (64, 128, 256)
-    },
+    "rounds": {f"rounds={n}": (f"training_planner.iterations={n}",) for n in (1, 3, 6)},
+    "samples": {f"samples={n}": (f"training_planner.num_samples={n}",) for n in (64, 128, 256)},
     "temperature": {
         f"temperature={t}": (
-            f"--config.training_planner.temperature={t}",
-            f"--config.loss.awr_temperature={t}",
+            f"training_planner.temperature={t}",
+            f"loss.awr_temperature={t}",
         )
         for t in (0.1, 0.5, 1.0)
     },
     "reanalyze": {
-        "off": ("--config.reanalyze.enabled=False",),
-        **{f"every {n}": (f"--config.reanalyze.interval={n}",) for n in (100, 500, 1000)},
+        "off": ("reanalyze.enabled=False",),
+        **{f"every {n}": (f"reanalyze.interval={n}",) for n in (100, 500, 1000)},
     },
     "targets": {
         "stored": (),
-        "legacy": ("--config.training_planner.enabled=False",),
+        "legacy": ("training_planner.enabled=False",),
     },
+    "value": {target: (f"loss.value_target={target}",) for target in ("planner", "lambda", "td")},
+    "keep": {
+        "best 4 of 8": (),
+        "all, weighted": (
+            "replay.keep_targets=0",
+            "loss.value_weighting=weighted",
+        ),
+    },
+    "policy": {
+        "awr": ("loss.policy_loss=awr",),
+        "awr, 3 effective": (
+            "loss.policy_loss=awr",
+            "loss.awr_effective_samples=3",
+        ),
+        "svg": ("loss.policy_loss=svg",),
+        "svg, entropy by value": (
+            "loss.policy_loss=svg",
+            "loss.entropy_scale=value",
+        ),
+        "kl": ("loss.policy_loss=kl",),
+    },
+    "updates": {f"utd={n}": (f"train.utd_ratio={n}",) for n in (0.5, 1, 2, 4)},
     "options": {
         "default": (),
         "heads=2": _TWO_HEADS,
         "heads=2 std=-1": (*_TWO_HEADS, *_optimism(-1.0)),
         "heads=2 std=+1": (*_TWO_HEADS, *_optimism(1.0)),
-        "policy=svg": ("--config.loss.policy_loss=svg",),
-        "policy=kl": ("--config.loss.policy_loss=kl",),
-        "value=td": ("--config.loss.value_target=td",),
-        "value=lambda": ("--config.loss.value_target=lambda",),
+        "policy=svg": ("loss.policy_loss=svg",),
+        "policy=kl": ("loss.policy_loss=kl",),
+        "value=td": ("loss.value_target=td",),
+        "value=lambda": ("loss.value_target=lambda",),
     },
     "replay_loss": {  # of Dreamer's critic, document 002: --config=configs/dreamer.py
-        how: (f"--config.critic.replay_loss={how}",) for how in ("aligned", "literal", "none")
+        how: (f"critic.replay_loss={how}",) for how in ("aligned", "literal", "none")
     },
     "continues": {  # of Dreamer's dreams
-        how: (f"--config.imagination.continues={how}",) for how in ("hard", "soft")
+        how: (f"imagination.continues={how}",) for how in ("hard", "soft")
     },
-    "termination": {how: (f"--config.loss.termination={how}",) for how in ("hard", "soft")},
+    "termination": {how: (f"loss.termination={how}",) for how in ("hard", "soft")},
 }
 
 CONFIG = flags.DEFINE_string("config", "configs/tdmpc.py", "Configuration file.")
@@ -93,53 +114,33 @@ WORKERS = flags.DEFINE_integer("workers", 1, "Runs at a time.", lower_bound=1)
 OUT = flags.DEFINE_string(
     "out", "runs/ablation", "Directory of the runs, the figure and the table."
 )
+KEEP = flags.DEFINE_string("keep", "", "Folder for the data to track.")
 EXTRA = flags.DEFINE_multi_string("set", [], "Further overrides for all runs: env.name=...")
-
-
-class Job(NamedTuple):
-    """One run of the sweep."""
-
-    variant: str
-    seed: int
-    workdir: str
-    command: list[str]
 
 
 def make_jobs() -> list[Job]:
     """All runs of the sweep that the flags describe."""
-    jobs = []
+    found = []
     for seed in range(SEEDS.value):
         for variant, overrides in SWEEPS[SWEEP.value].items():
-            name = f"{SWEEP.value}-{variant}-s{seed}".replace("=", "").replace(" ", "")
-            workdir = os.path.join(OUT.value, name)
-            command = [
-                sys.executable,
-                "-m",
-                "experiments.train",
-                f"--config={CONFIG.value}",
-                f"--workdir={workdir}",
-                f"--config.seed={seed}",
-                f"--config.train.steps={STEPS.value}",
-                f"--config.eval.interval={EVAL_INTERVAL.value}",
-                f"--config.eval.episodes={EPISODES.value}",
-                "--config.checkpoint.interval=0",
-                *overrides,
-                *(f"--config.{x}" for x in EXTRA.value),
-            ]
-            jobs.append(Job(variant, seed, workdir, command))
-    return jobs
-
-
-def run(job: Job) -> str | None:
-    """Run a job unless it is complete; returns what went wrong, or None."""
-    if load_curve(job.workdir).steps.size and load_curve(job.workdir).steps[-1] >= STEPS.value:
-        return None
-    shutil.rmtree(job.workdir, ignore_errors=True)
-    os.makedirs(job.workdir)
-    with open(job.workdir + ".log", "w") as log:
-        code = subprocess.call(job.command, stdout=log, stderr=subprocess.STDOUT)
-    print(f"{job.variant} seed {job.seed}: {'done' if code == 0 else 'failed'}", flush=True)
-    return None if code == 0 else f"{job.variant} seed {job.seed}: see {job.workdir}.log"
+            name = f"{SWEEP.value}-{variant}-s{seed}"
+            for character in "= ,":
+                name = name.replace(character, "")
+            job = processes.make_job(
+                variant,
+                seed,
+                os.path.join(OUT.value, name),
+                config=CONFIG.value,
+                steps=STEPS.value,
+                overrides=(
+                    f"eval.interval={EVAL_INTERVAL.value}",
+                    f"eval.episodes={EPISODES.value}",
+                    *overrides,
+                    *EXTRA.value,
+                ),
+            )
+            found.append(job)
+    return found
 
 
 def table(jobs: list[Job]) -> str:
@@ -149,11 +150,11 @@ def table(jobs: list[Job]) -> str:
         "|---|---|---|---|---|",
     ]
     for variant in SWEEPS[SWEEP.value]:
-        own = [j for j in jobs if j.variant == variant and load_curve(j.workdir).steps.size]
+        own = [j for j in jobs if j.label == variant and j.curve().steps.size]
         if not own:
             lines.append(f"| {variant} | no run | | | |")
             continue
-        curves = [load_curve(j.workdir) for j in own]
+        curves = [j.curve() for j in own]
         last = [c.values[-1] for c in curves]
         area = [c.values.mean() for c in curves]
         seconds = [read_rows(os.path.join(j.workdir, "metrics.jsonl"))[-1]["seconds"] for j in own]
@@ -168,20 +169,27 @@ def table(jobs: list[Job]) -> str:
 def main(_: list[str]) -> None:
     os.makedirs(OUT.value, exist_ok=True)
     jobs = make_jobs()
-    with concurrent.futures.ThreadPoolExecutor(WORKERS.value) as pool:
-        problems = [problem for problem in pool.map(run, jobs) if problem]
-    done = [j for j in jobs if load_curve(j.workdir).steps.size]
+    problems = processes.run_all(jobs, workers=WORKERS.value)
+    done = [j for j in jobs if j.curve().steps.size]
     base = os.path.join(OUT.value, SWEEP.value)
     if done:
         plot_runs(
             [j.workdir for j in done],
             base + ".png",
-            labels=[j.variant for j in done],
+            labels=[j.label for j in done],
             title=f"{SWEEP.value}, {STEPS.value} steps",
         )
         text = table(jobs)
         atomic_write(base + ".md", text.encode())
         print(text)
+    if KEEP.value:
+        tasks = [load_config(j.workdir)["env"]["name"] for j in done]
+        series = [
+            results.Series(task, j.label, j.seed, j.curve())
+            for task, j in zip(tasks, done, strict=True)
+        ]
+        results.write_curves(os.path.join(KEEP.value, f"{SWEEP.value}.csv"), series)
+        results.write_manifest(os.path.join(KEEP.value, f"{SWEEP.value}.json"), jobs)
     if problems:
         sys.exit("failed runs:\n" + "\n".join(problems))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,12 +29,14 @@ class Series(NamedTuple):
 
 def write_curves(path: str, series: Iterable[Series]) -> None:
     """All curves in long form: task, setting, seed, step, value (the mean of an evaluation)."""
-    lines = [",".join(_COLUMNS)]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
     for one in series:
         for step, value in zip(one.curve.steps, one.curve.values, strict=True):
-            lines.append(f"{one.task},{one.setting},{one.seed},{step:.0f},{value:.6g}")
+            writer.writerow([one.task, one.setting, one.seed, f"{step:.0f}", f"{value:.6g}"])
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    atomic_write(path, ("\n".join(lines) + "\n").encode())
+    atomic_write(path, text.getvalue().encode())
 
 
 def read_curves(path: str) -> Iterator[Series]:

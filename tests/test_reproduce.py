@@ -167,7 +167,7 @@ def test_a_command_names_no_place_on_this_machine(tmp_path):
 def test_curves_are_read_as_they_were_written(tmp_path):
     path = str(tmp_path / "new" / "c.csv")
     series = [
-        results.Series("x:a", "default", s, Curve(np.array([10.0, 20.0]), np.array([s, 0.125])))
+        results.Series("x:a", "awr, sharp", s, Curve(np.array([10.0, 20.0]), np.array([s, 0.125])))
         for s in (0, 1)
     ]
     results.write_curves(path, series)

@@ -1,0 +1,67 @@
+"""Sweeps: every setting exists; runs, figure, table and tracked data of a tiny one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ, JAX_PLATFORMS="cpu"),
+    )
+
+
+def test_every_variant_changes_settings_that_exist():
+    done = python(
+        "-c", "import json; from experiments import ablate; print(json.dumps(ablate.SWEEPS))"
+    )
+    assert done.returncode == 0, done.stderr
+    from configs import dreamer, tdmpc
+
+    known = [module.get_config().to_dict() for module in (tdmpc, dreamer)]
+    for sweep, variants in json.loads(done.stdout).items():
+        assert len({json.dumps(v) for v in variants.values()}) == len(variants), sweep
+        for overrides in variants.values():
+            for override in overrides:
+                section, name = override.split("=")[0].split(".")
+                assert any(name in config.get(section, {}) for config in known), override
+
+
+@pytest.mark.slow
+def test_a_sweep_leaves_figure_table_and_data(tmp_path):
+    tiny = ("env.num_envs=2", "loss.batch_size=8", "planner.num_samples=16", "planner.num_elites=4")
+    done = python(
+        "-m",
+        "experiments.ablate",
+        "--sweep=targets",
+        "--seeds=1",
+        "--steps=60",
+        "--eval_interval=30",
+        "--episodes=1",
+        f"--out={tmp_path}/runs",
+        f"--keep={tmp_path}/kept",
+        *(f"--set={x}" for x in (*tiny, "train.seed_steps=20", "train.pretrain_updates=1")),
+        *("--set=env.episode_length=10", "--set=replay.capacity=200"),
+        *("--set=reanalyze.batch_size=8", "--set=train.log_interval=20"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "runs/targets.png").exists()
+    assert (tmp_path / "runs/targets.md").read_text().count("\n| ") == 2
+    rows = (tmp_path / "kept/targets.csv").read_text().splitlines()
+    assert rows[0] == "task,setting,seed,step,value" and len(rows) == 5
+    assert rows[1].startswith("gymnax:Pendulum-v1,stored,0,")
+    manifest = json.loads((tmp_path / "kept/targets.json").read_text())
+    assert [run["run"] for run in manifest["runs"]] == ["stored seed 0", "legacy seed 0"]
