@@ -12,9 +12,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def pages():
-    pytest.importorskip("mkdocs")
+    pytest.importorskip("yaml")
     pytest.importorskip("griffe")
-    spec = importlib.util.spec_from_file_location("api_pages", ROOT / "docs" / "api_pages.py")
+    spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs" / "build_site.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -26,6 +26,15 @@ def test_every_module_has_a_page(pages):
     assert len(names) == len(set(names)) == len(list((ROOT / "mbx").rglob("*.py")))
     assert "mbx" in found["Kit"] and "mbx.mppi" in found["Kit"]
     assert "mbx.agents" in found["Agents"] and "mbx.envs.empo" in found["Environments"]
+
+
+def test_every_document_is_in_the_navigation(pages, tmp_path):
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    for path in (ROOT / "docs").rglob("*.md"):
+        assert path.relative_to(ROOT / "docs").as_posix() in nav, path
+    pages.write_pages(tmp_path)
+    assert (tmp_path / "docs" / "api" / "mbx.mppi.md").exists()
+    assert "](docs/" not in (tmp_path / "docs" / "index.md").read_text()
 
 
 def test_fields_become_items_of_a_list(pages):

@@ -1,0 +1,112 @@
+"""Builds the documentation: `python docs/build_site.py OUT` writes the site to OUT (default: site).
+
+The pages are those of docs/, the README as the front page, and one page of reference for every
+module, whose text is its docstrings; they are put together in a temporary folder and given to
+zensical. `--pages` only writes that folder, to OUT.
+
+`FieldLists` makes lists of docstring lines such as "mean, std: `[B, T, A]`.".
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import griffe
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# Parts of the package in the order of the reference; "" is what lies directly in mbx.
+PARTS = {"Kit": "", "Agents": "agents", "Environments": "envs", "Training": "training"}
+_NAME = r"[a-z_]\w*(?:\([^)]*\))?"
+_FIELD = re.compile(rf"({_NAME}(?:, {_NAME})*)(: | -> )")
+_AFTER_FIELDS = re.compile(r"(Raises|Returns|Source|Sources|[A-Z]\w+:$)")
+
+
+class FieldLists(griffe.Extension):
+    """Writes the fields and arguments that docstrings explain as Markdown lists."""
+
+    def on_object(self, *, obj: Any, **_: Any) -> None:
+        """Rewrite the docstring of one module, class or function."""
+        if obj.docstring is not None:
+            obj.docstring.value = field_lists(obj.docstring.value)
+
+
+def field_lists(text: str) -> str:
+    """`text` with unindented lines "name: words" as items of a list, what follows them apart."""
+    lines, in_list = [], False
+    for line in text.splitlines():
+        field = _FIELD.match(line)
+        ends = not line or (in_list and _AFTER_FIELDS.match(line))
+        if lines and lines[-1] and ((field and not in_list) or (ends and line)):
+            lines.append("")
+        in_list = bool(field) or (in_list and not ends)
+        if field:
+            name, separator = field[1].replace("`", ""), field[2]
+            line = f"- `{name}`{separator}{line[field.end() :]}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def modules() -> dict[str, list[str]]:
+    """Public modules by the part of the reference they belong to."""
+    found: dict[str, list[str]] = {part: [] for part in PARTS}
+    for path in sorted((ROOT / "mbx").rglob("*.py")):
+        *folders, name = path.relative_to(ROOT / "mbx").with_suffix("").parts
+        if name == "__init__":
+            name = folders.pop() if folders else ""
+        if name.startswith("_"):
+            continue
+        top = folders[0] if folders else name
+        part = next((part for part, folder in PARTS.items() if folder == top), "Kit")
+        found[part].append(".".join(filter(None, ["mbx", *folders, name])))
+    return found
+
+
+def write_pages(folder: pathlib.Path) -> pathlib.Path:
+    """Write all pages and the configuration into an empty folder; returns the configuration."""
+    docs = folder / "docs"
+    shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    readme = (ROOT / "README.md").read_text()
+    (docs / "index.md").write_text(re.sub(r"\]\(docs/", "](", readme))
+    (docs / "api").mkdir()
+    for names in modules().values():
+        for name in names:
+            (docs / "api" / f"{name}.md").write_text(f"# `{name}`\n\n::: {name}\n")
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    reference = [
+        {part: [{name: f"api/{name}.md"} for name in names]} for part, names in modules().items()
+    ]
+    config["nav"].append({"Reference": reference})
+    python = config["plugins"][-1]["mkdocstrings"]["handlers"]["python"]
+    python["paths"] = [str(ROOT)]
+    python["options"]["extensions"] = [f"{pathlib.Path(__file__).resolve()}:FieldLists"]
+    path = folder / "mkdocs.yml"
+    path.write_text(json.dumps(config))  # JSON is YAML
+    return path
+
+
+def main(arguments: list[str]) -> int:
+    """Build the site; warnings (a link or a page that is missing) are errors."""
+    places = [pathlib.Path(argument) for argument in arguments if argument != "--pages"]
+    out = (places or [ROOT / "site"])[0].resolve()
+    if "--pages" in arguments:
+        write_pages(out)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        config = write_pages(pathlib.Path(folder))
+        command = ["zensical", "build", "--strict", "--config-file", str(config)]
+        code = subprocess.run(command, check=False).returncode
+        if code == 0:
+            shutil.copytree(pathlib.Path(folder) / "site", out, dirs_exist_ok=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
