@@ -1,4 +1,4 @@
-"""Command lines. Each of them first tells the allocator to keep large buffers: before jax loads."""
+"""Command lines. Importing one first makes the allocator keep large buffers, before jax loads."""
 
 from mbx.training import memory
 

@@ -93,7 +93,7 @@ SWEEPS: dict[str, dict[str, Overrides]] = {
         "value=td": ("loss.value_target=td",),
         "value=lambda": ("loss.value_target=lambda",),
     },
-    "replay_loss": {  # of Dreamer's critic, document 002: --config=configs/dreamer.py
+    "replay_loss": {  # of Dreamer's critic: --config=configs/dreamer.py
         how: (f"critic.replay_loss={how}",) for how in ("aligned", "literal", "none")
     },
     "continues": {  # of Dreamer's dreams

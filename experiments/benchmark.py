@@ -412,7 +412,7 @@ def table(result: dict[str, Any]) -> str:
 def run_suite(cases: tuple[Case, ...], seconds: float) -> list[dict[str, Any]]:
     """The results of cases in turn, each printed at once; none starts after `seconds`.
 
-    A case that fails (its memory, a missing package) is told, and the next one runs.
+    A case that fails (its memory, a missing package) is reported, and the next one runs.
     """
     started, results = time.perf_counter(), []
     for case in cases:
@@ -450,25 +450,25 @@ def define_flags() -> None:
 
 def asked() -> Case:
     """The case that the flags describe."""
-    told = flags.FLAGS
+    given = flags.FLAGS
     return Case(
-        preset=told.preset,
-        size=told.size,
-        batch=told.batch,
-        obs=told.obs,
-        action=told.action,
-        env=told.env,
-        envs=told.envs,
-        repeats=told.repeats,
-        dtype=told.dtype,
-        only=tuple(told.only),
+        preset=given.preset,
+        size=given.size,
+        batch=given.batch,
+        obs=given.obs,
+        action=given.action,
+        env=given.env,
+        envs=given.envs,
+        repeats=given.repeats,
+        dtype=given.dtype,
+        only=tuple(given.only),
     )
 
 
 def main(_: list[str]) -> None:
-    case, told = asked(), flags.FLAGS
-    if told.suite:
-        result = {"suite": told.suite, "cases": run_suite(SUITES[told.suite], told.seconds)}
+    case, given = asked(), flags.FLAGS
+    if given.suite:
+        result = {"suite": given.suite, "cases": run_suite(SUITES[given.suite], given.seconds)}
     elif case.preset == "empo":
         from experiments import empo_benchmark
 
@@ -480,8 +480,8 @@ def main(_: list[str]) -> None:
         except (ValueError, ImportError) as error:
             sys.exit(f"error: {error}")
         print(table(result))
-    if told.json:
-        atomic_write(told.json, json.dumps(result, indent=2).encode())
+    if given.json:
+        atomic_write(given.json, json.dumps(result, indent=2).encode())
 
 
 if __name__ == "__main__":

@@ -286,11 +286,11 @@ def define_flags() -> None:
 
 
 def main(_: list[str]) -> None:
-    told = flags.FLAGS
-    config = told.config.to_dict()
+    given = flags.FLAGS
+    config = given.config.to_dict()
     try:
         with run.matmul_precision(config):
-            print(report(config, told.steps, told.top, told.hlo))
+            print(report(config, given.steps, given.top, given.hlo))
     except (ValueError, ImportError) as error:
         sys.exit(f"error: {error}")
 

@@ -154,7 +154,7 @@ def shift_logits(
     """Moves a two-hot distribution: first scaled in symlog space, then shifted in real space.
 
     Every bin's mass goes to where the bin moves to, split over the two nearest bins and clipped to
-    the range. Source: document 001, priors of distributional heads.
+    the range. Source: docs/sources.md#ensembles.
 
     Args:
       logits: [..., K].
@@ -328,8 +328,8 @@ def awr_weights(values: Array, temperature: ArrayLike, mode: str = "divide") -> 
 
     Args:
       values: [..., N].
-      temperature: a number; "divide" (document 000) sharpens as it falls, "multiply" (TD-MPC2's
-        planner) as it grows.
+      temperature: a number; "divide" sharpens as it falls, "multiply" (TD-MPC2's planner) as it
+        grows.
       mode: "divide" | "multiply".
 
     Returns:

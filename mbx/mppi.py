@@ -41,7 +41,7 @@ class MPPIConfig:
     num_samples: candidates N a round, proposals included.
     num_elites: candidates K <= N that the Gaussian is refitted to.
     temperature: elite weights are exp(temperature * (v - max v)) with `temperature_mode`
-        "multiply" (TD-MPC2) and exp((v - max v) / temperature) with "divide" (document 000).
+        "multiply" (TD-MPC2) and exp((v - max v) / temperature) with "divide".
     min_std, max_std: bounds of the refitted standard deviation, in action units.
     selection: the action is the first of an elite drawn by weight ("sample"), of the best elite
         ("best"), or of the refitted mean ("mean").
@@ -197,7 +197,8 @@ def plan(
     candidates of round one instead of Gaussian samples (draws from a policy). action_mask:
     `[A]` or `[B, A]`, 0 for dimensions an environment does not have. Actions lie in [-1, 1].
 
-    Raises ValueError where shapes do not fit `config`. Source: TD-MPC2 section 3.2; document 000.
+    Raises ValueError where shapes do not fit `config`. Source: TD-MPC2 (arXiv 2310.16828), section
+    3.2.
     """
     _check_shapes(mean, std, proposals, initial, config)
     num_proposals = 0 if proposals is None else proposals.shape[1]

@@ -1,4 +1,4 @@
-"""Network blocks of the TD-MPC2 family (specs: NormedLinear, SimNorm, MLP, pixel encoder).
+"""Network blocks of the TD-MPC2 family (NormedLinear, SimNorm, MLP, pixel encoder).
 
 Modules are flax.linen and hold no state besides their parameters. A module that takes several
 inputs treats them as one concatenated input, but multiplies each with its own rows of the kernel:
@@ -328,8 +328,8 @@ class PriorMLP(nn.Module):
     """A random network that is never trained: Linear and ReLU, Xavier-normal, no normalisation.
 
     Inputs `[..., in_i]` (broadcasting against each other), output `[..., features]`; no gradient
-    reaches its parameters. Source: document 001, MLPWithPrior; Osband et al. 2018 (arXiv
-    1806.03335).
+    reaches its parameters. Source: Osband et al. 2018 (arXiv 1806.03335); see
+    docs/sources.md#ensembles.
     """
 
     hidden: Sequence[int]

@@ -225,7 +225,7 @@ def sample(state: ReplayState, key: Array, *, batch_size: int, length: int) -> S
     an episode's end is taken. Should all 4 fail, or the replay be empty, that column is wholly
     masked.
 
-    mask[t, b] is True iff transition t lies in the episode the window started in and both its rows
+    mask[t, b] is True iff transition t is of the episode the window started in and both its rows
     are written. Rows past the newest one repeat the newest (masked).
 
     Args:

@@ -1,6 +1,6 @@
 """Which rows a replay holds, oldest first, and which of them are transitions: ring arithmetic.
 
-An offset counts rows from the oldest one of an environment; a slot is where it lies. Axes: E
+An offset counts rows from the oldest one of an environment; a slot is its place in memory. Axes: E
 environments, M any batch of row indices.
 """
 

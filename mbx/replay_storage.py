@@ -1,4 +1,4 @@
-"""How the replay's rows and planner targets lie in memory: the types, reads and writes by index,
+"""How the replay keeps rows and planner targets in memory: the types, reads and writes by index,
 the encoding of targets, and the checks of shapes.
 
 `mbx.replay` is the interface; what is here knows slots, not episodes. Axes: E environments, C
@@ -79,7 +79,7 @@ class TargetSpec(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Where rows lie: env and slot, int32 of one shape; slot == C means "no row", never written."""
+    """Places of rows: env and slot, int32 of one shape; slot == C means "no row", never written."""
 
     env: Array
     slot: Array

@@ -34,8 +34,8 @@ def lambda_returns(
 
     The sum is a reversed scan. Differentiable in rewards, discounts and values (a reparameterised
     actor needs all).
-    Sources: Sutton & Barto, section 12.1; DreamerV3, section "Critic learning"; document 002 (value
-    annotations go in as v_t).
+    Sources: Sutton & Barto, section 12.1; DreamerV3 (arXiv 2301.04104), section "Critic learning";
+    value annotations (docs/sources.md#value-annotations) go in as v_t.
 
     Args:
       r_t: [T, ...] rewards.
@@ -83,8 +83,7 @@ def replay_lambda_returns(
     R_t = r_{t+1} + gamma (1 - terminated_{t+1}) ((1 - l_{t+1}) a_{t+1} + l_{t+1} R_{t+1}), with l =
     lambda_ (1 - is_last) and R_{T-1} = a_{T-1}: the trace stops at an episode's end, and a time
     limit bootstraps in full.
-    Source: document 002 with its index and bootstrap corrected, as the official DreamerV3 does
-      (`repl_loss`).
+    Source: DreamerV3's official code (`repl_loss`), see docs/sources.md#critic-replay-loss.
 
     Args:
       r, terminated, is_last: [T, ...] fields of consecutive rows.
@@ -119,8 +118,8 @@ def replay_lambda_returns(
 def discount_weights(continues: Array, gamma: ArrayLike) -> Array:
     """Loss weights along an imagined rollout: prod_{j <= t} (gamma c_j) / gamma.
 
-    The first row so weighs c_0: a dream that starts at a terminal row counts nothing. Defined for
-    gamma = 0, too.
+    Row 0 has the weight c_0, so that an imagined trajectory from a terminal row counts nothing.
+    Defined for gamma = 0, too.
     Source: DreamerV3 (sheeprl's behaviour learning).
 
     Args:
@@ -306,13 +305,12 @@ def td_targets(
     dynamics_reduction: str | None,
     local_bootstrap: bool,
 ) -> Array:
-    """One-step targets from ensembles of rewards, dynamics and values (document 001, section TD
-    targets).
+    """One-step targets from ensembles of rewards, dynamics and values.
 
     local: head v bootstraps from itself, mean_R r + discount (1 - terminated) v + std_coef std_R r.
     global: all heads share mean_R r + discount (1 - terminated) mean_V v + std_coef (std_R r +
     discount std_V v), where the value's std is not masked by termination (as in the reference).
-    Then reduced over the dynamics heads.
+    Then reduced over the dynamics heads. Source: docs/sources.md#ensembles.
 
     Args:
       reward_heads: [R, H, ...].

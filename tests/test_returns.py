@@ -100,7 +100,7 @@ def test_official_replay_returns(name):
 
 
 def test_a_constant_true_value_is_a_fixed_point_of_replay_returns():
-    """Closing with 0 would lose most of the value at the end of the window (document 002)."""
+    """Closing with 0 would lose most of the value at the end of the window."""
     gamma, steps = 0.99, 64
     r = np.full((steps, 2), 3.0 * (1 - gamma), np.float32)
     no = np.zeros((steps, 2), bool)

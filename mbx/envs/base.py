@@ -1,6 +1,6 @@
 """What an environment is here, and the wrapper that makes a JAX one batched and episodic.
 
-Everything is batched over E environments. Continuous actions lie in [-1, 1]; a discrete one is a
+Everything is batched over E environments. Continuous actions are in [-1, 1]; a discrete one is a
 one-hot vector, of which the largest entry counts. A JAX environment is a
 record of pure functions; a host environment (Gymnasium, dm_control) is an object with the same
 meaning and numpy arrays. `terminated` and `truncated` are kept apart, and `final_obs` is the true

@@ -57,7 +57,7 @@ class _Task:
         return self._begin()
 
     def _begin(self) -> np.ndarray:
-        # A reset also draws what is no part of the physics state, such as where a target lies:
+        # A reset also draws what is no part of the physics state, such as where a target is:
         # with the generator as it was, a snapshot can repeat it.
         self._random_at_reset = self._env.task.random.get_state()
         return _flatten(self._env.reset().observation)

@@ -100,7 +100,7 @@ def draw_published(
 ) -> None:
     """Published values up to `limit` steps as markers with error bars, joined by nothing.
 
-    points: steps, mean, low, high. Where all of them lie further right, the legend alone says so.
+    points: steps, mean, low, high. Where all of them are further right, the legend alone says so.
     """
     steps, mean, low, high = (np.asarray(x, float) for x in points)
     keep = steps <= limit

@@ -1,7 +1,7 @@
 """What a replay holds, as a file: written by one run, learned from by another without acting.
 
 A `.npz` archive with the rows of all environments, their ring positions and a JSON header. Planner
-targets are not kept: they belong to the model that made them, and reanalyze makes them anew.
+targets are not kept: they belong to the model that made them, and reanalyze makes them again.
 """
 
 from __future__ import annotations

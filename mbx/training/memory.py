@@ -1,7 +1,7 @@
-"""The C library's allocator, told to keep the large buffers that train steps use again and again.
+"""Makes the C library's allocator keep the large buffers that train steps use again and again.
 
 On a CPU, XLA allocates the temporary memory of a program at every call and frees it after. glibc
-gives large blocks back to the operating system at once, which clears every page anew when they are
+gives large blocks back to the operating system at once, which clears every page again when they are
 asked for the next time, 4 kB by 4 kB: up to 40 % of the time of programs with arrays of megabytes.
 """
 

@@ -37,7 +37,7 @@ _FSDP_SIZE = 2**18
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where the arrays of a run lie: on one device (mesh None), or on a mesh's devices."""
+    """Placement of the arrays of a run: on one device (mesh None), or on a mesh's devices."""
 
     mesh: jax.sharding.Mesh | None = None
     fsdp: bool = False

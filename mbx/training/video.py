@@ -73,8 +73,8 @@ def record(
     env_state, obs = jax.jit(environment.reset)(reset_key)
     carry, views, total, done = (env_state, obs, init_actor(1)), [], 0.0, False
     while not done:
-        carry, told = advance(train_state, carry, jnp.int32(len(views)), step_key)
-        view, reward, done = jax.device_get(told)
+        carry, shown = advance(train_state, carry, jnp.int32(len(views)), step_key)
+        view, reward, done = jax.device_get(shown)
         views.append(view)
         total += float(reward)
     stride = -(-len(views) // max_frames)
