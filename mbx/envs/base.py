@@ -59,7 +59,8 @@ class HostEnvironment(abc.ABC):
     """E environments stepped in Python; numpy in, numpy out.
 
     `get_state` gives bytes that `set_state` continues from bit for bit, or None where the
-    simulator cannot be saved (a resumed run then begins new episodes).
+    simulator cannot be saved (a resumed run then begins new episodes). Reading them must not
+    execute anything (`mbx.envs.snapshot`); those of something else are a ValueError.
     """
 
     spec: EnvSpec

@@ -6,12 +6,12 @@ discount is 0 terminated; otherwise its time ran out.
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from typing import Any
 
 import numpy as np
 
+from mbx.envs import snapshot as snapshots
 from mbx.envs.base import Suite, unknown_task
 from mbx.envs.host import Task
 
@@ -59,7 +59,7 @@ class _Task:
     def _begin(self) -> np.ndarray:
         # A reset also draws what is no part of the physics state, such as where a target is:
         # with the generator as it was, a snapshot can repeat it.
-        self._random_at_reset = self._env.task.random.get_state()
+        self._random_at_reset = self._env.task.random.get_state(legacy=False)
         return _flatten(self._env.reset().observation)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
@@ -69,30 +69,30 @@ class _Task:
         return _flatten(timestep.observation), float(timestep.reward), terminated, truncated
 
     def get_state(self) -> bytes | None:
-        env = self._env
-        warm = env.physics.data.qacc_warmstart.copy()
-        state = (
-            env.physics.get_state(),
-            warm,
-            env.physics.data.ctrl.copy(),
-            env.physics.data.time,
-            env._step_count,
-            env._reset_next_step,
-        )
-        return pickle.dumps((state, self._random_at_reset, env.task.random.get_state()))
+        env, data = self._env, self._env.physics.data
+        state = {
+            "physics": env.physics.get_state(),
+            "warm_start": data.qacc_warmstart.copy(),
+            "ctrl": data.ctrl.copy(),
+            "time": float(data.time),
+            "steps": int(env._step_count),
+            "reset_next": bool(env._reset_next_step),
+            "random_at_reset": self._random_at_reset,
+            "random": env.task.random.get_state(legacy=False),
+        }
+        return snapshots.encode(state)
 
     def set_state(self, snapshot: bytes) -> None:
-        env = self._env
-        (physics, warm, ctrl, time, count, reset_next), at_reset, random = pickle.loads(snapshot)
-        env.task.random.set_state(at_reset)
+        env, saved = self._env, snapshots.decode(snapshot)
+        env.task.random.set_state(saved["random_at_reset"])
         self._begin()
         with env.physics.reset_context():
-            env.physics.set_state(physics)
-            env.physics.data.time = time
-        env.physics.data.ctrl[:] = ctrl
-        env.physics.data.qacc_warmstart[:] = warm
-        env._step_count, env._reset_next_step = count, reset_next
-        env.task.random.set_state(random)
+            env.physics.set_state(saved["physics"])
+            env.physics.data.time = saved["time"]
+        env.physics.data.ctrl[:] = saved["ctrl"]
+        env.physics.data.qacc_warmstart[:] = saved["warm_start"]
+        env._step_count, env._reset_next_step = saved["steps"], saved["reset_next"]
+        env.task.random.set_state(saved["random"])
 
     def close(self) -> None:
         self._env.close()

@@ -6,11 +6,11 @@ hangs on Gymnasium's own vector API and its autoreset modes.
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
 
+from mbx.envs import gymnasium_state
 from mbx.envs.base import Suite, unknown_task
 from mbx.envs.host import Task
 
@@ -71,28 +71,13 @@ class _Task:
         return self._observe(obs), float(reward), bool(terminated), bool(truncated)
 
     def get_state(self) -> bytes | None:
-        if self._pickles_constructor_only():
-            return None
-        try:
-            return pickle.dumps(self._env)
-        except Exception:  # renderers, simulators with foreign handles: no snapshot then
-            return None
+        return gymnasium_state.get(self._env)
 
     def set_state(self, snapshot: bytes) -> None:
-        self._env = pickle.loads(snapshot)
+        gymnasium_state.put(self._env, snapshot)
 
     def close(self) -> None:
         self._env.close()
-
-    def _pickles_constructor_only(self) -> bool:
-        """EzPickle (all MuJoCo and Box2D tasks) restores a new environment, not this one."""
-        from gymnasium import Wrapper
-        from gymnasium.utils import EzPickle
-
-        layer = self._env
-        while isinstance(layer, Wrapper) and not isinstance(layer, EzPickle):
-            layer = layer.env
-        return isinstance(layer, EzPickle)
 
     def _observe(self, obs: Any) -> np.ndarray:
         return np.asarray(obs, self.obs_dtype).reshape(self.obs_shape)

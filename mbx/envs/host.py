@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
+from mbx.envs import snapshot as snapshots
 from mbx.envs.base import EnvSpec, HostEnvironment, Timestep, check_counts, is_finite, last_repeat
 
 
@@ -138,15 +138,17 @@ class SteppedEnvironment(HostEnvironment):
         return obs, total, terminated, truncated
 
     def get_state(self) -> bytes | None:
-        snapshots = [task.get_state() for task in self._tasks]
-        if any(snapshot is None for snapshot in snapshots):
+        tasks = [task.get_state() for task in self._tasks]
+        if any(task is None for task in tasks):
             return None
-        return pickle.dumps((snapshots, self._length, self._return))
+        return snapshots.encode({"tasks": tasks, "length": self._length, "return": self._return})
 
     def set_state(self, snapshot: bytes) -> None:
-        snapshots, self._length, self._return = pickle.loads(snapshot)
-        for task, one in zip(self._tasks, snapshots, strict=True):
-            task.set_state(one)
+        with snapshots.understood(f"a snapshot of something else than {self.spec.name}"):
+            saved = snapshots.decode(snapshot)
+            for task, one in zip(self._tasks, saved["tasks"], strict=True):
+                task.set_state(one)
+            self._length[:], self._return[:] = saved["length"], saved["return"]
 
     def close(self) -> None:
         for task in self._tasks:

@@ -9,7 +9,6 @@ host. Source: TD-MPC2 (arXiv 2310.16828), section 3.3.
 from __future__ import annotations
 
 import functools
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mbx.envs import snapshot as snapshots
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Timestep
 from mbx.tasks import pad
 
@@ -152,12 +152,13 @@ class MultiHost(HostEnvironment):
         return _join(self.spec, [m.step(a) for m, a in zip(self._members, blocks, strict=True)])
 
     def get_state(self) -> bytes | None:
-        snapshots = [member.get_state() for member in self._members]
-        return None if None in snapshots else pickle.dumps(snapshots)
+        members = [member.get_state() for member in self._members]
+        return None if None in members else snapshots.encode(members)
 
     def set_state(self, snapshot: bytes) -> None:
-        for member, own in zip(self._members, pickle.loads(snapshot), strict=True):
-            member.set_state(own)
+        with snapshots.understood(f"a snapshot of something else than {self.spec.name}"):
+            for member, own in zip(self._members, snapshots.decode(snapshot), strict=True):
+                member.set_state(own)
 
     def close(self) -> None:
         for member in self._members:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mbx.agents.base import Agent
 from mbx.envs.base import HostEnvironment, JaxEnvironment
@@ -188,8 +189,7 @@ def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopSta
     state = fresh_state(agent, environment, config, key, job.layout)
     if config["resume"] and checkpointer.latest_step() is not None:
         state, meta = checkpointer.restore(state)
-        restore_host(environment, meta)
-        return state, meta["interval"]
+        return resume_episodes(config, job, state, meta), meta["interval"]
     if config["train"].get("dataset"):
         rows = datasets.load(config["train"]["dataset"], agent, task=environment.spec.name)
         state = state.replace(replay=rows.replace(shards=state.replay.shards))
@@ -199,22 +199,60 @@ def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopSta
     return job.layout.place(state), 0
 
 
-def host_snapshot(environment: JaxEnvironment | HostEnvironment) -> str | None:
-    """The state of a host environment as text for a checkpoint; None for JAX ones."""
-    if isinstance(environment, JaxEnvironment):
+def host_snapshots(job: Job) -> list[str] | None:
+    """The state of every process's host environment as text for a checkpoint; None for JAX ones,
+    and where one of them cannot be saved."""
+    if isinstance(job.environment, JaxEnvironment):
         return None
-    snapshot = environment.get_state()
-    return None if snapshot is None else snapshot.hex()
+    own = job.environment.get_state()
+    if job.layout.agreed(own is None):
+        return None
+    sizes = job.layout.gathered(np.array([len(own)]))
+    padded = np.zeros((1, max(sizes)), np.uint8)
+    padded[0, : len(own)] = np.frombuffer(own, np.uint8)
+    rows = job.layout.gathered(padded)
+    return [row[:size].tobytes().hex() for row, size in zip(rows, sizes, strict=True)]
 
 
-def restore_host(environment: JaxEnvironment | HostEnvironment, meta: Mapping[str, Any]) -> None:
-    """Put a host environment back into the state of a checkpoint, or warn that it cannot be."""
+def resume_episodes(
+    config: Config, job: Job, state: LoopState, meta: Mapping[str, Any]
+) -> LoopState:
+    """The state to go on from, with a host environment as it was at the checkpoint.
+
+    Where that is not possible, new episodes begin, with a warning: what the checkpoint's state
+    holds of the old ones (observation, reward) then does not belong to them.
+    """
+    environment, layout = job.environment, job.layout
     if isinstance(environment, JaxEnvironment):
-        return
-    if meta.get("host") is None:
-        warnings.warn(
-            f"{environment.spec.name} cannot save its state: the resumed run starts new episodes",
-            stacklevel=2,
-        )
-    else:
-        environment.set_state(bytes.fromhex(meta["host"]))
+        return state
+    problem = _continue_from(environment, layout, meta.get("host"))
+    if not layout.agreed(problem is not None):
+        return state
+    warnings.warn(
+        f"{environment.spec.name} cannot continue its episodes ({problem or 'another process'}): "
+        "the resumed run begins new ones",
+        stacklevel=2,
+    )
+    seed = np.random.SeedSequence([layout.own_seed(config["seed"]), meta["interval"]])
+    obs = environment.reset(int(seed.generate_state(1)[0] >> 1))
+    state = state.replace(
+        obs=layout.joined(obs),
+        reward=jnp.zeros_like(state.reward),
+        is_first=jnp.ones_like(state.is_first),
+    )
+    return layout.place(state)
+
+
+def _continue_from(environment: HostEnvironment, layout: Layout, saved: Any) -> str | None:
+    """Put this process's environment into its saved state; what is against it, or None."""
+    if saved is None:
+        return "it cannot save its state"
+    if not isinstance(saved, list):
+        return "saved by an older version, in a format that is not read any more"
+    if len(saved) != layout.processes:
+        return f"saved by {len(saved)} processes, resumed by {layout.processes}"
+    try:
+        environment.set_state(bytes.fromhex(saved[jax.process_index() if len(saved) > 1 else 0]))
+    except ValueError as error:
+        return str(error)
+    return None

@@ -29,7 +29,7 @@ from mbx.training.checkpoint import Checkpointer, load_config
 from mbx.training.curves import plot_runs
 from mbx.training.environments import evaluation_environment, make_environment
 from mbx.training.interrupt import Interrupt
-from mbx.training.job import Job, begin, fresh_state, host_snapshot, prepare
+from mbx.training.job import Job, begin, fresh_state, host_snapshots, prepare
 from mbx.training.metrics import NoLogger, RunLogger, atomic_write
 from mbx.training.state import LoopState
 from mbx.world_model import count_parameters
@@ -207,7 +207,7 @@ def _drive(
                 evaluations.append((steps, float(np.mean(means))))
             stop = final or job.layout.agreed(interrupt.requested)
             if stop or (i + 1) % plan.checkpoint_every == 0:
-                meta = {"interval": i + 1, "host": host_snapshot(job.environment)}
+                meta = {"interval": i + 1, "host": host_snapshots(job)}
                 checkpointer.save(steps, state, meta)
             if stop:
                 break

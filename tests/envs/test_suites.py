@@ -137,10 +137,6 @@ class Clock(gymnasium.Env):
         return np.full((2, 2, 3), self.count / 8, np.float32), 1.0, False, self.count == 5, {}
 
 
-class Rebuilt(Clock, gymnasium.utils.EzPickle):
-    """Pickles as its constructor's arguments only, like Gymnasium's MuJoCo tasks."""
-
-
 def test_gym_tasks_that_cut_their_own_episodes_and_float_images():
     gymnasium.register("MbxClock-v0", entry_point=Clock, max_episode_steps=100)
     environment = envs.make("gym:MbxClock-v0", 1, action_repeat=2)
@@ -151,11 +147,6 @@ def test_gym_tasks_that_cut_their_own_episodes_and_float_images():
     assert [float(r.reward[0]) for r in rows] == [2, 2, 1, 2]
     np.testing.assert_array_equal(rows[2].final_obs, np.full((1, 2, 2, 3), 5 / 8))
     np.testing.assert_array_equal(rows[2].obs, np.zeros((1, 2, 2, 3)))
-
-
-def test_gym_gives_no_snapshot_that_would_not_continue():
-    gymnasium.register("MbxRebuilt-v0", entry_point=Rebuilt, max_episode_steps=100)
-    assert envs.make("gym:MbxRebuilt-v0", 1).get_state() is None
 
 
 def test_dmc_stays_inside_an_episode_that_the_repeat_does_not_divide(monkeypatch):

@@ -1,0 +1,166 @@
+"""Host environments saved and continued: exactly, by plain data, or not at all."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import pickle
+
+import gymnasium
+import numpy as np
+import pytest
+
+from mbx import envs
+from mbx.envs import snapshot
+from mbx.envs.snapshot import SnapshotError
+
+
+def same(a: object, b: object) -> bool:
+    """Equal in type, shape and every bit."""
+    if isinstance(a, np.ndarray | np.generic):
+        return type(a) is type(b) and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return type(a) is type(b) and repr(a) == repr(b)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        None,
+        True,
+        [1, -0.0, 0.1, float("nan"), 2**200, "text", b"\x00\xff"],
+        (1, ("a", [])),
+        {"a": 1, 2: {"b": None}, (1, 2): "c"},
+        np.arange(6.0).reshape(2, 3),
+        np.array([True, False]),
+        np.float32(1e-42),
+        np.array(5, np.int8),
+        np.zeros((0, 3)),
+    ],
+)
+def test_plain_data_comes_back_bit_for_bit(tree):
+    assert same(snapshot.decode(snapshot.encode(tree)), tree)
+
+
+@pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937, np.random.Philox])
+def test_a_generator_goes_on_where_it_was(bits):
+    generator = np.random.Generator(bits(3))
+    generator.random(5)
+    again = snapshot.decode(snapshot.encode({"rng": generator}))["rng"]
+    assert again.random(4).tolist() == generator.random(4).tolist()
+    assert again.normal(size=3).tolist() == generator.normal(size=3).tolist()
+
+
+@pytest.mark.parametrize("thing", [object(), {1, 2}, np.array([None]), lambda: 0, 1j])
+def test_what_is_not_plain_is_refused(thing):
+    with pytest.raises(TypeError):
+        snapshot.encode(thing)
+
+
+class Touch:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return pathlib.Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("name", ["gym:Pendulum-v1", "multi:gym:Pendulum-v1+gym:Reacher-v5"])
+def test_a_pickle_is_not_run(name, tmp_path):
+    path = tmp_path / "ran"
+    environment = envs.make(name, 2, episode_length=3)
+    with pytest.raises(SnapshotError):
+        environment.set_state(pickle.dumps([Touch(path), Touch(path)]))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        '{"pickle": ""}',
+        "[" * 100_000,
+        '{"array": ["|O8", [1], ""]}',
+        '{"array": ["<f8", [3], "AAAA"]}',
+        '{"generator": {"dict": [["bit_generator", "os"]]}}',
+        '{"a": 1, "b": 2}',
+    ],
+)
+def test_what_is_no_snapshot_is_refused(text):
+    with pytest.raises(SnapshotError):
+        snapshot.decode(text.encode())
+
+
+# Ant, Humanoid and Pusher read results of the last MuJoCo step (places, forces) before the next.
+@pytest.mark.parametrize(
+    "name",
+    ["Ant-v5", "HalfCheetah-v5", "Humanoid-v5", "Pusher-v5", "CartPole-v1", "Acrobot-v1"],
+)
+def test_gymnasium_tasks_continue_exactly(name):
+    """In the middle of an episode, in another instance, through the end and the next reset."""
+    environment = envs.make(f"gym:{name}", 2, episode_length=14, seed=3)
+    rng = np.random.default_rng(0)
+    actions = rng.uniform(-1, 1, (40, 2, environment.spec.action_dim)).astype(np.float32)
+    for action in actions[:20]:
+        environment.step(action)
+    saved = environment.get_state()
+    other = envs.make(f"gym:{name}", 2, episode_length=14, seed=4)
+    other.step(actions[0])
+    other.set_state(saved)
+    for action in actions[20:]:
+        for a, b in zip(environment.step(action), other.step(action), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+class Holds(gymnasium.Env):
+    """A task with something in it."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    def __init__(self, thing=None) -> None:
+        self.thing, self.count = thing, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        return np.full(1, self.count / 8, np.float32), 1.0, False, False, {}
+
+
+def test_a_task_that_holds_what_is_not_plain_is_not_saved():
+    gymnasium.register("MbxPlain-v0", Holds, max_episode_steps=9)
+    gymnasium.register("MbxHolds-v0", Holds, max_episode_steps=9, kwargs={"thing": object()})
+    assert envs.make("gym:MbxPlain-v0", 1).get_state() is not None
+    assert envs.make("gym:MbxHolds-v0", 1).get_state() is None
+
+
+@pytest.mark.parametrize("name", ["step", "env", "np_random", "unwrapped", "model"])
+def test_a_snapshot_cannot_set_methods_or_models(name):
+    environment = envs.make("gym:Pendulum-v1", 1)
+    saved = snapshot.decode(environment.get_state())
+    task = snapshot.decode(saved["tasks"][0])
+    task["layers"][-1][name] = 3
+    saved["tasks"] = [snapshot.encode(task)]
+    with pytest.raises(SnapshotError, match=name):
+        environment.set_state(snapshot.encode(saved))
+    environment.step(np.zeros((1, 1)))
+
+
+def test_a_snapshot_of_another_task_or_model_is_refused():
+    one, other = (envs.make(f"gym:{n}-v5", 1) for n in ("Hopper", "Reacher"))
+    with pytest.raises(SnapshotError, match="another one"):
+        one.set_state(other.get_state())
+    saved = one.get_state()
+    one._tasks[0]._env.unwrapped.model.opt.gravity[2] = -5.0
+    with pytest.raises(SnapshotError, match="another one"):
+        one.set_state(saved)
+    json.loads(saved)  # plain text all through
