@@ -2,7 +2,7 @@
 
     python -m experiments.train --config=configs/bmpc.py
 
-The expert is the acting planner's chosen action with its refitted standard deviation, recomputed
+The expert is the acting planner's chosen action with its refitted standard deviation, made again
 every ten updates on slices of the replay (lazy reanalyze). Only what differs from
 configs/tdmpc2.py is set here.
 """
@@ -25,21 +25,11 @@ def get_config() -> config_dict.ConfigDict:
         iterations=6,
         num_samples=512,
         num_elites=64,
-        temperature=0.5,
         temperature_mode="multiply",
-        min_std=0.05,
         max_std=2.0,
     )
-    config.reanalyze.update(
-        enabled=True, interval=10, batch_size=60, slices=True, stale_exponent=0.0
-    )
+    config.reanalyze.update(batch_size=60, slices=True)
     config.loss.update(
-        value_target="td",
-        td_rollouts=1,
-        td_horizon=1,
-        value_reduction="mean",
-        policy_loss="kl",
-        expert_source="acting",
-        expert_mean="chosen",
+        td_rollouts=1, value_reduction="mean", policy_loss="kl", expert_source="acting"
     )
     return config

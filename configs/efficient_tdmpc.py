@@ -22,10 +22,10 @@ def get_config() -> config_dict.ConfigDict:
     )
     config.eval.update(interval=10_000, episodes=10)
     config.checkpoint.interval = 20_000
-    config.model.update(num_values=2, num_dynamics=2, num_rewards=2)
-    config.planner.update(horizon=3, num_samples=64, aggregate=True)
+    config.model.update(num_dynamics=2, num_rewards=2)
+    config.planner.update(num_samples=64, aggregate=True)
     config.training_planner.update(std_coef=-0.5, disagreement=-0.1)
-    config.loss.update(num_heads=2, value_best_n=1, head_strategy="split")
+    config.loss.value_best_n = 1
     config.reanalyze.batch_size = 64
     config.optimizer.ensemble_lr_scaling = True
     return config

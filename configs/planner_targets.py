@@ -19,25 +19,7 @@ def get_config() -> config_dict.ConfigDict:
     config = tdmpc2.get_config()
     config.replay.update(capacity=100_000, keep_targets=0)
     config.model.critic = "v"
-    config.training_planner.update(
-        enabled=True,
-        iterations=3,
-        num_samples=128,
-        num_elites=128,
-        horizon=1,
-        temperature=0.5,
-        temperature_mode="divide",
-        min_std=0.05,
-        max_std=1.0,  # no limit: actions lie in [-1, 1]
-    )
-    config.reanalyze.update(
-        enabled=True, interval=500, batch_size=256, min_step=1_000, stale_exponent=0.0
-    )
-    config.loss.update(
-        value_target="planner",
-        value_weighting="weighted",
-        policy_loss="awr",
-        awr_temperature=0.5,
-        advantage_scale="none",
-    )
+    config.training_planner.update(num_samples=128, num_elites=128)
+    config.reanalyze.update(interval=500, batch_size=256, stale_exponent=0.0)
+    config.loss.update(value_target="planner", value_weighting="weighted", policy_loss="awr")
     return config

@@ -14,32 +14,26 @@ from configs import tdmpc
 def get_config() -> config_dict.ConfigDict:
     """Every setting with its default."""
     config = tdmpc.get_config()
-    config.env.name = "playground:CartpoleSwingup"
-    config.env.num_envs = 1
-    config.train.update(steps=100_000, seed_steps=5_000, pretrain_updates=2_500, utd_ratio=1.0)
-    config.train.log_interval = 1_000
+    config.env.update(name="playground:CartpoleSwingup", num_envs=1)
+    config.train.update(
+        steps=100_000, seed_steps=5_000, pretrain_updates=2_500, utd_ratio=1.0, log_interval=1_000
+    )
     config.eval.update(interval=10_000, episodes=10)
     config.checkpoint.interval = 20_000
     config.replay.capacity = 1_000_000
     config.model.update(
-        size="5", critic="q", policy="squashed", num_values=5, log_std_min=-10.0, log_std_max=2.0
+        size="5", critic="q", policy="squashed", num_values=0, log_std_min=-10.0, log_std_max=2.0
     )
     config.planner.update(
-        horizon=3,
         iterations=6,
         num_samples=512,
         num_elites=64,
         num_proposals=24,
         rescore_proposals=True,
-        temperature=0.5,
-        temperature_mode="multiply",
-        max_std=2.0,
         evaluation_selection="sample",
     )
-    config.reanalyze.enabled = False
     config.loss.update(
         batch_size=256,
-        num_heads=2,
         value_reduction="min",
         value_target="td",
         policy_loss="svg",

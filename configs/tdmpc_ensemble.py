@@ -1,9 +1,9 @@
-"""Document 001's table of defaults: ensembles with random priors, distillation, optimism in
-training and pessimism in evaluation.
+"""Ensembles with random priors, distillation, optimism in training and pessimism in evaluation.
 
     python -m experiments.train --config=configs/tdmpc_ensemble.py
 
-Only what differs from configs/bmpc.py is set here. The document's planner does not discount.
+The defaults of the variant that docs/sources.md describes (entries ensembles and behaviour), whose
+planner does not discount. Only what differs from configs/bmpc.py is set here.
 """
 
 from ml_collections import config_dict
@@ -20,7 +20,6 @@ def get_config() -> config_dict.ConfigDict:
         num_dynamics=2,
         num_rewards=2,
         prior_scale=1.0,
-        prior_div=16,
         log_std_min=-10.0,
         log_std_max=2.0,
     )
@@ -28,7 +27,6 @@ def get_config() -> config_dict.ConfigDict:
         rescore_proposals=False,
         proposal_noise=0.05,
         max_std=1.0,
-        selection="sample",
         evaluation_selection="best",
         action_noise=0.0,
         extra_iterations_action_dim=15,
@@ -36,15 +34,12 @@ def get_config() -> config_dict.ConfigDict:
         evaluation_std_coef=-1.0,
         discount=1.0,
     )
-    config.training_planner.update(max_std=1.0, std_coef=0.0, discount=1.0)
-    config.reanalyze.update(interval=10, batch_size=64, current_batch=True)
+    config.training_planner.update(max_std=1.0, discount=1.0)
+    config.reanalyze.update(batch_size=64, current_batch=True, slices=False)
     config.loss.update(
         td_rollouts=4,
         value_reduction="local",
         num_heads=5,
-        td_std_coef=0.0,
-        td_dynamics_reduction="mean",
-        td_all_dynamics=True,
         final_rho=0.125,
         encoder_consistency_coef=1.0,
         expert_source="reanalyze",
@@ -52,10 +47,6 @@ def get_config() -> config_dict.ConfigDict:
         optimist=True,
     )
     config.optimizer.update(
-        ensemble_lr_scaling=True,
-        tau=0.003,
-        encoder_lr_step_at=0.5,
-        encoder_lr_step_scale=1.0,
-        value_every=2,
+        ensemble_lr_scaling=True, tau=0.003, encoder_lr_step_at=0.5, value_every=2
     )
     return config

@@ -193,7 +193,6 @@ def make_config(case: Case) -> config_dict.ConfigDict:
         config.loss.update(value_target="td", policy_loss="svg", value_reduction="min")
         config.loss.batch_size = 256
         config.planner.update(iterations=6, num_samples=512, num_elites=64, num_proposals=24)
-        config.training_planner.update(num_samples=128, num_elites=128)
     if case.size:
         config.model.size = case.size
     if case.batch:

@@ -72,7 +72,8 @@ def help_text(arguments: Sequence[str]) -> str:
 def general_help() -> str:
     """How the program is used, which configuration files there are, the important settings."""
     files = [_setting_line(path, _summary(path), 30) for path in config_files()]
-    values, words = settings(DEFAULT), comments(_find(DEFAULT))
+    values = settings(DEFAULT)
+    words = comments(_find(DEFAULT)) | declared(values["agent"])
     shown = [_setting(name, values[name], words[name]) for name in IMPORTANT if name in values]
     lines = [
         "Train an agent; evaluate, log, checkpoint and plot on the way.",

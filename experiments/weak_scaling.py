@@ -44,12 +44,13 @@ def make_config(told: dict[str, Any]) -> dict[str, Any]:
         seed_steps=20 * told["envs"], pretrain_updates=1, log_interval=_LENGTH * told["envs"]
     )
     config.reanalyze.min_step = 0
-    config.distributed.update(
-        enabled=told["devices"] > 1,
-        num_processes=told["processes"],
-        coordinator=told["coordinator"],
-        process_id=told["process"],
-    )
+    if told["devices"] > 1:
+        config.distributed.update(
+            enabled=True,
+            num_processes=told["processes"],
+            coordinator=told["coordinator"],
+            process_id=told["process"],
+        )
     return config.to_dict()
 
 

@@ -64,7 +64,9 @@ def setting(
         choices: all values that it may take.
         needs: settings without which this one has no effect: a dotted name (or the bare name of a
             setting of the same section) with the value it must have, a tuple of such values, or
-            `NONZERO`. A setting that has no effect and is not at its default is refused.
+            `NONZERO`. The bare name of a property of the whole settings is a condition over several
+            of them, whose docstring says in words what it takes. A setting that has no effect and
+            is not at its default is refused.
     """
     metadata = dict(help=help, at_least=at_least, above=above, at_most=at_most, choices=choices)
     return dataclasses.field(default=default, metadata=metadata | {"needs": dict(needs or {})})
@@ -118,8 +120,9 @@ def describe(settings: Any, prefix: str = "") -> Iterator[Declared]:
             yield Declared(name, None, field.metadata["help"], "", {})
             yield from describe(value, f"{name}.")
         else:
+            own = {f.name for f in dataclasses.fields(settings)}
             needs = {
-                other if "." in other or not prefix else prefix + other: required
+                prefix + other if other in own else other: required
                 for other, required in field.metadata["needs"].items()
             }
             yield Declared(name, value, field.metadata["help"], _allowed(field.metadata), needs)
@@ -136,10 +139,33 @@ def inactive(settings: Any) -> dict[str, str]:
             for other, required in needs[name].items():
                 if other in found:
                     found[name] = found[other]
-                elif not _meets(values[other], required):
+                elif other not in values and not _meets(getattr(settings, other), required):
+                    found[name] = " ".join(getattr(type(settings), other).__doc__.split())
+                elif other in values and not _meets(values[other], required):
                     found[name] = f"{other}={_required_words(required)}"
+                if name in found:
+                    break
         if len(found) == known:
             return dict(sorted(found.items()))
+
+
+def active_only(default: T, values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values`, with every setting that has no effect beside the others put back to its default.
+
+    For configurations that were written when such settings were not refused.
+
+    Raises:
+        ValueError: as `from_dict`, for what is wrong with a setting by itself.
+    """
+    settings = _read(default, values, "")
+    new, normal = to_dict(settings), to_dict(default)
+    for name in inactive(settings):
+        *path, last = name.split(".")
+        here, there = new, normal
+        for part in path:
+            here, there = here[part], there[part]
+        here[last] = there[last]
+    return new
 
 
 def _read(default: Any, values: Mapping[str, Any], prefix: str) -> Any:

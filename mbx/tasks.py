@@ -5,7 +5,7 @@
 
 So every function of a latent knows its task: heads read the embedding as further inputs, padded
 action dimensions are masked where an action enters the model, and discounts are looked up. Nothing
-that plans or learns has to hand a task about. Axes: K tasks, D embedding dims, A padded action
+that plans or learns has to pass the task on. Axes: K tasks, D embedding dims, A padded action
 dims, `...` free.
 Source: TD-MPC2 (arXiv 2310.16828), section 3.3 and its reference code.
 """
@@ -48,7 +48,7 @@ class TaskSet:
 
     @property
     def num(self) -> int:
-        """K."""
+        """How many tasks there are, K."""
         return len(self.names)
 
     @property

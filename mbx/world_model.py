@@ -7,7 +7,8 @@ Axes: H dynamics heads, R reward heads, V value heads, L latent dims, A action d
 leading axes `...` are free and inputs may broadcast against each other (`z [B, 1, L]` with
 `action [B, N, A]`). Ensembles lead: a latent that came out of the dynamics is `[H, ..., L]`, one a
 head.
-Source: TD-MPC2 (arXiv 2310.16828), section 3.1 and its reference code; document 001, section 10.
+Sources: TD-MPC2 (arXiv 2310.16828), section 3.1 and its reference code; docs/sources.md, entry
+ensembles.
 """
 
 from __future__ import annotations
@@ -46,13 +47,27 @@ MODEL_SIZES: dict[str, dict[str, int]] = {
 class WorldModelConfig:
     """Shapes and options of the world model; defaults are TD-MPC2's 5M model.
 
-    critic: "q" is Q(z, a) (TD-MPC2), "v" is V(z) (documents 000 and 001).
-    policy: "squashed" Gaussian (TD-MPC2) or "tanh_mean", a Gaussian around tanh(mean) whose samples
-    are clipped (BMPC). episodic: learn a termination head. bins are in symlog space.
-    prior_scale: weight of the frozen random networks beside dynamics, reward and value heads
-    (document 001); 0 for none. prior_div: how much narrower than the heads they are. num_aux:
-    auxiliary values G (of other discounts), each its own network or, with aux_joint, one for all.
-    tasks: several tasks in one model (`mbx.tasks`), whose observations end in a one-hot task.
+    Attributes:
+        obs_shape: of one observation, `[D]` or an image `[64, 64, C]`.
+        action_dim: A.
+        enc_dim, mlp_dim, latent_dim, num_enc_layers: widths, latent dims L, layers of the encoder.
+        num_values, num_dynamics, num_rewards: heads V, H, R.
+        num_aux: auxiliary values G (of other discounts), each its own network.
+        aux_joint: one network for all of them.
+        prior_scale: weight of the frozen random networks beside dynamics, reward and value heads
+            (docs/sources.md, entry ensembles); 0 for none.
+        prior_div: how much narrower than the heads those are.
+        num_channels: of the pixel encoder.
+        simnorm_dim: group of latent dims that a softmax normalises.
+        num_bins, bin_min, bin_max: of predicted rewards and values, in symlog space.
+        critic: "q" is Q(z, a) (TD-MPC2), "v" is V(z).
+        policy: "squashed" Gaussian (TD-MPC2) or "tanh_mean", a Gaussian around tanh(mean) whose
+            samples are clipped (BMPC).
+        episodic: learn a termination head.
+        log_std_min, log_std_max: of the policy.
+        dropout: in the first hidden layer of each value head.
+        dtype: of computations.
+        tasks: several tasks in one model (`mbx.tasks`), whose observations end in a one-hot task.
     """
 
     obs_shape: tuple[int, ...]
@@ -119,10 +134,13 @@ class WorldModelConfig:
         return 16 * self.num_channels if self.pixels else self.latent_dim
 
 
-def sized(model_size: str | int, **overrides: Any) -> WorldModelConfig:
+def config_for_size(model_size: str | int, **overrides: Any) -> WorldModelConfig:
     """The configuration of a published size ("tiny", 1, 5, 19, 48, 317) with overrides.
 
-    Raises ValueError for an unknown size. Overrides that are None keep the size's value.
+    Overrides that are None keep the size's value.
+
+    Raises:
+        ValueError: an unknown size.
     """
     name = str(model_size)
     if name not in MODEL_SIZES:
@@ -134,25 +152,32 @@ def sized(model_size: str | int, **overrides: Any) -> WorldModelConfig:
 class WorldModel(NamedTuple):
     """The model's pure functions; `params` is a dict with one entry a component.
 
-    init(key) -> params: encoder, policy and, where episodic, termination; stacked heads dynamics
-        `[H, ...]`, reward `[R, ...]` and value `[V, ...]`; "task" `[K, D]` for several tasks.
-    project(params) -> params within their constraints, after an optimiser's step.
-    encode(params, obs) -> z `[..., L]`. spread(z) -> `[H, ..., L]`, the same for every head.
-    step(params, z `[H, ..., L]`, action `[..., A]` or `[H, ..., A]`) -> next z `[H, ..., L]`, head
-        h from row h.
-    reward(params, z `[H, ..., L]`, action) -> reward logits `[R, H, ..., K]`, all heads on all rows
-        (give z a leading axis of 1 for a state that no head has stepped yet). reward_mean: what
-        they decode to, `[R, H, ...]`, cheaper than decoding where heads have priors.
-    termination(params, z `[..., L]`) -> logit `[...]`.
-    policy(params, z) -> (mean, log_std) `[..., A]`, before any squashing.
-    value(value_params, z, action or None, dropout_key=None) -> value logits `[V', ..., K]` of the
-        stacked heads given: all, a chosen few (`networks.take_heads`) or the target network.
-        value_mean, without dropout: what they decode to, `[V', ...]`.
-    aux_value(aux_params, z, action or None) -> auxiliary value logits `[G, ..., K]`.
-    act(mean, log_std, eps) -> action `[..., A]` in [-1, 1], the policy's parameterisation.
-    action_mask(z) -> `[..., A]`, 0 for actions that the latent's task does not have; None for one
-        task. Such actions make no difference to any of the functions above.
-    decode(logits `[..., K]`) -> real values `[...]`.
+    Attributes:
+        config: its shapes and options.
+        bins: () -> where two-hot distributions have their bins, `[K]`.
+        init: key -> params: encoder, policy and, where episodic, termination; stacked heads
+            dynamics `[H, ...]`, reward `[R, ...]` and value `[V, ...]`; "task" `[K, D]` for several
+            tasks.
+        project: params -> params within their constraints, after an optimiser's step.
+        encode: (params, obs) -> z `[..., L]`.
+        tile_heads: z -> `[H, ..., L]`, the same for every head.
+        step: (params, z `[H, ..., L]`, action `[..., A]` or `[H, ..., A]`) -> next z `[H, ..., L]`,
+            head h from row h.
+        reward: (params, z `[H, ..., L]`, action) -> reward logits `[R, H, ..., K]`, all heads on
+            all rows (give z a leading axis of 1 for a state that no head has stepped yet).
+        reward_mean: what they decode to, `[R, H, ...]`, cheaper than decoding where heads have
+            priors.
+        termination: (params, z `[..., L]`) -> logit `[...]`.
+        policy: (params, z) -> (mean, log_std) `[..., A]`, before any squashing.
+        value: (value_params, z, action or None, dropout_key=None) -> value logits `[V', ..., K]` of
+            the stacked heads given: all, a chosen few (`networks.take_heads`) or the target
+            network.
+        value_mean: without dropout, what they decode to, `[V', ...]`.
+        aux_value: (aux_params, z, action or None) -> auxiliary value logits `[G, ..., K]`.
+        act: (mean, log_std, eps) -> action `[..., A]` in [-1, 1], the policy's parameterisation.
+        action_mask: z -> `[..., A]`, 0 for actions that the latent's task does not have; None for
+            one task. Such actions make no difference to any of the functions above.
+        decode: logits `[..., K]` -> real values `[...]`.
     """
 
     config: WorldModelConfig
@@ -160,7 +185,7 @@ class WorldModel(NamedTuple):
     init: Callable[[Array], Params]
     project: Callable[[Params], Params]
     encode: Callable[[Params, Array], Array]
-    spread: Callable[[Array], Array]
+    tile_heads: Callable[[Array], Array]
     step: Callable[[Params, Array, Array], Array]
     reward: Callable[[Params, Array, Array], Array]
     reward_mean: Callable[[Params, Array, Array], Array]
@@ -326,7 +351,7 @@ def make_world_model(config: WorldModelConfig) -> WorldModel:
         init=jax.jit(functools.partial(_init, config, modules)),
         project=_project,
         encode=enter.encode,
-        spread=lambda z: jnp.broadcast_to(z, (config.num_dynamics, *z.shape)),
+        tile_heads=lambda z: jnp.broadcast_to(z, (config.num_dynamics, *z.shape)),
         step=step,
         termination=lambda params, z: apply("termination", params, z)[..., 0],
         policy=policy,

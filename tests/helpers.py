@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import pathlib
+import sys
 from typing import Any
 
 import jax
@@ -31,6 +34,8 @@ def tiny_config(**sections: dict[str, Any]) -> dict[str, Any]:
     Keyword arguments update whole sections: tiny_config(train=dict(utd_ratio=2.0)).
     """
     from configs import tdmpc
+    from mbx.agents.tdmpc.settings import Settings
+    from mbx.settings import active_only
 
     register_toy()
     config = tdmpc.get_config()
@@ -46,6 +51,9 @@ def tiny_config(**sections: dict[str, Any]) -> dict[str, Any]:
     config.checkpoint.interval = 20
     for name, values in sections.items():
         config[name].update(values) if isinstance(values, dict) else config.update({name: values})
+    with contextlib.suppress(ValueError):  # a mistake is for the test to find
+        # What the keyword arguments leave without effect would be refused.
+        return active_only(Settings(), config.to_dict())
     return config.to_dict()
 
 
@@ -82,3 +90,24 @@ def _point(task: str):
         return x, x, -jnp.sum(jnp.square(x)), (x[0] > 0.8) & (task == "ends")
 
     return envs.RawEnvironment(f"toy:{task}", (dims,), jnp.float32, dims, 7, reset, step)
+
+
+def recorded(settings: Any, read: set[str], prefix: str = "") -> Any:
+    """`settings`, which put the dotted name of every setting that is read into `read`."""
+    sections = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    names = {name for name, value in sections.items() if not dataclasses.is_dataclass(value)}
+
+    def look(self: Any, name: str) -> Any:
+        copying = sys._getframe(1).f_globals["__name__"] == "dataclasses"
+        if name in names and not copying:
+            read.add(prefix + name)
+        return object.__getattribute__(self, name)
+
+    kind = type(settings)
+    new = type(kind.__name__, (kind,), {"__getattribute__": look, "__module__": kind.__module__})
+    return new(
+        **{
+            name: value if name in names else recorded(value, read, f"{prefix}{name}.")
+            for name, value in sections.items()
+        }
+    )

@@ -29,6 +29,12 @@ class Whole:
     names: tuple[str, ...] = setting((), "of tasks")
     loss: Loss = section(Loss(), "what is minimised")
     size: int = setting(4, "of a batch", at_least=1, needs={"loss.target": ("planner", "lambda")})
+    tail: int = setting(0, "of a name", needs={"several": True})
+
+    @property
+    def several(self):
+        """two or more names"""
+        return len(self.names) > 1
 
     def check(self):
         if self.size > self.seed + 10:
@@ -42,7 +48,13 @@ def read(**values):
 def test_dictionaries_go_out_and_come_back():
     changed = dataclasses.replace(Whole(), seed=3, loss=Loss(target="lambda", lambda_=0.5))
     values = settings.to_dict(changed)
-    assert values["loss"]["lambda_"] == 0.5 and list(values) == ["seed", "names", "loss", "size"]
+    assert values["loss"]["lambda_"] == 0.5 and list(values) == [
+        "seed",
+        "names",
+        "loss",
+        "size",
+        "tail",
+    ]
     assert settings.from_dict(Whole(), values) == changed
     assert read() == Whole()
 
@@ -91,8 +103,22 @@ def test_a_changed_setting_without_effect_is_refused():
     assert read(loss={"bound": 2.0, "optimism": -1.0}).loss.bound == 2.0
 
 
+def test_a_condition_over_several_settings_is_a_property_and_its_docstring():
+    with pytest.raises(ValueError, match=r"config\.tail=3 has no effect.*needs two or more names;"):
+        read(tail=3, names=("a",))
+    assert read(tail=3, names=("a", "b")).tail == 3
+
+
+def test_what_has_no_effect_can_be_put_back():
+    old = {"tail": 3, "names": ["a"], "loss": {"lambda_": 0.5, "optimism": 1.0, "bound": 2.0}}
+    new = settings.active_only(Whole(), old)
+    assert new["tail"] == 0 and new["loss"]["lambda_"] == 0.95 and new["loss"]["bound"] == 2.0
+    assert read(**new).names == ("a",)
+
+
 def test_what_needs_an_inactive_setting_is_inactive_too():
-    assert set(settings.inactive(Whole())) == {"loss.lambda_", "loss.bound", "loss.depth"}
+    none = {"loss.lambda_", "loss.bound", "loss.depth", "tail"}
+    assert set(settings.inactive(Whole())) == none
     assert settings.inactive(Whole())["loss.depth"] == "loss.optimism=something other than 0"
     active = read(loss={"optimism": 1.0, "bound": 3.0})
     assert settings.inactive(active)["loss.depth"] == "loss.bound=1.0 or 2.0"

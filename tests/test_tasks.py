@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 from mbx import tasks
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc import policy_loss as policies
-from mbx.world_model import make_world_model, sized
+from mbx.agents.tdmpc.settings import Settings
+from mbx.world_model import config_for_size, make_world_model
 
 TASKS = tasks.TaskSet(("short", "long"), (1, 3), embedding_dim=5)
 
@@ -18,7 +21,7 @@ TASKS = tasks.TaskSet(("short", "long"), (1, 3), embedding_dim=5)
 @pytest.fixture(scope="module", params=["v", "q"])
 def model_and_params(request):
     model = make_world_model(
-        sized(
+        config_for_size(
             "tiny",
             obs_shape=(4 + 2,),
             action_dim=3,
@@ -45,7 +48,7 @@ def test_a_latent_carries_its_task_through_the_dynamics(model_and_params):
     model, params = model_and_params
     z = observations(model, params)
     assert z.shape == (6, model.config.latent + 5 + 2)
-    stepped = model.step(params, model.spread(z), jnp.ones((6, 3)))
+    stepped = model.step(params, model.tile_heads(z), jnp.ones((6, 3)))
     np.testing.assert_array_equal(stepped[0, :, -7:], z[:, -7:])
     np.testing.assert_allclose(z[:3, -7:-2], np.broadcast_to(params["task"][0], (3, 5)), rtol=1e-6)
     np.testing.assert_array_equal(TASKS.one_hot(z), np.repeat(np.eye(2), 3, axis=0))
@@ -58,7 +61,7 @@ def test_actions_that_a_task_does_not_have_change_nothing(model_and_params):
     np.testing.assert_array_equal(model.action_mask(z), [[1, 0, 0]] * 3 + [[1, 1, 1]] * 3)
     outputs = [
         (
-            model.step(params, model.spread(z), a),
+            model.step(params, model.tile_heads(z), a),
             model.reward(params, z[None], a)[0],
             model.value(params["value"], z, a),
         )
@@ -84,7 +87,7 @@ def test_entropy_counts_the_actions_a_task_has(model_and_params):
     model, _ = model_and_params
     mask = jnp.asarray([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
     log_std, eps = jnp.asarray([[-1.0, 0.0, 0.0], [-1.0, 0.5, 0.2]]), jnp.ones((2, 3))
-    entropy = policies.policy_entropy(model, jnp.zeros((2, 3)), log_std, eps, 1.0, 0.0, mask)
+    entropy = policies.policy_entropy(Settings(), model, jnp.zeros((2, 3)), log_std, eps, mask)
     one = -(-0.5 + 1.0 - 3 * 0.5 * np.log(2 * np.pi))  # missing dims add a constant
     three = -3 * (-1.5 + 0.3 - 3 * 0.5 * np.log(2 * np.pi))
     np.testing.assert_allclose(entropy, [one, three], rtol=1e-5)
@@ -101,8 +104,17 @@ def test_every_task_has_its_discount(model_and_params):
     eps = jnp.zeros((6, 1, 3))
 
     def value(discount):
-        return planning.trajectory_value(
-            model, params, z, actions, discount=discount, eps=eps, heads=None
+        settings = Settings()
+        loss = dataclasses.replace(settings.loss, discount=discount)
+        return planning.estimate_value(
+            dataclasses.replace(settings, loss=loss),
+            model,
+            params,
+            z,
+            actions,
+            planner=settings.planner,
+            eps=eps,
+            heads=None,
         )
 
     both = value((0.9, 0.99))

@@ -32,12 +32,9 @@ def test_settings_come_in_the_order_of_the_source_with_the_words_beside_them():
 
 
 def test_derived_files_take_words_from_their_base_and_values_from_themselves():
-    words = usage.comments(ROOT / "configs" / "bmpc.py")
-    assert (
-        words["replay.keep_targets"] == "planner actions stored a transition, best first (0: all)"
-    )
-    assert words["distributed.enabled"] == "divide environments and batches among all devices"
-    assert "--config.replay.keep_targets=1 " in usage.config_help("configs/bmpc.py")
+    text = " ".join(usage.config_help("configs/bmpc.py").split())
+    assert "--config.replay.keep_targets=1 planner actions stored with a transition" in text
+    assert "--config.distributed.enabled=False divide environments and batches" in text
 
 
 def test_a_file_of_ones_own_may_use_functions_and_sections(tmp_path):
@@ -68,7 +65,6 @@ def get_config():
     words = usage.comments(path)
     assert words["part"] == "a part" and words["part.depth"] == "of the part"
     assert words["part.names"] == "" and words["odd"] == ""
-    assert words["seed"].startswith("of everything")
     text = usage.help_text(["--help", "--config", str(path)])
     assert text.startswith("Mine.") and "--config.seed=7 " in text and "\npart: a part\n" in text
 

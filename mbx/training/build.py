@@ -2,8 +2,8 @@
 
 `register` adds agents of your own (examples/own_agent.py).
 
-How one agent's configuration is read stands beside: `tdmpc_settings`, `dreamer_settings`;
-EMPO's settings are `mbx.agents.empo.settings`.
+How Dreamer's configuration is read stands beside, in `dreamer_settings`; the others' settings are
+declared in their packages.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from mbx.agents.empo.settings import Settings as EmpoSettings
 from mbx.envs.base import EnvSpec
 from mbx.training.dreamer_settings import dreamer_agent, dreamer_config, dreamer_schedule
 from mbx.training.state import Schedule
-from mbx.training.tdmpc_settings import is_episodic, tdmpc_config
 
 __all__ = [
     "build_agent",
     "build_schedule",
     "dreamer_config",
-    "is_episodic",
     "register",
-    "tdmpc_config",
 ]
 
 Config = Mapping[str, Any]
 Builder = Callable[[Config, EnvSpec], Agent]
 
 _BUILDERS: dict[str, Builder] = {
-    "tdmpc": lambda config, spec: tdmpc.make_agent(tdmpc_config(config, spec)),
+    "tdmpc": lambda config, spec: tdmpc.make_agent(
+        settings.from_dict(tdmpc.Settings(), config), spec
+    ),
     "empo": lambda config, spec: empo.make_agent(settings.from_dict(EmpoSettings(), config), spec),
     "dreamer": dreamer_agent,
 }

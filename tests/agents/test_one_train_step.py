@@ -1,24 +1,22 @@
 """MPPI refinement, lambda returns, ReturnEMA and successor aggregation in one compiled train step.
 
-What the step computed for each is compared with numpy, from the same parameters and draws.
+What the step computed for each is compared with numpy, from the same parameters and noise.
 """
 
 from __future__ import annotations
-
-import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import mppi, successors
-from mbx.agents.tdmpc import agent as tdmpc
-from mbx.agents.tdmpc import model_loss as losses
+from mbx import successors
 from mbx.agents.tdmpc import planning, value_targets
 from mbx.agents.tdmpc import policy_loss as policies
+from mbx.agents.tdmpc.model_loss import select_latents
+from mbx.agents.tdmpc.update import draw, init_state, update_from_batch, weigh_actions
 from mbx.world_model import make_world_model
-from tests.agents.test_tdmpc import OUTLOOK, A, B, T, loud, make_batch, make_config
+from tests.agents.tdmpc_helpers import A, B, T, loud, make_batch, make_settings, make_world
 
 H, N = 3, 6
 
@@ -26,52 +24,44 @@ H, N = 3, 6
 @pytest.fixture(scope="module")
 def step():
     """Everything that one train step computed, by name, and what it was given."""
-    base = make_config(
-        value_target="lambda", policy_loss="svg", value_scale="return_ema", lambda_=0.8
+    settings = make_settings(
+        model=dict(num_dynamics=H),
+        training_planner=dict(iterations=3, num_samples=N),
+        loss=dict(
+            value_target="lambda",
+            policy_loss="svg",
+            value_scale="return_ema",
+            lambda_=0.8,
+            batch_size=H * 2,
+        ),
     )
-    config = dataclasses.replace(
-        base,
-        world=dataclasses.replace(base.world, num_dynamics=H),
-        training_planner=mppi.MPPIConfig(3, N, 3, temperature_mode="divide"),
-        batch_size=H * 2,
-    )
-    model = make_world_model(config.world)
-    state = tdmpc.init_state(config, model, jax.random.key(0))
+    model = make_world_model(make_world(settings))
+    state = init_state(settings, model, jax.random.key(0))
     state = state.replace(params=loud(state.params), target_value=loud(state.target_value, 8))
     batch = jax.tree.map(lambda x: jnp.concatenate([x, x[:, : H * 2 - B]], axis=1), make_batch())
     batch = batch._replace(mask=batch.mask.at[1, 0].set(0.0))
-    draws = tdmpc.draw(config, jax.random.key(1), H * 2)
+    noise = draw(settings, model, jax.random.key(1))
 
     @jax.jit
     def train_step(state, batch, key):
         z = model.encode(state.params, batch.obs.reshape(-1, 3))
-        plan = planning.plan_targets(
-            model, state.params, z, key, config=config.training_planner, outlook=OUTLOOK
-        )
+        plan = planning.plan_targets(settings, model, state.params, z, key)
         lead = batch.obs.shape[:2]
         batch = batch._replace(
-            target_actions=plan.actions.reshape(*lead, N, A),
-            target_values=plan.values.reshape(*lead, N),
+            plan_actions=plan.actions.reshape(*lead, N, A),
+            plan_values=plan.values.reshape(*lead, N),
         )
-        weights, _ = tdmpc.weigh_actions(config, (state.scale, state.return_ema), batch)
+        weights = weigh_actions(settings, state, batch)[1]
         z = z.reshape(*lead, -1)
-        target = value_targets.value_target(
-            model,
-            state.params,
-            state.target_value,
-            state.params["policy"],
-            (z[:-1], z[1:]),
-            batch,
-            draws,
-            config,
-            weights,
+        target, _ = value_targets.value_targets(
+            settings, model, state, (z[:-1], z[1:]), batch, noise, weights
         )
-        new, metrics = tdmpc.update_from_batch(config, model, state, batch, draws)
+        new, metrics = update_from_batch(settings, model, state, batch, noise)
         return dict(
             plan=plan, batch=batch, weights=weights, target=target, new=new, z=z, metrics=metrics
         )
 
-    return config, model, state, train_step(state, batch, jax.random.key(2))
+    return settings, model, state, train_step(state, batch, jax.random.key(2))
 
 
 def test_planner_values_are_successor_expectations(step):
@@ -90,7 +80,10 @@ def test_planner_values_are_successor_expectations(step):
         for h in range(H)
     ]
     values = np.stack(
-        [np.asarray(planning.mean_value(model, params["value"], x, None, None)) for x in heads]
+        [
+            np.asarray(planning.head_values(model, params["value"], x, None, None)).mean(axis=0)
+            for x in heads
+        ]
     )
     expected = np.asarray(reward) + 0.9 * values.mean(axis=0)
     np.testing.assert_allclose(
@@ -114,30 +107,30 @@ def test_mppi_kept_the_better_candidates(step):
 
 
 def test_lambda_returns_of_the_planners_values(step):
-    config, _, _, out = step
+    settings, _, _, out = step
     batch, weights = out["batch"], np.asarray(out["weights"])
-    annotations = (weights * np.asarray(batch.target_values)).sum(-1)[1:]
+    annotations = (weights * np.asarray(batch.plan_values)).sum(-1)[1:]
     reward, mask = np.asarray(batch.reward), np.asarray(batch.mask)
     expected = np.zeros((T, H * 2))
     for b in range(H * 2):
         later = annotations[T - 1, b]
         for t in reversed(range(T)):
             follows = t + 1 < T and mask[t + 1, b] > 0
-            trace = config.lambda_ if follows else 0.0
+            trace = settings.loss.lambda_ if follows else 0.0
             mixed = (1 - trace) * annotations[t, b] + trace * later
-            expected[t, b] = later = reward[t, b] + config.discount * mixed
+            expected[t, b] = later = reward[t, b] + settings.loss.discount * mixed
     np.testing.assert_allclose(out["target"].samples[0, ..., 0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_return_ema_moved_towards_the_percentiles_of_the_values(step):
-    config, model, state, out = step
-    assert config.policy_terms == {"svg": 1.0}
-    draws = tdmpc.draw(config, jax.random.key(1), H * 2)
+    settings, model, state, out = step
+    assert settings.loss.policy_terms == {"svg": 1.0}
+    noise = draw(settings, model, jax.random.key(1))
     # The policy of before in the model of after, on the latents that the losses rolled out.
     params = {**out["new"].params, "policy": state.params["policy"]}
-    first = losses.feed_heads(model.spread(out["z"][0])[None], config.head_strategy)[0]
-    action = model.act(*model.policy(params, first), draws.policy_eps[0])
-    values = policies.policy_value(model, params, first, action, draws.policy_heads, config)
+    first = select_latents(model.tile_heads(out["z"][0])[None], "split")[0]
+    action = model.act(*model.policy(params, first), noise.policy_eps[0])
+    values = policies.policy_value(settings, model, params, first, action, noise.policy_heads)
     low, high = np.percentile(np.asarray(values), [5.0, 95.0])
     ema, before = out["new"].return_ema, state.return_ema
     np.testing.assert_allclose(ema.low, 0.99 * before.low + 0.01 * low, rtol=1e-3)

@@ -1,4 +1,4 @@
-"""Ensembles, priors, distillation and schedules of document 001, BMPC and NEWT, on fixtures."""
+"""Ensembles, priors, distillation and schedules, with BMPC's and NEWT's fixtures."""
 
 from __future__ import annotations
 
@@ -12,13 +12,26 @@ import pytest
 
 from mbx import distributions as dist
 from mbx import networks, replay, returns
-from mbx.agents.tdmpc import agent as tdmpc
+from mbx import settings as declared
 from mbx.agents.tdmpc import model_loss as losses
-from mbx.agents.tdmpc import planning, scoring, value_targets
+from mbx.agents.tdmpc import planning, value_targets
 from mbx.agents.tdmpc import policy_loss as policies
-from mbx.agents.tdmpc.config import parse_mixture
+from mbx.agents.tdmpc.agent import make_agent, world_config
+from mbx.agents.tdmpc.sections import parse_mixture
+from mbx.agents.tdmpc.settings import Settings
+from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales
+from mbx.agents.tdmpc.update import init_state
 from mbx.world_model import make_world_model
-from tests.agents.test_tdmpc import make_config
+from tests.agents.tdmpc_helpers import (
+    SPEC,
+    empty_replay,
+    make_model,
+    make_settings,
+    make_world,
+    moved,
+    replaced,
+    row,
+)
 from tests.agents.test_tdmpc_golden import torch_params
 from tests.helpers import compiled, load_fixture
 
@@ -46,7 +59,7 @@ def test_trajectory_estimate(name, aggregate, coef):
         probability = jnp.moveaxis(jnp.asarray(a["term_prob"]), -1, 0)
         going = jnp.cumprod(1.0 - probability, axis=0)
         alive = [jnp.ones_like(going[0]), *going]
-    estimate = scoring.trajectory_estimate(
+    estimate = planning.trajectory_estimate(
         list(rewards),
         list(values) if aggregate else [jnp.asarray(a["value_heads_T"])],
         alive,
@@ -59,7 +72,7 @@ def test_trajectory_estimate(name, aggregate, coef):
     np.testing.assert_allclose(estimate.disagreement, a[f"{key}.head_disagreement"], **SINGLE)
     if name == "seed_scoring_single_heads":
         return  # one head agrees with itself
-    spread = scoring.latent_disagreement(jnp.asarray(a["latents"])[:, :, :, -1])
+    spread = planning.latent_disagreement(jnp.asarray(a["latents"])[:, :, :, -1])
     np.testing.assert_allclose(spread, a["latent_disagreement"], **SINGLE)
     if aggregate and coef == 1.0:
         total = estimate.value + 0.7 * spread
@@ -86,30 +99,26 @@ def test_model_losses_over_heads(name):
         logit = jnp.moveaxis(jnp.asarray(a["term_logits"])[..., 0], 0, 1)
         total["termination"] = losses.termination_loss(logit, a["terminated"][..., 0], mask, False)
         np.testing.assert_allclose(total["termination"], a["termination_loss"], **SINGLE)
-    settings = dataclasses.replace(
-        make_config(),
-        consistency_coef=config["consistency_coef"],
-        encoder_consistency_coef=config["encoder_consistency_coef"],
-        reward_coef=config["reward_coef"],
-        termination_coef=config["termination_coef"],
-    )
-    np.testing.assert_allclose(losses.total_loss(total, settings, 1.0), a["total"], **SINGLE)
+    names = ("consistency", "encoder_consistency", "reward", "termination")
+    coefficients = {f"{name}_coef": config[f"{name}_coef"] for name in names}
+    settings = make_settings(loss=coefficients)
+    np.testing.assert_allclose(losses.total_loss(settings, total), a["total"], **SINGLE)
 
 
-def test_consistency_gradients_go_where_they_are_told():
-    config = make_config(encoder_consistency_coef=1.0)
-    batch = value_targets.Batch(None, None, None, None, jnp.ones((2, 4)))
+def test_consistency_gradients_go_where_they_should():
+    settings = make_settings(loss=dict(encoder_consistency_coef=1.0))
+    batch = Batch(None, None, None, None, jnp.ones((2, 4)))
     zs, encoded = jnp.full((2, 1, 4, 8), 0.3), jnp.full((2, 4, 8), 0.7)
 
     def loss(zs, encoded, name):
-        return losses.consistency_losses(zs, encoded, batch, config, 0.0)[name]
+        return losses.consistency_losses(settings, zs, encoded, batch, 0.0)[name]
 
-    for name, moved in (("consistency", 0), ("encoder_consistency", 1)):
+    for name, own in (("consistency", 0), ("encoder_consistency", 1)):
         grads = jax.grad(loss, argnums=(0, 1))(zs, encoded, name)
-        assert np.abs(grads[moved]).sum() > 0 and np.abs(grads[1 - moved]).sum() == 0
-    late = dataclasses.replace(config, encoder_consistency_warmup=0.5, total_updates=10)
+        assert np.abs(grads[own]).sum() > 0 and np.abs(grads[1 - own]).sum() == 0
+    late = replaced(settings, loss=dict(encoder_consistency_warmup=0.5))
     at = [
-        losses.consistency_losses(zs, encoded, batch, late, p)["encoder_consistency"]
+        losses.consistency_losses(late, zs, encoded, batch, p)["encoder_consistency"]
         for p in (0.4, 0.5)
     ]
     assert float(at[0]) == 0.0 and float(at[1]) > 0.0
@@ -118,8 +127,10 @@ def test_consistency_gradients_go_where_they_are_told():
 def test_head_strategies():
     a, _ = load_fixture("tdmpc", "seed_head_strategy_0")
     for strategy in ("single", "split", "concat"):
-        np.testing.assert_array_equal(losses.feed_heads(jnp.asarray(a["z"]), strategy), a[strategy])
-    copies = losses.feed_copies(jnp.arange(6).reshape(1, 6), "concat", 2)
+        np.testing.assert_array_equal(
+            losses.select_latents(jnp.asarray(a["z"]), strategy), a[strategy]
+        )
+    copies = losses.repeat_for_heads(jnp.arange(6).reshape(1, 6), "concat", 2)
     np.testing.assert_array_equal(copies[0], [*range(6), *range(6)])
 
 
@@ -158,16 +169,16 @@ def test_prior_networks_and_moved_distributions():
 @pytest.mark.parametrize("name", ["seed_entropy_schedule_lin", "seed_entropy_schedule_exp"])
 def test_entropy_schedule(name):
     a, c = load_fixture("tdmpc", name)
-    config = make_config(
+    schedule = dict(
         entropy_coef=c["start_entropy_coeff"],
         entropy_coef_end=c["end_entropy_coeff"],
         entropy_start=c["start_dynamic_entropy_ratio"],
         entropy_end=c["end_dynamic_entropy_ratio"],
         entropy_schedule=c["dynamic_entropy_schedule"],
-        total_updates=c["steps"],
     )
+    settings = make_settings(loss=schedule)
     for step, expected in zip(a["step"], a["coef"], strict=True):
-        ours = policies.entropy_coefficient(config, jnp.float32(step / c["steps"]))
+        ours = policies.entropy_coefficient(settings, jnp.float32(step / c["steps"]))
         np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=1e-11)
 
 
@@ -176,53 +187,48 @@ def bmpc(name):
     a = {key.replace(".target_v.", ".target_q."): value for key, value in a.items()}
     params = torch_params(a, "w")
     target = params.pop("target_value")
-    base = make_config()
-    world = dataclasses.replace(
-        base.world,
-        latent_dim=16,
-        mlp_dim=12,
-        simnorm_dim=c["simnorm_dim"],
-        num_bins=c["num_bins"],
-        bin_min=c["vmin"],
-        bin_max=c["vmax"],
-        num_values=c["num_q"],
-        critic="v",
-        log_std_min=c["log_std_min"],
-        log_std_max=c["log_std_max"],
+    settings = make_settings(
+        model=dict(
+            num_bins=c["num_bins"],
+            bin_min=c["vmin"],
+            bin_max=c["vmax"],
+            num_values=c["num_q"],
+            log_std_min=c["log_std_min"],
+            log_std_max=c["log_std_max"],
+        ),
+        loss=dict(
+            discount=c["discount"],
+            horizon=c["horizon"],
+            rho=c["rho"],
+            entropy_coef=c["entropy_coef"],
+            value_target="td",
+            td_horizon=c["td_horizon"],
+            td_rollouts=1,
+            policy_loss="kl",
+            expert_min_std=0.0,
+        ),
+        optimizer=dict(tau=c["tau"], learning_rate=c["lr"]),
     )
-    config = dataclasses.replace(
-        base,
-        world=world,
-        discount=c["discount"],
-        horizon=c["horizon"],
-        rho=c["rho"],
-        entropy_coef=c["entropy_coef"],
-        tau=c["tau"],
-        learning_rate=c["lr"],
-        value_target="td",
-        value_reduction="mean",
-        td_horizon=c["td_horizon"],
-        td_rollouts=1,
-        policy_loss="kl",
-        expert_min_std=0.0,
-    )
-    return a, c, config, compiled(make_world_model(world)), params, target
+    sizes = dict(latent_dim=16, mlp_dim=12, simnorm_dim=c["simnorm_dim"])
+    return a, c, settings, make_model(settings, **sizes), params, target
 
 
 @pytest.mark.parametrize("name", ["bmpc_0", "bmpc_td3_expl"])
 def test_bmpc_value_target_and_policy(name):
-    a, c, config, model, params, target = bmpc(name)
+    a, c, settings, model, params, target = bmpc(name)
     z = jnp.asarray(a["z"])
-    batch = value_targets.Batch(None, None, jnp.zeros((3, 5)), jnp.zeros((3, 5)), jnp.ones((3, 5)))
-    draws = value_targets.Draws(
+    batch = Batch(None, None, jnp.zeros((3, 5)), jnp.zeros((3, 5)), jnp.ones((3, 5)))
+    noise = Noise(
         None,
         jnp.asarray(a["td.v_idx"]),
         None,
         None,
         rollout_eps=jnp.asarray(a["td.pi_eps"])[:, :, :, None],
     )
-    made = value_targets.value_target(
-        model, params, target, params["policy"], (z[:-1], z[1:]), batch, draws, config, None
+    state = init_state(settings, model, jax.random.key(0))
+    state = state.replace(params=params, target_value=target)
+    made, _ = value_targets.value_targets(
+        settings, model, state, (z[:-1], z[1:]), batch, noise, None
     )
     np.testing.assert_allclose(made.samples[0, ..., 0], a["td.target"][..., 0], **FORWARD)
     if bool(a["pi.expl"]):
@@ -234,17 +240,17 @@ def test_bmpc_value_target_and_policy(name):
     np.testing.assert_allclose(jnp.tanh(mean), a["pi.mean"], **FORWARD)
     np.testing.assert_allclose(log_std, a["pi.log_std"], **FORWARD)
     np.testing.assert_allclose(model.act(mean, log_std, a["pi.eps"]), a["pi.action"], **FORWARD)
-    entropy = policies.policy_entropy(model, mean, log_std, a["pi.eps"], 1.0)
+    entropy = policies.policy_entropy(settings, model, mean, log_std, a["pi.eps"])
     np.testing.assert_allclose(entropy, a["pi.scaled_entropy"][..., 0], **FORWARD)
 
 
 @pytest.mark.parametrize("name", ["bmpc_0", "bmpc_td3_expl"])
 def test_bmpc_distillation_step(name):
-    a, c, config, model, params, _ = bmpc(name)
+    a, c, settings, model, params, _ = bmpc(name)
     expert = jnp.asarray(a["expert_dist"]).reshape(3, 5, 2, 2)
     expert = jnp.concatenate([expert, expert[-1:]])
     eps = jnp.concatenate([a["kl.pi_eps"], np.zeros_like(a["kl.pi_eps"][-1:])])
-    inputs = policies.PolicyInputs(
+    inputs = PolicyInputs(
         jnp.asarray(a["z"]),
         jnp.ones((4, 5)),
         jnp.asarray(eps),
@@ -253,18 +259,16 @@ def test_bmpc_distillation_step(name):
         expert=expert,
     )
     fresh = returns.init_running_scale()
-    scales = policies.Scales(None, fresh, fresh)
+    scales = Scales(None, fresh, fresh)
 
     def loss(policy):
-        return policies.policy_loss(
-            policy, model, params, None, inputs, scales, None, config, config.entropy_coef
-        )
+        return policies.policy_loss(settings, model, policy, params, None, inputs, scales)
 
     step = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    (value, out), grads = step(params["policy"])
+    (value, (scales, _)), grads = step(params["policy"])
     close = dict(rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(value, a["kl.pi_loss"], **close)
-    np.testing.assert_allclose(out["scales"].kl.value, a["kl.scale_after"][0], **close)
+    np.testing.assert_allclose(scales.kl.value, a["kl.scale_after"][0], **close)
     np.testing.assert_allclose(optax.tree.norm(grads), a["kl.pi_grad_norm"], **close)
     adam = optax.chain(optax.clip_by_global_norm(20.0), optax.adam(c["lr"], eps=1e-5))
     updates, _ = adam.update(grads, adam.init(params["policy"]))
@@ -279,9 +283,9 @@ def test_bmpc_distillation_step(name):
 def test_newt_blends_the_policy_into_the_plan_and_clones_masked_actions():
     a, c = load_fixture("tdmpc", "newt_0")
     for i, step in enumerate(a["steps"]):
-        weight = planning.prior_weight(jnp.int32(step), c["start"], c["end"])
+        share = planning.policy_share(jnp.int32(step), c["start"], c["end"])
         mean, std = planning.blend(
-            weight, (a["pi_mean"], a["pi_std"]), (a["base_mean"], a["base_std"])
+            share, (a["pi_mean"], a["pi_std"]), (a["base_mean"], a["base_std"])
         )
         np.testing.assert_allclose(mean, a["mean"][i], **SINGLE)
         np.testing.assert_allclose(std, a["std"][i], **SINGLE)
@@ -291,7 +295,7 @@ def test_newt_blends_the_policy_into_the_plan_and_clones_masked_actions():
 
 
 @pytest.mark.parametrize("text", ["ppo", "svg:0", "svg:x", "svg+svg", ""])
-def test_impossible_mixtures_are_told(text):
+def test_impossible_mixtures_are_refused(text):
     with pytest.raises(ValueError, match="policy_loss"):
         parse_mixture(text)
 
@@ -302,135 +306,121 @@ def test_mixtures():
 
 
 # One configuration a way of learning: every option of the settings is in one of them.
+SCORED = dict(std_coef=1.0, aggregate=True, disagreement=0.1, discount=1.0)
 VARIANTS = {
     "ensemble": dict(
-        world=dict(num_dynamics=2, num_rewards=3, num_values=3, prior_scale=1.0, episodic=True),
-        value_target="td",
-        value_reduction="local",
-        num_heads=3,
-        td_std_coef=-0.5,
-        td_rollouts=2,
-        td_horizon=2,
-        td_dynamics_reduction="from_std_coef",
-        td_ema_policy=True,
-        policy_loss="svg:1+kl:0.5",
-        policy_std_coef=1.0,
-        trust_region_coef=0.1,
-        optimist=True,
-        encoder_consistency_coef=1.0,
-        head_strategy="split",
-        final_rho=0.125,
-        weight_decay=0.01,
-        ensemble_lr_scaling=True,
-        termination="soft",
-        termination_balance=True,
-        aux_gammas=(0.5, 0.8),
-        entropy_coef_end=1e-6,
-        entropy_schedule="exponential",
-        total_updates=10,
+        model=dict(num_dynamics=2, num_rewards=3, num_values=3, prior_scale=1.0, episodic="True"),
+        planner=SCORED,
+        training_planner=SCORED,
+        loss=dict(
+            value_target="td",
+            value_reduction="local",
+            num_heads=3,
+            td_std_coef=-0.5,
+            td_rollouts=2,
+            td_horizon=2,
+            td_dynamics_reduction="from_std_coef",
+            td_ema_policy=True,
+            policy_loss="svg:1+kl:0.5",
+            policy_std_coef=1.0,
+            trust_region_coef=0.1,
+            optimist=True,
+            encoder_consistency_coef=1.0,
+            head_strategy="split",
+            final_rho=0.125,
+            termination="soft",
+            termination_balance=True,
+            aux_gammas=(0.5, 0.8),
+            entropy_coef_end=1e-6,
+            entropy_schedule="exponential",
+        ),
+        optimizer=dict(weight_decay=0.01, ensemble_lr_scaling=True),
     ),
     "concat": dict(
-        world=dict(num_dynamics=2, num_rewards=2, critic="q"),
-        value_target="planner",
-        head_strategy="concat",
-        policy_loss="awr:1+bc:0.1",
-        td_all_dynamics=False,
-        value_reduction="mean",
-        td_std_coef=1.0,
-        aux_gammas=(0.7,),
-        aux_joint=True,
-        expert_mean="final",
-        jacobian=0.5,
-        value_every=2,
-        policy_every=2,
-        encoder_lr_step_at=0.5,
-        encoder_lr_step_scale=0.0,
-        total_updates=2,
+        model=dict(num_dynamics=2, num_rewards=2, critic="q"),
+        planner=SCORED,
+        training_planner=SCORED,
+        train=dict(steps=2, seed_steps=0, pretrain_updates=0, utd_ratio=1.0),
+        loss=dict(
+            value_target="planner",
+            head_strategy="concat",
+            policy_loss="awr:1+bc:0.1",
+            td_all_dynamics=False,
+            value_reduction="mean",
+            td_std_coef=1.0,
+            aux_gammas=(0.7,),
+            aux_joint=True,
+            expert_mean="final",
+            jacobian=0.5,
+        ),
+        optimizer=dict(
+            value_every=2, policy_every=2, encoder_lr_step_at=0.5, encoder_lr_step_scale=0.0
+        ),
     ),
     "lambda": dict(
-        world=dict(num_dynamics=2),
-        value_target="lambda",
-        policy_loss="kl",
-        kl_forward=True,
-        expert_source="acting",
-        target_horizon=2,
-        head_strategy="single",
-        reanalyze_slices=True,
-        proposal_noise=0.05,
-        prior_start=2,
-        prior_updates=5,
+        model=dict(num_dynamics=2),
+        planner=dict(SCORED, proposal_noise=0.05, prior_start=2, prior_updates=5),
+        training_planner=dict(SCORED, horizon=2),
+        reanalyze=dict(slices=True),
+        loss=dict(
+            value_target="lambda",
+            policy_loss="kl",
+            kl_forward=True,
+            expert_source="acting",
+            head_strategy="single",
+        ),
     ),
 }
 
 
 def variant(name):
-    fields = dict(VARIANTS[name])
-    aux = dict(num_aux=len(fields.get("aux_gammas", ())), aux_joint=fields.get("aux_joint", False))
-    world = dataclasses.replace(make_config().world, **aux, **fields.pop("world"))
-    scored = tdmpc.Scoring(std_coef=1.0, aggregate=True, disagreement=0.1, discount=1.0)
-    return dataclasses.replace(
-        make_config(), world=world, scoring=scored, target_scoring=scored, **fields
-    )
+    return make_settings(**VARIANTS[name])
 
 
 @pytest.fixture(scope="module", params=list(VARIANTS))
 def learnt(request):
-    """(config, agent, state before, states after two updates and metrics, replay after refresh)."""
-    config = variant(request.param)
-    agent = tdmpc.make_agent(config)
+    """(settings, agent, states before and after three updates, metrics, replay, after a pass)."""
+    settings = variant(request.param)
+    agent = make_agent(settings, SPEC)
     train = jax.jit(agent.init)(jax.random.key(0))
-    buffer = replay.init(agent.example_row(), num_envs=2, capacity=12, target_spec=agent.store.spec)
+    buffer = empty_replay(agent, num_envs=2, capacity=12)
     no, actor = jnp.zeros(2, bool), agent.init_actor(2)
     act, make = jax.jit(agent.act, static_argnums=5), jax.jit(agent.store.targets)
     for i in range(8):
         obs = jax.random.normal(jax.random.key(i), (2, 3))
         action, actor = act(train, actor, obs, no | (i == 0), jax.random.key(50 + i), False)
-        row = dict(
-            obs=obs,
-            action=action,
-            reward=jnp.ones(2),
-            is_first=no | (i == 0),
-            is_last=no,
-            terminated=no,
-        )
-        buffer = replay.insert(buffer, row, make(train, actor, obs, jax.random.key(10 + i)))
+        made = make(train, actor, obs, jax.random.key(10 + i))
+        buffer = replay.insert(buffer, row(obs, action, first=i == 0), made)
     update = jax.jit(agent.update)
     states, key = [train], jax.random.key(1)
     for i in range(3):
         new, _, metrics = update(states[-1], buffer, jax.random.fold_in(key, i))
         states.append(new)
     refreshed, _ = jax.jit(agent.store.reanalyze)(states[-1], buffer, key, jnp.int32(-1))
-    return config, agent, states, metrics, buffer, refreshed
-
-
-def moved(before, after):
-    return [
-        not np.array_equal(a, b)
-        for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
-    ]
+    return settings, agent, states, metrics, buffer, refreshed
 
 
 def test_every_way_of_learning_trains_what_it_should(learnt):
-    config, _, states, metrics, _, _ = learnt
+    settings, _, states, metrics, _, _ = learnt
     assert all(np.isfinite(float(x)) for x in metrics.values()), metrics
     first, last = states[0].params, states[-1].params
     for name in first:
-        prior = name in ("dynamics", "reward", "value") and config.world.prior_scale
+        prior = name in ("dynamics", "reward", "value") and settings.model.prior_scale
         trained = last[name]["main"] if prior else last[name]
         assert any(moved(first[name]["main"] if prior else first[name], trained)), name
         if prior:
             assert not any(moved(first[name]["prior"], last[name]["prior"])), name
-    assert (states[-1].target_policy is None) == (not config.uses_target_policy)
-    if config.uses_target_policy:
+    assert (states[-1].target_policy is None) == (not settings.keeps_target_policy)
+    if settings.keeps_target_policy:
         assert any(moved(states[0].target_policy, states[-1].target_policy))
 
 
 def test_a_gradient_reaches_every_dynamics_and_reward_head(learnt):
-    config, _, states, _, _, _ = learnt
+    settings, _, states, _, _, _ = learnt
     for name, num in (
-        ("dynamics", config.world.num_dynamics),
-        ("reward", config.world.num_rewards),
-        ("value", config.world.num_values),
+        ("dynamics", settings.model.num_dynamics),
+        ("reward", settings.model.num_rewards),
+        ("value", settings.model.num_values),
     ):
         for head in range(num):
             one = [
@@ -441,7 +431,7 @@ def test_a_gradient_reaches_every_dynamics_and_reward_head(learnt):
 
 
 def test_update_frequencies_hold_values_and_policy_back(learnt):
-    config, _, states, _, _, _ = learnt
+    settings, _, states, _, _, _ = learnt
     held = [
         not any(moved(a.params["value"], b.params["value"]))
         for a, b in zip(states, states[1:], strict=False)
@@ -450,12 +440,12 @@ def test_update_frequencies_hold_values_and_policy_back(learnt):
         not any(moved(a.params["policy"], b.params["policy"]))
         for a, b in zip(states, states[1:], strict=False)
     ]
-    assert held == [config.value_every == 2 and i % 2 == 1 for i in range(3)]
-    assert still == [config.policy_every == 2 and i % 2 == 1 for i in range(3)]
+    assert held == [settings.optimizer.value_every == 2 and i % 2 == 1 for i in range(3)]
+    assert still == [settings.optimizer.policy_every == 2 and i % 2 == 1 for i in range(3)]
 
 
 def test_reanalyze_writes_back_to_the_rows_it_read(learnt):
-    config, _, states, _, buffer, refreshed = learnt
+    settings, _, states, _, buffer, refreshed = learnt
     touched = np.asarray(refreshed.targets.step == 3) & np.asarray(refreshed.targets.valid)
     assert touched.any()
     jax.tree.map(
@@ -465,14 +455,13 @@ def test_reanalyze_writes_back_to_the_rows_it_read(learnt):
         refreshed.targets,
         buffer.targets,
     )
-    if config.uses_expert:
+    if settings.uses_expert:
         expert = np.asarray(refreshed.targets.expert)[touched]
         assert np.abs(expert[:, 0]).max() <= 1.0 and (expert[:, 1] > 0.0).all()
 
 
 def test_the_acting_planners_expert_is_what_is_stored():
-    config = variant("lambda")
-    agent = tdmpc.make_agent(config)
+    agent = make_agent(variant("lambda"), SPEC)
     train, obs = jax.jit(agent.init)(jax.random.key(0)), jnp.ones((2, 3))
     untouched, make = agent.init_actor(2), jax.jit(agent.store.targets)
     made = make(train, untouched, obs, jax.random.key(2))
@@ -484,8 +473,8 @@ def test_the_acting_planners_expert_is_what_is_stored():
 
 
 def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():
-    config = dataclasses.replace(make_config(value_target="lambda"), lambda_=0.7, horizon=3)
-    model = make_world_model(config.world)
+    settings = make_settings(loss=dict(value_target="lambda", lambda_=0.7, horizon=3))
+    model = make_world_model(make_world(settings))
     params = model.init(jax.random.key(0))
     reward = jnp.arange(1.0, 7.0).reshape(3, 2)
     mask = jnp.array([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]])  # env 1 ends after its second step
@@ -493,11 +482,11 @@ def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():
     values = jax.random.normal(jax.random.key(1), (4, 2, 2))
     weights = jnp.full((4, 2, 2), 0.5)
     valid = jnp.ones((4, 2), bool)
-    batch = value_targets.Batch(None, None, reward, terminated, mask, None, values, valid)
-    draws = value_targets.Draws(None, None, None, None)
+    batch = Batch(None, None, reward, terminated, mask, None, values, valid)
+    noise = Noise(None, None, None, None)
     z = jnp.zeros((3, 2, 8))
     ours = value_targets.lambda_targets(
-        model, params, params["value"], z, batch, draws, config, weights
+        settings, model, params, params["value"], z, batch, noise, weights
     )[0]
     v = np.asarray(values).mean(-1)[1:]
     expected = np.zeros((3, 2))
@@ -521,7 +510,7 @@ def test_termination_balance_weighs_both_kinds_alike():
 
 
 def test_initialisation_differs_from_head_to_head_and_last_layers_are_zero():
-    model = make_world_model(variant("ensemble").world)
+    model = make_world_model(make_world(variant("ensemble")))
     params = jax.jit(model.init)(jax.random.key(0))
     for name in ("dynamics", "reward", "value"):
         kernel = np.asarray(params[name]["main"]["layer_0"]["dense"]["kernel"])
@@ -535,18 +524,57 @@ def test_initialisation_differs_from_head_to_head_and_last_layers_are_zero():
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("values", "message"),
     [
-        (dict(value_reduction="local", num_heads=1), "num_heads"),
-        (dict(entropy_coef_end=0.0, total_updates=5, entropy_schedule="exponential"), "linear"),
-        (dict(entropy_coef_end=0.1), "total_updates"),
-        (dict(policy_loss="kl", stored_targets=False), "training_planner.enabled"),
-        (dict(aux_gammas=(1.5,)), "aux_gammas"),
-        (dict(aux_gammas=(0.5,)), "num_aux"),
-        (dict(td_horizon=0), "td_horizon=0"),
-        (dict(head_strategy="all"), "head_strategy"),
+        (
+            dict(loss=dict(entropy_coef_end=0.0, entropy_schedule="exponential")),
+            "entropy_coef_end=0 .*linear",
+        ),
+        (
+            dict(loss=dict(policy_loss="kl"), training_planner=dict(enabled=False)),
+            "training_planner.enabled",
+        ),
+        (dict(loss=dict(aux_gammas=(1.5,))), "aux_gammas"),
+        (dict(loss=dict(value_target="td", td_horizon=0)), "td_horizon=0"),
+        (dict(loss=dict(head_strategy="all")), "head_strategy"),
+        (dict(model=dict(num_dynamics=3)), "batch_size=128 is not divisible .*num_dynamics=3"),
+        (dict(loss=dict(awr_effective_samples=8.0)), "8 planner actions"),
+        (
+            dict(
+                loss=dict(awr_effective_samples=8.0),
+                replay=dict(keep_targets=0),
+                training_planner=dict(num_samples=8),
+            ),
+            "8 planner actions",
+        ),
+        (dict(loss=dict(awr_effective_samples=1.0)), "between 1 and that"),
+        (dict(loss=dict(awr_effective_samples=2.0, advantage_scale="range")), "no effect"),
+        (dict(loss=dict(entropy_scale="value")), "svg named first"),
+        (dict(loss=dict(entropy_scale="value", policy_loss="awr:1+svg:1")), "svg named first"),
     ],
 )
-def test_impossible_settings_are_told(fields, message):
+def test_impossible_settings_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
-        make_config(**fields)
+        declared.from_dict(Settings(), values)
+
+
+@pytest.mark.parametrize(
+    ("sections", "spec", "message"),
+    [
+        (dict(loss=dict(value_reduction="local", num_heads=1)), SPEC, "num_heads=1"),
+        (dict(model=dict(critic="q"), loss=dict(num_heads=3)), SPEC, "num_heads=3.*has 2"),
+        ({}, SPEC._replace(discrete=True), "discrete actions"),
+    ],
+)
+def test_what_the_task_or_the_model_cannot_have_is_refused(sections, spec, message):
+    with pytest.raises(ValueError, match=message):
+        make_agent(make_settings(**sections), spec)
+
+
+@pytest.mark.parametrize(
+    ("episodic", "can_terminate", "learnt"),
+    [("auto", True, True), ("auto", False, False), ("True", False, True), ("False", True, False)],
+)
+def test_a_termination_head_where_a_task_can_end_by_itself(episodic, can_terminate, learnt):
+    settings = make_settings(model=dict(episodic=episodic))
+    assert world_config(settings, SPEC._replace(can_terminate=can_terminate)).episodic == learnt

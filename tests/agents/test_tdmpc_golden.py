@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from mbx import mppi, networks, returns
-from mbx.agents.tdmpc import agent as tdmpc
-from mbx.agents.tdmpc import model_loss as losses
 from mbx.agents.tdmpc import planning, value_targets
 from mbx.agents.tdmpc import policy_loss as policies
-from mbx.world_model import WorldModelConfig, make_world_model, sized
+from mbx.agents.tdmpc.settings import Settings
+from mbx.agents.tdmpc.types import Batch, Noise
+from mbx.agents.tdmpc.update import init_state, update_from_batch
+from mbx.world_model import WorldModelConfig, config_for_size, make_world_model
+from tests.agents.tdmpc_helpers import make_settings
 from tests.helpers import compiled, load_fixture
 
 FORWARD = dict(rtol=2e-4, atol=2e-5)
@@ -109,13 +111,13 @@ def test_world_model_forward(name):
     heads = networks.take_heads(target, a["q_target_min_idx"])
     q_min = returns.reduce_heads(model.decode(model.value(heads, z, action)), "min", 0.0)
     np.testing.assert_allclose(q_min, a["q_target_min"][:, 0], **FORWARD)
-    q_avg = planning.mean_value(model, params["value"], z, action, a["q_avg_idx"])
+    q_avg = planning.head_values(model, params["value"], z, action, a["q_avg_idx"]).mean(axis=0)
     np.testing.assert_allclose(q_avg, a["q_avg"][:, 0], **FORWARD)
     mean, log_std = model.policy(params, z)
     np.testing.assert_allclose(jnp.tanh(mean), a["pi_mean"], **FORWARD)
     np.testing.assert_allclose(log_std, a["pi_log_std"], **FORWARD)
     np.testing.assert_allclose(model.act(mean, log_std, a["pi_eps"]), a["pi_action"], **FORWARD)
-    entropy = policies.policy_entropy(model, mean, log_std, a["pi_eps"], 1.0)
+    entropy = policies.policy_entropy(make_settings(), model, mean, log_std, a["pi_eps"])
     np.testing.assert_allclose(entropy, a["pi_scaled_entropy"][:, 0], **FORWARD)
     if config["episodic"]:
         probability = jax.nn.sigmoid(model.termination(params, z))
@@ -132,45 +134,55 @@ def test_first_layer_shared_by_many_actions_is_the_same_layer():
         np.testing.assert_allclose(shared[:, n], alone, **FORWARD)
 
 
-def agent_config(world: WorldModelConfig, config: dict, **overrides) -> tdmpc.TDMPCConfig:
-    fields = dict(
-        world=world,
-        discount=config["discount"],
-        horizon=config["horizon"],
-        planner_horizon=config["horizon"],
-        batch_size=config["batch_size"],
-        rho=config["rho"],
-        consistency_coef=config["consistency_coef"],
-        reward_coef=config["reward_coef"],
-        value_coef=config["value_coef"],
-        termination_coef=config["termination_coef"],
-        num_heads=2,
-        value_target="td",
-        policy_loss="svg",
-        entropy_coef=config["entropy_coef"],
-        learning_rate=config["lr"],
-        encoder_lr_scale=config["enc_lr_scale"],
-        grad_clip_norm=config["grad_clip_norm"],
-        tau=config["tau"],
+def reference_settings(config: dict) -> Settings:
+    """The fixtures' settings: TD-MPC2's."""
+    return make_settings(
+        planner=dict(horizon=config["horizon"], discount=0.0),
+        loss=dict(
+            discount=config["discount"],
+            horizon=config["horizon"],
+            batch_size=config["batch_size"],
+            rho=config["rho"],
+            consistency_coef=config["consistency_coef"],
+            reward_coef=config["reward_coef"],
+            value_coef=config["value_coef"],
+            termination_coef=config["termination_coef"],
+            num_heads=2,
+            value_target="td",
+            value_reduction="min",
+            policy_loss="svg",
+            entropy_coef=config["entropy_coef"],
+        ),
+        optimizer=dict(
+            learning_rate=config["lr"],
+            encoder_lr_scale=config["enc_lr_scale"],
+            grad_clip_norm=config["grad_clip_norm"],
+            tau=config["tau"],
+        ),
     )
-    return tdmpc.TDMPCConfig(**{**fields, **overrides})
 
 
 @pytest.mark.parametrize("name", ["td_target_0", "td_target_episodic"])
 def test_td_target(name):
     a, config, model, params, target = load_world(name)
-    settings = agent_config(model.config, config)
-    shape = a["reward"].shape[:2]
-    batch = losses.Batch(
+    batch = Batch(
         obs=None,
         action=None,
         reward=a["reward"][..., 0],
         terminated=a["terminated"][..., 0],
-        mask=jnp.ones(shape),
+        mask=jnp.ones(a["reward"].shape[:2]),
     )
-    draws = losses.Draws(a["pi_eps"], a["q_idx"], None, None)
-    y = value_targets.q_targets(model, params, target, a["next_z"], batch, draws, settings, None)
+    noise = Noise(a["pi_eps"], a["q_idx"], None, None)
+    settings = reference_settings(config)
+    y = value_targets.q_targets(settings, model, params, target, a["next_z"], batch, noise)
     np.testing.assert_allclose(y[0], a["td_target"][..., 0], **FORWARD)
+
+
+def estimate_value(config, model, params, z, actions, **drawn):
+    settings = make_settings(loss=dict(discount=config["discount"], termination="hard"))
+    return planning.estimate_value(
+        settings, model, params, z, actions, planner=settings.planner, **drawn
+    )
 
 
 @pytest.mark.parametrize("name", ["estimate_value_0", "estimate_value_episodic"])
@@ -179,15 +191,8 @@ def test_estimate_value(name):
     z = model.encode(params, a["obs"])
     np.testing.assert_allclose(z, a["z"], **FORWARD)
     actions = jnp.moveaxis(a["actions"], 0, 1)[None]  # [1, N, T, A]
-    value = planning.trajectory_value(
-        model,
-        params,
-        z,
-        actions,
-        discount=config["discount"],
-        eps=a["pi_eps"][None],
-        heads=a["q_idx"],
-    )
+    drawn = dict(eps=a["pi_eps"][None], heads=a["q_idx"])
+    value = estimate_value(config, model, params, z, actions, **drawn)
     np.testing.assert_allclose(value[0], a["value"][:, 0], **FORWARD)
 
 
@@ -198,22 +203,22 @@ def test_plan(name, call):
     c = f"c{call}."
     z = model.encode(params, a[c + "obs"])
     proposals = planning.policy_trajectories(model, params, z, a[c + "pi_traj_eps"][:, None])
-    noise = jnp.moveaxis(a[c + "sample_eps"], 1, 2)[:, None]  # [I, 1, N-P, T, A]
+    sample_eps = jnp.moveaxis(a[c + "sample_eps"], 1, 2)[:, None]  # [I, 1, N-P, T, A]
 
     def score(i, actions):
-        return planning.trajectory_value(
+        return estimate_value(
+            config,
             model,
             params,
             z,
             actions,
-            discount=config["discount"],
             eps=jnp.asarray(a[c + "bootstrap_eps"])[i][None],
             heads=jnp.asarray(a[c + "q_idx"])[i],
         )
 
     action_eps = a.get(c + "action_eps", np.zeros(config["action_dim"], np.float32))
     draws = mppi.Draws(
-        candidate=lambda i: noise[i],
+        candidate=lambda i: sample_eps[i],
         score=lambda i: i,
         gumbel=-jnp.log(a[c + "exponential"])[None],
         action=action_eps[None],
@@ -236,7 +241,7 @@ def test_plan(name, call):
 
     @jax.jit
     def one_round(i, mean, std):
-        only = draws._replace(candidate=lambda _: noise[i], score=lambda _: i)
+        only = draws._replace(candidate=lambda _: sample_eps[i], score=lambda _: i)
         once = dataclasses.replace(settings, iterations=1)
         return mppi.plan_with_draws(only, score, mean, std, proposals=proposals, config=once)
 
@@ -262,10 +267,10 @@ def test_plan(name, call):
 @pytest.mark.parametrize("name", ["update_step_0", "update_step_episodic"])
 def test_update_step(name):
     a, config, model, params, target = load_world(name, "w0")
-    settings = agent_config(model.config, config)
-    state = tdmpc.init_state(settings, model, jax.random.key(0))
+    settings = reference_settings(config)
+    state = init_state(settings, model, jax.random.key(0))
     state = state.replace(params=params, target_value=target)
-    update = jax.jit(lambda s, b, d: tdmpc.update_from_batch(settings, model, s, b, d))
+    update = jax.jit(lambda s, b, d: update_from_batch(settings, model, s, b, d))
     names = dict(
         consistency_loss="loss/consistency",
         reward_loss="loss/reward",
@@ -280,17 +285,15 @@ def test_update_step(name):
     )
     steps = sorted({k.split(".")[0] for k in a if k.startswith("s") and "." in k})
     for s in steps:
-        batch = losses.Batch(
+        batch = Batch(
             obs=a[f"{s}.obs"],
             action=a[f"{s}.action"],
             reward=a[f"{s}.reward"][..., 0],
             terminated=a[f"{s}.terminated"][..., 0],
             mask=jnp.ones(a[f"{s}.reward"].shape[:2]),
         )
-        draws = losses.Draws(
-            a[f"{s}.td_pi_eps"], a[f"{s}.td_q_idx"], a[f"{s}.pi_eps"], a[f"{s}.pi_q_idx"]
-        )
-        state, metrics = update(state, batch, draws)
+        noise = Noise(a[f"{s}.td_pi_eps"], a[f"{s}.td_q_idx"], a[f"{s}.pi_eps"], a[f"{s}.pi_q_idx"])
+        state, metrics = update(state, batch, noise)
         for theirs, ours in names.items():
             if ours == "loss/termination" and not config["episodic"]:
                 continue
@@ -314,7 +317,7 @@ def test_param_counts():
     ):
         if task_dim or str(size) not in ("1", "5", "19", "48", "317"):
             continue
-        world = sized(int(size), obs_shape=(int(obs_dim),), action_dim=int(action_dim))
+        world = config_for_size(int(size), obs_shape=(int(obs_dim),), action_dim=int(action_dim))
         shapes = jax.eval_shape(make_world_model(world).init, jax.random.key(0))
         ours = [
             sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes[n]))

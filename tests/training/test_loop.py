@@ -273,7 +273,7 @@ def test_sampled_windows_reach_the_learner_masked(trained):
         (dict(loss=dict(discount=1.5)), "discount=1.5"),
         (dict(loss=dict(value_target="mc")), "value_target='mc'"),
         (dict(loss=dict(policy_loss="ppo")), "policy_loss='ppo'"),
-        (dict(model=dict(size="2")), "model_size='2'"),
+        (dict(model=dict(size="2")), "model.size='2'"),
         (dict(model=dict(episodic="maybe")), "episodic='maybe'"),
         (dict(agent="dqn"), "agent='dqn'"),
     ],
@@ -284,14 +284,6 @@ def test_impossible_settings_are_told_before_any_compile(sections, message):
     with pytest.raises(ValueError, match=message):
         build.build_agent(config, spec)
         build.build_schedule(config, spec, 2)
-
-
-def test_termination_head_by_task():
-    assert not build.is_episodic("auto", "gymnax:Pendulum-v1")
-    assert not build.is_episodic("auto", "dmc:cartpole-swingup")
-    assert build.is_episodic("auto", "gym:Hopper-v5")
-    assert build.is_episodic(True, "dmc:cartpole-swingup")
-    assert not build.is_episodic("False", "gym:Hopper-v5")
 
 
 def test_schedule_counts_environment_steps_of_repeated_actions():

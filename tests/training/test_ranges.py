@@ -10,10 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mbx import envs
 from mbx.training import job, run
 from mbx.training.ranges import CHOICES, LIMITS, ORDERED, check_ranges
-from mbx.training.tdmpc_settings import tdmpc_config
 from tests.helpers import register_toy, tiny_config
 
 
@@ -164,22 +162,3 @@ def test_every_configuration_of_the_project_is_in_range(name):
     import importlib
 
     check_ranges(importlib.import_module(f"configs.{name}").get_config().to_dict())
-
-
-def test_planner_targets_builds_and_holds_its_designs_table():
-    from configs import planner_targets
-
-    register_toy()
-    config = planner_targets.get_config().to_dict()
-    agent = tdmpc_config(config, envs.make("toy:point", 1).spec)
-    planner, acting = agent.training_planner, agent.planner
-    assert (planner.iterations, planner.num_samples, agent.target_horizon) == (3, 128, 1)
-    assert (planner.temperature, planner.temperature_mode, planner.min_std) == (0.5, "divide", 0.05)
-    assert planner.num_elites == 128 and agent.keep_targets is None  # all of them
-    assert (acting.iterations, acting.num_samples, agent.planner_horizon) == (6, 512, 3)
-    assert (acting.temperature, acting.temperature_mode) == (0.5, "multiply")
-    assert agent.stores_targets and agent.world.critic == "v"
-    assert (agent.value_target, agent.value_weighting) == ("planner", "weighted")
-    assert (agent.policy_loss, agent.awr_temperature) == ("awr", 0.5)
-    assert (agent.reanalyze_batch, agent.stale_exponent) == (256, 0.0)
-    assert (config["reanalyze"]["interval"], config["reanalyze"]["min_step"]) == (500, 1000)

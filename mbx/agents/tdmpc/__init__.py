@@ -1,18 +1,28 @@
 """TD-MPC on planner-made targets; with other settings TD-MPC2, BMPC, or ensembles with priors.
 
-Read one train step top to bottom: `agent` (act, targets) -> `update` (one learner step) ->
+Read one train step top to bottom: `agent` (act, targets, update) -> `update` (one learner step) ->
 `value_targets`, `model_loss`, `policy_loss`; `planning` makes plans, `reanalyze` makes them again.
+What passes between them is in `types`, what can be set in `settings`.
 """
 
-from mbx.agents.tdmpc.agent import make_agent
-from mbx.agents.tdmpc.config import Scoring, TDMPCConfig
-from mbx.agents.tdmpc.update import TrainState, init_state, update_from_batch
+from __future__ import annotations
 
-__all__ = [
-    "Scoring",
-    "TDMPCConfig",
-    "TrainState",
-    "init_state",
-    "make_agent",
-    "update_from_batch",
-]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mbx.agents.tdmpc.agent import make_agent
+    from mbx.agents.tdmpc.settings import Settings
+    from mbx.agents.tdmpc.types import TrainState
+
+__all__ = ["Settings", "TrainState", "make_agent"]
+
+_HOMES = {"Settings": "settings", "TrainState": "types", "make_agent": "agent"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name when it is asked for: settings alone need no JAX."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

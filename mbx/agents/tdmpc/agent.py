@@ -1,129 +1,179 @@
 """TD-MPC on planner-made targets: the agent as a tuple of pure functions.
 
-    act      encode, plan with warm start and policy proposals, return the first action
-    targets  encode, refine actions with the training planner, return them with their values
-    update   sample windows, one step on model and value, one on the policy, move the target network
-    refresh  recompute stored targets of some replay rows with today's model (reanalyze)
+    act        encode, plan with warm start and policy proposals, return the first action
+    update     sample windows, one step on model and values, one on the policy, move the targets
+    targets    encode, refine actions with the training planner, return them with their values
+    reanalyze  make stored targets of some replay rows again with today's model
 
-With `critic="q", policy_loss="svg", value_target="td"` this is TD-MPC2; with `critic="v"`,
-`policy_loss="awr"` and planner targets it is document 000; with ensembles, priors and
-`policy_loss="kl"` document 001. Settings live in `config`, the learner step in
-`update`, value targets in `value_targets`, losses in `model_loss` and `policy_loss`,
-planning in `planning`, reanalyze in `reanalyze`. Axes: E environments, B
-batch, T transitions of a window, N planner actions.
+With `configs/tdmpc2.py` this is TD-MPC2, with `configs/bmpc.py` BMPC; `configs/tdmpc_ensemble.py`
+adds ensembles with random priors. Axes: E environments, B batch, T transitions of a window, N
+planner actions.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
-from mbx import mppi, networks, replay
-from mbx.agents.base import Agent, Metrics, Store
-from mbx.agents.tdmpc import planning, reanalyze
-from mbx.agents.tdmpc.config import Scoring, TDMPCConfig
-from mbx.agents.tdmpc.update import (
-    TrainState,
-    draw,
-    init_state,
-    update_from_batch,
-    weigh_actions,
-)
-from mbx.agents.tdmpc.value_targets import Batch, Draws
-from mbx.world_model import WorldModel, make_world_model
-
-__all__ = [
-    "Batch",
-    "Draws",
-    "Scoring",
-    "TDMPCConfig",
-    "TrainState",
-    "draw",
-    "init_state",
-    "make_agent",
-    "update_from_batch",
-    "weigh_actions",
-]
-
-Array = jax.Array
+from mbx import mppi, networks, replay, returns
+from mbx.agents.base import Act, Agent, MakeTargets, Store, Update
+from mbx.agents.tdmpc import planning
+from mbx.agents.tdmpc.reanalyze import make_reanalyze, num_rows, reanalyze_batch
+from mbx.agents.tdmpc.settings import Settings
+from mbx.agents.tdmpc.types import ActorState, Batch, TrainState, make_batch
+from mbx.agents.tdmpc.update import draw, init_state, update_from_batch
+from mbx.tasks import TaskSet
+from mbx.types import Array, EnvSpec, Metrics
+from mbx.world_model import WorldModel, WorldModelConfig, config_for_size, make_world_model
 
 
-@flax.struct.dataclass
-class Expert:
-    """The acting planner's Gaussian, carried to where targets are stored: its warm start `mean`
-    `[E, T, A]`, `gaussian` `[E, 2, A]` (mean, std) and whether it was planned at all, `[E]`."""
+def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
+    """The agent for a task.
 
-    mean: Array
-    gaussian: Array
-    planned: Array
-
-
-def make_act(config: TDMPCConfig, model: WorldModel) -> Any:
-    """`Agent.act`: plan from the encoded observation."""
-    outlook = planning.Outlook(
-        config.discount, config.num_heads, config.termination, config.scoring
+    Raises:
+        ValueError: settings that this task, or the model's size, cannot have; names the setting,
+            its value and the remedy.
+    """
+    settings = resolve(settings, spec)
+    model = make_world_model(world_config(settings, spec))
+    targets = make_targets(settings, model)
+    return Agent(
+        init=functools.partial(init_state, settings, model),
+        init_actor=functools.partial(init_actor, settings, model),
+        act=make_act(settings, model),
+        update=make_update(settings, model, targets),
+        example_row=functools.partial(example_row, model),
+        store=make_store(settings, model, targets) if settings.stores_plans else None,
     )
-    carries_expert = config.uses_expert and config.expert_source == "acting"
+
+
+def resolve(settings: Settings, spec: EnvSpec) -> Settings:
+    """The settings with what the task decides filled in: discount and action repeat.
+
+    Raises:
+        ValueError: for discrete actions.
+    """
+    if spec.discrete:
+        raise ValueError(
+            f"env.name={spec.name!r} has discrete actions: agent 'tdmpc' needs continuous ones, "
+            "for example gymnax:Pendulum-v1"
+        )
+    given, lengths = settings.loss.discount, [s.episode_length for s in spec.tasks or (spec,)]
+    each = tuple(float(given or returns.discount_from_episode_length(n)) for n in lengths)
+    return dataclasses.replace(
+        settings,
+        env=dataclasses.replace(settings.env, action_repeat=spec.action_repeat),
+        loss=dataclasses.replace(settings.loss, discount=each if spec.tasks else each[0]),
+    )
+
+
+def world_config(settings: Settings, spec: EnvSpec) -> WorldModelConfig:
+    """The world model of a task.
+
+    Raises:
+        ValueError: value heads in use that the model does not have.
+    """
+    model, loss = settings.model, settings.loss
+    tasks = None
+    if spec.tasks:
+        names, dims = zip(*((task.name, task.action_dim) for task in spec.tasks), strict=True)
+        tasks = TaskSet(names, dims, model.task_dim)
+    world = config_for_size(
+        model.size,
+        obs_shape=tuple(spec.obs_shape),
+        action_dim=spec.action_dim,
+        num_values=model.num_values or None,
+        num_aux=len(loss.aux_gammas),
+        aux_joint=loss.aux_joint,
+        episodic=model.episodic == "True" or (model.episodic == "auto" and spec.can_terminate),
+        tasks=tasks,
+        critic=model.critic,
+        policy=model.policy,
+        num_bins=model.num_bins,
+        bin_min=model.bin_min,
+        bin_max=model.bin_max,
+        log_std_min=model.log_std_min,
+        log_std_max=model.log_std_max,
+        dropout=model.dropout,
+        dtype=model.dtype,
+        num_dynamics=model.num_dynamics,
+        num_rewards=model.num_rewards,
+        prior_scale=model.prior_scale,
+        prior_div=model.prior_div,
+    )
+    if world.critic == "q" and loss.num_heads > world.num_values:
+        raise ValueError(
+            f"config.loss.num_heads={loss.num_heads} value heads are used at a time but the model "
+            f"has {world.num_values}: lower it or raise model.num_values"
+        )
+    if loss.value_reduction == "local" and loss.num_heads < world.num_values:
+        raise ValueError(
+            f"config.loss.num_heads={loss.num_heads}: loss.value_reduction='local' uses all "
+            f"{world.num_values} value heads, set it to their number"
+        )
+    return world
+
+
+def _acts_as_expert(settings: Settings) -> bool:
+    """Whether the acting planner's Gaussian is what a new row stores to be distilled."""
+    return settings.uses_expert and settings.loss.expert_source == "acting"
+
+
+def init_actor(settings: Settings, model: WorldModel, num_envs: int) -> Any:
+    """What acting carries between steps: the plan's mean `[E, T, A]`, or an `ActorState`."""
+    mean = jnp.zeros((num_envs, settings.planner.horizon, model.config.action_dim))
+    if not _acts_as_expert(settings):
+        return mean
+    expert = jnp.zeros((num_envs, 2, model.config.action_dim))
+    return ActorState(mean, expert, jnp.zeros(num_envs, bool))
+
+
+def make_act(settings: Settings, model: WorldModel) -> Act:
+    """`Agent.act`: plan from the encoded observation."""
+    carries_expert = _acts_as_expert(settings)
 
     def act(
         train: TrainState, actor: Any, obs: Array, is_first: Array, key: Array, evaluate: bool
     ) -> tuple[Array, Any]:
-        planner, looking = config.planner, outlook
-        if evaluate:
-            selection = config.evaluation_selection
-            planner = dataclasses.replace(planner, action_noise=0.0, selection=selection)
-            looking = outlook._replace(scoring=config.evaluation_scoring)
-        mean = mppi.warm_start(actor.mean if carries_expert else actor, is_first)
-        prior = None
-        if config.prior_updates:
-            prior = planning.prior_weight(train.step, config.prior_start, config.prior_updates)
+        share = None
+        if settings.planner.prior_updates:
+            start, end = settings.planner.prior_start, settings.planner.prior_updates
+            share = planning.policy_share(train.step, start, end)
         plan = planning.plan_to_act(
+            settings,
             model,
             train.params,
             model.encode(train.params, obs),
-            mean,
+            mppi.warm_start(actor.mean if carries_expert else actor, is_first),
             key,
-            config=planner,
-            num_proposals=config.num_proposals,
-            outlook=looking,
-            proposal_noise=config.proposal_noise,
-            prior=prior,
+            evaluate=evaluate,
+            share=share,
         )
         if not carries_expert:
             return plan.action, plan.mean
-        chosen = plan.mean[:, 0] if config.expert_mean == "final" else plan.action
-        gaussian = jnp.stack([chosen, plan.std[:, 0]], axis=1)
-        return plan.action, Expert(plan.mean, gaussian, jnp.ones_like(is_first))
+        chosen = plan.mean[:, 0] if settings.loss.expert_mean == "final" else plan.action
+        expert = jnp.stack([chosen, plan.std[:, 0]], axis=1)
+        return plan.action, ActorState(plan.mean, expert, jnp.ones_like(is_first))
 
     return act
 
 
-def make_targets(config: TDMPCConfig, model: WorldModel) -> Any:
+def make_targets(settings: Settings, model: WorldModel) -> MakeTargets:
     """`Store.targets`: the training planner's actions, values and, for distillation, its expert."""
-    outlook = planning.Outlook(
-        config.discount, config.num_heads, config.termination, config.target_scoring
-    )
 
     def targets(train: TrainState, actor: Any, obs: Array, key: Array) -> replay.Targets:
-        plan = planning.plan_targets(
-            model,
-            train.params,
-            model.encode(train.params, obs),
-            key,
-            config=config.training_planner,
-            outlook=outlook,
-            horizon=config.target_horizon,
-        )
+        z = model.encode(train.params, obs)
+        plan = planning.plan_targets(settings, model, train.params, z, key)
         expert = None
-        if config.uses_expert:
-            chosen = plan.mean if config.expert_mean == "final" else plan.action
+        if settings.uses_expert:
+            chosen = plan.mean if settings.loss.expert_mean == "final" else plan.action
             expert = jnp.stack([chosen, plan.std], axis=1)
-            if isinstance(actor, Expert):
+            if isinstance(actor, ActorState):
                 expert = jnp.where(actor.planned[:, None, None], actor.gaussian, expert)
         lead = plan.values.shape[:1]
         step, valid = jnp.full(lead, train.step, jnp.int32), jnp.ones(lead, bool)
@@ -132,87 +182,64 @@ def make_targets(config: TDMPCConfig, model: WorldModel) -> Any:
     return targets
 
 
-def make_batch(sample: replay.Sample) -> Batch:
-    """Windows of rows, in which reward and flags arrive with the row, as a learner's batch."""
-    rows, targets = sample.rows, sample.targets
-    planned: dict[str, Array | None] = {}
-    if targets is not None:
-        planned = dict(
-            target_actions=targets.actions,
-            target_values=targets.values,
-            target_valid=targets.valid,
-            target_expert=targets.expert,
-        )
-    return Batch(
-        obs=rows["obs"],
-        action=rows["action"][:-1],
-        reward=rows["reward"][1:],
-        terminated=rows["terminated"][1:].astype(jnp.float32),
-        mask=sample.mask.astype(jnp.float32),
-        **planned,
+def make_store(settings: Settings, model: WorldModel, targets: MakeTargets) -> Store:
+    """`Agent.store`: how planner targets are kept in the replay, and made again."""
+    spec = replay.TargetSpec(
+        settings.training_planner.num_samples,
+        model.config.action_dim,
+        settings.replay.keep_targets or None,
+        settings.replay.values_dtype,
+        settings.replay.actions_dtype,
+        settings.uses_expert,
     )
+    return Store(spec, targets, make_reanalyze(settings, targets), num_rows(settings))
 
 
-def make_update(config: TDMPCConfig, model: WorldModel, targets: Any) -> Any:
-    """`Agent.update`: sample, and one learner step.
+def make_update(settings: Settings, model: WorldModel, targets: MakeTargets) -> Update:
+    """`Agent.update`: sample windows and make one learner step on them.
 
     With `reanalyze.current_batch` the batch's own targets are made again when that is due.
     """
-    learn = make_learn(config, model)
+    learn = make_learn(settings, model)
+    sizes = dict(batch_size=settings.loss.batch_size, length=settings.loss.horizon)
 
     def update(
         train: TrainState, state: replay.ReplayState, key: Array
-    ) -> tuple[Any, replay.ReplayState, Metrics]:
+    ) -> tuple[TrainState, replay.ReplayState, Metrics]:
         sample_key, learn_key = jax.random.split(key)
-        train, metrics = learn(train, _sample(config, state, sample_key), learn_key)
+        sample = replay.sample(state, sample_key, **sizes)
+        train, metrics = learn(train, sample, learn_key)
         return train, state, metrics
 
     def update_and_reanalyze(
         train: TrainState, state: replay.ReplayState, key: Array
-    ) -> tuple[Any, replay.ReplayState, Metrics]:
+    ) -> tuple[TrainState, replay.ReplayState, Metrics]:
         sample_key, learn_key, plan_key = jax.random.split(key, 3)
-        sample = _sample(config, state, sample_key)
-        state, sample = reanalyze.refresh_batch(config, targets, train, state, sample, plan_key)
+        sample = replay.sample(state, sample_key, **sizes)
+        state, sample = reanalyze_batch(settings, targets, train, state, sample, plan_key)
         train, metrics = learn(train, sample, learn_key)
         return train, state, metrics
 
-    return update_and_reanalyze if config.reanalyze_current else update
+    own = settings.stores_plans and settings.reanalyze.enabled and settings.reanalyze.current_batch
+    return update_and_reanalyze if own else update
 
 
-def _sample(config: TDMPCConfig, state: replay.ReplayState, key: Array) -> replay.Sample:
-    return replay.sample(state, key, batch_size=config.batch_size, length=config.horizon)
-
-
-def make_learn(config: TDMPCConfig, model: WorldModel) -> Any:
+def make_learn(
+    settings: Settings, model: WorldModel
+) -> Callable[[TrainState, replay.Sample, Array], tuple[TrainState, Metrics]]:
     """`learn(train, sample, key) -> (train, metrics)`: one learner step on sampled windows."""
-    once = dataclasses.replace(config.training_planner, iterations=1)
-    outlook = planning.Outlook(
-        config.discount, config.num_heads, config.termination, config.target_scoring
-    )
+    stored = settings.stores_plans
 
-    def legacy_targets(train: TrainState, batch: Batch, key: Array) -> Batch:
-        flat = batch.obs.reshape(-1, *batch.obs.shape[2:])
-        z = model.encode(train.params, flat)
-        plan = planning.plan_targets(model, train.params, z, key, config=once, outlook=outlook)
-        lead = batch.obs.shape[:2]
-        actions, values = jax.lax.stop_gradient((plan.actions, plan.values))
-        return batch._replace(
-            target_actions=actions.reshape(*lead, *actions.shape[1:]),
-            target_values=values.reshape(*lead, *values.shape[1:]),
-            target_valid=jnp.ones(lead, bool),
-        )
-
-    def learn(train: TrainState, sample: replay.Sample, key: Array) -> tuple[Any, Metrics]:
-        draw_key, shift_key, legacy_key = jax.random.split(key, 3)
+    def learn(train: TrainState, sample: replay.Sample, key: Array) -> tuple[TrainState, Metrics]:
+        draw_key, shift_key, plan_key = jax.random.split(key, 3)
         batch = make_batch(sample)
-        if config.world.pixels:
+        if model.config.pixels:
             batch = batch._replace(obs=shift_images(batch.obs, shift_key))
-        if config.uses_actions and not config.stores_targets:
-            batch = legacy_targets(train, batch, legacy_key)
-        new, metrics = update_from_batch(
-            config, model, train, batch, draw(config, draw_key, config.batch_size)
-        )
-        if config.stores_targets:
+        if settings.reads_plans and not stored:
+            batch = plan_batch(settings, model, train, batch, plan_key)
+        noise = draw(settings, model, draw_key)
+        new, metrics = update_from_batch(settings, model, train, batch, noise)
+        if stored:
             valid = sample.targets.valid[:-1] & sample.mask
             age = jnp.where(valid, new.step - sample.targets.step[:-1], 0)
             metrics["targets/age"] = jnp.sum(age) / jnp.maximum(jnp.sum(valid), 1)
@@ -223,6 +250,21 @@ def make_learn(config: TDMPCConfig, model: WorldModel) -> Any:
     return learn
 
 
+def plan_batch(
+    settings: Settings, model: WorldModel, train: TrainState, batch: Batch, key: Array
+) -> Batch:
+    """A batch with samples of the policy, scored by today's model, in the place of stored plans."""
+    z = model.encode(train.params, batch.obs.reshape(-1, *batch.obs.shape[2:]))
+    plan = planning.plan_targets(settings, model, train.params, z, key)
+    lead = batch.obs.shape[:2]
+    actions, values = jax.lax.stop_gradient((plan.actions, plan.values))
+    return batch._replace(
+        plan_actions=actions.reshape(*lead, *actions.shape[1:]),
+        plan_values=values.reshape(*lead, *values.shape[1:]),
+        plan_valid=jnp.ones(lead, bool),
+    )
+
+
 def shift_images(obs: Array, key: Array, pad: int = 3) -> Array:
     """Random shift of every image of `[T+1, B, H, W, C]`; acting sees images whole."""
     flat = obs.reshape(-1, *obs.shape[2:])
@@ -230,9 +272,9 @@ def shift_images(obs: Array, key: Array, pad: int = 3) -> Array:
     return networks.random_shift(flat, shift, pad).reshape(obs.shape)
 
 
-def example_row(config: TDMPCConfig) -> dict[str, Any]:
+def example_row(model: WorldModel) -> dict[str, Any]:
     """One un-batched replay row, as shapes."""
-    world = config.world
+    world = model.config
     scalar = functools.partial(jax.ShapeDtypeStruct, ())
     obs_dtype = jnp.uint8 if world.pixels else jnp.float32
     return dict(
@@ -242,37 +284,4 @@ def example_row(config: TDMPCConfig) -> dict[str, Any]:
         is_first=scalar(jnp.bool_),
         is_last=scalar(jnp.bool_),
         terminated=scalar(jnp.bool_),
-    )
-
-
-def make_agent(config: TDMPCConfig) -> Agent:
-    """The agent for `config` (see the module's first lines)."""
-    model = make_world_model(config.world)
-    world = config.world
-    targets = make_targets(config, model)
-
-    def init_actor(num: int) -> Any:
-        mean = jnp.zeros((num, config.planner_horizon, world.action_dim))
-        if config.uses_expert and config.expert_source == "acting":
-            return Expert(mean, jnp.zeros((num, 2, world.action_dim)), jnp.zeros(num, bool))
-        return mean
-
-    spec = replay.TargetSpec(
-        config.training_planner.num_samples,
-        world.action_dim,
-        config.keep_targets,
-        config.target_values_dtype,
-        config.target_actions_dtype,
-        config.uses_expert,
-    )
-    store = Store(
-        spec, targets, reanalyze.make_reanalyze(config, targets), reanalyze.num_rows(config)
-    )
-    return Agent(
-        init=functools.partial(init_state, config, model),
-        init_actor=init_actor,
-        act=make_act(config, model),
-        update=make_update(config, model, targets),
-        example_row=functools.partial(example_row, config),
-        store=store if config.stores_targets else None,
     )

@@ -1,9 +1,10 @@
 """Loss of the world model and the value heads.
 
-Takes a batch of windows and every random draw as arguments. Time-major: T transitions, T+1 states,
-B batch, H dynamics heads, R reward heads, V value heads, G auxiliary discounts, L latent dims, K
-bins. Sources: TD-MPC2 (arXiv 2310.16828) and its reference code; document 001, section 3, for
-ensembles; document 000 for planner targets.
+Takes a batch of windows and every random number as arguments. Time-major: T transitions, T+1
+states, B batch, H dynamics heads, R reward heads, V value heads, G auxiliary discounts, L latent
+dims, K bins.
+Sources: TD-MPC2 (arXiv 2310.16828), equations 3 and 4, and its reference code; docs/sources.md,
+entry ensembles.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from mbx import distributions as dist
-from mbx.agents.tdmpc.config import TDMPCConfig
-from mbx.agents.tdmpc.value_targets import Batch, Draws, ValueTarget
-from mbx.world_model import Params, WorldModel
-
-Array = jax.Array
+from mbx.agents.tdmpc.settings import Settings
+from mbx.agents.tdmpc.types import Batch, Noise, ValueTarget
+from mbx.types import Array, Metrics, Params
+from mbx.world_model import WorldModel
 
 
 def state_mask(mask: Array) -> Array:
@@ -33,11 +33,11 @@ def time_weighted(loss: Array, mask: Array, rho: float) -> Array:
     return jnp.mean(rho ** jnp.arange(loss.shape[0]) * per_step)
 
 
-def feed_heads(zs: Array, strategy: str) -> Array:
+def select_latents(zs: Array, strategy: str) -> Array:
     """The latents that value and policy train on: `[S, H, B, L] -> [S, B', L]`.
 
-    "single": head 0's. "split": chunk h of the batch is head h's, B' = B. "concat": all, head by
-    head, B' = H B. Source: document 001's code; with "single" no gradient reaches other heads.
+    "single": head 0's; no gradient reaches other heads. "split": chunk h of the batch is head h's,
+    B' = B. "concat": all, head by head, B' = H B. Source: docs/sources.md, entry ensembles.
     """
     heads, batch = zs.shape[1:3]
     if heads == 1:
@@ -50,8 +50,8 @@ def feed_heads(zs: Array, strategy: str) -> Array:
     return jnp.concatenate([zs[:, h, h * chunk : (h + 1) * chunk] for h in range(heads)], axis=1)
 
 
-def feed_copies(tree: Any, strategy: str, heads: int, axis: int = 1) -> Any:
-    """What belongs to the states of `feed_heads`, repeated where those are: axis B -> B'."""
+def repeat_for_heads(tree: Any, strategy: str, heads: int, axis: int = 1) -> Any:
+    """What belongs to the states of `select_latents`, repeated as those are: axis B -> B'."""
     if strategy != "concat" or heads == 1:
         return tree
     return jax.tree.map(lambda x: jnp.concatenate([x] * heads, axis=axis), tree)
@@ -59,7 +59,7 @@ def feed_copies(tree: Any, strategy: str, heads: int, axis: int = 1) -> Any:
 
 def rollout(model: WorldModel, params: Params, z: Array, actions: Array) -> Array:
     """Latents of all heads along `actions` `[T, B, A]` from `z` `[B, L]`: `[T+1, H, B, L]`."""
-    state = model.spread(z)
+    state = model.tile_heads(z)
     zs = [state]
     for action in actions:
         state = model.step(params, state, action)
@@ -81,10 +81,13 @@ def reward_loss(logits: Array, reward: Array, bins: Array) -> Array:
 
 
 def termination_loss(logit: Array, terminated: Array, mask: Array, balance: bool) -> Array:
-    """Binary cross-entropy over the states of all heads: `[T, H, B]`, `[T, B]`, `[T, B]` -> scalar.
+    """Binary cross-entropy over the states of all heads: a scalar.
 
-    balance: terminations weigh together as much as continuations, since they are rare; a batch
-    without any weighs as it is.
+    Args:
+        logit: `[T, H, B]`.
+        terminated, mask: `[T, B]`.
+        balance: terminations weigh together as much as continuations, since they are rare; a batch
+            without any weighs as it is.
     """
     terminated = jnp.broadcast_to(terminated[:, None], logit.shape)
     mask = jnp.broadcast_to(mask[:, None], logit.shape)
@@ -110,35 +113,39 @@ def value_loss(logits: Array, target: ValueTarget, bins: Array, rho: float) -> A
 
 
 def consistency_losses(
-    zs: Array, encoded: Array, batch: Batch, config: TDMPCConfig, progress: Array
+    settings: Settings, zs: Array, encoded: Array, batch: Batch, progress: Array | float
 ) -> dict[str, Array]:
     """The dynamics towards the encoder and, where asked for, the encoder towards the dynamics.
 
-    zs: rolled out `[T, H, B, L]`; encoded `[T, B, L]`, with gradient only in the second case; both
-    without what belongs to a task.
-    progress: share of the run that is done; the encoder's part starts after its warm-up.
+    Args:
+        zs: rolled out, `[T, H, B, L]`, without what belongs to a task.
+        encoded: `[T, B, L]`, with gradient only in the second case.
+        progress: share of the run that is done; the encoder's part starts after its warm-up.
     """
-    rho = config.time_weight
+    rho = settings.loss.time_weight
     still = jax.lax.stop_gradient
     losses = {"consistency": time_weighted(consistency(zs, still(encoded)), batch.mask, rho)}
-    if config.encoder_consistency_coef:
+    if settings.loss.encoder_consistency_coef:
         loss = time_weighted(consistency(still(zs), encoded), batch.mask, rho)
-        started = progress >= config.encoder_consistency_warmup
+        started = progress >= settings.loss.encoder_consistency_warmup
         losses["encoder_consistency"] = jnp.where(started, loss, 0.0)
     return losses
 
 
-def total_loss(losses: dict[str, Array], config: TDMPCConfig, value_due: Array | float) -> Array:
+def total_loss(
+    settings: Settings, losses: dict[str, Array], value_due: Array | float = 1.0
+) -> Array:
     """The weighted sum; value_due is 0 in updates that leave the value heads alone."""
+    loss = settings.loss
     coefficients = dict(
-        consistency=config.consistency_coef,
-        encoder_consistency=config.encoder_consistency_coef,
-        reward=config.reward_coef,
-        value=config.value_coef * value_due,
-        aux_value=config.aux_coef * value_due,
-        termination=config.termination_coef,
+        consistency=loss.consistency_coef,
+        encoder_consistency=loss.encoder_consistency_coef,
+        reward=loss.reward_coef,
+        value=loss.value_coef * value_due,
+        aux_value=loss.aux_coef * value_due,
+        termination=loss.termination_coef,
     )
-    terms = [coefficients[name] * loss for name, loss in losses.items()]
+    terms = [coefficients[name] * x for name, x in losses.items()]
     return sum(terms[1:], terms[0])
 
 
@@ -155,71 +162,78 @@ def reward_logits(model: WorldModel, params: Params, zs: Array, actions: Array) 
 
 
 def value_losses(
-    params: Params,
+    settings: Settings,
     model: WorldModel,
+    params: Params,
     zs: Array,
     batch: Batch,
     target: ValueTarget,
-    aux_targets: Array | None,
-    draws: Draws,
-    config: TDMPCConfig,
+    aux_target: Array | None,
+    noise: Noise,
 ) -> dict[str, Array]:
     """Of the value heads and the auxiliary ones, on the latents `[T, H, B, L]` that feed them."""
-    bins, rho = model.bins(), config.time_weight
-    strategy, heads = config.head_strategy, zs.shape[1]
-    action = feed_copies(batch.action, strategy, heads)
-    inputs = (feed_heads(zs, strategy), action if model.config.critic == "q" else None)
+    bins, rho = model.bins(), settings.loss.time_weight
+    strategy, heads = settings.loss.head_strategy, zs.shape[1]
+    action = repeat_for_heads(batch.action, strategy, heads)
+    inputs = (select_latents(zs, strategy), action if model.config.critic == "q" else None)
     copies = ValueTarget(
-        feed_copies(target.samples, strategy, heads, axis=2),
-        *feed_copies((target.weights, target.mask), strategy, heads),
+        repeat_for_heads(target.samples, strategy, heads, axis=2),
+        *repeat_for_heads((target.weights, target.mask), strategy, heads),
     )
-    logits = model.value(params["value"], *inputs, draws.dropout)
+    logits = model.value(params["value"], *inputs, noise.dropout)
     losses = {"value": value_loss(logits, copies, bins, rho)}
-    if aux_targets is not None:
+    if aux_target is not None:
         logits = model.aux_value(params["aux_value"], *inputs)
-        wanted = feed_copies(aux_targets, strategy, heads, axis=2)
+        wanted = repeat_for_heads(aux_target, strategy, heads, axis=2)
         cross_entropy = jnp.mean(dist.two_hot_cross_entropy(logits, wanted, bins), axis=0)
         losses["aux_value"] = time_weighted(cross_entropy, copies.mask, rho)
     return losses
 
 
 def model_loss(
-    params: Params,
+    settings: Settings,
     model: WorldModel,
+    params: Params,
     batch: Batch,
     encoded: Array,
-    target: ValueTarget,
-    aux_targets: Array | None,
-    draws: Draws,
-    config: TDMPCConfig,
+    targets: tuple[ValueTarget, Array | None],
+    noise: Noise,
     *,
     progress: Array | float = 0.0,
     value_due: Array | float = 1.0,
-) -> tuple[Array, dict[str, Any]]:
-    """All of them; aux holds metrics and the latents `zs` `[T+1, H, B, L]`.
+) -> tuple[Array, tuple[Array, Metrics]]:
+    """The sum of all of them.
 
-    encoded: latents of the next states `[T, B, L]`, without gradient (they are encoded again here
-    where the encoder learns from consistency). aux_targets `[G, T, B]`.
+    Args:
+        encoded: latents of the next states `[T, B, L]`, without gradient (they are encoded again
+            here where the encoder learns from consistency).
+        targets: of the value heads, and of the auxiliary ones `[G, T, B]`.
+        progress: share of the run that is done.
+        value_due: 0 in updates that leave the value heads alone.
+
+    Returns:
+        The loss, and the latents `[T+1, H, B, L]` rolled out with metrics.
     """
     zs = rollout(model, params, model.encode(params, batch.obs[0]), batch.action)
-    if config.encoder_consistency_coef:
+    if settings.loss.encoder_consistency_coef:
         encoded = model.encode(params, batch.obs[1:])
     latents = slice(model.config.latent)  # what belongs to a task follows them, equal in both
     losses = consistency_losses(
-        zs[1:, ..., latents], encoded[..., latents], batch, config, progress
+        settings, zs[1:, ..., latents], encoded[..., latents], batch, progress
     )
     logits = reward_logits(model, params, zs[:-1], batch.action)
     reward = reward_loss(logits, batch.reward, model.bins())
-    losses["reward"] = time_weighted(reward, batch.mask, config.time_weight)
-    losses |= value_losses(params, model, zs[:-1], batch, target, aux_targets, draws, config)
+    losses["reward"] = time_weighted(reward, batch.mask, settings.loss.time_weight)
+    target, aux_target = targets
+    losses |= value_losses(settings, model, params, zs[:-1], batch, target, aux_target, noise)
     if model.config.episodic:
         logit = model.termination(params, zs[1:])
         losses["termination"] = termination_loss(
-            logit, batch.terminated, batch.mask, config.termination_balance
+            logit, batch.terminated, batch.mask, settings.loss.termination_balance
         )
-    total = total_loss(losses, config, value_due)
+    total = total_loss(settings, losses, value_due)
     metrics = {f"loss/{name}": value for name, value in losses.items()}
     metrics["loss/total"] = total
     count = jnp.maximum(jnp.sum(target.mask), 1.0)
     metrics["value/target"] = jnp.sum(target.mean() * target.mask) / count
-    return total, dict(metrics=metrics, zs=zs)
+    return total, (zs, metrics)

@@ -1,51 +1,48 @@
 """Planning in the latent model: what a candidate action sequence is worth, and two planners.
 
-`mbx.mppi` knows no model; here it is handed the score. The acting planner looks a few steps ahead,
-is warm-started and joined by policy trajectories; the training planner starts from the policy's
-prior and hands back all candidates with their values (document 000). Axes: B states, N candidates,
-P proposals, T horizon, A action dims, L latent dims, H dynamics heads.
+`mbx.mppi` knows no model; here it gets its score. The acting planner looks a few steps ahead, is
+warm-started and joined by policy trajectories; the training planner starts from the policy and
+returns all candidates with their values. Axes: B states, N candidates, P proposals, T horizon, A
+action dims, L latent dims, H dynamics heads, R reward heads, V value heads; `...` are states and
+candidates.
+Sources: TD-MPC2 (arXiv 2310.16828), section 3.2 and reference code; docs/sources.md, entries
+planner-targets and ensembles.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from mbx import mppi, networks
-from mbx.agents.tdmpc import scoring
-from mbx.agents.tdmpc.config import Scoring
-from mbx.world_model import Params, WorldModel
-
-Array = jax.Array
-
-
-PLAIN = Scoring()
-
-
-class Outlook(NamedTuple):
-    """How far and how the model is trusted when it looks ahead.
-
-    discount: of the agent, one number or one a task; scoring.discount replaces it where it is not
-    0. num_heads: value heads averaged. termination: "hard" | "soft", see `alive_factor`.
-    """
-
-    discount: float | tuple[float, ...]
-    num_heads: int
-    termination: str = "hard"
-    scoring: Scoring = PLAIN
+from mbx import mppi, networks, returns, successors
+from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
+from mbx.types import Array, Params
+from mbx.world_model import WorldModel
 
 
 class Planned(NamedTuple):
-    """What the training planner found: candidates' first actions `[B, N, A]` with their values
-    `[B, N]`, the chosen action, and the refitted mean and std of the first step, `[B, A]` each."""
+    """What the training planner found.
+
+    Attributes:
+        actions: the candidates' first actions, `[B, N, A]`.
+        values: their values, `[B, N]`.
+        action: the chosen one, `[B, A]`.
+        mean, std: refitted, of the first step, `[B, A]`.
+    """
 
     actions: Array
     values: Array
     action: Array
     mean: Array
     std: Array
+
+
+# -------------------------------------------------------------------------------------------------
+# What the model says about a latent
 
 
 def discount_of(model: WorldModel, discount: float | tuple[float, ...], z: Array) -> Any:
@@ -61,10 +58,14 @@ def masked(model: WorldModel, action: Array, z: Array) -> Array:
     return action if mask is None else action * mask
 
 
-def alive_factor(model: WorldModel, params: Params, z: Array, how: str) -> Array | None:
-    """Probability that the episode goes on in `z` `[..., L]`: `[...]`, or None if never episodic.
+def continue_prob(model: WorldModel, params: Params, z: Array, how: str) -> Array | None:
+    """Probability that the episode goes on in `z` `[..., L]`.
 
-    "hard": 1 where the termination head says p <= 0.5, else 0 (TD-MPC2); "soft": 1 - p.
+    Args:
+        how: "soft": 1 - p of the termination head; "hard": 1 where p <= 0.5, else 0 (TD-MPC2).
+
+    Returns:
+        `[...]`, or None for a model that knows no terminations.
     """
     if not model.config.episodic:
         return None
@@ -87,61 +88,182 @@ def head_values(
     return model.value_mean(used, z, action)
 
 
-def mean_value(
-    model: WorldModel, value_params: Params, z: Array, action: Array | None, heads: Array | None
-) -> Array:
-    """`head_values` averaged over the heads: `z [..., L] -> [...]`."""
-    return jnp.mean(head_values(model, value_params, z, action, heads), axis=0)
+# -------------------------------------------------------------------------------------------------
+# What a plan is worth
 
 
-def trajectory_value(
+class Estimate(NamedTuple):
+    """The return of a plan, as an ensemble sees it.
+
+    Attributes:
+        value: the score, `[...]`.
+        std: mean over dynamics heads of the ensembles' standard deviation of the return, `[...]`.
+        disagreement: standard deviation of the score over dynamics heads, `[...]`.
+    """
+
+    value: Array
+    std: Array
+    disagreement: Array
+
+
+def trajectory_estimate(
+    rewards: Sequence[Array],
+    values: Sequence[Array],
+    factors: Sequence[Array | float],
+    *,
+    std_coef: float = 0.0,
+    aggregate: bool = False,
+) -> Estimate:
+    """The return of T predicted steps: mean + std_coef * std, reduced over dynamics heads.
+
+    Variances of rewards and value add over time. The best dynamics head counts where std_coef > 0,
+    the worst where < 0, their mean at 0. Source: docs/sources.md, entry ensembles.
+
+    Args:
+        rewards: T times `[R, H or 1, ...]`; 1 where the state has not been stepped yet.
+        values: `[V, H, ...]` of the states after steps 1..T, or of the last alone where `aggregate`
+            is off.
+        factors: T+1 weights, the discount times the probability of being alive, `[H, ...]` or
+            numbers; factors[t] weighs reward t, factors[T] the last value.
+        std_coef: above 0 optimism, below 0 pessimism.
+        aggregate: a head's score is the mean over horizons 1..T of its estimates, not the last.
+    """
+    total: Array | float = 0.0
+    variance: Array | float = 0.0
+    scores, stds = [], []
+    steps = len(rewards)
+    for t, reward in enumerate(rewards):
+        total = total + factors[t] * jnp.mean(reward, axis=0)
+        variance = variance + jnp.square(factors[t] * returns.ensemble_std(reward))
+        if aggregate or t + 1 == steps:
+            value = values[t] if aggregate else values[-1]
+            estimate = total + factors[t + 1] * jnp.mean(value, axis=0)
+            value_std = factors[t + 1] * returns.ensemble_std(value)
+            std = _safe_sqrt(variance + jnp.square(value_std))
+            scores.append(estimate + std_coef * std if std_coef else estimate)
+            stds.append(std)
+    score = sum(scores[1:], scores[0]) / len(scores)
+    std = sum(stds[1:], stds[0]) / len(stds)
+    return Estimate(
+        value=reduce_dynamics(score, "from_std_coef", std_coef),
+        std=jnp.mean(std, axis=0),
+        disagreement=returns.ensemble_std(score),
+    )
+
+
+def reduce_dynamics(x: Array, how: str, std_coef: float) -> Array:
+    """Over dynamics heads, `[H, ...] -> [...]`, by "mean", "min", "max" or "from_std_coef".
+
+    The heads' next latents are equally likely successors of a state and an action, so their mean is
+    a successor expectation.
+    """
+    if x.shape[0] == 1:
+        return jnp.squeeze(x, 0)
+    if how == "mean" or (how == "from_std_coef" and std_coef == 0.0):
+        x = jnp.moveaxis(x, 0, -1)
+        return successors.dense_expectation(x, jnp.full_like(x, 1.0 / x.shape[-1]))
+    return returns.reduce_heads(x, how, std_coef)
+
+
+def latent_disagreement(z: Array) -> Array:
+    """Variance over dynamics heads, averaged over latent dims: `[H, ..., L] -> [...]`."""
+    return jnp.mean(jnp.var(z, axis=0), axis=-1)
+
+
+def _safe_sqrt(x: Array) -> Array:
+    """Square root whose gradient is 0, not infinite, at 0."""
+    positive = x > 0.0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
+
+
+def estimate_value(
+    settings: Settings,
     model: WorldModel,
     params: Params,
     z: Array,
     actions: Array,
     *,
-    discount: float | tuple[float, ...],
+    planner: Planner | TrainingPlanner,
     eps: Array,
     heads: Array | None,
-    termination: str = "hard",
-    score: Scoring = PLAIN,
 ) -> Array:
-    """Discounted predicted rewards plus the value of the last state, as `score` combines heads.
+    """Discounted predicted rewards plus the value of the last state. Source: TD-MPC2, equation 5.
 
-    z: `[B, L]`; actions: `[B, N, T, A]`; eps: `[B, N, A]`, noise of the bootstrap action (unused by
-    a V critic); heads: the value heads averaged. Returns `[B, N]`. Source: TD-MPC2, equation 5;
-    document 001, section 6.
+    Args:
+        z: `[B, L]`.
+        actions: `[B, N, T, A]`.
+        planner: says how heads are combined (std_coef, aggregate, disagreement), and its discount.
+        eps: `[B, N, A]`, noise of the bootstrap action (a V critic has no use for it).
+        heads: the value heads averaged, None for all.
+
+    Returns:
+        `[B, N]`.
     """
     steps = actions.shape[2]
-    state = model.spread(z[:, None])
-    discount = score.discount or discount_of(model, discount, state)
+    state = model.tile_heads(z[:, None])
+    discount = planner.discount or discount_of(model, settings.loss.discount, state)
     rewards, values, factors = [], [], [1.0]
     for t in range(steps):
         action = actions[:, :, t]
         # Before the first step all heads are in the same state: one look at its reward is enough.
         rewards.append(model.reward_mean(params, state if t else state[:1], action))
         state = model.step(params, state, action)
-        alive = alive_factor(model, params, state, termination)
+        alive = continue_prob(model, params, state, settings.loss.termination)
         factor = factors[-1] * discount
         factors.append(factor if alive is None else factor * alive)
-        if score.aggregate or t + 1 == steps:
+        if planner.aggregate or t + 1 == steps:
             bootstrap = None
             if model.config.critic == "q":
                 bootstrap = model.act(*model.policy(params, state), eps[None])
             values.append(head_values(model, params["value"], state, bootstrap, heads))
-    estimate = scoring.trajectory_estimate(
-        rewards, values, factors, std_coef=score.std_coef, aggregate=score.aggregate
+    estimate = trajectory_estimate(
+        rewards, values, factors, std_coef=planner.std_coef, aggregate=planner.aggregate
     )
-    if score.disagreement:
+    if planner.disagreement:
         latents = state[..., : model.config.latent]
-        return estimate.value + score.disagreement * scoring.latent_disagreement(latents)
+        return estimate.value + planner.disagreement * latent_disagreement(latents)
     return estimate.value
+
+
+def score_function(
+    settings: Settings,
+    model: WorldModel,
+    params: Params,
+    z: Array,
+    planner: Planner | TrainingPlanner,
+) -> mppi.ScoreFn:
+    """`estimate_value` from states `z` `[B, L]`, in the form `mppi.plan` takes."""
+
+    def score(key: Array, actions: Array) -> Array:
+        eps_key, heads_key = jax.random.split(key)
+        batch, num, _, action_dim = actions.shape
+        return estimate_value(
+            settings,
+            model,
+            params,
+            z,
+            actions,
+            planner=planner,
+            eps=jax.random.normal(eps_key, (batch, num, action_dim)),
+            heads=choose_heads(heads_key, model.config.num_values, settings.loss.num_heads),
+        )
+
+    return score
+
+
+# -------------------------------------------------------------------------------------------------
+# The policy in plans
 
 
 def policy_trajectories(model: WorldModel, params: Params, z: Array, eps: Array) -> Array:
     """Actions of the policy rolled out in the model (by its first dynamics head).
 
-    z: `[B, L]`; eps: `[T, B, P, A]`. Returns `[B, P, T, A]`.
+    Args:
+        z: `[B, L]`.
+        eps: `[T, B, P, A]`.
+
+    Returns:
+        `[B, P, T, A]`.
     """
     params = _first_head(model, params)
     state, actions = z[None, :, None], []
@@ -167,17 +289,20 @@ def policy_gaussian(
     return jnp.stack(means, axis=1), jnp.stack(stds, axis=1)
 
 
-def prior_weight(step: Array, start: int, end: int) -> Array:
-    """1 before `start`, then falling by 1/end a step to 0 (NEWT, whose slope is 1/end, not
-    1/(end - start))."""
+def policy_share(step: Array, start: int, end: int) -> Array:
+    """Share of the policy's Gaussian in where plans start, after `step` updates.
+
+    1 before `start`, then falling by 1/end a step to 0. Source: NEWT's constrained planning, whose
+    slope is 1/end, not 1/(end - start).
+    """
     return jnp.where(step < start, 1.0, jnp.maximum(1.0 - (step - start) / max(end, 1), 0.0))
 
 
 def blend(
-    weight: Array, prior: tuple[Array, Array], base: tuple[Array, Array]
+    share: Array, policy: tuple[Array, Array], base: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    """weight * prior + (1 - weight) * base, of means and of standard deviations."""
-    mean, std = (weight * p + (1.0 - weight) * b for p, b in zip(prior, base, strict=True))
+    """share * policy + (1 - share) * base, of means and of standard deviations."""
+    mean, std = (share * p + (1.0 - share) * b for p, b in zip(policy, base, strict=True))
     return mean, std
 
 
@@ -187,59 +312,56 @@ def _first_head(model: WorldModel, params: Params) -> Params:
     return {**params, "dynamics": jax.tree.map(lambda p: p[:1], params["dynamics"])}
 
 
-def score_function(model: WorldModel, params: Params, z: Array, outlook: Outlook) -> mppi.ScoreFn:
-    """`trajectory_value` from states `z` `[B, L]`, in the form `mppi.plan` takes."""
+# -------------------------------------------------------------------------------------------------
+# The two planners
 
-    def score(key: Array, actions: Array) -> Array:
-        eps_key, heads_key = jax.random.split(key)
-        batch, num, _, action_dim = actions.shape
-        return trajectory_value(
-            model,
-            params,
-            z,
-            actions,
-            discount=outlook.discount,
-            eps=jax.random.normal(eps_key, (batch, num, action_dim)),
-            heads=choose_heads(heads_key, model.config.num_values, outlook.num_heads),
-            termination=outlook.termination,
-            score=outlook.scoring,
-        )
 
-    return score
+def mppi_config(planner: Planner | TrainingPlanner, **changes: Any) -> mppi.MPPIConfig:
+    """What of a planner's settings is MPPI's own, by the same names."""
+    own = {field.name for field in dataclasses.fields(planner)} - changes.keys()
+    shared = own & {field.name for field in dataclasses.fields(mppi.MPPIConfig)}
+    return mppi.MPPIConfig(**{name: getattr(planner, name) for name in shared}, **changes)
 
 
 def plan_to_act(
+    settings: Settings,
     model: WorldModel,
     params: Params,
     z: Array,
     mean: Array,
     key: Array,
     *,
-    config: mppi.MPPIConfig,
-    num_proposals: int,
-    outlook: Outlook,
-    proposal_noise: float = 0.0,
-    prior: Array | None = None,
+    evaluate: bool = False,
+    share: Array | None = None,
 ) -> mppi.Plan:
-    """The acting planner: from `z` `[B, L]` and a warm-started mean `[B, T, A]`.
+    """The acting planner.
 
-    proposal_noise: standard deviation of noise added to the policy's trajectories. prior: weight of
-    the policy's own Gaussian in where the planner starts, None for none.
+    Args:
+        z: `[B, L]`.
+        mean: warm start, `[B, T, A]`.
+        evaluate: without exploration noise, and with the settings for evaluations.
+        share: of the policy's own Gaussian in where the plan starts, None for none.
     """
+    planner, config = settings.planner, mppi_config(settings.planner)
+    if evaluate:
+        planner = dataclasses.replace(planner, std_coef=planner.evaluation_std_coef)
+        config = dataclasses.replace(
+            config, action_noise=0.0, selection=planner.evaluation_selection
+        )
     proposal_key, plan_key = jax.random.split(key)
     batch, horizon, action_dim = mean.shape
     proposals = None
-    if num_proposals:
-        eps = jax.random.normal(proposal_key, (horizon, batch, num_proposals, action_dim))
+    if planner.num_proposals:
+        eps = jax.random.normal(proposal_key, (horizon, batch, planner.num_proposals, action_dim))
         proposals = policy_trajectories(model, params, z, eps)
-    if num_proposals and proposal_noise:
+    if planner.num_proposals and planner.proposal_noise:
         noise = jax.random.normal(jax.random.fold_in(proposal_key, 1), proposals.shape)
-        proposals = jnp.clip(proposals + proposal_noise * noise, -1.0, 1.0)
+        proposals = jnp.clip(proposals + planner.proposal_noise * noise, -1.0, 1.0)
         proposals = masked(model, proposals, z[:, None, None])
-    score = score_function(model, params, z, outlook)
+    score = score_function(settings, model, params, z, planner)
     std = jnp.full_like(mean, config.max_std)
-    if prior is not None:
-        mean, std = blend(prior, policy_gaussian(model, params, z, horizon), (mean, std))
+    if share is not None:
+        mean, std = blend(share, policy_gaussian(model, params, z, horizon), (mean, std))
     return mppi.plan(
         plan_key,
         score,
@@ -252,21 +374,17 @@ def plan_to_act(
 
 
 def plan_targets(
-    model: WorldModel,
-    params: Params,
-    z: Array,
-    key: Array,
-    *,
-    config: mppi.MPPIConfig,
-    outlook: Outlook,
-    horizon: int = 1,
+    settings: Settings, model: WorldModel, params: Params, z: Array, key: Array
 ) -> Planned:
     """The training planner, from `z` `[B, L]`. No warm start.
 
-    Round 1 holds raw samples of the policy, so that one round of horizon 1 is exactly the imagined
-    rollout that document 000 replaces. With an "optimist" among the parameters (document 001's
-    second policy) half of them are its samples.
+    Round 1 holds samples of the policy, so that one round of horizon 1 (all that is left of it
+    without `training_planner.enabled`) is the policy's imagined rollout. With an "optimist" among
+    the parameters half of them are its samples. Source: docs/sources.md, entry planner-targets.
     """
+    planner = settings.training_planner
+    config = mppi_config(planner) if planner.enabled else mppi_config(planner, iterations=1)
+    horizon = planner.horizon if planner.enabled else 1
     prior_key, plan_key = jax.random.split(key)
     mean, log_std = model.policy(params, z)
     num = config.num_samples
@@ -288,7 +406,7 @@ def plan_targets(
 
     plan = mppi.plan(
         plan_key,
-        score_function(model, params, z, outlook),
+        score_function(settings, model, params, z, planner),
         repeat(jnp.tanh(mean)),
         repeat(jnp.exp(log_std)),
         initial=initial,

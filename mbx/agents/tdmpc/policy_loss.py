@@ -1,86 +1,96 @@
 """Policy losses of the TD-MPC agent: a state's loss for every way to learn a policy.
 
-    svg   maximise the critic through the policy's action (TD-MPC2)
-    awr   advantage-weighted regression onto the planner's actions (document 000)
-    kl    distil the planner's Gaussian (BMPC; document 001, section 2.2)
+    svg   maximise the critic through the policy's action (TD-MPC2, equation 4)
+    awr   advantage-weighted regression onto the planner's actions
+    kl    distil the planner's Gaussian (BMPC)
     bc    clone the replay's actions (NEWT, for demonstrations)
 
 Each gives `[S, B]` losses and which of those states count; `policy_loss` mixes them, adds the
 entropy bonus and the trust region. Latents carry no gradient, and gradients flow into the policy
 alone. Axes: S = T+1 states, B batch, N planner actions, A action dims.
+Sources: TD-MPC2 (arXiv 2310.16828); BMPC (arXiv 2503.18871); docs/sources.md, entries
+planner-targets, ensembles and behaviour.
 """
 
 from __future__ import annotations
-
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from mbx import distributions as dist
 from mbx import returns
-from mbx.agents.tdmpc import planning, scoring
-from mbx.agents.tdmpc.config import TDMPCConfig
-from mbx.agents.tdmpc.model_loss import time_weighted
-from mbx.world_model import Params, WorldModel
-
-Array = jax.Array
-
-
-class PolicyInputs(NamedTuple):
-    """What the losses read: latents zs `[S, B, L]`, mask `[S, B]`, and where the planner's targets
-    are in use actions `[S, B, N, A]`, weights `[S, B, N]`, valid `[S, B]`, expert `[S, B, 2, A]`.
-    eps `[S, B, A]`: the policy's noise; heads: value heads in use; behaviour `[T, B, A]`: the
-    replay's actions."""
-
-    zs: Array
-    mask: Array
-    eps: Array
-    heads: Array | None
-    actions: Array | None = None
-    weights: Array | None = None
-    valid: Array | None = None
-    expert: Array | None = None
-    behaviour: Array | None = None
+from mbx.agents.tdmpc import planning
+from mbx.agents.tdmpc.model_loss import repeat_for_heads, select_latents, state_mask, time_weighted
+from mbx.agents.tdmpc.settings import Settings
+from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales, ValueScales
+from mbx.types import Array, Metrics, Params
+from mbx.world_model import WorldModel
 
 
-class Scales(NamedTuple):
-    """Running scales of the losses' units: of values, of the KL and of the trust region's."""
+def policy_inputs(
+    settings: Settings, zs: Array, batch: Batch, weights: Array | None, noise: Noise
+) -> PolicyInputs:
+    """What the losses read: latents `[S, H, B, L]` of the heads in use, and a copy for each."""
+    strategy, heads = settings.loss.head_strategy, zs.shape[1]
+    copied = repeat_for_heads(
+        dict(
+            mask=state_mask(batch.mask),
+            actions=batch.plan_actions,
+            weights=weights,
+            valid=batch.plan_valid,
+            expert=batch.expert,
+            behaviour=batch.action,
+        ),
+        strategy,
+        heads,
+    )
+    return PolicyInputs(
+        zs=select_latents(zs, strategy), eps=noise.policy_eps, heads=noise.policy_heads, **copied
+    )
 
-    value: Any
-    kl: returns.RunningScale
-    trust: returns.RunningScale
+
+def move_value_scale(
+    settings: Settings, scales: ValueScales, values: Array
+) -> tuple[Array, ValueScales]:
+    """Move the unit of values with `values` `[n]`: the unit in use, and both forms."""
+    if settings.loss.value_scale == "return_ema":
+        ema = returns.update_return_ema(scales.ema, values)
+        return returns.return_ema_offset_scale(ema)[1], scales._replace(ema=ema)
+    running = returns.update_running_scale(scales.running, values, tau=settings.optimizer.tau)
+    return running.value, scales._replace(running=running)
 
 
 def policy_value(
+    settings: Settings,
     model: WorldModel,
     params: Params,
     z: Array,
     action: Array,
     heads: Array | None,
-    config: TDMPCConfig,
     std_coef: float = 0.0,
 ) -> Array:
     """Value of `action` `[..., A]` in `z` `[..., L]`: Q, or one step ahead with a V critic.
 
-    std_coef: weight of the ensembles' standard deviation (of reward plus discounted value); its
-    sign chooses the best, worst or mean dynamics head (document 001, section 2.1).
+    Args:
+        heads: value heads in use, None for all.
+        std_coef: weight of the ensembles' standard deviation (of reward plus discounted value); its
+            sign chooses the best, worst or mean dynamics head (docs/sources.md, entry ensembles).
     """
     if model.config.critic == "q":
         q = planning.head_values(model, params["value"], z, action, heads)
         mean = jnp.mean(q, axis=0)
         return mean + std_coef * returns.ensemble_std(q) if std_coef else mean
     reward = model.reward_mean(params, z[None], action)
-    z_next = model.step(params, model.spread(z), action)
-    alive = planning.alive_factor(model, params, z_next, config.termination)
-    discount = planning.discount_of(model, config.discount, z[None])
+    z_next = model.step(params, model.tile_heads(z), action)
+    alive = planning.continue_prob(model, params, z_next, settings.loss.termination)
+    discount = planning.discount_of(model, settings.loss.discount, z[None])
     discount = discount if alive is None else discount * alive
     value = planning.head_values(model, params["value"], z_next, None, heads)
     score = jnp.mean(reward, axis=0) + discount * jnp.mean(value, axis=0)
     if std_coef:
         std = returns.ensemble_std(reward) + discount * returns.ensemble_std(value)
         score = score + std_coef * std
-    return scoring.reduce_dynamics(score, "from_std_coef", std_coef)
+    return planning.reduce_dynamics(score, "from_std_coef", std_coef)
 
 
 def policy_log_prob(model: WorldModel, mean: Array, log_std: Array, action: Array) -> Array:
@@ -92,47 +102,46 @@ def policy_log_prob(model: WorldModel, mean: Array, log_std: Array, action: Arra
 
 
 def policy_entropy(
+    settings: Settings,
     model: WorldModel,
     mean: Array,
     log_std: Array,
     eps: Array,
-    power: float,
-    jacobian: float = 0.0,
     mask: Array | None = None,
 ) -> Array:
-    """Entropy bonus `[...]`: -A^power * log pi at one sample.
+    """Entropy bonus `[...]`: -A^entropy_action_dim_power * log pi at one sample.
 
-    jacobian: share of the tanh Jacobian in log pi; 0, with power 1, is TD-MPC2's "scaled entropy".
-    mask: `[..., A]`, the actions that a task has; A is their number.
+    With jacobian 0 and power 1 this is TD-MPC2's "scaled entropy".
+
+    Args:
+        mean, log_std, eps: `[..., A]`.
+        mask: `[..., A]`, the actions that a task has; A is their number.
     """
     num: Array | int = model.config.action_dim
     if mask is not None:
         eps, num = eps * mask, jnp.sum(mask, axis=-1)
     log_prob = dist.gaussian_log_prob(eps, log_std)
-    if jacobian and model.config.policy == "squashed":
-        log_prob = dist.squash(mean, mean + jnp.exp(log_std) * eps, log_prob, jacobian)[2]
-    return -dist.entropy_multiplier(num, power) * log_prob
+    if model.config.policy == "squashed" and settings.loss.jacobian:
+        share = settings.loss.jacobian
+        log_prob = dist.squash(mean, mean + jnp.exp(log_std) * eps, log_prob, share)[2]
+    return -dist.entropy_multiplier(num, settings.loss.entropy_action_dim_power) * log_prob
 
 
-def entropy_coefficient(config: TDMPCConfig, progress: Array) -> Array | float:
-    """The coefficient at a share of the run: constant, or from entropy_coef to entropy_coef_end
-    between entropy_start and entropy_end, linearly or geometrically (document 001's code)."""
-    first, last = config.entropy_coef, config.entropy_coef_end
-    if last < 0.0:
+def entropy_coefficient(settings: Settings, progress: Array | float) -> Array | float:
+    """The coefficient at a share of the run.
+
+    Constant, or from entropy_coef to entropy_coef_end between entropy_start and entropy_end,
+    linearly or geometrically.
+    """
+    loss = settings.loss
+    first, last = loss.entropy_coef, loss.entropy_coef_end
+    if not settings.changes_entropy:
         return first
-    span = config.entropy_end - config.entropy_start
-    share = jnp.clip((progress - config.entropy_start) / span, 0.0, 1.0)
-    if config.entropy_schedule == "linear":
+    span = loss.entropy_end - loss.entropy_start
+    share = jnp.clip((progress - loss.entropy_start) / span, 0.0, 1.0)
+    if loss.entropy_schedule == "linear":
         return first + share * (last - first)
     return first * (last / first) ** share
-
-
-def gaussians(
-    model: WorldModel, params: Params, policy: Params, zs: Array
-) -> tuple[Array, Array, Array]:
-    """The policy's raw mean, log std and the mean of its actions, `[S, B, A]` each."""
-    mean, log_std = model.policy({**params, "policy": policy}, zs)
-    return mean, log_std, jnp.tanh(mean)
 
 
 def kl_states(
@@ -143,8 +152,11 @@ def kl_states(
     forward: bool,
     mask: Array | None = None,
 ) -> Array:
-    """KL of diagonal Gaussians, mean over action dims, `[...]`: KL(expert || policy) if `forward`
-    (covers the expert), else KL(policy || expert) (seeks its mode)."""
+    """KL of diagonal Gaussians, mean over action dims, `[...]`.
+
+    KL(expert || policy) if `forward` (covers the expert), else KL(policy || expert) (seeks its
+    mode).
+    """
     pairs = (
         (expert_mean, expert_std, mean, std) if forward else (mean, std, expert_mean, expert_std)
     )
@@ -160,25 +172,27 @@ def mean_over_actions(x: Array, mask: Array | None = None) -> Array:
 
 
 def distillation(
-    mean: Array,
-    log_std: Array,
+    settings: Settings,
+    policy: tuple[Array, Array],
     inputs: PolicyInputs,
-    config: TDMPCConfig,
-    scale: Any,
+    scale: returns.RunningScale,
     mask: Array | None = None,
-) -> tuple[Array, Array, Any]:
+) -> tuple[Array, Array, returns.RunningScale]:
     """KL to the stored expert in units of its running scale: losses, mask, the moved scale.
 
     The last state of a window does not count (BMPC).
+
+    Args:
+        policy: mean before tanh and log std, `[S, B, A]`.
+        mask: of the action dims that a task has, `[S, B, A]`.
     """
+    (mean, log_std), loss = policy, settings.loss
     expert_mean, expert_std = inputs.expert[..., 0, :], inputs.expert[..., 1, :]
-    expert_std = jnp.maximum(config.expert_std_scale * expert_std, config.expert_min_std)
-    kl = kl_states(
-        jnp.tanh(mean), jnp.exp(log_std), expert_mean, expert_std, config.kl_forward, mask
-    )
+    expert_std = jnp.maximum(loss.expert_std_scale * expert_std, loss.expert_min_std)
+    kl = kl_states(jnp.tanh(mean), jnp.exp(log_std), expert_mean, expert_std, loss.kl_forward, mask)
     valid = inputs.mask * inputs.valid
     first = jax.lax.stop_gradient(jnp.where(valid[0] > 0, kl[0], 0.0))
-    scale = returns.update_running_scale(scale, first, tau=config.tau)
+    scale = returns.update_running_scale(scale, first, tau=settings.optimizer.tau)
     return (kl / scale.value)[:-1], valid[:-1], scale
 
 
@@ -189,26 +203,26 @@ def cloning(action: Array, wanted: Array, action_mask: Array | None = None) -> A
 
 def term_loss(
     name: str,
+    settings: Settings,
     model: WorldModel,
     params: Params,
     policy: tuple[Array, Array],
     inputs: PolicyInputs,
     scales: Scales,
-    move_scale: Any,
-    config: TDMPCConfig,
-) -> tuple[Array, Array, Scales, dict[str, Array]]:
+) -> tuple[Array, Array, Scales, Metrics]:
     """One of the losses: `[S', B]` losses, their mask, the moved scales, metrics."""
     mean, log_std = policy
     if name == "svg":
         action = model.act(mean, log_std, inputs.eps)
         q = policy_value(
-            model, params, inputs.zs, action, inputs.heads, config, config.policy_std_coef
+            settings, model, params, inputs.zs, action, inputs.heads, settings.loss.policy_std_coef
         )
-        scale, kept = move_scale(scales.value, jax.lax.stop_gradient(q[0]))
-        return -q / scale, inputs.mask, scales._replace(value=kept), dict(scale=scale)
+        first = jax.lax.stop_gradient(q[0])
+        scale, moved = move_value_scale(settings, scales.value, first)
+        return -q / scale, inputs.mask, scales._replace(value=moved), dict(scale=scale)
     if name == "kl":
         actions = model.action_mask(inputs.zs)
-        loss, mask, scale = distillation(mean, log_std, inputs, config, scales.kl, actions)
+        loss, mask, scale = distillation(settings, policy, inputs, scales.kl, actions)
         return loss, mask, scales._replace(kl=scale), dict(kl=jnp.mean(loss) * scale.value)
     if name == "bc":
         action = model.act(mean, log_std, inputs.eps)[:-1]
@@ -221,99 +235,105 @@ def term_loss(
 
 
 def trust_region(
-    mean: Array,
-    log_std: Array,
+    settings: Settings,
+    policy: tuple[Array, Array],
     target: tuple[Array, Array],
     inputs: PolicyInputs,
-    scale: Any,
-    config: TDMPCConfig,
-) -> tuple[Array, Any]:
-    """KL(EMA policy || policy), summed over action dims, in units of its running scale: a scalar
-    and the moved scale (document 001, section 2.4)."""
-    kl = dist.gaussian_kl(jnp.tanh(target[0]), jnp.exp(target[1]), jnp.tanh(mean), jnp.exp(log_std))
+    scale: returns.RunningScale,
+) -> tuple[Array, returns.RunningScale]:
+    """KL(EMA policy || policy), summed over action dims, in units of its running scale.
+
+    Source: docs/sources.md, entry behaviour.
+
+    Args:
+        policy, target: mean before tanh and log std, `[S, B, A]`.
+
+    Returns:
+        A scalar and the moved scale.
+    """
+    (mean, log_std), (old_mean, old_log_std) = policy, target
+    kl = dist.gaussian_kl(
+        jnp.tanh(old_mean), jnp.exp(old_log_std), jnp.tanh(mean), jnp.exp(log_std)
+    )
     kl = jnp.sum(kl, axis=-1)
-    scale = returns.update_running_scale(scale, jax.lax.stop_gradient(kl[0]), tau=config.tau)
-    return time_weighted(kl / scale.value, inputs.mask, config.time_weight), scale
+    first = jax.lax.stop_gradient(kl[0])
+    scale = returns.update_running_scale(scale, first, tau=settings.optimizer.tau)
+    return time_weighted(kl / scale.value, inputs.mask, settings.loss.time_weight), scale
 
 
 def policy_loss(
-    policy: Params,
+    settings: Settings,
     model: WorldModel,
+    policy: Params,
     params: Params,
     target_policy: Params | None,
     inputs: PolicyInputs,
     scales: Scales,
-    move_scale: Any,
-    config: TDMPCConfig,
-    entropy_coef: Array | float,
-) -> tuple[Array, dict[str, Any]]:
-    """The mixture that `config.policy_loss` names, minus the entropy bonus.
+    progress: Array | float = 0.0,
+) -> tuple[Array, tuple[Scales, Metrics]]:
+    """The mixture that `loss.policy_loss` names, minus the entropy bonus.
 
-    move_scale(value scale, values `[B]`) -> (divisor, moved scale). aux: metrics and `scales`.
+    Args:
+        policy: its parameters; gradients flow into them alone.
+        params: the model's.
+        target_policy: the EMA policy of the trust region.
+        progress: share of the run that is done.
+
+    Returns:
+        The loss, and the moved scales with metrics.
     """
-    mean, log_std, _ = gaussians(model, params, policy, inputs.zs)
-    entropy = policy_entropy(
-        model,
-        mean,
-        log_std,
-        inputs.eps,
-        config.entropy_action_dim_power,
-        config.jacobian,
-        model.action_mask(inputs.zs),
-    )
+    params = {**params, "policy": policy}
+    mean, log_std = model.policy(params, inputs.zs)
+    mask = model.action_mask(inputs.zs)
+    entropy = policy_entropy(settings, model, mean, log_std, inputs.eps, mask)
+    entropy_coef = entropy_coefficient(settings, progress)
     total: Array | float = 0.0
-    metrics: dict[str, Array] = {}
-    for i, (name, weight) in enumerate(config.policy_terms.items()):
+    metrics: Metrics = {}
+    for i, (name, weight) in enumerate(settings.loss.policy_terms.items()):
         loss, mask, scales, extra = term_loss(
-            name,
-            model,
-            {**params, "policy": policy},
-            (mean, log_std),
-            inputs,
-            scales,
-            move_scale,
-            config,
+            name, settings, model, params, (mean, log_std), inputs, scales
         )
         loss = weight * loss
         if i == 0:
-            if config.entropy_scale == "value":
+            if settings.svg_first and settings.loss.entropy_scale == "value":
                 entropy_coef = entropy_coef / extra["scale"]
             loss = loss - entropy_coef * entropy[: loss.shape[0]]
-        total = total + time_weighted(loss, mask, config.time_weight)
+        total = total + time_weighted(loss, mask, settings.loss.time_weight)
         metrics |= extra
-    if config.trust_region_coef:
-        target = jax.lax.stop_gradient(gaussians(model, params, target_policy, inputs.zs)[:2])
-        trust, moved = trust_region(mean, log_std, target, inputs, scales.trust, config)
-        total = total + config.trust_region_coef * trust
+    if settings.loss.trust_region_coef:
+        target = model.policy({**params, "policy": target_policy}, inputs.zs)
+        target = jax.lax.stop_gradient(target)
+        trust, moved = trust_region(settings, (mean, log_std), target, inputs, scales.trust)
+        total = total + settings.loss.trust_region_coef * trust
         scales = scales._replace(trust=moved)
         metrics["trust"] = trust
     metrics |= dict(entropy=entropy, std=jnp.exp(log_std))
-    return total, dict(metrics=metrics, scales=scales)
+    return total, (scales, metrics)
 
 
 def optimist_loss(
-    optimist: Params,
+    settings: Settings,
     model: WorldModel,
+    optimist: Params,
     params: Params,
     inputs: PolicyInputs,
     scale: Array,
-    config: TDMPCConfig,
-    entropy_coef: Array | float,
+    progress: Array | float = 0.0,
 ) -> Array:
-    """SVG for the second policy: optimistic about the ensembles, and much more random."""
-    mean, log_std, _ = gaussians(model, params, optimist, inputs.zs)
+    """SVG for the second policy: optimistic about the ensembles, and much more random.
+
+    Source: docs/sources.md, entry behaviour.
+    """
+    params = {**params, "policy": optimist}
+    mean, log_std = model.policy(params, inputs.zs)
     action = model.act(mean, log_std, inputs.eps)
     q = policy_value(
-        model, params, inputs.zs, action, inputs.heads, config, config.optimist_std_coef
+        settings, model, params, inputs.zs, action, inputs.heads, settings.loss.optimist_std_coef
     )
-    entropy = policy_entropy(
-        model,
-        mean,
-        log_std,
-        inputs.eps,
-        config.entropy_action_dim_power,
-        config.jacobian,
-        model.action_mask(inputs.zs),
-    )
-    bonus = config.optimist_entropy_scale * entropy_coef * entropy
-    return time_weighted(-q / scale - bonus, inputs.mask, config.time_weight)
+    mask = model.action_mask(inputs.zs)
+    entropy = policy_entropy(settings, model, mean, log_std, inputs.eps, mask)
+    entropy_coef = entropy_coefficient(settings, progress)
+    if settings.svg_first and settings.loss.entropy_scale == "value":
+        entropy_coef = entropy_coef / scale
+    bonus = settings.loss.optimist_entropy_scale * entropy_coef * entropy
+    return time_weighted(-q / scale - bonus, inputs.mask, settings.loss.time_weight)

@@ -1,61 +1,67 @@
 """Reanalyze: planner targets of stored rows made again with today's model, and written back.
 
 Between updates (`make_reanalyze`: rows chosen at random, stale ones first, whole windows, or a
-sweep over everything), or inside an update for the windows it learns from (`refresh_batch`, as
+sweep over everything), or inside an update for the windows it learns from (`reanalyze_batch`, as
 BMPC).
-Source: document 000, section on reanalyze; MuZero Reanalyze (arXiv 2104.06294); BMPC.
+Sources: MuZero Reanalyze (arXiv 2104.06294); BMPC (arXiv 2503.18871); docs/sources.md,
+entry planner-targets.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from mbx import replay
-from mbx.agents.base import Metrics
-from mbx.agents.tdmpc.config import TDMPCConfig
-from mbx.agents.tdmpc.update import TrainState
+from mbx.agents import base
+from mbx.agents.tdmpc.settings import Settings
+from mbx.agents.tdmpc.types import TrainState
+from mbx.types import Array, Metrics
 
-Array = jax.Array
 
-
-def num_rows(config: TDMPCConfig) -> int:
+def num_rows(settings: Settings) -> int:
     """Rows of a pass: the batch, in whole windows where it is made of them."""
-    window = config.horizon + 1 if config.reanalyze_slices else 1
-    return -(-config.reanalyze_batch // window) * window
+    own = settings.reanalyze
+    window = settings.loss.horizon + 1 if not own.current_batch and own.slices else 1
+    return -(-own.batch_size // window) * window
 
 
-def make_reanalyze(config: TDMPCConfig, targets: Any) -> Any:
-    """`Store.reanalyze`: choose rows, plan for them again, write the targets back by index."""
-    num = num_rows(config)
-
-    def choose(train: TrainState, state: replay.ReplayState, key: Array) -> replay.Index:
-        if config.reanalyze_slices:
-            length = config.horizon
-            windows = replay.sample(state, key, batch_size=num // (length + 1), length=length)
-            return jax.tree.map(lambda x: x.T.reshape(-1), windows.index)
-        if config.stale_exponent > 0.0:
-            return replay.sample_stale(
-                state, key, train.step, batch_size=num, exponent=config.stale_exponent
-            )[1]
+def choose_rows(
+    settings: Settings, train: TrainState, state: replay.ReplayState, key: Array
+) -> replay.Index:
+    """The rows of a pass: whole windows, stale rows first, or any."""
+    own, num, length = settings.reanalyze, num_rows(settings), settings.loss.horizon
+    if own.current_batch:  # passes beside the learner's own only sweep
         return replay.sample_rows(state, key, batch_size=num)[1]
+    if own.slices:
+        windows = replay.sample(state, key, batch_size=num // (length + 1), length=length)
+        return jax.tree.map(lambda x: x.T.reshape(-1), windows.index)
+    if own.stale_exponent > 0.0:
+        return replay.sample_stale(
+            state, key, train.step, batch_size=num, exponent=own.stale_exponent
+        )[1]
+    return replay.sample_rows(state, key, batch_size=num)[1]
+
+
+def make_reanalyze(settings: Settings, make_targets: base.MakeTargets) -> base.Reanalyze:
+    """`Store.reanalyze`: choose rows, plan for them again, write the targets back by index."""
+    num = num_rows(settings)
 
     def reanalyze(
-        train: TrainState, state: replay.ReplayState, key: Array, sweep: Array
+        train: TrainState, state: replay.ReplayState, key: Array, chunk: Array
     ) -> tuple[replay.ReplayState, Metrics]:
         rows_key, plan_key = jax.random.split(key)
-        chosen = choose(train, state, rows_key)
-        swept, held = replay.refresh_index(state, sweep * num, num)
-        index = jax.tree.map(functools.partial(jnp.where, sweep >= 0), swept, chosen)
+        chosen = choose_rows(settings, train, state, rows_key)
+        swept, held = replay.refresh_index(state, chunk * num, num)
+        index = jax.tree.map(functools.partial(jnp.where, chunk >= 0), swept, chosen)
         rows = replay.row_at(state, index)
-        mask = (held | (sweep < 0)) & ~rows["is_last"]
+        mask = (held | (chunk < 0)) & ~rows["is_last"]
         old = replay.targets_at(state, index)
-        new = targets(train, None, rows["obs"], plan_key)
-        # What is written depends, by nothing, on what was read there: so the compiler knows that
-        # the read comes first and writes in place instead of copying the whole storage.
+        new = make_targets(train, None, rows["obs"], plan_key)
+        # Adds 0 * old, so that XLA orders the read before the write and writes in place instead of
+        # copying the whole storage.
         best_before = jnp.nan_to_num(jnp.max(old.values, axis=-1))
         nothing = 0.0 * (best_before + old.step + old.valid)
         if old.expert is not None:
@@ -80,27 +86,30 @@ def make_reanalyze(config: TDMPCConfig, targets: Any) -> Any:
     return reanalyze
 
 
-def refresh_batch(
-    config: TDMPCConfig,
-    targets: Any,
+def reanalyze_batch(
+    settings: Settings,
+    make_targets: base.MakeTargets,
     train: TrainState,
     state: replay.ReplayState,
     sample: replay.Sample,
     key: Array,
 ) -> tuple[replay.ReplayState, replay.Sample]:
-    """The replay and a batch after the batch's first windows were planned for anew.
+    """Plan again for the first windows of a batch that is about to be learned from.
 
-    Due every `reanalyze_current` updates; as many windows as hold `reanalyze_batch` rows. What is
-    learned from is read back from the replay, so both are the same.
+    Due every `reanalyze.interval` updates; as many windows as hold `reanalyze.batch_size` rows.
+
+    Returns:
+        The replay, and the batch with its targets read back from there, so that both are the same.
     """
-    windows = min(-(-config.reanalyze_batch // (config.horizon + 1)), config.batch_size)
+    own, length = settings.reanalyze, settings.loss.horizon + 1
+    windows = min(-(-own.batch_size // length), settings.loss.batch_size)
     inside = jnp.concatenate([jnp.ones_like(sample.mask[:1]), sample.mask])
-    own = (sample.index, sample.rows["obs"], inside, sample.rows["is_last"])
-    index, obs, inside, is_last = replay.leading_columns(state, own, windows)
-    due = train.step % config.reanalyze_current == 0
+    leading = (sample.index, sample.rows["obs"], inside, sample.rows["is_last"])
+    index, obs, inside, is_last = replay.leading_columns(state, leading, windows)
+    due = train.step % own.interval == 0
 
     def plan(_: None) -> replay.Targets:
-        flat = targets(train, None, obs.reshape(-1, *obs.shape[2:]), key)
+        flat = make_targets(train, None, obs.reshape(-1, *obs.shape[2:]), key)
         return jax.tree.map(lambda x: x.reshape(*obs.shape[:2], *x.shape[1:]), flat)
 
     def nothing(_: None) -> replay.Targets:

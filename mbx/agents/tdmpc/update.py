@@ -3,6 +3,8 @@
 Order as in the reference: model and values first, then the policy on the detached latents with the
 updated values, then the target networks. Axes: B batch, T transitions of a window, S = T+1 states,
 N planner actions, H dynamics heads, L latent dims, A action dims.
+Sources: TD-MPC2 (arXiv 2310.16828) and its reference code; docs/sources.md, entry ensembles, for
+the learning rates.
 """
 
 from __future__ import annotations
@@ -10,57 +12,42 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
 
 from mbx import returns
-from mbx.agents.base import Metrics
-from mbx.agents.tdmpc import model_loss as losses
-from mbx.agents.tdmpc import optimizers as optim
-from mbx.agents.tdmpc import planning, value_targets
-from mbx.agents.tdmpc import policy_loss as policies
-from mbx.agents.tdmpc.config import TDMPCConfig
-from mbx.agents.tdmpc.value_targets import Batch, Draws
-from mbx.world_model import Params, WorldModel
-
-Array = jax.Array
-
-
-@flax.struct.dataclass
-class TrainState:
-    """All that learning changes; fields that the settings have no use for are None.
-
-    params: the world model's, with a second policy "optimist" where asked for. target_value,
-    target_aux, target_policy: EMA copies. opt_state, policy_opt_state, optimist_opt_state: of model
-    and value, of the policies. scale: running range of values; kl_scale, trust_scale: of those
-    losses. return_ema: percentiles of values. step: int32, updates made.
-    """
-
-    params: Params
-    target_value: Params
-    target_aux: Params | None
-    target_policy: Params | None
-    opt_state: Any
-    policy_opt_state: Any
-    optimist_opt_state: Any
-    scale: returns.RunningScale
-    kl_scale: returns.RunningScale
-    trust_scale: returns.RunningScale
-    return_ema: returns.ReturnEMA
-    step: Array
-
+from mbx.agents.tdmpc import planning
+from mbx.agents.tdmpc.model_loss import model_loss
+from mbx.agents.tdmpc.policy_loss import (
+    move_value_scale,
+    optimist_loss,
+    policy_inputs,
+    policy_loss,
+)
+from mbx.agents.tdmpc.settings import Settings
+from mbx.agents.tdmpc.types import (
+    Batch,
+    Noise,
+    PolicyInputs,
+    Scales,
+    TrainState,
+    ValueScales,
+)
+from mbx.agents.tdmpc.value_targets import plan_weights, value_targets
+from mbx.types import Array, Metrics, Params
+from mbx.world_model import WorldModel, WorldModelConfig
 
 _POLICIES = ("policy", "optimist")
 
 
-def init_state(config: TDMPCConfig, model: WorldModel, key: Array) -> TrainState:
+def init_state(settings: Settings, model: WorldModel, key: Array) -> TrainState:
     """A fresh train state; target networks start as copies."""
     params = model.init(key)
-    if config.optimist:
+    optimist = settings.loss.optimist
+    if optimist:
         params["optimist"] = model.init(jax.random.fold_in(key, 1))["policy"]
-    optimizer, policy_optimizer = optim.make_optimizers(config)
+    optimizer, policy_optimizer = make_optimizers(settings, model.config)
 
     def copy(name: str, wanted: bool) -> Params | None:
         return jax.tree.map(jnp.copy, params[name]) if wanted else None
@@ -68,11 +55,11 @@ def init_state(config: TDMPCConfig, model: WorldModel, key: Array) -> TrainState
     return TrainState(
         params=params,
         target_value=copy("value", True),
-        target_aux=copy("aux_value", bool(config.aux_gammas)),
-        target_policy=copy("policy", config.uses_target_policy),
+        target_aux=copy("aux_value", bool(settings.loss.aux_gammas)),
+        target_policy=copy("policy", settings.keeps_target_policy),
         opt_state=optimizer.init(_trained(params)),
         policy_opt_state=policy_optimizer.init(params["policy"]),
-        optimist_opt_state=policy_optimizer.init(params["optimist"]) if config.optimist else None,
+        optimist_opt_state=policy_optimizer.init(params["optimist"]) if optimist else None,
         scale=returns.init_running_scale(),
         kl_scale=returns.init_running_scale(),
         trust_scale=returns.init_running_scale(),
@@ -86,144 +73,157 @@ def _trained(params: Params) -> Params:
     return {name: p for name, p in params.items() if name not in _POLICIES}
 
 
-ValueScales = tuple[returns.RunningScale, returns.ReturnEMA]
+def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
+    """The random numbers of one update."""
+    world, loss = model.config, settings.loss
+    keys = jax.random.split(key, 5)
+    shape = (loss.horizon, loss.batch_size, world.action_dim)
+    copies = world.num_dynamics if loss.head_strategy == "concat" else 1
+    states = (shape[0] + 1, copies * loss.batch_size, world.action_dim)
+    imagined = loss.value_target == "td" and world.critic == "v"
+    local = loss.value_target != "lambda" and loss.value_reduction == "local"
+    value_heads = functools.partial(
+        planning.choose_heads, num_values=world.num_values, num_used=loss.num_heads
+    )
+
+    def extra(i: int) -> Array:
+        return jax.random.fold_in(key, i)
+
+    def rollouts() -> Array:
+        steps = (loss.td_horizon, *shape[:2], loss.td_rollouts, world.action_dim)
+        return jax.random.normal(extra(1), steps)
+
+    one_head = world.num_dynamics > 1 and not loss.td_all_dynamics
+    return Noise(
+        target_eps=jax.random.normal(keys[0], shape),
+        target_heads=None if local else value_heads(keys[1]),
+        policy_eps=jax.random.normal(keys[2], states),
+        policy_heads=value_heads(keys[3]),
+        dropout=keys[4] if world.dropout > 0.0 else None,
+        rollout_eps=rollouts() if imagined else None,
+        dynamics_head=jax.random.randint(extra(2), (), 0, world.num_dynamics) if one_head else None,
+        optimist_eps=jax.random.normal(extra(3), states) if loss.optimist else None,
+    )
 
 
-def move_value_scale(
-    config: TDMPCConfig, scales: ValueScales, values: Array
-) -> tuple[Array, ValueScales]:
-    """Move the value scale with `values` `[n]`: (scale in use, (running scale, ReturnEMA))."""
-    running, ema = scales
-    if config.value_scale == "return_ema":
-        ema = returns.update_return_ema(ema, values)
-        return returns.return_ema_offset_scale(ema)[1], (running, ema)
-    running = returns.update_running_scale(running, values, tau=config.tau)
-    return running.value, (running, ema)
+def update_from_batch(
+    settings: Settings, model: WorldModel, state: TrainState, batch: Batch, noise: Noise
+) -> tuple[TrainState, Metrics]:
+    """One learner step on `batch` with given random numbers: the deterministic core of `update`."""
+    state, weights = weigh_actions(settings, state, batch)
+    state, zs, metrics = learn_model(settings, model, state, batch, noise, weights)
+    inputs = policy_inputs(settings, zs, batch, weights, noise)
+
+    def learn(state: TrainState) -> tuple[TrainState, Metrics]:
+        return learn_policy(settings, model, state, inputs, noise.optimist_eps)
+
+    every = settings.optimizer.policy_every
+    if every == 1:
+        state, extra = learn(state)
+    else:
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(learn, state)[1])
+        due = state.step % every == 0
+        state, extra = jax.lax.cond(due, learn, lambda s: (s, zeros), state)
+    return move_targets(settings, state), metrics | extra
 
 
 def weigh_actions(
-    config: TDMPCConfig, scales: ValueScales, batch: Batch
-) -> tuple[Array | None, ValueScales]:
-    """Weights of the planner actions of a batch, `[T+1, B, N]`, and the value scales moved on."""
-    if not config.uses_actions:
-        return None, scales
-    scale = scales[0].value
-    if config.advantage_scale == "range":
-        scale, scales = move_value_scale(config, scales, batch.target_values[0].reshape(-1))
-    weights = value_targets.planner_weights(
-        batch.target_values,
-        temperature=config.awr_temperature,
-        scale=scale,
-        advantage_scale=config.advantage_scale,
-        effective_samples=config.awr_effective_samples,
-        mask=batch.target_valid,
-    )
-    return weights, scales
+    settings: Settings, state: TrainState, batch: Batch
+) -> tuple[TrainState, Array | None]:
+    """Weights of the planner actions of a batch, `[S, B, N]`, and the unit of values moved on."""
+    if not settings.weighs_plans:
+        return state, None
+    unit = state.scale.value
+    if settings.loss.advantage_scale == "range":
+        scales = ValueScales(state.scale, state.return_ema)
+        values = batch.plan_values[0].reshape(-1)
+        unit, scales = move_value_scale(settings, scales, values)
+        state = state.replace(scale=scales.running, return_ema=scales.ema)
+    return state, plan_weights(settings, batch.plan_values, unit, batch.plan_valid)
 
 
 def learn_model(
-    config: TDMPCConfig,
+    settings: Settings,
     model: WorldModel,
     state: TrainState,
     batch: Batch,
-    draws: Draws,
+    noise: Noise,
     weights: Array | None,
 ) -> tuple[TrainState, Array, Metrics]:
-    """One step on world model and values: (state, latents `[T+1, H, B, L]`, metrics)."""
+    """One step on world model and values: (state, latents `[S, H, B, L]`, metrics)."""
     frozen = jax.lax.stop_gradient(state.params)
     z = jnp.concatenate(
         [model.encode(frozen, batch.obs[0])[None], model.encode(frozen, batch.obs[1:])]
     )
-    acting = state.target_policy if config.td_ema_policy else frozen["policy"]
-    pairs = (z[:-1], z[1:])
-    target = value_targets.value_target(
-        model, frozen, state.target_value, acting, pairs, batch, draws, config, weights
-    )
-    aux = None
-    if config.aux_gammas:
-        aux = value_targets.aux_targets(
-            model, frozen, state.target_aux, pairs, batch, draws, config
-        )
-    due = (state.step % config.value_every == 0).astype(jnp.float32)
+    targets = value_targets(settings, model, state, (z[:-1], z[1:]), batch, noise, weights)
+    every = settings.optimizer.value_every
+    due = (state.step % every == 0).astype(jnp.float32)
 
-    def loss(trained: Params) -> tuple[Array, dict[str, Any]]:
-        return losses.model_loss(
-            {**frozen, **trained},
+    def loss(trained: Params) -> tuple[Array, tuple[Array, Metrics]]:
+        return model_loss(
+            settings,
             model,
+            {**frozen, **trained},
             batch,
             z[1:],
-            target,
-            aux,
-            draws,
-            config,
-            progress=_progress(config, state.step),
-            value_due=1.0 if config.value_every == 1 else due,
+            targets,
+            noise,
+            progress=progress(settings, state.step),
+            value_due=1.0 if every == 1 else due,
         )
 
     old = _trained(state.params)
-    (_, out), grads = jax.value_and_grad(loss, has_aux=True)(old)
-    optimizer, _ = optim.make_optimizers(config)
+    (_, (zs, metrics)), grads = jax.value_and_grad(loss, has_aux=True)(old)
+    optimizer, _ = make_optimizers(settings, model.config)
     updates, opt_state = optimizer.update(grads, state.opt_state, old)
     new = model.project(optax.apply_updates(old, updates))
-    if config.value_every > 1:
+    if every > 1:
         values = ("value", "aux_value")
-        new = optim.hold(new, old, values, due == 0.0)
-        opt_state = optim.hold(opt_state, state.opt_state, values, due == 0.0)
-    metrics = {**out["metrics"], "grad_norm/model": optax.tree.norm(grads)}
+        new = keep_where(due == 0.0, new, old, values)
+        opt_state = keep_where(due == 0.0, opt_state, state.opt_state, values)
+    metrics = {**metrics, "grad_norm/model": optax.tree.norm(grads)}
     state = state.replace(params={**state.params, **new}, opt_state=opt_state)
-    return state, jax.lax.stop_gradient(out["zs"]), metrics
+    return state, jax.lax.stop_gradient(zs), metrics
 
 
 def learn_policy(
-    config: TDMPCConfig,
+    settings: Settings,
     model: WorldModel,
     state: TrainState,
-    inputs: policies.PolicyInputs,
+    inputs: PolicyInputs,
     optimist_eps: Array | None,
 ) -> tuple[TrainState, Metrics]:
     """One step on the policy, and on the optimistic one, with the updated model and values."""
-    entropy_coef = policies.entropy_coefficient(config, _progress(config, state.step))
-    _, optimizer = optim.make_optimizers(config)
-    scales = policies.Scales((state.scale, state.return_ema), state.kl_scale, state.trust_scale)
+    share = progress(settings, state.step)
+    _, optimizer = make_optimizers(settings, model.config)
+    units = ValueScales(state.scale, state.return_ema)
+    scales = Scales(units, state.kl_scale, state.trust_scale)
 
-    def loss(policy: Params) -> tuple[Array, dict[str, Any]]:
-        return policies.policy_loss(
-            policy,
-            model,
-            state.params,
-            state.target_policy,
-            inputs,
-            scales,
-            functools.partial(move_value_scale, config),
-            config,
-            entropy_coef,
-        )
+    def loss(policy: Params) -> tuple[Array, tuple[Scales, Metrics]]:
+        target = state.target_policy
+        return policy_loss(settings, model, policy, state.params, target, inputs, scales, share)
 
     old = state.params["policy"]
-    (value, out), grads = jax.value_and_grad(loss, has_aux=True)(old)
+    (value, (scales, extra)), grads = jax.value_and_grad(loss, has_aux=True)(old)
     updates, opt_state = optimizer.update(grads, state.policy_opt_state, old)
     params = {**state.params, "policy": optax.apply_updates(old, updates)}
     metrics = {"loss/policy": value, "grad_norm/policy": optax.tree.norm(grads)}
-    metrics |= {f"policy/{name}": jnp.mean(x) for name, x in out["metrics"].items()}
-    moved = out["scales"]
+    metrics |= {f"policy/{name}": jnp.mean(x) for name, x in extra.items()}
     state = state.replace(
         policy_opt_state=opt_state,
-        scale=moved.value[0],
-        return_ema=moved.value[1],
-        kl_scale=moved.kl,
-        trust_scale=moved.trust,
+        scale=scales.value.running,
+        return_ema=scales.value.ema,
+        kl_scale=scales.kl,
+        trust_scale=scales.trust,
     )
-    if config.optimist:
-        unit = state.scale.value if config.entropy_scale == "value" else 1.0
-        value, grads = jax.value_and_grad(policies.optimist_loss)(
-            params["optimist"],
-            model,
-            state.params,
-            inputs._replace(eps=optimist_eps),
-            state.scale.value,
-            config,
-            entropy_coef / unit,
-        )
+    if settings.loss.optimist:
+        inputs = inputs._replace(eps=optimist_eps)
+
+        def second(optimist: Params) -> Array:
+            unit = state.scale.value
+            return optimist_loss(settings, model, optimist, state.params, inputs, unit, share)
+
+        value, grads = jax.value_and_grad(second)(params["optimist"])
         updates, opt_state = optimizer.update(grads, state.optimist_opt_state, params["optimist"])
         params["optimist"] = optax.apply_updates(params["optimist"], updates)
         state = state.replace(optimist_opt_state=opt_state)
@@ -231,99 +231,95 @@ def learn_policy(
     return state.replace(params=params), metrics
 
 
-def move_targets(config: TDMPCConfig, state: TrainState) -> TrainState:
+def move_targets(settings: Settings, state: TrainState) -> TrainState:
     """The target networks one step closer to the online ones."""
 
     def ema(new: Params, old: Params | None, tau: float) -> Params | None:
         return None if old is None else optax.incremental_update(new, old, tau)
 
-    params = state.params
+    params, tau = state.params, settings.optimizer.tau
     return state.replace(
-        target_value=ema(params["value"], state.target_value, config.tau),
-        target_aux=ema(params.get("aux_value"), state.target_aux, config.tau),
-        target_policy=ema(params["policy"], state.target_policy, config.policy_tau),
+        target_value=ema(params["value"], state.target_value, tau),
+        target_aux=ema(params.get("aux_value"), state.target_aux, tau),
+        target_policy=ema(params["policy"], state.target_policy, settings.optimizer.policy_tau),
         step=state.step + 1,
     )
 
 
-def update_from_batch(
-    config: TDMPCConfig, model: WorldModel, state: TrainState, batch: Batch, draws: Draws
-) -> tuple[TrainState, Metrics]:
-    """One learner step on `batch` with given draws: the deterministic core of `update`.
-
-    Order as in the reference: model and value first, then the policy on the detached latents with
-    the updated value heads, then the target networks.
-    """
-    before = (state.scale, state.return_ema)
-    weights, (scale, ema) = weigh_actions(config, before, batch)
-    state = state.replace(scale=scale, return_ema=ema)
-    state, zs, metrics = learn_model(config, model, state, batch, draws, weights)
-    inputs = policy_inputs(config, zs, batch, weights, draws)
-
-    def learn(state: TrainState) -> tuple[TrainState, Metrics]:
-        return learn_policy(config, model, state, inputs, draws.optimist_eps)
-
-    if config.policy_every == 1:
-        state, extra = learn(state)
-    else:
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(learn, state)[1])
-        due = state.step % config.policy_every == 0
-        state, extra = jax.lax.cond(due, learn, lambda s: (s, zeros), state)
-    return move_targets(config, state), metrics | extra
-
-
-def policy_inputs(
-    config: TDMPCConfig, zs: Array, batch: Batch, weights: Array | None, draws: Draws
-) -> policies.PolicyInputs:
-    """What the policy losses read, repeated where several dynamics heads feed them."""
-    strategy, heads = config.head_strategy, zs.shape[1]
-    copied = losses.feed_copies(
-        dict(
-            mask=losses.state_mask(batch.mask),
-            actions=batch.target_actions,
-            weights=weights,
-            valid=batch.target_valid,
-            expert=batch.target_expert,
-            behaviour=batch.action,
-        ),
-        strategy,
-        heads,
-    )
-    return policies.PolicyInputs(
-        zs=losses.feed_heads(zs, strategy), eps=draws.policy_eps, heads=draws.policy_heads, **copied
-    )
-
-
-def draw(config: TDMPCConfig, key: Array, batch_size: int) -> Draws:
-    """The random numbers of one update."""
-    world = config.world
-    keys = jax.random.split(key, 5)
-    shape = (config.horizon, batch_size, world.action_dim)
-    copies = world.num_dynamics if config.head_strategy == "concat" else 1
-    states = (shape[0] + 1, copies * batch_size, world.action_dim)
-    imagined = config.value_target == "td" and world.critic == "v"
-    rollouts = (config.td_horizon, *shape[:2], config.td_rollouts, world.action_dim)
-    local = config.value_reduction == "local"
-    value_heads = functools.partial(planning.choose_heads, num_values=world.num_values)
-
-    def extra(i: int) -> Array:
-        return jax.random.fold_in(key, i)
-
-    return Draws(
-        target_eps=jax.random.normal(keys[0], shape),
-        target_heads=None if local else value_heads(keys[1], num_used=config.num_heads),
-        policy_eps=jax.random.normal(keys[2], states),
-        policy_heads=value_heads(keys[3], num_used=config.num_heads),
-        dropout=keys[4] if world.dropout > 0.0 else None,
-        rollout_eps=jax.random.normal(extra(1), rollouts) if imagined else None,
-        dynamics_head=None
-        if config.td_all_dynamics or world.num_dynamics == 1
-        else jax.random.randint(extra(2), (), 0, world.num_dynamics),
-        optimist_eps=jax.random.normal(extra(3), states) if config.optimist else None,
-    )
-
-
-def _progress(config: TDMPCConfig, step: Array) -> Array | float:
+def progress(settings: Settings, step: Array) -> Array | float:
     """Share of the run's updates that are done; 0 where no schedule asks for it, so that runs of
     different lengths are one program."""
-    return step / config.total_updates if config.scheduled else 0.0
+    return step / settings.total_updates() if settings.follows_progress else 0.0
+
+
+# -------------------------------------------------------------------------------------------------
+# Optimisers: one clip of the global norm, Adam, and a learning rate a component
+
+
+def learning_rates(settings: Settings, world: WorldModelConfig) -> dict[str, float]:
+    """The rate of every component besides the encoder's schedule; "model" is all others'.
+
+    Ensembles may be given more, since their losses are means over heads.
+    """
+    lr = settings.optimizer.learning_rate
+    if not settings.optimizer.ensemble_lr_scaling:
+        return dict(model=lr)
+    return dict(
+        model=lr,
+        dynamics=lr * world.num_dynamics,
+        reward=lr * world.num_rewards,
+        value=lr * world.num_values / 5,
+        aux_value=lr * max(world.num_aux, 1) / 5,
+    )
+
+
+def encoder_rate(settings: Settings) -> float | optax.Schedule:
+    """A constant, or a step to a part of it after `encoder_lr_step_at` of the run's updates."""
+    own = settings.optimizer
+    lr = own.learning_rate * own.encoder_lr_scale
+    if not settings.steps_encoder_rate:
+        return lr
+    step = int(own.encoder_lr_step_at * settings.total_updates())
+    return optax.piecewise_constant_schedule(lr, {step: own.encoder_lr_step_scale})
+
+
+def make_optimizers(
+    settings: Settings, world: WorldModelConfig
+) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
+    """Optimisers of the model (values included) and of a policy. Random priors are not trained."""
+    rates, own = learning_rates(settings, world), settings.optimizer
+
+    def labels(params: Params) -> Any:
+        def label(path: tuple, _: Array) -> str:
+            names = [entry.key for entry in path]
+            if "prior" in names:
+                return "prior"
+            return names[0] if names[0] in ("encoder", *rates) else "model"
+
+        return jax.tree_util.tree_map_with_path(label, params)
+
+    decay = optax.add_decayed_weights(own.weight_decay)
+
+    def group(rate: float | optax.Schedule) -> optax.GradientTransformation:
+        scale = optax.scale_by_learning_rate(rate)
+        return optax.chain(decay, scale) if own.weight_decay else scale
+
+    groups = {name: group(rate) for name, rate in rates.items()}
+    groups |= dict(encoder=group(encoder_rate(settings)), prior=optax.set_to_zero())
+    clip = optax.clip_by_global_norm(own.grad_clip_norm)
+    model = optax.chain(clip, optax.scale_by_adam(), optax.partition(groups, labels))
+    rate = own.learning_rate * own.policy_lr_scale
+    adam = optax.adam(rate, eps=own.policy_adam_eps)
+    if own.weight_decay:
+        adam = optax.adamw(rate, eps=own.policy_adam_eps, weight_decay=own.weight_decay)
+    return model, optax.chain(clip, adam)
+
+
+def keep_where(held: Array, new: Any, old: Any, components: tuple[str, ...]) -> Any:
+    """`new`, but `old` in the leaves of `components` where `held`: their turn has not come."""
+
+    def choose(path: tuple, a: Array, b: Array) -> Array:
+        names = [getattr(entry, "key", None) for entry in path]
+        return jnp.where(held, b, a) if set(components) & set(names) else a
+
+    return jax.tree_util.tree_map_with_path(choose, new, old)

@@ -1,0 +1,348 @@
+"""Settings of the TD-MPC agent; the defaults are what `configs/tdmpc.py` trains.
+
+What a section does is described where it acts: the planners in `planning`, value targets in
+`value_targets`, losses in `model_loss` and `policy_loss`, optimisers in `update`. Steps are
+environment steps (action repeat included) summed over environments; "share of the run" is of its
+learner updates. Nothing here loads JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from mbx.agents import settings as common
+from mbx.agents.settings import RunSettings
+from mbx.agents.tdmpc.sections import Loss, Planner, TrainingPlanner
+from mbx.settings import NONZERO, section, setting
+
+__all__ = ["Loss", "Model", "Planner", "Settings", "TrainingPlanner"]
+
+MODEL_SIZES = ("tiny", "1", "5", "19", "48", "317")
+
+_STORED = {"stores_plans": True}
+_REANALYZE = {"enabled": True, "stores_plans": True}
+
+
+@dataclasses.dataclass(frozen=True)
+class Env(common.Env):
+    """The task and how many copies of it are stepped together."""
+
+    name: str = setting(
+        "gymnax:Pendulum-v1", "SUITE:TASK, or multi:SUITE:TASK+SUITE:TASK for several at once"
+    )
+    pad_to: tuple[int, ...] = setting(
+        (0, 0),
+        "observation and action sizes that several tasks get at least",
+        needs={"several_tasks": True},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Train(common.Train):
+    """How long a run is, and how often it learns."""
+
+    pretrain_updates: int = setting(500, "updates made at once after the random actions")
+    utd_ratio: float = setting(0.5, "learner updates per agent step")
+    init_from: str = setting("", "run directory whose best parameters to start from")
+    dataset: str = setting("", "dataset.npz to learn from without acting")
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay(common.Replay):
+    """What is stored of the past."""
+
+    save: bool = setting(False, "write the rows to dataset.npz when the run ends")
+    keep_targets: int = setting(
+        8, "planner actions stored with a transition, best first; 0: all", needs=_STORED
+    )
+    actions_dtype: str = setting(
+        "float32",
+        "of stored planner actions",
+        choices=("float32", "bfloat16", "int8"),
+        needs=_STORED,
+    )
+    values_dtype: str = setting(
+        "float32", "of stored planner values", choices=("float32", "bfloat16"), needs=_STORED
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Shape of the world model."""
+
+    size: str = setting(
+        "tiny",
+        "millions of parameters, as TD-MPC2 published them; tiny: about 0.2",
+        choices=MODEL_SIZES,
+    )
+    critic: str = setting("v", "v: V(z); q: Q(z, a)", choices=("q", "v"))
+    policy: str = setting(
+        "tanh_mean",
+        "Gaussian squashed by tanh, or Gaussian around tanh(mean) with clipped samples",
+        choices=("squashed", "tanh_mean"),
+    )
+    num_values: int = setting(2, "value heads; 0: the size's")
+    num_dynamics: int = setting(1, "dynamics heads", at_least=1)
+    num_rewards: int = setting(1, "reward heads", at_least=1)
+    prior_scale: float = setting(0.0, "of frozen random networks beside all heads; 0: none")
+    prior_div: int = setting(
+        16, "how much narrower those are", at_least=1, needs={"prior_scale": NONZERO}
+    )
+    num_bins: int = setting(101, "of predicted rewards and values; 1: regression", at_least=1)
+    bin_min: float = setting(-10.0, "lowest bin, in symlog space", at_least=None)
+    bin_max: float = setting(10.0, "highest bin", at_least=None)
+    log_std_min: float = setting(-3.0, "of the policy", at_least=None)
+    log_std_max: float = setting(1.0, "of the policy", at_least=None)
+    dropout: float = setting(0.01, "in the first hidden layer of each value head", at_most=1)
+    episodic: str = setting(
+        "auto",
+        "termination head: where the task can end by itself",
+        choices=("auto", "True", "False"),
+    )
+    dtype: str = setting("float32", "of computations", choices=("float32", "bfloat16"))
+    task_dim: int = setting(
+        96, "numbers in the embedding of each of several tasks", needs={"several_tasks": True}
+    )
+
+    def check(self) -> Iterator[str]:
+        for low, high in (("bin_min", "bin_max"), ("log_std_min", "log_std_max")):
+            if getattr(self, low) > getattr(self, high):
+                yield (
+                    f"{low}={getattr(self, low)} is more than model.{high}={getattr(self, high)}: "
+                    "exchange them"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class Reanalyze:
+    """How stored planner targets are made again with newer parameters."""
+
+    enabled: bool = setting(True, "make stored targets again", needs=_STORED)
+    interval: int = setting(10, "learner updates between passes", at_least=1, needs=_REANALYZE)
+    batch_size: int = setting(128, "transitions a pass", at_least=1, needs=_REANALYZE)
+    min_step: int = setting(
+        1_000,
+        "environment steps before the first pass",
+        needs=_REANALYZE | {"current_batch": False},
+    )
+    stale_exponent: float = setting(
+        1.0,
+        "0: rows are drawn uniformly; larger: stale targets first",
+        needs=_REANALYZE | {"current_batch": False, "slices": False},
+    )
+    current_batch: bool = setting(
+        False,
+        "the windows that the learner is about to learn from instead of rows of their own",
+        needs=_REANALYZE,
+    )
+    slices: bool = setting(
+        False, "whole windows instead of single rows", needs=_REANALYZE | {"current_batch": False}
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """Adam with one clip of the global norm; rates of the model's components."""
+
+    learning_rate: float = setting(3e-4, "of everything that has no factor below")
+    encoder_lr_scale: float = setting(0.3, "factor of the encoder's rate")
+    encoder_lr_step_at: float = setting(
+        1.0, "share of the run after which that rate steps; 1: never", at_most=1
+    )
+    encoder_lr_step_scale: float = setting(
+        1.0, "by this factor; 0: frozen", needs={"steps_encoder_rate": True}
+    )
+    ensemble_lr_scaling: bool = setting(False, "rates grow with the number of heads")
+    policy_lr_scale: float = setting(1.0, "factor of the policy's rate")
+    policy_adam_eps: float = setting(1e-5, "Adam's epsilon for the policy")
+    weight_decay: float = setting(0.0, "AdamW's; 0: Adam")
+    grad_clip_norm: float = setting(20.0, "largest global norm of a gradient")
+    value_every: int = setting(1, "model updates between two of the values", at_least=1)
+    policy_every: int = setting(1, "and of the policy", at_least=1)
+    tau: float = setting(0.01, "step of the target network towards the values", at_most=1)
+    policy_tau: float = setting(
+        0.01, "step of the EMA policy", at_most=1, needs={"keeps_target_policy": True}
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(RunSettings):
+    """All settings of a run with this agent.
+
+    A property that `needs` names says in its docstring what it takes to be true.
+    """
+
+    agent: str = setting("tdmpc", "which agent")
+    env: Env = section(Env(), "the task")
+    train: Train = section(Train(), "how long, how often")
+    replay: Replay = section(Replay(), "what is stored")
+    model: Model = section(Model(), "the world model")
+    planner: Planner = section(Planner(), "acts in the environment")
+    training_planner: TrainingPlanner = section(TrainingPlanner(), "makes training targets")
+    reanalyze: Reanalyze = section(Reanalyze(), "makes stored targets again")
+    loss: Loss = section(Loss(), "what is minimised")
+    optimizer: Optimizer = section(Optimizer(), "how it is minimised")
+
+    def updates_per_step(self) -> float:
+        """Learner updates of an agent step."""
+        return self.train.utd_ratio
+
+    def total_updates(self) -> int:
+        """Learner updates of the whole run, which schedules are shares of.
+
+        `env.action_repeat` must be the task's, not 0 (see `agent.resolve`).
+        """
+        steps = max(self.train.steps - self.train.seed_steps, 0) // self.env.action_repeat
+        return max(int(steps * self.train.utd_ratio) + self.train.pretrain_updates, 1)
+
+    def check(self) -> Iterator[str]:
+        for name in ("loss", "reanalyze"):
+            size, capacity = getattr(self, name).batch_size, self.replay.capacity
+            used = name == "loss" or (self.stores_plans and self.reanalyze.enabled)
+            if used and size > capacity:
+                yield (
+                    f"{name}.batch_size={size} exceeds replay.capacity={capacity}: lower the one "
+                    "or raise the other"
+                )
+        heads = self.model.num_dynamics
+        if self.loss.head_strategy == "split" and self.loss.batch_size % heads:
+            yield (
+                f"loss.batch_size={self.loss.batch_size} is not divisible by model.num_dynamics="
+                f"{heads}: change it, or choose loss.head_strategy='concat' or 'single'"
+            )
+        wanted, stored = self.loss.awr_effective_samples, self.stored_actions
+        if wanted and not 1.0 < wanted < stored:
+            yield (
+                f"loss.awr_effective_samples={wanted} of a state's {stored} planner actions: "
+                "choose a number between 1 and that, or 0 for awr_temperature as it is"
+            )
+        if wanted and self.loss.advantage_scale == "range":
+            yield (
+                "loss.advantage_scale='range' has no effect where loss.awr_effective_samples "
+                "chooses the temperature: set it to 'none' or 'state'"
+            )
+        if self.uses_expert and not self.training_planner.enabled:
+            yield (
+                f"loss.policy_loss={self.loss.policy_loss!r} distils stored experts: set "
+                "training_planner.enabled=True"
+            )
+
+    @property
+    def stored_actions(self) -> int:
+        """Planner actions that losses read of a state."""
+        kept = self.replay.keep_targets if self.training_planner.enabled else 0
+        return kept or self.training_planner.num_samples
+
+    @property
+    def several_tasks(self) -> bool:
+        """env.name=multi:..., several tasks at once"""
+        return self.env.name.startswith("multi:")
+
+    @property
+    def several_dynamics(self) -> bool:
+        """model.num_dynamics above 1"""
+        return self.model.num_dynamics > 1
+
+    @property
+    def has_ensembles(self) -> bool:
+        """two or more heads of dynamics, rewards or (loss.num_heads) values"""
+        values = self.model.num_values != 1 and self.loss.num_heads > 1
+        return values or self.model.num_rewards > 1 or self.several_dynamics
+
+    @property
+    def plans_ahead(self) -> bool:
+        """planner.horizon above 1"""
+        return self.planner.horizon > 1
+
+    @property
+    def trains_ahead(self) -> bool:
+        """training_planner.horizon above 1"""
+        return self.training_planner.horizon > 1
+
+    @property
+    def reads_plans(self) -> bool:
+        """a loss that reads planner actions (loss.value_target planner or lambda, or awr or kl in
+        loss.policy_loss)"""
+        terms = self.loss.policy_terms
+        return self.loss.value_target in ("planner", "lambda") or "awr" in terms or "kl" in terms
+
+    @property
+    def stores_plans(self) -> bool:
+        """training_planner.enabled, and a loss that reads planner actions (loss.value_target
+        planner or lambda, or awr or kl in loss.policy_loss)"""
+        return self.training_planner.enabled and self.reads_plans
+
+    @property
+    def weighs_plans(self) -> bool:
+        """awr in loss.policy_loss, loss.value_target=lambda, or loss.value_weighting=weighted with
+        loss.value_target=planner"""
+        loss = self.loss
+        weighted = loss.value_target == "planner" and loss.value_weighting == "weighted"
+        return "awr" in loss.policy_terms or loss.value_target == "lambda" or weighted
+
+    @property
+    def uses_svg(self) -> bool:
+        """svg in loss.policy_loss"""
+        return "svg" in self.loss.policy_terms
+
+    @property
+    def svg_first(self) -> bool:
+        """svg named first in loss.policy_loss, whose value scale it is"""
+        return next(iter(self.loss.policy_terms)) == "svg"
+
+    @property
+    def uses_expert(self) -> bool:
+        """kl in loss.policy_loss"""
+        return "kl" in self.loss.policy_terms
+
+    @property
+    def scales_values(self) -> bool:
+        """svg in loss.policy_loss, or loss.advantage_scale=range"""
+        return self.uses_svg or (self.weighs_plans and self.loss.advantage_scale == "range")
+
+    @property
+    def imagines_targets(self) -> bool:
+        """model.critic=v with loss.value_target planner or td"""
+        return self.model.critic == "v" and self.loss.value_target != "lambda"
+
+    @property
+    def targets_know_std(self) -> bool:
+        """heads that value targets average: model.critic=v with several dynamics, reward or value
+        heads, or loss.value_reduction=mean with loss.num_heads above 1; not
+        loss.value_target=lambda"""
+        if self.loss.value_target == "lambda":
+            return False
+        values = self.loss.value_reduction == "mean" and self.loss.num_heads > 1
+        imagined = self.model.critic == "v" and (
+            self.model.num_rewards > 1 or self.several_dynamics
+        )
+        return (values and self.model.num_values != 1) or imagined
+
+    @property
+    def targets_follow_policy(self) -> bool:
+        """loss.value_target=td, model.critic=q, or loss.aux_gammas"""
+        return (
+            self.loss.value_target == "td" or self.model.critic == "q" or bool(self.loss.aux_gammas)
+        )
+
+    @property
+    def keeps_target_policy(self) -> bool:
+        """loss.trust_region_coef above 0, or loss.td_ema_policy"""
+        return self.loss.td_ema_policy or self.loss.trust_region_coef > 0.0
+
+    @property
+    def changes_entropy(self) -> bool:
+        """loss.entropy_coef_end at least 0"""
+        return self.loss.entropy_coef_end >= 0.0
+
+    @property
+    def steps_encoder_rate(self) -> bool:
+        """optimizer.encoder_lr_step_at below 1"""
+        return self.optimizer.encoder_lr_step_at < 1.0
+
+    @property
+    def follows_progress(self) -> bool:
+        """A loss depends on the share of the run that is done."""
+        warms_up = self.loss.encoder_consistency_warmup > 0.0
+        return self.changes_entropy or warms_up

@@ -1,0 +1,169 @@
+"""No setting of the TD-MPC agent is silent: it is read, or refused where it has no effect."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mbx import replay
+from mbx.agents.tdmpc import settings as declared
+from mbx.agents.tdmpc.agent import make_agent
+from mbx.settings import flatten, from_dict, inactive, to_dict
+from mbx.types import EnvSpec
+from mbx.world_model import MODEL_SIZES
+from tests.helpers import recorded
+
+FILES = ("tdmpc", "tdmpc2", "bmpc", "tdmpc_ensemble", "efficient_tdmpc", "planner_targets")
+SPEC = EnvSpec("toy:ends", (3,), jnp.float32, 2, 50, 2)
+
+# Read by whoever trains (mbx.training), not by the agent.
+GENERAL = ("agent", "seed", "num_seeds", "resume", "matmul_precision")
+GENERAL_SECTIONS = ("distributed", "env", "train", "eval", "log", "checkpoint")
+SCHEDULE = {"reanalyze.enabled", "reanalyze.interval", "reanalyze.min_step"}
+STORAGE = {"replay.capacity", "replay.shards", "replay.save"}
+# Looked at, or passed on to where they make no difference, even where they have no effect.
+PASSED_ON = {
+    "loss.aux_coef",
+    "loss.aux_joint",
+    "loss.encoder_consistency_warmup",
+    "loss.head_strategy",
+    "loss.optimist",
+    "loss.td_dynamics_reduction",
+    "loss.td_ema_policy",
+    "loss.td_std_coef",
+    "model.prior_div",
+    "optimizer.policy_tau",
+    "planner.disagreement",
+    "training_planner.aggregate",
+    "training_planner.disagreement",
+    "training_planner.enabled",
+}
+
+
+def settings_of(name):
+    config = importlib.import_module(f"configs.{name}").get_config().to_dict()
+    return from_dict(declared.Settings(), config)
+
+
+def trace(settings):
+    """Build the agent and trace everything that it does."""
+    agent = make_agent(settings, SPEC)
+    key = jax.random.key(0)
+    train = jax.eval_shape(agent.init, key)
+    stored = agent.store.spec if agent.store else None
+    state = jax.eval_shape(
+        lambda: replay.init(agent.example_row(), num_envs=2, capacity=40, target_spec=stored)
+    )
+    actor, obs = agent.init_actor(2), jnp.zeros((2, 3))
+    for evaluate in (False, True):
+        jax.eval_shape(lambda t, e=evaluate: agent.act(t, actor, obs, jnp.zeros(2), key, e), train)
+    jax.eval_shape(agent.update, train, state, key)
+    if agent.store:
+        jax.eval_shape(lambda t: agent.store.targets(t, actor, obs, key), train)
+        jax.eval_shape(agent.store.reanalyze, train, state, key, jnp.int32(-1))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_exactly_the_settings_that_have_an_effect_are_read(name):
+    settings, read = settings_of(name), set()
+    idle = set(inactive(settings))
+    trace(recorded(settings, read))
+    agents = {
+        n
+        for n, _ in flatten(to_dict(settings))
+        if n not in GENERAL and n.partition(".")[0] not in GENERAL_SECTIONS
+    }
+    assert agents - idle - read <= SCHEDULE | STORAGE
+    assert read & idle & agents <= PASSED_ON
+
+
+def test_planner_targets_holds_its_designs_table():
+    s = settings_of("planner_targets")
+    planner, acting = s.training_planner, s.planner
+    assert (planner.iterations, planner.num_samples, planner.horizon) == (3, 128, 1)
+    assert (planner.temperature, planner.temperature_mode, planner.min_std) == (0.5, "divide", 0.05)
+    assert planner.num_elites == 128 and s.replay.keep_targets == 0  # all of them
+    assert (acting.iterations, acting.num_samples, acting.horizon) == (6, 512, 3)
+    assert (acting.temperature, acting.temperature_mode) == (0.5, "multiply")
+    assert s.stores_plans and s.model.critic == "v"
+    assert (s.loss.value_target, s.loss.value_weighting) == ("planner", "weighted")
+    assert (s.loss.policy_loss, s.loss.awr_temperature) == ("awr", 0.5)
+    assert (s.reanalyze.batch_size, s.reanalyze.stale_exponent) == (256, 0.0)
+    assert (s.reanalyze.interval, s.reanalyze.min_step) == (500, 1000)
+
+
+def test_settings_need_no_jax():
+    code = "import sys, mbx.agents.tdmpc.settings; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_sizes_are_those_of_the_world_model():
+    assert declared.MODEL_SIZES == tuple(MODEL_SIZES)
+
+
+@pytest.mark.parametrize(("size", "heads"), [("1", 2), ("5", 5), ("317", 8)])
+def test_a_published_size_has_its_number_of_value_heads(size, heads):
+    from configs import tdmpc2
+
+    config = tdmpc2.get_config()
+    config.model.size = size
+    agent = make_agent(from_dict(declared.Settings(), config.to_dict()), SPEC)
+    value = jax.eval_shape(agent.init, jax.random.key(0)).params["value"]
+    assert {x.shape[0] for x in jax.tree.leaves(value)} == {heads}
+
+
+# Settings that would do nothing beside the others, and what they are said to need.
+LAMBDA = dict(loss=dict(value_target="lambda"), model=dict(num_dynamics=2))
+Q_MIN = dict(model=dict(critic="q"), loss=dict(value_reduction="min"))
+CURRENT = dict(reanalyze=dict(current_batch=True))
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "words"),
+    [
+        (LAMBDA, dict(loss=dict(value_reduction="min")), "loss.value_target='planner' or 'td'"),
+        (LAMBDA, dict(loss=dict(td_std_coef=1.0)), "heads that value targets average"),
+        (LAMBDA, dict(loss=dict(td_dynamics_reduction="min")), "model.critic=v"),
+        (LAMBDA, dict(loss=dict(td_all_dynamics=False)), "model.critic=v"),
+        (LAMBDA, dict(loss=dict(value_weighting="uniform")), "loss.value_target='planner'"),
+        (Q_MIN, dict(loss=dict(td_std_coef=1.0)), "heads that value targets average"),
+        (
+            dict(model=dict(critic="q"), loss=dict(value_target="td")),
+            dict(loss=dict(td_horizon=3)),
+            "model.critic='v'",
+        ),
+        ({}, dict(reanalyze=dict(slices=True, stale_exponent=0.5)), "reanalyze.slices=False"),
+        (CURRENT, dict(reanalyze=dict(stale_exponent=0.5)), "reanalyze.current_batch=False"),
+        (CURRENT, dict(reanalyze=dict(min_step=5)), "reanalyze.current_batch=False"),
+        (CURRENT, dict(reanalyze=dict(slices=True)), "reanalyze.current_batch=False"),
+        ({}, dict(planner=dict(disagreement=0.1)), "model.num_dynamics above 1"),
+        ({}, dict(training_planner=dict(disagreement=0.1)), "model.num_dynamics above 1"),
+        ({}, dict(loss=dict(td_ema_policy=True)), "loss.value_target=td, model.critic=q"),
+        ({}, dict(loss=dict(policy_std_coef=1.0)), "svg in loss.policy_loss"),
+        ({}, dict(loss=dict(kl_forward=True)), "kl in loss.policy_loss"),
+        ({}, dict(loss=dict(optimist_std_coef=2.0)), "loss.optimist=True"),
+        (
+            dict(loss=dict(value_target="td", policy_loss="svg")),
+            dict(training_planner=dict(iterations=4)),
+            "a loss that reads planner actions",
+        ),
+        (dict(reanalyze=dict(enabled=False)), dict(reanalyze=dict(interval=3)), "enabled=True"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(base, change, words):
+    merged = {
+        name: base.get(name, {}) | change.get(name, {}) for name in base.keys() | change.keys()
+    }
+    assert from_dict(declared.Settings(), base)
+    ((section, values),) = change.items()
+    name = list(values)[-1]
+    with pytest.raises(
+        ValueError, match=rf"config\.{section}\.{name}=.*no effect.*needs"
+    ) as refused:
+        from_dict(declared.Settings(), merged)
+    assert words in str(refused.value)
