@@ -50,8 +50,10 @@ def draw(
 ) -> T:
     """`local(state, key, batch_size)` of every shard for its share of the batch, along `axis`.
 
-    key: each shard gets one of its own; None for a `local` that draws nothing at random.
-    Raises ValueError where the batch is no multiple of the shards.
+    Each shard gets a key of its own; None for a `local` that draws nothing at random.
+
+    Raises:
+      ValueError: the batch is no multiple of the shards.
     """
     shards = state.shards
     if shards == 1:

@@ -24,13 +24,14 @@ _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "int8": jnp.int8}
 class Targets:
     """Planner targets of rows.
 
-    actions: [..., N, A] candidate actions, in [-1, 1].
-    values: [..., N] the planner's value of each.
-    step: [...] int32, learner step at which they were computed.
-    valid: [...] bool; False where a row has none (losses ignore it, `sample_stale` visits it
-      first).
-    expert: [..., 2, A] mean and standard deviation of the planner's Gaussian, or None where it is
-      not stored.
+    Attributes:
+      actions: [..., N, A] candidate actions, in [-1, 1].
+      values: [..., N] the planner's value of each.
+      step: [...] int32, learner step at which they were computed.
+      valid: [...] bool; False where a row has none (losses ignore it, `sample_stale` visits it
+        first).
+      expert: [..., 2, A] mean and standard deviation of the planner's Gaussian, or None where it is
+        not stored.
     """
 
     actions: Array
@@ -42,14 +43,16 @@ class Targets:
 
 @flax.struct.dataclass
 class ReplayState:
-    """The replay. `data` is a dict of rows [E, C, ...]; `targets` the encoded targets [E, C, ...]
-    or None.
+    """The replay.
 
-    position: [E] int32, slot the next row goes to (an episode's end adds a row, so environments
-      drift apart).
-    size: [E] int32, rows held. When full the oldest row is at `position`.
-    transitions: [E] int32, transitions held.
-    shards: equal blocks of environments that every batch is drawn from evenly (static).
+    Attributes:
+      data: dict of rows [E, C, ...].
+      targets: encoded targets [E, C, ...], or None.
+      position: [E] int32, slot the next row goes to (an episode's end adds a row, so environments
+        drift apart).
+      size: [E] int32, rows held. When full the oldest row is at `position`.
+      transitions: [E] int32, transitions held.
+      shards: equal blocks of environments that every batch is drawn from evenly (static).
     """
 
     data: PyTree
@@ -63,11 +66,14 @@ class ReplayState:
 class TargetSpec(NamedTuple):
     """How planner targets are stored.
 
-    num_actions: N the planner returns. keep: store only the `keep` best by value (None: all N).
-    actions_dtype: "float32" | "bfloat16" | "int8" (round(127 a): an error of at most 1/254, actions
-      in [-1, 1]).
-    values_dtype: "float32" | "bfloat16".
-    expert: also store the planner's Gaussian, 2 A float32.
+    Attributes:
+      num_actions: N the planner returns.
+      action_dim: A.
+      keep: store only the `keep` best by value (None: all N).
+      values_dtype: "float32" | "bfloat16".
+      actions_dtype: "float32" | "bfloat16" | "int8" (round(127 a): an error of at most 1/254,
+        actions in [-1, 1]).
+      expert: also store the planner's Gaussian, 2 A float32.
     """
 
     num_actions: int

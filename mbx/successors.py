@@ -23,9 +23,13 @@ Array = jax.Array
 class Successors(NamedTuple):
     """A flat list of successors with static capacity C.
 
-    state: pytree of `[C, ...]`. prob: `[C]`, 0 in unused slots. segment: `[C]` int32,
-    num_segments in unused slots. valid: `[C]` bool. overflow: scalar int32, successors that did
-    not fit. lost_mass: `[num_segments]`, their probability.
+    Attributes:
+      state: pytree of `[C, ...]`.
+      prob: `[C]`, 0 in unused slots.
+      segment: `[C]` int32, num_segments in unused slots.
+      valid: `[C]` bool.
+      overflow: scalar int32, successors that did not fit.
+      lost_mass: `[num_segments]`, their probability.
     """
 
     state: Any
@@ -47,9 +51,13 @@ class Successors(NamedTuple):
 
 
 class Unique(NamedTuple):
-    """Distinct keys: first `[U]` int32 (a slot that holds each), inverse `[N]` int32 into them.
+    """Distinct keys.
 
-    count: the true number of distinct valid keys, also where it exceeds U (`overflowed`).
+    Attributes:
+      first: `[U]` int32, a slot that holds each.
+      inverse: `[N]` int32 into them.
+      count: the true number of distinct valid keys, also where it exceeds U.
+      overflowed: whether it does.
     """
 
     first: Array

@@ -25,11 +25,16 @@ from mbx.types import Array, EnvSpec
 class Timestep(NamedTuple):
     """What a step returns, all leading `[E]`.
 
-    obs: observation to act on next. final_obs: the true next observation, equal to obs where no
-    episode ended. reward: float32, summed over the action repeat. terminated, truncated: bool.
-    episode_return, episode_length: totals of the episode including this step. fault: the
-    observation or the reward was not finite; the episode is then truncated, the reward 0 and
-    `final_obs` as it came.
+    Attributes:
+        obs: observation to act on next.
+        final_obs: the true next observation, equal to obs where no episode ended.
+        reward: float32, summed over the action repeat.
+        terminated: bool, the episode ended by itself.
+        truncated: bool, it was cut off (by its time limit).
+        episode_return: of the episode including this step.
+        episode_length: likewise, in agent steps.
+        fault: the observation or the reward was not finite; the episode is then truncated, the
+            reward 0 and `final_obs` as it came.
     """
 
     obs: Any
@@ -45,8 +50,12 @@ class Timestep(NamedTuple):
 class JaxEnvironment(NamedTuple):
     """E environments as pure functions.
 
-    reset(key) -> (state, obs `[E, ...]`). step(state, action `[E, A]`, key) -> (state, Timestep);
-    an episode that ends is followed by a fresh random reset.
+    Attributes:
+        spec: shapes and units.
+        num_envs: E.
+        reset: key -> (state, obs `[E, ...]`).
+        step: (state, action `[E, A]`, key) -> (state, Timestep); an episode that ends is followed
+            by a fresh random reset.
     """
 
     spec: EnvSpec
@@ -207,7 +216,11 @@ def _advance(
 ) -> Callable[[Array, EpisodeState, Array], tuple]:
     """One agent step of all environments: (raw state, obs, reward, terminated), `[E, ...]` each.
 
-    length: agent steps of an episode, the last of which has `last` environment steps.
+    Args:
+        raw: one of them.
+        action_repeat: environment steps of an agent step.
+        length: agent steps of an episode.
+        last: environment steps of the last of these.
     """
 
     def single(key: Array, state: Any, action: Array) -> tuple[Any, Array, Array, Array]:
@@ -268,7 +281,7 @@ def last_repeat(time_limit: int | None, action_repeat: int, episode_length: int 
     """Environment steps of an episode's last agent step.
 
     Fewer than action_repeat where the task's own limit is in force and the repeat does not divide
-    it: 100 steps at repeat 3 are 33 whole agent steps and one of a single environment step.
+    it, so that 100 steps at repeat 3 are 33 whole agent steps and one of a single environment step.
     """
     if episode_length is not None or time_limit is None:
         return action_repeat

@@ -34,10 +34,18 @@ def make(
 ) -> JaxEnvironment | HostEnvironment:
     """`num_envs` environments, num_envs / K of each of K tasks "SUITE:TASK+SUITE:TASK+…".
 
-    min_sizes: observation and action dims to pad to at least (those of a model to be fine-tuned).
+    Args:
+        tasks: their names, joined by "+".
+        num_envs: of all tasks together.
+        action_repeat: of each; None for the suites' defaults, which must agree.
+        episode_length: of each, None for their own limits.
+        seed: of host environments.
+        min_sizes: observation and action dims to pad to at least (those of a model to be
+            fine-tuned).
 
-    Raises ValueError where num_envs is no multiple of K, tasks repeat, differ in action repeat,
-    have discrete actions or images, or where JAX and host environments are mixed.
+    Raises:
+        ValueError: where num_envs is no multiple of K, tasks repeat, differ in action repeat, have
+            discrete actions or images, or where JAX and host environments are mixed.
     """
     from mbx import envs
 

@@ -20,9 +20,11 @@ _DISABLED = ("disable", "disabled", "off", "false", "0")
 class Renderer(NamedTuple):
     """Pictures of one environment's states.
 
-    view(state) -> a small pytree: what a picture needs of a raw, un-batched state; pure.
-    draw(view) -> uint8 `[height, width, 3]`, of the view as numpy arrays; not compiled.
-    seconds: that an environment step takes in its world (a chosen pace where there is no clock).
+    Attributes:
+        view: raw, un-batched state -> a small pytree, what a picture needs of it; pure.
+        draw: view as numpy arrays -> uint8 `[height, width, 3]`; not compiled.
+        seconds: that an environment step takes in its world (a chosen pace where there is no
+            clock).
     """
 
     view: Callable[[Any], Any]
@@ -37,12 +39,14 @@ class NoRenderer(RuntimeError):
 def mujoco_drawing(
     model: Any, *, height: int = 240, width: int = 320
 ) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
-    """`draw(view)` of a `mujoco.MjModel`: uint8 `[height, width, 3]`.
+    """`Renderer.draw` of a `mujoco.MjModel`, through its first camera where it has one.
 
-    view: fields of `mujoco.MjData` to set (qpos `[nq]`, mocap_pos `[nmocap, 3]`, …); the rest
-    follows by forward kinematics. The model's first camera is used where it has one. Raises
-    NoRenderer where OpenGL cannot draw without a window: by default it is asked for through EGL on
-    Linux, else as the variable MUJOCO_GL says.
+    A view holds the fields of `mujoco.MjData` to set (qpos `[nq]`, mocap_pos `[nmocap, 3]`, …); the
+    rest follows by forward kinematics.
+
+    Raises:
+        NoRenderer: where OpenGL cannot draw without a window; it is asked for through EGL on Linux
+            unless the variable MUJOCO_GL says otherwise.
     """
     import mujoco
 

@@ -100,7 +100,12 @@ def draw_published(
 ) -> None:
     """Published values up to `limit` steps as markers with error bars, joined by nothing.
 
-    points: steps, mean, low, high. Where all of them are further right, the legend alone says so.
+    Args:
+        axes: to draw on.
+        name: in the legend, which alone tells of values that are all further right.
+        points: steps, mean, low, high.
+        limit: steps.
+        marker: matplotlib's.
     """
     steps, mean, low, high = (np.asarray(x, float) for x in points)
     keep = steps <= limit
@@ -121,10 +126,19 @@ def plot_runs(
     references: Sequence[str] = (),
     title: str | None = None,
 ) -> None:
-    """Draw `run_dirs` into the picture `out`. labels: one a run; runs with equal labels are seeds.
+    """Draw runs into a picture.
 
-    out: its ending (.png, .pdf, .svg) is the format; folders are made. Raises ValueError when no
-    run has the metric or the labels are not one a run, FileNotFoundError when there is no run.
+    Args:
+        run_dirs: run directories.
+        out: the picture; its ending (.png, .pdf, .svg) is the format, folders are made.
+        metric: KIND/NAME of the rows.
+        labels: one a run; runs with equal labels are seeds of one curve.
+        references: files of published values.
+        title: of the picture.
+
+    Raises:
+        ValueError: when no run has the metric or the labels are not one a run.
+        FileNotFoundError: when there is no run.
     """
     if labels is not None and len(labels) != len(run_dirs):
         raise ValueError(f"{len(labels)} labels for {len(run_dirs)} runs: give one label a run")

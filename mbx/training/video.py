@@ -28,9 +28,12 @@ MAX_FRAMES = 250
 class Episode(NamedTuple):
     """An episode that was drawn.
 
-    frames: pictures, uint8 `[height, width, 3]`, of the states that actions were chosen in, or of
-    every second, third, … of them. milliseconds: how long a frame is shown. total: the return.
-    length: agent steps.
+    Attributes:
+        frames: pictures, uint8 `[height, width, 3]`, of the states that actions were chosen in, or
+            of every second, third, … of them.
+        milliseconds: how long a frame is shown.
+        total: the return.
+        length: agent steps.
     """
 
     frames: list[np.ndarray]
@@ -62,9 +65,17 @@ def record(
 ) -> Episode:
     """Play one episode without exploration noise and draw it.
 
-    act, init_actor: an agent's own. config: of the run; its environment is played. key: of the
-    environment and the planner. renderer: None for the environment's own. max_frames: of longer
-    episodes fewer states are drawn. Raises as `mbx.envs.make_renderer`.
+    Args:
+        act: an agent's.
+        init_actor: likewise.
+        train_state: likewise.
+        config: of the run, whose environment is played.
+        key: of the environment and the planner.
+        renderer: None for the environment's own.
+        max_frames: of longer episodes fewer states are drawn.
+
+    Raises:
+        ValueError, NoRenderer, ImportError: as `mbx.envs.make_renderer`.
     """
     renderer = renderer or envs.make_renderer(config["env"]["name"])
     environment = make_environment(config, 1, seed=0)
