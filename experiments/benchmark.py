@@ -34,7 +34,10 @@ from mbx import envs, replay
 from mbx.agents.base import Agent
 from mbx.agents.dreamer import agent as dreamer
 from mbx.agents.dreamer import rssm
+from mbx.agents.dreamer.settings import Settings as DreamerSettings
+from mbx.agents.dreamer.update import draw_noise
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic
+from mbx.settings import from_dict
 from mbx.training import build, loop
 from mbx.training.metrics import atomic_write
 from mbx.training.state import LoopState, Schedule, init_state
@@ -347,12 +350,12 @@ def benchmark(case: Case) -> dict[str, Any]:
 def benchmark_dreamer(case: Case, config: dict[str, Any], environment: Any) -> dict[str, Any]:
     """Acting, the whole update, and its two scans by themselves."""
     num, key = case.envs, jax.random.key(0)
-    own = build.dreamer_config(config, environment.spec)
-    agent, net = dreamer.make_agent(own), own.model
+    own = dreamer.resolve(from_dict(DreamerSettings(), config), environment.spec)
+    agent, net = dreamer.build_agent(own), own.model
     state = init_state(agent, environment, key=key, capacity=2_000)
     state = filled(agent, state, environment.spec, 600)
     first, model = jnp.zeros(num, bool), state.train.params["model"]["rssm"]
-    draws, lead = dreamer.draw(own, key), (own.batch_length, own.batch_size)
+    noise, lead = draw_noise(own, key), (own.loss.batch_length, own.loss.batch_size)
     tokens = jnp.ones((*lead, net.units))
     actions, resets = jnp.zeros((*lead, net.action_dim)), jnp.zeros(lead, bool)
 
@@ -361,7 +364,7 @@ def benchmark_dreamer(case: Case, config: dict[str, Any], environment: Any) -> d
 
     def observe(model: Any, tokens: jax.Array) -> Any:
         start = rssm.initial(net, model, lead[1:])
-        return rssm.observe(net, model, start, tokens, actions, resets, draws.posterior)
+        return rssm.observe(net, model, start, tokens, actions, resets, noise.posterior)
 
     def observe_gradient(model: Any, tokens: jax.Array) -> Any:
         def total(*args: Any) -> jax.Array:
@@ -371,16 +374,16 @@ def benchmark_dreamer(case: Case, config: dict[str, Any], environment: Any) -> d
 
         return jax.grad(total, argnums=(0, 1))(model, tokens)
 
-    def imagine(model: Any, noise: jax.Array) -> Any:
+    def imagine(model: Any, actions: jax.Array) -> Any:
         start = rssm.initial(net, model, (lead[0] * lead[1],))
-        return rssm.imagine(net, model, start, lambda f, a: jnp.tanh(a), noise, draws.prior)
+        return rssm.imagine(net, model, start, lambda f, a: jnp.tanh(a), actions, noise.prior)
 
     rows = Rows(case)
     rows.add("act", act, state.train, state.actor, state.obs, key)
     rows.add("update", agent.update, state.train, state.replay, key)
     rows.add("observe scan", observe, model, tokens)
     rows.add("observe scan with gradient", observe_gradient, model, tokens)
-    rows.add("imagine scan", imagine, model, draws.action)
+    rows.add("imagine scan", imagine, model, noise.action)
     return rows.report(config, environment)
 
 

@@ -3,10 +3,8 @@
 The public name of `mbx.agents.dreamer.rssm`.
 """
 
-from mbx.agents.dreamer.networks import ModelConfig, sized
+from mbx.agents.dreamer.networks import ModelConfig
 from mbx.agents.dreamer.rssm import (
-    Observed,
-    State,
     features,
     imagine,
     init,
@@ -17,8 +15,10 @@ from mbx.agents.dreamer.rssm import (
     posterior_logits,
     prior_logits,
 )
+from mbx.agents.dreamer.types import Given, Observed, State
 
 __all__ = [
+    "Given",
     "ModelConfig",
     "Observed",
     "State",
@@ -31,5 +31,4 @@ __all__ = [
     "observe_step",
     "posterior_logits",
     "prior_logits",
-    "sized",
 ]

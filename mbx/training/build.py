@@ -2,8 +2,7 @@
 
 `register` adds agents of your own (examples/own_agent.py).
 
-How Dreamer's configuration is read stands beside, in `dreamer_settings`; the others' settings are
-declared in their packages.
+Their settings are declared in the agents' packages.
 """
 
 from __future__ import annotations
@@ -12,17 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mbx import settings
-from mbx.agents import empo, tdmpc
+from mbx.agents import dreamer, empo, tdmpc
 from mbx.agents.base import Agent
 from mbx.agents.empo.settings import Settings as EmpoSettings
 from mbx.envs.base import EnvSpec
-from mbx.training.dreamer_settings import dreamer_agent, dreamer_config, dreamer_schedule
 from mbx.training.state import Schedule
 
 __all__ = [
     "build_agent",
     "build_schedule",
-    "dreamer_config",
     "register",
 ]
 
@@ -34,7 +31,9 @@ _BUILDERS: dict[str, Builder] = {
         settings.from_dict(tdmpc.Settings(), config), spec
     ),
     "empo": lambda config, spec: empo.make_agent(settings.from_dict(EmpoSettings(), config), spec),
-    "dreamer": dreamer_agent,
+    "dreamer": lambda config, spec: dreamer.make_agent(
+        settings.from_dict(dreamer.Settings(), config), spec
+    ),
 }
 
 
@@ -67,7 +66,20 @@ def build_schedule(config: Config, spec: EnvSpec, num_envs: int) -> Schedule:
     """
     train, seed_steps = config["train"], config["train"]["seed_steps"] // spec.action_repeat
     if config["agent"] == "dreamer":
-        return dreamer_schedule(config, seed_steps, num_envs)
+        own = settings.from_dict(dreamer.Settings(), config)
+        needed, length = own.rows_before_learning(), own.loss.batch_length
+        if seed_steps < needed:
+            raise ValueError(
+                f"train.seed_steps={train['seed_steps']} gives {seed_steps} agent steps, but "
+                f"sequences of {length} rows in {num_envs} environments need {needed}: raise it"
+            )
+        return Schedule(
+            seed_steps=seed_steps,
+            pretrain_updates=train["pretrain_updates"],
+            utd_ratio=own.updates_per_step(),
+            reanalyze_interval=0,
+            reanalyze_min_step=0,
+        )
     reanalyze = config.get("reanalyze", {"enabled": False, "min_step": 0})
     needed = 2 * num_envs
     if seed_steps < needed:

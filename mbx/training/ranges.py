@@ -11,6 +11,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mbx.agents.dreamer.settings import Settings as DreamerSettings
+from mbx.settings import from_dict
+
 Config = Mapping[str, Any]
 
 _AT_LEAST_ONE = (1, math.inf)
@@ -40,7 +43,6 @@ LIMITS: dict[str, tuple[float, float]] = {
             "training_planner.num_elites",
             "reanalyze.batch_size",
             "loss.batch_size",
-            "loss.batch_length",
             "loss.horizon",
             "loss.td_rollouts",
             "loss.td_horizon",
@@ -48,8 +50,6 @@ LIMITS: dict[str, tuple[float, float]] = {
             "loss.value_best_n",
             "optimizer.value_every",
             "optimizer.policy_every",
-            "imagination.horizon",
-            "critic.target_update_freq",
             "model.hidden",
             "model.num_bins",
         ),
@@ -62,7 +62,6 @@ LIMITS: dict[str, tuple[float, float]] = {
             "training_planner.temperature",
             "training_planner.min_std",
             "loss.awr_temperature",
-            "actor.return_limit",
             "model.prior_div",
         ),
         _POSITIVE,
@@ -70,8 +69,6 @@ LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         (
             "model.dropout",
-            "model.unimix",
-            "model.policy_unimix",
             "planner.discount",
             "training_planner.discount",
             "loss.rho",
@@ -85,10 +82,6 @@ LIMITS: dict[str, tuple[float, float]] = {
             "optimizer.tau",
             "optimizer.policy_tau",
             "optimizer.encoder_lr_step_at",
-            "actor.return_decay",
-            "critic.gamma",
-            "critic.lambda_",
-            "critic.tau",
             "power.gamma_h",
             "power.gamma_r",
             "curriculum.epsilon_start",
@@ -136,13 +129,14 @@ CHOICES = {
     "matmul_precision": ("default", "high", "highest"),
     "replay.actions_dtype": ("float32", "bfloat16", "int8"),
     "replay.values_dtype": ("float32", "bfloat16"),
-    "eval.action": ("mode", "sample"),
-    "optimizer.name": ("adam", "laprop"),
 }
 
 
 def check_ranges(config: Config) -> None:
     """Raises ValueError for the first setting that no run can have, with what it could be."""
+    if config.get("agent") == "dreamer":
+        from_dict(DreamerSettings(), config)
+        return
     settings = dict(flat(config))
     for name, value in settings.items():
         for number in value if isinstance(value, list | tuple) else (value,):

@@ -1,7 +1,8 @@
-"""Parameters of the reference implementations, rearranged into this project's trees."""
+"""Settings of Dreamer's tests; the references' parameters as this project's trees."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,13 +11,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx.agents.dreamer.networks import ModelConfig
+from mbx.agents.dreamer.settings import Settings
 
 Params = dict[str, Any]
 
 
-def put_one_hot(mixed: jax.Array, one_hot: jax.Array) -> jax.Array:
-    """A `choose` for the RSSM whose draw is the latent itself."""
-    return one_hot
+def change(settings: Settings, **sections: Any) -> Settings:
+    """`settings` with some of them replaced: change(settings, loss=dict(batch_size=2))."""
+    new = {
+        name: dataclasses.replace(getattr(settings, name), **values)
+        for name, values in sections.items()
+    }
+    return dataclasses.replace(settings, **new)
+
+
+def make_settings(net: ModelConfig, **sections: Any) -> Settings:
+    """Resolved settings with the published numbers, from which `configs/dreamer.py` deviates."""
+    published = change(
+        dataclasses.replace(Settings(), model=net),
+        loss=dict(batch_length=64, free_nats=1.0, representation_coef=0.1),
+        imagination=dict(rows=0),
+        actor=dict(gradient="reinforce"),
+        optimizer=dict(learning_rates=(1e-4, 8e-5, 8e-5), clips=(1000.0, 100.0, 100.0)),
+    )
+    return change(published, **sections)
 
 
 def batch_major(x: np.ndarray) -> jax.Array:

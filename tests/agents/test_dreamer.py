@@ -1,25 +1,32 @@
-"""Dreamer's behaviour learning and its agent: the gates of document 003, pitfalls, whole runs."""
+"""Dreamer's behaviour learning and its agent: returns by hand, pitfalls, whole runs."""
 
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import dreamer as documents
+from configs import dreamer as default
 from configs import dreamerv3 as official
 from mbx import returns
-from mbx.agents.dreamer import DreamerConfig, losses, optimizers, policy, rssm
 from mbx.agents.dreamer import agent as dreamer
+from mbx.agents.dreamer import behaviour as losses
 from mbx.agents.dreamer import networks as nets
+from mbx.agents.dreamer import optimizers, policy, rssm, types, update
 from mbx.agents.dreamer.networks import ModelConfig
-from mbx.envs.base import EnvSpec
+from mbx.agents.dreamer.settings import Settings
+from mbx.settings import from_dict
 from mbx.training import build, environments, run
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.job import fresh_state
+from mbx.types import EnvSpec
+from tests.agents.dreamer_helpers import change, make_settings
 
 NET = ModelConfig(
     vector_dim=3,
@@ -37,13 +44,18 @@ NET = ModelConfig(
     encoder_layers=1,
     decoder_layers=1,
 )
-CONFIG = DreamerConfig(NET, batch_size=2, batch_length=4, horizon=3, gamma=0.9)
+CONFIG = make_settings(
+    NET,
+    loss=dict(batch_size=2, batch_length=4),
+    imagination=dict(horizon=3),
+    critic=dict(gamma=0.9),
+)
 GAMMA = 0.9
 
 
 def rows(key, config=CONFIG):
     """batch_length + 1 replay rows [T + 1, B, ...], an episode's end in the middle of one."""
-    net, shape = config.model, (config.batch_length + 1, config.batch_size)
+    net, shape = config.model, (config.loss.batch_length + 1, config.loss.batch_size)
     keys = jax.random.split(key, 3)
     action = jax.random.normal(keys[1], (*shape, net.action_dim))
     no = jnp.zeros(shape, bool)
@@ -69,17 +81,17 @@ def trained(config, key=0):
         for x, k in zip(leaves, noise[: len(leaves)], strict=True)
     ]
     params = jax.tree.unflatten(tree, leaves)
-    return state.replace(params=params, slow=jax.tree.map(jnp.copy, params["critic"]))
+    return state.replace(params=params, slow_critic=jax.tree.map(jnp.copy, params["critic"]))
 
 
 def make_step(config):
     def step(state, rows, key):
-        batch, carry = dreamer.make_batch(config, rows)
+        batch, carry = update.make_batch(config, rows)
         carry = carry or rssm.initial(
-            config.model, state.params["model"]["rssm"], (config.batch_size,)
+            config.model, state.params["model"]["rssm"], (config.loss.batch_size,)
         )
-        draws = dreamer.draw(config, key)
-        return dreamer.step_gradients(config, state, batch, carry, draws)
+        draws = update.draw_noise(config, key)
+        return update.step_gradients(config, state, batch, carry, draws)
 
     return jax.jit(step)
 
@@ -102,7 +114,7 @@ def behaviour(config, rewards, continues, values, **changes):
         slow_values=jnp.zeros(lead),
         ema=returns.init_return_ema(),
     )
-    return losses.behaviour(config, **(given | changes))
+    return losses.imagined_losses(config, **(given | changes))
 
 
 def column(*numbers):
@@ -117,7 +129,7 @@ def test_chain_of_three_states_by_hand():
     """s0 -> s1 (reward 1) -> s2 (reward 2, terminal); true values 1 + 2 g, 2, 0."""
     values = column(1.0 + 2.0 * GAMMA, 2.0, 0.0)
     for lambda_ in (0.0, 0.5, 1.0):
-        config = dataclasses.replace(CONFIG, lambda_=lambda_)
+        config = change(CONFIG, critic=dict(lambda_=lambda_))
         got = behaviour(config, column(9.0, 1.0, 2.0), column(1.0, 1.0, 0.0), values)
         np.testing.assert_allclose(got.returns[:, 0], [1.0 + 2.0 * GAMMA, 2.0], rtol=1e-6)
         replayed = returns.replay_lambda_returns(
@@ -172,7 +184,7 @@ def test_what_follows_an_end_changes_nothing_before_it():
 
 
 def test_replay_mask_lies_on_the_loss_and_the_literal_form_differs():
-    batch = losses.Batch(
+    batch = types.Batch(
         {},
         None,
         column(0.0, 1.0, 0.0, 1.0),
@@ -186,7 +198,7 @@ def test_replay_mask_lies_on_the_loss_and_the_literal_form_differs():
     assert aligned.shape == (3, 1)
     assert aligned[1, 0] == 0.0 and np.all(aligned[np.array([0, 2]), 0] > 0.0)
     literal = losses.replay_critic(
-        dataclasses.replace(CONFIG, replay_loss="literal"), logits, slow, annotations, batch
+        change(CONFIG, critic=dict(replay_loss="literal")), logits, slow, annotations, batch
     )
     assert literal.shape == (4, 1) and np.all(literal > 0.0)
 
@@ -212,7 +224,7 @@ def test_return_ema_moves_before_use_and_normalises_the_actor_alone():
 def test_converged_advantages_do_not_see_the_scale_of_rewards():
     rewards, ones = jax.random.normal(jax.random.key(1), (4, 50)) * 10.0, jnp.ones((4, 50))
     values = jax.random.normal(jax.random.key(2), (4, 50))
-    steady = dataclasses.replace(CONFIG, return_decay=0.0)
+    steady = change(CONFIG, actor=dict(return_decay=0.0))
     logits = jax.random.normal(jax.random.key(3), (4, 50, 21))  # uniform ones would not tell
     small = behaviour(steady, rewards, ones, values, value_logits=logits)
     large = behaviour(steady, 7.0 * rewards, ones, 7.0 * values, value_logits=logits)
@@ -230,7 +242,7 @@ def test_critic_loss_has_both_terms_with_weight_one():
     ones = jnp.ones((4, 1))
     logits = jax.random.normal(jax.random.key(0), (4, 1, 21))
     whole = behaviour(CONFIG, ones, ones, ones, value_logits=logits, slow_values=3.0 * ones)
-    plain = dataclasses.replace(CONFIG, critic_regularizer=0.0)
+    plain = change(CONFIG, critic=dict(regularizer=0.0))
     main = behaviour(plain, ones, ones, ones, value_logits=logits, slow_values=3.0 * ones)
     weights = returns.discount_weights(ones, GAMMA)[:-1]
     added = weights * nets.two_hot_loss(NET, logits[:-1], 3.0 * ones[:-1])
@@ -263,7 +275,7 @@ def test_reinforce_scores_the_unclipped_sample_and_sums_entropy_over_dimensions(
 def test_heads_start_at_exactly_zero():
     state = dreamer.init_state(CONFIG, jax.random.key(0))
     features = jax.random.normal(jax.random.key(1), (5, NET.feature_dim))
-    for params in (state.params["critic"], state.params["model"]["reward"], state.slow):
+    for params in (state.params["critic"], state.params["model"]["reward"], state.slow_critic):
         for space in ("symlog", "raw"):
             net = dataclasses.replace(NET, bins_space=space)
             assert not np.any(np.asarray(nets.two_hot_mean(net, nets.head(params, features))))
@@ -290,6 +302,7 @@ def test_step_is_deterministic_finite_and_moves_every_group(step):
     step(state, data, jax.random.key(3))
     assert step._cache_size() == 1
     names = {
+        "replay_critic_loss",
         "value_reg_loss",
         "entropy",
         "lambda_mean",
@@ -306,7 +319,7 @@ def test_step_is_deterministic_finite_and_moves_every_group(step):
         "actor_loss",
         "critic_loss",
     }
-    metrics = dreamer.make_metrics(a.output, a.result, a.terms, a.grads)
+    metrics = update.make_metrics(a.output, a.result, a.terms, a.grads)
     assert names <= set(metrics) and all(np.isfinite(v) for v in metrics.values())
     assert a.terms["replay_value"].shape == (3, 2)
 
@@ -317,7 +330,7 @@ def test_behaviour_leaves_the_world_model_alone(step):
     other = trained(CONFIG, key=5)
     params = dict(state.params, actor=other.params["actor"], critic=other.params["critic"])
     a = step(state, data, jax.random.key(2))
-    b = step(state.replace(params=params, slow=other.slow), data, jax.random.key(2))
+    b = step(state.replace(params=params, slow_critic=other.slow_critic), data, jax.random.key(2))
     for x, y in zip(
         jax.tree.leaves(a.grads["model"]), jax.tree.leaves(b.grads["model"]), strict=True
     ):
@@ -354,13 +367,11 @@ def test_first_continue_is_the_replay_rows_own(step):
 
 def test_continuous_actors_learn_through_the_model_and_smallest_shapes_work():
     net = dataclasses.replace(NET, factors=())
-    config = DreamerConfig(
+    config = make_settings(
         net,
-        batch_size=1,
-        batch_length=2,
-        horizon=1,
-        actor_gradient="reparam",
-        entropy_coef=0.0,
+        loss=dict(batch_size=1, batch_length=2),
+        imagination=dict(horizon=1),
+        actor=dict(gradient="reparam", entropy_coef=0.0),
     )
     state = trained(config)
     got = make_step(config)(state, rows(jax.random.key(1), config), jax.random.key(2))
@@ -369,51 +380,86 @@ def test_continuous_actors_learn_through_the_model_and_smallest_shapes_work():
 
 
 def test_slow_critic_moves_at_its_cadence():
-    config = dataclasses.replace(CONFIG, critic_every=2, critic_tau=0.25)
+    config = change(CONFIG, critic=dict(target_update_freq=2, tau=0.25))
     critic, slow = {"w": jnp.ones(2)}, {"w": jnp.zeros(2)}
-    assert not np.any(np.asarray(dreamer.move_slow(config, critic, slow, jnp.int32(1))["w"]))
-    np.testing.assert_allclose(dreamer.move_slow(config, critic, slow, jnp.int32(2))["w"], 0.25)
+    assert not np.any(np.asarray(update.move_slow_critic(config, critic, slow, jnp.int32(1))["w"]))
+    np.testing.assert_allclose(
+        update.move_slow_critic(config, critic, slow, jnp.int32(2))["w"], 0.25
+    )
     state = dreamer.init_state(config, jax.random.key(0))
-    jax.tree.map(np.testing.assert_array_equal, state.slow, state.params["critic"])
+    jax.tree.map(np.testing.assert_array_equal, state.slow_critic, state.params["critic"])
 
 
 # -------------------------------------------------------------------------------------------------
 # Settings and runs
 
 
+DISCRETE = EnvSpec("x", (4,), jnp.float32, 2, 10, 1, True)
+CONTINUOUS = DISCRETE._replace(discrete=False)
+
+
 @pytest.mark.parametrize(
-    "fields, match",
+    "sections, match",
     [
-        (dict(continue_discount=True), "continue_discount"),
-        (dict(actor_gradient="reparam"), "reparam"),
-        (dict(replay_gradient=True), "replay_gradient"),
-        (dict(gamma=1.0), "gamma"),
-        (dict(horizon=0), "horizon"),
-        (dict(dream_rows=9), "dream_rows"),
-        (dict(replay_loss="yes"), "replay_loss"),
+        (dict(loss=dict(continue_discount=True)), "loss.continue_discount=True.*use 'soft'"),
+        (dict(critic=dict(replay_gradient=True)), "replay_gradient=True.*loss.updates='joint'"),
+        (dict(critic=dict(replay_loss="none", replay_coef=0.1)), "replay_coef=0.1 has no effect"),
+        (dict(loss=dict(free_nats=0.0, free_nats_gradient=True)), "free_nats_gradient=True has no"),
+        (dict(critic=dict(gamma=1.0)), "critic.gamma=1.0: choose less"),
+        (dict(imagination=dict(horizon=0)), "imagination.horizon=0: give at least 1"),
+        (dict(imagination=dict(rows=33)), "imagination.rows=33: choose 0 or"),
+        (dict(imagination=dict(rows=1)), "imagination.rows=1: choose 0 or"),
+        (dict(replay=dict(fresh=17)), "replay.fresh=17: choose at most loss.batch_size=16"),
+        (dict(replay=dict(capacity=100)), "loss.batch_length=32 .* replay.capacity gives 25"),
+        (dict(critic=dict(replay_loss="yes")), "critic.replay_loss='yes': choose one of"),
+        (dict(model=dict(min_std=2.0)), "model.min_std=2.0 is more than model.max_std=1.0"),
+        (dict(model=dict(deter=30)), "model.deter=30: choose a multiple of model.blocks=4"),
+        (dict(optimizer=dict(clips=(1.0, 2.0))), "clips=.*give three numbers"),
+        (dict(actor=dict(return_percentiles=(95.0, 5.0))), "return_percentiles"),
     ],
 )
-def test_mistakes_are_told(fields, match):
+def test_mistakes_are_refused_by_name(sections, match):
     with pytest.raises(ValueError, match=match):
-        dataclasses.replace(CONFIG, **fields)
+        from_dict(Settings(), sections)
+
+
+def test_what_does_not_fit_the_task_is_refused():
+    with pytest.raises(ValueError, match="actor.gradient='reparam' needs continuous actions"):
+        dreamer.resolve(change(Settings(), actor=dict(gradient="reparam")), DISCRETE)
 
 
 def test_configurations_say_what_they_promise():
-    discrete = EnvSpec("x", (4,), jnp.float32, 2, 10, 1, True)
-    continuous = discrete._replace(discrete=False)
-    ours = build.dreamer_config(documents.get_config(), discrete)
-    assert (ours.continues, ours.first_continue, ours.updates) == ("hard", "real", "sequential")
-    assert ours.actor_gradient == "reinforce" and ours.replay_loss == "aligned"
-    assert build.dreamer_config(documents.get_config(), continuous).actor_gradient == "reparam"
-    theirs = build.dreamer_config(official.get_config(), continuous)
-    assert theirs.continue_discount and theirs.replay_context and theirs.replay_gradient
-    assert theirs.model.bins_space == "raw" and theirs.optimizer == "laprop"
-    images = build.dreamer_config(documents.get_config(), discrete._replace(obs_shape=(10, 10, 4)))
-    assert images.model.image_shape == (10, 10, 4) and images.model.image_scale == 1.0
-    short = documents.get_config()
-    short.train.seed_steps = 8
-    with pytest.raises(ValueError, match="seed_steps"):
-        build.build_schedule(short, discrete, 4)
+    def resolved(config, spec):
+        return dreamer.resolve(from_dict(Settings(), config.get_config().to_dict()), spec)
+
+    ours, theirs = resolved(default, DISCRETE), resolved(official, CONTINUOUS)
+    how = (ours.imagination.continues, ours.imagination.first_continue, ours.loss.updates)
+    assert how == ("hard", "real", "sequential")
+    assert ours.actor.gradient == "reinforce" and ours.critic.replay_loss == "aligned"
+    assert resolved(default, CONTINUOUS).actor.gradient == "reparam"
+    assert theirs.loss.continue_discount and theirs.replay.context and theirs.critic.replay_gradient
+    assert theirs.model.bins_space == "raw" and theirs.optimizer.name == "laprop"
+    images = resolved(default, DISCRETE._replace(obs_shape=(10, 10, 4))).model
+    assert images.image_shape == (10, 10, 4) and images.image_scale == 1.0
+    free = dreamer.resolve(
+        change(Settings(), model=dict(size="1m", deter=64, policy_layers=2, bin_max=5.0)), DISCRETE
+    ).model
+    assert (free.deter, free.hidden, free.policy_layers) == (64, 64, 2)
+    np.testing.assert_allclose(nets.value_bins(free)[jnp.array([0, -1])], [-5.0, 5.0])
+
+
+def test_settings_load_without_jax():
+    code = "import sys, mbx.agents.dreamer.settings; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_seed_phase_too_short_for_sequences_is_refused():
+    short = default.get_config().to_dict()
+    short["train"]["seed_steps"] = 131  # 33 rows in each of four environments are needed
+    with pytest.raises(ValueError, match="seed_steps=131 .* need 132"):
+        build.build_schedule(short, DISCRETE, 4)
+    short["train"]["seed_steps"] = 132
+    assert build.build_schedule(short, DISCRETE, 4).ratio == Fraction(1, 8)
 
 
 def tiny_run(**train):

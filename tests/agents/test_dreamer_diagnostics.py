@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mbx import replay
 from mbx.agents.dreamer import agent as dreamer
-from mbx.agents.dreamer import diagnostics as dreamer_review
+from mbx.agents.dreamer import diagnostics
+from tests.agents.dreamer_helpers import change
 from tests.agents.test_dreamer import CONFIG, trained
 
 LENGTH = 8
@@ -30,15 +29,15 @@ def filled(config, ends_at):
 
 
 def test_dreams_ignore_what_comes_after_the_context():
-    config = dataclasses.replace(CONFIG, batch_length=LENGTH)
+    config = change(CONFIG, loss=dict(batch_length=LENGTH))
     train, state = trained(config), filled(config, 1000)
-    predict = jax.jit(dreamer_review.open_loop, static_argnums=0)
+    predict = jax.jit(diagnostics.open_loop, static_argnums=0)
     truth, one, inside = predict(config, train, state, jax.random.key(0))
-    assert truth.shape == one.shape == (LENGTH, dreamer_review.BATCH, 3) and inside.all()
+    assert truth.shape == one.shape == (LENGTH, diagnostics.BATCH, 3) and inside.all()
     changed = state.replace(data={**state.data, "obs": state.data["obs"] + 1.0})
     # The same windows of other observations: if dreams saw nothing, only the context would matter.
     start = jnp.argmin(truth[0, :, 0])
-    late = truth[dreamer_review._context(config), start, 0]
+    late = truth[diagnostics._context(config), start, 0]
     only_late = jnp.where(state.data["obs"] > jnp.expm1(late) - 1e-6, 1.0, 0.0)
     partly = state.replace(data={**state.data, "obs": state.data["obs"] + only_late})
     _, other, _ = predict(config, train, partly, jax.random.key(0))
@@ -48,31 +47,31 @@ def test_dreams_ignore_what_comes_after_the_context():
 
 
 def test_rows_of_the_next_episode_do_not_count():
-    config = dataclasses.replace(CONFIG, batch_length=LENGTH)
-    predict = jax.jit(dreamer_review.open_loop, static_argnums=0)
+    config = change(CONFIG, loss=dict(batch_length=LENGTH))
+    predict = jax.jit(diagnostics.open_loop, static_argnums=0)
     _, _, inside = predict(config, trained(config), filled(config, 6), jax.random.key(0))
-    assert inside[: dreamer_review._context(config)].all()
+    assert inside[: diagnostics._context(config)].all()
     assert not inside[-1].all() and (np.diff(inside.astype(int), axis=0) <= 0).all()
 
 
-def test_a_review_tells_errors_and_draws_curves():
-    config = dataclasses.replace(CONFIG, batch_length=LENGTH)
-    told = dreamer_review.make_diagnostics(config)(
+def test_diagnostics_hold_errors_and_draw_curves():
+    config = change(CONFIG, loss=dict(batch_length=LENGTH))
+    found = diagnostics.make_diagnostics(config)(
         trained(config), filled(config, 9), jax.random.key(1)
     )
-    assert set(told.metrics) == {f"open_loop_error_{n}" for n in (1, 4)}
-    assert all(value > 0.0 for value in told.metrics.values())
-    assert told.files["open_loop.png"].startswith(b"\x89PNG")
+    assert set(found.metrics) == {f"open_loop_error_{n}" for n in (1, 4)}
+    assert all(value > 0.0 for value in found.metrics.values())
+    assert found.files["open_loop.png"].startswith(b"\x89PNG")
 
 
 def test_films_show_truth_prediction_and_difference():
     truth, prediction = np.zeros((3, 2, 8, 8, 4)), np.zeros((3, 2, 8, 8, 4))
     truth[..., 1] = 1.0
     prediction[..., 1] = 0.25
-    frames = dreamer_review.film(truth, prediction)
+    frames = diagnostics.film(truth, prediction)
     assert len(frames) == 3 and frames[0].shape == (2 * 64, 3 * 64, 3)
     left, middle, right = (frames[0][0, 64 * i + 1].astype(float) for i in range(3))
     np.testing.assert_allclose(middle, 0.25 * left, atol=1.0)
     np.testing.assert_allclose(right, 0.75 * left, atol=1.0)
-    colours = dreamer_review.to_rgb(np.eye(4))
+    colours = diagnostics.to_rgb(np.eye(4))
     assert len({tuple(c) for c in colours}) == 4

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mbx import returns
-from mbx.agents.dreamer import DreamerConfig, losses, optimizers, policy, rssm
-from mbx.agents.dreamer import agent as dreamer
+from mbx.agents.dreamer import behaviour, optimizers, policy, rssm, types, update, world_model
 from mbx.agents.dreamer import encoders as observations
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer.networks import ModelConfig
-from tests.agents.dreamer_helpers import batch_major
+from tests.agents.dreamer_helpers import batch_major, change, make_settings
 from tests.helpers import load_fixture
 
 
@@ -67,12 +64,12 @@ def test_one_hot(name):
 
 def test_continue_head():
     x, _ = load_fixture("dreamer", "continue_0")
-    config = DreamerConfig(ModelConfig(vector_dim=1))
+    config = make_settings(ModelConfig(vector_dim=1))
     logit, target = squeeze(x["logits"]), squeeze(x["targets"])
-    close(losses.continue_value(config, logit), x["mode"][:, 0])
-    soft = dataclasses.replace(config, continues="soft")
-    close(losses.continue_value(soft, logit), x["probs"][:, 0], rtol=1e-5)
-    close(losses.continue_loss(config, logit, 1.0 - target), -x["log_prob"], rtol=1e-5)
+    close(behaviour.continue_value(config, logit), x["mode"][:, 0])
+    soft = change(config, imagination=dict(continues="soft"))
+    close(behaviour.continue_value(soft, logit), x["probs"][:, 0], rtol=1e-5)
+    close(world_model.continue_loss(config, logit, 1.0 - target), -x["log_prob"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["0", "noclip"])
@@ -110,8 +107,11 @@ def test_continuous_policy(name):
 def test_world_model_loss(name):
     x, numbers = load_fixture("dreamer", f"wm_loss_{name}")
     net = ModelConfig(vector_dim=7)
-    config = DreamerConfig(
-        net, dynamics_coef=numbers["kl_dynamic"], representation_coef=numbers["kl_representation"]
+    config = make_settings(
+        net,
+        loss=dict(
+            dynamics_coef=numbers["kl_dynamic"], representation_coef=numbers["kl_representation"]
+        ),
     )
     image = jnp.moveaxis(jnp.asarray(x["img"]), 2, -1)
 
@@ -125,11 +125,11 @@ def test_world_model_loss(name):
         )
         terminated = 1.0 - squeeze(x["continue_target"])
         logit = squeeze(x["continue_logits"])
-        rows["continue"] = losses.continue_loss(config, logit, terminated)
+        rows["continue"] = world_model.continue_loss(config, logit, terminated)
         rows["dynamics"], rows["representation"], kl = rssm.kl_losses(
             posterior, prior, numbers["free_nats"]
         )
-        return losses.scaled_sum(config, rows), (rows, kl, seen)
+        return world_model.scaled_sum(config, rows), (rows, kl, seen)
 
     logits = (jnp.asarray(x["prior_logits"]), jnp.asarray(x["posterior_logits"]))
 
@@ -145,7 +145,7 @@ def test_world_model_loss(name):
     close(jnp.mean(rows["reward"]), x["reward_loss"])
     close(jnp.mean(rows["continue"]), x["continue_loss"])
     kl_loss = {name: rows[name] for name in ("dynamics", "representation")}
-    close(losses.scaled_sum(config, kl_loss), x["kl_loss"])
+    close(world_model.scaled_sum(config, kl_loss), x["kl_loss"])
     close(grads[0], x["grad_prior"], rtol=1e-3)
     close(grads[1], x["grad_posterior"], rtol=1e-3)
 
@@ -179,27 +179,30 @@ def test_behaviour(name):
             [jnp.asarray(x[f"action_{i}"]) for i in range(len(factors))], axis=-1
         )
     moments = n["moments"]
-    config = DreamerConfig(
+    config = make_settings(
         net,
-        gamma=n["gamma"],
-        lambda_=n["lmbda"],
-        entropy_coef=n["ent_coef"],
-        actor_gradient="reparam" if continuous else "reinforce",
-        return_limit=1.0 / moments["max"],
-        return_decay=moments["decay"],
+        critic=dict(gamma=n["gamma"], lambda_=n["lmbda"]),
+        actor=dict(
+            entropy_coef=n["ent_coef"],
+            gradient="reparam" if continuous else "reinforce",
+            return_limit=1.0 / moments["max"],
+            return_decay=moments["decay"],
+        ),
     )
     ema = returns.ReturnEMA(jnp.float32(moments["low0"]), jnp.float32(moments["high0"]))
     rewards = nets.two_hot_mean(net, jnp.asarray(x["reward_logits"]))
     values = nets.two_hot_mean(net, jnp.asarray(x["value_logits"]))
     slow = nets.two_hot_mean(net, jnp.asarray(x["target_value_logits"]))
-    continues = losses.continue_value(config, squeeze(x["continue_logits"]))
+    continues = behaviour.continue_value(config, squeeze(x["continue_logits"]))
     continues = jnp.concatenate([squeeze(x["true_continue"]), continues[1:]])
     close(rewards[1:], x["rewards"][1:, :, 0])
     close(values, x["values"][..., 0])
     close(continues, x["continues"][..., 0])
 
     def run(out, rewards, values, logits):
-        return losses.behaviour(config, out, actions, rewards, continues, values, logits, slow, ema)
+        return behaviour.imagined_losses(
+            config, out, actions, rewards, continues, values, logits, slow, ema
+        )
 
     logits = jnp.asarray(x["value_logits"])
     result = run(out, rewards, values, logits)
@@ -208,7 +211,7 @@ def test_behaviour(name):
     close(result.metrics["ema_invscale"], x["invscale"])
     close(jnp.mean(result.actor), x["policy_loss"])
     close(jnp.mean(result.critic), x["value_loss"])
-    main, regulariser = losses.critic_terms(config, logits[:-1], result.returns, slow[:-1])
+    main, regulariser = behaviour.critic_terms(config, logits[:-1], result.returns, slow[:-1])
     close(main, x["value_loss_main"])
     close(regulariser, x["value_loss_reg"])
     close(policy.entropy(net, out), x["entropy"], atol=1e-5)
@@ -242,14 +245,12 @@ def test_official_dreams(name):
     else:
         net = ModelConfig(vector_dim=1, action_dim=out.shape[-1] // 2, bins_space="raw")
         actions = batch_major(x["action"])
-    config = DreamerConfig(
+    config = make_settings(
         net,
-        continues="soft",
-        first_continue="predicted",
-        continue_discount=n["contdisc"],
-        lambda_=n["lam"],
-        entropy_coef=n["actent"],
-        actor_gradient="reinforce",
+        imagination=dict(continues="soft", first_continue="predicted"),
+        loss=dict(continue_discount=n["contdisc"]),
+        critic=dict(lambda_=n["lam"]),
+        actor=dict(entropy_coef=n["actent"], gradient="reinforce"),
     )
     np.testing.assert_allclose(nets.value_bins(net), x["bins"], rtol=1e-6)
     ema = returns.ReturnEMA(jnp.float32(n["low0"]), jnp.float32(n["high0"]))
@@ -259,7 +260,9 @@ def test_official_dreams(name):
 
     def run(out, logits):
         values = jax.lax.stop_gradient(nets.two_hot_mean(net, logits))
-        return losses.behaviour(config, out, actions, rewards, continues, values, logits, slow, ema)
+        return behaviour.imagined_losses(
+            config, out, actions, rewards, continues, values, logits, slow, ema
+        )
 
     result = run(out, logits)
     close(nets.two_hot_mean(net, logits).T, x["values"], rtol=1e-3)
@@ -284,7 +287,7 @@ def test_official_dreams(name):
 
 
 def replay_batch(reward, terminated, last):
-    return losses.Batch(
+    return types.Batch(
         obs={},
         action=None,
         reward=jnp.asarray(reward),
@@ -298,15 +301,15 @@ def replay_batch(reward, terminated, last):
 def test_replay_critic(name):
     x, n = load_fixture("dreamer", f"replay_{name}")
     net = ModelConfig(vector_dim=1, num_bins=x["value_logits"].shape[-1])
-    config = DreamerConfig(
-        net, gamma=n["gamma"], lambda_=n["lmbda"], critic_regularizer=n["regulariser"]
+    config = make_settings(
+        net, critic=dict(gamma=n["gamma"], lambda_=n["lmbda"], regularizer=n["regulariser"])
     )
     np.testing.assert_array_equal(x["annotations"][-1], x["bootstrap"])
     slow = nets.two_hot_mean(net, jnp.asarray(x["slow_value_logits"]))
     batch = replay_batch(x["rewards"], x["terminated"], x["last"])
 
     def loss(logits):
-        rows = losses.replay_critic(config, logits, slow, jnp.asarray(x["annotations"]), batch)
+        rows = behaviour.replay_critic(config, logits, slow, jnp.asarray(x["annotations"]), batch)
         return jnp.mean(rows)
 
     value, grad = jax.value_and_grad(loss)(jnp.asarray(x["value_logits"]))
@@ -317,18 +320,16 @@ def test_replay_critic(name):
 @pytest.mark.parametrize("name", ["0", "ends"])
 def test_official_replay_critic(name):
     x, n = load_fixture("dreamer", f"official_replay_{name}")
-    config = DreamerConfig(
+    config = make_settings(
         ModelConfig(vector_dim=1, bins_space="raw"),
-        lambda_=n["lam"],
-        gamma=1.0 - 1.0 / n["horizon"],
-        critic_regularizer=n["slowreg"],
+        critic=dict(lambda_=n["lam"], gamma=1.0 - 1.0 / n["horizon"], regularizer=n["slowreg"]),
     )
     net, boot = config.model, batch_major(x["boot"])
     slow = nets.two_hot_mean(net, batch_major(x["slow_value_logits"]))
     batch = replay_batch(*(batch_major(x[name]) for name in ("rew", "term", "last")))
 
     def loss(logits):
-        rows = losses.replay_critic(config, logits, slow, boot, batch)
+        rows = behaviour.replay_critic(config, logits, slow, boot, batch)
         return jnp.mean(rows), rows
 
     logits = batch_major(x["value_logits"])
@@ -369,7 +370,7 @@ def test_official_context(name):
         stoch=stoch.shape[-2],
         classes=stoch.shape[-1],
     )
-    config = DreamerConfig(net, replay_context=True)
+    config = make_settings(net, replay=dict(context=True))
     rows = {
         "obs": batch_major(x["data_vec"]),
         "action": batch_major(x["data_action"]),
@@ -380,7 +381,7 @@ def test_official_context(name):
         "deter": batch_major(deter),
         "stoch": batch_major(np.argmax(stoch, axis=-1)),
     }
-    batch, carry = dreamer.make_batch(config, rows)
+    batch, carry = update.make_batch(config, rows)
     assert fresh.any()
     close(carry.deter[fresh], x["carry_h"][fresh])
     if np.all(np.isin(stoch, (0.0, 1.0))):

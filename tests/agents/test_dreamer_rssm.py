@@ -11,8 +11,8 @@ import pytest
 
 from mbx.agents.dreamer import agent as dreamer
 from mbx.agents.dreamer import encoders as observations
-from mbx.agents.dreamer import rssm
-from mbx.agents.dreamer.networks import ModelConfig, sized
+from mbx.agents.dreamer import rssm, types
+from mbx.agents.dreamer.networks import ModelConfig
 from tests.agents import dreamer_helpers as ref
 from tests.helpers import FIXTURES, load_fixture
 
@@ -42,7 +42,7 @@ def test_official_sequence(name):
         **{k: numbers[k] for k in ("deter", "hidden", "stoch", "classes", "blocks", "unimix")},
     )
     params = ref.official_rssm(ref.Official(x, "w/"), config)
-    carry = rssm.State(jnp.asarray(x["carry_h"]), jnp.asarray(x["carry_z"]))
+    carry = types.State(jnp.asarray(x["carry_h"]), jnp.asarray(x["carry_z"]))
     first = ref.batch_major(x["is_first"]).astype(bool)
     result = rssm.observe(
         config,
@@ -51,8 +51,7 @@ def test_official_sequence(name):
         ref.batch_major(x["tokens"]),
         ref.batch_major(x["prev_action"]),
         first,
-        ref.batch_major(x["z"]),
-        ref.put_one_hot,
+        types.Given(ref.batch_major(x["z"])),
     )
     close(result.states.deter.swapaxes(0, 1), x["h"])
     close(result.posterior.swapaxes(0, 1), x["posterior_logits"])
@@ -81,7 +80,6 @@ def test_sheeprl_sequence(name):
         hidden=n["units"],
         stoch=n["S"],
         classes=n["K"],
-        blocks=1,
         core="dense",
         norm="layer",
         initial="learned",
@@ -99,8 +97,7 @@ def test_sheeprl_sequence(name):
         jnp.asarray(x["embed"]),
         jnp.asarray(x["action"]),
         jnp.asarray(x["is_first"][..., 0]).astype(bool),
-        jnp.asarray(x["z"]),
-        ref.put_one_hot,
+        types.Given(jnp.asarray(x["z"])),
     )
     close(result.states.deter, x["h"])
     close(rssm.mixed_logits(result.posterior, config.unimix), x["posterior_logits"])
@@ -126,7 +123,7 @@ def sequence(key, length=6, batch=2):
     keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
     return (
         rssm.init(keys["params"], SMALL, 5),
-        rssm.State(jax.random.normal(keys["deter"], (batch, 8)), jnp.ones((batch, 3, 4)) / 4),
+        types.State(jax.random.normal(keys["deter"], (batch, 8)), jnp.ones((batch, 3, 4)) / 4),
         jax.random.normal(keys["tokens"], (length, batch, 5)),
         jax.random.normal(keys["action"], (length, batch, 2)),
         jax.random.uniform(keys["draw"], (length, batch, 3)),
@@ -220,7 +217,6 @@ def test_dream_shapes_and_dense_core():
         stoch=2,
         classes=3,
         units=4,
-        blocks=1,
         core="dense",
         norm="layer",
         initial="learned",
@@ -256,7 +252,7 @@ def test_official_parameter_counts(size, space):
         "cartpole": dict(vector_dim=4, action_dim=2, factors=(2,)),
         "image64_disc": dict(image_shape=(64, 64, 3), action_dim=6, factors=(6,)),
     }
-    config = sized(size, **spaces[space])
+    config = ModelConfig(size=size, **spaces[space])
     shapes = jax.eval_shape(lambda key: dreamer.init_params(config, key), jax.random.key(0))
     groups = {"pol": shapes["actor"], "val": shapes["critic"]} | {
         short: shapes["model"][name]
@@ -307,12 +303,12 @@ def test_image_losses_are_sums_over_pixels():
         (dict(deter=10, blocks=4), "deter=10"),
         (dict(num_bins=254), "num_bins=254"),
         (dict(core="lstm"), "core='lstm'"),
+        (dict(size="2m"), "size='2m'"),
+        (dict(core="dense", blocks=2), "blocks=2 has no effect"),
         (dict(image_shape=(84, 84, 1)), "image_shape"),
         (dict(factors=(2, 3), action_dim=4), "factors"),
     ],
 )
-def test_mistakes_are_told(fields, match):
+def test_mistakes_are_refused(fields, match):
     with pytest.raises(ValueError, match=match):
         ModelConfig(**(dict(vector_dim=3) | fields))
-    with pytest.raises(ValueError, match="model.size"):
-        sized("2m", vector_dim=1)

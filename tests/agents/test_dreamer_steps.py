@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from mbx import returns
-from mbx.agents.dreamer import DreamerConfig, losses, policy, rssm
-from mbx.agents.dreamer import agent as dreamer
+from mbx.agents.dreamer import behaviour, rssm, types, update, world_model
 from mbx.agents.dreamer.networks import ModelConfig
 from tests.agents import dreamer_helpers as ref
-from tests.agents.dreamer_helpers import batch_major
+from tests.agents.dreamer_helpers import batch_major, make_settings
 from tests.helpers import load_fixture
 
 MODULES = {"enc": "encoder", "dyn": "rssm", "dec": "decoder", "rew": "reward", "con": "continue"}
@@ -37,11 +36,6 @@ def close_trees(actual, expected, rtol, atol, share=0.0):
         np.testing.assert_allclose(
             have, want, rtol=rtol, atol=limit, err_msg=jax.tree_util.keystr(path)
         )
-
-
-def given_action(net, out, action):
-    """A `choose_action` whose draw is the action itself."""
-    return action
 
 
 # -------------------------------------------------------------------------------------------------
@@ -78,33 +72,35 @@ def official_case(name):
         unimix=n["unimix"],
     )
     scales = n["loss_scales"]
-    config = DreamerConfig(
+    config = make_settings(
         net,
-        batch_size=n["B"],
-        batch_length=n["T"],
-        horizon=n["H"],
-        dream_rows=n["imag_last"],
-        gamma=1.0 - 1.0 / n["horizon"],
-        lambda_=n["lam"],
-        free_nats=n["free_nats"],
-        dynamics_coef=scales["dyn"],
-        representation_coef=scales["rep"],
-        continue_discount=n["contdisc"],
-        continues="soft",
-        first_continue="predicted",
-        reward_gradient=n["reward_grad"],
-        entropy_coef=n["actent"],
-        critic_regularizer=n["slowreg"],
-        replay_coef=scales["repval"],
-        replay_gradient=n["repval_grad"],
-        updates="joint",
-        actor_gradient="reinforce",
+        loss=dict(
+            batch_size=n["B"],
+            batch_length=n["T"],
+            free_nats=n["free_nats"],
+            dynamics_coef=scales["dyn"],
+            representation_coef=scales["rep"],
+            continue_discount=n["contdisc"],
+            reward_gradient=n["reward_grad"],
+            updates="joint",
+        ),
+        imagination=dict(
+            horizon=n["H"], rows=n["imag_last"], continues="soft", first_continue="predicted"
+        ),
+        critic=dict(
+            gamma=1.0 - 1.0 / n["horizon"],
+            lambda_=n["lam"],
+            regularizer=n["slowreg"],
+            replay_coef=scales["repval"],
+            replay_gradient=n["repval_grad"],
+        ),
+        actor=dict(entropy_coef=n["actent"], gradient="reinforce"),
     )
     return x, n, config, keys
 
 
 def official_inputs(x, n, config, keys):
-    """Batch, carry, draws and train state; dreams are reordered from [B K] to [K B]."""
+    """Batch, carry, noise and train state; dreams are reordered from [B K] to [K B]."""
     net, batch_size = config.model, n["B"]
     obs = {}
     if keys:
@@ -116,7 +112,7 @@ def official_inputs(x, n, config, keys):
     first = batch_major(x["is_first"])
     if net.discrete:
         action = jax.nn.one_hot(action, net.action_dim)
-    batch = losses.Batch(
+    batch = types.Batch(
         obs,
         action,
         batch_major(x["reward"]),
@@ -124,7 +120,7 @@ def official_inputs(x, n, config, keys):
         batch_major(x["is_last"]),
         batch_major(x["is_terminal"]),
     )
-    carry = rssm.State(jnp.asarray(x["carry_h"]), jnp.asarray(x["carry_z"]))
+    carry = types.State(jnp.asarray(x["carry_h"]), jnp.asarray(x["carry_z"]))
 
     def dreams(y):
         y = jnp.asarray(y).reshape(batch_size, -1, *y.shape[1:])
@@ -133,22 +129,22 @@ def official_inputs(x, n, config, keys):
     chosen = dreams(x["draw_action"])
     if net.discrete:
         chosen = jax.nn.one_hot(chosen, net.action_dim)
-    draws = losses.Draws(batch_major(x["draw_z"]), dreams(x["draw_imag_z"]), chosen)
+    given = (batch_major(x["draw_z"]), dreams(x["draw_imag_z"]), chosen)
+    noise = types.Noise(*map(types.Given, given))
     params = ref.official_params(ref.Official(x, "p/"), net, n)
     slow = ref.Official(x, "p/").head("slowval", n["val_layers"], "logits")
     ema = returns.ReturnEMA(jnp.float32(n["low0"]), jnp.float32(n["high0"]))
-    state = dreamer.TrainState(params, slow, None, ema, jnp.int32(0))
-    return state, batch, carry, draws, dreams
+    state = types.TrainState(params, slow, None, ema, jnp.int32(0))
+    return state, batch, carry, noise, dreams
 
 
 @pytest.mark.parametrize("name", ["discrete", "continuous", "image", "options", "entropy"])
 def test_official_agent(name):
     x, n, config, keys = official_case(name)
-    state, batch, carry, draws, dreams = official_inputs(x, n, config, keys)
-    chooser = losses.Chooser(ref.put_one_hot, given_action)
+    state, batch, carry, noise, dreams = official_inputs(x, n, config, keys)
 
     def run(state):
-        return dreamer.gradients(config, state, batch, carry, draws, chooser)
+        return update.joint_gradients(config, state, batch, carry, noise)
 
     grads, output, result, terms = jax.jit(run)(state)
     close(output.observed.states.deter.swapaxes(0, 1), x["h"], 1e-4)
@@ -167,7 +163,7 @@ def test_official_agent(name):
     close(terms["replay_value"].T, x["loss/repval"])
     close(result.ema.low, x["moments_low"])
     close(result.ema.high, x["moments_high"])
-    total = losses.scaled_sum(config, output.losses) + dreamer.behaviour_sum(config, terms)
+    total = world_model.scaled_sum(config, output.losses) + update.behaviour_sum(config, terms)
     close(total, x["loss_total"])
     expected = ref.official_params(ref.Official(x, "g/"), config.model, n)
     for (path, want), have in zip(
@@ -183,24 +179,12 @@ def test_official_agent(name):
 def test_gradients_flow_where_the_official_ones_do(name):
     """Norm of every single loss's gradient in every module; a zero there is an exact zero here."""
     x, n, config, keys = official_case(name)
-    state, batch, carry, draws, _ = official_inputs(x, n, config, keys)
-    chooser = losses.Chooser(ref.put_one_hot, given_action)
+    state, batch, carry, noise, _ = official_inputs(x, n, config, keys)
 
     def all_losses(params):
-        output = losses.world_model(
-            config, params["model"], batch, carry, draws.posterior, chooser.latent
-        )
-        terms, _ = losses.behaviour_losses(
-            config,
-            params["model"],
-            params["actor"],
-            params["critic"],
-            state.slow,
-            output,
-            batch,
-            state.ema,
-            draws,
-            chooser,
+        output = world_model.model_losses(config, params["model"], batch, carry, noise.posterior)
+        terms, _ = behaviour.behaviour_losses(
+            config, params, state.slow_critic, output, batch, state.ema, noise
         )
         means = {key: jnp.mean(loss) for key, loss in (output.losses | terms).items()}
         return means
@@ -249,7 +233,6 @@ def test_sheeprl_step(name):
         units=n["units"],
         stoch=n["S"],
         classes=n["K"],
-        blocks=1,
         core="dense",
         norm="layer",
         initial="learned",
@@ -263,27 +246,30 @@ def test_sheeprl_step(name):
         policy_unimix=n["unimix"],
     )
     groups = [adam[key] for key in ("world_model", "actor", "critic")]
-    config = DreamerConfig(
+    config = make_settings(
         net,
-        batch_size=n["B"],
-        batch_length=n["T"],
-        horizon=n["H"],
-        gamma=n["gamma"],
-        lambda_=n["lmbda"],
-        free_nats=n["free_nats"],
-        dynamics_coef=n["kl_dynamic"],
-        representation_coef=n["kl_representation"],
-        entropy_coef=n["ent_coef"],
-        actor_gradient="reparam" if n["continuous"] else "reinforce",
-        replay_loss="none",
-        learning_rates=tuple(group["lr"] for group in groups),
-        clips=tuple(group["clip"] for group in groups),
-        epsilons=tuple(group["eps"] for group in groups),
+        loss=dict(
+            batch_size=n["B"],
+            batch_length=n["T"],
+            free_nats=n["free_nats"],
+            dynamics_coef=n["kl_dynamic"],
+            representation_coef=n["kl_representation"],
+        ),
+        imagination=dict(horizon=n["H"]),
+        critic=dict(gamma=n["gamma"], lambda_=n["lmbda"], replay_loss="none"),
+        actor=dict(
+            entropy_coef=n["ent_coef"], gradient="reparam" if n["continuous"] else "reinforce"
+        ),
+        optimizer=dict(
+            learning_rates=tuple(group["lr"] for group in groups),
+            clips=tuple(group["clip"] for group in groups),
+            epsilons=tuple(group["eps"] for group in groups),
+        ),
     )
     params = ref.sheeprl_params(x, "p0", net)
     slow = ref.sheeprl_critic(ref.Sheeprl(x, "p0/target_critic/"), net.stoch * net.classes)
-    solvers = dreamer.make_optimizers(config)
-    state = dreamer.TrainState(
+    solvers = update.make_optimizers(config)
+    state = types.TrainState(
         params,
         slow,
         {name: solver.init(params[name]) for name, solver in solvers.items()},
@@ -292,7 +278,7 @@ def test_sheeprl_step(name):
     )
     actions = jnp.asarray(x["actions"])
     rows = {key: jnp.asarray(x[key][..., 0]) for key in ("rewards", "is_first", "terminated")}
-    batch = losses.Batch(
+    batch = types.Batch(
         {"vector": jnp.asarray(x["vec"])},
         jnp.concatenate([jnp.zeros_like(actions[:1]), actions[:-1]]),
         rows["rewards"],
@@ -300,18 +286,19 @@ def test_sheeprl_step(name):
         jnp.zeros(rows["rewards"].shape, bool),
         rows["terminated"] > 0,
     )
-    noise = x["action_noise"] if n["continuous"] else x["imagined_actions"]
-    draws = losses.Draws(
-        jnp.asarray(x["posterior_sample"]),
-        jnp.asarray(x["prior_sample_imagination"]),
-        jnp.asarray(noise),
+    if n["continuous"]:
+        action = jnp.asarray(x["action_noise"])
+    else:
+        action = types.Given(jnp.asarray(x["imagined_actions"]))
+    noise = types.Noise(
+        types.Given(jnp.asarray(x["posterior_sample"])),
+        types.Given(jnp.asarray(x["prior_sample_imagination"])),
+        action,
     )
-    chosen = policy.sample_bounded if n["continuous"] else given_action
-    chooser = losses.Chooser(ref.put_one_hot, chosen)
 
     def run(state):
         carry = rssm.initial(net, state.params["model"]["rssm"], (n["B"],))
-        return dreamer.step_gradients(config, state, batch, carry, draws, chooser)
+        return update.step_gradients(config, state, batch, carry, noise)
 
     step = jax.jit(run)(state)
     for ours, theirs in (
@@ -321,7 +308,7 @@ def test_sheeprl_step(name):
     ):
         close(jnp.mean(step.output.losses[ours]), x[f"loss_{theirs}"])
     close(step.output.metrics["kl"], x["kl_mean"])
-    close(losses.scaled_sum(config, step.output.losses), x["loss_world_model"])
+    close(world_model.scaled_sum(config, step.output.losses), x["loss_world_model"])
     close(step.result.returns, x["lambda_values"][..., 0])
     close(jnp.mean(step.terms["policy"]), x["loss_policy"])
     close(jnp.mean(step.terms["value"]), x["loss_value"])

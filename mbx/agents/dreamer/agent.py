@@ -1,70 +1,99 @@
-"""DreamerV3 as a tuple of pure functions: a world model learned from replay, behaviour from dreams.
+"""DreamerV3 as a tuple of pure functions: a world model learned from replay, behaviour imagined.
 
     act      move the latent state with the observation, sample (or take the mode of) the policy
-    update   sample sequences, one step on world model, actor and critic, move the slow critic
+    update   sample sequences, one step on world model, actor and critic (`update`)
 
-`configs/dreamer.py` follows documents 002 and 003 (world model first, dreams with the updated one,
-real first continue, hard continues), `configs/dreamerv3.py` the official code (one joint gradient,
-continue probabilities that hold the discount). Losses live in `losses`.
-Axes: E environments, T time, B batch, N dreams, H imagined steps, A action dims.
+`configs/dreamer.py` learns the world model first, imagines with the updated one, takes the real
+first continue and hard ones after it; `configs/dreamerv3.py` has the official code's choices (one
+joint gradient, continue probabilities that hold the discount).
+Axes: E environments, A action dims.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable
+from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
 
-from mbx import replay, returns
-from mbx.agents.base import Agent, Metrics
-from mbx.agents.dreamer import encoders as observations
-from mbx.agents.dreamer import losses, optimizers, policy, rssm, sequences
+from mbx import returns
+from mbx.agents.base import Agent
+from mbx.agents.dreamer import encoders, policy, rssm
 from mbx.agents.dreamer import networks as nets
-from mbx.agents.dreamer.config import DreamerConfig
-from mbx.agents.dreamer.losses import Batch, Chooser, Draws
+from mbx.agents.dreamer.diagnostics import make_diagnostics
 from mbx.agents.dreamer.networks import ModelConfig
+from mbx.agents.dreamer.settings import Model, Settings
+from mbx.agents.dreamer.types import ActorState, State, TrainState
+from mbx.agents.dreamer.update import make_optimizers, make_update, observe_dict, stored
+from mbx.types import Array, EnvSpec, Params
 
-Array = jax.Array
-Params = dict[str, Any]
 
+def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
+    """The agent for a task.
 
-@flax.struct.dataclass
-class TrainState:
-    """All that learning changes.
-
-    params: "model" (encoder, rssm, decoder, reward, continue), "actor", "critic". slow: averaged
-    critic. opt_state: by group. ema: percentiles of imagined returns. step: int32, updates made.
+    Raises:
+        ValueError: for settings that do not fit the task.
     """
-
-    params: Params
-    slow: Params
-    opt_state: Params
-    ema: returns.ReturnEMA
-    step: Array
+    return build_agent(resolve(settings, spec))
 
 
-@flax.struct.dataclass
-class ActorState:
-    """Latent state and the action taken at it, `[E, ...]`."""
+def resolve(settings: Settings, spec: EnvSpec) -> Settings:
+    """`settings` with what depends on the task: the model's shapes and the actor's gradient.
 
-    deter: Array
-    stoch: Array
-    action: Array
+    What is no image is observed as a flat vector.
+    """
+    shape = tuple(spec.obs_shape)
+    if len(shape) == 3:
+        integers = np.issubdtype(np.dtype(spec.obs_dtype), np.integer)
+        seen = dict(image_shape=shape, image_scale=255.0 if integers else 1.0)
+    else:
+        seen = dict(vector_dim=math.prod(shape), vector_shape=shape)
+    own = {f.name: getattr(settings.model, f.name) for f in dataclasses.fields(Model)}
+    factors = (spec.action_dim,) if spec.discrete else ()
+    model = ModelConfig(**own, **seen, action_dim=spec.action_dim, factors=factors)
+    gradient = settings.actor.gradient
+    if gradient == "auto":
+        gradient = "reinforce" if spec.discrete else "reparam"
+    if gradient == "reparam" and spec.discrete:
+        raise ValueError(
+            "config.actor.gradient='reparam' needs continuous actions, but those of "
+            f"{spec.name} are discrete: use 'reinforce' or 'auto'"
+        )
+    actor = dataclasses.replace(settings.actor, gradient=gradient)
+    return dataclasses.replace(settings, model=model, actor=actor)
 
 
-def init_params(config: ModelConfig, key: Array) -> Params:
+def build_agent(settings: Settings) -> Agent:
+    """The agent for resolved settings."""
+
+    def latents(actor: ActorState) -> dict[str, Array]:
+        return stored(State(actor.deter, actor.stoch))
+
+    return Agent(
+        init=functools.partial(init_state, settings),
+        init_actor=functools.partial(init_actor, settings.model),
+        act=make_act(settings),
+        update=make_update(settings),
+        example_row=functools.partial(example_row, settings),
+        replay_extras=latents if settings.replay.context else None,
+        diagnostics=make_diagnostics(settings),
+    )
+
+
+def init_params(net: ModelConfig, key: Array) -> Params:
     """Parameters of everything; reward and value start as exact zeros."""
     names = ("encoder", "rssm", "decoder", "reward", "continue", "actor", "critic")
     keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
-    net, bins = config, config.num_bins
+    bins = net.num_bins
     model = {
-        "encoder": observations.init_encoder(keys["encoder"], net),
-        "rssm": rssm.init(keys["rssm"], net, observations.token_dim(net)),
-        "decoder": observations.init_decoder(keys["decoder"], net),
+        "encoder": encoders.init_encoder(keys["encoder"], net),
+        "rssm": rssm.init(keys["rssm"], net, encoders.token_dim(net)),
+        "decoder": encoders.init_decoder(keys["decoder"], net),
         "reward": nets.init_head(keys["reward"], net, net.reward_layers, bins, scale=0.0),
         "continue": nets.init_head(keys["continue"], net, net.continue_layers, 1),
     }
@@ -74,266 +103,31 @@ def init_params(config: ModelConfig, key: Array) -> Params:
     return {"model": model, "actor": actor, "critic": critic}
 
 
-def make_optimizers(config: DreamerConfig) -> dict[str, optax.GradientTransformation]:
-    """An optimiser for each group of parameters."""
-    result = {}
-    for i, name in enumerate(("model", "actor", "critic")):
-        rate, clip, eps = config.learning_rates[i], config.clips[i], config.epsilons[i]
-        make = optimizers.laprop if config.optimizer == "laprop" else optimizers.adam
-        result[name] = make(rate, clip=clip, eps=eps, warmup=config.warmup)
-    return result
-
-
-def init_state(config: DreamerConfig, key: Array) -> TrainState:
-    """A fresh train state; the slow critic starts as a copy."""
-    params = init_params(config.model, key)
-    opt_state = {name: opt.init(params[name]) for name, opt in make_optimizers(config).items()}
+def init_state(settings: Settings, key: Array) -> TrainState:
+    """The train state before the first update; the slow critic starts as a copy."""
+    params = init_params(settings.model, key)
+    solvers = make_optimizers(settings)
     return TrainState(
         params=params,
-        slow=jax.tree.map(jnp.copy, params["critic"]),
-        opt_state=opt_state,
+        slow_critic=jax.tree.map(jnp.copy, params["critic"]),
+        opt_state={name: solver.init(params[name]) for name, solver in solvers.items()},
         ema=returns.init_return_ema(),
         step=jnp.int32(0),
     )
 
 
-# -------------------------------------------------------------------------------------------------
-# Learning
-
-
-def draw(config: DreamerConfig, key: Array) -> Draws:
-    """The random numbers of one update."""
-    keys = jax.random.split(key, 3)
-    net, (length, batch) = config.model, (config.batch_length, config.batch_size)
-    num = (config.dream_rows or length) * batch
-    return Draws(
-        posterior=jax.random.uniform(keys[0], (length, batch, net.stoch)),
-        prior=jax.random.uniform(keys[1], (config.horizon, num, net.stoch)),
-        action=policy.draw(net, keys[2], (config.horizon + 1, num)),
+def init_actor(net: ModelConfig, num: int) -> ActorState:
+    """Zeros; the first row of an episode replaces them by the initial state."""
+    return ActorState(
+        jnp.zeros((num, net.deter)),
+        jnp.zeros((num, net.stoch, net.classes)),
+        jnp.zeros((num, net.action_dim)),
     )
 
 
-def gradients(
-    config: DreamerConfig,
-    state: TrainState,
-    batch: Batch,
-    carry: rssm.State,
-    draws: Draws,
-    chooser: Chooser = Chooser(),  # noqa: B008
-) -> tuple[Params, losses.ModelOutput, losses.Behaviour, dict[str, Array]]:
-    """Gradients of the one total loss ("joint"), and what was computed on the way."""
-
-    def total(params: Params) -> tuple[Array, Any]:
-        output = losses.world_model(
-            config, params["model"], batch, carry, draws.posterior, chooser.latent
-        )
-        terms, result = losses.behaviour_losses(
-            config,
-            params["model"],
-            params["actor"],
-            params["critic"],
-            state.slow,
-            output,
-            batch,
-            state.ema,
-            draws,
-            chooser,
-        )
-        loss = losses.scaled_sum(config, output.losses) + behaviour_sum(config, terms)
-        return loss, (output, result, terms)
-
-    grads, aux = jax.grad(total, has_aux=True)(state.params)
-    return grads, *aux
-
-
-def behaviour_sum(config: DreamerConfig, terms: dict[str, Array]) -> Array:
-    """Mean losses of actor and critic, the replay loss by its coefficient."""
-    scales = {"replay_value": config.replay_coef}
-    return sum(scales.get(name, 1.0) * jnp.mean(loss) for name, loss in terms.items())
-
-
-class Step(NamedTuple):
-    """What one learner step computed: gradients, moved parameters and optimiser states by group,
-    the world model's output, the behaviour's result and its losses by name."""
-
-    grads: Params
-    params: Params
-    opt_state: Params
-    output: losses.ModelOutput
-    result: losses.Behaviour
-    terms: dict[str, Array]
-
-
-def step_gradients(
-    config: DreamerConfig,
-    state: TrainState,
-    batch: Batch,
-    carry: rssm.State,
-    draws: Draws,
-    chooser: Chooser = Chooser(),  # noqa: B008
-) -> Step:
-    """Gradients and parameters of one step: all at once, or the world model first ("sequential").
-
-    In sequence, dreams run in the updated model from posteriors computed before, without gradient
-    to it.
-    """
-    solvers = make_optimizers(config)
-
-    def apply(grads: Params) -> tuple[Params, Params]:
-        params, opt_state = {}, {}
-        for name, grad in grads.items():
-            old = state.params[name]
-            updates, opt_state[name] = solvers[name].update(grad, state.opt_state[name], old)
-            params[name] = optax.apply_updates(old, updates)
-        return params, opt_state
-
-    if config.updates == "joint":
-        grads, output, result, terms = gradients(config, state, batch, carry, draws, chooser)
-        return Step(grads, *apply(grads), output, result, terms)
-
-    def model_loss(model: Params) -> tuple[Array, losses.ModelOutput]:
-        output = losses.world_model(config, model, batch, carry, draws.posterior, chooser.latent)
-        return losses.scaled_sum(config, output.losses), output
-
-    model_grads, output = jax.grad(model_loss, has_aux=True)(state.params["model"])
-    params, opt_state = apply({"model": model_grads})
-
-    def behaviour_loss(own: Params) -> tuple[Array, Any]:
-        terms, result = losses.behaviour_losses(
-            config,
-            params["model"],
-            own["actor"],
-            own["critic"],
-            state.slow,
-            output,
-            batch,
-            state.ema,
-            draws,
-            chooser,
-        )
-        return behaviour_sum(config, terms), (terms, result)
-
-    own = {name: state.params[name] for name in ("actor", "critic")}
-    grads, (terms, result) = jax.grad(behaviour_loss, has_aux=True)(own)
-    moved, moved_opt = apply(grads)
-    return Step(
-        {"model": model_grads, **grads},
-        params | moved,
-        opt_state | moved_opt,
-        output,
-        result,
-        terms,
-    )
-
-
-def update_from_batch(
-    config: DreamerConfig,
-    state: TrainState,
-    batch: Batch,
-    carry: rssm.State,
-    draws: Draws,
-    chooser: Chooser = Chooser(),  # noqa: B008
-) -> tuple[TrainState, Metrics, rssm.State]:
-    """One learner step with given draws: the deterministic core of `update`.
-
-    Returns the new state, metrics and the posterior states `[T, B, ...]` of the batch.
-    """
-    step = step_gradients(config, state, batch, carry, draws, chooser)
-    count = state.step + 1
-    slow = move_slow(config, step.params["critic"], state.slow, count)
-    state = TrainState(step.params, slow, step.opt_state, step.result.ema, count)
-    metrics = make_metrics(step.output, step.result, step.terms, step.grads)
-    return state, metrics, step.output.observed.states
-
-
-def move_slow(config: DreamerConfig, critic: Params, slow: Params, step: Array) -> Params:
-    """The slow critic after update number `step`: every `critic_every` a part `critic_tau` on."""
-    tau = jnp.where(step % config.critic_every == 0, config.critic_tau, 0.0)
-    return jax.tree.map(lambda new, old: tau * new + (1.0 - tau) * old, critic, slow)
-
-
-def make_metrics(
-    output: losses.ModelOutput, result: losses.Behaviour, terms: dict[str, Array], grads: Params
-) -> Metrics:
-    """Scalars to log: document 003, section 8, and the world model's."""
-    metrics = {f"loss/{name}": jnp.mean(loss) for name, loss in output.losses.items()}
-    names = {"policy": "actor_loss", "value": "critic_loss", "replay_value": "replay_critic_loss"}
-    metrics |= {names[name]: jnp.mean(loss) for name, loss in terms.items()}
-    metrics |= {f"grad_norm/{name}": optax.tree.norm(grad) for name, grad in grads.items()}
-    return metrics | output.metrics | result.metrics
-
-
-def make_batch(config: DreamerConfig, rows: dict[str, Any]) -> tuple[Batch, rssm.State | None]:
-    """T + 1 replay rows as a batch of T, and the stored state before it (None: none is stored).
-
-    The first row only supplies the previous action and the stored latents. Without those every
-    sequence begins as an episode does.
-    """
-    after = {name: x[1:] for name, x in rows.items()}
-    is_first, carry = after["is_first"], None
-    if config.replay_context:
-        stoch = jax.nn.one_hot(rows["stoch"][0], config.model.classes, dtype=jnp.float32)
-        carry = rssm.State(rows["deter"][0].astype(jnp.float32), stoch)
-    else:
-        is_first = is_first.at[0].set(True)
-    batch = Batch(
-        obs=observe_dict(config.model, after["obs"]),
-        action=rows["action"][:-1],
-        reward=after["reward"],
-        is_first=is_first,
-        is_last=after["is_last"],
-        terminated=after["terminated"],
-    )
-    return batch, carry
-
-
-def observe_dict(config: ModelConfig, obs: Array) -> observations.Observation:
-    """An environment's observation `[..., *shape]` as what the encoder takes."""
-    if config.image_shape is not None:
-        return {"image": obs}
-    return {"vector": obs.reshape(*obs.shape[: obs.ndim - config.obs_ndim], config.vector_dim)}
-
-
-def make_update(config: DreamerConfig) -> Any:
-    """`Agent.update`: sample, one learner step, write fresh latents back."""
-
-    def update(
-        train: TrainState, state: replay.ReplayState, key: Array
-    ) -> tuple[TrainState, replay.ReplayState, Metrics]:
-        sample_key, draw_key = jax.random.split(key)
-        sample = sequences.sample(
-            state,
-            sample_key,
-            batch_size=config.batch_size,
-            length=config.batch_length + 1,
-            fresh=config.fresh,
-        )
-        batch, carry = make_batch(config, sample.rows)
-        if carry is None:
-            carry = rssm.initial(config.model, train.params["model"]["rssm"], (config.batch_size,))
-        train, metrics, states = update_from_batch(
-            config, train, batch, carry, draw(config, draw_key)
-        )
-        if config.replay_context:
-            index = jax.tree.map(lambda x: x[1:], sample.index)
-            state = sequences.write(state, index, _stored(states))
-        return train, state, metrics
-
-    return update
-
-
-# -------------------------------------------------------------------------------------------------
-# Acting
-
-
-def _stored(state: rssm.State) -> dict[str, Array]:
-    """A state as replay fields: deter, and the latents' class numbers."""
-    return {"deter": state.deter, "stoch": jnp.argmax(state.stoch, axis=-1).astype(jnp.int8)}
-
-
-def make_act(config: DreamerConfig) -> Any:
+def make_act(settings: Settings) -> Callable:
     """`Agent.act`: one posterior step and an action."""
-    net = config.model
+    net = settings.model
 
     def act(
         train: TrainState,
@@ -345,18 +139,18 @@ def make_act(config: DreamerConfig) -> Any:
     ) -> tuple[Array, ActorState]:
         latent_key, action_key = jax.random.split(key)
         model, lead = train.params["model"], is_first.shape
-        tokens = observations.encode(net, model["encoder"], observe_dict(net, obs))
+        tokens = encoders.encode(net, model["encoder"], observe_dict(net, obs))
         state = rssm.observe_step(
             net,
             model["rssm"],
-            rssm.State(actor.deter, actor.stoch),
+            State(actor.deter, actor.stoch),
             actor.action,
             tokens,
             is_first,
             jax.random.uniform(latent_key, (*lead, net.stoch)),
         )
         out = nets.head(train.params["actor"], rssm.features(state), net.dtype)
-        if evaluate and config.evaluation == "mode":
+        if evaluate and settings.eval.action == "mode":
             action = policy.mode(net, out)
         else:
             action = policy.sample(net, out, policy.draw(net, action_key, lead))
@@ -366,19 +160,9 @@ def make_act(config: DreamerConfig) -> Any:
     return act
 
 
-def init_actor(config: DreamerConfig, num: int) -> ActorState:
-    """Zeros; the first row of an episode replaces them by the initial state."""
-    net = config.model
-    return ActorState(
-        jnp.zeros((num, net.deter)),
-        jnp.zeros((num, net.stoch, net.classes)),
-        jnp.zeros((num, net.action_dim)),
-    )
-
-
-def example_row(config: DreamerConfig) -> dict[str, Any]:
-    """One un-batched replay row, as shapes; with replay_context the latents beside it."""
-    net = config.model
+def example_row(settings: Settings) -> dict[str, Any]:
+    """One un-batched replay row, as shapes; with replay.context the latents beside it."""
+    net = settings.model
     shape = jax.ShapeDtypeStruct
     dtype = jnp.uint8 if net.image_shape and net.image_scale == 255.0 else jnp.float32
     row = dict(
@@ -389,22 +173,6 @@ def example_row(config: DreamerConfig) -> dict[str, Any]:
         is_last=shape((), jnp.bool_),
         terminated=shape((), jnp.bool_),
     )
-    if config.replay_context:
+    if settings.replay.context:
         row |= dict(deter=shape((net.deter,), jnp.float32), stoch=shape((net.stoch,), jnp.int8))
     return row
-
-
-def make_agent(config: DreamerConfig) -> Agent:
-    """The agent for `config` (see the module's first lines)."""
-
-    def latents(actor: ActorState) -> dict[str, Array]:
-        return _stored(rssm.State(actor.deter, actor.stoch))
-
-    return Agent(
-        init=functools.partial(init_state, config),
-        init_actor=functools.partial(init_actor, config),
-        act=make_act(config),
-        update=make_update(config),
-        example_row=functools.partial(example_row, config),
-        replay_extras=latents if config.replay_context else None,
-    )

@@ -1,9 +1,9 @@
 """What DreamerV3 writes beside the log: how far its open-loop predictions agree with what happened.
 
-The model observes the first CONTEXT rows of replayed sequences and then dreams on with the actions
-that were taken, seeing nothing more.
+The model observes the first CONTEXT rows of replayed sequences and then imagines what follows from
+the actions that were taken, seeing nothing more.
 
-open_loop_error_N   squared error of the N-th dreamed observation, mean over its entries (in symlog
+open_loop_error_N   squared error of the N-th imagined observation, mean over its entries (in symlog
     units for vectors, of pixels in [0, 1] for images)
 open_loop.png       for vectors: what was observed and what was predicted, entry by entry
 open_loop.gif       for images: observed, predicted, and their difference, side by side
@@ -22,13 +22,13 @@ import numpy as np
 
 from mbx import distributions as dist
 from mbx import replay
-from mbx.agents import dreamer
 from mbx.agents.base import Diagnostics
-from mbx.agents.dreamer import DreamerConfig, TrainState, rssm, sequences
-from mbx.agents.dreamer import encoders as observations
+from mbx.agents.dreamer import encoders, rssm, sequences
+from mbx.agents.dreamer.settings import Settings
+from mbx.agents.dreamer.types import TrainState
+from mbx.agents.dreamer.update import make_batch
 from mbx.pictures import to_gif
-
-Array = jax.Array
+from mbx.types import Array
 
 CONTEXT = 5
 BATCH = 16  # sequences that errors are averaged over
@@ -37,43 +37,43 @@ ENTRIES = 6  # of a vector in pictures
 
 
 def make_diagnostics(
-    config: DreamerConfig,
+    settings: Settings,
 ) -> Callable[[TrainState, replay.ReplayState, Array], Diagnostics]:
     """`Agent.diagnostics` of Dreamer's agent."""
-    predict = jax.jit(functools.partial(open_loop, config))
+    predict = jax.jit(functools.partial(open_loop, settings))
 
-    def review(train: TrainState, state: replay.ReplayState, key: Array) -> Diagnostics:
+    def diagnose(train: TrainState, state: replay.ReplayState, key: Array) -> Diagnostics:
         truth, prediction, inside = jax.device_get(predict(train, state, key))
-        context = _context(config)
+        context = _context(settings)
         files = {}
-        if config.model.image_shape is None:
+        if settings.model.image_shape is None:
             files["open_loop.png"] = draw_curves(truth, prediction, inside, context)
         else:
             files["open_loop.gif"] = to_gif(film(truth, prediction), milliseconds=200)
         return Diagnostics(_errors(truth, prediction, inside, context), files)
 
-    return review
+    return diagnose
 
 
-def _context(config: DreamerConfig) -> int:
-    return min(CONTEXT, max(config.batch_length // 2, 1))
+def _context(settings: Settings) -> int:
+    return min(CONTEXT, max(settings.loss.batch_length // 2, 1))
 
 
 def open_loop(
-    config: DreamerConfig, train: TrainState, state: replay.ReplayState, key: Array
+    settings: Settings, train: TrainState, state: replay.ReplayState, key: Array
 ) -> tuple[Array, Array, Array]:
-    """Observed and predicted `[T, B, ...]`, and which rows are of the episode dreamed of, `[T, B]`.
+    """Observed and predicted `[T, B, ...]`, and which rows are of the imagined episode, `[T, B]`.
 
     Vectors are in symlog space, images in [0, 1].
     """
-    sample_key, seen_key, dream_key = jax.random.split(key, 3)
-    net, model = config.model, train.params["model"]
-    length, context = config.batch_length, _context(config)
+    sample_key, seen_key, imagine_key = jax.random.split(key, 3)
+    net, model = settings.model, train.params["model"]
+    length, context = settings.loss.batch_length, _context(settings)
     rows = sequences.sample(state, sample_key, batch_size=BATCH, length=length + 1).rows
-    batch, carry = dreamer.make_batch(config, rows)
+    batch, carry = make_batch(settings, rows)
     if carry is None:
         carry = rssm.initial(net, model["rssm"], (BATCH,))
-    tokens = observations.encode(net, model["encoder"], batch.obs)
+    tokens = encoders.encode(net, model["encoder"], batch.obs)
     seen = rssm.observe(
         net,
         model["rssm"],
@@ -85,12 +85,12 @@ def open_loop(
     )
     last = jax.tree.map(lambda x: x[-1], seen.states)
     actions = jnp.concatenate([batch.action[context:], batch.action[-1:]])
-    draws = jax.random.uniform(dream_key, (length - context, BATCH, net.stoch))
-    dreamed, _ = rssm.imagine(
+    draws = jax.random.uniform(imagine_key, (length - context, BATCH, net.stoch))
+    imagined, _ = rssm.imagine(
         net, model["rssm"], last, lambda features, action: action, actions, draws
     )
-    states = jax.tree.map(lambda a, b: jnp.concatenate([a, b[1:]]), seen.states, dreamed)
-    prediction = observations.decode(net, model["decoder"], rssm.features(states))
+    states = jax.tree.map(lambda a, b: jnp.concatenate([a, b[1:]]), seen.states, imagined)
+    prediction = encoders.decode(net, model["decoder"], rssm.features(states))
     begun = batch.is_first & (jnp.arange(length)[:, None] >= context)
     inside = jnp.cumsum(begun, axis=0) == 0
     if "vector" in prediction:
@@ -107,9 +107,9 @@ def _errors(
 ) -> dict[str, float]:
     error = np.square(truth - prediction).mean(axis=tuple(range(2, truth.ndim)))
     error = np.where(inside, error, 0.0).sum(axis=1) / np.maximum(inside.sum(axis=1), 1)
-    dreamed = error[context:]
-    steps = sorted({1, min(5, len(dreamed)), min(15, len(dreamed))})
-    return {f"open_loop_error_{n}": float(dreamed[n - 1]) for n in steps}
+    imagined = error[context:]
+    steps = sorted({1, min(5, len(imagined)), min(15, len(imagined))})
+    return {f"open_loop_error_{n}": float(imagined[n - 1]) for n in steps}
 
 
 def draw_curves(

@@ -16,10 +16,9 @@ import jax.numpy as jnp
 from mbx import distributions as dist
 from mbx import networks
 from mbx.agents.dreamer import networks as nets
-from mbx.agents.dreamer.networks import ModelConfig, Params
-
-Array = jax.Array
-Observation = dict[str, Array]
+from mbx.agents.dreamer.networks import ModelConfig
+from mbx.agents.dreamer.types import Observation
+from mbx.types import Array, Params
 
 
 def _grid(config: ModelConfig) -> tuple[int, int, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Networks of Dreamer as pure functions over dicts of parameters: MLP heads, layers, sizes.
+"""Networks of Dreamer as pure functions over dicts of parameters: MLP heads, layers, shapes.
 
 A network is a pair of functions, `init_*(key, ...) -> params` and the forward pass. Every hidden
 layer is linear, norm, activation; norms are computed in float32 whatever the compute dtype.
@@ -13,51 +13,38 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mbx import distributions as dist
+from mbx.agents.dreamer.settings import SIZES, Model
 from mbx.networks import matmul
+from mbx.settings import from_dict
+from mbx.types import Array, Params
 
-Array = jax.Array
-Params = dict[str, Any]
-
-NORMS = ("rms", "layer")
-CORES = ("block", "dense")
 # A normal truncated at two standard deviations has this inverse standard deviation.
 _TRUNCATION = 1.1368
 _KERNEL = 5
 _CHANNELS = (2, 3, 4, 4)  # channels of an image stage, in units of `depth`
 
-# The official sizes; "tiny", about 0.5M, is ours, for CPUs.
-SIZES: dict[str, dict[str, int]] = {
-    "tiny": dict(deter=256, hidden=96, classes=8, units=96, depth=4, stoch=16, blocks=4),
-    "1m": dict(deter=512, hidden=64, classes=4, units=64, depth=4),
-    "12m": dict(deter=2048, hidden=256, classes=16, units=256, depth=16),
-    "25m": dict(deter=3072, hidden=384, classes=24, units=384, depth=24),
-    "50m": dict(deter=4096, hidden=512, classes=32, units=512, depth=32),
-    "100m": dict(deter=6144, hidden=768, classes=48, units=768, depth=48),
-    "200m": dict(deter=8192, hidden=1024, classes=64, units=1024, depth=64),
-    "400m": dict(deter=12288, hidden=1536, classes=96, units=1536, depth=96),
-}
-
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """Shapes of the world model, the actor and the critic; defaults are the official 1M model.
+class ModelConfig(Model):
+    """Shapes of the world model, the actor and the critic: the settings, sizes filled in, and what
+    the task gives.
 
-    vector_dim, image_shape (H, W, C): what is observed, 0 or None for what is not. vector_shape:
-    the environment's own shape of the vector, () for [vector_dim]. action_dim: A,
-    the sum of `factors` (sizes of the one-hot blocks) where actions are discrete; no factors for
-    continuous actions. image_scale: what divides image values to bring them to [0, 1].
-    core: "block" (block-diagonal GRU of `blocks` blocks) | "dense" (one linear layer, sheeprl's).
-    initial: "zeros" | "learned", the recurrent state at an episode's start. unimix, policy_unimix:
-    share of the uniform distribution in latents and in discrete policies. bins_space: "raw" |
-    "symlog", where the two-hot bins of reward and value lie. decoder_blocks: of the linear map from
-    deter to an image. dtype: of the matrix products.
+    Attributes:
+        vector_dim: entries of the observed vector; 0: none is observed.
+        vector_shape: the environment's own shape of it; () for `[vector_dim]`.
+        image_shape: (H, W, C) of the observed image; None: none is observed.
+        image_scale: what divides image values to bring them to [0, 1].
+        action_dim: A.
+        factors: sizes of the one-hot blocks of discrete actions, A in sum; () for continuous ones.
+
+    Raises:
+        ValueError: for settings that cannot be, or do not fit the task.
     """
 
     vector_dim: int = 0
@@ -66,58 +53,22 @@ class ModelConfig:
     image_scale: float = 255.0
     action_dim: int = 1
     factors: tuple[int, ...] = ()
-    deter: int = 512
-    hidden: int = 64
-    stoch: int = 32
-    classes: int = 4
-    units: int = 64
-    depth: int = 4
-    blocks: int = 8
-    core: str = "block"
-    norm: str = "rms"
-    initial: str = "zeros"
-    encoder_layers: int = 3
-    decoder_layers: int = 3
-    reward_layers: int = 1
-    continue_layers: int = 1
-    policy_layers: int = 3
-    value_layers: int = 3
-    prior_layers: int = 2
-    posterior_layers: int = 1
-    unimix: float = 0.01
-    policy_unimix: float = 0.01
-    num_bins: int = 255
-    bins_space: str = "symlog"
-    init_std: float = 2.0
-    min_std: float = 0.1
-    max_std: float = 1.0
-    decoder_blocks: int = 8
-    dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name, choices in (
-            ("norm", NORMS),
-            ("core", CORES),
-            ("initial", ("zeros", "learned")),
-            ("bins_space", ("raw", "symlog")),
-            ("dtype", ("float32", "bfloat16")),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {choices}")
+        from_dict(Model(), {f.name: getattr(self, f.name) for f in dataclasses.fields(Model)})
+        for name, default in SIZES[self.size].items():
+            if not getattr(self, name) and (name != "blocks" or self.core == "block"):
+                object.__setattr__(self, name, default)
         if not self.vector_dim and self.image_shape is None:
             raise ValueError("nothing is observed: give vector_dim or image_shape")
-        if self.deter % self.blocks:
-            raise ValueError(f"deter={self.deter} is not divisible by blocks={self.blocks}")
         if self.factors and sum(self.factors) != self.action_dim:
             raise ValueError(f"factors={self.factors} do not sum to action_dim={self.action_dim}")
-        if self.num_bins < 3 or self.num_bins % 2 == 0:
-            raise ValueError(f"num_bins={self.num_bins}: use an odd number, so that one bin is 0")
         if self.image_shape is not None:
             image_stages(self.image_shape)
 
     @property
     def feature_dim(self) -> int:
-        """F."""
+        """F, the size of what heads read."""
         return self.deter + self.stoch * self.classes
 
     @property
@@ -134,13 +85,6 @@ class ModelConfig:
     def discrete(self) -> bool:
         """Whether actions are one-hot."""
         return bool(self.factors)
-
-
-def sized(size: str, **overrides: Any) -> ModelConfig:
-    """The configuration of a named size. Raises ValueError for an unknown one."""
-    if size not in SIZES:
-        raise ValueError(f"model.size={size!r}: choose one of {tuple(SIZES)}")
-    return ModelConfig(**(SIZES[size] | overrides))
 
 
 def image_stages(shape: tuple[int, int, int]) -> int:
@@ -286,12 +230,12 @@ def head(params: Params, features: Array, dtype: str = "float32") -> Array:
 def value_bins(config: ModelConfig) -> Array:
     """Bins of reward and value: evenly spaced in symlog space, or their symexp (mirrored)."""
     if config.bins_space == "symlog":
-        return dist.bins(-20.0, 20.0, config.num_bins)
+        return dist.bins(-config.bin_max, config.bin_max, config.num_bins)
     # Not left to a compiler: the last digit of a bin's symlog is 2e-6 of the bin. The official ones
     # are indices times a reciprocal, in float32.
     num = config.num_bins // 2
     share = np.arange(num + 1, dtype=np.float32) * np.float32(1.0 / num)
-    half = -np.expm1(np.float32(20.0) * (1.0 - share))
+    half = -np.expm1(np.float32(config.bin_max) * (1.0 - share))
     return jnp.asarray(np.concatenate([half, -half[:-1][::-1]]))
 
 

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-Array = jax.Array
-Params = Any
+from mbx.types import Array, Params
 
 
 class ScaleState(NamedTuple):

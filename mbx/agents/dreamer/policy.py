@@ -16,12 +16,12 @@ import numpy as np
 
 from mbx.agents.dreamer import rssm
 from mbx.agents.dreamer.networks import ModelConfig
-
-Array = jax.Array
+from mbx.agents.dreamer.types import Given
+from mbx.types import Array
 
 
 def output_dim(config: ModelConfig) -> int:
-    """P."""
+    """P, the size of the policy head's output."""
     return config.action_dim if config.discrete else 2 * config.action_dim
 
 
@@ -51,8 +51,10 @@ def mean_std(config: ModelConfig, out: Array) -> tuple[Array, Array]:
     return jnp.tanh(mean), width * jax.nn.sigmoid(raw + config.init_std) + config.min_std
 
 
-def sample(config: ModelConfig, out: Array, draw: Array) -> Array:
+def sample(config: ModelConfig, out: Array, draw: Array | Given) -> Array:
     """An action `[..., A]`: straight-through one-hots, or a reparameterised, unclipped Gaussian."""
+    if isinstance(draw, Given):
+        return draw.sample
     if config.discrete:
         parts = [
             rssm.straight_through(mixed, rssm.sample_one_hot(mixed, draw[..., i]))
@@ -63,7 +65,7 @@ def sample(config: ModelConfig, out: Array, draw: Array) -> Array:
     return mean + std * draw
 
 
-def sample_bounded(config: ModelConfig, out: Array, draw: Array) -> Array:
+def sample_bounded(config: ModelConfig, out: Array, draw: Array | Given) -> Array:
     """As `sample`, with continuous actions divided by max(1, |a|): sheeprl's."""
     action = sample(config, out, draw)
     return action if config.discrete else rssm.squash_action(action)

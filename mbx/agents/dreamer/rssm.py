@@ -5,7 +5,7 @@
 
 Everything that does not depend on the carried state (projections of tokens and of known actions,
 the prior of observed states) is computed outside the scans, on all rows at once. Draws are
-arguments: `choose(mixed_logits, draw)` turns a draw into a latent, by default uniform numbers.
+arguments: uniform numbers, or `Given` latents.
 Axes: T time, B batch, D deter, S latents of K classes, E tokens, A actions, H imagined steps.
 Source: DreamerV3 (arXiv 2301.04104) and its official code; `core="dense"` is sheeprl's cell.
 """
@@ -13,24 +13,15 @@ Source: DreamerV3 (arXiv 2301.04104) and its official code; `core="dense"` is sh
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from mbx.agents.dreamer import networks as nets
-from mbx.agents.dreamer.networks import ModelConfig, Params
-
-Array = jax.Array
-Choose = Callable[[Array, Array], Array]
-
-
-class State(NamedTuple):
-    """deter `[..., D]`, stoch `[..., S, K]` one-hot."""
-
-    deter: Array
-    stoch: Array
-
+from mbx.agents.dreamer.networks import ModelConfig
+from mbx.agents.dreamer.types import Given, Observed, State
+from mbx.types import Array, Params
 
 # -------------------------------------------------------------------------------------------------
 # Categorical latents
@@ -45,12 +36,14 @@ def mixed_logits(logits: Array, unimix: float) -> Array:
     return jnp.log((1.0 - unimix) * probs + unimix / logits.shape[-1])
 
 
-def sample_one_hot(mixed: Array, uniform: Array) -> Array:
+def sample_one_hot(mixed: Array, draw: Array | Given) -> Array:
     """The one-hot `[..., K]` that uniform numbers `[...]` in [0, 1) select (inverse sums)."""
+    if isinstance(draw, Given):
+        return draw.sample
     num = mixed.shape[-1]
     probs = jnp.exp(jax.lax.stop_gradient(mixed))
     sums = jnp.matmul(probs, jnp.triu(jnp.ones((num, num), probs.dtype)), precision="highest")
-    index = jnp.sum(sums[..., :-1] <= uniform[..., None], axis=-1)
+    index = jnp.sum(sums[..., :-1] <= draw[..., None], axis=-1)
     return jax.nn.one_hot(index, num, dtype=jnp.float32)
 
 
@@ -242,15 +235,14 @@ def observe_step(
     action: Array,
     tokens: Array,
     is_first: Array,
-    draw: Array,
-    choose: Choose = sample_one_hot,
+    draw: Array | Given,
 ) -> State:
     """One posterior step outside of a sequence (acting): all arguments lead with `[E]`."""
     state, action = reset(config, params, state, action, is_first)
     deter = recur(config, params, state, action_input(config, params, action))
     logits = posterior_logits(config, params, deter, token_input(config, params, tokens))
     mixed = mixed_logits(logits, config.unimix)
-    return State(deter, straight_through(mixed, choose(mixed, draw)))
+    return State(deter, straight_through(mixed, sample_one_hot(mixed, draw)))
 
 
 def reset(
@@ -267,14 +259,6 @@ def reset(
 # Sequences
 
 
-class Observed(NamedTuple):
-    """States `[T, B, ...]` and the raw logits `[T, B, S, K]` of posterior and prior."""
-
-    states: State
-    posterior: Array
-    prior: Array
-
-
 def observe(
     config: ModelConfig,
     params: Params,
@@ -282,8 +266,7 @@ def observe(
     tokens: Array,
     actions: Array,
     is_first: Array,
-    draws: Array,
-    choose: Choose = sample_one_hot,
+    draws: Array | Given,
 ) -> Observed:
     """Posterior states of a sequence.
 
@@ -292,7 +275,7 @@ def observe(
       tokens: `[T, B, E]`.
       actions: `[T, B, A]`, the action that led *to* row t; ignored where is_first.
       is_first: `[T, B]` bool; state and action are reset there.
-      draws: `[T, B, S]` uniform numbers, or what `choose` takes.
+      draws: `[T, B, S]` uniform numbers, or given latents.
     """
     actions = jnp.where(is_first[..., None], 0.0, actions)
     action_part = action_input(config, params, actions)
@@ -306,7 +289,7 @@ def observe(
         deter = recur(config, params, State(deter, stoch), action)
         logits = posterior_logits(config, params, deter, token)
         mixed = mixed_logits(logits, config.unimix)
-        state = State(deter, straight_through(mixed, choose(mixed, draw)))
+        state = State(deter, straight_through(mixed, sample_one_hot(mixed, draw)))
         return state, (state, logits)
 
     _, (states, posterior) = jax.lax.scan(step, carry, (action_part, token_part, is_first, draws))
@@ -318,16 +301,15 @@ def imagine(
     params: Params,
     start: State,
     policy: Callable[[Array, Array], Array],
-    action_draws: Array,
-    latent_draws: Array,
-    choose: Choose = sample_one_hot,
+    action_draws: Array | Given,
+    latent_draws: Array | Given,
 ) -> tuple[State, Array]:
-    """A dream of H steps from `start` `[N, ...]`.
+    """A trajectory of H imagined steps from `start` `[N, ...]`.
 
     Args:
       policy: `(features [N, F], draw) -> action [N, A]`.
       action_draws: `[H + 1, N, ...]`; the last action only pads.
-      latent_draws: `[H, N, S]` uniform numbers, or what `choose` takes.
+      latent_draws: `[H, N, S]` uniform numbers, or given latents.
 
     Returns:
       States `[H + 1, N, ...]`, the first of which is `start`, and the actions chosen at them.
@@ -337,10 +319,11 @@ def imagine(
         action = policy(features(state), draws[0])
         deter = recur(config, params, state, action_input(config, params, action))
         mixed = mixed_logits(prior_logits(config, params, deter), config.unimix)
-        state = State(deter, straight_through(mixed, choose(mixed, draws[1])))
+        state = State(deter, straight_through(mixed, sample_one_hot(mixed, draws[1])))
         return state, (state, action)
 
-    last, (states, actions) = jax.lax.scan(step, start, (action_draws[:-1], latent_draws))
+    before, at_last = (jax.tree.map(lambda x, i=i: x[i], action_draws) for i in (slice(-1), -1))
+    last, (states, actions) = jax.lax.scan(step, start, (before, latent_draws))
     states = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, states)
-    final = policy(features(last), action_draws[-1])
+    final = policy(features(last), at_last)
     return states, jnp.concatenate([actions, final[None]])

@@ -16,12 +16,11 @@ import jax.numpy as jnp
 
 from mbx import replay, replay_ring, replay_shards, replay_storage
 from mbx.replay import Index, ReplayState
-
-Array = jax.Array
+from mbx.types import Array
 
 
 class Sequences(NamedTuple):
-    """rows `[L, B, ...]` and where they lie, `[L, B]`."""
+    """Rows `[L, B, ...]` and their places in the replay, `[L, B]`."""
 
     rows: dict[str, Any]
     index: Index
@@ -33,11 +32,12 @@ def sample(
     """Draws runs of `length` consecutive rows, uniformly over where they can start.
 
     The first `fresh` columns are each an environment's newest rows instead, environments in turn
-    from a random one on: what was just experienced is so trained on at once. Rows past the newest
-    one, which occur only while no environment holds `length` rows, repeat it. The key is consumed.
+    from a random one on, so that new experience is trained on immediately (DreamerV3's online
+    queue, with repetition). Rows past the newest one, which occur only while no environment holds
+    `length` rows, repeat it. The key is consumed.
 
     Raises:
-      ValueError: length or fresh out of range.
+        ValueError: length or fresh out of range.
     """
     capacity = replay_storage.dims(state)[1]
     if not 1 <= length <= capacity:

@@ -1,0 +1,241 @@
+"""Behaviour learned from imagination: imagined trajectories, losses of actor and critic.
+
+Losses are per row, `[H, N]` where imagined and `[K - 1, B]` on replay rows; sums of their means are
+taken in `update`.
+Axes: B batch, K last rows to imagine from, N = K B trajectories, H imagined steps, F features.
+Sources: DreamerV3 (arXiv 2301.04104), sections "Critic learning" and "Actor learning"; the critic's
+loss on replay rows: docs/sources.md#critic-replay-loss, and with what is hard or reparameterised:
+docs/sources.md#behaviour.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mbx import returns
+from mbx.agents.dreamer import networks as nets
+from mbx.agents.dreamer import policy, rssm
+from mbx.agents.dreamer.settings import Settings
+from mbx.agents.dreamer.types import Batch, Behaviour, Imagined, ModelOutput, Noise, State
+from mbx.types import Array, Params
+
+stop = jax.lax.stop_gradient
+
+
+# -------------------------------------------------------------------------------------------------
+# Imagination
+
+
+def continue_value(settings: Settings, logit: Array) -> Array:
+    """The imagined continue: its probability, or ("hard") whether that exceeds 0.5."""
+    prob = jax.nn.sigmoid(logit)
+    hard = settings.imagination.continues == "hard"
+    return (prob > 0.5).astype(jnp.float32) if hard else prob
+
+
+def imagine(
+    settings: Settings,
+    model: Params,
+    actor: Params,
+    start: State,
+    terminated: Array,
+    noise: Noise,
+) -> Imagined:
+    """Trajectories of H steps from states `[N, ...]` of rows with `terminated` `[N]`.
+
+    The policy sees states without gradient. With "reparam" the gradient reaches its parameters
+    through actions, dynamics, rewards and continues; with "reinforce" there is none.
+    """
+    net = settings.model
+    model, start = stop(model), stop(start)
+    choose = policy.sample_bounded
+    if settings.actor.gradient == "reinforce":
+        actor, choose = stop(actor), policy.sample
+
+    def act(features: Array, draw: Array) -> Array:
+        return choose(net, nets.head(actor, stop(features), net.dtype), draw)
+
+    states, actions = rssm.imagine(net, model["rssm"], start, act, noise.action, noise.prior)
+    features = rssm.features(states)
+    rewards = nets.two_hot_mean(net, nets.head(model["reward"], features, net.dtype))
+    logit = nets.head(model["continue"], features, net.dtype)[..., 0]
+    continues = continue_value(settings, logit)
+    if settings.imagination.first_continue == "real":
+        real = 1.0 - terminated.astype(jnp.float32)
+        continues = jnp.concatenate([real[None], continues[1:]])
+    return Imagined(features, actions, rewards, continues)
+
+
+# -------------------------------------------------------------------------------------------------
+# Actor and critic
+
+
+def imagined_losses(
+    settings: Settings,
+    policy_out: Array,
+    actions: Array,
+    rewards: Array,
+    continues: Array,
+    values: Array,
+    value_logits: Array,
+    slow_values: Array,
+    ema: returns.ReturnEMA,
+) -> Behaviour:
+    """Losses of actor and critic from what the heads say along imagined trajectories.
+
+    Args:
+        settings: resolved.
+        policy_out: `[H, N, P]` or more rows, at states 0..H-1.
+        actions: `[H+1, N, A]`.
+        rewards, continues, values: `[H+1, N]` at states 0..H; gradients flow through them into the
+            actor loss with "reparam" (the baseline included).
+        value_logits: `[H, N, bins]` or more rows.
+        slow_values: `[H, N]` or more rows, the slow critic's.
+        ema: moves first and is then used.
+    """
+    own, critic = settings.actor, settings.critic
+    horizon = rewards.shape[0] - 1
+    gamma = 1.0 if settings.loss.continue_discount else critic.gamma
+    weights = stop(returns.discount_weights(continues, gamma))[:-1]
+    targets = returns.lambda_returns(rewards[1:], gamma * continues[1:], values[1:], critic.lambda_)
+    ema = returns.update_return_ema(
+        ema, stop(targets), decay=own.return_decay, percentiles=own.return_percentiles
+    )
+    offset, scale = returns.return_ema_offset_scale(ema, 1.0 / own.return_limit)
+    advantage = (targets - offset) / scale - (values[:-1] - offset) / scale
+    out = policy_out[:horizon]
+    entropy = policy.entropy(settings.model, out)
+    if own.gradient == "reinforce":
+        log_prob = policy.log_prob(settings.model, out, stop(actions[:-1]))
+        objective = log_prob * stop(advantage)
+    else:
+        objective = advantage
+    actor_loss = -weights * (objective + own.entropy_coef * entropy)
+    main, regulariser = critic_terms(
+        settings, value_logits[:horizon], stop(targets), stop(slow_values[:horizon])
+    )
+    metrics = {
+        "value_reg_loss": jnp.mean(weights * regulariser),
+        "entropy": jnp.mean(entropy),
+        "lambda_mean": jnp.mean(targets),
+        "lambda_std": jnp.std(targets),
+        "lambda_p05": jnp.percentile(targets, 5.0),
+        "lambda_p95": jnp.percentile(targets, 95.0),
+        "ema_offset": offset,
+        "ema_invscale": scale,
+        "discount_mean": jnp.mean(weights),
+        "discount_min": jnp.min(weights),
+        "adv_mean": jnp.mean(advantage),
+        "adv_std": jnp.std(advantage),
+        "target_critic_mean": jnp.mean(slow_values),
+        "target_critic_std": jnp.std(slow_values),
+        "value_mean": jnp.mean(values),
+        "dream_reward": jnp.mean(rewards[1:]),
+        "dream_continue": jnp.mean(continues[1:]),
+    }
+    critic_loss = weights * (main + critic.regularizer * regulariser)
+    return Behaviour(actor_loss, critic_loss, targets, ema, stop(metrics))
+
+
+def critic_terms(
+    settings: Settings, logits: Array, targets: Array, slow_values: Array
+) -> tuple[Array, Array]:
+    """Cross-entropies `[...]` with the returns and with the slow critic's mean."""
+    net = settings.model
+    return nets.two_hot_loss(net, logits, targets), nets.two_hot_loss(net, logits, slow_values)
+
+
+def replay_critic(
+    settings: Settings,
+    value_logits: Array,
+    slow_values: Array,
+    annotations: Array,
+    batch: Batch,
+) -> Array:
+    """Critic loss on replay rows, `[K-1, B]` (aligned) or `[K, B]` (literal), unscaled.
+
+    "aligned" trains row t on the reward, flags and annotation of row t+1, cuts the trace at ends
+    and weighs end rows 0. "literal" is, for comparison, everything on row t's own index, closed by
+    zero, the mask on the targets, no regulariser.
+
+    Args:
+        settings: resolved.
+        value_logits: `[K, B, bins]`.
+        slow_values: `[K, B]`, the slow critic's.
+        annotations: `[K, B]`, the imagined return that starts at each row.
+        batch: the K rows.
+    """
+    critic = settings.critic
+    annotations, last = stop(annotations), batch.is_last.astype(jnp.float32)
+    terminated = batch.terminated.astype(jnp.float32)
+    if critic.replay_loss == "literal":
+        target = returns.lambda_returns(
+            batch.reward,
+            critic.gamma * (1.0 - terminated),
+            annotations,
+            critic.lambda_,
+            jnp.zeros_like(annotations[0]),
+        )
+        return nets.two_hot_loss(settings.model, value_logits, target * (1.0 - last))
+    targets = returns.replay_lambda_returns(
+        batch.reward, terminated, last, annotations, critic.gamma, critic.lambda_
+    )
+    main, regulariser = critic_terms(settings, value_logits[:-1], targets, stop(slow_values[:-1]))
+    return (1.0 - last[:-1]) * (main + critic.regularizer * regulariser)
+
+
+def last_rows(tree: Any, num: int) -> Any:
+    """The last `num` rows of every leaf (0: all)."""
+    return jax.tree.map(lambda x: x[-num:] if num else x, tree)
+
+
+def behaviour_losses(
+    settings: Settings,
+    params: Params,
+    slow_critic: Params,
+    output: ModelOutput,
+    batch: Batch,
+    ema: returns.ReturnEMA,
+    noise: Noise,
+) -> tuple[dict[str, Array], Behaviour]:
+    """Losses "policy", "value" (and "replay_value"), imagined from a batch's last rows.
+
+    Gradients: "policy" reaches the actor alone and "value" the critic alone; "replay_value" reaches
+    the critic and, through `output.features` where `replay_gradient`, the representation.
+    """
+    net, rows = settings.model, settings.imagination.rows
+    model, actor, critic = params["model"], params["actor"], params["critic"]
+    batch, states = last_rows((batch, output.observed.states), rows)
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), states)
+    imagined = imagine(settings, model, actor, flat, batch.terminated.reshape(-1), noise)
+    seen = stop(imagined.features)
+    logits = nets.head(critic, seen, net.dtype)
+    if settings.actor.gradient == "reinforce":
+        values = nets.two_hot_mean(net, stop(logits))
+    else:
+        values = nets.two_hot_mean(net, nets.head(stop(critic), imagined.features, net.dtype))
+    slow_values = nets.two_hot_mean(net, nets.head(slow_critic, seen[:-1], net.dtype))
+    result = imagined_losses(
+        settings,
+        nets.head(actor, seen[:-1], net.dtype),
+        imagined.actions,
+        imagined.rewards,
+        imagined.continues,
+        values,
+        logits,
+        slow_values,
+        ema,
+    )
+    losses = {"policy": result.actor, "value": result.critic}
+    if settings.critic.replay_loss != "none":
+        features = last_rows(output.features, rows)
+        features = features if settings.critic.replay_gradient else stop(features)
+        annotations = result.returns[0].reshape(features.shape[:2])
+        slow_replay = nets.two_hot_mean(net, nets.head(slow_critic, stop(features), net.dtype))
+        losses["replay_value"] = replay_critic(
+            settings, nets.head(critic, features, net.dtype), slow_replay, annotations, batch
+        )
+    return losses, result

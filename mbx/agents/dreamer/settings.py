@@ -1,0 +1,270 @@
+"""Dreamer's settings: by default those of `configs/dreamer.py`; nothing here loads JAX.
+
+`configs/dreamerv3.py` holds the official code's choices. What depends on the task (the shapes of
+observations and actions) joins `Model` in `networks.ModelConfig`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from mbx.agents import settings as common
+from mbx.agents.settings import RunSettings
+from mbx.settings import NONZERO, section, setting
+
+# The official sizes; "tiny", about 0.5M, is ours, for CPUs.
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": dict(deter=256, hidden=96, classes=8, units=96, depth=4, stoch=16, blocks=4),
+    "1m": dict(deter=512, hidden=64, classes=4, units=64, depth=4, stoch=32, blocks=8),
+    "12m": dict(deter=2048, hidden=256, classes=16, units=256, depth=16, stoch=32, blocks=8),
+    "25m": dict(deter=3072, hidden=384, classes=24, units=384, depth=24, stoch=32, blocks=8),
+    "50m": dict(deter=4096, hidden=512, classes=32, units=512, depth=32, stoch=32, blocks=8),
+    "100m": dict(deter=6144, hidden=768, classes=48, units=768, depth=48, stoch=32, blocks=8),
+    "200m": dict(deter=8192, hidden=1024, classes=64, units=1024, depth=64, stoch=32, blocks=8),
+    "400m": dict(deter=12288, hidden=1536, classes=96, units=1536, depth=96, stoch=32, blocks=8),
+}
+GROUPS = ("model", "actor", "critic")  # what each optimiser moves, in the order of its settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Train(common.Train):
+    """How long a run is and how often it learns."""
+
+    train_ratio: float = setting(64.0, "replayed rows per agent step")
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval(common.Eval):
+    """Evaluations."""
+
+    action: str = setting("mode", "of the policy in evaluations", choices=("mode", "sample"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay(common.Replay):
+    """What is stored of the past, and what of it is drawn."""
+
+    context: bool = setting(False, "sequences start from stored latents, which updates write back")
+    fresh: int = setting(0, "sequences of a batch that are an environment's newest rows")
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """The networks."""
+
+    size: str = setting("tiny", "sets what is 0 below", choices=tuple(SIZES))
+    deter: int = setting(0, "units of the recurrent state; 0: as the size says")
+    hidden: int = setting(0, "units of the recurrent model's layers; 0: as the size says")
+    stoch: int = setting(0, "categorical latents; 0: as the size says")
+    classes: int = setting(0, "classes of a latent; 0: as the size says", at_most=127)
+    units: int = setting(0, "units of all other layers; 0: as the size says")
+    depth: int = setting(0, "channels of an image's first stage, halved; 0: as the size says")
+    blocks: int = setting(
+        0, "blocks of the recurrent cell; 0: as the size says", needs={"core": "block"}
+    )
+    core: str = setting(
+        "block", "recurrent cell: block-diagonal or one dense layer", choices=("block", "dense")
+    )
+    norm: str = setting("rms", "RMSNorm or LayerNorm in every layer", choices=("rms", "layer"))
+    initial: str = setting(
+        "zeros", "recurrent state at an episode's start", choices=("zeros", "learned")
+    )
+    encoder_layers: int = setting(3, "hidden layers of a vector's encoder", at_least=1)
+    decoder_layers: int = setting(3, "hidden layers of a vector's decoder", at_least=1)
+    reward_layers: int = setting(1, "hidden layers of the reward head")
+    continue_layers: int = setting(1, "hidden layers of the continue head")
+    policy_layers: int = setting(3, "hidden layers of the actor")
+    value_layers: int = setting(3, "hidden layers of the critic")
+    prior_layers: int = setting(2, "hidden layers of the prior", at_least=1)
+    posterior_layers: int = setting(1, "hidden layers of the posterior", at_least=1)
+    decoder_blocks: int = setting(8, "blocks of the layer from deter to an image", at_least=1)
+    unimix: float = setting(0.01, "share of the uniform distribution in the latents", at_most=1)
+    policy_unimix: float = setting(0.01, "and in policies of discrete actions", at_most=1)
+    init_std: float = setting(
+        2.0, "added to a continuous policy's raw standard deviation", at_least=None
+    )
+    min_std: float = setting(0.1, "smallest standard deviation of a continuous policy", above=0)
+    max_std: float = setting(1.0, "largest standard deviation of a continuous policy", above=0)
+    num_bins: int = setting(255, "bins of reward and value, an odd number", at_least=3)
+    bin_max: float = setting(20.0, "largest bin, in symlog space", above=0, at_most=80)
+    bins_space: str = setting(
+        "symlog", "where two-hot codes interpolate between bins", choices=("symlog", "raw")
+    )
+    dtype: str = setting("float32", "of matrix products", choices=("float32", "bfloat16"))
+
+    def check(self) -> Iterator[str]:
+        """Rules over several settings."""
+        deter, blocks = (getattr(self, n) or SIZES[self.size][n] for n in ("deter", "blocks"))
+        if self.core == "block" and deter % blocks:
+            yield f"deter={deter}: choose a multiple of model.blocks={blocks}"
+        if self.num_bins % 2 == 0:
+            yield f"num_bins={self.num_bins}: use an odd number, so that one bin is 0"
+        if self.min_std > self.max_std:
+            yield f"min_std={self.min_std} is more than model.max_std={self.max_std}: exchange them"
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """Batches and the world model's loss."""
+
+    batch_size: int = setting(16, "sequences of a batch", at_least=1)
+    batch_length: int = setting(32, "rows of a sequence", at_least=1)
+    updates: str = setting(
+        "sequential",
+        "world model, then behaviour in the updated one; or one joint gradient",
+        choices=("sequential", "joint"),
+    )
+    free_nats: float = setting(0.1, "KL of a row that costs nothing (1 suits images)")
+    free_nats_gradient: bool = setting(
+        False, "that floor changes the value only", needs={"free_nats": NONZERO}
+    )
+    dynamics_coef: float = setting(0.5, "weight of the KL that moves the prior")
+    representation_coef: float = setting(
+        0.01, "weight of the KL that moves the posterior; 0.1 blurs small observations"
+    )
+    reward_gradient: bool = setting(True, "the reward loss shapes the representation")
+    continue_discount: bool = setting(
+        False, "the continue head predicts gamma times continue; imagination applies no other"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Imagination:
+    """Imagined trajectories, from which behaviour is learned."""
+
+    horizon: int = setting(15, "imagined steps", at_least=1)
+    rows: int = setting(8, "last rows of a sequence to imagine from; 0: all")
+    continues: str = setting(
+        "hard", "predicted continues: 0 or 1, or the probability", choices=("hard", "soft")
+    )
+    first_continue: str = setting(
+        "real",
+        "continue of the start: the replay row's or predicted",
+        choices=("real", "predicted"),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Actor:
+    """The policy's loss."""
+
+    gradient: str = setting(
+        "auto",
+        "through the model (reparam) or not; auto: reparam for continuous actions",
+        choices=("auto", "reinforce", "reparam"),
+    )
+    entropy_coef: float = setting(3e-4, "weight of the policy's entropy")
+    return_limit: float = setting(1.0, "smallest divisor of advantages", at_least=1e-8)
+    return_decay: float = setting(0.99, "of the average of the returns' percentiles", at_most=1)
+    return_percentiles: tuple[float, float] = setting(
+        (5.0, 95.0), "whose distance divides advantages, in percent", at_most=100
+    )
+
+    def check(self) -> Iterator[str]:
+        """Rules over several settings."""
+        given = self.return_percentiles
+        if len(given) != 2 or given[0] > given[1]:
+            yield f"return_percentiles={given}: give the lower and the upper one"
+
+
+@dataclasses.dataclass(frozen=True)
+class Critic:
+    """The value's loss."""
+
+    gamma: float = setting(1.0 - 1.0 / 333.0, "discount of an agent step", above=0, at_most=1)
+    lambda_: float = setting(0.95, "trace of the lambda returns", at_most=1)
+    tau: float = setting(0.02, "share of the critic in a move of the slow critic", at_most=1)
+    target_update_freq: int = setting(1, "updates between moves of the slow critic", at_least=1)
+    regularizer: float = setting(1.0, "weight of the loss towards the slow critic")
+    replay_loss: str = setting(
+        "aligned",
+        "loss on replay rows: row t by the reward of row t + 1, as published, or none",
+        choices=("aligned", "literal", "none"),
+    )
+    replay_coef: float = setting(
+        0.3, "weight of the loss on replay rows", needs={"replay_loss": ("aligned", "literal")}
+    )
+    replay_gradient: bool = setting(
+        False,
+        "the loss on replay rows shapes the representation",
+        needs={"replay_loss": ("aligned", "literal"), "loss.updates": "joint"},
+    )
+
+    def check(self) -> Iterator[str]:
+        """Rules over several settings."""
+        if self.gamma == 1.0:
+            yield "gamma=1.0: choose less than 1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """Optimisers of world model, actor and critic, in this order where three numbers are given."""
+
+    name: str = setting("adam", "which", choices=("adam", "laprop"))
+    learning_rates: tuple[float, float, float] = setting((2e-4, 3e-4, 1e-3), "step sizes")
+    clips: tuple[float, float, float] = setting(
+        (1.0, 1.0, 1.0),
+        "largest norm of a gradient; laprop: of a tensor's, relative to the parameter's; 0: any",
+    )
+    epsilons: tuple[float, float, float] = setting(
+        (1e-8, 1e-5, 1e-5), "added to the root mean square of gradients"
+    )
+    warmup: int = setting(0, "updates over which the rates rise from 0")
+
+    def check(self) -> Iterator[str]:
+        """Rules over several settings."""
+        for name in ("learning_rates", "clips", "epsilons"):
+            if len(getattr(self, name)) != 3:
+                yield f"{name}={getattr(self, name)}: give three numbers, one each of {GROUPS}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(RunSettings):
+    """All settings of a Dreamer run."""
+
+    agent: str = setting("dreamer", "which agent")
+    env: common.Env = section(common.Env(name="gymnax:CartPole-v1"), "the task")
+    train: Train = section(
+        Train(steps=60_000, seed_steps=1_000, log_interval=1_000), "how long, how often"
+    )
+    eval: Eval = section(Eval(interval=5_000, exploring=True), "evaluations")
+    checkpoint: common.Checkpoint = section(
+        common.Checkpoint(interval=20_000), "when the state is saved"
+    )
+    replay: Replay = section(Replay(capacity=200_000), "what is stored and drawn")
+    model: Model = section(Model(), "the networks")
+    loss: Loss = section(Loss(), "batches and the world model's loss")
+    imagination: Imagination = section(Imagination(), "imagined trajectories")
+    actor: Actor = section(Actor(), "the policy's loss")
+    critic: Critic = section(Critic(), "the value's loss")
+    optimizer: Optimizer = section(Optimizer(), "optimisers of model, actor and critic")
+
+    def updates_per_step(self) -> float:
+        """Learner updates of an agent step: the train ratio over the rows of a batch."""
+        return self.train.train_ratio / (self.loss.batch_size * self.loss.batch_length)
+
+    def rows_before_learning(self) -> int:
+        """Agent steps over all environments until each holds a sequence and the row before it."""
+        return (self.loss.batch_length + 1) * self.env.num_envs
+
+    def check(self) -> Iterator[str]:
+        """Rules over several sections."""
+        length, size, rows = self.loss.batch_length, self.loss.batch_size, self.imagination.rows
+        held = self.replay.capacity // self.env.num_envs
+        if length + 1 > held:
+            yield (
+                f"loss.batch_length={length} needs one row more than that in every environment, "
+                f"but replay.capacity gives {held}: raise it"
+            )
+        if self.critic.replay_loss != "none" and length < 2:
+            yield f"loss.batch_length={length}: critic.replay_loss needs at least 2, or be 'none'"
+        if rows == 1 or rows > length:
+            yield f"imagination.rows={rows}: choose 0 or a number from 2 to batch_length={length}"
+        if self.replay.fresh > size:
+            yield f"replay.fresh={self.replay.fresh}: choose at most loss.batch_size={size}"
+        if self.loss.continue_discount and self.imagination.continues == "hard":
+            yield (
+                "loss.continue_discount=True with imagination.continues='hard' would drop the "
+                "discount from imagination: use 'soft', or continue_discount=False"
+            )

@@ -1,0 +1,222 @@
+"""One learner step, read top to bottom: sample, losses, optimisers, slow critic, write-back.
+
+"sequential": the world model moves first and behaviour is imagined in the updated one. "joint": one
+gradient of the sum of all losses, as in the official code.
+Axes: T time, B batch, N imagined trajectories, H imagined steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mbx import replay
+from mbx.agents.dreamer import optimizers, policy, rssm, sequences
+from mbx.agents.dreamer.behaviour import behaviour_losses
+from mbx.agents.dreamer.networks import ModelConfig
+from mbx.agents.dreamer.settings import GROUPS, Settings
+from mbx.agents.dreamer.types import (
+    Batch,
+    Behaviour,
+    ModelOutput,
+    Noise,
+    Observation,
+    State,
+    Step,
+    TrainState,
+)
+from mbx.agents.dreamer.world_model import model_losses, scaled_sum
+from mbx.types import Array, Metrics, Params
+
+
+def make_update(settings: Settings) -> Callable:
+    """`Agent.update`: sample, one learner step, write new latents back."""
+
+    def update(
+        train: TrainState, state: replay.ReplayState, key: Array
+    ) -> tuple[TrainState, replay.ReplayState, Metrics]:
+        sample_key, draw_key = jax.random.split(key)
+        size, length = settings.loss.batch_size, settings.loss.batch_length
+        sample = sequences.sample(
+            state, sample_key, batch_size=size, length=length + 1, fresh=settings.replay.fresh
+        )
+        batch, carry = make_batch(settings, sample.rows)
+        if carry is None:
+            carry = rssm.initial(settings.model, train.params["model"]["rssm"], (size,))
+        noise = draw_noise(settings, draw_key)
+        train, metrics, states = update_from_batch(settings, train, batch, carry, noise)
+        if settings.replay.context:
+            index = jax.tree.map(lambda x: x[1:], sample.index)
+            state = sequences.write(state, index, stored(states))
+        return train, state, metrics
+
+    return update
+
+
+def make_batch(settings: Settings, rows: dict[str, Any]) -> tuple[Batch, State | None]:
+    """T + 1 replay rows as a batch of T, and the stored state before it (None: none is stored).
+
+    The first row only supplies the previous action and the stored latents. Without those every
+    sequence begins as an episode does.
+    """
+    after = {name: x[1:] for name, x in rows.items()}
+    is_first, carry = after["is_first"], None
+    if settings.replay.context:
+        stoch = jax.nn.one_hot(rows["stoch"][0], settings.model.classes, dtype=jnp.float32)
+        carry = State(rows["deter"][0].astype(jnp.float32), stoch)
+    else:
+        is_first = is_first.at[0].set(True)
+    batch = Batch(
+        obs=observe_dict(settings.model, after["obs"]),
+        action=rows["action"][:-1],
+        reward=after["reward"],
+        is_first=is_first,
+        is_last=after["is_last"],
+        terminated=after["terminated"],
+    )
+    return batch, carry
+
+
+def observe_dict(net: ModelConfig, obs: Array) -> Observation:
+    """An environment's observation `[..., *shape]` as what the encoder takes."""
+    if net.image_shape is not None:
+        return {"image": obs}
+    return {"vector": obs.reshape(*obs.shape[: obs.ndim - net.obs_ndim], net.vector_dim)}
+
+
+def stored(state: State) -> dict[str, Array]:
+    """A state as replay fields: deter, and the latents' class numbers."""
+    return {"deter": state.deter, "stoch": jnp.argmax(state.stoch, axis=-1).astype(jnp.int8)}
+
+
+def draw_noise(settings: Settings, key: Array) -> Noise:
+    """The random numbers of one update."""
+    keys = jax.random.split(key, 3)
+    net, length, batch = settings.model, settings.loss.batch_length, settings.loss.batch_size
+    num, horizon = (settings.imagination.rows or length) * batch, settings.imagination.horizon
+    return Noise(
+        posterior=jax.random.uniform(keys[0], (length, batch, net.stoch)),
+        prior=jax.random.uniform(keys[1], (horizon, num, net.stoch)),
+        action=policy.draw(net, keys[2], (horizon + 1, num)),
+    )
+
+
+def update_from_batch(
+    settings: Settings, state: TrainState, batch: Batch, carry: State, noise: Noise
+) -> tuple[TrainState, Metrics, State]:
+    """One learner step with given draws: the deterministic core of `update`.
+
+    Returns:
+        The new state, metrics and the posterior states `[T, B, ...]` of the batch.
+    """
+    step = step_gradients(settings, state, batch, carry, noise)
+    count = state.step + 1
+    slow = move_slow_critic(settings, step.params["critic"], state.slow_critic, count)
+    state = TrainState(step.params, slow, step.opt_state, step.result.ema, count)
+    metrics = make_metrics(step.output, step.result, step.terms, step.grads)
+    return state, metrics, step.output.observed.states
+
+
+def step_gradients(
+    settings: Settings, state: TrainState, batch: Batch, carry: State, noise: Noise
+) -> Step:
+    """Gradients and parameters of one step: all at once, or the world model first ("sequential").
+
+    In sequence, behaviour is imagined in the updated model from posteriors computed before, without
+    gradient to it.
+    """
+    solvers = make_optimizers(settings)
+
+    def apply(grads: Params) -> tuple[Params, Params]:
+        params, opt_state = {}, {}
+        for name, grad in grads.items():
+            old = state.params[name]
+            updates, opt_state[name] = solvers[name].update(grad, state.opt_state[name], old)
+            params[name] = optax.apply_updates(old, updates)
+        return params, opt_state
+
+    if settings.loss.updates == "joint":
+        grads, output, result, terms = joint_gradients(settings, state, batch, carry, noise)
+        return Step(grads, *apply(grads), output, result, terms)
+
+    def model_loss(model: Params) -> tuple[Array, ModelOutput]:
+        output = model_losses(settings, model, batch, carry, noise.posterior)
+        return scaled_sum(settings, output.losses), output
+
+    model_grads, output = jax.grad(model_loss, has_aux=True)(state.params["model"])
+    params, opt_state = apply({"model": model_grads})
+
+    def behaviour_loss(own: Params) -> tuple[Array, Any]:
+        terms, result = behaviour_losses(
+            settings, params | own, state.slow_critic, output, batch, state.ema, noise
+        )
+        return behaviour_sum(settings, terms), (terms, result)
+
+    own = {name: state.params[name] for name in ("actor", "critic")}
+    grads, (terms, result) = jax.grad(behaviour_loss, has_aux=True)(own)
+    moved, moved_opt = apply(grads)
+    return Step(
+        {"model": model_grads, **grads},
+        params | moved,
+        opt_state | moved_opt,
+        output,
+        result,
+        terms,
+    )
+
+
+def joint_gradients(
+    settings: Settings, state: TrainState, batch: Batch, carry: State, noise: Noise
+) -> tuple[Params, ModelOutput, Behaviour, dict[str, Array]]:
+    """Gradients of the one total loss ("joint"), and what was computed on the way."""
+
+    def total(params: Params) -> tuple[Array, Any]:
+        output = model_losses(settings, params["model"], batch, carry, noise.posterior)
+        terms, result = behaviour_losses(
+            settings, params, state.slow_critic, output, batch, state.ema, noise
+        )
+        loss = scaled_sum(settings, output.losses) + behaviour_sum(settings, terms)
+        return loss, (output, result, terms)
+
+    grads, aux = jax.grad(total, has_aux=True)(state.params)
+    return grads, *aux
+
+
+def behaviour_sum(settings: Settings, terms: dict[str, Array]) -> Array:
+    """Mean losses of actor and critic, the replay loss by its coefficient."""
+    coef = settings.critic.replay_coef if "replay_value" in terms else None
+    scales = {"replay_value": coef}
+    return sum(scales.get(name, 1.0) * jnp.mean(loss) for name, loss in terms.items())
+
+
+def make_optimizers(settings: Settings) -> dict[str, optax.GradientTransformation]:
+    """An optimiser for each group of parameters."""
+    own = settings.optimizer
+    make = optimizers.laprop if own.name == "laprop" else optimizers.adam
+    numbers = zip(own.learning_rates, own.clips, own.epsilons, strict=True)
+    return {
+        name: make(rate, clip=clip, eps=eps, warmup=own.warmup)
+        for name, (rate, clip, eps) in zip(GROUPS, numbers, strict=True)
+    }
+
+
+def move_slow_critic(settings: Settings, critic: Params, slow: Params, step: Array) -> Params:
+    """The slow critic after update number `step`: every `target_update_freq` a part `tau` on."""
+    own = settings.critic
+    tau = jnp.where(step % own.target_update_freq == 0, own.tau, 0.0)
+    return jax.tree.map(lambda new, old: tau * new + (1.0 - tau) * old, critic, slow)
+
+
+def make_metrics(
+    output: ModelOutput, result: Behaviour, terms: dict[str, Array], grads: Params
+) -> Metrics:
+    """Scalars to log: losses, norms of gradients, what behaviour and world model measured."""
+    metrics = {f"loss/{name}": jnp.mean(loss) for name, loss in output.losses.items()}
+    names = {"policy": "actor_loss", "value": "critic_loss", "replay_value": "replay_critic_loss"}
+    metrics |= {names[name]: jnp.mean(loss) for name, loss in terms.items()}
+    metrics |= {f"grad_norm/{name}": optax.tree.norm(grad) for name, grad in grads.items()}
+    return metrics | output.metrics | result.metrics

@@ -1,0 +1,76 @@
+"""The world model's losses on a batch of replay rows.
+
+Reward and flags arrive with a row; the action of a `Batch` row is the one that led to it. Losses
+are per row, `[T, B]`.
+Axes: T time, B batch, S latents.
+Source: DreamerV3 (arXiv 2301.04104), section "World model learning", and its official code.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from mbx.agents.dreamer import encoders, rssm
+from mbx.agents.dreamer import networks as nets
+from mbx.agents.dreamer.settings import Settings
+from mbx.agents.dreamer.types import Batch, Given, ModelOutput, State
+from mbx.types import Array, Params
+
+stop = jax.lax.stop_gradient
+
+
+def model_losses(
+    settings: Settings, model: Params, batch: Batch, carry: State, noise: Array | Given
+) -> ModelOutput:
+    """Reconstruction, reward, continue and KL losses of a batch.
+
+    Args:
+        settings: resolved.
+        model: parameters of the world model.
+        batch: rows `[T, B, ...]`.
+        carry: state `[B, ...]` before row 0.
+        noise: for the posterior, `[T, B, S]`.
+    """
+    net, loss = settings.model, settings.loss
+    tokens = encoders.encode(net, model["encoder"], batch.obs)
+    observed = rssm.observe(net, model["rssm"], carry, tokens, batch.action, batch.is_first, noise)
+    features = rssm.features(observed.states)
+    prediction = encoders.decode(net, model["decoder"], features)
+    losses = encoders.reconstruction_loss(net, prediction, batch.obs)
+    seen = features if loss.reward_gradient else stop(features)
+    logits = nets.head(model["reward"], seen, net.dtype)
+    losses["reward"] = nets.two_hot_loss(net, logits, batch.reward)
+    logit = nets.head(model["continue"], features, net.dtype)[..., 0]
+    losses["continue"] = continue_loss(settings, logit, batch.terminated)
+    posterior = rssm.mixed_logits(observed.posterior, net.unimix)
+    prior = rssm.mixed_logits(observed.prior, net.unimix)
+    # The gradient of a floor of 0 is the same either way.
+    losses["dynamics"], losses["representation"], kl = rssm.kl_losses(
+        posterior,
+        prior,
+        loss.free_nats,
+        keep_gradient=bool(loss.free_nats) and loss.free_nats_gradient,
+    )
+    metrics = {
+        "kl": jnp.mean(kl),
+        "kl_clipped": jnp.mean(kl < loss.free_nats),
+        "posterior_entropy": jnp.mean(jnp.sum(rssm.entropy(posterior), axis=-1)),
+        "prior_entropy": jnp.mean(jnp.sum(rssm.entropy(prior), axis=-1)),
+    }
+    return ModelOutput(losses, observed, features, metrics)
+
+
+def continue_loss(settings: Settings, logit: Array, terminated: Array) -> Array:
+    """Cross-entropy of the continue head; with `continue_discount` its target holds gamma, too."""
+    target = 1.0 - terminated.astype(jnp.float32)
+    if settings.loss.continue_discount:
+        target = target * settings.critic.gamma
+    return -(target * jax.nn.log_sigmoid(logit) + (1.0 - target) * jax.nn.log_sigmoid(-logit))
+
+
+def scaled_sum(settings: Settings, losses: dict[str, Array]) -> Array:
+    """Sum of the means of losses, each times its coefficient."""
+    own = settings.loss
+    scales = {"dynamics": own.dynamics_coef, "representation": own.representation_coef}
+    return sum(scales.get(name, 1.0) * jnp.mean(loss) for name, loss in losses.items())
