@@ -94,7 +94,7 @@ SWEEPS: dict[str, dict[str, Overrides]] = {
         "value=lambda": ("loss.value_target=lambda",),
     },
     "replay_loss": {  # of Dreamer's critic: --config=configs/dreamer.py
-        how: (f"critic.replay_loss={how}",) for how in ("aligned", "literal", "none")
+        how: (f"critic.replay_loss={how}",) for how in ("aligned", "none")
     },
     "continues": {  # of Dreamer's dreams
         how: (f"imagination.continues={how}",) for how in ("hard", "soft")

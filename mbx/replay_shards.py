@@ -41,30 +41,35 @@ def merge_axis(tree: PyTree, axis: int) -> PyTree:
 
 
 def draw(
-    local: Callable[[ReplayState, Array | None, int], T],
+    local: Callable[..., T],
     state: ReplayState,
     key: Array | None,
     batch_size: int,
     *,
     axis: int,
+    own: Array | None = None,
 ) -> T:
     """`local(state, key, batch_size)` of every shard for its share of the batch, along `axis`.
 
     Each shard gets a key of its own; None for a `local` that draws nothing at random.
+
+    Args:
+      own: `[shards, ...]`, of which `local` takes its shard's part as a fourth argument.
 
     Raises:
       ValueError: the batch is no multiple of the shards.
     """
     shards = state.shards
     if shards == 1:
-        return local(state, key, batch_size)
+        return local(state, key, batch_size, *([] if own is None else [own[0]]))
     check_batch(batch_size, shards)
 
-    def one(shard: Array, part: ReplayState, key: Array | None) -> T:
-        return _shifted(local(part, key, batch_size // shards), shard * dims(part)[0])
+    def one(shard: Array, part: ReplayState, key: Array | None, own: Array | None) -> T:
+        extra = () if own is None else (own,)
+        return _shifted(local(part, key, batch_size // shards, *extra), shard * dims(part)[0])
 
     keys = None if key is None else jax.random.split(key, shards)
-    parts = jax.vmap(one, out_axes=axis)(jnp.arange(shards), _split(state), keys)
+    parts = jax.vmap(one, out_axes=axis)(jnp.arange(shards), _split(state), keys, own)
     return merge_axis(parts, axis)
 
 

@@ -123,6 +123,9 @@ class Agent(NamedTuple):
             reward, is_first, is_last, terminated (`mbx.replay`) and what `replay_extras` adds.
         store: targets that a planner makes and the replay keeps, for an agent that learns from
             such.
+        after_action: (actor state, actions `[E, A]`) -> the actor state that `act` would have
+            returned had it chosen these; for an agent whose actor state depends on its actions and
+            must follow those of the random phase before learning.
         replay_extras: what is stored of the actor state (latents, say) with the rows just acted on:
             further fields `[E, ...]` of them.
         diagnostics: (train, replay, key) -> `Diagnostics`, called with every evaluation, outside
@@ -137,6 +140,7 @@ class Agent(NamedTuple):
     update: Update
     example_row: Callable[[], dict[str, Any]]
     store: Store | None = None
+    after_action: Callable[[Any, Array], Any] | None = None
     replay_extras: Callable[[Any], dict[str, Array]] | None = None
     diagnostics: Callable[[Any, replay.ReplayState, Array], Diagnostics] | None = None
     check: Callable[[Mapping[str, float]], None] | None = None

@@ -17,7 +17,7 @@ def make_environment(
     """The configuration's environment, `num_envs` times."""
     env = config["env"]
     several = env["name"].startswith("multi:")
-    options = {"min_sizes": tuple(env["pad_to"])} if several else {}
+    options = {"min_sizes": tuple(env.get("pad_to", (0, 0)))} if several else {}
     return envs.make(
         env["name"],
         num_envs,

@@ -31,7 +31,14 @@ def make_choose(agent: Agent, schedule: Schedule, num_envs: int, spec: EnvSpec) 
         act_key, target_key = jax.random.split(key)
 
         def explore(_: None) -> tuple[Array, Any]:
-            return random_actions(spec, act_key, num_envs), state.actor
+            if agent.after_action is None:
+                return random_actions(spec, act_key, num_envs), state.actor
+            random_key, latent_key = jax.random.split(act_key)
+            action = random_actions(spec, random_key, num_envs)
+            _, actor = agent.act(
+                state.train, state.actor, state.obs, state.is_first, latent_key, False
+            )
+            return action, agent.after_action(actor, action)
 
         def plan(_: None) -> tuple[Array, Any]:
             return agent.act(state.train, state.actor, state.obs, state.is_first, act_key, False)

@@ -41,8 +41,13 @@ class Schedule:
 
     @property
     def ratio(self) -> Fraction:
-        """The update-to-data ratio as a fraction, counted without rounding drift."""
-        return Fraction(self.utd_ratio).limit_denominator(1000)
+        """The update-to-data ratio as a fraction, to 1e-4 of itself; counted without drift."""
+        exact, largest = Fraction(self.utd_ratio), 1_000
+        near = exact.limit_denominator(largest)
+        while abs(near - exact) * 10_000 > exact and largest < 1_000_000_000:
+            largest *= 10
+            near = exact.limit_denominator(largest)
+        return near
 
 
 @flax.struct.dataclass

@@ -183,24 +183,15 @@ def test_what_follows_an_end_changes_nothing_before_it():
         assert np.any(before[3:] != after[3:])
 
 
-def test_replay_mask_lies_on_the_loss_and_the_literal_form_differs():
-    batch = types.Batch(
-        {},
-        None,
-        column(0.0, 1.0, 0.0, 1.0),
-        None,
-        column(0.0, 1.0, 0.0, 0.0) > 0,
-        column(0.0, 1.0, 0.0, 0.0) > 0,
-    )
-    logits, slow = jnp.zeros((4, 1, 21)), jnp.zeros((4, 1))
+def test_replay_rows_that_are_ends_weigh_nothing():
+    no, end = jnp.zeros((4, 1), bool), column(0.0, 1.0, 0.0, 0.0) > 0
+    batch = types.Batch({}, None, column(0.0, 1.0, 0.0, 1.0), no, end, end)
     annotations = column(2.0, 2.0, 2.0, 2.0)
-    aligned = losses.replay_critic(CONFIG, logits, slow, annotations, batch)
-    assert aligned.shape == (3, 1)
-    assert aligned[1, 0] == 0.0 and np.all(aligned[np.array([0, 2]), 0] > 0.0)
-    literal = losses.replay_critic(
-        change(CONFIG, critic=dict(replay_loss="literal")), logits, slow, annotations, batch
+    loss = losses.replay_critic(
+        CONFIG, jnp.zeros((4, 1, 21)), jnp.zeros((4, 1)), annotations, batch
     )
-    assert literal.shape == (4, 1) and np.all(literal > 0.0)
+    assert loss.shape == (3, 1)
+    assert loss[1, 0] == 0.0 and np.all(loss[np.array([0, 2]), 0] > 0.0)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from mbx import returns
 from mbx.agents.base import Agent
 from mbx.agents.dreamer import encoders, policy, rssm
 from mbx.agents.dreamer import networks as nets
+from mbx.agents.dreamer.behaviour import action_limit
 from mbx.agents.dreamer.diagnostics import make_diagnostics
 from mbx.agents.dreamer.networks import ModelConfig
 from mbx.agents.dreamer.settings import Model, Settings
@@ -47,6 +48,11 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
 
     What is no image is observed as a flat vector.
     """
+    if spec.tasks:
+        raise ValueError(
+            f"config.env.name={spec.name!r} holds several tasks, but agent='dreamer' learns one: "
+            "choose one of them, or agent tdmpc (configs/tdmpc.py)"
+        )
     shape = tuple(spec.obs_shape)
     if len(shape) == 3:
         integers = np.issubdtype(np.dtype(spec.obs_dtype), np.integer)
@@ -80,6 +86,7 @@ def build_agent(settings: Settings) -> Agent:
         act=make_act(settings),
         update=make_update(settings),
         example_row=functools.partial(example_row, settings),
+        after_action=lambda actor, action: actor.replace(action=action),
         replay_extras=latents if settings.replay.context else None,
         diagnostics=make_diagnostics(settings),
     )
@@ -154,7 +161,7 @@ def make_act(settings: Settings) -> Callable:
             action = policy.mode(net, out)
         else:
             action = policy.sample(net, out, policy.draw(net, action_key, lead))
-        action = jnp.clip(action, -1.0, 1.0)
+        action = jnp.clip(policy.bound(net, action, action_limit(settings)), -1.0, 1.0)
         return action, ActorState(state.deter, state.stoch, action)
 
     return act

@@ -19,7 +19,7 @@ from mbx import returns
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer import policy, rssm
 from mbx.agents.dreamer.settings import Settings
-from mbx.agents.dreamer.types import Batch, Behaviour, Imagined, ModelOutput, Noise, State
+from mbx.agents.dreamer.types import Batch, Behaviour, Given, Imagined, ModelOutput, Noise, State
 from mbx.types import Array, Params
 
 stop = jax.lax.stop_gradient
@@ -34,6 +34,11 @@ def continue_value(settings: Settings, logit: Array) -> Array:
     prob = jax.nn.sigmoid(logit)
     hard = settings.imagination.continues == "hard"
     return (prob > 0.5).astype(jnp.float32) if hard else prob
+
+
+def action_limit(settings: Settings) -> float:
+    """Largest action of the policy; 0 where it is scored by the density of its own samples."""
+    return settings.actor.action_clip if settings.actor.gradient == "reparam" else 0.0
 
 
 def imagine(
@@ -51,12 +56,12 @@ def imagine(
     """
     net = settings.model
     model, start = stop(model), stop(start)
-    choose = policy.sample_bounded
     if settings.actor.gradient == "reinforce":
-        actor, choose = stop(actor), policy.sample
+        actor = stop(actor)
 
-    def act(features: Array, draw: Array) -> Array:
-        return choose(net, nets.head(actor, stop(features), net.dtype), draw)
+    def act(features: Array, draw: Array | Given) -> Array:
+        out = nets.head(actor, stop(features), net.dtype)
+        return policy.bound(net, policy.sample(net, out, draw), action_limit(settings))
 
     states, actions = rssm.imagine(net, model["rssm"], start, act, noise.action, noise.prior)
     features = rssm.features(states)
@@ -155,11 +160,11 @@ def replay_critic(
     annotations: Array,
     batch: Batch,
 ) -> Array:
-    """Critic loss on replay rows, `[K-1, B]` (aligned) or `[K, B]` (literal), unscaled.
+    """Critic loss on replay rows, `[K-1, B]`, unscaled.
 
-    "aligned" trains row t on the reward, flags and annotation of row t+1, cuts the trace at ends
-    and weighs end rows 0. "literal" is, for comparison, everything on row t's own index, closed by
-    zero, the mask on the targets, no regulariser.
+    Row t trains on the reward, flags and annotation of row t+1. The trace is cut at the last row
+    that an episode has, which weighs 0: its end, or where that was not stored (after a fault, say)
+    the row before the next episode's first.
 
     Args:
         settings: resolved.
@@ -169,19 +174,11 @@ def replay_critic(
         batch: the K rows.
     """
     critic = settings.critic
-    annotations, last = stop(annotations), batch.is_last.astype(jnp.float32)
+    next_first = jnp.concatenate([batch.is_first[1:], jnp.zeros_like(batch.is_first[:1])])
+    last = (batch.is_last | next_first).astype(jnp.float32)
     terminated = batch.terminated.astype(jnp.float32)
-    if critic.replay_loss == "literal":
-        target = returns.lambda_returns(
-            batch.reward,
-            critic.gamma * (1.0 - terminated),
-            annotations,
-            critic.lambda_,
-            jnp.zeros_like(annotations[0]),
-        )
-        return nets.two_hot_loss(settings.model, value_logits, target * (1.0 - last))
     targets = returns.replay_lambda_returns(
-        batch.reward, terminated, last, annotations, critic.gamma, critic.lambda_
+        batch.reward, terminated, last, stop(annotations), critic.gamma, critic.lambda_
     )
     main, regulariser = critic_terms(settings, value_logits[:-1], targets, stop(slow_values[:-1]))
     return (1.0 - last[:-1]) * (main + critic.regularizer * regulariser)

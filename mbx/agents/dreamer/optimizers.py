@@ -5,6 +5,7 @@ Source: official DreamerV3; sheeprl for the Adams.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,15 +23,50 @@ class ScaleState(NamedTuple):
     momentum: Params
 
 
-def clip_adaptively(ratio: float = 0.3, minimum: float = 1e-3) -> optax.GradientTransformation:
-    """Every tensor's gradient norm at most `ratio` times its parameter's (at least `minimum`)."""
+class Tensor(NamedTuple):
+    """What a leaf is to adaptive clipping.
 
-    def clip(grad: Array, param: Array) -> Array:
-        limit = ratio * jnp.maximum(jnp.linalg.norm(param.reshape(-1)), minimum)
-        return grad / jnp.maximum(1.0, jnp.linalg.norm(grad.reshape(-1)) / limit)
+    Attributes:
+        name: leaves of one name are one tensor.
+        parts: equal parts of the last axis, each a tensor of its own.
+    """
+
+    name: str
+    parts: int = 1
+
+
+def clip_adaptively(
+    ratio: float = 0.3,
+    minimum: float = 1e-3,
+    tensor_of: Callable[[str], Tensor] = Tensor,
+) -> optax.GradientTransformation:
+    """Every tensor's gradient norm at most `ratio` times its parameter's (at least `minimum`).
+
+    Args:
+        ratio, minimum: see above.
+        tensor_of: the tensor of a leaf, given its path, names joined by "/".
+
+    Source: adaptive gradient clipping (arXiv 2102.06171) without its units, as in the official
+    code of DreamerV3.
+    """
+
+    def squares(leaf: Array, parts: int) -> Array:
+        return jnp.sum(jnp.square(leaf.reshape(-1, parts, leaf.shape[-1] // parts)), axis=(0, 2))
 
     def update(grads: Params, state: Any, params: Params) -> tuple[Params, Any]:
-        return jax.tree.map(clip, grads, params), state
+        flat, tree = jax.tree_util.tree_flatten_with_path(grads)
+        tensors = [tensor_of("/".join(key.key for key in path)) for path, _ in flat]
+        pairs = list(zip(tensors, (x for _, x in flat), jax.tree.leaves(params), strict=True))
+        norms: dict[str, Array] = {}
+        for tensor, grad, param in pairs:
+            both = jnp.stack([squares(grad, tensor.parts), squares(param, tensor.parts)])
+            norms[tensor.name] = norms.get(tensor.name, 0.0) + both
+        clipped = []
+        for tensor, grad, _ in pairs:
+            norm, own = jnp.sqrt(norms[tensor.name])
+            divisor = jnp.maximum(1.0, norm / (ratio * jnp.maximum(own, minimum)))
+            clipped.append(grad / jnp.repeat(divisor, grad.shape[-1] // tensor.parts))
+        return jax.tree.unflatten(tree, clipped), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
@@ -67,15 +103,20 @@ def scale_by_laprop(
 
 
 def laprop(
-    learning_rate: float, *, clip: float = 0.3, eps: float = 1e-20, warmup: int = 1000
+    learning_rate: float,
+    *,
+    clip: float = 0.3,
+    eps: float = 1e-20,
+    warmup: int = 1000,
+    tensor_of: Callable[[str], Tensor] = Tensor,
 ) -> optax.GradientTransformation:
-    """The official optimiser; the rate rises linearly from 0 at the first of `warmup` updates."""
-    rate = learning_rate
-    if warmup:
-        rate = optax.linear_schedule(0.0, learning_rate, warmup)
-    return optax.chain(
-        clip_adaptively(clip), scale_by_laprop(eps=eps), optax.scale_by_learning_rate(rate)
-    )
+    """The official optimiser: LaProp after an adaptive clip (0: none).
+
+    The rate rises linearly from 0 at the first of `warmup` updates.
+    """
+    rate = optax.linear_schedule(0.0, learning_rate, warmup) if warmup else learning_rate
+    clipping = clip_adaptively(clip, tensor_of=tensor_of) if clip else optax.identity()
+    return optax.chain(clipping, scale_by_laprop(eps=eps), optax.scale_by_learning_rate(rate))
 
 
 def adam(

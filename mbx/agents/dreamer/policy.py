@@ -65,10 +65,9 @@ def sample(config: ModelConfig, out: Array, draw: Array | Given) -> Array:
     return mean + std * draw
 
 
-def sample_bounded(config: ModelConfig, out: Array, draw: Array | Given) -> Array:
-    """As `sample`, with continuous actions divided by max(1, |a|): sheeprl's."""
-    action = sample(config, out, draw)
-    return action if config.discrete else rssm.squash_action(action)
+def bound(config: ModelConfig, action: Array, limit: float) -> Array:
+    """Continuous actions brought to at most `limit` (0: none), which has no gradient: sheeprl's."""
+    return action if config.discrete or not limit else rssm.squash_action(action, limit)
 
 
 def mode(config: ModelConfig, out: Array) -> Array:

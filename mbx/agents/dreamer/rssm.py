@@ -117,7 +117,7 @@ def init(key: Array, config: ModelConfig, token_dim: int) -> Params:
 
 
 def _init_core(key: Array, config: ModelConfig, flat: int) -> Params:
-    keys = jax.random.split(key, 7)
+    keys = jax.random.split(key, 6 + config.core_layers)
     deter, hidden, blocks = config.deter, config.hidden, config.blocks
     bias = config.norm == "rms"
     if config.core == "dense":
@@ -131,7 +131,7 @@ def _init_core(key: Array, config: ModelConfig, flat: int) -> Params:
         }
     # The fan-in counts the three inputs once for every block, as the official code does.
     fan_in = deter + 3 * hidden * blocks
-    return {
+    params = {
         "in_h": nets.init_layer(keys[0], config.norm, deter, hidden),
         "in_z": nets.init_layer(keys[1], config.norm, flat, hidden),
         "in_a": nets.init_layer(keys[2], config.norm, config.action_dim, hidden),
@@ -143,6 +143,14 @@ def _init_core(key: Array, config: ModelConfig, flat: int) -> Params:
         "hidden_norm": nets.init_norm(config.norm, deter),
         "gru": nets.init_linear(keys[6], deter, blocks, deter // blocks, 3 * deter // blocks),
     }
+    if config.core_layers > 1:
+        width = deter // blocks
+        params["hidden_rest"] = {
+            f"layer_{i}": nets.init_linear(key, deter, blocks, width, width, bias=bias)
+            | {"norm": nets.init_norm(config.norm, deter)}
+            for i, key in enumerate(keys[7:])
+        }
+    return params
 
 
 def initial(config: ModelConfig, params: Params, lead: tuple[int, ...]) -> State:
@@ -169,9 +177,9 @@ def features(state: State) -> Array:
 # One step
 
 
-def squash_action(action: Array) -> Array:
-    """action / max(1, |action|), elementwise, the divisor without gradient."""
-    return action / jax.lax.stop_gradient(jnp.maximum(1.0, jnp.abs(action)))
+def squash_action(action: Array, limit: float = 1.0) -> Array:
+    """action / max(1, |action| / limit), elementwise, the divisor without gradient."""
+    return action / jax.lax.stop_gradient(jnp.maximum(1.0, jnp.abs(action) / limit))
 
 
 def action_input(config: ModelConfig, params: Params, action: Array) -> Array:
@@ -197,6 +205,8 @@ def recur(config: ModelConfig, params: Params, state: State, action_part: Array)
         x = nets.block_linear(params["hidden_h"], deter, dtype) + action_part
         x = x + nets.linear(params["hidden_x"], jnp.concatenate(inputs, axis=-1), dtype)
         x = nets.norm_silu(params["hidden_norm"], x)
+        for extra in params.get("hidden_rest", {}).values():
+            x = nets.norm_silu(extra["norm"], nets.block_linear(extra, x, dtype))
         gates = nets.block_linear_parts(params["gru"], x, 3, dtype)
         reset, candidate, update = (gate.astype(jnp.float32) for gate in gates)
     candidate = jnp.tanh(jax.nn.sigmoid(reset) * candidate)
@@ -317,7 +327,9 @@ def imagine(
 
     def step(state: State, draws: tuple[Array, Array]) -> tuple[State, tuple[State, Array]]:
         action = policy(features(state), draws[0])
-        deter = recur(config, params, state, action_input(config, params, action))
+        # The replay holds bounded actions alone, so the model is asked about such.
+        part = action_input(config, params, squash_action(action))
+        deter = recur(config, params, state, part)
         mixed = mixed_logits(prior_logits(config, params, deter), config.unimix)
         state = State(deter, straight_through(mixed, sample_one_hot(mixed, draws[1])))
         return state, (state, action)

@@ -31,10 +31,10 @@ def sample(
 ) -> Sequences:
     """Draws runs of `length` consecutive rows, uniformly over where they can start.
 
-    The first `fresh` columns are each an environment's newest rows instead, environments in turn
-    from a random one on, so that new experience is trained on immediately (DreamerV3's online
-    queue, with repetition). Rows past the newest one, which occur only while no environment holds
-    `length` rows, repeat it. The key is consumed.
+    `fresh` columns, the first of their shards, are each an environment's newest rows instead,
+    environments in turn from a random one on, so that new experience is trained on immediately
+    (DreamerV3's online queue, with repetition). Rows past the newest one, which occur only while no
+    environment holds `length` rows, repeat it. The key is consumed.
 
     Raises:
         ValueError: length or fresh out of range.
@@ -47,13 +47,19 @@ def sample(
         )
     if not 0 <= fresh <= batch_size:
         raise ValueError(f"fresh is {fresh} with batch_size {batch_size}: choose 0..batch_size")
-    # Of several shards, each puts its own share of newest rows first.
-    local = functools.partial(_sample, length=length, fresh=-(-fresh // state.shards))
-    return replay_shards.draw(local, state, key, batch_size, axis=1)
+    turn = jnp.int32(0)
+    if state.shards > 1:
+        key, turn_key = jax.random.split(key)
+        turn = jax.random.randint(turn_key, (), 0, state.shards)
+    # Of several shards, each puts its own share first; what is left over goes round by chance.
+    each, over = divmod(fresh, state.shards)
+    shares = each + ((jnp.arange(state.shards) - turn) % state.shards < over)
+    local = functools.partial(_sample, length=length)
+    return replay_shards.draw(local, state, key, batch_size, axis=1, own=shares)
 
 
 def _sample(
-    state: ReplayState, key: Array, batch_size: int, *, length: int, fresh: int
+    state: ReplayState, key: Array, batch_size: int, fresh: Array, *, length: int
 ) -> Sequences:
     num_envs = replay_storage.dims(state)[0]
     draw_key, env_key = jax.random.split(key)

@@ -66,6 +66,12 @@ class Model:
     core: str = setting(
         "block", "recurrent cell: block-diagonal or one dense layer", choices=("block", "dense")
     )
+    core_layers: int = setting(
+        1,
+        "hidden layers of the recurrent cell",
+        at_least=1,
+        needs={"core": "block"},
+    )
     norm: str = setting("rms", "RMSNorm or LayerNorm in every layer", choices=("rms", "layer"))
     initial: str = setting(
         "zeros", "recurrent state at an episode's start", choices=("zeros", "learned")
@@ -155,6 +161,12 @@ class Actor:
         choices=("auto", "reinforce", "reparam"),
     )
     entropy_coef: float = setting(3e-4, "weight of the policy's entropy")
+    action_clip: float = setting(
+        1.0,
+        "largest continuous action of a policy learned through the model; 0: any",
+        at_most=1,
+        needs={"gradient": ("auto", "reparam")},
+    )
     return_limit: float = setting(1.0, "smallest divisor of advantages", at_least=1e-8)
     return_decay: float = setting(0.99, "of the average of the returns' percentiles", at_most=1)
     return_percentiles: tuple[float, float] = setting(
@@ -179,16 +191,16 @@ class Critic:
     regularizer: float = setting(1.0, "weight of the loss towards the slow critic")
     replay_loss: str = setting(
         "aligned",
-        "loss on replay rows: row t by the reward of row t + 1, as published, or none",
-        choices=("aligned", "literal", "none"),
+        "loss on replay rows: on row t by the reward of row t + 1, or none",
+        choices=("aligned", "none"),
     )
     replay_coef: float = setting(
-        0.3, "weight of the loss on replay rows", needs={"replay_loss": ("aligned", "literal")}
+        0.3, "weight of the loss on replay rows", needs={"replay_loss": "aligned"}
     )
     replay_gradient: bool = setting(
         False,
         "the loss on replay rows shapes the representation",
-        needs={"replay_loss": ("aligned", "literal"), "loss.updates": "joint"},
+        needs={"replay_loss": "aligned", "loss.updates": "joint"},
     )
 
     def check(self) -> Iterator[str]:

@@ -7,6 +7,7 @@ Axes: T time, B batch, N imagined trajectories, H imagined steps.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -195,13 +196,36 @@ def behaviour_sum(settings: Settings, terms: dict[str, Array]) -> Array:
 
 def make_optimizers(settings: Settings) -> dict[str, optax.GradientTransformation]:
     """An optimiser for each group of parameters."""
-    own = settings.optimizer
-    make = optimizers.laprop if own.name == "laprop" else optimizers.adam
-    numbers = zip(own.learning_rates, own.clips, own.epsilons, strict=True)
-    return {
-        name: make(rate, clip=clip, eps=eps, warmup=own.warmup)
-        for name, (rate, clip, eps) in zip(GROUPS, numbers, strict=True)
-    }
+    own, result = settings.optimizer, {}
+    for i, group in enumerate(GROUPS):
+        numbers = dict(clip=own.clips[i], eps=own.epsilons[i], warmup=own.warmup)
+        if own.name == "laprop":
+            tensor_of = functools.partial(official_tensor, settings.model, group)
+            result[group] = optimizers.laprop(own.learning_rates[i], tensor_of=tensor_of, **numbers)
+        else:
+            result[group] = optimizers.adam(own.learning_rates[i], **numbers)
+    return result
+
+
+# Leaves that are one tensor in the official code (`core="dense"`: in sheeprl's).
+_JOINED = {
+    "rssm/hidden_h/kernel": "rssm/hidden/kernel",
+    "rssm/hidden_x/kernel": "rssm/hidden/kernel",
+    "rssm/hidden_a/kernel": "rssm/hidden/kernel",
+    "rssm/in_z/kernel": "rssm/in/kernel",
+    "rssm/in_a/kernel": "rssm/in/kernel",
+    "rssm/posterior/deter/kernel": "rssm/posterior/kernel",
+    "rssm/posterior/tokens/kernel": "rssm/posterior/kernel",
+}
+
+
+def official_tensor(net: ModelConfig, group: str, path: str) -> optimizers.Tensor:
+    """The tensor that a leaf of a group of parameters is, or is a part of, in the official code."""
+    if group == "model":
+        joined = path in _JOINED and (net.core == "dense" or not path.startswith("rssm/in_"))
+        return optimizers.Tensor(_JOINED[path] if joined else path)
+    means_and_stds = group == "actor" and path.startswith("out/") and not net.discrete
+    return optimizers.Tensor(path, 2 if means_and_stds else 1)
 
 
 def move_slow_critic(settings: Settings, critic: Params, slow: Params, step: Array) -> Params:
