@@ -53,6 +53,11 @@ CONTEXT = make_settings(
 SPEC = EnvSpec("x", (2,), jnp.float32, 2, 10, 1)
 
 
+def moved(params):
+    """Parameters none of which is the exact zero that many start with."""
+    return jax.tree.map(lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), params)
+
+
 # -------------------------------------------------------------------------------------------------
 # Critic on replay rows
 
@@ -132,7 +137,7 @@ def test_several_layers_of_the_recurrent_cell():
     """The official formula in NumPy: block-linear, norm, SiLU, `core_layers` times."""
     net = ModelConfig(vector_dim=1, deter=6, hidden=3, stoch=2, classes=2, blocks=2, core_layers=3)
     params = rssm.init(jax.random.key(0), net, 4)
-    params = jax.tree.map(lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), params)
+    params = moved(params)
     keys = jax.random.split(jax.random.key(1), 3)
     deter = jax.random.normal(keys[0], (5, 6))
     stoch, action = jax.random.normal(keys[1], (5, 2, 2)), jax.random.uniform(keys[2], (5, 1))
@@ -209,10 +214,10 @@ def test_action_clip_bounds_what_the_policy_does():
 # Replay
 
 
-def filled(shards, num_envs=4, steps=60):
+def filled(shards, num_envs=4, steps=60, capacity=64):
     """Rows of random numbers; an episode ends every eleventh row."""
     row = dreamer.example_row(CONTEXT)
-    state = replay.init(row, num_envs=num_envs, capacity=64, shards=shards)
+    state = replay.init(row, num_envs=num_envs, capacity=capacity, shards=shards)
 
     def insert(state, t):
         key = jax.random.fold_in(jax.random.key(0), t)
@@ -234,12 +239,10 @@ def filled(shards, num_envs=4, steps=60):
 def test_as_many_columns_are_newest_rows_whatever_the_shards(fresh):
     sample = jax.jit(sequences.sample, static_argnames=("batch_size", "length", "fresh"))
     for shards in (1, 2, 4):
-        seen = set()
+        seen, state = set(), filled(shards, steps=2000, capacity=2000)
         for seed in range(4):
-            rows = sample(
-                filled(shards), jax.random.key(seed), batch_size=8, length=3, fresh=fresh
-            ).rows
-            newest = np.asarray(rows["obs"])[-1, :, 0] == 59.0
+            rows = sample(state, jax.random.key(seed), batch_size=8, length=3, fresh=fresh).rows
+            newest = np.asarray(rows["obs"])[-1, :, 0] == 1999.0
             assert newest.sum() == fresh, (shards, seed)
             seen |= set(np.asarray(rows["obs"])[-1, newest, 1])
         assert len(seen) > fresh  # not always the same environments
@@ -258,6 +261,7 @@ def test_latents_are_written_back_to_the_rows_they_belong_to(shards):
     """Every row but the first has the latents that follow from those stored with the row before."""
     state = filled(shards)
     train = dreamer.init_state(CONTEXT, jax.random.key(0))
+    train = train.replace(params=moved(train.params))
     key = jax.random.key(7)
     train, after, metrics = jax.jit(update.make_update(CONTEXT))(train, state, key)
     assert all(np.isfinite(value) for value in metrics.values())

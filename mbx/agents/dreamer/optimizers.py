@@ -65,7 +65,8 @@ def clip_adaptively(
         for tensor, grad, _ in pairs:
             norm, own = jnp.sqrt(norms[tensor.name])
             divisor = jnp.maximum(1.0, norm / (ratio * jnp.maximum(own, minimum)))
-            clipped.append(grad / jnp.repeat(divisor, grad.shape[-1] // tensor.parts))
+            divisor = jnp.repeat(divisor, grad.shape[-1] // tensor.parts)
+            clipped.append(grad / divisor.reshape((1,) * (grad.ndim - 1) + (-1,)))
         return jax.tree.unflatten(tree, clipped), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

@@ -1,0 +1,125 @@
+"""No setting of Dreamer is silent: it is read, or refused by name where it has no effect."""
+
+from __future__ import annotations
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mbx import replay
+from mbx.agents.dreamer import agent as dreamer
+from mbx.agents.dreamer import diagnostics
+from mbx.agents.dreamer.settings import Settings
+from mbx.settings import describe, flatten, from_dict, inactive, to_dict
+from mbx.types import EnvSpec
+from tests.helpers import recorded
+
+VECTOR = EnvSpec("x:vector", (3,), jnp.float32, 2, 50, 1)
+IMAGE = EnvSpec("x:image", (10, 10, 2), jnp.float32, 3, 50, 1, discrete=True)
+
+# Read by whoever trains (mbx.training) or when the shapes are made, not by the agent's functions.
+GENERAL = {"agent", "seed", "num_seeds", "resume", "matmul_precision", "model.size"}
+GENERAL_SECTIONS = {"distributed", "env", "train", "eval", "log", "checkpoint"}
+STORAGE = {"replay.capacity", "replay.shards"}
+SMALL = dict(
+    env=dict(num_envs=2),
+    loss=dict(batch_size=2, batch_length=4),
+    imagination=dict(rows=2, horizon=2),
+    replay=dict(capacity=40),
+    model=dict(
+        deter=8, hidden=6, stoch=2, classes=3, units=8, depth=2, num_bins=9, decoder_blocks=1
+    ),
+)
+
+
+def trace(settings, spec):
+    """All that the agent does, as text: its programs, traced."""
+    agent, key = dreamer.build_agent(settings), jax.random.key(0)
+    train = jax.eval_shape(agent.init, key)
+    state = jax.eval_shape(lambda: replay.init(agent.example_row(), num_envs=2, capacity=80))
+    actor, obs, first = agent.init_actor(2), jnp.zeros((2, *spec.obs_shape)), jnp.zeros(2, bool)
+    programs = [jax.make_jaxpr(agent.init)(key)]
+    for evaluate in (False, True):
+        programs.append(
+            jax.make_jaxpr(lambda t, e=evaluate: agent.act(t, actor, obs, first, key, e))(train)
+        )
+    programs.append(jax.make_jaxpr(agent.update)(train, state, key))
+    programs.append(
+        jax.make_jaxpr(lambda *x: diagnostics.open_loop(settings, *x))(train, state, key)
+    )
+    return "\n".join(f"{program}\n{program.consts}" for program in programs)
+
+
+@pytest.mark.parametrize("name", ["dreamer", "dreamerv3"])
+def test_exactly_the_settings_that_have_an_effect_are_read(name):
+    config = importlib.import_module(f"configs.{name}").get_config().to_dict()
+    settings, read = from_dict(Settings(), config), set()
+    for spec in (VECTOR, IMAGE):
+        noted = recorded(dreamer.resolve(settings, spec), now := set())
+        now.clear()  # what was read to make it
+        trace(noted, spec)
+        read |= now
+    names = {
+        name
+        for name, _ in flatten(to_dict(settings))
+        if name not in GENERAL | STORAGE and name.partition(".")[0] not in GENERAL_SECTIONS
+    } | {"eval.action"}
+    idle = set(inactive(settings))
+    assert names - idle - read == set()
+    assert read & idle <= {"critic.replay_gradient"}  # looked at where it must be False
+
+
+def other_value(declared):
+    """Another legal value of a setting."""
+    value = declared.default
+    if declared.allowed.startswith("one of"):
+        choices = declared.allowed.removeprefix("one of ").split(", ")
+        return next(choice for choice in choices if choice != str(value))
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, tuple):
+        return tuple(0.5 * x for x in value)
+    if isinstance(value, int):
+        return value + 2
+    return 0.75 * value if value else 0.5
+
+
+NAMES = [
+    declared
+    for declared in describe(Settings())
+    if "." in declared.name
+    and declared.name.partition(".")[0] not in GENERAL_SECTIONS
+    and declared.name not in STORAGE
+]
+
+
+@pytest.fixture(scope="module")
+def before():
+    """The programs by default, of both tasks."""
+    return {spec.name: trace(dreamer.resolve(small({}), spec), spec) for spec in (VECTOR, IMAGE)}
+
+
+def small(changes):
+    sections = {
+        name: SMALL.get(name, {}) | changes.get(name, {}) for name in SMALL.keys() | changes.keys()
+    }
+    return from_dict(Settings(), sections)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("declared", NAMES, ids=lambda declared: declared.name)
+def test_every_setting_changes_a_program_or_is_refused(declared, before):
+    section, _, name = declared.name.partition(".")
+    now = SMALL.get(section, {}).get(name, declared.default)
+    value = other_value(declared._replace(default=now))
+    try:
+        settings = small({section: {name: value}})
+        programs = {
+            spec.name: trace(dreamer.resolve(settings, spec), spec) for spec in (VECTOR, IMAGE)
+        }
+    except ValueError as error:
+        assert name in str(error)
+        return
+    assert programs != before

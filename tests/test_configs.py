@@ -1,0 +1,70 @@
+"""Every configuration builds its agent and schedule on tasks of all kinds and action repeats."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mbx.training import build, environments
+from mbx.types import EnvSpec
+
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
+NAMES = sorted(p.stem for p in FOLDER.glob("*.py") if "def get_config" in p.read_text())
+
+# What suites give: brax, dm_control, playground, gymnasium; classic control; grids; screens.
+KINDS = {
+    "continuous": EnvSpec("x:continuous", (24,), jnp.float32, 6, 500, 1),
+    "discrete": EnvSpec("x:discrete", (4,), jnp.float32, 2, 500, 1, discrete=True),
+    "grid": EnvSpec("x:grid", (10, 10, 4), jnp.float32, 3, 500, 1, discrete=True),
+    "screen": EnvSpec("x:screen", (64, 64, 3), jnp.uint8, 5, 500, 1, discrete=True),
+}
+TAKES = {"dreamer": tuple(KINDS), "tdmpc": ("continuous",), "empo": ()}
+
+
+@functools.cache
+def config_of(name):
+    return importlib.import_module(f"configs.{name}").get_config().to_dict()
+
+
+def specs_of(name):
+    """Tasks for a configuration: of the kinds its agent takes, or its own."""
+    config = config_of(name)
+    kinds = [KINDS[kind] for kind in TAKES[config["agent"]]]
+    return kinds or [environments.environment_spec(config)]
+
+
+@pytest.mark.parametrize("repeat", [1, 2, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_configuration_starts_with_every_action_repeat(name, repeat):
+    config = config_of(name)
+    num_envs = config["env"]["num_envs"]
+    for spec in specs_of(name):
+        schedule = build.build_schedule(config, spec._replace(action_repeat=repeat), num_envs)
+        assert schedule.seed_steps == config["train"]["seed_steps"] // repeat
+        assert schedule.ratio > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_configuration_builds_an_agent_that_acts(name):
+    """Traced, not compiled: shapes and dtypes of what it acts with and does."""
+    num_envs, key = config_of(name)["env"]["num_envs"], jax.random.key(0)
+    for spec in specs_of(name):
+        agent = build.build_agent(config_of(name), spec)
+        row = agent.example_row()
+        assert row["obs"].shape == tuple(spec.obs_shape) and row["action"].shape[-1:] == (
+            spec.action_dim,
+        )
+        train = jax.eval_shape(agent.init, key)
+        actor = jax.eval_shape(lambda agent=agent: agent.init_actor(num_envs))
+        obs = jax.ShapeDtypeStruct((num_envs, *row["obs"].shape), row["obs"].dtype)
+        first = jax.ShapeDtypeStruct((num_envs,), jnp.bool_)
+        action, after = jax.eval_shape(
+            functools.partial(agent.act, evaluate=False), train, actor, obs, first, key
+        )
+        assert action.shape == (num_envs, spec.action_dim)
+        assert jax.tree.structure(after) == jax.tree.structure(actor)
