@@ -324,7 +324,6 @@ SUITES: dict[str, Suite] = {
                     "loss.human_expectation=exact",
                     "env.episode_length=0",
                     "eval.interval=16000",
-                    "curriculum.steps=2000",
                     "curriculum.v_h_e_steps=200",
                     "curriculum.q_r_steps=200",
                     "curriculum.ramp_steps=400",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import importlib
 import json
 import pathlib
 import sys
@@ -55,6 +57,22 @@ def tiny_config(**sections: dict[str, Any]) -> dict[str, Any]:
         # What the keyword arguments leave without effect would be refused.
         return active_only(Settings(), config.to_dict())
     return config.to_dict()
+
+
+def overridden(config: str, overrides: Any) -> dict[str, Any]:
+    """A configuration file's settings with "section.name=value" changed, as on the command line.
+
+    config: "configs/tdmpc.py". Raises KeyError for a setting that it does not have.
+    """
+    module = config.removesuffix(".py").replace("/", ".")
+    values = importlib.import_module(module).get_config().to_dict()
+    for override in overrides:
+        path, text = override.split("=", 1)
+        *sections, name = path.split(".")
+        section = functools.reduce(lambda found, key: found[key], sections, values)
+        kind = type(section[name])
+        section[name] = text == "True" if kind is bool else kind(text)
+    return values
 
 
 def register_toy() -> None:

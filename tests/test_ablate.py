@@ -8,7 +8,13 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+
+from mbx.training import build
+from mbx.training.ranges import check_ranges
+from mbx.types import EnvSpec
+from tests.helpers import overridden
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -24,20 +30,19 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_variant_changes_settings_that_exist():
-    done = python(
-        "-c", "import json; from experiments import ablate; print(json.dumps(ablate.SWEEPS))"
-    )
+def test_every_variant_is_accepted():
+    """Settings that exist, are in range and have an effect together."""
+    code = "import json; from experiments import ablate; print(json.dumps(ablate.SWEEPS))"
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
-    from configs import dreamer, tdmpc
-
-    known = [module.get_config().to_dict() for module in (tdmpc, dreamer)]
+    spec = EnvSpec("x:continuous", (24,), np.float32, 6, 500, 2)
     for sweep, variants in json.loads(done.stdout).items():
         assert len({json.dumps(v) for v in variants.values()}) == len(variants), sweep
+        config = "dreamer" if sweep in ("replay_loss", "continues") else "tdmpc"
         for overrides in variants.values():
-            for override in overrides:
-                section, name = override.split("=")[0].split(".")
-                assert any(name in config.get(section, {}) for config in known), override
+            values = overridden(f"configs/{config}.py", overrides)
+            check_ranges(values)
+            build.build_agent(values, spec)
 
 
 @pytest.mark.slow

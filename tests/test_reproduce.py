@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -15,9 +14,15 @@ import pytest
 
 from experiments import jobs, reproduce, results, suites
 from experiments.suites import Gate, Run, Task, judge, value_at
+from mbx.training import build
 from mbx.training.curves import Curve
+from mbx.training.environments import environment_spec
+from mbx.training.ranges import check_ranges
+from mbx.types import EnvSpec
+from tests.helpers import overridden
 
 ROOT = pathlib.Path(__file__).parents[1]
+CONTINUOUS = EnvSpec("x:continuous", (24,), np.float32, 6, 500, 2)
 PUBLISHED = {("a", "sac"): {100: (40.0, 30.0, 50.0)}, ("b", "sac"): {100: (10.0, 5.0, 20.0)}}
 
 
@@ -90,19 +95,22 @@ def test_the_published_values_are_those_of_the_papers_authors():
 
 
 @pytest.mark.parametrize("name", list(suites.SUITES))
-def test_every_setting_of_a_suite_exists(name):
-    suite = suites.SUITES[name]
+def test_every_run_of_a_suite_is_accepted(name):
+    """Its settings exist, are in range, and have an effect together; its gates are measures."""
+    suite, known = suites.SUITES[name], set()
     for job in reproduce.make_jobs(suite, "out", extra=()):
-        (path,) = (x for x in job.command if x.startswith("--config="))
-        module = path.removeprefix("--config=").removesuffix(".py").replace("/", ".")
-        config = importlib.import_module(module).get_config().to_dict()
-        for part in job.command:
-            if part.startswith("--config."):
-                section = config
-                *sections, last = part.removeprefix("--config.").split("=")[0].split(".")
-                for key in sections:
-                    section = section[key]
-                assert last in section, part
+        (config,) = (x.removeprefix("--config=") for x in job.command if x.startswith("--config="))
+        overrides = tuple(
+            x.removeprefix("--config.") for x in job.command if x.startswith("--config.")
+        )
+        values = overridden(config, overrides)
+        assert values["env"]["name"] == job.label and values["train"]["steps"] == job.steps
+        checked = (config, *(x for x in overrides if not x.startswith(("env.name", "seed"))))
+        if checked not in known:
+            known.add(checked)
+            check_ranges(values)
+            spec = CONTINUOUS if values["agent"] != "empo" else environment_spec(values)
+            build.build_agent(values, spec)
     for gate in suite.gates:
         assert gate.measure in suites.MEASURES
         assert set(gate.tasks) <= {task.name for task in suite.tasks}
