@@ -1,8 +1,8 @@
 """Builds the documentation: `python docs/build_site.py OUT` writes the site to OUT (default: site).
 
-The pages are those of docs/, the README as the front page, and one page of reference for every
-module, whose text is its docstrings; they are put together in a temporary folder and given to
-zensical. `--pages` only writes that folder, to OUT.
+The pages are those of docs/, the README as the front page, one of all settings, and one of
+reference for every module, whose text is its docstrings; they are put together in a temporary
+folder and given to zensical. `--pages` only writes that folder, to OUT.
 
 `FieldLists` makes lists of docstring lines such as "mean, std: `[B, T, A]`.".
 """
@@ -21,9 +21,13 @@ from typing import Any
 import griffe
 import yaml
 
+from mbx.settings import describe, requirement
+from mbx.training.build import settings_class
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Parts of the package in the order of the reference; "" is what lies directly in mbx.
 PARTS = {"Kit": "", "Agents": "agents", "Environments": "envs", "Training": "training"}
+_TABLE = ("| setting | default | what it does |", "|---|---|---|")
 _NAME = r"[a-z_]\w*(?:\([^)]*\))?"
 _FIELD = re.compile(rf"({_NAME}(?:, {_NAME})*)(: | -> )")
 _AFTER_FIELDS = re.compile(r"(Raises|Returns|Source|Sources|[A-Z]\w+:$)")
@@ -69,12 +73,35 @@ def modules() -> dict[str, list[str]]:
     return found
 
 
+def settings_page() -> str:
+    """Every setting of every agent as its class declares it."""
+    lines = [
+        "# Settings",
+        "",
+        "Each is a flag of `python -m experiments.train`, with the default of the agent's first ",
+        "configuration file. A setting that has no effect beside the others is refused.",
+    ]
+    for name in ("tdmpc", "dreamer", "empo"):
+        settings = settings_class(name)()
+        lines += ["", f"## {name}", "", *_TABLE]
+        for one in describe(settings):
+            if one.is_section:
+                lines += ["", f"### {name}: {one.name}", "", one.help, "", *_TABLE]
+                continue
+            needs = [f"`{requirement(settings, *need)}`" for need in one.needs.items()]
+            words = [one.help, one.allowed, f"needs {', '.join(needs)}" if needs else ""]
+            text = "; ".join(filter(None, words)).replace("|", "\\|")
+            lines.append(f"| `--config.{one.name}` | `{one.default!r}` | {text} |")
+    return "\n".join(lines) + "\n"
+
+
 def write_pages(folder: pathlib.Path) -> pathlib.Path:
     """Write all pages and the configuration into an empty folder; returns the configuration."""
     docs = folder / "docs"
     shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     readme = (ROOT / "README.md").read_text()
     (docs / "index.md").write_text(re.sub(r"\]\(docs/", "](", readme))
+    (docs / "settings.md").write_text(settings_page())
     (docs / "api").mkdir()
     for names in modules().values():
         for name in names:

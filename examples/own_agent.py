@@ -9,6 +9,7 @@ Replay, evaluation, checkpoints, resuming and the log come from the package.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flax.struct
@@ -18,10 +19,12 @@ import optax
 
 from mbx import envs, replay
 from mbx.agents.base import Agent
+from mbx.agents.settings import Checkpoint, Eval, RunSettings, Train
+from mbx.settings import section, setting
 from mbx.training import build, run
 
-CANDIDATES, HORIZON, BATCH = 128, 12, 128
-LIMIT = 10.0  # of predicted observations, so that no dream runs away
+CANDIDATES, HORIZON = 128, 12
+LIMIT = 10.0  # of predicted observations, so that no prediction runs away
 OPTIMIZER = optax.adam(3e-2)
 
 
@@ -42,8 +45,8 @@ def features(obs, action):
 
 def predict(params, obs, action):
     """Next observation `[..., O]` and reward `[...]`."""
-    told = features(obs, action) @ params
-    return jnp.clip(obs + told[..., :-1], -LIMIT, LIMIT), told[..., -1]
+    change = features(obs, action) @ params
+    return jnp.clip(obs + change[..., :-1], -LIMIT, LIMIT), change[..., -1]
 
 
 def shoot(params, obs, key, action_dim):
@@ -67,7 +70,7 @@ def loss(params, rows, mask):
     return jnp.sum(jnp.where(mask, error, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
-def make_agent(config, spec: envs.EnvSpec) -> Agent:
+def make_agent(settings: Settings, spec: envs.EnvSpec) -> Agent:
     """The agent for an environment with vectors of observations and continuous actions."""
     (size,), action_dim = spec.obs_shape, spec.action_dim
 
@@ -78,11 +81,11 @@ def make_agent(config, spec: envs.EnvSpec) -> Agent:
     def act(train, actor, obs, is_first, key, evaluate):
         act_key, noise_key = jax.random.split(key)
         action = shoot(train.params, obs, act_key, action_dim)
-        noise = 0.0 if evaluate else 0.3 * jax.random.normal(noise_key, action.shape)
+        noise = 0.0 if evaluate else settings.noise * jax.random.normal(noise_key, action.shape)
         return jnp.clip(action + noise, -1.0, 1.0), actor
 
     def update(train, buffer, key):
-        batch = replay.sample(buffer, key, batch_size=BATCH, length=1)
+        batch = replay.sample(buffer, key, batch_size=settings.batch_size, length=1)
         value, gradient = jax.value_and_grad(loss)(train.params, batch.rows, batch.mask[0])
         change, optimizer = OPTIMIZER.update(gradient, train.optimizer)
         params = optax.apply_updates(train.params, change)
@@ -97,36 +100,35 @@ def make_agent(config, spec: envs.EnvSpec) -> Agent:
 
     return Agent(
         init=init,
-        init_actor=lambda num_envs: jnp.zeros(num_envs),  # nothing to remember between steps
+        init_actor=lambda num_envs: jnp.zeros(num_envs),  # nothing is carried between steps
         act=act,
         update=update,
         example_row=example_row,
     )
 
 
-CONFIG = dict(
-    agent="shooting",
-    seed=0,
-    resume=False,
-    env=dict(name="gymnax:Pendulum-v1", num_envs=4, action_repeat=0, episode_length=0),
-    train=dict(
-        steps=6_000,
-        seed_steps=500,
-        pretrain_updates=200,
-        utd_ratio=0.5,
-        log_interval=500,
-        check_finite=True,
-    ),
-    eval=dict(interval=2_000, episodes=8),
-    checkpoint=dict(interval=2_000, keep=1),
-    replay=dict(capacity=10_000),
-)
+@dataclasses.dataclass(frozen=True)
+class Settings(RunSettings):
+    """All settings of a run: what every run has, with this agent's defaults, and its own."""
+
+    agent: str = setting("shooting", "which agent")
+    train: Train = section(
+        Train(steps=6_000, seed_steps=500, pretrain_updates=200), "how long a run is"
+    )
+    eval: Eval = section(Eval(interval=2_000, episodes=8), "evaluations")
+    checkpoint: Checkpoint = section(Checkpoint(interval=2_000, keep=1), "when it is saved")
+    batch_size: int = setting(128, "transitions an update learns from", at_least=1)
+    noise: float = setting(0.3, "standard deviation of what exploring adds to actions")
+
+    def updates_per_step(self) -> float:
+        """One update every other step of an environment."""
+        return 0.5
 
 
-def main(workdir: str = "runs/shooting", config: dict = CONFIG) -> run.Result:
+def main(workdir: str = "runs/shooting", settings: RunSettings | None = None) -> run.Result:
     """Train it. `mbx.training.run.load` reads such a run wherever the agent is registered."""
-    build.register("shooting", make_agent)
-    return run.train(config, workdir)
+    build.register("shooting", Settings, make_agent)
+    return run.train(settings or Settings(), workdir)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,6 @@ def configuration() -> dict:
     """TD-MPC's, for this task."""
     config = tdmpc.get_config()
     config.env.name = "mine:rail"
-    config.model.episodic = "True"  # episodes can end by themselves
     config.train.steps = 8_000
     return config.to_dict()
 

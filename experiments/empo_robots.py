@@ -16,9 +16,7 @@ from absl import app, flags
 
 from mbx.agents.empo import evaluation as empo_evaluation
 from mbx.agents.empo import resolve
-from mbx.agents.empo.settings import Settings
 from mbx.envs.empo import TIME_LIMIT
-from mbx.settings import from_dict
 from mbx.training import environments, run
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory.", required=True)
@@ -28,11 +26,11 @@ LENGTH = flags.DEFINE_integer("length", TIME_LIMIT, "Steps of an episode.", lowe
 
 
 def main(_: list[str]) -> None:
-    _, train, config = run.load(WORKDIR.value, which=WHICH.value)
-    if config["agent"] != "empo":
-        sys.exit(f"{WORKDIR.value} is a run of agent {config['agent']!r}, not empo")
-    spec = environments.make_environment(config, 1, seed=0).spec
-    problem, found = resolve(from_dict(Settings(), config), spec), spec.world
+    _, train, settings = run.load(WORKDIR.value, which=WHICH.value)
+    if settings.agent != "empo":
+        sys.exit(f"{WORKDIR.value} is a run of agent {settings.agent!r}, not empo")
+    spec = environments.make_environment(settings, 1, seed=0).spec
+    problem, found = resolve(settings, spec), spec.world
     world, solution = found.world, found.solution
     robots = {"learned": empo_evaluation.learned_policy(problem, train)}
     if solution is not None:

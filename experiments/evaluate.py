@@ -18,6 +18,8 @@ import jax
 import numpy as np
 from absl import app, flags, logging
 
+from mbx.agents.settings import RunSettings
+
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory (or the first argument).")
 EPISODES = flags.DEFINE_integer("episodes", 20, "Episodes.", lower_bound=1)
 CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, latest, or a step.")
@@ -35,19 +37,19 @@ def main(arguments: list[str]) -> None:
     try:
         workdir = run_directory(arguments[1:], WORKDIR.value)
         renderer = find_renderer(workdir, VIDEO.value) if VIDEO.value else None
-        agent, train_state, config = run.load(workdir, which=CHECKPOINT.value)
+        agent, train_state, settings = run.load(workdir, which=CHECKPOINT.value)
     except (ValueError, FileNotFoundError, ImportError) as error:
         sys.exit(f"error: {error}")
-    environment = environments.evaluation_environment(config, EPISODES.value, seed=SEED.value)
+    environment = environments.evaluation_environment(settings, EPISODES.value, seed=SEED.value)
     key = jax.random.key(SEED.value)
     evaluate = evaluation.make_evaluate(agent.act, agent.init_actor, environment)
-    with run.matmul_precision(config):
+    with run.matmul_precision(settings.matmul_precision):
         results = {CHECKPOINT.value: evaluate(train_state, key)}
     if RANDOM.value:
         results["random"] = evaluation.make_random(environment)(key)
-    show(config["env"]["name"], results)
+    show(settings.env.name, results)
     if renderer is not None:
-        make_video(agent, train_state, config, renderer, key)
+        make_video(agent, train_state, settings, renderer, key)
 
 
 def run_directory(arguments: list[str], flag: str | None) -> str:
@@ -65,20 +67,24 @@ def find_renderer(workdir: str, path: str) -> Any:
     """
     from mbx import envs
     from mbx.training import video
-    from mbx.training.checkpoint import load_config
+    from mbx.training.checkpoint import load_settings
 
     try:
-        return video.check(load_config(workdir), path)
+        return video.check(load_settings(workdir), path)
     except envs.NoRenderer as error:
         print(f"video skipped: {error}", file=sys.stderr)
         return None
 
 
-def make_video(agent: Any, train_state: Any, config: dict, renderer: Any, key: jax.Array) -> None:
+def make_video(
+    agent: Any, train_state: Any, settings: RunSettings, renderer: Any, key: jax.Array
+) -> None:
     """Write the video that was asked for."""
     from mbx.training import video
 
-    episode = video.record(agent.act, agent.init_actor, train_state, config, key, renderer=renderer)
+    episode = video.record(
+        agent.act, agent.init_actor, train_state, settings, key, renderer=renderer
+    )
     video.write(VIDEO.value, episode)
     if not JSON.value:
         print(f"{VIDEO.value}: {episode.length} steps, return {episode.total:.1f}")

@@ -289,7 +289,7 @@ def main(_: list[str]) -> None:
     given = flags.FLAGS
     config = given.config.to_dict()
     try:
-        with run.matmul_precision(config):
+        with run.matmul_precision(config["matmul_precision"]):
             print(report(config, given.steps, given.top, given.hlo))
     except (ValueError, ImportError) as error:
         sys.exit(f"error: {error}")

@@ -58,11 +58,11 @@ def measure(told: dict[str, Any]) -> dict[str, float]:
     """Seconds of an interval in this process."""
     import jax
 
-    from mbx.training import job, sharding
+    from mbx.training import build, job, sharding
     from mbx.world_model import count_parameters
 
-    config = make_config(told)
-    sharding.initialize(config)
+    config = build.read(make_config(told))
+    sharding.initialize(config.distributed)
     work = job.prepare(config)
     state, _ = job.begin(config, work, None)
     times = []

@@ -31,10 +31,16 @@ NONZERO = object()  # in `needs`: any value but 0, False, "" and ()
 
 
 class Declared(NamedTuple):
-    """What is declared of one setting, found by its dotted name.
+    """What is declared of one setting, or of a section.
 
-    needs: other settings by dotted name with the value, or the tuple of values, without which this
-    one has no effect.
+    Attributes:
+        name: dotted.
+        default: its value unless changed; None for a section.
+        help: one line on what it does.
+        allowed: its range or choices in words; '' where anything goes.
+        needs: other settings by dotted name with the value, or the tuple of values, without which
+            this one has no effect.
+        is_section: whether it is a section, whose settings follow.
     """
 
     name: str
@@ -42,6 +48,7 @@ class Declared(NamedTuple):
     help: str
     allowed: str
     needs: dict[str, Any]
+    is_section: bool = False
 
 
 def setting(
@@ -86,12 +93,13 @@ def to_dict(settings: Any) -> dict[str, Any]:
     }
 
 
-def from_dict(default: T, values: Mapping[str, Any]) -> T:
+def from_dict(default: T, values: Mapping[str, Any], *, check_effects: bool = True) -> T:
     """The settings that `values` holds, checked.
 
     Args:
         default: the settings by default; names that `values` lacks are taken from it.
         values: nested mappings as `to_dict` makes them.
+        check_effects: refuse changed settings that have no effect.
 
     Raises:
         ValueError: for an unknown name, a value of the wrong type or out of range, a broken rule,
@@ -99,7 +107,8 @@ def from_dict(default: T, values: Mapping[str, Any]) -> T:
     """
     settings = _read(default, values, "")
     _check_rules(settings, "")
-    _check_effects(settings, default)
+    if check_effects:
+        _check_effects(settings, default)
     return settings
 
 
@@ -117,7 +126,7 @@ def describe(settings: Any, prefix: str = "") -> Iterator[Declared]:
     for field in dataclasses.fields(settings):
         name, value = prefix + field.name, getattr(settings, field.name)
         if field.metadata.get("section"):
-            yield Declared(name, None, field.metadata["help"], "", {})
+            yield Declared(name, None, field.metadata["help"], "", {}, True)
             yield from describe(value, f"{name}.")
         else:
             own = {f.name for f in dataclasses.fields(settings)}
@@ -126,6 +135,15 @@ def describe(settings: Any, prefix: str = "") -> Iterator[Declared]:
                 for other, required in field.metadata["needs"].items()
             }
             yield Declared(name, value, field.metadata["help"], _allowed(field.metadata), needs)
+
+
+def in_words(found: Declared) -> str:
+    """The help of a setting, and its choices where the help does not name them."""
+    if found.allowed.startswith("one of") and not all(
+        choice in found.help for choice in found.allowed.removeprefix("one of ").split(", ")
+    ):
+        return f"{found.help} ({found.allowed.removeprefix('one of ')})"
+    return found.help
 
 
 def inactive(settings: Any) -> dict[str, str]:
@@ -139,14 +157,22 @@ def inactive(settings: Any) -> dict[str, str]:
             for other, required in needs[name].items():
                 if other in found:
                     found[name] = found[other]
-                elif other not in values and not _meets(getattr(settings, other), required):
-                    found[name] = " ".join(getattr(type(settings), other).__doc__.split())
-                elif other in values and not _meets(values[other], required):
-                    found[name] = f"{other}={_required_words(required)}"
+                elif not _meets(
+                    values[other] if other in values else getattr(settings, other), required
+                ):
+                    found[name] = requirement(settings, other, required)
                 if name in found:
                     break
         if len(found) == known:
             return dict(sorted(found.items()))
+
+
+def requirement(settings: Any, other: str, required: Any) -> str:
+    """What a setting that `needs` names must be, in words."""
+    condition = getattr(type(settings), other, None)
+    if isinstance(condition, property):
+        return " ".join(condition.__doc__.split())
+    return f"{other}={_required_words(required)}"
 
 
 def active_only(default: T, values: Mapping[str, Any]) -> dict[str, Any]:

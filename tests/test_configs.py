@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from mbx.training import build, environments
+from mbx.training.state import make_schedule
 from mbx.types import EnvSpec
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
@@ -42,9 +43,8 @@ def specs_of(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_configuration_starts_with_every_action_repeat(name, repeat):
     config = config_of(name)
-    num_envs = config["env"]["num_envs"]
     for spec in specs_of(name):
-        schedule = build.build_schedule(config, spec._replace(action_repeat=repeat), num_envs)
+        schedule = make_schedule(build.read(config), spec._replace(action_repeat=repeat))
         assert schedule.seed_steps == config["train"]["seed_steps"] // repeat
         assert schedule.ratio > 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
+import re
 
 import pytest
 
@@ -58,3 +59,29 @@ def test_fields_become_items_of_a_list(pages):
 def test_text_without_fields_stays(pages):
     text = "A title.\n\n    code: kept\n\nSome words that go\non. Args:\n  x: a number."
     assert pages.field_lists(text) == text
+
+
+def test_sources_are_papers_or_entries_of_the_sources_page():
+    """Nothing refers to papers of the project that a reader does not have."""
+    elsewhere = re.compile("document 0" + r"0\d|\bDES" + r"IGN\b|\bsp" + r"ecs/|the sp" + "ec's")
+    suffixes = {".py", ".md", ".json", ".ipynb", ".cfg", ".toml", ".yml", ".yaml"}
+    folders = ("mbx", "configs", "experiments", "tests", "docs", "examples", "notebooks")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for path in [*files, ROOT / "README.md"]
+        if path.suffix in suffixes and elsewhere.search(path.read_text())
+    ]
+    assert set(found) <= {"docs/sources.md"}
+
+
+def test_links_to_the_sources_page_lead_to_its_entries():
+    entries = {
+        line.removeprefix("## ").strip().lower().replace(" ", "-")
+        for line in (ROOT / "docs" / "sources.md").read_text().splitlines()
+        if line.startswith("## ")
+    }
+    texts = [
+        p.read_text() for folder in ("mbx", "docs") for p in (ROOT / folder).rglob("*.[mp][dy]")
+    ]
+    assert {name for text in texts for name in re.findall(r"sources\.md#([\w-]+)", text)} <= entries

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 
 import jax
@@ -11,9 +10,11 @@ import pytest
 
 from examples import own_agent, own_environment, own_model
 from mbx import envs
+from mbx.settings import to_dict
 from mbx.training import build
 from mbx.training.environments import make_environment
 from mbx.training.metrics import read_rows
+from mbx.training.state import make_schedule
 
 
 @pytest.fixture(autouse=True)
@@ -33,11 +34,11 @@ def test_own_model():
 
 def test_own_agent_in_own_environment(tmp_path):
     """One run for both: TD-MPC, which the environment's example trains, takes longer to compile."""
-    config = copy.deepcopy(own_agent.CONFIG)
+    config = to_dict(own_agent.Settings())
     config["env"] |= dict(name="mine:rail", episode_length=20)
     config["train"] |= dict(steps=400, seed_steps=40, pretrain_updates=10, log_interval=80)
     config["eval"] |= dict(interval=200, episodes=2)
-    build.register("shooting", own_agent.make_agent)
+    build.register("shooting", own_agent.Settings, own_agent.make_agent)
     result = own_environment.main(str(tmp_path / "run"), config)
     rows = read_rows(os.path.join(result.workdir, "metrics.jsonl"))
     losses = [row["loss/model"] for row in rows if row.get("loss/model") is not None]
@@ -51,7 +52,7 @@ def test_the_configuration_of_own_environment_fits_it():
     config = own_environment.configuration()
     environment = make_environment(config, config["env"]["num_envs"], seed=0)
     agent = build.build_agent(config, environment.spec)
-    build.build_schedule(config, environment.spec, environment.num_envs)
+    make_schedule(build.read(config), environment.spec)
     assert agent.example_row()["obs"].shape == (2,) and environment.spec.episode_length == 100
 
 

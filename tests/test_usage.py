@@ -1,4 +1,4 @@
-"""`--help` of the training command says what the configuration files say."""
+"""`--help` of the training command says what the classes of settings declare."""
 
 from __future__ import annotations
 
@@ -10,63 +10,70 @@ import sys
 import pytest
 
 from experiments import usage
+from mbx.settings import describe
+from mbx.training.build import settings_class
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize("path", usage.config_files())
 def test_help_of_a_file_lists_every_setting_with_its_default(path):
-    text, values = usage.config_help(path), usage.settings(path)
+    text, values = usage.config_help(path), usage.load(path)
     shown = [line.split("=", 1)[0] for line in text.splitlines() if line.startswith("  --config.")]
     assert sorted(shown) == sorted(f"  --config.{name}" for name in values)
     assert f"  --config.env.name={values['env.name']} " in text
 
 
-def test_settings_come_in_the_order_of_the_source_with_the_words_beside_them():
+def test_settings_come_in_the_order_of_their_classes_with_the_words_beside_them():
     text = usage.config_help("configs/tdmpc.py")
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    at = lines.index("--config.loss.entropy_start=0.0 from this share of the run")
-    assert lines[at + 1] == "--config.loss.entropy_end=1.0 to this"
-    assert "planner: acts in the environment" in lines
+    names = [line.split("=")[0] for line in lines if line.startswith("--config.")]
+    declared = [found.name for found in describe(settings_class("tdmpc")()) if not found.is_section]
+    assert names == [f"--config.{name}" for name in declared]
+    assert "eval: evaluations" in lines
+    assert "--config.eval.episodes=20 episodes of an evaluation" in lines
     assert "--config.env.pad_to='(0, 0)'" in text  # a value that a shell would split is quoted
 
 
-def test_derived_files_take_words_from_their_base_and_values_from_themselves():
-    text = " ".join(usage.config_help("configs/bmpc.py").split())
-    assert "--config.replay.keep_targets=1 planner actions stored with a transition" in text
-    assert "--config.distributed.enabled=False divide environments and batches" in text
+def test_choices_are_named_where_the_help_does_not_name_them():
+    text = usage.config_help("configs/tdmpc.py")
+    assert "of float32 products (default, high, highest)" in text
 
 
-def test_a_file_of_ones_own_may_use_functions_and_sections(tmp_path):
+def test_derived_files_show_their_own_values():
+    assert "--config.replay.keep_targets=1 " in usage.config_help("configs/bmpc.py")
+
+
+def test_a_file_of_ones_own_may_bring_its_own_agent(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
         '''"""Mine."""
+import dataclasses
 from ml_collections import config_dict
-from configs import tdmpc as base
+from mbx.agents.settings import RunSettings
+from mbx.settings import setting, to_dict
+from mbx.training import build
 
 
-def part():
-    section = config_dict.ConfigDict()
-    section.depth = 3  # of the part
-    section.names = (
-        "a",
-    )
-    return section
+@dataclasses.dataclass(frozen=True)
+class Settings(RunSettings):
+    agent: str = setting("mine", "which agent")
+    depth: int = setting(3, "of the tree")
+
+
+build.register("mine", Settings, None)
 
 
 def get_config():
-    config = base.get_config()
-    config.part = part()  # a part
-    config.seed = 7  # says less than the base's comment
-    config.odd = "#"
-    return config
+    return config_dict.ConfigDict(to_dict(Settings(seed=7)))
 '''
     )
-    words = usage.comments(path)
-    assert words["part"] == "a part" and words["part.depth"] == "of the part"
-    assert words["part.names"] == "" and words["odd"] == ""
     text = usage.help_text(["--help", "--config", str(path)])
-    assert text.startswith("Mine.") and "--config.seed=7 " in text and "\npart: a part\n" in text
+    assert text.startswith("Mine.") and "--config.seed=7 " in text
+    assert "--config.depth=3" in text and "of the tree" in text
+    assert usage.unknown_flag([f"--config={path}", "--config.depth=4"]) is None
+    message = usage.unknown_flag([f"--config={path}", "--config.deph=4"])
+    assert "--config.deph is not a setting" in message and "'depth'" in message
 
 
 def test_the_arguments_that_ask_for_help():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from mbx import replay
-from mbx.types import Array, Metrics
+from mbx.types import Array, EnvSpec, Metrics
 
 __all__ = ["Agent", "Diagnostics", "Metrics", "Store"]
 
@@ -109,6 +109,20 @@ class Diagnostics(NamedTuple):
     files: dict[str, bytes]
 
 
+class StartFrom(Protocol):
+    """Begins where another run ended (`train.init_from`)."""
+
+    def __call__(self, train: Any, old: Any, old_spec: EnvSpec, /) -> Any:
+        """`train`, a fresh train state, with the parameters of another run's.
+
+        Args:
+            train: fresh.
+            old: the train state that the other run evaluated best.
+            old_spec: the task of that run.
+        """
+        ...
+
+
 class Agent(NamedTuple):
     """An agent.
 
@@ -130,6 +144,7 @@ class Agent(NamedTuple):
             further fields `[E, ...]` of them.
         diagnostics: (train, replay, key) -> `Diagnostics`, called with every evaluation, outside
             any compiled program.
+        start_from: gives a fresh train state the parameters of another run.
         check: is given the metrics of every log interval, and raises ValueError, with the remedy,
             where they say that the run cannot be right.
     """
@@ -143,4 +158,5 @@ class Agent(NamedTuple):
     after_action: Callable[[Any, Array], Any] | None = None
     replay_extras: Callable[[Any], dict[str, Array]] | None = None
     diagnostics: Callable[[Any, replay.ReplayState, Array], Diagnostics] | None = None
+    start_from: StartFrom | None = None
     check: Callable[[Mapping[str, float]], None] | None = None

@@ -48,6 +48,11 @@ class Env:
     num_envs: int = setting(4, "environments stepped together", at_least=1)
     action_repeat: int = setting(0, "environment steps of an agent step; 0: the suite's default")
     episode_length: int = setting(0, "agent steps of an episode; 0: the task's own limit")
+    pad_to: tuple[int, ...] = setting(
+        (0, 0),
+        "observation and action sizes that several tasks get at least",
+        needs={"several_tasks": True},
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +64,8 @@ class Train:
     pretrain_updates: int = setting(0, "updates made at once after them")
     log_interval: int = setting(500, "environment steps between log rows", at_least=1)
     check_finite: bool = setting(True, "stop with an error when a loss is not finite")
+    init_from: str = setting("", "run directory whose best parameters to start from")
+    dataset: str = setting("", "dataset.npz to learn from without acting")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,15 +101,12 @@ class Replay:
 
     capacity: int = setting(100_000, "transitions over all environments", at_least=1)
     shards: int = setting(0, "blocks that batches are drawn from evenly; 0: one a device")
+    save: bool = setting(False, "write the rows to dataset.npz when the run ends")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """What every run has.
-
-    An agent's settings also say how often it learns: a method `updates_per_step()`, learner
-    updates of an agent step.
-    """
+    """What every run has. An agent's settings add their own, and say how often it learns."""
 
     agent: str = setting("", "which agent")
     seed: int = setting(0, "of everything: parameters, environments, exploration, sampling")
@@ -121,6 +125,23 @@ class RunSettings:
     checkpoint: Checkpoint = section(Checkpoint(), "when the state is saved")
     replay: Replay = section(Replay(), "what is stored")
 
+    @property
+    def several_tasks(self) -> bool:
+        """env.name='multi:...'"""
+        return self.env.name.startswith("multi:")
+
+    def updates_per_step(self) -> float:
+        """Learner updates of an agent step."""
+        raise NotImplementedError(f"{type(self).__name__} lacks a method updates_per_step()")
+
     def rows_before_learning(self) -> int:
         """Agent steps over all environments that must be stored before the first update."""
         return 2 * self.env.num_envs
+
+    def reanalyze_interval(self) -> int:
+        """Learner updates between two passes over stored planner targets; 0: none are made."""
+        return 0
+
+    def reanalyze_min_step(self) -> int:
+        """Environment steps before the first such pass."""
+        return 0

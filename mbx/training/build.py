@@ -1,100 +1,64 @@
-"""From a configuration to an agent and a schedule, with every mistake told before any compile.
+"""Agents by name: from a configuration to its settings, and from them to the agent.
 
-`register` adds agents of your own (examples/own_agent.py).
-
-Their settings are declared in the agents' packages.
+An agent is a package `mbx.agents.NAME` with `make_agent(settings, spec)` and, in its module
+`settings`, the class `Settings`. `register` adds one's own (examples/own_agent.py). Nothing here
+loads JAX before an agent is made.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mbx import settings
-from mbx.agents import dreamer, empo, tdmpc
-from mbx.agents.base import Agent
-from mbx.agents.empo.settings import Settings as EmpoSettings
-from mbx.envs.base import EnvSpec
-from mbx.training.state import Schedule
+from mbx.agents.settings import RunSettings
+from mbx.settings import from_dict
 
-__all__ = [
-    "build_agent",
-    "build_schedule",
-    "register",
-]
+if TYPE_CHECKING:
+    from mbx.agents.base import Agent
+    from mbx.types import EnvSpec
 
-Config = Mapping[str, Any]
-Builder = Callable[[Config, EnvSpec], Agent]
+Config = RunSettings | Mapping[str, Any]
+MakeAgent = Callable[[Any, "EnvSpec"], "Agent"]
 
-_BUILDERS: dict[str, Builder] = {
-    "tdmpc": lambda config, spec: tdmpc.make_agent(
-        settings.from_dict(tdmpc.Settings(), config), spec
-    ),
-    "empo": lambda config, spec: empo.make_agent(settings.from_dict(EmpoSettings(), config), spec),
-    "dreamer": lambda config, spec: dreamer.make_agent(
-        settings.from_dict(dreamer.Settings(), config), spec
-    ),
-}
+_PACKAGES = {name: f"mbx.agents.{name}" for name in ("tdmpc", "dreamer", "empo")}
+_REGISTERED: dict[str, tuple[type[RunSettings], MakeAgent]] = {}
 
 
-def register(name: str, builder: Builder) -> None:
-    """Add an agent: `config["agent"] = name` then means `builder(config, spec)`.
+def register(name: str, settings: type[RunSettings], make_agent: MakeAgent) -> None:
+    """Add an agent of one's own: what `agent=NAME` stands for in a configuration."""
+    _REGISTERED[name] = settings, make_agent
 
-    Its train state needs a field `params`. Its configuration needs the sections env, train, eval,
-    checkpoint and replay as in `configs/tdmpc.py`, and reanalyze where it refreshes targets.
+
+def settings_class(name: str) -> type[RunSettings]:
+    """The class of an agent's settings. Raises ValueError for an unknown agent."""
+    if name in _REGISTERED:
+        return _REGISTERED[name][0]
+    if name not in _PACKAGES:
+        raise ValueError(
+            f"config.agent={name!r}: choose one of {(*_PACKAGES, *_REGISTERED)}, or register your "
+            "own before"
+        )
+    return importlib.import_module(f"{_PACKAGES[name]}.settings").Settings
+
+
+def read(config: Config) -> RunSettings:
+    """The settings that nested mappings (of a configuration file, say) hold, checked.
+
+    Settings come back as they are. Raises ValueError, naming the setting, its value and the remedy,
+    for those that no run can have.
     """
-    _BUILDERS[name] = builder
+    if isinstance(config, RunSettings):
+        return config
+    return from_dict(settings_class(config.get("agent", ""))(), config)
 
 
 def build_agent(config: Config, spec: EnvSpec) -> Agent:
-    """The agent that `config["agent"]` names, for an environment.
+    """The agent that a configuration asks for, for an environment.
 
-    Raises ValueError, naming the field, the value and what would do, for impossible settings.
+    Raises ValueError, naming the setting, its value and the remedy, for those that do not fit.
     """
-    if config["agent"] not in _BUILDERS:
-        raise ValueError(
-            f"config.agent={config['agent']!r}: choose one of {tuple(_BUILDERS)}, or register your "
-            "own before"
-        )
-    return _BUILDERS[config["agent"]](config, spec)
-
-
-def build_schedule(config: Config, spec: EnvSpec, num_envs: int) -> Schedule:
-    """Step counts of the configuration (environment steps) as agent steps.
-
-    Raises ValueError when the seed phase is too short to sample from or the ratio is negative.
-    """
-    train, seed_steps = config["train"], config["train"]["seed_steps"] // spec.action_repeat
-    if config["agent"] == "dreamer":
-        own = settings.from_dict(dreamer.Settings(), config)
-        needed, length = own.rows_before_learning(), own.loss.batch_length
-        if seed_steps < needed:
-            raise ValueError(
-                f"train.seed_steps={train['seed_steps']} gives {seed_steps} agent steps, but "
-                f"sequences of {length} rows in {num_envs} environments need {needed}: raise it"
-            )
-        return Schedule(
-            seed_steps=seed_steps,
-            pretrain_updates=train["pretrain_updates"],
-            utd_ratio=own.updates_per_step(),
-            reanalyze_interval=0,
-            reanalyze_min_step=0,
-        )
-    reanalyze = config.get("reanalyze", {"enabled": False, "min_step": 0})
-    needed = 2 * num_envs
-    if seed_steps < needed:
-        raise ValueError(
-            f"train.seed_steps={train['seed_steps']} gives {seed_steps} agent steps, but "
-            f"{num_envs} environments need at least {needed} before learning: raise it"
-        )
-    if train["utd_ratio"] < 0:
-        raise ValueError(f"train.utd_ratio={train['utd_ratio']}: must not be negative")
-    own_batch = reanalyze.get("current_batch", False)
-    return Schedule(
-        seed_steps=seed_steps,
-        pretrain_updates=train["pretrain_updates"],
-        utd_ratio=train["utd_ratio"],
-        # A learner that renews its own batch needs no passes of the loop beside that.
-        reanalyze_interval=0 if own_batch or not reanalyze["enabled"] else reanalyze["interval"],
-        reanalyze_min_step=reanalyze["min_step"] // spec.action_repeat,
-    )
+    settings = read(config)
+    if settings.agent in _REGISTERED:
+        return _REGISTERED[settings.agent][1](settings, spec)
+    return importlib.import_module(_PACKAGES[settings.agent]).make_agent(settings, spec)

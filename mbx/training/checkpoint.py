@@ -24,7 +24,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from mbx.agents.settings import RunSettings
+from mbx.settings import from_dict
 from mbx.training import digests
+from mbx.training.build import settings_class
 
 FORMAT_VERSION = 2
 _WITHOUT_DIGESTS = 1  # an older format: read, and said
@@ -273,6 +276,22 @@ def load_config(workdir: str) -> dict[str, Any]:
         raise FileNotFoundError(f"{path} does not exist: workdir={workdir} holds no run")
     with open(path) as file:
         return json.load(file)
+
+
+def load_settings(workdir: str) -> RunSettings:
+    """The settings a run was started with.
+
+    Raises FileNotFoundError if `workdir` holds no run, and ValueError in one line where its
+    settings are of an older format.
+    """
+    values = load_config(workdir)
+    kind = settings_class(values["agent"])
+    try:
+        return from_dict(kind(), values, check_effects=False)
+    except ValueError as error:
+        raise ValueError(
+            f"{workdir}/config.json is of an older format ({error}): use the code that wrote it"
+        ) from error
 
 
 def _sharding(x: Any) -> jax.sharding.Sharding:

@@ -1,4 +1,4 @@
-"""What a run is made of, before any step: environment, agent, plan and compiled programs.
+"""What a run is made of, before any step: environment, agent, intervals, compiled programs.
 
 `prepare` chooses among the loop's programs (fused, around a host environment, from recorded rows,
 several seeds at once); `mbx.training.run` then drives any of them alike.
@@ -16,39 +16,53 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx.agents.base import Agent
+from mbx.agents.settings import RunSettings
 from mbx.envs.base import HostEnvironment, JaxEnvironment
 from mbx.training import build, datasets, evaluation, learning, loop, seeds, transfer
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.environments import evaluation_environment, make_environment, on_host
-from mbx.training.ranges import check_ranges
 from mbx.training.sharding import ONE_DEVICE, Layout, make_layout, num_shards
-from mbx.training.state import LoopState, init_state
+from mbx.training.state import LoopState, init_state, make_schedule
 
-Config = Mapping[str, Any]
+Config = build.Config
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """Counts of a run in units of its interval (`length` steps of all environments)."""
+class Intervals:
+    """How a run is divided; between two intervals it is logged, evaluated and saved.
 
+    Attributes:
+        number: intervals of the run.
+        length: steps of all environments in one.
+        steps: environment steps in one, action repeat included.
+        eval_every: intervals between evaluations.
+        checkpoint_every: intervals between checkpoints.
+    """
+
+    number: int
     length: int
-    intervals: int
+    steps: int
     eval_every: int
     checkpoint_every: int
-    steps_per_interval: int
 
 
 class Job(NamedTuple):
     """A run's parts.
 
-    seeds: the seeds it trains. With more than one, leaves of its states and metrics lead with
-      `[S]`; `share` gives one seed's. interval(state) -> (state, summed metrics).
-    evaluate(train, keys): an evaluation a seed. layout: where its arrays lie.
+    Attributes:
+        environment: to train in.
+        agent: what is trained.
+        intervals: how the run is divided.
+        seeds: that it trains. With more than one, leaves of its states and metrics lead with `[S]`;
+            `share` gives one seed's.
+        interval: state -> (state, summed metrics).
+        evaluate: (train states, keys) -> an evaluation a seed.
+        layout: the devices that hold its arrays.
     """
 
     environment: JaxEnvironment | HostEnvironment
     agent: Agent
-    plan: Plan
+    intervals: Intervals
     seeds: tuple[int, ...]
     interval: Callable[[LoopState], tuple[LoopState, dict[str, Any]]]
     evaluate: Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]]
@@ -59,92 +73,95 @@ class Job(NamedTuple):
         return seeds.pick(tree, index) if len(self.seeds) > 1 else tree
 
 
-def make_plan(config: Config, num_envs: int, action_repeat: int) -> Plan:
-    """Intervals of the run; evaluation and checkpoints fall on interval ends."""
-    train = config["train"]
-    per_step = num_envs * action_repeat
-    length = max(1, round(train["log_interval"] / per_step))
+def make_intervals(settings: RunSettings, action_repeat: int) -> Intervals:
+    """The intervals of a run; evaluations and checkpoints fall on their ends."""
+    train = settings.train
+    per_step = settings.env.num_envs * action_repeat
+    length = max(1, round(train.log_interval / per_step))
     steps = length * per_step
-    intervals = -(-train["steps"] // steps)
+    number = -(-train.steps // steps)
 
     def every(interval: int) -> int:
-        return max(1, round(interval / steps)) if interval else intervals
+        return max(1, round(interval / steps)) if interval else number
 
-    return Plan(
+    return Intervals(
+        number=number,
         length=length,
-        intervals=intervals,
-        eval_every=every(config["eval"]["interval"]),
-        checkpoint_every=every(config["checkpoint"]["interval"]),
-        steps_per_interval=steps,
+        steps=steps,
+        eval_every=every(settings.eval.interval),
+        checkpoint_every=every(settings.checkpoint.interval),
     )
 
 
-def replay_rows(config: Config, num_envs: int) -> int:
+def replay_rows(settings: RunSettings) -> int:
     """Replay rows an environment: its share of the capacity."""
-    return max(2, -(-config["replay"]["capacity"] // num_envs))
+    return max(2, -(-settings.replay.capacity // settings.env.num_envs))
 
 
 def prepare(config: Config) -> Job:
-    """Environment, agent and the programs of a run. Raises ValueError for impossible settings."""
-    check_ranges(config)
-    num_envs, num_seeds = config["env"]["num_envs"], config.get("num_seeds", 1)
-    layout = make_layout(config)
+    """Environment, agent and programs of a run. Raises ValueError for impossible settings."""
+    settings = build.read(config)
+    num_envs, num_seeds = settings.env.num_envs, settings.num_seeds
+    layout = make_layout(settings)
     # Every process steps its own share of host environments.
-    share = layout.processes if layout.processes > 1 and on_host(config) else 1
-    seed, episodes = layout.own_seed(config["seed"]), -(-config["eval"]["episodes"] // share)
-    environment = make_environment(config, num_envs // share, seed=seed)
+    share = layout.processes if layout.processes > 1 and on_host(settings) else 1
+    seed, episodes = layout.own_seed(settings.seed), -(-settings.eval.episodes // share)
+    environment = make_environment(settings, num_envs // share, seed=seed)
     fused = isinstance(environment, JaxEnvironment)
     if num_seeds > 1 and not fused:
         raise ValueError(
             f"num_seeds={num_seeds}: {environment.spec.name} runs on the host, one seed a program; "
             "start one run a seed, or choose an environment written in JAX"
         )
-    agent = build.build_agent(config, environment.spec)
-    schedule = build.build_schedule(config, environment.spec, num_envs)
-    plan = make_plan(config, num_envs, environment.spec.action_repeat)
-    tests = evaluation_environment(config, episodes, seed=seed + 1)
+    agent = build.build_agent(settings, environment.spec)
+    transfer.check(settings, agent)
+    schedule = make_schedule(settings, environment.spec)
+    intervals = make_intervals(settings, environment.spec.action_repeat)
+    eval_env = evaluation_environment(settings, episodes, seed=seed + 1)
     if num_seeds > 1:
         mesh = seeds.device_mesh(num_seeds)
         interval = seeds.make_seeds_interval(
-            agent, environment, schedule, mesh=mesh, length=plan.length
+            agent, environment, schedule, mesh=mesh, length=intervals.length
         )
-        numbers = tuple(range(config["seed"], config["seed"] + num_seeds))
-        evaluate = make_evaluation(config, agent, tests, mesh=mesh)
-        return Job(environment, agent, plan, numbers, interval, evaluate)
-    if config["train"].get("dataset"):
+        numbers = tuple(range(settings.seed, settings.seed + num_seeds))
+        evaluate = make_evaluation(settings, agent, eval_env, mesh=mesh)
+        return Job(environment, agent, intervals, numbers, interval, evaluate)
+    if settings.train.dataset:
         at_once = dataclasses.replace(schedule, seed_steps=num_envs, reanalyze_min_step=0)
-        interval = learning.make_offline_interval(agent, at_once, length=plan.length, layout=layout)
+        interval = learning.make_offline_interval(
+            agent, at_once, length=intervals.length, layout=layout
+        )
     elif fused:
         interval = loop.make_interval(
-            agent, environment, schedule, length=plan.length, layout=layout
+            agent, environment, schedule, length=intervals.length, layout=layout
         )
     else:
         interval = loop.make_host_interval(
-            agent, environment, schedule, length=plan.length, layout=layout
+            agent, environment, schedule, length=intervals.length, layout=layout
         )
-    evaluate = make_evaluation(config, agent, tests, layout)
-    return Job(environment, agent, plan, (config["seed"],), interval, evaluate, layout)
+    evaluate = make_evaluation(settings, agent, eval_env, layout)
+    return Job(environment, agent, intervals, (settings.seed,), interval, evaluate, layout)
 
 
 def make_evaluation(
-    config: Config,
+    settings: RunSettings,
     agent: Agent,
-    tests: JaxEnvironment | HostEnvironment,
+    eval_env: JaxEnvironment | HostEnvironment,
     layout: Layout = ONE_DEVICE,
     *,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]]:
-    """`Job.evaluate`, on the environments `tests`; with `eval.exploring` as training acts, too."""
+    """`Job.evaluate` on `eval_env`; with `eval.exploring` also acting as in training."""
 
     def make(act: Callable) -> Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]]:
-        if config.get("num_seeds", 1) > 1:
-            several = seeds.make_seeds_evaluate(act, agent.init_actor, tests, mesh=mesh)
+        if settings.num_seeds > 1:
+            several = seeds.make_seeds_evaluate(act, agent.init_actor, eval_env, mesh=mesh)
             return lambda train, keys: several(train, jnp.stack(keys))
-        single = evaluation.make_evaluate(act, agent.init_actor, tests, layout)
+        single = evaluation.make_evaluate(act, agent.init_actor, eval_env, layout)
         return lambda train, keys: [single(train, keys[0])]
 
     without = make(agent.act)
-    if not config["eval"].get("exploring", False):
+    if not settings.eval.exploring:
         return without
     within = make(lambda *args: agent.act(*args[:-1], False))
 
@@ -163,15 +180,15 @@ def fresh_state(
     layout: Layout = ONE_DEVICE,
 ) -> LoopState:
     """The state of a run before its first step, from its key; of several seeds from keys `[S]`."""
-    capacity = replay_rows(config, config["env"]["num_envs"])
-    sizes = dict(capacity=capacity, shards=num_shards(config, layout))
+    settings = build.read(config)
+    sizes = dict(capacity=replay_rows(settings), shards=num_shards(settings, layout))
 
     def build_state(key: jax.Array, obs: jax.Array | None = None) -> LoopState:
         return init_state(agent, environment, key=key, host_obs=obs, **sizes)
 
     if isinstance(environment, JaxEnvironment):
         return layout.build(jax.vmap(build_state) if jnp.ndim(key) else build_state, key)
-    obs = environment.reset(layout.own_seed(config["seed"]))
+    obs = environment.reset(layout.own_seed(settings.seed))
     return layout.build(build_state, key, layout.joined(obs))
 
 
@@ -183,18 +200,18 @@ def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopSta
 
     Raises ValueError where one of them does not fit.
     """
-    environment, agent = job.environment, job.agent
+    settings, environment, agent = build.read(config), job.environment, job.agent
     keys = [jax.random.key(seed) for seed in job.seeds]
     key = jnp.stack(keys) if len(keys) > 1 else keys[0]
-    state = fresh_state(agent, environment, config, key, job.layout)
-    if config["resume"] and checkpointer.latest_step() is not None:
+    state = fresh_state(agent, environment, settings, key, job.layout)
+    if settings.resume and checkpointer.latest_step() is not None:
         state, meta = checkpointer.restore(state)
-        return resume_episodes(config, job, state, meta), meta["interval"]
-    if config["train"].get("dataset"):
-        rows = datasets.load(config["train"]["dataset"], agent, task=environment.spec.name)
+        return resume_episodes(settings, job, state, meta), meta["interval"]
+    if settings.train.dataset:
+        rows = datasets.load(settings.train.dataset, agent, task=environment.spec.name)
         state = state.replace(replay=rows.replace(shards=state.replay.shards))
-    if config["train"].get("init_from"):
-        started = transfer.start_from(config, environment.spec, state.train, build.build_agent)
+    if settings.train.init_from:
+        started = transfer.start_from(settings.train.init_from, agent, state.train)
         state = state.replace(train=started)
     return job.layout.place(state), 0
 
@@ -215,7 +232,7 @@ def host_snapshots(job: Job) -> list[str] | None:
 
 
 def resume_episodes(
-    config: Config, job: Job, state: LoopState, meta: Mapping[str, Any]
+    settings: RunSettings, job: Job, state: LoopState, meta: Mapping[str, Any]
 ) -> LoopState:
     """The state to go on from, with a host environment as it was at the checkpoint.
 
@@ -233,7 +250,7 @@ def resume_episodes(
         "the resumed run begins new ones",
         stacklevel=2,
     )
-    seed = np.random.SeedSequence([layout.own_seed(config["seed"]), meta["interval"]])
+    seed = np.random.SeedSequence([layout.own_seed(settings.seed), meta["interval"]])
     obs = environment.reset(int(seed.generate_state(1)[0] >> 1))
     state = state.replace(
         obs=layout.joined(obs),

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from mbx.agents.settings import Log
 from mbx.files import atomic_write
 from mbx.training import wandb_sink
 
@@ -34,9 +35,16 @@ _SHOWN = {
 class RunLogger:
     """Writes the files of a run directory and shows progress.
 
-    config: written to config.json when a run starts; its `log` says what else takes the rows.
-    resume_step: None for a new run, else the step it continues from: rows after it are dropped.
-    progress_total: environment steps of the run. Raises as `wandb_sink.WandbSink`.
+    Args:
+        workdir: the run directory.
+        config: written to config.json when a run starts.
+        log: what else takes the rows.
+        resume_step: None for a new run, else the step it continues from: rows after it go.
+        progress_total: environment steps of the run.
+        quiet: show no progress.
+
+    Raises:
+        ImportError, ValueError: as `wandb_sink.WandbSink`.
     """
 
     def __init__(
@@ -44,6 +52,7 @@ class RunLogger:
         workdir: str,
         *,
         config: Mapping[str, Any],
+        log: Log = Log(),  # noqa: B008
         resume_step: int | None = None,
         progress_total: int | None = None,
         quiet: bool = False,
@@ -51,7 +60,9 @@ class RunLogger:
         os.makedirs(workdir, exist_ok=True)
         self.workdir = workdir
         # First: where it fails there is no run yet, and the next attempt finds the directory free.
-        self._wandb = wandb_sink.open_sink(workdir, config=config, resume=resume_step is not None)
+        self._wandb = wandb_sink.open_sink(
+            workdir, log, config=config, resume=resume_step is not None
+        )
         self._jsonl = os.path.join(workdir, "metrics.jsonl")
         self._csv = os.path.join(workdir, "metrics.csv")
         config_path = os.path.join(workdir, "config.json")
@@ -125,10 +136,10 @@ class NoLogger:
         self.workdir = workdir
 
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Nothing."""
+        """Write no row."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Close no file."""
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ and the common checkpoint that a resumed run continues from.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 import warnings
@@ -23,9 +24,11 @@ import numpy as np
 
 from mbx import replay
 from mbx.agents.base import Agent
+from mbx.agents.settings import RunSettings
 from mbx.files import sole_writer
+from mbx.settings import to_dict
 from mbx.training import build, datasets, loop, seeds, transfer, wandb_sink
-from mbx.training.checkpoint import Checkpointer, load_config
+from mbx.training.checkpoint import Checkpointer, load_settings
 from mbx.training.curves import plot_runs
 from mbx.training.environments import evaluation_environment, make_environment
 from mbx.training.interrupt import Interrupt
@@ -34,16 +37,20 @@ from mbx.training.metrics import NoLogger, RunLogger, atomic_write
 from mbx.training.state import LoopState
 from mbx.world_model import count_parameters
 
-Config = Mapping[str, Any]
+Config = build.Config
 
 # Folded into the run's key for evaluations, whose random stream is not training's.
 _EVALUATION = 0xE7A1
 
 
 class Result(NamedTuple):
-    """Outcome of a run: where it lies, environment steps made, and every evaluation.
+    """Outcome of a run.
 
-    evaluations: (environment steps, mean return) pairs, oldest first.
+    Attributes:
+        workdir: its directory.
+        steps: environment steps made.
+        evaluations: (environment steps, mean return) pairs, oldest first.
+        seconds: that it took.
     """
 
     workdir: str
@@ -59,7 +66,7 @@ class Result(NamedTuple):
         )
 
 
-class Member(NamedTuple):
+class SeedRun(NamedTuple):
     """One seed's directory, log and best checkpoint."""
 
     workdir: str
@@ -82,131 +89,139 @@ def evaluation_key(key: jax.Array, interval: int) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(key, _EVALUATION), interval)
 
 
-def matmul_precision(config: Config) -> contextlib.AbstractContextManager:
-    """The context in which a configuration's programs are traced: how exact float32 products are.
+def matmul_precision(precision: str) -> contextlib.AbstractContextManager:
+    """The context in which a run's programs are traced: how exact float32 products are.
 
     "default" leaves that to the device: a GPU may use tf32 and a TPU bfloat16, a CPU is exact.
     """
-    precision = config.get("matmul_precision", "default")
     if precision == "default":
         return contextlib.nullcontext()
     return jax.default_matmul_precision(precision)
 
 
 def train(config: Config, workdir: str) -> Result:
-    """Train as `config` says, in `workdir`; with `config["resume"]` continue what is there.
+    """Train as `config` says, in `workdir`; with `resume` continue what is there.
 
-    Raises ValueError for impossible settings and ImportError for a package that one of them needs
-    (both before any compile), and FloatingPointError when a loss stops being finite (the last
-    checkpoint stays).
+    Args:
+        config: settings of an agent (`mbx.agents.NAME.settings.Settings`), or nested mappings of
+            their names, as a configuration file makes them.
+        workdir: the run directory.
+
+    Raises:
+        ValueError: for impossible settings, before any compile.
+        ImportError: for a package that a setting needs, likewise.
+        FloatingPointError: when a loss stops being finite; the last checkpoint stays.
     """
     started = time.time()
-    config = transfer.resolve(config)
-    wandb_sink.require(config)
+    settings = build.read(to_dict(config) if isinstance(config, RunSettings) else config)
+    settings = transfer.resolve(settings)
+    wandb_sink.require(settings.log)
     enable_compilation_cache()
     workdir = os.path.abspath(workdir)
-    job = prepare(config)
-    check_workdir(config, member_workdir(job, workdir, 0))
-    if config["replay"].get("save") and job.layout.processes > 1:
+    job = prepare(settings)
+    check_workdir(settings, seed_workdir(job, workdir, 0))
+    if settings.replay.save and job.layout.processes > 1:
         raise ValueError(
             f"replay.save=True with {job.layout.processes} processes: rows are saved by runs of a "
             "single process, leave it False"
         )
     job.layout.wait_for_all("checked")
-    with matmul_precision(config), contextlib.ExitStack() as stack:
-        if job.layout.leads:
+    with matmul_precision(settings.matmul_precision), contextlib.ExitStack() as stack:
+        if job.layout.is_main_process:
             stack.enter_context(sole_writer(workdir))
-        checkpointer = Checkpointer(workdir, keep=config["checkpoint"]["keep"])
+        checkpointer = Checkpointer(workdir, keep=settings.checkpoint.keep)
         stack.callback(checkpointer.close)
-        state, done = begin(config, job, checkpointer)
+        state, done = begin(settings, job, checkpointer)
         if len(job.seeds) > 1:
             state = seeds.place(state, seeds.device_mesh(len(job.seeds)))
-        members = open_members(stack, config, job, workdir, checkpointer, done)
+        seed_runs = open_seed_runs(stack, settings, job, workdir, checkpointer, done)
         shapes = jax.eval_shape(lambda state: job.share(state, 0), state)
-        for member in members if not done else ():
-            describe(member.logger, shapes)
-        state, evaluations = _drive(config, job, state, done, checkpointer, members, started)
-        if config["replay"].get("save"):
-            for i, member in enumerate(members):
-                path = os.path.join(member.workdir, "dataset.npz")
+        for one in seed_runs if not done else ():
+            describe(one.logger, shapes)
+        state, evaluations = _drive(settings, job, state, done, checkpointer, seed_runs, started)
+        if settings.replay.save:
+            for i, one in enumerate(seed_runs):
+                path = os.path.join(one.workdir, "dataset.npz")
                 rows = job.share(state.replay, i)
                 datasets.save(path, rows, task=job.environment.spec.name)
-    if evaluations and job.layout.leads:
-        plot_runs([member.workdir for member in members], os.path.join(workdir, "curve.png"))
+    if evaluations and job.layout.is_main_process:
+        plot_runs([one.workdir for one in seed_runs], os.path.join(workdir, "curve.png"))
     steps = int(np.max(state.steps)) * job.environment.spec.action_repeat
     return Result(workdir, steps, evaluations, time.time() - started)
 
 
-def member_workdir(job: Job, workdir: str, index: int) -> str:
-    """Where the log of one of the run's seeds lies."""
+def seed_workdir(job: Job, workdir: str, index: int) -> str:
+    """The directory of one of the run's seeds: the run's own where it has a single one."""
     return workdir if len(job.seeds) == 1 else os.path.join(workdir, f"seed-{job.seeds[index]}")
 
 
-def open_members(
+def open_seed_runs(
     stack: contextlib.ExitStack,
-    config: Config,
+    settings: RunSettings,
     job: Job,
     workdir: str,
     checkpointer: Checkpointer,
     done: int,
-) -> list[Member]:
+) -> list[SeedRun]:
     """Logs and best checkpoints of the run's seeds, closed with the stack."""
-    plan, members = job.plan, []
+    intervals, seed_runs = job.intervals, []
     for i, seed in enumerate(job.seeds):
-        path = member_workdir(job, workdir, i)
+        path = seed_workdir(job, workdir, i)
         logger = NoLogger(path)
-        if job.layout.leads:
+        if job.layout.is_main_process:
             logger = RunLogger(
                 path,
-                config={**config, "seed": seed, "num_seeds": 1},
-                resume_step=done * plan.steps_per_interval if done else None,
-                progress_total=plan.intervals * plan.steps_per_interval,
+                config=to_dict(dataclasses.replace(settings, seed=seed, num_seeds=1)),
+                log=settings.log,
+                resume_step=done * intervals.steps if done else None,
+                progress_total=intervals.number * intervals.steps,
                 quiet=i > 0,
             )
         stack.callback(logger.close)
         best = checkpointer
         if path != workdir:
-            best = Checkpointer(path, keep=config["checkpoint"]["keep"])
+            best = Checkpointer(path, keep=settings.checkpoint.keep)
             stack.callback(best.close)
-        members.append(Member(path, logger, best))
-    return members
+        seed_runs.append(SeedRun(path, logger, best))
+    return seed_runs
 
 
 def _drive(
-    config: Config,
+    settings: RunSettings,
     job: Job,
     state: LoopState,
     done: int,
     checkpointer: Checkpointer,
-    members: list[Member],
+    seed_runs: list[SeedRun],
     started: float,
 ) -> tuple[LoopState, list[tuple[int, float]]]:
     """All intervals from number `done` on, with their logs, evaluations and checkpoints."""
-    plan, repeat = job.plan, job.environment.spec.action_repeat
+    intervals, repeat = job.intervals, job.environment.spec.action_repeat
     evaluations: list[tuple[int, float]] = []
     warned = False
     with Interrupt() as interrupt:
-        for i in range(done, plan.intervals):
+        for i in range(done, intervals.number):
             began = time.time()
             state, sums = job.interval(state)
             sums = jax.device_get(sums)
-            steps = (i + 1) * plan.steps_per_interval
-            for index, member in enumerate(members):
+            steps = (i + 1) * intervals.steps
+            for index, one in enumerate(seed_runs):
                 metrics = loop.summarise(job.share(sums, index))
-                metrics["steps_per_second"] = plan.steps_per_interval / (time.time() - began)
+                metrics["steps_per_second"] = intervals.steps / (time.time() - began)
                 metrics["agent_steps"] = steps // repeat
                 metrics["seconds"] = time.time() - started
-                member.logger.log("train", steps, metrics)
-                check_finite(config, metrics, steps)
+                one.logger.log("train", steps, metrics)
+                if settings.train.check_finite:
+                    check_finite(metrics, steps)
                 if job.agent.check is not None:
                     job.agent.check(metrics)
                 warned = warned or warn_of_faults(metrics, steps)
-            final = i + 1 == plan.intervals
-            if final or (i + 1) % plan.eval_every == 0:
-                means = evaluate_members(job, state, i, steps, members, started)
+            final = i + 1 == intervals.number
+            if final or (i + 1) % intervals.eval_every == 0:
+                means = evaluate_seeds(job, state, i, steps, seed_runs, started)
                 evaluations.append((steps, float(np.mean(means))))
             stop = final or job.layout.agreed(interrupt.requested)
-            if stop or (i + 1) % plan.checkpoint_every == 0:
+            if stop or (i + 1) % intervals.checkpoint_every == 0:
                 meta = {"interval": i + 1, "host": host_snapshots(job)}
                 checkpointer.save(steps, state, meta)
             if stop:
@@ -214,21 +229,21 @@ def _drive(
     return state, evaluations
 
 
-def evaluate_members(
-    job: Job, state: LoopState, interval: int, steps: int, members: list[Member], started: float
+def evaluate_seeds(
+    job: Job, state: LoopState, interval: int, steps: int, seed_runs: list[SeedRun], started: float
 ) -> list[float]:
     """Evaluate every seed, log that with its diagnostics and keep its best: the mean returns."""
     keys = [evaluation_key(jax.random.key(seed), interval) for seed in job.seeds]
     means = []
     for i, result in enumerate(job.evaluate(state.train, keys)):
-        member, train = members[i], job.share(state.train, i)
+        one, train = seed_runs[i], job.share(state.train, i)
         summary = result.summary()
         # Diagnostics read rows of the whole replay, which one process has only alone.
         if job.agent.diagnostics is not None and job.layout.processes == 1:
             rows = job.share(state.replay, i)
-            summary |= write_diagnostics(job.agent, member.workdir, train, rows, keys[i])
-        member.logger.log("eval", steps, {**summary, "seconds": time.time() - started})
-        member.best.save_best(steps, train, summary["return_mean"])
+            summary |= write_diagnostics(job.agent, one.workdir, train, rows, keys[i])
+        one.logger.log("eval", steps, {**summary, "seconds": time.time() - started})
+        one.best.save_best(steps, train, summary["return_mean"])
         means.append(summary["return_mean"])
     return means
 
@@ -243,14 +258,14 @@ def write_diagnostics(
     return found.metrics
 
 
-def load(workdir: str, *, which: str | int = "best") -> tuple[Agent, Any, dict[str, Any]]:
-    """A trained agent: `(agent, train state, config)` from a run directory.
+def load(workdir: str, *, which: str | int = "best") -> tuple[Agent, Any, RunSettings]:
+    """A trained agent: `(agent, train state, settings)` from a run directory.
 
     which: "best" (by evaluation return), "latest", or the step of a checkpoint.
     """
-    config = load_config(workdir)
-    environment = evaluation_environment(config, 1, seed=0)
-    agent = build.build_agent(config, environment.spec)
+    settings = load_settings(workdir)
+    environment = evaluation_environment(settings, 1, seed=0)
+    agent = build.build_agent(settings, environment.spec)
     example = jax.eval_shape(agent.init, jax.random.key(0))
     checkpointer = Checkpointer(workdir)
     if which == "best":
@@ -259,31 +274,29 @@ def load(workdir: str, *, which: str | int = "best") -> tuple[Agent, Any, dict[s
         full = jax.eval_shape(
             lambda: fresh_state(
                 agent,
-                make_environment(config, config["env"]["num_envs"], seed=0),
-                config,
+                make_environment(settings, settings.env.num_envs, seed=0),
+                settings,
                 jax.random.key(0),
             )
         )
         step = None if which == "latest" else int(which)
         train_state = checkpointer.restore(full, step=step)[0].train
     checkpointer.close()
-    return agent, train_state, config
+    return agent, train_state, settings
 
 
-def check_workdir(config: Config, workdir: str) -> None:
+def check_workdir(settings: RunSettings, workdir: str) -> None:
     """Raises ValueError where a run would be written over that is not to be continued."""
     taken = os.path.exists(os.path.join(workdir, "metrics.jsonl"))
-    if taken and not config["resume"]:
+    if taken and not settings.resume:
         raise ValueError(
             f"workdir={workdir} already holds a run: continue it with --config.resume=True or "
             "choose another directory"
         )
 
 
-def check_finite(config: Config, metrics: Mapping[str, float], steps: int) -> None:
-    """Raises FloatingPointError for a metric that is not finite, if the configuration says so."""
-    if not config["train"]["check_finite"]:
-        return
+def check_finite(metrics: Mapping[str, float], steps: int) -> None:
+    """Raises FloatingPointError for a metric that is not finite."""
     bad = [name for name, value in metrics.items() if not np.isfinite(value)]
     if bad:
         raise FloatingPointError(

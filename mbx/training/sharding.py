@@ -16,17 +16,17 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from mbx.agents.settings import Distributed, RunSettings
 from mbx.training.state import LoopState
 
 Array = jax.Array
-Config = Mapping[str, Any]
 
 _AXIS = "data"
 # What leads with the environments.
@@ -44,7 +44,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Devices."""
+        """Number of devices."""
         return 1 if self.mesh is None else self.mesh.size
 
     @property
@@ -53,7 +53,7 @@ class Layout:
         return 1 if self.mesh is None else jax.process_count()
 
     @property
-    def leads(self) -> bool:
+    def is_main_process(self) -> bool:
         """Whether this process is the one that writes logs and figures."""
         return self.processes == 1 or jax.process_index() == 0
 
@@ -197,25 +197,24 @@ def _same(tree: Any) -> Any:
 ONE_DEVICE = Layout()
 
 
-def initialize(config: Config) -> None:
+def initialize(distributed: Distributed) -> None:
     """Join the other processes, before anything runs on a device; nothing for a single process.
 
     Raises ValueError where the coordinator is neither given nor found out.
     """
-    settings = config.get("distributed") or {}
-    if not settings.get("enabled") or settings["num_processes"] == 1:
+    if not distributed.enabled or distributed.num_processes == 1:
         return
     try:
         jax.distributed.initialize(
-            settings["coordinator"] or None,
-            settings["num_processes"] or None,
-            None if settings["process_id"] < 0 else settings["process_id"],
-            heartbeat_timeout_seconds=settings["heartbeat_timeout"],
+            distributed.coordinator or None,
+            distributed.num_processes or None,
+            None if distributed.process_id < 0 else distributed.process_id,
+            heartbeat_timeout_seconds=distributed.heartbeat_timeout,
         )
     except ValueError as error:
         raise ValueError(
-            f"distributed.coordinator={settings['coordinator']!r}, distributed.num_processes="
-            f"{settings['num_processes']}, distributed.process_id={settings['process_id']}: {error}"
+            f"distributed.coordinator={distributed.coordinator!r}, distributed.num_processes="
+            f"{distributed.num_processes}, distributed.process_id={distributed.process_id}: {error}"
             "; give all three, or distributed.num_processes=1 for the devices of this machine"
         ) from error
     # On CPUs the first exchange between processes gives up after 30 seconds, later ones wait: meet
@@ -235,29 +234,28 @@ def abandon() -> None:
         os._exit(1)
 
 
-def make_layout(config: Config) -> Layout:
-    """The layout that a configuration asks for, on the devices there are.
+def make_layout(settings: RunSettings) -> Layout:
+    """The layout that a run asks for, on the devices there are.
 
     Raises ValueError where the environments cannot be divided among them.
     """
-    settings = config.get("distributed") or {}
-    if not settings.get("enabled"):
+    if not settings.distributed.enabled:
         return ONE_DEVICE
-    devices, num_envs = jax.device_count(), config["env"]["num_envs"]
+    devices, num_envs = jax.device_count(), settings.env.num_envs
     if num_envs % devices:
         raise ValueError(
             f"env.num_envs={num_envs} cannot be divided among {devices} devices: choose a multiple "
             f"of {devices}"
         )
-    if config.get("num_seeds", 1) > 1:
+    if settings.num_seeds > 1:
         raise ValueError(
-            f"distributed.enabled=True with num_seeds={config['num_seeds']}: seeds are divided "
+            f"distributed.enabled=True with num_seeds={settings.num_seeds}: seeds are divided "
             "among devices by themselves, leave distributed.enabled=False"
         )
     auto = (jax.sharding.AxisType.Auto,)
-    return Layout(jax.make_mesh((devices,), (_AXIS,), axis_types=auto), settings["fsdp"])
+    return Layout(jax.make_mesh((devices,), (_AXIS,), axis_types=auto), settings.distributed.fsdp)
 
 
-def num_shards(config: Config, layout: Layout) -> int:
+def num_shards(settings: RunSettings, layout: Layout) -> int:
     """Shards of the replay: as configured, or one a device."""
-    return config["replay"].get("shards") or layout.size
+    return settings.replay.shards or layout.size

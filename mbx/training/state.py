@@ -17,7 +17,8 @@ import jax.numpy as jnp
 
 from mbx import replay
 from mbx.agents.base import Agent
-from mbx.envs.base import HostEnvironment, JaxEnvironment
+from mbx.agents.settings import RunSettings
+from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment
 
 Array = jax.Array
 
@@ -26,11 +27,14 @@ Array = jax.Array
 class Schedule:
     """What happens when, in agent steps over all environments and in learner updates.
 
-    seed_steps: random actions before learning starts. pretrain_updates: updates made at once when
-    they are over, after which every stored target is refreshed. utd_ratio: updates per agent step
-    from then on, below or above 1. reanalyze_interval: learner updates between two reanalyze passes
-    (0: never), which is interval / utd_ratio agent steps. reanalyze_min_step: agent steps before
-    the first one.
+    Attributes:
+        seed_steps: random actions before learning starts.
+        pretrain_updates: updates made at once when they are over, after which every stored target
+            is made again.
+        utd_ratio: updates per agent step from then on, below or above 1.
+        reanalyze_interval: learner updates between two reanalyze passes (0: never), which is
+            interval / utd_ratio agent steps.
+        reanalyze_min_step: agent steps before the first pass.
     """
 
     seed_steps: int
@@ -48,6 +52,27 @@ class Schedule:
             largest *= 10
             near = exact.limit_denominator(largest)
         return near
+
+
+def make_schedule(settings: RunSettings, spec: EnvSpec) -> Schedule:
+    """The schedule of a run: environment steps of its settings as agent steps.
+
+    Raises ValueError where the seed phase is too short to sample from.
+    """
+    train, needed = settings.train, settings.rows_before_learning()
+    seed_steps = train.seed_steps // spec.action_repeat
+    if seed_steps < needed:
+        raise ValueError(
+            f"train.seed_steps={train.seed_steps} gives {seed_steps} agent steps, but with "
+            f"env.num_envs={settings.env.num_envs} updates need {needed}: raise it"
+        )
+    return Schedule(
+        seed_steps=seed_steps,
+        pretrain_updates=train.pretrain_updates,
+        utd_ratio=settings.updates_per_step(),
+        reanalyze_interval=settings.reanalyze_interval(),
+        reanalyze_min_step=settings.reanalyze_min_step() // spec.action_repeat,
+    )
 
 
 @flax.struct.dataclass

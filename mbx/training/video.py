@@ -8,7 +8,7 @@ From the command line: `python -m experiments.evaluate RUN --video=episode.gif`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from mbx import envs
 from mbx.envs.base import JaxEnvironment
 from mbx.envs.render import Renderer
 from mbx.pictures import write_picture
+from mbx.training.build import Config, read
 from mbx.training.environments import make_environment
 
 Array = jax.Array
@@ -42,7 +43,7 @@ class Episode(NamedTuple):
     length: int
 
 
-def check(config: Mapping[str, Any], path: str) -> Renderer:
+def check(config: Config, path: str) -> Renderer:
     """The renderer for a configuration's environment and a video called `path`.
 
     Raises ValueError for a name that does not end in .gif and for environments that are not drawn,
@@ -50,14 +51,14 @@ def check(config: Mapping[str, Any], path: str) -> Renderer:
     """
     if not path.endswith(".gif"):
         raise ValueError(f"video={path!r}: must end in .gif")
-    return envs.make_renderer(config["env"]["name"])
+    return envs.make_renderer(read(config).env.name)
 
 
 def record(
     act: Callable,
     init_actor: Callable,
     train_state: Any,
-    config: Mapping[str, Any],
+    config: Config,
     key: Array,
     *,
     renderer: Renderer | None = None,
@@ -77,7 +78,7 @@ def record(
     Raises:
         ValueError, NoRenderer, ImportError: as `mbx.envs.make_renderer`.
     """
-    renderer = renderer or envs.make_renderer(config["env"]["name"])
+    renderer = renderer or envs.make_renderer(read(config).env.name)
     environment = make_environment(config, 1, seed=0)
     reset_key, step_key = jax.random.split(key)
     advance = _advance(act, environment, renderer)

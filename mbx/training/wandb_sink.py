@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from mbx.agents.settings import Log
 from mbx.files import atomic_write
-
-Config = Mapping[str, Any]
 
 STEPS = "environment_steps"
 
@@ -29,16 +28,16 @@ class WandbSink:
     package is missing, and ValueError where wandb does not open the run (no key, no network).
     """
 
-    def __init__(self, workdir: str, *, config: Config, resume: bool) -> None:
-        wandb, log = require(config), config["log"]
+    def __init__(self, workdir: str, log: Log, *, config: Mapping[str, Any], resume: bool) -> None:
+        wandb = require(log)
         path = os.path.join(workdir, "wandb.json")
         known = _read(path) if resume else {}
         run_id = known.get("id") or secrets.token_hex(8)
         try:
             # Several seeds are several runs in one process.
             self._run = wandb.init(
-                project=log["wandb"],
-                entity=log.get("wandb_entity") or None,
+                project=log.wandb,
+                entity=log.wandb_entity or None,
                 id=run_id,
                 resume="allow",
                 reinit="create_new",
@@ -48,12 +47,12 @@ class WandbSink:
             )
         except wandb.Error as error:
             raise ValueError(
-                f"log.wandb={log['wandb']!r}: {error}: run `wandb login`, set WANDB_MODE=offline "
+                f"log.wandb={log.wandb!r}: {error}: run `wandb login`, set WANDB_MODE=offline "
                 "to upload later, or leave log.wandb empty"
             ) from error
         self._run.define_metric(STEPS)
         self._run.define_metric("*", step_metric=STEPS)
-        atomic_write(path, json.dumps({"id": run_id, "project": log["wandb"]}).encode())
+        atomic_write(path, json.dumps({"id": run_id, "project": log.wandb}).encode())
 
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Mirror one row; names are KIND/NAME, as in TensorBoard."""
@@ -64,25 +63,22 @@ class WandbSink:
         self._run.finish()
 
 
-def open_sink(workdir: str, *, config: Config, resume: bool) -> WandbSink | None:
-    """The sink that the configuration asks for, None where it asks for none."""
-    return WandbSink(workdir, config=config, resume=resume) if project(config) else None
+def open_sink(
+    workdir: str, log: Log, *, config: Mapping[str, Any], resume: bool
+) -> WandbSink | None:
+    """The sink that a run asks for, None where it asks for none."""
+    return WandbSink(workdir, log, config=config, resume=resume) if log.wandb else None
 
 
-def project(config: Config) -> str:
-    """The project that rows are mirrored to; '' for none (and for runs older than the setting)."""
-    return config.get("log", {}).get("wandb", "")
-
-
-def require(config: Config) -> ModuleType | None:
-    """The package wandb, if the configuration asks for it. Raises ImportError if it is missing."""
-    if not project(config):
+def require(log: Log) -> ModuleType | None:
+    """The package wandb, if a run asks for it. Raises ImportError if it is missing."""
+    if not log.wandb:
         return None
     try:
         import wandb
     except ImportError as error:
         raise ImportError(
-            f"log.wandb={project(config)!r} needs the package wandb: pip install -e '.[wandb]', or "
+            f"log.wandb={log.wandb!r} needs the package wandb: pip install -e '.[wandb]', or "
             "leave log.wandb empty"
         ) from error
     return wandb

@@ -25,6 +25,7 @@ from mbx.settings import from_dict
 from mbx.training import build, environments, run
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.job import fresh_state
+from mbx.training.state import make_schedule
 from mbx.types import EnvSpec
 from tests.agents.dreamer_helpers import change, make_settings
 
@@ -448,9 +449,9 @@ def test_a_seed_phase_too_short_for_sequences_is_refused():
     short = default.get_config().to_dict()
     short["train"]["seed_steps"] = 131  # 33 rows in each of four environments are needed
     with pytest.raises(ValueError, match="seed_steps=131 .* need 132"):
-        build.build_schedule(short, DISCRETE, 4)
+        make_schedule(build.read(short), DISCRETE)
     short["train"]["seed_steps"] = 132
-    assert build.build_schedule(short, DISCRETE, 4).ratio == Fraction(1, 8)
+    assert make_schedule(build.read(short), DISCRETE).ratio == Fraction(1, 8)
 
 
 def tiny_run(**train):

@@ -8,7 +8,7 @@ It ends as the command `experiments.train` does.
 from __future__ import annotations
 
 import argparse
-import copy
+import dataclasses
 from typing import Any
 
 import flax.struct
@@ -17,6 +17,8 @@ import jax.numpy as jnp
 
 from mbx import replay
 from mbx.agents.base import Agent
+from mbx.agents.settings import Checkpoint, Env, Eval, Replay, RunSettings, Train
+from mbx.settings import section, setting, to_dict
 from mbx.training import build
 from tests.helpers import register_toy
 
@@ -62,30 +64,26 @@ def make_agent(config: Any, spec: Any) -> Agent:
     return Agent(init, lambda num: jnp.zeros(num), act, update, example_row)
 
 
-CONFIG = dict(
-    agent="small",
-    seed=0,
-    resume=False,
-    env=dict(name="toy:point", num_envs=2, action_repeat=0, episode_length=0),
-    train=dict(
-        steps=80,
-        seed_steps=16,
-        pretrain_updates=2,
-        utd_ratio=0.5,
-        log_interval=20,
-        check_finite=True,
-    ),
-    eval=dict(interval=40, episodes=2),
-    checkpoint=dict(interval=20, keep=3),
-    replay=dict(capacity=400),
-)
+@dataclasses.dataclass(frozen=True)
+class Settings(RunSettings):
+    """Of a run of a second."""
+
+    agent: str = setting("small", "which agent")
+    env: Env = section(Env(name="toy:point", num_envs=2))
+    train: Train = section(Train(steps=80, seed_steps=16, pretrain_updates=2, log_interval=20))
+    eval: Eval = section(Eval(interval=40, episodes=2))
+    checkpoint: Checkpoint = section(Checkpoint(interval=20, keep=3))
+    replay: Replay = section(Replay(capacity=400))
+
+    def updates_per_step(self) -> float:
+        return 0.5
 
 
 def small_config(**sections: Any) -> dict[str, Any]:
     """The run's configuration; keyword arguments update whole sections."""
     register_toy()
-    build.register("small", make_agent)
-    config = copy.deepcopy(CONFIG)
+    build.register("small", Settings, make_agent)
+    config = to_dict(Settings())
     for name, values in sections.items():
         config[name].update(values) if isinstance(values, dict) else config.update({name: values})
     return config

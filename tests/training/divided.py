@@ -16,7 +16,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from mbx.training import job, run, sharding
+from mbx.training import build, job, run, sharding
 
 NUM_ENVS = 8
 
@@ -121,7 +121,7 @@ def main() -> None:
         fsdp=told.get("fsdp", False),
         heartbeat_timeout=20,
     )
-    sharding.initialize(config)
+    sharding.initialize(build.read(config).distributed)
     jax.devices()  # here processes wait for one another; then one of them may fall behind
     time.sleep(told.get("late", 0))
     told = train(config, *told["run"]) if "run" in told else update_once(config)

@@ -5,18 +5,28 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mbx import envs, replay
+from mbx.agents.base import Agent
 from mbx.envs.base import HostEnvironment, Timestep
 from mbx.training import build, evaluation, job, loop, run
-from mbx.training.state import Schedule, init_state, step_keys
+from mbx.training.learning import make_advance
+from mbx.training.state import LoopState, Schedule, init_state, make_schedule, step_keys
 from tests.helpers import tiny_config
 
 CAPACITY = 60
+
+
+@flax.struct.dataclass
+class Steps:
+    """A train state that only counts."""
+
+    step: jax.Array
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +34,7 @@ def parts():
     config = tiny_config(env=dict(name="toy:ends"))
     environment = envs.make("toy:ends", 2)
     agent = build.build_agent(config, environment.spec)
-    schedule = build.build_schedule(config, environment.spec, 2)
+    schedule = make_schedule(build.read(config), environment.spec)
     interval = loop.make_interval(agent, environment, schedule, length=10)
     return config, environment, agent, schedule, interval
 
@@ -59,15 +69,30 @@ def test_updates_are_counted_exactly(parts, trained):
 
 @pytest.mark.parametrize(("utd", "num_envs"), [(0.25, 3), (1.0, 4), (3.0, 2), (0.3, 7)])
 def test_update_to_data_ratio_holds_for_any_number_of_environments(utd, num_envs):
-    """The loop's own arithmetic, over many steps: floor(agent steps x ratio)."""
+    """The loop's own counting over many steps: floor(agent steps x ratio), nothing lost."""
+
+    def update(train, buffer, key):
+        return train.replace(step=train.step + 1), buffer, {}
+
+    agent = Agent(None, None, None, update, None)
+    learn = make_advance(agent, Schedule(num_envs, 5, utd, 0, 0))
+    nothing = dict.fromkeys(("actor", "env", "obs", "reward", "is_first", "replay"), jnp.zeros(1))
+    zero = jnp.int32(0)
+    state = LoopState(
+        train=Steps(zero), key=jax.random.key(0), steps=zero, credit=zero, updates=zero, **nothing
+    )
+
+    def one(state, _):
+        before = state.steps
+        state, metrics = learn(state.replace(steps=before + num_envs), before, state.key)
+        return state, (state.updates, metrics["updates"])
+
+    end, (total, made) = jax.jit(lambda s: jax.lax.scan(one, s, None, length=200))(state)
     ratio = Fraction(utd).limit_denominator(1000)
-    credit, updates = 0, 0
-    for step in range(1, 200):
-        credit += num_envs * ratio.numerator
-        updates += credit // ratio.denominator
-        credit %= ratio.denominator
-        assert updates == step * num_envs * ratio.numerator // ratio.denominator
-    assert Schedule(1, 0, utd, 0, 0).ratio == ratio
+    due = [5 + (step * num_envs * ratio.numerator) // ratio.denominator for step in range(200)]
+    np.testing.assert_array_equal(total, due)
+    np.testing.assert_array_equal(np.cumsum(made), due)
+    assert int(end.train.step) == due[-1]
 
 
 def test_every_row_follows_the_convention(trained):
@@ -144,7 +169,7 @@ def test_matmul_precision_reaches_the_programs(parts, trained):
     state, obs = trained[0], jnp.zeros((2, 2))
 
     def text(precision):
-        with run.matmul_precision({"matmul_precision": precision}):
+        with run.matmul_precision(precision):
             first = jnp.zeros(2, bool)
             return str(
                 jax.make_jaxpr(lambda t, a: agent.act(t, a, obs, first, state.key, True))(
@@ -283,11 +308,11 @@ def test_impossible_settings_are_told_before_any_compile(sections, message):
     spec = envs.make("toy:point", 2).spec
     with pytest.raises(ValueError, match=message):
         build.build_agent(config, spec)
-        build.build_schedule(config, spec, 2)
+        make_schedule(build.read(config), spec)
 
 
 def test_schedule_counts_environment_steps_of_repeated_actions():
     config = tiny_config()
     spec = envs.make("toy:point", 2, action_repeat=2).spec
-    schedule = build.build_schedule(config, spec, 2)
+    schedule = make_schedule(build.read(config), spec)
     assert schedule.seed_steps == config["train"]["seed_steps"] // 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import warnings
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mbx.training import job, run
-from mbx.training.ranges import CHOICES, LIMITS, ORDERED, check_ranges
+from experiments import usage
+from mbx.training import build, job, run
 from tests.helpers import register_toy, tiny_config
 
 
@@ -140,25 +141,27 @@ def test_a_number_out_of_range_is_named_with_what_would_do(name, value, message)
     with pytest.raises(
         ValueError, match=rf"config\.{name}={value}.*{message}|'{value}'.*{message}"
     ):
-        check_ranges(tiny_config(**{section: {key: value}}))
+        build.read(tiny_config(**{section: {key: value}}))
 
 
-def test_the_tables_name_settings_that_exist():
-    import importlib
-
-    known = set()
-    for name in ("tdmpc", "dreamer", "empo"):
-        config = importlib.import_module(f"configs.{name}").get_config().to_dict()
-        known |= {".".join(path) for path, _ in leaves(config)}
-        check_ranges(config)
-    assert set(LIMITS) | set(CHOICES) | {name for pair in ORDERED for name in pair} <= known
+@pytest.mark.parametrize("path", usage.config_files())
+def test_every_configuration_of_the_project_is_taken(path):
+    name = path.removeprefix("configs/").removesuffix(".py")
+    build.read(importlib.import_module(f"configs.{name}").get_config().to_dict())
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["tdmpc2", "bmpc", "tdmpc_ensemble", "efficient_tdmpc", "planner_targets", "dreamerv3"],
-)
-def test_every_configuration_of_the_project_is_in_range(name):
-    import importlib
+def test_planner_targets_holds_its_designs_table():
+    from configs import planner_targets
 
-    check_ranges(importlib.import_module(f"configs.{name}").get_config().to_dict())
+    settings = build.read(planner_targets.get_config().to_dict())
+    planner, acting, loss = settings.training_planner, settings.planner, settings.loss
+    assert (planner.iterations, planner.num_samples, planner.horizon) == (3, 128, 1)
+    assert (planner.temperature, planner.temperature_mode, planner.min_std) == (0.5, "divide", 0.05)
+    assert planner.num_elites == 128 and settings.replay.keep_targets == 0  # all of them
+    assert (acting.iterations, acting.num_samples, acting.horizon) == (6, 512, 3)
+    assert (acting.temperature, acting.temperature_mode) == (0.5, "multiply")
+    assert planner.enabled and settings.model.critic == "v"
+    assert (loss.value_target, loss.value_weighting) == ("planner", "weighted")
+    assert (loss.policy_loss, loss.awr_temperature) == ("awr", 0.5)
+    assert (settings.reanalyze.batch_size, settings.reanalyze.stale_exponent) == (256, 0.0)
+    assert (settings.reanalyze.interval, settings.reanalyze.min_step) == (500, 1000)

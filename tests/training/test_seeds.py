@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mbx.training import build, job, loop, metrics, run, seeds
+from mbx.training.state import make_schedule
 from tests.helpers import register_toy, tiny_config
 
 # Without planner targets: those of an untrained model are ties, which rounding decides.
@@ -99,13 +100,13 @@ def test_batched_seeds_equal_seeds_in_turn(trained):
     """What an accelerator runs against what a processor ran."""
     config = tiny_config(seed=4, num_seeds=2, **PLAIN)
     whole = job.prepare(config)
-    schedule = build.build_schedule(config, whole.environment.spec, 2)
+    schedule = make_schedule(build.read(config), whole.environment.spec)
     state, _ = job.begin(config, whole, None)
     interval = seeds.make_seeds_interval(
         whole.agent,
         whole.environment,
         schedule,
-        length=whole.plan.length,
+        length=whole.intervals.length,
         batched=True,
     )
     for i in range(3):

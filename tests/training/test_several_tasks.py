@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from mbx import envs
+from mbx.agents.base import Agent
+from mbx.agents.settings import RunSettings, Train
 from mbx.envs import multi
 from mbx.training import build, datasets, run, transfer
 from mbx.training.checkpoint import Checkpointer
@@ -104,8 +106,8 @@ def test_fine_tuning_starts_from_the_parameters_and_keeps_known_embeddings(train
         loss=dict(policy_loss="svg:1+kl:1"),
         eval=dict(interval=0),
     )
-    resolved = transfer.resolve(config)
-    assert resolved["env"]["pad_to"] == (2, 2)
+    resolved = transfer.resolve(build.read(config))
+    assert resolved.env.pad_to == (2, 2)
     job = prepare(resolved)
     checkpointer = Checkpointer(str(tmp_path / "new"))
     state, done = begin(resolved, job, checkpointer)
@@ -172,7 +174,13 @@ def test_learning_from_a_dataset_acts_nowhere(trained, tmp_path):
     assert int(latest.step) == 22
 
 
-@pytest.mark.parametrize("what", ["no file", "other task", "other agent", "seeds"])
+def test_agents_that_cannot_start_from_another_run_say_so():
+    settings = RunSettings(agent="mine", train=Train(init_from="runs/a"))
+    with pytest.raises(ValueError, match="init_from='runs/a': agent 'mine' cannot start"):
+        transfer.check(settings, Agent(None, None, None, None, None))
+
+
+@pytest.mark.parametrize("what", ["no file", "other task", "seeds"])
 def test_datasets_that_do_not_fit_are_refused(trained, tmp_path, what):
     path = os.path.join(trained[0], "dataset.npz")
     config = tiny_config(env=dict(name=MULTI), train=dict(dataset=path))
@@ -180,15 +188,12 @@ def test_datasets_that_do_not_fit_are_refused(trained, tmp_path, what):
         config["train"]["dataset"] = str(tmp_path / "none.npz")
     elif what == "other task":
         config["env"].update(name="toy:point")
-    elif what == "other agent":
-        config["agent"] = "dreamer"
     else:
         config["num_seeds"] = 2
     says = {
         "no file": "cannot be read",
         "other task": "was recorded on",
-        "other agent": "needs config",
-        "seeds": "num_seeds=1",
+        "seeds": "num_seeds=2",
     }
     with pytest.raises(ValueError, match=says[what]):
         run.train(config, str(tmp_path / "run"))

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from mbx.training import metrics, sharding
+from mbx.training import build, metrics, sharding
 from tests.helpers import tiny_config
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -187,7 +187,7 @@ def test_environments_that_cannot_be_divided_are_refused(monkeypatch):
     config = tiny_config(env=dict(num_envs=3), distributed=dict(enabled=True))
     monkeypatch.setattr(jax, "device_count", lambda: 2)
     with pytest.raises(ValueError, match=r"env.num_envs=3 cannot be divided among 2 devices"):
-        sharding.make_layout(config)
+        sharding.make_layout(build.read(config))
 
 
 def test_an_unknown_coordinator_is_told():

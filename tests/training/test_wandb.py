@@ -9,11 +9,14 @@ import types
 
 import pytest
 
+from mbx.agents.settings import Log, RunSettings
+from mbx.settings import to_dict
 from mbx.training import run
 from mbx.training.metrics import RunLogger, read_rows
 from tests.helpers import tiny_config
 
-CONFIG = {"seed": 1, "log": {"wandb": "walks", "wandb_entity": ""}}
+LOG = Log(wandb="walks")
+CONFIG = {"seed": 1, "log": to_dict(LOG)}
 
 
 class StandInRun:
@@ -47,7 +50,7 @@ def wandb(monkeypatch):
 
 
 def test_rows_are_mirrored_over_environment_steps(wandb, tmp_path):
-    logger = RunLogger(str(tmp_path / "a"), config=CONFIG)
+    logger = RunLogger(str(tmp_path / "a"), config=CONFIG, log=LOG)
     logger.log("train", 10, {"loss/value": 0.5})
     with pytest.warns(UserWarning, match="not finite"):
         logger.log("eval", 20, {"return_mean": float("nan")})
@@ -65,7 +68,7 @@ def test_rows_are_mirrored_over_environment_steps(wandb, tmp_path):
 
 def test_a_resumed_run_keeps_its_id_and_a_new_one_gets_another(wandb, tmp_path):
     for workdir, resume_step in (("a", None), ("a", 10), ("b", None), ("c", 10)):
-        RunLogger(str(tmp_path / workdir), config=CONFIG, resume_step=resume_step).close()
+        RunLogger(str(tmp_path / workdir), config=CONFIG, log=LOG, resume_step=resume_step).close()
     ids = [opened.options["id"] for opened in wandb.runs]
     assert ids[0] == ids[1] and len(set(ids)) == 3
     assert all(opened.options["resume"] == "allow" for opened in wandb.runs)
@@ -73,7 +76,7 @@ def test_a_resumed_run_keeps_its_id_and_a_new_one_gets_another(wandb, tmp_path):
 
 
 def test_seeds_are_runs_of_their_own_named_after_theirs(wandb, tmp_path):
-    loggers = [RunLogger(str(tmp_path / "a" / f"seed-{i}"), config=CONFIG) for i in (0, 1)]
+    loggers = [RunLogger(str(tmp_path / "a" / f"seed-{i}"), config=CONFIG, log=LOG) for i in (0, 1)]
     loggers[1].log("train", 10, {"x": 1.0})
     assert [len(opened.rows) for opened in wandb.runs] == [0, 1]
     assert [opened.options["name"] for opened in wandb.runs] == ["a/seed-0", "a/seed-1"]
@@ -82,9 +85,8 @@ def test_seeds_are_runs_of_their_own_named_after_theirs(wandb, tmp_path):
         logger.close()
 
 
-@pytest.mark.parametrize("config", [{}, {"log": {"wandb": "", "wandb_entity": ""}}])
-def test_without_the_setting_nothing_is_opened(wandb, tmp_path, config):
-    RunLogger(str(tmp_path), config=config).close()
+def test_without_the_setting_nothing_is_opened(wandb, tmp_path):
+    RunLogger(str(tmp_path), config={}).close()
     assert wandb.runs == [] and not (tmp_path / "wandb.json").exists()
 
 
@@ -102,5 +104,5 @@ def test_a_run_that_wandb_does_not_open_leaves_the_directory_free(wandb, monkeyp
 
     monkeypatch.setattr(wandb, "init", init)
     with pytest.raises(ValueError, match=r"log\.wandb='walks': no key: run `wandb login`"):
-        RunLogger(str(tmp_path), config=CONFIG)
-    run.check_workdir({"resume": False}, str(tmp_path))
+        RunLogger(str(tmp_path), config=CONFIG, log=LOG)
+    run.check_workdir(RunSettings(), str(tmp_path))

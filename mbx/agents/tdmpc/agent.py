@@ -21,13 +21,13 @@ import jax
 import jax.numpy as jnp
 
 from mbx import mppi, networks, replay, returns
-from mbx.agents.base import Act, Agent, MakeTargets, Store, Update
+from mbx.agents.base import Act, Agent, MakeTargets, StartFrom, Store, Update
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.reanalyze import make_reanalyze, num_rows, reanalyze_batch
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import ActorState, Batch, TrainState, make_batch
 from mbx.agents.tdmpc.update import draw, init_state, update_from_batch
-from mbx.tasks import TaskSet
+from mbx.tasks import TaskSet, carry_over
 from mbx.types import Array, EnvSpec, Metrics
 from mbx.world_model import WorldModel, WorldModelConfig, config_for_size, make_world_model
 
@@ -49,6 +49,7 @@ def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
         update=make_update(settings, model, targets),
         example_row=functools.partial(example_row, model),
         store=make_store(settings, model, targets) if settings.stores_plans else None,
+        start_from=make_start_from(spec),
     )
 
 
@@ -263,6 +264,28 @@ def plan_batch(
         plan_values=values.reshape(*lead, *values.shape[1:]),
         plan_valid=jnp.ones(lead, bool),
     )
+
+
+def make_start_from(spec: EnvSpec) -> StartFrom:
+    """`Agent.start_from`: parameters and, as copies of them, target networks.
+
+    Of several tasks those of the same name keep their embedding; new ones get the mean of all.
+    """
+
+    def start_from(train: TrainState, old: TrainState, old_spec: EnvSpec) -> TrainState:
+        params = {name: old.params.get(name) for name in train.params}
+        if spec.tasks and params.get("task") is not None:
+            names = [[task.name for task in one.tasks] for one in (old_spec, spec)]
+            params["task"] = carry_over(params["task"], *names)
+        copies = {"target_value": "value", "target_aux": "aux_value", "target_policy": "policy"}
+        moved = {
+            field: jax.tree.map(jnp.copy, params[name])
+            for field, name in copies.items()
+            if getattr(train, field) is not None
+        }
+        return train.replace(params=params, **moved)
+
+    return start_from
 
 
 def shift_images(obs: Array, key: Array, pad: int = 3) -> Array:

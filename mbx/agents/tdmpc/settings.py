@@ -31,11 +31,6 @@ class Env(common.Env):
     name: str = setting(
         "gymnax:Pendulum-v1", "SUITE:TASK, or multi:SUITE:TASK+SUITE:TASK for several at once"
     )
-    pad_to: tuple[int, ...] = setting(
-        (0, 0),
-        "observation and action sizes that several tasks get at least",
-        needs={"several_tasks": True},
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,15 +39,12 @@ class Train(common.Train):
 
     pretrain_updates: int = setting(500, "updates made at once after the random actions")
     utd_ratio: float = setting(0.5, "learner updates per agent step")
-    init_from: str = setting("", "run directory whose best parameters to start from")
-    dataset: str = setting("", "dataset.npz to learn from without acting")
 
 
 @dataclasses.dataclass(frozen=True)
 class Replay(common.Replay):
     """What is stored of the past."""
 
-    save: bool = setting(False, "write the rows to dataset.npz when the run ends")
     keep_targets: int = setting(
         8, "planner actions stored with a transition, best first; 0: all", needs=_STORED
     )
@@ -188,6 +180,18 @@ class Settings(RunSettings):
         """Learner updates of an agent step."""
         return self.train.utd_ratio
 
+    def reanalyze_interval(self) -> int:
+        """Learner updates between two passes of the loop.
+
+        A learner that plans again for its own batch needs none beside that.
+        """
+        passes = self.reanalyze.enabled and not self.reanalyze.current_batch
+        return self.reanalyze.interval if passes else 0
+
+    def reanalyze_min_step(self) -> int:
+        """Environment steps before the first pass."""
+        return self.reanalyze.min_step
+
     def total_updates(self) -> int:
         """Learner updates of the whole run, which schedules are shares of.
 
@@ -233,11 +237,6 @@ class Settings(RunSettings):
         """Planner actions that losses read of a state."""
         kept = self.replay.keep_targets if self.training_planner.enabled else 0
         return kept or self.training_planner.num_samples
-
-    @property
-    def several_tasks(self) -> bool:
-        """env.name=multi:..., several tasks at once"""
-        return self.env.name.startswith("multi:")
 
     @property
     def several_dynamics(self) -> bool:
