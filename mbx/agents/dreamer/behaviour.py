@@ -4,8 +4,8 @@ Losses are per row, `[H, N]` where imagined and `[K - 1, B]` on replay rows; sum
 taken in `update`.
 Axes: B batch, K last rows to imagine from, N = K B trajectories, H imagined steps, F features.
 Sources: DreamerV3 (arXiv 2301.04104), sections "Critic learning" and "Actor learning"; the critic's
-loss on replay rows: docs/sources.md#critic-replay-loss, and with what is hard or reparameterised:
-docs/sources.md#behaviour.
+loss on replay rows: docs/sources.md#critic-replay-loss; hard continues and the reparameterised
+objective: docs/sources.md#imagined-behaviour.
 """
 
 from __future__ import annotations
