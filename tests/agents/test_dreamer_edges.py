@@ -210,8 +210,60 @@ def test_action_clip_bounds_what_the_policy_does():
         from_dict(Settings(), dict(actor=dict(gradient="reinforce", action_clip=0.5)))
 
 
+def test_evaluations_take_the_mode_and_training_samples():
+    """A policy of one action at 73 %: the mode is always that one."""
+    net = ModelConfig(**{**vars(NET), "factors": (2,)})
+    train = dreamer.init_state(make_settings(net), jax.random.key(0))
+    actor = train.params["actor"]
+    out = {"kernel": jnp.zeros_like(actor["out"]["kernel"]), "bias": jnp.array([0.0, 1.0])}
+    train = train.replace(params=train.params | {"actor": actor | {"out": out}})
+    obs, first = jnp.ones((400, 2)), jnp.ones(400, bool)
+
+    def share(how, evaluate):
+        act = dreamer.make_act(make_settings(net, eval=dict(action=how)))
+        actor = dreamer.init_actor(net, 400)
+        action, after = jax.jit(
+            lambda: act(train, actor, obs, first, jax.random.key(1), evaluate)
+        )()
+        np.testing.assert_array_equal(after.action, action)
+        return np.mean(action, axis=0)
+
+    np.testing.assert_array_equal(share("mode", True), [0.0, 1.0])
+    for how, evaluate in (("mode", False), ("sample", True)):
+        np.testing.assert_allclose(share(how, evaluate), [0.27, 0.73], atol=0.08)
+
+
 # -------------------------------------------------------------------------------------------------
 # Replay
+
+
+@pytest.mark.parametrize("context", [False, True])
+def test_a_batch_begins_like_an_episode_unless_latents_are_stored(context):
+    """Rows 1..T, the actions before them, and the state before row 1."""
+    shape, key = (4, 2), jax.random.key(0)
+    rows = dict(
+        obs=jax.random.normal(key, (*shape, 2)),
+        action=jax.random.normal(key, (*shape, 2)),
+        reward=jnp.arange(8.0).reshape(shape),
+        is_first=jnp.zeros(shape, bool).at[2, 0].set(True),
+        is_last=jnp.zeros(shape, bool).at[1, 0].set(True),
+        terminated=jnp.zeros(shape, bool).at[1, 0].set(True),
+        deter=jnp.arange(64.0).reshape(*shape, 8),
+        stoch=jnp.arange(16).reshape(*shape, 2) % 4,
+    )
+    batch, carry = update.make_batch(change(CONTEXT, replay=dict(context=context)), rows)
+    np.testing.assert_array_equal(batch.action, rows["action"][:3])
+    np.testing.assert_array_equal(batch.obs["vector"], rows["obs"][1:])
+    np.testing.assert_array_equal(batch.reward, rows["reward"][1:])
+    np.testing.assert_array_equal(batch.is_last, rows["is_last"][1:])
+    begins = np.array([[0, 0], [1, 0], [0, 0]], bool)
+    if context:
+        np.testing.assert_array_equal(carry.deter, rows["deter"][0])
+        np.testing.assert_array_equal(jnp.argmax(carry.stoch, -1), rows["stoch"][0])
+    else:
+        assert carry is None
+        begins[0] = True
+    np.testing.assert_array_equal(batch.is_first, begins)
 
 
 def filled(shards, num_envs=4, steps=60, capacity=64):
