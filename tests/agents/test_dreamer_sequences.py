@@ -72,6 +72,6 @@ def test_a_row_sampled_twice_is_written_once():
 
 
 @pytest.mark.parametrize("fields, match", [(dict(length=21), "length"), (dict(fresh=9), "fresh")])
-def test_mistakes_are_told(fields, match):
+def test_mistakes_are_refused(fields, match):
     with pytest.raises(ValueError, match=match):
         sequences.sample(filled(2), jax.random.key(0), **(dict(batch_size=4, length=3) | fields))
