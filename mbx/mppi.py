@@ -24,6 +24,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mbx import threefry
+
 Array = jax.Array
 ScoreFn = Callable[[Array, Array], Array]
 
@@ -161,7 +163,10 @@ def refit(
     elite_actions = jnp.take_along_axis(actions, elite_index[..., None, None], axis=-3)
 
     finite = jnp.isfinite(elite_values)
-    best = jnp.where(finite[..., :1], elite_values[..., :1], 0.0)
+    # The best as a maximum, not as the first: sliced twice, what the sort gives is no longer what
+    # the compiler knows as the best few, and everything would be sorted.
+    best = jnp.max(elite_values, axis=-1, keepdims=True)
+    best = jnp.where(jnp.isfinite(best), best, 0.0)
     gap = jnp.where(finite, elite_values - best, 0.0)
     scaled = gap * temperature if temperature_mode == "multiply" else gap / temperature
     # Without a single finite candidate every elite counts alike.
@@ -203,10 +208,10 @@ def plan(
     _check_shapes(mean, std, proposals, initial, config)
     num_proposals = 0 if proposals is None else proposals.shape[1]
     batch, horizon, action_dim = mean.shape
-    noise_key, score_key, choice_key, action_key = jax.random.split(key, 4)
+    noise_key, score_key, choice_key, action_key = jax.random.split(threefry.unrolled(key), 4)
     shape = (batch, config.num_samples - num_proposals, horizon, action_dim)
     draws = Draws(
-        candidate=lambda i: jax.random.normal(jax.random.fold_in(noise_key, i), shape),
+        candidate=lambda i: threefry.normal(jax.random.fold_in(noise_key, i), shape),
         score=lambda i: jax.random.fold_in(score_key, i),
         gumbel=jax.random.gumbel(choice_key, (batch, config.num_elites)),
         action=jax.random.normal(action_key, (batch, action_dim)),

@@ -15,7 +15,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Ground first. A module may import from lower floors, and a package from itself. Training knows
 # environments and they do not know it, so it has a floor of its own.
 FLOORS = (
-    ("settings", "types", "distributions", "networks", "tasks", "files", "replay_storage"),
+    (
+        "settings",
+        "types",
+        "threefry",
+        "distributions",
+        "networks",
+        "tasks",
+        "files",
+        "replay_storage",
+    ),
     ("pictures", "returns", "mppi", "successors", "replay_ring", "replay_shards"),
     ("replay",),
     ("world_model", "power"),

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mbx import mppi, networks, returns, successors
+from mbx import mppi, networks, returns, successors, threefry
 from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
 from mbx.types import Array, Params
 from mbx.world_model import WorldModel
@@ -202,12 +202,10 @@ def estimate_value(
     steps = actions.shape[2]
     state = model.tile_heads(z[:, None])
     discount = planner.discount or discount_of(model, settings.loss.discount, state)
-    rewards, values, factors = [], [], [1.0]
+    states, values, factors = [state], [], [1.0]
     for t in range(steps):
-        action = actions[:, :, t]
-        # Before the first step all heads are in the same state: one look at its reward is enough.
-        rewards.append(model.reward_mean(params, state if t else state[:1], action))
-        state = model.step(params, state, action)
+        state = model.step(params, state, actions[:, :, t])
+        states.append(state)
         alive = continue_prob(model, params, state, settings.loss.termination)
         factor = factors[-1] * discount
         factors.append(factor if alive is None else factor * alive)
@@ -216,6 +214,7 @@ def estimate_value(
             if model.config.critic == "q":
                 bootstrap = model.act(*model.policy(params, state), eps[None])
             values.append(head_values(model, params["value"], state, bootstrap, heads))
+    rewards = rollout_rewards(model, params, states[:-1], actions)
     estimate = trajectory_estimate(
         rewards, values, factors, std_coef=planner.std_coef, aggregate=planner.aggregate
     )
@@ -223,6 +222,28 @@ def estimate_value(
         latents = state[..., : model.config.latent]
         return estimate.value + planner.disagreement * latent_disagreement(latents)
     return estimate.value
+
+
+def rollout_rewards(
+    model: WorldModel, params: Params, states: list[Array], actions: Array
+) -> list[Array]:
+    """Predicted rewards of T steps; all but the root's are one product, which is larger.
+
+    Args:
+        states: before each step: the root `[H, B, 1, L]`, then `[H, B, N, L]`.
+        actions: `[B, N, T, A]`.
+
+    Returns:
+        T arrays `[R, H, B, N]`, the first `[R, 1, B, N]`.
+    """
+    # In the root all heads are in the same state: one look at its reward is enough.
+    first = model.reward_mean(params, states[0][:1], actions[:, :, 0])
+    if len(states) == 1:
+        return [first]
+    batch, _, _, size = actions.shape
+    later = jnp.swapaxes(actions[:, :, 1:], 1, 2).reshape(batch, -1, size)
+    rewards = model.reward_mean(params, jnp.concatenate(states[1:], axis=2), later)
+    return [first, *jnp.split(rewards, len(states) - 1, axis=-1)]
 
 
 def score_function(
@@ -244,7 +265,7 @@ def score_function(
             z,
             actions,
             planner=planner,
-            eps=jax.random.normal(eps_key, (batch, num, action_dim)),
+            eps=threefry.normal(eps_key, (batch, num, action_dim)),
             heads=choose_heads(heads_key, model.config.num_values, settings.loss.num_heads),
         )
 
@@ -352,7 +373,7 @@ def plan_to_act(
     batch, horizon, action_dim = mean.shape
     proposals = None
     if planner.num_proposals:
-        eps = jax.random.normal(proposal_key, (horizon, batch, planner.num_proposals, action_dim))
+        eps = threefry.normal(proposal_key, (horizon, batch, planner.num_proposals, action_dim))
         proposals = policy_trajectories(model, params, z, eps)
     if planner.num_proposals and planner.proposal_noise:
         noise = jax.random.normal(jax.random.fold_in(proposal_key, 1), proposals.shape)
@@ -388,7 +409,7 @@ def plan_targets(
     prior_key, plan_key = jax.random.split(key)
     mean, log_std = model.policy(params, z)
     num = config.num_samples
-    eps = jax.random.normal(prior_key, (horizon, z.shape[0], num, mean.shape[-1]))
+    eps = threefry.normal(prior_key, (horizon, z.shape[0], num, mean.shape[-1]))
     if "optimist" in params:
         second = {**params, "policy": params["optimist"]}
         initial = jnp.concatenate(

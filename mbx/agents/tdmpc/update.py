@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mbx import returns
+from mbx import returns, threefry
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.model_loss import model_loss
 from mbx.agents.tdmpc.policy_loss import (
@@ -91,18 +91,18 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
 
     def rollouts() -> Array:
         steps = (loss.td_horizon, *shape[:2], loss.td_rollouts, world.action_dim)
-        return jax.random.normal(extra(1), steps)
+        return threefry.normal(extra(1), steps)
 
     one_head = world.num_dynamics > 1 and not loss.td_all_dynamics
     return Noise(
-        target_eps=jax.random.normal(keys[0], shape),
+        target_eps=threefry.normal(keys[0], shape),
         target_heads=None if local else value_heads(keys[1]),
-        policy_eps=jax.random.normal(keys[2], states),
+        policy_eps=threefry.normal(keys[2], states),
         policy_heads=value_heads(keys[3]),
         dropout=keys[4] if world.dropout > 0.0 else None,
         rollout_eps=rollouts() if imagined else None,
         dynamics_head=jax.random.randint(extra(2), (), 0, world.num_dynamics) if one_head else None,
-        optimist_eps=jax.random.normal(extra(3), states) if loss.optimist else None,
+        optimist_eps=threefry.normal(extra(3), states) if loss.optimist else None,
     )
 
 

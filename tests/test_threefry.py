@@ -1,0 +1,58 @@
+"""Random numbers with the rounds written out: equal to jax's, bit for bit."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import threefry
+
+KEY = jax.random.fold_in(jax.random.key(7), 3)
+
+
+def data(keys):
+    return np.asarray(jax.random.key_data(keys))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda k: jax.random.bits(k, (3, 5)),
+        lambda k: jax.random.bits(k, (7,), jnp.uint8),
+        lambda k: jax.random.bits(k, (7,), jnp.uint16),
+        lambda k: jax.random.normal(k, (4, 3)),
+        lambda k: jax.random.randint(k, (9,), 0, 1000),
+        lambda k: jax.random.permutation(k, 5),
+        lambda k: jax.random.bernoulli(k, 0.99, (1000,)),
+        lambda k: jax.random.key_data(jax.random.split(k, (2, 3))),
+        lambda k: jax.random.key_data(jax.random.fold_in(k, jnp.int32(2**31 - 1))),
+        lambda k: jax.vmap(lambda one: jax.random.normal(one, (3,)))(jax.random.split(k, 4)),
+    ],
+)
+def test_draws_are_jaxs(draw):
+    np.testing.assert_array_equal(jax.jit(draw)(KEY), jax.jit(draw)(threefry.unrolled(KEY)))
+
+
+def test_keys_keep_their_words():
+    keys = jax.random.split(KEY, 3)
+    np.testing.assert_array_equal(data(keys), data(threefry.unrolled(keys)))
+
+
+def test_other_generators_are_left_alone():
+    key = jax.random.key(1, impl="rbg")
+    assert jax.random.key_impl(threefry.unrolled(key)) == jax.random.key_impl(key)
+    with jax.threefry_partitionable(False):
+        assert jax.random.key_impl(threefry.unrolled(KEY)) == "threefry2x32"
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 43, 3, 2), (5, 61)])  # the last: an odd number
+def test_normal_is_jaxs(shape):
+    for key in (KEY, threefry.unrolled(KEY)):
+        np.testing.assert_array_equal(threefry.normal(key, shape), jax.random.normal(KEY, shape))
+    keys = jax.random.split(KEY, 2)
+    np.testing.assert_array_equal(
+        jax.vmap(lambda k: threefry.normal(k, shape))(keys),
+        jax.vmap(lambda k: jax.random.normal(k, shape))(keys),
+    )
