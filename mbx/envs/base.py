@@ -181,7 +181,7 @@ def episodic(
     )
 
     def reset(key: Array) -> tuple[EpisodeState, Array]:
-        state, obs = jax.vmap(raw.reset)(jax.random.split(key, num_envs))
+        state, obs = strongly_typed(jax.vmap(raw.reset)(jax.random.split(key, num_envs)))
         # A task's state may be its observation: donating one would then delete the other.
         obs = jnp.copy(obs)
         return EpisodeState(state, jnp.zeros(num_envs, jnp.int32), jnp.zeros(num_envs)), obs
@@ -250,6 +250,20 @@ def _advance(
         return jax.vmap(repeated)(keys, state.raw, action, steps)
 
     return advance
+
+
+def strongly_typed(tree: Any) -> Any:
+    """The tree without weak types, which a Python number leaves where it becomes an array.
+
+    A program's first state would otherwise differ in type from all later ones, and the program be
+    compiled a second time for them.
+    """
+
+    def strong(x: Any) -> Array:
+        x = jnp.asarray(x)
+        return jax.lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x
+
+    return jax.tree.map(strong, tree)
 
 
 def is_finite(obs: Any, reward: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from mbx.envs.base import RawEnvironment, Suite, unknown_task
+from mbx.envs.base import RawEnvironment, Suite, strongly_typed, unknown_task
 from mbx.envs.render import Renderer
 
 Array = jax.Array
@@ -41,8 +41,7 @@ def raw(task: str) -> RawEnvironment:
 
     def reset(key: Array) -> tuple:
         obs, state = env.reset_env(key, params)
-        # A weakly typed counter would change its type in the first step.
-        return jax.tree.map(jnp.asarray, state), observe(obs)
+        return strongly_typed(state), observe(obs)
 
     def step(key: Array, state: object, action: Array) -> tuple:
         if discrete:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mbx import threefry
 from mbx.envs.base import HostEnvironment, JaxEnvironment, random_actions
 from mbx.training.sharding import ONE_DEVICE, Layout
 
@@ -87,10 +88,10 @@ def make_episodes(
     environment: JaxEnvironment,
     layout: Layout = ONE_DEVICE,
 ) -> Callable[[Any, Array], tuple[Array, Array]]:
-    """`run(train, key)`, pure: returns and lengths `[E]` of one episode an environment."""
+    """`evaluation(train, key)`, pure: returns and lengths `[E]` of one episode an environment."""
     num = environment.num_envs
 
-    def run(train: Any, key: Array) -> tuple[Array, Array]:
+    def evaluation(train: Any, key: Array) -> tuple[Array, Array]:
         reset_key, step_key = jax.random.split(key)
         env_state, obs = layout.divided(environment.reset(reset_key))
 
@@ -98,7 +99,7 @@ def make_episodes(
             i, env_state, obs, actor, active, total, length = carry
             act_key, env_key = jax.random.split(jax.random.fold_in(step_key, i))
             is_first = jnp.full(num, i == 0)
-            action, actor = act(train, actor, obs, is_first, act_key, True)
+            action, actor = act(train, actor, obs, is_first, threefry.unrolled(act_key), True)
             env_state, timestep = environment.step(env_state, action, env_key)
             total = total + jnp.where(active, timestep.reward, 0.0)
             length = length + active
@@ -117,7 +118,7 @@ def make_episodes(
         result = jax.lax.while_loop(lambda carry: jnp.any(carry[4]), step, start)
         return result[5], result[6]
 
-    return run
+    return evaluation
 
 
 def _make_fused(
@@ -132,13 +133,24 @@ def _make_fused(
     return evaluate
 
 
+def _beside(tree: Any, other: Any) -> Any:
+    """`tree` bound to the one device where `other` lies, as what a program makes of both will be.
+
+    Unbound, it would make a program's first call another program than all later ones.
+    """
+    places = {x.sharding for x in jax.tree.leaves(other)}
+    alone = len(places) == 1 and all(len(place.device_set) == 1 for place in places)
+    return jax.device_put(tree, places.pop()) if alone else tree
+
+
 def _make_host(
     act: Callable, init_actor: Callable, environment: HostEnvironment, layout: Layout
 ) -> Callable[[Any, Array], Evaluation]:
     num = environment.num_envs
-    act_now = jax.jit(
-        lambda train, actor, obs, first, key: act(train, actor, obs, first, key, True)
-    )
+
+    @jax.jit
+    def evaluation(train: Any, actor: Any, obs: Array, first: Array, key: Array) -> tuple:
+        return act(train, actor, obs, first, threefry.unrolled(key), True)
 
     def evaluate(train: Any, key: Array) -> Evaluation:
         train = layout.copy_here(train)
@@ -146,13 +158,13 @@ def _make_host(
             key = jax.random.fold_in(key, jax.process_index())
         seed_key, step_key = jax.random.split(key)
         obs = environment.reset(int(jax.random.randint(seed_key, (), 0, 2**31 - 1)))
-        actor = init_actor(num)
+        actor = _beside(init_actor(num), train)
         active, total = np.ones(num, bool), np.zeros(num, np.float32)
         length, i = np.zeros(num, np.int32), 0
         while active.any():
             first = jnp.full(num, i == 0)
             key_now = jax.random.fold_in(step_key, i)
-            action, actor = act_now(train, actor, jnp.asarray(obs), first, key_now)
+            action, actor = evaluation(train, actor, jnp.asarray(obs), first, key_now)
             timestep = environment.step(np.asarray(action))
             total += np.where(active, timestep.reward, 0.0).astype(np.float32)
             length += active

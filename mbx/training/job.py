@@ -183,13 +183,13 @@ def fresh_state(
     settings = build.read(config)
     sizes = dict(capacity=replay_rows(settings), shards=num_shards(settings, layout))
 
-    def build_state(key: jax.Array, obs: jax.Array | None = None) -> LoopState:
+    def initial_state(key: jax.Array, obs: jax.Array | None = None) -> LoopState:
         return init_state(agent, environment, key=key, host_obs=obs, **sizes)
 
     if isinstance(environment, JaxEnvironment):
-        return layout.build(jax.vmap(build_state) if jnp.ndim(key) else build_state, key)
+        return layout.build(jax.vmap(initial_state) if jnp.ndim(key) else initial_state, key)
     obs = environment.reset(layout.own_seed(settings.seed))
-    return layout.build(build_state, key, layout.joined(obs))
+    return layout.build(initial_state, key, layout.joined(obs))
 
 
 def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopState, int]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from mbx import replay
 from mbx.agents.base import Agent
+from mbx.envs.base import strongly_typed
 from mbx.training.sharding import ONE_DEVICE, Layout
 from mbx.training.state import LoopState, Schedule, step_keys
 
@@ -118,7 +119,7 @@ def make_advance(agent: Agent, schedule: Schedule, seeds_axis: str | None = None
         if reanalyze is not None:
             state, extra = reanalyze(state, refresh_key, updates_before, starting)
             metrics |= extra
-        return state, metrics
+        return strongly_typed(state), metrics  # as it came: one program for all of a run's states
 
     return advance
 
@@ -128,11 +129,11 @@ def repeated(
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
     """`length` steps as one scan; metrics are summed over them."""
 
-    def interval(state: LoopState) -> tuple[LoopState, Metrics]:
+    def train_interval(state: LoopState) -> tuple[LoopState, Metrics]:
         state, metrics = jax.lax.scan(lambda s, _: step(s), state, None, length=length)
         return state, jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
 
-    return interval
+    return train_interval
 
 
 def make_offline_interval(

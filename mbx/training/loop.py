@@ -165,20 +165,24 @@ def make_host_interval(
     num_envs = environment.num_envs * layout.processes
     choose = make_choose(agent, schedule, num_envs, environment.spec)
     absorb = make_absorb(agent, schedule)
-    choose_now = jax.jit(lambda state: layout.divided(choose(state, step_keys(state)[0])))
-    absorb_now = layout.compile(
-        lambda state, action, actor, targets, timestep: absorb(
-            state, action, actor, targets, timestep, step_keys(state)[2]
-        ),
-        donate=True,
-    )
+
+    @jax.jit
+    def train_act(state: LoopState) -> tuple[Array, Any, Any]:
+        return layout.divided(choose(state, step_keys(state)[0]))
+
+    def train_learn(
+        state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep
+    ) -> tuple[LoopState, Metrics]:
+        return absorb(state, action, actor, targets, timestep, step_keys(state)[2])
+
+    learn_now = layout.compile(train_learn, donate=True)
 
     def interval(state: LoopState) -> tuple[LoopState, Metrics]:
         total = None
         for _ in range(length):
-            action, actor, targets = choose_now(state)
+            action, actor, targets = train_act(state)
             timestep = layout.joined(environment.step(layout.local(action)))
-            state, metrics = absorb_now(state, action, actor, targets, timestep)
+            state, metrics = learn_now(state, action, actor, targets, timestep)
             total = metrics if total is None else jax.tree.map(jnp.add, total, metrics)
         return state, total
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from mbx.agents.base import Agent
 from mbx.envs.base import JaxEnvironment
-from mbx.training import evaluation, learning, loop
+from mbx.training import learning, loop
+from mbx.training.evaluation import Evaluation, make_episodes, task_names
 from mbx.training.state import LoopState, Schedule
 
 Array = jax.Array
@@ -88,7 +89,12 @@ def make_seeds_interval(
     def in_turn(state: LoopState) -> tuple[LoopState, dict[str, Array]]:
         return jax.lax.map(interval, state)
 
-    return jax.jit(_divided(together if batched else in_turn, mesh), donate_argnums=0)
+    divided = _divided(together if batched else in_turn, mesh)
+
+    def train_interval(state: LoopState) -> tuple[LoopState, dict[str, Array]]:
+        return divided(state)
+
+    return jax.jit(train_interval, donate_argnums=0)
 
 
 def make_seeds_evaluate(
@@ -97,21 +103,25 @@ def make_seeds_evaluate(
     environment: JaxEnvironment,
     *,
     mesh: jax.sharding.Mesh | None = None,
-) -> Callable[[Any, Array], list[evaluation.Evaluation]]:
+) -> Callable[[Any, Array], list[Evaluation]]:
     """`evaluate(train, keys)` of several seeds at once: train states `[S, ...]`, keys `[S]`."""
-    episodes = evaluation.make_episodes(act, init_actor, environment)
+    episodes = make_episodes(act, init_actor, environment)
 
     def all_seeds(inputs: tuple[Any, Array]) -> tuple[Array, Array]:
         if _batches():
             return jax.vmap(episodes)(*inputs)
         return jax.lax.map(lambda one: episodes(*one), inputs)
 
-    compiled = jax.jit(_divided(all_seeds, mesh))
+    divided = _divided(all_seeds, mesh)
 
-    def evaluate(train: Any, keys: Array) -> list[evaluation.Evaluation]:
-        returns, lengths = jax.device_get(compiled((train, place(keys, mesh))))
+    @jax.jit
+    def evaluation(train: Any, keys: Array) -> tuple[Array, Array]:
+        return divided((train, keys))
+
+    def evaluate(train: Any, keys: Array) -> list[Evaluation]:
+        returns, lengths = jax.device_get(evaluation(train, place(keys, mesh)))
         return [
-            evaluation.Evaluation(r, n, evaluation.task_names(environment))
+            Evaluation(r, n, task_names(environment))
             for r, n in zip(np.asarray(returns), np.asarray(lengths), strict=True)
         ]
 

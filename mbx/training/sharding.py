@@ -13,6 +13,7 @@ This file is the only one that knows of devices and processes (besides `mbx.trai
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import sys
@@ -107,7 +108,11 @@ class Layout:
 
     def place(self, state: LoopState) -> LoopState:
         """The state with its arrays where they belong."""
-        return state if self.mesh is None else jax.device_put(state, self.of_state(state))
+        if self.mesh is None:
+            # Bound to the device where it lies, as a restored state is: a state half bound (with
+            # loaded parameters, say) would be another program's than what that program gives back.
+            return jax.device_put(state, state.key.sharding)
+        return jax.device_put(state, self.of_state(state))
 
     def keep(self, step: Callable[[LoopState], tuple[LoopState, Any]]) -> Callable:
         """`step` whose state stays where it belongs."""
@@ -129,6 +134,7 @@ class Layout:
         if self.mesh is None:
             return jax.jit(function, **donated)
 
+        @functools.wraps(function)
         def constrained(*args: Any) -> Any:
             def place(x: Any) -> Any:
                 if isinstance(x, LoopState):

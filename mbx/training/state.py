@@ -15,10 +15,10 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from mbx import replay
+from mbx import replay, threefry
 from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
-from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment
+from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, strongly_typed
 
 Array = jax.Array
 
@@ -118,8 +118,8 @@ def init_state(
         env_state, obs = environment.reset(env_key)
     else:
         env_state, obs = None, jnp.asarray(host_obs)
-    return LoopState(
-        train=agent.init(init_key),
+    state = LoopState(
+        train=agent.init(threefry.unrolled(init_key)),
         actor=agent.init_actor(num_envs),
         env=env_state,
         obs=jnp.copy(obs),
@@ -137,9 +137,14 @@ def init_state(
         credit=jnp.int32(0),
         updates=jnp.int32(0),
     )
+    return strongly_typed(state)
 
 
 def step_keys(state: LoopState) -> tuple[Array, Array, Array]:
     """The keys of the step that comes next: for acting, the environment and learning."""
-    keys = jax.random.split(jax.random.fold_in(state.key, state.steps), 3)
-    return keys[0], keys[1], keys[2]
+    keys = jax.random.split(threefry.unrolled(jax.random.fold_in(state.key, state.steps)), 3)
+    # Environments may keep their key in their state, whose type must not change.
+    plain = jax.random.wrap_key_data(
+        jax.random.key_data(keys[1]), impl=jax.random.key_impl(state.key)
+    )
+    return keys[0], plain, keys[2]

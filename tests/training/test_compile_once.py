@@ -1,0 +1,133 @@
+"""Every program of a run is traced and compiled once, from its first call to its last."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+
+import jax
+import pytest
+
+from configs import dreamer, empo
+from mbx.training import run
+from tests.helpers import tiny_config
+
+_EVENTS = {
+    "/jax/core/compile/jaxpr_trace_duration": "traced",
+    "/jax/core/compile/backend_compile_duration": "compiled",  # also where the cache has it
+}
+_counted: list[collections.Counter] = []
+
+
+def _listen(event: str, seconds: float, **labels: str) -> None:
+    if event in _EVENTS:
+        name = labels["fun_name"].removeprefix("jit(").removesuffix(")").split(" ")[0]
+        for counter in _counted:
+            counter[_EVENTS[event], name] += 1
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
+
+
+@contextlib.contextmanager
+def counting():
+    """A counter of (traced or compiled, program) that fills while it is open."""
+    counter = collections.Counter()
+    _counted.append(counter)
+    try:
+        yield counter
+    finally:
+        _counted.remove(counter)
+
+
+def short(name: str = "gymnax:Pendulum-v1", **sections):
+    """Three intervals, the last two learning, two evaluations and a checkpoint at the end."""
+    config = tiny_config(env=dict(name=name, episode_length=20), **sections)
+    config["train"].update(steps=60)
+    config["eval"]["interval"], config["checkpoint"]["interval"] = 40, 60
+    return config
+
+
+def assert_once(config, workdir, *programs: str) -> None:
+    """Run it: its programs are `programs`, and each is traced and compiled once."""
+    with counting() as counter:
+        run.train(config, workdir)
+    ours = {
+        key: count
+        for key, count in counter.items()
+        if key[1].startswith(("train_", "evaluation", "initial_state"))
+    }
+    assert ours == {(how, name): 1 for how in _EVENTS.values() for name in programs}
+
+
+def resumed(config):
+    """The same run, to be continued by one interval."""
+    return {**config, "resume": True, "train": {**config["train"], "steps": 80}}
+
+
+_FUSED = ("initial_state", "train_interval", "evaluation")
+
+
+def test_the_counter_sees_a_program_that_is_compiled_twice():
+    with counting() as counter:
+
+        def train_twice(x):
+            return x + 1
+
+        program = jax.jit(train_twice)
+        program(1)  # weakly typed
+        program(jax.numpy.int32(1))
+    assert counter["compiled", "train_twice"] == 2
+
+
+def test_from_the_start_from_a_checkpoint_and_from_parameters(tmp_path):
+    # gymnax counts an episode's steps from a Python number, whose type is weak.
+    config = short()
+    config["replay"]["save"] = True
+    first = str(tmp_path / "first")
+    assert_once(config, first, *_FUSED)
+    assert_once(resumed(config), first, *_FUSED)
+    started = {**config, "train": {**config["train"], "init_from": first}}
+    assert_once(started, str(tmp_path / "started"), *_FUSED)
+    offline = {**config, "train": {**config["train"], "dataset": f"{first}/dataset.npz"}}
+    assert_once(offline, str(tmp_path / "offline"), *_FUSED)
+
+
+@pytest.mark.parametrize("name", ["brax:fast", "multi:gymnax:Pendulum-v1+toy:point"])
+def test_other_suites(name, tmp_path):
+    assert_once(short(name), str(tmp_path / "run"), *_FUSED)
+
+
+def test_two_seeds(tmp_path):
+    config = {**short(), "num_seeds": 2}
+    assert_once(config, str(tmp_path / "run"), *_FUSED)
+    assert_once(resumed(config), str(tmp_path / "run"), *_FUSED)
+
+
+def test_an_environment_of_the_host(tmp_path):
+    config = short("gym:Pendulum-v1")
+    programs = ("initial_state", "train_act", "train_learn", "evaluation")
+    assert_once(config, str(tmp_path / "run"), *programs)
+    assert_once(resumed(config), str(tmp_path / "run"), *programs)
+
+
+def test_dreamer(tmp_path):
+    config = dreamer.get_config()
+    config.env.update(name="gymnax:CartPole-v1", num_envs=2, episode_length=8)
+    config.model.update(size="tiny", num_bins=21)
+    config.loss.update(batch_size=2, batch_length=4)
+    config.imagination.update(horizon=2, rows=0)
+    config.replay.capacity = 200
+    config.train.update(steps=60, seed_steps=16, log_interval=20, train_ratio=1.0)
+    config.eval.update(episodes=2, interval=40, exploring=False)
+    assert_once(config.to_dict(), str(tmp_path / "run"), *_FUSED)
+
+
+def test_empo(tmp_path):
+    config = empo.get_config()
+    config.env.update(name="empo:grid_rock_1h1r", num_envs=2)
+    config.train.update(steps=60, seed_steps=16, log_interval=20)
+    config.eval.update(episodes=2, interval=40, review_episodes=0)
+    config.replay.capacity = 200
+    config.loss.batch_size = 4
+    assert_once(config.to_dict(), str(tmp_path / "run"), *_FUSED)
