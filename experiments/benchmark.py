@@ -1,6 +1,7 @@
 """Time the hot operations of an agent against what the machine can do.
 
     python -m experiments.benchmark                               # 5M model, TD-MPC2's settings
+    python -m experiments.benchmark --preset=sizes                # tiny, 1M, 5M in one table
     python -m experiments.benchmark --preset=default              # configs/tdmpc.py as it is
     python -m experiments.benchmark --preset=dreamer --size=tiny  # 16 x 64 rows, horizon 15
     python -m experiments.benchmark --preset=empo                 # see empo_benchmark
@@ -30,7 +31,7 @@ from ml_collections import config_dict
 
 from configs import dreamer as dreamer_config
 from configs import tdmpc as default_config
-from mbx import envs, replay
+from mbx import envs, replay, threefry
 from mbx.agents.base import Agent
 from mbx.agents.dreamer import agent as dreamer
 from mbx.agents.dreamer import rssm
@@ -58,6 +59,7 @@ class Case(NamedTuple):
     only: tuple[str, ...] = ()
 
 
+_PRESETS = ("tdmpc2", "sizes", "default", "dreamer", "empo")
 _FUSED = "fused step"
 # Most wanted first: a suite ends where its time does.
 SUITES: dict[str, tuple[Case, ...]] = {
@@ -94,6 +96,12 @@ SUITES: dict[str, tuple[Case, ...]] = {
         Case(size="5", envs=4096, dtype="bfloat16", repeats=3, only=("plan",)),
     ),
 }
+
+
+SIZES = tuple(
+    Case(size=size, batch=batch, only=("plan", "update", "environment", _FUSED))
+    for size, batch in (("tiny", 128), ("1", 256), ("5", 256))
+)
 
 
 class Row(NamedTuple):
@@ -314,10 +322,15 @@ def benchmark(case: Case) -> dict[str, Any]:
     first, rows = jnp.zeros(case.envs, bool), Rows(case)
 
     def act(train: Any, actor: Any, obs: jax.Array, key: jax.Array) -> Any:
-        return agent.act(train, actor, obs, first, key, False)
+        return agent.act(train, actor, obs, first, threefry.unrolled(key), False)
+
+    def update(train: Any, buffer: Any, key: jax.Array) -> Any:
+        return agent.update(train, buffer, threefry.unrolled(key))
 
     rows.add("plan", act, state.train, state.actor, state.obs, key)
-    rows.add("update", agent.update, state.train, state.replay, key)
+    rows.add("update", update, state.train, state.replay, key)
+    action = jnp.zeros((case.envs, environment.spec.action_dim))
+    rows.add("environment", environment.step, state.env, action, key)
     if agent.store:
         rows.add("targets", agent.store.targets, state.train, None, state.obs, key)
 
@@ -411,6 +424,32 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def rest_of_step(result: dict[str, Any]) -> float:
+    """Share of a fused step, one plan and one update, that neither they nor the environment need.
+
+    Below 0 where the step does all of it faster than its parts are done alone.
+    """
+    ms = {row["name"]: row["median_ms"] for row in result["rows"]}
+    return 1.0 - (ms["plan"] + ms["update"] + ms["environment"]) / ms[_FUSED]
+
+
+def sizes_table(results: list[dict[str, Any]]) -> str:
+    """The model sizes as Markdown; "times" is against the operation's own products."""
+    lines = [
+        "| model, batch | matmul GFLOP/s | plan ms | times | update ms | times | rest of a step |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        rows = {row["name"]: row for row in result["rows"]}
+        plan, update = rows["plan"], rows["update"]
+        lines.append(
+            f"| {result['size']}, {result['batch']} | {result['gemm_gflops']:.0f} | "
+            f"{plan['median_ms']:.1f} | {plan['ratio']:.2f} | {update['median_ms']:.1f} | "
+            f"{update['ratio']:.2f} | {rest_of_step(result):.0%} |"
+        )
+    return "\n".join(lines)
+
+
 def run_suite(cases: tuple[Case, ...], seconds: float) -> list[dict[str, Any]]:
     """The results of cases in turn, each printed at once; none starts after `seconds`.
 
@@ -435,7 +474,7 @@ def run_suite(cases: tuple[Case, ...], seconds: float) -> list[dict[str, Any]]:
 
 def define_flags() -> None:
     """The command's flags; whoever imports this module has flags of their own."""
-    flags.DEFINE_enum("preset", "tdmpc2", ["tdmpc2", "default", "dreamer", "empo"], "Settings.")
+    flags.DEFINE_enum("preset", "tdmpc2", _PRESETS, "Settings.")
     flags.DEFINE_string("size", None, "Model size (default: 5 for tdmpc2, tiny for default).")
     flags.DEFINE_integer("batch", None, "Batch size (default: 256 for tdmpc2).")
     flags.DEFINE_integer("obs", 17, "Observation size.")
@@ -471,6 +510,11 @@ def main(_: list[str]) -> None:
     case, given = asked(), flags.FLAGS
     if given.suite:
         result = {"suite": given.suite, "cases": run_suite(SUITES[given.suite], given.seconds)}
+    elif case.preset == "sizes":
+        chosen = dict(repeats=case.repeats, dtype=case.dtype, envs=case.envs)
+        results = run_suite(tuple(size._replace(**chosen) for size in SIZES), given.seconds)
+        print(f"\n{sizes_table(results)}")
+        result = {"preset": "sizes", "cases": results}
     elif case.preset == "empo":
         from experiments import empo_benchmark
 

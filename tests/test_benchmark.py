@@ -43,7 +43,19 @@ def test_flops_are_those_of_the_products():
     assert row.floor_ms == pytest.approx(2 * 64**3 / 1e6)
 
 
+def test_the_rest_of_a_step_is_what_its_parts_do_not_need():
+    times = {"plan": 3.0, "update": 4.0, "environment": 1.0, "fused step": 10.0}
+    rows = [dict(name=name, median_ms=ms, ratio=ms / 2) for name, ms in times.items()]
+    result = dict(size="tiny", batch=128, gemm_gflops=99.0, rows=rows)
+    assert benchmark.rest_of_step(result) == pytest.approx(0.2)
+    table = benchmark.sizes_table([result])
+    assert table.splitlines()[-1] == "| tiny, 128 | 99 | 3.0 | 1.50 | 4.0 | 2.00 | 20% |"
+
+
 def test_every_case_of_the_suites_has_a_configuration():
-    for case in (case for cases in benchmark.SUITES.values() for case in cases):
+    for case in (
+        *benchmark.SIZES,
+        *(case for cases in benchmark.SUITES.values() for case in cases),
+    ):
         config = benchmark.make_config(case)
         assert config.model.size == case.size and config.env.num_envs == case.envs
