@@ -27,7 +27,7 @@ from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
 from mbx.files import sole_writer
 from mbx.settings import to_dict
-from mbx.training import build, datasets, loop, seeds, transfer, wandb_sink
+from mbx.training import build, datasets, loop, notices, seeds, transfer, wandb_sink
 from mbx.training.checkpoint import Checkpointer, load_settings
 from mbx.training.curves import plot_runs
 from mbx.training.environments import evaluation_environment, make_environment
@@ -138,6 +138,8 @@ def train(config: Config, workdir: str) -> Result:
         shapes = jax.eval_shape(lambda state: job.share(state, 0), state)
         for one in seed_runs if not done else ():
             describe(one.logger, shapes)
+        if job.layout.is_main_process:
+            notices.starting()
         state, evaluations = _drive(settings, job, state, done, checkpointer, seed_runs, started)
         if settings.replay.save:
             for i, one in enumerate(seed_runs):

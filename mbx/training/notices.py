@@ -1,0 +1,36 @@
+"""What a run says on stderr while there is nothing to log yet: its device, and that it compiles."""
+
+from __future__ import annotations
+
+import glob
+import sys
+
+import jax
+
+_NVIDIA = "/dev/nvidia[0-9]*"
+
+
+def starting() -> None:
+    """Say where the run computes, and what it is busy with until its first row."""
+    device, remark = jax.devices()[0], missed_gpu(jax.config.jax_platforms)
+    kind = f", {device.device_kind}" if device.platform != "cpu" else ""
+    _say(f"on {jax.device_count()} {device.platform} device(s){kind}{remark}")
+    _say("compiling the train step (20 s or more the first time, kept for the next)")
+
+
+def missed_gpu(chosen: str | None) -> str:
+    """A remark where this machine has a GPU that the installed jaxlib cannot use; else nothing.
+
+    Args:
+        chosen: the platforms that the user asked for (`JAX_PLATFORMS`), if any.
+    """
+    if jax.default_backend() != "cpu" or chosen or not glob.glob(_NVIDIA):
+        return ""
+    return (
+        "; there is an NVIDIA GPU, but jaxlib is the build for processors: "
+        "pip install -U 'jax[cuda12]'"
+    )
+
+
+def _say(text: str) -> None:
+    print(f"mbx: {text}", file=sys.stderr, flush=True)
