@@ -10,9 +10,9 @@ import sys
 
 import numpy as np
 import pytest
+from mbx.training.ranges import check_ranges
 
 from mbx.training import build
-from mbx.training.ranges import check_ranges
 from mbx.types import EnvSpec
 from tests.helpers import overridden
 

@@ -11,13 +11,13 @@ import sys
 
 import numpy as np
 import pytest
+from mbx.training.ranges import check_ranges
 
 from experiments import jobs, reproduce, results, suites
 from experiments.suites import Gate, Run, Task, judge, value_at
 from mbx.training import build
 from mbx.training.curves import Curve
 from mbx.training.environments import environment_spec
-from mbx.training.ranges import check_ranges
 from mbx.types import EnvSpec
 from tests.helpers import overridden
 

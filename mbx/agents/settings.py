@@ -13,6 +13,7 @@ otherwise. Nothing here loads JAX.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from mbx.settings import NONZERO, section, setting
 
@@ -133,6 +134,10 @@ class RunSettings:
     def updates_per_step(self) -> float:
         """Learner updates of an agent step."""
         raise NotImplementedError(f"{type(self).__name__} lacks a method updates_per_step()")
+
+    def environment_options(self, training: bool) -> dict[str, Any]:
+        """Options of the environment besides its name: for training, or to evaluate."""
+        return {}
 
     def rows_before_learning(self) -> int:
         """Agent steps over all environments that must be stored before the first update."""

@@ -19,6 +19,7 @@ from mbx.power.equations import (
     PowerParams,
     aggregate_ability,
     attained,
+    check_params,
     clip_for_z,
     human_aggregate,
     intrinsic_reward,
@@ -31,6 +32,7 @@ from mbx.power.equations import (
     z_to_q,
     z_to_y,
 )
+from mbx.power.humans import HumanModel
 from mbx.power.named import NamedWorld
 from mbx.power.solver import Solution, solve
 from mbx.power.worlds import (
@@ -42,6 +44,7 @@ from mbx.power.worlds import (
     draw_goals,
     goal_distribution,
     joint_index,
+    make_varied_start,
     never_achieved,
     profiles,
     tabular_world,
@@ -51,6 +54,7 @@ __all__ = [
     "ABILITY_FLOOR",
     "Codec",
     "Curriculum",
+    "HumanModel",
     "NamedWorld",
     "PowerParams",
     "Record",
@@ -60,6 +64,7 @@ __all__ = [
     "World",
     "aggregate_ability",
     "attained",
+    "check_params",
     "check_world",
     "clip_for_z",
     "curriculum",
@@ -71,6 +76,7 @@ __all__ = [
     "joint_index",
     "make_codec",
     "make_records",
+    "make_varied_start",
     "never_achieved",
     "profiles",
     "q_r_target",

@@ -47,6 +47,25 @@ class PowerParams(NamedTuple):
     optimistic: bool = False
 
 
+def check_params(params: PowerParams) -> None:
+    """Raises ValueError for the first parameter that the theory does not allow."""
+    limits = {
+        "beta_h": (params.beta_h >= 0, "at least 0"),
+        "beta_r": (params.beta_r >= 0, "at least 0"),
+        "gamma_h": (0 < params.gamma_h < 1, "a discount above 0 and below 1"),
+        "gamma_r": (0 < params.gamma_r < 1, "a discount above 0 and below 1"),
+        "zeta": (params.zeta >= 1, "at least 1"),
+        "xi": (params.xi >= 1, "at least 1"),
+        "eta": (params.eta >= 1, "at least 1"),
+        "terminal_v_r": (params.terminal_v_r < 0, "a number below 0, -1e-10 say"),
+        "reduce": (params.reduce in ("mean", "sum"), "mean or sum"),
+        "nu_h": (0 <= params.nu_h <= 1, "a share in [0, 1]"),
+    }
+    for name, (right, words) in limits.items():
+        if not right:
+            raise ValueError(f"power.{name}={getattr(params, name)!r}: give {words}")
+
+
 # -------------------------------------------------------------------------------------------------
 # Equations
 

@@ -69,6 +69,7 @@ def solve(
     tol: float | None = None,
     max_iterations: int = 20_000,
     damping: float = 0.0,
+    human_policy: Any = None,
 ) -> Solution:
     """Solve equations (1)-(9) by sweeps over all states, in the precision that JAX is set to.
 
@@ -83,15 +84,20 @@ def solve(
       tol: residual to stop at; None: 1e-12 in float64, 1e-6 in float32.
       max_iterations: sweeps of each phase.
       damping: in [0, 1), share of the old values kept in every sweep from the start.
+      human_policy: [H, G, S, A], a prior to take instead of phase 1's; V_hm and Q_hm are then 0.
 
     Raises:
-      ValueError: an inconsistent world or parameter.
+      ValueError: an inconsistent world or parameter, or a policy that is none.
     """
     check_world(world)
     _check_params(params, max_iterations, damping)
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
     tol = tol if tol is not None else (1e-12 if dtype == jnp.float64 else 1e-6)
     arrays, layout = _arrange(world, dtype)
+    if human_policy is not None:
+        shape = (*np.asarray(world.achieved).shape, layout.actions)
+        human_policy = _check_policy(np.asarray(human_policy), shape, np.asarray(world.terminal))
+        human_policy = jnp.asarray(human_policy, dtype)
     numbers = PowerParams(
         *(
             None if name in ("reduce", "optimistic") else jnp.asarray(value, dtype)
@@ -103,6 +109,7 @@ def solve(
         numbers,
         jnp.asarray(tol, dtype),
         jnp.asarray(1.0 - damping, dtype),
+        human_policy,
         layout=layout,
         reduce=params.reduce,
         optimistic=bool(params.optimistic),
@@ -150,6 +157,17 @@ def _check_params(params: PowerParams, max_iterations: int, damping: float) -> N
         )
 
 
+def _check_policy(policy: np.ndarray, shape: tuple[int, ...], terminal: np.ndarray) -> np.ndarray:
+    """The policy, 0 in terminal states."""
+    if policy.shape != shape:
+        raise ValueError(f"human_policy has shape {policy.shape}: give [H, G, S, A] = {shape}")
+    over = terminal.astype(bool)
+    total = policy.sum(axis=-1)[:, :, ~over]
+    if (policy < 0).any() or (np.abs(total - 1.0) > 1e-4).any():
+        raise ValueError("human_policy: give probabilities that sum to one over actions")
+    return np.where(over[None, None, :, None], 0.0, policy)
+
+
 def _arrange(world: TabularWorld, dtype: np.dtype) -> tuple[_Arrays, _Layout]:
     """Transitions with their joint action split into a human and a robot profile."""
     humans, robots = np.asarray(world.humans), np.asarray(world.robots)
@@ -178,6 +196,7 @@ def _solve(
     p: PowerParams,
     tol: Array,
     step: Array,
+    given: Array | None,
     *,
     layout: _Layout,
     reduce: str,
@@ -188,8 +207,12 @@ def _solve(
     shape = a.achieved.shape
     iterate = partial(_iterate, tol=tol, step=step, max_iterations=max_iterations)
     prior = partial(_prior_sweep, a, p, layout, optimistic)
-    v_hm, residual_1, count_1 = iterate(lambda v: prior(v)[0], jnp.zeros(shape, a.prob.dtype))
-    v_hm, q_hm, pi_h = prior(v_hm)
+    v_hm, residual_1, count_1 = jnp.zeros(shape, a.prob.dtype), jnp.zeros_like(tol), jnp.int32(0)
+    if given is None:
+        v_hm, residual_1, count_1 = iterate(lambda v: prior(v)[0], v_hm)
+        v_hm, q_hm, pi_h = prior(v_hm)
+    else:
+        q_hm, pi_h = jnp.zeros_like(given), given
     others, own = _human_profiles(a, pi_h, layout)
     marginal = others[0] * jnp.einsum("g,gsp->sp", _normal(a.weight)[0], own[0])
 

@@ -71,6 +71,7 @@ class World(NamedTuple):
     goal_features: [H, G, F] float32. goal_weight: [H, G].
 
     views: how to look at a state; None where there is nothing to see.
+    states: every state `[S, ...]` in the order of `index`, where they are listed.
     """
 
     num_humans: int
@@ -90,6 +91,7 @@ class World(NamedTuple):
     goal_features: Array
     goal_weight: Array
     views: Views | None = None
+    states: Any = None
 
 
 def goal_distribution(world: World) -> Array:
@@ -107,6 +109,41 @@ def draw_actions(world: World, state: Any, goals: Array, key: Array) -> Array:
     """The humans' actions `[H]` int32, each by its prior for its goal."""
     policy = jnp.take_along_axis(world.human_policy(state), goals[:, None, None], axis=1)[:, 0]
     return jax.random.categorical(key, jnp.log(policy)).astype(jnp.int32)
+
+
+def make_varied_start(world: World, walk: int) -> Callable[[Array], Any]:
+    """`start(key) -> state`: a state that is not over, from all over the world.
+
+    Where states are listed each is equally likely; elsewhere it is where uniformly random agents
+    are after 0 to `walk` steps from an ordinary start.
+    """
+    if world.states is not None:
+        running = ~np.asarray(jax.jit(jax.vmap(world.terminal))(world.states))
+        allowed = jnp.asarray(np.flatnonzero(running))
+        listed = lambda i: jax.tree.map(lambda x: x[i], world.states)  # noqa: E731
+        return lambda key: listed(jax.random.choice(key, allowed))
+    num_agents = world.num_humans + world.num_robots
+
+    def step(key: Array, state: Any) -> Any:
+        action_key, chance_key = jax.random.split(key)
+        joint = jax.random.randint(action_key, (num_agents,), 0, world.num_actions)
+        following, prob, _ = world.successors(state, joint)
+        chosen = jax.random.categorical(chance_key, jnp.log(prob))
+        after = jax.tree.map(lambda x: x[chosen], following)
+        over = world.terminal(after)
+        return jax.tree.map(lambda old, new: jnp.where(over, old, new), state, after)
+
+    def start(key: Array) -> Any:
+        begin_key, length_key, step_key = jax.random.split(key, 3)
+        length = jax.random.randint(length_key, (), 0, walk + 1)
+        return jax.lax.fori_loop(
+            0,
+            length,
+            lambda i, state: step(jax.random.fold_in(step_key, i), state),
+            world.init(begin_key),
+        )
+
+    return start
 
 
 def profiles(num_agents: int, num_actions: int) -> np.ndarray:
@@ -248,6 +285,7 @@ def tabular_world(
         goal_features=eye,
         goal_weight=jnp.asarray(world.goal_weight, jnp.float32),
         views=views,
+        states=jnp.arange(num_states, dtype=jnp.int32),
     )
 
 

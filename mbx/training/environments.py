@@ -8,18 +8,20 @@ from mbx.training.build import Config, read
 
 
 def make_environment(
-    config: Config, num_envs: int, *, seed: int
+    config: Config, num_envs: int, *, seed: int, training: bool = True
 ) -> JaxEnvironment | HostEnvironment:
-    """The environment that a configuration names, `num_envs` times."""
+    """The environment that a configuration names, `num_envs` times, for training or to evaluate."""
     settings = read(config)
     env = settings.env
+    several = {"min_sizes": env.pad_to} if settings.several_tasks else {}
     return envs.make(
         env.name,
         num_envs,
         action_repeat=env.action_repeat or None,
         episode_length=env.episode_length or None,
         seed=seed,
-        **({"min_sizes": env.pad_to} if settings.several_tasks else {}),
+        **several,
+        **settings.environment_options(training),
     )
 
 
@@ -28,7 +30,8 @@ def evaluation_environment(
 ) -> JaxEnvironment | HostEnvironment:
     """Environments for an evaluation of `episodes` episodes of every task."""
     settings = read(config)
-    return make_environment(settings, episodes * envs.num_tasks(settings.env.name), seed=seed)
+    num_envs = episodes * envs.num_tasks(settings.env.name)
+    return make_environment(settings, num_envs, seed=seed, training=False)
 
 
 def environment_spec(config: Config) -> EnvSpec:

@@ -16,7 +16,6 @@ from mbx.envs.empo import multigrid as mg
 from mbx.envs.empo.multigrid import chances
 from mbx.envs.empo.multigrid import state as grid_state
 from mbx.envs.empo.multigrid.layout import FORWARD, PICK_UP, RIGHT, STILL, TOGGLE
-from mbx.envs.empo.multigrid.world import approach_logits, distances
 from mbx.power import PowerParams, solve
 from mbx.power.worlds import check_world, profiles
 
@@ -304,7 +303,7 @@ def test_bad_files_names_and_priors_are_told(tmp_path):
     path.write_text("map: |\n  ####\nhorizon: 3\n")
     with pytest.raises(ValueError, match="goals"):
         mg.load_map(str(path))
-    with pytest.raises(ValueError, match="human_policy"):
+    with pytest.raises(ValueError, match="humans.model='clever'"):
         mg.make_world("rock_gate", "clever")
     with pytest.raises(ValueError, match="more than 5 reachable"):
         mg.export(mg.make_grid(mg.load_map("rock_gate")), limit=5)
@@ -317,21 +316,6 @@ def test_states_survive_packing():
     again = grid_state.unpack(flat, grid.initial)
     jax.tree.map(np.testing.assert_array_equal, again, state)
     assert [x.dtype for x in again] == [x.dtype for x in state]
-
-
-def test_ways_and_the_boltzmann_prior():
-    layout = mg.load_map("room_2h2r")
-    way = distances(layout, np.array([3, 1, 3, 1]))
-    assert way[1, 3].max() == 0 and way[1, 1, 0] == 2 and way[1, 1, 2] == 4
-    assert np.isfinite(way[~(layout.wall | layout.lava)]).all()
-    logits = approach_logits(layout, 1.0)
-    assert logits[0, 2, 1, 1, 0].argmax() == FORWARD  # facing right, the goal to the right
-    assert logits[0, 2, 1, 1, 3].argmax() == RIGHT
-    named = empo_envs.named_world("multigrid/room_2h2r")
-    policy = named.world.human_policy(named.world.example_state)
-    assert policy.shape == (2, 5, 4)
-    np.testing.assert_allclose(policy.sum(-1), 1.0, rtol=1e-5)
-    assert named.world.max_successors == 4 and named.world.num_states is None
 
 
 def human_success(table, solution, robot_policy):
@@ -369,7 +353,7 @@ def test_a_run_on_a_grid_leaves_its_review_behind(tmp_path):
     config = empo.get_config().to_dict()
     assert config["env"]["name"] == "empo:multigrid/gates_2h2r"  # what trains by default
     layout = mg.parse_map("####\n#>.#\n#1.#\n####", goals=[[2, 1, 2, 1]], horizon=0)
-    empo_envs.register_world("small", lambda: mg.make_world(layout, "boltzmann"))
+    empo_envs.register_world("small", lambda: mg.make_world(layout, "paths"))
     config["env"].update(name="empo:small", num_envs=2, episode_length=5)
     config["train"].update(steps=20, seed_steps=8, log_interval=20, utd_ratio=0.5)
     config["eval"].update(episodes=2, review_episodes=4)

@@ -31,7 +31,19 @@ def tiny_dreamer():
     return config.to_dict()
 
 
-CONFIGS = {"tdmpc": tiny_config(), "dreamer": tiny_dreamer()}
+def tiny_empo():
+    from configs import empo
+
+    config = empo.get_config()
+    config.env.update(name="empo:grid_rock_1h1r", num_envs=2, episode_length=5)
+    config.model.hidden, config.loss.batch_size, config.replay.capacity = 8, 4, 64
+    config.train.update(steps=40, seed_steps=8, log_interval=20, utd_ratio=0.25)
+    config.eval.update(interval=20, episodes=2, review_episodes=2)
+    config.checkpoint.interval = 20
+    return config.to_dict()
+
+
+CONFIGS = {"tdmpc": tiny_config(), "dreamer": tiny_dreamer(), "empo": tiny_empo()}
 
 
 def leaves(config, prefix=()):

@@ -104,14 +104,15 @@ def _power_params(settings: Settings, found: NamedWorld, name: str) -> PowerPara
     """The world's own parameters, or those of the settings."""
     values = {f.name: getattr(settings.power, f.name) for f in dataclasses.fields(settings.power)}
     source = values.pop("source")
-    if source == "config" or found.params is None:
+    if found.params is None:
         return PowerParams(**values)
     normal = type(settings.power)()
     for field, value in values.items():
-        if value != getattr(normal, field):
+        differs = source == "config" or value != getattr(normal, field)
+        if differs and value != getattr(found.params, field):
             raise ValueError(
-                f"config.power.{field}={value!r} has no effect: {name} brings parameters of its "
-                f"own ({field}={getattr(found.params, field)}); set power.source=config to use "
+                f"config.power.{field}={value!r} has no effect: {name} was made with parameters of "
+                f"its own ({field}={getattr(found.params, field)}); set power.source=config to use "
                 "those of the configuration instead"
             )
     return found.params
@@ -159,7 +160,7 @@ def _make_update(problem: Problem) -> Update:
         train: TrainState, buffer: replay.ReplayState, key: Array
     ) -> tuple[TrainState, replay.ReplayState, Metrics]:
         sample_key, human_key = jax.random.split(key)
-        batch = replay.sample(buffer, sample_key, batch_size=loss.batch_size, length=1)
+        batch = _sample(problem, buffer, sample_key)
         states, human, listed = _experience(problem, batch.rows["obs"], human_key)
         p = params_at(problem, train.step)
         targets, metrics = empo_targets.make_targets(
@@ -184,6 +185,28 @@ def _make_update(problem: Problem) -> Update:
         )
 
     return update
+
+
+def _sample(problem: Problem, buffer: replay.ReplayState, key: Array) -> replay.Sample:
+    """Transitions of a batch: drawn uniformly, or balanced over the different states drawn."""
+    loss = problem.settings.loss
+    num = loss.batch_size * loss.candidates
+    batch = replay.sample(buffer, key, batch_size=num, length=1)
+    if loss.candidates == 1:
+        return batch
+    words = make_codec(problem.world).size - 2 * problem.world.num_humans
+    obs = batch.rows["obs"][0, :, :words].astype(jnp.uint32)
+    factors = jax.random.bits(jax.random.key(0), (words,), jnp.uint32) | 1
+    code = jnp.sum(obs * factors, axis=1)
+    order = jnp.argsort(code)
+    ordered = code[order]
+    again = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] == ordered[:-1]])
+    repeated = jnp.zeros(num, bool).at[order].set(again)
+    score = jax.random.uniform(jax.random.fold_in(key, 1), (num,))
+    score = score - repeated - 2.0 * ~batch.mask[0]
+    chosen = jax.lax.top_k(score, loss.batch_size)[1]
+    rows = jax.tree.map(lambda x: x[:, chosen], batch.rows)
+    return batch._replace(rows=rows, mask=batch.mask[:, chosen])
 
 
 def _advance(problem: Problem, train: TrainState) -> TrainState:

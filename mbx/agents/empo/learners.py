@@ -75,6 +75,12 @@ def _loss(
     known = targets.known & mask[:, None]
     q_loss = jnp.sum(q_errors(problem.settings.loss.q_loss, q, targets.q_r) * known)
     losses = {"loss/v_h_e": v_loss, "loss/q_r": q_loss / jnp.maximum(jnp.sum(known), 1)}
+    coef = problem.settings.loss.advantage_coef
+    if coef:
+        error = jnp.square(log_advantage(q) - log_advantage(targets.q_r))
+        all_known = jnp.all(known, axis=1, keepdims=True)
+        error = jnp.sum(jnp.where(all_known, error, 0.0))
+        losses["loss/advantage"] = coef * error / jnp.maximum(jnp.sum(all_known) * q.shape[1], 1)
     if model.x_h is not None:
         clean = jnp.clip(jax.lax.stop_gradient(v), 0.0, 1.0)
         want = power.aggregate_ability(clean, world.goal_weight[None], problem.params.zeta)
@@ -98,6 +104,12 @@ def q_errors(kind: str, q: Array, target: Array) -> Array:
         return jnp.square(q - target)
     ratio = jnp.maximum(-target, Q_FLOOR) / -q
     return ratio - jnp.log(ratio) - 1.0
+
+
+def log_advantage(q: Array) -> Array:
+    """log(-q) `[..., R]` less its mean over actions: all that the power-law policy reads."""
+    size = jnp.log(jnp.maximum(-q, 2.0 * Q_FLOOR))
+    return size - jnp.mean(size, axis=-1, keepdims=True)
 
 
 def learn_tables(

@@ -46,13 +46,22 @@ class Model(NamedTuple):
 def q_from_raw(raw: Array, head: str, eta: float, xi: float) -> Array:
     """The output of Q_r's last layer as a value below 0.
 
-    head: "exp" -exp(raw), "softplus" -softplus(raw), "z" -sigmoid(raw)^(-eta xi), at most -1. The
-    first two end at -2 Q_FLOOR, with the gradient going through.
+    Args:
+        raw: `[..., R]`; for "dueling" `[..., 1 + R]`, a level and an advantage a joint action.
+        head: "exp" -exp(raw); "dueling" -exp(level + advantage - its mean), as the level is much
+            the larger part and changes with every update; "softplus" -softplus(raw); "z"
+            -sigmoid(raw)^(-eta xi), at most -1. All but the last end at -2 Q_FLOOR, with the
+            gradient going through.
+        eta: of eq. (8).
+        xi: of eq. (8).
     """
+    if head == "dueling":
+        level, advantage = raw[..., :1], raw[..., 1:]
+        raw, head = level + advantage - jnp.mean(advantage, axis=-1, keepdims=True), "exp"
     if head == "z":
         return power.z_to_q(jax.nn.sigmoid(raw), eta, xi)
     if head not in ("exp", "softplus"):
-        raise ValueError(f"model.q_head={head!r}: choose exp, softplus or z")
+        raise ValueError(f"model.q_head={head!r}: choose exp, dueling, softplus or z")
     size = jnp.exp(jnp.minimum(raw, 30.0)) if head == "exp" else jax.nn.softplus(raw)
     size = size + Q_FLOOR
     return -(size + jax.lax.stop_gradient(jnp.maximum(size, 2.0 * Q_FLOOR) - size))
@@ -91,12 +100,14 @@ def network_model(
     Raises ValueError for an unknown option, or more goals than are reasonable to evaluate at once.
     """
     _check_options(world, encoder, x_h, max_goals)
-    q_from_raw(jnp.zeros(1), q_head, eta, xi)
+    q_from_raw(jnp.zeros(2), q_head, eta, xi)
     num_robot_actions = world.num_actions**world.num_robots
     humans, described = world.num_humans, _describe_goals(world)
     body = MLP([hidden], hidden, nn.tanh)
     state_head, goal_head = MLP([hidden], hidden), MLP([hidden], hidden)
     q_head_net, x_head = MLP([hidden, hidden], num_robot_actions), MLP([hidden], humans)
+    # A network of its own, so that the jitter of the level does not reach the advantage.
+    level_net = MLP([hidden, hidden], 1)
 
     def init(key: Array) -> Params:
         keys = jax.random.split(key, 5)
@@ -110,6 +121,9 @@ def network_model(
             },
             "q_r": q_head_net.init(keys[2], *inputs)["params"],
         }
+        if q_head == "dueling":
+            level = level_net.init(jax.random.fold_in(keys[2], 1), *inputs)["params"]
+            params["q_r"] = {"advantage": params["q_r"], "level": level}
         if encoder == "mlp":
             params["v_h_e"]["encoder"] = body.init(keys[3], features)["params"]
         if x_h == "network":
@@ -132,7 +146,13 @@ def network_model(
         return jnp.einsum("nf,hgf->nhg", state, goal)
 
     def q_r(params: Params, latents: tuple[Array, Array]) -> Array:
-        raw = q_head_net.apply({"params": params["q_r"]}, *inputs_of(latents))
+        read, own = inputs_of(latents), params["q_r"]
+        if q_head == "dueling":
+            level = level_net.apply({"params": own["level"]}, *read)
+            advantage = q_head_net.apply({"params": own["advantage"]}, *read)
+            raw = jnp.concatenate([level, advantage], axis=-1)
+        else:
+            raw = q_head_net.apply({"params": own}, *read)
         return q_from_raw(raw, q_head, eta, xi)
 
     def ability(params: Params, latents: tuple[Array, Array]) -> Array:

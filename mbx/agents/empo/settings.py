@@ -7,13 +7,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from mbx.agents import settings as common
 from mbx.agents.settings import RunSettings
 from mbx.settings import NONZERO, section, setting
 
+MODELS = ("auto", "exact", "paths", "uniform", "file")  # `mbx.power.humans`, which loads JAX
+
+_OWN_HUMANS = {"model": ("auto", "exact", "paths", "uniform", "file")}
 _NETWORKS = {"model.kind": "networks"}
 _TABLES = {"model.kind": "tables"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Env(common.Env):
+    """The world and how many copies of it are stepped together."""
+
+    varied_starts: float = setting(
+        0.0, "share of training episodes that begin all over the world", at_most=1
+    )
+    walk: int = setting(
+        64,
+        "most random steps to where they begin, in a world whose states are not listed",
+        needs={"varied_starts": NONZERO},
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +68,10 @@ class Power:
     eta: float = setting(1.1, "inequality aversion over time, eq. (8)", at_least=1)
     terminal_v_r: float = setting(-1e-10, "V_r of terminal states, below 0", at_least=None)
     reduce: str = setting("mean", "over humans in eq. (8)", choices=("mean", "sum"))
+    nu_h: float = setting(0.0, "share of uniform actions in the human prior, eq. (2)", at_most=1)
+    optimistic: bool = setting(
+        False, "humans expect robots to help: a maximum instead of a minimum in eq. (1)"
+    )
 
     def check(self) -> Iterator[str]:
         """Rules that a range does not express."""
@@ -58,6 +80,32 @@ class Power:
                 yield f"{name}={getattr(self, name)}: give a discount below 1"
         if self.terminal_v_r >= 0.0:
             yield f"terminal_v_r={self.terminal_v_r}: give a number below 0, -1e-10 say"
+
+
+@dataclasses.dataclass(frozen=True)
+class Humans:
+    """Who lives in the world: the prior that robots reckon with, and how humans act by it."""
+
+    model: str = setting(
+        "world",
+        "prior; world: as the world says; auto: exact in small worlds, else shortest paths",
+        choices=("world", *MODELS),
+    )
+    beta: float = setting(
+        3.0, "inverse temperature an action of paths", needs={"model": ("auto", "paths")}
+    )
+    file: str = setting("", ".npy table [H, G, S, A] of a listed world", needs={"model": "file"})
+    max_states: int = setting(5_000, "most states that are listed", at_least=1, needs=_OWN_HUMANS)
+    max_joint: int = setting(
+        64, "most joint actions with which states are listed", at_least=1, needs=_OWN_HUMANS
+    )
+    epsilon: float = setting(0.0, "share of uniformly random human actions", at_most=1)
+    resample: float = setting(0.01, "probability of another goal before one is reached", at_most=1)
+
+    def check(self) -> Iterator[str]:
+        """A file goes with its model."""
+        if self.model == "file" and not self.file:
+            yield "file='' with humans.model='file': name a .npy file"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +126,9 @@ class Model:
     )
     q_head: str = setting(
         "exp",
-        "how the last layer becomes Q_r below 0; z: for worlds without termination",
-        choices=("exp", "softplus", "z"),
+        "how the last layer becomes Q_r below 0; dueling: a level and an advantage an action; z: "
+        "for worlds without termination",
+        choices=("exp", "dueling", "softplus", "z"),
         needs=_NETWORKS,
     )
     x_h: str = setting(
@@ -101,6 +150,14 @@ class Loss:
     """Targets, and how far from them an estimate is."""
 
     batch_size: int = setting(32, "states an update", at_least=1)
+    candidates: int = setting(
+        1,
+        "rows drawn for each state of a batch; the different states among them are equally likely",
+        at_least=1,
+    )
+    advantage_coef: float = setting(
+        0.0, "of the squared error of log(-Q_r) less its mean over actions", needs=_NETWORKS
+    )
     q_loss: str = setting(
         "gamma",
         "of Q_r: gamma counts relative errors, mse squared ones",
@@ -169,8 +226,8 @@ class Settings(RunSettings):
     """
 
     agent: str = setting("empo", "which agent")
-    env: common.Env = section(
-        common.Env(name="empo:multigrid/gates_2h2r", num_envs=32, episode_length=30),
+    env: Env = section(
+        Env(name="empo:multigrid/gates_2h2r", num_envs=32, episode_length=30),
         "the world; episode_length 0: until it ends, or 50",
     )
     train: Train = section(
@@ -183,11 +240,21 @@ class Settings(RunSettings):
     replay: common.Replay = section(
         common.Replay(capacity=65_536), "rows, each a state and the humans' goals"
     )
+    humans: Humans = section(Humans(), "who lives there")
     power: Power = section(Power(), "what the robot maximises")
     model: Model = section(Model(), "what is learned")
     loss: Loss = section(Loss(), "what is minimised")
     optimizer: Optimizer = section(Optimizer(), "of networks")
     curriculum: Curriculum = section(Curriculum(), "stages, in learner updates")
+
+    def environment_options(self, training: bool) -> dict[str, Any]:
+        """Parameters and humans for the world; evaluations begin where it begins."""
+        if not self.env.name.startswith("empo:"):
+            return {}
+        options = {f: dataclasses.asdict(getattr(self, f)) for f in ("power", "humans")}
+        if training:
+            options |= {"varied_starts": self.env.varied_starts, "walk": self.env.walk}
+        return options
 
     def updates_per_step(self) -> float:
         """Learner updates of an agent step."""

@@ -11,10 +11,11 @@ replay (`mbx.power.codec`).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.resources
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,7 +25,8 @@ import numpy as np
 from mbx.envs.base import JaxEnvironment, RawEnvironment, episodic
 from mbx.envs.render import Renderer
 from mbx.power.codec import make_codec, make_records
-from mbx.power.equations import PowerParams
+from mbx.power.equations import PowerParams, check_params
+from mbx.power.humans import HumanModel
 from mbx.power.named import NamedWorld
 from mbx.power.solver import solve
 from mbx.power.worlds import (
@@ -32,6 +34,7 @@ from mbx.power.worlds import (
     World,
     draw_actions,
     draw_goals,
+    make_varied_start,
     tabular_world,
 )
 
@@ -53,24 +56,68 @@ def register_world(name: str, build: Callable[[], NamedWorld | World]) -> None:
 
 
 @functools.cache
-def named_world(name: str) -> NamedWorld:
-    """The world called `name`, or `multigrid/NAME` from `mbx.envs.empo.multigrid`.
+def named_world(
+    name: str,
+    params: PowerParams | None = None,
+    humans: HumanModel | None = None,
+    default: PowerParams | None = None,
+) -> NamedWorld:
+    """A world by its name, with its humans and, where it is small enough, its exact solution.
 
-    Raises ValueError for an unknown one.
+    Args:
+        name: of a packaged or registered world, or `multigrid/MAP`, see
+            `mbx.envs.empo.multigrid.load_world`.
+        params: of the equations; None: the world's own.
+        humans: who lives there; None: as the world says.
+        default: parameters for a world that has none of its own.
+
+    Raises:
+        ValueError: for an unknown name, and for humans that the world cannot have.
     """
-    if name in _PACKAGED:
-        return packaged_world(name)
     suite, slash, task = name.partition("/")
-    if name in _WORLDS:
-        found = _WORLDS[name]()
-    elif slash and suite == "multigrid":
-        found = importlib.import_module("mbx.envs.empo.multigrid").make_world(task)
-    else:
+    if slash and suite == "multigrid" and name not in _WORLDS:
+        grids = importlib.import_module("mbx.envs.empo.multigrid")
+        params = params or grids.load_world(task)[1] or default
+        return grids.make_world(task, humans, params=params)
+    if name in _PACKAGED:
+        return _adapted(packaged_world(name), params, humans)
+    if name not in _WORLDS:
         known = (*_PACKAGED, *_WORLDS)
-        raise ValueError(f"env.name='empo:{name}' is unknown: choose one of {known}")
-    return NamedWorld(found) if isinstance(found, World) else found
+        raise ValueError(
+            f"env.name='empo:{name}' is unknown: choose one of {known}, or multigrid/MAP"
+        )
+    found = _WORLDS[name]()
+    found = NamedWorld(found) if isinstance(found, World) else found
+    return _adapted(found, params or found.params or default, humans)
 
 
+def _adapted(
+    found: NamedWorld, params: PowerParams | None, humans: HumanModel | None
+) -> NamedWorld:
+    """The world with other parameters or other humans, solved again."""
+    params, humans = params or found.params, humans or HumanModel()
+    if humans.model == "auto" and (found.table is None or params == found.params):
+        return dataclasses.replace(found, params=params)
+    if humans.model == "paths" or (humans.model in ("exact", "file") and found.table is None):
+        raise ValueError(
+            f"humans.model={humans.model!r}: this world has no such humans, choose auto or uniform"
+        )
+    world, given = found.world, None
+    if humans.model == "file":
+        given = np.load(humans.file)
+    elif humans.model == "uniform":
+        shape = (world.num_humans, world.num_goals, world.num_actions)
+        if found.table is None:
+            even = jnp.full(shape, 1.0 / world.num_actions)
+            return NamedWorld(world._replace(human_policy=lambda state: even), params)
+        given = np.full((*shape[:2], world.num_states, shape[2]), 1.0 / world.num_actions)
+    solution = solve(found.table, params, human_policy=given)
+    prior = jnp.moveaxis(jnp.asarray(solution.pi_h, jnp.float32), 2, 0)
+    world = world._replace(human_policy=lambda state: prior[world.index(state)])
+    return NamedWorld(world, params, found.table, solution)
+
+
+@functools.cache
 def packaged_world(name: str) -> NamedWorld:
     """A small gridworld that comes with the package, its humans' prior solved exactly (phase 1).
 
@@ -96,17 +143,28 @@ def raw_environment(
     name: str,
     world: World,
     *,
-    resample_probability: float = RESAMPLE_PROBABILITY,
     stored: bool = False,
+    resample: float = RESAMPLE_PROBABILITY,
+    epsilon: float = 0.0,
+    varied_starts: float = 0.0,
+    walk: int = 64,
 ) -> RawEnvironment:
-    """One world with its humans inside, un-batched. time_limit: 50 steps.
+    """One world with its humans inside, un-batched; its time limit is 50 steps.
 
-    stored: observations end with the successors of the state for drawn human actions.
+    Args:
+        name: SUITE:TASK.
+        world: the world.
+        stored: observations end with the successors of the state for drawn human actions.
+        resample: probability with which a human takes another goal before it has reached one.
+        epsilon: share of uniformly random human actions, which the prior does not know of.
+        varied_starts: share of episodes that begin anywhere, see `make_varied_start`.
+        walk: of `make_varied_start`.
     """
     codec, records = make_codec(world), make_records(world)
     size = codec.size + (records.size if stored else 0)
     joint_actions = world.num_actions**world.num_robots
     base = world.num_actions ** jnp.arange(world.num_robots)
+    start = make_varied_start(world, walk) if varied_starts else None
 
     def observe(state: tuple, key: Array) -> Array:
         obs = codec.pack(*state)
@@ -117,13 +175,24 @@ def raw_environment(
     def reset(key: Array) -> tuple[tuple, Array]:
         world_key, goal_key, record_key = jax.random.split(key, 3)
         goals = draw_goals(world, goal_key)
-        state = (world.init(world_key), goals, jnp.zeros_like(goals))
+        place = world.init(world_key)
+        if varied_starts:
+            which_key, varied_key = jax.random.split(jax.random.fold_in(world_key, 1))
+            varied = jax.random.bernoulli(which_key, varied_starts)
+            other = start(varied_key)
+            place = jax.tree.map(lambda x, y: jnp.where(varied, x, y), other, place)
+        state = (place, goals, jnp.zeros_like(goals))
         return state, observe(state, record_key)
 
     def step(key: Array, state: tuple, action: Array) -> tuple[tuple, Array, Array, Array]:
         place, goals, _ = state
         human_key, chance_key, goal_key, resample_key, record_key = jax.random.split(key, 5)
         humans = draw_actions(world, place, goals, human_key)
+        if epsilon:
+            which_key, any_key = jax.random.split(jax.random.fold_in(human_key, 1))
+            anything = jax.random.randint(any_key, humans.shape, 0, world.num_actions)
+            random = jax.random.bernoulli(which_key, epsilon, humans.shape)
+            humans = jnp.where(random, anything, humans)
         robots = jnp.argmax(action) // base % world.num_actions
         following, prob, _ = world.successors(
             place, jnp.concatenate([humans, robots.astype(jnp.int32)])
@@ -131,7 +200,7 @@ def raw_environment(
         chosen = jax.random.categorical(chance_key, jnp.log(prob))
         place = jax.tree.map(lambda x: x[chosen], following)
         reached = jnp.take_along_axis(world.achieved(place), goals[:, None], axis=1)[:, 0]
-        tired = jax.random.bernoulli(resample_key, resample_probability, goals.shape)
+        tired = jax.random.bernoulli(resample_key, resample, goals.shape)
         goals = jnp.where(reached | tired, draw_goals(world, goal_key), goals)
         state = (place, goals, humans)
         reward = jnp.mean(reached.astype(jnp.float32))
@@ -149,17 +218,58 @@ def make(
     action_repeat: int | None = None,
     episode_length: int | None = None,
     seed: int = 0,
+    power: Mapping[str, Any] | None = None,
+    humans: Mapping[str, Any] | None = None,
+    varied_starts: float = 0.0,
+    walk: int = 64,
 ) -> JaxEnvironment:
-    """The world `task`, batched. Raises ValueError for an unknown one or an action repeat."""
+    """The world `task`, batched.
+
+    Args:
+        task: a name for `named_world`, perhaps with `@stored`.
+        num_envs: E.
+        action_repeat: 1 or None.
+        episode_length: of agent steps; None: 50, or until the world ends.
+        seed: unused, there is no randomness outside keys.
+        power: parameters of the equations, and `source`: "config" for these, "world" for the
+            world's own where it has some.
+        humans: fields of `HumanModel` (model "world": as the world says), `epsilon` and `resample`.
+        varied_starts: see `raw_environment`.
+        walk: see `raw_environment`.
+
+    Raises:
+        ValueError: for an unknown world, an action repeat, impossible parameters or humans.
+    """
     if action_repeat not in (None, 1):
         raise ValueError(f"env.action_repeat={action_repeat} for empo:{task}: must be 1")
     name, at, option = task.partition("@")
     if at and option != "stored":
         raise ValueError(f"env.name='empo:{task}': the only option after @ is stored")
-    found = named_world(name)
-    raw = raw_environment(f"empo:{task}", found.world, stored=bool(at))
+    found, acting = _chosen_world(name, power, humans)
+    raw = raw_environment(
+        f"empo:{task}",
+        found.world,
+        stored=bool(at),
+        varied_starts=varied_starts,
+        walk=walk,
+        **acting,
+    )
     environment = episodic(raw, num_envs, episode_length=episode_length)
     return environment._replace(spec=environment.spec._replace(world=found))
+
+
+def _chosen_world(
+    name: str, power: Mapping[str, Any] | None, humans: Mapping[str, Any] | None
+) -> tuple[NamedWorld, dict[str, float]]:
+    """The world with settings' parameters and humans, and how its humans act."""
+    values, people = dict(power or {"source": "world"}), dict(humans or {"model": "world"})
+    own = values.pop("source") == "world"
+    params = PowerParams(**values) if values else None
+    if params is not None:
+        check_params(params)
+    acting = {key: people.pop(key) for key in ("epsilon", "resample") if key in people}
+    model = None if people["model"] == "world" else HumanModel(**people)
+    return named_world(name, None if own else params, model, params), acting
 
 
 def make_renderer(task: str) -> Renderer:

@@ -11,7 +11,7 @@ the grid with one integer a cell.
 
 from mbx.envs.empo.multigrid.dynamics import Grid, make_grid
 from mbx.envs.empo.multigrid.export import enumerate_states, export
-from mbx.envs.empo.multigrid.layout import Layout, load_map, parse_map
+from mbx.envs.empo.multigrid.layout import Layout, load_map, load_world, parse_map
 from mbx.envs.empo.multigrid.render import make_render
 from mbx.envs.empo.multigrid.state import State
 from mbx.envs.empo.multigrid.world import make_world
@@ -23,6 +23,7 @@ __all__ = [
     "enumerate_states",
     "export",
     "load_map",
+    "load_world",
     "make_grid",
     "make_render",
     "make_world",

@@ -16,6 +16,10 @@ from mbx.power.worlds import TabularWorld, profiles
 Array = jax.Array
 
 
+class TooManyStates(ValueError):
+    """A map has more reachable states than may be listed."""
+
+
 def make_expand(grid: Grid) -> Callable[[Array], tuple[Array, Array]]:
     """`expand(flat [b, W]) -> (next [b, J, K, W], prob [b, J, K])` for all joint actions."""
     layout = grid.layout
@@ -36,7 +40,7 @@ def enumerate_states(
 
     Returns flat states `[S, W]` in the order they were found, and transitions as arrays `[n]`:
     state, joint action, next state, probability (equal successors of a pair merged). Raises
-    ValueError when there are more than `limit` states.
+    TooManyStates when there are more than `limit` states.
     """
     expand = make_expand(grid)
     start = np.asarray(pack(grid.initial))
@@ -53,9 +57,9 @@ def enumerate_states(
             name = flat.tobytes()
             if name not in found:
                 if len(found) >= limit:
-                    raise ValueError(
+                    raise TooManyStates(
                         f"the map has more than {limit} reachable states: shorten the horizon, "
-                        "draw it smaller, or do without the exact human policy"
+                        "draw it smaller, raise humans.max_states or choose other humans"
                     )
                 found[name] = len(states)
                 states.append(flat)

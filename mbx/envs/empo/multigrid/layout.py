@@ -17,12 +17,15 @@ carried. Agents are numbered in reading order. Source: docs/sources.md#empo.
 from __future__ import annotations
 
 import importlib.resources
+import inspect
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mbx.envs.empo.multigrid import objects
 from mbx.envs.empo.multigrid.objects import BUTTONS, COLORS, GROUPS, HUMANS, ITEMS, ROBOTS
+from mbx.power.equations import PowerParams, check_params
+from mbx.power.humans import HumanModel
 
 DIRECTIONS = np.array([(1, 0), (0, 1), (-1, 0), (0, -1)], np.int32)  # right, down, left, up
 STILL, LEFT, RIGHT, FORWARD, TOGGLE, PICK_UP, DROP = range(7)
@@ -37,6 +40,8 @@ _OPTIONAL = (
     "magic_entry",
     "magic_solidify",
     "magic_users",
+    "power",
+    "humans",
 )
 
 
@@ -183,10 +188,19 @@ def parse_map(
 
 
 def load_map(name: str) -> Layout:
+    """The map alone of `load_world`."""
+    return load_world(name)[0]
+
+
+def load_world(name: str) -> tuple[Layout, PowerParams | None, HumanModel | None]:
     """A map that comes with the package, or a YAML file by its path.
 
-    The file has the fields map, goals and horizon, and may have the other ones of `parse_map`.
-    Raises ValueError for an unknown name and for missing or unknown fields.
+    The file has the fields map, goals and horizon, and may have the other ones of `parse_map`; and
+    `power`, parameters of the equations (those it leaves out are the theory's defaults), and
+    `humans`, see `HumanModel`. Without them these are None.
+
+    Raises:
+        ValueError: for an unknown name, missing or unknown fields, and impossible values.
     """
     import yaml
 
@@ -205,7 +219,26 @@ def load_map(name: str) -> Layout:
             f"map {name!r} must have the fields {sorted(_WANTED)}, may have "
             f"{sorted(_OPTIONAL)}, and no others"
         )
-    return parse_map(fields.pop("map"), **fields)
+    params = _section(name, "power", PowerParams, fields.pop("power", None))
+    humans = _section(name, "humans", HumanModel, fields.pop("humans", None))
+    if params is not None:
+        check_params(params)
+    return parse_map(fields.pop("map"), **fields), params, humans
+
+
+def _section(name: str, section: str, kind: Any, values: Any) -> Any:
+    """A section of a map's file as its type; None where there is none."""
+    if values is None:
+        return None
+    known = tuple(inspect.signature(kind).parameters)
+    if not isinstance(values, dict) or not set(values) <= set(known):
+        raise ValueError(f"map {name!r}: {section}={values!r}, choose among {known}")
+    for field, value in values.items():
+        if isinstance(value, str) != isinstance(
+            inspect.signature(kind).parameters[field].default, str
+        ):
+            raise ValueError(f"map {name!r}: {section}.{field}={value!r} has the wrong type")
+    return kind(**values)
 
 
 def reachable(layout: Layout, agent: int) -> np.ndarray:

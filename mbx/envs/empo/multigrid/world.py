@@ -1,71 +1,134 @@
 """A grid as the `World` that EMPO's agent trains on, with a prior for its humans.
 
-"exact": all states are listed and phase 1 is solved; for small maps, and with tables. "boltzmann":
-every human prefers steps that shorten its way to the goal on the bare map (walls and lava only),
-for maps with too many states to list. "uniform": any action.
+Small maps are listed: their states are numbers, for tables and the exact solution, whatever their
+humans do. Larger ones stay functions, and their humans take shortest ways or act at random.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx.envs.empo.multigrid import layout as maps
 from mbx.envs.empo.multigrid.dynamics import Grid, make_grid
-from mbx.envs.empo.multigrid.export import export
-from mbx.envs.empo.multigrid.layout import DIRECTIONS, Layout, load_map
+from mbx.envs.empo.multigrid.export import TooManyStates, export
+from mbx.envs.empo.multigrid.layout import Layout, load_world
+from mbx.envs.empo.multigrid.paths import make_paths
 from mbx.envs.empo.multigrid.render import make_render
 from mbx.envs.empo.multigrid.state import CARRIED, INSIDE, State, unpack
 from mbx.power.equations import PowerParams
+from mbx.power.humans import HumanModel
 from mbx.power.named import NamedWorld
 from mbx.power.solver import solve
-from mbx.power.worlds import Views, World, tabular_world
-
-Array = jax.Array
+from mbx.power.worlds import TabularWorld, Views, World, tabular_world
+from mbx.types import Array
 
 LONG = 64  # steps of an episode beyond which its time is one number among the features
-PRIORS = ("exact", "boltzmann", "uniform")
 
 
 def make_world(
     source: str | Layout,
-    human_policy: str = "auto",
+    humans: HumanModel | str | None = None,
     *,
     params: PowerParams | None = None,
-    beta: float = 3.0,
-    limit: int = 5_000,
 ) -> NamedWorld:
-    """The world of a map (a name or path for `load_map`, or a layout).
+    """The world of a map.
 
-    human_policy: one of `PRIORS`, or "auto": exact where the map has at most `limit` states and few
-    joint actions, else boltzmann with inverse temperature `beta` a step. params: of the exact
-    solution. Raises ValueError for an unknown prior, or an exact one of too many states.
+    Args:
+        source: a name or path for `load_world`, or a layout.
+        humans: who lives there, or only the name of the model; None: as the map's file says.
+        params: of the equations; None: as the map's file says, or else for a listed world the
+            theory's defaults.
+
+    Raises:
+        ValueError: for an exact prior of too many states, a table of a world that is not listed.
     """
-    layout = source if isinstance(source, Layout) else load_map(source)
+    layout, own, people = source, None, None
+    if not isinstance(source, Layout):
+        layout, own, people = load_world(source)
+    if isinstance(humans, str):
+        humans = HumanModel(humans)
+    humans = humans or people or HumanModel()
+    params = params or own
     grid = make_grid(layout)
-    if human_policy == "auto":
-        small = layout.num_actions ** len(layout.agents) <= 64
-        human_policy = "exact" if small else "boltzmann"
-    if human_policy not in PRIORS:
-        raise ValueError(f"human_policy={human_policy!r}: choose one of {('auto', *PRIORS)}")
-    if human_policy != "exact":
-        return NamedWorld(open_world(grid, beta if human_policy == "boltzmann" else 0.0), params)
-    params = PowerParams() if params is None else params
-    table, flat = export(grid, limit=limit)
-    solution = solve(table, params)
-    looks = jax.jit(jax.vmap(make_features(grid)))(unpack(jnp.asarray(flat), grid.initial))
-    views, every = make_views(layout), unpack(jnp.asarray(flat), grid.initial)
+    listed = _listed(grid, humans, layout if isinstance(source, Layout) else source)
+    if listed is None:
+        if humans.model == "file":
+            raise ValueError(f"humans.file={humans.file!r}: tables are for worlds that are listed")
+        return NamedWorld(open_world(grid, _policy(layout, humans, params)), params)
+    table, flat = listed
+    params = params or PowerParams()
+    every = unpack(jnp.asarray(flat), grid.initial)
+    solution = solve(table, params, human_policy=_tabulated(layout, humans, params, every))
     place = lambda number: jax.tree.map(lambda x: x[number], every)  # noqa: E731
+    views = make_views(layout)
     views = views._replace(
         render=lambda number, goals: make_render(layout)(place(number), goals),
         positions=lambda number, look=views.positions: look(place(number)),
     )
+    looks = jax.jit(jax.vmap(make_features(grid)))(every)
     world = tabular_world(table, solution, features=np.asarray(looks), start=0, views=views)
     return NamedWorld(world, params, table, solution)
+
+
+def _listed(
+    grid: Grid, humans: HumanModel, source: str | Layout
+) -> tuple[TabularWorld, np.ndarray] | None:
+    """The map's states and transitions; None, and a line that says why, where they are too many."""
+    layout = grid.layout
+    joint = layout.num_actions ** len(layout.agents)
+    why = f"{joint} joint actions, more than humans.max_joint={humans.max_joint}"
+    if humans.model == "exact" or joint <= humans.max_joint:
+        try:
+            return _export(grid, humans.max_states)
+        except TooManyStates:
+            if humans.model == "exact":
+                raise
+            why = f"more than humans.max_states={humans.max_states} states"
+    if humans.model == "auto":
+        name = source if isinstance(source, str) else "the map"
+        print(f"{name}: {why}; states are not listed, humans take shortest ways")
+    return None
+
+
+_EXPORTED: dict[Any, Any] = {}
+
+
+def _export(grid: Grid, limit: int) -> tuple[TabularWorld, np.ndarray]:
+    """`export`, made once for a map that is asked for with several parameters or humans."""
+    parts = (x.tobytes() if isinstance(x, np.ndarray) else x for x in grid.layout)
+    key = (*parts, grid.layout.wall.shape, grid.layout.goals.shape, limit)
+    if key not in _EXPORTED:
+        if len(_EXPORTED) >= 8:
+            _EXPORTED.clear()
+        _EXPORTED[key] = export(grid, limit=limit)
+    return _EXPORTED[key]
+
+
+def _policy(
+    layout: Layout, humans: HumanModel, params: PowerParams | None
+) -> Callable[[State], Array]:
+    """The prior as a function of a state, with the share `nu_h` of uniform actions."""
+    if humans.model == "uniform":
+        shape = (*layout.goals.shape[:2], layout.num_actions)
+        return lambda state: jnp.full(shape, 1.0 / layout.num_actions)
+    paths, share = make_paths(layout, humans.beta), params.nu_h if params else 0.0
+    return lambda state: (1.0 - share) * paths(state) + share / layout.num_actions
+
+
+def _tabulated(
+    layout: Layout, humans: HumanModel, params: PowerParams, every: State
+) -> np.ndarray | None:
+    """The prior [H, G, S, A] of all states; None: the exact one."""
+    if humans.model in ("auto", "exact"):
+        return None
+    if humans.model == "file":
+        return np.load(humans.file)
+    policy = jax.jit(jax.vmap(_policy(layout, humans, params)))(every)
+    return np.moveaxis(np.asarray(policy), 0, 2)
 
 
 def make_features(grid: Grid) -> Any:
@@ -131,53 +194,11 @@ def make_views(layout: Layout) -> Views:
     )
 
 
-def distances(layout: Layout, rectangle: np.ndarray) -> np.ndarray:
-    """Actions a lone agent needs to enter a rectangle, `[height, width, 4]`; inf where never."""
-    height, width = layout.wall.shape
-    closed = layout.wall | layout.lava
-    far = np.full((height, width, 4), np.inf)
-    x1, y1, x2, y2 = rectangle
-    queue: deque[tuple[int, int, int]] = deque()
-    for y, x in np.argwhere(~closed):
-        if x1 <= x <= x2 and y1 <= y <= y2:
-            far[y, x] = 0.0
-            queue.extend((int(y), int(x), d) for d in range(4))
-    while queue:
-        y, x, d = queue.popleft()
-        dx, dy = DIRECTIONS[d]
-        before = [(y, x, (d + 1) % 4), (y, x, (d - 1) % 4), (y - dy, x - dx, d)]
-        for yy, xx, dd in before:
-            if not closed[yy, xx] and not np.isfinite(far[yy, xx, dd]):
-                far[yy, xx, dd] = far[y, x, d] + 1.0
-                queue.append((yy, xx, dd))
-    return far
-
-
-def approach_logits(layout: Layout, beta: float) -> np.ndarray:
-    """Boltzmann preferences `[H, G, height, width, 4, A]`: -beta times the way left after each."""
-    humans, num_goals = layout.goals.shape[:2]
-    height, width = layout.wall.shape
-    closed = layout.wall | layout.lava
-    ways = np.stack([[distances(layout, r) for r in rows] for rows in layout.goals])
-    ways = np.minimum(ways, 4.0 * height * width)
-    logits = np.zeros((humans, num_goals, height, width, 4, layout.num_actions))
-    for y, x in np.argwhere(~closed):
-        for d, (dx, dy) in enumerate(DIRECTIONS):
-            ahead = (y, x, d) if closed[y + dy, x + dx] else (y + dy, x + dx, d)
-            results = [(y, x, d), (y, x, (d - 1) % 4), (y, x, (d + 1) % 4), ahead]
-            for action in range(layout.num_actions):
-                after = results[action] if action <= maps.FORWARD else (y, x, d)
-                logits[:, :, y, x, d, action] = -beta * ways[(slice(None), slice(None), *after)]
-    return logits
-
-
-def open_world(grid: Grid, beta: float) -> World:
-    """A world whose states are not listed: states are `State`s, humans follow Boltzmann priors."""
+def open_world(grid: Grid, human_policy: Callable[[State], Array]) -> World:
+    """A world whose states are not listed: they are `State`s."""
     layout = grid.layout
     order = np.concatenate([layout.humans, layout.robots])
     back = jnp.asarray(np.argsort(order))
-    humans = jnp.asarray(layout.humans)
-    logits = jnp.asarray(approach_logits(layout, beta), jnp.float32)
     num_humans, num_goals = layout.goals.shape[:2]
     size = np.array([layout.wall.shape[1], layout.wall.shape[0]] * 2, np.float32)
     features = make_features(grid)
@@ -185,10 +206,6 @@ def open_world(grid: Grid, beta: float) -> World:
     def successors(state: State, joint: Array) -> tuple[State, Array, Array]:
         states, prob = grid.outcomes(state, joint[back])
         return states, prob, jnp.bool_(False)
-
-    def human_policy(state: State) -> Array:
-        x, y, d = (state.agents[humans, c].astype(jnp.int32) for c in range(3))
-        return jax.nn.softmax(logits[jnp.arange(num_humans), :, y, x, d], axis=-1)
 
     return World(
         num_humans=num_humans,
