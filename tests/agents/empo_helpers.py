@@ -43,10 +43,10 @@ def settings_of(**sections):
     return from_dict(Settings(), values)
 
 
-def environment_of(found, num_envs=1, option=""):
+def environment_of(found, num_envs=1, option="", **more):
     """The world as an environment of at most 20 steps an episode."""
     empo_envs.register_world("test", lambda: found)
-    return envs.make(f"empo:test{option}", num_envs, episode_length=20)
+    return envs.make(f"empo:test{option}", num_envs, episode_length=20, **more)
 
 
 def problem_of(found, settings, option=""):
@@ -54,9 +54,9 @@ def problem_of(found, settings, option=""):
     return resolve(settings, environment_of(found, option=option).spec)
 
 
-def train(found, settings, updates, *, num_envs=16, seed=0, option="", capacity=512):
+def train(found, settings, updates, *, num_envs=16, seed=0, option="", capacity=512, **more):
     """A fused run with one update a step: (loop state, last metrics)."""
-    environment = environment_of(found, num_envs, option)
+    environment = environment_of(found, num_envs, option, **more)
     agent = make_agent(settings, environment.spec)
     schedule = Schedule(
         seed_steps=num_envs * 4,

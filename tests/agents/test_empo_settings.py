@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import pytest
 
-from mbx import envs
+from mbx import envs, replay
 from mbx.agents.empo import make_agent, resolve
 from mbx.agents.empo.settings import Settings
-from mbx.settings import from_dict
+from mbx.settings import describe, from_dict, inactive
 from mbx.training import build
-from tests.agents.empo_helpers import AVERAGING, TABLES, load, problem_of, settings_of
+from tests.agents.empo_helpers import (
+    AVERAGING,
+    TABLES,
+    environment_of,
+    load,
+    problem_of,
+    settings_of,
+)
+from tests.helpers import recorded
 
 
 @pytest.mark.parametrize(
@@ -64,6 +73,35 @@ def power_world(world):
     from mbx.power.named import NamedWorld
 
     return NamedWorld(world)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        dict(model=dict(x_h="network", q_head="dueling"), loss=dict(advantage_coef=1.0)),
+        dict(loss=dict(human_expectation="exact", candidates=2, unique=9)),
+        dict(model=dict(kind="tables")),
+    ],
+    ids=["default", "x_h", "exact", "tables"],
+)
+def test_exactly_the_settings_that_have_an_effect_are_read(sections):
+    values = sections | dict(loss=dict(batch_size=2) | sections.get("loss", {}))
+    settings, spec = from_dict(Settings(), values), environment_of(load("dag_2h2r")).spec
+    noted, key = recorded(settings, read := set()), jax.random.key(0)
+    agent = make_agent(noted, spec._replace(world=power_world(spec.world.world)))
+    train = jax.eval_shape(agent.init, key)
+    buffer = jax.eval_shape(lambda: replay.init(agent.example_row(), num_envs=2, capacity=8))
+    jax.make_jaxpr(agent.update)(train, buffer, key)
+    agent.check({})
+    own = {"power", "model", "loss", "optimizer", "curriculum"}
+    names = {d.name for d in describe(settings) if d.name.partition(".")[0] in own}
+    names -= own | {"power.source"}  # chosen by before the agent is made
+    idle = set(inactive(settings))
+    assert names - idle - read == set()
+    # Schedules are made of all their numbers at once, of which some then have nothing to act on.
+    found = {name for name in read & idle if not name.startswith("curriculum.")}
+    assert found <= {"model.q_head", "model.x_h"}  # looked at where they must be the defaults
 
 
 def test_the_configuration_builds_the_agent_and_names_its_mistakes():
