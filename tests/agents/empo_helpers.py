@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -51,7 +52,8 @@ def environment_of(found, num_envs=1, option="", **more):
 
 def problem_of(found, settings, option=""):
     """A world with the settings it is learned by."""
-    return resolve(settings, environment_of(found, option=option).spec)
+    power = dataclasses.asdict(settings.power)
+    return resolve(settings, environment_of(found, option=option, power=power).spec)
 
 
 def train(found, settings, updates, *, num_envs=16, seed=0, option="", capacity=512, **more):

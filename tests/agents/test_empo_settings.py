@@ -64,6 +64,8 @@ def test_settings_that_do_not_go_with_the_world_are_refused():
         make_agent(plain, spec._replace(world=power_world(weights)))
     with pytest.raises(ValueError, match="beta_r=500.0 has no effect.*beta_r=10.0.*source=config"):
         problem_of(found, settings_of(power=dict(beta_r=500.0)))
+    with pytest.raises(ValueError, match="beta_r=10.0: make the environment with the same power"):
+        resolve(settings_of(power=dict(source="config", gamma_h=0.99, gamma_r=0.99)), spec)
     own = problem_of(found, settings_of(power=dict(beta_r=500.0, source="config")))
     assert own.params.beta_r == 500.0 and own.params.zeta == 1.0
 

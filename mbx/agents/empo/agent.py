@@ -108,12 +108,17 @@ def _power_params(settings: Settings, found: NamedWorld, name: str) -> PowerPara
         return PowerParams(**values)
     normal = type(settings.power)()
     for field, value in values.items():
-        differs = source == "config" or value != getattr(normal, field)
-        if differs and value != getattr(found.params, field):
+        own = getattr(found.params, field)
+        if value != own and source == "config":
             raise ValueError(
-                f"config.power.{field}={value!r} has no effect: {name} was made with parameters of "
-                f"its own ({field}={getattr(found.params, field)}); set power.source=config to use "
-                "those of the configuration instead"
+                f"config.power.{field}={value!r}, but {name} was made with {field}={own}: make the "
+                "environment with the same power.* (`mbx.envs.empo.make`)"
+            )
+        if value != own and value != getattr(normal, field):
+            raise ValueError(
+                f"config.power.{field}={value!r} has no effect: {name} brings parameters of its "
+                f"own ({field}={own}); set power.source=config to use those of the configuration "
+                "instead"
             )
     return found.params
 
@@ -144,8 +149,11 @@ def _model(settings: Settings, world: World, params: PowerParams) -> Model:
 def _capacity(settings: Settings, world: World, stored: bool) -> int | None:
     """Successors of a whole batch: `loss.room` a joint action; None where that is every slot."""
     loss = settings.loss
-    drawn = {"exact": world.num_actions**world.num_humans, "rollout": 1}
-    profiles = drawn.get(loss.human_expectation, loss.human_samples)
+    profiles = 1
+    if loss.human_expectation == "exact":
+        profiles = world.num_actions**world.num_humans
+    elif loss.human_expectation == "fresh":
+        profiles = loss.human_samples
     if not loss.room or loss.room >= world.max_successors:
         return None
     pairs = loss.batch_size * profiles * world.num_actions**world.num_robots
@@ -197,7 +205,7 @@ def _sample(problem: Problem, buffer: replay.ReplayState, key: Array) -> replay.
     words = make_codec(problem.world).size - 2 * problem.world.num_humans
     obs = batch.rows["obs"][0, :, :words].astype(jnp.uint32)
     factors = jax.random.bits(jax.random.key(0), (words,), jnp.uint32) | 1
-    code = jnp.sum(obs * factors, axis=1)
+    code = jnp.sum(obs * factors[None], axis=1)
     order = jnp.argsort(code)
     ordered = code[order]
     again = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] == ordered[:-1]])
