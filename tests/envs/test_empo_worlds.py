@@ -192,9 +192,8 @@ def test_training_may_begin_anywhere_and_evaluations_do_not():
     assert abs(count[start] - 4_000) < 300 and set(np.flatnonzero(count)) <= set(running)
     others = np.delete(count[running], list(running).index(start))
     assert abs(others.mean() - 4_000 / len(running)) < 3 and others.std() < 3 * others.mean() ** 0.5
-    config = dict(
-        env=dict(name="empo:grid_rock_1h1r", action_repeat=0, episode_length=5, varied_starts=1.0)
-    )
+    start_anywhere = dict(name="empo:grid_rock_1h1r", episode_length=5, varied_starts=1.0)
+    config = settings_of(env=start_anywhere)
     train = environments.make_environment(config, 200, seed=0)
     _, obs = train.reset(jax.random.key(0))
     assert len(np.unique(jax.vmap(codec.unpack)(obs)[0])) > 50
