@@ -31,6 +31,7 @@ FLOORS = (
     ("agents",),
     ("rssm", "envs"),
     ("training",),
+    ("cli",),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 AGENTS = FLOOR_OF["agents"]
