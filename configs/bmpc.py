@@ -9,12 +9,12 @@ configs/tdmpc2.py is set here.
 
 from ml_collections import config_dict
 
-from configs import tdmpc2
+from mbx import presets
 
 
 def get_config() -> config_dict.ConfigDict:
     """Every setting with its default."""
-    config = tdmpc2.get_config()
+    config = presets.load("tdmpc2")
     config.model.update(
         critic="v", policy="tanh_mean", num_values=2, log_std_min=-3.0, log_std_max=1.0
     )

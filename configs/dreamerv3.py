@@ -8,12 +8,12 @@ value use bins in real space, LaProp with adaptive clipping trains everything.
 
 from ml_collections import config_dict
 
-from configs import dreamer
+from mbx import presets
 
 
 def get_config() -> config_dict.ConfigDict:
     """`configs/dreamer.py` with the official code's choices."""
-    config = dreamer.get_config()
+    config = presets.load("dreamer")
     config.env.num_envs = 16
     config.train.update(seed_steps=5_000, train_ratio=256.0, steps=500_000)
     config.eval.update(action="sample", exploring=False, interval=20_000)

@@ -10,12 +10,12 @@ what differs from configs/tdmpc.py is set here.
 
 from ml_collections import config_dict
 
-from configs import tdmpc
+from mbx import presets
 
 
 def get_config() -> config_dict.ConfigDict:
     """Every setting with its default."""
-    config = tdmpc.get_config()
+    config = presets.load("tdmpc")
     config.env.name = "playground:CartpoleSwingup"
     config.train.update(
         steps=100_000, seed_steps=4_000, pretrain_updates=1_000, utd_ratio=2.0, log_interval=2_000

@@ -11,12 +11,12 @@ configs/tdmpc2.py's, with a V critic. A transition takes 2.6 kB at 4 action dims
 
 from ml_collections import config_dict
 
-from configs import tdmpc2
+from mbx import presets
 
 
 def get_config() -> config_dict.ConfigDict:
     """Every setting with its default."""
-    config = tdmpc2.get_config()
+    config = presets.load("tdmpc2")
     config.replay.update(capacity=100_000, keep_targets=0)
     config.model.critic = "v"
     config.training_planner.update(num_samples=128, num_elites=128)

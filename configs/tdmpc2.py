@@ -8,12 +8,12 @@ the published ones; for a CPU see `--config.model.size=tiny` and `--config.plann
 
 from ml_collections import config_dict
 
-from configs import tdmpc
+from mbx import presets
 
 
 def get_config() -> config_dict.ConfigDict:
     """Every setting with its default."""
-    config = tdmpc.get_config()
+    config = presets.load("tdmpc")
     config.env.update(name="playground:CartpoleSwingup", num_envs=1)
     config.train.update(
         steps=100_000, seed_steps=5_000, pretrain_updates=2_500, utd_ratio=1.0, log_interval=1_000

@@ -8,12 +8,12 @@ planner does not discount. Only what differs from configs/bmpc.py is set here.
 
 from ml_collections import config_dict
 
-from configs import bmpc
+from mbx import presets
 
 
 def get_config() -> config_dict.ConfigDict:
     """Every setting with its default."""
-    config = bmpc.get_config()
+    config = presets.load("bmpc")
     config.train.utd_ratio = 4.0
     config.model.update(
         num_values=5,

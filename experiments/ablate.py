@@ -18,13 +18,14 @@ import sys
 import numpy as np
 from absl import app, flags
 
-from experiments import jobs as processes
-from experiments import results
-from experiments.jobs import Job
 from mbx.files import atomic_write
 from mbx.training.checkpoint import load_config
 from mbx.training.curves import plot_runs
 from mbx.training.metrics import read_rows
+
+from . import jobs as processes
+from . import results
+from .jobs import Job
 
 Overrides = tuple[str, ...]
 

@@ -29,9 +29,7 @@ import numpy as np
 from absl import app, flags
 from ml_collections import config_dict
 
-from configs import dreamer as dreamer_config
-from configs import tdmpc as default_config
-from mbx import envs, replay, threefry
+from mbx import envs, presets, replay, threefry
 from mbx.agents.base import Agent
 from mbx.agents.dreamer import agent as dreamer
 from mbx.agents.dreamer import rssm
@@ -193,9 +191,9 @@ def measure(
 
 def make_config(case: Case) -> config_dict.ConfigDict:
     """The benchmark's configuration."""
-    config = default_config.get_config()
+    config = presets.load("tdmpc")
     if case.preset == "dreamer":
-        config = dreamer_config.get_config()
+        config = presets.load("dreamer")
         config.loss.batch_length = 64
         config.imagination.rows = 0  # dreams from every row
         config.actor.gradient = "reinforce"
@@ -516,7 +514,7 @@ def main(_: list[str]) -> None:
         print(f"\n{sizes_table(results)}")
         result = {"preset": "sizes", "cases": results}
     elif case.preset == "empo":
-        from experiments import empo_benchmark
+        from . import empo_benchmark
 
         batches = (case.batch,) if case.batch else (32, 4096)
         result = {"preset": "empo", "rows": empo_benchmark.run(batches, min(case.repeats, 5))}

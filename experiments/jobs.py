@@ -60,7 +60,7 @@ def make_job(
     command = (
         sys.executable,
         "-m",
-        "experiments.train",
+        f"{__package__}.train",
         f"--config={config}",
         f"--workdir={workdir}",
         "--config.resume=True",

@@ -41,8 +41,8 @@ import tomllib
 import traceback
 from typing import Any
 
-from experiments import mutants as sources
-from experiments.mutants import Mutant
+from . import mutants as sources
+from .mutants import Mutant
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 HOME = pathlib.Path(tempfile.gettempdir()) / f"mbx-mutants-{os.getuid()}"

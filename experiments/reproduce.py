@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
-from experiments import jobs as processes
-from experiments import results, suites
-from experiments.suites import Run, Runs, Suite
 from mbx.files import atomic_write
 from mbx.training import curves, statistics
+
+from . import jobs as processes
+from . import results, suites
+from .suites import Run, Runs, Suite
 
 SUITE = flags.DEFINE_enum("suite", None, list(suites.SUITES), "Which suite.")
 LIST = flags.DEFINE_bool("list", False, "Say what each suite runs and must reach.")

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.jobs import Job, attempts, processor_hours
 from mbx.files import atomic_write
 from mbx.training.curves import Curve
+
+from .jobs import Job, attempts, processor_hours
 
 _COLUMNS = ("task", "setting", "seed", "step", "value")
 

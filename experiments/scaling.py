@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 from absl import app, flags
 
-from configs import tdmpc
-from experiments.benchmark import median_time
-from mbx import envs, replay
+from mbx import envs, presets, replay
 from mbx.training import build
 from mbx.training.metrics import atomic_write
+
+from .benchmark import median_time
 
 OUT = flags.DEFINE_string("out", "scaling.png", "Picture to write.")
 CALLS = flags.DEFINE_integer("calls", 15, "Timed calls an operation.", lower_bound=3)
@@ -52,7 +52,7 @@ class Curve(NamedTuple):
 
 def make_agent(**sections: dict[str, Any]) -> Any:
     """The agent of configs/tdmpc.py with settings replaced."""
-    config = tdmpc.get_config().to_dict()
+    config = presets.load("tdmpc").to_dict()
     for name, values in sections.items():
         config[name].update(values)
     return build.build_agent(config, envs.make("gymnax:Pendulum-v1", _ENVS).spec)

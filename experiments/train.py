@@ -20,8 +20,9 @@ from typing import Any
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from experiments import usage
 from mbx.agents.settings import Distributed
+
+from . import usage
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory (default: runs/TASK-sSEED-TIME).")
@@ -73,7 +74,11 @@ if __name__ == "__main__":
     if usage.wants_help(sys.argv[1:]):
         show_help(sys.argv[1:])
         sys.exit()
-    problem = usage.unknown_flag(sys.argv[1:])
+    try:
+        problem = usage.unknown_flag(sys.argv[1:])
+        sys.argv[1:] = usage.with_found_config(sys.argv[1:])
+    except ValueError as error:
+        problem = str(error)
     if problem:
         sys.exit(f"error: {problem}")
     app.run(main)

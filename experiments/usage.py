@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import ast
 import difflib
-import importlib.util
 import pathlib
 import shlex
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+import mbx
+from mbx import presets
 from mbx.settings import Declared, describe, flatten, in_words
 from mbx.training.build import settings_class
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 DEFAULT = "configs/tdmpc.py"
 # Shown by the general help.
 IMPORTANT = (
@@ -106,7 +106,7 @@ def config_help(path: str) -> str:
     Raises ValueError where the file does not exist.
     """
     values, found = load(path), declared(path)
-    title = ast.get_docstring(ast.parse(_find(path).read_text())) or path
+    title = ast.get_docstring(ast.parse(presets.find(_without_argument(path)).read_text())) or path
     lines = [title, "", f"Settings of {path} and their values there:"]
     section = ""
     for one in found.values():
@@ -125,7 +125,7 @@ def config_help(path: str) -> str:
 def unknown_flag(arguments: Sequence[str]) -> str | None:
     """A `--config.…` flag that the configuration does not have, as a message with near matches."""
     path = config_argument(arguments)
-    if path is None or not pathlib.Path(path).exists():
+    if path is None:
         return None
     known = list(load(path))
     for argument in arguments:
@@ -138,19 +138,13 @@ def unknown_flag(arguments: Sequence[str]) -> str | None:
 
 def config_files() -> list[str]:
     """The configuration files that come with the package, as they are given to --config."""
-    return [
-        f"configs/{path.name}"
-        for path in sorted((ROOT / "configs").glob("*.py"))
-        if "def get_config(" in path.read_text()
-    ]
+    in_checkout = presets.home("configs")[0] == "configs"
+    return [f"configs/{name}.py" if in_checkout else name for name in presets.names()]
 
 
 def load(path: str) -> dict[str, Any]:
     """Values of a configuration file by dotted name. Raises ValueError where there is none."""
-    spec = importlib.util.spec_from_file_location("config", _find(path))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return dict(flatten(module.get_config().to_dict()))
+    return dict(flatten(presets.load(_without_argument(path)).to_dict()))
 
 
 def declared(path: str) -> dict[str, Declared]:
@@ -158,13 +152,29 @@ def declared(path: str) -> dict[str, Declared]:
     return {one.name: one for one in describe(settings_class(load(path)["agent"])())}
 
 
-def _find(path: str) -> pathlib.Path:
-    """A configuration file below the working directory, or beside this package."""
-    path = path.partition(":")[0]  # FILE:ARGUMENT gives get_config an argument
-    for candidate in (pathlib.Path(path), ROOT / path):
-        if candidate.is_file():
-            return candidate
-    raise ValueError(f"--config={path} does not exist: choose one of {config_files()} or your own")
+def with_found_config(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `--config=NAME` as the path of the file that is meant, where there is one.
+
+    Raises ValueError where it does not exist.
+    """
+    given = config_argument(arguments)
+    if given is None:
+        return list(arguments)
+    name, colon, rest = given.partition(":")
+    path = str(presets.find(name)) + colon + rest
+    return [
+        path
+        if a == given
+        else a.replace(f"config={given}", f"config={path}", 1)
+        if a.lstrip("-") == f"config={given}"
+        else a
+        for a in arguments
+    ]
+
+
+def _without_argument(path: str) -> str:
+    """FILE of FILE:ARGUMENT, which gives get_config an argument."""
+    return path.partition(":")[0]
 
 
 def _setting(found: Declared, value: Any) -> str:
@@ -179,11 +189,12 @@ def _columns(flag: str, text: str, column: int = _COLUMN) -> str:
 
 
 def _summary(path: str) -> str:
-    words = ast.get_docstring(ast.parse((ROOT / path).read_text())) or ""
+    words = ast.get_docstring(ast.parse(presets.find(path).read_text())) or ""
     return words.partition("\n\n")[0].replace("\n", " ")
 
 
 def _tasks() -> list[str]:
     """The list of suites in the docstring of `mbx.envs`, which is not imported for it."""
-    words = ast.get_docstring(ast.parse((ROOT / "mbx" / "envs" / "__init__.py").read_text())) or ""
+    source = pathlib.Path(mbx.__file__).parent / "envs" / "__init__.py"
+    words = ast.get_docstring(ast.parse(source.read_text())) or ""
     return ["  " + line.strip() for line in words.split("\n\n")[1].splitlines()]

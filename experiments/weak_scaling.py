@@ -33,9 +33,9 @@ _LENGTH = 20
 
 def make_config(told: dict[str, Any]) -> dict[str, Any]:
     """The configuration of one process."""
-    from configs import tdmpc
+    from mbx import presets
 
-    config = tdmpc.get_config()
+    config = presets.load("tdmpc")
     config.model.size = told["size"]
     config.env.num_envs = told["envs"]
     config.loss.batch_size = told["batch"]

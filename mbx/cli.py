@@ -7,27 +7,11 @@ package its copy inside `mbx`.
 from __future__ import annotations
 
 import ast
-import importlib
-import pathlib
 import runpy
 import sys
 
-_HERE = pathlib.Path(__file__).resolve().parent
-
-
-def home(name: str) -> tuple[str, pathlib.Path]:
-    """The package `name` (experiments, configs) that belongs to this installation.
-
-    Returns:
-        Its dotted name and its folder: `mbx.NAME` from a wheel, `NAME` beside mbx in a checkout.
-
-    Raises:
-        ImportError: where neither is there.
-    """
-    for package, folder in ((f"mbx.{name}", _HERE / name), (name, _HERE.parent / name)):
-        if (folder / "__init__.py").is_file():
-            return package, folder
-    raise ImportError(f"mbx is installed without {name}: install the wheel or the checkout again")
+import mbx
+from mbx.presets import home
 
 
 def commands() -> dict[str, str]:
@@ -50,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
         print("\n".join(f"  {name:18}{words}" for name, words in known.items()))
         return
     if arguments[0] == "--version":
-        print(importlib.import_module("mbx").__version__)
+        print(mbx.__version__)
         return
     name = arguments[0].replace("-", "_")
     if name not in known:

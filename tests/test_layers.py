@@ -31,6 +31,7 @@ FLOORS = (
     ("agents",),
     ("rssm", "envs"),
     ("training",),
+    ("presets",),
     ("cli",),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}

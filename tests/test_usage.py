@@ -118,4 +118,4 @@ def test_help_for_a_file_that_is_not_there_names_those_that_are():
     result = command("--config=configs/none.py", "--help")
     assert result.returncode == 1
     assert "--config=configs/none.py does not exist" in result.stderr
-    assert "configs/dreamer.py" in result.stderr
+    assert "'dreamer'" in result.stderr

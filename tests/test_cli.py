@@ -1,0 +1,88 @@
+"""The command `mbx`, configurations by name, and what a wheel puts into an environment."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from experiments import usage
+from mbx import cli, presets
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def test_a_configuration_is_found_by_name_and_by_path(tmp_path):
+    assert presets.find("tdmpc2").samefile(presets.find("configs/tdmpc2.py"))
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from mbx import presets\n\n\ndef get_config():\n"
+        "    config = presets.load('tdmpc2')\n    config.seed = 7\n    return config\n"
+    )
+    assert presets.find(str(mine)) == mine
+    config = presets.load(str(mine))
+    assert (config.seed, config.model.size) == (7, presets.load("tdmpc2").model.size)
+    assert {"tdmpc", "tdmpc2", "bmpc", "dreamer", "empo"} <= set(presets.names())
+
+
+@pytest.mark.parametrize("name", ["none", "configs/none.py", "elsewhere/tdmpc.py", "tdmpc.yaml"])
+def test_a_configuration_that_is_not_there_is_named_with_those_that_are(name):
+    with pytest.raises(ValueError, match=f"--config={name} does not exist.*'dreamer'"):
+        presets.find(name)
+
+
+def test_a_name_on_the_command_line_becomes_the_path_of_its_file():
+    path = str(presets.find("tdmpc"))
+    assert usage.with_found_config(["--config=tdmpc", "--config.seed=1"]) == [
+        f"--config={path}",
+        "--config.seed=1",
+    ]
+    assert usage.with_found_config(["--config", "tdmpc:3"]) == ["--config", f"{path}:3"]
+    assert usage.with_found_config(["--workdir=a"]) == ["--workdir=a"]
+
+
+def test_the_command_lists_the_commands_with_what_they_do(capsys):
+    cli.main([])
+    listed = capsys.readouterr().out
+    assert "  train             Train an agent.\n" in listed and "  evaluate " in listed
+    assert "usage.py" not in listed and "  usage " not in listed  # a module without a command
+    with pytest.raises(SystemExit, match="mbx fly: unknown, choose one of .*train"):
+        cli.main(["fly"])
+
+
+def test_a_wheel_adds_one_name_and_trains_by_name_in_an_empty_directory(tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+        + ["--wheel-dir", str(tmp_path), str(copy_of_sources(tmp_path / "sources"))],
+        check=True,
+        capture_output=True,
+    )
+    site = tmp_path / "site"
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        wheel.extractall(site)
+    assert {p.name for p in site.iterdir() if not p.name.endswith(".dist-info")} == {"mbx"}
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    code = "import sys; from mbx.cli import main; main(sys.argv[1:])"
+    environment = dict(os.environ, PYTHONPATH=str(site))
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-c", code, *arguments]
+        return subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True)
+
+    shown = run("train", "--config=bmpc", "--help")
+    assert shown.returncode == 0 and "--config.loss.policy_loss=kl" in shown.stdout, shown.stderr
+    refused = run("train", "--config=tdmpc", "--config.train.steps=-1")
+    assert refused.returncode == 1
+    assert refused.stderr == "error: config.train.steps=-1: give at least 1\n"
+
+
+def copy_of_sources(folder: pathlib.Path) -> pathlib.Path:
+    """What a wheel is built from, so that building leaves nothing in the checkout."""
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git*", "tests", "*.egg-info"))
+    return folder
