@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
         workdir = run_directory(arguments[1:], WORKDIR.value)
         renderer = find_renderer(workdir, VIDEO.value) if VIDEO.value else None
         agent, train_state, settings = run.load(workdir, which=CHECKPOINT.value)
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         sys.exit(f"error: {error}")
     environment = environments.evaluation_environment(settings, EPISODES.value, seed=SEED.value)
     key = jax.random.key(SEED.value)

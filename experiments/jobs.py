@@ -22,7 +22,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mbx.training.curves import Curve, load_curve
-from mbx.training.metrics import read_rows
+from mbx.training.metrics import read_lines
+
+_RESUME = "--config.resume=True"  # left out where there is no directory yet
+_STOPPED = (129, 130, 143)  # exit statuses of runs that a signal stopped: saved, not failed
 
 
 class Job(NamedTuple):
@@ -63,7 +66,7 @@ def make_job(
         f"{__package__}.train",
         f"--config={config}",
         f"--workdir={workdir}",
-        "--config.resume=True",
+        _RESUME,
         f"--config.seed={seed}",
         f"--config.train.steps={steps}",
         *(f"--config.{override}" for override in overrides),
@@ -91,11 +94,17 @@ def run_all(jobs: Sequence[Job], *, workers: int, devices: int = 0) -> list[str]
         finally:
             places.put(place)
         with lock:
-            print(f"{job.label} seed {job.seed}: {'failed' if code else 'done'}", flush=True)
+            print(f"{job.label} seed {job.seed}: {_outcome(code)}", flush=True)
+        if code in _STOPPED:
+            return f"{job.label} seed {job.seed}: stopped and saved, the same command continues it"
         return f"{job.label} seed {job.seed}: see {job.workdir}.log" if code else None
 
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         return [problem for problem in pool.map(run, jobs) if problem]
+
+
+def _outcome(code: int) -> str:
+    return "stopped" if code in _STOPPED else "failed" if code else "done"
 
 
 def _run(job: Job, place: int | None, devices: int) -> int:
@@ -104,10 +113,10 @@ def _run(job: Job, place: int | None, devices: int) -> int:
     if devices and place is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(place % devices)
     started = time.time()
+    begun = os.path.isdir(job.workdir)
+    command = [part for part in job.command if begun or part != _RESUME]
     with open(job.workdir + ".log", "a") as log:
-        process = subprocess.Popen(
-            job.command, stdout=log, stderr=subprocess.STDOUT, env=environment
-        )
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         if place is not None and not devices and place < len(cores):
             os.sched_setaffinity(process.pid, {cores[place]})
@@ -151,7 +160,7 @@ def provenance() -> dict[str, Any]:
 
 def attempts(job: Job) -> list[dict[str, Any]]:
     """The records of a run's attempts, oldest first."""
-    return read_rows(job.workdir + ".attempts.jsonl")
+    return read_lines(job.workdir + ".attempts.jsonl")
 
 
 def processor_hours(job: Job) -> float:

@@ -35,7 +35,7 @@ def main(argv: list[str]) -> None:
             references=REFERENCE.value,
             title=TITLE.value,
         )
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     print(OUT.value)
 

@@ -1,47 +1,145 @@
-"""Files that appear whole or not at all, and directories that one process writes at a time."""
+"""Files that appear whole or not at all, directories that one process writes at a time, JSON that
+others may have written, and output that nobody reads any more."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
+import sys
 from collections.abc import Iterator
+from typing import Any, TextIO
 
 
 def atomic_write(path: str, data: bytes) -> None:
-    """Write a file so that at any moment either the old or the whole new content is there."""
+    """Write a file so that at any moment either the old or the whole new content is there.
+
+    A link in its place is replaced, not followed. Raises OSError, naming the file and what to do.
+    """
     temporary = f"{path}.tmp-{os.getpid()}"  # not mkstemp: its files only their owner may read
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with written(path):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+@contextlib.contextmanager
+def written(path: str) -> Iterator[None]:
+    """Give what the system says about a file that cannot be written a path and a remedy."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        remedy = "free space there" if full else "mend its directory or permissions"
+        raise OSError(
+            error.errno, f"{path} cannot be written ({error.strerror}): {remedy}, and resume"
+        ) from error
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """The JSON object in a file. Raises ValueError, naming the file, where there is none in it."""
+    with open(path, "rb") as file:
+        return parse_json(file.read(), path)
+
+
+def parse_json(data: bytes, where: str) -> dict[str, Any]:
+    """A JSON object from bytes found at `where`; raises ValueError, naming that, for others."""
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        raise ValueError(f"{where} is no JSON that can be read: it nests too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{where} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{where} holds {type(found).__name__}, not a JSON object")
+    return found
 
 
 @contextlib.contextmanager
 def sole_writer(directory: str) -> Iterator[None]:
     """Hold a directory for this process; the lock ends with the process, however that ends.
 
-    Raises ValueError where another process holds it. File systems without locks are not guarded.
+    Raises ValueError where another process holds it, and where the directory cannot be written to
+    or its lock is a link. File systems without locks are not guarded.
     """
+    path = os.path.join(directory, ".lock")
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        lock = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path} is a link: remove it, a run's lock is a file") from None
+        raise ValueError(
+            f"workdir={directory} cannot be written to ({error.strerror}): choose another "
+            "directory, or mend its permissions"
+        ) from None
+    try:
+        _lock(lock, directory)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _lock(lock: int, directory: str) -> None:
     try:
         import fcntl
     except ImportError:  # not on Windows
-        yield
         return
-    os.makedirs(directory, exist_ok=True)
-    with open(os.path.join(directory, ".lock"), "w") as file:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            raise ValueError(
+                f"workdir={directory} is being written by another run: wait for it to end, or "
+                "choose another directory"
+            ) from None
+
+
+def tolerate_closed_output() -> None:
+    """Go on where a pipe's reader has left or a terminal was closed: what is printed then is lost.
+
+    For the start of a command; it replaces `sys.stdout` and `sys.stderr`.
+    """
+    sys.stdout, sys.stderr = _Output(sys.stdout), _Output(sys.stderr)
+
+
+class _Output:
+    """A text stream that leads nowhere from the moment on when it cannot be written."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise ValueError(
-                    f"workdir={directory} is being written by another run: wait for it to end, or "
-                    "choose another directory"
-                ) from None
-        yield
+            return self._stream.write(text)
+        except OSError:
+            self._close()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._close()
+
+    def _close(self) -> None:
+        """Lead the stream's file, which libraries write to as well, to the null device."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -186,4 +186,5 @@ def save(figure: Any, out: str) -> None:
 
 def _label(run_dir: str) -> str:
     config = load_config(run_dir)
-    return f"{config['agent']} {config['env']['name']}"
+    # A dollar sign would begin a formula.
+    return f"{config['agent']} {config['env']['name']}".replace("$", r"\$")

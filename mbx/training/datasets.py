@@ -10,15 +10,15 @@ import io
 import json
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mbx import replay
 from mbx.agents.base import Agent
-from mbx.files import atomic_write
+from mbx.files import atomic_write, parse_json
 
 FORMAT_VERSION = 1
+_COUNTS = ("size", "position", "transitions")
 
 
 def save(path: str, state: replay.ReplayState, *, task: str) -> None:
@@ -52,16 +52,16 @@ def load(path: str, agent: Agent, *, task: str) -> replay.ReplayState:
     of another task, or has rows that the agent cannot read.
     """
     arrays = _read(path)
-    header = json.loads(arrays["header"].tobytes())
-    if header["version"] != FORMAT_VERSION:
+    header = parse_json(arrays["header"].tobytes(), f"train.dataset={path}: field 'header'")
+    if header.get("version") != FORMAT_VERSION:
         raise ValueError(
-            f"train.dataset={path} has format {header['version']}, this program reads "
+            f"train.dataset={path} has format {header.get('version')}, this program reads "
             f"{FORMAT_VERSION}: write it again"
         )
-    if header["task"] != task:
+    if header.get("task") != task:
         raise ValueError(
-            f"train.dataset={path} was recorded on {header['task']}: set --config.env.name="
-            f"{header['task']}, not {task}"
+            f"train.dataset={path} was recorded on {header.get('task')}: set --config.env.name="
+            f"{header.get('task')}, not {task}"
         )
     example = agent.example_row()
     num_envs, capacity = arrays["row/is_first"].shape
@@ -78,7 +78,7 @@ def load(path: str, agent: Agent, *, task: str) -> replay.ReplayState:
     rows = {n: jnp.asarray(arrays[f"row/{n}"], leaf.dtype) for n, leaf in empty.data.items()}
     return empty.replace(
         data=rows,
-        **{n: jnp.asarray(arrays[n], jnp.int32) for n in ("size", "position", "transitions")},
+        **{n: jnp.asarray(arrays[n], jnp.int32) for n in _COUNTS},
     )
 
 
@@ -86,14 +86,42 @@ def _read(path: str) -> dict[str, Any]:
     try:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
+    except Exception as error:  # zip and npy files have many ways of being none
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(
-            f"train.dataset={path!r} cannot be read ({error}): give a dataset.npz that a run with "
+            f"train.dataset={path!r} cannot be read ({reason}): give a dataset.npz that a run with "
             "--config.replay.save=True wrote"
         ) from error
-    missing = {"header", "size", "position", "transitions", "row/is_first"} - set(arrays)
+    arrays = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
+    missing = {"header", *_COUNTS, "row/is_first"} - set(arrays)
     if missing:
         raise ValueError(
             f"train.dataset={path!r} lacks {sorted(missing)}: it is no dataset of ours"
         )
-    return jax.tree.map(np.asarray, arrays)
+    problem = _problem(arrays)
+    if problem is not None:
+        raise ValueError(f"train.dataset={path!r}: field {problem}: record it again")
+    return arrays
+
+
+def _problem(arrays: dict[str, np.ndarray]) -> str | None:
+    """The first field that cannot be one of a dataset, and why."""
+    first = arrays["row/is_first"]
+    if first.ndim != 2 or min(first.shape) < 1:
+        return f"'row/is_first' has shape {list(first.shape)}, not environments and rows"
+    num_envs, rows = first.shape
+    for name, array in arrays.items():
+        if name.startswith("row/"):
+            if array.shape[:2] != first.shape or array.dtype.kind not in "biuf":
+                return (
+                    f"{name!r} is {array.dtype}{list(array.shape)}, not {num_envs} by {rows} rows"
+                )
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                return f"{name!r} has values that are not finite"
+        elif name in _COUNTS:
+            most = rows if name == "size" else rows - 1 if name == "position" else 2**31 - 1
+            if array.shape != (num_envs,) or array.dtype.kind not in "iu":
+                return f"{name!r} is {array.dtype}{list(array.shape)}, not {num_envs} counts"
+            if array.min() < 0 or array.max() > most:
+                return f"{name!r} has counts outside of 0 to {most}"
+    return None

@@ -7,6 +7,7 @@ value. Both are only appended to; a resumed run first drops the rows after its c
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mbx.agents.settings import Log
-from mbx.files import atomic_write
+from mbx.files import atomic_write, parse_json, written
 from mbx.training import wandb_sink
 
 _SHOWN = {
@@ -65,13 +66,23 @@ class RunLogger:
         )
         self._jsonl = os.path.join(workdir, "metrics.jsonl")
         self._csv = os.path.join(workdir, "metrics.csv")
-        config_path = os.path.join(workdir, "config.json")
-        if resume_step is None or not os.path.exists(config_path):
-            atomic_write(config_path, json.dumps(dict(config), indent=2).encode())
+        self._write_config(config, resume_step)
         self._rewrite(-1 if resume_step is None else resume_step)
         self._tensorboard = _tensorboard(os.path.join(workdir, "tb"), resume_step)
         self._bar = None if quiet else _Progress(progress_total, resume_step or 0)
         self._warned = False
+
+    def _write_config(self, config: Mapping[str, Any], resume_step: int | None) -> None:
+        """Write config.json; what a resumed run had until now stays as config-until-STEP.json."""
+        path = os.path.join(self.workdir, "config.json")
+        text = json.dumps({**config, "resume": False}, indent=2).encode()
+        if resume_step is not None and os.path.exists(path):
+            with open(path, "rb") as file:
+                old = file.read()
+            if old == text:
+                return
+            atomic_write(os.path.join(self.workdir, f"config-until-{resume_step}.json"), old)
+        atomic_write(path, text)
 
     def _rewrite(self, last_step: int) -> None:
         """Keep the rows up to `last_step`; a row that a crash cut short is dropped too."""
@@ -97,9 +108,14 @@ class RunLogger:
         clean = {name: v if math.isfinite(v) else None for name, v in values.items()}
         self._warn_not_finite(kind, step, clean)
         row = {"kind": kind, "step": int(step), "time": time.time(), **clean}
-        with open(self._jsonl, "ab") as file:
+        if not os.path.exists(self._jsonl):
+            raise OSError(
+                f"{self._jsonl} is gone: the run's directory was removed or moved while it ran; "
+                "put it back and resume"
+            )
+        with written(self._jsonl), open(self._jsonl, "ab") as file:
             file.write(_line(row))
-        with open(self._csv, "a", newline="") as file:
+        with written(self._csv), open(self._csv, "a", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(_long(row))
         if self._tensorboard is not None:
             for name, value in values.items():
@@ -107,7 +123,8 @@ class RunLogger:
         if self._wandb is not None:
             self._wandb.log(kind, int(step), values)
         if self._bar is not None:
-            self._bar.show(kind, step, values)
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                self._bar.show(kind, step, values)
 
     def _warn_not_finite(self, kind: str, step: int, clean: Mapping[str, Any]) -> None:
         bad = [name for name, value in clean.items() if value is None]
@@ -143,16 +160,46 @@ class NoLogger:
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:
-    """Rows of a metrics.jsonl; an unfinished last line is left out."""
-    rows = []
-    if os.path.exists(path):
-        with open(path, "rb") as file:
-            for line in file:
-                try:
-                    rows.append(json.loads(line))
-                except ValueError:
-                    continue
+    """Rows of a metrics.jsonl; an unfinished last line, or a missing file, is left out.
+
+    Raises ValueError, naming the file, the line and the field, for what is no row.
+    """
+    rows = read_lines(path)
+    for number, row in enumerate(rows, 1):
+        field = _wrong_field(row)
+        if field is not None:
+            value = repr(row[field])[:40] if field in row else "missing"
+            raise ValueError(f"{path}, line {number}: field {field!r} is {value}: mend the line")
     return rows
+
+
+def read_lines(path: str) -> list[dict[str, Any]]:
+    """JSON objects of a file, one a line; an unfinished last line, or a missing file, is left out.
+
+    Raises ValueError, naming the file and the line, for other lines.
+    """
+    if not os.path.exists(path):
+        return []
+    with open(path, "rb") as file:
+        lines = file.read().split(b"\n")
+    objects = []
+    for number, line in enumerate(lines[:-1], 1):  # whatever is whole ends with a newline
+        objects.append(parse_json(line, f"{path}, line {number}"))
+    return objects
+
+
+def _wrong_field(row: Mapping[str, Any]) -> str | None:
+    """The first field that a row lacks or that has no value of its kind."""
+    if not isinstance(row.get("kind"), str):
+        return "kind"
+    step = row.get("step")
+    if type(step) is not int or not 0 <= step < 2**63:
+        return "step"
+    for name, value in row.items():
+        number = type(value) is float or (type(value) is int and abs(value) < 2**63)
+        if name != "kind" and not number and (value is not None or name == "time"):
+            return name
+    return None
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

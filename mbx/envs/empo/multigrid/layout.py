@@ -209,21 +209,31 @@ def load_world(name: str) -> tuple[Layout, PowerParams | None, HumanModel | None
     if name in known:
         text = (folder / f"{name}.yaml").read_text()
     elif name.endswith(".yaml"):
-        with open(name) as file:
+        with open(name, encoding="utf-8", errors="replace") as file:
             text = file.read()
     else:
         raise ValueError(f"map {name!r} is unknown: choose one of {known}, or give a .yaml file")
-    fields = yaml.safe_load(text)
+    try:
+        fields = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"map {name!r} is no YAML: {reason}") from error
     if not isinstance(fields, dict) or not set(_WANTED) <= fields.keys() <= {*_WANTED, *_OPTIONAL}:
         raise ValueError(
             f"map {name!r} must have the fields {sorted(_WANTED)}, may have "
             f"{sorted(_OPTIONAL)}, and no others"
         )
-    params = _section(name, "power", PowerParams, fields.pop("power", None))
-    humans = _section(name, "humans", HumanModel, fields.pop("humans", None))
-    if params is not None:
-        check_params(params)
-    return parse_map(fields.pop("map"), **fields), params, humans
+    try:
+        params = _section(name, "power", PowerParams, fields.pop("power", None))
+        humans = _section(name, "humans", HumanModel, fields.pop("humans", None))
+        if params is not None:
+            check_params(params)
+        return parse_map(fields.pop("map"), **fields), params, humans
+    except ValueError as error:
+        raise ValueError(f"map {name!r}: {error}") from error
+    except (TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"map {name!r}: a field is not of its kind ({reason})") from error
 
 
 def _section(name: str, section: str, kind: Any, values: Any) -> Any:
@@ -232,12 +242,12 @@ def _section(name: str, section: str, kind: Any, values: Any) -> Any:
         return None
     known = tuple(inspect.signature(kind).parameters)
     if not isinstance(values, dict) or not set(values) <= set(known):
-        raise ValueError(f"map {name!r}: {section}={values!r}, choose among {known}")
+        raise ValueError(f"{section}={values!r}, choose among {known}")
     for field, value in values.items():
         if isinstance(value, str) != isinstance(
             inspect.signature(kind).parameters[field].default, str
         ):
-            raise ValueError(f"map {name!r}: {section}.{field}={value!r} has the wrong type")
+            raise ValueError(f"{section}.{field}={value!r} has the wrong type")
     return kind(**values)
 
 
