@@ -43,23 +43,31 @@ def main(_: list[str]) -> None:
 
 
 def train(config: dict[str, Any], workdir: str) -> None:
-    """Train and print what came of it; an error in words ends the process with status 1."""
-    from mbx.training import build, run, seeds, sharding
+    """Train and print what came of it; ends the process with a status where that is not well.
 
-    logging.set_verbosity(logging.WARNING)
+    1: an error, in words. 128 + N: stopped by signal N (130: Ctrl-C), and saved.
+    """
+    from mbx import files
+    from mbx.training import build, interrupt, run, seeds, sharding
+
+    files.tolerate_closed_output()
+    logging.set_verbosity(logging.FATAL)  # libraries' traces of errors that are reported below
     try:
-        # First: if this process fails later, those that have met it notice and end as well.
-        sharding.initialize(Distributed(**config.get("distributed", {})))
-        settings = build.read(config)
-        if settings.num_seeds > 1:
-            seeds.use_all_cores(settings.num_seeds)
-        result = run.train(settings, workdir)
+        with interrupt.Interrupt(ends_process=True) as signals:
+            # First: if this process fails later, those that have met it notice and end as well.
+            sharding.initialize(Distributed(**config.get("distributed", {})))
+            settings = build.read(config)
+            if settings.num_seeds > 1:
+                seeds.use_all_cores(settings.num_seeds)
+            result = run.train(settings, workdir, interrupt=signals)
     except Exception as error:
         mistake = isinstance(error, ValueError | FloatingPointError | OSError | ImportError)
         print(f"error: {error}" if mistake else traceback.format_exc(), file=sys.stderr)
         sharding.abandon()
         sys.exit(1)
-    print(result)
+    print(result, flush=True)
+    if result.signal is not None:
+        sys.exit(128 + result.signal)
 
 
 def show_help(arguments: list[str]) -> None:

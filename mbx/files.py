@@ -41,9 +41,8 @@ def written(path: str) -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         remedy = "free space there" if full else "mend its directory or permissions"
-        raise OSError(
-            error.errno, f"{path} cannot be written ({error.strerror}): {remedy}, and resume"
-        ) from error
+        reason = error.strerror or error
+        raise OSError(f"{path} cannot be written ({reason}): {remedy}, and resume") from error
 
 
 def read_json(path: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from mbx.agents.settings import RunSettings
+from mbx.files import read_json
 from mbx.settings import from_dict
 from mbx.training import digests
 from mbx.training.build import settings_class
@@ -82,6 +83,13 @@ class Checkpointer:
         self._best.save(name, train_state, {"score": score, "step": step})
         return True
 
+    def resume_at(self, step: int, best_score: float | None) -> None:
+        """Continue from `step`: a best of later steps, which are made again, has to be beaten no
+        more, only `best_score`, the best evaluation up to there."""
+        found = self.best_step()
+        if found is not None and found > step:
+            self._best_score = best_score
+
     def restore(self, example: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
         """The newest usable state (or that of `step`) and its meta.
 
@@ -95,6 +103,13 @@ class Checkpointer:
     def restore_best(self, example: Any) -> tuple[Any, dict[str, Any]]:
         """The best train state and its meta; raises as `restore`."""
         return self._best.restore(example, None)
+
+    @staticmethod
+    def saved_steps(workdir: str) -> list[int]:
+        """Steps of the checkpoints of `workdir`, whole or not; nothing is opened or made."""
+        path = os.path.join(workdir, "checkpoints")
+        names = os.listdir(path) if os.path.isdir(path) else []
+        return sorted(int(name) for name in names if name.isdigit())
 
     def latest_step(self) -> int | None:
         """Step of the newest checkpoint, None if there is none."""
@@ -270,12 +285,23 @@ def _agreed(flag: bool) -> bool:
 
 
 def load_config(workdir: str) -> dict[str, Any]:
-    """The configuration a run was started with; FileNotFoundError if `workdir` holds no run."""
+    """The configuration a run was started with.
+
+    Raises FileNotFoundError if `workdir` holds no run, and ValueError if its file is malformed.
+    """
     path = os.path.join(workdir, "config.json")
     if not os.path.exists(path):
         raise FileNotFoundError(f"{path} does not exist: workdir={workdir} holds no run")
-    with open(path) as file:
-        return json.load(file)
+    config = read_json(path)
+    for section in ("env", "train", "eval", "checkpoint", "replay"):
+        if not isinstance(config.get(section), dict):
+            raise ValueError(f"{path}: section {section!r} is missing or no section")
+    for section, name, kind in (("env", "name", str), ("env", "num_envs", int)):
+        if not isinstance(config[section].get(name), kind):
+            raise ValueError(f"{path}: field '{section}.{name}' is missing or no {kind.__name__}")
+    if not isinstance(config.get("agent"), str):
+        raise ValueError(f"{path}: field 'agent' is missing or no name")
+    return config
 
 
 def load_settings(workdir: str) -> RunSettings:

@@ -84,7 +84,7 @@ def load(path: str, agent: Agent, *, task: str) -> replay.ReplayState:
 
 def _read(path: str) -> dict[str, Any]:
     try:
-        with np.load(path) as file:
+        with open(path, "rb") as opened, np.load(opened) as file:
             arrays = {name: file[name] for name in file.files}
     except Exception as error:  # zip and npy files have many ways of being none
         reason = (str(error) or type(error).__name__).splitlines()[0]

@@ -27,13 +27,13 @@ from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
 from mbx.files import sole_writer
 from mbx.settings import to_dict
-from mbx.training import build, datasets, loop, notices, seeds, transfer, wandb_sink
+from mbx.training import build, datasets, loop, notices, room, rundir, seeds, transfer, wandb_sink
 from mbx.training.checkpoint import Checkpointer, load_settings
 from mbx.training.curves import plot_runs
 from mbx.training.environments import evaluation_environment, make_environment
 from mbx.training.interrupt import Interrupt
 from mbx.training.job import Job, begin, fresh_state, host_snapshots, prepare
-from mbx.training.metrics import NoLogger, RunLogger, atomic_write
+from mbx.training.metrics import NoLogger, RunLogger, atomic_write, read_rows
 from mbx.training.state import LoopState
 from mbx.world_model import count_parameters
 
@@ -51,14 +51,23 @@ class Result(NamedTuple):
         steps: environment steps made.
         evaluations: (environment steps, mean return) pairs, oldest first.
         seconds: that it took.
+        planned: environment steps that it is to make in all.
+        signal: what stopped it before, None where nothing did.
     """
 
     workdir: str
     steps: int
     evaluations: list[tuple[int, float]]
     seconds: float
+    planned: int
+    signal: int | None = None
 
     def __str__(self) -> str:
+        if self.signal is not None:
+            return (
+                f"stopped at {self.steps:,} of {self.planned:,} steps, saved; continue with the "
+                f"same command and --workdir={self.workdir} --config.resume=True"
+            )
         last = f"{self.evaluations[-1][1]:.1f}" if self.evaluations else "none"
         return (
             f"{self.steps} environment steps in {self.seconds:.0f} s, "
@@ -99,13 +108,14 @@ def matmul_precision(precision: str) -> contextlib.AbstractContextManager:
     return jax.default_matmul_precision(precision)
 
 
-def train(config: Config, workdir: str) -> Result:
+def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -> Result:
     """Train as `config` says, in `workdir`; with `resume` continue what is there.
 
     Args:
         config: settings of an agent (`mbx.agents.NAME.settings.Settings`), or nested mappings of
             their names, as a configuration file makes them.
         workdir: the run directory.
+        interrupt: what signals do to the run; by default they ask it to save and end.
 
     Raises:
         ValueError: for impossible settings, before any compile.
@@ -113,22 +123,23 @@ def train(config: Config, workdir: str) -> Result:
         FloatingPointError: when a loss stops being finite; the last checkpoint stays.
     """
     started = time.time()
+    require_float32()
     settings = build.read(to_dict(config) if isinstance(config, RunSettings) else config)
     settings = transfer.resolve(settings)
     wandb_sink.require(settings.log)
     enable_compilation_cache()
     workdir = os.path.abspath(workdir)
     job = prepare(settings)
-    check_workdir(settings, seed_workdir(job, workdir, 0))
-    if settings.replay.save and job.layout.processes > 1:
-        raise ValueError(
-            f"replay.save=True with {job.layout.processes} processes: rows are saved by runs of a "
-            "single process, leave it False"
-        )
+    log_dirs = [seed_workdir(job, workdir, i) for i in range(len(job.seeds))]
+    check_before(settings, job, workdir, log_dirs[0])
     job.layout.wait_for_all("checked")
-    with matmul_precision(settings.matmul_precision), contextlib.ExitStack() as stack:
+    interrupt = interrupt or Interrupt()
+    with matmul_precision(settings.matmul_precision), interrupt, contextlib.ExitStack() as stack:
         if job.layout.is_main_process:
             stack.enter_context(sole_writer(workdir))
+            if settings.resume:
+                set_aside_lost_rows(job, workdir, log_dirs)
+        job.layout.wait_for_all("ready")
         checkpointer = Checkpointer(workdir, keep=settings.checkpoint.keep)
         stack.callback(checkpointer.close)
         state, done = begin(settings, job, checkpointer)
@@ -140,7 +151,11 @@ def train(config: Config, workdir: str) -> Result:
             describe(one.logger, shapes)
         if job.layout.is_main_process:
             notices.starting()
-        state, evaluations = _drive(settings, job, state, done, checkpointer, seed_runs, started)
+        if done:
+            interrupt.farewell = f"stopped at {done * job.intervals.steps:,} steps, as saved before"
+        state, evaluations = _drive(
+            settings, job, state, done, checkpointer, seed_runs, started, interrupt
+        )
         if settings.replay.save:
             for i, one in enumerate(seed_runs):
                 path = os.path.join(one.workdir, "dataset.npz")
@@ -149,7 +164,49 @@ def train(config: Config, workdir: str) -> Result:
     if evaluations and job.layout.is_main_process:
         plot_runs([one.workdir for one in seed_runs], os.path.join(workdir, "curve.png"))
     steps = int(np.max(state.steps)) * job.environment.spec.action_repeat
-    return Result(workdir, steps, evaluations, time.time() - started)
+    planned = job.intervals.number * job.intervals.steps
+    stopped = interrupt.number if steps < planned else None
+    return Result(workdir, steps, evaluations, time.time() - started, planned, stopped)
+
+
+def check_before(settings: RunSettings, job: Job, workdir: str, log_dir: str) -> None:
+    """Raise ValueError where a run cannot do what it is to do; nothing has been written then."""
+    rundir.check(to_dict(settings), workdir, log_dir)
+    if settings.replay.save and job.layout.processes > 1:
+        raise ValueError(
+            f"replay.save=True with {job.layout.processes} processes: rows are saved by runs of a "
+            "single process, leave it False"
+        )
+    rows = job.intervals.number * job.intervals.steps
+    if settings.train.dataset:
+        rows = settings.replay.capacity
+    room.check(
+        to_dict(settings), workdir, abstract_state(settings, job), rows, devices=job.layout.size
+    )
+
+
+def abstract_state(settings: RunSettings, job: Job) -> LoopState:
+    """Shapes of a run's state; nothing is made."""
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), len(job.seeds)))
+    key = keys if len(job.seeds) > 1 else jax.eval_shape(lambda keys: keys[0], keys)
+    return jax.eval_shape(
+        lambda key: fresh_state(job.agent, job.environment, settings, key, job.layout), key
+    )
+
+
+def set_aside_lost_rows(job: Job, workdir: str, log_dirs: list[str]) -> None:
+    """Before resuming: where there is no checkpoint, put rows aside that are made again.
+
+    Raises ValueError where there must have been one.
+    """
+    if Checkpointer.saved_steps(workdir):
+        return
+    intervals = job.intervals
+    first = min(intervals.checkpoint_every, intervals.number) * intervals.steps
+    for log_dir in log_dirs:
+        rundir.check_rows(log_dir, first, intervals.number * intervals.steps)
+    for log_dir in log_dirs:
+        rundir.set_aside(log_dir)
 
 
 def seed_workdir(job: Job, workdir: str, index: int) -> str:
@@ -184,6 +241,10 @@ def open_seed_runs(
         if path != workdir:
             best = Checkpointer(path, keep=settings.checkpoint.keep)
             stack.callback(best.close)
+        if done:
+            rows = read_rows(os.path.join(path, "metrics.jsonl"))
+            scores = [row["return_mean"] for row in rows if row.get("return_mean") is not None]
+            best.resume_at(done * intervals.steps, max(scores, default=None))
         seed_runs.append(SeedRun(path, logger, best))
     return seed_runs
 
@@ -196,16 +257,18 @@ def _drive(
     checkpointer: Checkpointer,
     seed_runs: list[SeedRun],
     started: float,
+    interrupt: Interrupt,
 ) -> tuple[LoopState, list[tuple[int, float]]]:
     """All intervals from number `done` on, with their logs, evaluations and checkpoints."""
     intervals, repeat = job.intervals, job.environment.spec.action_repeat
     evaluations: list[tuple[int, float]] = []
     warned = False
-    with Interrupt() as interrupt:
+    with interrupt:
         for i in range(done, intervals.number):
             began = time.time()
             state, sums = job.interval(state)
             sums = jax.device_get(sums)
+            interrupt.unsaved = True
             steps = (i + 1) * intervals.steps
             for index, one in enumerate(seed_runs):
                 metrics = loop.summarise(job.share(sums, index))
@@ -263,11 +326,21 @@ def write_diagnostics(
 def load(workdir: str, *, which: str | int = "best") -> tuple[Agent, Any, RunSettings]:
     """A trained agent: `(agent, train state, settings)` from a run directory.
 
-    which: "best" (by evaluation return), "latest", or the step of a checkpoint.
+    which: "best" (by evaluation return), "latest", or the step of a checkpoint. Raises ValueError,
+    naming the file, where its configuration describes no run, or none of this version.
     """
-    settings = load_settings(workdir)
-    environment = evaluation_environment(settings, 1, seed=0)
-    agent = build.build_agent(settings, environment.spec)
+    require_float32()
+    try:
+        settings = load_settings(workdir)
+        warn_of_paths(settings.env.name, workdir)
+        environment = evaluation_environment(settings, 1, seed=0)
+        agent = build.build_agent(settings, environment.spec)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(
+            f"{os.path.join(workdir, 'config.json')} describes no run of this version: "
+            f"{kind}{error}"
+        ) from error
     example = jax.eval_shape(agent.init, jax.random.key(0))
     checkpointer = Checkpointer(workdir)
     if which == "best":
@@ -287,13 +360,22 @@ def load(workdir: str, *, which: str | int = "best") -> tuple[Agent, Any, RunSet
     return agent, train_state, settings
 
 
-def check_workdir(settings: RunSettings, workdir: str) -> None:
-    """Raises ValueError where a run would be written over that is not to be continued."""
-    taken = os.path.exists(os.path.join(workdir, "metrics.jsonl"))
-    if taken and not settings.resume:
+def require_float32() -> None:
+    """Raise ValueError where JAX makes 64-bit numbers, which the programs are not written for."""
+    if jax.config.jax_enable_x64:
         raise ValueError(
-            f"workdir={workdir} already holds a run: continue it with --config.resume=True or "
-            "choose another directory"
+            "JAX_ENABLE_X64 is on: runs are in float32; unset it, or set "
+            "jax.config.update('jax_enable_x64', False)"
+        )
+
+
+def warn_of_paths(task: str, workdir: str) -> None:
+    """Warn of the files outside of a run directory that its task's name makes us read."""
+    outside = [part for part in task.split(":")[1:] if part.endswith(".yaml")]
+    if outside:
+        warnings.warn(
+            f"the configuration in {workdir} reads {', '.join(outside)}",
+            stacklevel=3,
         )
 
 

@@ -10,6 +10,7 @@ parameters are moved off their start, where zero heads make everything a tie.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 
@@ -91,7 +92,7 @@ def train(config: dict, workdir: str, steps: int) -> dict:
     """Train to `steps`, from a checkpoint if there is one."""
     config["train"].update(steps=steps, seed_steps=80, log_interval=80)
     config["eval"]["interval"] = config["checkpoint"]["interval"] = 160
-    result = run.train({**config, "resume": True}, workdir)
+    result = run.train({**config, "resume": os.path.isdir(workdir)}, workdir)
     return {"steps": result.steps, "evaluations": result.evaluations}
 
 

@@ -343,8 +343,10 @@ def test_a_relative_workdir_does(tmp_path, open_checkpointer, monkeypatch):
 def test_load_config(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no run"):
         load_config(str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({"seed": 3}))
-    assert load_config(str(tmp_path)) == {"seed": 3}
+    sections = dict.fromkeys(("train", "eval", "checkpoint", "replay"), {})
+    config = dict(agent="tdmpc", env=dict(name="gym:a", num_envs=2), **sections)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_config(str(tmp_path)) == config
 
 
 SAVE_FOREVER = """

@@ -69,9 +69,12 @@ def test_resuming_drops_later_rows_from_both_files(filled):
     assert [r for r in long_rows(filled) if r[1] == "30"] == [["train", "30", "loss/value", "9.0"]]
 
 
-def test_resuming_keeps_the_config_of_the_run(filled):
-    RunLogger(str(filled), config={"seed": 2}, resume_step=20).close()
-    assert json.loads((filled / "config.json").read_text()) == {"seed": 1}
+def test_resuming_keeps_the_config_until_there(filled):
+    for _ in range(2):
+        RunLogger(str(filled), config={"seed": 2}, resume_step=20).close()
+    configs = [json.loads(path.read_text()) for path in sorted(filled.glob("config*.json"))]
+    assert configs == [{"seed": 1, "resume": False}, {"seed": 2, "resume": False}]
+    assert (filled / "config-until-20.json").exists()
 
 
 def test_a_row_cut_short_by_a_crash_is_dropped(filled):

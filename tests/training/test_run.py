@@ -118,7 +118,7 @@ def test_a_torn_checkpoint_is_skipped_with_a_warning(whole, tmp_path):
 
 
 def test_other_settings_are_not_taken_for_damage(whole):
-    with pytest.raises(ValueError, match="other settings"):
+    with pytest.raises(ValueError, match=r"another run: model.size='1' \(there 'tiny'\)"):
         run.train(tiny_config(resume=True, model=dict(size="1")), whole[1])
 
 
@@ -194,7 +194,7 @@ def test_kill_and_interrupt_resume_exactly(tmp_path):
     wait_for_step(broken_dir, 200, process)
     process.send_signal(signal.SIGINT)
     output = process.communicate()[0]
-    assert process.returncode == 0, output
+    assert "of 400 steps, saved; continue with" in output
     assert "400 environment steps" in finish(broken_dir, "--resume")
     a, b = final_state(whole_dir), final_state(broken_dir)
     assert_same(a[0], b[0])
@@ -219,7 +219,7 @@ def test_twenty_kills_change_nothing(tmp_path):
         workdir = str(tmp_path / f"broken-{number}")
         began, before = time.time(), kills
         while True:
-            process = command(workdir, "--resume")  # begins, where nothing was saved yet
+            process = command(workdir, *["--resume"] * os.path.isdir(workdir))
             try:
                 moment = rng.uniform(0.2, 0.9) * lasts if kills < 20 else None
                 output = process.communicate(timeout=moment)[0]

@@ -11,7 +11,7 @@ import pytest
 
 from mbx.agents.settings import Log, RunSettings
 from mbx.settings import to_dict
-from mbx.training import run
+from mbx.training import run, rundir
 from mbx.training.metrics import RunLogger, read_rows
 from tests.helpers import tiny_config
 
@@ -105,4 +105,4 @@ def test_a_run_that_wandb_does_not_open_leaves_the_directory_free(wandb, monkeyp
     monkeypatch.setattr(wandb, "init", init)
     with pytest.raises(ValueError, match=r"log\.wandb='walks': no key: run `wandb login`"):
         RunLogger(str(tmp_path), config=CONFIG, log=LOG)
-    run.check_workdir(RunSettings(), str(tmp_path))
+    rundir.check(to_dict(RunSettings()), str(tmp_path), str(tmp_path))

@@ -1,0 +1,117 @@
+"""What a run directory holds before a run begins in it, and what may become of that.
+
+Nothing that somebody may want is written over: a directory that holds a run is continued or left
+alone, and only what a resumed run makes again is put aside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from mbx.files import read_json
+from mbx.training.metrics import read_rows
+
+Config = Mapping[str, Any]
+
+# What a run keeps from beginning to end; everything else may change when it is resumed.
+_FIXED = ("agent", "seed", "num_seeds", "env", "model")
+_MADE = ("metrics.jsonl", "metrics.csv", "best", "tb", "curve.png", "config.json")
+
+
+def check(config: Config, workdir: str, log_dir: str) -> None:
+    """Raise ValueError where a run of `config` must not begin, or go on, in `workdir`.
+
+    log_dir: where its rows are; the same, or that of the first of several seeds.
+    """
+    if os.path.exists(workdir) and not os.path.isdir(workdir):
+        raise ValueError(f"workdir={workdir} is a file: choose another directory")
+    names = ("metrics.jsonl", "best")
+    holds = [name for name in names if _holds(log_dir, name) or _holds(workdir, name)]
+    holds += ["checkpoints"] if _holds(workdir, "checkpoints") else []
+    if not config["resume"]:
+        if holds:
+            raise ValueError(
+                f"workdir={workdir} already holds a run ({', '.join(holds)}): continue it with "
+                "--config.resume=True or choose another directory"
+            )
+        return
+    begun = [os.path.join(log_dir, "config.json"), os.path.join(workdir, ".lock")]
+    if not holds and not any(os.path.exists(path) for path in begun):
+        raise ValueError(
+            f"workdir={workdir} holds no run to resume: mend the path, or begin one there without "
+            "--config.resume=True"
+        )
+    _check_same(config, begun[0])
+
+
+def check_rows(log_dir: str, first_checkpoint: int, steps: int) -> None:
+    """Raise ValueError where rows lie in `log_dir` whose checkpoints have been lost.
+
+    Args:
+        log_dir: a directory of rows without any checkpoint.
+        first_checkpoint: environment steps at which the first one was due. It is written while the
+            run goes on, up to the second.
+        steps: environment steps of the whole run.
+    """
+    last = max(
+        (row["step"] for row in read_rows(os.path.join(log_dir, "metrics.jsonl"))), default=0
+    )
+    if last > 2 * first_checkpoint or last >= steps:
+        raise ValueError(
+            f"{log_dir} has rows up to step {last:,} and no checkpoint: put checkpoints/ back, or "
+            "begin again in another directory (resuming here would write over those rows)"
+        )
+
+
+def set_aside(log_dir: str) -> None:
+    """Move what a run wrote before its first checkpoint into a directory of its own."""
+    made = [name for name in _MADE if os.path.lexists(os.path.join(log_dir, name))]
+    if "metrics.jsonl" not in made:
+        return
+    number = 1
+    while os.path.lexists(aside := os.path.join(log_dir, f"before-{number}")):
+        number += 1
+    os.makedirs(aside)
+    for name in made:
+        os.rename(os.path.join(log_dir, name), os.path.join(aside, name))
+    warnings.warn(
+        f"{log_dir} has no checkpoint yet: the run begins again, what was there is in {aside}",
+        stacklevel=3,
+    )
+
+
+def _holds(directory: str, name: str) -> bool:
+    """Whether a file is there, or a directory with something in it."""
+    path = os.path.join(directory, name)
+    return bool(os.listdir(path)) if os.path.isdir(path) else os.path.lexists(path)
+
+
+def _check_same(config: Config, path: str) -> None:
+    """Raise ValueError where the run at `path` is another one than `config` describes."""
+    if not os.path.exists(path):
+        return
+    try:
+        saved = read_json(path)
+    except ValueError as error:
+        warnings.warn(f"{error}: written again", stacklevel=4)
+        return
+    # As it comes back from JSON; each of several seeds keeps its own configuration.
+    given = json.loads(json.dumps({**config, "num_seeds": 1}))
+    pairs = {name: (saved.get(name), given.get(name)) for name in _FIXED}
+    different = []
+    for name, (old, new) in pairs.items():
+        if isinstance(old, dict) and isinstance(new, dict):
+            # What only one of them has came, or went, with a version.
+            inner = sorted(k for k in old.keys() & new.keys() if old[k] != new[k])
+            different += [f"{name}.{k}={new[k]!r} (there {old[k]!r})" for k in inner]
+        elif None not in (old, new) and old != new:
+            different.append(f"{name}={new!r} (there {old!r})")
+    if different:
+        raise ValueError(
+            f"{path} is of another run: {'; '.join(different[:4])}: give the settings it was "
+            "started with, or choose another directory"
+        )

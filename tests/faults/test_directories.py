@@ -1,0 +1,193 @@
+"""What lies in a run directory is continued, put aside and said, or left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from mbx import files
+from mbx.training import run, rundir
+from mbx.training.checkpoint import Checkpointer
+from mbx.training.metrics import RunLogger, read_rows
+from tests.faults.small import small_config
+
+TIMES = ("time", "seconds", "steps_per_second")
+
+
+def rows_of(workdir) -> list[dict]:
+    """Rows without what a clock says."""
+    rows = read_rows(os.path.join(workdir, "metrics.jsonl"))
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> pathlib.Path:
+    """A finished run; not to be written to."""
+    workdir = tmp_path_factory.mktemp("whole")
+    run.train(small_config(), str(workdir))
+    return workdir
+
+
+@pytest.fixture
+def copied(whole, tmp_path) -> pathlib.Path:
+    return pathlib.Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def contents(workdir: pathlib.Path) -> dict[str, bytes]:
+    files = [p for p in workdir.rglob("*") if p.is_file() and p.name != ".lock"]
+    return {str(p.relative_to(workdir)): p.read_bytes() for p in files}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(), "already holds a run .metrics.jsonl, best, checkpoints."),
+        (dict(resume=True, agent="tdmpc"), "another run: agent='tdmpc' .there 'small'."),
+        (dict(resume=True, seed=3), "another run: seed=3 .there 0."),
+        (dict(resume=True, env=dict(name="toy:ends")), "another run: env.name='toy:ends'"),
+    ],
+)
+def test_a_directory_of_another_run_is_refused(changes, message, whole):
+    with pytest.raises(ValueError, match=message):
+        rundir.check(small_config(**changes), str(whole), str(whole))
+
+
+@pytest.mark.parametrize("kept", ["metrics.jsonl", "best", "checkpoints"])
+def test_whatever_is_left_of_a_run_is_not_written_over(kept, copied):
+    for path in copied.iterdir():
+        if path.name != kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before = contents(copied)
+    with pytest.raises(ValueError, match=f"already holds a run .{kept}.*resume=True"):
+        run.train(small_config(), str(copied))
+    assert contents(copied) == before
+
+
+def test_rows_whose_checkpoints_are_gone_are_not_written_over(copied):
+    shutil.rmtree(copied / "checkpoints")
+    before = contents(copied)
+    with pytest.raises(ValueError, match="rows up to step 80 and no checkpoint: put"):
+        run.train(small_config(resume=True), str(copied))
+    assert contents(copied) == before
+
+
+@pytest.mark.parametrize(("last", "refused"), [(20, False), (40, False), (60, True), (400, True)])
+def test_rows_are_lost_once_the_second_checkpoint_has_begun(last, refused, tmp_path):
+    """The first was due at 20 and is whole when the second begins, after the row of 40."""
+    row = dict(kind="train", step=last, time=0.0)
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    for steps, wanted in ((1000, refused), (last, True)):  # of a run that has finished, always
+        try:
+            rundir.check_rows(str(tmp_path), 20, steps)
+            assert not wanted
+        except ValueError as error:
+            assert wanted and f"up to step {last:,}" in str(error)
+
+
+def test_nothing_to_resume_is_an_error(tmp_path):
+    for workdir in (tmp_path, tmp_path / "mistyped"):
+        with pytest.raises(ValueError, match="holds no run to resume: mend the path"):
+            run.train(small_config(resume=True), str(workdir))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(whole, copied):
+    """With the rows, and the best, of before put aside and equal rows at the end."""
+    shutil.rmtree(copied / "checkpoints")
+    lines = (copied / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (copied / "metrics.jsonl").write_bytes(b"".join(lines[:2]) + b'{"kind": "tr')
+    with pytest.warns(UserWarning, match="no checkpoint yet: the run begins again.*before-1"):
+        run.train(small_config(resume=True), str(copied))
+    assert rows_of(copied) == rows_of(whole)
+    assert rows_of(copied / "before-1") == rows_of(whole)[:2]
+    assert (copied / "before-1" / "best").is_dir()
+
+
+def test_a_fallback_makes_the_same_rows_and_the_same_best(whole, copied):
+    for step in ("80", "60", "40"):
+        if step != "40":
+            shutil.rmtree(copied / "checkpoints" / step)
+    (copied / "config.json").write_text("{broken")
+    with pytest.warns(UserWarning, match="config.json is no JSON.*written again"):
+        run.train(small_config(resume=True), str(copied))
+    assert rows_of(copied) == rows_of(whole)
+    bests = [Checkpointer(str(workdir)) for workdir in (whole, copied)]
+    assert bests[0].best_step() == bests[1].best_step()
+    for best in bests:
+        best.close()
+    assert json.loads((copied / "config.json").read_text())["agent"] == "small"
+
+
+def test_a_best_of_steps_that_are_made_again_need_not_be_beaten(tmp_path):
+    first = Checkpointer(str(tmp_path))
+    first.save_best(60, {"x": np.float32(60)}, 5.0)
+    first.wait()
+    first.close()
+    again = Checkpointer(str(tmp_path))
+    again.resume_at(60, 2.0)  # nothing is made again
+    assert not again.save_best(80, {"x": np.float32(80)}, 4.0)
+    again.resume_at(40, 2.0)
+    assert not again.save_best(50, {"x": np.float32(50)}, 1.5)
+    assert again.save_best(50, {"x": np.float32(50)}, 3.0)
+    again.wait()
+    assert again.best_step() == 50
+    again.close()
+
+
+def test_what_a_resumed_run_changes_is_kept(copied):
+    old = (copied / "config.json").read_bytes()
+    run.train(small_config(resume=True, train=dict(steps=100)), str(copied))
+    assert (copied / "config-until-80.json").read_bytes() == old
+    assert json.loads((copied / "config.json").read_text())["train"]["steps"] == 100
+
+
+def test_a_directory_that_goes_away_is_said_at_the_next_row(tmp_path):
+    workdir = tmp_path / "run"
+    logger = RunLogger(str(workdir), config=small_config())
+    logger.log("train", 20, {"loss": 1.0})
+    workdir.rename(tmp_path / "moved")
+    workdir.mkdir()  # as a checkpoint, written in between, may make it again
+    with pytest.raises(OSError, match=f"{workdir}.*is gone.*put it back and resume"):
+        logger.log("train", 40, {"loss": 1.0})
+    logger.close()
+    assert not (workdir / "metrics.jsonl").exists()
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_left_alone(tmp_path):
+    target = tmp_path / "letter"
+    target.write_text("dear")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(target)
+    with pytest.raises(ValueError, match=".lock is a link"):
+        run.train(small_config(), str(tmp_path / "run"))
+    assert target.read_text() == "dear"
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "config.json.tmp-{pid}"])
+def test_files_that_are_links_are_replaced_and_their_targets_left_alone(name, tmp_path):
+    target = tmp_path / "letter"
+    target.write_text("{}")
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    (workdir / name.format(pid=os.getpid())).symlink_to(target)
+    logger = RunLogger(str(workdir), config={})
+    logger.log("train", 1, {"x": 1.0})
+    logger.close()
+    assert target.read_text() == "{}" and len(read_rows(str(workdir / "metrics.jsonl"))) == 1
+
+
+def test_a_directory_that_cannot_be_written_is_refused_by_name(tmp_path):
+    (tmp_path / "file").write_text("")
+    for workdir in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
+        with pytest.raises(ValueError, match=f"workdir={workdir}.*choose another directory"):
+            run.train(small_config(), str(workdir))
+
+
+def test_atomic_write_names_the_file_and_the_remedy(tmp_path):
+    with pytest.raises(OSError, match="below/x cannot be written .*mend its directory"):
+        files.atomic_write(str(tmp_path / "below" / "x"), b"")

@@ -1,0 +1,180 @@
+"""Signals, closed pipes and kills: a run saves and ends, or goes on, and resumes to equal rows."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from mbx import files
+from mbx.training.interrupt import Interrupt
+from tests.faults.processes import finish, rows_of, start, wait_for_step
+
+FOREVER = 400_000
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Rows of 400 steps that nobody disturbed."""
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    code, output = finish(workdir, steps=400)
+    assert code == 0 and "400 environment steps" in output, output
+    return rows_of(workdir)
+
+
+def continues(workdir, whole) -> None:
+    """The run's rows are those of the undisturbed one, and go on as it does."""
+    before = [row for row in rows_of(workdir) if row["step"] <= 400]
+    assert before == whole[: len(before)]
+    if before[-1]["step"] < 400:
+        code, output = finish(workdir, steps=400)
+        assert code == 0, output
+        assert rows_of(workdir) == whole
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_saves_and_ends_with_its_status(name, tmp_path, whole):
+    """In a run that would take minutes: it stops somewhere, says where, and has saved that."""
+    number, workdir = getattr(signal, name), tmp_path / "run"
+    process = start(workdir, steps=FOREVER)
+    wait_for_step(workdir, 60, process)
+    process.send_signal(number)
+    output = process.communicate(timeout=300)[0]
+    last = rows_of(workdir)[-1]["step"]
+    assert process.returncode == 128 + number, output
+    assert f"stopped at {last:,} of 400,000 steps, saved; continue with" in output
+    assert str(last) in os.listdir(workdir / "checkpoints")
+    continues(workdir, whole)
+
+
+def test_nohup_is_left_alone(tmp_path):
+    ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    process = start(tmp_path / "run", steps=FOREVER, before=ignore)
+    wait_for_step(tmp_path / "run", 40, process)
+    process.send_signal(signal.SIGHUP)
+    wait_for_step(tmp_path / "run", 400, process)
+    process.kill()
+    process.communicate()
+
+
+STUCK = """
+from mbx.training import run
+prepare = run.prepare
+def patched(config):
+    job, left = prepare(config), [{intervals}]
+    def interval(state):
+        left[0] -= 1
+        if left[0] >= 0:
+            return job.interval(state)
+        import ctypes
+        print("stuck", flush=True)
+        while True:
+            ctypes.CDLL(None).sleep(600)
+    return job._replace(interval=interval)
+run.prepare = patched
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_the_first_program_compiles_ends_at_once(name, tmp_path):
+    """Nothing is lost then. A program that sleeps stands for one that compiles."""
+    process = start(tmp_path / "run", steps=80, before=STUCK.format(intervals=0))
+    while "stuck" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(getattr(signal, name))
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + getattr(signal, name)
+    assert "stopped before the first step" in output
+
+
+def test_the_second_signal_ends_at_once(tmp_path):
+    """In an interval that never ends, after one that has and is to be saved."""
+    process = start(tmp_path / "run", steps=FOREVER, before=STUCK.format(intervals=1))
+    while "stuck" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    while "stopping: saving" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+
+
+def test_a_library_call_gets_a_keyboard_interrupt_at_the_second():
+    before = signal.getsignal(signal.SIGTERM)
+    with Interrupt() as interrupt:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupt.requested and interrupt.number == signal.SIGTERM
+        with interrupt:  # as a run does within a command
+            pass
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_pipe_whose_reader_leaves_ends_nothing(tmp_path, whole):
+    """`| head -1`."""
+    process = start(tmp_path / "run", steps=400)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=300) == 0
+    assert rows_of(tmp_path / "run") == whole
+
+
+def test_a_closed_terminal_that_sends_no_signal_ends_nothing(tmp_path, whole):
+    pty = pytest.importorskip("pty")
+    own, other = pty.openpty()
+    process = start(tmp_path / "run", steps=400, stdout=other)
+    os.close(other)
+    wait_for_step(tmp_path / "run", 20, process)
+    os.close(own)
+    assert process.wait(timeout=300) == 0
+    assert rows_of(tmp_path / "run") == whole
+
+
+def test_output_goes_nowhere_once_it_cannot_be_written(monkeypatch):
+    reader, writer = os.pipe()
+    stream = io.TextIOWrapper(os.fdopen(writer, "wb"), write_through=True)
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    files.tolerate_closed_output()
+    print("read", flush=True)
+    assert os.read(reader, 10) == b"read\n"
+    os.close(reader)
+    for _ in range(3):
+        print("lost", flush=True)
+    os.write(stream.fileno(), b"a library's word")
+    stream.close()
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_change_nothing(tmp_path, whole):
+    """kill -9 in the start, while compiling, in steps, evaluations and saves: 100 times.
+
+    The seed of the moments is in the environment's MBX_SEED; how far a moment then is depends on
+    the machine.
+    """
+    rng = np.random.default_rng(int(os.environ.get("MBX_SEED", "0")))
+    began = time.time()
+    assert finish(tmp_path / "timed", steps=400)[0] == 0
+    lasts, kills, number = time.time() - began, 0, 0
+    while kills < int(os.environ.get("MBX_KILLS", "100")):
+        workdir, killed, number = tmp_path / f"run-{number}", True, number + 1
+        while killed:
+            process = start(workdir, steps=400)
+            try:
+                output = process.communicate(timeout=rng.uniform(0.2, 1.1) * lasts)[0]
+                killed = False
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                kills += 1
+        assert process.returncode == 0, output
+        assert rows_of(workdir) == whole
