@@ -21,10 +21,14 @@ Array = jax.Array
 
 
 class Evaluation(NamedTuple):
-    """Episodes of one evaluation: undiscounted returns and lengths (agent steps), both `[E]`.
+    """Episodes of one evaluation.
 
-    tasks: names, where E holds equal blocks of several tasks. exploring: returns `[E]` of the agent
-    acting as in training, with its noise, if that was asked for (`eval.exploring`).
+    Attributes:
+        returns: `[E]`, undiscounted.
+        lengths: `[E]` agent steps.
+        tasks: names, where E holds equal blocks of several tasks.
+        exploring: returns `[E]` of the agent acting as in training, with its noise, where
+            `eval.exploring` asks for them.
     """
 
     returns: np.ndarray

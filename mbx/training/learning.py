@@ -1,7 +1,7 @@
 """What is due after a step: learner updates, and passes that renew stored planner targets.
 
-`make_advance` joins both into one pure function of the state; the loop calls it after every step,
-and learning from recorded rows (`make_offline_interval`) calls nothing else.
+`make_learn_if_due` joins both into one pure function of the state; the loop calls it after every
+step, and learning from recorded rows (`make_offline_interval`) calls nothing else.
 """
 
 from __future__ import annotations
@@ -93,17 +93,17 @@ def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> 
     return reanalyze
 
 
-def make_advance(agent: Agent, schedule: Schedule, seeds_axis: str | None = None) -> Callable:
-    """`advance(state, before, key) -> (state, metrics)`: what is due since the steps `before`.
+def make_learn_if_due(agent: Agent, schedule: Schedule, seeds_axis: str | None = None) -> Callable:
+    """`learn_if_due(state, before, key) -> (state, metrics)`: what is due since the steps `before`.
 
     Makes updates and reanalyze passes. Metrics are sums: `updates`, `update/...`, `refresh/...`.
-    seeds_axis: the axis that seeds batched by `vmap` lie along, see `mbx.training.seeds`.
+    Seeds batched by `vmap` are along `seeds_axis`, see `mbx.training.seeds`.
     """
     ratio = schedule.ratio
     learn = make_learn(agent)
     reanalyze = make_reanalyze(agent, schedule, seeds_axis) if agent.store else None
 
-    def advance(state: LoopState, before: Array, key: Array) -> tuple[LoopState, Metrics]:
+    def learn_if_due(state: LoopState, before: Array, key: Array) -> tuple[LoopState, Metrics]:
         update_key, refresh_key = jax.random.split(key)
         updates_before = state.updates
         started = state.steps >= schedule.seed_steps
@@ -121,7 +121,7 @@ def make_advance(agent: Agent, schedule: Schedule, seeds_axis: str | None = None
             metrics |= extra
         return strongly_typed(state), metrics  # as it came: one program for all of a run's states
 
-    return advance
+    return learn_if_due
 
 
 def repeated(
@@ -143,11 +143,11 @@ def make_offline_interval(
 
     A step counts as one of all environments, so that schedules mean what they mean when acting.
     """
-    advance = make_advance(agent, schedule)
+    learn_if_due = make_learn_if_due(agent, schedule)
 
     def step(state: LoopState) -> tuple[LoopState, Metrics]:
         key, before = step_keys(state)[2], state.steps
-        return advance(state.replace(steps=before + state.is_first.shape[0]), before, key)
+        return learn_if_due(state.replace(steps=before + state.is_first.shape[0]), before, key)
 
     return layout.compile(repeated(layout.keep(step), length), donate=True)
 

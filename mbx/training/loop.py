@@ -2,7 +2,8 @@
 
 `make_step` joins an agent and a JAX environment into one pure function of a `LoopState`;
 `make_interval` scans it for a whole logging interval with the state donated. A host environment
-runs the same two halves (`choose`, `absorb`) around its Python call: `make_host_interval`.
+runs the same two halves (`select_action`, `store_and_learn`) around its Python call:
+`make_host_interval`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from mbx import replay
 from mbx.agents.base import Agent
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Timestep, random_actions
-from mbx.training.learning import make_advance, repeated
+from mbx.training.learning import make_learn_if_due, repeated
 from mbx.training.sharding import ONE_DEVICE, Layout
 from mbx.training.state import LoopState, Schedule, step_keys
 
@@ -24,10 +25,10 @@ Array = jax.Array
 Metrics = dict[str, Array]
 
 
-def make_choose(agent: Agent, schedule: Schedule, num_envs: int, spec: EnvSpec) -> Callable:
-    """`choose(state, key) -> (action [E, A], actor, targets)`: random in the seed phase."""
+def make_select_action(agent: Agent, schedule: Schedule, num_envs: int, spec: EnvSpec) -> Callable:
+    """`select_action(state, key) -> (action [E, A], actor, targets)`: random in the seed phase."""
 
-    def choose(state: LoopState, key: Array) -> tuple[Array, Any, Any]:
+    def select_action(state: LoopState, key: Array) -> tuple[Array, Any, Any]:
         act_key, target_key = jax.random.split(key)
 
         def explore(_: None) -> tuple[Array, Any]:
@@ -49,7 +50,7 @@ def make_choose(agent: Agent, schedule: Schedule, num_envs: int, spec: EnvSpec) 
             return action, actor, None
         return action, actor, agent.store.targets(state.train, actor, state.obs, target_key)
 
-    return choose
+    return select_action
 
 
 def store(
@@ -92,20 +93,22 @@ def store(
     )
 
 
-def make_absorb(agent: Agent, schedule: Schedule, seeds_axis: str | None = None) -> Callable:
-    """`absorb(state, action, actor, targets, timestep, key) -> (state, metrics)`.
+def make_store_and_learn(
+    agent: Agent, schedule: Schedule, seeds_axis: str | None = None
+) -> Callable:
+    """`store_and_learn(state, action, actor, targets, timestep, key) -> (state, metrics)`.
 
-    Stores the rows, then advances. Metrics: those of `make_advance`, `faults`, `episodes` and
+    Stores the rows, then advances. Metrics: those of `make_learn_if_due`, `faults`, `episodes` and
     `episode/...`.
     """
-    advance = make_advance(agent, schedule, seeds_axis)
+    learn_if_due = make_learn_if_due(agent, schedule, seeds_axis)
 
-    def absorb(
+    def store_and_learn(
         state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep, key: Array
     ) -> tuple[LoopState, Metrics]:
         before = state.steps
         state = store(agent, state, action, actor, targets, timestep)
-        state, metrics = advance(state, before, key)
+        state, metrics = learn_if_due(state, before, key)
         done = timestep.terminated | timestep.truncated
         metrics["faults"] = jnp.sum(timestep.fault)
         metrics["episodes"] = jnp.sum(done)
@@ -113,7 +116,7 @@ def make_absorb(agent: Agent, schedule: Schedule, seeds_axis: str | None = None)
         metrics["episode/length"] = jnp.sum(jnp.where(done, timestep.episode_length, 0))
         return state, metrics
 
-    return absorb
+    return store_and_learn
 
 
 def make_step(
@@ -124,15 +127,15 @@ def make_step(
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
     """One fused train step of all environments: `state -> (state, metrics)`."""
     num_envs = environment.num_envs
-    choose = make_choose(agent, schedule, num_envs, environment.spec)
-    absorb = make_absorb(agent, schedule, seeds_axis)
+    select_action = make_select_action(agent, schedule, num_envs, environment.spec)
+    store_and_learn = make_store_and_learn(agent, schedule, seeds_axis)
 
     def step(state: LoopState) -> tuple[LoopState, Metrics]:
-        choose_key, env_key, learn_key = step_keys(state)
-        action, actor, targets = choose(state, choose_key)
+        act_key, env_key, learn_key = step_keys(state)
+        action, actor, targets = select_action(state, act_key)
         env_state, timestep = environment.step(state.env, action, env_key)
         state = state.replace(env=env_state)
-        return absorb(state, action, actor, targets, timestep, learn_key)
+        return store_and_learn(state, action, actor, targets, timestep, learn_key)
 
     return step
 
@@ -163,17 +166,17 @@ def make_host_interval(
     environment: of this process; those of all processes are one batch to the agent.
     """
     num_envs = environment.num_envs * layout.processes
-    choose = make_choose(agent, schedule, num_envs, environment.spec)
-    absorb = make_absorb(agent, schedule)
+    select_action = make_select_action(agent, schedule, num_envs, environment.spec)
+    store_and_learn = make_store_and_learn(agent, schedule)
 
     @jax.jit
     def train_act(state: LoopState) -> tuple[Array, Any, Any]:
-        return layout.divided(choose(state, step_keys(state)[0]))
+        return layout.divided(select_action(state, step_keys(state)[0]))
 
     def train_learn(
         state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep
     ) -> tuple[LoopState, Metrics]:
-        return absorb(state, action, actor, targets, timestep, step_keys(state)[2])
+        return store_and_learn(state, action, actor, targets, timestep, step_keys(state)[2])
 
     learn_now = layout.compile(train_learn, donate=True)
 

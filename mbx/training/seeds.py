@@ -29,7 +29,7 @@ _PROGRESS = ("steps", "credit", "updates")
 _AXIS = "devices"
 
 
-def shares(num_seeds: int, available: int) -> int:
+def device_count_for(num_seeds: int, available: int) -> int:
     """The largest number of devices, at most `available`, that divides the seeds evenly."""
     return max(n for n in range(1, max(available, 1) + 1) if num_seeds % n == 0)
 
@@ -41,13 +41,13 @@ def use_all_cores(num_seeds: int) -> None:
     of use without an accelerator.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    jax.config.update("jax_num_cpu_devices", shares(num_seeds, cores or 1))
+    jax.config.update("jax_num_cpu_devices", device_count_for(num_seeds, cores or 1))
 
 
 def device_mesh(num_seeds: int) -> jax.sharding.Mesh | None:
     """The devices that the seeds are divided among; None for a single one."""
     devices = jax.local_devices()
-    num = shares(num_seeds, len(devices))
+    num = device_count_for(num_seeds, len(devices))
     return jax.sharding.Mesh(np.array(devices[:num]), (_AXIS,)) if num > 1 else None
 
 

@@ -79,11 +79,20 @@ def make_schedule(settings: RunSettings, spec: EnvSpec) -> Schedule:
 class LoopState:
     """All of a run: what a checkpoint holds.
 
-    env: the environment's state (None for a host environment). obs `[E, ...]`, reward `[E]`,
-    is_first `[E]`: the row that is being acted on. key: the run's base key; a step's keys are
-    folded from it and `steps`. steps: agent steps so far. credit: updates owed, in units of
-    1/denominator. updates: learner updates made. Every leaf of the state of several seeds leads
-    with `[S]` (`mbx.training.seeds`).
+    Every leaf of the state of several seeds leads with `[S]` (`mbx.training.seeds`).
+
+    Attributes:
+        train: the agent's train state.
+        actor: its actor state.
+        env: the environment's state, None for a host environment.
+        obs: `[E, ...]` of the row that is being acted on, as are the next two.
+        reward: `[E]`.
+        is_first: `[E]`.
+        replay: the rows before it.
+        key: the run's base key; a step's keys are folded from it and `steps`.
+        steps: agent steps so far.
+        credit: updates that are due, in units of 1/denominator of the update-to-data ratio.
+        updates: learner updates made.
     """
 
     train: Any
@@ -108,9 +117,15 @@ def init_state(
     shards: int = 1,
     host_obs: Array | None = None,
 ) -> LoopState:
-    """A fresh run. capacity: rows an environment; shards: the replay's.
+    """The state of a run before its first step.
 
-    host_obs: first observations `[E, ...]` of a host environment (of all processes).
+    Args:
+        agent: what is trained.
+        environment: to train in.
+        key: of everything.
+        capacity: replay rows an environment.
+        shards: of the replay.
+        host_obs: first observations `[E, ...]` of a host environment (of all processes).
     """
     num_envs = environment.num_envs if host_obs is None else host_obs.shape[0]
     init_key, env_key, base_key = jax.random.split(key, 3)

@@ -356,10 +356,10 @@ def test_latents_of_the_seed_phase_follow_from_the_actions_taken():
     )
     obs = jax.random.normal(jax.random.key(1), (6, 2, 2))
     state = init_state(agent, Environment, key=jax.random.key(0), capacity=9, host_obs=obs[0])
-    choose = jax.jit(loop.make_choose(agent, schedule, 2, SPEC))
+    select_action = jax.jit(loop.make_select_action(agent, schedule, 2, SPEC))
     no, zero = jnp.zeros(2, bool), jnp.zeros(2)
     for t in range(5):
-        action, actor, _ = choose(state, jax.random.key(t))
+        action, actor, _ = select_action(state, jax.random.key(t))
         step = Timestep(obs[t + 1], obs[t + 1], zero, no, no, zero, zero, no)
         state = loop.store(agent, state, action, actor, None, step)
     rows = {name: x[:, :5].swapaxes(0, 1) for name, x in state.replay.data.items()}

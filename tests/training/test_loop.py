@@ -15,7 +15,7 @@ from mbx import envs, replay
 from mbx.agents.base import Agent
 from mbx.envs.base import HostEnvironment, Timestep
 from mbx.training import build, evaluation, job, loop, run
-from mbx.training.learning import make_advance
+from mbx.training.learning import make_learn_if_due
 from mbx.training.state import LoopState, Schedule, init_state, make_schedule, step_keys
 from tests.helpers import tiny_config
 
@@ -75,7 +75,7 @@ def test_update_to_data_ratio_holds_for_any_number_of_environments(utd, num_envs
         return train.replace(step=train.step + 1), buffer, {}
 
     agent = Agent(None, None, None, update, None)
-    learn = make_advance(agent, Schedule(num_envs, 5, utd, 0, 0))
+    learn = make_learn_if_due(agent, Schedule(num_envs, 5, utd, 0, 0))
     nothing = dict.fromkeys(("actor", "env", "obs", "reward", "is_first", "replay"), jnp.zeros(1))
     zero = jnp.int32(0)
     state = LoopState(
