@@ -65,6 +65,11 @@ def test_measures(gate, measured):
     assert judge(gate, RUNS, PUBLISHED).measured == pytest.approx(measured)
 
 
+def test_a_collapse_is_measured_from_the_best_of_all_before_it():
+    runs = {"a": [run([60, 40, 24, 50])]}
+    assert judge(Gate("collapse", 0.5, step=20), runs, {}).measured == pytest.approx(0.4)
+
+
 def test_what_is_published_is_compared_task_by_task():
     runs = {"a": [run([0] * 9 + [50]), run([0] * 9 + [70])], "b": [run([0] * 9 + [8])]}
     gate = Gate("published", 1.0, step=100, agent="sac")
@@ -193,7 +198,7 @@ def made_up(tmp_path, monkeypatch):
     suite = suites.Suite(
         "",
         "configs/tdmpc.py",
-        (Task("x:a", 40, seeds=2, low=0, high=100), Task("x:b", 40)),
+        (Task("x:a", 40, seeds=2, low=-20, high=180), Task("x:b", 40)),
         seeds=1,
         at=(20, 40),
         gates=(Gate("median", 50, step=40, tasks=("x:a",)), Gate("mean", 1, step=40)),
@@ -214,7 +219,7 @@ def test_the_report_says_what_was_measured_and_what_was_not(made_up, capsys):
     text = (folder / "table.md").read_text()
     assert "| x:a | 2 | 20 (10, 30) | 60 (40, 80) | 30 |" in text
     assert "| x:b | 0 |  |  |  |" in text
-    assert "40 steps, normalised, 2 runs: mean over tasks 0.600 [0.400, 0.800]" in text
+    assert "40 steps, normalised, 2 runs: mean over tasks 0.400 [0.300, 0.500]" in text
     assert "1 tasks not measured" in text
     content = json.loads((folder / "verdict.json").read_text())
     assert not content["passed"]
