@@ -104,8 +104,9 @@ class Refit(NamedTuple):
 class Plan(NamedTuple):
     """What `plan` returns.
 
-    action: `[B, A]`, the selected first action. mean, std: `[B, T, A]`, the last refit.
-    actions, values: `[B, N, T, A]` and `[B, N]`, the candidates of the last round and their scores.
+    action: `[B, A]`, the selected first action with exploration noise, clipped. chosen: `[B, A]`,
+    the same without. mean, std: `[B, T, A]`, the last refit. actions, values: `[B, N, T, A]` and
+    `[B, N]`, the candidates of the last round and their scores.
     """
 
     action: Array
@@ -113,6 +114,7 @@ class Plan(NamedTuple):
     std: Array
     actions: Array
     values: Array
+    chosen: Array
 
 
 class Draws(NamedTuple):
@@ -289,10 +291,10 @@ def plan_with_draws(
     carry = (start, jnp.zeros((batch, num, horizon, action_dim)), jnp.zeros((batch, num)))
     last, actions, values = jax.lax.fori_loop(0, rounds, one_round, carry)
 
-    action = _select(last, draws.gumbel, config.selection)
-    action = action + config.action_noise * last.std[:, 0] * draws.action
+    chosen = _select(last, draws.gumbel, config.selection)
+    action = chosen + config.action_noise * last.std[:, 0] * draws.action
     action = jnp.clip(action, -1.0, 1.0) * mask[:, 0]
-    return Plan(action, last.mean, last.std, actions, values)
+    return Plan(action, last.mean, last.std, actions, values, chosen * mask[:, 0])
 
 
 def warm_start(mean: Array, is_first: Array) -> Array:

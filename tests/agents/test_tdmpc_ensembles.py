@@ -472,6 +472,23 @@ def test_the_acting_planners_expert_is_what_is_stored():
     assert not np.array_equal(made.expert, acted.expert)
 
 
+@pytest.mark.parametrize("how", ["chosen", "final"])
+def test_the_acting_experts_mean_is_an_elite_or_the_final_mean_without_noise(how):
+    own = dict(VARIANTS["lambda"]["loss"], expert_mean=how)
+    planner = dict(action_noise=3.0, selection="best")
+    settings = make_settings(loss=own, planner=planner)
+    agent = make_agent(settings, SPEC)
+    train, obs = jax.jit(agent.init)(jax.random.key(0)), jnp.ones((2, 3))
+    act = jax.jit(agent.act, static_argnums=5)
+    args = (train, agent.init_actor(2), obs, jnp.ones(2, bool), jax.random.key(1))
+    action, actor = act(*args, False)
+    silent = make_agent(replaced(settings, planner=dict(action_noise=0.0)), SPEC)
+    still, quiet = jax.jit(silent.act, static_argnums=5)(*args, False)
+    assert np.abs(action - still).max() > 0.1
+    expected = still if how == "chosen" else quiet.mean[:, 0]
+    np.testing.assert_allclose(actor.gaussian[:, 0], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():
     settings = make_settings(loss=dict(value_target="lambda", lambda_=0.7, horizon=3))
     model = make_world_model(make_world(settings))

@@ -157,7 +157,8 @@ def make_act(settings: Settings, model: WorldModel) -> Act:
         )
         if not carries_expert:
             return plan.action, plan.mean
-        chosen = plan.mean[:, 0] if settings.loss.expert_mean == "final" else plan.action
+        # The elite itself: what exploration adds is not to be imitated (BMPC).
+        chosen = plan.mean[:, 0] if settings.loss.expert_mean == "final" else plan.chosen
         expert = jnp.stack([chosen, plan.std[:, 0]], axis=1)
         return plan.action, ActorState(plan.mean, expert, jnp.ones_like(is_first))
 
