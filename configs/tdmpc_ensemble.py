@@ -14,7 +14,7 @@ from mbx import presets
 def get_config() -> config_dict.ConfigDict:
     """Every setting with its default."""
     config = presets.load("bmpc")
-    config.train.utd_ratio = 4.0
+    config.train.update(utd_ratio=4.0, pretrain_policy=True)
     config.model.update(
         num_values=5,
         num_dynamics=2,
@@ -34,8 +34,14 @@ def get_config() -> config_dict.ConfigDict:
         evaluation_std_coef=-1.0,
         discount=1.0,
     )
-    config.training_planner.update(max_std=1.0, discount=1.0)
-    config.reanalyze.update(batch_size=64, current_batch=True, slices=False)
+    config.training_planner.update(
+        max_std=1.0,
+        proposal_log_std=(),
+        rescore_proposals=False,
+        extra_iterations_action_dim=15,
+        discount=1.0,
+    )
+    config.reanalyze.batch_size = 64
     config.loss.update(
         td_rollouts=4,
         value_reduction="local",

@@ -20,11 +20,12 @@ from mbx.agents.tdmpc.agent import make_agent, world_config
 from mbx.agents.tdmpc.sections import parse_mixture
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales
-from mbx.agents.tdmpc.update import init_state
+from mbx.agents.tdmpc.update import init_state, policy_due
 from mbx.world_model import make_world_model
 from tests.agents.tdmpc_helpers import (
     SPEC,
     empty_replay,
+    loud,
     make_model,
     make_settings,
     make_world,
@@ -487,6 +488,92 @@ def test_the_acting_experts_mean_is_an_elite_or_the_final_mean_without_noise(how
     assert np.abs(action - still).max() > 0.1
     expected = still if how == "chosen" else quiet.mean[:, 0]
     np.testing.assert_allclose(actor.gaussian[:, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+def searching(**planner):
+    """Settings, model and parameters for an acting search of the training planner."""
+    own = dict(search="acting", horizon=2, num_proposals=3, num_samples=12, max_std=1.5)
+    settings = make_settings(
+        planner=dict(horizon=2, num_proposals=3, num_samples=12, max_std=1.5, selection="best"),
+        training_planner=own | planner,
+        loss=dict(policy_loss="kl"),
+    )
+    model = make_model(settings)
+    return settings, model, loud(model.init(jax.random.key(0)))
+
+
+def spied(monkeypatch):
+    """The arguments of every `mppi.plan` from now on."""
+    calls, plan = [], planning.mppi.plan
+
+    def spy(key, score, mean, std, **rest):
+        calls.append(dict(rest, mean=mean, std=std))
+        return plan(key, score, mean, std, **rest)
+
+    monkeypatch.setattr(planning.mppi, "plan", spy)
+    return calls
+
+
+def test_an_acting_search_starts_as_the_acting_planner_without_warm_start(monkeypatch):
+    settings, model, params = searching(extra_iterations=4, extra_iterations_action_dim=2)
+    z, calls = model.encode(params, jnp.ones((4, 3))), spied(monkeypatch)
+    plan = planning.plan_targets(settings, model, params, z, jax.random.key(3))
+    (call,) = calls
+    np.testing.assert_array_equal(call["mean"], np.zeros((4, 2, 2)))
+    np.testing.assert_array_equal(call["std"], np.full((4, 2, 2), 1.5))
+    assert call.get("initial") is None and call["proposals"].shape == (4, 3, 2, 2)
+    assert call["config"].rounds(2) == 2 + 4 and call["config"].rounds(1) == 2
+    assert plan.actions.shape == (4, 12, 2)
+    # Its spread is the search's, not that of a policy that is all but certain.
+    out = params["policy"]["out"]
+    certain = dict(out, bias=out["bias"].at[2:].set(-50.0))
+    sure = dict(params, policy=dict(params["policy"], out=certain))
+    narrow = planning.plan_targets(settings, model, sure, z, jax.random.key(3))
+    refined = replaced(settings, training_planner=dict(search="policy"))
+    collapsed = planning.plan_targets(refined, model, sure, z, jax.random.key(3))
+    assert np.mean(narrow.std) > 3 * np.mean(collapsed.std)
+
+
+def test_proposals_of_an_acting_search_have_their_own_spread(monkeypatch):
+    z_key, plan_key = jax.random.split(jax.random.key(4))
+    settings, model, params = searching(proposal_log_std=(-1.0, 0.5))
+    z, calls = jax.random.normal(z_key, (4, 8)), spied(monkeypatch)
+    planning.plan_targets(settings, model, params, z, plan_key)
+    eps = jax.random.normal(jax.random.split(plan_key)[0], (2, 4, 3, 2))
+    state, expected = z[:, None], []
+    for t in range(2):
+        mean, log_std = model.policy(params, state)
+        # The model's own bounds are -10 and 2.
+        wider = -1.0 + 1.5 * (np.asarray(log_std) + 10.0) / 12.0
+        action = np.clip(np.tanh(mean) + np.exp(wider) * eps[t], -1.0, 1.0)
+        expected.append(action)
+        state = model.step(params, state[None], action)[0]
+    np.testing.assert_allclose(
+        calls[0]["proposals"], np.stack(expected, axis=2), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_half_of_an_acting_searchs_proposals_are_the_optimists(monkeypatch):
+    settings, model, params = searching(num_proposals=4)
+    z, calls = model.encode(params, jnp.ones((4, 3))), spied(monkeypatch)
+    key = jax.random.key(5)
+    planning.plan_targets(settings, model, params, z, key)
+    both = dict(params, optimist=loud(params["policy"], 9))
+    planning.plan_targets(settings, model, both, z, key)
+    alone, shared = (np.asarray(call["proposals"]) for call in calls)
+    np.testing.assert_array_equal(alone[:, :2], shared[:, :2])
+    assert np.abs(alone[:, 2:] - shared[:, 2:]).max(axis=(0, 2, 3)).min() > 0.01
+
+
+def test_the_policy_rests_in_pretraining_where_it_should():
+    settings = make_settings(train=dict(pretrain_updates=2, pretrain_policy=False))
+    due = [policy_due(settings, jnp.int32(step)) for step in range(4)]
+    assert due == [False, False, True, True]
+    rare = replaced(settings, optimizer=dict(policy_every=3))
+    assert [bool(policy_due(rare, jnp.int32(i))) for i in range(7)] == [
+        i in (3, 6) for i in range(7)
+    ]
+    assert policy_due(replaced(settings, train=dict(pretrain_policy=True)), jnp.int32(0)) is None
 
 
 def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():

@@ -82,6 +82,18 @@ def test_exactly_the_settings_that_have_an_effect_are_read(name):
     assert read & idle & agents <= PASSED_ON
 
 
+def test_bmpc_is_bmpc():
+    s = settings_of("bmpc")
+    acting, expert = s.planner, s.training_planner
+    assert expert.search == "acting" and expert.proposal_log_std == (-2.0, 1.0)
+    for name in ("horizon", "iterations", "num_samples", "num_elites", "num_proposals", "max_std"):
+        assert getattr(expert, name) == getattr(acting, name), name
+    assert (expert.extra_iterations, expert.temperature_mode) == (2, "multiply")
+    assert s.reanalyze.current_batch and s.reanalyze.interval == 10
+    assert s.reanalyze.batch_size == 20 * (s.loss.horizon + 1)
+    assert not s.train.pretrain_policy and s.loss.expert_mean == "chosen"
+
+
 def test_planner_targets_holds_its_designs_table():
     s = settings_of("planner_targets")
     planner, acting = s.training_planner, s.planner

@@ -276,12 +276,19 @@ def score_function(
 # The policy in plans
 
 
-def policy_trajectories(model: WorldModel, params: Params, z: Array, eps: Array) -> Array:
+def policy_trajectories(
+    model: WorldModel,
+    params: Params,
+    z: Array,
+    eps: Array,
+    log_std_bounds: tuple[float, ...] = (),
+) -> Array:
     """Actions of the policy rolled out in the model (by its first dynamics head).
 
     Args:
         z: `[B, L]`.
         eps: `[T, B, P, A]`.
+        log_std_bounds: lowest and highest log std in the place of the model's, () for those.
 
     Returns:
         `[B, P, T, A]`.
@@ -289,11 +296,21 @@ def policy_trajectories(model: WorldModel, params: Params, z: Array, eps: Array)
     params = _first_head(model, params)
     state, actions = z[None, :, None], []
     for t in range(eps.shape[0]):
-        action = masked(model, model.act(*model.policy(params, state[0]), eps[t]), state[0])
+        mean, log_std = model.policy(params, state[0])
+        if log_std_bounds:
+            log_std = _rebound(model, log_std, log_std_bounds)
+        action = masked(model, model.act(mean, log_std, eps[t]), state[0])
         actions.append(action)
         if t + 1 < eps.shape[0]:
             state = model.step(params, state, action)
     return jnp.stack(actions, axis=2)
+
+
+def _rebound(model: WorldModel, log_std: Array, bounds: tuple[float, ...]) -> Array:
+    """A log std between other bounds, by the same share of the way: it is linear in them."""
+    low, high = model.config.log_std_min, model.config.log_std_max
+    share = (log_std - low) / max(high - low, 1e-8)
+    return bounds[0] + share * (bounds[1] - bounds[0])
 
 
 def policy_gaussian(
@@ -399,39 +416,80 @@ def plan_targets(
 ) -> Planned:
     """The training planner, from `z` `[B, L]`. No warm start.
 
-    Round 1 holds samples of the policy, so that one round of horizon 1 (all that is left of it
-    without `training_planner.enabled`) is the policy's imagined rollout. With an "optimist" among
-    the parameters half of them are its samples. Source: docs/sources.md, entry planner-targets.
+    With `training_planner.search` "policy" round 1 holds samples of the policy, and every later one
+    samples of what was refitted to them, so that one round of horizon 1 (all that is left of it
+    without `training_planner.enabled`) is the policy's imagined rollout. With "acting" it searches
+    as the acting planner does, from mean 0 and the largest standard deviation and with the policy's
+    trajectories in every round: an expert whose spread does not shrink with the policy's (BMPC).
+
+    With an "optimist" among the parameters half of the policy's samples are its. Source:
+    docs/sources.md, entries planner-targets and behaviour.
     """
+    planner = settings.training_planner
+    prior_key, plan_key = jax.random.split(key)
+    search = _acting_search if planner.enabled and planner.search == "acting" else _policy_search
+    config, start = search(settings, model, params, z, prior_key)
+    plan = mppi.plan(
+        plan_key,
+        score_function(settings, model, params, z, planner),
+        action_mask=model.action_mask(z),
+        config=config,
+        **start,
+    )
+    chosen = plan.chosen
+    return Planned(plan.actions[:, :, 0], plan.values, chosen, plan.mean[:, 0], plan.std[:, 0])
+
+
+def _policy_search(
+    settings: Settings, model: WorldModel, params: Params, z: Array, key: Array
+) -> tuple[mppi.MPPIConfig, dict[str, Array]]:
+    """MPPI's settings, and where it starts: samples of the policy."""
     planner = settings.training_planner
     config = mppi_config(planner) if planner.enabled else mppi_config(planner, iterations=1)
     horizon = planner.horizon if planner.enabled else 1
-    prior_key, plan_key = jax.random.split(key)
     mean, log_std = model.policy(params, z)
-    num = config.num_samples
-    eps = threefry.normal(prior_key, (horizon, z.shape[0], num, mean.shape[-1]))
-    if "optimist" in params:
-        second = {**params, "policy": params["optimist"]}
-        initial = jnp.concatenate(
-            [
-                policy_trajectories(model, params, z, eps[:, :, : num - num // 2]),
-                policy_trajectories(model, second, z, eps[:, :, num - num // 2 :]),
-            ],
-            axis=1,
-        )
-    else:
-        initial = policy_trajectories(model, params, z, eps)
 
     def repeat(x: Array) -> Array:
         return jnp.broadcast_to(x[:, None], (x.shape[0], horizon, x.shape[1]))
 
-    plan = mppi.plan(
-        plan_key,
-        score_function(settings, model, params, z, planner),
-        repeat(jnp.tanh(mean)),
-        repeat(jnp.exp(log_std)),
-        initial=initial,
-        action_mask=model.action_mask(z),
-        config=config,
+    eps = threefry.normal(key, (horizon, z.shape[0], config.num_samples, mean.shape[-1]))
+    return config, dict(
+        mean=repeat(jnp.tanh(mean)),
+        std=repeat(jnp.exp(log_std)),
+        initial=_samples_of_policies(model, params, z, eps),
     )
-    return Planned(plan.actions[:, :, 0], plan.values, plan.action, plan.mean[:, 0], plan.std[:, 0])
+
+
+def _acting_search(
+    settings: Settings, model: WorldModel, params: Params, z: Array, key: Array
+) -> tuple[mppi.MPPIConfig, dict[str, Array]]:
+    """MPPI's settings, and where it starts: nowhere, beside trajectories of the policy."""
+    planner = settings.training_planner
+    mean = jnp.zeros((z.shape[0], planner.horizon, model.config.action_dim))
+    start = dict(mean=mean, std=jnp.full_like(mean, planner.max_std))
+    if planner.num_proposals:
+        shape = (planner.horizon, z.shape[0], planner.num_proposals, mean.shape[-1])
+        eps, bounds = threefry.normal(key, shape), planner.proposal_log_std
+        start["proposals"] = _samples_of_policies(model, params, z, eps, bounds)
+    return mppi_config(planner), start
+
+
+def _samples_of_policies(
+    model: WorldModel,
+    params: Params,
+    z: Array,
+    eps: Array,
+    log_std_bounds: tuple[float, ...] = (),
+) -> Array:
+    """`policy_trajectories`; where there is an optimist, the second half of them are its."""
+    if "optimist" not in params:
+        return policy_trajectories(model, params, z, eps, log_std_bounds)
+    num, second = eps.shape[2], {**params, "policy": params["optimist"]}
+    own, others = eps[:, :, : num - num // 2], eps[:, :, num - num // 2 :]
+    return jnp.concatenate(
+        [
+            policy_trajectories(model, params, z, own, log_std_bounds),
+            policy_trajectories(model, second, z, others, log_std_bounds),
+        ],
+        axis=1,
+    )

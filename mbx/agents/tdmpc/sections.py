@@ -97,6 +97,7 @@ class Planner:
 
 _TRAINING = {"enabled": True, "reads_plans": True}
 _SAMPLED = {"reads_plans": True}
+_AS_ACTING = _TRAINING | {"search": "acting"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,12 +109,33 @@ class TrainingPlanner:
         "store its targets in the replay; False: policy samples, scored again in every loss",
         needs=_SAMPLED,
     )
-    iterations: int = setting(
-        3, "rounds; the first holds samples of the policy", at_least=1, needs=_TRAINING
+    search: str = setting(
+        "policy",
+        "rounds refit samples that begin as the policy's, or search as the acting planner does: "
+        "from mean 0 and max_std, with policy trajectories in every round",
+        choices=("policy", "acting"),
+        needs=_TRAINING,
     )
+    iterations: int = setting(3, "rounds of sampling and refitting", at_least=1, needs=_TRAINING)
     num_samples: int = setting(32, "candidates a round", at_least=1, needs=_SAMPLED)
     num_elites: int = setting(
         8, "best candidates that are refitted to", at_least=1, needs=_TRAINING
+    )
+    num_proposals: int = setting(8, "policy trajectories among the candidates", needs=_AS_ACTING)
+    proposal_log_std: tuple[float, ...] = setting(
+        (),
+        "lowest and highest log std of the policy in them; empty: as when acting",
+        at_least=None,
+        needs=_AS_ACTING | {"num_proposals": NONZERO},
+    )
+    rescore_proposals: bool = setting(
+        False,
+        "score proposals in every round, not once",
+        needs=_AS_ACTING | {"num_proposals": NONZERO},
+    )
+    extra_iterations: int = setting(0, "further rounds in large action spaces", needs=_TRAINING)
+    extra_iterations_action_dim: int = setting(
+        20, "which have that many dims", needs=_TRAINING | {"extra_iterations": NONZERO}
     )
     temperature: float = setting(0.5, "of the elites' weights", above=0, needs=_TRAINING)
     temperature_mode: str = setting(
@@ -125,7 +147,11 @@ class TrainingPlanner:
     min_std: float = setting(
         0.05, "lowest refitted standard deviation, in action units", above=0, needs=_TRAINING
     )
-    max_std: float = setting(1.0, "highest refitted standard deviation", needs=_TRAINING)
+    max_std: float = setting(
+        1.0,
+        "highest refitted standard deviation, and where an acting search starts",
+        needs=_TRAINING,
+    )
     horizon: int = setting(1, "agent steps that it looks ahead", at_least=1, needs=_TRAINING)
     std_coef: float = setting(
         0.0,
@@ -148,6 +174,14 @@ class TrainingPlanner:
 
     def check(self) -> Iterator[str]:
         yield from _check_planner(self, "training_planner")
+        if self.search == "acting" and self.num_proposals >= self.num_samples:
+            yield (
+                f"num_proposals={self.num_proposals} must be less than training_planner.num_samples"
+                f"={self.num_samples}: lower it or raise num_samples"
+            )
+        bounds = self.proposal_log_std
+        if bounds and (len(bounds) != 2 or bounds[0] > bounds[1]):
+            yield f"proposal_log_std={bounds}: give a lowest and a highest value, or none"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,6 +38,9 @@ class Train(common.Train):
     """How long a run is, and how often it learns."""
 
     pretrain_updates: int = setting(500, "updates made at once after the random actions")
+    pretrain_policy: bool = setting(
+        True, "the policy learns in those, too", needs={"pretrain_updates": NONZERO}
+    )
     utd_ratio: float = setting(0.5, "learner updates per agent step")
 
 

@@ -117,14 +117,21 @@ def update_from_batch(
     def learn(state: TrainState) -> tuple[TrainState, Metrics]:
         return learn_policy(settings, model, state, inputs, noise.optimist_eps)
 
-    every = settings.optimizer.policy_every
-    if every == 1:
+    due = policy_due(settings, state.step)
+    if due is None:
         state, extra = learn(state)
     else:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(learn, state)[1])
-        due = state.step % every == 0
         state, extra = jax.lax.cond(due, learn, lambda s: (s, zeros), state)
     return move_targets(settings, state), metrics | extra
+
+
+def policy_due(settings: Settings, step: Array) -> Array | None:
+    """Whether the policy learns in this update; None where it always does."""
+    every, first = settings.optimizer.policy_every, settings.train.pretrain_updates
+    if first and not settings.train.pretrain_policy:
+        return (step >= first) & (step % every == 0)
+    return None if every == 1 else step % every == 0
 
 
 def weigh_actions(
