@@ -20,10 +20,12 @@ from mbx.agents.tdmpc.agent import make_agent, world_config
 from mbx.agents.tdmpc.sections import parse_mixture
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales
-from mbx.agents.tdmpc.update import init_state, policy_due
+from mbx.agents.tdmpc.update import draw, init_state, learn_policy, policy_due
 from mbx.world_model import make_world_model
 from tests.agents.tdmpc_helpers import (
     SPEC,
+    B,
+    T,
     empty_replay,
     loud,
     make_model,
@@ -574,6 +576,55 @@ def test_the_policy_rests_in_pretraining_where_it_should():
         i in (3, 6) for i in range(7)
     ]
     assert policy_due(replaced(settings, train=dict(pretrain_policy=True)), jnp.int32(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("policy_loss", "value_scale"), [("kl", "running"), ("kl", "return_ema"), ("svg", "return_ema")]
+)
+def test_the_optimists_unit_of_values_follows_values(policy_loss, value_scale):
+    own = dict(policy_loss=policy_loss, value_scale=value_scale, value_target="td")
+    settings = make_settings(
+        model=dict(num_dynamics=2),
+        loss=dict(own, optimist=True, optimist_std_coef=0.5, optimist_entropy_scale=0.0),
+    )
+    model = make_model(settings)
+    state = init_state(settings, model, jax.random.key(0))
+    state = state.replace(params=loud(state.params, 3), return_ema=returns.ReturnEMA(-1.0, 4.0))
+    noise = draw(settings, model, jax.random.key(1))
+    inputs = PolicyInputs(
+        jax.random.normal(jax.random.key(2), (T + 1, B, 8)),
+        jnp.ones((T + 1, B)),
+        noise.policy_eps,
+        None,
+        valid=jnp.ones((T + 1, B)),
+        expert=jnp.ones((T + 1, B, 2, 2)),
+    )
+    new, metrics = jax.jit(lambda s: learn_policy(settings, model, s, inputs, noise.optimist_eps))(
+        state
+    )
+
+    def values(policy, eps, std_coef):
+        params = dict(state.params, policy=policy)
+        action = model.act(*model.policy(params, inputs.zs), eps)
+        return np.asarray(
+            policies.policy_value(settings, model, params, inputs.zs, action, None, std_coef)
+        )
+
+    optimists = values(state.params["optimist"], noise.optimist_eps, 0.5)
+    moving = optimists[0]
+    if policy_loss == "svg":  # the policy's values move the unit, once
+        moving = values(state.params["policy"], noise.policy_eps, 0.0)[0]
+    low, high = np.percentile(moving, [5.0, 95.0])
+    if value_scale == "running":
+        unit = 1.0 + 0.01 * (max(high - low, 1.0) - 1.0)
+        np.testing.assert_allclose(new.scale.value, unit, rtol=1e-4)
+        assert unit > 1.0
+    else:
+        unit = (0.99 * 4.0 + 0.01 * high) - (0.99 * -1.0 + 0.01 * low)
+        np.testing.assert_allclose(new.return_ema.high - new.return_ema.low, unit, rtol=1e-4)
+    weights = 0.5 ** np.arange(T + 1)
+    expected = np.mean(weights * -optimists.mean(axis=1) / unit)
+    np.testing.assert_allclose(metrics["loss/optimist"], expected, rtol=1e-3)
 
 
 def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():

@@ -49,15 +49,23 @@ def policy_inputs(
     )
 
 
+def value_scale(settings: Settings, scales: ValueScales) -> Array:
+    """The unit of values in use."""
+    if settings.loss.value_scale == "return_ema":
+        return returns.return_ema_offset_scale(scales.ema)[1]
+    return scales.running.value
+
+
 def move_value_scale(
     settings: Settings, scales: ValueScales, values: Array
 ) -> tuple[Array, ValueScales]:
     """Move the unit of values with `values` `[n]`: the unit in use, and both forms."""
     if settings.loss.value_scale == "return_ema":
-        ema = returns.update_return_ema(scales.ema, values)
-        return returns.return_ema_offset_scale(ema)[1], scales._replace(ema=ema)
-    running = returns.update_running_scale(scales.running, values, tau=settings.optimizer.tau)
-    return running.value, scales._replace(running=running)
+        scales = scales._replace(ema=returns.update_return_ema(scales.ema, values))
+    else:
+        running = returns.update_running_scale(scales.running, values, tau=settings.optimizer.tau)
+        scales = scales._replace(running=running)
+    return value_scale(settings, scales), scales
 
 
 def policy_value(
@@ -317,12 +325,16 @@ def optimist_loss(
     optimist: Params,
     params: Params,
     inputs: PolicyInputs,
-    scale: Array,
+    scales: ValueScales,
     progress: Array | float = 0.0,
-) -> Array:
+) -> tuple[Array, ValueScales]:
     """SVG for the second policy: optimistic about the ensembles, and much more random.
 
-    Source: docs/sources.md, entry behaviour.
+    The unit of values is the one that svg or the weights of planner actions move; where they do
+    not, it follows the optimist's values. Source: docs/sources.md, entry behaviour.
+
+    Returns:
+        The loss, and the scales, moved where nothing else moves them.
     """
     params = {**params, "policy": optimist}
     mean, log_std = model.policy(params, inputs.zs)
@@ -330,10 +342,15 @@ def optimist_loss(
     q = policy_value(
         settings, model, params, inputs.zs, action, inputs.heads, settings.loss.optimist_std_coef
     )
+    if settings.moves_value_scale:
+        scale = value_scale(settings, scales)
+    else:
+        scale, scales = move_value_scale(settings, scales, jax.lax.stop_gradient(q[0]))
     mask = model.action_mask(inputs.zs)
     entropy = policy_entropy(settings, model, mean, log_std, inputs.eps, mask)
     entropy_coef = entropy_coefficient(settings, progress)
     if settings.svg_first and settings.loss.entropy_scale == "value":
         entropy_coef = entropy_coef / scale
     bonus = settings.loss.optimist_entropy_scale * entropy_coef * entropy
-    return time_weighted(-q / scale - bonus, inputs.mask, settings.loss.time_weight)
+    loss = time_weighted(-q / scale - bonus, inputs.mask, settings.loss.time_weight)
+    return loss, scales

@@ -299,9 +299,14 @@ class Settings(RunSettings):
         return "kl" in self.loss.policy_terms
 
     @property
-    def scales_values(self) -> bool:
+    def moves_value_scale(self) -> bool:
         """svg in loss.policy_loss, or loss.advantage_scale=range"""
         return self.uses_svg or (self.weighs_plans and self.loss.advantage_scale == "range")
+
+    @property
+    def scales_values(self) -> bool:
+        """svg in loss.policy_loss, loss.advantage_scale=range, or loss.optimist"""
+        return self.moves_value_scale or (self.loss.optimist and self.reads_plans)
 
     @property
     def imagines_targets(self) -> bool:

@@ -140,7 +140,7 @@ def weigh_actions(
     """Weights of the planner actions of a batch, `[S, B, N]`, and the unit of values moved on."""
     if not settings.weighs_plans:
         return state, None
-    unit = state.scale.value
+    unit: Array | float = 1.0
     if settings.loss.advantage_scale == "range":
         scales = ValueScales(state.scale, state.return_ema)
         values = batch.plan_values[0].reshape(-1)
@@ -226,14 +226,16 @@ def learn_policy(
     if settings.loss.optimist:
         inputs = inputs._replace(eps=optimist_eps)
 
-        def second(optimist: Params) -> Array:
-            unit = state.scale.value
-            return optimist_loss(settings, model, optimist, state.params, inputs, unit, share)
+        def second(optimist: Params) -> tuple[Array, ValueScales]:
+            units = ValueScales(state.scale, state.return_ema)
+            return optimist_loss(settings, model, optimist, state.params, inputs, units, share)
 
-        value, grads = jax.value_and_grad(second)(params["optimist"])
+        (value, units), grads = jax.value_and_grad(second, has_aux=True)(params["optimist"])
         updates, opt_state = optimizer.update(grads, state.optimist_opt_state, params["optimist"])
         params["optimist"] = optax.apply_updates(params["optimist"], updates)
-        state = state.replace(optimist_opt_state=opt_state)
+        state = state.replace(
+            optimist_opt_state=opt_state, scale=units.running, return_ema=units.ema
+        )
         metrics["loss/optimist"] = value
     return state.replace(params=params), metrics
 
