@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from mbx import distributions as dist
 from mbx import networks
+from mbx.keys import streams
 from mbx.tasks import TaskSet, limit_norm
 
 Array = jax.Array
@@ -271,7 +272,7 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
     inputs |= dict(aux_value=inputs["value"]) if config.num_aux else {}
     if not config.episodic:
         del inputs["termination"]
-    keys = dict(zip(inputs, jax.random.split(key, len(inputs)), strict=True))
+    keys = streams(key, *inputs, *(["task"] if tasks else []))
     heads = dict(
         dynamics=config.num_dynamics,
         reward=config.num_rewards,
@@ -285,7 +286,7 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
         for n, num in heads.items()
         if num
     }
-    return params | ({"task": tasks.init(jax.random.fold_in(key, 1))} if tasks else {})
+    return params | ({"task": tasks.init(keys["task"])} if tasks else {})
 
 
 class _Entrance(NamedTuple):

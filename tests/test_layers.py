@@ -25,7 +25,7 @@ FLOORS = (
         "files",
         "replay_storage",
     ),
-    ("pictures", "returns", "mppi", "successors", "replay_ring", "replay_shards"),
+    ("keys", "pictures", "returns", "mppi", "successors", "replay_ring", "replay_shards"),
     ("replay",),
     ("world_model", "power"),
     ("agents",),

@@ -27,6 +27,7 @@ from mbx.agents.tdmpc.reanalyze import make_reanalyze, num_rows, reanalyze_batch
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import ActorState, Batch, TrainState, make_batch
 from mbx.agents.tdmpc.update import draw, init_state, update_from_batch
+from mbx.keys import streams
 from mbx.tasks import TaskSet, carry_over
 from mbx.types import Array, EnvSpec, Metrics
 from mbx.world_model import WorldModel, WorldModelConfig, config_for_size, make_world_model
@@ -208,18 +209,18 @@ def make_update(settings: Settings, model: WorldModel, targets: MakeTargets) -> 
     def update(
         train: TrainState, state: replay.ReplayState, key: Array
     ) -> tuple[TrainState, replay.ReplayState, Metrics]:
-        sample_key, learn_key = jax.random.split(key)
-        sample = replay.sample(state, sample_key, **sizes)
-        train, metrics = learn(train, sample, learn_key)
+        keys = streams(key, "sample", "learn")
+        sample = replay.sample(state, keys["sample"], **sizes)
+        train, metrics = learn(train, sample, keys["learn"])
         return train, state, metrics
 
     def update_and_reanalyze(
         train: TrainState, state: replay.ReplayState, key: Array
     ) -> tuple[TrainState, replay.ReplayState, Metrics]:
-        sample_key, learn_key, plan_key = jax.random.split(key, 3)
-        sample = replay.sample(state, sample_key, **sizes)
-        state, sample = reanalyze_batch(settings, targets, train, state, sample, plan_key)
-        train, metrics = learn(train, sample, learn_key)
+        keys = streams(key, "sample", "learn", "plan")
+        sample = replay.sample(state, keys["sample"], **sizes)
+        state, sample = reanalyze_batch(settings, targets, train, state, sample, keys["plan"])
+        train, metrics = learn(train, sample, keys["learn"])
         return train, state, metrics
 
     own = settings.stores_plans and settings.reanalyze.enabled and settings.reanalyze.current_batch
@@ -233,13 +234,13 @@ def make_learn(
     stored = settings.stores_plans
 
     def learn(train: TrainState, sample: replay.Sample, key: Array) -> tuple[TrainState, Metrics]:
-        draw_key, shift_key, plan_key = jax.random.split(key, 3)
+        keys = streams(key, "draw", "shift", "plan")
         batch = make_batch(sample)
         if model.config.pixels:
-            batch = batch._replace(obs=shift_images(batch.obs, shift_key))
+            batch = batch._replace(obs=shift_images(batch.obs, keys["shift"]))
         if settings.reads_plans and not stored:
-            batch = plan_batch(settings, model, train, batch, plan_key)
-        noise = draw(settings, model, draw_key)
+            batch = plan_batch(settings, model, train, batch, keys["plan"])
+        noise = draw(settings, model, keys["draw"])
         new, metrics = update_from_batch(settings, model, train, batch, noise)
         if stored:
             valid = sample.targets.valid[:-1] & sample.mask

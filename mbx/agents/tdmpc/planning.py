@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from mbx import mppi, networks, returns, successors, threefry
 from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
+from mbx.keys import streams
 from mbx.types import Array, Params
 from mbx.world_model import WorldModel
 
@@ -256,7 +257,7 @@ def score_function(
     """`estimate_value` from states `z` `[B, L]`, in the form `mppi.plan` takes."""
 
     def score(key: Array, actions: Array) -> Array:
-        eps_key, heads_key = jax.random.split(key)
+        keys = streams(key, "eps", "heads")
         batch, num, _, action_dim = actions.shape
         return estimate_value(
             settings,
@@ -265,8 +266,8 @@ def score_function(
             z,
             actions,
             planner=planner,
-            eps=threefry.normal(eps_key, (batch, num, action_dim)),
-            heads=choose_heads(heads_key, model.config.num_values, settings.loss.num_heads),
+            eps=threefry.normal(keys["eps"], (batch, num, action_dim)),
+            heads=choose_heads(keys["heads"], model.config.num_values, settings.loss.num_heads),
         )
 
     return score
@@ -386,14 +387,16 @@ def plan_to_act(
         config = dataclasses.replace(
             config, action_noise=0.0, selection=planner.evaluation_selection
         )
-    proposal_key, plan_key = jax.random.split(key)
+    keys = streams(key, "proposals", "proposal_noise", "plan")
     batch, horizon, action_dim = mean.shape
     proposals = None
     if planner.num_proposals:
-        eps = threefry.normal(proposal_key, (horizon, batch, planner.num_proposals, action_dim))
+        eps = threefry.normal(
+            keys["proposals"], (horizon, batch, planner.num_proposals, action_dim)
+        )
         proposals = policy_trajectories(model, params, z, eps)
     if planner.num_proposals and planner.proposal_noise:
-        noise = jax.random.normal(jax.random.fold_in(proposal_key, 1), proposals.shape)
+        noise = jax.random.normal(keys["proposal_noise"], proposals.shape)
         proposals = jnp.clip(proposals + planner.proposal_noise * noise, -1.0, 1.0)
         proposals = masked(model, proposals, z[:, None, None])
     score = score_function(settings, model, params, z, planner)
@@ -401,7 +404,7 @@ def plan_to_act(
     if share is not None:
         mean, std = blend(share, policy_gaussian(model, params, z, horizon), (mean, std))
     return mppi.plan(
-        plan_key,
+        keys["plan"],
         score,
         mean,
         std,
@@ -426,11 +429,11 @@ def plan_targets(
     docs/sources.md, entries planner-targets and behaviour.
     """
     planner = settings.training_planner
-    prior_key, plan_key = jax.random.split(key)
+    keys = streams(key, "policy", "plan")
     search = _acting_search if planner.enabled and planner.search == "acting" else _policy_search
-    config, start = search(settings, model, params, z, prior_key)
+    config, start = search(settings, model, params, z, keys["policy"])
     plan = mppi.plan(
-        plan_key,
+        keys["plan"],
         score_function(settings, model, params, z, planner),
         action_mask=model.action_mask(z),
         config=config,

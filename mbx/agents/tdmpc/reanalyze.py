@@ -18,6 +18,7 @@ from mbx import replay
 from mbx.agents import base
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import TrainState
+from mbx.keys import streams
 from mbx.types import Array, Metrics
 
 
@@ -52,14 +53,14 @@ def make_reanalyze(settings: Settings, make_targets: base.MakeTargets) -> base.R
     def reanalyze(
         train: TrainState, state: replay.ReplayState, key: Array, chunk: Array
     ) -> tuple[replay.ReplayState, Metrics]:
-        rows_key, plan_key = jax.random.split(key)
-        chosen = choose_rows(settings, train, state, rows_key)
+        keys = streams(key, "rows", "plan")
+        chosen = choose_rows(settings, train, state, keys["rows"])
         swept, held = replay.refresh_index(state, chunk * num, num)
         index = jax.tree.map(functools.partial(jnp.where, chunk >= 0), swept, chosen)
         rows = replay.row_at(state, index)
         mask = (held | (chunk < 0)) & ~rows["is_last"]
         old = replay.targets_at(state, index)
-        new = make_targets(train, None, rows["obs"], plan_key)
+        new = make_targets(train, None, rows["obs"], keys["plan"])
         # Adds 0 * old, so that XLA orders the read before the write and writes in place instead of
         # copying the whole storage.
         best_before = jnp.nan_to_num(jnp.max(old.values, axis=-1))

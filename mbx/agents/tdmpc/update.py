@@ -35,6 +35,7 @@ from mbx.agents.tdmpc.types import (
     ValueScales,
 )
 from mbx.agents.tdmpc.value_targets import plan_weights, value_targets
+from mbx.keys import streams
 from mbx.types import Array, Metrics, Params
 from mbx.world_model import WorldModel, WorldModelConfig
 
@@ -43,10 +44,10 @@ _POLICIES = ("policy", "optimist")
 
 def init_state(settings: Settings, model: WorldModel, key: Array) -> TrainState:
     """A fresh train state; target networks start as copies."""
-    params = model.init(key)
-    optimist = settings.loss.optimist
+    keys = streams(key, "model", "optimist")
+    params, optimist = model.init(keys["model"]), settings.loss.optimist
     if optimist:
-        params["optimist"] = model.init(jax.random.fold_in(key, 1))["policy"]
+        params["optimist"] = model.init(keys["optimist"])["policy"]
     optimizer, policy_optimizer = make_optimizers(settings, model.config)
 
     def copy(name: str, wanted: bool) -> Params | None:
@@ -76,7 +77,7 @@ def _trained(params: Params) -> Params:
 def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
     """The random numbers of one update."""
     world, loss = model.config, settings.loss
-    keys = jax.random.split(key, 5)
+    keys = streams(key, *Noise._fields)
     shape = (loss.horizon, loss.batch_size, world.action_dim)
     copies = world.num_dynamics if loss.head_strategy == "concat" else 1
     states = (shape[0] + 1, copies * loss.batch_size, world.action_dim)
@@ -86,23 +87,26 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
         planning.choose_heads, num_values=world.num_values, num_used=loss.num_heads
     )
 
-    def extra(i: int) -> Array:
-        return jax.random.fold_in(key, i)
+    def normal(name: str, shape: tuple[int, ...]) -> Array:
+        return threefry.normal(keys[name], shape)
 
     def rollouts() -> Array:
         steps = (loss.td_horizon, *shape[:2], loss.td_rollouts, world.action_dim)
-        return threefry.normal(extra(1), steps)
+        return normal("rollout_eps", steps)
 
-    one_head = world.num_dynamics > 1 and not loss.td_all_dynamics
+    def one_head() -> Array:
+        return jax.random.randint(keys["dynamics_head"], (), 0, world.num_dynamics)
+
+    every_head = world.num_dynamics == 1 or loss.td_all_dynamics
     return Noise(
-        target_eps=threefry.normal(keys[0], shape),
-        target_heads=None if local else value_heads(keys[1]),
-        policy_eps=threefry.normal(keys[2], states),
-        policy_heads=value_heads(keys[3]),
-        dropout=keys[4] if world.dropout > 0.0 else None,
+        target_eps=normal("target_eps", shape),
+        target_heads=None if local else value_heads(keys["target_heads"]),
+        policy_eps=normal("policy_eps", states),
+        policy_heads=value_heads(keys["policy_heads"]),
+        dropout=keys["dropout"] if world.dropout > 0.0 else None,
         rollout_eps=rollouts() if imagined else None,
-        dynamics_head=jax.random.randint(extra(2), (), 0, world.num_dynamics) if one_head else None,
-        optimist_eps=threefry.normal(extra(3), states) if loss.optimist else None,
+        dynamics_head=None if every_head else one_head(),
+        optimist_eps=normal("optimist_eps", states) if loss.optimist else None,
     )
 
 

@@ -1,0 +1,82 @@
+"""No two streams of random numbers of the TD-MPC agent are the same one."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import networks, tasks
+from mbx.agents.tdmpc import planning
+from mbx.agents.tdmpc.update import draw, init_state
+from mbx.keys import streams
+from mbx.world_model import make_world_model
+from tests.agents.tdmpc_helpers import make_model, make_settings, make_world
+
+
+def test_streams_are_as_many_keys_as_names():
+    keys = streams(jax.random.key(3), "a", "b", "c")
+    assert list(keys) == ["a", "b", "c"]
+    assert len({tuple(jax.random.key_data(key).tolist()) for key in keys.values()}) == 3
+    with pytest.raises(ValueError, match="name of its own"):
+        streams(jax.random.key(3), "a", "a")
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """The data of every key that random numbers are drawn from, in order."""
+    seen = []
+
+    def watch(module, name, position=0):
+        original = getattr(module, name)
+
+        def spy(*args, **kwargs):
+            if not isinstance(args[position], jax.core.Tracer):
+                seen.append(tuple(np.asarray(jax.random.key_data(args[position])).tolist()))
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, spy)
+
+    for name in ("normal", "uniform", "permutation", "randint", "gumbel"):
+        watch(jax.random, name)
+    watch(networks, "init_ensemble", 1)
+    return seen
+
+
+ALL = dict(
+    model=dict(num_values=4, num_dynamics=3, num_rewards=2, dropout=0.1),
+    loss=dict(value_target="td", td_all_dynamics=False, optimist=True, policy_loss="svg:1+kl:1"),
+)
+
+
+def test_no_two_draws_of_an_update_share_a_stream(used):
+    settings = make_settings(**ALL)
+    model = make_model(settings)
+    noise = draw(settings, model, jax.random.key(1))
+    assert all(x is not None for x in noise), noise  # every stream is in use
+    keys = [*used, tuple(jax.random.key_data(noise.dropout).tolist())]
+    assert len(keys) == len(noise) and len(set(keys)) == len(keys)
+
+
+def test_no_two_components_of_a_model_and_its_optimist_are_initialised_alike(used):
+    settings = make_settings(**ALL)
+    world = make_world(
+        settings, obs_shape=(3 + 2,), tasks=tasks.TaskSet(("a", "b"), (1, 2), embedding_dim=4)
+    )
+    with jax.disable_jit():
+        model = make_world_model(world)
+        init_state(settings, model, jax.random.key(0))
+    ensembles_and_tasks = set(used)
+    assert len(ensembles_and_tasks) == len(used) == 2 * 4
+    singles = [jax.random.split(jax.random.split(jax.random.key(0))[i], 7)[0] for i in (0, 1)]
+    assert not ensembles_and_tasks & {tuple(jax.random.key_data(k).tolist()) for k in singles}
+
+
+def test_proposals_and_their_noise_are_apart(used):
+    settings = make_settings(planner=dict(proposal_noise=0.1))
+    model = make_model(settings)
+    params, mean = model.init(jax.random.key(0)), jnp.zeros((2, 3, 2))
+    used.clear()
+    planning.plan_to_act(settings, model, params, jnp.ones((2, 8)), mean, jax.random.key(1))
+    assert len(used) >= 3 and len(set(used)) == len(used)
