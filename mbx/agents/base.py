@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from mbx import replay
 from mbx.types import Array, EnvSpec, Metrics
 
-__all__ = ["Agent", "Diagnostics", "Metrics", "Store"]
+__all__ = ["Agent", "Diagnostics", "Mean", "Metrics", "Store"]
 
 
 class Act(Protocol):
@@ -47,7 +47,7 @@ class Update(Protocol):
 
         Returns:
             The new train state; the replay, which is the very one that came in unless the agent
-            writes into it; and metrics, scalars that the log averages over updates.
+            writes into it; and metrics, scalars (or `Mean`s) that the log averages over updates.
         """
         ...
 
@@ -95,6 +95,18 @@ class Store(NamedTuple):
     targets: MakeTargets
     reanalyze: Reanalyze
     batch_size: int
+
+
+class Mean(NamedTuple):
+    """A metric that only some updates have: the log divides by their number, not by all updates.
+
+    Attributes:
+        total: the value, 0 in an update that has none; summed over updates.
+        count: 1 in an update that has a value, else 0.
+    """
+
+    total: Array
+    count: Array
 
 
 class Diagnostics(NamedTuple):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from mbx import replay
-from mbx.agents.base import Agent
+from mbx.agents.base import Agent, Mean
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Timestep, random_actions
 from mbx.training.learning import make_learn_if_due, repeated
 from mbx.training.sharding import ONE_DEVICE, Layout
@@ -194,7 +194,9 @@ def make_host_interval(
 
 def summarise(sums: dict[str, Any]) -> dict[str, float]:
     """Means over updates, refreshes and episodes of an interval's summed metrics."""
-    sums = {name: float(value) for name, value in jax.device_get(sums).items()}
+    sums = jax.device_get(sums)
+    rare = {name: value for name, value in sums.items() if isinstance(value, Mean)}
+    sums = {name: float(value) for name, value in sums.items() if name not in rare}
     counts = {"update/": "updates", "refresh/": "refreshes", "episode/": "episodes"}
     result = {name: value for name, value in sums.items() if "/" not in name}
     for prefix, counter in counts.items():
@@ -203,4 +205,7 @@ def summarise(sums: dict[str, Any]) -> dict[str, float]:
             if name.startswith(prefix) and count:
                 short = name if prefix == "episode/" else name.removeprefix(prefix)
                 result[short] = value / count
+    for name, value in rare.items():
+        if value.count:
+            result[name.removeprefix("update/")] = float(value.total) / float(value.count)
     return result

@@ -346,6 +346,16 @@ def test_the_learner_renews_the_targets_of_its_own_batch(agent_and_replay, step,
     # What is learned from is what was written: fresh rows are one update old, the others older.
     age = float(metrics["targets/age"])
     assert (age < step + 1) == due and age > 0.0
+    # Passes are logged where they are made, and only there.
+    passed = {name: x for name, x in metrics.items() if name.startswith("reanalyze/")}
+    assert {name.removeprefix("reanalyze/") for name in passed} == {"age", "value_change", "share"}
+    assert all(float(x.count) == due for x in passed.values())
+    assert float(passed["reanalyze/age"].total) == (step if due else 0)
+    share = renewed.sum() / int(replay.num_transitions(buffer))
+    np.testing.assert_allclose(passed["reanalyze/share"].total, share, rtol=1e-6)
+    best = [np.asarray(x.targets.values)[renewed].max(axis=-1) for x in (new, buffer)]
+    expected = np.abs(best[0] - best[1]).mean() if due else 0.0
+    np.testing.assert_allclose(passed["reanalyze/value_change"].total, expected, rtol=1e-4)
 
 
 def test_a_sweep_refreshes_every_transition(agent_and_replay):

@@ -21,6 +21,7 @@ from mbx.agents.tdmpc.sections import parse_mixture
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales
 from mbx.agents.tdmpc.update import draw, init_state, learn_policy, policy_due
+from mbx.training.loop import summarise
 from mbx.world_model import make_world_model
 from tests.agents.tdmpc_helpers import (
     SPEC,
@@ -405,7 +406,7 @@ def learnt(request):
 
 def test_every_way_of_learning_trains_what_it_should(learnt):
     settings, _, states, metrics, _, _ = learnt
-    assert all(np.isfinite(float(x)) for x in metrics.values()), metrics
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(metrics)), metrics
     first, last = states[0].params, states[-1].params
     for name in first:
         prior = name in ("dynamics", "reward", "value") and settings.model.prior_scale
@@ -445,6 +446,31 @@ def test_update_frequencies_hold_values_and_policy_back(learnt):
     ]
     assert held == [settings.optimizer.value_every == 2 and i % 2 == 1 for i in range(3)]
     assert still == [settings.optimizer.policy_every == 2 and i % 2 == 1 for i in range(3)]
+
+
+def test_what_only_some_updates_have_is_averaged_over_those(learnt):
+    settings, _, states, _, buffer, _ = learnt
+    if settings.optimizer.policy_every == 1:
+        pytest.skip("this one learns its policy in every update")
+    update, key = jax.jit(make_agent(settings, SPEC).update), jax.random.key(1)
+    logged, sums, total = [], None, 0.0
+    for i in range(4):
+        metrics = update(states[i % 2], buffer, jax.random.fold_in(key, i))[2]
+        logged.append(metrics)
+        total = jax.tree.map(jnp.add, total, metrics) if i else metrics
+    sums = {f"update/{name}": value for name, value in total.items()} | {"updates": 4}
+    means = summarise(sums)
+    for name in ("loss/policy", "policy/entropy", "grad_norm/policy"):
+        due = [float(x[name].total) for x in logged if float(x[name].count)]
+        assert len(due) == 2 and all(value != 0.0 for value in due)
+        np.testing.assert_allclose(means[name], np.mean(due), rtol=1e-5)
+    # The values' loss is known in every update.
+    values = [float(x["loss/value"]) for x in logged]
+    assert min(values) > 0.0
+    np.testing.assert_allclose(means["loss/value"], np.mean(values), rtol=1e-5)
+    assert "policy/entropy" not in summarise(
+        {f"update/{name}": x for name, x in logged[1].items()} | {"updates": 1}
+    )
 
 
 def test_reanalyze_writes_back_to_the_rows_it_read(learnt):

@@ -219,9 +219,11 @@ def make_update(settings: Settings, model: WorldModel, targets: MakeTargets) -> 
     ) -> tuple[TrainState, replay.ReplayState, Metrics]:
         keys = streams(key, "sample", "learn", "plan")
         sample = replay.sample(state, keys["sample"], **sizes)
-        state, sample = reanalyze_batch(settings, targets, train, state, sample, keys["plan"])
+        state, sample, passed = reanalyze_batch(
+            settings, targets, train, state, sample, keys["plan"]
+        )
         train, metrics = learn(train, sample, keys["learn"])
-        return train, state, metrics
+        return train, state, metrics | passed
 
     own = settings.stores_plans and settings.reanalyze.enabled and settings.reanalyze.current_batch
     return update_and_reanalyze if own else update

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from mbx import replay
-from mbx.agents import base
+from mbx.agents.base import MakeTargets, Mean, Reanalyze
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import TrainState
 from mbx.keys import streams
@@ -46,7 +46,7 @@ def choose_rows(
     return replay.sample_rows(state, key, batch_size=num)[1]
 
 
-def make_reanalyze(settings: Settings, make_targets: base.MakeTargets) -> base.Reanalyze:
+def make_reanalyze(settings: Settings, make_targets: MakeTargets) -> Reanalyze:
     """`Store.reanalyze`: choose rows, plan for them again, write the targets back by index."""
     num = num_rows(settings)
 
@@ -61,46 +61,62 @@ def make_reanalyze(settings: Settings, make_targets: base.MakeTargets) -> base.R
         mask = (held | (chunk < 0)) & ~rows["is_last"]
         old = replay.targets_at(state, index)
         new = make_targets(train, None, rows["obs"], keys["plan"])
-        # Adds 0 * old, so that XLA orders the read before the write and writes in place instead of
-        # copying the whole storage.
-        best_before = jnp.nan_to_num(jnp.max(old.values, axis=-1))
-        nothing = 0.0 * (best_before + old.step + old.valid)
-        if old.expert is not None:
-            nothing = nothing + 0.0 * jnp.nan_to_num(old.expert[:, 0, 0])
-            new = new.replace(expert=new.expert + nothing[:, None, None])
-        new = new.replace(
-            values=new.values + nothing[:, None],
-            step=new.step + nothing.astype(jnp.int32),
-            valid=new.valid & (nothing == 0.0),
-        )
-        known = old.valid & mask
-        count = jnp.maximum(jnp.sum(known), 1)
-        age = jnp.where(known, train.step - old.step, 0)
-        change = jnp.max(new.values, axis=-1) - best_before
-        metrics = {
-            "reanalyze/age": jnp.sum(age) / count,
-            "reanalyze/value_change": jnp.sum(jnp.where(known, jnp.abs(change), 0.0)) / count,
-            "reanalyze/share": jnp.sum(mask) / jnp.maximum(replay.num_transitions(state), 1),
-        }
+        new = written_after(old, new)
+        metrics = pass_metrics(state, old, new, mask)
         return replay.update_targets(state, index, new, mask), metrics
 
     return reanalyze
 
 
+def written_after(old: replay.Targets, new: replay.Targets) -> replay.Targets:
+    """`new` plus 0 * `old`, so that XLA orders the read before the write and writes in place
+    instead of copying the whole storage."""
+    nothing = 0.0 * (jnp.nan_to_num(jnp.max(old.values, axis=-1)) + old.step + old.valid)
+    if old.expert is not None:
+        nothing = nothing + 0.0 * jnp.nan_to_num(old.expert[..., 0, 0])
+        new = new.replace(expert=new.expert + nothing[..., None, None])
+    return new.replace(
+        values=new.values + nothing[..., None],
+        step=new.step + nothing.astype(jnp.int32),
+        valid=new.valid & (nothing == 0.0),
+    )
+
+
+def pass_metrics(
+    state: replay.ReplayState, old: replay.Targets, new: replay.Targets, mask: Array
+) -> Metrics:
+    """What a pass over some rows did.
+
+    Returns:
+        Means over the rows of `mask` that had a plan: its age in updates, and the change of the
+        best value found; and the share of all transitions that got a new one.
+    """
+    known = old.valid & mask
+    count = jnp.maximum(jnp.sum(known), 1)
+    best = jnp.max(new.values, axis=-1), jnp.nan_to_num(jnp.max(old.values, axis=-1))
+    change = jnp.abs(best[0] - best[1])
+    return {
+        "reanalyze/age": jnp.sum(jnp.where(known, new.step - old.step, 0)) / count,
+        "reanalyze/value_change": jnp.sum(jnp.where(known, change, 0.0)) / count,
+        "reanalyze/share": jnp.sum(mask) / jnp.maximum(replay.num_transitions(state), 1),
+    }
+
+
 def reanalyze_batch(
     settings: Settings,
-    make_targets: base.MakeTargets,
+    make_targets: MakeTargets,
     train: TrainState,
     state: replay.ReplayState,
     sample: replay.Sample,
     key: Array,
-) -> tuple[replay.ReplayState, replay.Sample]:
+) -> tuple[replay.ReplayState, replay.Sample, Metrics]:
     """Plan again for the first windows of a batch that is about to be learned from.
 
     Due every `reanalyze.interval` updates; as many windows as hold `reanalyze.batch_size` rows.
 
     Returns:
-        The replay, and the batch with its targets read back from there, so that both are the same.
+        The replay; the batch with its targets read back from there, so that both are the same; and
+        `pass_metrics` of the updates in which it was due.
     """
     own, length = settings.reanalyze, settings.loss.horizon + 1
     windows = min(-(-own.batch_size // length), settings.loss.batch_size)
@@ -118,5 +134,9 @@ def reanalyze_batch(
 
     new = jax.lax.cond(due, plan, nothing, None)
     mask = inside & ~is_last & due
+    old = replay.targets_at(state, index)
+    new = written_after(old, new)
+    metrics = pass_metrics(state, old, new, mask)
+    metrics = {name: Mean(value * due, due.astype(jnp.float32)) for name, value in metrics.items()}
     state = replay.update_targets(state, index, new, mask)
-    return state, sample._replace(targets=replay.targets_at(state, sample.index))
+    return state, sample._replace(targets=replay.targets_at(state, sample.index)), metrics

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from mbx import returns, threefry
+from mbx.agents.base import Mean
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.model_loss import model_loss
 from mbx.agents.tdmpc.policy_loss import (
@@ -127,6 +128,7 @@ def update_from_batch(
     else:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(learn, state)[1])
         state, extra = jax.lax.cond(due, learn, lambda s: (s, zeros), state)
+        extra = {name: Mean(value, due.astype(jnp.float32)) for name, value in extra.items()}
     return move_targets(settings, state), metrics | extra
 
 
