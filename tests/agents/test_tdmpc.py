@@ -15,7 +15,8 @@ from mbx import replay
 from mbx.agents.tdmpc import planning, value_targets
 from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc.agent import make_agent
-from mbx.agents.tdmpc.types import Noise, PolicyInputs, Scales, ValueScales
+from mbx.agents.tdmpc.model_loss import value_loss
+from mbx.agents.tdmpc.types import Noise, PolicyInputs, Scales, ValueScales, ValueTarget
 from mbx.agents.tdmpc.update import draw, init_state, update_from_batch, weigh_actions
 from tests.agents.tdmpc_helpers import (
     SPEC,
@@ -114,6 +115,18 @@ def test_one_cross_entropy_with_the_mean_target_is_the_mean_of_cross_entropies()
     mean_target = jnp.sum(weights[..., None] * dist.two_hot(samples, bins), axis=-2)
     once = -jnp.sum(mean_target * jax.nn.log_softmax(logits), axis=-1)
     np.testing.assert_allclose(once, jnp.sum(weights * many, axis=-1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+def test_a_single_bin_regresses_on_every_sample(shared):
+    rng = np.random.default_rng(0)
+    logits, samples = rng.normal(size=(2, T, B, 1)), 5.0 * rng.normal(size=(shared, T, B, 3))
+    weights = rng.dirichlet(np.ones(3), size=(T, B))
+    target = ValueTarget(jnp.asarray(samples), jnp.asarray(weights), jnp.ones((T, B)))
+    ours = value_loss(jnp.asarray(logits), target, jnp.zeros(1), 0.5)
+    wanted = np.sign(samples) * np.log1p(np.abs(samples))
+    errors = (weights * (logits - wanted) ** 2).sum(-1).mean(axis=(0, 2))
+    np.testing.assert_allclose(ours, np.mean(0.5 ** np.arange(T) * errors), rtol=1e-5)
 
 
 def test_v_targets_follow_the_formula_and_the_models_own_termination():

@@ -102,12 +102,20 @@ def termination_loss(logit: Array, terminated: Array, mask: Array, balance: bool
 
 
 def value_loss(logits: Array, target: ValueTarget, bins: Array, rho: float) -> Array:
-    """Cross-entropy of the value heads `[V, T, B, K]` with their target, mean over heads."""
-    two_hot = target.two_hot(bins)
+    """Cross-entropy of the value heads `[V, T, B, K]` with their target, mean over heads.
+
+    With a single bin the squared error in symlog space, mean over samples.
+    """
     if target.samples.shape[-1] == 1 and target.samples.shape[0] == 1:
         real = jnp.broadcast_to(target.samples[..., 0], logits.shape[:-1])
         cross_entropy = dist.two_hot_cross_entropy(logits, real, bins)
+    elif bins.shape[0] == 1:
+        each = jnp.broadcast_to(target.samples, (*logits.shape[:-1], target.samples.shape[-1]))
+        repeated = jnp.broadcast_to(logits[..., None, :], (*each.shape, 1))
+        errors = dist.two_hot_cross_entropy(repeated, each, bins)
+        cross_entropy = jnp.sum(target.weights[None] * errors, axis=-1)
     else:
+        two_hot = target.two_hot(bins)
         cross_entropy = -jnp.sum(two_hot * jax.nn.log_softmax(logits), axis=-1)
     return time_weighted(jnp.mean(cross_entropy, axis=0), target.mask, rho)
 
