@@ -653,6 +653,36 @@ def test_the_optimists_unit_of_values_follows_values(policy_loss, value_scale):
     np.testing.assert_allclose(metrics["loss/optimist"], expected, rtol=1e-3)
 
 
+@pytest.mark.parametrize("policy", ["tanh_mean", "squashed"])
+def test_the_trust_region_is_the_kl_from_the_ema_policy(policy):
+    settings = make_settings(model=dict(policy=policy), loss=dict(rho=0.7))
+    model = make_model(settings)
+    rng = np.random.default_rng(0)
+    mean, log_std, old_mean, old_log_std = rng.normal(size=(4, T + 1, B, 2))
+    mask = np.ones((T + 1, B))
+    mask[2, 1] = 0.0
+    inputs = PolicyInputs(None, jnp.asarray(mask), None, None)
+    scale = returns.RunningScale(jnp.float32(3.0))
+    ours, new = policies.trust_region(
+        settings,
+        model,
+        tuple(map(jnp.asarray, (mean, log_std))),
+        tuple(map(jnp.asarray, (old_mean, old_log_std))),
+        inputs,
+        scale,
+    )
+    if policy == "tanh_mean":
+        mean, old_mean = np.tanh(mean), np.tanh(old_mean)
+    ratio = np.exp(2 * (old_log_std - log_std))
+    gap = (old_mean - mean) ** 2 / np.exp(2 * log_std)
+    kl = (0.5 * (ratio + gap - 1.0) + log_std - old_log_std).sum(-1)
+    low, high = np.percentile(kl[0], [5, 95])
+    unit = 3.0 + 0.01 * (max(high - low, 1.0) - 3.0)
+    np.testing.assert_allclose(new.value, unit, rtol=1e-5)
+    each = (kl * mask).sum(1) / mask.sum(1) / unit
+    np.testing.assert_allclose(ours, np.mean(0.7 ** np.arange(T + 1) * each), rtol=1e-4)
+
+
 def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():
     settings = make_settings(loss=dict(value_target="lambda", lambda_=0.7, horizon=3))
     model = make_world_model(make_world(settings))
@@ -714,6 +744,10 @@ def test_initialisation_differs_from_head_to_head_and_last_layers_are_zero():
         (
             dict(loss=dict(policy_loss="kl"), training_planner=dict(enabled=False)),
             "training_planner.enabled",
+        ),
+        (
+            dict(loss=dict(policy_loss="svg:1+kl:1"), model=dict(policy="squashed")),
+            "Gaussian of actions.*choose 'tanh_mean'",
         ),
         (dict(loss=dict(aux_gammas=(1.5,))), "aux_gammas"),
         (dict(loss=dict(value_target="td", td_horizon=0)), "td_horizon=0"),

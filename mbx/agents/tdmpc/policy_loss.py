@@ -244,12 +244,15 @@ def term_loss(
 
 def trust_region(
     settings: Settings,
+    model: WorldModel,
     policy: tuple[Array, Array],
     target: tuple[Array, Array],
     inputs: PolicyInputs,
     scale: returns.RunningScale,
 ) -> tuple[Array, returns.RunningScale]:
     """KL(EMA policy || policy), summed over action dims, in units of its running scale.
+
+    Squashing both by tanh leaves their KL as it is, so that a squashed policy's is that before it.
 
     Source: docs/sources.md, entry behaviour.
 
@@ -260,9 +263,9 @@ def trust_region(
         A scalar and the moved scale.
     """
     (mean, log_std), (old_mean, old_log_std) = policy, target
-    kl = dist.gaussian_kl(
-        jnp.tanh(old_mean), jnp.exp(old_log_std), jnp.tanh(mean), jnp.exp(log_std)
-    )
+    if model.config.policy == "tanh_mean":
+        mean, old_mean = jnp.tanh(mean), jnp.tanh(old_mean)
+    kl = dist.gaussian_kl(old_mean, jnp.exp(old_log_std), mean, jnp.exp(log_std))
     kl = jnp.sum(kl, axis=-1)
     first = jax.lax.stop_gradient(kl[0])
     scale = returns.update_running_scale(scale, first, tau=settings.optimizer.tau)
@@ -311,7 +314,7 @@ def policy_loss(
     if settings.loss.trust_region_coef:
         target = model.policy({**params, "policy": target_policy}, inputs.zs)
         target = jax.lax.stop_gradient(target)
-        trust, moved = trust_region(settings, (mean, log_std), target, inputs, scales.trust)
+        trust, moved = trust_region(settings, model, (mean, log_std), target, inputs, scales.trust)
         total = total + settings.loss.trust_region_coef * trust
         scales = scales._replace(trust=moved)
         metrics["trust"] = trust

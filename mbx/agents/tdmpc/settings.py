@@ -229,6 +229,11 @@ class Settings(RunSettings):
                 "loss.advantage_scale='range' has no effect where loss.awr_effective_samples "
                 "chooses the temperature: set it to 'none' or 'state'"
             )
+        if self.uses_expert and self.model.policy == "squashed":
+            yield (
+                f"loss.policy_loss={self.loss.policy_loss!r} compares the policy with a Gaussian "
+                "of actions, but model.policy='squashed' is one before tanh: choose 'tanh_mean'"
+            )
         if self.uses_expert and not self.training_planner.enabled:
             yield (
                 f"loss.policy_loss={self.loss.policy_loss!r} distils stored experts: set "
