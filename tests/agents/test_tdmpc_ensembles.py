@@ -19,7 +19,7 @@ from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc.agent import make_agent, world_config
 from mbx.agents.tdmpc.sections import parse_mixture
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales
+from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales, ValueScales
 from mbx.agents.tdmpc.update import draw, init_state, learn_policy, policy_due
 from mbx.training.loop import summarise
 from mbx.world_model import make_world_model
@@ -625,9 +625,7 @@ def test_the_optimists_unit_of_values_follows_values(policy_loss, value_scale):
         valid=jnp.ones((T + 1, B)),
         expert=jnp.ones((T + 1, B, 2, 2)),
     )
-    new, metrics = jax.jit(lambda s: learn_policy(settings, model, s, inputs, noise.optimist_eps))(
-        state
-    )
+    new, metrics = jax.jit(lambda s: learn_policy(settings, model, s, inputs, noise))(state)
 
     def values(policy, eps, std_coef):
         params = dict(state.params, policy=policy)
@@ -681,6 +679,42 @@ def test_the_trust_region_is_the_kl_from_the_ema_policy(policy):
     np.testing.assert_allclose(new.value, unit, rtol=1e-5)
     each = (kl * mask).sum(1) / mask.sum(1) / unit
     np.testing.assert_allclose(ours, np.mean(0.7 ** np.arange(T + 1) * each), rtol=1e-4)
+
+
+@pytest.mark.parametrize("critic", ["q", "v"])
+def test_the_policy_learns_from_values_with_dropout(critic):
+    """As the reference, whose values are in training mode there; by hand, with the heads' mask."""
+    settings = make_settings(
+        model=dict(critic=critic, dropout=0.5),
+        loss=dict(policy_loss="svg", entropy_coef=0.0, value_target="td"),
+        optimizer=dict(tau=0.0),
+    )
+    model = make_model(settings)
+    params = loud(model.init(jax.random.key(0)))
+    noise = draw(settings, model, jax.random.key(1))
+    assert noise.policy_dropout is not None
+    zs = jax.random.normal(jax.random.key(2), (T + 1, B, 8))
+    inputs = PolicyInputs(zs, jnp.ones((T + 1, B)), noise.policy_eps, None, noise.policy_dropout)
+    unit = returns.init_running_scale()
+    scales = Scales(ValueScales(unit, returns.init_return_ema()), unit, unit)
+    loss = policies.policy_loss(settings, model, params["policy"], params, None, inputs, scales)[0]
+    action = model.act(*model.policy(params, zs), noise.policy_eps)
+    z, reward = zs, 0.0
+    if critic == "v":
+        reward = model.decode(model.reward(params, zs[None], action))[0, 0]
+        z = model.step(params, zs[None], action)  # `[1, S, B, L]`, as the one head's
+    logits = model.value(params["value"], z, action if critic == "q" else None, inputs.dropout)
+    value = jnp.mean(model.decode(logits), axis=0)
+    value = value if critic == "q" else reward + 0.9 * value[0]
+    expected = -np.mean(0.5 ** np.arange(T + 1) * np.asarray(value).mean(axis=1))
+    np.testing.assert_allclose(loss, expected, rtol=1e-3, atol=1e-4)
+    still = policies.policy_loss(
+        settings, model, params["policy"], params, None, inputs._replace(dropout=None), scales
+    )[0]
+    assert abs(float(still - loss)) > 1e-2
+    silent = make_settings(model=dict(dropout=0.0), loss=dict(policy_loss="svg", optimist=True))
+    noise = draw(silent, make_model(silent), jax.random.key(1))
+    assert noise.dropout is noise.policy_dropout is noise.optimist_dropout is None
 
 
 def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():
@@ -740,6 +774,10 @@ def test_initialisation_differs_from_head_to_head_and_last_layers_are_zero():
         (
             dict(loss=dict(entropy_coef_end=0.0, entropy_schedule="exponential")),
             "entropy_coef_end=0 .*linear",
+        ),
+        (
+            dict(loss=dict(entropy_coef=0.0, entropy_coef_end=0.1, entropy_schedule="exponential")),
+            "entropy_coef=0 .*linear",
         ),
         (
             dict(loss=dict(policy_loss="kl"), training_planner=dict(enabled=False)),

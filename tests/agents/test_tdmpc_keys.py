@@ -55,7 +55,8 @@ def test_no_two_draws_of_an_update_share_a_stream(used):
     model = make_model(settings)
     noise = draw(settings, model, jax.random.key(1))
     assert all(x is not None for x in noise), noise  # every stream is in use
-    keys = [*used, tuple(jax.random.key_data(noise.dropout).tolist())]
+    handed_on = (noise.dropout, noise.policy_dropout, noise.optimist_dropout)
+    keys = [*used, *(tuple(jax.random.key_data(key).tolist()) for key in handed_on)]
     assert len(keys) == len(noise) and len(set(keys)) == len(keys)
 
 

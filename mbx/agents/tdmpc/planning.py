@@ -82,10 +82,17 @@ def choose_heads(key: Array, num_values: int, num_used: int) -> Array | None:
 
 
 def head_values(
-    model: WorldModel, value_params: Params, z: Array, action: Array | None, heads: Array | None
+    model: WorldModel,
+    value_params: Params,
+    z: Array,
+    action: Array | None,
+    heads: Array | None,
+    dropout: Array | None = None,
 ) -> Array:
-    """Decoded values of `heads` (None: all): `z [..., L] -> [V', ...]`."""
+    """Decoded values of `heads` (None: all): `z [..., L] -> [V', ...]`; dropout: a key."""
     used = value_params if heads is None else networks.take_heads(value_params, heads)
+    if dropout is not None:
+        return model.decode(model.value(used, z, action, dropout))
     return model.value_mean(used, z, action)
 
 

@@ -45,7 +45,11 @@ def policy_inputs(
         heads,
     )
     return PolicyInputs(
-        zs=select_latents(zs, strategy), eps=noise.policy_eps, heads=noise.policy_heads, **copied
+        zs=select_latents(zs, strategy),
+        eps=noise.policy_eps,
+        heads=noise.policy_heads,
+        dropout=noise.policy_dropout,
+        **copied,
     )
 
 
@@ -76,16 +80,19 @@ def policy_value(
     action: Array,
     heads: Array | None,
     std_coef: float = 0.0,
+    dropout: Array | None = None,
 ) -> Array:
     """Value of `action` `[..., A]` in `z` `[..., L]`: Q, or one step ahead with a V critic.
 
     Args:
         heads: value heads in use, None for all.
+        dropout: a key; None for values without dropout. TD-MPC2's policy learns from values in
+            training mode.
         std_coef: weight of the ensembles' standard deviation (of reward plus discounted value); its
             sign chooses the best, worst or mean dynamics head (docs/sources.md, entry ensembles).
     """
     if model.config.critic == "q":
-        q = planning.head_values(model, params["value"], z, action, heads)
+        q = planning.head_values(model, params["value"], z, action, heads, dropout)
         mean = jnp.mean(q, axis=0)
         return mean + std_coef * returns.ensemble_std(q) if std_coef else mean
     reward = model.reward_mean(params, z[None], action)
@@ -93,7 +100,7 @@ def policy_value(
     alive = planning.continue_prob(model, params, z_next, settings.loss.termination)
     discount = planning.discount_of(model, settings.loss.discount, z[None])
     discount = discount if alive is None else discount * alive
-    value = planning.head_values(model, params["value"], z_next, None, heads)
+    value = planning.head_values(model, params["value"], z_next, None, heads, dropout)
     score = jnp.mean(reward, axis=0) + discount * jnp.mean(value, axis=0)
     if std_coef:
         std = returns.ensemble_std(reward) + discount * returns.ensemble_std(value)
@@ -222,8 +229,9 @@ def term_loss(
     mean, log_std = policy
     if name == "svg":
         action = model.act(mean, log_std, inputs.eps)
+        std_coef = settings.loss.policy_std_coef
         q = policy_value(
-            settings, model, params, inputs.zs, action, inputs.heads, settings.loss.policy_std_coef
+            settings, model, params, inputs.zs, action, inputs.heads, std_coef, inputs.dropout
         )
         first = jax.lax.stop_gradient(q[0])
         scale, moved = move_value_scale(settings, scales.value, first)
@@ -342,8 +350,9 @@ def optimist_loss(
     params = {**params, "policy": optimist}
     mean, log_std = model.policy(params, inputs.zs)
     action = model.act(mean, log_std, inputs.eps)
+    std_coef = settings.loss.optimist_std_coef
     q = policy_value(
-        settings, model, params, inputs.zs, action, inputs.heads, settings.loss.optimist_std_coef
+        settings, model, params, inputs.zs, action, inputs.heads, std_coef, inputs.dropout
     )
     if settings.moves_value_scale:
         scale = value_scale(settings, scales)

@@ -377,11 +377,13 @@ class Loss:
             yield f"aux_gammas={self.aux_gammas}: every discount must be below 1"
         if self.discount == 1.0:
             yield "discount=1.0: give less than 1, or 0 to derive it from the episode length"
-        if self.entropy_coef_end == 0.0 and self.entropy_schedule == "exponential":
-            yield (
-                "entropy_coef_end=0 cannot be reached exponentially: give a small positive end or "
-                "entropy_schedule='linear'"
-            )
+        if self.entropy_coef_end >= 0.0 and self.entropy_schedule == "exponential":
+            for name in ("entropy_coef", "entropy_coef_end"):
+                if getattr(self, name) == 0.0:
+                    yield (
+                        f"{name}=0 cannot be part of an exponential schedule: give a small "
+                        "positive number or loss.entropy_schedule='linear'"
+                    )
         if self.entropy_coef_end >= 0.0 and self.entropy_start >= self.entropy_end:
             yield (
                 f"entropy_start={self.entropy_start} must be less than "

@@ -72,10 +72,11 @@ class Noise(NamedTuple):
         target_heads: value heads in targets, None for all.
         policy_eps: of the policy loss, `[S, B', A]`.
         policy_heads: value heads in the policy loss, None for all.
-        dropout: a key, or None.
+        dropout: a key for the values' loss, or None.
         rollout_eps: of imagined rollouts, `[td_horizon, T, B, n, A]`.
         dynamics_head: index of the dynamics head in targets, None for all.
         optimist_eps: as policy_eps, for the second policy.
+        policy_dropout, optimist_dropout: keys for the values in the policies' losses, or None.
     """
 
     target_eps: Array | None
@@ -86,6 +87,8 @@ class Noise(NamedTuple):
     rollout_eps: Array | None = None
     dynamics_head: Array | None = None
     optimist_eps: Array | None = None
+    policy_dropout: Array | None = None
+    optimist_dropout: Array | None = None
 
 
 class ValueTarget(NamedTuple):
@@ -140,6 +143,7 @@ class PolicyInputs(NamedTuple):
         mask: `[S, B']`.
         eps: the policy's noise, `[S, B', A]`.
         heads: value heads in use, None for all.
+        dropout: a key for their values, None for none.
         actions: the planner's, `[S, B', N, A]`; None, as all below, where they are not in use.
         weights: of those, `[S, B', N]`.
         valid: `[S, B']`, False where a state has no plan.
@@ -151,6 +155,7 @@ class PolicyInputs(NamedTuple):
     mask: Array
     eps: Array
     heads: Array | None
+    dropout: Array | None = None
     actions: Array | None = None
     weights: Array | None = None
     valid: Array | None = None

@@ -88,6 +88,9 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
         planning.choose_heads, num_values=world.num_values, num_used=loss.num_heads
     )
 
+    def drops(name: str, used: bool) -> Array | None:
+        return keys[name] if used and world.dropout > 0.0 else None
+
     def normal(name: str, shape: tuple[int, ...]) -> Array:
         return threefry.normal(keys[name], shape)
 
@@ -104,10 +107,12 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
         target_heads=None if local else value_heads(keys["target_heads"]),
         policy_eps=normal("policy_eps", states),
         policy_heads=value_heads(keys["policy_heads"]),
-        dropout=keys["dropout"] if world.dropout > 0.0 else None,
+        dropout=drops("dropout", True),
         rollout_eps=rollouts() if imagined else None,
         dynamics_head=None if every_head else one_head(),
         optimist_eps=normal("optimist_eps", states) if loss.optimist else None,
+        policy_dropout=drops("policy_dropout", settings.uses_svg),
+        optimist_dropout=drops("optimist_dropout", loss.optimist),
     )
 
 
@@ -120,7 +125,7 @@ def update_from_batch(
     inputs = policy_inputs(settings, zs, batch, weights, noise)
 
     def learn(state: TrainState) -> tuple[TrainState, Metrics]:
-        return learn_policy(settings, model, state, inputs, noise.optimist_eps)
+        return learn_policy(settings, model, state, inputs, noise)
 
     due = policy_due(settings, state.step)
     if due is None:
@@ -204,7 +209,7 @@ def learn_policy(
     model: WorldModel,
     state: TrainState,
     inputs: PolicyInputs,
-    optimist_eps: Array | None,
+    noise: Noise,
 ) -> tuple[TrainState, Metrics]:
     """One step on the policy, and on the optimistic one, with the updated model and values."""
     share = progress(settings, state.step)
@@ -230,7 +235,7 @@ def learn_policy(
         trust_scale=scales.trust,
     )
     if settings.loss.optimist:
-        inputs = inputs._replace(eps=optimist_eps)
+        inputs = inputs._replace(eps=noise.optimist_eps, dropout=noise.optimist_dropout)
 
         def second(optimist: Params) -> tuple[Array, ValueScales]:
             units = ValueScales(state.scale, state.return_ema)
