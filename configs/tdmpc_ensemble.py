@@ -49,6 +49,8 @@ def get_config() -> config_dict.ConfigDict:
         final_rho=0.125,
         encoder_consistency_coef=1.0,
         expert_source="reanalyze",
+        kl_scale_min=0.1,
+        value_last_state=True,
         termination="soft",
         optimist=True,
     )

@@ -53,9 +53,7 @@ def step():
         )
         weights = weigh_actions(settings, state, batch)[1]
         z = z.reshape(*lead, -1)
-        target, _ = value_targets.value_targets(
-            settings, model, state, (z[:-1], z[1:]), batch, noise, weights
-        )
+        target, _ = value_targets.value_targets(settings, model, state, z, batch, noise, weights)
         new, metrics = update_from_batch(settings, model, state, batch, noise)
         return dict(
             plan=plan, batch=batch, weights=weights, target=target, new=new, z=z, metrics=metrics

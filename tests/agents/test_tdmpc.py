@@ -15,7 +15,7 @@ from mbx import replay
 from mbx.agents.tdmpc import planning, value_targets
 from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc.agent import make_agent
-from mbx.agents.tdmpc.model_loss import value_loss
+from mbx.agents.tdmpc.model_loss import value_loss, value_losses
 from mbx.agents.tdmpc.types import Noise, PolicyInputs, Scales, ValueScales, ValueTarget
 from mbx.agents.tdmpc.update import draw, init_state, update_from_batch, weigh_actions
 from tests.agents.tdmpc_helpers import (
@@ -215,6 +215,86 @@ def test_planner_weights(scale):
         np.testing.assert_allclose(weights, jax.nn.softmax(values / divisor), rtol=1e-5)
 
 
+def test_value_targets_can_weigh_planner_actions_with_a_temperature_of_their_own(setting):
+    _, _, state, _, _ = setting
+    own = dict(awr_temperature=0.5, value_temperature=2.0, value_weighting="weighted")
+    batch = make_batch()
+    _, policys, values = weigh_actions(make_settings(loss=own), state, batch)
+    raw = np.asarray(batch.plan_values, np.float64)
+    for weights, temperature in ((policys, 0.5), (values, 2.0)):
+        expected = np.exp(raw / temperature)
+        expected /= expected.sum(-1, keepdims=True)
+        np.testing.assert_allclose(weights, expected, rtol=1e-5)
+    _, policys, values = weigh_actions(
+        make_settings(loss=own | {"value_temperature": 0.0}), state, batch
+    )
+    np.testing.assert_array_equal(policys, values)
+
+
+@pytest.mark.parametrize("value_target", ["planner", "td"])
+def test_values_can_learn_in_the_last_state_of_a_window_as_well(value_target):
+    settings = make_settings(
+        loss=dict(value_target=value_target, value_last_state=True, td_rollouts=3, td_horizon=2)
+    )
+    model = make_model(settings)
+    state = init_state(settings, model, jax.random.key(0))
+    state = state.replace(params=loud(state.params), target_value=loud(state.target_value, 8))
+    # Window 1 leaves its episode after a step, window 2 ends by itself in the last.
+    mask = jnp.ones((T, B)).at[1, 1].set(0.0)
+    batch = make_batch(mask=mask, terminated=jnp.zeros((T, B)).at[1, 2].set(1.0))
+    noise = draw(settings, model, jax.random.key(1))
+    z = model.encode(state.params, batch.obs)
+    _, _, weights = weigh_actions(settings, state, batch)
+    target, _ = value_targets.value_targets(settings, model, state, z, batch, noise, weights)
+    assert target.samples.shape[1:3] == target.mask.shape == (T + 1, B)
+    np.testing.assert_array_equal(target.mask[:T], mask)
+    np.testing.assert_array_equal(target.mask[T], [1.0, 0.0, 0.0, 1.0])
+    # The states before are what they are without it, the last is as any other.
+    fewer = replaced(settings, loss=dict(value_last_state=False))
+    rolled = noise.rollout_eps if value_target == "td" else None
+    short = noise if rolled is None else noise._replace(rollout_eps=rolled[:, :T])
+    before, _ = value_targets.value_targets(fewer, model, state, z, batch, short, weights)
+    np.testing.assert_allclose(target.samples[:, :T], before.samples, rtol=1e-4, atol=1e-5)
+    late = noise if rolled is None else noise._replace(rollout_eps=rolled[:, 1:])
+    shifted = jax.tree.map(
+        lambda x: x if x is None or x.shape[0] == T else jnp.concatenate([x[1:], x[:1]]), batch
+    )
+    after, _ = value_targets.value_targets(
+        fewer,
+        model,
+        state,
+        jnp.concatenate([z[1:], z[:1]]),
+        shifted,
+        late,
+        jnp.concatenate([weights[1:], weights[:1]]),
+    )
+    np.testing.assert_allclose(target.samples[:, T], after.samples[:, T - 1], rtol=1e-4, atol=1e-5)
+    zs = jax.random.normal(jax.random.key(2), (T + 1, 1, B, 8))
+    params, bins = state.params, np.linspace(-10.0, 10.0, 11)
+    ours = value_losses(settings, model, params, zs, batch, target, None, noise)["value"]
+    logits = np.asarray(jax.nn.log_softmax(model.value(params["value"], zs[:, 0])))
+    codes = np.asarray(target.two_hot(jnp.asarray(bins)))[0]
+    cross_entropy = -(codes * logits).sum(-1).mean(0)
+    each = (cross_entropy * target.mask).sum(1) / np.asarray(target.mask).sum(1)
+    np.testing.assert_allclose(ours, np.mean(0.5 ** np.arange(T + 1) * each), rtol=1e-4)
+
+
+def test_policy_coef_weighs_the_whole_loss_of_the_policy(setting):
+    settings, model, state, _, noise = setting
+    zs = jax.lax.stop_gradient(model.encode(state.params, make_batch().obs))
+    inputs = PolicyInputs(zs, jnp.ones((T + 1, B)), noise.policy_eps, None)
+    scales = Scales(ValueScales(state.scale, None), state.kl_scale, state.trust_scale)
+
+    def loss(coef):
+        own = make_settings(
+            loss=dict(policy_loss="svg", policy_coef=coef, trust_region_coef=0.5, entropy_coef=0.1)
+        )
+        policy, target = state.params["policy"], loud(state.params["policy"], 5)
+        return policies.policy_loss(own, model, policy, state.params, target, inputs, scales)[0]
+
+    np.testing.assert_allclose(loss(0.25), 0.25 * loss(1.0), rtol=1e-6)
+
+
 @pytest.mark.parametrize("scale", ["none", "state"])
 def test_the_temperature_leaves_the_effective_samples_asked_for(setting, scale):
     wanted = dict(awr_effective_samples=2.0, advantage_scale=scale)
@@ -223,7 +303,7 @@ def test_the_temperature_leaves_the_effective_samples_asked_for(setting, scale):
     values = values.at[0, 0, 0].add(1e4)  # of a row whose plan does not count
     valid = jnp.ones((T + 1, B), bool).at[0, 0].set(False)
     batch = batch._replace(plan_values=values, plan_valid=valid)
-    _, weights = weigh_actions(replaced(setting[0], loss=wanted), setting[2], batch)
+    _, weights, _ = weigh_actions(replaced(setting[0], loss=wanted), setting[2], batch)
     each = 1.0 / np.square(np.asarray(weights, np.float64)).sum(-1)
     np.testing.assert_allclose(each[np.asarray(valid)].mean(), 2.0, rtol=1e-3)
     # One temperature for all: states where actions matter more have fewer.

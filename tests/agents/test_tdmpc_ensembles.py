@@ -231,9 +231,7 @@ def test_bmpc_value_target_and_policy(name):
     )
     state = init_state(settings, model, jax.random.key(0))
     state = state.replace(params=params, target_value=target)
-    made, _ = value_targets.value_targets(
-        settings, model, state, (z[:-1], z[1:]), batch, noise, None
-    )
+    made, _ = value_targets.value_targets(settings, model, state, z, batch, noise, None)
     np.testing.assert_allclose(made.samples[0, ..., 0], a["td.target"][..., 0], **FORWARD)
     if bool(a["pi.expl"]):
         world = dataclasses.replace(
@@ -715,6 +713,39 @@ def test_the_policy_learns_from_values_with_dropout(critic):
     silent = make_settings(model=dict(dropout=0.0), loss=dict(policy_loss="svg", optimist=True))
     noise = draw(silent, make_model(silent), jax.random.key(1))
     assert noise.dropout is noise.policy_dropout is noise.optimist_dropout is None
+
+
+@pytest.mark.parametrize(("forward", "least"), [(False, 1.0), (True, 0.01)])
+def test_distillation_is_the_kl_in_units_of_its_range(forward, least):
+    own = dict(
+        policy_loss="kl",
+        kl_forward=forward,
+        kl_scale_min=least,
+        expert_std_scale=1.5,
+        expert_min_std=0.3,
+    )
+    settings = make_settings(loss=own)
+    rng = np.random.default_rng(0)
+    mean, log_std = 0.05 * rng.normal(size=(2, T + 1, B, 2))
+    expert = np.stack([0.1 * rng.normal(size=mean.shape), 0.1 + rng.random(mean.shape)], axis=-2)
+    mask, valid = np.ones((T + 1, B)), np.ones((T + 1, B))
+    mask[1, 2], valid[1, 3] = 0.0, 0.0
+    inputs = PolicyInputs(
+        None, jnp.asarray(mask), None, None, valid=jnp.asarray(valid), expert=jnp.asarray(expert)
+    )
+    scale = returns.RunningScale(jnp.float32(2.0))
+    policy = (jnp.asarray(mean), jnp.asarray(log_std))
+    ours, states, new = policies.distillation(settings, policy, inputs, scale)
+    one = (np.tanh(mean), np.exp(log_std))
+    two = (expert[..., 0, :], np.maximum(1.5 * expert[..., 1, :], 0.3))
+    (m1, s1), (m2, s2) = (two, one) if forward else (one, two)
+    kl = (np.log(s2 / s1) + (s1**2 + (m1 - m2) ** 2) / (2 * s2**2) - 0.5).mean(-1)
+    low, high = np.percentile(kl[0], [5, 95])
+    assert 0.01 < high - low < 1.0
+    unit = 2.0 + 0.01 * (max(high - low, least) - 2.0)
+    np.testing.assert_allclose(new.value, unit, rtol=1e-6)
+    np.testing.assert_allclose(ours, kl[:-1] / unit, rtol=1e-4)
+    np.testing.assert_array_equal(states, (mask * valid)[:-1])
 
 
 def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():

@@ -179,22 +179,24 @@ def value_losses(
     aux_target: Array | None,
     noise: Noise,
 ) -> dict[str, Array]:
-    """Of the value heads and the auxiliary ones, on the latents `[T, H, B, L]` that feed them."""
+    """Of the value heads and the auxiliary ones, on the latents `[T+1, H, B, L]` that feed them."""
     bins, rho = model.bins(), settings.loss.time_weight
     strategy, heads = settings.loss.head_strategy, zs.shape[1]
     action = repeat_for_heads(batch.action, strategy, heads)
-    inputs = (select_latents(zs, strategy), action if model.config.critic == "q" else None)
+    action = action if model.config.critic == "q" else None
+    states = select_latents(zs[: target.mask.shape[0]], strategy)
     copies = ValueTarget(
         repeat_for_heads(target.samples, strategy, heads, axis=2),
         *repeat_for_heads((target.weights, target.mask), strategy, heads),
     )
-    logits = model.value(params["value"], *inputs, noise.dropout)
+    logits = model.value(params["value"], states, action, noise.dropout)
     losses = {"value": value_loss(logits, copies, bins, rho)}
     if aux_target is not None:
-        logits = model.aux_value(params["aux_value"], *inputs)
         wanted = repeat_for_heads(aux_target, strategy, heads, axis=2)
+        steps = wanted.shape[1]
+        logits = model.aux_value(params["aux_value"], states[:steps], action)
         cross_entropy = jnp.mean(dist.two_hot_cross_entropy(logits, wanted, bins), axis=0)
-        losses["aux_value"] = time_weighted(cross_entropy, copies.mask, rho)
+        losses["aux_value"] = time_weighted(cross_entropy, copies.mask[:steps], rho)
     return losses
 
 
@@ -233,7 +235,7 @@ def model_loss(
     reward = reward_loss(logits, batch.reward, model.bins())
     losses["reward"] = time_weighted(reward, batch.mask, settings.loss.time_weight)
     target, aux_target = targets
-    losses |= value_losses(settings, model, params, zs[:-1], batch, target, aux_target, noise)
+    losses |= value_losses(settings, model, params, zs, batch, target, aux_target, noise)
     if model.config.episodic:
         logit = model.termination(params, zs[1:])
         losses["termination"] = termination_loss(

@@ -207,7 +207,9 @@ def distillation(
     kl = kl_states(jnp.tanh(mean), jnp.exp(log_std), expert_mean, expert_std, loss.kl_forward, mask)
     valid = inputs.mask * inputs.valid
     first = jax.lax.stop_gradient(jnp.where(valid[0] > 0, kl[0], 0.0))
-    scale = returns.update_running_scale(scale, first, tau=settings.optimizer.tau)
+    scale = returns.update_running_scale(
+        scale, first, tau=settings.optimizer.tau, min_=loss.kl_scale_min
+    )
     return (kl / scale.value)[:-1], valid[:-1], scale
 
 
@@ -327,7 +329,7 @@ def policy_loss(
         scales = scales._replace(trust=moved)
         metrics["trust"] = trust
     metrics |= dict(entropy=entropy, std=jnp.exp(log_std))
-    return total, (scales, metrics)
+    return settings.loss.policy_coef * total, (scales, metrics)
 
 
 def optimist_loss(

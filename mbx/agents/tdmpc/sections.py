@@ -269,6 +269,16 @@ class Loss:
     value_best_n: int = setting(
         4, "planner actions in use", at_least=1, needs={"value_weighting": "best_n"}
     )
+    value_temperature: float = setting(
+        0.0,
+        "of the weights of planner actions in value targets; 0: those of the policy's",
+        needs={"value_weighting": "weighted"},
+    )
+    value_last_state: bool = setting(
+        False,
+        "values learn in the state that a window ends in, too: T+1 states, not T",
+        needs={"imagines_targets": True},
+    )
     value_scale: str = setting(
         "running",
         "unit of values: running percentile range (TD-MPC2), or return EMA (DreamerV3)",
@@ -276,6 +286,7 @@ class Loss:
         needs={"scales_values": True},
     )
     policy_loss: str = setting("awr", "awr, svg, kl, bc, or a mixture, as svg:1+kl:0.5")
+    policy_coef: float = setting(1.0, "of the policy's loss")
     policy_std_coef: float = setting(
         0.0, "optimism of svg", at_least=None, needs={"uses_svg": True, "has_ensembles": True}
     )
@@ -296,6 +307,9 @@ class Loss:
     )
     expert_std_scale: float = setting(1.0, "of the expert's standard deviation", needs=_EXPERT)
     expert_min_std: float = setting(0.05, "lowest standard deviation of an expert", needs=_EXPERT)
+    kl_scale_min: float = setting(
+        1.0, "least range of the KL, whose running range is its unit", above=0, needs=_EXPERT
+    )
     trust_region_coef: float = setting(0.0, "of the KL from the EMA policy")
     awr_temperature: float = setting(
         0.5,

@@ -284,9 +284,13 @@ class Settings(RunSettings):
     def weighs_plans(self) -> bool:
         """awr in loss.policy_loss, loss.value_target=lambda, or loss.value_weighting=weighted with
         loss.value_target=planner"""
-        loss = self.loss
-        weighted = loss.value_target == "planner" and loss.value_weighting == "weighted"
-        return "awr" in loss.policy_terms or loss.value_target == "lambda" or weighted
+        lambda_ = self.loss.value_target == "lambda"
+        return "awr" in self.loss.policy_terms or lambda_ or self.weighs_values
+
+    @property
+    def weighs_values(self) -> bool:
+        """loss.value_weighting=weighted with loss.value_target=planner"""
+        return self.loss.value_target == "planner" and self.loss.value_weighting == "weighted"
 
     @property
     def uses_svg(self) -> bool:

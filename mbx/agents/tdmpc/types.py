@@ -95,7 +95,8 @@ class ValueTarget(NamedTuple):
     """What the value heads learn to predict.
 
     Attributes:
-        samples: `[V', T, B, n]`; V' is 1 where the heads share them.
+        samples: `[V', T, B, n]`; V' is 1 where the heads share them. T+1 states in the place of T
+            with `loss.value_last_state`.
         weights: of the samples, `[T, B, n]`, sum 1 over n.
         mask: which states count, `[T, B]`.
     """

@@ -95,7 +95,8 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
         return threefry.normal(keys[name], shape)
 
     def rollouts() -> Array:
-        steps = (loss.td_horizon, *shape[:2], loss.td_rollouts, world.action_dim)
+        starts = loss.horizon + loss.value_last_state
+        steps = (loss.td_horizon, starts, loss.batch_size, loss.td_rollouts, world.action_dim)
         return normal("rollout_eps", steps)
 
     def one_head() -> Array:
@@ -120,8 +121,8 @@ def update_from_batch(
     settings: Settings, model: WorldModel, state: TrainState, batch: Batch, noise: Noise
 ) -> tuple[TrainState, Metrics]:
     """One learner step on `batch` with given random numbers: the deterministic core of `update`."""
-    state, weights = weigh_actions(settings, state, batch)
-    state, zs, metrics = learn_model(settings, model, state, batch, noise, weights)
+    state, weights, of_values = weigh_actions(settings, state, batch)
+    state, zs, metrics = learn_model(settings, model, state, batch, noise, of_values)
     inputs = policy_inputs(settings, zs, batch, weights, noise)
 
     def learn(state: TrainState) -> tuple[TrainState, Metrics]:
@@ -147,17 +148,26 @@ def policy_due(settings: Settings, step: Array) -> Array | None:
 
 def weigh_actions(
     settings: Settings, state: TrainState, batch: Batch
-) -> tuple[TrainState, Array | None]:
-    """Weights of the planner actions of a batch, `[S, B, N]`, and the unit of values moved on."""
+) -> tuple[TrainState, Array | None, Array | None]:
+    """Weights of the planner actions of a batch.
+
+    Returns:
+        The state with the unit of values moved on; the weights for the policy and those for value
+        targets, `[S, B, N]`.
+    """
     if not settings.weighs_plans:
-        return state, None
+        return state, None, None
     unit: Array | float = 1.0
     if settings.loss.advantage_scale == "range":
         scales = ValueScales(state.scale, state.return_ema)
         values = batch.plan_values[0].reshape(-1)
         unit, scales = move_value_scale(settings, scales, values)
         state = state.replace(scale=scales.running, return_ema=scales.ema)
-    return state, plan_weights(settings, batch.plan_values, unit, batch.plan_valid)
+    weigh = functools.partial(plan_weights, settings, batch.plan_values, unit, batch.plan_valid)
+    weights = weigh()
+    if settings.weighs_values and settings.loss.value_temperature:
+        return state, weights, weigh(settings.loss.value_temperature)
+    return state, weights, weights
 
 
 def learn_model(
@@ -173,7 +183,7 @@ def learn_model(
     z = jnp.concatenate(
         [model.encode(frozen, batch.obs[0])[None], model.encode(frozen, batch.obs[1:])]
     )
-    targets = value_targets(settings, model, state, (z[:-1], z[1:]), batch, noise, weights)
+    targets = value_targets(settings, model, state, z, batch, noise, weights)
     every = settings.optimizer.value_every
     due = (state.step % every == 0).astype(jnp.float32)
 

@@ -28,7 +28,11 @@ from mbx.world_model import WorldModel
 
 
 def plan_weights(
-    settings: Settings, values: Array, scale: Array | float, mask: Array | None = None
+    settings: Settings,
+    values: Array,
+    scale: Array | float,
+    mask: Array | None = None,
+    temperature: float = 0.0,
 ) -> Array:
     """Weights over the N planner actions of a state: softmax of scaled values, `[..., N]`.
 
@@ -42,18 +46,19 @@ def plan_weights(
         values: `[..., N]`.
         scale: unit of values.
         mask: `[...]`, the states that count for that mean.
+        temperature: in the place of the settings', 0 for theirs.
     """
     loss = settings.loss
     if loss.advantage_scale == "range":
         values = values / scale
     elif loss.advantage_scale == "state":
         values = values / (jnp.std(values, axis=-1, keepdims=True) + 1e-6)
-    temperature: Array | float
+    if temperature:
+        return dist.awr_weights(values, temperature, mode="divide")
     if loss.awr_effective_samples:
-        temperature = dist.solve_temperature(values, loss.awr_effective_samples, mask)
-    else:
-        temperature = loss.awr_temperature
-    return dist.awr_weights(values, temperature, mode="divide")
+        solved = dist.solve_temperature(values, loss.awr_effective_samples, mask)
+        return dist.awr_weights(values, solved, mode="divide")
+    return dist.awr_weights(values, loss.awr_temperature, mode="divide")
 
 
 def value_actions(
@@ -243,7 +248,7 @@ def value_targets(
     settings: Settings,
     model: WorldModel,
     state: TrainState,
-    zs: tuple[Array, Array],
+    encoded: Array,
     batch: Batch,
     noise: Noise,
     weights: Array | None,
@@ -251,44 +256,69 @@ def value_targets(
     """The target that `loss.value_target` names, and the auxiliary ones. None carries a gradient.
 
     Args:
-        zs: encoded latents `[T, B, L]` of the states acted in, and of the next ones.
-        weights: of planner actions, `[T+1, B, N]`, where one is in use.
+        encoded: latents `[T+1, B, L]` of a window's states.
+        weights: of planner actions, `[T+1, B, N]`, where they are in use.
 
     Returns:
         The target of the value heads, and those of auxiliary ones `[G, T, B]`, None without any.
     """
-    loss, (z, z_next) = settings.loss, zs
+    loss, (z, z_next) = settings.loss, (encoded[:-1], encoded[1:])
     # Who acts in targets: the online or the EMA policy.
     policy = state.target_policy if loss.td_ema_policy else state.params["policy"]
-    params = {**state.params, "policy": policy}
+    params, slow = {**state.params, "policy": policy}, state.target_value
     one = jnp.ones((*batch.reward.shape, 1))
     if loss.value_target == "lambda":
-        samples = lambda_targets(
-            settings, model, params, state.target_value, z_next, batch, noise, weights
-        )
+        samples = lambda_targets(settings, model, params, slow, z_next, batch, noise, weights)
         target = ValueTarget(samples[..., None], one, batch.mask)
     elif model.config.critic == "q":
         planned = None
         if loss.value_target == "planner":
             planned = value_actions(settings, batch, weights)
-        samples = q_targets(
-            settings, model, params, state.target_value, z_next, batch, noise, planned
-        )
+        samples = q_targets(settings, model, params, slow, z_next, batch, noise, planned)
         target = ValueTarget(samples[..., None], one, batch.mask)
-    elif loss.value_target == "planner":
-        actions, weights = value_actions(settings, batch, weights)
-        samples = v_targets(settings, model, params, state.target_value, z, actions[:-1], noise)
-        target = ValueTarget(samples, weights[:-1], batch.mask * batch.plan_valid[:-1])
     else:
-        mean, log_std = model.policy(params, z)
-        actions = model.act(mean[..., None, :], log_std[..., None, :], noise.rollout_eps[0])
-        samples = v_targets(settings, model, params, state.target_value, z, actions, noise, policy)
-        weights = jnp.full(samples.shape[1:], 1.0 / samples.shape[-1])
-        target = ValueTarget(samples, weights, batch.mask)
+        target = imagined_target(settings, model, params, slow, encoded, batch, noise, weights)
     aux = None
     if loss.aux_gammas:
+        zs = (z, z_next)
         aux = aux_targets(settings, model, params, state.target_aux, zs, batch, noise)
     return jax.tree.map(jax.lax.stop_gradient, (target, aux))
+
+
+def imagined_target(
+    settings: Settings,
+    model: WorldModel,
+    params: Params,
+    target_value: Params,
+    encoded: Array,
+    batch: Batch,
+    noise: Noise,
+    weights: Array | None,
+) -> ValueTarget:
+    """A V critic's target, from planner actions or from the policy's.
+
+    It is made for the T states of a window that were acted in, or with `loss.value_last_state` for
+    all T+1; the last one counts where the window has not left its episode and the episode has not
+    ended by itself.
+
+    Args:
+        encoded: latents `[T+1, B, L]`.
+        weights: of planner actions, `[T+1, B, N]`, where they are in use.
+    """
+    mask = batch.mask
+    if settings.loss.value_last_state:
+        last = batch.mask[-1:] * (1.0 - batch.terminated[-1:])
+        mask = jnp.concatenate([mask, last])
+    states, z = mask.shape[0], encoded[: mask.shape[0]]
+    if settings.loss.value_target == "planner":
+        actions, weights = value_actions(settings, batch, weights)
+        samples = v_targets(settings, model, params, target_value, z, actions[:states], noise)
+        return ValueTarget(samples, weights[:states], mask * batch.plan_valid[:states])
+    mean, log_std = model.policy(params, z)
+    actions = model.act(mean[..., None, :], log_std[..., None, :], noise.rollout_eps[0])
+    policy = params["policy"]
+    samples = v_targets(settings, model, params, target_value, z, actions, noise, policy)
+    return ValueTarget(samples, jnp.full(samples.shape[1:], 1.0 / samples.shape[-1]), mask)
 
 
 def aux_targets(
