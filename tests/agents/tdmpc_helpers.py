@@ -124,3 +124,91 @@ def row(obs, action=None, *, first=False, last=False):
 def empty_replay(agent, num_envs: int, capacity: int) -> replay.ReplayState:
     spec = agent.store.spec if agent.store else None
     return replay.init(agent.example_row(), num_envs=num_envs, capacity=capacity, target_spec=spec)
+
+
+def toy_model(settings: Settings):
+    """A world model of closed form, so that NumPy can say what everything is.
+
+    Latents are observations, `[..., 2]`; see `Toy` for the same in NumPy.
+    """
+    world = make_world(settings, latent_dim=2, simnorm_dim=2)
+
+    def heads(x, ndim):
+        return x.reshape(-1, *[1] * ndim)
+
+    def step(params, z, action):
+        action = action if action.ndim == z.ndim else action[None]
+        return 0.9 * z + heads(params["dynamics"]["gain"], z.ndim - 1) * action
+
+    def reward(params, z, action):
+        action = action if action.ndim == z.ndim else action[None]
+        x = jnp.sum(z, axis=-1) + 0.5 * jnp.sum(action, axis=-1)
+        return heads(params["reward"]["w"], x.ndim) * x[None]
+
+    def value(params, z, action=None):
+        x = jnp.sum(z * jnp.array([1.0, 2.0]).reshape([1] * (z.ndim - 1) + [2]), axis=-1)
+        x = x if action is None else x + jnp.sum(action, axis=-1)
+        return heads(params["w"], x.ndim) * x[None]
+
+    def policy(params, z):
+        own, lead = params["policy"], [1] * (z.ndim - 1) + [2]
+        log_std = jnp.broadcast_to(own["log_std"].reshape(lead), z.shape)
+        return 0.1 * z + own["mean"].reshape(lead), log_std
+
+    return make_world_model(world)._replace(
+        encode=lambda params, obs: obs[..., :2],
+        tile_heads=lambda z: jnp.broadcast_to(z, (world.num_dynamics, *z.shape)),
+        step=step,
+        reward_mean=reward,
+        value_mean=value,
+        aux_value=lambda params, z, action=None: value(params, z, action)[..., None],
+        decode=lambda logits: logits[..., 0],
+        policy=policy,
+        termination=lambda params, z: params["termination"]["bias"] + jnp.sum(z, axis=-1),
+    )
+
+
+class Toy:
+    """Parameters of `toy_model`, and what it computes, in NumPy."""
+
+    def __init__(self, settings: Settings) -> None:
+        model = settings.model
+        self.gain = 0.3 * np.arange(1.0, model.num_dynamics + 1)
+        self.reward_w = 1.0 + 0.2 * np.arange(model.num_rewards)
+        self.value_w = 1.0 + 0.5 * np.arange(model.num_values)
+        self.aux_w = 2.0 + 0.5 * np.arange(len(settings.loss.aux_gammas))
+        self.mean, self.log_std = np.array([0.2, -0.3]), np.array([-1.0, -2.0])
+        self.bias = -0.5
+
+    def params(self) -> dict:
+        tree = dict(
+            dynamics=dict(gain=self.gain),
+            reward=dict(w=self.reward_w),
+            value=dict(w=self.value_w),
+            aux_value=dict(w=self.aux_w),
+            policy=dict(mean=self.mean, log_std=self.log_std),
+            termination=dict(bias=np.array(self.bias)),
+        )
+        return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
+
+    def step(self, z, action):
+        """`[..., 2]` twice -> `[H, ..., 2]`."""
+        return np.stack([0.9 * z + gain * action for gain in self.gain])
+
+    def rewards(self, z, action):
+        """-> `[R, ...]`."""
+        return np.stack([w * (z.sum(-1) + 0.5 * action.sum(-1)) for w in self.reward_w])
+
+    def values(self, z, action=None, weights=None):
+        """-> `[V, ...]`."""
+        x = z[..., 0] + 2.0 * z[..., 1] + (0.0 if action is None else action.sum(-1))
+        return np.stack([w * x for w in (self.value_w if weights is None else weights)])
+
+    def act(self, z, eps, shift=0.0):
+        """The policy's clipped action."""
+        mean = np.tanh(0.1 * z + self.mean + shift)
+        return np.clip(mean + np.exp(self.log_std) * eps, -1.0, 1.0)
+
+    def alive(self, z):
+        """Probability that the episode goes on."""
+        return 1.0 / (1.0 + np.exp(self.bias + z.sum(-1)))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from mbx import distributions as dist
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import Batch, Noise, ValueTarget
+from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, ValueTarget
 from mbx.types import Array, Metrics, Params
 from mbx.world_model import WorldModel
 
@@ -247,3 +247,29 @@ def model_loss(
     count = jnp.maximum(jnp.sum(target.mask), 1.0)
     metrics["value/target"] = jnp.sum(target.mean() * target.mask) / count
     return total, (zs, metrics)
+
+
+def policy_inputs(
+    settings: Settings, zs: Array, batch: Batch, weights: Array | None, noise: Noise
+) -> PolicyInputs:
+    """What the policy losses read, repeated where several dynamics heads feed them."""
+    strategy, heads = settings.loss.head_strategy, zs.shape[1]
+    copied = repeat_for_heads(
+        dict(
+            mask=state_mask(batch.mask),
+            actions=batch.plan_actions,
+            weights=weights,
+            valid=batch.plan_valid,
+            expert=batch.expert,
+            behaviour=batch.action,
+        ),
+        strategy,
+        heads,
+    )
+    return PolicyInputs(
+        zs=select_latents(zs, strategy),
+        eps=noise.policy_eps,
+        heads=noise.policy_heads,
+        dropout=noise.policy_dropout,
+        **copied,
+    )

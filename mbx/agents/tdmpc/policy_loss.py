@@ -20,37 +20,11 @@ import jax.numpy as jnp
 from mbx import distributions as dist
 from mbx import returns
 from mbx.agents.tdmpc import planning
-from mbx.agents.tdmpc.model_loss import repeat_for_heads, select_latents, state_mask, time_weighted
+from mbx.agents.tdmpc.model_loss import time_weighted
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales, ValueScales
+from mbx.agents.tdmpc.types import PolicyInputs, Scales, ValueScales
 from mbx.types import Array, Metrics, Params
 from mbx.world_model import WorldModel
-
-
-def policy_inputs(
-    settings: Settings, zs: Array, batch: Batch, weights: Array | None, noise: Noise
-) -> PolicyInputs:
-    """What the losses read: latents `[S, H, B, L]` of the heads in use, and a copy for each."""
-    strategy, heads = settings.loss.head_strategy, zs.shape[1]
-    copied = repeat_for_heads(
-        dict(
-            mask=state_mask(batch.mask),
-            actions=batch.plan_actions,
-            weights=weights,
-            valid=batch.plan_valid,
-            expert=batch.expert,
-            behaviour=batch.action,
-        ),
-        strategy,
-        heads,
-    )
-    return PolicyInputs(
-        zs=select_latents(zs, strategy),
-        eps=noise.policy_eps,
-        heads=noise.policy_heads,
-        dropout=noise.policy_dropout,
-        **copied,
-    )
 
 
 def value_scale(settings: Settings, scales: ValueScales) -> Array:

@@ -19,11 +19,10 @@ import optax
 from mbx import returns, threefry
 from mbx.agents.base import Mean
 from mbx.agents.tdmpc import planning
-from mbx.agents.tdmpc.model_loss import model_loss
+from mbx.agents.tdmpc.model_loss import model_loss, policy_inputs
 from mbx.agents.tdmpc.policy_loss import (
     move_value_scale,
     optimist_loss,
-    policy_inputs,
     policy_loss,
 )
 from mbx.agents.tdmpc.settings import Settings
