@@ -42,6 +42,8 @@ PASSED_ON = {
     "training_planner.aggregate",
     "training_planner.disagreement",
     "training_planner.enabled",
+    "training_planner.extra_iterations_action_dim",
+    "training_planner.rescore_proposals",
 }
 
 
