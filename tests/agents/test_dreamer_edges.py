@@ -206,6 +206,14 @@ def test_action_clip_bounds_what_the_policy_does():
     actor, obs, first = dreamer.init_actor(NET, 50), jnp.ones((50, 2)), jnp.ones(50, bool)
     action, _ = act(train, actor, obs, first, jax.random.key(1), False)
     np.testing.assert_allclose(np.abs(action).max(), 0.25, rtol=1e-6)
+    noise = types.Noise(
+        None, jnp.full((1, 50, 2), 0.5), policy.draw(NET, jax.random.key(2), (2, 50))
+    )
+    start = rssm.initial(NET, train.params["model"]["rssm"], (50,))
+    imagined = jax.jit(
+        lambda p: behaviour.imagine(settings, p["model"], p["actor"], start, first, noise)
+    )(train.params)
+    np.testing.assert_allclose(np.abs(imagined.actions).max(), 0.25, rtol=1e-6)
     with pytest.raises(ValueError, match="action_clip=0.5 has no effect.*gradient='auto' or"):
         from_dict(Settings(), dict(actor=dict(gradient="reinforce", action_clip=0.5)))
 
