@@ -159,6 +159,95 @@ def test_nonfinite_values_never_win_while_a_finite_one_is_left():
     assert reference.elite_actions[0, 0, 0] == actions[2, 0, 0]
 
 
+def planned_by_hand(draws, score, mean, std, proposals, mask, c, action_of):
+    """One state's plan in NumPy: (action, mean, std, actions, values)."""
+    known = None if proposals is None else score(c.iterations, proposals)
+    for i in range(c.iterations):
+        actions = np.clip(mean + std * draws.candidate[i], -1.0, 1.0) * mask
+        values = score(i, actions)
+        if proposals is not None:
+            again = score(i, proposals) if c.rescore_proposals else known
+            actions = np.concatenate([proposals, actions])
+            values = np.concatenate([again, values])
+        best = np.argsort(-values, kind="stable")[: c.num_elites]
+        weights = np.exp(c.temperature * (values[best] - values[best[0]]))
+        weights = weights / weights.sum()
+        mean = np.einsum("k,kta->ta", weights, actions[best])
+        variance = np.einsum("k,kta->ta", weights, (actions[best] - mean) ** 2)
+        std = np.clip(np.sqrt(variance), c.min_std, c.max_std) * mask
+        mean = mean * mask
+    action = action_of(mean, actions[best], np.argmax(np.log(weights) + draws.gumbel))
+    action = np.clip(action + c.action_noise * std[0] * draws.action, -1.0, 1.0) * mask
+    return action, mean, std, actions, values
+
+
+SELECTED = {
+    "sample": lambda mean, elites, chosen: elites[chosen, 0],
+    "best": lambda mean, elites, chosen: elites[0, 0],
+    "mean": lambda mean, elites, chosen: mean[0],
+}
+
+
+@pytest.mark.parametrize(
+    ("selection", "rescore", "proposed", "masks"),
+    [
+        ("sample", True, True, np.array([[1.0, 1.0], [0.0, 1.0]])),
+        ("best", False, True, None),
+        ("mean", True, False, np.array([1.0, 0.0])),
+        ("sample", False, False, None),
+    ],
+)
+def test_a_plan_is_that_of_numpy(selection, rescore, proposed, masks):
+    b, n, p, k, t, a, rounds = 2, 9, 2 if proposed else 0, 4, 3, 2, 3
+    rng = np.random.default_rng(4)
+    config = mppi.MPPIConfig(
+        rounds,
+        n,
+        k,
+        temperature=2.0,
+        min_std=0.1,
+        max_std=0.5,
+        selection=selection,
+        action_noise=8.0,
+        rescore_proposals=rescore,
+    )
+    goal = rng.uniform(-1.0, 1.0, (b, t, a))
+    noise = rng.normal(size=(rounds, b, n - p, t, a))
+    proposals = rng.uniform(-1.0, 1.0, (b, p, t, a)) if proposed else None
+    mean, std = rng.uniform(-1.0, 1.0, (b, t, a)), rng.uniform(0.2, 1.0, (b, t, a))
+    gumbel, action = rng.gumbel(size=(b, k)), rng.normal(size=(b, a))
+    # Each round and the one look at proposals score differently, by the key they were handed.
+    factor = np.array([1.0, 0.5, 2.0, 0.25])
+    draws = mppi.Draws(lambda i: jnp.asarray(noise)[i], lambda i: i, gumbel, action)
+    plan = jax.jit(
+        lambda: mppi.plan_with_draws(
+            draws,
+            lambda i, x: -jnp.asarray(factor)[i] * jnp.sum((x - goal[:, None]) ** 2, axis=(-1, -2)),
+            jnp.asarray(mean),
+            jnp.asarray(std),
+            proposals=proposals,
+            action_mask=masks,
+            config=config,
+        )
+    )()
+    mask = np.broadcast_to(1.0 if masks is None else masks, (b, a))
+    for e in range(b):
+        wanted = planned_by_hand(
+            mppi.Draws(noise[:, e], None, gumbel[e], action[e]),
+            lambda i, x, e=e: -factor[i] * np.sum((x - goal[e]) ** 2, axis=(-1, -2)),
+            mean[e],
+            std[e],
+            None if proposals is None else proposals[e],
+            mask[e],
+            config,
+            SELECTED[selection],
+        )
+        for name, x in zip(mppi.Plan._fields, wanted, strict=True):
+            got = getattr(plan, name)[e]
+            np.testing.assert_allclose(got, x, rtol=1e-4, atol=1e-5, err_msg=f"{name} {e}")
+    assert np.abs(plan.action).max() == 1.0  # the last clip had something to do
+
+
 def test_equal_values_weigh_equally():
     actions = jnp.linspace(-1, 1, 8)[:, None, None]
     result = mppi.refit(
@@ -234,6 +323,7 @@ def test_same_key_same_plan_and_no_recompilation():
     ],
 )
 def test_impossible_settings_are_told(fields, message):
+    assert settings(num_elites=1, iterations=1).num_elites == 1
     with pytest.raises(ValueError, match=message):
         settings(**fields)
 
@@ -243,6 +333,9 @@ def test_wrong_shapes_are_told():
     config = settings()
     with pytest.raises(ValueError, match="proposals"):
         mppi.plan(jax.random.key(0), quadratic, mean, std, proposals=mean, config=config)
+    with pytest.raises(ValueError, match="proposals"):
+        long = jnp.zeros((3, 4, 5, 2))
+        mppi.plan(jax.random.key(0), quadratic, mean, std, proposals=long, config=config)
     with pytest.raises(ValueError, match="no room"):
         many = jnp.zeros((3, 64, 2, 2))
         mppi.plan(jax.random.key(0), quadratic, mean, std, proposals=many, config=config)

@@ -157,6 +157,27 @@ def test_padding_reaches_neither_value_nor_gradient(bad, padding_id):
     np.testing.assert_allclose(dense(jnp.array([1.0, bad])), [1.0, 0.0])
 
 
+def test_values_with_several_entries_are_summed_entry_by_entry():
+    values = np.arange(10.0).reshape(5, 2)
+    values[1, 0] = np.nan  # of probability 0: does not count, and its neighbour does
+    probs, ids = np.array([0.5, 0.0, 0.25, 1.0, 0.5]), np.array([0, 0, 2, 3, 2])
+    got = successors.segment_expectation(jnp.asarray(values), jnp.asarray(probs), ids, 3)
+    np.testing.assert_allclose(got, [[0.0, 0.5], [0.0, 0.0], [5.0, 5.75]])
+    with pytest.raises(ValueError, match="leading axis"):
+        successors.segment_expectation(values[:4], probs, ids, 3)
+    with pytest.raises(ValueError, match="leading axis"):
+        successors.segment_expectation(values, probs[:4], ids, 3)
+    with pytest.raises(ValueError, match="leading axis"):
+        successors.segment_expectation(values, probs, ids[:4], 3)
+
+
+def test_a_probability_of_zero_still_has_a_gradient():
+    """How much more the expectation would be if the successor became possible: its value."""
+    values, ids = jnp.array([3.0, -2.0, 7.0]), jnp.array([0, 0, 1])
+    slope = jax.grad(lambda p: successors.segment_expectation(values, p, ids, 1)[0])
+    np.testing.assert_array_equal(slope(jnp.array([1.0, 0.0, 0.5])), [3.0, -2.0, 0.0])
+
+
 def test_a_nan_inside_a_segment_is_not_hidden():
     got = successors.segment_expectation(
         jnp.array([jnp.nan, 1.0]), jnp.array([0.5, 1.0]), jnp.array([0, 1]), 2
