@@ -92,8 +92,8 @@ def imports(root: pathlib.Path) -> dict[str, set[str]]:
 class Tests:
     """What is known of the test files: seconds, outcome, and what each test calls."""
 
-    def __init__(self, tree: pathlib.Path, pattern: str) -> None:
-        self.tree, self.reached = tree, imports(tree)
+    def __init__(self, tree: pathlib.Path, pattern: str, quick: bool) -> None:
+        self.tree, self.quick, self.reached = tree, quick, imports(tree)
         names = (f for f in self.reached if f.startswith("tests/") and "/test_" in f)
         self.files = sorted(f for f in names if re.search(pattern, f))
         self.store, self.clock = tree.parents[1] / "tests.json", int(time.time())
@@ -123,7 +123,7 @@ class Tests:
         if entry and entry["digest"] == self.digest(file) and entry["modules"].get(path) == now:
             return entry
         print(f"measuring {file}", flush=True)
-        result = forked(self.tree, file, seconds=1800)
+        result = forked(self, file, seconds=1800)
         if result["failed"]:
             print(f"{file} fails without any change ({result['failed']}): left out", flush=True)
         modules = {f: self.digest(f) for f in self.reached[file] if f.startswith("mbx/")}
@@ -140,8 +140,8 @@ class Tests:
 class Plugin:
     """pytest's hooks in the forked process: order, first failure, and what is called."""
 
-    def __init__(self, tree: pathlib.Path, first: list[str], record: bool) -> None:
-        self.tree, self.record = f"{tree}/", record
+    def __init__(self, tree: pathlib.Path, first: list[str], only: bool, record: bool) -> None:
+        self.tree, self.only, self.record = f"{tree}/", only, record
         self.programs = str(tree.parents[1] / "programs")
         self.order = {name: i for i, name in enumerate(first)}
         self.called: set[str] = set()
@@ -165,6 +165,8 @@ class Plugin:
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         self.result["loading"] = sorted(self.called)
+        if self.only:
+            items[:] = [item for item in items if item.nodeid in self.order]
         items.sort(key=lambda item: self.order.get(item.nodeid, len(self.order)))
 
     def pytest_runtest_logstart(self) -> None:
@@ -185,18 +187,18 @@ class Plugin:
 
 
 def forked(
-    tree: pathlib.Path, file: str, *, seconds: float, first: list[str] = (), changed: str = ""
+    tests: Tests, file: str, *, seconds: float, first: list[str] = (), changed: str = ""
 ) -> dict[str, Any]:
     """One test file in a process of its own: {failed, tests, loading, seconds}.
 
     Without a changed file it is measured: all its tests, and what each calls. failed is the first
     failing test, "import", "time" (processor seconds), "stuck" (waiting), "".
     """
-    (out := tree.parent / "result.json").unlink(missing_ok=True)
+    (out := tests.tree.parent / "result.json").unlink(missing_ok=True)
     pid = os.fork()
     if pid == 0:
         try:
-            _child(tree, file, first, changed, int(seconds) + 1, out)
+            _child(tests, file, first, changed, int(seconds) + 1, out)
         finally:
             traceback.print_exc()
             os._exit(1)
@@ -212,9 +214,10 @@ def forked(
 
 
 def _child(
-    tree: pathlib.Path, file: str, first: list[str], changed: str, seconds: int, out: pathlib.Path
+    tests: Tests, file: str, first: list[str], changed: str, seconds: int, out: pathlib.Path
 ) -> None:
     os.setsid()
+    tree = tests.tree
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     log = os.open(tree.parent / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
@@ -225,7 +228,7 @@ def _child(
     sys.path[:] = [str(tree), *(p for p in sys.path if p not in ("", str(ROOT)))]
     import pytest
 
-    plugin = Plugin(tree, first, record=not changed)
+    plugin = Plugin(tree, first, tests.quick and bool(first), record=not changed)
     if changed:
         try:
             importlib.import_module(changed.removesuffix(".py").replace("/", "."))
@@ -258,7 +261,7 @@ def judged(mutant: Mutant, tests: Tests, budget: float) -> dict[str, Any]:
             if tried and spent + usual > budget:
                 break
             limit = 20 + 3 * usual
-            result = forked(tests.tree, file, seconds=limit, first=first, changed=mutant.path)
+            result = forked(tests, file, seconds=limit, first=first, changed=mutant.path)
             spent = round(spent + result["seconds"], 2)
             tried.append(file)
             if result["failed"]:
@@ -358,6 +361,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="mutants tried; 0: all")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--tests", default="", help="regular expression: test files to try only")
+    parser.add_argument("--quick", action="store_true", help="only tests seen to call the function")
     parser.add_argument("--budget", type=float, default=120.0, help="processor seconds a mutant")
     parser.add_argument("--out", type=pathlib.Path, required=True, help="rows, one a mutant")
     parser.add_argument("--again", action="store_true", help="survivors in --out once more")
@@ -378,7 +382,7 @@ def main() -> None:
         todo = [m for m in todo if m.key not in rows]
     warmed(args.root)
     work = args.cache / str(os.getpid())
-    tests = Tests(copied(args.root, work / "tree"), args.tests)
+    tests = Tests(copied(args.root, work / "tree"), args.tests, args.quick)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     try:
         for i, mutant in enumerate(todo):
