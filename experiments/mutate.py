@@ -94,27 +94,26 @@ class Tests:
 
     def __init__(self, tree: pathlib.Path, pattern: str, quick: bool) -> None:
         self.tree, self.quick, self.reached = tree, quick, imports(tree)
-        names = (f for f in self.reached if f.startswith("tests/") and "/test_" in f)
+        names = (f for f in self.reached if re.search(r"^tests/(.*/)?test_", f))
         self.files = sorted(f for f in names if re.search(pattern, f))
         self.store, self.clock = tree.parents[1] / "tests.json", int(time.time())
         self.known = json.loads(self.store.read_text()) if self.store.exists() else {}
 
     def digest(self, file: str) -> str:
-        return hashlib.sha1((self.tree / file).read_bytes()).hexdigest()
+        code = re.sub(r'"{3}.*?"{3}', "", (self.tree / file).read_text(), flags=re.DOTALL)
+        return hashlib.sha1(code.encode()).hexdigest()
 
     def of(self, mutant: Mutant) -> list[tuple[float, str, list[str]]]:
         """(seconds, file, its tests that call the function), the fastest first."""
         found = []
         for file in self.files:
-            if mutant.path not in self.reached[file]:
-                continue
-            entry = self.measured(file, mutant.path)
-            if entry["failed"]:
+            known = mutant.path in self.reached[file] and self.measured(file, mutant.path)
+            if not known or known["failed"]:
                 continue
             calls = f"{mutant.path}:{mutant.function}"
-            tests = {t: s for t, (s, called) in entry["tests"].items() if calls in called}
-            if tests or calls in entry["loading"] or not mutant.function or entry["processes"]:
-                found.append((entry["seconds"], file, sorted(tests, key=tests.get)))
+            tests = {t: s for t, (s, called) in known["tests"].items() if calls in called}
+            if tests or calls in known["loading"] or not mutant.function or known["processes"]:
+                found.append((known["seconds"], file, sorted(tests, key=tests.get)))
         return sorted(found)
 
     def measured(self, file: str, path: str) -> dict[str, Any]:
@@ -148,10 +147,9 @@ class Plugin:
         self.result: dict[str, Any] = {"failed": "", "tests": {}, "loading": []}
 
     def trace(self, frame: Any, event: str, arg: Any) -> None:
-        code = frame.f_code
-        if code.co_filename.startswith(self.tree + "mbx/"):
-            name = code.co_qualname.partition(".<locals>")[0]
-            self.called.add(f"{code.co_filename[len(self.tree) :]}:{name}")
+        file, name = frame.f_code.co_filename, frame.f_code.co_qualname
+        if file.startswith(self.tree + "mbx/"):
+            self.called.add(f"{file[len(self.tree) :]}:{name.partition('.<locals>')[0]}")
 
     def pytest_sessionstart(self) -> None:
         if jax := sys.modules.get("jax"):
@@ -195,8 +193,7 @@ def forked(
     failing test, "import", "time" (processor seconds), "stuck" (waiting), "".
     """
     (out := tests.tree.parent / "result.json").unlink(missing_ok=True)
-    pid = os.fork()
-    if pid == 0:
+    if (pid := os.fork()) == 0:
         try:
             _child(tests, file, first, changed, int(seconds) + 1, out)
         finally:
@@ -341,16 +338,16 @@ def table(rows: dict[str, dict[str, Any]], known: dict[str, str]) -> str:
                 f"- `{row['path']}:{row['line']}` {row['kind']}\n\n"
                 f"      - {row['old']}\n      + {row['new']}\n"
             )
-    lines = ["| area | mutants | killed | survived | equivalent | share killed |"]
-    lines.append("|---|" + "---:|" * 5)
+    lines = [
+        "| area | mutants | killed | survived | equivalent | share killed |",
+        "|---|" + "---:|" * 5,
+    ]
     total = sum(count.values(), collections.Counter())
     for area, c in [*sorted(count.items()), ("all", total)]:
         counted = c["killed"] + c["survived"]
         share = f"{c['killed'] / counted:.1%}" if counted else "-"
-        lines.append(
-            f"| {area} | {counted + c['equivalent']} | {c['killed']} | {c['survived']} "
-            f"| {c['equivalent']} | {share} |"
-        )
+        row = (counted + c["equivalent"], c["killed"], c["survived"], c["equivalent"], share)
+        lines.append(f"| {area} | {' | '.join(map(str, row))} |")
     left = f"\nNot counted: {total['broken']} that do not import, {total['stuck']} stuck.\n"
     return "\n".join(lines) + "\n" + left + "\n" + "\n".join(survivors)
 

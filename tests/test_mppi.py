@@ -215,7 +215,7 @@ def test_a_plan_is_that_of_numpy(selection, rescore, proposed, masks):
     noise = rng.normal(size=(rounds, b, n - p, t, a))
     proposals = rng.uniform(-1.0, 1.0, (b, p, t, a)) if proposed else None
     mean, std = rng.uniform(-1.0, 1.0, (b, t, a)), rng.uniform(0.2, 1.0, (b, t, a))
-    gumbel, action = rng.gumbel(size=(b, k)), rng.normal(size=(b, a))
+    gumbel, action = rng.gumbel(size=(b, k)), np.array([[3.0, -0.1], [0.2, -4.0]])
     # Each round and the one look at proposals score differently, by the key they were handed.
     factor = np.array([1.0, 0.5, 2.0, 0.25])
     draws = mppi.Draws(lambda i: jnp.asarray(noise)[i], lambda i: i, gumbel, action)

@@ -415,6 +415,79 @@ def test_a_fresh_state_can_be_donated():
     assert state.data["tag"].is_deleted()
 
 
+def test_experts_are_stored_beside_the_targets():
+    state = replay.init(ROW, num_envs=2, capacity=3, target_spec=SPEC._replace(expert=True))
+    expert = jnp.arange(8.0).reshape(2, 2, 2)
+    new = targets_for([1, 2]).replace(expert=expert)
+    state = insert(state, row_batch([1, 2], [1, 1], [0, 0]), new)
+    index = replay.Index(jnp.arange(2), jnp.zeros(2, jnp.int32))
+    np.testing.assert_array_equal(replay.targets_at(state, index).expert, expert)
+    state = update_targets(state, index, new.replace(expert=-expert), jnp.array([False, True]))
+    got = replay.targets_at(state, index).expert
+    np.testing.assert_array_equal(got, [expert[0], -expert[1]])
+    with pytest.raises(ValueError, match="expert is missing"):
+        insert(state, row_batch([1, 2], [1, 1], [0, 0]), targets_for([1, 2]))
+    with pytest.raises(ValueError, match="expert has shape"):
+        wrong = new.replace(expert=expert[:, :, :1])
+        insert(state, row_batch([1, 2], [1, 1], [0, 0]), wrong)
+    plain = replay.init(ROW, num_envs=2, capacity=3, target_spec=SPEC)
+    with pytest.raises(ValueError, match="expert is given"):
+        insert(plain, row_batch([1, 2], [1, 1], [0, 0]), new)
+
+
+def test_whole_numbers_of_actions_outside_the_range_are_clipped_where_they_are_stored_as_such():
+    spec = replay.TargetSpec(3, 1, actions_dtype="int8")
+    state = replay.init(ROW, num_envs=1, capacity=2, target_spec=spec)
+    actions = jnp.array([[[1.5], [-3.0], [0.5]]])
+    given_ = replay.Targets(actions, jnp.zeros((1, 3)), jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
+    state = insert(state, row_batch([0], [1], [0]), given_)
+    got = replay.targets_at(state, replay.Index(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)))
+    np.testing.assert_allclose(got.actions[0, :, 0], [1.0, -1.0, 64 / 127], rtol=1e-6)
+
+
+def test_targets_of_a_later_step_have_age_zero():
+    state, _ = play(2, 12, spec=SPEC)
+    index = replay.Index(jnp.zeros(1, jnp.int32), state.position[:1] * 0)
+    state = update_targets(state, index, targets_for([1], step=9))
+    assert [int(target_age(state, index, step)[0]) for step in (4, 9, 12)] == [0, 0, 3]
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_chunks_of_a_sweep_and_leading_columns(shards):
+    """Rows held are 7, 5 and 4; a chunk takes batch / shards of every shard's."""
+    state = replay.init(ROW, num_envs=3, capacity=7, shards=shards)
+    for t in range(8):
+        mask = jnp.array([True, t < 5, t < 4])
+        state = insert(state, row_batch([t] * 3, [t == 0] * 3, [0] * 3), None, mask)
+    wanted = {1: {1: 16, 6: 3, 8: 2, 16: 1}, 3: {3: 7, 6: 4, 21: 1}}[shards]
+    assert {n: int(replay.sweep_length(state, n)) for n in wanted} == wanted
+    seen = Counter()
+    for start in range(0, 6 * wanted[6], 6):
+        index, mask = replay.refresh_index(state, start, 6)
+        places = np.stack([index.env, index.slot], axis=1)[np.asarray(mask)]
+        seen.update(map(tuple, places.tolist()))
+        assert (np.asarray(index.slot)[~np.asarray(mask)] == 7).all()
+    assert set(seen.values()) == {1} and len(seen) == 16
+    columns = jnp.arange(24).reshape(2, 12)
+    first = replay.leading_columns(state, columns, 6)
+    of_shard = 12 // shards
+    each = [np.arange(12)[i * of_shard :][: 6 // shards] for i in range(shards)]
+    np.testing.assert_array_equal(first, np.stack([np.concatenate(each)] * 2) + [[0], [12]])
+    if shards > 1:
+        with pytest.raises(ValueError, match="batch of 4"):
+            replay.leading_columns(state, columns, 4)
+
+
+def test_the_smallest_and_largest_legal_sizes():
+    state = _init(capacity=2, num_envs=1, target_spec=replay.TargetSpec(3, 1, keep=3))
+    assert state.targets.values.shape == (1, 2, 3)
+    assert _init(target_spec=replay.TargetSpec(3, 1, keep=1)).targets.values.shape == (2, 4, 1)
+    assert _init(target_spec=replay.TargetSpec(1, 1)).targets.actions.shape == (2, 4, 1, 1)
+    jax.eval_shape(lambda: _init(num_envs=1, capacity=2**31 - 1))
+    assert replay.sample(state, jax.random.key(0), batch_size=1, length=1).mask.shape == (1, 1)
+    assert _init(num_envs=4, shards=4).shards == 4
+
+
 def test_bytes():
     spec = replay.TargetSpec(128, 4, keep=16, values_dtype="bfloat16", actions_dtype="int8")
     state = jax.eval_shape(lambda: replay.init(ROW, num_envs=2, capacity=8, target_spec=spec))
@@ -438,7 +511,48 @@ def _init(**changes):
             lambda: replay.init({"is_first": 0.0, "is_last": True}, num_envs=1, capacity=2),
             "is_first.*float32",
         ),
+        (lambda: _init(num_envs=4, shards=3), "3 shards cannot share"),
+        (lambda: _init(shards=0), "shards is 0"),
         (lambda: _init(target_spec=replay.TargetSpec(4, 2, keep=5)), "keep is 5"),
+        (lambda: _init(target_spec=replay.TargetSpec(4, 2, keep=0)), "keep is 0"),
+        (lambda: _init(target_spec=replay.TargetSpec(0, 2)), "num_actions is 0"),
+        (lambda: _init(target_spec=replay.TargetSpec(4, 0)), "action_dim is 0"),
+        (lambda: replay.init(ROW | {"is_last": ROW["obs"]}, num_envs=1, capacity=2), "is_last"),
+        *(
+            (lambda draw=draw: draw(_init(target_spec=SPEC)), "batch_size is 0")
+            for draw in (
+                lambda s: replay.sample_rows(s, jax.random.key(0), batch_size=0),
+                lambda s: replay.sample_stale(s, jax.random.key(0), 0, batch_size=0, exponent=1.0),
+                lambda s: replay.refresh_index(s, 0, 0),
+                lambda s: replay.sweep_length(s, 0),
+            )
+        ),
+        (lambda: replay.sample(_init(), jax.random.key(0), batch_size=1, length=0), "length is 0"),
+        (
+            lambda: replay.update_targets(
+                _init(target_spec=SPEC),
+                replay.Index(jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.int32)),
+                targets_for([1, 2]),
+                np.ones(3, bool),
+            ),
+            "mask is bool",
+        ),
+        *(
+            (
+                lambda wrong=wrong: replay.insert(
+                    _init(target_spec=SPEC),
+                    row_batch([1, 2], [1, 1], [0, 0]),
+                    targets_for([1, 2]).replace(**wrong),
+                ),
+                f"targets.{next(iter(wrong))} has shape",
+            )
+            for wrong in (
+                {"actions": np.zeros((2, 3, 1))},
+                {"values": np.zeros((1, 3))},
+                {"step": np.zeros(3, np.int32)},
+                {"valid": np.zeros((2, 1), bool)},
+            )
+        ),
         (lambda: _init(target_spec=replay.TargetSpec(4, 2, values_dtype="int8")), "values_dtype"),
         (lambda: _init(target_spec=replay.TargetSpec(4, 2, actions_dtype="f8")), "actions_dtype"),
         (
