@@ -178,6 +178,24 @@ def test_a_probability_of_zero_still_has_a_gradient():
     np.testing.assert_array_equal(slope(jnp.array([1.0, 0.0, 0.5])), [3.0, -2.0, 0.0])
 
 
+def test_what_cannot_be_chosen_may_be_worth_anything_and_nothing_else_may():
+    values, probs = jnp.array([jnp.nan, 2.0, 4.0]), jnp.array([0.5, 0.5, 1.0])
+    ids, policy = jnp.array([0, 0, 1]), jnp.array([0.0, 0.5, 0.25])
+    got = successors.policy_expectation(values, probs, policy, ids, 2)
+    np.testing.assert_allclose(got, [0.5, 1.0])
+    assert np.isnan(successors.dense_expectation(values, probs))
+    np.testing.assert_allclose(successors.dense_expectation(values, probs.at[0].set(0.0)), 5.0)
+
+
+def test_distinct_keys_by_hand():
+    keys = jnp.array([[9, 9], [3, 0], [1, 2], [3, 0], [3, 1]])
+    unique = successors.deduplicate(keys, jnp.array([False, True, True, True, True]), 3)
+    assert int(unique.count) == 3 and not bool(unique.overflowed)
+    np.testing.assert_array_equal(keys[unique.first[unique.inverse[1:]]], keys[1:])
+    assert set(np.asarray(unique.inverse[1:]).tolist()) == {0, 1, 2} and unique.inverse[0] == 0
+    assert bool(successors.deduplicate(keys, jnp.ones(5, bool), 3).overflowed)
+
+
 def test_a_nan_inside_a_segment_is_not_hidden():
     got = successors.segment_expectation(
         jnp.array([jnp.nan, 1.0]), jnp.array([0.5, 1.0]), jnp.array([0, 1]), 2
