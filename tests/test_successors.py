@@ -188,12 +188,12 @@ def test_what_cannot_be_chosen_may_be_worth_anything_and_nothing_else_may():
 
 
 def test_distinct_keys_by_hand():
-    keys = jnp.array([[9, 9], [3, 0], [1, 2], [3, 0], [3, 1]])
+    keys = jnp.array([[3, 0], [3, 0], [1, 2], [3, 0], [3, 1]])  # the unused slot has one, too
     unique = successors.deduplicate(keys, jnp.array([False, True, True, True, True]), 3)
     assert int(unique.count) == 3 and not bool(unique.overflowed)
     np.testing.assert_array_equal(keys[unique.first[unique.inverse[1:]]], keys[1:])
     assert set(np.asarray(unique.inverse[1:]).tolist()) == {0, 1, 2} and unique.inverse[0] == 0
-    assert bool(successors.deduplicate(keys, jnp.ones(5, bool), 3).overflowed)
+    assert bool(successors.deduplicate(keys, jnp.ones(5, bool), 2).overflowed)
 
 
 def test_a_nan_inside_a_segment_is_not_hidden():

@@ -104,7 +104,7 @@ def run():
         return jnp.max(planned.values, axis=-1).reshape(LENGTH, -1), action.reshape(LENGTH, -1)
 
     before = look(state.train)
-    for _ in range(parts.plan.intervals):
+    for _ in range(config["train"]["steps"] // config["train"]["log_interval"]):
         state, _ = parts.interval(state)
     return solution(x), before, look(state.train)
 
