@@ -1,4 +1,4 @@
-"""One learner update, or a run, on the devices of one or several processes, told as JSON.
+"""One learner update, or a run, on the devices of one or several processes, given as JSON.
 
     python -m tests.training.divided '{"agent": "tdmpc", "devices": 8}'
     python -m tests.training.divided '{"agent": "tdmpc", "devices": 8, "run": ["runs/a", 320]}'
@@ -114,14 +114,15 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", told["devices"])
     config = config_of(told["agent"])
     processes = told.get("processes", 1)
-    config["distributed"].update(
-        enabled=processes * told["devices"] > 1,
-        num_processes=processes,
-        coordinator=told.get("coordinator", ""),
-        process_id=told.get("process", 0),
-        fsdp=told.get("fsdp", False),
-        heartbeat_timeout=20,
-    )
+    if processes * told["devices"] > 1:
+        config["distributed"].update(
+            enabled=True,
+            num_processes=processes,
+            coordinator=told.get("coordinator", ""),
+            process_id=told.get("process", 0),
+            fsdp=told.get("fsdp", False),
+            heartbeat_timeout=20,
+        )
     sharding.initialize(build.read(config).distributed)
     jax.devices()  # here processes wait for one another; then one of them may fall behind
     time.sleep(told.get("late", 0))

@@ -264,8 +264,8 @@ def test_evaluation_also_plays_as_in_training_where_that_is_asked_for(parts):
     agent = parts[2]._replace(act=act, init_actor=jnp.zeros)
     tests = envs.make("toy:point", 3)
     for asked in (False, True):
-        config = tiny_config(eval=dict(exploring=asked))
-        evaluate = job.make_evaluation(config, agent, tests)
+        settings = build.read(tiny_config(eval=dict(exploring=asked)))
+        evaluate = job.make_evaluation(settings, agent, tests)
         summary = evaluate(None, [jax.random.key(0)])[0].summary()
         assert ("return_mean_exploring" in summary) == asked
     assert summary["return_mean"] > summary["return_mean_exploring"] + 1
