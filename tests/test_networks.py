@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mbx import networks
-from mbx.world_model import count_parameters, make_world_model, sized
+from mbx.world_model import config_for_size, count_parameters, make_world_model
 from tests.helpers import load_fixture
 
 EXACT = dict(rtol=1e-5, atol=1e-6)
@@ -118,7 +118,7 @@ def test_sim_norm_refuses_a_latent_that_does_not_divide():
 
 
 def test_initialisation_head_by_head():
-    world = sized(1, obs_shape=(24,), action_dim=6, num_values=4, episodic=True)
+    world = config_for_size(1, obs_shape=(24,), action_dim=6, num_values=4, episodic=True)
     params = make_world_model(world).init(jax.random.key(0))
     kernels = params["value"]["layer_1"]["dense"]["kernel"]
     assert kernels.shape[0] == 4
@@ -138,7 +138,7 @@ def test_initialisation_head_by_head():
 
 
 def test_a_head_depends_on_its_own_parameters_only():
-    world = sized("tiny", obs_shape=(3,), action_dim=1, critic="v", num_values=3)
+    world = config_for_size("tiny", obs_shape=(3,), action_dim=1, critic="v", num_values=3)
     model = make_world_model(world)
     params = model.init(jax.random.key(0))
     value = jax.tree.map(lambda x: x + 0.1, params["value"])
@@ -169,7 +169,7 @@ def test_dropout_needs_a_key_and_keeps_the_mean():
 
 
 def test_tiny_is_about_two_hundred_thousand_parameters():
-    world = sized("tiny", obs_shape=(17,), action_dim=6)
+    world = config_for_size("tiny", obs_shape=(17,), action_dim=6)
     params = jax.eval_shape(make_world_model(world).init, jax.random.key(0))
     assert 150_000 < count_parameters(params) < 250_000
 
@@ -186,9 +186,9 @@ def test_tiny_is_about_two_hundred_thousand_parameters():
 )
 def test_impossible_models_are_told(fields, message):
     with pytest.raises(ValueError, match=message):
-        sized("tiny", **{**dict(obs_shape=(3,), action_dim=1), **fields})
+        config_for_size("tiny", **{**dict(obs_shape=(3,), action_dim=1), **fields})
     with pytest.raises(ValueError, match="model_size='2'"):
-        sized("2", obs_shape=(3,), action_dim=1)
+        config_for_size("2", obs_shape=(3,), action_dim=1)
 
 
 def test_kernel_gradient_keeps_divided_axes_apart():

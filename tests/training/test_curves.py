@@ -11,6 +11,8 @@ import sys
 import numpy as np
 import pytest
 
+from mbx.agents.tdmpc.settings import Env, Settings
+from mbx.settings import to_dict
 from mbx.training.curves import (
     Curve,
     aggregate,
@@ -26,7 +28,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def make_run(path: pathlib.Path, steps, values, env: str = "toy:point", seed: int = 0) -> str:
     """A run directory with evaluations (and a train row, which is not one) and nothing else."""
     path.mkdir(parents=True)
-    config = {"agent": "tdmpc", "env": {"name": env}, "seed": seed}
+    config = to_dict(Settings(seed=seed, env=Env(name=env)))
     (path / "config.json").write_text(json.dumps(config))
     rows = [{"kind": "train", "step": 1, "time": 0, "return_mean": 1e9}]
     rows += [

@@ -13,9 +13,11 @@ from PIL import Image
 
 from experiments import evaluate
 from mbx import envs
+from mbx.agents.tdmpc.settings import Env, Settings
 from mbx.envs import gymnax, gymnax_pictures
 from mbx.envs.base import random_actions
 from mbx.envs.render import Renderer, mujoco_drawing
+from mbx.settings import to_dict
 from mbx.training import video
 from mbx.training.environments import environment_spec
 from tests.helpers import register_toy
@@ -31,7 +33,7 @@ MODEL = """
 
 
 def config_of(name: str, **env) -> dict:
-    return {"env": dict(name=name, num_envs=1, action_repeat=0, episode_length=0, pad_to=()) | env}
+    return to_dict(Settings(env=Env(name=name, num_envs=1, **env)))
 
 
 def random_agent(config):
