@@ -177,8 +177,8 @@ def planned_by_hand(draws, score, mean, std, proposals, mask, c, action_of):
         std = np.clip(np.sqrt(variance), c.min_std, c.max_std) * mask
         mean = mean * mask
     action = action_of(mean, actions[best], np.argmax(np.log(weights) + draws.gumbel))
-    action = np.clip(action + c.action_noise * std[0] * draws.action, -1.0, 1.0) * mask
-    return action, mean, std, actions, values
+    noisy = np.clip(action + c.action_noise * std[0] * draws.action, -1.0, 1.0) * mask
+    return noisy, mean, std, actions, values, action
 
 
 SELECTED = {

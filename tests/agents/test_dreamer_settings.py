@@ -22,7 +22,7 @@ IMAGE = EnvSpec("x:image", (10, 10, 2), jnp.float32, 3, 50, 1, discrete=True)
 # Read by whoever trains (mbx.training) or when the shapes are made, not by the agent's functions.
 GENERAL = {"agent", "seed", "num_seeds", "resume", "matmul_precision", "model.size"}
 GENERAL_SECTIONS = {"distributed", "env", "train", "eval", "log", "checkpoint"}
-STORAGE = {"replay.capacity", "replay.shards"}
+STORAGE = {"replay.capacity", "replay.save", "replay.shards"}
 SMALL = dict(
     env=dict(num_envs=2),
     loss=dict(batch_size=2, batch_length=4),

@@ -89,7 +89,8 @@ def pass_metrics(
 
     Returns:
         Means over the rows of `mask` that had a plan: its age in updates, and the change of the
-        best value found; and the share of all transitions that got a new one.
+        best value found; and how many rows were planned for, as a share of all
+        transitions (a row that is drawn twice counts twice).
     """
     known = old.valid & mask
     count = jnp.maximum(jnp.sum(known), 1)
