@@ -101,6 +101,9 @@ def write_pages(folder: pathlib.Path) -> pathlib.Path:
     shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     readme = (ROOT / "README.md").read_text()
     (docs / "index.md").write_text(re.sub(r"\]\(docs/", "](", readme))
+    # Files that the README links and that lie beside it, such as CONTRIBUTING.md.
+    for beside in set(re.findall(r"\]\((\w+\.\w+)\)", readme)):
+        shutil.copy(ROOT / beside, docs / beside)
     (docs / "settings.md").write_text(settings_page())
     (docs / "api").mkdir()
     for names in modules().values():

@@ -12,6 +12,7 @@ otherwise. Nothing here loads JAX.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from typing import Any
 
@@ -106,7 +107,7 @@ class Replay:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunSettings:
+class RunSettings(abc.ABC):
     """What every run has. An agent's settings add their own, and say how often it learns."""
 
     agent: str = setting("", "which agent")
@@ -131,9 +132,9 @@ class RunSettings:
         """env.name='multi:...'"""
         return self.env.name.startswith("multi:")
 
+    @abc.abstractmethod
     def updates_per_step(self) -> float:
         """Learner updates of an agent step."""
-        raise NotImplementedError(f"{type(self).__name__} lacks a method updates_per_step()")
 
     def environment_options(self, training: bool) -> dict[str, Any]:
         """Options of the environment besides its name: for training, or to evaluate."""

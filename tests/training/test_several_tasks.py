@@ -11,7 +11,8 @@ import pytest
 
 from mbx import envs
 from mbx.agents.base import Agent
-from mbx.agents.settings import RunSettings, Train
+from mbx.agents.settings import Train
+from mbx.agents.tdmpc.settings import Settings
 from mbx.envs import multi
 from mbx.training import build, datasets, run, transfer
 from mbx.training.checkpoint import Checkpointer
@@ -175,7 +176,7 @@ def test_learning_from_a_dataset_acts_nowhere(trained, tmp_path):
 
 
 def test_agents_that_cannot_start_from_another_run_say_so():
-    settings = RunSettings(agent="mine", train=Train(init_from="runs/a"))
+    settings = Settings(agent="mine", train=Train(init_from="runs/a"))
     with pytest.raises(ValueError, match="init_from='runs/a': agent 'mine' cannot start"):
         transfer.check(settings, Agent(None, None, None, None, None))
 

@@ -9,7 +9,8 @@ import types
 
 import pytest
 
-from mbx.agents.settings import Log, RunSettings
+from mbx.agents.dreamer import settings as dreamer
+from mbx.agents.settings import Log
 from mbx.settings import to_dict
 from mbx.training import run, rundir
 from mbx.training.metrics import RunLogger, read_rows
@@ -105,4 +106,4 @@ def test_a_run_that_wandb_does_not_open_leaves_the_directory_free(wandb, monkeyp
     monkeypatch.setattr(wandb, "init", init)
     with pytest.raises(ValueError, match=r"log\.wandb='walks': no key: run `wandb login`"):
         RunLogger(str(tmp_path), config=CONFIG, log=LOG)
-    rundir.check(to_dict(RunSettings()), str(tmp_path), str(tmp_path))
+    rundir.check(to_dict(dreamer.Settings()), str(tmp_path), str(tmp_path))
