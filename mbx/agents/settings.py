@@ -14,9 +14,13 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any
+import re
+from collections.abc import Mapping
+from typing import Any, Self
 
 from mbx.settings import NONZERO, section, setting
+
+_MAP = re.compile(r"(empo:multigrid/)(?P<path>.+\.yaml)((?:@stored)?)", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +139,18 @@ class RunSettings(abc.ABC):
     @abc.abstractmethod
     def updates_per_step(self) -> float:
         """Learner updates of an agent step."""
+
+    def files(self) -> dict[str, str]:
+        """Paths of the user's own files that the environment is made from, by setting."""
+        found = _MAP.fullmatch(self.env.name)
+        return {"env.name": found["path"]} if found else {}
+
+    def with_files(self, paths: Mapping[str, str]) -> Self:
+        """These settings with other paths for the files that `files` names."""
+        if "env.name" not in paths:
+            return self
+        name = _MAP.sub(lambda found: f"{found[1]}{paths['env.name']}{found[3]}", self.env.name)
+        return dataclasses.replace(self, env=dataclasses.replace(self.env, name=name))
 
     def environment_options(self, training: bool) -> dict[str, Any]:
         """Options of the environment besides its name: for training, or to evaluate."""

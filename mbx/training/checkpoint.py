@@ -27,7 +27,7 @@ from jax.experimental import multihost_utils
 from mbx.agents.settings import RunSettings
 from mbx.files import read_json
 from mbx.settings import from_dict
-from mbx.training import digests
+from mbx.training import digests, inputs
 from mbx.training.build import settings_class
 
 FORMAT_VERSION = 2
@@ -144,6 +144,7 @@ class _Directory:
         )
         handlers = dict(state=ocp.StandardCheckpointHandler(), meta=ocp.JsonCheckpointHandler())
         self.manager = ocp.CheckpointManager(path, options=options, item_handlers=handlers)
+        self._inode = _inode(path)
         self._clean = False
 
     def _remove_leftovers(self) -> None:
@@ -190,6 +191,11 @@ class _Directory:
         except Exception as error:
             if _is_out_of_memory(error):
                 raise
+            if _inode(self.path) != self._inode:  # orbax may have made it again
+                raise OSError(
+                    f"{self.path} is gone: the run's directory was removed or moved while it ran; "
+                    "put it back and resume"
+                ) from error
             raise OSError(
                 f"a checkpoint could not be written to {self.path} ({_first_line(error)}): free "
                 "space there or mend its permissions, and resume; the ones before it are whole"
@@ -305,19 +311,20 @@ def load_config(workdir: str) -> dict[str, Any]:
 
 
 def load_settings(workdir: str) -> RunSettings:
-    """The settings a run was started with.
+    """The settings a run was started with, with its own copies of the files they name.
 
     Raises FileNotFoundError if `workdir` holds no run, and ValueError in one line where its
-    settings are of an older format.
+    settings are of an older format or it has no such copies.
     """
     values = load_config(workdir)
     kind = settings_class(values["agent"])
     try:
-        return from_dict(kind(), values, check_effects=False)
+        settings = from_dict(kind(), values, check_effects=False)
     except ValueError as error:
         raise ValueError(
             f"{workdir}/config.json is of an older format ({error}): use the code that wrote it"
         ) from error
+    return inputs.kept(settings, workdir)
 
 
 def _sharding(x: Any) -> jax.sharding.Sharding:
@@ -326,6 +333,10 @@ def _sharding(x: Any) -> jax.sharding.Sharding:
     if isinstance(where, jax.sharding.NamedSharding):
         return where
     return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+
+def _inode(path: str) -> int | None:
+    return os.stat(path).st_ino if os.path.isdir(path) else None
 
 
 def _is_key(x: Any) -> bool:

@@ -4,7 +4,8 @@
     result = run.train(config, "runs/pendulum")
 
 A run directory holds config.json, metrics.jsonl, metrics.csv, tb/, checkpoints/, best/, curve.png
-(and wandb.json with wandb/ where `log.wandb` asks for that).
+(wandb.json with wandb/ where `log.wandb` asks for that, and inputs/ with the user's own files that
+the environment is made from).
 That of several seeds holds one such directory a seed (`seed-0`, …; each reads as a run of its own)
 and the common checkpoint that a resumed run continues from.
 """
@@ -27,7 +28,18 @@ from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
 from mbx.files import sole_writer
 from mbx.settings import to_dict
-from mbx.training import build, datasets, loop, notices, room, rundir, seeds, transfer, wandb_sink
+from mbx.training import (
+    build,
+    datasets,
+    inputs,
+    loop,
+    notices,
+    room,
+    rundir,
+    seeds,
+    transfer,
+    wandb_sink,
+)
 from mbx.training.checkpoint import Checkpointer, load_settings
 from mbx.training.curves import plot_runs
 from mbx.training.environments import evaluation_environment, make_environment
@@ -172,6 +184,7 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
 def check_before(settings: RunSettings, job: Job, workdir: str, log_dir: str) -> None:
     """Raise ValueError where a run cannot do what it is to do; nothing has been written then."""
     rundir.check(to_dict(settings), workdir, log_dir)
+    inputs.check(settings, log_dir)
     if settings.replay.save and job.layout.processes > 1:
         raise ValueError(
             f"replay.save=True with {job.layout.processes} processes: rows are saved by runs of a "
@@ -228,6 +241,7 @@ def open_seed_runs(
         path = seed_workdir(job, workdir, i)
         logger = NoLogger(path)
         if job.layout.is_main_process:
+            inputs.keep(settings, path)
             logger = RunLogger(
                 path,
                 config=to_dict(dataclasses.replace(settings, seed=seed, num_seeds=1)),
@@ -332,14 +346,12 @@ def load(workdir: str, *, which: str | int = "best") -> tuple[Agent, Any, RunSet
     require_float32()
     try:
         settings = load_settings(workdir)
-        warn_of_paths(settings.env.name, workdir)
         environment = evaluation_environment(settings, 1, seed=0)
         agent = build.build_agent(settings, environment.spec)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise ValueError(
-            f"{os.path.join(workdir, 'config.json')} describes no run of this version: "
-            f"{kind}{error}"
+            f"{os.path.join(workdir, 'config.json')} cannot be followed: {kind}{error}"
         ) from error
     example = jax.eval_shape(agent.init, jax.random.key(0))
     checkpointer = Checkpointer(workdir)
@@ -366,16 +378,6 @@ def require_float32() -> None:
         raise ValueError(
             "JAX_ENABLE_X64 is on: runs are in float32; unset it, or set "
             "jax.config.update('jax_enable_x64', False)"
-        )
-
-
-def warn_of_paths(task: str, workdir: str) -> None:
-    """Warn of the files outside of a run directory that its task's name makes us read."""
-    outside = [part for part in task.split(":")[1:] if part.endswith(".yaml")]
-    if outside:
-        warnings.warn(
-            f"the configuration in {workdir} reads {', '.join(outside)}",
-            stacklevel=3,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.resources
 import json
 import os
@@ -17,9 +18,12 @@ import numpy as np
 import pytest
 
 from mbx import envs
+from mbx.agents.empo import settings as empo
+from mbx.agents.settings import RunSettings
 from mbx.envs.empo.multigrid.layout import load_map
-from mbx.training import build, datasets, run, rundir
-from mbx.training.checkpoint import Checkpointer, load_config
+from mbx.settings import to_dict
+from mbx.training import build, datasets, inputs, run, rundir, transfer
+from mbx.training.checkpoint import Checkpointer, load_config, load_settings
 from mbx.training.curves import load_curve
 from mbx.training.job import fresh_state
 from mbx.training.metrics import read_rows
@@ -232,9 +236,101 @@ def test_a_field_of_a_dataset_is_named(field, example, tmp_path):
         read_dataset(str(tmp_path / "wrong.npz"))
 
 
-def test_a_configuration_that_reads_a_file_elsewhere_says_so(example, tmp_path):
-    with pytest.warns(UserWarning, match="reads .*mine.yaml"):
-        run.warn_of_paths(f"empo:multigrid/{example}/mine.yaml", str(tmp_path))
+@pytest.fixture
+def begun(example, tmp_path, monkeypatch) -> pathlib.Path:
+    """The directory of a run with files of the user's, which are then changed, stopped before its
+    first step. An @ in its path is no option of the world's."""
+    mine, table, workdir = tmp_path / "mine.yaml", tmp_path / "prior.npy", tmp_path / "a@b" / "run"
+    mine.write_bytes((example / "mine.yaml").read_bytes())
+    np.save(table, np.full((1, 2, 3, 4), 0.25))
+    monkeypatch.chdir(tmp_path)
+    settings = empo.Settings(
+        env=dataclasses.replace(empo.Settings().env, name="empo:multigrid/mine.yaml@stored"),
+        humans=empo.Humans(model="file", file="prior.npy"),
+    )
+    inputs.check(settings, str(workdir))
+    inputs.keep(settings, str(workdir))
+    (workdir / "config.json").write_text(json.dumps(to_dict(settings)))
+    mine.unlink()
+    table.write_bytes(b"changed")
+    return workdir
+
+
+def test_a_run_is_read_with_its_own_copies_of_the_users_files(begun, example):
+    found = load_settings(str(begun))
+    assert found.env.name == f"empo:multigrid/{begun}/inputs/env.name.yaml@stored"
+    copy = begun / "inputs" / "env.name.yaml"
+    assert copy.read_bytes() == (example / "mine.yaml").read_bytes()
+    assert np.load(found.humans.file).shape == (1, 2, 3, 4)
+    copy.write_text("5")
+    with pytest.raises(ValueError, match=f"map '{copy}' must have"):
+        envs.make(found.env.name, 1)
+    with pytest.raises(ValueError, match="only option after @ is stored"):
+        envs.make("empo:multigrid/rock_gate@sorted", 1)
+
+
+@pytest.mark.parametrize("name", ["env.name.yaml", "humans.file.npy"])
+@pytest.mark.parametrize("kind", ["gone", "link"])
+def test_a_path_out_of_a_strangers_configuration_is_not_opened(name, kind, begun, tmp_path):
+    (begun / "inputs" / name).unlink()
+    outside = tmp_path / "outside"
+    os.mkfifo(outside)  # whoever opened it would wait forever
+    if kind == "link":
+        (begun / "inputs" / name).symlink_to(outside)
+    path = begun / "config.json"
+    config = json.loads(path.read_text())
+    config["env"]["name"] = f"empo:multigrid/{tmp_path}/elsewhere.yaml"
+    path.write_text(json.dumps(config))
+    setting = name.rpartition(".")[0]
+    message = f"config.json.*{setting}=.* lies outside of the run and is not opened.*{begun}/inputs"
+    with pytest.raises(ValueError, match=message):
+        run.load(str(begun))
+    with pytest.raises(ValueError, match=f"{setting}=.* is not opened"):  # train.init_from
+        transfer.start_from(str(begun), None, None)
+
+
+def test_a_run_is_not_continued_with_another_file(begun):
+    settings = dataclasses.replace(
+        empo.Settings(), humans=empo.Humans(model="file", file="prior.npy")
+    )
+    with pytest.raises(ValueError, match="humans.file=prior.npy is not what the run in .* began"):
+        inputs.check(settings, str(begun))
+
+
+def test_a_file_that_a_kept_map_names_is_said(begun):
+    with (begun / "inputs" / "env.name.yaml").open("a") as file:
+        file.write("\nhumans: {model: file, file: other.npy}\n")
+    with pytest.warns(UserWarning, match=f"inputs/env.name.yaml reads {begun.parents[1]}/other"):
+        load_settings(str(begun))
+
+
+def test_where_a_run_began_from_is_not_followed_when_it_is_read(example, tmp_path):
+    """`train.init_from` and `train.dataset` of its configuration; a pipe would be waited for."""
+    workdir, pipe = shutil.copytree(example, tmp_path / "run"), tmp_path / "pipe.npz"
+    os.mkfifo(pipe)
+    path = workdir / "config.json"
+    config = json.loads(path.read_text())
+    config["train"].update(init_from=str(tmp_path / "nowhere"), dataset=str(pipe))
+    path.write_text(json.dumps(config))
+    assert run.load(str(workdir), which="latest")[2].train.dataset == str(pipe)
+
+
+def test_a_run_keeps_the_users_files_before_it_begins(tmp_path, monkeypatch):
+    mine, workdir = tmp_path / "mine.yaml", tmp_path / "run"
+    mine.write_text("one")
+
+    def stop(*_: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(run, "_drive", stop)
+    monkeypatch.setattr(RunSettings, "files", lambda self: {"env.name": str(mine)})
+    with pytest.raises(InterruptedError):
+        run.train(small_config(), str(workdir))
+    assert (workdir / "inputs" / "env.name.yaml").read_text() == "one"
+    mine.write_text("two")
+    with pytest.raises(ValueError, match=f"env.name={mine} is not what the run in {workdir} began"):
+        run.train(small_config(resume=True), str(workdir))
+    assert (workdir / "inputs" / "env.name.yaml").read_text() == "one"
 
 
 def test_64_bits_are_refused(monkeypatch, tmp_path):

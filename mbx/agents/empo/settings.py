@@ -6,8 +6,8 @@ Names are those of flags: `settings.loss.room` is `--config.loss.room`. Nothing 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
 
 from mbx.agents import settings as common
 from mbx.agents.settings import RunSettings
@@ -246,6 +246,19 @@ class Settings(RunSettings):
     loss: Loss = section(Loss(), "what is minimised")
     optimizer: Optimizer = section(Optimizer(), "of networks")
     curriculum: Curriculum = section(Curriculum(), "stages, in learner updates")
+
+    def files(self) -> dict[str, str]:
+        """The world's map and the table of its humans' prior."""
+        table = {"humans.file": self.humans.file} if self.humans.model == "file" else {}
+        return super().files() | table
+
+    def with_files(self, paths: Mapping[str, str]) -> Self:
+        """These settings with other paths for those."""
+        changed = super().with_files(paths)
+        if "humans.file" not in paths:
+            return changed
+        humans = dataclasses.replace(self.humans, file=paths["humans.file"])
+        return dataclasses.replace(changed, humans=humans)
 
     def environment_options(self, training: bool) -> dict[str, Any]:
         """Parameters and humans for the world; evaluations begin where it begins."""

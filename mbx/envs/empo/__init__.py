@@ -242,14 +242,12 @@ def make(
     """
     if action_repeat not in (None, 1):
         raise ValueError(f"env.action_repeat={action_repeat} for empo:{task}: must be 1")
-    name, at, option = task.partition("@")
-    if at and option != "stored":
-        raise ValueError(f"env.name='empo:{task}': the only option after @ is stored")
+    name, stored = _without_option(task)
     found, acting = _chosen_world(name, power, humans)
     raw = raw_environment(
         f"empo:{task}",
         found.world,
-        stored=bool(at),
+        stored=stored,
         varied_starts=varied_starts,
         walk=walk,
         **acting,
@@ -272,9 +270,17 @@ def _chosen_world(
     return named_world(name, None if own else params, model, params), acting
 
 
+def _without_option(task: str) -> tuple[str, bool]:
+    """The world's name or map, and whether `@stored` stands behind it."""
+    name = task.removesuffix("@stored")
+    if "@" in name and not name.endswith(".yaml"):  # a path may have one
+        raise ValueError(f"env.name='empo:{task}': the only option after @ is stored")
+    return name, name != task
+
+
 def make_renderer(task: str) -> Renderer:
     """Pictures of the world and its humans' goals. Raises ValueError for a world without any."""
-    world = named_world(task.partition("@")[0]).world
+    world = named_world(_without_option(task)[0]).world
     if world.views is None:
         raise ValueError(f"env.name='empo:{task}': this world has no pictures of its states")
     return Renderer(lambda state: world.views.render(state[0], state[1]), np.asarray, STEP_SECONDS)

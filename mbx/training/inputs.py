@@ -1,0 +1,73 @@
+"""The user's own files that a run's environment is made from, kept in the run directory.
+
+A path on the command line is the user's. The same path in a `config.json` may be a stranger's, or
+of a file that has changed or gone since. So a run keeps copies of what it began with, and whoever
+reads a run directory is led to these.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+from mbx.agents.settings import RunSettings
+from mbx.files import atomic_write
+
+FOLDER = "inputs"
+
+
+def check(settings: RunSettings, log_dir: str) -> None:
+    """Raise ValueError where the run in `log_dir` began with other files than `settings` name."""
+    for name, path in settings.files().items():
+        copy = _copy(log_dir, name, path)
+        if os.path.exists(copy) and _content(copy) != _content(path):
+            raise ValueError(
+                f"{name}={path} is not what the run in {log_dir} began with, which is {copy}: give "
+                "that file, or choose another directory"
+            )
+
+
+def keep(settings: RunSettings, log_dir: str) -> None:
+    """Copy the files that `settings` name into a run directory."""
+    for name, path in settings.files().items():
+        copy = _copy(log_dir, name, path)
+        if not os.path.exists(copy):
+            os.makedirs(os.path.dirname(copy), exist_ok=True)
+            atomic_write(copy, _content(path))
+
+
+def kept(settings: RunSettings, log_dir: str) -> RunSettings:
+    """`settings` from a run directory, with its copies in place of the files they name.
+
+    Raises ValueError where there is none, or it is a link that leads out of the directory.
+    """
+    copies = {}
+    for name, path in settings.files().items():
+        copy = _copy(log_dir, name, path)
+        inside = os.path.realpath(copy).startswith(os.path.realpath(log_dir) + os.sep)
+        if not inside or not os.path.isfile(copy):
+            raise ValueError(
+                f"{name}={path} lies outside of the run and is not opened: if you trust that file, "
+                f"copy it to {copy}"
+            )
+        copies[name] = copy
+    if "env.name" in copies:
+        _say_what_a_map_reads(copies["env.name"])
+    return settings.with_files(copies)
+
+
+def _say_what_a_map_reads(path: str) -> None:
+    from mbx.envs.empo.multigrid import load_world
+
+    humans = load_world(path)[2]
+    if humans is not None and humans.file:
+        warnings.warn(f"the map {path} reads {os.path.abspath(humans.file)}", stacklevel=4)
+
+
+def _copy(log_dir: str, name: str, path: str) -> str:
+    return os.path.join(log_dir, FOLDER, name + os.path.splitext(path)[1])
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
