@@ -118,8 +118,7 @@ class RunLogger:
         with written(self._csv), open(self._csv, "a", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(_long(row))
         if self._tensorboard is not None:
-            for name, value in values.items():
-                self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
+            self._tensorboard.log(kind, step, values)
         if self._wandb is not None:
             self._wandb.log(kind, int(step), values)
         if self._bar is not None:
@@ -212,12 +211,12 @@ def _long(row: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _tensorboard(path: str, resume_step: int | None) -> Any:
+    """Its event file; None where the package is missing."""
     try:
-        from tensorboardX import SummaryWriter
+        from mbx.training.tensorboard import Scalars
     except ImportError:
         return None
-    purge = None if resume_step is None else resume_step + 1
-    return SummaryWriter(path, purge_step=purge)
+    return Scalars(path, None if resume_step is None else resume_step + 1)
 
 
 class _Progress:

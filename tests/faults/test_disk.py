@@ -47,7 +47,8 @@ def test_a_directory_removed_midway_ends_the_run(tmp_path):
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 1
-    assert output.strip().splitlines()[-1].startswith(f"error: {tmp_path}/run"), output
+    last = output.strip().splitlines()[-1]
+    assert last.startswith(f"error: {tmp_path}/run") and "is gone: the run's" in last, output
 
 
 @pytest.mark.slow

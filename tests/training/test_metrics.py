@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
+import pathlib
+import shutil
 import stat
 import sys
 
@@ -126,11 +129,53 @@ def test_a_value_cannot_take_the_name_of_a_field(tmp_path, name):
 
 
 def test_without_tensorboard_everything_else_is_written(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    monkeypatch.setitem(sys.modules, "mbx.training.tensorboard", None)
     logger = RunLogger(str(tmp_path), config={})
     logger.log("train", 1, {"x": 1.0})
     logger.close()
     assert len(read_rows(jsonl(tmp_path))) == 1 and not (tmp_path / "tb").exists()
+
+
+def events_of(path: pathlib.Path) -> list:
+    """The records of an event file: 8 bytes length, 4 of its checksum, the event, 4 of its."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    data, events = path.read_bytes(), []
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        events.append(Event.FromString(data[12 : 12 + size]))
+        data = data[16 + size :]
+    return events
+
+
+def test_tensorboard_gets_every_value_and_hides_what_a_resumed_run_makes_again(tmp_path):
+    logger = RunLogger(str(tmp_path), config={})
+    logger.log("train", 20, {"x": 1.5, "y": -2.0})
+    logger.close()
+    first = events_of(next((tmp_path / "tb").iterdir()))
+    assert [e.session_log.status for e in first] == [0, 0, 0]
+    values = [(v.tag, e.step, v.simple_value) for e in first for v in e.summary.value]
+    assert values == [("train/x", 20, 1.5), ("train/y", 20, -2.0)]
+    shutil.rmtree(tmp_path / "tb")  # its name ends in the second
+    RunLogger(str(tmp_path), config={}, resume_step=20).close()
+    purge = events_of(next((tmp_path / "tb").iterdir()))[1]
+    assert (purge.step, purge.session_log.status) == (21, 1)
+
+
+def test_an_event_file_that_cannot_be_written_ends_the_run_by_name(tmp_path, monkeypatch):
+    from mbx.training import tensorboard
+
+    monkeypatch.setattr(tensorboard, "_FLUSH_SECONDS", -1)
+    logger = RunLogger(str(tmp_path), config={})
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(logger._tensorboard._writer, "flush", full)
+        with pytest.raises(OSError, match=f"{tmp_path}/tb cannot be written .*free space there"):
+            logger.log("train", 20, {"x": 1.0})
+    logger.close()
 
 
 def test_lines_instead_of_a_bar_off_a_terminal(filled, capsys):
