@@ -26,6 +26,7 @@ CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, latest, or a step.
 SEED = flags.DEFINE_integer("seed", 12345, "Seed of the evaluation's environments and planner.")
 RANDOM = flags.DEFINE_bool("random", False, "Also evaluate uniformly random actions.")
 VIDEO = flags.DEFINE_string("video", None, "Also draw an episode into this .gif.")
+TRUST = flags.DEFINE_bool("trust", False, "Run the environment's file of somebody else's run.")
 JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of text.")
 
 
@@ -37,7 +38,9 @@ def main(arguments: list[str]) -> None:
     try:
         workdir = run_directory(arguments[1:], WORKDIR.value)
         renderer = find_renderer(workdir, VIDEO.value) if VIDEO.value else None
-        agent, train_state, settings = run.load(workdir, which=CHECKPOINT.value)
+        agent, train_state, settings = run.load(
+            workdir, which=CHECKPOINT.value, trusted=TRUST.value
+        )
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"error: {error}")
     environment = environments.evaluation_environment(settings, EPISODES.value, seed=SEED.value)

@@ -27,16 +27,20 @@ from . import usage
 CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory (default: runs/TASK-sSEED-TIME).")
 flags.mark_flag_as_required("config")
+_KWARGS: dict[str, Any] = {}  # of the environment, from the command line
 
 
 def default_workdir(config: dict[str, Any]) -> str:
     """runs/ENVIRONMENT-sSEED-TIME."""
-    task = config["env"]["name"].replace(":", "-")
+    from mbx.envs import own
+
+    task = own.label(config["env"]["name"])
     return os.path.join("runs", f"{task}-s{config['seed']}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
 def main(_: list[str]) -> None:
     config = CONFIG.value.to_dict()
+    config["env"].setdefault("kwargs", {}).update(_KWARGS)
     if config["resume"] and WORKDIR.value is None:
         sys.exit("error: --config.resume=True needs --workdir, the run to continue")
     train(config, WORKDIR.value or default_workdir(config))
@@ -61,13 +65,25 @@ def train(config: dict[str, Any], workdir: str) -> None:
                 seeds.use_all_cores(settings.num_seeds)
             result = run.train(settings, workdir, interrupt=signals)
     except Exception as error:
-        mistake = isinstance(error, ValueError | FloatingPointError | OSError | ImportError)
-        print(f"error: {error}" if mistake else traceback.format_exc(), file=sys.stderr)
+        print(in_words(error), file=sys.stderr)
         sharding.abandon()
         sys.exit(1)
     print(result, flush=True)
     if result.signal is not None:
         sys.exit(128 + result.signal)
+
+
+def in_words(error: Exception) -> str:
+    """What is printed of an error: a line for a mistake, its traceback for anything else.
+
+    An error in an environment's own code comes with that code's traceback.
+    """
+    from mbx.envs.own import EnvironmentFailure
+
+    if isinstance(error, EnvironmentFailure):
+        return "".join(traceback.format_exception(error.__cause__)) + f"error: {error}"
+    mistake = isinstance(error, ValueError | FloatingPointError | OSError | ImportError)
+    return f"error: {error}" if mistake else "".join(traceback.format_exception(error))
 
 
 def show_help(arguments: list[str]) -> None:
@@ -84,7 +100,7 @@ if __name__ == "__main__":
         sys.exit()
     try:
         problem = usage.unknown_flag(sys.argv[1:])
-        sys.argv[1:] = usage.with_found_config(sys.argv[1:])
+        sys.argv[1:], _KWARGS = usage.with_kwargs(usage.with_found_config(sys.argv[1:]))
     except ValueError as error:
         problem = str(error)
     if problem:

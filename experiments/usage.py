@@ -41,6 +41,7 @@ IMPORTANT = (
     "distributed.enabled",
 )
 _WIDTH, _COLUMN = 100, 46
+_KWARGS = "env.kwargs."
 
 
 def wants_help(arguments: Sequence[str]) -> bool:
@@ -130,10 +131,36 @@ def unknown_flag(arguments: Sequence[str]) -> str | None:
     known = list(load(path))
     for argument in arguments:
         name = argument.split("=", 1)[0].removeprefix("--config.")
+        if name.startswith(_KWARGS):
+            continue
         if argument.startswith("--config.") and name not in known:
             close = difflib.get_close_matches(name, known, n=3)
             return f"--config.{name} is not a setting of {path}: did you mean one of {close}?"
     return None
+
+
+def with_kwargs(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """A command line without its `--config.env.kwargs.NAME=VALUE`, and these by name.
+
+    Values are Python's (2.5, True, [1, 2]), and text where they are nothing of that.
+
+    Raises:
+        ValueError: for one without a value.
+    """
+    rest, found = [], {}
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        if not name.startswith(f"--config.{_KWARGS}"):
+            rest.append(argument)
+            continue
+        if not equals:
+            raise ValueError(f"{name}: write {name}=VALUE")
+        try:
+            value = ast.literal_eval(text)
+        except (SyntaxError, ValueError):
+            value = text
+        found[name.removeprefix(f"--config.{_KWARGS}")] = value
+    return rest, found
 
 
 def config_files() -> list[str]:

@@ -76,7 +76,10 @@ def setting(
             is not at its default is refused.
     """
     metadata = dict(help=help, at_least=at_least, above=above, at_most=at_most, choices=choices)
-    return dataclasses.field(default=default, metadata=metadata | {"needs": dict(needs or {})})
+    metadata |= {"needs": dict(needs or {})}
+    if isinstance(default, dict):  # names that a user chooses; a default of its own for everyone
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def section(default: Any, help: str = "") -> Any:
@@ -113,9 +116,9 @@ def from_dict(default: T, values: Mapping[str, Any], *, check_effects: bool = Tr
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested mappings with its dotted name, in order."""
+    """Every value of nested mappings with its dotted name, in order; an empty one is a value."""
     for name, value in values.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from flatten(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value

@@ -60,6 +60,9 @@ class Settings(RunSettings):
     agent: str = setting("mine", "which agent")
     depth: int = setting(3, "of the tree")
 
+    def updates_per_step(self):
+        return 1.0
+
 
 build.register("mine", Settings, None)
 

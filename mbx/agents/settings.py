@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from mbx.settings import NONZERO, section, setting
@@ -50,7 +51,12 @@ class Distributed:
 class Env:
     """The task and how many copies of it are stepped together."""
 
-    name: str = setting("gymnax:Pendulum-v1", "SUITE:TASK, see --help")
+    name: str = setting(
+        "gymnax:Pendulum-v1", "SUITE:TASK, or where your own is: gym:FILE.py:CLASS, see --help"
+    )
+    kwargs: dict[str, Any] = setting(
+        {}, "arguments of gym:, gymnax: and jax: tasks, a flag each (env.kwargs.mass=2.5)"
+    )
     num_envs: int = setting(4, "environments stepped together", at_least=1)
     action_repeat: int = setting(0, "environment steps of an agent step; 0: the suite's default")
     episode_length: int = setting(0, "agent steps of an episode; 0: the task's own limit")
@@ -59,6 +65,18 @@ class Env:
         "observation and action sizes that several tasks get at least",
         needs={"several_tasks": True},
     )
+
+    def check(self) -> Iterator[str]:
+        """Arguments are written into config.json and read again."""
+        try:
+            same = json.loads(json.dumps(self.kwargs)) == self.kwargs
+        except (TypeError, ValueError):
+            same = False
+        if not same:
+            yield (
+                f"kwargs={self.kwargs!r}: give numbers, text, True, False, None, or lists and "
+                "dictionaries of these"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,8 @@
     brax:inverted_pendulum        JAX (backend after an @: brax:ant@mjx)
     playground:CartpoleSwingup    JAX, MuJoCo Playground's dm_control suite   (extra `playground`)
     gym:HalfCheetah-v5            host, Gymnasium
+    gym:path/to/file.py:Class     your own, Gymnasium's interface  (docs/own_environments.md)
+    jax:path/to/file.py:make      your own, gymnax's interface or a RawEnvironment
     dmc:cartpole-swingup          host, dm_control                            (extra `dmc`)
     empo:grid_rock_1h1r           JAX, robots among humans, for the agent `empo`
     multi:gymnax:Pendulum-v1+brax:inverted_pendulum      several of the above, trained together
@@ -15,11 +17,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from mbx.envs import own
 from mbx.envs.base import (
     EnvSpec,
     HostEnvironment,
@@ -31,10 +34,13 @@ from mbx.envs.base import (
     episodic,
 )
 from mbx.envs.host import SteppedEnvironment
+from mbx.envs.own import EnvironmentFailure
+from mbx.envs.raw_check import check_raw
 from mbx.envs.render import NoRenderer, Renderer
 
 __all__ = [
     "EnvSpec",
+    "EnvironmentFailure",
     "HostEnvironment",
     "JaxEnvironment",
     "NoRenderer",
@@ -58,6 +64,7 @@ _SUITES: dict[str, str | Suite | Factory] = {
     "brax": "mbx.envs.brax",
     "playground": "mbx.envs.playground",
     "gym": "mbx.envs.gymnasium",
+    "jax": "mbx.envs.jax_own",
     "dmc": "mbx.envs.dmc",
     "empo": "mbx.envs.empo",
     "multi": "mbx.envs.multi",
@@ -95,6 +102,7 @@ def make(
     action_repeat: int | None = None,
     episode_length: int | None = None,
     seed: int = 0,
+    kwargs: Mapping[str, Any] | None = None,
     **extra: Any,
 ) -> Environment:
     """The environment `SUITE:TASK`, `num_envs` times.
@@ -106,11 +114,14 @@ def make(
             playground and dmc, else 1).
         episode_length: agent steps of an episode; None for the task's own limit.
         seed: of host environments; JAX ones take keys.
+        kwargs: the task's own arguments, of the suites gym, gymnax and jax.
         **extra: what a suite understands besides.
 
     Raises:
         ValueError: for an unknown suite or task, a count below one, or an action space that is not
             a bounded box.
+        FileNotFoundError: where the file of an environment of one's own is gone.
+        EnvironmentFailure: where an environment's own code fails.
         ImportError: where a package is missing; names the extra to install.
     """
     suite_name, colon, task = name.partition(":")
@@ -121,6 +132,10 @@ def make(
         )
     suite = _load(suite_name)
     options = dict(action_repeat=action_repeat, episode_length=episode_length)
+    if kwargs and not getattr(suite, "takes_kwargs", False):
+        raise ValueError(
+            f"env.kwargs={dict(kwargs)}: {name} takes no arguments, only gym:, gymnax: and jax: do"
+        )
     if not isinstance(suite, Suite):
         with _names_missing_package(name):
             return suite(task, num_envs, seed=seed, **options, **extra)
@@ -129,9 +144,12 @@ def make(
     check_counts(name, num_envs, options["action_repeat"], episode_length)
     with _names_missing_package(name, suite.extra):
         if suite.raw is not None:
-            return episodic(suite.raw(task), num_envs, **options)
+            raw = suite.raw(task, **(kwargs or {}))
+            if not isinstance(_SUITES[suite_name], str) or own.is_own(name):
+                check_raw(raw)
+            return episodic(raw, num_envs, **options)
         seeds = np.random.SeedSequence(seed).generate_state(num_envs)
-        tasks = [suite.host(task, int(one)) for one in seeds]
+        tasks = [suite.host(task, int(one), **(kwargs or {})) for one in seeds]
     return SteppedEnvironment(name, tasks, seed=seed, **options)
 
 

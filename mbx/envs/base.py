@@ -131,13 +131,15 @@ class Suite(NamedTuple):
         default_repeat: environment steps of an agent step unless a run says otherwise.
         make_renderer: task -> what draws its states, None without pictures.
         extra: the extra of the package that installs what the suite needs.
+        takes_kwargs: tasks take further arguments by name (`env.kwargs`).
     """
 
-    raw: Callable[[str], RawEnvironment] | None = None
-    host: Callable[[str, int], Any] | None = None
+    raw: Callable[..., RawEnvironment] | None = None
+    host: Callable[..., Any] | None = None
     default_repeat: int = 1
     make_renderer: Callable[[str], Any] | None = None
     extra: str = ""
+    takes_kwargs: bool = False
 
 
 def unknown_task(suite: str, task: str, known: Iterable[str]) -> ValueError:

@@ -1,7 +1,9 @@
-"""Gymnasium tasks on the host: gym:HalfCheetah-v5, gym:Pendulum-v1.
+"""Gymnasium tasks on the host: gym:HalfCheetah-v5, gym:path/to/file.py:Class.
 
 The environments are stepped one after the other in this process and reset by us, so that nothing
-hangs on Gymnasium's own vector API and its autoreset modes.
+hangs on Gymnasium's own vector API and its autoreset modes. Observations that are dictionaries,
+tuples or numbers of a choice (Dict, Tuple, Discrete, MultiDiscrete, MultiBinary) become one vector,
+choices one-hot.
 """
 
 from __future__ import annotations
@@ -10,65 +12,91 @@ from typing import Any
 
 import numpy as np
 
-from mbx.envs import gymnasium_state
+from mbx.envs import gymnasium_state, own
 from mbx.envs.base import Suite, unknown_task
+from mbx.envs.gymnasium_check import check_api, check_spaces, check_steps, time_limit
 from mbx.envs.host import Task
 
 # Tasks that only ever end by their time limit.
 _ENDLESS = ("Pendulum-v1", "HalfCheetah", "Swimmer-v")
+_CHECKED: set[str] = set()  # environments of one's own, once a process
 
 
-def load(task: str, seed: int) -> Task:
-    """The Gymnasium task, seeded at its first reset. Raises ValueError for an unknown one."""
+def load(task: str, seed: int, **kwargs: Any) -> Task:
+    """The Gymnasium task, seeded at its first reset.
+
+    One of one's own is looked at first: another copy is reset and stepped (`gymnasium_check`).
+
+    Raises:
+        ValueError: for an unknown task, one that no agent can be trained in, or arguments that it
+            does not take.
+        FileNotFoundError: where the file or module of one's own has gone.
+        EnvironmentFailure: where its own code fails.
+    """
     import gymnasium
 
+    name = f"gym:{task}"
+    if own.is_own(name):
+        key = f"{name} {kwargs}"
+        if key not in _CHECKED:
+            other = own.make(name, kwargs)
+            check_api(name, other)
+            check_spaces(name, other)
+            check_steps(name, other)
+            other.close()
+            _CHECKED.add(key)
+        env = own.make(name, kwargs)
+        return _Task(env, task, time_limit(env))
     registry = gymnasium.registry
     if task not in registry:
         raise unknown_task("gym", task, registry)
     limit = registry[task].max_episode_steps
-    return _Task(gymnasium.make(task, max_episode_steps=-1), task, limit)
+    env = gymnasium.make(task, max_episode_steps=-1, **kwargs)
+    check_spaces(name, env)
+    return _Task(env, task, limit)
 
 
 class _Task:
     """One Gymnasium environment in the form `SteppedEnvironment` takes."""
 
-    ends_at = None  # its own time limit is taken off
+    ends_at = None  # its own time limit is taken off, or is a cut like any other
 
     def __init__(self, env: Any, task: str, time_limit: int | None) -> None:
-        from gymnasium.spaces import Box, Discrete
+        from gymnasium.spaces import Box, Discrete, utils
 
         self.time_limit = time_limit
         self.can_terminate = not task.startswith(_ENDLESS)
+        self._name = f"gym:{task}"
+        self._env = env
         space = env.action_space
         self.num_actions = int(space.n) if isinstance(space, Discrete) else 0
-        bounded = isinstance(space, Box) and np.isfinite([space.low, space.high]).all()
-        if not (bounded or self.num_actions):
-            raise ValueError(
-                f"env.name='gym:{task}' has the action space {space}: a bounded Box or a Discrete "
-                "one is needed"
-            )
-        if not isinstance(env.observation_space, Box):
-            raise ValueError(f"env.name='gym:{task}' must have a Box of observations")
-        self._env = env
-        if bounded:
+        if not self.num_actions:
             self.action_low = space.low.reshape(-1).astype(np.float32)
             self.action_high = space.high.reshape(-1).astype(np.float32)
-        self._first_action = 0 if bounded else int(space.start)
-        shape = env.observation_space.shape
-        pixels = len(shape) == 3 and env.observation_space.dtype == np.uint8
+        self._first_action = int(space.start) if self.num_actions else 0
+        self._space = env.observation_space
+        self._flatten = None if isinstance(self._space, Box) else utils.flatten
+        shape = utils.flatten_space(self._space).shape if self._flatten else self._space.shape
+        pixels = len(shape) == 3 and self._space.dtype == np.uint8
         self.obs_shape = shape or (1,)
         self.obs_dtype = np.uint8 if pixels else np.float32
 
     def reset(self, seed: int | None) -> np.ndarray:
-        return self._observe(self._env.reset(seed=seed)[0])
+        try:
+            return self._observe(self._env.reset(seed=seed)[0])
+        except Exception as error:
+            raise own.failure(self._name, "reset()", error) from error
 
     def step(self, action: np.ndarray | int) -> tuple[np.ndarray, float, bool, bool]:
         if self.num_actions:
             action = self._first_action + int(action)
         else:
             action = action.reshape(self._env.action_space.shape)
-        obs, reward, terminated, truncated, _ = self._env.step(action)
-        return self._observe(obs), float(reward), bool(terminated), bool(truncated)
+        try:
+            obs, reward, terminated, truncated, _ = self._env.step(action)
+            return self._observe(obs), float(reward), bool(terminated), bool(truncated)
+        except Exception as error:
+            raise own.failure(self._name, "step()", error) from error
 
     def get_state(self) -> bytes | None:
         return gymnasium_state.get(self._env)
@@ -80,7 +108,14 @@ class _Task:
         self._env.close()
 
     def _observe(self, obs: Any) -> np.ndarray:
-        return np.asarray(obs, self.obs_dtype).reshape(self.obs_shape)
+        if self._flatten:
+            return np.asarray(self._flatten(self._space, obs), self.obs_dtype)
+        obs = np.asarray(obs, self.obs_dtype)
+        if obs.shape != self._space.shape:
+            raise ValueError(
+                f"an observation of shape {obs.shape}, observation_space says {self._space.shape}"
+            )
+        return obs.reshape(self.obs_shape)
 
 
-SUITE = Suite(host=load)
+SUITE = Suite(host=load, takes_kwargs=True)

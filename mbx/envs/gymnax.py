@@ -6,6 +6,8 @@ and the time limit are ours.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -19,18 +21,35 @@ Array = jax.Array
 _ENDLESS = ("Pendulum-v1", "Reacher-misc", "Swimmer-misc")
 
 
-def raw(task: str) -> RawEnvironment:
+def raw(task: str, **kwargs: Any) -> RawEnvironment:
     """The gymnax task. Raises ValueError for an unknown one."""
     import gymnax
-    from gymnax.environments import spaces
 
     if task not in gymnax.registered_envs:
         raise unknown_task("gymnax", task, gymnax.registered_envs)
-    env, params = gymnax.make(task)
+    env, params = gymnax.make(task, **kwargs)
+    return adapt(f"gymnax:{task}", env, params, can_terminate=task not in _ENDLESS)
+
+
+def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> RawEnvironment:
+    """An object of gymnax's interface as a raw environment.
+
+    Args:
+        name: SUITE:TASK.
+        env: with `reset_env`, `step_env` (whose flag leaves the time limit out), `action_space`
+            and `observation_space`.
+        params: its parameters; `max_steps_in_episode` is the time limit.
+        can_terminate: episodes may end before that.
+
+    Raises:
+        ValueError: for an action space that is neither a bounded Box nor Discrete.
+    """
+    from gymnax.environments import spaces
+
     space = env.action_space(params)
     discrete = isinstance(space, spaces.Discrete)
     if not discrete and not isinstance(space, spaces.Box):
-        raise ValueError(f"env.name='gymnax:{task}' has the action space {space}: not supported")
+        raise ValueError(f"env.name={name!r} has the action space {space}: not supported")
     if not discrete:
         low = jnp.broadcast_to(jnp.asarray(space.low, jnp.float32), space.shape).reshape(-1)
         high = jnp.broadcast_to(jnp.asarray(space.high, jnp.float32), space.shape).reshape(-1)
@@ -48,14 +67,15 @@ def raw(task: str) -> RawEnvironment:
             real = jnp.argmax(action)
         else:
             real = (low + 0.5 * (action + 1.0) * (high - low)).reshape(space.shape)
-        obs, new, reward, _, _ = env.step_env(key, state, real, params)
+        obs, new, reward, done, _ = env.step_env(key, state, real, params)
         new = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype).reshape(b.shape), new, state)
-        # `is_terminal` without the time limit, which the wrapper keeps.
-        terminated = jnp.asarray(env.is_terminated(new, params), bool).reshape(())
+        # Without the time limit, which the wrapper keeps.
+        flag = env.is_terminated(new, params) if hasattr(env, "is_terminated") else done
+        terminated = jnp.asarray(flag, bool).reshape(())
         return new, observe(obs), jnp.asarray(reward, jnp.float32).reshape(()), terminated
 
     return RawEnvironment(
-        f"gymnax:{task}",
+        name,
         tuple(shape),
         jnp.float32,
         int(space.n if discrete else low.size),
@@ -63,7 +83,7 @@ def raw(task: str) -> RawEnvironment:
         reset,
         step,
         discrete,
-        can_terminate=task not in _ENDLESS,
+        can_terminate=can_terminate,
     )
 
 
@@ -73,4 +93,4 @@ def _make_renderer(task: str) -> Renderer:
     return gymnax_pictures.make_renderer(task)
 
 
-SUITE = Suite(raw=raw, make_renderer=_make_renderer)
+SUITE = Suite(raw=raw, make_renderer=_make_renderer, takes_kwargs=True)

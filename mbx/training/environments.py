@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from mbx import envs
+from mbx.agents.settings import RunSettings
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment
 from mbx.training.build import Config, read
 
@@ -20,9 +23,19 @@ def make_environment(
         action_repeat=env.action_repeat or None,
         episode_length=env.episode_length or None,
         seed=seed,
+        kwargs=env.kwargs,
         **several,
         **settings.environment_options(training),
     )
+
+
+def located(settings: RunSettings) -> RunSettings:
+    """The settings, an environment of one's own named by its absolute path.
+
+    Raises FileNotFoundError where there is none.
+    """
+    env = dataclasses.replace(settings.env, name=envs.own.located(settings.env.name))
+    return dataclasses.replace(settings, env=env)
 
 
 def evaluation_environment(

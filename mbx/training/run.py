@@ -31,6 +31,7 @@ from mbx.settings import to_dict
 from mbx.training import (
     build,
     datasets,
+    environments,
     inputs,
     loop,
     notices,
@@ -38,6 +39,7 @@ from mbx.training import (
     rundir,
     seeds,
     transfer,
+    trust,
     wandb_sink,
 )
 from mbx.training.checkpoint import Checkpointer, load_settings
@@ -137,7 +139,7 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
     started = time.time()
     require_float32()
     settings = build.read(to_dict(config) if isinstance(config, RunSettings) else config)
-    settings = transfer.resolve(settings)
+    settings = transfer.resolve(environments.located(settings))
     wandb_sink.require(settings.log)
     enable_compilation_cache()
     workdir = os.path.abspath(workdir)
@@ -242,6 +244,7 @@ def open_seed_runs(
         logger = NoLogger(path)
         if job.layout.is_main_process:
             inputs.keep(settings, path)
+            trust.remember(settings.env.name)
             logger = RunLogger(
                 path,
                 config=to_dict(dataclasses.replace(settings, seed=seed, num_seeds=1)),
@@ -337,15 +340,25 @@ def write_diagnostics(
     return found.metrics
 
 
-def load(workdir: str, *, which: str | int = "best") -> tuple[Agent, Any, RunSettings]:
+def load(
+    workdir: str, *, which: str | int = "best", trusted: bool = False
+) -> tuple[Agent, Any, RunSettings]:
     """A trained agent: `(agent, train state, settings)` from a run directory.
 
-    which: "best" (by evaluation return), "latest", or the step of a checkpoint. Raises ValueError,
-    naming the file, where its configuration describes no run, or none of this version.
+    Args:
+        workdir: the run directory.
+        which: "best" (by evaluation return), "latest", or the step of a checkpoint.
+        trusted: also execute an environment's own file that no run of this user was made with.
+
+    Raises:
+        ValueError: naming the file, where its configuration describes no run, or none of this
+            version, or names code of somebody else's.
+        FileNotFoundError: where the environment's own file has gone.
     """
     require_float32()
     try:
         settings = load_settings(workdir)
+        trust.check(settings.env.name, workdir, trusted)
         environment = evaluation_environment(settings, 1, seed=0)
         agent = build.build_agent(settings, environment.spec)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
-from mbx.training import build, datasets
+from mbx.training import build, datasets, trust
 from mbx.training.checkpoint import Checkpointer, load_settings
 from mbx.training.environments import environment_spec
 
@@ -34,7 +34,7 @@ def resolve(settings: RunSettings) -> RunSettings:
                 "start one run a seed"
             )
     if train.init_from and settings.several_tasks:
-        spec = environment_spec(load_settings(train.init_from))
+        spec = environment_spec(_settings(train.init_from))
         pad_to = (spec.obs_shape[0] - len(spec.tasks), spec.action_dim)
         env = dataclasses.replace(env, pad_to=pad_to)
     if train.dataset:
@@ -42,6 +42,13 @@ def resolve(settings: RunSettings) -> RunSettings:
         env = dataclasses.replace(env, num_envs=num_envs)
         replay = dataclasses.replace(replay, capacity=num_envs * rows)
     return dataclasses.replace(settings, env=env, replay=replay)
+
+
+def _settings(source: str) -> RunSettings:
+    """Those of another run, whose environment is made to know its sizes."""
+    settings = load_settings(source)
+    trust.check(settings.env.name, source, False)
+    return settings
 
 
 def check(settings: RunSettings, agent: Agent) -> None:
@@ -60,7 +67,7 @@ def start_from(source: str, agent: Agent, train: Any) -> Any:
 
     Raises ValueError, naming the component, where the two models differ in shape.
     """
-    settings = load_settings(source)
+    settings = _settings(source)
     spec = environment_spec(settings)
     example = jax.eval_shape(build.build_agent(settings, spec).init, jax.random.key(0))
     checkpointer = Checkpointer(source)

@@ -1,0 +1,178 @@
+"""A Gymnasium environment of one's own, looked at before anything is compiled.
+
+Every complaint names the environment (and with it its file), the field, what it is and what is
+wanted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+from typing import Any
+
+import numpy as np
+
+from mbx.envs.own import own_code
+
+_STEPS = 5
+
+
+def check_api(name: str, env: Any) -> None:
+    """Raise ValueError where an object has not Gymnasium's present interface."""
+    for field in ("reset", "step", "observation_space", "action_space"):
+        if not hasattr(env, field):
+            raise ValueError(
+                f"env.name={name!r} is a {type(env).__name__} without {field}: give a "
+                "gymnasium.Env, or a function that makes one"
+            )
+    try:
+        inspect.signature(env.reset).bind(seed=0)
+    except TypeError as error:
+        raise ValueError(
+            f"env.name={name!r}: reset{inspect.signature(env.reset)} takes no seed: write it as "
+            "reset(self, *, seed=None, options=None) -> (observation, info), Gymnasium's interface "
+            "since 0.26"
+        ) from error
+
+
+def check_spaces(name: str, env: Any) -> None:
+    """Raise ValueError where no agent can be trained on an environment's spaces."""
+    from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+
+    action, observation = env.action_space, env.observation_space
+    for field, space in (("action_space", action), ("observation_space", observation)):
+        if not isinstance(space, Space):
+            kind = type(space)
+            raise ValueError(
+                f"env.name={name!r}: {field} is a {kind.__module__}.{kind.__name__}: one of "
+                "gymnasium.spaces is needed"
+            )
+    bounded = isinstance(action, Box) and np.isfinite([action.low, action.high]).all()
+    if not bounded and not isinstance(action, Discrete):
+        raise ValueError(
+            f"env.name={name!r} has the action space {action}: a bounded Box or a Discrete one is "
+            "needed"
+        )
+
+    def leaves(space: Any, path: str) -> None:
+        if isinstance(space, Dict | Tuple):
+            inner = space.items() if isinstance(space, Dict) else enumerate(space)
+            for key, one in inner:
+                leaves(one, f"{path}[{key!r}]")
+        elif not isinstance(space, Box | Discrete | MultiBinary | MultiDiscrete):
+            raise ValueError(
+                f"env.name={name!r}: {path} is {space}: numbers are needed (Box, Discrete, "
+                "MultiDiscrete, MultiBinary, or Dict and Tuple of these)"
+            )
+        elif path != "observation_space" and len(space.shape or ()) >= 3:
+            raise ValueError(
+                f"env.name={name!r}: {path} is an image among other observations: images are "
+                "taken alone, make it the whole observation_space or leave it out"
+            )
+
+    leaves(observation, "observation_space")
+
+
+def check_steps(name: str, env: Any) -> None:
+    """Reset and step an environment with random actions; raise ValueError for what is wrong."""
+    with own_code(name, "reset()"):
+        result = env.reset(seed=0)
+    obs = _reset_observation(name, result)
+    _check_observation(name, env.observation_space, obs, "reset()")
+    env.action_space.seed(0)
+    for i in range(1, _STEPS + 1):
+        with own_code(name, f"step() number {i}"):
+            result = env.step(env.action_space.sample())
+        where = f"step() number {i}"
+        if not isinstance(result, tuple) or len(result) != 5:
+            got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+            raise ValueError(
+                f"env.name={name!r}: step() gave {got}, wanted 5: observation, reward, terminated, "
+                "truncated, info (Gymnasium's interface since 0.26)"
+            )
+        obs, reward, terminated, truncated, info = result
+        _check_observation(name, env.observation_space, obs, where)
+        if not isinstance(reward, numbers.Real | np.number) and np.shape(reward) != ():
+            raise ValueError(
+                f"env.name={name!r}: {where} gave the reward {reward!r} of shape "
+                f"{np.shape(reward)}, wanted a single number: return float(...)"
+            )
+        _check_finite(name, where, "reward", reward)
+        for field, flag in (("terminated", terminated), ("truncated", truncated)):
+            if np.shape(flag) != () or np.asarray(flag).dtype.kind not in "biu":
+                raise ValueError(
+                    f"env.name={name!r}: {where} gave {field}={flag!r}, wanted True or False"
+                )
+        if not isinstance(info, dict):
+            raise ValueError(f"env.name={name!r}: {where} gave info={info!r}, wanted a dictionary")
+        if terminated or truncated:
+            with own_code(name, "reset()"):
+                result = env.reset()
+            _reset_observation(name, result)
+
+
+def time_limit(env: Any) -> int | None:
+    """Steps after which an environment says that its episodes are cut off, None if it does not."""
+    limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)
+    while limit is None and env is not None:
+        limit = vars(env).get("_max_episode_steps", getattr(type(env), "max_episode_steps", None))
+        limit = vars(env).get("max_episode_steps", limit)
+        env = vars(env).get("env")
+    return int(limit) if isinstance(limit, numbers.Integral) and limit > 0 else None
+
+
+def _reset_observation(name: str, result: Any) -> Any:
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+        raise ValueError(
+            f"env.name={name!r}: reset() gave a {type(result).__name__}, wanted (observation, "
+            "info), info a dictionary (Gymnasium's interface since 0.26)"
+        )
+    return result[0]
+
+
+def _check_observation(name: str, space: Any, obs: Any, where: str) -> None:
+    """Compare an observation with what the environment declares."""
+    from gymnasium.spaces import Box, Dict, Tuple
+
+    def leaf(space: Any, obs: Any, path: str) -> None:
+        if isinstance(space, Dict | Tuple):
+            keys = list(space.keys()) if isinstance(space, Dict) else list(range(len(space)))
+            got = list(obs) if isinstance(obs, dict) else list(range(np.size(obs, 0) if obs else 0))
+            if sorted(map(str, keys)) != sorted(map(str, got)):
+                raise ValueError(
+                    f"env.name={name!r}: {where} gave {path} with {got}, wanted {keys}, as "
+                    "observation_space declares"
+                )
+            for key in keys:
+                leaf(space[key], obs[key], f"{path}[{key!r}]")
+            return
+        array = np.asarray(obs)
+        if array.dtype.kind not in "biuf":
+            raise ValueError(
+                f"env.name={name!r}: {where} gave {path} of type {array.dtype}, wanted numbers"
+            )
+        if array.shape != (space.shape or ()):
+            raise ValueError(
+                f"env.name={name!r}: {where} gave {path} of shape {array.shape}, wanted "
+                f"{space.shape or ()}, as observation_space declares: change one of them"
+            )
+        whole = np.issubdtype(space.dtype, np.integer)
+        if isinstance(space, Box) and whole and array.dtype.kind == "f":
+            raise ValueError(
+                f"env.name={name!r}: {where} gave {path} of type {array.dtype}, wanted "
+                f"{space.dtype}, as observation_space declares: change one of them"
+            )
+        if not isinstance(space, Box) and not space.contains(obs):
+            raise ValueError(
+                f"env.name={name!r}: {where} gave {path}={obs!r}, wanted one of {space}"
+            )
+        _check_finite(name, where, path, array)
+
+    leaf(space, obs, "observation")
+
+
+def _check_finite(name: str, where: str, field: str, value: Any) -> None:
+    if not np.isfinite(np.asarray(value, float)).all():
+        raise ValueError(
+            f"env.name={name!r}: {where} gave {field}={value!r}, wanted finite numbers"
+        )

@@ -1,0 +1,50 @@
+"""Whose code a run directory may make us execute.
+
+An environment of one's own is a file that `config.json` names. That a user has trained with it is
+remembered in his own data directory (`$XDG_DATA_HOME/mbx/environments`, one name a line); a run
+directory that names any other file, a stranger's say, is not followed unless he asks for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from mbx.envs import own
+
+
+def remember(name: str) -> None:
+    """Note that this user trains with an environment of his own."""
+    new = set(own.own_names(name)) - _known()
+    if not new:
+        return
+    with contextlib.suppress(OSError):  # a read-only home: `check` says what to do
+        os.makedirs(os.path.dirname(_path()), exist_ok=True)
+        with open(_path(), "a") as file:
+            file.writelines(f"{one}\n" for one in sorted(new))
+
+
+def check(name: str, workdir: str, trusted: bool) -> None:
+    """Raise ValueError where the run in `workdir` names code that this user never trained with.
+
+    trusted: he asked for it.
+    """
+    foreign = [] if trusted else sorted(set(own.own_names(name)) - _known())
+    if foreign:
+        raise ValueError(
+            f"the run in {workdir} executes {foreign[0].partition(':')[2]}, which no run of yours "
+            "was made with: look at it, then ask for it with --trust (run.load: trusted=True)"
+        )
+
+
+def _path() -> str:
+    root = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return os.path.join(root, "mbx", "environments")
+
+
+def _known() -> set[str]:
+    try:
+        with open(_path()) as file:
+            return set(file.read().splitlines())
+    except OSError:
+        return set()
