@@ -463,7 +463,8 @@ def test_the_policy_of_targets_and_the_discounts_of_auxiliary_values(critic, ema
 
 
 def test_the_weight_of_a_windows_steps():
-    assert make_settings(loss=dict(final_rho=0.125, horizon=3)).loss.time_weight == 0.5
+    weight = make_settings(loss=dict(final_rho=0.343, horizon=3)).loss.time_weight
+    assert weight == pytest.approx(0.7)
     assert make_settings(loss=dict(rho=0.7, horizon=3)).loss.time_weight == 0.7
 
 

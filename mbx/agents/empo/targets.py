@@ -45,7 +45,7 @@ class Targets(NamedTuple):
 
     Attributes:
         q_r: `[B, R]`.
-        known: `[B, R]` bool, where all successors were there; elsewhere q_r is no target.
+        known: `[B, R]` bool, where all successors were there and are finite; else q_r is no target.
         v_h_e: `[B, H, G]`.
         coverage: `[B, H, G]`, how much of v_h_e's expectation was there; 0: it is no target.
         policy: `[B, R]`, pi_r.
@@ -151,7 +151,7 @@ def expand(
     else:
         flat = successors.flatten(dense, prob, capacity)
     mass = successors.segment_mass(flat.prob, flat.segment, num_segments).reshape(batch, -1)
-    lost = (jnp.abs(1.0 - mass) > MASS_TOLERANCE).reshape(batch, num, len(robots))
+    lost = ~(jnp.abs(1.0 - mass) <= MASS_TOLERANCE).reshape(batch, num, len(robots))
     metrics = {
         "n_successors": flat.count.astype(jnp.float32),
         "fill": flat.fill,
@@ -235,7 +235,8 @@ def make_targets(
 
     Returns:
         The targets, and metrics: those of `expand`, lost_targets (share of robot actions without a
-        target because successors are missing) and zero_ability (how often X_h was at the floor).
+        target because successors are missing), broken_targets (because the world gave a successor
+        that is not finite) and zero_ability (how often X_h was at the floor).
     """
     batch, num = human.weight.shape
     num_robot = world.num_actions**world.num_robots
@@ -280,8 +281,13 @@ def make_targets(
     known = ~jnp.any(lost & (human.weight > 0.0)[:, :, None], axis=1)
     gap = (human.entry > 0.0) & jnp.any(lost, axis=2)[:, None, None]
     coverage = jnp.where(jnp.any(gap, axis=-1), 0.0, human.coverage)
-    absent = jnp.sum(~known & mask[:, None])
-    metrics["lost_targets"] = absent / jnp.maximum(jnp.sum(mask) * num_robot, 1)
+    rows = jnp.maximum(jnp.sum(mask) * num_robot, 1)
+    metrics["lost_targets"] = jnp.sum(~known & mask[:, None]) / rows
+    # Nor is what a world has no number for.
+    sound, whole = jnp.isfinite(q_target), jnp.isfinite(v_target)
+    metrics["broken_targets"] = jnp.sum(~sound & mask[:, None]) / rows
+    known, coverage = known & sound, jnp.where(whole, coverage, 0.0)
+    q_target, v_target = jnp.where(sound, q_target, -1.0), jnp.where(whole, v_target, 0.0)
     return Targets(q_target, known, v_target, coverage, policy, here), metrics
 
 

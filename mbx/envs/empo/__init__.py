@@ -203,7 +203,10 @@ def raw_environment(
         tired = jax.random.bernoulli(resample_key, resample, goals.shape)
         goals = jnp.where(reached | tired, draw_goals(world, goal_key), goals)
         state = (place, goals, humans)
-        reward = jnp.mean(reached.astype(jnp.float32))
+        # Observations are words, always finite: it is the reward that makes a fault of this.
+        sound = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(place)]))
+        sound = sound & jnp.all(jnp.isfinite(prob))
+        reward = jnp.where(sound, jnp.mean(reached.astype(jnp.float32)), jnp.nan)
         return state, observe(state, record_key), reward, world.terminal(place)
 
     return RawEnvironment(
