@@ -348,6 +348,45 @@ def test_latents_are_written_back_to_the_rows_they_belong_to(shards):
         np.testing.assert_array_equal(after.data[name], state.data[name])
 
 
+def test_parts_of_a_sequence_are_learned_from_in_turn_with_the_state_carried_on(monkeypatch):
+    """With a learner that adds every row's number to its state, and counts."""
+
+    def learner(settings, train, batch, carry, noise):
+        seen = batch.obs["vector"][..., :1]
+        deter = carry.deter[None] + jnp.cumsum(seen, axis=0)
+        shape = (*deter.shape[:2], NET.stoch, NET.classes)
+        told = {"first": jnp.mean(seen[0]), "draw": noise.posterior[0, 0, 0]}
+        return train + 1, told, types.State(deter, jnp.broadcast_to(carry.stoch[None], shape))
+
+    monkeypatch.setattr(update, "update_from_batch", learner)
+    settings = change(CONTEXT, loss=dict(batch_length=2, parts=3))
+    state, key = filled(1), jax.random.key(3)
+    train, after, metrics = jax.jit(update.make_update(settings))(jnp.int32(0), state, key)
+    sample_key, draw_key = jax.random.split(key)
+    sample = sequences.sample(state, sample_key, batch_size=2, length=7, fresh=1)
+    seen = np.asarray(sample.rows["obs"])[1:, :, :1]
+    expected = np.asarray(sample.rows["deter"])[:1] + np.cumsum(seen, axis=0)
+    stored = replay.row_at(after, jax.tree.map(lambda x: x[1:], sample.index))["deter"]
+    np.testing.assert_allclose(stored, expected, rtol=1e-6)
+    assert int(train) == 3
+    np.testing.assert_allclose(metrics["first"], seen[::2].mean(), rtol=1e-6)
+    keys = jax.random.split(draw_key, 3)  # every part has draws of its own
+    draws = [update.draw_noise(settings, part).posterior[0, 0, 0] for part in keys]
+    np.testing.assert_allclose(metrics["draw"], np.mean(draws), rtol=1e-6)
+
+
+def test_what_parts_of_a_sequence_need():
+    loss = dict(batch_size=16, batch_length=64, parts=2)
+    settings = change(Settings(), train=dict(train_ratio=1024.0), loss=loss)
+    assert settings.updates_per_step() == 0.5  # of two learner steps each
+    assert settings.rows_before_learning() == 129 * settings.env.num_envs
+    needed = 129 * settings.env.num_envs
+    from_dict(Settings(), dict(loss=loss, replay=dict(capacity=needed)))
+    told = "loss.batch_length=64 in loss.parts=2 parts needs one row more .* gives 128: raise it"
+    with pytest.raises(ValueError, match=told):
+        from_dict(Settings(), dict(loss=loss, replay=dict(capacity=needed - 1)))
+
+
 def test_latents_of_the_seed_phase_follow_from_the_actions_taken():
     settings = change(CONTEXT, replay=dict(fresh=0))
     agent = dreamer.build_agent(settings)

@@ -115,7 +115,12 @@ class Loss:
     """Batches and the world model's loss."""
 
     batch_size: int = setting(16, "sequences of a batch", at_least=1)
-    batch_length: int = setting(32, "rows of a sequence", at_least=1)
+    batch_length: int = setting(32, "rows of a sequence, of each of its parts", at_least=1)
+    parts: int = setting(
+        1,
+        "of a sequence, learned from in turn; the recurrent state is carried from one to the next",
+        at_least=1,
+    )
     updates: str = setting(
         "sequential",
         "world model, then behaviour in the updated one; or one joint gradient",
@@ -133,6 +138,11 @@ class Loss:
     continue_discount: bool = setting(
         False, "the continue head predicts gamma times continue; imagination applies no other"
     )
+
+    @property
+    def sequence(self) -> int:
+        """Rows of a whole sequence."""
+        return self.parts * self.batch_length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,20 +264,21 @@ class Settings(RunSettings):
 
     def updates_per_step(self) -> float:
         """Learner updates of an agent step: the train ratio over the rows of a batch."""
-        return self.train.train_ratio / (self.loss.batch_size * self.loss.batch_length)
+        return self.train.train_ratio / (self.loss.batch_size * self.loss.sequence)
 
     def rows_before_learning(self) -> int:
         """Agent steps over all environments until each holds a sequence and the row before it."""
-        return (self.loss.batch_length + 1) * self.env.num_envs
+        return (self.loss.sequence + 1) * self.env.num_envs
 
     def check(self) -> Iterator[str]:
         """Rules over several sections."""
         length, size, rows = self.loss.batch_length, self.loss.batch_size, self.imagination.rows
         held = self.replay.capacity // self.env.num_envs
-        if length + 1 > held:
+        if self.loss.sequence + 1 > held:
+            parts = f" in loss.parts={self.loss.parts} parts" if self.loss.parts > 1 else ""
             yield (
-                f"loss.batch_length={length} needs one row more than that in every environment, "
-                f"but replay.capacity gives {held}: raise it"
+                f"loss.batch_length={length}{parts} needs one row more than that in every "
+                f"environment, but replay.capacity gives {held}: raise it"
             )
         if self.critic.replay_loss != "none" and length < 2:
             yield f"loss.batch_length={length}: critic.replay_loss needs at least 2, or be 'none'"

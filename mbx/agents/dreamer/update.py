@@ -35,25 +35,38 @@ from mbx.types import Array, Metrics, Params
 
 
 def make_update(settings: Settings) -> Callable:
-    """`Agent.update`: sample, one learner step, write new latents back."""
+    """`Agent.update`: sample, one learner step of every part, write new latents back.
+
+    The parts of a sequence are learned from in turn. Each begins with the state that the one before
+    it ended in, through which no gradient flows. Metrics are means over the parts.
+    """
+    size, length, parts = settings.loss.batch_size, settings.loss.batch_length, settings.loss.parts
+
+    def learn(carry: tuple[TrainState, State], part: tuple[Batch, Array]) -> Any:
+        (train, state), (batch, key) = carry, part
+        noise = draw_noise(settings, key)
+        train, metrics, states = update_from_batch(settings, train, batch, state, noise)
+        return (train, jax.tree.map(lambda x: x[-1], states)), (metrics, states)
 
     def update(
         train: TrainState, state: replay.ReplayState, key: Array
     ) -> tuple[TrainState, replay.ReplayState, Metrics]:
         sample_key, draw_key = jax.random.split(key)
-        size, length = settings.loss.batch_size, settings.loss.batch_length
-        sample = sequences.sample(
-            state, sample_key, batch_size=size, length=length + 1, fresh=settings.replay.fresh
-        )
+        rows, fresh = settings.loss.sequence, settings.replay.fresh
+        sample = sequences.sample(state, sample_key, batch_size=size, length=rows + 1, fresh=fresh)
         batch, carry = make_batch(settings, sample.rows)
         if carry is None:
             carry = rssm.initial(settings.model, train.params["model"]["rssm"], (size,))
-        noise = draw_noise(settings, draw_key)
-        train, metrics, states = update_from_batch(settings, train, batch, carry, noise)
+        keys = jax.random.split(draw_key, parts) if parts > 1 else draw_key[None]
+        batches = jax.tree.map(lambda x: x.reshape(parts, length, *x.shape[1:]), batch)
+        (train, _), (metrics, states) = jax.lax.scan(
+            learn, (train, carry), (batches, keys), unroll=parts == 1
+        )
         if settings.replay.context:
             index = jax.tree.map(lambda x: x[1:], sample.index)
+            states = jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), states)
             state = sequences.write(state, index, stored(states))
-        return train, state, metrics
+        return train, state, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
 
     return update
 
