@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mbx.envs.base import RawEnvironment, Suite, strongly_typed, unknown_task
+from mbx.envs.base import RawEnvironment, Suite, unknown_task
 from mbx.envs.render import Renderer
 
 Array = jax.Array
@@ -60,7 +60,7 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
 
     def reset(key: Array) -> tuple:
         obs, state = env.reset_env(key, params)
-        return strongly_typed(state), observe(obs)
+        return state, observe(obs)
 
     def step(key: Array, state: object, action: Array) -> tuple:
         if discrete:

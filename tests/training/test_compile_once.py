@@ -9,7 +9,10 @@ import jax
 import pytest
 
 from configs import dreamer, empo
-from mbx.training import run
+from mbx.agents.tdmpc.settings import Settings
+from mbx.settings import from_dict
+from mbx.training import job, run
+from mbx.training.environments import make_environment
 from tests.helpers import tiny_config
 
 _EVENTS = {
@@ -80,38 +83,7 @@ def test_the_counter_sees_a_program_that_is_compiled_twice():
     assert counter["compiled", "train_twice"] == 2
 
 
-def test_from_the_start_from_a_checkpoint_and_from_parameters(tmp_path):
-    # gymnax counts an episode's steps from a Python number, whose type is weak.
-    config = short()
-    config["replay"]["save"] = True
-    first = str(tmp_path / "first")
-    assert_once(config, first, *_FUSED)
-    assert_once(resumed(config), first, *_FUSED)
-    started = {**config, "train": {**config["train"], "init_from": first}}
-    assert_once(started, str(tmp_path / "started"), *_FUSED)
-    offline = {**config, "train": {**config["train"], "dataset": f"{first}/dataset.npz"}}
-    assert_once(offline, str(tmp_path / "offline"), *_FUSED)
-
-
-@pytest.mark.parametrize("name", ["brax:fast", "multi:gymnax:Pendulum-v1+toy:point"])
-def test_other_suites(name, tmp_path):
-    assert_once(short(name), str(tmp_path / "run"), *_FUSED)
-
-
-def test_two_seeds(tmp_path):
-    config = {**short(), "num_seeds": 2}
-    assert_once(config, str(tmp_path / "run"), *_FUSED)
-    assert_once(resumed(config), str(tmp_path / "run"), *_FUSED)
-
-
-def test_an_environment_of_the_host(tmp_path):
-    config = short("gym:Pendulum-v1")
-    programs = ("initial_state", "train_act", "train_learn", "evaluation")
-    assert_once(config, str(tmp_path / "run"), *programs)
-    assert_once(resumed(config), str(tmp_path / "run"), *programs)
-
-
-def test_dreamer(tmp_path):
+def small_dreamer():
     config = dreamer.get_config()
     config.env.update(name="gymnax:CartPole-v1", num_envs=2, episode_length=8)
     config.model.update(size="tiny", num_bins=21)
@@ -120,14 +92,89 @@ def test_dreamer(tmp_path):
     config.replay.capacity = 200
     config.train.update(steps=60, seed_steps=16, log_interval=20, train_ratio=1.0)
     config.eval.update(episodes=2, interval=40, exploring=False)
-    assert_once(config.to_dict(), str(tmp_path / "run"), *_FUSED)
+    return config.to_dict()
 
 
-def test_empo(tmp_path):
+def small_empo():
     config = empo.get_config()
     config.env.update(name="empo:grid_rock_1h1r", num_envs=2)
     config.train.update(steps=60, seed_steps=16, log_interval=20)
     config.eval.update(episodes=2, interval=40, review_episodes=0)
     config.replay.capacity = 200
     config.loss.batch_size = 4
-    assert_once(config.to_dict(), str(tmp_path / "run"), *_FUSED)
+    return config.to_dict()
+
+
+def weak(tree):
+    return [x for x in jax.tree.leaves(tree) if x.weak_type]
+
+
+def test_from_the_start_and_from_a_checkpoint(tmp_path):
+    # gymnax counts an episode's steps from a Python number, whose type is weak.
+    config = short()
+    assert_once(config, str(tmp_path / "run"), *_FUSED)
+    assert_once(resumed(config), str(tmp_path / "run"), *_FUSED)
+
+
+@pytest.mark.parametrize("name", ["gymnax:Pendulum-v1", "multi:gymnax:Pendulum-v1+toy:point"])
+def test_an_environment_hands_back_the_types_it_was_given(name):
+    environment = make_environment(from_dict(Settings(), short(name)), 2, seed=0)
+    key = jax.random.key(0)
+    state, first = jax.eval_shape(environment.reset, key)
+    action = jax.ShapeDtypeStruct((2, environment.spec.action_dim), jax.numpy.float32)
+    assert not weak((state, first))
+    new, _ = jax.eval_shape(environment.step, state, action, key)
+    for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(new), strict=True):
+        assert (before.shape, before.dtype) == (after.shape, after.dtype)
+
+
+@pytest.mark.parametrize("config", [small_dreamer(), small_empo()], ids=["dreamer", "empo"])
+def test_other_agents_start_from_the_types_that_they_hand_back(config):
+    parts = job.prepare(config)
+
+    def start(key):
+        return job.fresh_state(parts.agent, parts.environment, config, key)
+
+    state = jax.eval_shape(start, jax.random.key(0))
+    assert not weak(state)
+    after = jax.eval_shape(parts.interval, state)[0]
+    assert jax.tree.map(str, state) == jax.tree.map(str, after)
+
+
+@pytest.mark.slow
+def test_from_parameters_and_from_a_dataset(tmp_path):
+    config = short()
+    config["replay"]["save"] = True
+    first = str(tmp_path / "first")
+    run.train(config, first)
+    started = {**config, "train": {**config["train"], "init_from": first}}
+    assert_once(started, str(tmp_path / "started"), *_FUSED)
+    offline = {**config, "train": {**config["train"], "dataset": f"{first}/dataset.npz"}}
+    assert_once(offline, str(tmp_path / "offline"), *_FUSED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["brax:fast", "multi:gymnax:Pendulum-v1+toy:point"])
+def test_other_suites(name, tmp_path):
+    assert_once(short(name), str(tmp_path / "run"), *_FUSED)
+
+
+@pytest.mark.slow
+def test_two_seeds(tmp_path):
+    config = {**short(), "num_seeds": 2}
+    assert_once(config, str(tmp_path / "run"), *_FUSED)
+    assert_once(resumed(config), str(tmp_path / "run"), *_FUSED)
+
+
+@pytest.mark.slow
+def test_an_environment_of_the_host(tmp_path):
+    config = short("gym:Pendulum-v1")
+    programs = ("initial_state", "train_act", "train_learn", "evaluation")
+    assert_once(config, str(tmp_path / "run"), *programs)
+    assert_once(resumed(config), str(tmp_path / "run"), *programs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [small_dreamer(), small_empo()], ids=["dreamer", "empo"])
+def test_other_agents(config, tmp_path):
+    assert_once(config, str(tmp_path / "run"), *_FUSED)
