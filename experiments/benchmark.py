@@ -17,15 +17,13 @@ run (the floor), the ratio of the two, and the time to compile.
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl import app, flags
 from ml_collections import config_dict
 
@@ -41,152 +39,8 @@ from mbx.training import build, loop
 from mbx.training.metrics import atomic_write
 from mbx.training.state import LoopState, Schedule, init_state
 
-
-class Case(NamedTuple):
-    """What is measured: see the flags of the same names."""
-
-    preset: str = "tdmpc2"
-    size: str | None = None
-    batch: int | None = None
-    obs: int = 17
-    action: int = 6
-    env: str | None = None
-    envs: int = 1
-    repeats: int = 15
-    dtype: str = "float32"
-    only: tuple[str, ...] = ()
-
-
-_PRESETS = ("tdmpc2", "sizes", "default", "dreamer", "empo")
-_FUSED = "fused step"
-# Most wanted first: a suite ends where its time does.
-SUITES: dict[str, tuple[Case, ...]] = {
-    "gpu": (
-        Case(size="5", dtype="bfloat16", repeats=9, only=("plan", "update")),
-        Case(size="5", repeats=9, only=("plan", "update")),
-        Case(
-            size="5",
-            env="playground:CheetahRun",
-            envs=64,
-            repeats=5,
-            dtype="bfloat16",
-            only=(_FUSED,),
-        ),
-        Case(size="317", dtype="bfloat16", repeats=5, only=("update",)),
-        Case(preset="dreamer", size="12m", obs=24, dtype="bfloat16", repeats=9),
-        Case(size="5", batch=4096, dtype="bfloat16", repeats=5, only=("update",)),
-        Case(size="48", dtype="bfloat16", repeats=5, only=("plan", "update")),
-        Case(size="19", dtype="bfloat16", repeats=5, only=("plan", "update")),
-        Case(
-            size="5", env="brax:halfcheetah", envs=64, repeats=5, dtype="bfloat16", only=(_FUSED,)
-        ),
-        Case(size="5", envs=1024, dtype="bfloat16", repeats=3, only=("plan",)),
-        Case(
-            size="5",
-            env="playground:CheetahRun",
-            envs=256,
-            repeats=3,
-            dtype="bfloat16",
-            only=(_FUSED,),
-        ),
-        Case(size="317", batch=1024, dtype="bfloat16", repeats=3, only=("update",)),
-        Case(size="5", env="playground:CheetahRun", envs=16, repeats=5, only=(_FUSED,)),
-        Case(size="5", envs=4096, dtype="bfloat16", repeats=3, only=("plan",)),
-    ),
-}
-
-
-SIZES = tuple(
-    Case(size=size, batch=batch, only=("plan", "update", "environment", _FUSED))
-    for size, batch in (("tiny", 128), ("1", 256), ("5", 256))
-)
-
-
-class Row(NamedTuple):
-    """One operation: milliseconds, GFLOP, floor in milliseconds, ratio, seconds to compile."""
-
-    name: str
-    median_ms: float
-    gflop: float
-    floor_ms: float
-    ratio: float
-    compile_s: float
-
-
-def count_flops(jaxpr: Any) -> float:
-    """FLOPs of all matrix multiplications and convolutions in a jaxpr, times their loop counts.
-
-    A loop with a count known only at run time is counted once.
-    """
-    total = 0.0
-    for equation in jaxpr.eqns:
-        name, params = equation.primitive.name, equation.params
-        if name == "dot_general":
-            (contract, _), _ = params["dimension_numbers"]
-            left, out = equation.invars[0].aval, equation.outvars[0].aval
-            depth = np.prod([left.shape[i] for i in contract], dtype=float)
-            total += 2.0 * depth * np.prod(out.shape, dtype=float)
-        elif name == "conv_general_dilated":
-            kernel, out = equation.invars[1].aval, equation.outvars[0].aval
-            channels = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
-            total += 2.0 * np.prod(out.shape, dtype=float) * np.prod(kernel.shape) / channels
-        inner = [p for p in jax.tree.leaves(params, is_leaf=_is_jaxpr) if _is_jaxpr(p)]
-        counts = [count_flops(p.jaxpr if hasattr(p, "jaxpr") else p) for p in inner]
-        if name == "cond":
-            total += max(counts, default=0.0)
-        else:
-            total += sum(counts) * (params["length"] if name == "scan" else 1)
-    return total
-
-
-def _is_jaxpr(x: Any) -> bool:
-    return hasattr(x, "eqns") or (hasattr(x, "jaxpr") and hasattr(x.jaxpr, "eqns"))
-
-
-def median_time(call: Callable[[], Any], repeats: int) -> float:
-    """Median seconds of `call`, which must return arrays to wait for."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(call())
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def gemm_rate(dtype: str, sizes: tuple[int, ...] = (1024, 2048), repeats: int = 9) -> float:
-    """The machine's matrix-multiply rate in FLOP/s: the best median over some square sizes."""
-    best = 0.0
-    for n in sizes:
-        x = jnp.ones((n, n), dtype)
-        multiply = jax.jit(jnp.matmul)
-        jax.block_until_ready(multiply(x, x))
-        seconds = median_time(lambda m=multiply, x=x: m(x, x), repeats)
-        best = max(best, 2.0 * n**3 / seconds)
-    return best
-
-
-def measure(
-    name: str, function: Callable, *args: Any, rate: float, repeats: int, donate: bool = False
-) -> Row:
-    """Compile and time `function(*args)`; with `donate` its result replaces the first argument."""
-    flops = count_flops(jax.make_jaxpr(function)(*args).jaxpr)
-    start = time.perf_counter()
-    compiled = jax.jit(function, donate_argnums=0 if donate else ()).lower(*args).compile()
-    compile_s = time.perf_counter() - start
-    carry = [jax.tree.map(jnp.copy, args[0]) if donate else args[0]]
-
-    def call() -> Any:
-        out = compiled(carry[0], *args[1:])
-        if donate:
-            carry[0] = out
-        return out
-
-    jax.block_until_ready(call())
-    jax.block_until_ready(call())
-    seconds = median_time(call, repeats)
-    floor = flops / rate
-    ratio = seconds / floor if floor else float("nan")
-    return Row(name, 1e3 * seconds, flops / 1e9, 1e3 * floor, ratio, compile_s)
+from .benchmark_cases import FUSED, PRESETS, SIZES, SUITES, Case
+from .timing import gemm_rate, measure
 
 
 def make_config(case: Case) -> config_dict.ConfigDict:
@@ -301,7 +155,7 @@ class Rows:
             rows=[r._asdict() for r in rows],
         )
         for row in rows:
-            if row.name == _FUSED and case.env:
+            if row.name == FUSED and case.env:
                 steps = 1e3 * case.envs * spec.action_repeat / row.median_ms
                 result |= dict(steps_per_second=steps, hours_per_million=1e6 / steps / 3600)
         return result
@@ -354,7 +208,7 @@ def benchmark(case: Case) -> dict[str, Any]:
     ratio = 1.0 if case.env else 1.0 / case.envs
     schedule = Schedule(0, 0, ratio, config["reanalyze"]["interval"], 0)
     step = loop.make_step(agent, environment, schedule)
-    rows.add(_FUSED, lambda s: step(s)[0], state, donate=True)
+    rows.add(FUSED, lambda s: step(s)[0], state, donate=True)
     return rows.report(config, environment)
 
 
@@ -428,7 +282,7 @@ def rest_of_step(result: dict[str, Any]) -> float:
     Below 0 where the step does all of it faster than its parts are done alone.
     """
     ms = {row["name"]: row["median_ms"] for row in result["rows"]}
-    return 1.0 - (ms["plan"] + ms["update"] + ms["environment"]) / ms[_FUSED]
+    return 1.0 - (ms["plan"] + ms["update"] + ms["environment"]) / ms[FUSED]
 
 
 def sizes_table(results: list[dict[str, Any]]) -> str:
@@ -472,7 +326,7 @@ def run_suite(cases: tuple[Case, ...], seconds: float) -> list[dict[str, Any]]:
 
 def define_flags() -> None:
     """The command's flags; whoever imports this module has flags of their own."""
-    flags.DEFINE_enum("preset", "tdmpc2", _PRESETS, "Settings.")
+    flags.DEFINE_enum("preset", "tdmpc2", PRESETS, "Settings.")
     flags.DEFINE_string("size", None, "Model size (default: 5 for tdmpc2, tiny for default).")
     flags.DEFINE_integer("batch", None, "Batch size (default: 256 for tdmpc2).")
     flags.DEFINE_integer("obs", 17, "Observation size.")

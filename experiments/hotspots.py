@@ -30,7 +30,7 @@ from mbx.training import job as jobs
 from mbx.training import run
 from mbx.training.metrics import atomic_write
 
-from .benchmark import gemm_rate, median_time
+from .timing import gemm_rate, median_time
 
 _SIZES = {"pred": 1, "bf16": 2, "f16": 2}  # others end in their bits: f32, s8, u64
 _LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*?)\)(.*)$")

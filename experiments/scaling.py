@@ -20,7 +20,7 @@ from mbx import envs, presets, replay
 from mbx.training import build
 from mbx.training.metrics import atomic_write
 
-from .benchmark import median_time
+from .timing import median_time
 
 OUT = flags.DEFINE_string("out", "scaling.png", "Picture to write.")
 CALLS = flags.DEFINE_integer("calls", 15, "Timed calls an operation.", lower_bound=3)

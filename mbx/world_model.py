@@ -7,13 +7,13 @@ Axes: H dynamics heads, R reward heads, V value heads, L latent dims, A action d
 leading axes `...` are free and inputs may broadcast against each other (`z [B, 1, L]` with
 `action [B, N, A]`). Ensembles lead: a latent that came out of the dynamics is `[H, ..., L]`, one a
 head.
+What can be chosen about it is in `mbx.world_model_config`, and importable from here.
 Sources: TD-MPC2 (arXiv 2310.16828), section 3.1 and its reference code; docs/sources.md, entry
 ensembles.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,132 +22,35 @@ import jax
 import jax.numpy as jnp
 
 from mbx import distributions as dist
-from mbx import networks
+from mbx import networks, returns, successors
 from mbx.keys import streams
-from mbx.tasks import TaskSet, limit_norm
+from mbx.tasks import limit_norm
+from mbx.types import Array, Params
+from mbx.world_model_config import (
+    CRITICS,
+    MODEL_SIZES,
+    POLICIES,
+    WorldModelConfig,
+    config_for_size,
+)
 
-Array = jax.Array
-Params = dict[str, Any]
-
-CRITICS = ("q", "v")
-POLICIES = ("squashed", "tanh_mean")
-
-# encoder width, MLP width, latent dims, encoder layers, Q heads (TD-MPC2's published sizes by
-# millions of parameters; "tiny" is ours, about 0.2M, for CPUs).
-MODEL_SIZES: dict[str, dict[str, int]] = {
-    "tiny": dict(enc_dim=96, mlp_dim=96, latent_dim=64, num_enc_layers=2, num_values=5),
-    "1": dict(enc_dim=256, mlp_dim=384, latent_dim=128, num_enc_layers=2, num_values=2),
-    "5": dict(enc_dim=256, mlp_dim=512, latent_dim=512, num_enc_layers=2, num_values=5),
-    "19": dict(enc_dim=1024, mlp_dim=1024, latent_dim=768, num_enc_layers=3, num_values=5),
-    "48": dict(enc_dim=1792, mlp_dim=1792, latent_dim=768, num_enc_layers=4, num_values=5),
-    "317": dict(enc_dim=4096, mlp_dim=4096, latent_dim=1376, num_enc_layers=5, num_values=8),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class WorldModelConfig:
-    """Shapes and options of the world model; defaults are TD-MPC2's 5M model.
-
-    Attributes:
-        obs_shape: of one observation, `[D]` or an image `[64, 64, C]`.
-        action_dim: A.
-        enc_dim, mlp_dim, latent_dim, num_enc_layers: widths, latent dims L, layers of the encoder.
-        num_values, num_dynamics, num_rewards: heads V, H, R.
-        num_aux: auxiliary values G (of other discounts), each its own network.
-        aux_joint: one network for all of them.
-        prior_scale: weight of the frozen random networks beside dynamics, reward and value heads
-            (docs/sources.md, entry ensembles); 0 for none.
-        prior_div: how much narrower than the heads those are.
-        num_channels: of the pixel encoder.
-        simnorm_dim: group of latent dims that a softmax normalises.
-        num_bins, bin_min, bin_max: of predicted rewards and values, in symlog space.
-        critic: "q" is Q(z, a) (TD-MPC2), "v" is V(z).
-        policy: "squashed" Gaussian (TD-MPC2) or "tanh_mean", a Gaussian around tanh(mean) whose
-            samples are clipped (BMPC).
-        episodic: learn a termination head.
-        log_std_min, log_std_max: of the policy.
-        dropout: in the first hidden layer of each value head.
-        dtype: of computations.
-        tasks: several tasks in one model (`mbx.tasks`), whose observations end in a one-hot task.
-    """
-
-    obs_shape: tuple[int, ...]
-    action_dim: int
-    enc_dim: int = 256
-    mlp_dim: int = 512
-    latent_dim: int = 512
-    num_enc_layers: int = 2
-    num_values: int = 5
-    num_dynamics: int = 1
-    num_rewards: int = 1
-    num_aux: int = 0
-    aux_joint: bool = False
-    prior_scale: float = 0.0
-    prior_div: int = 16
-    num_channels: int = 32
-    simnorm_dim: int = 8
-    num_bins: int = 101
-    bin_min: float = -10.0
-    bin_max: float = 10.0
-    critic: str = "q"
-    policy: str = "squashed"
-    episodic: bool = False
-    log_std_min: float = -10.0
-    log_std_max: float = 2.0
-    dropout: float = 0.01
-    dtype: str = "float32"
-    tasks: TaskSet | None = None
-
-    def __post_init__(self) -> None:
-        if self.latent % self.simnorm_dim:
-            raise ValueError(
-                f"latent_dim={self.latent} is not divisible by simnorm_dim={self.simnorm_dim}: "
-                "choose a latent_dim that is a multiple of it"
-            )
-        for field in ("num_values", "num_dynamics", "num_rewards", "prior_div"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)}: must be at least 1")
-        for field, value, choices in (
-            ("critic", self.critic, CRITICS),
-            ("policy", self.policy, POLICIES),
-            ("dtype", self.dtype, ("float32", "bfloat16")),
-        ):
-            if value not in choices:
-                raise ValueError(f"{field}={value!r}: choose one of {choices}")
-        if self.pixels and self.obs_shape[:2] != (64, 64):
-            raise ValueError(
-                f"obs_shape={self.obs_shape}: the pixel encoder takes 64x64xC images; resize them"
-            )
-        if self.pixels and self.tasks is not None:
-            raise ValueError(
-                f"obs_shape={self.obs_shape} with tasks {self.tasks.names}: several tasks need "
-                "vector observations"
-            )
-
-    @property
-    def pixels(self) -> bool:
-        """Whether observations are images `[H, W, C]`."""
-        return len(self.obs_shape) == 3
-
-    @property
-    def latent(self) -> int:
-        """Latent dims L: fixed by the channels for images, else `latent_dim`."""
-        return 16 * self.num_channels if self.pixels else self.latent_dim
-
-
-def config_for_size(model_size: str | int, **overrides: Any) -> WorldModelConfig:
-    """The configuration of a published size ("tiny", 1, 5, 19, 48, 317) with overrides.
-
-    Overrides that are None keep the size's value.
-
-    Raises:
-        ValueError: an unknown size.
-    """
-    name = str(model_size)
-    if name not in MODEL_SIZES:
-        raise ValueError(f"model_size={model_size!r}: choose one of {tuple(MODEL_SIZES)}")
-    fields = {k: v for k, v in overrides.items() if v is not None}
-    return WorldModelConfig(**{**MODEL_SIZES[name], **fields})
+__all__ = [
+    "CRITICS",
+    "MODEL_SIZES",
+    "POLICIES",
+    "WorldModel",
+    "WorldModelConfig",
+    "choose_heads",
+    "config_for_size",
+    "continue_prob",
+    "count_parameters",
+    "discount_of",
+    "head_values",
+    "make_world_model",
+    "masked",
+    "reduce_dynamics",
+    "with_heads",
+]
 
 
 class WorldModel(NamedTuple):
@@ -419,6 +322,74 @@ def _act(policy: str, mean: Array, log_std: Array, eps: Array) -> Array:
 def _project(params: Params) -> Params:
     """Parameters back within their constraints: task embeddings of norm 1 at most."""
     return {**params, "task": limit_norm(params["task"])} if "task" in params else params
+
+
+# -------------------------------------------------------------------------------------------------
+# What a model says about latents
+
+
+def discount_of(model: WorldModel, discount: float | tuple[float, ...], z: Array) -> Any:
+    """The discount of a latent's task: one number for all, or `[...]` where every task has its."""
+    if isinstance(discount, tuple):
+        return model.config.tasks.look_up(discount, z)
+    return discount
+
+
+def masked(model: WorldModel, action: Array, z: Array) -> Array:
+    """`action` with zeros where the latent's task has no such action."""
+    mask = model.action_mask(z)
+    return action if mask is None else action * mask
+
+
+def continue_prob(model: WorldModel, params: Params, z: Array, how: str) -> Array | None:
+    """Probability that the episode goes on in `z` `[..., L]`.
+
+    Args:
+        how: "soft": 1 - p of the termination head; "hard": 1 where p <= 0.5, else 0 (TD-MPC2).
+
+    Returns:
+        `[...]`, or None for a model that knows no terminations.
+    """
+    if not model.config.episodic:
+        return None
+    probability = jax.nn.sigmoid(model.termination(params, z))
+    return 1.0 - probability if how == "soft" else (probability <= 0.5).astype(jnp.float32)
+
+
+def choose_heads(key: Array, num_values: int, num_used: int) -> Array | None:
+    """Indices of `num_used` different value heads, or None when all are used."""
+    if num_used >= num_values:
+        return None
+    return jax.random.permutation(key, num_values)[:num_used]
+
+
+def head_values(
+    model: WorldModel,
+    value_params: Params,
+    z: Array,
+    action: Array | None,
+    heads: Array | None,
+    dropout: Array | None = None,
+) -> Array:
+    """Decoded values of `heads` (None: all): `z [..., L] -> [V', ...]`; dropout: a key."""
+    used = value_params if heads is None else networks.take_heads(value_params, heads)
+    if dropout is not None:
+        return model.decode(model.value(used, z, action, dropout))
+    return model.value_mean(used, z, action)
+
+
+def reduce_dynamics(x: Array, how: str, std_coef: float) -> Array:
+    """Over dynamics heads, `[H, ...] -> [...]`, by "mean", "min", "max" or "from_std_coef".
+
+    The heads' next latents are equally likely successors of a state and an action, so their mean is
+    a successor expectation.
+    """
+    if x.shape[0] == 1:
+        return jnp.squeeze(x, 0)
+    if how == "mean" or (how == "from_std_coef" and std_coef == 0.0):
+        x = jnp.moveaxis(x, 0, -1)
+        return successors.dense_expectation(x, jnp.full_like(x, 1.0 / x.shape[-1]))
+    return returns.reduce_heads(x, how, std_coef)
 
 
 def count_parameters(params: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import pytest
 
-from experiments import benchmark
+from experiments import benchmark, timing
 from experiments.benchmark import Case
 
 TINY = Case(preset="default", size="tiny", batch=8, envs=2, repeats=3)
@@ -38,7 +38,7 @@ def test_a_suite_goes_on_and_ends_in_time(capsys):
 
 
 def test_flops_are_those_of_the_products():
-    row = benchmark.measure("square", lambda x: x @ x, jnp.ones((64, 64)), rate=1e9, repeats=3)
+    row = timing.measure("square", lambda x: x @ x, jnp.ones((64, 64)), rate=1e9, repeats=3)
     assert row.gflop == pytest.approx(2 * 64**3 / 1e9)
     assert row.floor_ms == pytest.approx(2 * 64**3 / 1e6)
 

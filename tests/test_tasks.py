@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from mbx import tasks
-from mbx.agents.tdmpc import planning
+from mbx.agents.tdmpc import planning, scoring
 from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc.settings import Settings
-from mbx.world_model import config_for_size, make_world_model
+from mbx.world_model import config_for_size, discount_of, make_world_model
 
 TASKS = tasks.TaskSet(("short", "long"), (1, 3), embedding_dim=5)
 
@@ -98,7 +98,7 @@ def test_entropy_counts_the_actions_a_task_has(model_and_params):
 def test_every_task_has_its_discount(model_and_params):
     model, params = model_and_params
     z = observations(model, params)
-    discounts = planning.discount_of(model, (0.9, 0.99), z)
+    discounts = discount_of(model, (0.9, 0.99), z)
     np.testing.assert_allclose(discounts, [0.9] * 3 + [0.99] * 3, rtol=1e-6)
     actions = jnp.zeros((6, 1, 2, 3))
     eps = jnp.zeros((6, 1, 3))
@@ -106,7 +106,7 @@ def test_every_task_has_its_discount(model_and_params):
     def value(discount):
         settings = Settings()
         loss = dataclasses.replace(settings.loss, discount=discount)
-        return planning.estimate_value(
+        return scoring.estimate_value(
             dataclasses.replace(settings, loss=loss),
             model,
             params,

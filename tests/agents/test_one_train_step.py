@@ -15,7 +15,7 @@ from mbx.agents.tdmpc import planning, value_targets
 from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc.model_loss import select_latents
 from mbx.agents.tdmpc.update import draw, init_state, update_from_batch, weigh_actions
-from mbx.world_model import make_world_model
+from mbx.world_model import head_values, make_world_model
 from tests.agents.tdmpc_helpers import A, B, T, loud, make_batch, make_settings, make_world
 
 H, N = 3, 6
@@ -78,10 +78,7 @@ def test_planner_values_are_successor_expectations(step):
         for h in range(H)
     ]
     values = np.stack(
-        [
-            np.asarray(planning.head_values(model, params["value"], x, None, None)).mean(axis=0)
-            for x in heads
-        ]
+        [np.asarray(head_values(model, params["value"], x, None, None)).mean(axis=0) for x in heads]
     )
     expected = np.asarray(reward) + 0.9 * values.mean(axis=0)
     np.testing.assert_allclose(

@@ -14,10 +14,10 @@ from mbx import distributions as dist
 from mbx import networks, replay, returns
 from mbx import settings as declared
 from mbx.agents.tdmpc import model_loss as losses
-from mbx.agents.tdmpc import planning, value_targets
+from mbx.agents.tdmpc import planning, scoring, value_targets
 from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc.agent import make_agent, world_config
-from mbx.agents.tdmpc.sections import parse_mixture
+from mbx.agents.tdmpc.loss_settings import parse_mixture
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales, ValueScales
 from mbx.agents.tdmpc.update import draw, init_state, learn_policy, policy_due
@@ -63,7 +63,7 @@ def test_trajectory_estimate(name, aggregate, coef):
         probability = jnp.moveaxis(jnp.asarray(a["term_prob"]), -1, 0)
         going = jnp.cumprod(1.0 - probability, axis=0)
         alive = [jnp.ones_like(going[0]), *going]
-    estimate = planning.trajectory_estimate(
+    estimate = scoring.trajectory_estimate(
         list(rewards),
         list(values) if aggregate else [jnp.asarray(a["value_heads_T"])],
         alive,
@@ -76,7 +76,7 @@ def test_trajectory_estimate(name, aggregate, coef):
     np.testing.assert_allclose(estimate.disagreement, a[f"{key}.head_disagreement"], **SINGLE)
     if name == "seed_scoring_single_heads":
         return  # one head agrees with itself
-    spread = planning.latent_disagreement(jnp.asarray(a["latents"])[:, :, :, -1])
+    spread = scoring.latent_disagreement(jnp.asarray(a["latents"])[:, :, :, -1])
     np.testing.assert_allclose(spread, a["latent_disagreement"], **SINGLE)
     if aggregate and coef == 1.0:
         total = estimate.value + 0.7 * spread

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from mbx import mppi, networks, returns
-from mbx.agents.tdmpc import planning, value_targets
+from mbx.agents.tdmpc import planning, scoring, value_targets
 from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise
 from mbx.agents.tdmpc.update import init_state, update_from_batch
-from mbx.world_model import WorldModelConfig, config_for_size, make_world_model
+from mbx.world_model import WorldModelConfig, config_for_size, head_values, make_world_model
 from tests.agents.tdmpc_helpers import make_settings
 from tests.helpers import compiled, load_fixture
 
@@ -111,7 +111,7 @@ def test_world_model_forward(name):
     heads = networks.take_heads(target, a["q_target_min_idx"])
     q_min = returns.reduce_heads(model.decode(model.value(heads, z, action)), "min", 0.0)
     np.testing.assert_allclose(q_min, a["q_target_min"][:, 0], **FORWARD)
-    q_avg = planning.head_values(model, params["value"], z, action, a["q_avg_idx"]).mean(axis=0)
+    q_avg = head_values(model, params["value"], z, action, a["q_avg_idx"]).mean(axis=0)
     np.testing.assert_allclose(q_avg, a["q_avg"][:, 0], **FORWARD)
     mean, log_std = model.policy(params, z)
     np.testing.assert_allclose(jnp.tanh(mean), a["pi_mean"], **FORWARD)
@@ -180,7 +180,7 @@ def test_td_target(name):
 
 def estimate_value(config, model, params, z, actions, **drawn):
     settings = make_settings(loss=dict(discount=config["discount"], termination="hard"))
-    return planning.estimate_value(
+    return scoring.estimate_value(
         settings, model, params, z, actions, planner=settings.planner, **drawn
     )
 

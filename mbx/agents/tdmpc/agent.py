@@ -249,7 +249,7 @@ def make_learn(
             age = jnp.where(valid, new.step - sample.targets.step[:-1], 0)
             metrics["targets/age"] = jnp.sum(age) / jnp.maximum(jnp.sum(valid), 1)
             metrics["targets/valid"] = jnp.sum(valid) / jnp.maximum(jnp.sum(sample.mask), 1)
-        metrics["batch/mask"] = jnp.mean(batch.mask)
+        metrics["batch/mask"] = jnp.mean(sample.mask)
         return new, metrics
 
     return learn

@@ -16,14 +16,9 @@ import jax.numpy as jnp
 
 from mbx import distributions as dist
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, ValueTarget
+from mbx.agents.tdmpc.types import Batch, Noise, ValueTarget
 from mbx.types import Array, Metrics, Params
 from mbx.world_model import WorldModel
-
-
-def state_mask(mask: Array) -> Array:
-    """Mask of the T+1 states of windows from that of the T transitions: `[T, B] -> [T+1, B]`."""
-    return jnp.concatenate([mask[:1], mask], axis=0)
 
 
 def time_weighted(loss: Array, mask: Array, rho: float) -> Array:
@@ -247,29 +242,3 @@ def model_loss(
     count = jnp.maximum(jnp.sum(target.mask), 1.0)
     metrics["value/target"] = jnp.sum(target.mean() * target.mask) / count
     return total, (zs, metrics)
-
-
-def policy_inputs(
-    settings: Settings, zs: Array, batch: Batch, weights: Array | None, noise: Noise
-) -> PolicyInputs:
-    """What the policy losses read, repeated where several dynamics heads feed them."""
-    strategy, heads = settings.loss.head_strategy, zs.shape[1]
-    copied = repeat_for_heads(
-        dict(
-            mask=state_mask(batch.mask),
-            actions=batch.plan_actions,
-            weights=weights,
-            valid=batch.plan_valid,
-            expert=batch.expert,
-            behaviour=batch.action,
-        ),
-        strategy,
-        heads,
-    )
-    return PolicyInputs(
-        zs=select_latents(zs, strategy),
-        eps=noise.policy_eps,
-        heads=noise.policy_heads,
-        dropout=noise.policy_dropout,
-        **copied,
-    )

@@ -1,10 +1,9 @@
-"""Planning in the latent model: what a candidate action sequence is worth, and two planners.
+"""Two planners in the latent model, and the policy's part in their plans.
 
-`mbx.mppi` knows no model; here it gets its score. The acting planner looks a few steps ahead, is
-warm-started and joined by policy trajectories; the training planner starts from the policy and
+`mbx.mppi` knows no model; `scoring` gives it its score. The acting planner looks a few steps ahead,
+is warm-started and joined by policy trajectories; the training planner starts from the policy and
 returns all candidates with their values. Axes: B states, N candidates, P proposals, T horizon, A
-action dims, L latent dims, H dynamics heads, R reward heads, V value heads; `...` are states and
-candidates.
+action dims, L latent dims.
 Sources: TD-MPC2 (arXiv 2310.16828), section 3.2 and reference code; docs/sources.md, entries
 planner-targets and ensembles.
 """
@@ -12,17 +11,17 @@ planner-targets and ensembles.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from mbx import mppi, networks, returns, successors, threefry
+from mbx import mppi, threefry
+from mbx.agents.tdmpc.scoring import score_function
 from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
 from mbx.keys import streams
 from mbx.types import Array, Params
-from mbx.world_model import WorldModel
+from mbx.world_model import WorldModel, masked
 
 
 class Planned(NamedTuple):
@@ -40,244 +39,6 @@ class Planned(NamedTuple):
     action: Array
     mean: Array
     std: Array
-
-
-# -------------------------------------------------------------------------------------------------
-# What the model says about a latent
-
-
-def discount_of(model: WorldModel, discount: float | tuple[float, ...], z: Array) -> Any:
-    """The discount of a latent's task: one number for all, or `[...]` where every task has its."""
-    if isinstance(discount, tuple):
-        return model.config.tasks.look_up(discount, z)
-    return discount
-
-
-def masked(model: WorldModel, action: Array, z: Array) -> Array:
-    """`action` with zeros where the latent's task has no such action."""
-    mask = model.action_mask(z)
-    return action if mask is None else action * mask
-
-
-def continue_prob(model: WorldModel, params: Params, z: Array, how: str) -> Array | None:
-    """Probability that the episode goes on in `z` `[..., L]`.
-
-    Args:
-        how: "soft": 1 - p of the termination head; "hard": 1 where p <= 0.5, else 0 (TD-MPC2).
-
-    Returns:
-        `[...]`, or None for a model that knows no terminations.
-    """
-    if not model.config.episodic:
-        return None
-    probability = jax.nn.sigmoid(model.termination(params, z))
-    return 1.0 - probability if how == "soft" else (probability <= 0.5).astype(jnp.float32)
-
-
-def choose_heads(key: Array, num_values: int, num_used: int) -> Array | None:
-    """Indices of `num_used` different value heads, or None when all are used."""
-    if num_used >= num_values:
-        return None
-    return jax.random.permutation(key, num_values)[:num_used]
-
-
-def head_values(
-    model: WorldModel,
-    value_params: Params,
-    z: Array,
-    action: Array | None,
-    heads: Array | None,
-    dropout: Array | None = None,
-) -> Array:
-    """Decoded values of `heads` (None: all): `z [..., L] -> [V', ...]`; dropout: a key."""
-    used = value_params if heads is None else networks.take_heads(value_params, heads)
-    if dropout is not None:
-        return model.decode(model.value(used, z, action, dropout))
-    return model.value_mean(used, z, action)
-
-
-# -------------------------------------------------------------------------------------------------
-# What a plan is worth
-
-
-class Estimate(NamedTuple):
-    """The return of a plan, as an ensemble sees it.
-
-    Attributes:
-        value: the score, `[...]`.
-        std: mean over dynamics heads of the ensembles' standard deviation of the return, `[...]`.
-        disagreement: standard deviation of the score over dynamics heads, `[...]`.
-    """
-
-    value: Array
-    std: Array
-    disagreement: Array
-
-
-def trajectory_estimate(
-    rewards: Sequence[Array],
-    values: Sequence[Array],
-    factors: Sequence[Array | float],
-    *,
-    std_coef: float = 0.0,
-    aggregate: bool = False,
-) -> Estimate:
-    """The return of T predicted steps: mean + std_coef * std, reduced over dynamics heads.
-
-    Variances of rewards and value add over time. The best dynamics head counts where std_coef > 0,
-    the worst where < 0, their mean at 0. Source: docs/sources.md, entry ensembles.
-
-    Args:
-        rewards: T times `[R, H or 1, ...]`; 1 where the state has not been stepped yet.
-        values: `[V, H, ...]` of the states after steps 1..T, or of the last alone where `aggregate`
-            is off.
-        factors: T+1 weights, the discount times the probability of being alive, `[H, ...]` or
-            numbers; factors[t] weighs reward t, factors[T] the last value.
-        std_coef: above 0 optimism, below 0 pessimism.
-        aggregate: a head's score is the mean over horizons 1..T of its estimates, not the last.
-    """
-    total: Array | float = 0.0
-    variance: Array | float = 0.0
-    scores, stds = [], []
-    steps = len(rewards)
-    for t, reward in enumerate(rewards):
-        total = total + factors[t] * jnp.mean(reward, axis=0)
-        variance = variance + jnp.square(factors[t] * returns.ensemble_std(reward))
-        if aggregate or t + 1 == steps:
-            value = values[t] if aggregate else values[-1]
-            estimate = total + factors[t + 1] * jnp.mean(value, axis=0)
-            value_std = factors[t + 1] * returns.ensemble_std(value)
-            std = _safe_sqrt(variance + jnp.square(value_std))
-            scores.append(estimate + std_coef * std if std_coef else estimate)
-            stds.append(std)
-    score = sum(scores[1:], scores[0]) / len(scores)
-    std = sum(stds[1:], stds[0]) / len(stds)
-    return Estimate(
-        value=reduce_dynamics(score, "from_std_coef", std_coef),
-        std=jnp.mean(std, axis=0),
-        disagreement=returns.ensemble_std(score),
-    )
-
-
-def reduce_dynamics(x: Array, how: str, std_coef: float) -> Array:
-    """Over dynamics heads, `[H, ...] -> [...]`, by "mean", "min", "max" or "from_std_coef".
-
-    The heads' next latents are equally likely successors of a state and an action, so their mean is
-    a successor expectation.
-    """
-    if x.shape[0] == 1:
-        return jnp.squeeze(x, 0)
-    if how == "mean" or (how == "from_std_coef" and std_coef == 0.0):
-        x = jnp.moveaxis(x, 0, -1)
-        return successors.dense_expectation(x, jnp.full_like(x, 1.0 / x.shape[-1]))
-    return returns.reduce_heads(x, how, std_coef)
-
-
-def latent_disagreement(z: Array) -> Array:
-    """Variance over dynamics heads, averaged over latent dims: `[H, ..., L] -> [...]`."""
-    return jnp.mean(jnp.var(z, axis=0), axis=-1)
-
-
-def _safe_sqrt(x: Array) -> Array:
-    """Square root whose gradient is 0, not infinite, at 0."""
-    positive = x > 0.0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
-
-
-def estimate_value(
-    settings: Settings,
-    model: WorldModel,
-    params: Params,
-    z: Array,
-    actions: Array,
-    *,
-    planner: Planner | TrainingPlanner,
-    eps: Array,
-    heads: Array | None,
-) -> Array:
-    """Discounted predicted rewards plus the value of the last state. Source: TD-MPC2, equation 5.
-
-    Args:
-        z: `[B, L]`.
-        actions: `[B, N, T, A]`.
-        planner: says how heads are combined (std_coef, aggregate, disagreement), and its discount.
-        eps: `[B, N, A]`, noise of the bootstrap action (a V critic has no use for it).
-        heads: the value heads averaged, None for all.
-
-    Returns:
-        `[B, N]`.
-    """
-    steps = actions.shape[2]
-    state = model.tile_heads(z[:, None])
-    discount = planner.discount or discount_of(model, settings.loss.discount, state)
-    states, values, factors = [state], [], [1.0]
-    for t in range(steps):
-        state = model.step(params, state, actions[:, :, t])
-        states.append(state)
-        alive = continue_prob(model, params, state, settings.loss.termination)
-        factor = factors[-1] * discount
-        factors.append(factor if alive is None else factor * alive)
-        if planner.aggregate or t + 1 == steps:
-            bootstrap = None
-            if model.config.critic == "q":
-                bootstrap = model.act(*model.policy(params, state), eps[None])
-            values.append(head_values(model, params["value"], state, bootstrap, heads))
-    rewards = rollout_rewards(model, params, states[:-1], actions)
-    estimate = trajectory_estimate(
-        rewards, values, factors, std_coef=planner.std_coef, aggregate=planner.aggregate
-    )
-    if planner.disagreement:
-        latents = state[..., : model.config.latent]
-        return estimate.value + planner.disagreement * latent_disagreement(latents)
-    return estimate.value
-
-
-def rollout_rewards(
-    model: WorldModel, params: Params, states: list[Array], actions: Array
-) -> list[Array]:
-    """Predicted rewards of T steps; all but the root's are one product, which is larger.
-
-    Args:
-        states: before each step: the root `[H, B, 1, L]`, then `[H, B, N, L]`.
-        actions: `[B, N, T, A]`.
-
-    Returns:
-        T arrays `[R, H, B, N]`, the first `[R, 1, B, N]`.
-    """
-    # In the root all heads are in the same state: one look at its reward is enough.
-    first = model.reward_mean(params, states[0][:1], actions[:, :, 0])
-    if len(states) == 1:
-        return [first]
-    batch, _, _, size = actions.shape
-    later = jnp.swapaxes(actions[:, :, 1:], 1, 2).reshape(batch, -1, size)
-    rewards = model.reward_mean(params, jnp.concatenate(states[1:], axis=2), later)
-    return [first, *jnp.split(rewards, len(states) - 1, axis=-1)]
-
-
-def score_function(
-    settings: Settings,
-    model: WorldModel,
-    params: Params,
-    z: Array,
-    planner: Planner | TrainingPlanner,
-) -> mppi.ScoreFn:
-    """`estimate_value` from states `z` `[B, L]`, in the form `mppi.plan` takes."""
-
-    def score(key: Array, actions: Array) -> Array:
-        keys = streams(key, "eps", "heads")
-        batch, num, _, action_dim = actions.shape
-        return estimate_value(
-            settings,
-            model,
-            params,
-            z,
-            actions,
-            planner=planner,
-            eps=threefry.normal(keys["eps"], (batch, num, action_dim)),
-            heads=choose_heads(keys["heads"], model.config.num_values, settings.loss.num_heads),
-        )
-
-    return score
 
 
 # -------------------------------------------------------------------------------------------------

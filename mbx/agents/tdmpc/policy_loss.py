@@ -19,12 +19,48 @@ import jax.numpy as jnp
 
 from mbx import distributions as dist
 from mbx import returns
-from mbx.agents.tdmpc import planning
-from mbx.agents.tdmpc.model_loss import time_weighted
+from mbx.agents.tdmpc.model_loss import repeat_for_heads, select_latents, time_weighted
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import PolicyInputs, Scales, ValueScales
+from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales, ValueScales
 from mbx.types import Array, Metrics, Params
-from mbx.world_model import WorldModel
+from mbx.world_model import (
+    WorldModel,
+    continue_prob,
+    discount_of,
+    head_values,
+    reduce_dynamics,
+)
+
+
+def state_mask(mask: Array) -> Array:
+    """Mask of the T+1 states of windows from that of the T transitions: `[T, B] -> [T+1, B]`."""
+    return jnp.concatenate([mask[:1], mask], axis=0)
+
+
+def policy_inputs(
+    settings: Settings, zs: Array, batch: Batch, weights: Array | None, noise: Noise
+) -> PolicyInputs:
+    """What the policy losses read, repeated where several dynamics heads feed them."""
+    strategy, heads = settings.loss.head_strategy, zs.shape[1]
+    copied = repeat_for_heads(
+        dict(
+            mask=state_mask(batch.mask),
+            actions=batch.plan_actions,
+            weights=weights,
+            valid=batch.plan_valid,
+            expert=batch.expert,
+            behaviour=batch.action,
+        ),
+        strategy,
+        heads,
+    )
+    return PolicyInputs(
+        zs=select_latents(zs, strategy),
+        eps=noise.policy_eps,
+        heads=noise.policy_heads,
+        dropout=noise.policy_dropout,
+        **copied,
+    )
 
 
 def value_scale(settings: Settings, scales: ValueScales) -> Array:
@@ -66,20 +102,20 @@ def policy_value(
             sign chooses the best, worst or mean dynamics head (docs/sources.md, entry ensembles).
     """
     if model.config.critic == "q":
-        q = planning.head_values(model, params["value"], z, action, heads, dropout)
+        q = head_values(model, params["value"], z, action, heads, dropout)
         mean = jnp.mean(q, axis=0)
         return mean + std_coef * returns.ensemble_std(q) if std_coef else mean
     reward = model.reward_mean(params, z[None], action)
     z_next = model.step(params, model.tile_heads(z), action)
-    alive = planning.continue_prob(model, params, z_next, settings.loss.termination)
-    discount = planning.discount_of(model, settings.loss.discount, z[None])
+    alive = continue_prob(model, params, z_next, settings.loss.termination)
+    discount = discount_of(model, settings.loss.discount, z[None])
     discount = discount if alive is None else discount * alive
-    value = planning.head_values(model, params["value"], z_next, None, heads, dropout)
+    value = head_values(model, params["value"], z_next, None, heads, dropout)
     score = jnp.mean(reward, axis=0) + discount * jnp.mean(value, axis=0)
     if std_coef:
         std = returns.ensemble_std(reward) + discount * returns.ensemble_std(value)
         score = score + std_coef * std
-    return planning.reduce_dynamics(score, "from_std_coef", std_coef)
+    return reduce_dynamics(score, "from_std_coef", std_coef)
 
 
 def policy_log_prob(model: WorldModel, mean: Array, log_std: Array, action: Array) -> Array:

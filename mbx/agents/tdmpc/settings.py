@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 from mbx.agents import settings as common
 from mbx.agents.settings import RunSettings
-from mbx.agents.tdmpc.sections import Loss, Planner, TrainingPlanner
+from mbx.agents.tdmpc.loss_settings import Loss
+from mbx.agents.tdmpc.planner_settings import Planner, TrainingPlanner
 from mbx.settings import NONZERO, section, setting
 
 __all__ = ["Loss", "Model", "Planner", "Settings", "TrainingPlanner"]

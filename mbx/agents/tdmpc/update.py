@@ -18,11 +18,11 @@ import optax
 
 from mbx import returns, threefry
 from mbx.agents.base import Mean
-from mbx.agents.tdmpc import planning
-from mbx.agents.tdmpc.model_loss import model_loss, policy_inputs
+from mbx.agents.tdmpc.model_loss import model_loss
 from mbx.agents.tdmpc.policy_loss import (
     move_value_scale,
     optimist_loss,
+    policy_inputs,
     policy_loss,
 )
 from mbx.agents.tdmpc.settings import Settings
@@ -37,7 +37,11 @@ from mbx.agents.tdmpc.types import (
 from mbx.agents.tdmpc.value_targets import plan_weights, value_targets
 from mbx.keys import streams
 from mbx.types import Array, Metrics, Params
-from mbx.world_model import WorldModel, WorldModelConfig
+from mbx.world_model import (
+    WorldModel,
+    WorldModelConfig,
+    choose_heads,
+)
 
 _POLICIES = ("policy", "optimist")
 
@@ -84,7 +88,7 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
     imagined = loss.value_target == "td" and world.critic == "v"
     local = loss.value_target != "lambda" and loss.value_reduction == "local"
     value_heads = functools.partial(
-        planning.choose_heads, num_values=world.num_values, num_used=loss.num_heads
+        choose_heads, num_values=world.num_values, num_used=loss.num_heads
     )
 
     def drops(name: str, used: bool) -> Array | None:

@@ -20,11 +20,16 @@ import jax.numpy as jnp
 
 from mbx import distributions as dist
 from mbx import networks, returns
-from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, TrainState, ValueTarget
 from mbx.types import Array, Params
-from mbx.world_model import WorldModel
+from mbx.world_model import (
+    WorldModel,
+    continue_prob,
+    discount_of,
+    head_values,
+    reduce_dynamics,
+)
 
 
 def plan_weights(
@@ -109,7 +114,7 @@ def bootstrap(
     )
     if loss.value_reduction != "local":
         targets = targets[:1]
-    return planning.reduce_dynamics(
+    return reduce_dynamics(
         jnp.swapaxes(targets, 0, 1), loss.td_dynamics_reduction, loss.td_std_coef
     )
 
@@ -125,12 +130,12 @@ def next_values(
     """Target values of `z_next` `[T, B, L]`: `[V', T, B]`, or `[V', T, B, n]` for planner actions
     `[T, B, n, A]`. A Q critic without actions takes the policy's."""
     if model.config.critic == "v":
-        return planning.head_values(model, target_value, z_next, None, noise.target_heads)
+        return head_values(model, target_value, z_next, None, noise.target_heads)
     if actions is None:
         actions = model.act(*model.policy(params, z_next), noise.target_eps)
     else:
         z_next = z_next[:, :, None]
-    return planning.head_values(model, target_value, z_next, actions, noise.target_heads)
+    return head_values(model, target_value, z_next, actions, noise.target_heads)
 
 
 def q_targets(
@@ -160,7 +165,7 @@ def q_targets(
             q = jnp.broadcast_to(jnp.min(q, axis=0), q.shape)
         q = jnp.sum(weights[None, 1:] * q, axis=-1)
         values = jnp.where(batch.plan_valid[None, 1:], q, values)
-    discount = planning.discount_of(model, settings.loss.discount, z_next[None])
+    discount = discount_of(model, settings.loss.discount, z_next[None])
     return bootstrap(
         settings, batch.reward[None, None], values[:, None], discount, batch.terminated[None]
     )
@@ -197,7 +202,7 @@ def v_targets(
     heads = networks.num_heads(params["dynamics"])
     state = jnp.broadcast_to(root, (heads, *root.shape[1:]))
     total, alive, factor = 0.0, jnp.ones(root.shape[:-1]), 1.0
-    discount = planning.discount_of(model, settings.loss.discount, root)
+    discount = discount_of(model, settings.loss.discount, root)
     for t in range(1 if policy is None else settings.loss.td_horizon):
         if t:
             mean, log_std = model.policy({**params, "policy": policy}, state)
@@ -205,10 +210,10 @@ def v_targets(
         reward = model.reward_mean(params, state if t else root, actions)
         total = total + factor * alive[None] * reward
         state = model.step(params, state, actions)
-        now = planning.continue_prob(model, params, state, settings.loss.termination)
+        now = continue_prob(model, params, state, settings.loss.termination)
         alive = alive if now is None else alive * now
         factor = factor * discount
-    values = planning.head_values(model, target_value, state, None, noise.target_heads)
+    values = head_values(model, target_value, state, None, noise.target_heads)
     total = jnp.broadcast_to(total, (total.shape[0], *values.shape[1:]))
     ended = jnp.broadcast_to(1.0 - alive, values.shape[1:])
     return bootstrap(settings, total, values, factor, ended)
@@ -238,7 +243,7 @@ def lambda_targets(
     annotations = jnp.where(batch.plan_valid[1:], planned, fallback)
     # Row t+1 continues the trace only where its own transition is part of the episode.
     inside = jnp.concatenate([batch.mask[1:], jnp.zeros_like(batch.mask[:1])])
-    discount = planning.discount_of(model, settings.loss.discount, z_next)
+    discount = discount_of(model, settings.loss.discount, z_next)
     discount = discount * (1.0 - batch.terminated)
     trace = settings.loss.lambda_ * inside
     return returns.lambda_returns(batch.reward, discount, annotations, trace)[None]
@@ -347,6 +352,6 @@ def aux_targets(
         reward = jnp.mean(model.reward_mean(params, z[None], action), axis=(0, 1))
         stepped = model.step(params, model.tile_heads(z), action)[0]
         value = model.decode(model.aux_value(target_aux, stepped))
-        alive = planning.continue_prob(model, params, stepped, settings.loss.termination)
+        alive = continue_prob(model, params, stepped, settings.loss.termination)
         alive = jnp.ones_like(reward) if alive is None else alive
     return reward[None] + gammas * alive[None] * value

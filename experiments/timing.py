@@ -1,0 +1,99 @@
+"""Times and matrix-multiply FLOPs of compiled functions, for the commands that measure."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Row(NamedTuple):
+    """One operation: milliseconds, GFLOP, floor in milliseconds, ratio, seconds to compile."""
+
+    name: str
+    median_ms: float
+    gflop: float
+    floor_ms: float
+    ratio: float
+    compile_s: float
+
+
+def count_flops(jaxpr: Any) -> float:
+    """FLOPs of all matrix multiplications and convolutions in a jaxpr, times their loop counts.
+
+    A loop with a count known only at run time is counted once.
+    """
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        if name == "dot_general":
+            (contract, _), _ = params["dimension_numbers"]
+            left, out = equation.invars[0].aval, equation.outvars[0].aval
+            depth = np.prod([left.shape[i] for i in contract], dtype=float)
+            total += 2.0 * depth * np.prod(out.shape, dtype=float)
+        elif name == "conv_general_dilated":
+            kernel, out = equation.invars[1].aval, equation.outvars[0].aval
+            channels = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
+            total += 2.0 * np.prod(out.shape, dtype=float) * np.prod(kernel.shape) / channels
+        inner = [p for p in jax.tree.leaves(params, is_leaf=_is_jaxpr) if _is_jaxpr(p)]
+        counts = [count_flops(p.jaxpr if hasattr(p, "jaxpr") else p) for p in inner]
+        if name == "cond":
+            total += max(counts, default=0.0)
+        else:
+            total += sum(counts) * (params["length"] if name == "scan" else 1)
+    return total
+
+
+def _is_jaxpr(x: Any) -> bool:
+    return hasattr(x, "eqns") or (hasattr(x, "jaxpr") and hasattr(x.jaxpr, "eqns"))
+
+
+def median_time(call: Callable[[], Any], repeats: int) -> float:
+    """Median seconds of `call`, which must return arrays to wait for."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def gemm_rate(dtype: str, sizes: tuple[int, ...] = (1024, 2048), repeats: int = 9) -> float:
+    """The machine's matrix-multiply rate in FLOP/s: the best median over some square sizes."""
+    best = 0.0
+    for n in sizes:
+        x = jnp.ones((n, n), dtype)
+        multiply = jax.jit(jnp.matmul)
+        jax.block_until_ready(multiply(x, x))
+        seconds = median_time(lambda m=multiply, x=x: m(x, x), repeats)
+        best = max(best, 2.0 * n**3 / seconds)
+    return best
+
+
+def measure(
+    name: str, function: Callable, *args: Any, rate: float, repeats: int, donate: bool = False
+) -> Row:
+    """Compile and time `function(*args)`; with `donate` its result replaces the first argument."""
+    flops = count_flops(jax.make_jaxpr(function)(*args).jaxpr)
+    start = time.perf_counter()
+    compiled = jax.jit(function, donate_argnums=0 if donate else ()).lower(*args).compile()
+    compile_s = time.perf_counter() - start
+    carry = [jax.tree.map(jnp.copy, args[0]) if donate else args[0]]
+
+    def call() -> Any:
+        out = compiled(carry[0], *args[1:])
+        if donate:
+            carry[0] = out
+        return out
+
+    jax.block_until_ready(call())
+    jax.block_until_ready(call())
+    seconds = median_time(call, repeats)
+    floor = flops / rate
+    ratio = seconds / floor if floor else float("nan")
+    return Row(name, 1e3 * seconds, flops / 1e9, 1e3 * floor, ratio, compile_s)
