@@ -221,24 +221,6 @@ def bounded_log_std(raw: Array, min: ArrayLike = -10.0, max: ArrayLike = 2.0) ->
     return min + 0.5 * (max - min) * (jnp.tanh(_float(raw)) + 1.0)
 
 
-def mask_actions(
-    mean: Array, log_std: Array, eps: Array, mask: Array
-) -> tuple[Array, Array, Array]:
-    """Zeroes mean, log-std and noise of unused action dims (multi-task TD-MPC2), before any
-    log-probability.
-
-    As in the reference a masked dim has std 1 and eps 0: its action is 0 and it adds -ln(2 pi)/2 to
-    the log-probability.
-
-    Args:
-      mean, log_std, eps: [..., A].
-      mask: [..., A], or [A], 1 (or True) for the dims in use.
-    """
-    mask = _float(mask)
-    mask = jnp.broadcast_to(mask.reshape((1,) * (mean.ndim - mask.ndim) + mask.shape), mean.shape)
-    return mean * mask, log_std * mask, eps * mask
-
-
 def gaussian_log_prob(eps: Array, log_std: Array) -> Array:
     """Log-density of mean + eps exp(log_std) under the diagonal Gaussian, summed over A: [..., A]
     -> [...]."""
@@ -279,16 +261,6 @@ def squashed_log_prob(action: Array, mean: Array, log_std: Array) -> Array:
     log_std = _float(log_std)
     eps = (jnp.arctanh(action) - _float(mean)) * jnp.exp(-log_std)
     return gaussian_log_prob(eps, log_std) - _log_jacobian(action)
-
-
-def tanh_mean_action(raw_mean: Array, log_std: Array, eps: Array) -> tuple[Array, Array]:
-    """The tanh-mean policy of BMPC: (tanh(raw_mean), clip(tanh(raw_mean) + eps exp(log_std), -1,
-    1)), each [..., A].
-
-    Its log-probability is `gaussian_log_prob(eps, log_std)`, with no correction.
-    """
-    mean = _tanh(_float(raw_mean))
-    return mean, jnp.clip(mean + _float(eps) * jnp.exp(_float(log_std)), -1.0, 1.0)
 
 
 def entropy_multiplier(action_dim: ArrayLike, power: ArrayLike = 1.0) -> Array:

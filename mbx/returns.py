@@ -252,20 +252,6 @@ def update_running_scale(
 # TD targets
 
 
-def one_step_target(
-    reward: ArrayLike, discount: ArrayLike, terminated: ArrayLike, next_value: ArrayLike
-) -> Array:
-    """reward + discount * (1 - terminated) * next_value, elementwise [...]. A time limit is not a
-    termination."""
-    return _float(reward) + discount * (1.0 - _float(terminated)) * _float(next_value)
-
-
-def subsample_min(values: Array, heads: Array) -> Array:
-    """Smallest of the chosen value heads: values [V, ...], heads [M] int -> [...] (TD-MPC2 draws M
-    = 2 of V)."""
-    return jnp.min(values[heads], axis=0)
-
-
 def ensemble_std(x: Array, axis: int = 0) -> Array:
     """Sample standard deviation (n-1) over an axis of heads; 0 for one head, and gradient 0 where
     heads agree."""

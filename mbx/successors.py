@@ -163,20 +163,6 @@ def flatten(states: Any, probs: Array, capacity: int | None = None) -> Successor
     )
 
 
-def policy_expectation(
-    values: Array, probs: Array, policy: Array, entry_ids: Array, num_entries: int
-) -> Array:
-    """Expectation over actions and chance at once: `sum policy * prob * value` of each entry.
-
-    For V_h^e, where an entry is a (state, human, goal) triple. values, probs, policy (of the
-    successor's action in the entry's state) and entry_ids: [N] -> [num_entries]. Every action
-    counts, however improbable.
-    """
-    inside = (entry_ids >= 0) & (entry_ids < num_entries)
-    weight = jnp.where(inside, policy, 0.0) * jnp.where(inside, probs, 0.0)
-    return segment_expectation(values, weight, entry_ids, num_entries)
-
-
 def segment_reward(
     x_h: Array,
     state_ids: Array,

@@ -340,16 +340,6 @@ def test_std_of_one_head_or_equal_heads_has_finite_gradients():
     assert all(np.isfinite(g).all() for g in grads)
 
 
-def test_one_step_target():
-    reward = np.array([1.0, 2.0], np.float32)
-    value = returns.subsample_min(
-        jnp.array([[5.0, 1.0], [3.0, 9.0], [-7.0, -7.0]]), jnp.array([1, 0])
-    )
-    np.testing.assert_array_equal(value, [3.0, 1.0])
-    got = returns.one_step_target(reward, 0.5, np.array([False, True]), value)
-    np.testing.assert_array_equal(got, [2.5, 2.0])
-
-
 # -------------------------------------------------------------------------------------------------
 # Errors
 

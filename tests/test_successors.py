@@ -89,9 +89,8 @@ def test_v_h_e_targets_match_golden(name, tolerance):
 
     def target(terminal):
         got = power.attained(value, achieved, d["gamma_h"], terminal)
-        return successors.policy_expectation(
-            got, jnp.asarray(d["succ_prob"]), weight, jnp.asarray(d["succ_entry"]), entries
-        )
+        prob = jnp.asarray(d["succ_prob"]) * weight
+        return successors.segment_expectation(got, prob, jnp.asarray(d["succ_entry"]), entries)
 
     np.testing.assert_allclose(
         target(None), d["target_ignore_terminal"], rtol=tolerance, atol=tolerance
@@ -181,7 +180,7 @@ def test_a_probability_of_zero_still_has_a_gradient():
 def test_what_cannot_be_chosen_may_be_worth_anything_and_nothing_else_may():
     values, probs = jnp.array([jnp.nan, 2.0, 4.0]), jnp.array([0.5, 0.5, 1.0])
     ids, policy = jnp.array([0, 0, 1]), jnp.array([0.0, 0.5, 0.25])
-    got = successors.policy_expectation(values, probs, policy, ids, 2)
+    got = successors.segment_expectation(values, probs * policy, ids, 2)
     np.testing.assert_allclose(got, [0.5, 1.0])
     assert np.isnan(successors.dense_expectation(values, probs))
     np.testing.assert_allclose(successors.dense_expectation(values, probs.at[0].set(0.0)), 5.0)

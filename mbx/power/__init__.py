@@ -20,7 +20,6 @@ from mbx.power.equations import (
     aggregate_ability,
     attained,
     check_params,
-    clip_for_z,
     human_aggregate,
     intrinsic_reward,
     q_r_target,
@@ -28,9 +27,7 @@ from mbx.power.equations import (
     robot_policy,
     soft_clamp,
     v_h_e_target,
-    y_to_z,
     z_to_q,
-    z_to_y,
 )
 from mbx.power.humans import HumanModel
 from mbx.power.named import NamedWorld
@@ -66,7 +63,6 @@ __all__ = [
     "attained",
     "check_params",
     "check_world",
-    "clip_for_z",
     "curriculum",
     "draw_actions",
     "draw_goals",
@@ -86,7 +82,5 @@ __all__ = [
     "solve",
     "tabular_world",
     "v_h_e_target",
-    "y_to_z",
     "z_to_q",
-    "z_to_y",
 ]

@@ -174,21 +174,6 @@ def z_to_q(z: Array, eta: Number, xi: Number) -> Array:
     return -(z ** (-eta * xi))
 
 
-def y_to_z(y: Array, xi: Number) -> Array:
-    """z = y^(-1/xi)."""
-    return y ** (-1.0 / xi)
-
-
-def z_to_y(z: Array, xi: Number) -> Array:
-    """y = z^(-xi)."""
-    return z ** (-xi)
-
-
-def clip_for_z(q: Array) -> tuple[Array, Array]:
-    """min(q, -1), and how many entries that changed: values no z head in (0, 1] represents."""
-    return jnp.minimum(q, -1.0), jnp.sum(q > -1.0)
-
-
 def soft_clamp(x: Array, low: float, high: float) -> Array:
     """Identity in [low, high] (widened by 1e-6), bent smoothly into (low - R, high + R) outside.
 

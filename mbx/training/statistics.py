@@ -56,15 +56,3 @@ def stratified_bootstrap(
     found = [statistic([x[rng.integers(0, x.size, x.size)] for x in scores]) for _ in range(draws)]
     low, high = np.percentile(found, [50.0 * (1.0 - level), 50.0 * (1.0 + level)])
     return float(low), float(high)
-
-
-def probability_of_improvement(ours: Scores, theirs: Scores) -> float:
-    """Probability that a run of ours scores higher than one of theirs on the same task.
-
-    Ties count half; the mean over tasks, which come in the same order in both.
-    """
-    each = []
-    for x, y in zip(ours, theirs, strict=True):
-        difference = np.asarray(x, float)[:, None] - np.asarray(y, float)[None, :]
-        each.append(np.mean((difference > 0) + 0.5 * (difference == 0)))
-    return float(np.mean(each))

@@ -11,7 +11,6 @@ import scipy.stats
 from mbx.training.statistics import (
     interquartile_mean,
     mean_of_tasks,
-    probability_of_improvement,
     stratified_bootstrap,
 )
 
@@ -56,15 +55,3 @@ def test_the_bootstrap_of_many_seeds_is_the_normal_interval():
 
 def test_one_seed_has_no_interval():
     assert stratified_bootstrap([[1.0, 2.0], [3.0]]) is None
-
-
-def test_the_probability_of_improvement_is_the_rank_statistic():
-    rng = np.random.default_rng(1)
-    ours = [rng.integers(0, 6, 7) + 1, rng.integers(0, 6, 4)]
-    theirs = [rng.integers(0, 6, 5), rng.integers(0, 6, 9)]
-    wanted = [
-        scipy.stats.mannwhitneyu(x, y).statistic / (len(x) * len(y))
-        for x, y in zip(ours, theirs, strict=True)
-    ]
-    assert probability_of_improvement(ours, theirs) == pytest.approx(np.mean(wanted))
-    assert probability_of_improvement([[2.0]], [[1.0, 2.0, 3.0]]) == pytest.approx(0.5)

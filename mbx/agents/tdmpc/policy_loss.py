@@ -149,7 +149,7 @@ def policy_entropy(
     if model.config.policy == "squashed" and settings.loss.jacobian:
         share = settings.loss.jacobian
         log_prob = dist.squash(mean, mean + jnp.exp(log_std) * eps, log_prob, share)[2]
-    return -dist.entropy_multiplier(num, settings.loss.entropy_action_dim_power) * log_prob
+    return dist.scaled_entropy(log_prob, num, settings.loss.entropy_action_dim_power)
 
 
 def entropy_coefficient(settings: Settings, progress: Array | float) -> Array | float:

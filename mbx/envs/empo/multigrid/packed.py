@@ -3,9 +3,9 @@
     bits 0-4 object type, 5-7 its colour, 8-9 its state (doors: 1 open, 2 closed, 3 locked),
     10-12 the colour of an agent there (7: nobody), 13-15 magic wall, 16-17 other category
 
-Document 004's layout (version 1) writes type 0 both for a wall and for nothing, so that empty cells
-are read as walls. Version 2, the default, counts types from 1 and keeps 0 for nothing. Fields are
-`[..., H, W]` arrays; source: docs/sources.md#empo.
+The reference's layout (version 1) writes type 0 both for a wall and for nothing, so that empty
+cells are read as walls. Version 2, the default, counts types from 1 and keeps 0 for nothing. Fields
+are `[..., H, W]` arrays; source: docs/sources.md#empo.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NOBODY = 7
 NOTHING = -1  # object type of an empty cell, in version 2
 DOOR, KEY = 30, 31
 PLAIN_TYPES, COLORS = 15, len(objects.COLORS)
-# Document 004's numbers; 3 is a goal cell, which here is a rectangle beside the grid.
+# The reference's numbers; 3 is a goal cell, which here is a rectangle beside the grid.
 TYPES = dict(
     wall=0,
     ball=1,
