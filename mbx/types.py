@@ -24,6 +24,7 @@ class EnvSpec(NamedTuple):
         discrete: actions are one-hot.
         tasks: specs of the single tasks where several are trained at once.
         can_terminate: episodes may end before their time limit.
+        metrics: names of the numbers that its steps give besides, averaged over episodes.
         world: the task's own `mbx.power.NamedWorld`, where it has one: for agents that need its
             successors.
     """
@@ -37,4 +38,5 @@ class EnvSpec(NamedTuple):
     discrete: bool = False
     tasks: tuple[EnvSpec, ...] = ()
     can_terminate: bool = True
+    metrics: tuple[str, ...] = ()
     world: Any = None

@@ -57,6 +57,9 @@ class Env:
     kwargs: dict[str, Any] = setting(
         {}, "arguments of gym:, gymnax: and jax: tasks, a flag each (env.kwargs.mass=2.5)"
     )
+    metrics: tuple[str, ...] = setting(
+        (), "numbers of a gym: task's info averaged over episodes into the log: success,cost"
+    )
     num_envs: int = setting(4, "environments stepped together", at_least=1)
     action_repeat: int = setting(0, "environment steps of an agent step; 0: the suite's default")
     episode_length: int = setting(0, "agent steps of an episode; 0: the task's own limit")

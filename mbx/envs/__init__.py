@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,7 @@ def make(
     episode_length: int | None = None,
     seed: int = 0,
     kwargs: Mapping[str, Any] | None = None,
+    metrics: Sequence[str] = (),
     **extra: Any,
 ) -> Environment:
     """The environment `SUITE:TASK`, `num_envs` times.
@@ -115,6 +116,7 @@ def make(
         episode_length: agent steps of an episode; None for the task's own limit.
         seed: of host environments; JAX ones take keys.
         kwargs: the task's own arguments, of the suites gym, gymnax and jax.
+        metrics: numbers of `info` that are averaged over episodes, of the suite gym.
         **extra: what a suite understands besides.
 
     Raises:
@@ -136,6 +138,11 @@ def make(
         raise ValueError(
             f"env.kwargs={dict(kwargs)}: {name} takes no arguments, only gym:, gymnax: and jax: do"
         )
+    if metrics and not getattr(suite, "gives_info", False):
+        raise ValueError(
+            f"env.metrics={tuple(metrics)}: {name} has no `info`, only gym: has; a RawEnvironment "
+            "names its metrics itself"
+        )
     if not isinstance(suite, Suite):
         with _names_missing_package(name):
             return suite(task, num_envs, seed=seed, **options, **extra)
@@ -150,7 +157,7 @@ def make(
             return episodic(raw, num_envs, **options)
         seeds = np.random.SeedSequence(seed).generate_state(num_envs)
         tasks = [suite.host(task, int(one), **(kwargs or {})) for one in seeds]
-    return SteppedEnvironment(name, tasks, seed=seed, **options)
+    return SteppedEnvironment(name, tasks, seed=seed, metrics=metrics, **options)
 
 
 def make_renderer(name: str) -> Renderer:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import abc
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -35,6 +35,8 @@ class Timestep(NamedTuple):
         episode_length: likewise, in agent steps.
         fault: the observation or the reward was not finite; the episode is then truncated, the
             reward 0 and `final_obs` as it came.
+        metrics: by name, of the episode including this step: the mean of each of `EnvSpec.metrics`
+            over its agent steps, and as NAME_last its newest value.
     """
 
     obs: Any
@@ -45,6 +47,7 @@ class Timestep(NamedTuple):
     episode_return: Any
     episode_length: Any
     fault: Any
+    metrics: Any = {}  # noqa: RUF012
 
 
 class JaxEnvironment(NamedTuple):
@@ -106,9 +109,11 @@ class RawEnvironment(NamedTuple):
         time_limit: environment steps of an episode.
         reset: key -> (state, obs).
         step: (key, state, action `[A]`) -> (state, obs, reward, terminated); actions in [-1, 1], or
-            one-hot where discrete.
+            one-hot where discrete. With `metrics` a fifth value is a dictionary of these numbers.
         discrete: actions are one-hot.
         can_terminate: episodes may end before their time limit.
+        metrics: names of further numbers of a step, for the log (success, cost); of an agent step
+            its last environment step counts.
     """
 
     name: str
@@ -117,9 +122,10 @@ class RawEnvironment(NamedTuple):
     action_dim: int
     time_limit: int
     reset: Callable[[Array], tuple[Any, Array]]
-    step: Callable[[Array, Any, Array], tuple[Any, Array, Array, Array]]
+    step: Callable[[Array, Any, Array], tuple]
     discrete: bool = False
     can_terminate: bool = True
+    metrics: tuple[str, ...] = ()
 
 
 class Suite(NamedTuple):
@@ -132,6 +138,8 @@ class Suite(NamedTuple):
         make_renderer: task -> what draws its states, None without pictures.
         extra: the extra of the package that installs what the suite needs.
         takes_kwargs: tasks take further arguments by name (`env.kwargs`).
+        gives_info: a host task keeps its last step's dictionary of numbers as `info`
+            (`env.metrics`).
     """
 
     raw: Callable[..., RawEnvironment] | None = None
@@ -140,6 +148,7 @@ class Suite(NamedTuple):
     make_renderer: Callable[[str], Any] | None = None
     extra: str = ""
     takes_kwargs: bool = False
+    gives_info: bool = False
 
 
 def unknown_task(suite: str, task: str, known: Iterable[str]) -> ValueError:
@@ -150,11 +159,13 @@ def unknown_task(suite: str, task: str, known: Iterable[str]) -> ValueError:
 
 @flax.struct.dataclass
 class EpisodeState:
-    """The wrapper's state: raw `[E, ...]`, length and episode_return `[E]` so far."""
+    """The wrapper's state: raw `[E, ...]`; length, episode_return and sums of metrics `[E]` so far
+    (None without metrics)."""
 
     raw: Any
     length: Array
     episode_return: Array
+    metrics: Any = None
 
 
 def episodic(
@@ -169,6 +180,7 @@ def episodic(
     under one `lax.cond`, so that ordinary steps pay for no reset.
     """
     check_counts(raw.name, num_envs, action_repeat, episode_length)
+    check_metrics(raw.name, raw.metrics)
     length = episode_length or -(-raw.time_limit // action_repeat)
     last = last_repeat(raw.time_limit, action_repeat, episode_length)
     spec = EnvSpec(
@@ -180,20 +192,23 @@ def episodic(
         action_repeat,
         raw.discrete,
         can_terminate=raw.can_terminate,
+        metrics=tuple(raw.metrics),
     )
 
     def reset(key: Array) -> tuple[EpisodeState, Array]:
         state, obs = strongly_typed(jax.vmap(raw.reset)(jax.random.split(key, num_envs)))
         # A task's state may be its observation: donating one would then delete the other.
         obs = jnp.copy(obs)
-        return EpisodeState(state, jnp.zeros(num_envs, jnp.int32), jnp.zeros(num_envs)), obs
+        sums = {name: jnp.zeros(num_envs) for name in raw.metrics} or None
+        return EpisodeState(state, jnp.zeros(num_envs, jnp.int32), jnp.zeros(num_envs), sums), obs
 
     advance = _advance(raw, action_repeat, length, last)
 
     def step(state: EpisodeState, action: Array, key: Array) -> tuple[EpisodeState, Timestep]:
         step_key, reset_key = jax.random.split(key)
         keys = jax.random.split(step_key, num_envs)
-        new, final_obs, reward, terminated = advance(keys, state, jnp.clip(action, -1.0, 1.0))
+        result = advance(keys, state, jnp.clip(action, -1.0, 1.0))
+        new, final_obs, reward, terminated, values = result
         fault = ~is_finite(final_obs, reward)
         reward, terminated = jnp.where(fault, 0.0, reward), terminated & ~fault
         count = state.length + 1
@@ -206,8 +221,16 @@ def episodic(
             return _where_each(done, (fresh.raw, first), (new, final_obs))
 
         after, obs = jax.lax.cond(jnp.any(done), renew, lambda _: (new, final_obs), None)
-        timestep = Timestep(obs, final_obs, reward, terminated, truncated, total, count, fault)
-        next_state = EpisodeState(after, jnp.where(done, 0, count), jnp.where(done, 0.0, total))
+        sums = {name: state.metrics[name] + value for name, value in values.items()}
+        metrics = {name: value / count for name, value in sums.items()}
+        metrics |= {f"{name}_last": value for name, value in values.items()}
+        timestep = Timestep(
+            obs, final_obs, reward, terminated, truncated, total, count, fault, metrics
+        )
+        sums = {name: jnp.where(done, 0.0, value) for name, value in sums.items()} or None
+        next_state = EpisodeState(
+            after, jnp.where(done, 0, count), jnp.where(done, 0.0, total), sums
+        )
         return next_state, timestep
 
     return JaxEnvironment(spec, num_envs, reset, step)
@@ -216,7 +239,8 @@ def episodic(
 def _advance(
     raw: RawEnvironment, action_repeat: int, length: int, last: int
 ) -> Callable[[Array, EpisodeState, Array], tuple]:
-    """One agent step of all environments: (raw state, obs, reward, terminated), `[E, ...]` each.
+    """One agent step of all environments: (raw state, obs, reward, terminated, metrics), each
+    `[E, ...]`.
 
     Args:
         raw: one of them.
@@ -225,21 +249,20 @@ def _advance(
         last: environment steps of the last of these.
     """
 
-    def single(key: Array, state: Any, action: Array) -> tuple[Any, Array, Array, Array]:
-        state, obs, reward, terminated = raw.step(key, state, action)
-        return state, obs, jnp.asarray(reward, jnp.float32), jnp.asarray(terminated, bool)
+    def single(key: Array, state: Any, action: Array) -> tuple:
+        state, obs, reward, terminated, *rest = raw.step(key, state, action)
+        metrics = {name: jnp.asarray(rest[0][name], jnp.float32) for name in raw.metrics}
+        return state, obs, jnp.asarray(reward, jnp.float32), jnp.asarray(terminated, bool), metrics
 
-    def repeated(
-        key: Array, state: Any, action: Array, steps: Array
-    ) -> tuple[Any, Array, Array, Array]:
+    def repeated(key: Array, state: Any, action: Array, steps: Array) -> tuple:
         def again(i: Array, carry: Any) -> Any:
-            key, state, obs, reward, terminated = carry
+            key, state, obs, reward, terminated, metrics = carry
             key, now = jax.random.split(key)
             new = single(now, state, action)
             stop = terminated | (i >= steps)
-            state, obs = _where(stop, (state, obs), new[:2])
+            state, obs, metrics = _where(stop, (state, obs, metrics), (*new[:2], new[4]))
             reward = reward + jnp.where(stop, 0.0, new[2])
-            return key, state, obs, reward, jnp.where(stop, terminated, new[3])
+            return key, state, obs, reward, jnp.where(stop, terminated, new[3]), metrics
 
         key, now = jax.random.split(key)
         first = (key, *single(now, state, action))
@@ -291,6 +314,17 @@ def check_counts(name: str, num_envs: int, action_repeat: int, episode_length: i
     ):
         if value is not None and value < 1:
             raise ValueError(f"env.{field}={value} for {name}: must be at least 1")
+
+
+def check_metrics(name: str, metrics: Sequence[str]) -> None:
+    """Raise ValueError for names of metrics that are given twice or taken."""
+    logged = [*metrics, *(f"{one}_last" for one in metrics), "return", "length"]
+    twice = sorted({one for one in logged if logged.count(one) > 1})
+    if twice:
+        raise ValueError(
+            f"env.metrics={tuple(metrics)} of {name}: {twice[0]!r} stands twice in the log "
+            "(of each there is NAME and NAME_last, beside return and length): choose other names"
+        )
 
 
 def last_repeat(time_limit: int | None, action_repeat: int, episode_length: int | None) -> int:

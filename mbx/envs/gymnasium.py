@@ -93,7 +93,7 @@ class _Task:
         else:
             action = action.reshape(self._env.action_space.shape)
         try:
-            obs, reward, terminated, truncated, _ = self._env.step(action)
+            obs, reward, terminated, truncated, self.info = self._env.step(action)
             return self._observe(obs), float(reward), bool(terminated), bool(truncated)
         except Exception as error:
             raise own.failure(self._name, "step()", error) from error
@@ -118,4 +118,4 @@ class _Task:
         return obs.reshape(self.obs_shape)
 
 
-SUITE = Suite(host=load, takes_kwargs=True)
+SUITE = Suite(host=load, takes_kwargs=True, gives_info=True)

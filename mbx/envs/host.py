@@ -8,7 +8,15 @@ from typing import Protocol
 import numpy as np
 
 from mbx.envs import snapshot as snapshots
-from mbx.envs.base import EnvSpec, HostEnvironment, Timestep, check_counts, is_finite, last_repeat
+from mbx.envs.base import (
+    EnvSpec,
+    HostEnvironment,
+    Timestep,
+    check_counts,
+    check_metrics,
+    is_finite,
+    last_repeat,
+)
 
 
 class Task(Protocol):
@@ -67,8 +75,10 @@ class SteppedEnvironment(HostEnvironment):
         action_repeat: int = 1,
         episode_length: int | None = None,
         seed: int = 0,
+        metrics: Sequence[str] = (),
     ) -> None:
         check_counts(name, len(tasks), action_repeat, episode_length)
+        check_metrics(name, metrics)
         first = tasks[0]
         time_limit, longest = first.time_limit, first.ends_at
         if time_limit is None and episode_length is None:
@@ -89,8 +99,11 @@ class SteppedEnvironment(HostEnvironment):
             action_repeat,
             first.num_actions > 0,
             can_terminate=first.can_terminate,
+            metrics=tuple(metrics),
         )
         self.num_envs = len(tasks)
+        # Of the episodes so far: sums, counts and newest values, `[3, E]` each.
+        self._metrics = {name: np.zeros((3, self.num_envs), np.float32) for name in metrics}
         self._tasks = list(tasks)
         self._length = np.zeros(self.num_envs, np.int32)
         self._return = np.zeros(self.num_envs, np.float32)
@@ -98,6 +111,8 @@ class SteppedEnvironment(HostEnvironment):
 
     def reset(self, seed: int) -> np.ndarray:
         self._length[:], self._return[:] = 0, 0.0
+        for values in self._metrics.values():
+            values[:] = 0.0
         seeds = np.random.SeedSequence(seed).generate_state(self.num_envs)
         self._obs = np.stack(
             [task.reset(int(s)) for task, s in zip(self._tasks, seeds, strict=True)]
@@ -116,11 +131,38 @@ class SteppedEnvironment(HostEnvironment):
         length, total = self._length.copy(), self._return.copy()
         cut = np.array([r[3] for r in results], bool)
         truncated = ((length >= self.spec.episode_length) | cut | fault) & ~terminated
+        done = terminated | truncated
+        metrics = self._episode_metrics(done)
         obs = final_obs.copy()
-        for i in np.flatnonzero(terminated | truncated):
+        for i in np.flatnonzero(done):
             obs[i] = self._tasks[i].reset(None)
             self._length[i], self._return[i] = 0, 0.0
-        return Timestep(obs, final_obs, reward, terminated, truncated, total, length, fault)
+        return Timestep(
+            obs, final_obs, reward, terminated, truncated, total, length, fault, metrics
+        )
+
+    def _episode_metrics(self, done: np.ndarray) -> dict[str, np.ndarray]:
+        """`Timestep.metrics`: means over the steps whose `info` had the number, and newest values.
+
+        Raises ValueError where an episode ended without it.
+        """
+        found = {}
+        for name, values in self._metrics.items():
+            for i, task in enumerate(self._tasks):
+                if name in task.info:
+                    number = float(task.info[name])
+                    values[:, i] = values[0, i] + number, values[1, i] + 1, number
+            missing = np.flatnonzero(done & (values[1] == 0))
+            if missing.size:
+                there = sorted(map(str, self._tasks[missing[0]].info))
+                raise ValueError(
+                    f"env.metrics={tuple(self._metrics)}: an episode of {self.spec.name} ended and "
+                    f"no step's info had {name!r} (the last one has {there}): mend the name"
+                )
+            found[name] = values[0] / np.maximum(values[1], 1)
+            found[f"{name}_last"] = values[2].copy()
+            values[:, done] = 0.0
+        return found
 
     def _step(self, i: int, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         task, total = self._tasks[i], 0.0
@@ -141,7 +183,8 @@ class SteppedEnvironment(HostEnvironment):
         tasks = [task.get_state() for task in self._tasks]
         if any(task is None for task in tasks):
             return None
-        return snapshots.encode({"tasks": tasks, "length": self._length, "return": self._return})
+        saved = {"tasks": tasks, "length": self._length, "return": self._return}
+        return snapshots.encode(saved | ({"metrics": self._metrics} if self._metrics else {}))
 
     def set_state(self, snapshot: bytes) -> None:
         with snapshots.understood(f"a snapshot of something else than {self.spec.name}"):
@@ -149,6 +192,8 @@ class SteppedEnvironment(HostEnvironment):
             for task, one in zip(self._tasks, saved["tasks"], strict=True):
                 task.set_state(one)
             self._length[:], self._return[:] = saved["length"], saved["return"]
+            for name, values in self._metrics.items():
+                values[:] = saved["metrics"][name]
 
     def close(self) -> None:
         for task in self._tasks:

@@ -117,7 +117,10 @@ def _join(spec: EnvSpec, steps: Sequence[Timestep]) -> Timestep:
         step._replace(obs=_label(spec, i, step.obs), final_obs=_label(spec, i, step.final_obs))
         for i, step in enumerate(steps)
     ]
-    return Timestep(*(xp.concatenate(field) for field in zip(*labelled, strict=True)))
+    # Metrics are of single tasks only.
+    fields = zip(*(step._replace(metrics=None) for step in labelled), strict=True)
+    joint = [None if field[0] is None else xp.concatenate(field) for field in fields]
+    return Timestep(*joint)._replace(metrics={})
 
 
 def _blocks(spec: EnvSpec, action: Any) -> list[Any]:

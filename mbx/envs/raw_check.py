@@ -35,9 +35,16 @@ def check_raw(raw: RawEnvironment) -> None:
     state, obs = begun
     _check_observation(refuse, raw, obs, "the observation of reset()")
     done = jax.eval_shape(raw.step, key, state, action)
-    if not isinstance(done, tuple) or len(done) != 4:
-        refuse("the result of step()", _kind(done), "(state, observation, reward, terminated)")
-    new, obs, reward, terminated = done
+    wanted = "(state, observation, reward, terminated" + (", metrics)" if raw.metrics else ")")
+    if not isinstance(done, tuple) or len(done) != 4 + bool(raw.metrics):
+        refuse("the result of step()", _kind(done), wanted)
+    new, obs, reward, terminated, *rest = done
+    if rest and (not isinstance(rest[0], dict) or set(rest[0]) != set(raw.metrics)):
+        got = list(rest[0]) if isinstance(rest[0], dict) else _kind(rest[0])
+        refuse("the metrics of step()", got, f"a dictionary of {list(raw.metrics)}")
+    for name in raw.metrics:
+        if np.shape(rest[0][name]) != ():
+            refuse(f"{name} of step()", f"of shape {np.shape(rest[0][name])}", "a single number")
     _check_observation(refuse, raw, obs, "the observation of step()")
     for field, value in (("reward", reward), ("terminated", terminated)):
         if np.shape(value) != ():
@@ -61,7 +68,7 @@ def _check_numbers(refuse: Any, raw: RawEnvironment, key: jax.Array, action: jax
     state, obs = jax.jit(raw.reset)(key)
     values, step = [("the observation of reset()", obs)], jax.jit(raw.step)
     for i in range(1, _STEPS + 1):
-        state, obs, reward, terminated = step(jax.random.fold_in(key, i), state, action)
+        state, obs, reward, terminated, *_ = step(jax.random.fold_in(key, i), state, action)
         values += [
             (f"the observation of step() number {i}", obs),
             (f"reward of step() {i}", reward),

@@ -24,6 +24,8 @@ def make_environment(
         episode_length=env.episode_length or None,
         seed=seed,
         kwargs=env.kwargs,
+        # The command line gives "a,b" as one name.
+        metrics=[one.strip() for name in env.metrics for one in name.split(",") if one.strip()],
         **several,
         **settings.environment_options(training),
     )

@@ -6,7 +6,7 @@ neither the training environments nor training's random stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import threefry
-from mbx.envs.base import HostEnvironment, JaxEnvironment, random_actions
+from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, random_actions
 from mbx.training.sharding import ONE_DEVICE, Layout
 
 Array = jax.Array
@@ -24,17 +24,19 @@ class Evaluation(NamedTuple):
     """Episodes of one evaluation.
 
     Attributes:
-        returns: `[E]`, undiscounted.
+        returns: `[E]`, undiscounted; NaN where a step gave what is not finite.
         lengths: `[E]` agent steps.
         tasks: names, where E holds equal blocks of several tasks.
         exploring: returns `[E]` of the agent acting as in training, with its noise, where
             `eval.exploring` asks for them.
+        metrics: `[E]` each, of `EnvSpec.metrics` by name: an episode's mean, and NAME_last.
     """
 
     returns: np.ndarray
     lengths: np.ndarray
     tasks: tuple[str, ...] = ()
     exploring: np.ndarray | None = None
+    metrics: Mapping[str, np.ndarray] = {}  # noqa: RUF012
 
     def summary(self) -> dict[str, float]:
         """Mean, spread and extremes of the returns; of several tasks, also the mean of each."""
@@ -44,6 +46,9 @@ class Evaluation(NamedTuple):
         }
         if self.exploring is not None:
             each["return_mean_exploring"] = float(np.mean(self.exploring))
+        if np.isnan(self.returns).any():
+            each["faulty_episodes"] = int(np.isnan(self.returns).sum())
+        each |= {f"episode/{name}": float(np.mean(x)) for name, x in self.metrics.items()}
         return each | {
             "return_mean": float(np.mean(self.returns)),
             "return_std": float(np.std(self.returns)),
@@ -86,29 +91,37 @@ def task_names(environment: JaxEnvironment | HostEnvironment) -> tuple[str, ...]
     return tuple(task.name for task in environment.spec.tasks)
 
 
+def logged_metrics(spec: EnvSpec) -> list[str]:
+    """Names in `Timestep.metrics`."""
+    return [name + end for name in spec.metrics for end in ("", "_last")]
+
+
 def make_episodes(
     act: Callable,
     init_actor: Callable,
     environment: JaxEnvironment,
     layout: Layout = ONE_DEVICE,
-) -> Callable[[Any, Array], tuple[Array, Array]]:
-    """`evaluation(train, key)`, pure: returns and lengths `[E]` of one episode an environment."""
+) -> Callable[[Any, Array], tuple[Array, Array, dict[str, Array]]]:
+    """`evaluation(train, key)`, pure: returns, lengths and metrics `[E]` of one episode an
+    environment."""
     num = environment.num_envs
 
-    def evaluation(train: Any, key: Array) -> tuple[Array, Array]:
+    def evaluation(train: Any, key: Array) -> tuple[Array, Array, dict[str, Array]]:
         reset_key, step_key = jax.random.split(key)
         env_state, obs = layout.divided(environment.reset(reset_key))
 
         def step(carry: Any) -> Any:
-            i, env_state, obs, actor, active, total, length = carry
+            i, env_state, obs, actor, active, total, length, metrics = carry
             act_key, env_key = jax.random.split(jax.random.fold_in(step_key, i))
             is_first = jnp.full(num, i == 0)
             action, actor = act(train, actor, obs, is_first, threefry.unrolled(act_key), True)
             env_state, timestep = environment.step(env_state, action, env_key)
-            total = total + jnp.where(active, timestep.reward, 0.0)
+            reward = jnp.where(timestep.fault, jnp.nan, timestep.reward)
+            total = total + jnp.where(active, reward, 0.0)
             length = length + active
+            metrics = {n: jnp.where(active, timestep.metrics[n], x) for n, x in metrics.items()}
             active = active & ~(timestep.terminated | timestep.truncated)
-            return i + 1, env_state, timestep.obs, actor, active, total, length
+            return i + 1, env_state, timestep.obs, actor, active, total, length, metrics
 
         start = (
             jnp.int32(0),
@@ -118,9 +131,10 @@ def make_episodes(
             jnp.ones(num, bool),
             jnp.zeros(num),
             jnp.zeros(num, jnp.int32),
+            {name: jnp.zeros(num) for name in logged_metrics(environment.spec)},
         )
         result = jax.lax.while_loop(lambda carry: jnp.any(carry[4]), step, start)
-        return result[5], result[6]
+        return result[5:]
 
     return evaluation
 
@@ -131,8 +145,8 @@ def _make_fused(
     compiled = layout.compile(make_episodes(act, init_actor, environment, layout))
 
     def evaluate(train: Any, key: Array) -> Evaluation:
-        returns, lengths = jax.device_get(compiled(train, key))
-        return Evaluation(np.asarray(returns), np.asarray(lengths), task_names(environment))
+        returns, lengths, metrics = jax.device_get(compiled(train, key))
+        return Evaluation(returns, lengths, task_names(environment), metrics=metrics)
 
     return evaluate
 
@@ -165,16 +179,21 @@ def _make_host(
         actor = _beside(init_actor(num), train)
         active, total = np.ones(num, bool), np.zeros(num, np.float32)
         length, i = np.zeros(num, np.int32), 0
+        metrics = {name: np.zeros(num) for name in logged_metrics(environment.spec)}
         while active.any():
             first = jnp.full(num, i == 0)
             key_now = jax.random.fold_in(step_key, i)
             action, actor = evaluation(train, actor, jnp.asarray(obs), first, key_now)
             timestep = environment.step(np.asarray(action))
-            total += np.where(active, timestep.reward, 0.0).astype(np.float32)
+            reward = np.where(timestep.fault, np.nan, timestep.reward)
+            total += np.where(active, reward, 0.0).astype(np.float32)
+            for name, x in metrics.items():
+                x[active] = timestep.metrics[name][active]
             length += active
             active &= ~(timestep.terminated | timestep.truncated)
             obs, i = timestep.obs, i + 1
         everywhere = layout.gathered(total), layout.gathered(length)
-        return Evaluation(*everywhere, task_names(environment))
+        metrics = {name: layout.gathered(x) for name, x in metrics.items()}
+        return Evaluation(*everywhere, task_names(environment), metrics=metrics)
 
     return evaluate

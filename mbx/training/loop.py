@@ -114,6 +114,8 @@ def make_store_and_learn(
         metrics["episodes"] = jnp.sum(done)
         metrics["episode/return"] = jnp.sum(jnp.where(done, timestep.episode_return, 0.0))
         metrics["episode/length"] = jnp.sum(jnp.where(done, timestep.episode_length, 0))
+        for name, value in timestep.metrics.items():
+            metrics[f"episode/{name}"] = jnp.sum(jnp.where(done, value, 0.0))
         return state, metrics
 
     return store_and_learn

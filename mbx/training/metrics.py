@@ -118,7 +118,8 @@ class RunLogger:
         with written(self._csv), open(self._csv, "a", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(_long(row))
         if self._tensorboard is not None:
-            self._tensorboard.log(kind, step, values)
+            finite = {name: value for name, value in values.items() if clean[name] is not None}
+            self._tensorboard.log(kind, step, finite)
         if self._wandb is not None:
             self._wandb.log(kind, int(step), values)
         if self._bar is not None:

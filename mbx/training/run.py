@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import os
 import time
-import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -45,6 +44,7 @@ from mbx.training import (
 from mbx.training.checkpoint import Checkpointer, load_settings
 from mbx.training.curves import plot_runs
 from mbx.training.environments import evaluation_environment, make_environment
+from mbx.training.faults import Faults
 from mbx.training.interrupt import Interrupt
 from mbx.training.job import Job, begin, fresh_state, host_snapshots, prepare
 from mbx.training.metrics import NoLogger, RunLogger, atomic_write, read_rows
@@ -175,7 +175,7 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
                 path = os.path.join(one.workdir, "dataset.npz")
                 rows = job.share(state.replay, i)
                 datasets.save(path, rows, task=job.environment.spec.name)
-    if evaluations and job.layout.is_main_process:
+    if any(np.isfinite(mean) for _, mean in evaluations) and job.layout.is_main_process:
         plot_runs([one.workdir for one in seed_runs], os.path.join(workdir, "curve.png"))
     steps = int(np.max(state.steps)) * job.environment.spec.action_repeat
     planned = job.intervals.number * job.intervals.steps
@@ -279,7 +279,7 @@ def _drive(
     """All intervals from number `done` on, with their logs, evaluations and checkpoints."""
     intervals, repeat = job.intervals, job.environment.spec.action_repeat
     evaluations: list[tuple[int, float]] = []
-    warned = False
+    faults = [Faults(job.environment.spec.name) for _ in seed_runs]
     with interrupt:
         for i in range(done, intervals.number):
             began = time.time()
@@ -297,7 +297,7 @@ def _drive(
                     check_finite(metrics, steps)
                 if job.agent.check is not None:
                     job.agent.check(metrics)
-                warned = warned or warn_of_faults(metrics, steps)
+                faults[index].see(metrics, steps)
             final = i + 1 == intervals.number
             if final or (i + 1) % intervals.eval_every == 0:
                 means = evaluate_seeds(job, state, i, steps, seed_runs, started)
@@ -395,26 +395,14 @@ def require_float32() -> None:
 
 
 def check_finite(metrics: Mapping[str, float], steps: int) -> None:
-    """Raises FloatingPointError for a metric that is not finite."""
-    bad = [name for name, value in metrics.items() if not np.isfinite(value)]
+    """Raises FloatingPointError for a metric that is not finite; the environment's are its own."""
+    bad = [n for n, x in metrics.items() if not np.isfinite(x) and not n.startswith("episode/")]
     if bad:
         raise FloatingPointError(
             f"{bad[0]} is not finite at step {steps}: lower optimizer.learning_rate, or resume "
             "from the last checkpoint with other settings "
             "(train.check_finite=False goes on regardless)"
         )
-
-
-def warn_of_faults(metrics: Mapping[str, float], steps: int) -> bool:
-    """Warn where the environment gave something that is not finite; returns whether it did."""
-    faults = metrics.get("faults", 0)
-    if faults:
-        warnings.warn(
-            f"{faults:.0f} environment steps up to step {steps} were not finite: their episodes "
-            "were cut off and they are not learned from (later ones are only counted, as `faults`)",
-            stacklevel=2,
-        )
-    return bool(faults)
 
 
 def describe(logger: RunLogger | NoLogger, state: LoopState) -> None:

@@ -107,7 +107,7 @@ def make_seeds_evaluate(
     """`evaluate(train, keys)` of several seeds at once: train states `[S, ...]`, keys `[S]`."""
     episodes = make_episodes(act, init_actor, environment)
 
-    def all_seeds(inputs: tuple[Any, Array]) -> tuple[Array, Array]:
+    def all_seeds(inputs: tuple[Any, Array]) -> tuple[Array, Array, dict[str, Array]]:
         if _batches():
             return jax.vmap(episodes)(*inputs)
         return jax.lax.map(lambda one: episodes(*one), inputs)
@@ -115,15 +115,14 @@ def make_seeds_evaluate(
     divided = _divided(all_seeds, mesh)
 
     @jax.jit
-    def evaluation(train: Any, keys: Array) -> tuple[Array, Array]:
+    def evaluation(train: Any, keys: Array) -> tuple[Array, Array, dict[str, Array]]:
         return divided((train, keys))
 
     def evaluate(train: Any, keys: Array) -> list[Evaluation]:
-        returns, lengths = jax.device_get(evaluation(train, place(keys, mesh)))
-        return [
-            Evaluation(r, n, task_names(environment))
-            for r, n in zip(np.asarray(returns), np.asarray(lengths), strict=True)
-        ]
+        found = jax.device_get(evaluation(train, place(keys, mesh)))
+        names = task_names(environment)
+        each = [pick(found, i) for i in range(len(found[0]))]
+        return [Evaluation(r, n, names, metrics=metrics) for r, n, metrics in each]
 
     return evaluate
 

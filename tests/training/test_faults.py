@@ -13,21 +13,24 @@ import pytest
 
 from mbx import envs, files, replay
 from mbx.envs.host import SteppedEnvironment
-from mbx.training import loop, run
+from mbx.training import evaluation, loop, run
+from mbx.training.faults import Faults
 from mbx.training.metrics import read_rows
+from tests.faults.small import small_config
 from tests.helpers import tiny_config
 
 
 def broken(where):
     """A counter whose third step gives NaN in the observation, or Inf in the reward."""
 
-    def reset(key):
-        return jnp.float32(0.0), jnp.zeros(2)
+    def reset(key):  # "half" of the episodes begin after the bad step
+        start = 3.0 * jax.random.bernoulli(key) if where == "half" else 0.0
+        return jnp.float32(start), jnp.zeros(2)
 
     def step(key, state, action):
         bad = state == 2.0
         obs = jnp.full(2, state + 1.0)
-        if where == "obs":
+        if where != "reward":
             return state + 1.0, jnp.where(bad, jnp.nan, obs), jnp.float32(1.0), bad
         return state + 1.0, obs, jnp.where(bad, jnp.inf, 1.0), jnp.bool_(False)
 
@@ -111,19 +114,58 @@ def test_the_transition_to_a_fault_is_not_stored():
 
 
 def test_a_run_learns_on_around_faults_and_tells_once(tmp_path):
-    def factory(task, num_envs, *, action_repeat, episode_length, seed):
-        return envs.episodic(broken("obs"), num_envs)
-
-    envs.register("faulty", factory)
-    config = tiny_config(env=dict(name="faulty:obs"), model=dict(episodic="False"))
-    with pytest.warns(UserWarning, match="were not finite") as told:
+    envs.register("faulty", envs_of_broken)
+    config = small_config(env=dict(name="faulty:half"))
+    with pytest.warns(UserWarning, match="not finite") as told:
         run.train(config, str(tmp_path))
-    assert len([w for w in told if "not finite" in str(w.message)]) == 1
+    assert len([w for w in told if "were not finite" in str(w.message)]) == 1
     rows = read_rows(str(tmp_path / "metrics.jsonl"))
     train = [row for row in rows if row["kind"] == "train"]
-    assert all(row["faults"] > 0 for row in train)
-    assert all(np.isfinite(row["loss/total"]) for row in train[1:])
-    assert [row["return_mean"] for row in rows if row["kind"] == "eval"] == [2.0, 2.0]
+    assert sum(row["faults"] > 0 for row in train) > 1
+    assert all(np.isfinite(row["loss"]) for row in train[1:])
+    means = {row["return_mean"] for row in rows if row["kind"] == "eval"}
+    assert means <= {None, 10.0}  # of whole episodes
+
+
+@pytest.mark.parametrize("where", ["obs", "reward", "half"])
+def test_a_fault_makes_an_evaluation_nan(where):
+    environment = envs.episodic(broken(where), 8)
+    result = evaluation.make_random(environment)(jax.random.key(0))
+    faulty = np.isnan(result.returns)
+    assert faulty.all() if where != "half" else 0 < faulty.sum() < 8
+    np.testing.assert_array_equal(result.lengths, np.where(faulty, 3, 10))
+    summary = result.summary()
+    assert np.isnan(summary["return_mean"]) and summary["faulty_episodes"] == faulty.sum()
+
+
+def test_a_run_whose_every_episode_is_faulty_ends(tmp_path):
+    envs.register("faulty", envs_of_broken)
+    config = small_config(env=dict(name="faulty:obs"))
+    with (
+        pytest.warns(UserWarning, match="were not finite"),
+        pytest.raises(
+            FloatingPointError, match="each of the 1. episodes .* mend env.name='broken'"
+        ),
+    ):
+        run.train(config, str(tmp_path))
+    rows = read_rows(str(tmp_path / "metrics.jsonl"))
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [20, 40]
+
+
+def test_one_good_episode_lets_a_run_go_on():
+    seen = Faults("broken")
+    with pytest.warns(UserWarning, match="1 environment steps up to step 20"):
+        seen.see({"faults": 1.0, "episodes": 2.0}, 20)
+    seen.see({"faults": 50.0, "episodes": 50.0}, 40)
+    others = Faults("broken")
+    with pytest.warns(UserWarning, match="9 environment steps"):
+        others.see({"faults": 9.0, "episodes": 9.0}, 20)
+    with pytest.raises(FloatingPointError, match="each of the 10 episodes"):
+        others.see({"faults": 1.0, "episodes": 1.0}, 40)
+
+
+def envs_of_broken(task, num_envs, *, action_repeat, episode_length, seed):
+    return envs.episodic(broken(task), num_envs)
 
 
 def test_a_directory_has_one_writer(tmp_path):

@@ -1,0 +1,131 @@
+"""Numbers that an environment gives beside the reward, averaged over episodes into the log."""
+
+from __future__ import annotations
+
+import os
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium.spaces import Box
+
+from mbx import envs
+from mbx.envs import own
+from mbx.envs.raw_check import check_raw
+from mbx.training import evaluation, run
+from mbx.training.metrics import read_rows
+from tests.faults.small import small_config
+
+
+def counting(metrics=("cost",)):
+    """Episodes of four steps, whose n-th costs n."""
+
+    def reset(key):
+        return jnp.float32(0), jnp.zeros(2)
+
+    def step(key, state, action):
+        now = state + 1
+        return now, jnp.full(2, now), 1.0, jnp.bool_(False), {"cost": now}
+
+    return envs.RawEnvironment("counting:x", (2,), jnp.float32, 2, 4, reset, step, metrics=metrics)
+
+
+class Counting(gymnasium.Env):
+    """The same on the host; success is told at the end alone."""
+
+    action_space = Box(-1.0, 1.0, (2,), np.float32)
+    observation_space = Box(-9.0, 9.0, (2,), np.float32)
+    max_episode_steps = 4
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        info = {"cost": self.count} | ({"success": True} if self.count == 4 else {})
+        return np.full(2, self.count, np.float32), 1.0, False, False, info
+
+
+def on_host(num_envs, metrics, **options):
+    own._GIVEN["gym:python:Counting"] = Counting
+    return envs.make("gym:python:Counting", num_envs, metrics=metrics, **options)
+
+
+def stepped(environment, num):
+    """Timesteps of either kind of environment."""
+    action = np.zeros((environment.num_envs, 2), np.float32)
+    if isinstance(environment, envs.HostEnvironment):
+        return [environment.step(action) for _ in range(num)]
+    state, _ = environment.reset(jax.random.key(0))
+    steps, step = [], jax.jit(environment.step)
+    for i in range(num):
+        state, timestep = step(state, action, jax.random.key(i))
+        steps.append(timestep)
+    return steps
+
+
+@pytest.mark.parametrize("kind", ["jax", "host"])
+def test_means_of_the_episode_so_far_and_newest_values(kind):
+    for repeat, mean, last in (
+        (1, [1.0, 1.5, 2.0, 2.5, 1.0], [1.0, 2.0, 3.0, 4.0, 1.0]),
+        (2, [2.0, 3.0, 2.0], [2.0, 4.0, 2.0]),  # of two steps the second
+    ):
+        environment = (
+            envs.episodic(counting(), 2, action_repeat=repeat)
+            if kind == "jax"
+            else on_host(2, ["cost"], action_repeat=repeat)
+        )
+        steps = stepped(environment, len(mean))
+        assert [s.metrics["cost"].tolist() for s in steps] == [[x, x] for x in mean]
+        assert [s.metrics["cost_last"].tolist() for s in steps] == [[x, x] for x in last]
+
+
+def test_a_number_that_only_some_steps_have_is_averaged_over_these():
+    steps = stepped(on_host(1, ["success"]), 8)
+    assert [s.metrics["success"][0] for s in steps] == [0, 0, 0, 1] * 2
+    with pytest.raises(ValueError, match=r"no step's info had 'succes' \(.*\['cost', 'success'\]"):
+        stepped(on_host(1, ["succes"]), 4)
+
+
+def test_a_snapshot_holds_the_sums():
+    one, other = on_host(1, ["cost"]), on_host(1, ["cost"], seed=5)
+    stepped(one, 3)
+    other.set_state(one.get_state())
+    assert stepped(other, 1)[0].metrics["cost"][0] == 2.5
+
+
+@pytest.mark.parametrize("kind", ["jax", "host"])
+def test_an_evaluation_has_those_of_whole_episodes(kind):
+    environment = envs.episodic(counting(), 3) if kind == "jax" else on_host(3, ["cost"])
+    summary = evaluation.make_random(environment)(jax.random.key(0)).summary()
+    assert summary["episode/cost"] == 2.5 and summary["episode/cost_last"] == 4.0
+
+
+def test_a_run_logs_them(tmp_path):
+    def factory(task, num_envs, *, action_repeat, episode_length, seed):
+        return envs.episodic(counting(), num_envs)
+
+    envs.register("counting", factory)
+    run.train(small_config(env=dict(name="counting:x"), num_seeds=2), str(tmp_path))
+    rows = read_rows(os.path.join(tmp_path, "seed-1", "metrics.jsonl"))
+    for kind in ("train", "eval"):
+        assert {r["episode/cost"] for r in rows if r["kind"] == kind} == {2.5}
+        assert {r["episode/cost_last"] for r in rows if r["kind"] == kind} == {4.0}
+
+
+def test_names_that_do_not_fit():
+    with pytest.raises(ValueError, match="'return' stands twice in the log"):
+        envs.episodic(counting(("return",)), 1)
+    with pytest.raises(
+        ValueError, match=r"metrics of step\(\) is \['cost'\], wanted .*\['speed'\]"
+    ):
+        check_raw(counting(("speed",)))
+    with pytest.raises(ValueError, match="is a tuple of 5, wanted"):
+        check_raw(counting(()))
+    check_raw(counting())
+    with pytest.raises(ValueError, match="env.metrics=.*brax:fast has no `info`"):
+        envs.make("brax:fast", 1, metrics=["cost"])
