@@ -88,6 +88,7 @@ def free_memory() -> float:
     with contextlib.suppress(OSError, ValueError, StopIteration), open("/proc/meminfo") as file:
         line = next(line for line in file if line.startswith("MemAvailable:"))
         limits.append(float(line.split()[1]) * 1024)
+    limits += _process_limits()
     # Of a container, by either version of control groups.
     for most, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
@@ -100,6 +101,19 @@ def free_memory() -> float:
             with open(most) as file, open(used) as other:
                 limits.append(float(file.read()) - float(other.read()))
     return max(0.0, min(limits))
+
+
+def _process_limits() -> list[float]:
+    """Bytes that this process may have at all (`ulimit -v`, `ulimit -d`).
+
+    What it has of them already is not taken off: much of that is room that its allocator reserved.
+    """
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return []
+    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    return [float(limit) for limit in limits if limit != resource.RLIM_INFINITY]
 
 
 def free_disk(path: str) -> float:

@@ -14,15 +14,29 @@ from mbx.training.metrics import read_rows
 
 ROOT = pathlib.Path(__file__).parents[2]
 
+# nohup, under which these tests may run, would make them deaf to it.
+HEAR = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+
+# Root may write anywhere; without this capability it is held to permissions as others are.
+OBEY = """
+import ctypes, os
+if os.geteuid() == 0:
+    library = ctypes.CDLL(None)
+    header, data = (ctypes.c_uint32 * 2)(0x20080522), (ctypes.c_uint32 * 6)()
+    assert library.capget(header, data) == 0
+    data[0] &= ~(1 << 1)  # effective: CAP_DAC_OVERRIDE
+    assert library.capset(header, data) == 0
+"""
+
 
 def start(workdir, *, steps: int, stdout=subprocess.PIPE, before: str = "", **options):
     """A run that goes on where `workdir` exists. before: Python that the process runs first."""
     environment = dict(os.environ, JAX_PLATFORMS="cpu", PYTHONPATH=str(ROOT), PYTHONUNBUFFERED="1")
     environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
     arguments = [str(workdir), f"--steps={steps}", *["--resume"] * os.path.isdir(workdir)]
-    code = f"import sys; sys.argv[1:] = {arguments!r}; {before}\nfrom tests.faults import small"
+    code = f"import sys; sys.argv[1:] = {arguments!r}\n{HEAR}\n{before}\n"
     return subprocess.Popen(
-        [sys.executable, "-c", f"{code}\nsmall.main()"],
+        [sys.executable, "-c", f"{code}from tests.faults import small\nsmall.main()"],
         cwd=ROOT,
         env=environment,
         stdout=stdout,
@@ -32,10 +46,10 @@ def start(workdir, *, steps: int, stdout=subprocess.PIPE, before: str = "", **op
     )
 
 
-def finish(workdir, *, steps: int, **options) -> tuple[int, str]:
+def finish(workdir, *, steps: int, timeout: float = 600, **options) -> tuple[int, str]:
     """Exit status and output of a run that nobody stops."""
     process = start(workdir, steps=steps, **options)
-    output = process.communicate(timeout=600)[0]
+    output = process.communicate(timeout=timeout)[0]
     return process.returncode, output
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from mbx.training import build, room, run
 from mbx.training.job import prepare
+from tests.faults.processes import finish
 from tests.faults.small import small_config
 
 
@@ -65,3 +66,43 @@ def test_what_this_machine_has_free(tmp_path):
     assert room.free_disk(str(tmp_path / "not" / "yet")) == pytest.approx(
         room.free_disk(str(tmp_path)), rel=0.1
     )
+
+
+def test_the_limits_of_a_process_count(monkeypatch):
+    resource = pytest.importorskip("resource")
+    limits = {resource.RLIMIT_AS: 5_000, resource.RLIMIT_DATA: resource.RLIM_INFINITY}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], limits[kind]))
+    assert room.free_memory() == 5_000
+    limits[resource.RLIMIT_DATA] = 4_000
+    assert room.free_memory() == 4_000
+
+
+TEN = """
+import os, resource
+from mbx.training import run
+from tests.faults.small import small_config
+resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
+for i, (rows, seeds) in enumerate(CASES):
+    config = small_config(replay=dict(capacity=rows), num_seeds=seeds, train=dict(steps=40))
+    workdir = os.path.join(sys.argv[1], str(i))
+    try:
+        run.train(config, workdir)
+        print("outcome ran", os.path.exists(os.path.join(workdir, "checkpoints", "40")))
+    except ValueError as error:
+        print("outcome refused", os.path.exists(workdir), error)
+sys.exit()
+"""
+
+
+@pytest.mark.slow
+def test_ten_configurations_within_a_limit_run_or_are_refused(tmp_path):
+    """23 bytes a row, twice for a checkpoint's copy, within 20 GB."""
+    under = [(400, 1), (10_000, 1), (10**6, 1), (10**7, 1), (10**6, 2)]
+    over = [(5 * 10**8, 1), (10**9, 1), (2 * 10**9, 1), (3 * 10**8, 2), (2 * 10**8, 3)]
+    before = f"LIMIT, CASES = {20 * 10**9}, {under + over}\n{TEN}"
+    code, output = finish(tmp_path, steps=40, before=before)
+    found = [line for line in output.splitlines() if line.startswith("outcome")]
+    assert code == 0 and len(found) == 10, output
+    assert found[:5] == ["outcome ran True"] * 5, output
+    assert all(line.startswith("outcome refused False replay.capacity=") for line in found[5:])
+    assert all("of memory" in line and "lower replay.capacity" in line for line in found[5:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -81,7 +82,59 @@ run.prepare = patched
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+SLOW_EVALUATION = """
+from mbx.training import run
+prepare = run.prepare
+def patched(config):
+    job = prepare(config)
+    def evaluate(train, keys):
+        import ctypes
+        print("evaluating", flush=True)
+        ctypes.CDLL(None).sleep(5)
+        return job.evaluate(train, keys)
+    return job._replace(evaluate=evaluate)
+run.prepare = patched
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_within_an_evaluation_saves_after_it(name, tmp_path, whole):
+    number, workdir = getattr(signal, name), tmp_path / "run"
+    process = start(workdir, steps=400, before=SLOW_EVALUATION)
+    while "evaluating" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(number)
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 128 + number, output
+    assert "stopped at 40 of 400 steps, saved" in output
+    assert rows_of(workdir) == [row for row in whole if row["step"] <= 40]
+    continues(workdir, whole)
+
+
+OWN_TERMINAL = """
+import fcntl, os, termios
+os.setsid()
+fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+"""
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_closed_and_hangs_up_saves_and_ends(tmp_path, whole):
+    """The run's controlling terminal: the system sends SIGHUP when it goes."""
+    pty = pytest.importorskip("pty")
+    workdir = tmp_path / "run"
+    own, other = pty.openpty()
+    process = start(workdir, steps=FOREVER, stdout=other, before=OWN_TERMINAL)
+    os.close(other)
+    wait_for_step(workdir, 60, process)
+    os.close(own)
+    assert process.wait(timeout=300) == 128 + signal.SIGHUP
+    assert str(rows_of(workdir)[-1]["step"]) in os.listdir(workdir / "checkpoints")
+    continues(workdir, whole)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_while_the_first_program_compiles_ends_at_once(name, tmp_path):
     """Nothing is lost then. A program that sleeps stands for one that compiles."""
     process = start(tmp_path / "run", steps=80, before=STUCK.format(intervals=0))
@@ -178,3 +231,28 @@ def test_kills_at_random_moments_change_nothing(tmp_path, whole):
                 kills += 1
         assert process.returncode == 0, output
         assert rows_of(workdir) == whole
+
+
+@pytest.mark.slow
+def test_a_long_run_that_is_killed_every_few_seconds(tmp_path):
+    """2,000 intervals (or MBX_SOAK), each with a checkpoint: equal rows, and nothing piles up."""
+    steps = 20 * int(os.environ.get("MBX_SOAK", "2000"))
+    rng, workdir, kills = np.random.default_rng(0), tmp_path / "run", 0
+    assert finish(tmp_path / "whole", steps=steps, timeout=3600)[0] == 0
+    while True:
+        before = rows_of(workdir)[-1:]
+        process = start(workdir, steps=steps, stdout=subprocess.DEVNULL)
+        while process.poll() is None and rows_of(workdir)[-1:] == before:
+            time.sleep(0.1)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=rng.uniform(0.0, 4.0))
+        if process.poll() is not None:
+            break
+        process.kill()
+        process.wait()
+        kills += 1
+    print(f"{kills} kills")
+    assert process.returncode == 0 and kills
+    assert rows_of(workdir) == rows_of(tmp_path / "whole")
+    assert len(list((workdir / "checkpoints").iterdir())) <= 3
+    assert len(list((workdir / "best").iterdir())) <= 2
