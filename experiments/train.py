@@ -52,12 +52,12 @@ def train(config: dict[str, Any], workdir: str) -> None:
     1: an error, in words. 128 + N: stopped by signal N (130: Ctrl-C), and saved.
     """
     from mbx import files
-    from mbx.training import build, interrupt, run, seeds, sharding
+    from mbx.training import build, interrupt, notices, run, seeds, sharding
 
     files.tolerate_closed_output()
     logging.set_verbosity(logging.FATAL)  # libraries' traces of errors that are reported below
     try:
-        with interrupt.Interrupt(ends_process=True) as signals:
+        with notices.without_closed_loops(), interrupt.Interrupt(ends_process=True) as signals:
             # First: if this process fails later, those that have met it notice and end as well.
             sharding.initialize(Distributed(**config.get("distributed", {})))
             settings = build.read(config)

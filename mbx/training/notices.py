@@ -1,9 +1,15 @@
-"""What a run says on stderr while there is nothing to log yet: its device, and that it compiles."""
+"""What a run says on stderr while there is nothing to log yet: its device, and that it compiles.
+
+And what it keeps from there.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -30,6 +36,27 @@ def missed_gpu(chosen: str | None) -> str:
         "; there is an NVIDIA GPU, but jaxlib is the build for processors: "
         "pip install -U 'jax[cuda12]'"
     )
+
+
+@contextlib.contextmanager
+def without_closed_loops() -> Iterator[None]:
+    """Leave out the traces of writes that end after their checkpoint was given up.
+
+    Where one of a checkpoint's files cannot be written, the storage library closes the loop that
+    the others report to, and each of them prints a trace; the error itself is raised.
+    """
+    shown = sys.unraisablehook
+
+    def show(found: Any) -> None:
+        error = found.exc_value
+        if not (type(error) is RuntimeError and str(error) == "Event loop is closed"):
+            shown(found)
+
+    sys.unraisablehook = show
+    try:
+        yield
+    finally:
+        sys.unraisablehook = shown
 
 
 def _say(text: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 from mbx.training import notices
 
 
@@ -19,3 +22,18 @@ def test_a_gpu_that_this_jaxlib_cannot_use(monkeypatch, tmp_path):
     assert "jax[cuda12]" in notices.missed_gpu(None)
     monkeypatch.setattr(notices, "_NVIDIA", str(tmp_path / "none"))
     assert notices.missed_gpu(None) == ""
+
+
+def test_only_writes_of_a_checkpoint_that_was_given_up_are_left_out(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: seen.append(str(found.exc_value)))
+
+    def report(error: Exception) -> None:
+        sys.unraisablehook(types.SimpleNamespace(exc_value=error))
+
+    with notices.without_closed_loops():
+        report(RuntimeError("Event loop is closed"))
+        report(RuntimeError("another"))
+        report(ValueError("Event loop is closed"))
+    report(RuntimeError("Event loop is closed"))
+    assert seen == ["another", "Event loop is closed", "Event loop is closed"]
