@@ -66,6 +66,9 @@ def check_settings(arguments: list[str]) -> None:
         name, _, value = argument.removeprefix("--config.").partition("=")
         if argument.startswith("--config."):
             *sections, last = name.split(".")
+            if sections == ["env", "kwargs"]:  # the environment's own
+                config.env.kwargs[last] = value
+                continue
             section = config
             for one in sections:
                 section = section[one]
