@@ -333,6 +333,52 @@ def test_candidates_balance_the_states_of_a_batch():
     assert bool(jnp.all(mask))
 
 
+def test_errors_of_q_by_hand():
+    q, target = jnp.array([-2.0, -0.5, -3.0]), jnp.array([-1.0, -1.0, -1e-30])
+    np.testing.assert_allclose(learners.q_errors("mse", q, target), [1.0, 0.25, 9.0], rtol=1e-6)
+    ratio = np.array([0.5, 2.0, empo_models.Q_FLOOR / 3.0])
+    wanted = ratio - np.log(ratio) - 1.0
+    np.testing.assert_allclose(learners.q_errors("gamma", q, target), wanted, rtol=1e-5)
+
+
+def test_room_is_a_batchs_successors():
+    """loss.room for each of 5 states, 3^2 robots' and 3^4 human actions, where these are listed."""
+    world = load("dag_2h2r").world._replace(num_humans=4, num_actions=3, max_successors=8)
+
+    def room(stored=False, **loss):
+        settings = settings_of(loss=dict(batch_size=5, room=2.5) | loss)
+        return agent_module._capacity(settings, world, stored)
+
+    assert room() == np.ceil(2.5 * 5 * 81 * 9)
+    assert room(human_expectation="fresh", human_samples=2) == 2.5 * 5 * 2 * 9
+    assert room(human_expectation="rollout") == np.ceil(2.5 * 5 * 9)
+    assert room(room=0.0) is None and room(room=8.0) is None and room(room=7.9) is not None
+
+
+def test_what_is_logged_of_a_batch():
+    """Means over the rows that exist, and of their entries over those that have a target."""
+    found, rng = load("dag_2h2r"), np.random.default_rng(0)
+    problem = problem_of(found, settings_of(curriculum=AT_ONCE))
+    q, x = -rng.uniform(1.0, 3.0, (3, 4)), rng.uniform(0.2, 0.8, (3, 2))
+    policy = rng.dirichlet(np.ones(4), size=3)
+    v, coverage = rng.uniform(size=(2, 3, 2, 5))
+    known = np.array([[True] * 4, [True, False, True, True], [True] * 4])
+    coverage[:, :, 1], mask = 0.0, np.array([True, True, False])
+    targets = empo_targets.Targets(*map(jnp.asarray, (q, known, v, coverage, policy, x)))
+    p = found.params
+    told = agent_module._progress(problem, jnp.int32(5), p, targets, jnp.asarray(mask))
+    np.testing.assert_allclose(told["q_r"], q[:2][known[:2]].mean(), rtol=1e-5)
+    weight = coverage[:2]
+    np.testing.assert_allclose(told["v_h_e"], (v[:2] * weight).sum() / weight.sum(), rtol=1e-5)
+    u = -(np.mean(x ** -float(p.xi), axis=1) ** float(p.eta))
+    np.testing.assert_allclose(told["u_r"], u[:2].mean(), rtol=1e-5)
+    np.testing.assert_allclose(told["v_r"], u[0] + policy[0] @ q[0], rtol=1e-5)
+    entropy = -(policy * np.log(policy)).sum(axis=1)
+    np.testing.assert_allclose(told["entropy"], entropy[:2].mean(), rtol=1e-5)
+    np.testing.assert_allclose([told["x_h_1"], told["x_h_2"]], x[:2].mean(axis=0), rtol=1e-5)
+    assert float(told["beta_r"]) == p.beta_r and float(told["stage"]) > 0
+
+
 def test_a_dueling_head_is_a_level_and_an_advantage():
     raw = jnp.array([[2.0, 0.5, -0.5, 3.0]])
     q = empo_models.q_from_raw(raw, "dueling", 1.1, 1.0)

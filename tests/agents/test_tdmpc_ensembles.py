@@ -703,13 +703,17 @@ def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():
 
 
 def test_termination_balance_weighs_both_kinds_alike():
-    logit = jnp.zeros((1, 1, 4))
-    terminated = jnp.array([[1.0, 0.0, 0.0, 0.0]])
-    grad = jax.grad(lambda x, b: losses.termination_loss(x, terminated, jnp.ones((1, 4)), b))
-    plain, balanced = grad(logit, False)[0, 0], grad(logit, True)[0, 0]
-    assert abs(float(plain.sum())) > 0.1
-    np.testing.assert_allclose(balanced.sum(), 0.0, atol=1e-6)
-    assert float(balanced[0]) < float(plain[0]) < 0.0
+    """One end and three other steps that count, one that does not: half of the weight each."""
+    logit, mask = jnp.zeros((1, 1, 5)), jnp.array([[1.0, 1.0, 1.0, 1.0, 0.0]])
+    terminated = jnp.array([[1.0, 0.0, 0.0, 0.0, 1.0]])
+    grad = jax.jit(jax.grad(losses.termination_loss), static_argnums=3)
+    for balance, (end, other) in {False: (1.0, 1.0), True: (2.0, 2.0 / 3.0)}.items():
+        wanted = np.array([-end, other, other, other, 0.0]) * 0.5 / 4.0
+        found = grad(logit, terminated, mask, balance)[0, 0]
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    # Without any end steps weigh as they are.
+    found = grad(logit, jnp.zeros((1, 5)), mask, True)[0, 0]
+    np.testing.assert_allclose(found, [0.125] * 4 + [0.0], rtol=1e-6)
 
 
 def test_initialisation_differs_from_head_to_head_and_last_layers_are_zero():

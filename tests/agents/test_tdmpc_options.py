@@ -505,6 +505,16 @@ def svg_value(toy, zs, eps, std_coef, pick, shift=0.0):
     return pick(heads, axis=0)
 
 
+def test_means_are_over_the_actions_that_a_task_has():
+    x, mask = np.array([[1.0, 2.0, 6.0], [4.0, 5.0, 6.0]]), np.array([[1.0, 1.0, 0.0], [0, 0, 1]])
+    np.testing.assert_allclose(policies.mean_over_actions(jnp.asarray(x)), [3.0, 5.0])
+    masked = policies.mean_over_actions(jnp.asarray(x), jnp.asarray(mask))
+    np.testing.assert_allclose(masked, [1.5, 6.0])
+    wanted = jnp.asarray(x + np.array([1.0, 2.0, 3.0]))
+    cloned = policies.cloning(jnp.asarray(x), wanted, jnp.asarray(mask))
+    np.testing.assert_allclose(cloned, [2.5, 9.0], rtol=1e-6)
+
+
 def test_the_optimist_is_optimistic_and_its_entropy_counts_more():
     loss = dict(optimist_std_coef=0.6, optimist_entropy_scale=50.0, entropy_coef=0.01)
     settings, model, toy = ensemble(

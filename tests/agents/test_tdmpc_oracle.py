@@ -129,8 +129,9 @@ class Agent:
         elif before >= train["seed_steps"]:
             self.credit += E * train["utd_ratio"]
             due, self.credit = int(self.credit), self.credit % 1.0
-        ages = [self.update() for _ in range(due)]
-        return dict(updates=due, ages=ages, passes=self.reanalyze(updates_before, starting))
+        ages, values = zip(*(self.update() for _ in range(due)), strict=True) if due else ((), ())
+        passes = self.reanalyze(updates_before, starting)
+        return dict(updates=due, ages=ages, values=values, passes=passes)
 
     def store(self, e: int, action: np.ndarray, planned: dict) -> None:
         row = dict(obs=self.obs[e], action=action, reward=self.reward[e], is_first=self.first[e])
@@ -167,15 +168,15 @@ class Agent:
             if not row["is_last"]:
                 row.update(new)
 
-    def update(self) -> float:
-        """One learner step; returns the mean age of the targets it read."""
+    def update(self) -> tuple[float, float]:
+        """One learner step; returns the mean age of the plans that it read, and value target."""
         c = self.config["loss"]
         length = c["horizon"]
         windows = self.replay.windows(c["batch_size"], length)
         mask = np.array([m for _, m in windows]).T
         rows = [[window[t] for window, _ in windows] for t in range(length + 1)]
         p = oracle.variables(self.params)
-        loss, zs = self.model_loss(p, rows, mask)
+        loss, zs, value = self.model_loss(p, rows, mask)
         loss.backward()
         policy = self.policy_loss(p, zs, rows, mask)
         policy.backward()
@@ -192,10 +193,10 @@ class Agent:
         read = [
             r["step"] for t in range(length) for r, m in zip(rows[t], mask[t], strict=True) if m
         ]
-        return float(np.mean(self.updates - np.array(read))) if read else 0.0
+        return float(np.mean(self.updates - np.array(read))) if read else 0.0, value
 
-    def model_loss(self, p: dict, rows: list, mask: np.ndarray) -> tuple[Var, list[Var]]:
-        c, m, total = self.config["loss"], self.model, Var(0.0)
+    def model_loss(self, p: dict, rows: list, mask: np.ndarray) -> tuple[Var, list[Var], float]:
+        c, m, total, told = self.config["loss"], self.model, Var(0.0), []
         z = m.encode(p, np.stack([r["obs"] for r in rows[0]]))
         zs = [z]
         for t in range(c["horizon"]):
@@ -205,7 +206,10 @@ class Agent:
             known = np.array([float(r["actions"] is not None) for r in rows[t]])
             real = m.encode(p, np.stack([r["obs"] for r in rows[t + 1]])).value
             new = m.step(p, z, action)
-            code = np.stack([self.value_code(p, r) for r in rows[t]])
+            code, wanted = map(
+                np.stack, zip(*(self.value_code(p, r) for r in rows[t]), strict=True)
+            )
+            told += [x for x, counts in zip(wanted, mask[t] * known, strict=True) if counts]
             gap = new - real
             values = m.values(p["value"], z)
             losses = {
@@ -225,19 +229,19 @@ class Agent:
             total = total + (entropy * mask[t]).sum() * (c["termination_coef"] / max(mask.sum(), 1))
             z = new
             zs.append(z)
-        return total, zs
+        return total, zs, np.mean(told) if told else 0.0
 
-    def value_code(self, p: dict, row: dict) -> np.ndarray:
-        """Mean two-hot code of one step ahead by each of the best stored actions."""
+    def value_code(self, p: dict, row: dict) -> tuple[np.ndarray, float]:
+        """Means over the best stored actions, one step ahead: of two-hot codes, and of values."""
         m, num = self.model, self.config["loss"]["value_best_n"]
         if row["actions"] is None:
-            return np.zeros(len(m.bins))
+            return np.zeros(len(m.bins)), 0.0
         actions = row["actions"][best(row["values"], num)]
         z = Var(np.repeat(m.encode(p, row["obs"]).value[None], num, axis=0))
         new = m.step(p, z, actions)
         value = m.value(oracle.variables(self.target_value), new)
         wanted = m.decode(m.reward(p, z, actions)) + DISCOUNT * m.alive(p, new) * value
-        return m.two_hot(wanted).mean(axis=0)
+        return m.two_hot(wanted).mean(axis=0), wanted.mean()
 
     def policy_loss(self, p: dict, zs: list[Var], rows: list, mask: np.ndarray) -> Var:
         """Advantage-weighted regression to the stored actions, and the entropy bonus."""
@@ -360,6 +364,8 @@ def test_twenty_steps_are_those_of_the_oracle(both):
         assert sums["updates"] == count["updates"] and sums["refreshes"] == count["passes"]
         if count["updates"]:
             np.testing.assert_allclose(sums["update/targets/age"], sum(count["ages"]), rtol=1e-5)
+            told = sums["update/value/target"]
+            np.testing.assert_allclose(told, sum(count["values"]), rtol=2e-3, atol=1e-4)
     last = states[-1]
     assert last.steps == E * STEPS and last.updates == 2 + int((E * STEPS - 8) * 0.75)
 
