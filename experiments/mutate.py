@@ -292,7 +292,8 @@ def warmed(root: pathlib.Path) -> None:
 
 
 def chosen(root: pathlib.Path, areas: list[str], sample: int, seed: int) -> list[Mutant]:
-    """Mutants of the areas (files or folders of mbx), all or a sample, in the order of files."""
+    """Mutants of the areas (files or folders of mbx): all in the order of files, or a sample in the
+    order of its draw, so that the first of them are a sample as well."""
     files = []
     for area in areas:
         base = root / "mbx" / area
@@ -303,7 +304,7 @@ def chosen(root: pathlib.Path, areas: list[str], sample: int, seed: int) -> list
         every += sources.mutants(str(file.relative_to(root)), file.read_text())
     picked = range(len(every))
     if 0 < sample < len(every):
-        picked = sorted(random.Random(seed).sample(picked, sample))
+        picked = random.Random(seed).sample(picked, sample)
     return [every[i] for i in picked]
 
 

@@ -342,6 +342,9 @@ def test_the_temperature_for_so_many_effective_samples():
         expected = scipy.optimize.brentq(error, 1e-4, 1e4, args=(wanted,))
         found = jax.jit(dist.solve_temperature)(values, wanted, mask)
         np.testing.assert_allclose(found, expected, rtol=1e-4)
+        for unit in (1e-6, 1e7):  # temperatures are found in whatever units values have
+            scaled = jax.jit(dist.solve_temperature)(unit * values, wanted, mask)
+            np.testing.assert_allclose(scaled, unit * expected, rtol=1e-4)
     # Where all values are alike every temperature is as good; the weights stay equal.
     same = jnp.full((2, 4), 7.0)
     weights = dist.awr_weights(same, dist.solve_temperature(same, 2.0))

@@ -193,11 +193,16 @@ def errors_of(found, settings, state):
     return empo_evaluation.exact_errors(problem, found.solution, state.train, states), len(states)
 
 
-def test_tables_converge_to_the_exact_solution():
-    found, settings = load("dag_2h2r"), settings_of(model=TABLES, curriculum=EXPLORE)
-    state, metrics = train(found, settings, 600)
+@pytest.mark.parametrize(
+    ("name", "updates", "least"),
+    [("grid_rock_1h1r", 250, 140), pytest.param("dag_2h2r", 600, 20, marks=pytest.mark.slow)],
+)
+def test_tables_converge_to_the_exact_solution(name, updates, least):
+    found, settings = load(name), settings_of(model=TABLES, curriculum=EXPLORE)
+    more = dict(capacity=2048, varied_starts=1.0)
+    state, metrics = train(found, settings, updates, **more)
     errors, visited = errors_of(found, settings, state)
-    assert visited > 20
+    assert visited > least
     assert errors["v_h_e"] < 1e-3 and errors["pi_r"] < 1e-3, errors
     assert metrics["overflow"] == 0 and metrics["mass_error"] < 1e-5
 
