@@ -20,6 +20,8 @@ from absl import app, flags, logging
 
 from mbx.agents.settings import RunSettings
 
+from .usage import run_directory
+
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory (or the first argument).")
 EPISODES = flags.DEFINE_integer("episodes", 20, "Episodes.", lower_bound=1)
 CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, latest, or a step.")
@@ -53,14 +55,6 @@ def main(arguments: list[str]) -> None:
     show(settings.env.name, results)
     if renderer is not None:
         make_video(agent, train_state, settings, renderer, key)
-
-
-def run_directory(arguments: list[str], flag: str | None) -> str:
-    """The run directory, given as the only argument or by its flag. Raises ValueError for less."""
-    given = arguments + ([] if flag is None else [flag])
-    if len(given) != 1:
-        raise ValueError(f"give one run directory, as argument or --workdir, not {len(given)}")
-    return given[0]
 
 
 def find_renderer(workdir: str, path: str) -> Any:

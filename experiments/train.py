@@ -11,9 +11,7 @@ Every setting of the configuration file is a flag; an unknown one is an error.
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 import traceback
 from typing import Any
 
@@ -30,20 +28,17 @@ flags.mark_flag_as_required("config")
 _KWARGS: dict[str, Any] = {}  # of the environment, from the command line
 
 
-def default_workdir(config: dict[str, Any]) -> str:
-    """runs/ENVIRONMENT-sSEED-TIME."""
-    from mbx.envs import own
-
-    task = own.label(config["env"]["name"])
-    return os.path.join("runs", f"{task}-s{config['seed']}-{time.strftime('%Y%m%d-%H%M%S')}")
-
-
 def main(_: list[str]) -> None:
     config = CONFIG.value.to_dict()
     config["env"].setdefault("kwargs", {}).update(_KWARGS)
     if config["resume"] and WORKDIR.value is None:
         sys.exit("error: --config.resume=True needs --workdir, the run to continue")
-    train(config, WORKDIR.value or default_workdir(config))
+    if WORKDIR.value:
+        train(config, WORKDIR.value)
+        return
+    from mbx.api import default_workdir
+
+    train(config, default_workdir(config))
 
 
 def train(config: dict[str, Any], workdir: str) -> None:

@@ -163,6 +163,14 @@ def with_kwargs(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     return rest, found
 
 
+def run_directory(arguments: list[str], flag: str | None) -> str:
+    """The run directory, given as the only argument or by its flag. Raises ValueError for less."""
+    given = arguments + ([] if flag is None else [flag])
+    if len(given) != 1:
+        raise ValueError(f"give one run directory, as argument or --workdir, not {len(given)}")
+    return given[0]
+
+
 def config_files() -> list[str]:
     """The configuration files that come with the package, as they are given to --config."""
     in_checkout = presets.home("configs")[0] == "configs"

@@ -24,6 +24,8 @@ class EnvSpec(NamedTuple):
         discrete: actions are one-hot.
         tasks: specs of the single tasks where several are trained at once.
         can_terminate: episodes may end before their time limit.
+        action_low, action_high: what -1 and 1 mean in the task's own units, A numbers each; ()
+            where that is -1 and 1. Of discrete actions action_low is the number of the first.
         metrics: names of the numbers that its steps give besides, averaged over episodes.
         world: the task's own `mbx.power.NamedWorld`, where it has one: for agents that need its
             successors.
@@ -39,4 +41,6 @@ class EnvSpec(NamedTuple):
     tasks: tuple[EnvSpec, ...] = ()
     can_terminate: bool = True
     metrics: tuple[str, ...] = ()
+    action_low: tuple[float, ...] = ()
+    action_high: tuple[float, ...] = ()
     world: Any = None

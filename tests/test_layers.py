@@ -41,7 +41,7 @@ FLOORS = (
     ("rssm", "envs"),
     ("training",),
     ("presets",),
-    ("cli",),
+    ("api", "cli"),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 AGENTS = FLOOR_OF["agents"]

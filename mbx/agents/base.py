@@ -156,6 +156,7 @@ class Agent(NamedTuple):
             further fields `[E, ...]` of them.
         diagnostics: (train, replay, key) -> `Diagnostics`, called with every evaluation, outside
             any compiled program.
+        act_without_planner: `act` by the policy alone, for an agent whose `act` plans.
         start_from: gives a fresh train state the parameters of another run.
         check: is given the metrics of every log interval, and raises ValueError, with the remedy,
             where they say that the run cannot be right.
@@ -172,3 +173,4 @@ class Agent(NamedTuple):
     diagnostics: Callable[[Any, replay.ReplayState, Array], Diagnostics] | None = None
     start_from: StartFrom | None = None
     check: Callable[[Mapping[str, float]], None] | None = None
+    act_without_planner: Act | None = None

@@ -112,6 +112,7 @@ class RawEnvironment(NamedTuple):
             one-hot where discrete. With `metrics` a fifth value is a dictionary of these numbers.
         discrete: actions are one-hot.
         can_terminate: episodes may end before their time limit.
+        action_low, action_high: as in `EnvSpec`, where `step` rescales actions to other units.
         metrics: names of further numbers of a step, for the log (success, cost); of an agent step
             its last environment step counts.
     """
@@ -126,6 +127,8 @@ class RawEnvironment(NamedTuple):
     discrete: bool = False
     can_terminate: bool = True
     metrics: tuple[str, ...] = ()
+    action_low: tuple[float, ...] = ()
+    action_high: tuple[float, ...] = ()
 
 
 class Suite(NamedTuple):
@@ -193,6 +196,8 @@ def episodic(
         raw.discrete,
         can_terminate=raw.can_terminate,
         metrics=tuple(raw.metrics),
+        action_low=tuple(raw.action_low),
+        action_high=tuple(raw.action_high),
     )
 
     def reset(key: Array) -> tuple[EpisodeState, Array]:

@@ -70,7 +70,9 @@ class _Task:
         self._env = env
         space = env.action_space
         self.num_actions = int(space.n) if isinstance(space, Discrete) else 0
-        if not self.num_actions:
+        if self.num_actions:
+            self.action_low = np.array([space.start])
+        else:
             self.action_low = space.low.reshape(-1).astype(np.float32)
             self.action_high = space.high.reshape(-1).astype(np.float32)
         self._first_action = int(space.start) if self.num_actions else 0

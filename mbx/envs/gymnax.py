@@ -84,6 +84,8 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
         step,
         discrete,
         can_terminate=can_terminate,
+        action_low=() if discrete else tuple(map(float, low)),
+        action_high=() if discrete else tuple(map(float, high)),
     )
 
 

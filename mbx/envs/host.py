@@ -24,7 +24,8 @@ class Task(Protocol):
 
     Attributes:
         num_actions: 0 for continuous actions; otherwise a step takes a number below it.
-        action_low, action_high: bounds of continuous actions, in the task's own units.
+        action_low, action_high: bounds of continuous actions, in the task's own units; of discrete
+            ones action_low holds the number of the first.
         obs_shape, obs_dtype: of observations.
         time_limit: environment steps of an episode, None without a limit.
         ends_at: steps after which the simulator itself ends an episode, None where it does not.
@@ -100,6 +101,8 @@ class SteppedEnvironment(HostEnvironment):
             first.num_actions > 0,
             can_terminate=first.can_terminate,
             metrics=tuple(metrics),
+            action_low=tuple(map(float, first.action_low)),
+            action_high=() if first.num_actions else tuple(map(float, first.action_high)),
         )
         self.num_envs = len(tasks)
         # Of the episodes so far: sums, counts and newest values, `[3, E]` each.

@@ -37,6 +37,7 @@ from mbx.training import (
     room,
     rundir,
     seeds,
+    specs,
     transfer,
     trust,
     wandb_sink,
@@ -245,6 +246,7 @@ def open_seed_runs(
         if job.layout.is_main_process:
             inputs.keep(settings, path)
             trust.remember(settings.env.name)
+            specs.save(job.environment.spec, path)
             logger = RunLogger(
                 path,
                 config=to_dict(dataclasses.replace(settings, seed=seed, num_seeds=1)),

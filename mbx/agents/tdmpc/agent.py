@@ -30,7 +30,13 @@ from mbx.agents.tdmpc.update import draw, init_state, update_from_batch
 from mbx.keys import streams
 from mbx.tasks import TaskSet, carry_over
 from mbx.types import Array, EnvSpec, Metrics
-from mbx.world_model import WorldModel, WorldModelConfig, config_for_size, make_world_model
+from mbx.world_model import (
+    WorldModel,
+    WorldModelConfig,
+    config_for_size,
+    make_world_model,
+    masked,
+)
 
 
 def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
@@ -51,6 +57,7 @@ def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
         example_row=functools.partial(example_row, model),
         store=make_store(settings, model, targets) if settings.stores_plans else None,
         start_from=make_start_from(spec),
+        act_without_planner=make_act_without_planner(model),
     )
 
 
@@ -162,6 +169,20 @@ def make_act(settings: Settings, model: WorldModel) -> Act:
         chosen = plan.mean[:, 0] if settings.loss.expert_mean == "final" else plan.chosen
         expert = jnp.stack([chosen, plan.std[:, 0]], axis=1)
         return plan.action, ActorState(plan.mean, expert, jnp.ones_like(is_first))
+
+    return act
+
+
+def make_act_without_planner(model: WorldModel) -> Act:
+    """`Agent.act_without_planner`: the policy's mean; in training with its noise."""
+
+    def act(
+        train: TrainState, actor: Any, obs: Array, is_first: Array, key: Array, evaluate: bool
+    ) -> tuple[Array, Any]:
+        z = model.encode(train.params, obs)
+        mean, log_std = model.policy(train.params, z)
+        eps = jnp.zeros_like(mean) if evaluate else jax.random.normal(key, mean.shape)
+        return masked(model, model.act(mean, log_std, eps), z), actor
 
     return act
 

@@ -1,0 +1,101 @@
+"""Training in three lines of Python.
+
+import mbx
+agent, state, metrics = mbx.train("gymnax:Pendulum-v1", config="tdmpc", steps=10_000, seed=0)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from mbx import presets
+from mbx.agents.base import Agent
+from mbx.envs import own
+from mbx.settings import describe
+from mbx.training import build, run
+from mbx.training.metrics import read_rows
+
+
+def train(
+    environment: Any,
+    config: str | Mapping[str, Any] = "tdmpc",
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+    workdir: str | None = None,
+    **settings: Any,
+) -> tuple[Agent, Any, list[dict[str, Any]]]:
+    """Train an agent.
+
+    Args:
+        environment: its name, SUITE:TASK; or a class, a function that makes it, a
+            `functools.partial` of one, or an instance (`mbx.envs.own.name_of`).
+        config: a configuration that comes with mbx, by name, a file, or nested mappings.
+        steps: environment steps; None: the configuration's.
+        seed: of everything.
+        workdir: the run directory; None: runs/TASK-sSEED-TIME.
+        **settings: further settings: whole sections, `model=dict(size="1")`, or single ones by
+            their last name where only one section has it, `batch_size=64`.
+
+    Returns:
+        The agent, the train state that evaluated best (the last one where none did), and the rows
+        of the log, dictionaries with `kind` ("train", "eval") and `step`.
+
+    Raises:
+        ValueError: for impossible settings or environments, before anything compiles.
+    """
+    values = presets.load(config).to_dict() if isinstance(config, str) else _copy(config)
+    if isinstance(environment, str):
+        values["env"]["name"] = environment
+    else:
+        values["env"]["name"], values["env"]["kwargs"] = own.name_of(environment)
+    values["seed"] = seed
+    if steps is not None:
+        values["train"]["steps"] = steps
+    for name, value in settings.items():
+        _change(values, name, value)
+    workdir = workdir or default_workdir(values)
+    run.train(values, workdir)
+    rows = read_rows(os.path.join(_first(values, workdir), "metrics.jsonl"))
+    scored = any(row.get("return_mean") is not None for row in rows)
+    agent, state, _ = run.load(
+        _first(values, workdir), which="best" if scored else "latest", trusted=True
+    )
+    return agent, state, rows
+
+
+def default_workdir(config: Mapping[str, Any]) -> str:
+    """runs/ENVIRONMENT-sSEED-TIME."""
+    task = own.label(config["env"]["name"])
+    return os.path.join("runs", f"{task}-s{config['seed']}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def _first(values: Mapping[str, Any], workdir: str) -> str:
+    """The directory of the run's first seed."""
+    several = values.get("num_seeds", 1) > 1
+    return os.path.join(workdir, f"seed-{values['seed']}") if several else workdir
+
+
+def _change(values: dict[str, Any], name: str, value: Any) -> None:
+    """Set a section, or a setting by its last name. Raises ValueError where that is not one."""
+    if isinstance(value, Mapping) and isinstance(values.get(name), dict):
+        values[name].update(value)
+        return
+    declared = describe(build.settings_class(values["agent"])())
+    full = [one.name for one in declared if one.name.split(".")[-1] == name and not one.is_section]
+    if name in full:
+        full = [name]
+    if len(full) != 1:
+        hint = f"say which, {full[0].replace('.', '=dict(')}=…)" if full else "mend the name"
+        raise ValueError(f"{name}={value!r} is {len(full) or 'no'} settings {full}: {hint}")
+    *sections, last = full[0].split(".")
+    for section in sections:
+        values = values[section]
+    values[last] = value
+
+
+def _copy(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in config.items()}

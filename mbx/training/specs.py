@@ -1,0 +1,56 @@
+"""What a run directory says of its task, so that a policy acts without the environment.
+
+`spec.json` holds the sizes and units of `EnvSpec`. Tasks that are more than these (several at once,
+or a world of their own) have none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+
+from mbx.files import atomic_write, read_json
+from mbx.types import EnvSpec
+
+_KINDS = {
+    "name": str,
+    "obs_shape": list,
+    "obs_dtype": str,
+    "action_dim": int,
+    "episode_length": int,
+    "action_repeat": int,
+    "discrete": bool,
+    "can_terminate": bool,
+    "metrics": list,
+    "action_low": list,
+    "action_high": list,
+}
+
+
+def save(spec: EnvSpec, workdir: str) -> None:
+    """Write spec.json, where the task is no more than that."""
+    if spec.tasks or spec.world is not None:
+        return
+    values = {name: getattr(spec, name) for name in _KINDS}
+    values["obs_dtype"] = np.dtype(spec.obs_dtype).name
+    atomic_write(os.path.join(workdir, "spec.json"), json.dumps(values, indent=2).encode())
+
+
+def load(workdir: str) -> EnvSpec | None:
+    """What `save` wrote, None where it did not. Raises ValueError for anything else."""
+    path = os.path.join(workdir, "spec.json")
+    if not os.path.exists(path):
+        return None
+    values = read_json(path)
+    for name, kind in _KINDS.items():
+        if not isinstance(values.get(name), kind):
+            raise ValueError(f"{path}: field {name!r} is missing or no {kind.__name__}")
+    values = {name: values[name] for name in _KINDS}
+    try:
+        values["obs_dtype"] = np.dtype(values["obs_dtype"])
+    except TypeError as error:
+        raise ValueError(f"{path}: field 'obs_dtype': {error}") from error
+    lists = {name: tuple(x) for name, x in values.items() if isinstance(x, list)}
+    return EnvSpec(**{**values, **lists})

@@ -1,0 +1,57 @@
+"""Training from Python in three lines, for a name, a class or an instance."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+import mbx
+from examples.own_gymnasium import Tank
+from mbx import api, presets
+from tests.faults.small import small_config
+
+
+def test_three_lines_for_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = small_config()
+    agent, state, metrics = mbx.train("toy:point", config=config, steps=40, seed=3, num_envs=4)
+    assert config["seed"] == 0 and config["env"]["num_envs"] == 2  # left as it was
+    assert agent.act and int(state.step) > 0
+    assert [row["step"] for row in metrics if row["kind"] == "eval"] == [40]
+    (workdir,) = (tmp_path / "runs").iterdir()
+    assert workdir.name.startswith("toy-point-s3-")
+    assert mbx.load_policy(str(workdir)).spec.name == "toy:point"
+
+
+def test_a_class_of_ones_own_with_its_arguments(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    workdir = str(tmp_path / "run")
+    given = functools.partial(Tank, leak=0.1)
+    _, _, rows = mbx.train(
+        given,
+        small_config(),
+        workdir=workdir,
+        env=dict(episode_length=9),
+        metrics=("error",),
+    )
+    evaluations = [row for row in rows if row["kind"] == "eval"]
+    assert len(evaluations) == 2 and all(row["episode/error"] > 0 for row in evaluations)
+    policy = mbx.load_policy(workdir)
+    assert policy.spec.name.endswith("own_gymnasium.py:Tank")
+    action = policy(np.zeros(3))
+    assert 0.0 <= action[0] <= 2.0 and 0.0 <= action[1] <= 5.0
+
+
+def test_settings_by_section_and_by_name():
+    values = presets.load("tdmpc").to_dict()
+    api._change(values, "model", dict(size="1"))
+    api._change(values, "utd_ratio", 2.0)
+    api._change(values, "num_seeds", 2)
+    assert values["model"]["size"] == "1" and values["model"]["dropout"] > 0
+    assert values["train"]["utd_ratio"] == 2.0 and values["num_seeds"] == 2
+    with pytest.raises(ValueError, match="horizon=2 is 3 settings .*'planner.horizon'.* say which"):
+        api._change(values, "horizon", 2)
+    with pytest.raises(ValueError, match="horizn=2 is no settings .*mend the name"):
+        api._change(values, "horizn", 2)
