@@ -212,7 +212,7 @@ def report(config: dict[str, Any], steps: int, top: int, hlo: str | None = None)
             f"env.name={config['env']['name']!r} is stepped by the host, so that there is no one "
             "program to take apart: choose an environment written in JAX"
         )
-    state = jobs.fresh_state(job.agent, job.environment, config, jax.random.key(0), job.layout)
+    state = jobs.fresh_state(job.agent, job.environment, config, jax.random.key(0), job.partition)
     program = job.interval.lower(state).compile()
     warm = 2 + -(-config["train"]["seed_steps"] // config["train"]["log_interval"])
     for _ in range(warm):

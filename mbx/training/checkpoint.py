@@ -9,19 +9,21 @@ digests of all of that and of every leaf, by which a checkpoint that was damaged
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
 import pathlib
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from flax import struct
 from jax.experimental import multihost_utils
 
 from mbx.agents.settings import RunSettings
@@ -32,13 +34,17 @@ from mbx.training.build import settings_class
 
 FORMAT_VERSION = 2
 _WITHOUT_DIGESTS = 1  # an older format: read, and said
+_ONCE_CALLED = {"update_debt": "credit"}  # fields of a state, in checkpoints of before
 
 
 class Checkpointer:
     """Saves and restores the states of the run in `workdir`.
 
-    keep: newest checkpoints kept. Saving is asynchronous; `close` waits for it. A checkpoint that
-    cannot be written (disk full, no permission) raises OSError at the next save, wait or close.
+    Saving is asynchronous; `close` waits for it. A checkpoint that cannot be written (disk full, no
+    permission) raises OSError at the next save, wait or close.
+
+    Args:
+        keep: newest checkpoints kept.
     """
 
     def __init__(self, workdir: str, *, keep: int = 3) -> None:
@@ -93,10 +99,15 @@ class Checkpointer:
     def restore(self, example: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
         """The newest usable state (or that of `step`) and its meta.
 
-        example: arrays or `jax.ShapeDtypeStruct`s of the same structure. Damaged checkpoints are
-        skipped with a warning. Raises FileNotFoundError when none is usable and ValueError when
-        the structure differs (other settings) or the format is another version's; running out of
-        memory is no damage and raises what it raises.
+        Damaged checkpoints are skipped with a warning; running out of memory is no damage and
+        raises what it raises.
+
+        Args:
+            example: arrays or `jax.ShapeDtypeStruct`s of the same structure.
+
+        Raises:
+            FileNotFoundError: none is usable.
+            ValueError: the structure differs (other settings) or the format is another version's.
         """
         return self._all.restore(example, step)
 
@@ -230,9 +241,10 @@ class _Directory:
                     f"checkpoint {candidate} in {self.path} has format version {version}, this "
                     f"code reads {FORMAT_VERSION}: use the code that wrote it"
                 )
-            _check_leaves(self.path, record["leaves"], _describe(example))
+            written, renamed = _as_written(example, record["leaves"])
+            _check_leaves(self.path, record["leaves"], _describe(written))
             try:
-                return self._read(candidate, example, record), record["user"]
+                return renamed(self._read(candidate, written, record)), record["user"]
             except Exception as error:
                 if _is_out_of_memory(error):
                     raise
@@ -360,6 +372,23 @@ def _writable(x: Any) -> Any:
 def _describe(state: Any) -> dict[str, str]:
     leaves = jax.tree_util.tree_flatten_with_path(state)[0]
     return {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in leaves}
+
+
+def _as_written(example: Any, leaves: dict[str, str]) -> tuple[Any, Callable[[Any], Any]]:
+    """`example` with its fields called as they are in `leaves`, and the way back."""
+    fields = [f.name for f in dataclasses.fields(example)] if _is_struct(example) else []
+    old = {new: old for new, old in _ONCE_CALLED.items() if new in fields and f".{old}" in leaves}
+    if not old:
+        return example, lambda state: state
+    values = {old.get(name, name): getattr(example, name) for name in fields}
+    kind = struct.dataclass(type("Older", (), {"__annotations__": dict.fromkeys(values, Any)}))
+    return kind(**values), lambda state: type(example)(
+        **{name: getattr(state, old.get(name, name)) for name in fields}
+    )
+
+
+def _is_struct(x: Any) -> bool:
+    return dataclasses.is_dataclass(x) and not isinstance(x, type)
 
 
 def _check_leaves(path: str, saved: dict[str, str], wanted: dict[str, str]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mbx import threefry
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, random_actions
-from mbx.training.sharding import ONE_DEVICE, Layout
+from mbx.training.sharding import ONE_DEVICE, Partition
 
 Array = jax.Array
 
@@ -62,15 +62,17 @@ def make_evaluate(
     act: Callable,
     init_actor: Callable,
     environment: JaxEnvironment | HostEnvironment,
-    layout: Layout = ONE_DEVICE,
+    partition: Partition = ONE_DEVICE,
 ) -> Callable[[Any, Array], Evaluation]:
     """`evaluate(train_state, key) -> Evaluation`: one episode in each of the environments.
 
-    act, init_actor: an agent's own (`mbx.agents.base.Agent`). layout: a JAX environment's episodes
-    are divided among its devices; of host environments every process plays its own.
+    Args:
+        act, init_actor: an agent's own (`mbx.agents.base.Agent`).
+        partition: a JAX environment's episodes are divided among its devices; of host environments
+            every process plays its own.
     """
     make = _make_fused if isinstance(environment, JaxEnvironment) else _make_host
-    return make(act, init_actor, environment, layout)
+    return make(act, init_actor, environment, partition)
 
 
 def make_random(environment: JaxEnvironment | HostEnvironment) -> Callable[[Array], Evaluation]:
@@ -100,7 +102,7 @@ def make_episodes(
     act: Callable,
     init_actor: Callable,
     environment: JaxEnvironment,
-    layout: Layout = ONE_DEVICE,
+    partition: Partition = ONE_DEVICE,
 ) -> Callable[[Any, Array], tuple[Array, Array, dict[str, Array]]]:
     """`evaluation(train, key)`, pure: returns, lengths and metrics `[E]` of one episode an
     environment."""
@@ -108,7 +110,7 @@ def make_episodes(
 
     def evaluation(train: Any, key: Array) -> tuple[Array, Array, dict[str, Array]]:
         reset_key, step_key = jax.random.split(key)
-        env_state, obs = layout.divided(environment.reset(reset_key))
+        env_state, obs = partition.divided(environment.reset(reset_key))
 
         def step(carry: Any) -> Any:
             i, env_state, obs, actor, active, total, length, metrics = carry
@@ -140,9 +142,9 @@ def make_episodes(
 
 
 def _make_fused(
-    act: Callable, init_actor: Callable, environment: JaxEnvironment, layout: Layout
+    act: Callable, init_actor: Callable, environment: JaxEnvironment, partition: Partition
 ) -> Callable[[Any, Array], Evaluation]:
-    compiled = layout.compile(make_episodes(act, init_actor, environment, layout))
+    compiled = partition.compile(make_episodes(act, init_actor, environment, partition))
 
     def evaluate(train: Any, key: Array) -> Evaluation:
         returns, lengths, metrics = jax.device_get(compiled(train, key))
@@ -162,7 +164,7 @@ def _beside(tree: Any, other: Any) -> Any:
 
 
 def _make_host(
-    act: Callable, init_actor: Callable, environment: HostEnvironment, layout: Layout
+    act: Callable, init_actor: Callable, environment: HostEnvironment, partition: Partition
 ) -> Callable[[Any, Array], Evaluation]:
     num = environment.num_envs
 
@@ -171,8 +173,8 @@ def _make_host(
         return act(train, actor, obs, first, threefry.unrolled(key), True)
 
     def evaluate(train: Any, key: Array) -> Evaluation:
-        train = layout.copy_here(train)
-        if layout.processes > 1:
+        train = partition.copy_here(train)
+        if partition.processes > 1:
             key = jax.random.fold_in(key, jax.process_index())
         seed_key, step_key = jax.random.split(key)
         obs = environment.reset(int(jax.random.randint(seed_key, (), 0, 2**31 - 1)))
@@ -192,8 +194,8 @@ def _make_host(
             length += active
             active &= ~(timestep.terminated | timestep.truncated)
             obs, i = timestep.obs, i + 1
-        everywhere = layout.gathered(total), layout.gathered(length)
-        metrics = {name: layout.gathered(x) for name, x in metrics.items()}
+        everywhere = partition.gathered(total), partition.gathered(length)
+        metrics = {name: partition.gathered(x) for name, x in metrics.items()}
         return Evaluation(*everywhere, task_names(environment), metrics=metrics)
 
     return evaluate

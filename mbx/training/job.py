@@ -21,7 +21,7 @@ from mbx.envs.base import HostEnvironment, JaxEnvironment
 from mbx.training import build, datasets, evaluation, learning, loop, seeds, transfer
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.environments import evaluation_environment, make_environment, on_host
-from mbx.training.sharding import ONE_DEVICE, Layout, make_layout, num_shards
+from mbx.training.sharding import ONE_DEVICE, Partition, make_partition, num_shards
 from mbx.training.state import LoopState, init_state, make_schedule
 
 Config = build.Config
@@ -57,7 +57,7 @@ class Job(NamedTuple):
             `share` gives one seed's.
         interval: state -> (state, summed metrics).
         evaluate: (train states, keys) -> an evaluation a seed.
-        layout: the devices that hold its arrays.
+        partition: the devices that hold its arrays.
     """
 
     environment: JaxEnvironment | HostEnvironment
@@ -66,7 +66,7 @@ class Job(NamedTuple):
     seeds: tuple[int, ...]
     interval: Callable[[LoopState], tuple[LoopState, dict[str, Any]]]
     evaluate: Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]]
-    layout: Layout = ONE_DEVICE
+    partition: Partition = ONE_DEVICE
 
     def share(self, tree: Any, index: int) -> Any:
         """The part of a state, or of metrics, that belongs to one of the seeds."""
@@ -102,10 +102,10 @@ def prepare(config: Config) -> Job:
     """Environment, agent and programs of a run. Raises ValueError for impossible settings."""
     settings = build.read(config)
     num_envs, num_seeds = settings.env.num_envs, settings.num_seeds
-    layout = make_layout(settings)
+    partition = make_partition(settings)
     # Every process steps its own share of host environments.
-    share = layout.processes if layout.processes > 1 and on_host(settings) else 1
-    seed, episodes = layout.own_seed(settings.seed), -(-settings.eval.episodes // share)
+    share = partition.processes if partition.processes > 1 and on_host(settings) else 1
+    seed, episodes = partition.own_seed(settings.seed), -(-settings.eval.episodes // share)
     environment = make_environment(settings, num_envs // share, seed=seed)
     fused = isinstance(environment, JaxEnvironment)
     if num_seeds > 1 and not fused:
@@ -129,25 +129,25 @@ def prepare(config: Config) -> Job:
     if settings.train.dataset:
         at_once = dataclasses.replace(schedule, seed_steps=num_envs, reanalyze_min_step=0)
         interval = learning.make_offline_interval(
-            agent, at_once, length=intervals.length, layout=layout
+            agent, at_once, length=intervals.length, partition=partition
         )
     elif fused:
         interval = loop.make_interval(
-            agent, environment, schedule, length=intervals.length, layout=layout
+            agent, environment, schedule, length=intervals.length, partition=partition
         )
     else:
         interval = loop.make_host_interval(
-            agent, environment, schedule, length=intervals.length, layout=layout
+            agent, environment, schedule, length=intervals.length, partition=partition
         )
-    evaluate = make_evaluation(settings, agent, eval_env, layout)
-    return Job(environment, agent, intervals, (settings.seed,), interval, evaluate, layout)
+    evaluate = make_evaluation(settings, agent, eval_env, partition)
+    return Job(environment, agent, intervals, (settings.seed,), interval, evaluate, partition)
 
 
 def make_evaluation(
     settings: RunSettings,
     agent: Agent,
     eval_env: JaxEnvironment | HostEnvironment,
-    layout: Layout = ONE_DEVICE,
+    partition: Partition = ONE_DEVICE,
     *,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]]:
@@ -157,7 +157,7 @@ def make_evaluation(
         if settings.num_seeds > 1:
             several = seeds.make_seeds_evaluate(act, agent.init_actor, eval_env, mesh=mesh)
             return lambda train, keys: several(train, jnp.stack(keys))
-        single = evaluation.make_evaluate(act, agent.init_actor, eval_env, layout)
+        single = evaluation.make_evaluate(act, agent.init_actor, eval_env, partition)
         return lambda train, keys: [single(train, keys[0])]
 
     without = make(agent.act)
@@ -177,19 +177,19 @@ def fresh_state(
     environment: JaxEnvironment | HostEnvironment,
     config: Config,
     key: jax.Array,
-    layout: Layout = ONE_DEVICE,
+    partition: Partition = ONE_DEVICE,
 ) -> LoopState:
     """The state of a run before its first step, from its key; of several seeds from keys `[S]`."""
     settings = build.read(config)
-    sizes = dict(capacity=replay_rows(settings), shards=num_shards(settings, layout))
+    sizes = dict(capacity=replay_rows(settings), shards=num_shards(settings, partition))
 
     def initial_state(key: jax.Array, obs: jax.Array | None = None) -> LoopState:
         return init_state(agent, environment, key=key, host_obs=obs, **sizes)
 
     if isinstance(environment, JaxEnvironment):
-        return layout.build(jax.vmap(initial_state) if jnp.ndim(key) else initial_state, key)
-    obs = environment.reset(layout.own_seed(settings.seed))
-    return layout.build(initial_state, key, layout.joined(obs))
+        return partition.build(jax.vmap(initial_state) if jnp.ndim(key) else initial_state, key)
+    obs = environment.reset(partition.own_seed(settings.seed))
+    return partition.build(initial_state, key, partition.joined(obs))
 
 
 def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopState, int]:
@@ -203,7 +203,7 @@ def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopSta
     settings, environment, agent = build.read(config), job.environment, job.agent
     keys = [jax.random.key(seed) for seed in job.seeds]
     key = jnp.stack(keys) if len(keys) > 1 else keys[0]
-    state = fresh_state(agent, environment, settings, key, job.layout)
+    state = fresh_state(agent, environment, settings, key, job.partition)
     if settings.resume and checkpointer.latest_step() is not None:
         state, meta = checkpointer.restore(state)
         return resume_episodes(settings, job, state, meta), meta["interval"]
@@ -213,7 +213,7 @@ def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopSta
     if settings.train.init_from:
         started = transfer.start_from(settings.train.init_from, agent, state.train)
         state = state.replace(train=started)
-    return job.layout.place(state), 0
+    return job.partition.place(state), 0
 
 
 def host_snapshots(job: Job) -> list[str] | None:
@@ -222,12 +222,12 @@ def host_snapshots(job: Job) -> list[str] | None:
     if isinstance(job.environment, JaxEnvironment):
         return None
     own = job.environment.get_state()
-    if job.layout.agreed(own is None):
+    if job.partition.agreed(own is None):
         return None
-    sizes = job.layout.gathered(np.array([len(own)]))
+    sizes = job.partition.gathered(np.array([len(own)]))
     padded = np.zeros((1, max(sizes)), np.uint8)
     padded[0, : len(own)] = np.frombuffer(own, np.uint8)
-    rows = job.layout.gathered(padded)
+    rows = job.partition.gathered(padded)
     return [row[:size].tobytes().hex() for row, size in zip(rows, sizes, strict=True)]
 
 
@@ -239,35 +239,35 @@ def resume_episodes(
     Where that is not possible, new episodes begin, with a warning: what the checkpoint's state
     holds of the old ones (observation, reward) then does not belong to them.
     """
-    environment, layout = job.environment, job.layout
+    environment, partition = job.environment, job.partition
     if isinstance(environment, JaxEnvironment):
         return state
-    problem = _continue_from(environment, layout, meta.get("host"))
-    if not layout.agreed(problem is not None):
+    problem = _continue_from(environment, partition, meta.get("host"))
+    if not partition.agreed(problem is not None):
         return state
     warnings.warn(
         f"{environment.spec.name} cannot continue its episodes ({problem or 'another process'}): "
         "the resumed run begins new ones",
         stacklevel=2,
     )
-    seed = np.random.SeedSequence([layout.own_seed(settings.seed), meta["interval"]])
+    seed = np.random.SeedSequence([partition.own_seed(settings.seed), meta["interval"]])
     obs = environment.reset(int(seed.generate_state(1)[0] >> 1))
     state = state.replace(
-        obs=layout.joined(obs),
+        obs=partition.joined(obs),
         reward=jnp.zeros_like(state.reward),
         is_first=jnp.ones_like(state.is_first),
     )
-    return layout.place(state)
+    return partition.place(state)
 
 
-def _continue_from(environment: HostEnvironment, layout: Layout, saved: Any) -> str | None:
+def _continue_from(environment: HostEnvironment, partition: Partition, saved: Any) -> str | None:
     """Put this process's environment into its saved state; what is against it, or None."""
     if saved is None:
         return "it cannot save its state"
     if not isinstance(saved, list):
         return "saved by an older version, in a format that is not read any more"
-    if len(saved) != layout.processes:
-        return f"saved by {len(saved)} processes, resumed by {layout.processes}"
+    if len(saved) != partition.processes:
+        return f"saved by {len(saved)} processes, resumed by {partition.processes}"
     try:
         environment.set_state(bytes.fromhex(saved[jax.process_index() if len(saved) > 1 else 0]))
     except ValueError as error:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from mbx import replay
 from mbx.agents.base import Agent
 from mbx.envs.base import strongly_typed
-from mbx.training.sharding import ONE_DEVICE, Layout
+from mbx.training.sharding import ONE_DEVICE, Partition
 from mbx.training.state import LoopState, Schedule, step_keys
 
 Array = jax.Array
@@ -59,8 +59,9 @@ def trace_update(agent: Agent, state: LoopState, key: Array) -> tuple[Metrics, b
 def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> Callable:
     """`reanalyze(state, key, before, starting) -> (state, metrics)`: the passes that are due.
 
-    before: updates made when the step began; starting: whether learning begins with this step, and
-    all targets of the seed phase, which an untrained model made, are made again.
+    What it returns takes the updates made when the step began (`before`), and whether learning
+    begins with this step (`starting`): then all targets of the seed phase, which an untrained model
+    made, are made again.
     """
     every = schedule.reanalyze_interval
 
@@ -86,8 +87,8 @@ def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> 
         zeros = _zeros_like(jax.eval_shape(one_pass, jnp.int32(0), state.replay)[1])
         passes = passes_due(state, before, starting)
         buffer, sums = jax.lax.fori_loop(0, passes, body, (state.replay, zeros))
-        metrics = {f"refresh/{name}": value for name, value in sums.items()}
-        metrics["refreshes"] = passes
+        metrics = {f"pass/{name}": value for name, value in sums.items()}
+        metrics["passes"] = passes
         return state.replace(replay=buffer), metrics
 
     return reanalyze
@@ -96,7 +97,7 @@ def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> 
 def make_learn_if_due(agent: Agent, schedule: Schedule, seeds_axis: str | None = None) -> Callable:
     """`learn_if_due(state, before, key) -> (state, metrics)`: what is due since the steps `before`.
 
-    Makes updates and reanalyze passes. Metrics are sums: `updates`, `update/...`, `refresh/...`.
+    Makes updates and reanalyze passes. Metrics are sums: `updates`, `update/...`, `pass/...`.
     Seeds batched by `vmap` are along `seeds_axis`, see `mbx.training.seeds`.
     """
     ratio = schedule.ratio
@@ -104,20 +105,20 @@ def make_learn_if_due(agent: Agent, schedule: Schedule, seeds_axis: str | None =
     reanalyze = make_reanalyze(agent, schedule, seeds_axis) if agent.store else None
 
     def learn_if_due(state: LoopState, before: Array, key: Array) -> tuple[LoopState, Metrics]:
-        update_key, refresh_key = jax.random.split(key)
+        update_key, reanalyze_key = jax.random.split(key)
         updates_before = state.updates
         started = state.steps >= schedule.seed_steps
         starting = started & (before < schedule.seed_steps)
         earned = (state.steps - before) * ratio.numerator
-        credit = state.credit + jnp.where(started & ~starting, earned, 0)
-        due = credit // ratio.denominator
+        update_debt = state.update_debt + jnp.where(started & ~starting, earned, 0)
+        due = update_debt // ratio.denominator
         updates = due + jnp.where(starting, schedule.pretrain_updates, 0)
-        state = state.replace(credit=credit - due * ratio.denominator)
+        state = state.replace(update_debt=update_debt - due * ratio.denominator)
         state, sums = learn(state, update_key, updates)
         metrics = {f"update/{name}": value for name, value in sums.items()}
         metrics["updates"] = updates
         if reanalyze is not None:
-            state, extra = reanalyze(state, refresh_key, updates_before, starting)
+            state, extra = reanalyze(state, reanalyze_key, updates_before, starting)
             metrics |= extra
         return strongly_typed(state), metrics  # as it came: one program for all of a run's states
 
@@ -137,7 +138,7 @@ def repeated(
 
 
 def make_offline_interval(
-    agent: Agent, schedule: Schedule, *, length: int, layout: Layout = ONE_DEVICE
+    agent: Agent, schedule: Schedule, *, length: int, partition: Partition = ONE_DEVICE
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
     """`length` steps that learn from the replay as it is, without acting.
 
@@ -149,7 +150,7 @@ def make_offline_interval(
         key, before = step_keys(state)[2], state.steps
         return learn_if_due(state.replace(steps=before + state.is_first.shape[0]), before, key)
 
-    return layout.compile(repeated(layout.keep(step), length), donate=True)
+    return partition.compile(repeated(partition.keep(step), length), donate=True)
 
 
 def _zeros_like(shapes: Metrics) -> Metrics:

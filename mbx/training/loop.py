@@ -18,7 +18,7 @@ from mbx import replay
 from mbx.agents.base import Agent, Mean
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Timestep, random_actions
 from mbx.training.learning import make_learn_if_due, repeated
-from mbx.training.sharding import ONE_DEVICE, Layout
+from mbx.training.sharding import ONE_DEVICE, Partition
 from mbx.training.state import LoopState, Schedule, step_keys
 
 Array = jax.Array
@@ -148,11 +148,11 @@ def make_interval(
     schedule: Schedule,
     *,
     length: int,
-    layout: Layout = ONE_DEVICE,
+    partition: Partition = ONE_DEVICE,
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
     """`length` fused steps in one compiled, donated scan; metrics are summed over them."""
-    step = layout.keep(make_step(agent, environment, schedule))
-    return layout.compile(repeated(step, length), donate=True)
+    step = partition.keep(make_step(agent, environment, schedule))
+    return partition.compile(repeated(step, length), donate=True)
 
 
 def make_host_interval(
@@ -161,32 +161,33 @@ def make_host_interval(
     schedule: Schedule,
     *,
     length: int,
-    layout: Layout = ONE_DEVICE,
+    partition: Partition = ONE_DEVICE,
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
     """The same `length` steps around a host environment's Python call.
 
-    environment: of this process; those of all processes are one batch to the agent.
+    Args:
+        environment: of this process; those of all processes are one batch to the agent.
     """
-    num_envs = environment.num_envs * layout.processes
+    num_envs = environment.num_envs * partition.processes
     select_action = make_select_action(agent, schedule, num_envs, environment.spec)
     store_and_learn = make_store_and_learn(agent, schedule)
 
     @jax.jit
     def train_act(state: LoopState) -> tuple[Array, Any, Any]:
-        return layout.divided(select_action(state, step_keys(state)[0]))
+        return partition.divided(select_action(state, step_keys(state)[0]))
 
     def train_learn(
         state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep
     ) -> tuple[LoopState, Metrics]:
         return store_and_learn(state, action, actor, targets, timestep, step_keys(state)[2])
 
-    learn_now = layout.compile(train_learn, donate=True)
+    learn_now = partition.compile(train_learn, donate=True)
 
     def interval(state: LoopState) -> tuple[LoopState, Metrics]:
         total = None
         for _ in range(length):
             action, actor, targets = train_act(state)
-            timestep = layout.joined(environment.step(layout.local(action)))
+            timestep = partition.joined(environment.step(partition.local(action)))
             state, metrics = learn_now(state, action, actor, targets, timestep)
             total = metrics if total is None else jax.tree.map(jnp.add, total, metrics)
         return state, total
@@ -195,11 +196,11 @@ def make_host_interval(
 
 
 def summarise(sums: dict[str, Any]) -> dict[str, float]:
-    """Means over updates, refreshes and episodes of an interval's summed metrics."""
+    """Means over updates, reanalyze passes and episodes of an interval's summed metrics."""
     sums = jax.device_get(sums)
     rare = {name: value for name, value in sums.items() if isinstance(value, Mean)}
     sums = {name: float(value) for name, value in sums.items() if name not in rare}
-    counts = {"update/": "updates", "refresh/": "refreshes", "episode/": "episodes"}
+    counts = {"update/": "updates", "pass/": "passes", "episode/": "episodes"}
     result = {name: value for name, value in sums.items() if "/" not in name}
     for prefix, counter in counts.items():
         count = sums.get(counter, 0.0)

@@ -98,8 +98,11 @@ class RunLogger:
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Append one row. Values that are not finite are written as null, with one warning a run.
 
-        values: numbers, or arrays of one element. Raises ValueError for a value whose name is a
-        field of the row.
+        Args:
+            values: numbers, or arrays of one element.
+
+        Raises:
+            ValueError: a value whose name is a field of the row.
         """
         taken = sorted({"kind", "step", "time"} & values.keys())
         if taken:

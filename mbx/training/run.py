@@ -147,14 +147,14 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
     job = prepare(settings)
     log_dirs = [seed_workdir(job, workdir, i) for i in range(len(job.seeds))]
     check_before(settings, job, workdir, log_dirs[0])
-    job.layout.wait_for_all("checked")
+    job.partition.wait_for_all("checked")
     interrupt = interrupt or Interrupt()
     with matmul_precision(settings.matmul_precision), interrupt, contextlib.ExitStack() as stack:
-        if job.layout.is_main_process:
+        if job.partition.is_main_process:
             stack.enter_context(sole_writer(workdir))
             if settings.resume:
                 set_aside_lost_rows(job, workdir, log_dirs)
-        job.layout.wait_for_all("ready")
+        job.partition.wait_for_all("ready")
         checkpointer = Checkpointer(workdir, keep=settings.checkpoint.keep)
         stack.callback(checkpointer.close)
         state, done = begin(settings, job, checkpointer)
@@ -164,7 +164,7 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
         shapes = jax.eval_shape(lambda state: job.share(state, 0), state)
         for one in seed_runs if not done else ():
             describe(one.logger, shapes)
-        if job.layout.is_main_process:
+        if job.partition.is_main_process:
             notices.starting()
         if done:
             interrupt.farewell = f"stopped at {done * job.intervals.steps:,} steps, as saved before"
@@ -176,7 +176,7 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
                 path = os.path.join(one.workdir, "dataset.npz")
                 rows = job.share(state.replay, i)
                 datasets.save(path, rows, task=job.environment.spec.name)
-    if any(np.isfinite(mean) for _, mean in evaluations) and job.layout.is_main_process:
+    if any(np.isfinite(mean) for _, mean in evaluations) and job.partition.is_main_process:
         plot_runs([one.workdir for one in seed_runs], os.path.join(workdir, "curve.png"))
     steps = int(np.max(state.steps)) * job.environment.spec.action_repeat
     planned = job.intervals.number * job.intervals.steps
@@ -188,16 +188,16 @@ def check_before(settings: RunSettings, job: Job, workdir: str, log_dir: str) ->
     """Raise ValueError where a run cannot do what it is to do; nothing has been written then."""
     rundir.check(to_dict(settings), workdir, log_dir)
     inputs.check(settings, log_dir)
-    if settings.replay.save and job.layout.processes > 1:
+    if settings.replay.save and job.partition.processes > 1:
         raise ValueError(
-            f"replay.save=True with {job.layout.processes} processes: rows are saved by runs of a "
-            "single process, leave it False"
+            f"replay.save=True with {job.partition.processes} processes: rows are saved by runs of "
+            "a single process, leave it False"
         )
     rows = job.intervals.number * job.intervals.steps
     if settings.train.dataset:
         rows = settings.replay.capacity
     room.check(
-        to_dict(settings), workdir, abstract_state(settings, job), rows, devices=job.layout.size
+        to_dict(settings), workdir, abstract_state(settings, job), rows, devices=job.partition.size
     )
 
 
@@ -206,7 +206,7 @@ def abstract_state(settings: RunSettings, job: Job) -> LoopState:
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), len(job.seeds)))
     key = keys if len(job.seeds) > 1 else jax.eval_shape(lambda keys: keys[0], keys)
     return jax.eval_shape(
-        lambda key: fresh_state(job.agent, job.environment, settings, key, job.layout), key
+        lambda key: fresh_state(job.agent, job.environment, settings, key, job.partition), key
     )
 
 
@@ -243,7 +243,7 @@ def open_seed_runs(
     for i, seed in enumerate(job.seeds):
         path = seed_workdir(job, workdir, i)
         logger = NoLogger(path)
-        if job.layout.is_main_process:
+        if job.partition.is_main_process:
             inputs.keep(settings, path)
             trust.remember(settings.env.name)
             specs.save(job.environment.spec, path)
@@ -304,7 +304,7 @@ def _drive(
             if final or (i + 1) % intervals.eval_every == 0:
                 means = evaluate_seeds(job, state, i, steps, seed_runs, started)
                 evaluations.append((steps, float(np.mean(means))))
-            stop = final or job.layout.agreed(interrupt.requested)
+            stop = final or job.partition.agreed(interrupt.requested)
             if stop or (i + 1) % intervals.checkpoint_every == 0:
                 meta = {"interval": i + 1, "host": host_snapshots(job)}
                 checkpointer.save(steps, state, meta)
@@ -323,7 +323,7 @@ def evaluate_seeds(
         one, train = seed_runs[i], job.share(state.train, i)
         summary = result.summary()
         # Diagnostics read rows of the whole replay, which one process has only alone.
-        if job.agent.diagnostics is not None and job.layout.processes == 1:
+        if job.agent.diagnostics is not None and job.partition.processes == 1:
             rows = job.share(state.replay, i)
             summary |= write_diagnostics(job.agent, one.workdir, train, rows, keys[i])
         one.logger.log("eval", steps, {**summary, "seconds": time.time() - started})

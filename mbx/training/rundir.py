@@ -23,9 +23,13 @@ _MADE = ("metrics.jsonl", "metrics.csv", "best", "tb", "curve.png", "config.json
 
 
 def check(config: Config, workdir: str, log_dir: str) -> None:
-    """Raise ValueError where a run of `config` must not begin, or go on, in `workdir`.
+    """Check that a run of `config` may begin, or go on, in `workdir`.
 
-    log_dir: where its rows are; the same, or that of the first of several seeds.
+    Args:
+        log_dir: where its rows are; the same, or that of the first of several seeds.
+
+    Raises:
+        ValueError: it must not, with the reason.
     """
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise ValueError(f"workdir={workdir} is a file: choose another directory")

@@ -25,7 +25,7 @@ Array = jax.Array
 
 # Progress, which all seeds share: under `vmap` it must not be batched, or every branch that depends
 # on it would be taken both ways.
-_PROGRESS = ("steps", "credit", "updates")
+_PROGRESS = ("steps", "update_debt", "updates")
 _AXIS = "devices"
 
 
@@ -74,8 +74,10 @@ def make_seeds_interval(
 ) -> Callable[[LoopState], tuple[LoopState, dict[str, Array]]]:
     """`loop.make_interval` for several seeds: leaves and metrics lead with `[S]`.
 
-    mesh: devices among which the seeds are divided evenly. batched: whether a device takes its
-    seeds together or one after another (None: together unless it is a processor).
+    Args:
+        mesh: devices among which the seeds are divided evenly.
+        batched: whether a device takes its seeds together or one after another (None: together
+            unless it is a processor).
     """
     batched = _batches() if batched is None else batched
     axis = "seeds" if batched else None

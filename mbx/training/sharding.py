@@ -37,7 +37,7 @@ _FSDP_SIZE = 2**18
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class Partition:
     """Placement of the arrays of a run: on one device (mesh None), or on a mesh's devices."""
 
     mesh: jax.sharding.Mesh | None = None
@@ -200,7 +200,7 @@ def _same(tree: Any) -> Any:
     return tree  # one function, so that it is compiled once
 
 
-ONE_DEVICE = Layout()
+ONE_DEVICE = Partition()
 
 
 def initialize(distributed: Distributed) -> None:
@@ -240,8 +240,8 @@ def abandon() -> None:
         os._exit(1)
 
 
-def make_layout(settings: RunSettings) -> Layout:
-    """The layout that a run asks for, on the devices there are.
+def make_partition(settings: RunSettings) -> Partition:
+    """The partition that a run asks for, on the devices there are.
 
     Raises ValueError where the environments cannot be divided among them.
     """
@@ -259,9 +259,11 @@ def make_layout(settings: RunSettings) -> Layout:
             "among devices by themselves, leave distributed.enabled=False"
         )
     auto = (jax.sharding.AxisType.Auto,)
-    return Layout(jax.make_mesh((devices,), (_AXIS,), axis_types=auto), settings.distributed.fsdp)
+    return Partition(
+        jax.make_mesh((devices,), (_AXIS,), axis_types=auto), settings.distributed.fsdp
+    )
 
 
-def num_shards(settings: RunSettings, layout: Layout) -> int:
+def num_shards(settings: RunSettings, partition: Partition) -> int:
     """Shards of the replay: as configured, or one a device."""
-    return settings.replay.shards or layout.size
+    return settings.replay.shards or partition.size

@@ -91,7 +91,7 @@ class LoopState:
         replay: the rows before it.
         key: the run's base key; a step's keys are folded from it and `steps`.
         steps: agent steps so far.
-        credit: updates that are due, in units of 1/denominator of the update-to-data ratio.
+        update_debt: updates that are due, in units of 1/denominator of the update-to-data ratio.
         updates: learner updates made.
     """
 
@@ -104,7 +104,7 @@ class LoopState:
     replay: replay.ReplayState
     key: Array
     steps: Array
-    credit: Array
+    update_debt: Array
     updates: Array
 
 
@@ -149,7 +149,7 @@ def init_state(
         ),
         key=base_key,
         steps=jnp.int32(0),
-        credit=jnp.int32(0),
+        update_debt=jnp.int32(0),
         updates=jnp.int32(0),
     )
     return strongly_typed(state)

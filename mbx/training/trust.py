@@ -25,9 +25,13 @@ def remember(name: str) -> None:
 
 
 def check(name: str, workdir: str, trusted: bool) -> None:
-    """Raise ValueError where the run in `workdir` names code that this user never trained with.
+    """Check that this user trains with the code that the run in `workdir` names.
 
-    trusted: he asked for it.
+    Args:
+        trusted: whether he says so himself.
+
+    Raises:
+        ValueError: he never trained with it.
     """
     foreign = [] if trusted else sorted(set(own.own_names(name)) - _known())
     if foreign:

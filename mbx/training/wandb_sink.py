@@ -24,8 +24,12 @@ STEPS = "environment_steps"
 class WandbSink:
     """A run of Weights & Biases that mirrors the rows of one run directory.
 
-    resume: go on in the run that the directory names, if it names one. Raises ImportError where the
-    package is missing, and ValueError where wandb does not open the run (no key, no network).
+    Args:
+        resume: go on in the run that the directory names, if it names one.
+
+    Raises:
+        ImportError: the package is missing.
+        ValueError: wandb does not open the run (no key, no network).
     """
 
     def __init__(self, workdir: str, log: Log, *, config: Mapping[str, Any], resume: bool) -> None:

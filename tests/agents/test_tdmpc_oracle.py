@@ -361,7 +361,7 @@ def check_parameters(mine: Agent, train: Any, first: dict) -> None:
 def test_twenty_steps_are_those_of_the_oracle(both):
     states, metrics, counts = both
     for sums, count in zip(metrics, counts, strict=True):
-        assert sums["updates"] == count["updates"] and sums["refreshes"] == count["passes"]
+        assert sums["updates"] == count["updates"] and sums["passes"] == count["passes"]
         if count["updates"]:
             np.testing.assert_allclose(sums["update/targets/age"], sum(count["ages"]), rtol=1e-5)
             told = sums["update/value/target"]

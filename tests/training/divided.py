@@ -60,15 +60,15 @@ def moved(tree, key):
 def update_once(config: dict) -> dict[str, float]:
     """Metrics of an update, the norm of the parameters after it, and one evaluation."""
     work = job.prepare(config)
-    layout, agent = work.layout, work.agent
+    partition, agent = work.partition, work.agent
     state, _ = job.begin(config, work, None)
     params = jax.jit(moved)(state.train.params, jax.random.key(7))
-    state = layout.place(state.replace(train=state.train.replace(params=params)))
+    state = partition.place(state.replace(train=state.train.replace(params=params)))
     state, _ = work.interval(state)
-    if layout.mesh is not None:
+    if partition.mesh is not None:
         obs = state.replay.data["is_first"]
         assert obs.sharding.spec == jax.P("data"), obs.sharding
-        assert obs.addressable_shards[0].data.shape[0] == NUM_ENVS // layout.size
+        assert obs.addressable_shards[0].data.shape[0] == NUM_ENVS // partition.size
 
     def update(state):
         key = jax.random.key(3)
@@ -79,9 +79,9 @@ def update_once(config: dict) -> dict[str, float]:
         )
         return metrics | {"params": sum(squares), "change": sum(jax.tree.leaves(change))}
 
-    program = layout.compile(update).lower(state).compile()  # once: processes end together
+    program = partition.compile(update).lower(state).compile()  # once: processes end together
     told = {name: float(x) for name, x in jax.device_get(program(state)).items()}
-    if layout.mesh is not None:
+    if partition.mesh is not None:
         told["collective_bytes"] = largest_collective(program.as_text())
     told["rows"] = float(jnp.sum(state.replay.size))
     told["return"] = float(work.evaluate(state.train, [jax.random.key(5)])[0].returns.mean())

@@ -95,7 +95,7 @@ def test_the_transition_to_a_fault_is_not_stored():
         replay=replay.init(row, num_envs=1, capacity=20),
         key=None,
         steps=jnp.int32(0),
-        credit=None,
+        update_debt=None,
         updates=None,
     )
 

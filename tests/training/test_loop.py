@@ -79,7 +79,12 @@ def test_update_to_data_ratio_holds_for_any_number_of_environments(utd, num_envs
     nothing = dict.fromkeys(("actor", "env", "obs", "reward", "is_first", "replay"), jnp.zeros(1))
     zero = jnp.int32(0)
     state = LoopState(
-        train=Steps(zero), key=jax.random.key(0), steps=zero, credit=zero, updates=zero, **nothing
+        train=Steps(zero),
+        key=jax.random.key(0),
+        steps=zero,
+        update_debt=zero,
+        updates=zero,
+        **nothing,
     )
 
     def one(state, _):
@@ -132,7 +137,7 @@ def test_reanalyze_passes_follow_the_updates(parts, trained):
     _, metrics, _ = trained
     later = metrics[1:]  # the first interval holds the sweep after pretraining
     updates = sum(int(m["updates"]) for m in later)
-    passes = sum(int(m["refreshes"]) for m in later)
+    passes = sum(int(m["passes"]) for m in later)
     assert abs(passes - updates / config["reanalyze"]["interval"]) <= 1
 
 
