@@ -3,8 +3,6 @@
 The pages are those of docs/, the README as the front page, one of all settings, and one of
 reference for every module, whose text is its docstrings; they are put together in a temporary
 folder and given to zensical. `--pages` only writes that folder, to OUT.
-
-`FieldLists` makes lists of docstring lines such as "mean, std: `[B, T, A]`.".
 """
 
 from __future__ import annotations
@@ -16,9 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from typing import Any
 
-import griffe
 import yaml
 
 from mbx.settings import describe, requirement
@@ -28,34 +24,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Parts of the package in the order of the reference; "" is what lies directly in mbx.
 PARTS = {"Kit": "", "Agents": "agents", "Environments": "envs", "Training": "training"}
 _TABLE = ("| setting | default | what it does |", "|---|---|---|")
-_NAME = r"[a-z_]\w*(?:\([^)]*\))?"
-_FIELD = re.compile(rf"({_NAME}(?:, {_NAME})*)(: | -> )")
-_AFTER_FIELDS = re.compile(r"(Raises|Returns|Source|Sources|[A-Z]\w+:$)")
-
-
-class FieldLists(griffe.Extension):
-    """Writes the fields and arguments that docstrings explain as Markdown lists."""
-
-    def on_object(self, *, obj: Any, **_: Any) -> None:
-        """Rewrite the docstring of one module, class or function."""
-        if obj.docstring is not None:
-            obj.docstring.value = field_lists(obj.docstring.value)
-
-
-def field_lists(text: str) -> str:
-    """`text` with unindented lines "name: words" as items of a list, what follows them apart."""
-    lines, in_list = [], False
-    for line in text.splitlines():
-        field = _FIELD.match(line)
-        ends = not line or (in_list and _AFTER_FIELDS.match(line))
-        if lines and lines[-1] and ((field and not in_list) or (ends and line)):
-            lines.append("")
-        in_list = bool(field) or (in_list and not ends)
-        if field:
-            name, separator = field[1].replace("`", ""), field[2]
-            line = f"- `{name}`{separator}{line[field.end() :]}"
-        lines.append(line)
-    return "\n".join(lines)
 
 
 def modules() -> dict[str, list[str]]:
@@ -116,7 +84,6 @@ def write_pages(folder: pathlib.Path) -> pathlib.Path:
     config["nav"].append({"Reference": reference})
     python = config["plugins"][-1]["mkdocstrings"]["handlers"]["python"]
     python["paths"] = [str(ROOT)]
-    python["options"]["extensions"] = [f"{pathlib.Path(__file__).resolve()}:FieldLists"]
     path = folder / "mkdocs.yml"
     path.write_text(json.dumps(config))  # JSON is YAML
     return path

@@ -1,8 +1,8 @@
-"""Sweep one setting over several seeds, draw one figure, write one table.
+r"""Sweep one setting over several seeds, draw one figure, write one table.
 
     python -m experiments.ablate --sweep=rounds --seeds=3 --out=runs/rounds
     python -m experiments.ablate --sweep=reanalyze --seeds=3 --workers=2 --steps=6000
-    python -m experiments.ablate --sweep=replay_loss --config=configs/dreamer.py \\
+    python -m experiments.ablate --sweep=replay_loss --config=configs/dreamer.py \
         --set=env.name=gymnax:Catch-bsuite --steps=10000
 
 Every run is a `python -m experiments.train` of its own in OUT/SWEEP-VARIANT-sSEED; complete runs

@@ -38,21 +38,23 @@ NONFINITE = ("worst", "reference")
 class MPPIConfig:
     """Settings of the planner; the defaults are TD-MPC2's.
 
-    iterations: rounds of sampling and refitting. With K rounds, K sets of candidates are scored and
-        the actions and values returned are those of the last one.
-    num_samples: candidates N a round, proposals included.
-    num_elites: candidates K <= N that the Gaussian is refitted to.
-    temperature: elite weights are exp(temperature * (v - max v)) with `temperature_mode`
-        "multiply" (TD-MPC2) and exp((v - max v) / temperature) with "divide".
-    min_std, max_std: bounds of the refitted standard deviation, in action units.
-    selection: the action is the first of an elite drawn by weight ("sample"), of the best elite
-        ("best"), or of the refitted mean ("mean").
-    action_noise: factor of the Gaussian noise, with the first step's refitted standard deviation,
-        added to the selected action. 0 when evaluating.
-    rescore_proposals: score the proposals in every round (True, as TD-MPC2 does: worth it when
-        scores are random) or once.
-    extra_iterations: additional rounds when A >= `extra_iterations_action_dim`.
-    nonfinite: see `refit`.
+    Attributes:
+        iterations: rounds of sampling and refitting. With K rounds, K sets of candidates are scored
+            and the actions and values returned are those of the last one.
+        num_samples: candidates N a round, proposals included.
+        num_elites: candidates K <= N that the Gaussian is refitted to.
+        temperature: of the elites' weights.
+        temperature_mode: weights are exp(temperature * (v - max v)) with "multiply" (TD-MPC2) and
+            exp((v - max v) / temperature) with "divide".
+        min_std, max_std: bounds of the refitted standard deviation, in action units.
+        selection: the action is the first of an elite drawn by weight ("sample"), of the best elite
+            ("best"), or of the refitted mean ("mean").
+        action_noise: factor of the Gaussian noise, with the first step's refitted standard
+            deviation, added to the selected action. 0 when evaluating.
+        rescore_proposals: score the proposals in every round (True, as TD-MPC2 does: worth it when
+            scores are random) or once.
+        extra_iterations: additional rounds when A >= `extra_iterations_action_dim`.
+        nonfinite: see `refit`.
     """
 
     iterations: int = 6
@@ -90,8 +92,11 @@ class MPPIConfig:
 class Refit(NamedTuple):
     """A Gaussian refitted to the elites.
 
-    mean, std: `[..., T, A]`. elite_actions: `[..., K, T, A]`, best first. elite_values: `[..., K]`.
-    weights: `[..., K]`, non-negative, sum 1.
+    Attributes:
+        mean, std: `[..., T, A]`.
+        elite_actions: `[..., K, T, A]`, best first.
+        elite_values: `[..., K]`.
+        weights: `[..., K]`, non-negative, sum 1.
     """
 
     mean: Array
@@ -104,9 +109,12 @@ class Refit(NamedTuple):
 class Plan(NamedTuple):
     """What `plan` returns.
 
-    action: `[B, A]`, the selected first action with exploration noise, clipped. chosen: `[B, A]`,
-    the same without. mean, std: `[B, T, A]`, the last refit. actions, values: `[B, N, T, A]` and
-    `[B, N]`, the candidates of the last round and their scores.
+    Attributes:
+        action: `[B, A]`, the selected first action with exploration noise, clipped.
+        chosen: `[B, A]`, the same without.
+        mean, std: `[B, T, A]`, the last refit.
+        actions, values: `[B, N, T, A]` and `[B, N]`, the candidates of the last round and their
+            scores.
     """
 
     action: Array
@@ -120,9 +128,11 @@ class Plan(NamedTuple):
 class Draws(NamedTuple):
     """Every random number of one `plan` call, so that a test can put its own in.
 
-    candidate: round index -> standard normal noise `[B, N - P, T, A]`.
-    score: round index -> the key handed to `score_fn`.
-    gumbel: `[B, K]` standard Gumbel draws of the elite choice. action: `[B, A]` standard normal.
+    Attributes:
+        candidate: round index -> standard normal noise `[B, N - P, T, A]`.
+        score: round index -> the key handed to `score_fn`.
+        gumbel: `[B, K]` standard Gumbel draws of the elite choice.
+        action: `[B, A]` standard normal.
     """
 
     candidate: Callable[[Array], Array]
@@ -144,11 +154,17 @@ def refit(
 ) -> Refit:
     """Refit mean and standard deviation to the best candidates.
 
-    actions: `[..., N, T, A]`; values: `[..., N]`. nonfinite: "worst" ranks NaN and +-inf behind
-    every finite value and gives them no weight while a finite one is left; "reference" does as
-    TD-MPC2's code (NaN counts as 0, +-inf as the largest finite numbers), which lets a NaN win
-    where returns are negative. Raises ValueError on an unknown mode or more elites than candidates.
     Source: TD-MPC2 `_plan`; the second normalisation by (sum + 1e-9) is the reference's.
+
+    Args:
+        actions: `[..., N, T, A]`.
+        values: `[..., N]`.
+        nonfinite: "worst" ranks NaN and +-inf behind every finite value and gives them no weight
+            while a finite one is left; "reference" does as TD-MPC2's code (NaN counts as 0, +-inf
+            as the largest finite numbers), which lets a NaN win where returns are negative.
+
+    Raises:
+        ValueError: an unknown mode or more elites than candidates.
     """
     _check_choice("temperature_mode", temperature_mode, TEMPERATURE_MODES)
     _check_choice("nonfinite", nonfinite, NONFINITE)
@@ -196,16 +212,22 @@ def plan(
     action_mask: Array | None = None,
     config: MPPIConfig,
 ) -> Plan:
-    """Refine a Gaussian over action sequences and select an action.
+    """Refine a Gaussian over action sequences and select an action. Actions lie in [-1, 1].
 
-    key: consumed. score_fn(key, actions `[B, n, T, A]`) -> values `[B, n]`, higher is better.
-    mean, std: `[B, T, A]`, where round one samples from. proposals: `[B, P, T, A]`, candidates
-    that join every round in the place of P samples (policy trajectories). initial: `[B, N, T, A]`,
-    candidates of round one instead of Gaussian samples (draws from a policy). action_mask:
-    `[A]` or `[B, A]`, 0 for dimensions an environment does not have. Actions lie in [-1, 1].
+    Source: TD-MPC2 (arXiv 2310.16828), section 3.2.
 
-    Raises ValueError where shapes do not fit `config`. Source: TD-MPC2 (arXiv 2310.16828), section
-    3.2.
+    Args:
+        key: consumed.
+        score_fn: (key, actions `[B, n, T, A]`) -> values `[B, n]`, higher is better.
+        mean, std: `[B, T, A]`, where round one samples from.
+        proposals: `[B, P, T, A]`, candidates that join every round in the place of P samples
+            (policy trajectories).
+        initial: `[B, N, T, A]`, candidates of round one instead of Gaussian samples (draws from a
+            policy).
+        action_mask: `[A]` or `[B, A]`, 0 for dimensions an environment does not have.
+
+    Raises:
+        ValueError: shapes do not fit `config`.
     """
     _check_shapes(mean, std, proposals, initial, config)
     num_proposals = 0 if proposals is None else proposals.shape[1]
@@ -300,7 +322,12 @@ def plan_with_draws(
 def warm_start(mean: Array, is_first: Array) -> Array:
     """Shift the previous plan by one step; zeros where an episode began.
 
-    mean: `[B, T, A]`, of the previous call; is_first: `[B]` bool. The freed last step is zero.
+    Args:
+        mean: `[B, T, A]`, of the previous call.
+        is_first: `[B]` bool.
+
+    Returns:
+        `[B, T, A]`; the freed last step is zero.
     """
     shifted = jnp.concatenate([mean[:, 1:], jnp.zeros_like(mean[:, :1])], axis=1)
     return jnp.where(is_first[:, None, None], 0.0, shifted)

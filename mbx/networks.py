@@ -350,10 +350,13 @@ class PriorMLP(nn.Module):
 class MLPWithPrior(nn.Module):
     """An `MLP` whose output a frozen random network joins: by default `main + scale * prior`.
 
-    combine(main, scaled prior): another way to join them; prior_features: the prior's outputs where
-    they are not the main ones (1 for a number that shifts a predicted distribution). With
-    `out_activation` the prior joins before it, so that latents stay normalised. The prior's hidden
-    layers are `prior_div` times narrower than the main ones, at least 8 wide.
+    With `out_activation` the prior joins before it, so that latents stay normalised. The prior's
+    hidden layers are `prior_div` times narrower than the main ones, at least 8 wide.
+
+    Attributes:
+        combine: (main, scaled prior) -> output, another way to join them.
+        prior_features: the prior's outputs where they are not the main ones (1 for a number that
+            shifts a predicted distribution).
     """
 
     hidden: Sequence[int]

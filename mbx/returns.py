@@ -293,10 +293,10 @@ def td_targets(
 ) -> Array:
     """One-step targets from ensembles of rewards, dynamics and values.
 
-    local: head v bootstraps from itself, mean_R r + discount (1 - terminated) v + std_coef std_R r.
-    global: all heads share mean_R r + discount (1 - terminated) mean_V v + std_coef (std_R r +
-    discount std_V v), where the value's std is not masked by termination (as in the reference).
-    Then reduced over the dynamics heads. Source: docs/sources.md#ensembles.
+    With `local_bootstrap` head v bootstraps from itself, mean_R r + discount (1 - terminated) v +
+    std_coef std_R r. Without, all heads share mean_R r + discount (1 - terminated) mean_V v +
+    std_coef (std_R r + discount std_V v), where the value's std is not masked by termination (as in
+    the reference). Then reduced over the dynamics heads. Source: docs/sources.md#ensembles.
 
     Args:
       reward_heads: [R, H, ...].

@@ -24,9 +24,11 @@ Array = jax.Array
 class Codec(NamedTuple):
     """An observation of a world: its state, the humans' goals and their last actions, one array.
 
-    size: int32 words W of an observation. pack(state, goals `[H]`, actions `[H]`) -> `[W]` int32.
-    unpack(obs `[W]`) -> (state, goals, actions), exactly what was packed; further words of obs are
-    ignored.
+    Attributes:
+        size: int32 words W of an observation.
+        pack: (state, goals `[H]`, actions `[H]`) -> `[W]` int32.
+        unpack: obs `[W]` -> (state, goals, actions), exactly what was packed; further words of obs
+            are ignored.
     """
 
     size: int
@@ -47,7 +49,14 @@ class Record(NamedTuple):
 
 
 class Records(NamedTuple):
-    """size: int32 words W. draw(state, key) -> Record. pack(record) -> `[W]`, unpack(words)."""
+    """What is learned from, drawn and packed.
+
+    Attributes:
+        size: int32 words W.
+        draw: (state, key) -> Record.
+        pack: record -> `[W]`.
+        unpack: words -> record.
+    """
 
     size: int
     draw: Callable[[Any, Array], Record]

@@ -24,8 +24,12 @@ class Curriculum:
 
     Stages: 0 V_h^e alone, 1 also X_h, 2 also U_r, 3 also Q_r, 4 also V_r, 5 beta_r rises, 6 all.
     A stage whose network does not exist (`use_x_h`, ...) has no length.
-    decay: "1/t" or "1/sqrt_t", of learning rates after max(end of ramp, constant_fraction * steps).
-    gamma_*_ramp: steps of a linear rise from gamma_*_start, 0 for none; gamma_r's begins with Q_r.
+
+    Attributes:
+        decay: "1/t" or "1/sqrt_t", of learning rates after max(end of ramp, constant_fraction *
+            steps).
+        gamma_h_ramp, gamma_r_ramp: steps of a linear rise from `gamma_h_start` and `gamma_r_start`,
+            0 for none; gamma_r's begins with Q_r.
     """
 
     steps: int = 100_000

@@ -26,12 +26,18 @@ ABILITY_FLOOR = 1e-10
 class PowerParams(NamedTuple):
     """Parameters of the equations; numbers may be traced.
 
-    beta_h: inverse temperature of the human prior (inf: uniform over the best actions). gamma_h,
-    gamma_r: discounts. beta_r: exponent of the robot's policy. zeta: >= 1, risk aversion over
-    goals' values. xi: >= 1, inequality aversion over humans. eta: >= 1, over time. terminal_v_r:
-    V_r of terminal states, below 0. reduce: "mean" | "sum" over humans in eq. (8).
-    nu_h: share of the habit (uniform) policy in eq. (2). optimistic: robots help, not hinder, in
-    the prior: max over their actions in eq. (1) instead of min.
+    Attributes:
+        beta_h: inverse temperature of the human prior (inf: uniform over the best actions).
+        gamma_h, gamma_r: discounts.
+        beta_r: exponent of the robot's policy.
+        zeta: >= 1, risk aversion over goals' values.
+        xi: >= 1, inequality aversion over humans.
+        eta: >= 1, over time.
+        terminal_v_r: V_r of terminal states, below 0.
+        reduce: "mean" or "sum" over humans in equation (8).
+        nu_h: share of the habit (uniform) policy in equation (2).
+        optimistic: robots help, not hinder, in the prior: max over their actions in equation (1)
+            instead of min.
     """
 
     beta_h: Number = 10.0
@@ -96,7 +102,10 @@ def human_aggregate(
 ) -> Array:
     """y = mean (or sum) over humans of X_h^(-xi). `[..., H]` -> `[...]`.
 
-    mask: `[..., H]` bool, humans that exist. X_h below `ABILITY_FLOOR` counts as that.
+    X_h below `ABILITY_FLOOR` counts as that.
+
+    Args:
+        mask: `[..., H]` bool, humans that exist.
     """
     if reduce not in ("mean", "sum"):
         raise ValueError(f"reduce={reduce!r}: choose mean or sum")
@@ -151,7 +160,9 @@ def v_h_e_target(
 ) -> Array:
     """Eq. (6): sum_a pi_r(a) sum_k prob [achieved or gamma_h V_h^e]. -> `[...]`.
 
-    v_h_e, achieved, prob, terminal: `[..., R, K]`; policy: `[..., R]`.
+    Args:
+        v_h_e, achieved, prob, terminal: `[..., R, K]`.
+        policy: `[..., R]`.
     """
     value = dense_expectation(attained(v_h_e, achieved, gamma_h, terminal), prob)
     return jnp.sum(policy * value, axis=-1)

@@ -34,15 +34,19 @@ Array = jax.Array
 class Solution(NamedTuple):
     """The exact solution of a world. Joint robot actions are little-endian (`profiles`).
 
-    V_hm `[H, G, S]`, Q_hm `[H, G, S, A]`, pi_h `[H, G, S, A]`: eqs. (1)-(3); values 0 where the
-    state is terminal or the goal achieved in it, pi_h there 0 or one-hot on action 0 ("still").
-    V_h_e `[H, G, S]`, X_h `[H, S]`, U_r, V_r `[S]`, Q_r, pi_r `[S, R]`: eqs. (4)-(9), 0 where
-    terminal, except V_r = terminal_v_r. y `[S]`: of eq. (8).
-
-    residual: largest change the equations would still make (relative above 1). iterations: sweeps
-    of both phases. converged: residual <= tol. zero_ability: non-terminal (human, state) pairs
-    whose X_h is at the floor, so that U_r there is no number to rely on. unreachable: goals of
-    positive weight with V_h^e = 0 in every state.
+    Attributes:
+        V_hm, Q_hm, pi_h: `[H, G, S]`, `[H, G, S, A]` twice: equations (1) to (3); values 0 where
+            the state is terminal or the goal achieved in it, pi_h there 0 or one-hot on action 0
+            ("still").
+        V_h_e, X_h, U_r, V_r, Q_r, pi_r: `[H, G, S]`, `[H, S]`, `[S]` twice, `[S, R]` twice:
+            equations (4) to (9), 0 where terminal, except V_r = terminal_v_r.
+        y: `[S]`, of equation (8).
+        residual: largest change the equations would still make (relative above 1).
+        iterations: sweeps of both phases.
+        converged: residual <= tol.
+        zero_ability: non-terminal (human, state) pairs whose X_h is at the floor, so that U_r there
+            is no number to rely on.
+        unreachable: goals of positive weight with V_h^e = 0 in every state.
     """
 
     V_hm: Array

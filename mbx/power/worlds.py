@@ -21,11 +21,17 @@ Array = jax.Array
 class TabularWorld(NamedTuple):
     """A finite world as the list of its N transitions of positive probability.
 
-    succ_state, succ_joint, succ_next: `[N]` int, s, j, s'. succ_prob: `[N]`, sums to one for
-    every (s, j) of a non-terminal s. terminal: `[S]` bool. achieved: `[H, G, S]` 0/1, judged on
-    the successor. goal_weight: `[H, G]`, w_g of eq. (7); normalised per human it is also the goal
-    distribution of the human marginal. humans, robots: agent numbers; a joint action is
-    j = sum_i a_i num_actions^i over all agents i (agent 0 fastest). Source: docs/sources.md#empo.
+    Source: docs/sources.md#empo.
+
+    Attributes:
+        succ_state, succ_joint, succ_next: `[N]` int, s, j, s'.
+        succ_prob: `[N]`, sums to one for every (s, j) of a non-terminal s.
+        terminal: `[S]` bool.
+        achieved: `[H, G, S]` 0/1, judged on the successor.
+        goal_weight: `[H, G]`, w_g of equation (7); normalised per human it is also the goal
+            distribution of the human marginal.
+        humans, robots: agent numbers; a joint action is j = sum_i a_i num_actions^i over all agents
+            i (agent 0 fastest).
     """
 
     succ_state: Any
@@ -44,9 +50,11 @@ class TabularWorld(NamedTuple):
 class Views(NamedTuple):
     """How people look at a world's states.
 
-    render(state, goals `[H]`) -> uint8 `[height, width, 3]`. positions(state) -> `[H, 2]` int, the
-    cell (x, y) that each human stands on. size: (columns, rows) of the cells. blocked: `[rows,
-    columns]` bool, cells that nobody can stand on.
+    Attributes:
+        render: (state, goals `[H]`) -> uint8 `[height, width, 3]`.
+        positions: state -> `[H, 2]` int, the cell (x, y) that each human stands on.
+        size: (columns, rows) of the cells.
+        blocked: `[rows, columns]` bool, cells that nobody can stand on.
     """
 
     render: Callable[[Any, Array], Array]
@@ -58,20 +66,24 @@ class Views(NamedTuple):
 class World(NamedTuple):
     """A world as pure functions of one un-batched state (any pytree).
 
-    num_goals: goals a human, padded to the largest number; goal_weight 0 marks an absent one.
-    max_successors: K, of one joint action. num_states: `index(state)` lies below it; None where
-    there is no such number (networks only). example_state: one state.
-
-    init(key) -> state.
-    successors(state, joint [humans + robots] int32, humans first) -> (states `[K, ...]`, prob `[K]`
-        padded with 0, overflow bool: some did not fit in K).
-    terminal(state) -> bool. achieved(state) -> [H, G] bool.
-    human_policy(state) -> [H, G, A], the prior pi_h: exact, heuristic or uniform.
-    features(state) -> float32 [D]. index(state) -> int32.
-    goal_features: [H, G, F] float32. goal_weight: [H, G].
-
-    views: how to look at a state; None where there is nothing to see.
-    states: every state `[S, ...]` in the order of `index`, where they are listed.
+    Attributes:
+        num_goals: goals a human, padded to the largest number; goal_weight 0 marks an absent one.
+        max_successors: K, of one joint action.
+        num_states: `index(state)` lies below it; None where there is no such number (networks
+            only).
+        example_state: one state.
+        init: key -> state.
+        successors: (state, joint [humans + robots] int32, humans first) -> (states `[K, ...]`, prob
+            `[K]` padded with 0, overflow bool: some did not fit in K).
+        terminal: state -> bool.
+        achieved: state -> `[H, G]` bool.
+        human_policy: state -> `[H, G, A]`, the prior pi_h: exact, heuristic or uniform.
+        features: state -> float32 `[D]`.
+        index: state -> int32.
+        goal_features: `[H, G, F]` float32.
+        goal_weight: `[H, G]`.
+        views: how to look at a state; None where there is nothing to see.
+        states: every state `[S, ...]` in the order of `index`, where they are listed.
     """
 
     num_humans: int
@@ -165,10 +177,14 @@ def joint_index(actions: Any, num_actions: int) -> Any:
 def check_world(
     world: TabularWorld, *, normalised_weights: bool = False, tolerance: float = 1e-5
 ) -> None:
-    """Raise ValueError, naming the field, the value and the remedy, for an inconsistent world.
+    """Check that a world is one.
 
-    normalised_weights: also insist that every human's goal weights sum to one. Without that X_h may
-    exceed 1, y fall below 1 and U_r rise above -1.
+    Args:
+        normalised_weights: also insist that every human's goal weights sum to one. Without that X_h
+            may exceed 1, y fall below 1 and U_r rise above -1.
+
+    Raises:
+        ValueError: naming the field, the value and the remedy, for an inconsistent world.
     """
     w = TabularWorld(*(np.asarray(field) for field in world))
     agents = sorted([*w.humans.tolist(), *w.robots.tolist()])

@@ -231,9 +231,10 @@ def _progress(
 ) -> Metrics:
     """Where the curriculum stands, and means over the batch's states of what they mean.
 
-    v_h_e: over the pairs of human and goal that have a target. q_r: over the joint robot actions
-    that have one. x_h_1, ...: each human's ability. u_r, v_r: eqs. (8) and (9). entropy: of pi_r,
-    in nats.
+    Returns:
+        By name: `v_h_e` over the pairs of human and goal that have a target, `q_r` over the joint
+        robot actions that have one, `x_h_1`, ... each human's ability, `u_r` and `v_r` of
+        equations (8) and (9), and `entropy` of pi_r, in nats.
     """
 
     def mean(x: Array, weight: Array) -> Array:

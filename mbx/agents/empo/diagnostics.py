@@ -104,7 +104,8 @@ def value_map(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean V_h^e `[H, G, rows, columns]` by the human's cell, and visits `[H, rows, columns]`.
 
-    values: `[E * (length + 1), H, G]`, of the states of `played`.
+    Args:
+        values: `[E * (length + 1), H, G]`, of the states of `played`.
     """
     columns, rows = world.views.size
     states = _joined(played.states)

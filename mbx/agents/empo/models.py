@@ -29,10 +29,13 @@ Q_FLOOR = 1e-3
 class Model(NamedTuple):
     """Functions of parameters and codes of N states.
 
-    init(key) -> params, a dict of "v_h_e", "q_r" and perhaps "x_h". encode(states `[N, ...]`) ->
-    codes. trunk(params, codes) -> latents that the heads read; evaluated once a state.
-    q_r(params, latents) -> `[N, R]`, below 0. v_h_e(params, latents) -> `[N, H, G]`, unclamped.
-    x_h(params, latents) -> `[N, H]`, None: X_h is the sum over goals.
+    Attributes:
+        init: key -> params, a dict of "v_h_e", "q_r" and perhaps "x_h".
+        encode: states `[N, ...]` -> codes.
+        trunk: (params, codes) -> latents that the heads read; evaluated once a state.
+        q_r: (params, latents) -> `[N, R]`, below 0.
+        v_h_e: (params, latents) -> `[N, H, G]`, unclamped.
+        x_h: (params, latents) -> `[N, H]`; None where X_h is the sum over goals.
     """
 
     init: Callable[[Array], Params]

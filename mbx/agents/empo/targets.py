@@ -27,11 +27,14 @@ MASS_TOLERANCE = 1e-3
 
 
 class Profiles(NamedTuple):
-    """Joint human actions `[B, P, H]` int32 and what they weigh.
+    """Joint human actions and what they weigh.
 
-    weight: `[B, P]`, for Q_r: sums to one. entry: `[B, H, G, P]`, for V_h^e of human h and goal g:
-    sums over P to `coverage` `[B, H, G]`, which is 1 for every goal where the expectation is exact,
-    else the share of draws in which h pursued g.
+    Attributes:
+        actions: `[B, P, H]` int32.
+        weight: `[B, P]`, for Q_r: sums to one.
+        entry: `[B, H, G, P]`, for V_h^e of human h and goal g: sums over P to `coverage`.
+        coverage: `[B, H, G]`, 1 for every goal where the expectation is exact, else the share of
+            draws in which h pursued g.
     """
 
     actions: Array

@@ -78,7 +78,8 @@ def answers(
 ) -> tuple[Scalars, Array, Array]:
     """What magic walls answer: (0 enter, 1 refused, 2 refused and petrified; probability, rest).
 
-    ways: 2 where nothing ever petrifies, else 3.
+    Args:
+        ways: 2 where nothing ever petrifies, else 3.
     """
     given, prob = [], jnp.float32(1.0)
     for here in asking:

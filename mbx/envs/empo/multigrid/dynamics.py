@@ -45,11 +45,14 @@ MAX_OUTCOMES = 4096
 class Grid(NamedTuple):
     """A layout's pure functions of one un-batched state.
 
-    initial: the state an episode starts in. outcomes(state, actions `[N]`) -> (states `[K, ...]`,
-    prob `[K]`, 0 for unused ones). terminal(state) -> bool, the horizon is reached (never without
-    one). achieved(state) -> `[H, G]` bool. num_outcomes: K, which no joint action exceeds. board:
-    what the rules read; `outcomes_of(board, state, actions)` is `outcomes` for any board of the
-    same shape.
+    Attributes:
+        initial: the state an episode starts in.
+        outcomes: (state, actions `[N]`) -> (states `[K, ...]`, prob `[K]`, 0 for unused ones).
+        terminal: state -> bool, the horizon is reached (never without one).
+        achieved: state -> `[H, G]` bool.
+        num_outcomes: K, which no joint action exceeds.
+        board: what the rules read.
+        outcomes_of: (board, state, actions) -> as `outcomes`, for any board of the same shape.
     """
 
     layout: Layout
@@ -134,9 +137,12 @@ def staged(runs: Array, function: Callable[[], Any]) -> Any:
 def flatten_vmaps(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function(shared, *arguments)` under any nest of `vmap`s as one call with one batch axis.
 
-    function: takes arguments with one leading axis, of equal size everywhere, and returns such;
-    shared is common to the whole batch. Where shared is vmapped too, the nest stays as it is. One
-    long axis is what becomes vector code; a nest of vmaps ends in axes of a few entries.
+    One long axis is what becomes vector code; a nest of vmaps ends in axes of a few entries. Where
+    `shared` is vmapped too, the nest stays as it is.
+
+    Args:
+        function: takes what is common to the whole batch and arguments with one leading axis, of
+            equal size everywhere, and returns such.
     """
 
     def plain(shared: Any, *arguments: Any) -> Any:

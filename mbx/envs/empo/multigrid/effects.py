@@ -45,7 +45,8 @@ ENTER, REFUSED, PETRIFIED = range(3)  # what a magic wall answers
 class Kinds(NamedTuple):
     """What of a layout decides which rules there are: known when the program is built.
 
-    items, item_box, buttons, triggers, targets: as in `Layout`, tuples of numbers.
+    Attributes:
+        items, item_box, buttons, triggers, targets: as in `Layout`, tuples of numbers.
     """
 
     num_actions: int
@@ -59,8 +60,10 @@ class Kinds(NamedTuple):
 class Turn(NamedTuple):
     """One agent's turn: its number (traced), place, what it faces, what magic walls answer it.
 
-    began: where all agents stood when the step began. human: whether it is one. awaited: which
-    buttons waited for an action when the step began.
+    Attributes:
+        began: where all agents stood when the step began.
+        human: whether it is one.
+        awaited: which buttons waited for an action when the step began.
     """
 
     agent: Array
@@ -145,7 +148,10 @@ BLOCKERS = (_walls, _doors, _items, _buttons)
 def blocked(board: Board, scene: Scene, turn: Turn, cell: Array, *, to_all: bool) -> Array:
     """Whether `cell` is closed by what `BLOCKERS` know, or by an agent now or at the beginning.
 
-    to_all: also by the agent whose turn it is. Who lies in lava is in nobody's way.
+    Who lies in lava is in nobody's way.
+
+    Args:
+        to_all: also by the agent whose turn it is.
     """
     taken = jnp.bool_(False)
     for number, (now, before) in enumerate(zip(scene.cell, turn.began, strict=True)):

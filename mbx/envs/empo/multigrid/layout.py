@@ -48,18 +48,32 @@ _OPTIONAL = (
 class Layout(NamedTuple):
     """A map: what never changes, and how an episode starts. Cells are (x, y), x to the right.
 
-    wall, lava, unsteady, switch: `[height, width]` bool; floor: its colour or NONE. agents:
-    `[N, 3]` x, y, direction; is_human `[N]`. movable: `[M, 2]`, heavy `[M]` (rocks: robots only).
-    doors `[D, 2]`, door_state and door_color `[D]`. items `[Q, 2]`: keys, balls and boxes (what a
-    box holds has the box's cell), item_kind (of ITEMS), item_color and item_box `[Q]`, the box it
-    lies in or NONE. buttons `[U, 2]`, button_kind (of BUTTONS), button_trigger (of GROUPS) and
-    button_target (of GROUPS; of BUTTONS for a disabling switch) `[U]`. magic `[W, 2]`, magic_side
-    `[W]` (of objects.SIDES). goals: `[H, G, 4]` rectangles x1, y1, x2, y2, both ends included;
-    goal_weight `[H, G]`. horizon: steps of an
-    episode, 0 for one without end. stumble: probability of a step off unsteady
-    ground going astray. magic_entry: of being let through; magic_solidify: of a refusal turning the
-    wall into stone. magic_users: "humans" | "robots" | "all". drop: whether what is carried can be
-    put down.
+    Attributes:
+        wall, lava, unsteady, switch: `[height, width]` bool.
+        floor: `[height, width]`, its colour or NONE.
+        agents: `[N, 3]` x, y, direction.
+        is_human: `[N]`.
+        movable: `[M, 2]`, cells of blocks and rocks.
+        heavy: `[M]`, rocks: robots only push them.
+        doors: `[D, 2]`.
+        door_state, door_color: `[D]`.
+        items: `[Q, 2]`, cells of keys, balls and boxes; what a box holds has the box's cell.
+        item_kind, item_color: `[Q]`, of ITEMS, and their colours.
+        item_box: `[Q]`, the box it lies in or NONE.
+        buttons: `[U, 2]`.
+        button_kind: `[U]`, of BUTTONS.
+        button_trigger, button_target: `[U]`, of GROUPS (the target of a disabling switch of
+            BUTTONS).
+        magic: `[W, 2]`.
+        magic_side: `[W]`, of `objects.SIDES`.
+        goals: `[H, G, 4]` rectangles x1, y1, x2, y2, both ends included.
+        goal_weight: `[H, G]`.
+        horizon: steps of an episode, 0 for one without end.
+        stumble: probability of a step off unsteady ground going astray.
+        magic_entry: probability of being let through a magic wall.
+        magic_solidify: of a refusal turning the wall into stone.
+        magic_users: "humans", "robots" or "all".
+        drop: whether what is carried can be put down.
     """
 
     wall: np.ndarray
@@ -133,11 +147,15 @@ def parse_map(
 ) -> Layout:
     """A layout from a text map.
 
-    goals: rectangles `[G, 4]`, the same for every human, or `[H, G, 4]`. goal_weight: `[H, G]` or
-    `[G]`, positive, default equal; divided by its sum per human. legend: see `objects`. The others:
-    see `Layout`. Raises ValueError, naming line and column, for unknown symbols and ragged lines,
-    and for maps without a human or a robot, an open border, goals outside the map or out of a
-    human's reach, and impossible numbers.
+    Args:
+        goals: rectangles `[G, 4]`, the same for every human, or `[H, G, 4]`.
+        goal_weight: `[H, G]` or `[G]`, positive, default equal; divided by its sum per human.
+        legend: see `objects`; the others: see `Layout`.
+
+    Raises:
+        ValueError: naming line and column, for unknown symbols and ragged lines, and for maps
+            without a human or a robot, an open border, goals outside the map or out of a human's
+            reach, and impossible numbers.
     """
     symbols = objects.read_legend({} if legend is None else legend)
     cells = _cells(text.strip("\n").splitlines(), "".join(symbols) + HUMANS + ROBOTS)

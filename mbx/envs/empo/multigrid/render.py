@@ -88,7 +88,7 @@ def _sprites() -> dict[str, np.ndarray]:
 def make_render(layout: Layout) -> Callable[..., Array]:
     """`render(state, goals=None)` -> uint8 `[height * TILE, width * TILE, 3]`.
 
-    goals: `[H]`, the number of the goal that each human pursues.
+    What it returns takes `goals` `[H]`, the number of the goal that each human pursues.
     """
     height, width = layout.wall.shape
     masks = {name: jnp.asarray(mask) for name, mask in _sprites().items()}

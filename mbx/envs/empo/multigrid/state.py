@@ -52,7 +52,8 @@ class State(NamedTuple):
 class Board(NamedTuple):
     """What never changes, as arrays, so that boards of one shape can be stacked and vmapped over.
 
-    terrain: `[height, width]` bits. The others as in `Layout`, places as cells.
+    Attributes:
+        terrain: `[height, width]` bits. The others are as in `Layout`, places as cells.
     """
 
     terrain: Array
@@ -73,7 +74,8 @@ class Board(NamedTuple):
 class Scene(NamedTuple):
     """A state as scalars: tuples over agents, movable objects, doors, items, buttons, magic walls.
 
-    buttons: a tuple of four scalars each, as in `State`.
+    Attributes:
+        buttons: a tuple of four scalars each, as in `State`.
     """
 
     cell: Scalars
