@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from mbx import threefry
 
-Array = jax.Array
 ScoreFn = Callable[[Array, Array], Array]
 
 TEMPERATURE_MODES = ("multiply", "divide")

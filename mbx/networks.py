@@ -17,8 +17,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-Array = jax.Array
 Params = Any
 
 LAYER_NORM_EPSILON = 1e-5
@@ -158,7 +158,7 @@ class Dense(nn.Module):
         init = nn.initializers.zeros if self.zero_init else linear_init()
         kernel = self.param("kernel", init, (sum(sizes), self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        kernel, inputs = kernel.astype(self.dtype), [x.astype(self.dtype) for x in inputs]
+        kernel, inputs = kernel.astype(self.dtype), tuple(x.astype(self.dtype) for x in inputs)
         if len({x.shape[:-1] for x in inputs}) == 1:
             out = matmul(jnp.concatenate(inputs, axis=-1), kernel)
         else:  # inputs that broadcast: multiply each before it is repeated
@@ -377,6 +377,7 @@ class MLPWithPrior(nn.Module):
         prior = self.scale * prior
 
         def join(x: Array) -> Array:
+            assert self.out_activation is not None
             return self.out_activation(self.combine(x, prior))
 
         main = MLP(

@@ -69,7 +69,7 @@ class Sample(NamedTuple):
     rows: PyTree
     targets: Targets | None
     mask: Array
-    index: Index
+    index: Index  # type: ignore[assignment]  # the name of a tuple's method
 
 
 # -------------------------------------------------------------------------------------------------

@@ -75,8 +75,10 @@ def setting(
             of them, whose docstring says in words what it takes. A setting that has no effect and
             is not at its default is refused.
     """
-    metadata = dict(help=help, at_least=at_least, above=above, at_most=at_most, choices=choices)
-    metadata |= {"needs": dict(needs or {})}
+    metadata: dict[str, Any] = dict(
+        help=help, at_least=at_least, above=above, at_most=at_most, choices=choices
+    )
+    metadata["needs"] = dict(needs or {})
     if isinstance(default, dict):  # names that a user chooses; a default of its own for everyone
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -174,7 +176,7 @@ def requirement(settings: Any, other: str, required: Any) -> str:
     """What a setting that `needs` names must be, in words."""
     condition = getattr(type(settings), other, None)
     if isinstance(condition, property):
-        return " ".join(condition.__doc__.split())
+        return " ".join((condition.__doc__ or "").split())
     return f"{other}={_required_words(required)}"
 
 

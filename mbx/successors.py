@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-
-Array = jax.Array
+from jax import Array
 
 
 class Successors(NamedTuple):

@@ -19,8 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-Array = jax.Array
+from jax import Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,7 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
-
-Array = jax.Array
+from jax import Array
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-Array = jax.Array
-Params = dict[str, Any]
-Metrics = dict[str, Array]
+Array: TypeAlias = jax.Array
+Params: TypeAlias = dict[str, Any]
+Metrics: TypeAlias = dict[str, Array]
 
 
 class EnvSpec(NamedTuple):

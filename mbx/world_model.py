@@ -161,7 +161,7 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
     tasks = config.tasks
     z = jnp.zeros((1, config.latent + (tasks.embedding_dim if tasks else 0)))
     a, obs = jnp.zeros((1, config.action_dim)), jnp.zeros((1, *config.obs_shape))
-    encoded = (obs,)
+    encoded: tuple[Array, ...] = (obs,)
     if tasks:
         encoded = (tasks.split(obs)[0], jnp.zeros((1, tasks.embedding_dim)))
     inputs = dict(
@@ -331,6 +331,7 @@ def _project(params: Params) -> Params:
 def discount_of(model: WorldModel, discount: float | tuple[float, ...], z: Array) -> Any:
     """The discount of a latent's task: one number for all, or `[...]` where every task has its."""
     if isinstance(discount, tuple):
+        assert model.config.tasks is not None  # several discounts are those of several tasks
         return model.config.tasks.look_up(discount, z)
     return discount
 

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from mbx.power.worlds import World, draw_actions, draw_goals, profiles
-
-Array = jax.Array
 
 
 class Codec(NamedTuple):

@@ -11,8 +11,7 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-
-Array = jax.Array
+from jax import Array
 
 NETWORKS = ("v_h_e", "x_h", "u_r", "q_r", "v_r")
 RAMP_STAGE = 5

@@ -9,15 +9,15 @@ Source: arXiv 2508.00159; docs/sources.md#empo.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from mbx.successors import dense_expectation
 
-Array = jax.Array
-Number = Array | float
+Number: TypeAlias = Array | float
 
 # Abilities are not let below this before they are raised to -xi; how often that happens is counted.
 ABILITY_FLOOR = 1e-10

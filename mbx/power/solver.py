@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from mbx.power.equations import (
     ABILITY_FLOOR,
@@ -27,8 +28,6 @@ from mbx.power.equations import (
     robot_policy,
 )
 from mbx.power.worlds import TabularWorld, check_world, joint_index, profiles
-
-Array = jax.Array
 
 
 class Solution(NamedTuple):
@@ -103,7 +102,7 @@ def solve(
         human_policy = _check_policy(np.asarray(human_policy), shape, np.asarray(world.terminal))
         human_policy = jnp.asarray(human_policy, dtype)
     numbers = PowerParams(
-        *(
+        *(  # type: ignore[arg-type]  # words are no numbers: None, and arguments of their own
             None if name in ("reduce", "optimistic") else jnp.asarray(value, dtype)
             for name, value in params._asdict().items()
         )

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-Array = jax.Array
+from jax import Array
 
 
 class TabularWorld(NamedTuple):
@@ -99,7 +98,7 @@ class World(NamedTuple):
     achieved: Callable[[Any], Array]
     human_policy: Callable[[Any], Array]
     features: Callable[[Any], Array]
-    index: Callable[[Any], Array]
+    index: Callable[[Any], Array]  # type: ignore[assignment]  # the name of a tuple's method
     goal_features: Array
     goal_weight: Array
     views: Views | None = None
