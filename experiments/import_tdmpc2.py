@@ -1,8 +1,8 @@
-"""Make a run directory of an official TD-MPC2 checkpoint, to evaluate, plan with or fine-tune.
+r"""Make a run directory of an official TD-MPC2 checkpoint, to evaluate, plan with or fine-tune.
 
     python -m experiments.import_tdmpc2 model.pt --task=dmc:walker-walk --workdir=runs/official
     python -m experiments.evaluate runs/official
-    python -m experiments.train --config=configs/tdmpc2.py --config.train.init_from=runs/official \\
+    python -m experiments.train --config=configs/tdmpc2.py --config.train.init_from=runs/official \
         --config.env.name=dmc:walker-walk --config.model.size=5
 
 Needs PyTorch (`pip install 'mbx[torch]'`). A model of several tasks takes their names in its order:

@@ -11,7 +11,8 @@ _ENOUGH = 10  # episodes, all of them faulty, after which nothing better is expe
 class Faults:
     """Counts the episodes of one seed of a run that a fault ended.
 
-    task: `EnvSpec.name`.
+    Args:
+        task: `EnvSpec.name`.
     """
 
     def __init__(self, task: str) -> None:
