@@ -316,10 +316,9 @@ def follows(params, before, action, after):
     return np.all(np.abs(np.asarray(deter - after["deter"])) < 1e-5, axis=-1)
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-def test_latents_are_written_back_to_the_rows_they_belong_to(shards):
+def test_latents_are_written_back_to_the_rows_they_belong_to():
     """Every row but the first has the latents that follow from those stored with the row before."""
-    state = filled(shards)
+    state = filled(shards=2)
     train = dreamer.init_state(CONTEXT, jax.random.key(0))
     train = train.replace(params=moved(train.params))
     key = jax.random.key(7)
@@ -348,7 +347,10 @@ def test_latents_are_written_back_to_the_rows_they_belong_to(shards):
         np.testing.assert_array_equal(after.data[name], state.data[name])
 
 
-def test_parts_of_a_sequence_are_learned_from_in_turn_with_the_state_carried_on(monkeypatch):
+@pytest.mark.parametrize("shards", [1, 2])
+def test_parts_of_a_sequence_are_learned_from_in_turn_with_the_state_carried_on(
+    monkeypatch, shards
+):
     """With a learner that adds every row's number to its state, and counts."""
 
     def learner(settings, train, batch, carry, noise):
@@ -360,7 +362,7 @@ def test_parts_of_a_sequence_are_learned_from_in_turn_with_the_state_carried_on(
 
     monkeypatch.setattr(update, "update_from_batch", learner)
     settings = change(CONTEXT, loss=dict(batch_length=2, parts=3))
-    state, key = filled(1), jax.random.key(3)
+    state, key = filled(shards), jax.random.key(3)
     train, after, metrics = jax.jit(update.make_update(settings))(jnp.int32(0), state, key)
     sample_key, draw_key = jax.random.split(key)
     sample = sequences.sample(state, sample_key, batch_size=2, length=7, fresh=1)
@@ -368,6 +370,10 @@ def test_parts_of_a_sequence_are_learned_from_in_turn_with_the_state_carried_on(
     expected = np.asarray(sample.rows["deter"])[:1] + np.cumsum(seen, axis=0)
     stored = replay.row_at(after, jax.tree.map(lambda x: x[1:], sample.index))["deter"]
     np.testing.assert_allclose(stored, expected, rtol=1e-6)
+    written = np.asarray(after.data["deter"] != state.data["deter"]).any(-1)
+    assert written.sum() == 12  # six rows each of two sequences, and no other row
+    for name in ("obs", "action", "reward", "is_first"):
+        np.testing.assert_array_equal(after.data[name], state.data[name])
     assert int(train) == 3
     np.testing.assert_allclose(metrics["first"], seen[::2].mean(), rtol=1e-6)
     keys = jax.random.split(draw_key, 3)  # every part has draws of its own
