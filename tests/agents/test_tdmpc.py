@@ -49,6 +49,7 @@ def setting():
 
 def test_an_update_moves_everything_it_should(setting):
     _, _, state, update, noise = setting
+    assert noise.policy_eps.shape == (T + 1, B, A)  # one draw a state: fewer would be broadcast
     new, metrics = update(state, make_batch(), noise)
     for name in state.params:
         assert changed(state.params[name], new.params[name]), name
