@@ -117,14 +117,16 @@ def test_empo_learns_nothing_from_a_fault(name):
     assert differs(plain[0].params, other[0].params)
 
 
-def leaky(world: power.World, bad: float) -> power.World:
-    """With a number beside its state, which robot 0's action 1 in the first place makes `bad`."""
+def leaky(world: power.World, bad: float, chance: float = 1.0) -> power.World:
+    """With a number beside its state, which robot 0's action 1 in the first place makes `bad`; what
+    follows that has its probabilities times `chance`."""
     begin = world.init(jax.random.key(0))
 
     def successors(state: Any, joint: jax.Array) -> Any:
         following, prob, overflow = world.successors(state[0], joint)
         leaks = (state[0] == begin) & (joint[world.num_humans] == 1)
-        return (following, jnp.full(prob.shape, jnp.where(leaks, bad, 0.0))), prob, overflow
+        number = jnp.full(prob.shape, jnp.where(leaks, bad, 0.0))
+        return (following, number), prob * jnp.where(leaks, chance, 1.0), overflow
 
     def of_place(name: str) -> Any:
         return lambda state: getattr(world, name)(state[0])
@@ -162,9 +164,9 @@ def test_empo_learns_the_rest_where_a_world_has_no_numbers():
     settings = settings_of(model=dict(hidden=8), curriculum=AT_ONCE)
     running = np.flatnonzero(~np.asarray(found.table.terminal))[:4]
     states = (jnp.asarray(running, jnp.int32), jnp.zeros(4))
-    mask, made = jnp.ones(4, bool), {}
-    for bad in (0.0, jnp.nan):
-        world = leaky(found.world, bad)
+    mask, made = jnp.ones(4, bool), []
+    for bad, chance in ((0.0, 1.0), (jnp.nan, 1.0), (0.0, jnp.nan)):
+        world = leaky(found.world, bad, chance)
         problem = problem_of(NamedWorld(world, found.params, None, None), settings)
         train = jax.jit(lambda key, p=problem: learners.init_state(p, key))(jax.random.key(0))
 
@@ -176,18 +178,20 @@ def test_empo_learns_the_rest_where_a_world_has_no_numbers():
             )
             return made, metrics, learners.learn_networks(problem, train, states, made, mask)[0]
 
-        made[bool(bad)] = run(train)
-    (good, told, _), (got, broken, after) = made[False], made[True]
+        made.append(run(train))
+    good, told, _ = made[0]
     begin = int(found.world.init(jax.random.key(0)))
     num = found.world.num_actions
     lost = (running == begin)[:, None] & (np.arange(num**found.world.num_robots) % num == 1)
-    assert lost.any() and float(told["broken_targets"]) == 0.0
-    np.testing.assert_array_equal(got.known, good.known & ~lost)
-    np.testing.assert_allclose(broken["broken_targets"], lost.mean())
-    np.testing.assert_array_equal(got.q_r[~lost], good.q_r[~lost])
-    covered, partly = np.asarray(got.coverage) > 0, lost.any(axis=1)
-    np.testing.assert_array_equal(covered[~partly], good.coverage[~partly] > 0)
-    np.testing.assert_array_equal(got.v_h_e[covered], good.v_h_e[covered])
-    assert not covered[partly].all() and np.isfinite(got.v_h_e).all()
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(after.params))
-    assert float(broken["lost_targets"]) == 0.0
+    assert lost.any() and float(told["broken_targets"]) == float(told["lost_targets"]) == 0.0
+    partly = lost.any(axis=1)
+    for got, told, after in made[1:]:
+        np.testing.assert_array_equal(got.known, good.known & ~lost)
+        np.testing.assert_array_equal(got.q_r[~lost], good.q_r[~lost])
+        np.testing.assert_allclose(told["broken_targets"], lost.mean())
+        assert float(told["lost_targets"]) == 0.0
+        covered = np.asarray(got.coverage) > 0
+        np.testing.assert_array_equal(covered[~partly], good.coverage[~partly] > 0)
+        np.testing.assert_array_equal(got.v_h_e[covered], good.v_h_e[covered])
+        assert not covered[partly].all() and np.isfinite(got.v_h_e).all()
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(after.params))

@@ -154,7 +154,7 @@ def expand(
     else:
         flat = successors.flatten(dense, prob, capacity)
     mass = successors.segment_mass(flat.prob, flat.segment, num_segments).reshape(batch, -1)
-    lost = ~(jnp.abs(1.0 - mass) <= MASS_TOLERANCE).reshape(batch, num, len(robots))
+    lost = (jnp.abs(1.0 - mass) > MASS_TOLERANCE).reshape(batch, num, len(robots))
     metrics = {
         "n_successors": flat.count.astype(jnp.float32),
         "fill": flat.fill,
