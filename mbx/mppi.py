@@ -229,19 +229,10 @@ def plan(
     Raises:
         ValueError: shapes do not fit `config`.
     """
-    _check_shapes(mean, std, proposals, initial, config)
+    check_shapes(mean, std, proposals, initial, config)
     num_proposals = 0 if proposals is None else proposals.shape[1]
-    batch, horizon, action_dim = mean.shape
-    noise_key, score_key, choice_key, action_key = jax.random.split(threefry.unrolled(key), 4)
-    shape = (batch, config.num_samples - num_proposals, horizon, action_dim)
-    draws = Draws(
-        candidate=lambda i: threefry.normal(jax.random.fold_in(noise_key, i), shape),
-        score=lambda i: jax.random.fold_in(score_key, i),
-        gumbel=jax.random.gumbel(choice_key, (batch, config.num_elites)),
-        action=jax.random.normal(action_key, (batch, action_dim)),
-    )
     return plan_with_draws(
-        draws,
+        draw(key, mean, config.num_samples - num_proposals, config),
         score_fn,
         mean,
         std,
@@ -249,6 +240,19 @@ def plan(
         initial=initial,
         action_mask=action_mask,
         config=config,
+    )
+
+
+def draw(key: Array, mean: Array, num_samples: int, config: MPPIConfig) -> Draws:
+    """The random numbers of one plan from `mean` `[B, T, A]` with `num_samples` drawn a round."""
+    batch, horizon, action_dim = mean.shape
+    noise_key, score_key, choice_key, action_key = jax.random.split(threefry.unrolled(key), 4)
+    shape = (batch, num_samples, horizon, action_dim)
+    return Draws(
+        candidate=lambda i: threefry.normal(jax.random.fold_in(noise_key, i), shape),
+        score=lambda i: jax.random.fold_in(score_key, i),
+        gumbel=jax.random.gumbel(choice_key, (batch, config.num_elites)),
+        action=jax.random.normal(action_key, (batch, action_dim)),
     )
 
 
@@ -264,10 +268,10 @@ def plan_with_draws(
     config: MPPIConfig,
 ) -> Plan:
     """`plan` with its random numbers given: the deterministic core."""
-    _check_shapes(mean, std, proposals, initial, config)
+    check_shapes(mean, std, proposals, initial, config)
     batch, horizon, action_dim = mean.shape
     rounds = config.rounds(action_dim)
-    mask = _mask(action_mask, batch, action_dim)  # [B, 1, A], broadcast over T
+    mask = expand_mask(action_mask, batch, action_dim)  # [B, 1, A], broadcast over T
     mean, std = mean * mask, std * mask
     once = proposals is not None and not config.rescore_proposals
     fixed_values = score_fn(draws.score(jnp.int32(rounds)), proposals) if once else None
@@ -313,6 +317,22 @@ def plan_with_draws(
     carry = (start, jnp.zeros((batch, num, horizon, action_dim)), jnp.zeros((batch, num)))
     last, actions, values = jax.lax.fori_loop(0, rounds, one_round, carry)
 
+    return make_plan(draws, last, actions, values, mask, config)
+
+
+def make_plan(
+    draws: Draws, last: Refit, actions: Array, values: Array, mask: Array, config: MPPIConfig
+) -> Plan:
+    """The plan of a last round: its action selected, with exploration noise.
+
+    Args:
+        draws: its `gumbel` and `action` are used.
+        last: the round's refit.
+        actions: the round's candidates, `[B, N, T, A]`.
+        values: `[B, N]`.
+        mask: `[B, 1, A]`, 0 for actions that an environment does not have.
+        config: says how.
+    """
     chosen = _select(last, draws.gumbel, config.selection)
     action = chosen + config.action_noise * last.std[:, 0] * draws.action
     action = jnp.clip(action, -1.0, 1.0) * mask[:, 0]
@@ -344,7 +364,8 @@ def _select(last: Refit, gumbel: Array, selection: str) -> Array:
     return jnp.take_along_axis(first, chosen[:, None, None], axis=1)[:, 0]
 
 
-def _mask(action_mask: Array | None, batch: int, action_dim: int) -> Array:
+def expand_mask(action_mask: Array | None, batch: int, action_dim: int) -> Array:
+    """`[A]`, `[B, A]` or None (all) as `[B, 1, A]`."""
     if action_mask is None:
         return jnp.ones((batch, 1, action_dim))
     mask = jnp.asarray(action_mask, jnp.float32)
@@ -357,9 +378,10 @@ def _check_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{field}={value!r}: choose one of {choices}")
 
 
-def _check_shapes(
+def check_shapes(
     mean: Array, std: Array, proposals: Array | None, initial: Array | None, config: MPPIConfig
 ) -> None:
+    """Raises ValueError where the arguments of a plan do not fit each other or `config`."""
     if mean.ndim != 3 or mean.shape != std.shape:
         raise ValueError(f"mean {mean.shape} and std {std.shape} must both be [B, T, A]")
     batch, horizon, action_dim = mean.shape

@@ -24,10 +24,15 @@ def _check_planner(planner: Planner | TrainingPlanner, name: str) -> Iterator[st
         yield f"min_std={planner.min_std} is more than {name}.max_std={planner.max_std}: lower it"
 
 
+_ICEM = {"name": "icem"}
+_WEIGHTS = {"weighs_elites": True}
+
+
 @dataclasses.dataclass(frozen=True)
 class Planner:
-    """The planner that acts in the environment (MPPI)."""
+    """The planner that acts in the environment."""
 
+    name: str = setting("mppi", "how it searches: mppi, cem, icem, or one of your own")
     horizon: int = setting(3, "agent steps that a plan looks ahead", at_least=1)
     iterations: int = setting(3, "rounds of sampling and refitting", at_least=1)
     num_samples: int = setting(128, "candidate plans a round, proposals included", at_least=1)
@@ -45,9 +50,23 @@ class Planner:
     rescore_proposals: bool = setting(
         False, "score proposals in every round, not once", needs={"num_proposals": NONZERO}
     )
-    temperature: float = setting(0.5, "of the elites' weights", above=0)
+    temperature: float = setting(0.5, "of the elites' weights", above=0, needs=_WEIGHTS)
     temperature_mode: str = setting(
-        "multiply", "weights exp(temperature v), or exp(v / temperature)", choices=TEMPERATURE_MODES
+        "multiply",
+        "weights exp(temperature v), or exp(v / temperature)",
+        choices=TEMPERATURE_MODES,
+        needs=_WEIGHTS,
+    )
+    noise_beta: float = setting(
+        2.0,
+        "noise of power 1 / frequency^noise_beta along a plan",
+        needs=_ICEM | {"plans_ahead": True},
+    )
+    keep_elites: float = setting(
+        0.3, "share of a round's elites that compete in the next", at_most=1, needs=_ICEM
+    )
+    momentum: float = setting(
+        0.1, "share of the old mean and std in the refitted", at_most=0.999, needs=_ICEM
     )
     min_std: float = setting(0.05, "lowest refitted standard deviation, in action units", above=0)
     max_std: float = setting(2.0, "highest, and where plans start")
@@ -92,6 +111,7 @@ class Planner:
 
 
 _TRAINING = {"enabled": True, "reads_plans": True}
+_TRAINING_WEIGHTS = _TRAINING | {"training_weighs_elites": True}
 _SAMPLED = {"reads_plans": True}
 _AS_ACTING = _TRAINING | {"search": "acting"}
 
@@ -112,6 +132,7 @@ class TrainingPlanner:
         choices=("policy", "acting"),
         needs=_TRAINING,
     )
+    name: str = setting("mppi", "how it searches, as planner.name", needs=_TRAINING)
     iterations: int = setting(3, "rounds of sampling and refitting", at_least=1, needs=_TRAINING)
     num_samples: int = setting(32, "candidates a round", at_least=1, needs=_SAMPLED)
     num_elites: int = setting(
@@ -133,12 +154,29 @@ class TrainingPlanner:
     extra_iterations_action_dim: int = setting(
         20, "which have that many dims", needs=_TRAINING | {"extra_iterations": NONZERO}
     )
-    temperature: float = setting(0.5, "of the elites' weights", above=0, needs=_TRAINING)
+    temperature: float = setting(0.5, "of the elites' weights", above=0, needs=_TRAINING_WEIGHTS)
     temperature_mode: str = setting(
         "divide",
         "weights exp(temperature v), or exp(v / temperature)",
         choices=TEMPERATURE_MODES,
-        needs=_TRAINING,
+        needs=_TRAINING_WEIGHTS,
+    )
+    noise_beta: float = setting(
+        2.0,
+        "noise of power 1 / frequency^noise_beta along a plan",
+        needs=_TRAINING | _ICEM | {"trains_ahead": True},
+    )
+    keep_elites: float = setting(
+        0.3,
+        "share of a round's elites that compete in the next",
+        at_most=1,
+        needs=_TRAINING | _ICEM,
+    )
+    momentum: float = setting(
+        0.1,
+        "share of the old mean and std in the refitted",
+        at_most=0.999,
+        needs=_TRAINING | _ICEM,
     )
     min_std: float = setting(
         0.05, "lowest refitted standard deviation, in action units", above=0, needs=_TRAINING

@@ -1,9 +1,9 @@
 """Two planners in the latent model, and the policy's part in their plans.
 
-`mbx.mppi` knows no model; `scoring` gives it its score. The acting planner looks a few steps ahead,
-is warm-started and joined by policy trajectories; the training planner starts from the policy and
-returns all candidates with their values. Axes: B states, N candidates, P proposals, T horizon, A
-action dims, L latent dims.
+`mbx.mppi` and the other planners (`mbx.planners`) know no model; `scoring` gives them their score.
+The acting planner looks a few steps ahead, is warm-started and joined by policy trajectories; the
+training planner starts from the policy and returns all candidates with their values.
+Axes: B states, N candidates, P proposals, T horizon, A action dims, L latent dims.
 Sources: TD-MPC2 (arXiv 2310.16828), section 3.2 and reference code; docs/sources.md, entries
 planner-targets and ensembles.
 """
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mbx import mppi, threefry
+from mbx import mppi, planners, threefry
 from mbx.agents.tdmpc.scoring import score_function
 from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
 from mbx.keys import streams
@@ -123,11 +123,12 @@ def _first_head(model: WorldModel, params: Params) -> Params:
 # The two planners
 
 
-def mppi_config(planner: Planner | TrainingPlanner, **changes: Any) -> mppi.MPPIConfig:
-    """What of a planner's settings is MPPI's own, by the same names."""
+def search_config(planner: Planner | TrainingPlanner, **changes: Any) -> mppi.MPPIConfig:
+    """What of a planner's settings is the search's own, by the same names."""
+    kind = planners.find(planner.name).config
     own = {field.name for field in dataclasses.fields(planner)} - changes.keys()
-    shared = own & {field.name for field in dataclasses.fields(mppi.MPPIConfig)}
-    return mppi.MPPIConfig(**{name: getattr(planner, name) for name in shared}, **changes)
+    shared = own & {field.name for field in dataclasses.fields(kind)}
+    return kind(**{name: getattr(planner, name) for name in shared}, **changes)
 
 
 def plan_to_act(
@@ -149,7 +150,7 @@ def plan_to_act(
         evaluate: without exploration noise, and with the settings for evaluations.
         share: of the policy's own Gaussian in where the plan starts, None for none.
     """
-    planner, config = settings.planner, mppi_config(settings.planner)
+    planner, config = settings.planner, search_config(settings.planner)
     if evaluate:
         planner = dataclasses.replace(planner, std_coef=planner.evaluation_std_coef)
         config = dataclasses.replace(
@@ -171,7 +172,7 @@ def plan_to_act(
     std = jnp.full_like(mean, config.max_std)
     if share is not None:
         mean, std = blend(share, policy_gaussian(model, params, z, horizon), (mean, std))
-    return mppi.plan(
+    return planners.find(planner.name).plan(
         keys["plan"],
         score,
         mean,
@@ -200,7 +201,7 @@ def plan_targets(
     keys = streams(key, "policy", "plan")
     search = _acting_search if planner.enabled and planner.search == "acting" else _policy_search
     config, start = search(settings, model, params, z, keys["policy"])
-    plan = mppi.plan(
+    plan = planners.find(planner.name).plan(
         keys["plan"],
         score_function(settings, model, params, z, planner),
         action_mask=model.action_mask(z),
@@ -216,7 +217,7 @@ def _policy_search(
 ) -> tuple[mppi.MPPIConfig, dict[str, Array]]:
     """MPPI's settings, and where it starts: samples of the policy."""
     planner = settings.training_planner
-    config = mppi_config(planner) if planner.enabled else mppi_config(planner, iterations=1)
+    config = search_config(planner) if planner.enabled else search_config(planner, iterations=1)
     horizon = planner.horizon if planner.enabled else 1
     mean, log_std = model.policy(params, z)
 
@@ -242,7 +243,7 @@ def _acting_search(
         shape = (planner.horizon, z.shape[0], planner.num_proposals, mean.shape[-1])
         eps, bounds = threefry.normal(key, shape), planner.proposal_log_std
         start["proposals"] = _samples_of_policies(model, params, z, eps, bounds)
-    return mppi_config(planner), start
+    return search_config(planner), start
 
 
 def _samples_of_policies(

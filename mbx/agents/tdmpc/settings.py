@@ -259,6 +259,16 @@ class Settings(RunSettings):
         return values or self.model.num_rewards > 1 or self.several_dynamics
 
     @property
+    def weighs_elites(self) -> bool:
+        """planner.name other than 'cem' and 'icem'"""
+        return self.planner.name not in ("cem", "icem")
+
+    @property
+    def training_weighs_elites(self) -> bool:
+        """training_planner.name other than 'cem' and 'icem'"""
+        return self.training_planner.name not in ("cem", "icem")
+
+    @property
     def plans_ahead(self) -> bool:
         """planner.horizon above 1"""
         return self.planner.horizon > 1

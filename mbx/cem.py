@@ -1,0 +1,189 @@
+"""The cross-entropy method, plain and improved (iCEM): planners with the signature of `mppi.plan`.
+
+    plan = cem.icem(key, score, mean, std, config=cem.ICEMConfig(noise_beta=2.0))
+
+Both keep the elites of each round and refit a Gaussian to them, all elites alike. iCEM also draws
+noise that is correlated in time, lets the best of a round compete in the next, and moves mean and
+deviation part of the way only.
+
+Axes: B states planned for at once, N candidates, P proposals, K elites, T horizon, A action dims.
+Sources: Rubinstein 1999 (CEM); Pinneri et al. 2020, arXiv 2008.06389 (iCEM).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mbx import mppi
+from mbx.mppi import Array, MPPIConfig, Plan, Refit, ScoreFn
+
+
+@dataclasses.dataclass(frozen=True)
+class ICEMConfig(MPPIConfig):
+    """Settings of iCEM beside those of every planner; `temperature` is not used.
+
+    Attributes:
+        noise_beta: the power of noise falls with its frequency f as f^-noise_beta; 0 is white.
+        keep_elites: share of a round's elites that are candidates again in the next.
+        momentum: share of the old mean and deviation in the new ones.
+    """
+
+    noise_beta: float = 2.0
+    keep_elites: float = 0.3
+    momentum: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise_beta < 0.0:
+            raise ValueError(f"noise_beta={self.noise_beta}: must be 0 or more")
+        for name, most in (("keep_elites", 1.0), ("momentum", 0.999)):
+            if not 0.0 <= getattr(self, name) <= most:
+                raise ValueError(f"{name}={getattr(self, name)}: must lie in 0..{most}")
+
+
+def cem(
+    key: Array,
+    score_fn: ScoreFn,
+    mean: Array,
+    std: Array,
+    *,
+    proposals: Array | None = None,
+    initial: Array | None = None,
+    action_mask: Array | None = None,
+    config: MPPIConfig,
+) -> Plan:
+    """The cross-entropy method; arguments, result and errors are those of `mppi.plan`.
+
+    It is MPPI with elites of one weight: `config.temperature` is not used.
+    """
+    return mppi.plan(
+        key,
+        score_fn,
+        mean,
+        std,
+        proposals=proposals,
+        initial=initial,
+        action_mask=action_mask,
+        config=_alike(config),
+    )
+
+
+def icem(
+    key: Array,
+    score_fn: ScoreFn,
+    mean: Array,
+    std: Array,
+    *,
+    proposals: Array | None = None,
+    initial: Array | None = None,
+    action_mask: Array | None = None,
+    config: ICEMConfig,
+) -> Plan:
+    """iCEM; arguments, result and errors are those of `mppi.plan`.
+
+    Of the paper's parts two are left out: every round has as many candidates (shapes are fixed when
+    a program is compiled), and elites are not carried to the next step of the environment.
+    """
+    mppi.check_shapes(mean, std, proposals, initial, config)
+    num_proposals = 0 if proposals is None else proposals.shape[1]
+    draws = mppi.draw(key, mean, config.num_samples - num_proposals, config)
+    return icem_with_draws(
+        draws,
+        score_fn,
+        mean,
+        std,
+        proposals=proposals,
+        initial=initial,
+        action_mask=action_mask,
+        config=config,
+    )
+
+
+def icem_with_draws(
+    draws: mppi.Draws,
+    score_fn: ScoreFn,
+    mean: Array,
+    std: Array,
+    *,
+    proposals: Array | None = None,
+    initial: Array | None = None,
+    action_mask: Array | None = None,
+    config: ICEMConfig,
+) -> Plan:
+    """`icem` with its random numbers given."""
+    batch, horizon, action_dim = mean.shape
+    rounds = config.rounds(action_dim)
+    mask = mppi.expand_mask(action_mask, batch, action_dim)
+    mean, std = mean * mask, std * mask
+    mix = jnp.asarray(noise_matrix(horizon, config.noise_beta), jnp.float32)
+    room = config.num_samples - (0 if proposals is None else proposals.shape[1])
+    # One candidate of the last round is the mean.
+    kept = min(round(config.keep_elites * config.num_elites), room - 1)
+    once = proposals is not None and not config.rescore_proposals
+    fixed_values = score_fn(draws.score(jnp.int32(rounds)), proposals) if once else None
+
+    def sample(i: Array, last: Refit) -> Array:
+        noise = jnp.einsum("ts,bnsa->bnta", mix, draws.candidate(i))
+        actions = jnp.clip(last.mean[:, None] + last.std[:, None] * noise, -1.0, 1.0)
+        actions = actions * mask[:, None]
+        if initial is not None:
+            actions = jnp.where(i == 0, initial[:, initial.shape[1] - room :], actions)
+        if kept:
+            again = jnp.where(i == 0, actions[:, :kept], last.elite_actions[:, :kept])
+            actions = jnp.concatenate([again, actions[:, kept:]], axis=1)
+        middle = jnp.clip(last.mean, -1.0, 1.0)
+        middle = jnp.where((i == rounds - 1) & (i > 0), middle, actions[:, -1])
+        return jnp.concatenate([actions[:, :-1], middle[:, None]], axis=1)
+
+    def one_round(i: Array, carry: tuple[Refit, Array, Array]) -> tuple[Refit, Array, Array]:
+        last = carry[0]
+        sampled = sample(i, last)
+        actions = sampled if proposals is None else jnp.concatenate([proposals, sampled], axis=1)
+        values = score_fn(draws.score(i), sampled if once else actions)
+        if once:
+            values = jnp.concatenate([fixed_values, values], axis=1)
+        new = mppi.refit(
+            actions,
+            values,
+            num_elites=config.num_elites,
+            temperature=0.0,
+            min_std=config.min_std,
+            max_std=config.max_std,
+            nonfinite=config.nonfinite,
+        )
+        old = config.momentum
+        new = new._replace(
+            mean=(old * last.mean + (1.0 - old) * new.mean) * mask,
+            std=(old * last.std + (1.0 - old) * new.std) * mask,
+        )
+        return new, actions, values
+
+    start = Refit(
+        mean=mean,
+        std=std,
+        elite_actions=jnp.zeros((batch, config.num_elites, horizon, action_dim)),
+        elite_values=jnp.zeros((batch, config.num_elites)),
+        weights=jnp.zeros((batch, config.num_elites)),
+    )
+    candidates = jnp.zeros((batch, config.num_samples, horizon, action_dim))
+    carry = (start, candidates, jnp.zeros((batch, config.num_samples)))
+    last, actions, values = jax.lax.fori_loop(0, rounds, one_round, carry)
+    return mppi.make_plan(draws, last, actions, values, mask, config)
+
+
+def noise_matrix(horizon: int, beta: float) -> np.ndarray:
+    """What turns white noise over T steps into noise of power f^-beta, `[T, T]`.
+
+    Every step keeps variance 1. The frequency 0 counts as the lowest other one.
+    """
+    scale = np.maximum(np.arange(horizon // 2 + 1), 1.0) ** (-beta / 2.0)
+    matrix = np.fft.irfft(scale[:, None] * np.fft.rfft(np.eye(horizon), axis=0), horizon, axis=0)
+    return matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
+
+
+def _alike(config: MPPIConfig) -> MPPIConfig:
+    return dataclasses.replace(config, temperature=0.0, temperature_mode="multiply")

@@ -1,0 +1,77 @@
+"""Planners by name, for `planner.name` and `training_planner.name` of the TD-MPC agent.
+
+    planners.register("mine", my_plan)          # a function with the signature of mppi.plan
+    python -m experiments.train --import=my_module --config.planner.name=mine
+
+A planner of one's own keeps all that stands around it: warm start, the policy's proposals and
+prior, exploration noise, the stored targets and experts, reanalyze.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from mbx import cem, mppi
+from mbx.mppi import Array, MPPIConfig, Plan, ScoreFn
+
+
+class PlanFn(Protocol):
+    """A planner: see `mppi.plan`, of which arguments and result are the same."""
+
+    def __call__(
+        self,
+        key: Array,
+        score_fn: ScoreFn,
+        mean: Array,
+        std: Array,
+        /,
+        *,
+        proposals: Array | None = None,
+        initial: Array | None = None,
+        action_mask: Array | None = None,
+        config: MPPIConfig,
+    ) -> Plan: ...
+
+
+class Planner(NamedTuple):
+    """A planner, and the class of its settings.
+
+    Attributes:
+        plan: the function.
+        config: `MPPIConfig`, or a class derived from it whose further fields are read off the
+            settings of the same names.
+    """
+
+    plan: PlanFn
+    config: type[MPPIConfig] = MPPIConfig
+
+
+_KNOWN: dict[str, Planner] = {
+    "mppi": Planner(mppi.plan),
+    "cem": Planner(cem.cem),
+    "icem": Planner(cem.icem, cem.ICEMConfig),
+}
+
+
+def register(name: str, plan: PlanFn, config: type[MPPIConfig] = MPPIConfig) -> None:
+    """Add a planner of one's own; one of that name is replaced, those that come with mbx are not.
+
+    Raises:
+        ValueError: for a name that comes with mbx.
+    """
+    if name in ("mppi", "cem", "icem"):
+        raise ValueError(f"planner {name!r} comes with mbx: choose another name")
+    _KNOWN[name] = Planner(plan, config)
+
+
+def find(name: str) -> Planner:
+    """The planner of a name.
+
+    Raises:
+        ValueError: for an unknown one, naming those there are.
+    """
+    if name not in _KNOWN:
+        raise ValueError(
+            f"planner.name={name!r}: choose one of {tuple(_KNOWN)}, or register your own before"
+        )
+    return _KNOWN[name]

@@ -1,0 +1,205 @@
+"""CEM and iCEM against loops in NumPy, and planners by name in the TD-MPC agent."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import cem, mppi, planners
+from mbx.agents.tdmpc import planning
+from mbx.agents.tdmpc.settings import Settings
+from mbx.settings import from_dict
+from mbx.world_model import make_world_model
+from mbx.world_model_config import WorldModelConfig
+
+B, N, P, T, A, K, ROUNDS = 2, 11, 2, 4, 2, 4, 3
+GOAL = np.linspace(-0.7, 0.7, T * A).reshape(T, A)
+
+
+def score(key, actions):
+    return -jnp.sum(jnp.square(actions - GOAL[None, None]), axis=(-2, -1))
+
+
+def score_by_loop(actions):
+    return -np.sum(np.square(actions - GOAL), axis=(-2, -1))
+
+
+@pytest.fixture(scope="module")
+def problem():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(ROUNDS, B, N - P, T, A)).astype(np.float32)
+    mean = rng.uniform(-0.5, 0.5, (B, T, A)).astype(np.float32)
+    std = rng.uniform(0.3, 0.9, (B, T, A)).astype(np.float32)
+    proposals = rng.uniform(-1, 1, (B, P, T, A)).astype(np.float32)
+    draws = mppi.Draws(
+        candidate=lambda i: jnp.asarray(noise)[i],
+        score=lambda i: jax.random.key(0),
+        gumbel=jnp.asarray(rng.gumbel(size=(B, K)), jnp.float32),
+        action=jnp.asarray(rng.normal(size=(B, A)), jnp.float32),
+    )
+    return draws, noise, mean, std, proposals
+
+
+def coloured_by_loop(noise, beta):
+    """White noise `[T, A]` through its spectrum, every step scaled back to variance 1."""
+    horizon = len(noise)
+    scale = [max(k, 1) ** (-beta / 2) for k in range(horizon // 2 + 1)]
+    spectrum = np.fft.rfft(noise, axis=0) * np.array(scale)[:, None]
+    # Of white noise every frequency has one variance; those between 0 and the last count twice.
+    power = sum(s**2 * (1 if k == 0 or 2 * k == horizon else 2) for k, s in enumerate(scale))
+    return np.fft.irfft(spectrum, horizon, axis=0) / np.sqrt(power / horizon)
+
+
+@pytest.mark.parametrize("mask", [None, np.array([[1.0, 0.0], [1.0, 1.0]])])
+def test_icem_is_its_loop(problem, mask):
+    draws, noise, mean, std, proposals = problem
+    config = cem.ICEMConfig(
+        iterations=ROUNDS,
+        num_samples=N,
+        num_elites=K,
+        noise_beta=1.5,
+        keep_elites=0.5,
+        momentum=0.2,
+        selection="best",
+        max_std=0.8,
+    )
+    proposed = proposals if mask is None else proposals * mask[:, None, None]
+    got = cem.icem_with_draws(
+        draws, score, mean, std, proposals=proposed, action_mask=mask, config=config
+    )
+    for b in range(B):
+        allowed = np.ones(A) if mask is None else mask[b]
+        m, s, elites = mean[b] * allowed, std[b] * allowed, None
+        for i in range(ROUNDS):
+            white = [coloured_by_loop(noise[i, b, n], 1.5) for n in range(N - P)]
+            sampled = [np.clip(m + s * w, -1.0, 1.0) * allowed for w in white]
+            if i:
+                sampled[:2] = elites[:2]  # half of four
+            if i == ROUNDS - 1:
+                sampled[-1] = np.clip(m, -1.0, 1.0)
+            candidates = np.array([*proposed[b], *sampled])
+            values = score_by_loop(candidates)
+            order = np.argsort(-values)[:K]
+            elites = candidates[order]
+            m = (0.2 * m + 0.8 * elites.mean(axis=0)) * allowed
+            s = (0.2 * s + 0.8 * np.clip(elites.std(axis=0), 0.05, 0.8)) * allowed
+        np.testing.assert_allclose(got.actions[b], candidates, atol=2e-6)
+        np.testing.assert_allclose(got.values[b], values, rtol=1e-5)
+        np.testing.assert_allclose(got.mean[b], m, atol=2e-6)
+        np.testing.assert_allclose(got.std[b], s, atol=2e-6)
+        np.testing.assert_allclose(got.chosen[b], elites[0, 0], atol=2e-6)
+
+
+def test_cem_refits_to_elites_of_one_weight(problem):
+    _, _, mean, std, _ = problem
+    config = mppi.MPPIConfig(iterations=1, num_samples=N, num_elites=K, temperature=7.0)
+    plan = cem.cem(jax.random.key(1), score, mean, std, config=config)
+    for b in range(B):
+        elites = np.asarray(plan.actions[b])[np.argsort(-np.asarray(plan.values[b]))[:K]]
+        np.testing.assert_allclose(plan.mean[b], elites.mean(axis=0), atol=1e-6)
+        std = np.clip(elites.std(axis=0), config.min_std, config.max_std)
+        np.testing.assert_allclose(plan.std[b], std, atol=1e-6)
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 3, 8])
+@pytest.mark.parametrize("beta", [0.0, 1.0, 3.0])
+def test_noise_has_variance_one_and_the_spectrum_asked_for(horizon, beta):
+    matrix = cem.noise_matrix(horizon, beta)
+    np.testing.assert_allclose((matrix @ matrix.T).diagonal(), 1.0, rtol=1e-12)
+    if beta == 0.0:
+        np.testing.assert_allclose(matrix, np.eye(horizon), atol=1e-12)
+    power = np.square(np.abs(np.fft.rfft(matrix, axis=0))).mean(axis=1)
+    expected = np.maximum(np.arange(horizon // 2 + 1), 1.0) ** -beta
+    np.testing.assert_allclose(power / power[0], expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (dict(noise_beta=-1.0), "noise_beta=-1.0: must be 0 or more"),
+        (dict(keep_elites=1.5), "keep_elites=1.5: must lie in 0..1.0"),
+        (dict(momentum=1.0), "momentum=1.0: must lie in 0..0.999"),
+    ],
+)
+def test_impossible_settings_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        cem.ICEMConfig(**wrong)
+
+
+def settings(**sections):
+    return from_dict(Settings(), sections)
+
+
+@pytest.fixture(scope="module")
+def world():
+    config = WorldModelConfig(
+        obs_shape=(3,),
+        action_dim=2,
+        enc_dim=8,
+        mlp_dim=8,
+        latent_dim=8,
+        num_values=2,
+        critic="v",
+        policy="tanh_mean",
+    )
+    model = make_world_model(config)
+    params = model.init(jax.random.key(0))
+    z = model.encode(params, jnp.ones((B, 3)))
+    return model, params, z
+
+
+def test_planners_of_ones_own_act_and_make_targets(world):
+    model, params, z = world
+    seen = []
+
+    def constant(key, score_fn, mean, std, *, proposals=None, initial=None, config, **rest):
+        seen.append((None if proposals is None else proposals.shape[1], config))
+        actions = jnp.full((mean.shape[0], config.num_samples, *mean.shape[1:]), 0.25)
+        first = actions[:, 0, 0]
+        return mppi.Plan(first, mean + 1.0, std, actions, score_fn(key, actions), first)
+
+    planners.register("constant", constant)
+    mine = settings(
+        planner=dict(name="constant", num_samples=6, num_elites=2, num_proposals=3),
+        training_planner=dict(name="constant", num_samples=5, num_elites=2),
+        loss=dict(value_best_n=2),
+        replay=dict(keep_targets=4),
+    )
+    mean = jnp.zeros((B, 3, 2))
+    plan = planning.plan_to_act(mine, model, params, z, mean, jax.random.key(0))
+    np.testing.assert_array_equal(plan.action, np.full((B, 2), 0.25))
+    np.testing.assert_array_equal(plan.mean, np.ones((B, 3, 2)))
+    made = planning.plan_targets(mine, model, params, z, jax.random.key(0))
+    np.testing.assert_array_equal(made.actions, np.full((B, 5, 2), 0.25))
+    assert [proposals for proposals, _ in seen] == [3, None]
+    assert [config.num_samples for _, config in seen] == [6, 5]
+
+
+def test_icem_gets_its_settings(world):
+    model, params, z = world
+    mine = settings(planner=dict(name="icem", momentum=0.5, noise_beta=1.0))
+    config = planning.search_config(mine.planner)
+    assert (config.momentum, config.noise_beta, config.keep_elites) == (0.5, 1.0, 0.3)
+    plan = planning.plan_to_act(mine, model, params, z, jnp.zeros((B, 3, 2)), jax.random.key(0))
+    assert plan.action.shape == (B, 2) and bool(jnp.all(jnp.isfinite(plan.action)))
+
+
+@pytest.mark.parametrize(
+    ("planner", "message"),
+    [
+        (dict(momentum=0.5), "planner.momentum=0.5 has no effect here: it needs .*name='icem'"),
+        (dict(name="cem", temperature=2.0), "planner.temperature=2.0 has no effect here"),
+    ],
+)
+def test_settings_of_another_planner_are_refused(planner, message):
+    with pytest.raises(ValueError, match=message):
+        settings(planner=planner)
+
+
+def test_unknown_planners_and_taken_names_are_refused():
+    with pytest.raises(ValueError, match="planner.name='nobody': choose one of"):
+        planning.search_config(settings(planner=dict(name="nobody")).planner)
+    with pytest.raises(ValueError, match="planner 'cem' comes with mbx"):
+        planners.register("cem", mppi.plan)
