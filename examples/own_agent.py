@@ -1,6 +1,9 @@
 """Your own agent: an `Agent` of pure functions, run by the same loop as the others.
 
     python examples/own_agent.py
+    python -m experiments.train --import=examples/own_agent.py --config=examples/own_config.py \
+        --workdir=runs/shooting
+    python -m experiments.evaluate runs/shooting --import=examples/own_agent.py
 
 It learns a model of what an action changes and of the reward (both quadratic), and acts by random
 shooting: it draws action sequences, scores them in the model and takes the best one's first action.
@@ -125,9 +128,11 @@ class Settings(RunSettings):
         return 0.5
 
 
+build.register("shooting", Settings, make_agent)
+
+
 def main(workdir: str = "runs/shooting", settings: RunSettings | None = None) -> run.Result:
     """Train it. `mbx.training.run.load` reads such a run wherever the agent is registered."""
-    build.register("shooting", Settings, make_agent)
     return run.train(settings or Settings(), workdir)
 
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from mbx import extensions
 from mbx.training.curves import Curve, load_curve
 from mbx.training.metrics import read_lines
 
@@ -70,6 +71,7 @@ def make_job(
         f"--config.seed={seed}",
         f"--config.train.steps={steps}",
         *(f"--config.{override}" for override in overrides),
+        *extensions.flags(),
     )
     return Job(label, seed, workdir, steps, command, metric)
 

@@ -18,6 +18,7 @@ from typing import Any
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from mbx import extensions
 from mbx.agents.settings import Distributed
 
 from . import usage
@@ -30,6 +31,7 @@ _KWARGS: dict[str, Any] = {}  # of the environment, from the command line
 
 def main(_: list[str]) -> None:
     config = CONFIG.value.to_dict()
+    config["imports"] = tuple(dict.fromkeys((*config["imports"], *extensions.loaded())))
     config["env"].setdefault("kwargs", {}).update(_KWARGS)
     if config["resume"] and WORKDIR.value is None:
         sys.exit("error: --config.resume=True needs --workdir, the run to continue")

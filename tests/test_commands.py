@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import pathlib
 import re
 import shlex
@@ -10,6 +9,7 @@ import shlex
 import pytest
 
 from experiments import usage
+from mbx import extensions, presets
 from mbx.training import build
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -61,7 +61,7 @@ def check_settings(arguments: list[str]) -> None:
     """The file exists, and every flag is one of its settings with a value that it may have."""
     assert usage.unknown_flag(arguments) is None
     path = usage.config_argument(arguments)
-    config = importlib.import_module(path.removesuffix(".py").replace("/", ".")).get_config()
+    config = presets.load(path)
     for argument in arguments:
         name, _, value = argument.removeprefix("--config.").partition("=")
         if argument.startswith("--config."):
@@ -92,6 +92,7 @@ def test_a_command_of_the_documents_starts(page, command):
     elif words[0] != "-m":
         assert (ROOT / words[0]).exists()
     elif words[1].startswith("experiments.") and "--help" not in words:
+        words = [*words[:2], *extensions.load(words[2:])]
         check_flags(words[1], words[2:])
         if any(word.startswith("--config=") for word in words) and "ablate" not in words[1]:
             check_settings(words[2:])

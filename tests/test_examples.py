@@ -38,7 +38,6 @@ def test_own_agent_in_own_environment(tmp_path):
     config["env"] |= dict(name="mine:rail", episode_length=20)
     config["train"] |= dict(steps=400, seed_steps=40, pretrain_updates=10, log_interval=80)
     config["eval"] |= dict(interval=200, episodes=2)
-    build.register("shooting", own_agent.Settings, own_agent.make_agent)
     result = own_environment.main(str(tmp_path / "run"), config)
     rows = read_rows(os.path.join(result.workdir, "metrics.jsonl"))
     losses = [row["loss/model"] for row in rows if row.get("loss/model") is not None]

@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FLOORS = (
     (
         "settings",
+        "extensions",
         "types",
         "threefry",
         "distributions",

@@ -140,6 +140,9 @@ class RunSettings(abc.ABC):
     num_seeds: int = setting(
         1, "seeds trained side by side in one program, each with its own log", at_least=1
     )
+    imports: tuple[str, ...] = setting(
+        (), "modules of your own that register what it uses: --import sets it"
+    )
     resume: bool = setting(False, "continue the run in the working directory")
     matmul_precision: str = setting(
         "default", "of float32 products", choices=("default", "high", "highest")

@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from mbx import extensions
 from mbx.agents.settings import RunSettings
 from mbx.settings import from_dict
 
@@ -50,6 +51,7 @@ def read(config: Config) -> RunSettings:
     """
     if isinstance(config, RunSettings):
         return config
+    extensions.require(config.get("imports", ()), "config.imports")
     return from_dict(settings_class(config.get("agent", ""))(), config)
 
 

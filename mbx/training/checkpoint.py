@@ -26,6 +26,7 @@ import orbax.checkpoint as ocp
 from flax import struct
 from jax.experimental import multihost_utils
 
+from mbx import extensions
 from mbx.agents.settings import RunSettings
 from mbx.files import read_json
 from mbx.settings import from_dict
@@ -329,6 +330,7 @@ def load_settings(workdir: str) -> RunSettings:
     settings are of an older format or it has no such copies.
     """
     values = load_config(workdir)
+    extensions.require(values.get("imports", ()), os.path.join(workdir, "config.json"))
     kind = settings_class(values["agent"])
     try:
         settings = from_dict(kind(), values, check_effects=False)

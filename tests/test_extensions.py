@@ -1,0 +1,106 @@
+"""Modules that commands import first: recorded, asked for, and never imported by themselves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import jobs
+from mbx import extensions, mppi, planners
+from mbx.training import build, run
+from mbx.training.checkpoint import load_settings
+from tests.helpers import tiny_config
+
+
+@pytest.fixture
+def clean(monkeypatch, tmp_path):
+    """Nothing imported yet; a module and a file to import, which count how often they are."""
+    monkeypatch.setattr(extensions, "_LOADED", {})
+    monkeypatch.chdir(tmp_path)
+    for name in ("by_name", "by_file"):
+        (tmp_path / f"{name}.py").write_text("import sys\nsys.count_of_imports += 1\n")
+    monkeypatch.setattr(sys, "count_of_imports", 0, raising=False)
+    yield tmp_path
+    for name in ("by_name", "by_file"):
+        sys.modules.pop(name, None)
+
+
+def test_modules_and_files_are_imported_once_and_taken_off_the_command_line(clean):
+    given = ["--import=by_name", "--config=tdmpc", "--import=by_file.py", "--import=./by_file.py"]
+    assert extensions.load(given) == ["--config=tdmpc"]
+    assert sys.count_of_imports == 2
+    assert extensions.loaded() == ("by_name", str(clean / "by_file.py"))
+    assert extensions.flags() == ("--import=by_name", f"--import={clean / 'by_file.py'}")
+    job = jobs.make_job("a", 0, "runs/a", config="tdmpc", steps=1)
+    assert job.command[-2:] == extensions.flags()
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--import=nowhere.py", "error: --import=nowhere.py: .*nowhere.py does not exist"),
+        ("--import=no_such_module", "error: --import=no_such_module: no such module"),
+        ("--import", "error: --import: give a module or a file"),
+    ],
+)
+def test_what_is_not_there_is_said(clean, flag, message):
+    with pytest.raises(SystemExit, match=message):
+        extensions.load([flag])
+
+
+def test_a_run_asks_for_its_modules_and_imports_nothing_itself(clean):
+    (clean / "run").mkdir()
+    config = tiny_config() | {"imports": [str(clean / "by_file.py"), "by_name"]}
+    (clean / "run" / "config.json").write_text(json.dumps(config))
+    words = "config.json needs modules of its own: give --import=.*by_file.py --import=by_name"
+    for read in (load_settings, run.load):
+        with pytest.raises(ValueError, match=words):
+            read(str(clean / "run"))
+    with pytest.raises(ValueError, match="config.imports needs modules of its own"):
+        build.read(config)
+    assert sys.count_of_imports == 0
+    extensions.load(["--import=by_file.py", "--import=by_name"])
+    assert load_settings(str(clean / "run")).imports == tuple(config["imports"])
+
+
+def test_the_example_planner_takes_the_best_of_its_candidates():
+    from examples import own_planner
+
+    def score(key, actions):
+        return -jnp.sum(jnp.square(actions - 0.3), axis=(-2, -1))
+
+    mean = jnp.zeros((2, 3, 1))
+    proposals = jnp.full((2, 1, 3, 1), 0.9)
+    plan = planners.find("shooting").plan(
+        jax.random.key(0),
+        score,
+        mean,
+        mean + 0.5,
+        proposals=proposals,
+        config=mppi.MPPIConfig(num_samples=30, num_elites=1),
+    )
+    assert planners.find("shooting").plan is own_planner.shoot
+    assert plan.actions.shape == (2, 30, 3, 1)
+    for b in range(2):
+        best = np.argmax(plan.values[b])
+        np.testing.assert_array_equal(plan.action[b], plan.actions[b, best, 0])
+
+
+@pytest.mark.slow
+def test_an_agent_from_outside_trains_resumes_and_is_evaluated_by_the_ordinary_commands(tmp_path):
+    own, workdir = "--import=examples/own_agent.py", str(tmp_path / "run")
+    train = [sys.executable, "-m", "experiments.train", "--config=examples/own_config.py", own]
+    train += [f"--workdir={workdir}", "--config.train.seed_steps=40", "--config.eval.episodes=2"]
+    for steps, more in ((400, []), (800, ["--config.resume=True"])):
+        subprocess.run([*train, f"--config.train.steps={steps}", *more], check=True)
+    evaluate = [sys.executable, "-m", "experiments.evaluate", workdir, "--episodes=2"]
+    asked = subprocess.run(evaluate, capture_output=True, text=True, check=False)
+    assert asked.returncode == 1 and "own_agent.py again, if you trust" in asked.stderr
+    done = subprocess.run([*evaluate, own], capture_output=True, text=True, check=True)
+    assert "over 2 episodes" in done.stdout
