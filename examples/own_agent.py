@@ -1,4 +1,4 @@
-"""Your own agent: an `Agent` of pure functions, run by the same loop as the others.
+r"""Your own agent: an `Agent` of pure functions, run by the same loop as the others.
 
     python examples/own_agent.py
     python -m experiments.train --import=examples/own_agent.py --config=examples/own_config.py \

@@ -1,6 +1,6 @@
-"""Your own planner: random shooting with the signature of `mppi.plan`, by name in the settings.
+r"""Your own planner: random shooting with the signature of `mppi.plan`, by name in the settings.
 
-    python -m experiments.train --import=examples/own_planner.py --config=tdmpc \\
+    python -m experiments.train --import=examples/own_planner.py --config=tdmpc \
         --config.planner.name=shooting
 
 Warm starts, proposals of the policy, stored targets and reanalyze stay as they are; a planner that
