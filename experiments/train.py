@@ -2,7 +2,7 @@
 
     python -m experiments.train --config=configs/tdmpc.py
     python -m experiments.train --config=configs/tdmpc.py --config.env.name=brax:inverted_pendulum
-    python -m experiments.train --config=configs/tdmpc.py --workdir=runs/mine --config.resume=True
+    python -m experiments.train --workdir=runs/mine --config.resume=True   # as it was configured
     python -m experiments.train --help                                # configuration files, tasks
     python -m experiments.train --config=configs/tdmpc.py --help      # every setting of that file
 
@@ -96,9 +96,10 @@ if __name__ == "__main__":
         show_help(sys.argv[1:])
         sys.exit()
     try:
+        sys.argv[1:] = usage.with_run_config(sys.argv[1:])
         problem = usage.unknown_flag(sys.argv[1:])
         sys.argv[1:], _KWARGS = usage.with_kwargs(usage.with_found_config(sys.argv[1:]))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         problem = str(error)
     if problem:
         sys.exit(f"error: {problem}")

@@ -77,14 +77,14 @@ def general_help() -> str:
         "",
         f"  python -m experiments.train --config={DEFAULT}",
         f"  python -m experiments.train --config={DEFAULT} --config.env.name=gymnax:Pendulum-v1",
-        f"  python -m experiments.train --config={DEFAULT} --workdir=runs/a --config.resume=True",
+        "  python -m experiments.train --workdir=runs/a --config.resume=True",
         f"  python -m experiments.train --config={DEFAULT} --help      all settings of that file",
         "",
         "Options:",
         _columns("--config=FILE", "configuration file, one of those below or your own"),
         _columns("--config.SETTING=VALUE", "change a setting; an unknown one is an error"),
         _columns("--workdir=DIR", "run directory (default: runs/TASK-sSEED-TIME)"),
-        _columns("--config.resume=True", "continue the run in --workdir"),
+        _columns("--config.resume=True", "continue the run in --workdir, as it was configured"),
         _columns("--help", "this text; with --config=FILE, every setting of FILE"),
         "",
         "Configuration files:",
@@ -139,6 +139,16 @@ def unknown_flag(arguments: Sequence[str]) -> str | None:
     return None
 
 
+def with_run_config(arguments: Sequence[str]) -> list[str]:
+    """A command line that resumes a run and names no configuration, with that of the run."""
+    flags = dict(a.lstrip("-").partition("=")[::2] for a in arguments if a.startswith("-"))
+    resumes = flags.get("config.resume", "").lower() in ("true", "1")
+    if config_argument(arguments) is not None or not resumes or not flags.get("workdir"):
+        return list(arguments)
+    path = pathlib.Path(__file__).with_name("resumed.py")
+    return [f"--config={path}:{flags['workdir']}", *arguments]
+
+
 def with_kwargs(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """A command line without its `--config.env.kwargs.NAME=VALUE`, and these by name.
 
@@ -179,7 +189,7 @@ def config_files() -> list[str]:
 
 def load(path: str) -> dict[str, Any]:
     """Values of a configuration file by dotted name. Raises ValueError where there is none."""
-    return dict(flatten(presets.load(_without_argument(path)).to_dict()))
+    return dict(flatten(presets.load(path).to_dict()))
 
 
 def declared(path: str) -> dict[str, Declared]:

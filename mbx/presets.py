@@ -54,9 +54,13 @@ def find(name: str) -> pathlib.Path:
 
 
 def load(name: str) -> Any:
-    """The `ConfigDict` of a configuration, by name or path. Raises ValueError as `find` does."""
+    """The `ConfigDict` of a configuration, by name or path, FILE:ARGUMENT where it takes one.
+
+    Raises ValueError as `find` does.
+    """
+    name, colon, argument = name.partition(":")
     path = find(name)
     spec = importlib.util.spec_from_file_location(f"mbx_configuration_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.get_config()
+    return module.get_config(argument) if colon else module.get_config()

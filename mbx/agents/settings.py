@@ -118,7 +118,12 @@ class Log:
 class Checkpoint:
     """When the state is saved."""
 
-    interval: int = setting(6_000, "environment steps between checkpoints; 0: only at the end")
+    interval: int = setting(
+        6_000, "environment steps between checkpoints; 0: only at the end and by minutes"
+    )
+    minutes: float = setting(
+        5.0, "a checkpoint also after so many minutes, and after the first updates; 0: not"
+    )
     keep: int = setting(2, "newest checkpoints kept, beside the best", at_least=1)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,12 @@ def starting() -> None:
     kind = f", {device.device_kind}" if device.platform != "cpu" else ""
     _say(f"on {jax.device_count()} {device.platform} device(s){kind}{remark}")
     _say("compiling the train step (20 s or more the first time, kept for the next)")
+
+
+def going_on(workdir: str, step: int, planned: int, changed: Sequence[str]) -> None:
+    """Say where a resumed run goes on, and which of its settings are new."""
+    _say(f"resuming {workdir} from step {step:,} of {planned:,}")
+    _say(f"changed: {'; '.join(changed)}" if changed else "no setting has changed")
 
 
 def missed_gpu(chosen: str | None) -> str:

@@ -34,6 +34,7 @@ from mbx.training import (
     inputs,
     loop,
     notices,
+    resume,
     room,
     rundir,
     seeds,
@@ -64,7 +65,8 @@ class Result(NamedTuple):
     Attributes:
         workdir: its directory.
         steps: environment steps made.
-        evaluations: (environment steps, mean return) pairs, oldest first.
+        evaluations: (environment steps, mean return) pairs, oldest first, those before a resume
+            included.
         seconds: that it took.
         planned: environment steps that it is to make in all.
         signal: what stopped it before, None where nothing did.
@@ -160,12 +162,17 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
         state, done = begin(settings, job, checkpointer)
         if len(job.seeds) > 1:
             state = seeds.place(state, seeds.device_mesh(len(job.seeds)))
+        changed = resume.changes(to_dict(settings), log_dirs[0]) if done else []
         seed_runs = open_seed_runs(stack, settings, job, workdir, checkpointer, done)
         shapes = jax.eval_shape(lambda state: job.share(state, 0), state)
         for one in seed_runs if not done else ():
             describe(one.logger, shapes)
         if job.partition.is_main_process:
+            if done:
+                planned = job.intervals.number * job.intervals.steps
+                notices.going_on(workdir, done * job.intervals.steps, planned, changed)
             notices.starting()
+        before = resume.evaluations_before(log_dirs, done * job.intervals.steps) if done else []
         if done:
             interrupt.farewell = f"stopped at {done * job.intervals.steps:,} steps, as saved before"
         state, evaluations = _drive(
@@ -176,6 +183,7 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
                 path = os.path.join(one.workdir, "dataset.npz")
                 rows = job.share(state.replay, i)
                 datasets.save(path, rows, task=job.environment.spec.name)
+    evaluations = before + evaluations
     if any(np.isfinite(mean) for _, mean in evaluations) and job.partition.is_main_process:
         plot_runs([one.workdir for one in seed_runs], os.path.join(workdir, "curve.png"))
     steps = int(np.max(state.steps)) * job.environment.spec.action_repeat
@@ -282,6 +290,7 @@ def _drive(
     intervals, repeat = job.intervals, job.environment.spec.action_repeat
     evaluations: list[tuple[int, float]] = []
     faults = [Faults(job.environment.spec.name) for _ in seed_runs]
+    minutes, learned, saved = settings.checkpoint.minutes, done > 0, time.monotonic()
     with interrupt:
         for i in range(done, intervals.number):
             began = time.time()
@@ -305,9 +314,14 @@ def _drive(
                 means = evaluate_seeds(job, state, i, steps, seed_runs, started)
                 evaluations.append((steps, float(np.mean(means))))
             stop = final or job.partition.agreed(interrupt.requested)
-            if stop or (i + 1) % intervals.checkpoint_every == 0:
+            first = not learned and np.any(sums["updates"])  # pretraining may have been long
+            learned = learned or bool(first)
+            late = first or time.monotonic() - saved > 60 * minutes
+            due = stop or (i + 1) % intervals.checkpoint_every == 0
+            if due or (minutes and job.partition.agreed(bool(late))):
                 meta = {"interval": i + 1, "host": host_snapshots(job)}
                 checkpointer.save(steps, state, meta)
+                saved = time.monotonic()
             if stop:
                 break
     return state, evaluations

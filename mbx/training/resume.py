@@ -1,0 +1,72 @@
+"""Going on with a run: its configuration, what has changed in it, and what was reached before."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mbx.files import read_json
+from mbx.settings import flatten, from_dict, to_dict
+from mbx.training import build, trust
+from mbx.training.checkpoint import load_config
+from mbx.training.metrics import read_rows
+
+
+def saved_config(workdir: str) -> dict[str, Any]:
+    """The configuration with which the run in `workdir` goes on where nothing else is said.
+
+    Raises:
+        FileNotFoundError: where there is no run.
+        ValueError: where it is of another version, or its environment is code or a file that has to
+            be named again.
+    """
+    names = os.listdir(workdir) if os.path.isdir(workdir) else []
+    seeds = sorted(int(name[5:]) for name in names if re.fullmatch(r"seed-\d+", name))
+    several = seeds and "config.json" not in names
+    path = os.path.join(workdir, f"seed-{seeds[0]}") if several else workdir
+    values = load_config(path)
+    if several:
+        values["num_seeds"] = len(seeds)
+    settings = from_dict(build.settings_class(values["agent"])(), values, check_effects=False)
+    trust.check(settings.env.name, workdir, False)
+    for name, file in settings.files().items():
+        raise ValueError(
+            f"the run in {workdir} was made from the file {name}={file}: name it again, with "
+            "--config=… and the settings the run was started with"
+        )
+    return to_dict(settings)
+
+
+def changes(config: Mapping[str, Any], log_dir: str) -> list[str]:
+    """The settings in which a resumed run differs from its config.json, with both values."""
+    path = os.path.join(log_dir, "config.json")
+    if not os.path.exists(path):
+        return []
+    old = dict(flatten(read_json(path)))
+    new = dict(flatten(json.loads(json.dumps(config))))
+    ours = ("resume", "num_seeds", "seed")  # each of several seeds has its own
+    return [
+        f"{name}={value!r} (was {old[name]!r})"
+        for name, value in new.items()
+        if name in old and name not in ours and old[name] != value
+    ]
+
+
+def evaluations_before(log_dirs: Sequence[str], step: int) -> list[tuple[int, float]]:
+    """Steps and mean returns, over the seeds, of the evaluations up to `step`."""
+    each = [
+        {
+            row["step"]: row["return_mean"]
+            for row in read_rows(os.path.join(path, "metrics.jsonl"))
+            if row["kind"] == "eval" and row["step"] <= step and "return_mean" in row
+        }
+        for path in log_dirs
+    ]
+    common = sorted(set.intersection(*map(set, each))) if each else []
+    values = {s: [np.nan if one[s] is None else one[s] for one in each] for s in common}
+    return [(s, float(np.mean(returns))) for s, returns in values.items()]

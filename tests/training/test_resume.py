@@ -1,0 +1,97 @@
+"""A resumed run: configured by its directory, with what has changed said and kept."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from experiments import usage
+from mbx.training import resume, run, trust
+from mbx.training.checkpoint import Checkpointer
+from tests.faults.small import small_config
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A run of 40 steps whose checkpoints are only at the end, after its first updates (20)."""
+    workdir = str(tmp_path_factory.mktemp("begun") / "run")
+    config = small_config(train=dict(steps=40), checkpoint=dict(interval=0, keep=9))
+    return run.train(config, workdir), workdir
+
+
+def test_a_checkpoint_follows_the_first_updates(begun):
+    assert Checkpointer.saved_steps(begun[1]) == [20, 40]
+
+
+@pytest.mark.parametrize(("minutes", "saved"), [(1e-9, [20, 40, 60, 80]), (0.0, [80])])
+def test_checkpoints_by_the_clock_or_not(minutes, saved, tmp_path):
+    config = small_config(checkpoint=dict(interval=0, keep=9, minutes=minutes))
+    run.train(config, str(tmp_path))
+    assert Checkpointer.saved_steps(str(tmp_path)) == saved
+
+
+def test_the_directory_is_enough_and_changes_are_said(begun, capsys):
+    first, workdir = begun
+    path = os.path.abspath(os.path.join(usage.__file__, "..", "resumed.py"))
+    given = [f"--workdir={workdir}", "--config.resume=True", "--config.train.steps=80"]
+    arguments = usage.with_run_config(given)
+    assert arguments == [f"--config={path}:{workdir}", *given]
+    assert usage.unknown_flag([*arguments, "--config.train.step=80"]).startswith("--config.train")
+    assert usage.load(f"{path}:{workdir}")["train.steps"] == 40
+    config = resume.saved_config(workdir)
+    assert config == {**config, "resume": False} and config["env"]["name"] == "toy:point"
+    config["resume"], config["train"]["steps"], config["eval"]["episodes"] = True, 80, 3
+    result = run.train(config, workdir)
+    told = capsys.readouterr().err
+    assert f"resuming {workdir} from step 40 of 80" in told
+    assert "changed: train.steps=80 (was 40); eval.episodes=3 (was 2)" in told
+    assert [steps for steps, _ in result.evaluations] == [40, 80]
+    assert result.evaluations[0] == first.evaluations[0]
+    with open(os.path.join(workdir, "config.json")) as file:
+        assert json.load(file)["train"]["steps"] == 80
+    with open(os.path.join(workdir, "config-until-40.json")) as file:
+        assert json.load(file)["train"]["steps"] == 40
+    run.train(config, workdir)
+    assert "no setting has changed" in capsys.readouterr().err
+
+
+def test_command_lines_that_name_their_configuration_stay():
+    for arguments in (
+        ["--config=a.py", "--workdir=x", "--config.resume=True"],
+        ["--workdir=x"],
+        ["--workdir=x", "--config.resume=False"],
+        ["--config.resume=True"],
+    ):
+        assert usage.with_run_config(arguments) == arguments
+
+
+def test_several_seeds_are_one_run_again(tmp_path):
+    for seed in (3, 4):
+        os.makedirs(tmp_path / f"seed-{seed}")
+        with open(tmp_path / f"seed-{seed}" / "config.json", "w") as file:
+            json.dump({**small_config(), "seed": seed}, file)
+    config = resume.saved_config(str(tmp_path))
+    assert (config["seed"], config["num_seeds"]) == (3, 2)
+    rows = {3: [(20, 1.0), (40, None)], 4: [(20, 2.0), (40, 5.0), (60, 6.0)]}
+    for seed, pairs in rows.items():
+        lines = [dict(kind="eval", step=s, time=0.0, return_mean=x) for s, x in pairs]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / f"seed-{seed}" / "metrics.jsonl").write_text(text)
+    dirs = [str(tmp_path / f"seed-{seed}") for seed in rows]
+    (first, second) = resume.evaluations_before(dirs, 50)
+    assert first == (20, 1.5) and second[0] == 40 and second[1] != second[1]
+
+
+def test_what_cannot_be_gone_on_with(tmp_path, monkeypatch):
+    monkeypatch.setattr(trust, "_known", set)
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        resume.saved_config(str(tmp_path / "nowhere"))
+    for name, message in (
+        ("gym:/a/b.py:C", "which no run of yours was made with"),
+        ("empo:multigrid//a/map.yaml", "was made from the file env.name=/a/map.yaml: name it"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(small_config(env=dict(name=name))))
+        with pytest.raises(ValueError, match=message):
+            resume.saved_config(str(tmp_path))
