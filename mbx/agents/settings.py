@@ -70,7 +70,9 @@ class Env:
     )
 
     def check(self) -> Iterator[str]:
-        """Arguments are written into config.json and read again."""
+        """Metrics are names; arguments are written into config.json and read again."""
+        if not all(isinstance(name, str) for name in self.metrics):
+            yield f"metrics={self.metrics!r}: give names of numbers in info, as text"
         try:
             same = json.loads(json.dumps(self.kwargs)) == self.kwargs
         except (TypeError, ValueError):

@@ -45,9 +45,10 @@ def saved_config(workdir: str) -> dict[str, Any]:
 def changes(config: Mapping[str, Any], log_dir: str) -> list[str]:
     """The settings in which a resumed run differs from its config.json, with both values."""
     path = os.path.join(log_dir, "config.json")
-    if not os.path.exists(path):
+    try:
+        old = dict(flatten(read_json(path)))
+    except (FileNotFoundError, ValueError):  # damaged: `rundir.check` has said so
         return []
-    old = dict(flatten(read_json(path)))
     new = dict(flatten(json.loads(json.dumps(config))))
     ours = ("resume", "num_seeds", "seed")  # each of several seeds has its own
     return [

@@ -14,7 +14,7 @@ from gymnasium.spaces import Box
 from mbx import envs
 from mbx.envs import own
 from mbx.envs.raw_check import check_raw
-from mbx.training import evaluation, run
+from mbx.training import build, evaluation, run
 from mbx.training.metrics import read_rows
 from tests.faults.small import small_config
 
@@ -127,5 +127,9 @@ def test_names_that_do_not_fit():
     with pytest.raises(ValueError, match="is a tuple of 5, wanted"):
         check_raw(counting(()))
     check_raw(counting())
+    with pytest.raises(ValueError, match=r"config.env.metrics=\(2.0,\): give names"):
+        build.read(small_config(env=dict(metrics=(2.0,))))
+    with pytest.raises(ValueError, match="config.env.kwargs=.*: give numbers, text"):
+        build.read(small_config(env=dict(kwargs={"a": {1}})))
     with pytest.raises(ValueError, match="env.metrics=.*brax:fast has no `info`"):
         envs.make("brax:fast", 1, metrics=["cost"])
