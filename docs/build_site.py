@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import posixpath
 import re
 import shutil
 import subprocess
@@ -23,6 +24,8 @@ from mbx.training.build import settings_class
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Parts of the package in the order of the reference; "" is what lies directly in mbx.
 PARTS = {"Kit": "", "Agents": "agents", "Environments": "envs", "Training": "training"}
+# Pages that do not lie in docs/.
+BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/fixtures/README.md")
 _TABLE = ("| setting | default | what it does |", "|---|---|---|")
 
 
@@ -63,15 +66,56 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def pages() -> list[pathlib.Path]:
+    """Every page that is written by hand."""
+    return [*(ROOT / name for name in BESIDE), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def links(text: str) -> list[str]:
+    """Targets of a page's links and pictures that lead to files of this repository."""
+    prose = re.sub(r"^```.*?^```|^    .*?$|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"\]\(([^)\s]+)\)", prose)
+    return [target for target in found if not re.match(r"\w+:|#", target)]
+
+
+def on_site(target: pathlib.Path) -> str:
+    """Where a file of the repository lies on the site: the page that says the most about it."""
+    name = target.relative_to(ROOT).as_posix()
+    if name == "README.md":
+        return "index.md"
+    if settings := re.fullmatch(r"mbx/agents/(\w+)/settings\.py", name):
+        return f"settings.md#{settings[1]}"
+    if module := re.fullmatch(r"(mbx/.*?|mbx)(/__init__)?\.py", name):
+        return f"api/{module[1].replace('/', '.')}.md"
+    return name.removeprefix("docs/")
+
+
+def write_page(source: pathlib.Path, docs: pathlib.Path) -> None:
+    """Copy a page to where it lies on the site, with its links, and the files that they name.
+
+    In the repository a link to a module opens its source, on the site its page of reference.
+    """
+    text, place = source.read_text(), on_site(source)
+    for link in set(links(text)):
+        name, _, anchor = link.partition("#")
+        target = (source.parent / name).resolve()
+        where = on_site(target)
+        if (ROOT / "docs") not in target.parents and not where.startswith(("api/", "settings.")):
+            (docs / where).parent.mkdir(parents=True, exist_ok=True)
+            if not (docs / where).exists() and target.suffix != ".md":
+                shutil.copy(target, docs / where)
+        where = posixpath.relpath(where, posixpath.dirname(place) or ".")
+        text = text.replace(f"]({link})", f"]({where}{'#' + anchor if anchor else ''})")
+    (docs / place).parent.mkdir(parents=True, exist_ok=True)
+    (docs / place).write_text(text)
+
+
 def write_pages(folder: pathlib.Path) -> pathlib.Path:
     """Write all pages and the configuration into an empty folder; returns the configuration."""
     docs = folder / "docs"
     shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    readme = (ROOT / "README.md").read_text()
-    (docs / "index.md").write_text(re.sub(r"\]\(docs/", "](", readme))
-    # Files that the README links and that lie beside it, such as CONTRIBUTING.md.
-    for beside in set(re.findall(r"\]\((\w+\.\w+)\)", readme)):
-        shutil.copy(ROOT / beside, docs / beside)
+    for page in pages():
+        write_page(page, docs)
     (docs / "settings.md").write_text(settings_page())
     (docs / "api").mkdir()
     for names in modules().values():
@@ -81,7 +125,7 @@ def write_pages(folder: pathlib.Path) -> pathlib.Path:
     reference = [
         {part: [{name: f"api/{name}.md"} for name in names]} for part, names in modules().items()
     ]
-    config["nav"].append({"Reference": reference})
+    config["nav"][-1]["Reference"] += reference
     python = config["plugins"][-1]["mkdocstrings"]["handlers"]["python"]
     python["paths"] = [str(ROOT)]
     path = folder / "mkdocs.yml"

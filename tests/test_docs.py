@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
-def pages():
+def build_site():
     pytest.importorskip("yaml")
     spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs" / "build_site.py")
     module = importlib.util.module_from_spec(spec)
@@ -20,25 +20,96 @@ def pages():
     return module
 
 
-def test_every_module_has_a_page(pages):
-    found = pages.modules()
+@pytest.fixture(scope="module")
+def site(build_site, tmp_path_factory):
+    """The folder of pages that the site is made of."""
+    folder = tmp_path_factory.mktemp("site").resolve()
+    build_site.write_pages(folder)
+    return folder / "docs"
+
+
+def test_every_module_has_a_page(build_site):
+    found = build_site.modules()
     names = [name for part in found.values() for name in part]
     assert len(names) == len(set(names)) == len(list((ROOT / "mbx").rglob("*.py")))
     assert "mbx" in found["Kit"] and "mbx.mppi" in found["Kit"]
     assert "mbx.agents" in found["Agents"] and "mbx.envs.empo" in found["Environments"]
 
 
-def test_every_document_is_in_the_navigation(pages, tmp_path):
+def anchors(text: str) -> set[str]:
+    """What the headings of a page are called in links, here and where repositories are shown."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken(build_site, page: pathlib.Path, root: pathlib.Path) -> list[str]:
+    """Links and pictures of a page that lead to nothing under `root`, or outside of it."""
+    wrong = []
+    for link in build_site.links(page.read_text()):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve()
+        if not target.exists() or not target.is_relative_to(root):
+            wrong.append(link)
+        elif anchor and target.suffix == ".md" and anchor not in anchors(target.read_text()):
+            wrong.append(link)
+    return wrong
+
+
+def test_every_link_of_every_page_leads_somewhere(build_site, site):
+    """In the repository and on the site, anchors and pictures included."""
+    count = 0
+    for page in build_site.pages():
+        assert broken(build_site, page, ROOT) == [], page
+        count += len(build_site.links(page.read_text()))
+        for anchor in re.findall(r"\]\(#([^)]+)\)", page.read_text()):
+            assert anchor in anchors(page.read_text()), (page, anchor)
+    assert count > 150
+    for page in site.rglob("*.md"):
+        if "api" not in page.parts:
+            assert broken(build_site, page, site) == [], page
+    assert (site / "api" / "mbx.mppi.md").exists()
+
+
+def test_what_is_no_link(build_site):
+    text = "see [a](b.md#c)\n\n    [d](e.md)\n```\n[f](g.md)\n```\n`[h](i.md)` [j](https://k)"
+    text += " ![l](m.png) [n](#o)"
+    assert build_site.links(text) == ["b.md#c", "m.png"]
+
+
+def test_every_document_is_in_the_navigation(build_site):
     nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
-    for path in (ROOT / "docs").rglob("*.md"):
-        assert path.relative_to(ROOT / "docs").as_posix() in nav, path
-    pages.write_pages(tmp_path)
-    assert (tmp_path / "docs" / "api" / "mbx.mppi.md").exists()
-    front = (tmp_path / "docs" / "index.md").read_text()
-    links = [x for x in re.findall(r"\]\(([^)#]+)", front) if not x.startswith("http")]
-    assert len(links) >= 10
-    for link in links:
-        assert (tmp_path / "docs" / link).exists(), link
+    for path in build_site.pages():
+        assert f" {build_site.on_site(path)}\n" in nav, path
+
+
+def test_every_page_is_two_clicks_from_the_front_page(site):
+    """By links of the text alone, without the navigation."""
+
+    def follow(page: pathlib.Path) -> set[pathlib.Path]:
+        found = re.findall(r"\]\(([^)#:\s]+\.md)", page.read_text())
+        return {(page.parent / link).resolve() for link in found}
+
+    once = follow(site / "index.md")
+    twice = once.union(*map(follow, once))
+    pages = {page for page in site.rglob("*.md") if "api" not in page.parts}
+    assert pages - twice <= {site / "index.md"}
+
+
+def test_the_front_page_begins_with_what_one_gets():
+    """On one screen: what it is, both commands, every agent, Python, citation and licence."""
+    screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:60])
+    for wanted in (
+        "python -m experiments.train --config=configs/tdmpc.py ",
+        "pip install -e '.[test]' && python -m pytest",
+        "docs/tdmpc.md",
+        "docs/dreamer.md",
+        "docs/empo.md",
+        "```python",
+        "CITATION.cff",
+        "LICENSE",
+    ):
+        assert wanted in screen, wanted
 
 
 def test_sources_are_papers_or_entries_of_the_sources_page():
