@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from mbx import derivatives
+
 # Added to 1 - a^2 before the logarithm of the tanh Jacobian.
 _JACOBIAN_EPS = 1e-6
 # Stored actions are pulled this far into (-1, 1) before atanh.
@@ -190,7 +192,7 @@ def _moved_bins(logits: Array, bins: Array, shift: ArrayLike, scale: ArrayLike) 
     return symlog(symexp(symlog_bins * scale) + shift)
 
 
-@jax.custom_vjp
+@derivatives.Written
 def _share(mass: Array, lower: Array, weight: Array) -> Array:
     """Masses [..., K] moved to the bins `lower` and, by their `weight`, the ones above.
 

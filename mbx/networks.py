@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from mbx import derivatives
+
 Params = Any
 
 LAYER_NORM_EPSILON = 1e-5
@@ -57,7 +59,7 @@ def linear_init(stddev: float = 0.02) -> Callable[..., Array]:
     return jax.nn.initializers.normal(stddev)
 
 
-@jax.custom_vjp
+@derivatives.Written
 def matmul(x: Array, kernel: Array) -> Array:
     """`[..., in] @ [in, out]` -> `[..., out]`.
 
@@ -84,7 +86,7 @@ matmul.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _matmul_backward)
 _IMAGES = ("NHWC", "HWIO", "NHWC")
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@functools.partial(derivatives.Written, nondiff_argnums=(2, 3))
 def conv(x: Array, kernel: Array, stride: int = 1, padding: str = "SAME") -> Array:
     """Convolution of images: `[N, H, W, C]`, `[K, K, C, O]` -> `[N, H', W', O]`.
 
@@ -168,7 +170,7 @@ class Dense(nn.Module):
         return out + _expand(bias.astype(self.dtype), out.ndim)
 
 
-@jax.custom_vjp
+@derivatives.Written
 def norm_mish(x: Array, scale: Array, bias: Array) -> Array:
     """mish(layer_norm(x) * scale + bias) over the last axis of `[..., F]`; scale, bias `[F]`.
 

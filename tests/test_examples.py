@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from examples import own_agent, own_environment, own_model
+from examples import ilqr, own_agent, own_environment, own_model
 from mbx import envs
 from mbx.settings import to_dict
 from mbx.training import build
@@ -30,6 +30,12 @@ def test_own_model():
     left = np.linalg.norm(path[-1, :, :2] - own_model.GOAL, axis=-1)
     from_obstacle = np.linalg.norm(path[..., :2] - own_model.OBSTACLE, axis=-1)
     assert left.max() < 0.2 and from_obstacle.min() > own_model.RADIUS - 0.05
+
+
+def test_ilqr_finds_the_actions_that_lead_to_the_goal():
+    found, unknown, costs = ilqr.main()
+    np.testing.assert_allclose(found, unknown, atol=0.02)
+    assert costs[-1] < 1e-3 < 1.0 < costs[0]
 
 
 def test_own_agent_in_own_environment(tmp_path):
