@@ -136,3 +136,13 @@ def test_links_to_the_sources_page_lead_to_its_entries():
         p.read_text() for folder in ("mbx", "docs") for p in (ROOT / folder).rglob("*.[mp][dy]")
     ]
     assert {name for text in texts for name in re.findall(r"sources\.md#([\w-]+)", text)} <= entries
+
+
+def test_long_lines_of_code_wrap_and_the_theme_has_a_switch():
+    yaml = pytest.importorskip("yaml")
+
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    styles = "".join((ROOT / "docs" / name).read_text() for name in config["extra_css"])
+    rule = re.search(r"\.md-typeset pre > code \{(.*?)\}", styles, flags=re.DOTALL)
+    assert "white-space: pre-wrap" in rule[1] and "overflow-wrap: anywhere" in rule[1]
+    assert all("toggle" in palette for palette in config["theme"]["palette"])
