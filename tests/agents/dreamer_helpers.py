@@ -12,6 +12,7 @@ import numpy as np
 
 from mbx.agents.dreamer.networks import ModelConfig
 from mbx.agents.dreamer.settings import Settings
+from mbx.types import EnvSpec
 
 Params = dict[str, Any]
 
@@ -234,3 +235,38 @@ def sheeprl_params(arrays: Mapping[str, np.ndarray], prefix: str, config: ModelC
 def sheeprl_critic(read: Sheeprl, flat: int) -> Params:
     """A critic, or the slow one."""
     return {"layer_0": read.layer("_model", flat), "out": read.linear("_model.3")}
+
+
+NET = ModelConfig(
+    vector_dim=2,
+    action_dim=2,
+    deter=8,
+    hidden=6,
+    stoch=2,
+    classes=4,
+    units=8,
+    blocks=2,
+    num_bins=21,
+    policy_layers=1,
+    value_layers=1,
+    encoder_layers=1,
+    decoder_layers=1,
+)
+
+
+CONTEXT = make_settings(
+    NET,
+    loss=dict(batch_size=2, batch_length=5, updates="joint", continue_discount=True),
+    imagination=dict(horizon=2, continues="soft", first_continue="predicted"),
+    critic=dict(replay_gradient=True),
+    replay=dict(context=True, fresh=1),
+    optimizer=dict(name="laprop", learning_rates=(0.0, 0.0, 0.0), clips=(0.3, 0.3, 0.3)),
+)
+
+
+SPEC = EnvSpec("x", (2,), jnp.float32, 2, 10, 1)
+
+
+def moved(params):
+    """Parameters none of which is the exact zero that many start with."""
+    return jax.tree.map(lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), params)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import envs, replay
+from mbx.agents.empo import evaluation as empo_evaluation
 from mbx.agents.empo import make_agent, resolve
 from mbx.agents.empo.settings import Settings
 from mbx.envs import empo as empo_envs
@@ -114,3 +115,17 @@ def changed(before, after):
     """Whether any leaf differs."""
     pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
     return any(not np.array_equal(a, b) for a, b in pairs)
+
+
+def exact_tables(found):
+    return {
+        "v_h_e": jnp.moveaxis(found.solution.V_h_e, -1, 0),
+        "q_r": found.solution.Q_r,
+    }
+
+
+def errors_of(found, settings, state):
+    """Errors at the states that the replay holds, and how many these are."""
+    states = empo_evaluation.visited_states(found.world, state.replay)
+    problem = problem_of(found, settings)
+    return empo_evaluation.exact_errors(problem, found.solution, state.train, states), len(states)

@@ -212,3 +212,94 @@ class Toy:
     def alive(self, z):
         """Probability that the episode goes on."""
         return 1.0 / (1.0 + np.exp(self.bias + z.sum(-1)))
+
+
+SCORED = dict(std_coef=1.0, aggregate=True, disagreement=0.1, discount=1.0)
+VARIANTS = {
+    "ensemble": dict(
+        model=dict(num_dynamics=2, num_rewards=3, num_values=3, prior_scale=1.0, episodic="True"),
+        planner=SCORED,
+        training_planner=SCORED,
+        loss=dict(
+            value_target="td",
+            value_reduction="local",
+            num_heads=3,
+            td_std_coef=-0.5,
+            td_rollouts=2,
+            td_horizon=2,
+            td_dynamics_reduction="from_std_coef",
+            td_ema_policy=True,
+            policy_loss="svg:1+kl:0.5",
+            policy_std_coef=1.0,
+            trust_region_coef=0.1,
+            optimist=True,
+            encoder_consistency_coef=1.0,
+            head_strategy="split",
+            final_rho=0.125,
+            termination="soft",
+            termination_balance=True,
+            aux_gammas=(0.5, 0.8),
+            entropy_coef_end=1e-6,
+            entropy_schedule="exponential",
+        ),
+        optimizer=dict(weight_decay=0.01, ensemble_lr_scaling=True),
+    ),
+    "concat": dict(
+        model=dict(num_dynamics=2, num_rewards=2, critic="q"),
+        planner=SCORED,
+        training_planner=SCORED,
+        train=dict(steps=2, seed_steps=0, pretrain_updates=0, utd_ratio=1.0),
+        loss=dict(
+            value_target="planner",
+            head_strategy="concat",
+            policy_loss="awr:1+bc:0.1",
+            td_all_dynamics=False,
+            value_reduction="mean",
+            td_std_coef=1.0,
+            aux_gammas=(0.7,),
+            aux_joint=True,
+            expert_mean="final",
+            jacobian=0.5,
+        ),
+        optimizer=dict(
+            value_every=2, policy_every=2, encoder_lr_step_at=0.5, encoder_lr_step_scale=0.0
+        ),
+    ),
+    "lambda": dict(
+        model=dict(num_dynamics=2),
+        planner=dict(SCORED, proposal_noise=0.05, prior_start=2, prior_updates=5),
+        training_planner=dict(SCORED, horizon=2),
+        reanalyze=dict(slices=True),
+        loss=dict(
+            value_target="lambda",
+            policy_loss="kl",
+            kl_forward=True,
+            expert_source="acting",
+            head_strategy="single",
+        ),
+    ),
+}
+
+
+def variant(name):
+    return make_settings(**VARIANTS[name])
+
+
+CLOSE = dict(rtol=2e-5, atol=2e-6)
+RNG = np.random.default_rng(0)
+
+
+def array(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def ensemble(**sections):
+    """Settings of ensembles with their toy model and its NumPy twin."""
+    model = dict(num_dynamics=2, num_rewards=3, num_values=3, episodic="True")
+    loss = dict(num_heads=3, termination="soft") | sections.pop("loss", {})
+    settings = make_settings(model=model | sections.pop("model", {}), loss=loss, **sections)
+    return settings, toy_model(settings), Toy(settings)
+
+
+def std(x):
+    return x.std(axis=0, ddof=1)

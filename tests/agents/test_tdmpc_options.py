@@ -2,271 +2,35 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from mbx import mppi, replay, returns
+from mbx import replay, returns
 from mbx.agents.tdmpc import agent as agents
-from mbx.agents.tdmpc import planning, value_targets
 from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc import reanalyze as again
+from mbx.agents.tdmpc import value_targets
 from mbx.agents.tdmpc.types import Noise, PolicyInputs, Scales, TrainState, ValueScales
 from mbx.agents.tdmpc.update import encoder_rate, learning_rates, make_optimizers
-from mbx.keys import streams
 from tests.agents.tdmpc_helpers import (
     SPEC,
     A,
     B,
     N,
     T,
-    Toy,
+    array,
+    ensemble,
     make_batch,
     make_settings,
     make_world,
     replaced,
     row,
+    std,
     toy_model,
 )
-
-CLOSE = dict(rtol=2e-5, atol=2e-6)
-RNG = np.random.default_rng(0)
-
-
-def array(*shape):
-    return RNG.normal(size=shape).astype(np.float32)
-
-
-def ensemble(**sections):
-    """Settings of ensembles with their toy model and its NumPy twin."""
-    model = dict(num_dynamics=2, num_rewards=3, num_values=3, episodic="True")
-    loss = dict(num_heads=3, termination="soft") | sections.pop("loss", {})
-    settings = make_settings(model=model | sections.pop("model", {}), loss=loss, **sections)
-    return settings, toy_model(settings), Toy(settings)
-
-
-def std(x):
-    return x.std(axis=0, ddof=1)
-
-
-# -------------------------------------------------------------------------------------------------
-# Plans
-
-
-@pytest.mark.parametrize("name", ["planner", "training_planner"])
-@pytest.mark.parametrize("aggregate", [False, True])
-@pytest.mark.parametrize(("std_coef", "pick"), [(0.7, np.max), (-0.7, np.min), (0.0, np.mean)])
-def test_the_score_of_a_plan(name, aggregate, std_coef, pick):
-    own = dict(std_coef=std_coef, aggregate=aggregate, disagreement=0.3, discount=0.95)
-    settings, model, toy = ensemble(**{name: own})
-    z, actions = array(B, 2), np.clip(array(B, N, 2, A), -1, 1)
-    score = planning.score_function(
-        settings, model, toy.params(), jnp.asarray(z), getattr(settings, name)
-    )
-    ours = score(jax.random.key(0), jnp.asarray(actions))
-    heads = []
-    for gain in toy.gain:
-        state, total, variance, factor, each = z[:, None], 0.0, 0.0, 1.0, []
-        for t in range(2):
-            rewards = toy.rewards(state, actions[:, :, t])
-            total = total + factor * rewards.mean(0)
-            variance = variance + (factor * std(rewards)) ** 2
-            state = 0.9 * state + gain * actions[:, :, t]
-            factor = factor * 0.95 * toy.alive(state)
-            values = toy.values(state)
-            spread = np.sqrt(variance + (factor * std(values)) ** 2)
-            each.append(total + factor * values.mean(0) + std_coef * spread)
-        heads.append((np.mean(each, axis=0) if aggregate else each[-1], state))
-    latents = np.stack([state for _, state in heads]).var(axis=0).mean(axis=-1)
-    expected = pick([value for value, _ in heads], axis=0) + 0.3 * latents
-    np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.fixture
-def planned(monkeypatch):
-    """What `mppi.plan` is asked for, without planning; and the planner that scores."""
-    calls = []
-
-    def plan(key, score, mean, std, **rest):
-        calls.append(dict(rest, key=key, mean=mean, std=std))
-        lead = (mean.shape[0], rest["config"].num_samples)
-        chosen, action = jnp.full(mean[:, 0].shape, 0.25), jnp.full(mean[:, 0].shape, 0.75)
-        values, actions = jnp.zeros(lead), jnp.zeros((*lead, *mean.shape[1:]))
-        return mppi.Plan(action, mean + 0.5, std, actions, values, chosen)
-
-    def score_function(settings, model, params, z, planner):
-        calls.append(dict(planner=planner))
-
-    monkeypatch.setattr(planning.mppi, "plan", plan)
-    monkeypatch.setattr(planning, "score_function", score_function)
-
-    def gathered():
-        return functools.reduce(dict.__or__, calls)
-
-    return gathered
-
-
-def test_evaluations_have_their_own_optimism_and_choice(planned):
-    own = dict(
-        std_coef=1.0,
-        evaluation_std_coef=-2.0,
-        selection="best",
-        evaluation_selection="mean",
-        action_noise=0.7,
-        num_proposals=0,
-    )
-    settings, model, toy = ensemble(planner=own)
-    args = (
-        settings,
-        model,
-        toy.params(),
-        jnp.ones((B, 2)),
-        jnp.zeros((B, 3, A)),
-        jax.random.key(0),
-    )
-    planning.plan_to_act(*args)
-    call = planned()
-    assert call["planner"].std_coef == 1.0
-    assert (call["config"].selection, call["config"].action_noise) == ("best", 0.7)
-    planning.plan_to_act(*args, evaluate=True)
-    call = planned()
-    assert call["planner"].std_coef == -2.0
-    assert (call["config"].selection, call["config"].action_noise) == ("mean", 0.0)
-
-
-def test_the_training_planner_scores_by_its_own_settings(planned):
-    settings, model, toy = ensemble(
-        training_planner=dict(std_coef=-0.5, aggregate=True, disagreement=-0.1, discount=0.8)
-    )
-    planning.plan_targets(settings, model, toy.params(), jnp.ones((B, 2)), jax.random.key(0))
-    assert planned()["planner"] == settings.training_planner
-
-
-def rolled(toy, z, eps, shift=0.0):
-    """Actions of the policy along the first head's latents: `[B, P, T, A]`."""
-    state, actions = z[:, None], []
-    for noise in eps:
-        actions.append(toy.act(state, noise, shift))
-        state = 0.9 * state + toy.gain[0] * actions[-1]
-    return np.stack(actions, axis=2)
-
-
-def test_proposals_are_the_policys_trajectories_and_noise_on_them(planned):
-    settings, model, toy = ensemble(planner=dict(num_proposals=4, proposal_noise=0.3))
-    z, key = array(B, 2), jax.random.key(3)
-    mean = jnp.asarray(array(B, 3, A))
-    planning.plan_to_act(settings, model, toy.params(), jnp.asarray(z), mean, key)
-    keys = streams(key, "proposals", "proposal_noise", "plan")
-    proposals = rolled(toy, z, np.asarray(jax.random.normal(keys["proposals"], (3, B, 4, A))))
-    noise = np.asarray(jax.random.normal(keys["proposal_noise"], proposals.shape))
-    call = planned()
-    np.testing.assert_allclose(
-        call["proposals"], np.clip(proposals + 0.3 * noise, -1.0, 1.0), **CLOSE
-    )
-    np.testing.assert_array_equal(call["mean"], mean)
-    np.testing.assert_array_equal(call["std"], np.full(mean.shape, settings.planner.max_std))
-
-
-@pytest.mark.parametrize("search", ["policy", "acting"])
-def test_half_of_the_training_planners_samples_of_policies_are_the_optimists(planned, search):
-    own = dict(search=search, num_samples=6, num_proposals=4, horizon=2)
-    settings, model, toy = ensemble(training_planner=own)
-    z, key = array(B, 2), jax.random.key(3)
-    params = toy.params()
-    params["optimist"] = dict(params["policy"], mean=params["policy"]["mean"] + 0.4)
-    planning.plan_targets(settings, model, params, jnp.asarray(z), key)
-    num = 6 if search == "policy" else 4
-    eps = np.asarray(jax.random.normal(streams(key, "policy", "plan")["policy"], (2, B, num, A)))
-    half = num // 2
-    expected = [rolled(toy, z, eps[:, :, :half]), rolled(toy, z, eps[:, :, half:], shift=0.4)]
-    name = "initial" if search == "policy" else "proposals"
-    np.testing.assert_allclose(planned()[name], np.concatenate(expected, axis=1), **CLOSE)
-
-
-def test_an_acting_search_starts_as_the_acting_planner_without_warm_start(planned):
-    own = dict(search="acting", horizon=2, num_samples=12, num_proposals=3, max_std=1.5)
-    more = dict(extra_iterations=4, extra_iterations_action_dim=2, proposal_log_std=(-1.0, 0.5))
-    settings, model, toy = ensemble(training_planner=own | more)
-    z, key = array(B, 2), jax.random.key(4)
-    planning.plan_targets(settings, model, toy.params(), jnp.asarray(z), key)
-    call = planned()
-    np.testing.assert_array_equal(call["mean"], np.zeros((B, 2, A)))
-    np.testing.assert_array_equal(call["std"], np.full((B, 2, A), 1.5))
-    assert "initial" not in call and call["config"].action_noise == 0.0
-    assert call["config"].rounds(2) == 2 + 4 and call["config"].rounds(1) == 2
-    # Wider policies: the model's bounds are -10 and 2.
-    toy.log_std = -1.0 + 1.5 * (toy.log_std + 10.0) / 12.0
-    eps = jax.random.normal(streams(key, "policy", "plan")["policy"], (2, B, 3, A))
-    np.testing.assert_allclose(call["proposals"], rolled(toy, z, np.asarray(eps)), **CLOSE)
-
-
-def test_a_policy_search_starts_with_its_samples(planned):
-    settings, model, toy = ensemble(training_planner=dict(horizon=2, num_samples=6))
-    z, key = array(B, 2), jax.random.key(4)
-    planning.plan_targets(settings, model, toy.params(), jnp.asarray(z), key)
-    call, mean = planned(), np.tanh(0.1 * z + toy.mean)
-    eps = jax.random.normal(streams(key, "policy", "plan")["policy"], (2, B, 6, A))
-    np.testing.assert_allclose(call["initial"], rolled(toy, z, np.asarray(eps)), **CLOSE)
-    assert "proposals" not in call
-    np.testing.assert_allclose(call["mean"], np.stack([mean, mean], axis=1), **CLOSE)
-    np.testing.assert_allclose(
-        call["std"], np.broadcast_to(np.exp(toy.log_std), (B, 2, A)), **CLOSE
-    )
-
-
-def test_early_plans_start_from_a_share_of_the_policys_gaussian(planned):
-    settings, model, toy = ensemble(
-        planner=dict(num_proposals=0, prior_start=2, prior_updates=4, horizon=2)
-    )
-    z, before = array(B, 2), array(B, 2, A)
-    train = TrainState(toy.params(), *[None] * 10, jnp.int32(3))
-    act = agents.make_act(settings, model)
-    act(train, jnp.asarray(before), jnp.asarray(z), jnp.zeros(B, bool), jax.random.key(0), False)
-    first = np.tanh(0.1 * z + toy.mean)
-    second = np.tanh(0.1 * (0.9 * z + toy.gain[0] * first) + toy.mean)
-    start = np.stack([before[:, 1], np.zeros((B, A))], axis=1)  # warm start, shifted
-    share = 1.0 - (3 - 2) / 4
-    expected = share * np.stack([first, second], axis=1) + (1.0 - share) * start
-    call = planned()
-    np.testing.assert_allclose(call["mean"], expected, **CLOSE)
-    spread = share * np.exp(toy.log_std) + (1.0 - share) * settings.planner.max_std
-    np.testing.assert_allclose(call["std"], np.broadcast_to(spread, (B, 2, A)), **CLOSE)
-
-
-@pytest.mark.parametrize(("how", "mean"), [("chosen", 0.25), ("final", 0.5)])
-def test_an_expert_is_the_planners_choice_or_its_final_mean(planned, how, mean):
-    own = dict(search="acting", max_std=1.5, num_proposals=0)
-    settings, model, toy = ensemble(
-        training_planner=own, loss=dict(policy_loss="kl", expert_mean=how)
-    )
-    make = agents.make_targets(settings, model)
-    train = TrainState(toy.params(), *[None] * 10, jnp.int32(3))
-    made = make(train, None, jnp.ones((B, 2)), jax.random.key(0))
-    np.testing.assert_allclose(made.expert[:, 0], np.full((B, A), mean))  # a plan's mean is 0.5
-    np.testing.assert_allclose(made.expert[:, 1], np.full((B, A), 1.5))
-    assert (made.step == 3).all()
-
-
-def test_without_stored_plans_samples_of_the_policy_are_scored_in_every_update():
-    settings, model, toy = ensemble(training_planner=dict(enabled=False, num_samples=N))
-    train = TrainState(toy.params(), *[None] * 10, jnp.int32(0))
-    batch, key = make_batch(obs=jnp.asarray(array(T + 1, B, 3))), jax.random.key(2)
-    new = agents.plan_batch(settings, model, train, batch, key)
-    z = np.asarray(batch.obs)[..., :2].reshape(-1, 2)
-    eps = jax.random.normal(streams(key, "policy", "plan")["policy"], (1, len(z), N, A))
-    actions = rolled(toy, z, np.asarray(eps))[:, :, 0]
-    np.testing.assert_allclose(new.plan_actions, actions.reshape(T + 1, B, N, A), **CLOSE)
-    reward = toy.rewards(z[:, None], actions).mean(0)
-    steps = toy.step(z[:, None], actions)
-    after = [toy.alive(state) * toy.values(state).mean(0) for state in steps]
-    expected = reward + 0.9 * np.mean(after, axis=0)
-    np.testing.assert_allclose(new.plan_values, expected.reshape(T + 1, B, N), rtol=1e-4, atol=1e-5)
-    assert new.plan_valid.all()
-
 
 # -------------------------------------------------------------------------------------------------
 # Reanalyze

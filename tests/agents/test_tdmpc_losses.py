@@ -1,0 +1,343 @@
+"""Experts, units of values, trust region, distillation, lambda targets; what is refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import returns
+from mbx import settings as declared
+from mbx.agents.tdmpc import model_loss as losses
+from mbx.agents.tdmpc import policy_loss as policies
+from mbx.agents.tdmpc import value_targets
+from mbx.agents.tdmpc.agent import make_agent, world_config
+from mbx.agents.tdmpc.settings import Settings
+from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales, ValueScales
+from mbx.agents.tdmpc.update import draw, init_state, learn_policy, policy_due
+from mbx.world_model import make_world_model
+from tests.agents.tdmpc_helpers import (
+    SPEC,
+    VARIANTS,
+    B,
+    T,
+    loud,
+    make_model,
+    make_settings,
+    make_world,
+    replaced,
+    variant,
+)
+
+
+@pytest.fixture(autouse=True)
+def highest_precision():
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+def test_the_acting_planners_expert_is_what_is_stored():
+    agent = make_agent(variant("lambda"), SPEC)
+    train, obs = jax.jit(agent.init)(jax.random.key(0)), jnp.ones((2, 3))
+    untouched, make = agent.init_actor(2), jax.jit(agent.store.targets)
+    made = make(train, untouched, obs, jax.random.key(2))
+    act = jax.jit(agent.act, static_argnums=5)
+    _, actor = act(train, untouched, obs, jnp.ones(2, bool), jax.random.key(1), False)
+    acted = make(train, actor, obs, jax.random.key(2))
+    np.testing.assert_array_equal(acted.expert, actor.gaussian)
+    assert not np.array_equal(made.expert, acted.expert)
+
+
+@pytest.mark.parametrize("how", ["chosen", "final"])
+def test_the_acting_experts_mean_is_an_elite_or_the_final_mean_without_noise(how):
+    own = dict(VARIANTS["lambda"]["loss"], expert_mean=how)
+    planner = dict(action_noise=3.0, selection="best")
+    settings = make_settings(loss=own, planner=planner)
+    agent = make_agent(settings, SPEC)
+    train, obs = jax.jit(agent.init)(jax.random.key(0)), jnp.ones((2, 3))
+    act = jax.jit(agent.act, static_argnums=5)
+    args = (train, agent.init_actor(2), obs, jnp.ones(2, bool), jax.random.key(1))
+    action, actor = act(*args, False)
+    silent = make_agent(replaced(settings, planner=dict(action_noise=0.0)), SPEC)
+    still, quiet = jax.jit(silent.act, static_argnums=5)(*args, False)
+    assert np.abs(action - still).max() > 0.1
+    expected = still if how == "chosen" else quiet.mean[:, 0]
+    np.testing.assert_allclose(actor.gaussian[:, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_policy_rests_in_pretraining_where_it_should():
+    settings = make_settings(train=dict(pretrain_updates=2, pretrain_policy=False))
+    due = [policy_due(settings, jnp.int32(step)) for step in range(4)]
+    assert due == [False, False, True, True]
+    rare = replaced(settings, optimizer=dict(policy_every=3))
+    assert [bool(policy_due(rare, jnp.int32(i))) for i in range(7)] == [
+        i in (3, 6) for i in range(7)
+    ]
+    assert policy_due(replaced(settings, train=dict(pretrain_policy=True)), jnp.int32(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("policy_loss", "value_scale"), [("kl", "running"), ("kl", "return_ema"), ("svg", "return_ema")]
+)
+def test_the_optimists_unit_of_values_follows_values(policy_loss, value_scale):
+    own = dict(policy_loss=policy_loss, value_scale=value_scale, value_target="td")
+    settings = make_settings(
+        model=dict(num_dynamics=2),
+        loss=dict(own, optimist=True, optimist_std_coef=0.5, optimist_entropy_scale=0.0),
+    )
+    model = make_model(settings)
+    state = init_state(settings, model, jax.random.key(0))
+    state = state.replace(params=loud(state.params, 3), return_ema=returns.ReturnEMA(-1.0, 4.0))
+    noise = draw(settings, model, jax.random.key(1))
+    inputs = PolicyInputs(
+        jax.random.normal(jax.random.key(2), (T + 1, B, 8)),
+        jnp.ones((T + 1, B)),
+        noise.policy_eps,
+        None,
+        valid=jnp.ones((T + 1, B)),
+        expert=jnp.ones((T + 1, B, 2, 2)),
+    )
+    new, metrics = jax.jit(lambda s: learn_policy(settings, model, s, inputs, noise))(state)
+
+    def values(policy, eps, std_coef):
+        params = dict(state.params, policy=policy)
+        action = model.act(*model.policy(params, inputs.zs), eps)
+        return np.asarray(
+            policies.policy_value(settings, model, params, inputs.zs, action, None, std_coef)
+        )
+
+    optimists = values(state.params["optimist"], noise.optimist_eps, 0.5)
+    moving = optimists[0]
+    if policy_loss == "svg":  # the policy's values move the unit, once
+        moving = values(state.params["policy"], noise.policy_eps, 0.0)[0]
+    low, high = np.percentile(moving, [5.0, 95.0])
+    if value_scale == "running":
+        unit = 1.0 + 0.01 * (max(high - low, 1.0) - 1.0)
+        np.testing.assert_allclose(new.scale.value, unit, rtol=1e-4)
+        assert unit > 1.0
+    else:
+        unit = (0.99 * 4.0 + 0.01 * high) - (0.99 * -1.0 + 0.01 * low)
+        np.testing.assert_allclose(new.return_ema.high - new.return_ema.low, unit, rtol=1e-4)
+    weights = 0.5 ** np.arange(T + 1)
+    expected = np.mean(weights * -optimists.mean(axis=1) / unit)
+    np.testing.assert_allclose(metrics["loss/optimist"], expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("policy", ["tanh_mean", "squashed"])
+def test_the_trust_region_is_the_kl_from_the_ema_policy(policy):
+    settings = make_settings(model=dict(policy=policy), loss=dict(rho=0.7))
+    model = make_model(settings)
+    rng = np.random.default_rng(0)
+    mean, log_std, old_mean, old_log_std = rng.normal(size=(4, T + 1, B, 2))
+    mask = np.ones((T + 1, B))
+    mask[2, 1] = 0.0
+    inputs = PolicyInputs(None, jnp.asarray(mask), None, None)
+    scale = returns.RunningScale(jnp.float32(3.0))
+    ours, new = policies.trust_region(
+        settings,
+        model,
+        tuple(map(jnp.asarray, (mean, log_std))),
+        tuple(map(jnp.asarray, (old_mean, old_log_std))),
+        inputs,
+        scale,
+    )
+    if policy == "tanh_mean":
+        mean, old_mean = np.tanh(mean), np.tanh(old_mean)
+    ratio = np.exp(2 * (old_log_std - log_std))
+    gap = (old_mean - mean) ** 2 / np.exp(2 * log_std)
+    kl = (0.5 * (ratio + gap - 1.0) + log_std - old_log_std).sum(-1)
+    low, high = np.percentile(kl[0], [5, 95])
+    unit = 3.0 + 0.01 * (max(high - low, 1.0) - 3.0)
+    np.testing.assert_allclose(new.value, unit, rtol=1e-5)
+    each = (kl * mask).sum(1) / mask.sum(1) / unit
+    np.testing.assert_allclose(ours, np.mean(0.7 ** np.arange(T + 1) * each), rtol=1e-4)
+
+
+@pytest.mark.parametrize("critic", ["q", "v"])
+def test_the_policy_learns_from_values_with_dropout(critic):
+    """As the reference, whose values are in training mode there; by hand, with the heads' mask."""
+    settings = make_settings(
+        model=dict(critic=critic, dropout=0.5),
+        loss=dict(policy_loss="svg", entropy_coef=0.0, value_target="td"),
+        optimizer=dict(tau=0.0),
+    )
+    model = make_model(settings)
+    params = loud(model.init(jax.random.key(0)))
+    noise = draw(settings, model, jax.random.key(1))
+    assert noise.policy_dropout is not None
+    zs = jax.random.normal(jax.random.key(2), (T + 1, B, 8))
+    inputs = PolicyInputs(zs, jnp.ones((T + 1, B)), noise.policy_eps, None, noise.policy_dropout)
+    unit = returns.init_running_scale()
+    scales = Scales(ValueScales(unit, returns.init_return_ema()), unit, unit)
+    loss = policies.policy_loss(settings, model, params["policy"], params, None, inputs, scales)[0]
+    action = model.act(*model.policy(params, zs), noise.policy_eps)
+    z, reward = zs, 0.0
+    if critic == "v":
+        reward = model.decode(model.reward(params, zs[None], action))[0, 0]
+        z = model.step(params, zs[None], action)  # `[1, S, B, L]`, as the one head's
+    logits = model.value(params["value"], z, action if critic == "q" else None, inputs.dropout)
+    value = jnp.mean(model.decode(logits), axis=0)
+    value = value if critic == "q" else reward + 0.9 * value[0]
+    expected = -np.mean(0.5 ** np.arange(T + 1) * np.asarray(value).mean(axis=1))
+    np.testing.assert_allclose(loss, expected, rtol=1e-3, atol=1e-4)
+    still = policies.policy_loss(
+        settings, model, params["policy"], params, None, inputs._replace(dropout=None), scales
+    )[0]
+    assert abs(float(still - loss)) > 1e-2
+    silent = make_settings(model=dict(dropout=0.0), loss=dict(policy_loss="svg", optimist=True))
+    noise = draw(silent, make_model(silent), jax.random.key(1))
+    assert noise.dropout is noise.policy_dropout is noise.optimist_dropout is None
+
+
+@pytest.mark.parametrize(("forward", "least"), [(False, 1.0), (True, 0.01)])
+def test_distillation_is_the_kl_in_units_of_its_range(forward, least):
+    own = dict(
+        policy_loss="kl",
+        kl_forward=forward,
+        kl_scale_min=least,
+        expert_std_scale=1.5,
+        expert_min_std=0.3,
+    )
+    settings = make_settings(loss=own)
+    rng = np.random.default_rng(0)
+    mean, log_std = 0.05 * rng.normal(size=(2, T + 1, B, 2))
+    expert = np.stack([0.1 * rng.normal(size=mean.shape), 0.1 + rng.random(mean.shape)], axis=-2)
+    mask, valid = np.ones((T + 1, B)), np.ones((T + 1, B))
+    mask[1, 2], valid[1, 3] = 0.0, 0.0
+    inputs = PolicyInputs(
+        None, jnp.asarray(mask), None, None, valid=jnp.asarray(valid), expert=jnp.asarray(expert)
+    )
+    scale = returns.RunningScale(jnp.float32(2.0))
+    policy = (jnp.asarray(mean), jnp.asarray(log_std))
+    ours, states, new = policies.distillation(settings, policy, inputs, scale)
+    one = (np.tanh(mean), np.exp(log_std))
+    two = (expert[..., 0, :], np.maximum(1.5 * expert[..., 1, :], 0.3))
+    (m1, s1), (m2, s2) = (two, one) if forward else (one, two)
+    kl = (np.log(s2 / s1) + (s1**2 + (m1 - m2) ** 2) / (2 * s2**2) - 0.5).mean(-1)
+    low, high = np.percentile(kl[0], [5, 95])
+    assert 0.01 < high - low < 1.0
+    unit = 2.0 + 0.01 * (max(high - low, least) - 2.0)
+    np.testing.assert_allclose(new.value, unit, rtol=1e-6)
+    np.testing.assert_allclose(ours, kl[:-1] / unit, rtol=1e-4)
+    np.testing.assert_array_equal(states, (mask * valid)[:-1])
+
+
+def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():
+    settings = make_settings(loss=dict(value_target="lambda", lambda_=0.7, horizon=3))
+    model = make_world_model(make_world(settings))
+    params = model.init(jax.random.key(0))
+    reward = jnp.arange(1.0, 7.0).reshape(3, 2)
+    mask = jnp.array([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]])  # env 1 ends after its second step
+    terminated = jnp.zeros((3, 2)).at[1, 1].set(1.0)
+    values = jax.random.normal(jax.random.key(1), (4, 2, 2))
+    weights = jnp.full((4, 2, 2), 0.5)
+    valid = jnp.ones((4, 2), bool)
+    batch = Batch(None, None, reward, terminated, mask, None, values, valid)
+    noise = Noise(None, None, None, None)
+    z = jnp.zeros((3, 2, 8))
+    ours = value_targets.lambda_targets(
+        settings, model, params, params["value"], z, batch, noise, weights
+    )[0]
+    v = np.asarray(values).mean(-1)[1:]
+    expected = np.zeros((3, 2))
+    expected[2, 0] = reward[2, 0] + 0.9 * v[2, 0]
+    for t in (1, 0):
+        expected[t, 0] = reward[t, 0] + 0.9 * (0.3 * v[t, 0] + 0.7 * expected[t + 1, 0])
+    expected[1, 1] = reward[1, 1]
+    expected[0, 1] = reward[0, 1] + 0.9 * (0.3 * v[0, 1] + 0.7 * expected[1, 1])
+    np.testing.assert_allclose(ours[:, 0], expected[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(ours[:2, 1], expected[:2, 1], rtol=1e-5)
+
+
+def test_termination_balance_weighs_both_kinds_alike():
+    """One end and three other steps that count, one that does not: half of the weight each."""
+    logit, mask = jnp.zeros((1, 1, 5)), jnp.array([[1.0, 1.0, 1.0, 1.0, 0.0]])
+    terminated = jnp.array([[1.0, 0.0, 0.0, 0.0, 1.0]])
+    grad = jax.jit(jax.grad(losses.termination_loss), static_argnums=3)
+    for balance, (end, other) in {False: (1.0, 1.0), True: (2.0, 2.0 / 3.0)}.items():
+        wanted = np.array([-end, other, other, other, 0.0]) * 0.5 / 4.0
+        found = grad(logit, terminated, mask, balance)[0, 0]
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    # Without any end steps weigh as they are.
+    found = grad(logit, jnp.zeros((1, 5)), mask, True)[0, 0]
+    np.testing.assert_allclose(found, [0.125] * 4 + [0.0], rtol=1e-6)
+
+
+def test_initialisation_differs_from_head_to_head_and_last_layers_are_zero():
+    model = make_world_model(make_world(variant("ensemble")))
+    params = jax.jit(model.init)(jax.random.key(0))
+    for name in ("dynamics", "reward", "value"):
+        kernel = np.asarray(params[name]["main"]["layer_0"]["dense"]["kernel"])
+        assert all(0.015 < head.std() < 0.025 for head in kernel)
+        assert not np.array_equal(kernel[0], kernel[1])
+        prior = np.asarray(params[name]["prior"]["layer_0"]["kernel"])
+        fan = sum(prior.shape[1:])
+        assert 0.7 < prior[0].std() / np.sqrt(2.0 / fan) < 1.3
+    for name in ("reward", "value"):
+        assert not np.asarray(params[name]["main"]["out"]["kernel"]).any()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            dict(loss=dict(entropy_coef_end=0.0, entropy_schedule="exponential")),
+            "entropy_coef_end=0 .*linear",
+        ),
+        (
+            dict(loss=dict(entropy_coef=0.0, entropy_coef_end=0.1, entropy_schedule="exponential")),
+            "entropy_coef=0 .*linear",
+        ),
+        (
+            dict(loss=dict(policy_loss="kl"), training_planner=dict(enabled=False)),
+            "training_planner.enabled",
+        ),
+        (
+            dict(loss=dict(policy_loss="svg:1+kl:1"), model=dict(policy="squashed")),
+            "Gaussian of actions.*choose 'tanh_mean'",
+        ),
+        (dict(loss=dict(aux_gammas=(1.5,))), "aux_gammas"),
+        (dict(loss=dict(value_target="td", td_horizon=0)), "td_horizon=0"),
+        (dict(loss=dict(head_strategy="all")), "head_strategy"),
+        (dict(model=dict(num_dynamics=3)), "batch_size=128 is not divisible .*num_dynamics=3"),
+        (dict(loss=dict(awr_effective_samples=8.0)), "8 planner actions"),
+        (
+            dict(
+                loss=dict(awr_effective_samples=8.0),
+                replay=dict(keep_targets=0),
+                training_planner=dict(num_samples=8),
+            ),
+            "8 planner actions",
+        ),
+        (dict(loss=dict(awr_effective_samples=1.0)), "between 1 and that"),
+        (dict(loss=dict(awr_effective_samples=2.0, advantage_scale="range")), "no effect"),
+        (dict(loss=dict(entropy_scale="value")), "svg named first"),
+        (dict(loss=dict(entropy_scale="value", policy_loss="awr:1+svg:1")), "svg named first"),
+    ],
+)
+def test_impossible_settings_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        declared.from_dict(Settings(), values)
+
+
+@pytest.mark.parametrize(
+    ("sections", "spec", "message"),
+    [
+        (dict(loss=dict(value_reduction="local", num_heads=1)), SPEC, "num_heads=1"),
+        (dict(model=dict(critic="q"), loss=dict(num_heads=3)), SPEC, "num_heads=3.*has 2"),
+        ({}, SPEC._replace(discrete=True), "discrete actions"),
+    ],
+)
+def test_what_the_task_or_the_model_cannot_have_is_refused(sections, spec, message):
+    with pytest.raises(ValueError, match=message):
+        make_agent(make_settings(**sections), spec)
+
+
+@pytest.mark.parametrize(
+    ("episodic", "can_terminate", "learnt"),
+    [("auto", True, True), ("auto", False, False), ("True", False, True), ("False", True, False)],
+)
+def test_a_termination_head_where_a_task_can_end_by_itself(episodic, can_terminate, learnt):
+    settings = make_settings(model=dict(episodic=episodic))
+    assert world_config(settings, SPEC._replace(can_terminate=can_terminate)).episodic == learnt
