@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -129,3 +130,48 @@ def recorded(settings: Any, read: set[str], prefix: str = "") -> Any:
             for name, value in sections.items()
         }
     )
+
+
+# -------------------------------------------------------------------------------------------------
+# Programs that are traced and compiled
+
+_EVENTS = {
+    "/jax/core/compile/jaxpr_trace_duration": "traced",
+    "/jax/core/compile/backend_compile_duration": "compiled",  # also where the cache has it
+}
+_counted: list[collections.Counter] = []
+
+
+def _listen(event: str, seconds: float, **labels: str) -> None:
+    if event in _EVENTS:
+        name = labels["fun_name"].removeprefix("jit(").removesuffix(")").split(" ")[0]
+        for counter in _counted:
+            counter[_EVENTS[event], name] += 1
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
+
+
+@contextlib.contextmanager
+def counting():
+    """A counter of (traced or compiled, program) that fills while it is open."""
+    counter = collections.Counter()
+    _counted.append(counter)
+    try:
+        yield counter
+    finally:
+        _counted.remove(counter)
+
+
+FUSED = ("initial_state", "train_interval", "evaluation")
+
+
+def programs_of(counter: collections.Counter) -> dict[tuple[str, str], int]:
+    """How often each program of a run was traced and compiled."""
+    ours = ("train_", "evaluation", "initial_state")
+    return {key: count for key, count in counter.items() if key[1].startswith(ours)}
+
+
+def once(*programs: str) -> dict[tuple[str, str], int]:
+    """What `programs_of` is where these were traced and compiled once, and no other."""
+    return {(how, name): 1 for how in _EVENTS.values() for name in programs}

@@ -1,9 +1,9 @@
-"""Every program of a run is traced and compiled once, from its first call to its last."""
+"""Every program of a run is traced and compiled once, from its first call to its last.
+
+`test_run` counts them in the runs that it makes anyway.
+"""
 
 from __future__ import annotations
-
-import collections
-import contextlib
 
 import jax
 import pytest
@@ -13,34 +13,7 @@ from mbx.agents.tdmpc.settings import Settings
 from mbx.settings import from_dict
 from mbx.training import job, run
 from mbx.training.environments import make_environment
-from tests.helpers import tiny_config
-
-_EVENTS = {
-    "/jax/core/compile/jaxpr_trace_duration": "traced",
-    "/jax/core/compile/backend_compile_duration": "compiled",  # also where the cache has it
-}
-_counted: list[collections.Counter] = []
-
-
-def _listen(event: str, seconds: float, **labels: str) -> None:
-    if event in _EVENTS:
-        name = labels["fun_name"].removeprefix("jit(").removesuffix(")").split(" ")[0]
-        for counter in _counted:
-            counter[_EVENTS[event], name] += 1
-
-
-jax.monitoring.register_event_duration_secs_listener(_listen)
-
-
-@contextlib.contextmanager
-def counting():
-    """A counter of (traced or compiled, program) that fills while it is open."""
-    counter = collections.Counter()
-    _counted.append(counter)
-    try:
-        yield counter
-    finally:
-        _counted.remove(counter)
+from tests.helpers import FUSED, counting, once, programs_of, tiny_config
 
 
 def short(name: str = "gymnax:Pendulum-v1", **sections):
@@ -55,20 +28,12 @@ def assert_once(config, workdir, *programs: str) -> None:
     """Run it: its programs are `programs`, and each is traced and compiled once."""
     with counting() as counter:
         run.train(config, workdir)
-    ours = {
-        key: count
-        for key, count in counter.items()
-        if key[1].startswith(("train_", "evaluation", "initial_state"))
-    }
-    assert ours == {(how, name): 1 for how in _EVENTS.values() for name in programs}
+    assert programs_of(counter) == once(*programs)
 
 
 def resumed(config):
     """The same run, to be continued by one interval."""
     return {**config, "resume": True, "train": {**config["train"], "steps": 80}}
-
-
-_FUSED = ("initial_state", "train_interval", "evaluation")
 
 
 def test_the_counter_sees_a_program_that_is_compiled_twice():
@@ -109,11 +74,12 @@ def weak(tree):
     return [x for x in jax.tree.leaves(tree) if x.weak_type]
 
 
+@pytest.mark.slow
 def test_from_the_start_and_from_a_checkpoint(tmp_path):
     # gymnax counts an episode's steps from a Python number, whose type is weak.
     config = short()
-    assert_once(config, str(tmp_path / "run"), *_FUSED)
-    assert_once(resumed(config), str(tmp_path / "run"), *_FUSED)
+    assert_once(config, str(tmp_path / "run"), *FUSED)
+    assert_once(resumed(config), str(tmp_path / "run"), *FUSED)
 
 
 @pytest.mark.parametrize("name", ["gymnax:Pendulum-v1", "multi:gymnax:Pendulum-v1+toy:point"])
@@ -148,22 +114,22 @@ def test_from_parameters_and_from_a_dataset(tmp_path):
     first = str(tmp_path / "first")
     run.train(config, first)
     started = {**config, "train": {**config["train"], "init_from": first}}
-    assert_once(started, str(tmp_path / "started"), *_FUSED)
+    assert_once(started, str(tmp_path / "started"), *FUSED)
     offline = {**config, "train": {**config["train"], "dataset": f"{first}/dataset.npz"}}
-    assert_once(offline, str(tmp_path / "offline"), *_FUSED)
+    assert_once(offline, str(tmp_path / "offline"), *FUSED)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["brax:fast", "multi:gymnax:Pendulum-v1+toy:point"])
 def test_other_suites(name, tmp_path):
-    assert_once(short(name), str(tmp_path / "run"), *_FUSED)
+    assert_once(short(name), str(tmp_path / "run"), *FUSED)
 
 
 @pytest.mark.slow
 def test_two_seeds(tmp_path):
     config = {**short(), "num_seeds": 2}
-    assert_once(config, str(tmp_path / "run"), *_FUSED)
-    assert_once(resumed(config), str(tmp_path / "run"), *_FUSED)
+    assert_once(config, str(tmp_path / "run"), *FUSED)
+    assert_once(resumed(config), str(tmp_path / "run"), *FUSED)
 
 
 @pytest.mark.slow
@@ -177,4 +143,4 @@ def test_an_environment_of_the_host(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [small_dreamer(), small_empo()], ids=["dreamer", "empo"])
 def test_other_agents(config, tmp_path):
-    assert_once(config, str(tmp_path / "run"), *_FUSED)
+    assert_once(config, str(tmp_path / "run"), *FUSED)

@@ -21,16 +21,17 @@ from mbx.training import environments, run
 from mbx.training.checkpoint import Checkpointer, load_config
 from mbx.training.job import fresh_state
 from mbx.training.metrics import read_rows
-from tests.helpers import register_toy, tiny_config
+from tests.helpers import FUSED, counting, once, programs_of, register_toy, tiny_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of 80 steps without interruption."""
+    """A run of 80 steps without interruption, its directory, and what was compiled for it."""
     workdir = str(tmp_path_factory.mktemp("whole"))
-    return run.train(tiny_config(), workdir), workdir
+    with counting() as counter:
+        return run.train(tiny_config(), workdir), workdir, counter
 
 
 def final_state(workdir: str):
@@ -56,7 +57,7 @@ def assert_same(a, b):
 
 
 def test_a_run_leaves_everything_behind(whole):
-    result, workdir = whole
+    result, workdir, _ = whole
     names = set(os.listdir(workdir))
     assert {
         "config.json",
@@ -75,10 +76,16 @@ def test_a_run_leaves_everything_behind(whole):
     assert setup["parameters"] > 1e5 and setup["replay/bytes_targets"] > 0
 
 
+def test_every_program_is_traced_and_compiled_once(whole):
+    assert programs_of(whole[2]) == once(*FUSED)
+
+
 def test_resumed_run_equals_the_whole_one_bit_for_bit(whole, tmp_path):
     workdir = str(tmp_path / "half")
     run.train(tiny_config(train=dict(steps=40)), workdir)
-    run.train(tiny_config(resume=True), workdir)
+    with counting() as counter:
+        run.train(tiny_config(resume=True), workdir)
+    assert programs_of(counter) == once(*FUSED)
     a, b = final_state(whole[1]), final_state(workdir)
     assert a[1]["interval"] == b[1]["interval"] == 4
     assert_same(a[0], b[0])
@@ -93,7 +100,7 @@ def test_resumed_run_equals_the_whole_one_bit_for_bit(whole, tmp_path):
 
 
 def test_load_gives_the_best_and_the_latest(whole):
-    _, workdir = whole
+    workdir = whole[1]
     agent, best, config = run.load(workdir)
     _, latest, _ = run.load(workdir, which="latest")
     assert config.env.name == "toy:point"
