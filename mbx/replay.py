@@ -11,6 +11,7 @@ of row indices, N candidate actions, A action dims.
 Row convention: reward and flags arrive with the row, and an episode that ends is followed by one
 extra row that holds its true final observation (`is_last`). Transition t is the pair (row t, row
 t+1); it exists iff both are written, row t is not `is_last` and row t+1 is not `is_first`.
+`insert_step` writes rows by this convention.
 
 Sharding: every array leads with E. With `shards` above 1 every operation is batched over equal
 blocks of environments (`mbx.replay_shards`), which devices can hold without communication.
@@ -19,7 +20,6 @@ blocks of environments (`mbx.replay_shards`), which devices can hold without com
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -50,10 +50,12 @@ from mbx.replay_storage import (
     dims,
     read,
     require_targets,
+    row_storage,
     target_storage,
     write,
     write_targets,
 )
+from mbx.replay_storage import bytes_per_transition as bytes_per_transition
 
 PyTree = Any
 
@@ -98,26 +100,8 @@ def init(
       ValueError: a missing or non-boolean flag, an impossible size, an unknown dtype.
     """
     check_sizes(num_envs, capacity, shards)
-    row = dict(row)
-    for name in ("is_first", "is_last"):
-        if name not in row:
-            raise ValueError(
-                f"row has no '{name}' (fields: {sorted(row)}): add it as a boolean scalar"
-            )
-        leaf = jnp.asarray(row[name]) if not hasattr(row[name], "dtype") else row[name]
-        if leaf.dtype != jnp.bool_ or leaf.shape != ():
-            raise ValueError(
-                f"row['{name}'] is {leaf.dtype}{list(leaf.shape)}: make it a bool scalar"
-            )
-
-    def storage(leaf: Any) -> Array:
-        if not hasattr(leaf, "dtype"):
-            leaf = jnp.asarray(leaf)
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-        return jnp.zeros((num_envs, capacity, *leaf.shape), dtype)
-
     return ReplayState(
-        data=jax.tree.map(storage, row),
+        data=row_storage(row, num_envs, capacity),
         targets=None if target_spec is None else target_storage(target_spec, num_envs, capacity),
         position=jnp.zeros((num_envs,), jnp.int32),
         size=jnp.zeros((num_envs,), jnp.int32),
@@ -174,6 +158,43 @@ def _insert(
         size=jnp.where(mask, jnp.minimum(state.size + 1, capacity), state.size),
         transitions=state.transitions + jnp.where(mask, change, 0),
     )
+
+
+def insert_step(
+    state: ReplayState,
+    row: Mapping[str, Any],
+    final: Mapping[str, Any],
+    done: Array,
+    targets: Targets | None = None,
+) -> ReplayState:
+    """Appends what one step of every environment gives, by the convention of rows above.
+
+    That is the row acted on and, where the episode ended with it, a last row: the observation that
+    a reset has replaced, with the reward and the flag that came with it.
+
+    Args:
+      state: the replay.
+      row: [E, ...]: the observation, the reward that came with it, `is_first`, the action taken and
+        whatever else is stored, but `is_last` and `terminated`: this row has neither.
+      final: [E, ...] fields of the last row: `obs`, `reward` and `terminated` of this step, as far
+        as they are stored; what else a row has is zero unless it is given here.
+      done: [E] bool, where the episode ended (terminated or truncated) and its last row is stored.
+      targets: planner targets of `row`, as `insert` takes them; the last row has none.
+
+    Raises:
+      ValueError: a field missing or not wanted; rows or targets that do not fit the storage.
+    """
+    of_end = [name for name in ("obs", "reward", "terminated") if name in state.data]
+    if missing := [name for name in of_end if name not in final]:
+        raise ValueError(f"final lacks {', '.join(missing)}: give {', '.join(of_end)} of this step")
+    flags = [name for name in ("is_last", "terminated") if name in state.data]
+    if given := [name for name in flags if name in row]:
+        raise ValueError(f"row has {', '.join(given)}: leave out, only a last row ends an episode")
+    no = jnp.zeros((dims(state)[0],), bool)
+    row = check_rows(state, {**row, **dict.fromkeys(flags, no)})
+    blank = jax.tree.map(jnp.zeros_like, row)
+    last = check_rows(state, {**blank, **final, "is_first": no, "is_last": ~no})
+    return insert(insert(state, row, targets), last, mask=done)
 
 
 def update_targets(
@@ -423,15 +444,3 @@ def target_age(state: ReplayState, index: Index, step: Array | int) -> Array:
 def num_transitions(state: ReplayState) -> Array:
     """Transitions held, int32 []."""
     return jnp.sum(state.transitions)
-
-
-def bytes_per_transition(state: ReplayState) -> dict[str, float]:
-    """Device memory one row takes, in bytes: {"rows": ..., "targets": ...}. Needs shapes only
-    (works on abstract states)."""
-
-    def total(tree: PyTree) -> float:
-        return float(
-            sum(jnp.dtype(x.dtype).itemsize * math.prod(x.shape[2:]) for x in jax.tree.leaves(tree))
-        )
-
-    return {"rows": total(state.data), "targets": total(state.targets)}

@@ -7,6 +7,8 @@ capacity, N candidate actions, A action dims.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -152,6 +154,32 @@ def _encode(stored: Targets, targets: Targets) -> Targets:
     )
 
 
+def row_storage(row: Mapping[str, Any], num_envs: int, capacity: int) -> PyTree:
+    """Room for all rows: leaves [E, C, ...], zero.
+
+    Raises ValueError where `is_first` or `is_last` is missing or no boolean scalar.
+    """
+    row = dict(row)
+    for name in ("is_first", "is_last"):
+        if name not in row:
+            raise ValueError(
+                f"row has no '{name}' (fields: {sorted(row)}): add it as a boolean scalar"
+            )
+        leaf = jnp.asarray(row[name]) if not hasattr(row[name], "dtype") else row[name]
+        if leaf.dtype != jnp.bool_ or leaf.shape != ():
+            raise ValueError(
+                f"row['{name}'] is {leaf.dtype}{list(leaf.shape)}: make it a bool scalar"
+            )
+
+    def room(leaf: Any) -> Array:
+        if not hasattr(leaf, "dtype"):
+            leaf = jnp.asarray(leaf)
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        return jnp.zeros((num_envs, capacity, *leaf.shape), dtype)
+
+    return jax.tree.map(room, row)
+
+
 def target_storage(spec: TargetSpec, num_envs: int, capacity: int) -> Targets:
     """Room for the targets of all rows: leaves [E, C, ...], zero, none of them valid.
 
@@ -213,6 +241,14 @@ def check_sizes(num_envs: int, capacity: int, shards: int) -> None:
 
 def check_rows(state: ReplayState, rows: dict[str, Any]) -> dict[str, Any]:
     """The rows [E, ...] as arrays; raises ValueError where structure, shape or dtype do not fit."""
+    fields, given = _names(state.data), _names(rows)
+    if missing := sorted(fields - given):
+        raise ValueError(f"rows lack {', '.join(missing)}: give all fields of the row of init")
+    if unknown := sorted(given - fields):
+        raise ValueError(
+            f"rows have {', '.join(unknown)}, but the replay stores {', '.join(sorted(fields))}: "
+            "leave out, or add to the row of init"
+        )
     expected, actual = jax.tree.structure(state.data), jax.tree.structure(rows)
     if expected != actual:
         raise ValueError(
@@ -228,6 +264,11 @@ def check_rows(state: ReplayState, rows: dict[str, Any]) -> dict[str, Any]:
                 f"the replay stores {leaf.dtype}{list(shape)}, cast or reshape it"
             )
     return rows
+
+
+def _names(tree: PyTree) -> set[str]:
+    """Where a tree has leaves, as "['obs']"."""
+    return {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def check_mask(mask: Array, shape: tuple[int, ...]) -> Array:
@@ -275,3 +316,19 @@ def check_targets(state: ReplayState, targets: Targets, lead: tuple[int, ...]) -
                 f"targets.{name} has shape {jnp.shape(getattr(targets, name))}: it must be {shape}"
             )
     return stored
+
+
+# -------------------------------------------------------------------------------------------------
+# Sizes
+
+
+def bytes_per_transition(state: ReplayState) -> dict[str, float]:
+    """Device memory one row takes, in bytes: {"rows": ..., "targets": ...}. Needs shapes only
+    (works on abstract states)."""
+
+    def total(tree: PyTree) -> float:
+        return float(
+            sum(jnp.dtype(x.dtype).itemsize * math.prod(x.shape[2:]) for x in jax.tree.leaves(tree))
+        )
+
+    return {"rows": total(state.data), "targets": total(state.targets)}

@@ -560,7 +560,7 @@ def _init(**changes):
             "batch_size is 0",
         ),
         (lambda: replay.sample(_init(), jax.random.key(0), batch_size=1, length=4), "length is 4"),
-        (lambda: replay.insert(_init(), {"tag": np.zeros(2)}), "structure"),
+        (lambda: replay.insert(_init(), {"tag": np.zeros(2)}), "lack .*is_first.*obs"),
         (lambda: replay.insert(_init(), row_batch([1], [1], [0])), "bool.*\\[1\\]"),
         (
             lambda: replay.insert(

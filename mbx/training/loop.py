@@ -61,34 +61,17 @@ def store(
     After a fault that last row is left out, and with it the transition to it.
     """
     done = timestep.terminated | timestep.truncated
-    no = jnp.zeros_like(done)
-    row = dict(
-        obs=state.obs,
-        action=action,
-        reward=state.reward,
-        is_first=state.is_first,
-        is_last=no,
-        terminated=no,
-    )
-    last = dict(
-        obs=timestep.final_obs,
-        action=jnp.zeros_like(action),
-        reward=timestep.reward,
-        is_first=no,
-        is_last=~no,
-        terminated=timestep.terminated,
-    )
+    row = dict(obs=state.obs, action=action, reward=state.reward, is_first=state.is_first)
     if agent.replay_extras is not None:
-        extras = agent.replay_extras(actor)
-        row |= extras
-        last |= jax.tree.map(jnp.zeros_like, extras)
-    buffer = replay.insert(state.replay, row, targets)
+        row |= agent.replay_extras(actor)
+    final = dict(obs=timestep.final_obs, reward=timestep.reward, terminated=timestep.terminated)
+    buffer = replay.insert_step(state.replay, row, final, done & ~timestep.fault, targets)
     return state.replace(
         actor=actor,
         obs=timestep.obs,
         reward=jnp.where(done, 0.0, timestep.reward),
         is_first=done,
-        replay=replay.insert(buffer, last, mask=done & ~timestep.fault),
+        replay=buffer,
         steps=state.steps + done.shape[0],
     )
 
