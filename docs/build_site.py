@@ -7,6 +7,7 @@ folder and given to zensical. `--pages` only writes that folder, to OUT.
 
 from __future__ import annotations
 
+import html
 import json
 import pathlib
 import posixpath
@@ -64,6 +65,27 @@ def settings_page() -> str:
             text = "; ".join(filter(None, words)).replace("|", "\\|")
             lines.append(f"| `--config.{one.name}` | `{one.default!r}` | {text} |")
     return "\n".join(lines) + "\n"
+
+
+def as_mathml(page: str) -> str:
+    """A page of HTML with its TeX, as the Markdown extension marks it, turned into MathML.
+
+    Browsers draw that by themselves: no script and nothing from the network.
+
+    Raises:
+        ValueError: a command that is not understood.
+    """
+    from latex2mathml.converter import convert
+
+    def formula(found: re.Match) -> str:
+        tex = html.unescape(found[2]).strip()[2:-2]  # without the marks around it
+        display = "block" if found[1] == "div" else "inline"
+        mathml = convert(tex, display=display)
+        if unknown := re.search(r"\\\w+", mathml):
+            raise ValueError(f"formula {tex!r}: {unknown[0]} is not understood; write it otherwise")
+        return mathml
+
+    return re.sub(r'<(div|span) class="arithmatex">(.*?)</\1>', formula, page, flags=re.DOTALL)
 
 
 def pages() -> list[pathlib.Path]:
@@ -145,6 +167,8 @@ def main(arguments: list[str]) -> int:
         command = ["zensical", "build", "--strict", "--config-file", str(config)]
         code = subprocess.run(command, check=False).returncode
         if code == 0:
+            for page in (pathlib.Path(folder) / "site").rglob("*.html"):
+                page.write_text(as_mathml(page.read_text()))
             shutil.copytree(pathlib.Path(folder) / "site", out, dirs_exist_ok=True)
     return code
 

@@ -146,3 +146,21 @@ def test_long_lines_of_code_wrap_and_the_theme_has_a_switch():
     rule = re.search(r"\.md-typeset pre > code \{(.*?)\}", styles, flags=re.DOTALL)
     assert "white-space: pre-wrap" in rule[1] and "overflow-wrap: anywhere" in rule[1]
     assert all("toggle" in palette for palette in config["theme"]["palette"])
+
+
+def test_every_formula_becomes_mathml(build_site):
+    """Each is understood whole, and drawn without a script or the network."""
+    pytest.importorskip("latex2mathml")
+    count = 0
+    for page in build_site.pages():
+        code = r"^```.*?^```|^    .*?$|`[^`]*`"
+        prose = re.sub(code, "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for tex in re.findall(r"\$\$(.*?)\$\$", prose, flags=re.DOTALL):
+            found = build_site.as_mathml(f'<div class="arithmatex">\\[{tex}\\]</div>')
+            assert found.startswith("<math") and "arithmatex" not in found
+            count += 1
+    assert count >= 20
+    with pytest.raises(ValueError, match=r"foo is not understood"):
+        build_site.as_mathml('<span class="arithmatex">\\(\\foo x\\)</span>')
+    found = build_site.as_mathml('a <span class="arithmatex">\\(x &lt; y_1\\)</span> b')
+    assert re.sub("<.*?>", "", found) in ("a x&lt;y1 b", "a x&#x0003C;y1 b")
