@@ -115,6 +115,7 @@ def icem_with_draws(
     config: ICEMConfig,
 ) -> Plan:
     """`icem` with its random numbers given."""
+    score_fn = mppi.checked_score(score_fn)
     batch, horizon, action_dim = mean.shape
     rounds = config.rounds(action_dim)
     mask = mppi.expand_mask(action_mask, batch, action_dim)

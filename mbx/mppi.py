@@ -17,7 +17,9 @@ Sources: Williams et al. 2017 (MPPI); TD-MPC2 (arXiv 2310.16828), section 3.2 an
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -80,6 +82,21 @@ class MPPIConfig:
                 "lower num_elites or raise num_samples"
             )
         _check_choice("temperature_mode", self.temperature_mode, TEMPERATURE_MODES)
+        divided = self.temperature_mode == "divide"
+        for name, wanted, holds in (
+            ("temperature", "above 0 to divide by", lambda x: not divided or x > 0.0),
+            ("temperature", "0 or more, and finite", lambda x: 0.0 <= x < math.inf),
+            ("min_std", "0 or more", lambda x: x >= 0.0),
+            ("max_std", f"min_std={self.min_std} or more", lambda x: x >= self.min_std),
+            ("action_noise", "0 or more, and finite", lambda x: 0.0 <= x < math.inf),
+            ("extra_iterations", "0 or more", lambda x: x >= 0),
+            ("extra_iterations_action_dim", "0 or more", lambda x: x >= 0),
+        ):
+            value = getattr(self, name)
+            # A traced number has no value yet: such a field is the caller's to keep in its range.
+            with contextlib.suppress(jax.errors.TracerBoolConversionError):
+                if not holds(value):
+                    raise ValueError(f"{name}={value} must be {wanted}")
         _check_choice("selection", self.selection, SELECTIONS)
         _check_choice("nonfinite", self.nonfinite, NONFINITE)
 
@@ -227,7 +244,7 @@ def plan(
         action_mask: `[A]` or `[B, A]`, 0 for dimensions an environment does not have.
 
     Raises:
-        ValueError: shapes do not fit `config`.
+        ValueError: shapes do not fit `config`, or values are not `[B, n]`.
     """
     check_shapes(mean, std, proposals, initial, config)
     num_proposals = 0 if proposals is None else proposals.shape[1]
@@ -269,6 +286,7 @@ def plan_with_draws(
 ) -> Plan:
     """`plan` with its random numbers given: the deterministic core."""
     check_shapes(mean, std, proposals, initial, config)
+    score_fn = checked_score(score_fn)
     batch, horizon, action_dim = mean.shape
     rounds = config.rounds(action_dim)
     mask = expand_mask(action_mask, batch, action_dim)  # [B, 1, A], broadcast over T
@@ -397,3 +415,21 @@ def check_shapes(
     want = (batch, config.num_samples, horizon, action_dim)
     if initial is not None and initial.shape != want:
         raise ValueError(f"initial {initial.shape} must be [B, N, T, A] = {want}")
+
+
+def checked_score(score_fn: ScoreFn) -> ScoreFn:
+    """`score_fn`, refused with a ValueError (while tracing) where its values are not `[B, N]`."""
+
+    def score(key: Array, actions: Array) -> Array:
+        values, want = score_fn(key, actions), actions.shape[:2]
+        got = type(values).__name__
+        if hasattr(values, "dtype"):
+            got = f"{values.dtype}{list(values.shape)}"
+            if values.shape == want and values.dtype != bool:
+                return values
+        raise ValueError(
+            f"score_fn returned {got} for actions {list(actions.shape)} = [B, N, T, A]: return a "
+            f"number a candidate, [B, N] = {list(want)}"
+        )
+
+    return score

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import mppi
+from mbx import mppi, planners
 from tests.helpers import load_fixture
 
 TOLERANCE = dict(rtol=1e-5, atol=1e-6)
@@ -320,12 +320,56 @@ def test_same_key_same_plan_and_no_recompilation():
         (dict(temperature_mode="times"), "temperature_mode='times'"),
         (dict(selection="first"), "selection='first'"),
         (dict(nonfinite="ignore"), "nonfinite='ignore'"),
+        (dict(temperature=-1.0), "temperature=-1.0 must be 0 or more, and finite"),
+        (dict(temperature=np.inf), "temperature=inf must be 0 or more, and finite"),
+        (dict(temperature=np.nan), "temperature=nan must be 0 or more"),
+        (dict(temperature=0.0, temperature_mode="divide"), "temperature=0.0 must be above 0"),
+        (dict(min_std=-0.1), "min_std=-0.1 must be 0 or more"),
+        (dict(min_std=1.5), "max_std=1.0 must be min_std=1.5 or more"),
+        (dict(action_noise=-1.0), "action_noise=-1.0 must be 0 or more"),
+        (dict(action_noise=np.inf), "action_noise=inf must be 0 or more, and finite"),
+        (dict(extra_iterations=-1), "extra_iterations=-1 must be 0 or more"),
+        (dict(extra_iterations_action_dim=-1), "extra_iterations_action_dim=-1 must be 0 or more"),
     ],
 )
 def test_impossible_settings_are_told(fields, message):
     assert settings(num_elites=1, iterations=1).num_elites == 1
+    assert settings(temperature=0.0, min_std=1.0, extra_iterations_action_dim=0).min_std == 1.0
     with pytest.raises(ValueError, match=message):
         settings(**fields)
+
+
+def test_a_traced_temperature_is_not_asked_for_its_range():
+    def made(temperature):
+        return jnp.float32(settings(temperature=temperature, temperature_mode="divide").temperature)
+
+    assert jax.eval_shape(made, jnp.float32(2.0)).shape == ()
+
+
+@pytest.mark.parametrize("planner", ["mppi", "cem", "icem"])
+@pytest.mark.parametrize("rescore", [True, False])
+@pytest.mark.parametrize(
+    ("score", "got"),
+    [
+        (lambda key, a: a.sum((2, 3)).T, r"float32\[\d+, 3\]"),
+        (lambda key, a: a.sum((1, 2, 3)), r"float32\[3\]"),
+        (lambda key, a: a.sum(3), r"float32\[3, \d+, 2\]"),
+        (lambda key, a: a.sum((2, 3)) > 0.0, r"bool\[3, \d+\]"),
+        (lambda key, a: (a.sum((2, 3)), {}), "tuple"),
+    ],
+)
+def test_a_score_of_the_wrong_shape_is_told(planner, rescore, score, got):
+    mean, std = start()
+    proposals = jnp.zeros((3, 4, *mean.shape[1:]))
+    found = planners.find(planner)
+    fields = dict(num_samples=64, num_elites=8, rescore_proposals=rescore)
+    config, columns = found.config(**fields), 64 if rescore else 4
+    message = f"score_fn returned {got} for actions .*: return a number a candidate, .*3, {columns}"
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(
+            lambda key: found.plan(key, score, mean, std, proposals=proposals, config=config),
+            jax.random.key(0),
+        )
 
 
 def test_wrong_shapes_are_told():
