@@ -10,7 +10,10 @@ import pytest
 
 from experiments import usage
 from mbx import extensions, presets
-from mbx.training import build
+from mbx.agents.settings import RunSettings
+from mbx.settings import active_only, to_dict
+from mbx.training import build, run
+from mbx.training.metrics import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -57,8 +60,8 @@ def check_flags(module: str, arguments: list[str]) -> None:
             assert name in declared(module), f"{module} has no flag --{name}"
 
 
-def check_settings(arguments: list[str]) -> None:
-    """The file exists, and every flag is one of its settings with a value that it may have."""
+def read_settings(arguments: list[str]) -> RunSettings:
+    """What a command line asks for: a file that exists, and flags with values they may have."""
     assert usage.unknown_flag(arguments) is None
     path = usage.config_argument(arguments)
     config = presets.load(path)
@@ -74,7 +77,7 @@ def check_settings(arguments: list[str]) -> None:
                 section = section[one]
             old = section[last]
             section[last] = type(old)(value) if not isinstance(old, bool) else value == "True"
-    build.read(config.to_dict())
+    return build.read(config.to_dict())
 
 
 def test_there_are_commands_to_test():
@@ -95,4 +98,72 @@ def test_a_command_of_the_documents_starts(page, command):
         words = [*words[:2], *extensions.load(words[2:])]
         check_flags(words[1], words[2:])
         if any(word.startswith("--config=") for word in words) and "ablate" not in words[1]:
-            check_settings(words[2:])
+            read_settings(words[2:])
+
+
+# What a command is made small by; a number is only ever lowered.
+SMALL = {
+    "env.num_envs": 4,
+    "env.episode_length": 20,
+    "train.steps": 160,
+    "train.seed_steps": 80,
+    "train.pretrain_updates": 2,
+    "train.log_interval": 40,
+    "train.train_ratio": 4,
+    "train.utd_ratio": 0.1,
+    "eval.interval": 80,
+    "eval.episodes": 2,
+    "eval.review_episodes": 2,
+    "checkpoint.interval": 80,
+    "replay.capacity": 2000,
+    "loss.batch_size": 8,
+    "loss.batch_length": 8,
+    "planner.num_samples": 32,
+    "planner.num_elites": 8,
+    "planner.num_proposals": 4,
+    "training_planner.num_samples": 16,
+    "training_planner.num_elites": 8,
+    "training_planner.num_proposals": 4,
+    "reanalyze.min_step": 80,
+    "imagination.rows": 8,
+    "optimizer.warmup": 10,
+}
+
+
+def small(settings: RunSettings) -> RunSettings:
+    """The same run at sizes that take seconds."""
+    values = to_dict(settings)
+    for name, least in SMALL.items():
+        section, _, last = name.partition(".")
+        if last in values.get(section, {}) and values[section][last]:
+            values[section][last] = min(values[section][last], least)
+    if settings.agent != "empo" and values["env"]["num_envs"] % 2:
+        values["env"]["num_envs"] = 2
+    if "model" in values and "size" in values["model"]:
+        values["model"]["size"] = "tiny"
+    return build.read(active_only(type(settings)(), values))
+
+
+def trained() -> list[str]:
+    """Training commands that this machine can run: one process, packages that the tests have."""
+    found = []
+    for _, command in EVERY:
+        trains = "experiments.train --" in command and "--config=" in command
+        other = ("--help", "playground:", "coordinator=", "path/to/", "/shared/", "$")
+        if trains and not any(word in command for word in other):
+            found.append(re.sub(r" --workdir=\S+", "", command))
+    return sorted(set(found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", trained(), ids=lambda c: c[29:110])
+def test_a_training_command_of_the_documents_trains(command, tmp_path, monkeypatch):
+    words = extensions.load(shlex.split(command)[3:])
+    settings = small(read_settings(words))
+    if settings.env.name.endswith("/two_rooms.yaml"):  # as the page shows it
+        page = (ROOT / "docs" / "empo.md").read_text()
+        (tmp_path / "two_rooms.yaml").write_text(re.search(r"```yaml\n(.*?)```", page, re.S)[1])
+        monkeypatch.chdir(tmp_path)
+    result = run.train(settings, str(tmp_path / "run"))
+    rows = read_rows(str(tmp_path / "run" / "metrics.jsonl"))
+    assert result.evaluations and sum(row.get("updates") or 0 for row in rows) > 0
