@@ -132,6 +132,21 @@ def recorded(settings: Any, read: set[str], prefix: str = "") -> Any:
     )
 
 
+def other_value(declared):
+    """Another legal value of a setting (`mbx.settings.Declared`)."""
+    value = declared.default
+    if declared.allowed.startswith("one of"):
+        choices = declared.allowed.removeprefix("one of ").split(", ")
+        return next(choice for choice in choices if choice != str(value))
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, tuple):
+        return tuple(0.5 * x for x in value)
+    if isinstance(value, int):
+        return value + 2
+    return 0.75 * value if value else 0.5
+
+
 # -------------------------------------------------------------------------------------------------
 # Programs that are traced and compiled
 

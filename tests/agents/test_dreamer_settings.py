@@ -14,13 +14,13 @@ from mbx.agents.dreamer import diagnostics
 from mbx.agents.dreamer.settings import Settings
 from mbx.settings import describe, flatten, from_dict, inactive, to_dict
 from mbx.types import EnvSpec
-from tests.helpers import recorded
+from tests.helpers import other_value, recorded
 
 VECTOR = EnvSpec("x:vector", (3,), jnp.float32, 2, 50, 1)
 IMAGE = EnvSpec("x:image", (10, 10, 2), jnp.float32, 3, 50, 1, discrete=True)
 
 # Read by whoever trains (mbx.training) or when the shapes are made, not by the agent's functions.
-GENERAL = {"agent", "seed", "num_seeds", "resume", "matmul_precision", "model.size"}
+GENERAL = {"agent", "seed", "num_seeds", "imports", "resume", "matmul_precision", "model.size"}
 GENERAL_SECTIONS = {"distributed", "env", "train", "eval", "log", "checkpoint"}
 STORAGE = {"replay.capacity", "replay.save", "replay.shards"}
 SMALL = dict(
@@ -69,21 +69,6 @@ def test_exactly_the_settings_that_have_an_effect_are_read(name):
     idle = set(inactive(settings))
     assert names - idle - read == set()
     assert read & idle <= {"critic.replay_gradient"}  # looked at where it must be False
-
-
-def other_value(declared):
-    """Another legal value of a setting."""
-    value = declared.default
-    if declared.allowed.startswith("one of"):
-        choices = declared.allowed.removeprefix("one of ").split(", ")
-        return next(choice for choice in choices if choice != str(value))
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, tuple):
-        return tuple(0.5 * x for x in value)
-    if isinstance(value, int):
-        return value + 2
-    return 0.75 * value if value else 0.5
 
 
 NAMES = [

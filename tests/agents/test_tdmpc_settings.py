@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import subprocess
 import sys
@@ -13,16 +14,17 @@ import pytest
 from mbx import replay
 from mbx.agents.tdmpc import settings as declared
 from mbx.agents.tdmpc.agent import make_agent
-from mbx.settings import flatten, from_dict, inactive, to_dict
+from mbx.settings import describe, flatten, from_dict, inactive, to_dict
 from mbx.types import EnvSpec
 from mbx.world_model import MODEL_SIZES
-from tests.helpers import recorded
+from tests.agents.tdmpc_helpers import VARIANTS, make_settings, variant
+from tests.helpers import other_value, recorded
 
 FILES = ("tdmpc", "tdmpc2", "bmpc", "tdmpc_ensemble", "efficient_tdmpc", "planner_targets")
 SPEC = EnvSpec("toy:ends", (3,), jnp.float32, 2, 50, 2)
 
 # Read by whoever trains (mbx.training), not by the agent.
-GENERAL = ("agent", "seed", "num_seeds", "resume", "matmul_precision")
+GENERAL = ("agent", "seed", "num_seeds", "imports", "resume", "matmul_precision")
 GENERAL_SECTIONS = ("distributed", "env", "train", "eval", "log", "checkpoint")
 SCHEDULE = {"reanalyze.enabled", "reanalyze.interval", "reanalyze.min_step"}
 STORAGE = {"replay.capacity", "replay.shards", "replay.save"}
@@ -53,7 +55,7 @@ def settings_of(name):
 
 
 def trace(settings):
-    """Build the agent and trace everything that it does."""
+    """All that the agent does, as text: its programs, traced."""
     agent = make_agent(settings, SPEC)
     key = jax.random.key(0)
     train = jax.eval_shape(agent.init, key)
@@ -62,12 +64,19 @@ def trace(settings):
         lambda: replay.init(agent.example_row(), num_envs=2, capacity=40, target_spec=stored)
     )
     actor, obs = agent.init_actor(2), jnp.zeros((2, 3))
+    programs = [jax.make_jaxpr(agent.init)(key)]
     for evaluate in (False, True):
-        jax.eval_shape(lambda t, e=evaluate: agent.act(t, actor, obs, jnp.zeros(2), key, e), train)
-    jax.eval_shape(agent.update, train, state, key)
+        programs.append(
+            jax.make_jaxpr(lambda t, e=evaluate: agent.act(t, actor, obs, jnp.zeros(2), key, e))(
+                train
+            )
+        )
+    programs.append(jax.make_jaxpr(agent.update)(train, state, key))
     if agent.store:
-        jax.eval_shape(lambda t: agent.store.targets(t, actor, obs, key), train)
-        jax.eval_shape(agent.store.reanalyze, train, state, key, jnp.int32(-1))
+        programs.append(jax.make_jaxpr(lambda t: agent.store.targets(t, actor, obs, key))(train))
+        reanalyze = jax.make_jaxpr(agent.store.reanalyze)
+        programs.append(reanalyze(train, state, key, jnp.int32(-1)))
+    return "\n".join(f"{program}\n{program.consts}" for program in programs)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -181,3 +190,50 @@ def test_a_setting_without_effect_is_refused(base, change, words):
     ) as refused:
         from_dict(declared.Settings(), merged)
     assert words in str(refused.value)
+
+
+ICEM = dict(name="icem")
+# Where a setting is changed: in the first of these in which it has an effect.
+BASES = [("tdmpc", lambda: settings_of("tdmpc"))]
+BASES += [(name, functools.partial(settings_of, name)) for name in FILES[1:]]
+BASES += [(name, functools.partial(variant, name)) for name in VARIANTS]
+BASES += [("icem", lambda: make_settings(planner=ICEM, training_planner=ICEM | dict(horizon=2)))]
+# Other values of settings whose default says too little about them.
+OTHER = {
+    "loss.aux_gammas": (0.9,),
+    "loss.policy_loss": "svg",
+    "planner.name": "cem",
+    "training_planner.name": "cem",
+    "training_planner.proposal_log_std": (-2.5, 0.5),
+}
+NAMES = [
+    found
+    for found in describe(declared.Settings())
+    if not found.is_section
+    and found.name not in {*GENERAL, *SCHEDULE, *STORAGE, "model.task_dim"}  # tests/test_tasks.py
+    and found.name.partition(".")[0] not in GENERAL_SECTIONS
+]
+
+
+@functools.cache
+def base_trace(name):
+    return trace(dict(BASES)[name]())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("found", NAMES, ids=lambda found: found.name)
+def test_every_setting_changes_a_program_or_is_refused(found):
+    base = next((n for n, make in BASES if found.name not in inactive(make())), None)
+    assert base, f"{found.name} has an effect in none of the bases"
+    values = to_dict(dict(BASES)[base]())
+    section, _, name = found.name.partition(".")
+    now = values[section][name]
+    values[section][name] = OTHER.get(found.name, other_value(found._replace(default=now)))
+    assert values[section][name] != now
+    try:
+        checked = base in FILES  # the others are made without a look at what has no effect
+        changed = trace(from_dict(declared.Settings(), values, check_effects=checked))
+    except ValueError as error:
+        assert name in str(error)
+        return
+    assert changed != base_trace(base)
