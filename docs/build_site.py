@@ -83,7 +83,7 @@ def as_mathml(page: str) -> str:
         mathml = convert(tex, display=display)
         if unknown := re.search(r"\\\w+", mathml):
             raise ValueError(f"formula {tex!r}: {unknown[0]} is not understood; write it otherwise")
-        return mathml
+        return f'<div class="formula">{mathml}</div>' if display == "block" else mathml
 
     return re.sub(r'<(div|span) class="arithmatex">(.*?)</\1>', formula, page, flags=re.DOTALL)
 

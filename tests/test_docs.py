@@ -155,9 +155,11 @@ def test_every_formula_becomes_mathml(build_site):
     for page in build_site.pages():
         code = r"^```.*?^```|^    .*?$|`[^`]*`"
         prose = re.sub(code, "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-        for tex in re.findall(r"\$\$(.*?)\$\$", prose, flags=re.DOTALL):
-            found = build_site.as_mathml(f'<div class="arithmatex">\\[{tex}\\]</div>')
-            assert found.startswith("<math") and "arithmatex" not in found
+        for own, tex in re.findall(r"(\$\$?)([^$]+)\1", prose):
+            tag = "div" if own == "$$" else "span"
+            found = build_site.as_mathml(f'<{tag} class="arithmatex">\\[{tex}\\]</{tag}>')
+            start = '<div class="formula"><math' if own == "$$" else "<math"
+            assert found.startswith(start) and "arithmatex" not in found
             count += 1
     assert count >= 20
     with pytest.raises(ValueError, match=r"foo is not understood"):
