@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -139,7 +140,9 @@ def describe(settings: Any, prefix: str = "") -> Iterator[Declared]:
                 prefix + other if other in own else other: required
                 for other, required in field.metadata["needs"].items()
             }
-            yield Declared(name, value, field.metadata["help"], _allowed(field.metadata), needs)
+            limited = field.metadata["choices"] or re.search(r"\b(int|float)\b", str(field.type))
+            allowed = _allowed(field.metadata) if limited else ""
+            yield Declared(name, value, field.metadata["help"], allowed, needs)
 
 
 def in_words(found: Declared) -> str:

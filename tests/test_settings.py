@@ -129,6 +129,7 @@ def test_descriptions_hold_help_limits_and_defaults_of_the_object_described():
     assert found["seed"].default == 7 and found["seed"].help == "of everything"
     assert found["loss"].help == "what is minimised" and found["loss"].default is None
     assert found["loss.target"].allowed == "one of planner, lambda"
+    assert found["names"].allowed == ""  # no number, so no limits of one
     assert found["loss.lambda_"].allowed == "at least 0 and at most 1"
     assert found["loss.bound"].allowed == "more than 0" and found["loss.optimism"].allowed == ""
     assert found["loss.bound"].needs == {"loss.optimism": NONZERO}
