@@ -58,9 +58,14 @@ def read(config: Config) -> RunSettings:
 def build_agent(config: Config, spec: EnvSpec) -> Agent:
     """The agent that a configuration asks for, for an environment.
 
-    Raises ValueError, naming the setting, its value and the remedy, for those that do not fit.
+    Its functions check what they return while they are traced (`mbx.training.agent_check`). Raises
+    ValueError, naming the setting, its value and the remedy, for those that do not fit.
     """
+    from mbx.training.agent_check import checked  # loads JAX
+
     settings = read(config)
     if settings.agent in _REGISTERED:
-        return _REGISTERED[settings.agent][1](settings, spec)
-    return importlib.import_module(_PACKAGES[settings.agent]).make_agent(settings, spec)
+        make_agent = _REGISTERED[settings.agent][1]
+    else:
+        make_agent = importlib.import_module(_PACKAGES[settings.agent]).make_agent
+    return checked(make_agent(settings, spec), settings.agent, spec)
