@@ -22,7 +22,9 @@ from mbx.agents.settings import RunSettings
 
 from .usage import run_directory
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Run directory (or the first argument).")
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Run directory (or the first argument).", allow_override=True
+)
 EPISODES = flags.DEFINE_integer("episodes", 20, "Episodes.", lower_bound=1)
 CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, latest, or a step.")
 SEED = flags.DEFINE_integer("seed", 12345, "Seed of the evaluation's environments and planner.")

@@ -19,7 +19,9 @@ from typing import Any
 from absl import app, flags
 
 TASK = flags.DEFINE_string("task", None, "The task it was trained on.", required=True)
-WORKDIR = flags.DEFINE_string("workdir", None, "Run directory to make.", required=True)
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Run directory to make.", required=True, allow_override=True
+)
 
 
 def main(arguments: list[str]) -> None:

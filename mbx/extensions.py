@@ -54,10 +54,17 @@ def flags() -> tuple[str, ...]:
 def require(names: Sequence[str], source: str) -> None:
     """Raise ValueError, with the flags to give, where modules of a run are not imported yet.
 
+    Raises it as well where `names` is no list of names.
+
     Args:
         names: the run's `imports`.
         source: where they are named, for the message.
     """
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ValueError(f"{source}: imports={names!r}: give a list of modules")
+    wrong = [name for name in names if not isinstance(name, str)]
+    if wrong:
+        raise ValueError(f"{source}: imports={names!r}: {wrong[0]!r} is no module's name")
     missing = [name for name in names if _short(name) not in _LOADED]
     if missing:
         raise ValueError(

@@ -81,7 +81,10 @@ def setting(
     )
     metadata["needs"] = dict(needs or {})
     if isinstance(default, dict):  # names that a user chooses; a default of its own for everyone
-        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+        # Not part of a hash: settings are hashable, dictionaries are not.
+        return dataclasses.field(
+            default_factory=lambda: dict(default), metadata=metadata, hash=False
+        )
     return dataclasses.field(default=default, metadata=metadata)
 
 

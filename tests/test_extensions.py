@@ -69,6 +69,12 @@ def test_a_run_asks_for_its_modules_and_imports_nothing_itself(clean):
     assert load_settings(str(clean / "run")).imports == tuple(config["imports"])
 
 
+@pytest.mark.parametrize("names", [3, "by_name", [7]])
+def test_a_list_of_names_is_wanted(names):
+    with pytest.raises(ValueError, match="config.imports: imports="):
+        extensions.require(names, "config.imports")
+
+
 def test_the_example_planner_takes_the_best_of_its_candidates():
     from examples import own_planner
 

@@ -27,6 +27,7 @@ class Loss:
 class Whole:
     seed: int = setting(0, "of everything")
     names: tuple[str, ...] = setting((), "of tasks")
+    arguments: dict = setting({}, "a user's own")
     loss: Loss = section(Loss(), "what is minimised")
     size: int = setting(4, "of a batch", at_least=1, needs={"loss.target": ("planner", "lambda")})
     tail: int = setting(0, "of a name", needs={"several": True})
@@ -51,12 +52,15 @@ def test_dictionaries_go_out_and_come_back():
     assert values["loss"]["lambda_"] == 0.5 and list(values) == [
         "seed",
         "names",
+        "arguments",
         "loss",
         "size",
         "tail",
     ]
     assert settings.from_dict(Whole(), values) == changed
     assert read() == Whole()
+    one, other = read(arguments=dict(mass=1.0)), read(arguments=dict(mass=2.0))
+    assert one != other and hash(one) == hash(one) and one.arguments == {"mass": 1.0}
 
 
 def test_json_and_exponents_are_read_as_the_declared_type():

@@ -34,6 +34,7 @@ def save(spec: EnvSpec, workdir: str) -> None:
     if spec.tasks or spec.world is not None:
         return
     values = {name: getattr(spec, name) for name in _KINDS}
+    os.makedirs(workdir, exist_ok=True)  # of one of several seeds: nothing made it yet
     values["obs_dtype"] = np.dtype(spec.obs_dtype).name
     atomic_write(os.path.join(workdir, "spec.json"), json.dumps(values, indent=2).encode())
 
