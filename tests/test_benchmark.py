@@ -16,6 +16,7 @@ def no_measurement(monkeypatch):
     monkeypatch.setattr(benchmark, "gemm_rate", lambda dtype: 1e11)
 
 
+@pytest.mark.slow
 def test_only_the_operations_that_are_asked_for():
     result = benchmark.benchmark(TINY._replace(only=("insert", "sample")))
     assert [row["name"] for row in result["rows"]] == ["insert", "sample"]

@@ -11,8 +11,7 @@ from mbx import cem, mppi, planners
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.settings import Settings
 from mbx.settings import from_dict
-from mbx.world_model import make_world_model
-from mbx.world_model_config import WorldModelConfig
+from tests.agents.tdmpc_helpers import Toy, toy_model
 
 B, N, P, T, A, K, ROUNDS = 2, 11, 2, 4, 2, 4, 3
 GOAL = np.linspace(-0.7, 0.7, T * A).reshape(T, A)
@@ -134,20 +133,9 @@ def settings(**sections):
 
 @pytest.fixture(scope="module")
 def world():
-    config = WorldModelConfig(
-        obs_shape=(3,),
-        action_dim=2,
-        enc_dim=8,
-        mlp_dim=8,
-        latent_dim=8,
-        num_values=2,
-        critic="v",
-        policy="tanh_mean",
-    )
-    model = make_world_model(config)
-    params = model.init(jax.random.key(0))
-    z = model.encode(params, jnp.ones((B, 3)))
-    return model, params, z
+    """A model of closed form, which compiles nothing, with latents `[B, L]`."""
+    own = settings()
+    return toy_model(own), Toy(own).params(), jnp.ones((B, 2))
 
 
 def test_planners_of_ones_own_act_and_make_targets(world):

@@ -84,6 +84,7 @@ def test_eight_devices_update_as_one(alone):
     check(results(start(agent="empo", devices=8))[0], alone("empo"))
 
 
+@pytest.mark.slow
 def test_two_processes_update_as_one(alone):
     for ours in processes(2, 1, agent="empo"):
         check(ours, alone("empo"))
