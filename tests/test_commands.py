@@ -80,6 +80,12 @@ def read_settings(arguments: list[str]) -> RunSettings:
     return build.read(config.to_dict())
 
 
+@pytest.fixture(autouse=True)
+def nothing_imported(monkeypatch):
+    """What a command imports is no other test's."""
+    monkeypatch.setattr(extensions, "_LOADED", {})
+
+
 def test_there_are_commands_to_test():
     pages = {page for page, _ in EVERY}
     assert len(EVERY) > 30 and {"README.md", "docs/tdmpc.md", "docs/empo.md"} <= pages

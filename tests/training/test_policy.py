@@ -181,13 +181,13 @@ def test_a_run_s_directory_is_enough(tmp_path, monkeypatch):
     from tests.envs.test_own import SOURCE
     from tests.faults.small import small_config
 
-    (tmp_path / "scale.py").write_text(
+    (tmp_path / "carried.py").write_text(
         SOURCE.replace("gauge.READING", "1.0").replace("import gauge", "")
     )
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    config = small_config(env=dict(name=f"gym:{tmp_path}/scale.py:Scale"))
+    config = small_config(env=dict(name=f"gym:{tmp_path}/carried.py:Scale"))
     run.train(config, str(tmp_path / "run"))
-    (tmp_path / "scale.py").unlink()
+    (tmp_path / "carried.py").unlink()
     action = mbx.load_policy(str(tmp_path / "run"))(np.array([9.0, 9.0]))
     assert action.shape == (2,) and 0 <= action[0] <= 2 and -4 <= action[1] <= 4
     with pytest.raises(ValueError, match="planner=False: agent 'small'"):
