@@ -25,6 +25,7 @@ def test_only_the_operations_that_are_asked_for():
         benchmark.benchmark(TINY._replace(only=("sample", "plam")))
 
 
+@pytest.mark.slow
 def test_a_suite_goes_on_and_ends_in_time(capsys):
     cases = (
         TINY._replace(env="nowhere:ant"),

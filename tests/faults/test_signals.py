@@ -39,7 +39,10 @@ def continues(workdir, whole) -> None:
         assert rows_of(workdir) == whole
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(
+    "name",
+    ["SIGTERM", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SIGINT", "SIGHUP"))],
+)
 def test_a_signal_saves_and_ends_with_its_status(name, tmp_path, whole):
     """In a run that would take minutes: it stops somewhere, says where, and has saved that."""
     number, workdir = getattr(signal, name), tmp_path / "run"
