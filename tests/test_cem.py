@@ -167,10 +167,10 @@ def test_planners_of_ones_own_act_and_make_targets(world):
 
 def test_icem_gets_its_settings(world):
     model, params, z = world
-    mine = settings(planner=dict(name="icem", momentum=0.5, noise_beta=1.0))
+    mine = settings(planner=dict(name="icem", horizon=4, momentum=0.5, noise_beta=1.0))
     config = planning.search_config(mine.planner)
     assert (config.momentum, config.noise_beta, config.keep_elites) == (0.5, 1.0, 0.3)
-    plan = planning.plan_to_act(mine, model, params, z, jnp.zeros((B, 3, 2)), jax.random.key(0))
+    plan = planning.plan_to_act(mine, model, params, z, jnp.zeros((B, 4, 2)), jax.random.key(0))
     assert plan.action.shape == (B, 2) and bool(jnp.all(jnp.isfinite(plan.action)))
 
 
@@ -178,6 +178,7 @@ def test_icem_gets_its_settings(world):
     ("planner", "message"),
     [
         (dict(momentum=0.5), "planner.momentum=0.5 has no effect here: it needs .*name='icem'"),
+        (dict(name="icem", noise_beta=1.0), "noise_beta=1.0 has no effect .*planner.horizon above 3"),
         (dict(name="cem", temperature=2.0), "planner.temperature=2.0 has no effect here"),
     ],
 )

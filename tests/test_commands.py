@@ -6,6 +6,7 @@ import pathlib
 import re
 import shlex
 
+import jax
 import pytest
 
 from experiments import usage
@@ -156,7 +157,8 @@ def trained() -> list[str]:
     for _, command in EVERY:
         trains = "experiments.train --" in command and "--config=" in command
         other = ("--help", "playground:", "coordinator=", "path/to/", "/shared/", "$")
-        if trains and not any(word in command for word in other):
+        preset = "efficient_tdmpc.py" in command  # of playground's cartpole, which is an extra
+        if trains and not preset and not any(word in command for word in other):
             found.append(re.sub(r" --workdir=\S+", "", command))
     return sorted(set(found))
 
@@ -170,6 +172,7 @@ def test_a_training_command_of_the_documents_trains(command, tmp_path, monkeypat
         page = (ROOT / "docs" / "empo.md").read_text()
         (tmp_path / "two_rooms.yaml").write_text(re.search(r"```yaml\n(.*?)```", page, re.S)[1])
         monkeypatch.chdir(tmp_path)
-    result = run.train(settings, str(tmp_path / "run"))
+    with jax.numpy_rank_promotion("allow"):  # brax needs it
+        result = run.train(settings, str(tmp_path / "run"))
     rows = read_rows(str(tmp_path / "run" / "metrics.jsonl"))
     assert result.evaluations and sum(row.get("updates") or 0 for row in rows) > 0

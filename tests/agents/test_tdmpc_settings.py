@@ -192,16 +192,28 @@ def test_a_setting_without_effect_is_refused(base, change, words):
     assert words in str(refused.value)
 
 
-ICEM = dict(name="icem")
+# What this task has no use for: several tasks (tests/test_tasks.py), large action spaces
+# (tests/test_mppi.py).
+OF_THE_TASK = {
+    "model.task_dim",
+    "planner.extra_iterations",
+    "training_planner.extra_iterations",
+    "training_planner.extra_iterations_action_dim",
+}
+ICEM = dict(name="icem", horizon=4)
 # Where a setting is changed: in the first of these in which it has an effect.
 BASES = [("tdmpc", lambda: settings_of("tdmpc"))]
 BASES += [(name, functools.partial(settings_of, name)) for name in FILES[1:]]
 BASES += [(name, functools.partial(variant, name)) for name in VARIANTS]
-BASES += [("icem", lambda: make_settings(planner=ICEM, training_planner=ICEM | dict(horizon=2)))]
+BASES += [("icem", lambda: make_settings(planner=ICEM, training_planner=ICEM))]
 # Other values of settings whose default says too little about them.
 OTHER = {
     "loss.aux_gammas": (0.9,),
     "loss.policy_loss": "svg",
+    "model.episodic": "False",
+    "planner.extra_iterations_action_dim": 2,
+    "planner.keep_elites": 1.0,
+    "training_planner.keep_elites": 1.0,
     "planner.name": "cem",
     "training_planner.name": "cem",
     "training_planner.proposal_log_std": (-2.5, 0.5),
@@ -210,7 +222,7 @@ NAMES = [
     found
     for found in describe(declared.Settings())
     if not found.is_section
-    and found.name not in {*GENERAL, *SCHEDULE, *STORAGE, "model.task_dim"}  # tests/test_tasks.py
+    and found.name not in {*GENERAL, *SCHEDULE, *STORAGE, *OF_THE_TASK}
     and found.name.partition(".")[0] not in GENERAL_SECTIONS
 ]
 
@@ -228,7 +240,9 @@ def test_every_setting_changes_a_program_or_is_refused(found):
     values = to_dict(dict(BASES)[base]())
     section, _, name = found.name.partition(".")
     now = values[section][name]
-    values[section][name] = OTHER.get(found.name, other_value(found._replace(default=now)))
+    values[section][name] = (
+        OTHER[found.name] if found.name in OTHER else other_value(found._replace(default=now))
+    )
     assert values[section][name] != now
     try:
         checked = base in FILES  # the others are made without a look at what has no effect

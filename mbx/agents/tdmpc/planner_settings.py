@@ -60,7 +60,7 @@ class Planner:
     noise_beta: float = setting(
         2.0,
         "noise of power 1 / frequency^noise_beta along a plan",
-        needs=_ICEM | {"plans_ahead": True},
+        needs=_ICEM | {"plans_far": True},
     )
     keep_elites: float = setting(
         0.3, "share of a round's elites that compete in the next", at_most=1, needs=_ICEM
@@ -164,7 +164,7 @@ class TrainingPlanner:
     noise_beta: float = setting(
         2.0,
         "noise of power 1 / frequency^noise_beta along a plan",
-        needs=_TRAINING | _ICEM | {"trains_ahead": True},
+        needs=_TRAINING | _ICEM | {"trains_far": True},
     )
     keep_elites: float = setting(
         0.3,

@@ -274,6 +274,16 @@ class Settings(RunSettings):
         return self.planner.horizon > 1
 
     @property
+    def plans_far(self) -> bool:
+        """planner.horizon above 3 (shorter plans have one frequency)"""
+        return self.planner.horizon > 3
+
+    @property
+    def trains_far(self) -> bool:
+        """training_planner.horizon above 3 (shorter plans have one frequency)"""
+        return self.training_planner.horizon > 3
+
+    @property
     def trains_ahead(self) -> bool:
         """training_planner.horizon above 1"""
         return self.training_planner.horizon > 1
