@@ -178,7 +178,10 @@ def test_icem_gets_its_settings(world):
     ("planner", "message"),
     [
         (dict(momentum=0.5), "planner.momentum=0.5 has no effect here: it needs .*name='icem'"),
-        (dict(name="icem", noise_beta=1.0), "noise_beta=1.0 has no effect .*planner.horizon above 3"),
+        (
+            dict(name="icem", noise_beta=1.0),
+            "noise_beta=1.0 has no effect .*planner.horizon above 3",
+        ),
         (dict(name="cem", temperature=2.0), "planner.temperature=2.0 has no effect here"),
     ],
 )
