@@ -13,8 +13,8 @@ Sources: Rubinstein 1999 (CEM); Pinneri et al. 2020, arXiv 2008.06389 (iCEM).
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -46,30 +46,13 @@ class ICEMConfig(MPPIConfig):
 
 
 def cem(
-    key: Array,
-    score_fn: ScoreFn,
-    mean: Array,
-    std: Array,
-    *,
-    proposals: Array | None = None,
-    initial: Array | None = None,
-    action_mask: Array | None = None,
-    config: MPPIConfig,
+    key: Array, score_fn: ScoreFn, mean: Array, std: Array, *, config: MPPIConfig, **given: Any
 ) -> Plan:
     """The cross-entropy method; arguments, result and errors are those of `mppi.plan`.
 
     It is MPPI with elites of one weight: `config.temperature` is not used.
     """
-    return mppi.plan(
-        key,
-        score_fn,
-        mean,
-        std,
-        proposals=proposals,
-        initial=initial,
-        action_mask=action_mask,
-        config=_alike(config),
-    )
+    return mppi.plan(key, score_fn, mean, std, config=_alike(config), **given)
 
 
 def icem(
@@ -79,28 +62,17 @@ def icem(
     std: Array,
     *,
     proposals: Array | None = None,
-    initial: Array | None = None,
-    action_mask: Array | None = None,
     config: ICEMConfig,
+    **given: Any,
 ) -> Plan:
     """iCEM; arguments, result and errors are those of `mppi.plan`.
 
     Of the paper's parts two are left out: every round has as many candidates (shapes are fixed when
     a program is compiled), and elites are not carried to the next step of the environment.
     """
-    mppi.check_shapes(mean, std, proposals, initial, config)
     num_proposals = 0 if proposals is None else proposals.shape[1]
     draws = mppi.draw(key, mean, config.num_samples - num_proposals, config)
-    return icem_with_draws(
-        draws,
-        score_fn,
-        mean,
-        std,
-        proposals=proposals,
-        initial=initial,
-        action_mask=action_mask,
-        config=config,
-    )
+    return icem_with_draws(draws, score_fn, mean, std, proposals=proposals, config=config, **given)
 
 
 def icem_with_draws(
@@ -115,17 +87,14 @@ def icem_with_draws(
     config: ICEMConfig,
 ) -> Plan:
     """`icem` with its random numbers given."""
-    score_fn = mppi.checked_score(score_fn)
+    mppi.check_shapes(mean, std, proposals, initial, config)
     batch, horizon, action_dim = mean.shape
     rounds = config.rounds(action_dim)
     mask = mppi.expand_mask(action_mask, batch, action_dim)
-    mean, std = mean * mask, std * mask
     mix = jnp.asarray(noise_matrix(horizon, config.noise_beta), jnp.float32)
     room = config.num_samples - (0 if proposals is None else proposals.shape[1])
     # One candidate of the last round is the mean.
     kept = min(round(config.keep_elites * config.num_elites), room - 1)
-    once = proposals is not None and not config.rescore_proposals
-    fixed_values = score_fn(draws.score(jnp.int32(rounds)), proposals) if once else None
 
     def sample(i: Array, last: Refit) -> Array:
         noise = jnp.einsum("ts,bnsa->bnta", mix, draws.candidate(i))
@@ -140,40 +109,24 @@ def icem_with_draws(
         middle = jnp.where((i == rounds - 1) & (i > 0), middle, actions[:, -1])
         return jnp.concatenate([actions[:, :-1], middle[:, None]], axis=1)
 
-    def one_round(i: Array, carry: tuple[Refit, Array, Array]) -> tuple[Refit, Array, Array]:
-        last = carry[0]
-        sampled = sample(i, last)
-        actions = sampled if proposals is None else jnp.concatenate([proposals, sampled], axis=1)
-        values = score_fn(draws.score(i), sampled if once else actions)
-        if once:
-            values = jnp.concatenate([fixed_values, values], axis=1)
-        new = mppi.refit(
-            actions,
-            values,
-            num_elites=config.num_elites,
-            temperature=0.0,
-            min_std=config.min_std,
-            max_std=config.max_std,
-            nonfinite=config.nonfinite,
-        )
+    def blend(last: Refit, new: Refit) -> Refit:
         old = config.momentum
-        new = new._replace(
-            mean=(old * last.mean + (1.0 - old) * new.mean) * mask,
-            std=(old * last.std + (1.0 - old) * new.std) * mask,
+        return new._replace(
+            mean=old * last.mean + (1.0 - old) * new.mean,
+            std=old * last.std + (1.0 - old) * new.std,
         )
-        return new, actions, values
 
-    start = Refit(
-        mean=mean,
-        std=std,
-        elite_actions=jnp.zeros((batch, config.num_elites, horizon, action_dim)),
-        elite_values=jnp.zeros((batch, config.num_elites)),
-        weights=jnp.zeros((batch, config.num_elites)),
+    return mppi.search(
+        draws,
+        score_fn,
+        mean,
+        std,
+        sample,
+        blend=blend,
+        proposals=proposals,
+        mask=mask,
+        config=_alike(config),
     )
-    candidates = jnp.zeros((batch, config.num_samples, horizon, action_dim))
-    carry = (start, candidates, jnp.zeros((batch, config.num_samples)))
-    last, actions, values = jax.lax.fori_loop(0, rounds, one_round, carry)
-    return mppi.make_plan(draws, last, actions, values, mask, config)
 
 
 def noise_matrix(horizon: int, beta: float) -> np.ndarray:

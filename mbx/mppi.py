@@ -285,27 +285,56 @@ def plan_with_draws(
     config: MPPIConfig,
 ) -> Plan:
     """`plan` with its random numbers given: the deterministic core."""
-    check_shapes(mean, std, proposals, initial, config)
-    score_fn = checked_score(score_fn)
-    batch, horizon, action_dim = mean.shape
-    rounds = config.rounds(action_dim)
-    mask = expand_mask(action_mask, batch, action_dim)  # [B, 1, A], broadcast over T
-    mean, std = mean * mask, std * mask
-    once = proposals is not None and not config.rescore_proposals
-    fixed_values = score_fn(draws.score(jnp.int32(rounds)), proposals) if once else None
+    mask = expand_mask(action_mask, *mean.shape[::2])
 
-    def sample(i: Array, mean: Array, std: Array) -> Array:
+    def sample(i: Array, last: Refit) -> Array:
         noise = draws.candidate(i)
-        actions = jnp.clip(mean[:, None] + std[:, None] * noise, -1.0, 1.0)
+        actions = jnp.clip(last.mean[:, None] + last.std[:, None] * noise, -1.0, 1.0)
         actions = actions * mask[:, None]
         if initial is not None:
             first = initial[:, initial.shape[1] - actions.shape[1] :]
             actions = jnp.where(i == 0, first, actions)
         return actions
 
+    check_shapes(mean, std, proposals, initial, config)
+    return search(draws, score_fn, mean, std, sample, proposals=proposals, mask=mask, config=config)
+
+
+def search(
+    draws: Draws,
+    score_fn: ScoreFn,
+    mean: Array,
+    std: Array,
+    sample: Callable[[Array, Refit], Array],
+    *,
+    blend: Callable[[Refit, Refit], Refit] = lambda last, new: new,
+    proposals: Array | None = None,
+    mask: Array,
+    config: MPPIConfig,
+) -> Plan:
+    """The rounds of a planner that samples, scores and refits; the frame for planners of that kind.
+
+    Args:
+        draws: the random numbers of the plan.
+        score_fn: as `plan` takes it.
+        mean, std: `[B, T, A]`, where round one begins.
+        sample: (round, what the last one was refitted to) -> candidates `[B, N - P, T, A]` beside
+            the proposals, in [-1, 1] and 0 where the mask is.
+        blend: (the last refit, that of this round) -> what the next round begins with.
+        proposals: `[B, P, T, A]`, as `plan` takes them.
+        mask: `[B, 1, A]`, see `expand_mask`.
+        config: of refitting and selecting.
+    """
+    score_fn = checked_score(score_fn)
+    batch, horizon, action_dim = mean.shape
+    rounds = config.rounds(action_dim)
+    mean, std = mean * mask, std * mask
+    once = proposals is not None and not config.rescore_proposals
+    fixed_values = score_fn(draws.score(jnp.int32(rounds)), proposals) if once else None
+
     def one_round(i: Array, carry: tuple[Refit, Array, Array]) -> tuple[Refit, Array, Array]:
         last = carry[0]
-        sampled = sample(i, last.mean, last.std)
+        sampled = sample(i, last)
         actions = sampled if proposals is None else jnp.concatenate([proposals, sampled], axis=1)
         if once:
             values = score_fn(draws.score(i), sampled)
@@ -322,6 +351,7 @@ def plan_with_draws(
             max_std=config.max_std,
             nonfinite=config.nonfinite,
         )
+        new = blend(last, new)
         return new._replace(mean=new.mean * mask, std=new.std * mask), actions, values
 
     num, elites = config.num_samples, config.num_elites
@@ -334,23 +364,6 @@ def plan_with_draws(
     )
     carry = (start, jnp.zeros((batch, num, horizon, action_dim)), jnp.zeros((batch, num)))
     last, actions, values = jax.lax.fori_loop(0, rounds, one_round, carry)
-
-    return make_plan(draws, last, actions, values, mask, config)
-
-
-def make_plan(
-    draws: Draws, last: Refit, actions: Array, values: Array, mask: Array, config: MPPIConfig
-) -> Plan:
-    """The plan of a last round: its action selected, with exploration noise.
-
-    Args:
-        draws: its `gumbel` and `action` are used.
-        last: the round's refit.
-        actions: the round's candidates, `[B, N, T, A]`.
-        values: `[B, N]`.
-        mask: `[B, 1, A]`, 0 for actions that an environment does not have.
-        config: says how.
-    """
     chosen = _select(last, draws.gumbel, config.selection)
     action = chosen + config.action_noise * last.std[:, 0] * draws.action
     action = jnp.clip(action, -1.0, 1.0) * mask[:, 0]
