@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from mbx import distributions as dist
 from mbx import networks, returns, successors
+from mbx.heads import Heads
 from mbx.keys import streams
 from mbx.tasks import limit_norm
 from mbx.types import Array, Params
@@ -82,6 +83,7 @@ class WorldModel(NamedTuple):
         action_mask: z -> `[..., A]`, 0 for actions that the latent's task does not have; None for
             one task. Such actions make no difference to any of the functions above.
         decode: logits `[..., K]` -> real values `[...]`.
+        heads: auxiliary heads, whose parameters are "heads"; None for none.
     """
 
     config: WorldModelConfig
@@ -101,6 +103,7 @@ class WorldModel(NamedTuple):
     act: Callable[[Array, Array, Array], Array]
     action_mask: Callable[[Array], Array | None]
     decode: Callable[[Array], Array]
+    heads: Heads | None = None
 
 
 def _modules(config: WorldModelConfig) -> dict[str, Any]:

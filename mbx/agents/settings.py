@@ -15,13 +15,38 @@ from __future__ import annotations
 import abc
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from mbx.settings import NONZERO, section, setting
 
+HEADS_HELP = "auxiliary heads of your own, as NAME or NAME:COEFFICIENT, several joined by +"
 _MAP = re.compile(r"(empo:multigrid/)(?P<path>.+\.yaml)((?:@stored)?)", re.DOTALL)
+
+
+def head_terms(text: str) -> dict[str, float | None]:
+    """The heads that "inverse_dynamics:0.1+mine" asks for, with coefficients; None: as declared.
+
+    Raises:
+        ValueError: for a name given twice or none, or a coefficient that is no positive number.
+    """
+    terms: dict[str, float | None] = {}
+    for part in text.split("+") if text else ():
+        name, colon, number = part.strip().partition(":")
+        try:
+            coef = float(number) if colon else None
+        except ValueError:
+            coef = -1.0
+        wrong = coef is not None and not 0.0 < coef < math.inf
+        if not name.isidentifier() or name in terms or wrong:
+            raise ValueError(
+                f"heads={text!r}: give names of registered heads, each once, with a positive "
+                "coefficient or none, as 'inverse_dynamics:0.1+mine'"
+            )
+        terms[name] = coef
+    return terms
 
 
 @dataclasses.dataclass(frozen=True)

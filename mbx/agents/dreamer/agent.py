@@ -31,6 +31,7 @@ from mbx.agents.dreamer.networks import ModelConfig
 from mbx.agents.dreamer.settings import Model, Settings
 from mbx.agents.dreamer.types import ActorState, State, TrainState
 from mbx.agents.dreamer.update import make_optimizers, make_update, observe_dict, stored
+from mbx.heads import make_heads
 from mbx.types import Array, EnvSpec, Params
 
 
@@ -62,6 +63,7 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
     own = {f.name: getattr(settings.model, f.name) for f in dataclasses.fields(Model)}
     factors = (spec.action_dim,) if spec.discrete else ()
     model = ModelConfig(**own, **seen, action_dim=spec.action_dim, factors=factors)
+    model = dataclasses.replace(model, heads=make_heads(settings.loss.head_terms, spec))
     gradient = settings.actor.gradient
     if gradient == "auto":
         gradient = "reinforce" if spec.discrete else "reparam"
@@ -104,6 +106,9 @@ def init_params(net: ModelConfig, key: Array) -> Params:
         "reward": nets.init_head(keys["reward"], net, net.reward_layers, bins, scale=0.0),
         "continue": nets.init_head(keys["continue"], net, net.continue_layers, 1),
     }
+    if net.heads is not None:  # a key that the split above has not given away
+        own = jax.random.split(key, len(names) + 1)[-1]
+        model["heads"] = net.heads.init(own, net.feature_dim, net.obs_shape)
     out = policy.output_dim(net)
     actor = nets.init_head(keys["actor"], net, net.policy_layers, out, scale=0.01)
     critic = nets.init_head(keys["critic"], net, net.value_layers, bins, scale=0.0)

@@ -20,6 +20,7 @@ import numpy as np
 
 from mbx import distributions as dist
 from mbx.agents.dreamer.settings import SIZES, Model
+from mbx.heads import Heads
 from mbx.networks import matmul
 from mbx.settings import from_dict
 from mbx.types import Array, Params
@@ -42,6 +43,7 @@ class ModelConfig(Model):
         image_scale: what divides image values to bring them to [0, 1].
         action_dim: A.
         factors: sizes of the one-hot blocks of discrete actions, A in sum; () for continuous ones.
+        heads: auxiliary heads, learned with the world model; None: none.
 
     Raises:
         ValueError: for settings that cannot be, or do not fit the task.
@@ -53,6 +55,7 @@ class ModelConfig(Model):
     image_scale: float = 255.0
     action_dim: int = 1
     factors: tuple[int, ...] = ()
+    heads: Heads | None = None
 
     def __post_init__(self) -> None:
         from_dict(Model(), {f.name: getattr(self, f.name) for f in dataclasses.fields(Model)})

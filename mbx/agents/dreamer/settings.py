@@ -138,11 +138,24 @@ class Loss:
     continue_discount: bool = setting(
         False, "the continue head predicts gamma times continue; imagination applies no other"
     )
+    heads: str = setting("", common.HEADS_HELP)
 
     @property
     def sequence(self) -> int:
         """Rows of a whole sequence."""
         return self.parts * self.batch_length
+
+    @property
+    def head_terms(self) -> dict[str, float | None]:
+        """The auxiliary heads in use and their coefficients; None: as declared."""
+        return common.head_terms(self.heads)
+
+    def check(self) -> Iterator[str]:
+        """Heads are named as they have to be."""
+        try:
+            common.head_terms(self.heads)
+        except ValueError as error:
+            yield str(error)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,6 +293,8 @@ class Settings(RunSettings):
                 f"loss.batch_length={length}{parts} needs one row more than that in every "
                 f"environment, but replay.capacity gives {held}: raise it"
             )
+        if self.loss.heads and length < 2:
+            yield f"loss.batch_length={length}: loss.heads={self.loss.heads!r} needs at least 2"
         if self.critic.replay_loss != "none" and length < 2:
             yield f"loss.batch_length={length}: critic.replay_loss needs at least 2, or be 'none'"
         if rows == 1 or rows > length:

@@ -15,7 +15,8 @@ from mbx.agents.dreamer import encoders, rssm
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer.settings import Settings
 from mbx.agents.dreamer.types import Batch, Given, ModelOutput, State
-from mbx.types import Array, Params
+from mbx.heads import Window, masked_mean
+from mbx.types import Array, Metrics, Params
 
 stop = jax.lax.stop_gradient
 
@@ -58,7 +59,31 @@ def model_losses(
         "posterior_entropy": jnp.mean(jnp.sum(rssm.entropy(posterior), axis=-1)),
         "prior_entropy": jnp.mean(jnp.sum(rssm.entropy(prior), axis=-1)),
     }
+    if net.heads is not None:
+        more, extra = head_losses(net, model["heads"], features, batch)
+        losses |= more
+        metrics |= extra
     return ModelOutput(losses, observed, features, metrics)
+
+
+def head_losses(
+    net: nets.ModelConfig, params: Params, features: Array, batch: Batch
+) -> tuple[dict[str, Array], Metrics]:
+    """Means of the auxiliary heads' losses and metrics over the transitions within episodes.
+
+    Args:
+        features: of the rows, `[T, B, F]`.
+    """
+    assert net.heads is not None
+    mask = 1.0 - batch.is_first[1:].astype(jnp.float32)
+    obs = batch.obs["image" if net.image_shape is not None else "vector"]
+    obs = obs.reshape(*obs.shape[:2], *net.obs_shape)
+    arrived = batch.action, batch.reward, batch.terminated.astype(jnp.float32)
+    window = Window(obs, features, features, *(x[1:] for x in arrived), mask)
+    return tuple(
+        {f"heads/{name}": masked_mean(x, mask) for name, x in found.items()}
+        for found in net.heads.losses(params, window)
+    )
 
 
 def continue_loss(settings: Settings, logit: Array, terminated: Array) -> Array:
@@ -73,4 +98,6 @@ def scaled_sum(settings: Settings, losses: dict[str, Array]) -> Array:
     """Sum of the means of losses, each times its coefficient."""
     own = settings.loss
     scales = {"dynamics": own.dynamics_coef, "representation": own.representation_coef}
+    if settings.model.heads is not None:
+        scales |= {f"heads/{name}": coef for name, coef in settings.model.heads.coefs.items()}
     return sum(scales.get(name, 1.0) * jnp.mean(loss) for name, loss in losses.items())

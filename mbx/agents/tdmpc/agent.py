@@ -27,6 +27,7 @@ from mbx.agents.tdmpc.reanalyze import make_reanalyze, num_rows, reanalyze_batch
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import ActorState, Batch, TrainState, make_batch
 from mbx.agents.tdmpc.update import draw, init_state, update_from_batch
+from mbx.heads import make_heads
 from mbx.keys import streams
 from mbx.tasks import TaskSet, carry_over
 from mbx.types import Array, EnvSpec, Metrics
@@ -48,6 +49,7 @@ def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
     """
     settings = resolve(settings, spec)
     model = make_world_model(world_config(settings, spec))
+    model = model._replace(heads=make_heads(settings.loss.head_terms, spec))
     targets = make_targets(settings, model)
     return Agent(
         init=functools.partial(init_state, settings, model),
@@ -299,6 +301,9 @@ def make_start_from(spec: EnvSpec) -> StartFrom:
 
     def start_from(train: TrainState, old: TrainState, old_spec: EnvSpec) -> TrainState:
         params = {name: old.params.get(name) for name in train.params}
+        if "heads" in train.params:  # those that it has not are new
+            params["heads"] = {**train.params["heads"], **(params["heads"] or {})}
+            params["heads"] = {name: params["heads"][name] for name in train.params["heads"]}
         if spec.tasks and params.get("task") is not None:
             names = [[task.name for task in one.tasks] for one in (old_spec, spec)]
             params["task"] = carry_over(params["task"], *names)

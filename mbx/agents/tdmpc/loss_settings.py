@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from mbx.agents.settings import HEADS_HELP, head_terms
 from mbx.settings import NONZERO, setting
 
 POLICY_LOSSES = ("awr", "svg", "kl", "bc")
@@ -202,6 +203,7 @@ class Loss:
         needs={"model.episodic": ("auto", "True")},
     )
     discount: float = setting(0.0, "per agent step; 0: from the episode length", at_most=1)
+    heads: str = setting("", HEADS_HELP)
 
     @property
     def policy_terms(self) -> dict[str, float]:
@@ -209,15 +211,21 @@ class Loss:
         return parse_mixture(self.policy_loss)
 
     @property
+    def head_terms(self) -> dict[str, float | None]:
+        """The auxiliary heads in use and their coefficients; None: as declared."""
+        return head_terms(self.heads)
+
+    @property
     def time_weight(self) -> float:
         """Weight of a window's step relative to the one before it."""
         return self.final_rho ** (1.0 / self.horizon) if self.final_rho else self.rho
 
     def check(self) -> Iterator[str]:
-        try:
-            parse_mixture(self.policy_loss)
-        except ValueError as error:
-            yield str(error)
+        for parse, text in ((parse_mixture, self.policy_loss), (head_terms, self.heads)):
+            try:
+                parse(text)
+            except ValueError as error:
+                yield str(error)
         if any(gamma >= 1.0 for gamma in self.aux_gammas):
             yield f"aux_gammas={self.aux_gammas}: every discount must be below 1"
         if self.discount == 1.0:

@@ -9,6 +9,7 @@ entry ensembles.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -17,8 +18,9 @@ import jax.numpy as jnp
 from mbx import distributions as dist
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, ValueTarget
+from mbx.heads import Heads, Window, masked_mean
 from mbx.types import Array, Metrics, Params
-from mbx.world_model import WorldModel
+from mbx.world_model import WorldModel, masked
 
 
 def time_weighted(loss: Array, mask: Array, rho: float) -> Array:
@@ -136,7 +138,10 @@ def consistency_losses(
 
 
 def total_loss(
-    settings: Settings, losses: dict[str, Array], value_due: Array | float = 1.0
+    settings: Settings,
+    losses: dict[str, Array],
+    value_due: Array | float = 1.0,
+    heads: Heads | None = None,
 ) -> Array:
     """The weighted sum; value_due is 0 in updates that leave the value heads alone."""
     loss = settings.loss
@@ -148,6 +153,8 @@ def total_loss(
         aux_value=loss.aux_coef * value_due,
         termination=loss.termination_coef,
     )
+    if heads is not None:
+        coefficients |= {f"heads/{name}": coef for name, coef in heads.coefs.items()}
     terms = [coefficients[name] * x for name, x in losses.items()]
     return sum(terms[1:], terms[0])
 
@@ -195,6 +202,30 @@ def value_losses(
     return losses
 
 
+def head_losses(
+    settings: Settings, model: WorldModel, params: Params, zs: Array, batch: Batch
+) -> tuple[dict[str, Array], Metrics]:
+    """Of the auxiliary heads, weighed in time as the others, mean over dynamics heads; metrics.
+
+    Args:
+        zs: latents rolled out from the first state, `[T+1, H, B, L]`.
+    """
+    assert model.heads is not None
+    heads, tasks = model.heads, model.config.tasks
+    encoded = jnp.concatenate([zs[:1, 0], model.encode(params, batch.obs[1:])])
+    action = masked(model, batch.action, encoded[:-1])
+
+    def of(latents: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+        seen = [z if tasks is None else tasks.inputs(z) for z in (encoded, latents)]
+        rest = action, batch.reward, batch.terminated, batch.mask
+        return heads.losses(params["heads"], Window(batch.obs, *seen, *rest))
+
+    losses, metrics = jax.tree.map(lambda x: jnp.mean(x, axis=0), jax.vmap(of)(zs.swapaxes(0, 1)))
+    weigh = functools.partial(time_weighted, mask=batch.mask, rho=settings.loss.time_weight)
+    losses = {f"heads/{name}": weigh(x) for name, x in losses.items()}
+    return losses, {f"heads/{name}": masked_mean(x, batch.mask) for name, x in metrics.items()}
+
+
 def model_loss(
     settings: Settings,
     model: WorldModel,
@@ -236,9 +267,13 @@ def model_loss(
         losses["termination"] = termination_loss(
             logit, batch.terminated, batch.mask, settings.loss.termination_balance
         )
-    total = total_loss(settings, losses, value_due)
+    extra: Metrics = {}
+    if model.heads is not None:
+        more, extra = head_losses(settings, model, params, zs, batch)
+        losses |= more
+    total = total_loss(settings, losses, value_due, model.heads)
     metrics = {f"loss/{name}": value for name, value in losses.items()}
     metrics["loss/total"] = total
     count = jnp.maximum(jnp.sum(target.mask), 1.0)
     metrics["value/target"] = jnp.sum(target.mean() * target.mask) / count
-    return total, (zs, metrics)
+    return total, (zs, metrics | extra)

@@ -48,8 +48,12 @@ _POLICIES = ("policy", "optimist")
 
 def init_state(settings: Settings, model: WorldModel, key: Array) -> TrainState:
     """A fresh train state; target networks start as copies."""
-    keys = streams(key, "model", "optimist")
+    keys = streams(key, "model", "optimist", *(["heads"] if model.heads else []))
     params, optimist = model.init(keys["model"]), settings.loss.optimist
+    if model.heads:
+        world, tasks = model.config, model.config.tasks
+        latent = world.latent + (tasks.embedding_dim if tasks else 0)
+        params["heads"] = model.heads.init(keys["heads"], latent, world.obs_shape)
     if optimist:
         params["optimist"] = model.init(keys["optimist"])["policy"]
     optimizer, policy_optimizer = make_optimizers(settings, model.config)

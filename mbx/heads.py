@@ -1,0 +1,197 @@
+"""Auxiliary heads: a network, what it predicts, its loss, declared once and learned with the model.
+
+    heads.register("inverse_dynamics", heads.Head(
+        network=lambda spec: networks.MLP((256,), spec.action_dim),
+        inputs=lambda window: (window.encoded[:-1], window.encoded[1:]),
+        target=lambda window: window.action,
+    ))
+    python -m experiments.train --import=my_module --config.loss.heads=inverse_dynamics:0.1
+
+An agent whose settings have `loss.heads` learns them beside its world model: parameters, optimiser,
+checkpoints and the log follow from the declaration, and gradients reach the model through what the
+head reads. Axes: T transitions of a window, B batch, L numbers of a latent, A action dims.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mbx.keys import streams
+from mbx.types import Array, EnvSpec, Params
+
+
+class Window(NamedTuple):
+    """What a head may read of a batch: T transitions, between T+1 states.
+
+    Attributes:
+        obs: `[T+1, B, ...]`, as the replay holds them (images shifted, where the agent does that).
+        encoded: latents of every state as its own observation gives them, `[T+1, B, L]`.
+        latents: those predicted from the first state on, `[T+1, B, L]`; for an agent that filters
+            observations the same as `encoded`.
+        action: `[T, B, A]`.
+        reward: `[T, B]`, of that action.
+        terminated: `[T, B]`, 1 where it ended the episode by itself.
+        mask: `[T, B]`, 0 for what is no transition of one episode; the loss leaves those out.
+    """
+
+    obs: Array
+    encoded: Array
+    latents: Array
+    action: Array
+    reward: Array
+    terminated: Array
+    mask: Array
+
+
+def squared_error(prediction: Array, target: Array) -> Array:
+    """Mean over all axes but the first two: `[T, B, ...]` twice -> `[T, B]`.
+
+    Raises:
+        ValueError: where the two differ in shape.
+    """
+    if prediction.shape != target.shape:
+        raise ValueError(
+            f"the prediction is {_words(prediction)}, wanted the target's shape, {_words(target)}"
+        )
+    return jnp.mean(jnp.square(prediction - target), axis=tuple(range(2, target.ndim)))
+
+
+class Head(NamedTuple):
+    """A head.
+
+    Attributes:
+        network: task -> a flax module (or anything with `init(key, *inputs)` and `apply`).
+        inputs: window -> what the network reads, a tuple of arrays.
+        target: window -> what it shall predict; no gradient goes through it.
+        coef: of its loss in the sum, where `loss.heads` says no other.
+        loss: (prediction, target) -> `[T, B]`.
+        metrics: (prediction, target) -> further numbers for the log by name, `[T, B]` each.
+    """
+
+    network: Callable[[EnvSpec], Any]
+    inputs: Callable[[Window], tuple[Array, ...]]
+    target: Callable[[Window], Array]
+    coef: float = 1.0
+    loss: Callable[[Array, Array], Array] = squared_error
+    metrics: Callable[[Array, Array], Mapping[str, Array]] = lambda prediction, target: {}
+
+
+_KNOWN: dict[str, Head] = {}
+
+
+def register(name: str, head: Head) -> None:
+    """Give a head a name for `loss.heads`; one of that name is replaced.
+
+    Raises:
+        ValueError: for a name that `loss.heads` could not hold.
+    """
+    if not name.isidentifier():
+        raise ValueError(f"head {name!r}: choose a name of letters, digits and underscores")
+    _KNOWN[name] = head
+
+
+def find(name: str) -> Head:
+    """The head of a name.
+
+    Raises:
+        ValueError: for an unknown one, naming those there are.
+    """
+    if name not in _KNOWN:
+        raise ValueError(
+            f"loss.heads={name!r}: choose of {tuple(_KNOWN)}, or register your own before "
+            "(--import)"
+        )
+    return _KNOWN[name]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Heads:
+    """The heads of an agent, for its task.
+
+    Attributes:
+        heads: by name.
+        modules: their networks.
+        coefs: what their losses count, by name.
+        spec: the task.
+    """
+
+    heads: Mapping[str, Head]
+    modules: Mapping[str, Any]
+    coefs: Mapping[str, float]
+    spec: EnvSpec
+
+    def init(self, key: Array, latent: int, obs_shape: tuple[int, ...]) -> Params:
+        """Parameters by name, for latents of `latent` numbers and observations of a shape."""
+        states, one = jnp.zeros((2, 1, latent)), jnp.zeros((1, 1))
+        action = jnp.zeros((1, 1, self.spec.action_dim))
+        obs = jnp.zeros((2, 1, *obs_shape))
+        window = Window(obs, states, states, action, one, one, jnp.ones((1, 1)))
+        keys = streams(key, *self.heads)
+        return {
+            name: self.modules[name].init(keys[name], *_inputs(name, head, window))["params"]
+            for name, head in self.heads.items()
+        }
+
+    def losses(self, params: Params, window: Window) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Losses by name, and the metrics as NAME/METRIC, all `[T, B]` without the mask.
+
+        Raises:
+            ValueError: naming the head, where its loss or a metric has another shape.
+        """
+        losses, metrics = {}, {}
+        for name, head in self.heads.items():
+            read = _inputs(name, head, window)
+            prediction = self.modules[name].apply({"params": params[name]}, *read)
+            target = jax.lax.stop_gradient(head.target(window))
+            try:
+                losses[name] = head.loss(prediction, target)
+            except ValueError as error:
+                raise ValueError(f"head {name!r}: {error}") from error
+            found = {
+                f"{name}/{metric}": x for metric, x in head.metrics(prediction, target).items()
+            }
+            for what, x in {f"the loss of head {name!r}": losses[name], **found}.items():
+                if jnp.shape(x) != window.mask.shape:
+                    raise ValueError(
+                        f"{what} is {_words(x)}, wanted {list(window.mask.shape)}, which is [T, B]"
+                    )
+            metrics |= found
+        return losses, metrics
+
+
+def make_heads(terms: Mapping[str, float | None], spec: EnvSpec) -> Heads | None:
+    """The heads that settings ask for, or None where they ask for none.
+
+    Args:
+        terms: coefficients by name; None: as declared.
+        spec: the task.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    if not terms:
+        return None
+    heads = {name: find(name) for name in terms}
+    coefs = {name: heads[name].coef if c is None else c for name, c in terms.items()}
+    return Heads(heads, {name: head.network(spec) for name, head in heads.items()}, coefs, spec)
+
+
+def masked_mean(x: Array, mask: Array) -> Array:
+    """Mean of `[T, B]` where the mask is 1."""
+    return jnp.sum(x * mask) / jnp.maximum(jnp.sum(mask), 1.0)
+
+
+def _inputs(name: str, head: Head, window: Window) -> tuple[Array, ...]:
+    inputs = head.inputs(window)
+    if not isinstance(inputs, tuple):
+        raise ValueError(f"head {name!r}: inputs are {_words(inputs)}, wanted a tuple of arrays")
+    return inputs
+
+
+def _words(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else f"a {type(x).__name__}"
