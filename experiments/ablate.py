@@ -15,13 +15,11 @@ from __future__ import annotations
 import os
 import sys
 
-import numpy as np
 from absl import app, flags
 
-from mbx.files import atomic_write
+from mbx.training import compare, groups, tables
 from mbx.training.checkpoint import load_config
 from mbx.training.curves import plot_runs
-from mbx.training.metrics import read_rows
 
 from . import jobs as processes
 from . import results
@@ -144,29 +142,6 @@ def make_jobs() -> list[Job]:
     return found
 
 
-def table(jobs: list[Job]) -> str:
-    """Markdown: per variant the last evaluation, the mean of all evaluations, and the time."""
-    lines = [
-        f"| {SWEEP.value} | last evaluation, each seed | mean | mean of all | s/run |",
-        "|---|---|---|---|---|",
-    ]
-    for variant in SWEEPS[SWEEP.value]:
-        own = [j for j in jobs if j.label == variant and j.curve().steps.size]
-        if not own:
-            lines.append(f"| {variant} | no run | | | |")
-            continue
-        curves = [j.curve() for j in own]
-        last = [c.values[-1] for c in curves]
-        area = [c.values.mean() for c in curves]
-        seconds = [read_rows(os.path.join(j.workdir, "metrics.jsonl"))[-1]["seconds"] for j in own]
-        each = ", ".join(f"{x:.3g}" for x in last)
-        lines.append(
-            f"| {variant} | {each} | {np.mean(last):.3g} | {np.mean(area):.3g} "
-            f"± {np.std(area):.2g} | {np.mean(seconds):.0f} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def main(_: list[str]) -> None:
     os.makedirs(OUT.value, exist_ok=True)
     jobs = make_jobs()
@@ -180,9 +155,10 @@ def main(_: list[str]) -> None:
             labels=[j.label for j in done],
             title=f"{SWEEP.value}, {STEPS.value} steps",
         )
-        text = table(jobs)
-        atomic_write(base + ".md", text.encode())
-        print(text)
+        found = groups.labelled([j.workdir for j in done], [j.label for j in done])
+        table = compare.scores(found, step=STEPS.value)
+        tables.write(base + ".md", table)
+        print(tables.render(table, "md"))
     if KEEP.value:
         tasks = [load_config(j.workdir)["env"]["name"] for j in done]
         series = [

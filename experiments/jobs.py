@@ -8,17 +8,19 @@ output (DIRECTORY.log) and a record of every attempt (DIRECTORY.attempts.jsonl).
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import datetime
 import importlib.metadata
 import json
 import os
 import platform
 import queue
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mbx import extensions
@@ -80,8 +82,42 @@ def run_all(jobs: Sequence[Job], *, workers: int, devices: int = 0) -> list[str]
     """Run the jobs that are not complete, `workers` at a time; returns what went wrong.
 
     Each process has one core to itself where there are as many as workers, so that its processor
-    time can be compared; with `devices` accelerators, one of them instead.
+    time can be compared; with `devices` accelerators, one of them instead. SIGTERM is handed to the
+    processes, which save and end; no further one is started then.
     """
+    running: set[int] = set()
+    with _handed_on(running) as stopped:
+        return _run_all(jobs, workers, devices, running, stopped)
+
+
+@contextlib.contextmanager
+def _handed_on(running: set[int]) -> Iterator[threading.Event]:
+    """Hand SIGTERM to the processes that run then; gives what says that it came."""
+    stopped = threading.Event()
+
+    def hand_on(number: int, _: Any) -> None:
+        stopped.set()
+        for process in tuple(running):
+            with contextlib.suppress(ProcessLookupError):  # just ended
+                os.kill(process, number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+    before = signal.signal(signal.SIGTERM, hand_on)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run_all(
+    jobs: Sequence[Job],
+    workers: int,
+    devices: int,
+    running: set[int],
+    stopped: threading.Event,
+) -> list[str]:
     places: queue.SimpleQueue[int] = queue.SimpleQueue()
     for place in range(workers):
         places.put(place)
@@ -92,7 +128,9 @@ def run_all(jobs: Sequence[Job], *, workers: int, devices: int = 0) -> list[str]
             return None
         place = places.get()
         try:
-            code = _run(job, place if workers > 1 or devices else None, devices)
+            if stopped.is_set():
+                return f"{job.label} seed {job.seed}: not run, the same command continues"
+            code = _run(job, place if workers > 1 or devices else None, devices, running)
         finally:
             places.put(place)
         with lock:
@@ -109,7 +147,7 @@ def _outcome(code: int) -> str:
     return "stopped" if code in _STOPPED else "failed" if code else "done"
 
 
-def _run(job: Job, place: int | None, devices: int) -> int:
+def _run(job: Job, place: int | None, devices: int, running: set[int]) -> int:
     os.makedirs(os.path.dirname(job.workdir), exist_ok=True)
     environment = dict(os.environ)
     if devices and place is not None:
@@ -119,11 +157,13 @@ def _run(job: Job, place: int | None, devices: int) -> int:
     command = [part for part in job.command if begun or part != _RESUME]
     with open(job.workdir + ".log", "a") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        running.add(process.pid)
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         if place is not None and not devices and place < len(cores):
             os.sched_setaffinity(process.pid, {cores[place]})
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = code = os.waitstatus_to_exitcode(status)
+        running.discard(process.pid)
     record = {
         "command": _shown(job),
         "exit_status": code,

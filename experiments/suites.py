@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mbx.training.curves import Curve
+from mbx.training.curves import Curve, value_at
 
 PUBLISHED = pathlib.Path(__file__).resolve().parents[1] / "docs/results/published.csv"
 
@@ -91,16 +91,6 @@ def load_published(path: pathlib.Path = PUBLISHED) -> Published:
             point = tuple(float(row[name]) for name in ("mean", "low", "high"))
             found.setdefault((row["task"], row["agent"]), {})[int(row["step"])] = point
     return found
-
-
-def value_at(curve: Curve, step: int) -> float:
-    """The last evaluation up to `step`, a fiftieth beyond it included.
-
-    NaN where a run has none between nine tenths of it and there: an earlier value does not stand in
-    for one that was not measured.
-    """
-    found = curve.values[(curve.steps >= 0.9 * step) & (curve.steps <= 1.02 * step)]
-    return float(found[-1]) if found.size else math.nan
 
 
 def _mean(gate: Gate, runs: Runs, published: Published) -> float:

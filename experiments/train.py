@@ -98,6 +98,7 @@ if __name__ == "__main__":
     try:
         sys.argv[1:] = usage.with_run_config(sys.argv[1:])
         problem = usage.unknown_flag(sys.argv[1:])
+        sys.argv[1:] = usage.with_whole_numbers(sys.argv[1:])
         sys.argv[1:], _KWARGS = usage.with_kwargs(usage.with_found_config(sys.argv[1:]))
     except (ValueError, OSError) as error:
         problem = str(error)

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import mbx
-from mbx import presets
+from mbx import extensions, presets
+from mbx.agents.settings import RunSettings
 from mbx.settings import Declared, describe, flatten, in_words
-from mbx.training.build import settings_class
+from mbx.training.build import read, settings_class
 
 DEFAULT = "configs/tdmpc.py"
 # Shown by the general help.
@@ -171,6 +172,63 @@ def with_kwargs(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             value = text
         found[name.removeprefix(f"--config.{_KWARGS}")] = value
     return rest, found
+
+
+def with_whole_numbers(arguments: Sequence[str]) -> list[str]:
+    """A command line in which whole numbers may be written as 1e4 or 10000.0."""
+    path = config_argument(arguments)
+    if path is None:
+        return list(arguments)
+    values = load(path)
+    return [_whole(argument, values) for argument in arguments]
+
+
+def _whole(argument: str, values: dict[str, Any]) -> str:
+    name, equals, text = argument.partition("=")
+    old = values.get(name.lstrip("-").removeprefix("config."))
+    if not equals or type(old) is not int or not name.startswith("--config."):
+        return argument
+    try:
+        number = float(text)
+    except ValueError:
+        return argument
+    return f"{name}={int(number)}" if number.is_integer() else argument
+
+
+def read_settings(path: str, overrides: Sequence[str]) -> RunSettings:
+    """The settings of a configuration file with others on top, checked.
+
+    Args:
+        path: of the file.
+        overrides: "SETTING=VALUE" as a command line has them behind --config.
+
+    Raises:
+        ValueError: for a setting that does not exist, or a value that no run can have.
+    """
+    arguments = [f"--config={path}", *(f"--config.{text}" for text in overrides)]
+    problem = unknown_flag(arguments)
+    if problem:
+        raise ValueError(problem)
+    rest, kwargs = with_kwargs(with_whole_numbers(arguments))
+    values = presets.load(path).to_dict()
+    values["imports"] = tuple(dict.fromkeys((*values["imports"], *extensions.loaded())))
+    values["env"].setdefault("kwargs", {}).update(kwargs)
+    for argument in rest[1:]:
+        name, _, text = argument.removeprefix("--config.").partition("=")
+        *sections, last = name.split(".")
+        inner = values
+        for one in sections:
+            inner = inner[one]
+        try:
+            inner[last] = text if isinstance(inner[last], str) else _literal(text)
+        except (SyntaxError, ValueError):
+            raise ValueError(f"config.{name}={text}: give a value like {inner[last]!r}") from None
+    return read(values)
+
+
+def _literal(text: str) -> Any:
+    """A Python value; true and false as on a command line, too."""
+    return ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
 
 
 def run_directory(arguments: list[str], flag: str | None) -> str:

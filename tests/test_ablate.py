@@ -58,7 +58,7 @@ def test_a_sweep_leaves_figure_table_and_data(tmp_path):
         f"--keep={tmp_path}/kept",
         *(f"--set={x}" for x in (*tiny, "train.seed_steps=20", "train.pretrain_updates=1")),
         *("--set=env.episode_length=10", "--set=replay.capacity=200"),
-        *("--set=reanalyze.batch_size=8", "--set=train.log_interval=20"),
+        "--set=train.log_interval=20",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "runs/targets.png").exists()

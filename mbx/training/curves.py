@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mbx.training.checkpoint import load_config
+from mbx.training import groups
 from mbx.training.metrics import read_rows
 
 MARKERS = "Dos^v"  # of published points, one a source
@@ -30,6 +31,16 @@ def load_curve(run_dir: str, metric: str = "eval/return_mean") -> Curve:
     points = [(r["step"], r[name]) for r in rows if r["kind"] == kind and r.get(name) is not None]
     steps, values = zip(*points, strict=True) if points else ((), ())
     return Curve(np.asarray(steps, float), np.asarray(values, float))
+
+
+def value_at(curve: Curve, step: float) -> float:
+    """The last evaluation up to `step`, a fiftieth beyond it included.
+
+    NaN where a run has none between nine tenths of it and there: an earlier value does not stand in
+    for one that was not measured.
+    """
+    found = curve.values[(curve.steps >= 0.9 * step) & (curve.steps <= 1.02 * step)]
+    return float(found[-1]) if found.size else math.nan
 
 
 def aggregate(curves: Sequence[Curve], points: int = 200) -> tuple[np.ndarray, ...]:
@@ -117,57 +128,92 @@ def draw_published(
     axes.errorbar(steps[keep], mean[keep], yerr=errors, label=label, **style)
 
 
-def plot_runs(
+def draw_runs(
     run_dirs: Sequence[str],
-    out: str,
+    axes: Any = None,
     *,
     metric: str = "eval/return_mean",
     labels: Sequence[str] | None = None,
     references: Sequence[str] = (),
     title: str | None = None,
-) -> None:
-    """Draw runs into a picture.
+    xlabel: str = "environment steps (action repeat included)",
+    ylabel: str | None = None,
+) -> Any:
+    """Draw runs: a curve a group, with its seeds.
 
     Args:
-        run_dirs: run directories.
-        out: the picture; its ending (.png, .pdf, .svg) is the format, folders are made.
+        run_dirs: directories of runs, of several seeds, or folders of runs.
+        axes: of matplotlib, to draw on; None: of a new figure.
         metric: KIND/NAME of the rows.
-        labels: one a run; runs with equal labels are seeds of one curve.
+        labels: one a directory; those with equal labels are one curve. None: runs are grouped by
+            task and by the settings in which they differ, which name them.
         references: files of published values.
-        title: of the picture.
+        title: of the axes.
+        xlabel: of the steps.
+        ylabel: of the values; None: the metric.
+
+    Returns:
+        The axes; `axes.figure` is the picture.
 
     Raises:
-        ValueError: when no run has the metric or the labels are not one a run.
+        ValueError: when no run has the metric or the labels are not one a directory.
         FileNotFoundError: when there is no run.
     """
-    if labels is not None and len(labels) != len(run_dirs):
-        raise ValueError(f"{len(labels)} labels for {len(run_dirs)} runs: give one label a run")
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    names = labels or [_label(d) for d in run_dirs]
-    groups: dict[str, list[Curve]] = {}
-    for run_dir, name in zip(run_dirs, names, strict=True):
-        curve = load_curve(run_dir, metric)
-        if curve.steps.size:
-            groups.setdefault(name, []).append(curve)
-    if not groups:
+    curves: dict[str, list[Curve]] = {}
+    for name, paths in _named(run_dirs, labels).items():
+        own = [curve for curve in (load_curve(path, metric) for path in paths) if curve.steps.size]
+        if own:
+            curves[name] = own
+    if not curves:
         raise ValueError(f"none of {list(run_dirs)} has the metric {metric!r}")
-    figure, axes = plt.subplots(figsize=(7, 4.2), constrained_layout=True)
-    for i, (name, curves) in enumerate(groups.items()):
-        draw_seeds(axes, name, curves, f"C{i % 10}")
-    limit = max(c.steps[-1] for curves in groups.values() for c in curves)
+    if axes is None:
+        import matplotlib.pyplot as plt
+
+        axes = plt.subplots(figsize=(7, 4.2), constrained_layout=True)[1]
+    for i, (name, own) in enumerate(curves.items()):
+        draw_seeds(axes, name, own, f"C{i % 10}")
+    limit = max(c.steps[-1] for own in curves.values() for c in own)
     for path, marker in zip(references, itertools.cycle(MARKERS), strict=False):
         source = os.path.basename(os.path.dirname(os.path.abspath(path)))
         draw_published(axes, source, load_reference(path), 1.05 * limit, marker)
-    axes.set_xlabel("environment steps (action repeat included)")
-    axes.set_ylabel(metric)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(metric if ylabel is None else ylabel)
     axes.set_title(title or "")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    save(figure, out)
+    return axes
+
+
+def plot_runs(run_dirs: Sequence[str], out: str, **options: Any) -> None:
+    """Draw runs into a picture.
+
+    Args:
+        run_dirs: as in `draw_runs`.
+        out: the picture; its ending (.png, .pdf, .svg) is the format, folders are made.
+        **options: as in `draw_runs`, which also raises what this does.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    save(draw_runs(run_dirs, **options).figure, out)
+
+
+def _named(run_dirs: Sequence[str], labels: Sequence[str] | None) -> dict[str, list[str]]:
+    """Runs by the name of their curve."""
+    named: dict[str, list[str]] = {}
+    if labels is not None:
+        for one in groups.labelled(run_dirs, labels):
+            named.setdefault(one.settings, []).extend(one.runs)
+        return named
+    runs = groups.find_runs(run_dirs)
+    found = groups.group(runs)
+    several_tasks = len({one.task for one in found}) > 1
+    for one in found:
+        parts = [one.task] if several_tasks else []
+        parts += [one.settings] if one.settings else []
+        name = ", ".join(parts) or f"{groups.agents(runs)[0]} {one.task}"
+        named[name.replace("$", r"\$")] = list(one.runs)  # a dollar sign would begin a formula
+    return named
 
 
 def save(figure: Any, out: str) -> None:
@@ -182,9 +228,3 @@ def save(figure: Any, out: str) -> None:
         os.replace(temporary, out)
     finally:
         plt.close(figure)
-
-
-def _label(run_dir: str) -> str:
-    config = load_config(run_dir)
-    # A dollar sign would begin a formula.
-    return f"{config['agent']} {config['env']['name']}".replace("$", r"\$")

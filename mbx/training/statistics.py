@@ -56,3 +56,35 @@ def stratified_bootstrap(
     found = [statistic([x[rng.integers(0, x.size, x.size)] for x in scores]) for _ in range(draws)]
     low, high = np.percentile(found, [50.0 * (1.0 - level), 50.0 * (1.0 + level)])
     return float(low), float(high)
+
+
+def probability_of_improvement(scores: Scores, others: Scores) -> float:
+    """How likely a run of one kind is better than one of another, on a task drawn at random.
+
+    On a task the share of pairs of runs in which the first is better; a tie counts half. Tasks
+    weigh the same, and need no common scale.
+
+    Args:
+        scores: `[seeds]` a task.
+        others: the same tasks in the same order, with any numbers of seeds.
+    """
+    each = []
+    for ours, theirs in zip(scores, others, strict=True):
+        gain = np.asarray(ours, float)[:, None] - np.asarray(theirs, float)[None, :]
+        each.append(np.mean(np.where(gain > 0, 1.0, np.where(gain == 0, 0.5, 0.0))))
+    return float(np.mean(each))
+
+
+def improvement_interval(
+    scores: Scores, others: Scores, *, draws: int = 2000, level: float = 0.95, seed: int = 0
+) -> tuple[float, float] | None:
+    """Bootstrap interval of `probability_of_improvement`: seeds of either kind are drawn again.
+
+    As `stratified_bootstrap`, None where a task has a single seed of either.
+    """
+    num = len(scores)
+
+    def statistic(both: Scores) -> float:
+        return probability_of_improvement(both[:num], both[num:])
+
+    return stratified_bootstrap([*scores, *others], statistic, draws=draws, level=level, seed=seed)

@@ -9,8 +9,10 @@ import pytest
 import scipy.stats
 
 from mbx.training.statistics import (
+    improvement_interval,
     interquartile_mean,
     mean_of_tasks,
+    probability_of_improvement,
     stratified_bootstrap,
 )
 
@@ -55,3 +57,28 @@ def test_the_bootstrap_of_many_seeds_is_the_normal_interval():
 
 def test_one_seed_has_no_interval():
     assert stratified_bootstrap([[1.0, 2.0], [3.0]]) is None
+
+
+def test_the_probability_of_improvement_is_the_mann_whitney_statistic_over_pairs():
+    rng = np.random.default_rng(0)
+    ours = [rng.integers(0, 9, n).astype(float) for n in (4, 7)]
+    theirs = [rng.integers(0, 9, n).astype(float) for n in (5, 3)]
+    wanted = [
+        scipy.stats.mannwhitneyu(x, y).statistic / (x.size * y.size)
+        for x, y in zip(ours, theirs, strict=True)
+    ]
+    assert probability_of_improvement(ours, theirs) == pytest.approx(np.mean(wanted))
+
+
+def test_the_interval_of_the_improvement_draws_both_kinds_again():
+    ours, theirs = [np.array([0.0, 2.0, 7.0])], [np.array([1.0, 3.0, 4.0])]
+    exact = [
+        probability_of_improvement([a], [b])
+        for a in itertools.product(ours[0], repeat=3)
+        for b in itertools.product(theirs[0], repeat=3)
+    ]
+    for level in (0.5, 0.9):
+        wanted = np.percentile(exact, [50 * (1 - level), 50 * (1 + level)])
+        found = improvement_interval(ours, theirs, draws=20_000, level=level)
+        np.testing.assert_allclose(found, wanted, atol=0.12)  # one pair of nine
+    assert improvement_interval(ours, [[1.0]]) is None

@@ -1,0 +1,170 @@
+"""Sweeps over any settings: their combinations, the runs, a job array, and a tiny one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from experiments import grid, jobs, usage
+
+ROOT = pathlib.Path(__file__).parents[1]
+CONFIG = "configs/tdmpc.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1e-4,3e-4", ["1e-4", "3e-4"]),
+        ("tiny", ["tiny"]),
+        ("(1, 2), (3, [4, 5])", ["(1, 2)", "(3, [4, 5])"]),
+        ("'a,b',\"c\"", ["a,b", "c"]),
+        ("it's", ["it's"]),
+    ],
+)
+def test_values_are_split_at_commas_outside_brackets_and_quotes(text, values):
+    assert grid.split(text) == values
+
+
+def test_every_combination_is_made_once():
+    assert grid.combinations(["a.x=1,2", "b=u", "config.c=3,4,3"]) == [
+        ("a.x=1", "b=u", "c=3"),
+        ("a.x=1", "b=u", "c=4"),
+        ("a.x=2", "b=u", "c=3"),
+        ("a.x=2", "b=u", "c=4"),
+    ]
+    assert grid.combinations([]) == [()]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["loss.rho"], "--set=loss.rho: write SETTING=VALUE"),
+        (["loss.rho=0.5,"], "write SETTING=VALUE or SETTING=VALUE,VALUE"),
+        (["a=1", "a=2"], "a is given twice, give all its values at once"),
+        (["seed=0,1"], "--set=seed=0,1: not here, use --seeds"),
+        (["loss.roh=0.5"], r"loss.roh is not a setting of .* did you mean one of \['loss.rho'"),
+        (["loss.rho=0.5,x"], "config.loss.rho=x: give a value like 0.5"),
+        (["loss.rho=0.5,-1"], "config.loss.rho=-1"),
+        (["loss.awr_temperature=0.1", "loss.policy_loss=svg"], "has no effect here"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(given, message):
+    with pytest.raises(ValueError, match=message):
+        grid.make_jobs(CONFIG, given, seeds=1, folder="out", metric="eval/return_mean")
+
+
+def test_runs_are_named_by_what_differs_and_take_what_is_shared(tmp_path):
+    given = ["loss.rho=0.5,0.7", "train.steps=2e3", "env.kwargs.leak=0.1", "model.size=1"]
+    found = grid.make_jobs(CONFIG, given, seeds=2, folder=str(tmp_path), metric="eval/x")
+    assert [(j.label, j.seed) for j in found] == [
+        ("loss.rho=0.5", 0),
+        ("loss.rho=0.7", 0),
+        ("loss.rho=0.5", 1),
+        ("loss.rho=0.7", 1),
+    ]
+    job = found[3]
+    assert job.workdir == f"{tmp_path}/loss.rho=0.7-s1"
+    assert job.steps == 2000 and job.metric == "eval/x"
+    assert job.command[6:] == (
+        "--config.seed=1",
+        "--config.train.steps=2000",
+        "--config.loss.rho=0.7",
+        "--config.env.kwargs.leak=0.1",
+        "--config.model.size=1",
+    )
+
+
+def test_the_job_array_makes_one_run_a_job(tmp_path):
+    text = grid.slurm(["--set=loss.rho=0.5,0.7", "--out=a b"], 6, workers=2)
+    assert "#SBATCH --array=0-5%2\n" in text
+    command = "python -m experiments.sweep --set=loss.rho=0.5,0.7 '--out=a b'"
+    assert f'\n{command} --only="$SLURM_ARRAY_TASK_ID" &\n' in text
+    (tmp_path / "script.sh").write_text(text)
+    assert subprocess.run(["bash", "-n", tmp_path / "script.sh"]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "means"),
+    [
+        ("--config.train.steps=1e4", "--config.train.steps=10000"),
+        ("--config.train.steps=2500.0", "--config.train.steps=2500"),
+        ("--config.train.steps=1.5", "--config.train.steps=1.5"),  # refused by the flag
+        ("--config.train.steps=many", "--config.train.steps=many"),
+        ("--config.loss.rho=1e4", "--config.loss.rho=1e4"),
+        ("--config.model.size=1", "--config.model.size=1"),
+        ("--config.log.wandb=1e4", "--config.log.wandb=1e4"),
+        ("--config.resume=1", "--config.resume=1"),
+        ("--workdir=1e4", "--workdir=1e4"),
+    ],
+)
+def test_whole_numbers_may_have_an_exponent(given, means):
+    config = f"--config={CONFIG}"
+    assert usage.with_whole_numbers([config, given]) == [config, means]
+
+
+STOPS = """
+import signal, sys, time, pathlib
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+pathlib.Path(sys.argv[1], "started").touch()
+time.sleep(60)
+"""
+
+
+def test_a_signal_reaches_the_run_and_starts_no_other(tmp_path):
+    found = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        command = (sys.executable, "-c", STOPS, str(tmp_path / name))
+        found.append(jobs.Job(name, 0, str(tmp_path / name), 40, command))
+
+    def stop() -> None:
+        while not (tmp_path / "a" / "started").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), 15)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    problems = jobs.run_all(found, workers=1)
+    thread.join()
+    assert problems == [
+        "a seed 0: stopped and saved, the same command continues it",
+        "b seed 0: not run, the same command continues",
+    ]
+
+
+TINY = (
+    *("env.num_envs=2", "loss.batch_size=8", "planner.num_samples=16", "planner.num_elites=4"),
+    *("train.seed_steps=20", "train.pretrain_updates=1", "env.episode_length=10"),
+    *("replay.capacity=200", "reanalyze.batch_size=8", "train.log_interval=20", "train.steps=6e1"),
+    *("eval.interval=30", "eval.episodes=1"),
+)
+
+
+@pytest.mark.slow
+def test_a_sweep_leaves_curves_tables_and_data_and_repeats_nothing(tmp_path):
+    command = [
+        *(sys.executable, "-m", "experiments.sweep", "--seeds=2", "--workers=2"),
+        *("--set", "optimizer.learning_rate=1e-4,3e-4", f"--out={tmp_path}/out"),
+        *(f"--set={x}" for x in TINY),
+    ]
+    environment = dict(os.environ, JAX_PLATFORMS="cpu")
+    for _ in range(2):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+    out = tmp_path / "out"
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    lines = (out / "scores.csv").read_text().splitlines()
+    assert lines[0].startswith("settings,seeds,mean at 60,IQM,")
+    names = [line.partition(",")[0] for line in lines[1:]]
+    assert names == ["optimizer.learning_rate=1e-4", "optimizer.learning_rate=3e-4"]
+    assert (out / "scores.tex").read_text().startswith(r"\begin{tabular}")
+    made = json.loads((out / "runs.json").read_text())
+    assert len(made["runs"]) == 4 and made["all"]["complete"] and made["all"]["attempts"] == 1
+    assert len((out / "curves.csv").read_text().splitlines()) == 1 + 4 * 2
