@@ -1,6 +1,6 @@
 """EMPO against the exact solution: learning curves, and what humans reach beside each robot.
 
-    python -m experiments.empo_curves --out=docs/empo            # docs/empo.png, docs/empo.json
+    python -m experiments.empo_curves --out=docs/results/empo    # empo_errors.csv, empo_robots.csv
     python -m experiments.empo_curves --worlds=grid_rock_1h1r --cases=tables-exact --seeds=0,1,2
 
 Every curve is a mean absolute error at the states that the replay holds at that moment, over
@@ -9,13 +9,10 @@ learner updates; times are processor seconds with compilation left out.
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 import jax
-import matplotlib
-import numpy as np
 from absl import app, flags
 
 from mbx import envs
@@ -27,7 +24,9 @@ from mbx.settings import from_dict
 from mbx.training import loop
 from mbx.training.state import Schedule, init_state
 
-OUT = flags.DEFINE_string("out", "docs/empo", "Where the figure and the numbers go.")
+from .results import write_rows
+
+OUT = flags.DEFINE_string("out", "docs/results/empo", "How the names of both files begin.")
 WORLDS = flags.DEFINE_list("worlds", ["grid_rock_1h1r", "grid_corridor_2h1r"], "Worlds.")
 CASES = flags.DEFINE_list(
     "cases",
@@ -133,34 +132,6 @@ def robots(name: str, train: Any, problem: Problem) -> list[dict[str, Any]]:
     return rows
 
 
-def draw(curves: list[dict[str, Any]], path: str) -> None:
-    """V_h^e and pi_r errors over updates, a row a world, a line a case (mean over seeds)."""
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
-        len(WORLDS.value), 2, figsize=(10, 3.4 * len(WORLDS.value)), squeeze=False, sharex=True
-    )
-    bars = {"v_h_e": (0.01, 0.05), "pi_r": (0.01, None)}
-    titles = {"v_h_e": "$V_h^e$", "pi_r": "$\\pi_r$"}
-    for row, world in zip(axes, WORLDS.value, strict=True):
-        for axis, key in zip(row, bars, strict=True):
-            for case in CASES.value:
-                own = [c for c in curves if (c["world"], c["case"]) == (world, case)]
-                steps = sorted({c["updates"] for c in own})
-                mean = [np.mean([c[key] for c in own if c["updates"] == s]) for s in steps]
-                axis.plot(steps, np.maximum(mean, 1e-6), label=case, marker=".")
-            for bar in bars[key]:
-                if bar is not None:
-                    axis.axhline(bar, color="grey", linestyle=":", linewidth=1)
-            axis.set_yscale("log")
-            axis.set_title(f"{world}: mean absolute error of {titles[key]}", fontsize=10)
-            axis.set_xlabel("learner updates of 32 states")
-    axes[0][0].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-
-
 def main(_: list[str]) -> None:
     curves, comparison = [], []
     for name in WORLDS.value:
@@ -170,9 +141,8 @@ def main(_: list[str]) -> None:
                 curves += curve
             if case == CASES.value[0]:
                 comparison += robots(name, train, problem)
-    draw(curves, f"{OUT.value}.png")
-    with open(f"{OUT.value}.json", "w", encoding="utf-8") as file:
-        json.dump({"curves": curves, "robots": comparison}, file, indent=0)
+    write_rows(f"{OUT.value}_errors.csv", curves)
+    write_rows(f"{OUT.value}_robots.csv", comparison)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +36,18 @@ def write_curves(path: str, series: Iterable[Series]) -> None:
     for one in series:
         for step, value in zip(one.curve.steps, one.curve.values, strict=True):
             writer.writerow([one.task, one.setting, one.seed, f"{step:.0f}", f"{value:.6g}"])
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    atomic_write(path, text.getvalue().encode())
+
+
+def write_rows(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A CSV file of rows with the first one's columns, numbers to six digits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(rows[0])
+    for row in rows:
+        cells = [row[name] for name in rows[0]]
+        writer.writerow(f"{cell:.6g}" if isinstance(cell, float) else cell for cell in cells)
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     atomic_write(path, text.getvalue().encode())
 

@@ -1,14 +1,13 @@
 """How the program's costs grow: replay with its capacity, plans with their size, rows with options.
 
-    python -m experiments.scaling --out=docs/scaling.png     # two minutes on a laptop
+    python -m experiments.scaling --out=docs/results/scaling.csv     # two minutes on a laptop
 
 Expected: insert and sample are flat, plans are linear in samples, horizon and rounds. Prints the
-numbers as Markdown and draws one figure.
+numbers as Markdown and writes those that `experiments.figures` draws.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,11 +17,11 @@ from absl import app, flags
 
 from mbx import envs, presets, replay
 from mbx.training import build
-from mbx.training.metrics import atomic_write
 
+from .results import write_rows
 from .timing import median_time
 
-OUT = flags.DEFINE_string("out", "scaling.png", "Picture to write.")
+OUT = flags.DEFINE_string("out", "scaling.csv", "File to write.")
 CALLS = flags.DEFINE_integer("calls", 15, "Timed calls an operation.", lower_bound=3)
 CAPACITIES = flags.DEFINE_list("capacities", ["1000", "10000", "100000", "1000000"], "Transitions.")
 
@@ -147,39 +146,6 @@ def stored_bytes() -> dict[str, dict[str, float]]:
     return result
 
 
-def draw(curves: list[Curve], plans: list[Curve], sizes: dict[str, dict[str, float]]) -> bytes:
-    """The figure as PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), constrained_layout=True)
-    for curve in curves:
-        axes[0].plot(curve.x, [1e3 * y for y in curve.y], "o-", label=curve.name)
-    axes[0].set(
-        xscale="log", xlabel="capacity (transitions)", ylabel="microseconds", ylim=(0, None)
-    )
-    for curve in plans:
-        middle = curve.x.index({"num_samples": 512, "horizon": 3, "iterations": 6}[curve.name])
-        x = [size / curve.x[middle] for size in curve.x]
-        axes[1].plot(x, curve.y, "o-", label=curve.name)
-    axes[1].set(xlabel="size (1: 512 samples, horizon 3, 6 rounds)", ylabel="ms a plan")
-    axes[1].set(xlim=(0, None), ylim=(0, None))
-    names = list(sizes)
-    rows = [sizes[name]["rows"] for name in names]
-    axes[2].barh(names, rows, label="row")
-    axes[2].barh(names, [sizes[n]["targets"] for n in names], left=rows, label="planner targets")
-    axes[2].set(xlabel="bytes a transition")
-    for axis in axes:
-        axis.legend(frameon=False)
-        axis.spines[["top", "right"]].set_visible(False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=110)
-    plt.close(figure)
-    return buffer.getvalue()
-
-
 def table(curves: list[Curve], plans: list[Curve], sizes: dict[str, dict[str, float]]) -> str:
     """The numbers as Markdown."""
     lines = []
@@ -197,7 +163,14 @@ def table(curves: list[Curve], plans: list[Curve], sizes: dict[str, dict[str, fl
 
 def main(_: list[str]) -> None:
     measured = replay_curves([int(x) for x in CAPACITIES.value]), plan_curves(), stored_bytes()
-    atomic_write(OUT.value, draw(*measured))
+    replays, plans, _ = measured
+    rows = [
+        {"what": curve.name, "size": x, "value": unit * y}  # microseconds, then milliseconds
+        for unit, curves in ((1e3, replays), (1.0, plans))
+        for curve in curves
+        for x, y in zip(curve.x, curve.y, strict=True)
+    ]
+    write_rows(OUT.value, rows)
     print(table(*measured))
 
 

@@ -107,7 +107,12 @@ def draw_seeds(axes: Any, name: str, curves: Sequence[Curve], color: str) -> Non
 
 
 def draw_published(
-    axes: Any, name: str, points: Sequence[np.ndarray], limit: float, marker: str = "D"
+    axes: Any,
+    name: str,
+    points: Sequence[np.ndarray],
+    limit: float,
+    marker: str = "D",
+    color: str = "k",
 ) -> None:
     """Published values up to `limit` steps as markers with error bars, joined by nothing.
 
@@ -116,7 +121,7 @@ def draw_published(
         name: in the legend, which alone tells of values that are all further right.
         points: steps, mean, low, high.
         limit: steps.
-        marker: matplotlib's.
+        marker, color: matplotlib's.
     """
     steps, mean, low, high = (np.asarray(x, float) for x in points)
     keep = steps <= limit
@@ -124,7 +129,7 @@ def draw_published(
     if not keep.any():
         label += f" (from {steps.min():,.0f} steps on)"
     errors = np.maximum(np.stack([mean - low, high - mean])[:, keep], 0.0)
-    style = dict(fmt=marker, color="k", markersize=4, elinewidth=1, capsize=2)
+    style = dict(fmt=marker, color=color, markersize=4, elinewidth=1, capsize=2)
     axes.errorbar(steps[keep], mean[keep], yerr=errors, label=label, **style)
 
 

@@ -1,0 +1,310 @@
+"""Draw every figure and fill every table of the documents from the data in docs/results.
+
+    python -m experiments.figures                  # all of them
+    python -m experiments.figures --check          # only say what is not as the data gives it
+    python -m experiments.figures --random=dmc:walker-walk,gymnax:CartPole-v1    # into random.csv
+
+docs/results/figures.json says what each figure and table shows, docs/results/manifest.json what
+made the data. A table stands in its page between <!-- table: NAME --> and <!-- end of table -->.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from absl import app, flags
+
+from mbx.files import atomic_write
+from mbx.training import drawing
+from mbx.training.curves import MARKERS, Curve, draw_published, draw_seeds
+
+from .suites import load_published
+
+CHECK = flags.DEFINE_bool("check", False, "Write nothing; exit 1 where something is out of date.")
+RANDOM = flags.DEFINE_list("random", [], "Measure uniformly random actions on these tasks instead.")
+EPISODES = flags.DEFINE_integer("random_episodes", 20, "Episodes of --random.", lower_bound=1)
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
+Rows = list[dict[str, str]]
+Spec = Mapping[str, Any]
+
+
+def read(name: str) -> Rows:
+    """The rows of a CSV file of docs/results."""
+    with open(RESULTS / name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def matching(rows: Rows, where: Mapping[str, Any]) -> Rows:
+    """Rows whose columns have these values. Raises ValueError where there is none."""
+    found = [row for row in rows if all(row[k] == str(v) for k, v in where.items())]
+    if not found:
+        raise ValueError(f"no row with {dict(where)}: mend docs/results/figures.json or the data")
+    return found
+
+
+def layout() -> dict[str, dict[str, Any]]:
+    """What docs/results/figures.json says: figures by path, tables by name."""
+    return json.loads((RESULTS / "figures.json").read_text())
+
+
+def curves_of(rows: Rows) -> list[Curve]:
+    """One curve a seed, in the order of their steps."""
+    curves = []
+    for seed in dict.fromkeys(row["seed"] for row in rows):
+        points = sorted(
+            (float(row["step"]), float(row["value"])) for row in rows if row["seed"] == seed
+        )
+        steps, values = np.array(points).T
+        curves.append(Curve(steps, values))
+    return curves
+
+
+def draw_panel(axes: Any, panel: Spec) -> None:
+    """One task: a line a series, random and best as lines across, published values as markers."""
+    rows, limit = matching(read(panel["data"]), panel.get("where", {})), 0.0
+    for i, series in enumerate(panel["series"]):
+        curves = curves_of(matching(rows, series["where"]))
+        draw_seeds(axes, series["label"], curves, drawing.color(i))
+        for curve in curves:
+            axes.plot(curve.steps, curve.values, ".", color=drawing.color(i), markersize=3)
+        limit = max(limit, *(curve.steps[-1] for curve in curves))
+    limit = max(1.05 * limit, panel.get("until", 0))
+    published = load_published()
+    for (name, task, agent), marker in zip(panel.get("published", ()), MARKERS, strict=False):
+        points = sorted((step, *point) for step, point in published[task, agent].items())
+        draw_published(axes, name, np.array(points).T, limit, marker, drawing.INK)
+    lines = {"best possible": panel.get("best"), "solved": panel.get("solved")}
+    if "random" in panel:
+        lines["random actions"] = float(matching(read("random.csv"), panel["random"])[0]["mean"])
+    for (name, value), dashes in zip(lines.items(), ("--", "-.", ":"), strict=False):
+        if value is not None:
+            axes.axhline(value, color=drawing.QUIET, linestyle=dashes, linewidth=1, label=name)
+    axes.set_title(panel["title"])
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel(panel.get("y", "mean return of an evaluation"))
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k" if x else "0")
+    axes.set_xlim(0, None)
+    _legend(axes)
+
+
+def _legend(axes: Any) -> None:
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
+
+
+def draw_relation(axes: Any, panel: Spec) -> None:
+    """Columns `x` and `y` of a file, a line for every series, means over what is left."""
+    rows = matching(read(panel["data"]), panel.get("where", {}))
+    for i, series in enumerate(panel["series"]):
+        own = matching(rows, series["where"])
+        x = sorted({float(row[panel["x"]]) for row in own})
+        y = [
+            np.mean([float(row[panel["y"]]) for row in own if float(row[panel["x"]]) == at])
+            for at in x
+        ]
+        y = np.maximum(y, panel.get("floor", -np.inf))
+        axes.plot(x, y, "o-", markersize=3, color=drawing.color(i), label=series["label"])
+    axes.set(title=panel["title"], xlabel=panel["x_label"], ylabel=panel["y_label"])
+    axes.set(xscale=panel.get("x_scale", "linear"), yscale=panel.get("y_scale", "linear"))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    if panel.get("y_scale", "linear") == "linear":
+        axes.set_ylim(0, None)
+    _legend(axes)
+
+
+def what_lines_mean(panels: Sequence[Spec]) -> str:
+    """How many seeds a line stands for and what the shade is, for the figure's lowest line."""
+    seeds = set()
+    for panel in panels:
+        rows = matching(read(panel["data"]), panel.get("where", {})) if "x" not in panel else []
+        if rows:
+            seeds |= {len(curves_of(matching(rows, s["where"]))) for s in panel["series"]}
+    if not seeds:
+        return ""
+    if seeds == {1}:
+        return "One seed a line, its evaluations as dots."
+    shade = {
+        True: "range of the seeds",
+        False: "bootstrap 95 % interval of the mean",
+    }
+    many = sorted(n for n in seeds if n > 1)
+    words = " and ".join(dict.fromkeys(shade[n < 5] for n in many))
+    numbers = " or ".join(map(str, many))
+    single = "; where there is one seed, the line is that seed" if 1 in seeds else ""
+    return f"Line: mean of {numbers} seeds. Shade: {words}. Thin lines: the seeds{single}."
+
+
+def draw(path: str, figure: Spec) -> str:
+    """A figure of figures.json as SVG, with a digest of all that it was made from."""
+    from matplotlib import pyplot as plt
+
+    with drawing.style(path):
+        panels = figure["panels"]
+        columns = min(figure.get("columns", 2), len(panels))
+        lines = -(-len(panels) // columns)
+        drawn, grid = plt.subplots(
+            lines,
+            columns,
+            figsize=(3.6 * columns, 3.7 * lines + 0.4),
+            layout="constrained",
+            squeeze=False,
+            sharey=figure.get("same_scale", False),
+        )
+        for axes in grid.flat[len(panels) :]:
+            axes.set_axis_off()
+        for axes, panel in zip(grid.flat, panels, strict=False):
+            (draw_relation if "x" in panel else draw_panel)(axes, panel)
+        drawn.suptitle(figure["title"], fontsize=11)
+        words = " ".join(filter(None, [what_lines_mean(panels), figure.get("note", "")]))
+        drawn.supxlabel(words, fontsize=8)
+        text = drawing.to_svg(drawn, figure["title"])
+    return text.rstrip() + f"\n<!-- made from {digest(figure)} -->\n"
+
+
+def digest(figure: Spec) -> str:
+    """Of a figure's entry and the files that it names."""
+    found = hashlib.sha256(json.dumps(figure, sort_keys=True).encode())
+    names = {panel["data"] for panel in figure["panels"]}
+    if any("random" in panel for panel in figure["panels"]):
+        names.add("random.csv")
+    if any("published" in panel for panel in figure["panels"]):
+        names.add("published.csv")
+    for name in sorted(names):
+        found.update((RESULTS / name).read_bytes())
+    return found.hexdigest()[:16]
+
+
+def is_current(path: str, figure: Spec) -> bool:
+    """Whether the picture that is there was made from what is there."""
+    file = ROOT / path
+    return file.exists() and f"<!-- made from {digest(figure)} -->" in file.read_text()
+
+
+def table(spec: Spec) -> str:
+    """A table of figures.json as Markdown.
+
+    "cells": a file whose cells are shown as they are. "rows" and "columns": a row for what `where`
+    finds, a column for steps (values of several seeds by commas, of several steps by blanks; with
+    "mean" their mean, so many digits, with "digits" each rounded) or for a field of the last row.
+    """
+    if "cells" in spec:
+        with open(RESULTS / spec["cells"], newline="") as file:
+            head, *body = csv.reader(file)
+        return _markdown(head, body)
+    rows, body = matching(read(spec["data"]), spec.get("where", {})), []
+    for line in spec["rows"]:
+        own = matching(rows, line["where"])
+        cells = [_cell(own, column) for column in spec["columns"]]
+        body.append([*line["label"], *cells, *line.get("after", ())])
+    head = [*spec["head"], *(c["head"] for c in spec["columns"]), *spec.get("after", ())]
+    return _markdown(head, body)
+
+
+def _cell(rows: Rows, column: Spec) -> str:
+    if "field" in column:
+        value = float(rows[-1][column["field"]])
+        return "< 1e-6" if abs(value) < 1e-6 else format(value, column["format"])
+    values = [[row["value"] for row in rows if int(row["step"]) == s] for s in column["steps"]]
+    if "mean" in column:
+        return f"{np.mean([float(v) for each in values for v in each]):.{column['mean']}f}"
+    if "digits" in column:
+        values = [[f"{float(v):.{column['digits']}f}" for v in each] for each in values]
+    return " ".join(", ".join(each) for each in values if each)
+
+
+def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    for line in lines:
+        if len(line) != len(head):
+            raise ValueError(f"{line} has {len(line)} cells under {len(head)} heads: {head}")
+    text = "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in x) + " |" for x in lines
+    )
+    return text.replace("| --- ", "|---").replace("--- |", "---|") + "\n"
+
+
+_MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n\n).*?(\n<!-- end of table -->)", re.DOTALL)
+
+
+def fill(text: str, tables: Mapping[str, Spec]) -> str:
+    """A page with its tables as the data gives them. Raises ValueError for an unknown name."""
+
+    def one(found: re.Match) -> str:
+        if found[2] not in tables:
+            raise ValueError(f"table {found[2]!r} is not in docs/results/figures.json")
+        return found[1] + table(tables[found[2]]) + found[3]
+
+    return _MARKED.sub(one, text)
+
+
+def pages() -> list[pathlib.Path]:
+    """Pages that have tables to fill."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def measure_random(tasks: Sequence[str], episodes: int) -> None:
+    """Put the return of uniformly random actions on some tasks into random.csv."""
+    import jax
+
+    from mbx import presets
+    from mbx.training import environments, evaluation
+
+    rows = {row["task"]: row for row in read("random.csv")}
+    for name in tasks:
+        config = presets.load("tdmpc").to_dict()
+        config["env"]["name"] = name
+        environment = environments.evaluation_environment(config, episodes, seed=0)
+        returns = evaluation.make_random(environment)(jax.random.key(0)).returns
+        numbers = {"mean": f"{np.mean(returns):.1f}", "std": f"{np.std(returns):.1f}"}
+        rows[name] = {"task": name, "episodes": str(episodes), **numbers}
+        print(rows[name])
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["task", "episodes", "mean", "std"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows[name] for name in sorted(rows))
+    atomic_write(str(RESULTS / "random.csv"), text.getvalue().encode())
+
+
+def out_of_date() -> list[str]:
+    """Figures and pages that are not as the data gives them."""
+    known = layout()
+    wrong = [path for path, figure in known["figures"].items() if not is_current(path, figure)]
+    wrong += [str(p) for p in pages() if fill(p.read_text(), known["tables"]) != p.read_text()]
+    return wrong
+
+
+def main(_: list[str]) -> None:
+    if not RESULTS.is_dir():
+        sys.exit(f"error: {RESULTS} is not there: run this in a checkout")
+    if RANDOM.value:
+        return measure_random(RANDOM.value, EPISODES.value)
+    try:
+        if CHECK.value:
+            sys.exit("\n".join(f"out of date: {name}" for name in out_of_date()) or 0)
+        known = layout()
+        for path, figure in known["figures"].items():
+            (ROOT / path).parent.mkdir(exist_ok=True)
+            atomic_write(str(ROOT / path), draw(path, figure).encode())
+            print(path)
+        for page in pages():
+            text = page.read_text()
+            if (filled := fill(text, known["tables"])) != text:
+                atomic_write(str(page), filled.encode())
+                print(page.relative_to(ROOT))
+    except (ValueError, KeyError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    app.run(main)

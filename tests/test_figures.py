@@ -1,0 +1,146 @@
+"""Results as data: pictures and tables of the documents are what the tracked files give."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+from experiments import figures, results
+from mbx.training import drawing
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
+# Pages of measured learning; the others' tables are of times and of lines of code.
+LEARNING = ("suites", "tdmpc", "dreamer", "empo", "ablations", "learning")
+
+
+@pytest.fixture(scope="module")
+def manifest():
+    return json.loads((RESULTS / "manifest.json").read_text())
+
+
+def test_every_figure_and_table_is_what_the_data_gives():
+    assert figures.out_of_date() == []
+
+
+def test_every_picture_has_an_entry_and_is_shown(manifest):
+    pictures = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "docs").rglob("*")
+        if path.suffix in {".png", ".svg", ".gif", ".jpg"}
+    }
+    drawn = set(figures.layout()["figures"])
+    assert pictures == drawn | set(manifest["pictures"])
+    shown = set()
+    for page in figures.pages():
+        for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text()):
+            shown.add((page.parent / link).resolve().relative_to(ROOT).as_posix())
+    assert shown == pictures
+
+
+def test_every_file_of_data_says_what_made_it(manifest):
+    files = {path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*.csv")}
+    assert files == set(manifest["data"])
+    for name, entry in manifest["data"].items():
+        made = entry.get("made_by") or (
+            entry["command"] and entry["commit"] and entry["date"] and entry["machine"]
+        )
+        assert entry["what"] and made, name
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_no_table_of_numbers_stands_beside_the_data(name):
+    text = (RESULTS / f"{name}.md").read_text()
+    names = re.findall(r"<!-- table: ([\w-]+) -->", text)
+    assert set(names) <= set(figures.layout()["tables"])
+    outside = figures._MARKED.sub("", text)
+    assert not re.findall(r"^\|.*\d.*\|$", outside, flags=re.MULTILINE)
+
+
+def test_every_table_stands_in_some_page():
+    text = "".join(page.read_text() for page in figures.pages())
+    assert set(re.findall(r"<!-- table: ([\w-]+) -->", text)) == set(figures.layout()["tables"])
+
+
+def test_published_values_are_joined_by_nothing():
+    """The picture of a published curve is as many markers as were published up to its end."""
+    path = "docs/figures/dreamer.svg"
+    assert "published: DreamerV3" in (ROOT / path).read_text()
+    from matplotlib import pyplot as plt
+
+    panel = next(p for p in figures.layout()["figures"][path]["panels"] if "published" in p)
+    with drawing.style("test"):
+        axes = plt.figure().add_subplot()
+        figures.draw_panel(axes, panel)
+        (bars,) = axes.containers
+        assert bars.lines[0].get_linestyle() == "None"
+        np.testing.assert_array_equal(bars.lines[0].get_xdata(), [100_000, 200_000])
+        np.testing.assert_allclose(bars.lines[0].get_ydata(), [676.7, 795.6])
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A folder of results with two seeds of one task."""
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    lines = ["task,setting,seed,step,value"]
+    lines += [f"t,s,{seed},{step},{seed + step / 10}" for step in (20, 10) for seed in (0, 1)]
+    (tmp_path / "a.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_a_table_by_hand(data):
+    columns = [
+        {"head": "both", "steps": [10, 20]},
+        {"head": "mean", "steps": [20], "mean": 1},
+        {"head": "whole", "steps": [10], "digits": 0},
+        {"head": "none", "steps": [30]},
+        {"head": "last", "field": "value", "format": ".3f"},
+    ]
+    spec = {"data": "a.csv", "head": ["name"], "columns": columns, "after": ["end"]}
+    rows = [{"label": ["x|y"], "where": {"setting": "s"}, "after": ["z"]}]
+    assert figures.table(spec | {"rows": rows}).splitlines() == [
+        "| name | both | mean | whole | none | last | end |",
+        "|---|---|---|---|---|---|---|",
+        "| x\\|y | 1.0, 2.0 2.0, 3.0 | 2.5 | 1, 2 |  | 2.000 | z |",
+    ]
+    with pytest.raises(ValueError, match=r"no row with \{'setting': 'q'\}"):
+        figures.table(spec | {"rows": [{"label": ["x"], "where": {"setting": "q"}}]})
+    with pytest.raises(ValueError, match=r"has 6 cells under 7 heads"):
+        figures.table(spec | {"rows": [{"label": ["x"], "where": {}}]})
+
+
+def test_a_page_is_filled_between_its_marks(data):
+    (data / "b.csv").write_text("a,b\n1,2\n")
+    page = "x\n<!-- table: b -->\n\nold\n\n<!-- end of table -->\ny | 1 |\n"
+    filled = figures.fill(page, {"b": {"cells": "b.csv"}})
+    assert filled == page.replace("old\n", "| a | b |\n|---|---|\n| 1 | 2 |\n")
+    assert figures.fill(filled, {"b": {"cells": "b.csv"}}) == filled
+    with pytest.raises(ValueError, match=r"table 'b' is not in"):
+        figures.fill(page, {})
+
+
+def test_a_figure_follows_both_themes_and_its_data(data):
+    series = [{"label": "of s", "where": {"setting": "s"}}]
+    panel = {"title": "A task", "data": "a.csv", "where": {"task": "t"}, "series": series}
+    figure = {"title": "All <of> it", "panels": [panel | {"best": 5}]}
+    first = figures.draw("figure.svg", figure)
+    assert first == figures.draw("figure.svg", figure)
+    for words in ("A task", "of s (2 seeds)", "best possible", "environment steps"):
+        assert f"{words}</text>" in first, words
+    assert "Line: mean of 2 seeds. Shade: range of the seeds. Thin lines: the seeds." in first
+    assert "<title>All &lt;of&gt; it</title>" in first
+    assert "prefers-color-scheme: dark" in first and "var(--ink)" in first
+    assert not re.search(r"(fill|stroke): #", first.partition("</style>")[2])  # all by theme
+    (data / "a.csv").write_text((data / "a.csv").read_text().replace("2.0", "2.5"))
+    assert figures.digest(figure) not in first
+
+
+def test_rows_as_a_file(tmp_path):
+    results.write_rows(str(tmp_path / "new" / "a.csv"), [{"a": "x", "b": 1 / 3, "c": 2}])
+    with open(tmp_path / "new" / "a.csv", newline="") as file:
+        assert list(csv.DictReader(file)) == [{"a": "x", "b": "0.333333", "c": "2"}]
