@@ -52,7 +52,7 @@ def css(selector: str) -> str:
 
 @contextlib.contextmanager
 def style(name: str) -> Iterator[None]:
-    """Settings of matplotlib for a figure that `to_svg` writes; name: tells its parts from others'."""
+    """Settings of matplotlib for a figure that `to_svg` writes; `name` is its own alone."""
     import matplotlib
     from matplotlib import pyplot as plt
 
