@@ -10,10 +10,8 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import datetime
-import importlib.metadata
 import json
 import os
-import platform
 import queue
 import signal
 import subprocess
@@ -24,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mbx import extensions
+from mbx.training import record
 from mbx.training.curves import Curve, load_curve
 from mbx.training.metrics import read_lines
 
@@ -164,16 +163,16 @@ def _run(job: Job, place: int | None, devices: int, running: set[int]) -> int:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = code = os.waitstatus_to_exitcode(status)
         running.discard(process.pid)
-    record = {
+    made = {
         "command": _shown(job),
         "exit_status": code,
         "wall_seconds": round(time.time() - started, 1),
         "processor_seconds": round(usage.ru_utime + usage.ru_stime, 2),
         "date": datetime.date.today().isoformat(),
-        **provenance(),
+        **record.provenance(),
     }
     with open(job.workdir + ".attempts.jsonl", "a") as file:
-        file.write(json.dumps(record) + "\n")
+        file.write(json.dumps(made) + "\n")
     return code
 
 
@@ -183,23 +182,6 @@ def _shown(job: Job) -> str:
     return " ".join(["python", *kept])
 
 
-def provenance() -> dict[str, Any]:
-    """Commit, versions and machine of a run that starts now."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    names = ("jax", "jaxlib", "flax", "optax", "numpy")
-    return {
-        "commit": git("rev-parse", "--short", "HEAD") or "unknown",
-        "changed_files": len(git("status", "--porcelain", "--untracked-files=no").splitlines()),
-        "versions": {"python": platform.python_version()}
-        | {name: importlib.metadata.version(name) for name in names},
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }
-
-
 def attempts(job: Job) -> list[dict[str, Any]]:
     """The records of a run's attempts, oldest first."""
     return read_lines(job.workdir + ".attempts.jsonl")
@@ -207,4 +189,4 @@ def attempts(job: Job) -> list[dict[str, Any]]:
 
 def processor_hours(job: Job) -> float:
     """Of all attempts together."""
-    return sum(record["processor_seconds"] for record in attempts(job)) / 3600.0
+    return sum(one["processor_seconds"] for one in attempts(job)) / 3600.0

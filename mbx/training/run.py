@@ -3,9 +3,9 @@
     from mbx.training import run
     result = run.train(config, "runs/pendulum")
 
-A run directory holds config.json, metrics.jsonl, metrics.csv, tb/, checkpoints/, best/, curve.png
-(wandb.json with wandb/ where `log.wandb` asks for that, and inputs/ with the user's own files that
-the environment is made from).
+A run directory holds config.json, run.json, metrics.jsonl, metrics.csv, tb/, checkpoints/, best/,
+curve.png (wandb.json with wandb/ where `log.wandb` asks for that, and inputs/ with the user's own
+files that the environment is made from).
 That of several seeds holds one such directory a seed (`seed-0`, …; each reads as a run of its own)
 and the common checkpoint that a resumed run continues from.
 """
@@ -34,6 +34,7 @@ from mbx.training import (
     inputs,
     loop,
     notices,
+    record,
     resume,
     room,
     rundir,
@@ -160,6 +161,9 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
         checkpointer = Checkpointer(workdir, keep=settings.checkpoint.keep)
         stack.callback(checkpointer.close)
         state, done = begin(settings, job, checkpointer)
+        going = record.Attempt()
+        if job.partition.is_main_process:
+            going = stack.enter_context(record.attempt(workdir, done * job.intervals.steps))
         if len(job.seeds) > 1:
             state = seeds.place(state, seeds.device_mesh(len(job.seeds)))
         changed = resume.changes(to_dict(settings), log_dirs[0]) if done else []
@@ -183,12 +187,13 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
                 path = os.path.join(one.workdir, "dataset.npz")
                 rows = job.share(state.replay, i)
                 datasets.save(path, rows, task=job.environment.spec.name)
+        going.to_step = steps = int(np.max(state.steps)) * job.environment.spec.action_repeat
+        planned = job.intervals.number * job.intervals.steps
+        stopped = interrupt.number if steps < planned else None
+        going.outcome = "complete" if stopped is None else f"stopped by signal {stopped}"
     evaluations = before + evaluations
     if any(np.isfinite(mean) for _, mean in evaluations) and job.partition.is_main_process:
         plot_runs([one.workdir for one in seed_runs], os.path.join(workdir, "curve.png"))
-    steps = int(np.max(state.steps)) * job.environment.spec.action_repeat
-    planned = job.intervals.number * job.intervals.steps
-    stopped = interrupt.number if steps < planned else None
     return Result(workdir, steps, evaluations, time.time() - started, planned, stopped)
 
 

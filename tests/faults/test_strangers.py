@@ -22,7 +22,7 @@ from mbx.agents.empo import settings as empo
 from mbx.agents.settings import RunSettings
 from mbx.envs.empo.multigrid.layout import load_map
 from mbx.settings import to_dict
-from mbx.training import build, datasets, inputs, run, rundir, transfer
+from mbx.training import build, datasets, inputs, record, run, rundir, transfer
 from mbx.training.checkpoint import Checkpointer, load_config, load_settings
 from mbx.training.curves import load_curve
 from mbx.training.job import fresh_state
@@ -99,7 +99,12 @@ class Reader:
         self.name, self.read, self.mutate = name, read, mutate
 
 
+def read_record(path: str) -> None:
+    record.load(os.path.dirname(path))
+
+
 READERS = {
+    "record": Reader("run.json", read_record, garble_json),
     "metrics": Reader("metrics.jsonl", read_metrics),
     "config": Reader("config.json", read_config, garble_json),
     "dataset": Reader("dataset.npz", read_dataset),
