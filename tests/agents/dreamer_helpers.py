@@ -38,9 +38,9 @@ def make_settings(net: ModelConfig, **sections: Any) -> Settings:
     return change(published, **sections)
 
 
-def batch_major(x: np.ndarray) -> jax.Array:
-    """[B, T, ...] -> [T, B, ...]."""
-    return jnp.swapaxes(jnp.asarray(x), 0, 1)
+def batch_major(x: Any) -> Any:
+    """[B, T, ...] -> [T, B, ...]; NumPy's stay NumPy's, which compiles nothing."""
+    return x.swapaxes(0, 1)
 
 
 # -------------------------------------------------------------------------------------------------

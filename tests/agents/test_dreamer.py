@@ -75,13 +75,10 @@ def rows(key, config=CONFIG):
 def trained(config, key=0):
     """A train state whose zero-initialised heads are not zero."""
     state = dreamer.init_state(config, jax.random.key(key))
-    noise = jax.random.split(jax.random.key(99), 200)
-    leaves, tree = jax.tree.flatten(state.params)
-    leaves = [
-        x + 0.1 * jax.random.normal(k, x.shape)
-        for x, k in zip(leaves, noise[: len(leaves)], strict=True)
-    ]
-    params = jax.tree.unflatten(tree, leaves)
+    rng = np.random.default_rng(99)
+    params = jax.tree.map(
+        lambda x: jnp.asarray(np.asarray(x) + 0.1 * rng.normal(size=x.shape), x.dtype), state.params
+    )
     return state.replace(params=params, slow_critic=jax.tree.map(jnp.copy, params["critic"]))
 
 

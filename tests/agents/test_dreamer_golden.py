@@ -38,28 +38,41 @@ def squeeze(x):
 @pytest.mark.parametrize("name", ["0", "mix10", "nomix"])
 def test_one_hot(name):
     x, numbers = load_fixture("dreamer", f"onehot_{name}")
-    mix, logits = numbers["unimix"], jnp.asarray(x["logits"])
-    event, weight = jnp.asarray(x["onehot"]), jnp.asarray(x["weight"])
+    mix = numbers["unimix"]
 
-    def mixed(logits):
-        return rssm.mixed_logits(logits, mix)
+    @jax.jit
+    def compute(x):
+        def mixed(logits):
+            return rssm.mixed_logits(logits, mix)
 
-    def log_prob(logits):
-        return jnp.sum(mixed(logits) * event, axis=(-2, -1))
+        def log_prob(logits):
+            return jnp.sum(mixed(logits) * x["onehot"], axis=(-2, -1))
 
-    def entropy(logits):
-        return jnp.sum(rssm.entropy(mixed(logits)), axis=-1)
+        def entropy(logits):
+            return jnp.sum(rssm.entropy(mixed(logits)), axis=-1)
 
-    def sample(logits):
-        return jnp.sum(weight * rssm.straight_through(mixed(logits), jnp.round(x["sample"])))
+        def sample(logits):
+            one_hot = jnp.round(x["sample"])
+            return jnp.sum(x["weight"] * rssm.straight_through(mixed(logits), one_hot))
 
-    close(jnp.exp(mixed(logits)), x["mixed_probs"], rtol=1e-5)
-    close(log_prob(logits), x["log_prob"], rtol=1e-5)
-    close(entropy(logits), x["entropy"], rtol=1e-5, atol=1e-5)
-    close(rssm.mode_one_hot(logits), x["mode"])
-    for function, key in ((sample, "sample"), (entropy, "entropy"), (log_prob, "log_prob")):
-        grad = jax.grad(lambda y, f=function: jnp.sum(f(y)))(logits)
-        close(grad, x[f"grad_{key}"], rtol=1e-3)
+        logits = x["logits"]
+        return {
+            "mixed_probs": jnp.exp(mixed(logits)),
+            "log_prob": log_prob(logits),
+            "entropy": entropy(logits),
+            "mode": rssm.mode_one_hot(logits),
+        } | {
+            f"grad_{f.__name__}": jax.grad(lambda y, f=f: jnp.sum(f(y)))(logits)
+            for f in (sample, entropy, log_prob)
+        }
+
+    ours = compute(x)
+    close(ours["mixed_probs"], x["mixed_probs"], rtol=1e-5)
+    close(ours["log_prob"], x["log_prob"], rtol=1e-5)
+    close(ours["entropy"], x["entropy"], rtol=1e-5, atol=1e-5)
+    close(ours["mode"], x["mode"])
+    for key in ("sample", "entropy", "log_prob"):
+        close(ours[f"grad_{key}"], x[f"grad_{key}"], rtol=1e-3)
 
 
 def test_continue_head():
@@ -82,24 +95,33 @@ def test_continuous_policy(name):
         **{name: numbers[name] for name in ("init_std", "min_std", "max_std")},
     )
 
-    def sample(net, out, noise):
-        return policy.bound(net, policy.sample(net, out, noise), numbers["action_clip"])
+    @jax.jit
+    def compute(x):
+        out = x["pre"]
 
-    out, noise = jnp.asarray(x["pre"]), jnp.asarray(x["noise"])
-    mean, std = policy.mean_std(net, out)
-    close(mean, x["mean"], rtol=1e-5)
-    close(std, x["std"], rtol=1e-5)
-    action = jnp.asarray(x["action"])
-    close(sample(net, out, noise), action, rtol=1e-5)
-    close(policy.log_prob(net, out, action), x["log_prob"], rtol=1e-5, atol=1e-5)
-    close(policy.entropy(net, out), x["entropy"], rtol=1e-5)
-    gradients = {
-        "action": lambda y: jnp.sum(x["weight"] * sample(net, y, noise)),
-        "log_prob": lambda y: jnp.sum(policy.log_prob(net, y, action)),
-        "entropy": lambda y: jnp.sum(policy.entropy(net, y)),
-    }
-    for key, function in gradients.items():
-        close(jax.grad(function)(out), x[f"grad_{key}"], rtol=1e-4, atol=1e-5)
+        def sample(out):
+            return policy.bound(net, policy.sample(net, out, x["noise"]), numbers["action_clip"])
+
+        mean, std = policy.mean_std(net, out)
+        found = {
+            "mean": mean,
+            "std": std,
+            "action": sample(out),
+            "log_prob": policy.log_prob(net, out, x["action"]),
+            "entropy": policy.entropy(net, out),
+        }
+        gradients = {
+            "action": lambda y: jnp.sum(x["weight"] * sample(y)),
+            "log_prob": lambda y: jnp.sum(policy.log_prob(net, y, x["action"])),
+            "entropy": lambda y: jnp.sum(policy.entropy(net, y)),
+        }
+        return found, {key: jax.grad(function)(out) for key, function in gradients.items()}
+
+    found, gradients = compute(x)
+    for key, value in found.items():
+        close(value, x[key], rtol=1e-5, atol=1e-5 if key == "log_prob" else 1e-6)
+    for key, value in gradients.items():
+        close(value, x[f"grad_{key}"], rtol=1e-4, atol=1e-5)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -116,41 +138,46 @@ def test_world_model_loss(name):
             dynamics_coef=numbers["kl_dynamic"], representation_coef=numbers["kl_representation"]
         ),
     )
-    image = jnp.moveaxis(jnp.asarray(x["img"]), 2, -1)
 
-    def total(prior, posterior):
-        prediction = {"vector": x["vec_pred"], "image": jnp.moveaxis(x["img_pred"], 2, -1)}
-        obs = {"vector": x["vec"], "image": image * net.image_scale}
-        rows = observations.reconstruction_loss(net, jax.tree.map(jnp.asarray, prediction), obs)
-        seen = dict(rows)
-        rows["reward"] = nets.two_hot_loss(
-            net, jnp.asarray(x["reward_logits"]), squeeze(x["reward"])
+    @jax.jit
+    def compute(x):
+        image = jnp.moveaxis(x["img"], 2, -1)
+
+        def total(prior, posterior):
+            prior, posterior = jax.nn.log_softmax(prior), jax.nn.log_softmax(posterior)
+            prediction = {"vector": x["vec_pred"], "image": jnp.moveaxis(x["img_pred"], 2, -1)}
+            obs = {"vector": x["vec"], "image": image * net.image_scale}
+            rows = observations.reconstruction_loss(net, prediction, obs)
+            seen = dict(rows)
+            rows["reward"] = nets.two_hot_loss(net, x["reward_logits"], squeeze(x["reward"]))
+            terminated = 1.0 - squeeze(x["continue_target"])
+            logit = squeeze(x["continue_logits"])
+            rows["continue"] = world_model.continue_loss(config, logit, terminated)
+            rows["dynamics"], rows["representation"], kl = rssm.kl_losses(
+                posterior, prior, numbers["free_nats"]
+            )
+            return world_model.scaled_sum(config, rows), (rows, kl, seen)
+
+        logits = x["prior_logits"], x["posterior_logits"]
+        (loss, (rows, kl, seen)), grads = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)(
+            *logits
         )
-        terminated = 1.0 - squeeze(x["continue_target"])
-        logit = squeeze(x["continue_logits"])
-        rows["continue"] = world_model.continue_loss(config, logit, terminated)
-        rows["dynamics"], rows["representation"], kl = rssm.kl_losses(
-            posterior, prior, numbers["free_nats"]
-        )
-        return world_model.scaled_sum(config, rows), (rows, kl, seen)
+        return {
+            "loss": loss,
+            "kl": kl,
+            "observation_loss": jnp.mean(sum(seen.values())),
+            "reward_loss": jnp.mean(rows["reward"]),
+            "continue_loss": jnp.mean(rows["continue"]),
+            "kl_loss": world_model.scaled_sum(
+                config, {name: rows[name] for name in ("dynamics", "representation")}
+            ),
+        }, {"grad_prior": grads[0], "grad_posterior": grads[1]}
 
-    logits = (jnp.asarray(x["prior_logits"]), jnp.asarray(x["posterior_logits"]))
-
-    def normalised(prior, posterior):
-        return total(jax.nn.log_softmax(prior), jax.nn.log_softmax(posterior))
-
-    (loss, (rows, kl, seen)), grads = jax.value_and_grad(normalised, argnums=(0, 1), has_aux=True)(
-        *logits
-    )
-    close(loss, x["loss"])
-    close(kl, x["kl"])
-    close(jnp.mean(sum(seen.values())), x["observation_loss"])
-    close(jnp.mean(rows["reward"]), x["reward_loss"])
-    close(jnp.mean(rows["continue"]), x["continue_loss"])
-    kl_loss = {name: rows[name] for name in ("dynamics", "representation")}
-    close(world_model.scaled_sum(config, kl_loss), x["kl_loss"])
-    close(grads[0], x["grad_prior"], rtol=1e-3)
-    close(grads[1], x["grad_posterior"], rtol=1e-3)
+    found, gradients = compute(x)
+    for key, value in found.items():
+        close(value, x[key])
+    for key, value in gradients.items():
+        close(value, x[key], rtol=1e-3)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -164,9 +191,9 @@ def test_behaviour(name):
     x, n = load_fixture("dreamer", f"behaviour_{name}")
     continuous = "policy_out" in x
     if continuous:
-        out = jnp.asarray(x["policy_out"])
-        net = ModelConfig(vector_dim=1, action_dim=out.shape[-1] // 2, num_bins=n["bins"])
-        actions = jnp.zeros((*out.shape[:-1], net.action_dim))
+        net = ModelConfig(
+            vector_dim=1, action_dim=x["policy_out"].shape[-1] // 2, num_bins=n["bins"]
+        )
     else:
         parts = [x[f"policy_logits_{i}"] for i in range(4) if f"policy_logits_{i}" in x]
         factors = tuple(part.shape[-1] for part in parts)
@@ -177,10 +204,8 @@ def test_behaviour(name):
             num_bins=n["bins"],
             policy_unimix=n["unimix"],
         )
-        out = jnp.concatenate([jnp.asarray(part) for part in parts], axis=-1)
-        actions = jnp.concatenate(
-            [jnp.asarray(x[f"action_{i}"]) for i in range(len(factors))], axis=-1
-        )
+        x["policy_out"] = np.concatenate(parts, axis=-1)
+        x["actions"] = np.concatenate([x[f"action_{i}"] for i in range(len(factors))], axis=-1)
     moments = n["moments"]
     config = make_settings(
         net,
@@ -192,34 +217,53 @@ def test_behaviour(name):
             return_decay=moments["decay"],
         ),
     )
-    ema = returns.ReturnEMA(jnp.float32(moments["low0"]), jnp.float32(moments["high0"]))
-    rewards = nets.two_hot_mean(net, jnp.asarray(x["reward_logits"]))
-    values = nets.two_hot_mean(net, jnp.asarray(x["value_logits"]))
-    slow = nets.two_hot_mean(net, jnp.asarray(x["target_value_logits"]))
-    continues = behaviour.continue_value(config, squeeze(x["continue_logits"]))
-    continues = jnp.concatenate([squeeze(x["true_continue"]), continues[1:]])
-    close(rewards[1:], x["rewards"][1:, :, 0])
-    close(values, x["values"][..., 0])
-    close(continues, x["continues"][..., 0])
 
-    def run(out, rewards, values, logits):
-        return behaviour.imagined_losses(
-            config, out, actions, rewards, continues, values, logits, slow, ema
-        )
+    @jax.jit
+    def compute(x):
+        out, logits = x["policy_out"], x["value_logits"]
+        actions = x.get("actions", jnp.zeros((*out.shape[:-1], net.action_dim)))
+        ema = returns.ReturnEMA(jnp.float32(moments["low0"]), jnp.float32(moments["high0"]))
+        rewards = nets.two_hot_mean(net, x["reward_logits"])
+        values = nets.two_hot_mean(net, logits)
+        slow = nets.two_hot_mean(net, x["target_value_logits"])
+        continues = behaviour.continue_value(config, squeeze(x["continue_logits"]))
+        continues = jnp.concatenate([squeeze(x["true_continue"]), continues[1:]])
 
-    logits = jnp.asarray(x["value_logits"])
-    result = run(out, rewards, values, logits)
-    close(result.returns, x["lambda_values"][..., 0])
-    close(result.ema.low, x["offset"])
-    close(result.metrics["ema_invscale"], x["invscale"])
-    close(jnp.mean(result.actor), x["policy_loss"])
-    close(jnp.mean(result.critic), x["value_loss"])
-    main, regulariser = behaviour.critic_terms(config, logits[:-1], result.returns, slow[:-1])
-    close(main, x["value_loss_main"])
-    close(regulariser, x["value_loss_reg"])
-    close(policy.entropy(net, out), x["entropy"], atol=1e-5)
-    actor = jax.grad(lambda *args: jnp.mean(run(*args).actor), argnums=(0, 1, 2, 3))
-    grads = actor(out, rewards, values, logits)
+        def run(out, rewards, values, logits):
+            return behaviour.imagined_losses(
+                config, out, actions, rewards, continues, values, logits, slow, ema
+            )
+
+        result = run(out, rewards, values, logits)
+        main, regulariser = behaviour.critic_terms(config, logits[:-1], result.returns, slow[:-1])
+        actor = jax.grad(lambda *args: jnp.mean(run(*args).actor), argnums=(0, 1, 2, 3))
+        critic = jax.grad(lambda y: jnp.mean(run(out, rewards, values, y).critic))
+        return {
+            "rewards": rewards,
+            "values": values,
+            "continues": continues,
+            "lambda_values": result.returns,
+            "offset": result.ema.low,
+            "invscale": result.metrics["ema_invscale"],
+            "policy_loss": jnp.mean(result.actor),
+            "value_loss": jnp.mean(result.critic),
+            "value_loss_main": main,
+            "value_loss_reg": regulariser,
+            "entropy": policy.entropy(net, out),
+            "grad_actor": actor(out, rewards, values, logits),
+            "grad_value_logits": critic(logits),
+        }
+
+    ours = compute(x)
+    close(ours["rewards"][1:], x["rewards"][1:, :, 0])
+    for key in ("values", "continues", "lambda_values"):
+        close(ours[key], x[key][..., 0])
+    for key in ("offset", "invscale", "policy_loss", "value_loss"):
+        close(ours[key], x[key])
+    for key in ("value_loss_main", "value_loss_reg"):
+        close(ours[key], x[key])
+    close(ours["entropy"], x["entropy"], atol=1e-5)
+    grads = ours["grad_actor"]
     if continuous:
         # The reference takes actions as leaves: rewards and values do not depend on them there.
         close(grads[0], x["grad_policy_0"], rtol=1e-3)
@@ -229,8 +273,7 @@ def test_behaviour(name):
         expected = [x[f"grad_policy_{i}"] for i in range(len(net.factors))]
         close(grads[0], np.concatenate(expected, axis=-1), rtol=1e-3)
     assert not np.any(np.asarray(grads[3]))  # nothing of the actor's loss in the critic
-    critic = jax.grad(lambda y: jnp.mean(run(out, rewards, values, y).critic))(logits)
-    close(critic, x["grad_value_logits"], rtol=1e-3)
+    close(ours["grad_value_logits"], x["grad_value_logits"], rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["discrete", "continuous", "nocontdisc"])
@@ -256,33 +299,44 @@ def test_official_dreams(name):
         actor=dict(entropy_coef=n["actent"], gradient="reinforce"),
     )
     np.testing.assert_allclose(nets.value_bins(net), x["bins"], rtol=1e-6)
-    ema = returns.ReturnEMA(jnp.float32(n["low0"]), jnp.float32(n["high0"]))
-    logits = batch_major(x["value_logits"])
-    slow = nets.two_hot_mean(net, batch_major(x["slow_value_logits"]))
-    rewards, continues = batch_major(x["rew"]), batch_major(x["con"])
 
-    def run(out, logits):
-        values = jax.lax.stop_gradient(nets.two_hot_mean(net, logits))
-        return behaviour.imagined_losses(
-            config, out, actions, rewards, continues, values, logits, slow, ema
-        )
+    @jax.jit
+    def compute(x, out, actions):
+        ema = returns.ReturnEMA(jnp.float32(n["low0"]), jnp.float32(n["high0"]))
+        logits = batch_major(x["value_logits"])
+        slow = nets.two_hot_mean(net, batch_major(x["slow_value_logits"]))
+        rewards, continues = batch_major(x["rew"]), batch_major(x["con"])
 
-    result = run(out, logits)
-    close(nets.two_hot_mean(net, logits).T, x["values"])
-    close(slow.T, x["slow_values"])
-    close(result.returns.T, x["ret"])
-    close(result.ema.low, x["low"])
-    close(result.ema.high, x["high"])
-    close(result.actor.T, x["policy_loss"])
-    close(result.critic.T, x["value_loss"])
+        def run(out, logits):
+            values = jax.lax.stop_gradient(nets.two_hot_mean(net, logits))
+            return behaviour.imagined_losses(
+                config, out, actions, rewards, continues, values, logits, slow, ema
+            )
 
-    def total(out, logits):
+        def total(out, logits):
+            result = run(out, logits)
+            return jnp.mean(result.actor) + jnp.mean(result.critic)
+
         result = run(out, logits)
-        return jnp.mean(result.actor) + jnp.mean(result.critic)
+        grads = jax.grad(total, argnums=(0, 1))(out, logits)
+        return {
+            "values": nets.two_hot_mean(net, logits).T,
+            "slow_values": slow.T,
+            "ret": result.returns.T,
+            "low": result.ema.low,
+            "high": result.ema.high,
+            "policy_loss": result.actor.T,
+            "value_loss": result.critic.T,
+        }, {
+            "grad_policy_out": grads[0].swapaxes(0, 1),
+            "grad_value_logits": grads[1].swapaxes(0, 1),
+        }
 
-    grads = jax.grad(total, argnums=(0, 1))(out, logits)
-    close(grads[0].swapaxes(0, 1), x["grad_policy_out"], rtol=1e-3)
-    close(grads[1].swapaxes(0, 1), x["grad_value_logits"], rtol=1e-3)
+    found, gradients = compute(x, out, actions)
+    for key, value in found.items():
+        close(value, x[key])
+    for key, value in gradients.items():
+        close(value, x[key], rtol=1e-3)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -293,10 +347,10 @@ def replay_batch(reward, terminated, last):
     return types.Batch(
         obs={},
         action=None,
-        reward=jnp.asarray(reward),
-        is_first=jnp.zeros(np.shape(reward), bool),
-        is_last=jnp.asarray(last) > 0,
-        terminated=jnp.asarray(terminated) > 0,
+        reward=reward,
+        is_first=np.zeros(np.shape(reward), bool),
+        is_last=np.asarray(last) > 0,
+        terminated=np.asarray(terminated) > 0,
     )
 
 
@@ -308,14 +362,13 @@ def test_replay_critic(name):
         net, critic=dict(gamma=n["gamma"], lambda_=n["lmbda"], regularizer=n["regulariser"])
     )
     np.testing.assert_array_equal(x["annotations"][-1], x["bootstrap"])
-    slow = nets.two_hot_mean(net, jnp.asarray(x["slow_value_logits"]))
     batch = replay_batch(x["rewards"], x["terminated"], x["last"])
 
-    def loss(logits):
-        rows = behaviour.replay_critic(config, logits, slow, jnp.asarray(x["annotations"]), batch)
-        return jnp.mean(rows)
+    def loss(logits, x, batch):
+        slow = nets.two_hot_mean(net, x["slow_value_logits"])
+        return jnp.mean(behaviour.replay_critic(config, logits, slow, x["annotations"], batch))
 
-    value, grad = jax.value_and_grad(loss)(jnp.asarray(x["value_logits"]))
+    value, grad = jax.jit(jax.value_and_grad(loss))(x["value_logits"], x, batch)
     close(value, x["replay_loss"])
     close(grad, x["grad_value_logits"], rtol=1e-3)
 
@@ -327,16 +380,17 @@ def test_official_replay_critic(name):
         ModelConfig(vector_dim=1, bins_space="raw"),
         critic=dict(lambda_=n["lam"], gamma=1.0 - 1.0 / n["horizon"], regularizer=n["slowreg"]),
     )
-    net, boot = config.model, batch_major(x["boot"])
-    slow = nets.two_hot_mean(net, batch_major(x["slow_value_logits"]))
     batch = replay_batch(*(batch_major(x[name]) for name in ("rew", "term", "last")))
 
-    def loss(logits):
+    def loss(logits, slow_logits, boot, batch):
+        slow = nets.two_hot_mean(config.model, slow_logits)
         rows = behaviour.replay_critic(config, logits, slow, boot, batch)
         return jnp.mean(rows), rows
 
-    logits = batch_major(x["value_logits"])
-    (value, rows), grad = jax.value_and_grad(loss, has_aux=True)(logits)
+    names = ("value_logits", "slow_value_logits", "boot")
+    (value, rows), grad = jax.jit(jax.value_and_grad(loss, has_aux=True))(
+        *(batch_major(x[name]) for name in names), batch
+    )
     close(rows.T, x["loss_per_step"])
     close(value, x["loss"])
     close(grad.swapaxes(0, 1), x["grad_value_logits"], rtol=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import jax
@@ -41,33 +42,41 @@ def test_official_sequence(name):
         prior_layers=numbers["imglayers"],
         **{k: numbers[k] for k in ("deter", "hidden", "stoch", "classes", "blocks", "unimix")},
     )
-    params = ref.official_rssm(ref.Official(x, "w/"), config)
-    carry = types.State(jnp.asarray(x["carry_h"]), jnp.asarray(x["carry_z"]))
-    first = ref.batch_major(x["is_first"]).astype(bool)
-    result = rssm.observe(
-        config,
-        params,
-        carry,
-        ref.batch_major(x["tokens"]),
-        ref.batch_major(x["prev_action"]),
-        first,
-        types.Given(ref.batch_major(x["z"])),
-    )
-    close(result.states.deter.swapaxes(0, 1), x["h"])
-    close(result.posterior.swapaxes(0, 1), x["posterior_logits"])
-    post = rssm.mixed_logits(result.posterior, config.unimix)
-    prior = rssm.mixed_logits(result.prior, config.unimix)
-    close(post.swapaxes(0, 1), x["posterior_mixed"])
-    close(prior.swapaxes(0, 1), x["prior_mixed"])
-    dyn, rep, _ = rssm.kl_losses(post, prior, numbers["free_nats"])
-    close(dyn.T, x["dyn"])
-    close(rep.T, x["rep"])
-    last = jax.tree.map(lambda leaf: leaf[-1], result.states)
-    action = jnp.asarray(x["prev_action"][:, 0])
-    deter = rssm.recur(config, params, last, rssm.action_input(config, params, action))
-    close(deter, x["imag_h"])
-    imagined = rssm.prior_logits(config, params, deter)
-    close(rssm.mixed_logits(imagined, config.unimix), x["imag_prior_mixed"])
+
+    @jax.jit
+    def compute(x):
+        params = ref.official_rssm(ref.Official(x, "w/"), config)
+        tokens, action = ref.batch_major(x["tokens"]), ref.batch_major(x["prev_action"])
+        result = rssm.observe(
+            config,
+            params,
+            types.State(x["carry_h"], x["carry_z"]),
+            tokens,
+            action,
+            ref.batch_major(x["is_first"]).astype(bool),
+            types.Given(ref.batch_major(x["z"])),
+        )
+        post = rssm.mixed_logits(result.posterior, config.unimix)
+        prior = rssm.mixed_logits(result.prior, config.unimix)
+        dyn, rep, _ = rssm.kl_losses(post, prior, numbers["free_nats"])
+        last = jax.tree.map(lambda leaf: leaf[-1], result.states)
+        deter = rssm.recur(config, params, last, rssm.action_input(config, params, action[0]))
+        imagined = rssm.prior_logits(config, params, deter)
+        rows = {
+            "h": result.states.deter,
+            "posterior_logits": result.posterior,
+            "posterior_mixed": post,
+            "prior_mixed": prior,
+            "dyn": dyn,
+            "rep": rep,
+        }
+        return {name: ref.batch_major(row) for name, row in rows.items()} | {
+            "imag_h": deter,
+            "imag_prior_mixed": rssm.mixed_logits(imagined, config.unimix),
+        }
+
+    for key, value in compute(x).items():
+        close(value, x[key])
 
 
 @pytest.mark.parametrize("name", ["rssm_0", "rssm_fixed_init"])
@@ -86,28 +95,40 @@ def test_sheeprl_sequence(name):
         prior_layers=1,
         unimix=n["unimix"],
     )
-    params = ref.sheeprl_rssm(ref.Sheeprl(x, "w/"), config)
-    start = rssm.initial(config, params, (x["h"].shape[1],))
-    close(start.deter, x["initial_h"][0])
-    close(start.stoch, x["initial_z"][0])
-    result = rssm.observe(
-        config,
-        params,
-        jax.tree.map(jnp.zeros_like, start),
-        jnp.asarray(x["embed"]),
-        jnp.asarray(x["action"]),
-        jnp.asarray(x["is_first"][..., 0]).astype(bool),
-        types.Given(jnp.asarray(x["z"])),
-    )
-    close(result.states.deter, x["h"])
-    close(rssm.mixed_logits(result.posterior, config.unimix), x["posterior_logits"])
-    close(rssm.mixed_logits(result.prior, config.unimix), x["prior_logits"])
-    last = jax.tree.map(lambda leaf: leaf[-1], result.states)
-    part = rssm.action_input(config, params, jnp.asarray(x["action"][0]))
-    deter = rssm.recur(config, params, last, part)
-    close(deter, x["imag_h"][0])
-    imagined = rssm.mixed_logits(rssm.prior_logits(config, params, deter), config.unimix)
-    close(imagined, x["imag_prior_logits"][0])
+
+    @jax.jit
+    def compute(x):
+        params = ref.sheeprl_rssm(ref.Sheeprl(x, "w/"), config)
+        start = rssm.initial(config, params, (x["h"].shape[1],))
+        result = rssm.observe(
+            config,
+            params,
+            jax.tree.map(jnp.zeros_like, start),
+            x["embed"],
+            x["action"],
+            x["is_first"][..., 0].astype(bool),
+            types.Given(x["z"]),
+        )
+        last = jax.tree.map(lambda leaf: leaf[-1], result.states)
+        part = rssm.action_input(config, params, x["action"][0])
+        deter = rssm.recur(config, params, last, part)
+        imagined = rssm.prior_logits(config, params, deter)
+        return {
+            "h": result.states.deter,
+            "posterior_logits": rssm.mixed_logits(result.posterior, config.unimix),
+            "prior_logits": rssm.mixed_logits(result.prior, config.unimix),
+        }, {
+            "initial_h": start.deter,
+            "initial_z": start.stoch,
+            "imag_h": deter,
+            "imag_prior_logits": rssm.mixed_logits(imagined, config.unimix),
+        }
+
+    rows, firsts = compute(x)
+    for key, value in rows.items():
+        close(value, x[key])
+    for key, value in firsts.items():
+        close(value, x[key][0])
 
 
 # -------------------------------------------------------------------------------------------------
@@ -118,6 +139,12 @@ SMALL = ModelConfig(
 )
 
 
+@jax.jit
+def observe(params, *args):
+    return rssm.observe(SMALL, params, *args)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def sequence(key, length=6, batch=2):
     names = ("tokens", "action", "draw", "deter", "params")
     keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
@@ -133,11 +160,9 @@ def sequence(key, length=6, batch=2):
 def test_a_row_that_is_first_starts_afresh():
     params, carry, tokens, actions, draws = sequence(jax.random.key(0))
     first = jnp.zeros((6, 2), bool).at[3].set(True)
-    observe = jax.jit(lambda *args: rssm.observe(SMALL, params, *args))
-    whole = observe(carry, tokens, actions, first, draws)
+    whole = observe(params, carry, tokens, actions, first, draws)
     zero = rssm.initial(SMALL, params, (2,))
-    fresh = rssm.observe(
-        SMALL,
+    fresh = observe(
         params,
         zero,
         tokens[3:],
@@ -148,25 +173,25 @@ def test_a_row_that_is_first_starts_afresh():
     np.testing.assert_allclose(whole.states.deter[3:], fresh.states.deter, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(whole.states.stoch[3:], fresh.states.stoch)
     # Nothing before the reset reaches past it, the previous action included.
-    other = observe(carry, tokens, actions.at[3].set(9.0).at[:3].add(1.0), first, draws)
+    other = observe(params, carry, tokens, actions.at[3].set(9.0).at[:3].add(1.0), first, draws)
     np.testing.assert_array_equal(whole.states.deter[3:], other.states.deter[3:])
 
 
 def test_acting_steps_equal_the_scan():
     params, carry, tokens, actions, draws = sequence(jax.random.key(1))
     first = jnp.zeros((6, 2), bool).at[2, 0].set(True)
-    whole = rssm.observe(SMALL, params, carry, tokens, actions, first, draws)
-    state = carry
+    whole = observe(params, carry, tokens, actions, first, draws)
+    state, step = carry, jax.jit(lambda *args: rssm.observe_step(SMALL, params, *args))
     for t in range(6):
-        state = rssm.observe_step(SMALL, params, state, actions[t], tokens[t], first[t], draws[t])
+        state = step(state, actions[t], tokens[t], first[t], draws[t])
         np.testing.assert_allclose(state.deter, whole.states.deter[t], rtol=1e-4, atol=1e-5)
 
 
 def test_actions_matter_and_come_from_the_row_before():
     params, carry, tokens, actions, draws = sequence(jax.random.key(2))
     first = jnp.zeros((6, 2), bool)
-    a = rssm.observe(SMALL, params, carry, tokens, actions, first, draws)
-    b = rssm.observe(SMALL, params, carry, tokens, actions.at[4].add(1.0), first, draws)
+    a = observe(params, carry, tokens, actions, first, draws)
+    b = observe(params, carry, tokens, actions.at[4].add(1.0), first, draws)
     np.testing.assert_array_equal(a.states.deter[:4], b.states.deter[:4])
     assert np.all(np.any(np.asarray(a.states.deter[4] != b.states.deter[4]), axis=-1))
 
@@ -223,16 +248,15 @@ def test_dream_shapes_and_dense_core():
         prior_layers=1,
         dtype="bfloat16",
     )
-    params = rssm.init(jax.random.key(0), config, 5)
-    start = rssm.initial(config, params, (7,))
-    states, actions = rssm.imagine(
-        config,
-        params,
-        start,
-        lambda features, draw: draw,
-        jnp.ones((5, 7, 2)),
-        jnp.full((4, 7, 2), 0.5),
-    )
+
+    @jax.jit
+    def dream(key):
+        params = rssm.init(key, config, 5)
+        start = rssm.initial(config, params, (7,))
+        noise = jnp.ones((5, 7, 2)), jnp.full((4, 7, 2), 0.5)
+        return start, rssm.imagine(config, params, start, lambda features, draw: draw, *noise)
+
+    start, (states, actions) = dream(jax.random.key(0))
     assert states.deter.shape == (5, 7, 6) and states.stoch.shape == (5, 7, 2, 3)
     assert actions.shape == (5, 7, 2) and states.deter.dtype == jnp.float32
     np.testing.assert_array_equal(states.deter[0], start.deter)
