@@ -25,6 +25,15 @@ def load_fixture(group: str, name: str) -> tuple[dict[str, np.ndarray], dict[str
     return arrays, sidecar["config"]
 
 
+@functools.cache
+def program(function: Any, *given: Any) -> Any:
+    """`function` with its first arguments given (settings, a model), compiled as one program.
+
+    Called eagerly, it would be hundreds of small programs to compile.
+    """
+    return jax.jit(functools.partial(function, *given))
+
+
 def compiled(model: Any) -> Any:
     """A world model whose networks are one program each, not hundreds of small ones to compile."""
     names = ("init", "encode", "step", "reward", "termination", "policy", "value", "act", "decode")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +32,9 @@ def targets(obs, step):
     )
 
 
+INSERT = jax.jit(replay.insert)
+
+
 def filled(num_envs, shards, first=0):
     """Rows whose observation is 100 environment + time; every environment ends at its own time."""
     state = replay.init(ROW, num_envs=num_envs, capacity=CAPACITY, target_spec=SPEC, shards=shards)
@@ -37,7 +42,7 @@ def filled(num_envs, shards, first=0):
     for time in range(9):
         ends = (time % 4) == (env % 3) + 1
         rows = dict(obs=100.0 * env + time, is_first=jnp.full(num_envs, time == 0), is_last=ends)
-        state = replay.insert(state, rows, targets(rows["obs"], 1), mask=jnp.full(num_envs, True))
+        state = INSERT(state, rows, targets(rows["obs"], 1), mask=jnp.full(num_envs, True))
     return state
 
 
@@ -67,6 +72,7 @@ def test_a_batch_is_each_shards_own_draw(whole):
         0: lambda s, k, n: replay.sample_stale(s, k, 5, batch_size=n, exponent=1.0),
     }
     for axis, draw in draws.items():
+        draw = jax.jit(draw, static_argnums=2)
         ours = draw(whole, key, 6)
         keys = jax.random.split(key, SHARDS)
         parts = [draw(s, k, 3) for s, k in zip(halves(), keys, strict=True)]
@@ -82,8 +88,9 @@ def test_a_batch_is_each_shards_own_draw(whole):
 
 
 def test_targets_go_back_to_the_rows_they_were_made_for(whole):
-    rows, index = replay.sample_rows(whole, jax.random.key(1), batch_size=8)
-    written = replay.update_targets(whole, index, targets(rows["obs"] + 0.25, 7))
+    draw = jax.jit(functools.partial(replay.sample_rows, batch_size=8))
+    rows, index = draw(whole, jax.random.key(1))
+    written = jax.jit(replay.update_targets)(whole, index, targets(rows["obs"] + 0.25, 7))
     found = replay.targets_at(written, index)
     np.testing.assert_array_equal(found.values[:, 0], rows["obs"] + 0.25)
     untouched = np.ones((ENVS, CAPACITY), bool)
@@ -102,11 +109,12 @@ def test_a_sweep_meets_every_row_once(whole):
 
 
 def test_sequences_are_drawn_and_written_by_shard(whole):
-    drawn = sequences.sample(whole, jax.random.key(2), batch_size=4, length=3, fresh=2)
+    draw = functools.partial(sequences.sample, batch_size=4, length=3, fresh=2)
+    drawn = jax.jit(draw)(whole, jax.random.key(2))
     newest = np.asarray(drawn.rows["obs"])[-1]
     # One fresh column a shard, the first of each.
     assert newest[0] % 100 == newest[2] % 100 == 8 and newest[0] < 200 <= newest[2]
-    state = sequences.write(whole, drawn.index, {"obs": drawn.rows["obs"] + 0.5})
+    state = jax.jit(sequences.write)(whole, drawn.index, {"obs": drawn.rows["obs"] + 0.5})
     np.testing.assert_array_equal(replay.row_at(state, drawn.index)["obs"], drawn.rows["obs"] + 0.5)
 
 

@@ -28,6 +28,7 @@ from mbx.training.job import fresh_state
 from mbx.training.state import make_schedule
 from mbx.types import EnvSpec
 from tests.agents.dreamer_helpers import change, make_settings
+from tests.helpers import program
 
 NET = ModelConfig(
     vector_dim=3,
@@ -112,7 +113,7 @@ def behaviour(config, rewards, continues, values, **changes):
         slow_values=jnp.zeros(lead),
         ema=returns.init_return_ema(),
     )
-    return losses.imagined_losses(config, **(given | changes))
+    return program(losses.imagined_losses, config)(**(given | changes))
 
 
 def column(*numbers):
@@ -267,7 +268,8 @@ def test_heads_start_at_exactly_zero():
     for params in (state.params["critic"], state.params["model"]["reward"], state.slow_critic):
         for space in ("symlog", "raw"):
             net = dataclasses.replace(NET, bins_space=space)
-            assert not np.any(np.asarray(nets.two_hot_mean(net, nets.head(params, features))))
+            read = jax.jit(lambda p, x, net=net: nets.two_hot_mean(net, nets.head(p, x)))
+            assert not np.any(np.asarray(read(params, features)))
 
 
 def test_zero_kernels_move_and_a_first_update_has_the_size_of_the_rate():
@@ -308,7 +310,7 @@ def test_step_is_deterministic_finite_and_moves_every_group(step):
         "actor_loss",
         "critic_loss",
     }
-    metrics = update.make_metrics(a.output, a.result, a.terms, a.grads)
+    metrics = jax.jit(update.make_metrics)(a.output, a.result, a.terms, a.grads)
     assert names <= set(metrics) and all(np.isfinite(v) for v in metrics.values())
     assert a.terms["replay_value"].shape == (3, 2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from tests.agents.tdmpc_helpers import (
     replaced,
 )
 from tests.agents.test_tdmpc_golden import torch_params
-from tests.helpers import compiled, load_fixture
+from tests.helpers import compiled, load_fixture, program
 
 SINGLE = dict(rtol=1e-5, atol=1e-6)
 FORWARD = dict(rtol=2e-4, atol=2e-5)
@@ -51,12 +52,9 @@ def test_trajectory_estimate(name, aggregate, coef):
         probability = jnp.moveaxis(jnp.asarray(a["term_prob"]), -1, 0)
         going = jnp.cumprod(1.0 - probability, axis=0)
         alive = [jnp.ones_like(going[0]), *going]
-    estimate = scoring.trajectory_estimate(
-        list(rewards),
-        list(values) if aggregate else [jnp.asarray(a["value_heads_T"])],
-        alive,
-        std_coef=coef,
-        aggregate=aggregate,
+    estimate = functools.partial(scoring.trajectory_estimate, std_coef=coef, aggregate=aggregate)
+    estimate = jax.jit(estimate)(
+        list(rewards), list(values) if aggregate else [jnp.asarray(a["value_heads_T"])], alive
     )
     key = f"{'agg' if aggregate else 'single'}.coef{coef:+.1f}"
     np.testing.assert_allclose(estimate.value, a[f"{key}.value"], **SINGLE)
@@ -83,7 +81,7 @@ def test_model_losses_over_heads(name):
     np.testing.assert_allclose(per_step, a["consistency_per_t"], **SINGLE)
     consistency = losses.time_weighted(losses.consistency(zs, z), mask, rho)
     np.testing.assert_allclose(consistency, a["consistency_loss"], **SINGLE)
-    reward = losses.reward_loss(jnp.asarray(a["reward_logits"]), a["reward"][..., 0], bins)
+    reward = jax.jit(losses.reward_loss)(a["reward_logits"], a["reward"][..., 0], bins)
     reward = losses.time_weighted(reward, mask, rho)
     np.testing.assert_allclose(reward, a["reward_loss"], **SINGLE)
     total = dict(consistency=consistency, encoder_consistency=consistency, reward=reward)
@@ -141,15 +139,16 @@ def test_prior_networks_and_moved_distributions():
     bins = dist.bins(config["vmin"], config["vmax"], config["num_bins"])
     for form in ("dist", "plain"):
         module = networks.PriorMLP((8, 8), a[f"{form}.prior"].shape[-1])
-        prior = module.apply({"params": prior_params(a, form)}, jnp.asarray(a["x"]))
+        prior = jax.jit(module.apply)({"params": prior_params(a, form)}, jnp.asarray(a["x"]))
         np.testing.assert_allclose(prior, a[f"{form}.prior"], **FORWARD)
+    shift = jax.jit(dist.shift_logits)
     # Logarithms of masses near 1e-8 blow rounding up: compare the masses, and logits above them.
     moved = [
-        (dist.shift_logits(a["dist.main"], bins, a["dist.prior"][:, 0]), a["dist.out"]),
-        (dist.shift_logits(a["ss.logits"], bins, a["ss.shift"][:, 0]), a["ss.shifted"]),
-        (dist.shift_logits(a["ss.logits"], bins, 0.0, a["ss.scale"][:, 0]), a["ss.scaled"]),
+        (shift(a["dist.main"], bins, a["dist.prior"][:, 0]), a["dist.out"]),
+        (shift(a["ss.logits"], bins, a["ss.shift"][:, 0]), a["ss.shifted"]),
+        (shift(a["ss.logits"], bins, 0.0, a["ss.scale"][:, 0]), a["ss.scaled"]),
         (
-            dist.shift_logits(a["ss.logits"], bins, a["ss.shift"][:, 0], a["ss.scale"][:, 0]),
+            shift(a["ss.logits"], bins, a["ss.shift"][:, 0], a["ss.scale"][:, 0]),
             a["ss.both"],
         ),
     ]
@@ -217,9 +216,10 @@ def test_bmpc_value_target_and_policy(name):
         None,
         rollout_eps=jnp.asarray(a["td.pi_eps"])[:, :, :, None],
     )
-    state = init_state(settings, model, jax.random.key(0))
+    state = program(init_state, settings, model)(jax.random.key(0))
     state = state.replace(params=params, target_value=target)
-    made, _ = value_targets.value_targets(settings, model, state, z, batch, noise, None)
+    make = program(value_targets.value_targets, settings, model)
+    made, _ = make(state, z, batch, noise, None)
     np.testing.assert_allclose(made.samples[0, ..., 0], a["td.target"][..., 0], **FORWARD)
     if bool(a["pi.expl"]):
         world = dataclasses.replace(
@@ -230,7 +230,7 @@ def test_bmpc_value_target_and_policy(name):
     np.testing.assert_allclose(jnp.tanh(mean), a["pi.mean"], **FORWARD)
     np.testing.assert_allclose(log_std, a["pi.log_std"], **FORWARD)
     np.testing.assert_allclose(model.act(mean, log_std, a["pi.eps"]), a["pi.action"], **FORWARD)
-    entropy = policies.policy_entropy(settings, model, mean, log_std, a["pi.eps"])
+    entropy = program(policies.policy_entropy, settings, model)(mean, log_std, a["pi.eps"])
     np.testing.assert_allclose(entropy, a["pi.scaled_entropy"][..., 0], **FORWARD)
 
 
@@ -261,8 +261,13 @@ def test_bmpc_distillation_step(name):
     np.testing.assert_allclose(scales.kl.value, a["kl.scale_after"][0], **close)
     np.testing.assert_allclose(optax.tree.norm(grads), a["kl.pi_grad_norm"], **close)
     adam = optax.chain(optax.clip_by_global_norm(20.0), optax.adam(c["lr"], eps=1e-5))
-    updates, _ = adam.update(grads, adam.init(params["policy"]))
-    new = optax.apply_updates(params["policy"], updates)
+
+    @jax.jit
+    def apply(policy, grads):
+        updates, _ = adam.update(grads, adam.init(policy))
+        return optax.apply_updates(policy, updates)
+
+    new = apply(params["policy"], grads)
     layers = [new["layer_0"]["dense"], new["layer_1"]["dense"], new["out"]]
     for i, layer in enumerate(layers):
         weight, bias = a[f"kl.w1.pi.{i}.weight"], a[f"kl.w1.pi.{i}.bias"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from mbx.agents.tdmpc.types import Batch, Noise
 from mbx.agents.tdmpc.update import init_state, update_from_batch
 from mbx.world_model import WorldModelConfig, config_for_size, head_values, make_world_model
 from tests.agents.tdmpc_helpers import make_settings
-from tests.helpers import compiled, load_fixture
+from tests.helpers import compiled, load_fixture, program
 
 FORWARD = dict(rtol=2e-4, atol=2e-5)
 COMPONENTS = dict(
@@ -48,9 +49,9 @@ def torch_params(arrays: dict, prefix: str) -> dict:
         for i, layer in enumerate(layers):
 
             def get(name, layer=layer, theirs=theirs):
-                return jnp.asarray(arrays[f"{prefix}.{theirs}.{layer}.{name}"])
+                return arrays[f"{prefix}.{theirs}.{layer}.{name}"]
 
-            dense = dict(kernel=jnp.swapaxes(get("weight"), -1, -2), bias=get("bias"))
+            dense = dict(kernel=get("weight").swapaxes(-1, -2), bias=get("bias"))
             normed = f"{prefix}.{theirs}.{layer}.ln_scale" in arrays
             if normed:
                 norm = dict(scale=get("ln_scale"), bias=get("ln_bias"))
@@ -103,21 +104,27 @@ def test_world_model_forward(name):
     np.testing.assert_allclose(z, a["z"], **FORWARD)
     np.testing.assert_allclose(model.step(params, z[None], action)[0], a["z_next"], **FORWARD)
     reward_logits = model.reward(params, z[None], action)[0, 0]
+    decode = jax.jit(model.decode)
     np.testing.assert_allclose(reward_logits, a["reward_logits"], **FORWARD)
-    np.testing.assert_allclose(model.decode(reward_logits), a["reward"][:, 0], **FORWARD)
+    np.testing.assert_allclose(decode(reward_logits), a["reward"][:, 0], **FORWARD)
     q_logits = model.value(params["value"], z, action)
     np.testing.assert_allclose(q_logits, a["q_logits"], **FORWARD)
-    np.testing.assert_allclose(model.decode(q_logits), a["q_all"][..., 0], **FORWARD)
-    heads = networks.take_heads(target, a["q_target_min_idx"])
-    q_min = returns.reduce_heads(model.decode(model.value(heads, z, action)), "min", 0.0)
+    np.testing.assert_allclose(decode(q_logits), a["q_all"][..., 0], **FORWARD)
+
+    @jax.jit
+    def least(target, index):
+        heads = networks.take_heads(target, index)
+        return returns.reduce_heads(model.decode(model.value(heads, z, action)), "min", 0.0)
+
+    q_min = least(target, a["q_target_min_idx"])
     np.testing.assert_allclose(q_min, a["q_target_min"][:, 0], **FORWARD)
-    q_avg = head_values(model, params["value"], z, action, a["q_avg_idx"]).mean(axis=0)
+    q_avg = program(head_values, model)(params["value"], z, action, a["q_avg_idx"]).mean(axis=0)
     np.testing.assert_allclose(q_avg, a["q_avg"][:, 0], **FORWARD)
     mean, log_std = model.policy(params, z)
     np.testing.assert_allclose(jnp.tanh(mean), a["pi_mean"], **FORWARD)
     np.testing.assert_allclose(log_std, a["pi_log_std"], **FORWARD)
     np.testing.assert_allclose(model.act(mean, log_std, a["pi_eps"]), a["pi_action"], **FORWARD)
-    entropy = policies.policy_entropy(make_settings(), model, mean, log_std, a["pi_eps"])
+    entropy = program(policies.policy_entropy, make_settings(), model)(mean, log_std, a["pi_eps"])
     np.testing.assert_allclose(entropy, a["pi_scaled_entropy"][:, 0], **FORWARD)
     if config["episodic"]:
         probability = jax.nn.sigmoid(model.termination(params, z))
@@ -174,15 +181,15 @@ def test_td_target(name):
     )
     noise = Noise(a["pi_eps"], a["q_idx"], None, None)
     settings = reference_settings(config)
-    y = value_targets.q_targets(settings, model, params, target, a["next_z"], batch, noise)
+    targets = program(value_targets.q_targets, settings, model)
+    y = targets(params, target, a["next_z"], batch, noise)
     np.testing.assert_allclose(y[0], a["td_target"][..., 0], **FORWARD)
 
 
 def estimate_value(config, model, params, z, actions, **drawn):
     settings = make_settings(loss=dict(discount=config["discount"], termination="hard"))
-    return scoring.estimate_value(
-        settings, model, params, z, actions, planner=settings.planner, **drawn
-    )
+    estimate = functools.partial(scoring.estimate_value, planner=settings.planner)
+    return program(estimate, settings, model)(params, z, actions, **drawn)
 
 
 @pytest.mark.parametrize("name", ["estimate_value_0", "estimate_value_episodic"])
@@ -268,7 +275,7 @@ def test_plan(name, call):
 def test_update_step(name):
     a, config, model, params, target = load_world(name, "w0")
     settings = reference_settings(config)
-    state = init_state(settings, model, jax.random.key(0))
+    state = program(init_state, settings, model)(jax.random.key(0))
     state = state.replace(params=params, target_value=target)
     update = jax.jit(lambda s, b, d: update_from_batch(settings, model, s, b, d))
     names = dict(
