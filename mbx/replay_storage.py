@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from mbx.types import Record
+
 PyTree = Any
 
 _INT8_SCALE = 127.0
@@ -23,7 +25,7 @@ _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "int8": jnp.int8}
 
 
 @flax.struct.dataclass
-class Targets:
+class Targets(Record):
     """Planner targets of rows.
 
     Attributes:
@@ -44,7 +46,7 @@ class Targets:
 
 
 @flax.struct.dataclass
-class ReplayState:
+class ReplayState(Record):
     """The replay.
 
     Attributes:

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from mbx.types import Record
+
 REDUCTIONS = ("mean", "min", "max", "from_std_coef")
 
 # -------------------------------------------------------------------------------------------------
@@ -169,7 +171,7 @@ def discount_from_episode_length(
 
 
 @flax.struct.dataclass
-class ReturnEMA:
+class ReturnEMA(Record):
     """Moving percentiles of returns: low, high, float32 []."""
 
     low: Array
@@ -206,7 +208,7 @@ def return_ema_offset_scale(ema: ReturnEMA, max_: ArrayLike = 1.0) -> tuple[Arra
 
 
 @flax.struct.dataclass
-class RunningScale:
+class RunningScale(Record):
     """TD-MPC2's moving 5..95 percentile range: value, float32 of any shape. Use x / value."""
 
     value: Array

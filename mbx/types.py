@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import jax
 
 Array: TypeAlias = jax.Array
 Params: TypeAlias = dict[str, Any]
 Metrics: TypeAlias = dict[str, Array]
+
+
+class Record:
+    """Base of `flax.struct.dataclass`es: tells type checkers of the `replace` that they get."""
+
+    if TYPE_CHECKING:
+
+        def replace(self, **changes: Any) -> Self:
+            """The same with other values of some fields."""
+            ...
 
 
 class EnvSpec(NamedTuple):

@@ -265,6 +265,7 @@ def make_world_model(config: WorldModelConfig) -> WorldModel:
         act=functools.partial(_act, config.policy),
         action_mask=enter.mask,
         decode=lambda logits: dist.two_hot_mean(logits, _bins(config)),
+        heads=None,
         **_heads(config, modules, enter),
     )
 

@@ -7,10 +7,13 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 
 import pytest
 
+import mbx
 from experiments import usage
 from mbx import cli, presets
 
@@ -80,6 +83,45 @@ def test_a_wheel_adds_one_name_and_trains_by_name_in_an_empty_directory(tmp_path
     refused = run("train", "--config=tdmpc", "--config.train.steps=-1")
     assert refused.returncode == 1
     assert refused.stderr == "error: config.train.steps=-1: give at least 1\n"
+
+
+def test_the_version_comes_from_one_place():
+    cited = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {mbx.__version__}\n" in cited
+    assert f"\n## {mbx.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
+    assert "version = attr: mbx.__version__\n" in (ROOT / "setup.cfg").read_text()
+
+
+@pytest.mark.slow
+def test_a_wheel_in_an_environment_of_its_own_trains_to_the_end(tmp_path):
+    """What mbx needs is taken from this environment; mbx itself from the wheel alone."""
+    pip = [sys.executable, "-m", "pip", "--quiet"]
+    sources = copy_of_sources(tmp_path / "sources")
+    built = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
+    subprocess.run([*pip, *built, str(sources)], check=True, capture_output=True)
+    venv.create(tmp_path / "venv")
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (site / "needed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    before = set(site.iterdir())
+    python = str(tmp_path / "venv" / "bin" / "python")
+    install = [*pip, "--python", python, "install", "--no-deps", *map(str, tmp_path.glob("*.whl"))]
+    subprocess.run(install, check=True, capture_output=True)
+    names = {p.name.partition("-")[0] for p in set(site.iterdir()) - before}
+    assert names == {"mbx"}
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    small = ["train.steps=1200", "eval.episodes=1", "train.pretrain_updates=5"]
+    for arguments in (
+        ["train", "--config=tdmpc", "--workdir=run", *(f"--config.{x}" for x in small)],
+        ["evaluate", "run", "--episodes=1"],
+        ["plot", "run", "--out=curve.png"],
+        ["export", "run", "--out=policy.mbx"],
+    ):
+        command = [str(tmp_path / "venv" / "bin" / "mbx"), *arguments]
+        done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert {p.name for p in empty.iterdir()} == {"run", "curve.png", "policy.mbx"}
 
 
 def copy_of_sources(folder: pathlib.Path) -> pathlib.Path:

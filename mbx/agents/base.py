@@ -6,13 +6,36 @@ are pytrees of their own. Axes: E environments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from mbx import replay
 from mbx.types import Array, EnvSpec, Metrics
 
 __all__ = ["Agent", "Diagnostics", "Mean", "Metrics", "Store"]
+
+
+class Init(Protocol):
+    """Makes the train state."""
+
+    def __call__(self, key: Array, /) -> Any:
+        """Parameters, optimiser states and whatever else learning changes.
+
+        Args:
+            key: random key.
+
+        Returns:
+            A dataclass (a pytree) with a field `params`, whose size is reported.
+        """
+        ...
+
+
+class InitActor(Protocol):
+    """Makes the actor state."""
+
+    def __call__(self, num_envs: int, /) -> Any:
+        """What acting carries from step to step (a warm start, say): leaves `[E, ...]`."""
+        ...
 
 
 class Act(Protocol):
@@ -49,6 +72,43 @@ class Update(Protocol):
             The new train state; the replay, which is the very one that came in unless the agent
             writes into it; and metrics, scalars (or `Mean`s) that the log averages over updates.
         """
+        ...
+
+
+class ExampleRow(Protocol):
+    """Says what a replay row holds."""
+
+    def __call__(self) -> dict[str, Any]:
+        """One un-batched row of `jax.ShapeDtypeStruct`s.
+
+        Returns:
+            obs, action `[A]`, reward `[]`, is_first, is_last and terminated `[]` (`mbx.replay`),
+            and what `Agent.replay_extras` adds.
+        """
+        ...
+
+
+class AfterAction(Protocol):
+    """Follows actions that `act` did not choose: the random ones before learning."""
+
+    def __call__(self, actor: Any, action: Array, /) -> Any:
+        """The actor state that `act` would have returned had it chosen `action` `[E, A]`."""
+        ...
+
+
+class ReplayExtras(Protocol):
+    """Stores some of the actor state with rows."""
+
+    def __call__(self, actor: Any, /) -> dict[str, Array]:
+        """Further fields `[E, ...]` of the rows just acted on: latents, say."""
+        ...
+
+
+class Check(Protocol):
+    """Looks at the metrics of every log interval."""
+
+    def __call__(self, metrics: Mapping[str, float], /) -> None:
+        """Raises ValueError, with the remedy, where they say that the run cannot be right."""
         ...
 
 
@@ -121,6 +181,14 @@ class Diagnostics(NamedTuple):
     files: dict[str, bytes]
 
 
+class MakeDiagnostics(Protocol):
+    """Looks at an agent with every evaluation, outside any compiled program."""
+
+    def __call__(self, train: Any, replay: replay.ReplayState, key: Array, /) -> Diagnostics:
+        """What to report of a train state and a replay; key: random key."""
+        ...
+
+
 class StartFrom(Protocol):
     """Begins where another run ended (`train.init_from`)."""
 
@@ -162,15 +230,15 @@ class Agent(NamedTuple):
             where they say that the run cannot be right.
     """
 
-    init: Callable[[Array], Any]
-    init_actor: Callable[[int], Any]
+    init: Init
+    init_actor: InitActor
     act: Act
     update: Update
-    example_row: Callable[[], dict[str, Any]]
+    example_row: ExampleRow
     store: Store | None = None
-    after_action: Callable[[Any, Array], Any] | None = None
-    replay_extras: Callable[[Any], dict[str, Array]] | None = None
-    diagnostics: Callable[[Any, replay.ReplayState, Array], Diagnostics] | None = None
+    after_action: AfterAction | None = None
+    replay_extras: ReplayExtras | None = None
+    diagnostics: MakeDiagnostics | None = None
     start_from: StartFrom | None = None
-    check: Callable[[Mapping[str, float]], None] | None = None
+    check: Check | None = None
     act_without_planner: Act | None = None

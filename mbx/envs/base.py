@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx.types import Array, EnvSpec
+from mbx.types import Array, EnvSpec, Record
 
 
 class Timestep(NamedTuple):
@@ -161,7 +161,7 @@ def unknown_task(suite: str, task: str, known: Iterable[str]) -> ValueError:
 
 
 @flax.struct.dataclass
-class EpisodeState:
+class EpisodeState(Record):
     """The wrapper's state: raw `[E, ...]`; length, episode_return and sums of metrics `[E]` so far
     (None without metrics)."""
 

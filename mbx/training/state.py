@@ -19,6 +19,7 @@ from mbx import replay, threefry
 from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, strongly_typed
+from mbx.types import Record
 
 Array = jax.Array
 
@@ -76,7 +77,7 @@ def make_schedule(settings: RunSettings, spec: EnvSpec) -> Schedule:
 
 
 @flax.struct.dataclass
-class LoopState:
+class LoopState(Record):
     """All of a run: what a checkpoint holds.
 
     Every leaf of the state of several seeds leads with `[S]` (`mbx.training.seeds`).

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import flax.struct
 
 from mbx import returns
-from mbx.types import Array, Metrics, Params
+from mbx.types import Array, Metrics, Params, Record
 
 Observation = dict[str, Array]  # "vector" [..., D] and / or "image" [..., H, W, C]
 
@@ -62,7 +62,7 @@ class Noise(NamedTuple):
 
 
 @flax.struct.dataclass
-class TrainState:
+class TrainState(Record):
     """All that learning changes.
 
     Attributes:
@@ -81,7 +81,7 @@ class TrainState:
 
 
 @flax.struct.dataclass
-class ActorState:
+class ActorState(Record):
     """Latent state and the action taken at it, `[E, ...]`."""
 
     deter: Array

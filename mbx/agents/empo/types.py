@@ -12,11 +12,11 @@ from mbx.agents.empo.settings import Settings
 from mbx.power.curriculum import Curriculum
 from mbx.power.equations import PowerParams
 from mbx.power.worlds import World
-from mbx.types import Array, Params
+from mbx.types import Array, Params, Record
 
 
 @flax.struct.dataclass
-class TrainState:
+class TrainState(Record):
     """All that learning changes.
 
     Attributes:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from mbx import distributions as dist
 from mbx import replay, returns
-from mbx.types import Array, Params
+from mbx.types import Array, Params, Record
 
 
 class Batch(NamedTuple):
@@ -165,7 +165,7 @@ class PolicyInputs(NamedTuple):
 
 
 @flax.struct.dataclass
-class TrainState:
+class TrainState(Record):
     """All that learning changes; fields that the settings have no use for are None.
 
     Attributes:
@@ -193,7 +193,7 @@ class TrainState:
 
 
 @flax.struct.dataclass
-class ActorState:
+class ActorState(Record):
     """What acting carries between steps where its planner is the expert.
 
     Attributes:

@@ -1,0 +1,6 @@
+"""What `mbx/__init__.py` loads when it is asked for, for type checkers and editors."""
+
+from mbx.api import train as train
+from mbx.training.policy import load_policy as load_policy
+
+__version__: str
