@@ -20,6 +20,7 @@ import tempfile
 import yaml
 
 from mbx.settings import describe, requirement
+from mbx.training import glossary
 from mbx.training.build import settings_class
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -107,6 +108,8 @@ def on_site(target: pathlib.Path) -> str:
         return "index.md"
     if settings := re.fullmatch(r"mbx/agents/(\w+)/settings\.py", name):
         return f"settings.md#{settings[1]}"
+    if name == "mbx/training/glossary.py":
+        return "log.md"
     if module := re.fullmatch(r"(mbx/.*?|mbx)(/__init__)?\.py", name):
         return f"api/{module[1].replace('/', '.')}.md"
     return name.removeprefix("docs/")
@@ -122,7 +125,9 @@ def write_page(source: pathlib.Path, docs: pathlib.Path) -> None:
         name, _, anchor = link.partition("#")
         target = (source.parent / name).resolve()
         where = on_site(target)
-        if (ROOT / "docs") not in target.parents and not where.startswith(("api/", "settings.")):
+        if (ROOT / "docs") not in target.parents and not where.startswith(
+            ("api/", "settings.", "log.")
+        ):
             (docs / where).parent.mkdir(parents=True, exist_ok=True)
             if not (docs / where).exists() and target.suffix != ".md":
                 shutil.copy(target, docs / where)
@@ -139,6 +144,7 @@ def write_pages(folder: pathlib.Path) -> pathlib.Path:
     for page in pages():
         write_page(page, docs)
     (docs / "settings.md").write_text(settings_page())
+    (docs / "log.md").write_text(glossary.page())
     (docs / "api").mkdir()
     for names in modules().values():
         for name in names:

@@ -54,7 +54,11 @@ def train(config: dict[str, Any], workdir: str) -> None:
     files.tolerate_closed_output()
     logging.set_verbosity(logging.FATAL)  # libraries' traces of errors that are reported below
     try:
-        with notices.without_closed_loops(), interrupt.Interrupt(ends_process=True) as signals:
+        with (
+            notices.without_closed_loops(),
+            notices.without_foreign_deprecations(),
+            interrupt.Interrupt(ends_process=True) as signals,
+        ):
             # First: if this process fails later, those that have met it notice and end as well.
             sharding.initialize(Distributed(**config.get("distributed", {})))
             settings = build.read(config)

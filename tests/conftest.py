@@ -14,9 +14,32 @@ if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
         os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update(
     "jax_compilation_cache_dir", os.path.join(tempfile.gettempdir(), f"mbx-tests-{os.getuid()}")
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def every_logged_name_is_described():
+    """A run of any test that logs a name without a description fails."""
+    from mbx.training import glossary, metrics
+
+    start, log = metrics.RunLogger.__init__, metrics.RunLogger.log
+
+    def started(self, workdir, *, config, **options):
+        self.agent = config.get("agent")
+        start(self, workdir, config=config, **options)
+
+    def checked(self, kind, step, values):
+        if self.agent in glossary.AGENTS:
+            missing = glossary.undescribed(self.agent, values)
+            assert not missing, f"{missing}: describe them in mbx/agents/{self.agent}/glossary.py"
+        log(self, kind, step, values)
+
+    metrics.RunLogger.__init__, metrics.RunLogger.log = started, checked
+    yield
+    metrics.RunLogger.__init__, metrics.RunLogger.log = start, log

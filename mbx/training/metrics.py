@@ -13,7 +13,6 @@ import io
 import json
 import math
 import os
-import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -22,15 +21,7 @@ from typing import Any
 from mbx.agents.settings import Log
 from mbx.files import atomic_write, parse_json, written
 from mbx.training import wandb_sink
-
-_SHOWN = {
-    "episode/return": "return",
-    "loss/consistency": "consistency",
-    "loss/reward": "reward",
-    "loss/value": "value",
-    "loss/policy": "policy",
-    "steps_per_second": "steps/s",
-}
+from mbx.training.progress import Progress
 
 
 class RunLogger:
@@ -43,6 +34,7 @@ class RunLogger:
         resume_step: None for a new run, else the step it continues from: rows after it go.
         progress_total: environment steps of the run.
         quiet: show no progress.
+        label: what the shown numbers are of, where that is not the whole run.
 
     Raises:
         ImportError, ValueError: as `wandb_sink.WandbSink`.
@@ -57,6 +49,7 @@ class RunLogger:
         resume_step: int | None = None,
         progress_total: int | None = None,
         quiet: bool = False,
+        label: str = "",
     ) -> None:
         os.makedirs(workdir, exist_ok=True)
         self.workdir = workdir
@@ -69,7 +62,7 @@ class RunLogger:
         self._write_config(config, resume_step)
         self._rewrite(-1 if resume_step is None else resume_step)
         self._tensorboard = _tensorboard(os.path.join(workdir, "tb"), resume_step)
-        self._bar = None if quiet else _Progress(progress_total, resume_step or 0)
+        self._bar = None if quiet else Progress(progress_total, resume_step or 0, label)
         self._warned = False
 
     def _write_config(self, config: Mapping[str, Any], resume_step: int | None) -> None:
@@ -221,34 +214,3 @@ def _tensorboard(path: str, resume_step: int | None) -> Any:
     except ImportError:
         return None
     return Scalars(path, None if resume_step is None else resume_step + 1)
-
-
-class _Progress:
-    """A tqdm bar on a terminal, plain lines elsewhere."""
-
-    def __init__(self, total: int | None, initial: int) -> None:
-        self._bar = None
-        self._shown: dict[str, str] = {}
-        if sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=total, initial=initial, unit="step", dynamic_ncols=True)
-
-    def show(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        if kind == "eval":
-            self._shown["eval"] = f"{values.get('return_mean', math.nan):.1f}"
-        for name, short in _SHOWN.items():
-            if kind == "train" and name in values:
-                self._shown[short] = f"{values[name]:.4g}"
-        if self._bar is not None:
-            self._bar.update(max(0, step - self._bar.n))
-            self._bar.set_postfix(self._shown)
-        elif kind == "setup":
-            print("  ".join(f"{k} {v:g}" for k, v in values.items()), flush=True)
-        else:
-            line = "  ".join(f"{k} {v}" for k, v in self._shown.items())
-            print(f"{kind:5s} step {step}  {line}", flush=True)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()

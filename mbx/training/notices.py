@@ -8,20 +8,66 @@ from __future__ import annotations
 import contextlib
 import glob
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
+_COMPILING = "/jax/core/compile/"  # tracing, lowering, making machine code
+_FOREIGN = (
+    *("absl", "brax", "dm_control", "dm_env", "etils", "flax", "gymnasium", "gymnax", "imageio"),
+    *("jax", "labmaze", "matplotlib", "ml_collections", "mujoco", "mujoco_playground", "numpy"),
+    *("optax", "orbax", "OpenGL", "tensorboardX", "tqdm", "wandb"),
+)
 _NVIDIA = "/dev/nvidia[0-9]*"
 
 
 def starting() -> None:
-    """Say where the run computes, and what it is busy with until its first row."""
+    """Say where the run computes."""
     device, remark = jax.devices()[0], missed_gpu(jax.config.jax_platforms)
     kind = f", {device.device_kind}" if device.platform != "cpu" else ""
     _say(f"on {jax.device_count()} {device.platform} device(s){kind}{remark}")
-    _say("compiling the train step (20 s or more the first time, kept for the next)")
+
+
+@contextlib.contextmanager
+def compiling(what: str, talk: bool = True) -> Iterator[None]:
+    """Say that the first use of a program compiles it, and afterwards how long that took.
+
+    Args:
+        what: the program.
+        talk: False: say nothing.
+    """
+    if not talk:
+        yield
+        return
+    seconds: list[float] = []
+
+    def listen(event: str, duration: float, **_: Any) -> None:
+        if event.startswith(_COMPILING):
+            seconds.append(duration)
+
+    _say(f"compiling {what} (20 s or more the first time, kept for the next)")
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    _say(f"compiled {what} in {sum(seconds):.0f} s")
+
+
+@contextlib.contextmanager
+def without_foreign_deprecations() -> Iterator[None]:
+    """Keep deprecation warnings of other packages off the screen, which their makers are to read.
+
+    Where the user chose warnings himself (`python -W`, PYTHONWARNINGS), they are as he chose.
+    """
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            for kind in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+                for package in _FOREIGN:
+                    warnings.filterwarnings("ignore", category=kind, module=rf"{package}(\.|$)")
+        yield
 
 
 def going_on(workdir: str, step: int, planned: int, changed: Sequence[str]) -> None:

@@ -71,6 +71,7 @@ class Result(NamedTuple):
         seconds: that it took.
         planned: environment steps that it is to make in all.
         signal: what stopped it before, None where nothing did.
+        seeds: that the means are over.
     """
 
     workdir: str
@@ -79,6 +80,7 @@ class Result(NamedTuple):
     seconds: float
     planned: int
     signal: int | None = None
+    seeds: int = 1
 
     def __str__(self) -> str:
         if self.signal is not None:
@@ -87,9 +89,10 @@ class Result(NamedTuple):
                 f"same command and --workdir={self.workdir} --config.resume=True"
             )
         last = f"{self.evaluations[-1][1]:.1f}" if self.evaluations else "none"
+        of = f" (mean of {self.seeds} seeds)" if self.seeds > 1 else ""
         return (
             f"{self.steps} environment steps in {self.seconds:.0f} s, "
-            f"last evaluation {last}; everything is in {self.workdir}"
+            f"last evaluation {last}{of}; everything is in {self.workdir}"
         )
 
 
@@ -194,7 +197,9 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
     evaluations = before + evaluations
     if any(np.isfinite(mean) for _, mean in evaluations) and job.partition.is_main_process:
         plot_runs([one.workdir for one in seed_runs], os.path.join(workdir, "curve.png"))
-    return Result(workdir, steps, evaluations, time.time() - started, planned, stopped)
+    return Result(
+        workdir, steps, evaluations, time.time() - started, planned, stopped, len(job.seeds)
+    )
 
 
 def check_before(settings: RunSettings, job: Job, workdir: str, log_dir: str) -> None:
@@ -267,6 +272,7 @@ def open_seed_runs(
                 resume_step=done * intervals.steps if done else None,
                 progress_total=intervals.number * intervals.steps,
                 quiet=i > 0,
+                label=f"seed {seed}" if len(job.seeds) > 1 else "",
             )
         stack.callback(logger.close)
         best = checkpointer
@@ -294,13 +300,15 @@ def _drive(
     """All intervals from number `done` on, with their logs, evaluations and checkpoints."""
     intervals, repeat = job.intervals, job.environment.spec.action_repeat
     evaluations: list[tuple[int, float]] = []
+    talk = job.partition.is_main_process
     faults = [Faults(job.environment.spec.name) for _ in seed_runs]
     minutes, learned, saved = settings.checkpoint.minutes, done > 0, time.monotonic()
     with interrupt:
         for i in range(done, intervals.number):
             began = time.time()
-            state, sums = job.interval(state)
-            sums = jax.device_get(sums)
+            with notices.compiling("the train step", talk and i == done):
+                state, sums = job.interval(state)
+                sums = jax.device_get(sums)
             interrupt.unsaved = True
             steps = (i + 1) * intervals.steps
             for index, one in enumerate(seed_runs):
@@ -316,7 +324,8 @@ def _drive(
                 faults[index].see(metrics, steps)
             final = i + 1 == intervals.number
             if final or (i + 1) % intervals.eval_every == 0:
-                means = evaluate_seeds(job, state, i, steps, seed_runs, started)
+                with notices.compiling("the evaluation", talk and not evaluations):
+                    means = evaluate_seeds(job, state, i, steps, seed_runs, started)
                 evaluations.append((steps, float(np.mean(means))))
             stop = final or job.partition.agreed(interrupt.requested)
             first = not learned and np.any(sums["updates"])  # pretraining may have been long

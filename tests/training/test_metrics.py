@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import csv
 import errno
+import io
 import json
 import os
 import pathlib
 import shutil
 import stat
 import sys
+import types
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mbx.training.metrics import RunLogger, atomic_write, read_rows
+from mbx.training.progress import Progress, duration
 
 
 def jsonl(workdir) -> str:
@@ -178,14 +181,41 @@ def test_an_event_file_that_cannot_be_written_ends_the_run_by_name(tmp_path, mon
     logger.close()
 
 
-def test_lines_instead_of_a_bar_off_a_terminal(filled, capsys):
-    logger = RunLogger(str(filled), config={}, resume_step=30, progress_total=100)
+def test_lines_instead_of_a_bar_off_a_terminal(filled, capsys, monkeypatch):
+    clock = iter([100.0, 130.0])
+    fake = types.SimpleNamespace(monotonic=lambda: next(clock))
+    monkeypatch.setattr("mbx.training.progress.time", fake)
+    logger = RunLogger(str(filled), config={}, resume_step=30, progress_total=4000, label="seed 1")
     logger.log("train", 40, {"episode/return": 12.0, "loss/value": 0.25, "steps_per_second": 99.0})
-    logger.log("eval", 40, {"return_mean": 34.0})
+    logger.log("eval", 40, {"return_mean": 34.0, "return_std": 2.0, "length_mean": 200.0})
+    logger.log("train", 140, {"loss/value": 0.5})  # no episode has ended: nothing of the old one
     logger.close()
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "train step 40  return 12  value 0.25  steps/s 99"
-    assert lines[1].startswith("eval  step 40") and "eval 34.0" in lines[1]
+    assert capsys.readouterr().out.splitlines() == [
+        "train step 40 of 4,000  seed 1  return 12  value 0.25  steps/s 99",
+        "eval  step 40 of 4,000  seed 1  return 34  ± 2  length 200",
+        "train step 140 of 4,000  seed 1  value 0.5  19 min left",  # 30 s for 100 of 3,860
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(3.4, "3 s"), (89, "89 s"), (90, "2 min"), (5000, "83 min"), (7500, "2 h 5 min")],
+)
+def test_times_in_words(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_the_bar_shows_the_newest_row_and_the_last_evaluation_with_its_step(monkeypatch):
+    shown = io.StringIO()
+    shown.isatty = lambda: True
+    monkeypatch.setattr("sys.stderr", shown)
+    progress = Progress(100, 0)
+    progress.show("eval", 20, {"return_mean": 5.0})
+    progress.show("train", 20, {"episode/return": 12.0})
+    progress.show("train", 40, {"loss/value": 0.25})
+    last = shown.getvalue().rsplit("\r", 1)[1]
+    progress.close()
+    assert "40/100" in last and "value 0.25  eval at 20: return 5" in last and "12" not in last
 
 
 def test_atomic_write_keeps_the_old_content_when_it_fails(tmp_path, monkeypatch):

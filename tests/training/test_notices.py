@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import sys
 import types
+import warnings
+
+import jax
+import pytest
 
 from mbx.training import notices
 
@@ -12,7 +16,43 @@ def test_the_device_and_what_takes_so_long(capsys):
     notices.starting()
     out, err = capsys.readouterr()
     assert out == ""  # rows alone go there
-    assert "device(s)" in err and "cpu" in err and "compiling the train step" in err
+    assert "device(s)" in err and "cpu" in err
+
+
+def test_what_is_compiled_is_said_before_and_how_long_it_took_after(capsys):
+    with notices.compiling("the toy"):
+        jax.monitoring.record_event_duration_secs(
+            "/jax/core/compile/backend_compile_duration", 3.0, fun_name="jit(toy)"
+        )
+        jax.monitoring.record_event_duration_secs(
+            "/jax/core/compile/jaxpr_trace_duration", 2.2, fun_name="jit(toy)"
+        )
+        jax.monitoring.record_event_duration_secs("/other", 50.0, fun_name="toy")
+        assert "compiling the toy (20 s or more" in capsys.readouterr().err
+    jax.monitoring.record_event_duration_secs(
+        "/jax/core/compile/backend_compile_duration", 9.0, fun_name="jit(toy)"
+    )
+    assert capsys.readouterr().err == "mbx: compiled the toy in 5 s\n"
+    with notices.compiling("the toy", talk=False):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_deprecations_of_other_packages_are_not_shown_and_all_else_is(monkeypatch):
+    def warn(category: type[Warning], module: str) -> None:
+        warnings.warn_explicit("old", category, "file.py", 1, module=module)
+
+    monkeypatch.setattr(sys, "warnoptions", [])
+    with pytest.warns() as seen, notices.without_foreign_deprecations():
+        warn(DeprecationWarning, "dm_control.suite.base")
+        warn(FutureWarning, "jax")
+        warn(UserWarning, "dm_control.suite.base")
+        warn(DeprecationWarning, "jaxtra")
+        warn(DeprecationWarning, "mine")
+    assert [w.category for w in seen] == [UserWarning, DeprecationWarning, DeprecationWarning]
+    monkeypatch.setattr(sys, "warnoptions", ["default"])
+    with pytest.warns(FutureWarning), notices.without_foreign_deprecations():
+        warn(FutureWarning, "jax")
 
 
 def test_a_gpu_that_this_jaxlib_cannot_use(monkeypatch, tmp_path):

@@ -1,0 +1,79 @@
+"""What every number in the log means: `meaning("tdmpc", "loss/value")`.
+
+What all runs log is here, what an agent adds in `KEYS` of its package's module `glossary`. A name
+may hold a `*`, which stands for any text. Rows of `train` are means over the interval's updates,
+passes or episodes, rows of `eval` belong to one evaluation.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import importlib.util
+from collections.abc import Iterable, Mapping
+
+AGENTS = ("tdmpc", "dreamer", "empo")
+
+COMMON = {
+    "return_mean": "mean return of the evaluation's episodes, without noise: what a run is judged "
+    "by; NaN where an episode was faulty",
+    "return_std": "standard deviation of those returns",
+    "return_min": "least of those returns",
+    "return_max": "largest of those returns",
+    "length_mean": "mean length of the evaluation's episodes, in agent steps",
+    "return_mean/*": "mean return of one of several tasks",
+    "return_mean_exploring": "mean return of the agent acting as in training (eval.exploring)",
+    "faulty_episodes": "episodes of an evaluation in which the environment gave what is not finite",
+    "episode/return": "mean return of the training episodes that ended in the interval, "
+    "exploration included",
+    "episode/length": "their mean length, in agent steps",
+    "episode/*": "a number of the environment's own, mean over the steps of an episode",
+    "episode/*_last": "the same, of an episode's last step",
+    "episodes": "training episodes that ended in the interval",
+    "faults": "steps of the interval in which the environment gave what is not finite",
+    "updates": "learner updates of the interval",
+    "passes": "passes of the interval that renewed stored planner targets",
+    "steps_per_second": "environment steps a second, learning and compiling included",
+    "agent_steps": "agent steps so far: environment steps over action repeat",
+    "seconds": "since this start of the run, compiling included",
+    "parameters": "numbers that are learned",
+    "num_envs": "environments stepped together",
+    "replay/bytes_*": "bytes of a transition in the replay, by what is stored",
+}
+
+
+def keys(agent: str) -> Mapping[str, str]:
+    """Every name that runs of an agent may log, with its meaning: its own first."""
+    return {**own(agent), **COMMON}
+
+
+def own(agent: str) -> Mapping[str, str]:
+    """The names that an agent of mbx adds; {} for one from outside."""
+    module = f"mbx.agents.{agent}.glossary"
+    if agent not in AGENTS or importlib.util.find_spec(module) is None:
+        return {}
+    return importlib.import_module(module).KEYS
+
+
+def meaning(agent: str, name: str) -> str | None:
+    """What a logged name means, None for one that has no description."""
+    known = keys(agent)
+    if name in known:
+        return known[name]
+    fitting = [pattern for pattern in known if fnmatch.fnmatchcase(name, pattern)]
+    return known[max(fitting, key=len)] if fitting else None
+
+
+def undescribed(agent: str, names: Iterable[str]) -> list[str]:
+    """The names that have no description."""
+    return [name for name in names if meaning(agent, name) is None]
+
+
+def page() -> str:
+    """All names as a page of Markdown."""
+    lines = ["# What the log says", "", *(__doc__ or "").split("\n\n")[1].strip().splitlines()]
+    parts = {"Every run": COMMON} | {name: own(name) for name in AGENTS}
+    for title, entries in parts.items():
+        lines += ["", f"## {title}", "", "| in the log | what it is |", "|---|---|"]
+        lines += [f"| `{name}` | {words} |" for name, words in entries.items()]
+    return "\n".join(lines) + "\n"
