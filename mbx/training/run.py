@@ -4,8 +4,8 @@
     result = run.train(config, "runs/pendulum")
 
 A run directory holds config.json, run.json, metrics.jsonl, metrics.csv, tb/, checkpoints/, best/,
-curve.png (wandb.json with wandb/ where `log.wandb` asks for that, and inputs/ with the user's own
-files that the environment is made from).
+curve.png, report.html (wandb.json with wandb/ where `log.wandb` asks for that, and inputs/ with the
+user's own files that the environment is made from).
 That of several seeds holds one such directory a seed (`seed-0`, …; each reads as a run of its own)
 and the common checkpoint that a resumed run continues from.
 """
@@ -35,6 +35,7 @@ from mbx.training import (
     loop,
     notices,
     record,
+    report,
     resume,
     room,
     rundir,
@@ -166,6 +167,7 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
         state, done = begin(settings, job, checkpointer)
         going = record.Attempt()
         if job.partition.is_main_process:
+            stack.callback(report.at_end, workdir)  # also of a run that fails, its logs closed
             going = stack.enter_context(record.attempt(workdir, done * job.intervals.steps))
         if len(job.seeds) > 1:
             state = seeds.place(state, seeds.device_mesh(len(job.seeds)))

@@ -64,6 +64,7 @@ def test_a_run_leaves_everything_behind(whole):
         "metrics.jsonl",
         "metrics.csv",
         "curve.png",
+        "report.html",
         "checkpoints",
         "best",
         "tb",
