@@ -84,6 +84,7 @@ def icem_with_draws(
     proposals: Array | None = None,
     initial: Array | None = None,
     action_mask: Array | None = None,
+    has_aux: bool = False,
     config: ICEMConfig,
 ) -> Plan:
     """`icem` with its random numbers given."""
@@ -125,6 +126,7 @@ def icem_with_draws(
         blend=blend,
         proposals=proposals,
         mask=mask,
+        has_aux=has_aux,
         config=_alike(config),
     )
 

@@ -21,7 +21,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from jax import Array
 
 from mbx import threefry
 
-ScoreFn = Callable[[Array, Array], Array]
+ScoreFn = Callable[[Array, Array], Any]  # (key, actions) -> values, or (values, auxiliaries)
 
 TEMPERATURE_MODES = ("multiply", "divide")
 SELECTIONS = ("sample", "best", "mean")
@@ -132,6 +132,7 @@ class Plan(NamedTuple):
         mean, std: `[B, T, A]`, the last refit.
         actions, values: `[B, N, T, A]` and `[B, N]`, the candidates of the last round and their
             scores.
+        aux: with `has_aux` what the score said besides of the chosen plan, leaves `[B, ...]`.
     """
 
     action: Array
@@ -140,6 +141,7 @@ class Plan(NamedTuple):
     actions: Array
     values: Array
     chosen: Array
+    aux: Any = None
 
 
 class Draws(NamedTuple):
@@ -189,12 +191,7 @@ def refit(
         raise ValueError(
             f"num_elites={num_elites} must lie in 1..{values.shape[-1]} (the number of candidates)"
         )
-    values = values.astype(jnp.float32)
-    if nonfinite == "reference":
-        ranked = jnp.nan_to_num(values, nan=0.0)
-    else:
-        ranked = jnp.where(jnp.isfinite(values), values, -jnp.inf)
-    elite_values, elite_index = jax.lax.top_k(ranked, num_elites)
+    elite_values, elite_index = jax.lax.top_k(_ranked(values, nonfinite), num_elites)
     elite_actions = jnp.take_along_axis(actions, elite_index[..., None, None], axis=-3)
 
     finite = jnp.isfinite(elite_values)
@@ -218,6 +215,14 @@ def refit(
     return Refit(mean, std, elite_actions, elite_values, weights)
 
 
+def _ranked(values: Array, nonfinite: str) -> Array:
+    """Values as elites are chosen by them."""
+    values = values.astype(jnp.float32)
+    if nonfinite == "reference":
+        return jnp.nan_to_num(values, nan=0.0)
+    return jnp.where(jnp.isfinite(values), values, -jnp.inf)
+
+
 def plan(
     key: Array,
     score_fn: ScoreFn,
@@ -227,6 +232,7 @@ def plan(
     proposals: Array | None = None,
     initial: Array | None = None,
     action_mask: Array | None = None,
+    has_aux: bool = False,
     config: MPPIConfig,
 ) -> Plan:
     """Refine a Gaussian over action sequences and select an action. Actions lie in [-1, 1].
@@ -242,9 +248,13 @@ def plan(
         initial: `[B, N, T, A]`, candidates of round one instead of Gaussian samples (draws from a
             policy).
         action_mask: `[A]` or `[B, A]`, 0 for dimensions an environment does not have.
+        has_aux: `score_fn` returns (values, auxiliaries): arrays `[B, n, ...]` in any pytree, a
+            constraint's cost, say. `Plan.aux` holds those of the plan that `chosen` begins: the
+            selected elite's; with `selection="mean"` the mean is scored once more for them.
 
     Raises:
-        ValueError: shapes do not fit `config`, or values are not `[B, n]`.
+        ValueError: shapes do not fit `config`, values are not `[B, n]`, or auxiliaries do not lead
+            with that.
     """
     check_shapes(mean, std, proposals, initial, config)
     num_proposals = 0 if proposals is None else proposals.shape[1]
@@ -256,6 +266,7 @@ def plan(
         proposals=proposals,
         initial=initial,
         action_mask=action_mask,
+        has_aux=has_aux,
         config=config,
     )
 
@@ -282,6 +293,7 @@ def plan_with_draws(
     proposals: Array | None = None,
     initial: Array | None = None,
     action_mask: Array | None = None,
+    has_aux: bool = False,
     config: MPPIConfig,
 ) -> Plan:
     """`plan` with its random numbers given: the deterministic core."""
@@ -297,7 +309,17 @@ def plan_with_draws(
         return actions
 
     check_shapes(mean, std, proposals, initial, config)
-    return search(draws, score_fn, mean, std, sample, proposals=proposals, mask=mask, config=config)
+    return search(
+        draws,
+        score_fn,
+        mean,
+        std,
+        sample,
+        proposals=proposals,
+        mask=mask,
+        has_aux=has_aux,
+        config=config,
+    )
 
 
 def search(
@@ -310,6 +332,7 @@ def search(
     blend: Callable[[Refit, Refit], Refit] = lambda last, new: new,
     proposals: Array | None = None,
     mask: Array,
+    has_aux: bool = False,
     config: MPPIConfig,
 ) -> Plan:
     """The rounds of a planner that samples, scores and refits; the frame for planners of that kind.
@@ -323,27 +346,26 @@ def search(
         blend: (the last refit, that of this round) -> what the next round begins with.
         proposals: `[B, P, T, A]`, as `plan` takes them.
         mask: `[B, 1, A]`, see `expand_mask`.
+        has_aux: as `plan` takes it.
         config: of refitting and selecting.
     """
-    score_fn = checked_score(score_fn)
+    score = checked_score(score_fn, has_aux)
     batch, horizon, action_dim = mean.shape
     rounds = config.rounds(action_dim)
     mean, std = mean * mask, std * mask
     once = proposals is not None and not config.rescore_proposals
-    fixed_values = score_fn(draws.score(jnp.int32(rounds)), proposals) if once else None
+    fixed = score(draws.score(jnp.int32(rounds)), proposals) if once else None
 
-    def one_round(i: Array, carry: tuple[Refit, Array, Array]) -> tuple[Refit, Array, Array]:
+    def one_round(i: Array, carry: tuple[Refit, Array, Any]) -> tuple[Refit, Array, Any]:
         last = carry[0]
         sampled = sample(i, last)
         actions = sampled if proposals is None else jnp.concatenate([proposals, sampled], axis=1)
+        scored = score(draws.score(i), sampled if once else actions)
         if once:
-            values = score_fn(draws.score(i), sampled)
-            values = jnp.concatenate([fixed_values, values], axis=1)
-        else:
-            values = score_fn(draws.score(i), actions)
+            scored = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), fixed, scored)
         new = refit(
             actions,
-            values,
+            scored[0],
             num_elites=config.num_elites,
             temperature=config.temperature,
             temperature_mode=config.temperature_mode,
@@ -352,7 +374,7 @@ def search(
             nonfinite=config.nonfinite,
         )
         new = blend(last, new)
-        return new._replace(mean=new.mean * mask, std=new.std * mask), actions, values
+        return new._replace(mean=new.mean * mask, std=new.std * mask), actions, scored
 
     num, elites = config.num_samples, config.num_elites
     start = Refit(
@@ -362,12 +384,24 @@ def search(
         elite_values=jnp.zeros((batch, elites)),
         weights=jnp.zeros((batch, elites)),
     )
-    carry = (start, jnp.zeros((batch, num, horizon, action_dim)), jnp.zeros((batch, num)))
-    last, actions, values = jax.lax.fori_loop(0, rounds, one_round, carry)
+    actions, scored = jnp.zeros((batch, num, horizon, action_dim)), (jnp.zeros((batch, num)), None)
+    if has_aux:
+        shapes = jax.eval_shape(lambda: score(draws.score(jnp.int32(0)), actions))
+        scored = scored[0], jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
+    carry = start, actions, scored
+    last, actions, (values, aux) = jax.lax.fori_loop(0, rounds, one_round, carry)
+    if has_aux and config.selection == "mean":
+        aux = score(draws.score(jnp.int32(rounds + 1)), last.mean[:, None])[1]
+        aux = jax.tree.map(lambda x: x[:, 0], aux)
+    elif has_aux:
+        elites = jax.lax.top_k(_ranked(values, config.nonfinite), config.num_elites)[1]
+        states = jnp.arange(batch)
+        which = elites[states, _place(last, draws.gumbel, config.selection)]
+        aux = jax.tree.map(lambda x: x[states, which], aux)
     chosen = _select(last, draws.gumbel, config.selection)
     action = chosen + config.action_noise * last.std[:, 0] * draws.action
     action = jnp.clip(action, -1.0, 1.0) * mask[:, 0]
-    return Plan(action, last.mean, last.std, actions, values, chosen * mask[:, 0])
+    return Plan(action, last.mean, last.std, actions, values, chosen * mask[:, 0], aux)
 
 
 def warm_start(mean: Array, is_first: Array) -> Array:
@@ -390,9 +424,16 @@ def _select(last: Refit, gumbel: Array, selection: str) -> Array:
         return last.mean[:, 0]
     if selection == "best":
         return last.elite_actions[:, 0, 0]
-    chosen = jnp.argmax(jnp.log(last.weights) + gumbel, axis=-1)
+    chosen = _place(last, gumbel, selection)
     first = last.elite_actions[:, :, 0]  # [B, K, A]
     return jnp.take_along_axis(first, chosen[:, None, None], axis=1)[:, 0]
+
+
+def _place(last: Refit, gumbel: Array, selection: str) -> Array:
+    """The place of the chosen one among the elites: `[B]`."""
+    if selection == "best":
+        return jnp.zeros(gumbel.shape[0], jnp.int32)
+    return jnp.argmax(jnp.log(last.weights) + gumbel, axis=-1)
 
 
 def expand_mask(action_mask: Array | None, batch: int, action_dim: int) -> Array:
@@ -430,19 +471,37 @@ def check_shapes(
         raise ValueError(f"initial {initial.shape} must be [B, N, T, A] = {want}")
 
 
-def checked_score(score_fn: ScoreFn) -> ScoreFn:
-    """`score_fn`, refused with a ValueError (while tracing) where its values are not `[B, N]`."""
+def checked_score(
+    score_fn: ScoreFn, has_aux: bool = False
+) -> Callable[[Array, Array], tuple[Array, Any]]:
+    """`score_fn` as values and auxiliaries (None without), looked at while it is traced.
 
-    def score(key: Array, actions: Array) -> Array:
-        values, want = score_fn(key, actions), actions.shape[:2]
+    It raises ValueError where values are not `[B, N]`, or auxiliaries do not lead with that.
+    """
+
+    def score(key: Array, actions: Array) -> tuple[Array, Any]:
+        values, aux, want = score_fn(key, actions), None, actions.shape[:2]
+        shown = f"for actions {list(actions.shape)} = [B, N, T, A]"
+        if has_aux and not (type(values) is tuple and len(values) == 2):
+            raise ValueError(
+                f"score_fn returned a {type(values).__name__} {shown}: with has_aux=True return "
+                "(values, auxiliaries)"
+            )
+        if has_aux:
+            values, aux = values
+        for path, x in jax.tree_util.tree_leaves_with_path(aux):
+            if jnp.shape(x)[:2] != want:
+                raise ValueError(
+                    f"auxiliary {jax.tree_util.keystr(path) or 'array'} of score_fn has the shape "
+                    f"{list(jnp.shape(x))} {shown}: return [B, N, ...] = {[*want, '...']}"
+                )
         got = type(values).__name__
         if hasattr(values, "dtype"):
             got = f"{values.dtype}{list(values.shape)}"
             if values.shape == want and values.dtype != bool:
-                return values
+                return values, aux
         raise ValueError(
-            f"score_fn returned {got} for actions {list(actions.shape)} = [B, N, T, A]: return a "
-            f"number a candidate, [B, N] = {list(want)}"
+            f"score_fn returned {got} {shown}: return a number a candidate, [B, N] = {list(want)}"
         )
 
     return score

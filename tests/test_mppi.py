@@ -242,7 +242,7 @@ def test_a_plan_is_that_of_numpy(selection, rescore, proposed, masks):
             config,
             SELECTED[selection],
         )
-        for name, x in zip(mppi.Plan._fields, wanted, strict=True):
+        for name, x in zip(mppi.Plan._fields[:-1], wanted, strict=True):
             got = getattr(plan, name)[e]
             np.testing.assert_allclose(got, x, rtol=1e-4, atol=1e-5, err_msg=f"{name} {e}")
     assert np.abs(plan.action).max() == 1.0  # the last clip had something to do
@@ -396,4 +396,54 @@ def test_wrong_shapes_are_told():
             temperature=1.0,
             min_std=0.1,
             max_std=1.0,
+        )
+
+
+def with_cost(key, actions):
+    """A score and, of every candidate, what tells it from all others."""
+    cost = {"cost": 3.0 * actions[:, :, 0, 0], "path": (jnp.cumsum(actions, axis=2),)}
+    return quadratic(key, actions), cost
+
+
+@pytest.mark.parametrize(
+    ("planner", "selection", "rescore"),
+    [("mppi", "sample", True), ("cem", "mean", False), ("icem", "best", False)],
+)
+def test_auxiliaries_are_those_of_the_chosen_plan(planner, selection, rescore):
+    found = planners.find(planner)
+    fields = dict(num_samples=16, num_elites=5, iterations=2, selection=selection)
+    config = found.config(**fields, rescore_proposals=rescore, action_noise=2.0)
+    proposals = jax.random.uniform(jax.random.key(3), (3, 2, 2, 2), minval=-1.0)
+    given = dict(proposals=proposals, config=config)
+    key = jax.random.key(5)
+    plan, plain = jax.jit(
+        lambda: (
+            found.plan(key, with_cost, *start(), has_aux=True, **given),
+            found.plan(key, quadratic, *start(), **given),
+        )
+    )()
+    np.testing.assert_allclose(plan.aux["cost"], 3.0 * plan.chosen[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(plan.aux["path"][0][:, 0], plan.chosen, rtol=1e-6)
+    assert plan.aux["path"][0].shape == (3, 2, 2) and plain.aux is None
+    for name in ("action", "mean", "std", "values", "chosen"):
+        np.testing.assert_array_equal(getattr(plan, name), getattr(plain, name))
+
+
+@pytest.mark.parametrize(
+    ("aux", "message"),
+    [
+        (lambda a: quadratic(None, a), "returned a .*Tracer.* return .values, auxiliaries."),
+        (lambda a: (quadratic(None, a), {"c": a[:, 0]}), r"\['c'\] .* shape \[3, 2, 2\] .*'...'"),
+        (lambda a: (quadratic(None, a), 1.0), r"auxiliary array .* has the shape \[\]"),
+        (lambda a: (a, {}), r"score_fn returned float32\[3, 64, 2, 2\] for .* \[B, N\]"),
+    ],
+)
+def test_auxiliaries_of_the_wrong_shape_are_told(aux, message):
+    def score(key, actions):
+        return aux(actions)
+
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(
+            lambda key: mppi.plan(key, score, *start(), has_aux=True, config=settings()),
+            jax.random.key(0),
         )
