@@ -14,6 +14,7 @@ from mbx.agents.tdmpc import planning, scoring
 from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc.settings import Settings
 from mbx.world_model import config_for_size, discount_of, make_world_model
+from tests.helpers import compiled, program
 
 TASKS = tasks.TaskSet(("short", "long"), (1, 3), embedding_dim=5)
 
@@ -32,10 +33,11 @@ def model_and_params(request):
             tasks=TASKS,
         )
     )
+    model = compiled(model)
     params = model.init(jax.random.key(0))
     # Zeroed last layers would hide what heads read.
-    fill = jax.random.normal(jax.random.key(1), (1000,))
-    return model, jax.tree.map(lambda p: p + 0.1 * jnp.resize(fill, p.shape), params)
+    fill = np.random.default_rng(1).normal(size=1000).astype(np.float32)
+    return model, jax.tree.map(lambda p: p + 0.1 * np.resize(fill, p.shape), params)
 
 
 def observations(model, params):
@@ -79,7 +81,7 @@ def test_the_policy_and_its_plans_leave_missing_actions_at_zero(model_and_params
     mean, log_std = model.policy(params, z)
     assert not mean[:3, 1:].any() and not log_std[:3, 1:].any() and mean[3:].all()
     eps = jax.random.normal(jax.random.key(3), (2, 6, 4, 3))
-    actions = planning.policy_trajectories(model, params, z, eps)
+    actions = program(planning.policy_trajectories, model)(params, z, eps)
     assert not actions[:3, ..., 1:].any() and actions[3:].all()
 
 

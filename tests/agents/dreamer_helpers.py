@@ -269,4 +269,9 @@ SPEC = EnvSpec("x", (2,), jnp.float32, 2, 10, 1)
 
 def moved(params):
     """Parameters none of which is the exact zero that many start with."""
-    return jax.tree.map(lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), params)
+    return jax.tree.map(
+        lambda x: jnp.asarray(
+            np.asarray(x) + 0.1 * np.cos(np.arange(x.size)).reshape(x.shape), x.dtype
+        ),
+        params,
+    )

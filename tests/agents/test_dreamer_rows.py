@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ from mbx.settings import from_dict
 from mbx.training import loop
 from mbx.training.state import Schedule, init_state
 from tests.agents.dreamer_helpers import CONTEXT, NET, SPEC, change, moved
+from tests.helpers import program
 
 # The official code's choices; with rates of 0 an update changes the stored latents alone.
 
@@ -83,25 +86,25 @@ def test_as_many_columns_are_newest_rows_whatever_the_shards(fresh):
         assert len(seen) > fresh  # not always the same environments
 
 
+@jax.jit
 def follows(params, before, action, after):
     """Whether latents are those that the model gets to from others by an action."""
     stoch = jax.nn.one_hot(before["stoch"], NET.classes)
     part = rssm.action_input(NET, params["model"]["rssm"], action)
     deter = rssm.recur(NET, params["model"]["rssm"], types.State(before["deter"], stoch), part)
-    return np.all(np.abs(np.asarray(deter - after["deter"])) < 1e-5, axis=-1)
+    return jnp.all(jnp.abs(deter - after["deter"]) < 1e-5, axis=-1)
 
 
 def test_latents_are_written_back_to_the_rows_they_belong_to():
     """Every row but the first has the latents that follow from those stored with the row before."""
     state = filled(shards=2)
-    train = dreamer.init_state(CONTEXT, jax.random.key(0))
+    train = program(dreamer.init_state, CONTEXT)(jax.random.key(0))
     train = train.replace(params=moved(train.params))
     key = jax.random.key(7)
     train, after, metrics = jax.jit(update.make_update(CONTEXT))(train, state, key)
     assert all(np.isfinite(value) for value in metrics.values())
-    index = sequences.sample(
-        state, jax.random.split(key)[0], batch_size=2, length=6, fresh=1
-    ).index  # the same rows as in the update
+    sample = functools.partial(sequences.sample, batch_size=2, length=6, fresh=1)
+    index = jax.jit(sample)(state, jax.random.split(key)[0]).index  # the rows of the update
     rows = replay.row_at(after, index)
     begins = np.asarray(rows["is_first"])
     carried = np.stack(
@@ -140,7 +143,8 @@ def test_parts_of_a_sequence_are_learned_from_in_turn_with_the_state_carried_on(
     state, key = filled(shards), jax.random.key(3)
     train, after, metrics = jax.jit(update.make_update(settings))(jnp.int32(0), state, key)
     sample_key, draw_key = jax.random.split(key)
-    sample = sequences.sample(state, sample_key, batch_size=2, length=7, fresh=1)
+    sample = functools.partial(sequences.sample, batch_size=2, length=7, fresh=1)
+    sample = jax.jit(sample)(state, sample_key)
     seen = np.asarray(sample.rows["obs"])[1:, :, :1]
     expected = np.asarray(sample.rows["deter"])[:1] + np.cumsum(seen, axis=0)
     stored = replay.row_at(after, jax.tree.map(lambda x: x[1:], sample.index))["deter"]
@@ -189,7 +193,7 @@ def test_latents_of_the_seed_phase_follow_from_the_actions_taken():
     for t in range(5):
         action, actor, _ = select_action(state, jax.random.key(t))
         step = Timestep(obs[t + 1], obs[t + 1], zero, no, no, zero, zero, no)
-        state = loop.store(agent, state, action, actor, None, step)
+        state = program(loop.store, agent)(state, action, actor, None, step)
     rows = {name: x[:, :5].swapaxes(0, 1) for name, x in state.replay.data.items()}
     assert np.all(np.abs(rows["action"]) > 0.0)
     for t in range(4):
@@ -212,7 +216,7 @@ def test_nothing_of_a_fault_is_learned_from():
         final = jnp.where(fault[:, None], jnp.nan, obs)
         step = Timestep(obs, final, zero + 1.0, no, fault, zero, zero, fault)
         action = jnp.full((2, 2), 0.1)
-        state = loop.store(agent, state, action, dreamer.init_actor(NET, 2), None, step)
+        state = program(loop.store, agent)(state, action, dreamer.init_actor(NET, 2), None, step)
     data = state.replay.data
     assert all(np.all(np.isfinite(x)) for x in data.values() if x.dtype == jnp.float32)
     assert data["is_first"][0, 4] and not np.any(np.asarray(data["is_last"]))

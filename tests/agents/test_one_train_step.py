@@ -17,6 +17,7 @@ from mbx.agents.tdmpc.model_loss import select_latents
 from mbx.agents.tdmpc.update import draw, init_state, update_from_batch, weigh_actions
 from mbx.world_model import head_values, make_world_model
 from tests.agents.tdmpc_helpers import A, B, T, loud, make_batch, make_settings, make_world
+from tests.helpers import compiled, program
 
 H, N = 3, 6
 
@@ -35,8 +36,8 @@ def step():
             batch_size=H * 2,
         ),
     )
-    model = make_world_model(make_world(settings))
-    state = init_state(settings, model, jax.random.key(0))
+    model = compiled(make_world_model(make_world(settings)))
+    state = program(init_state, settings, model)(jax.random.key(0))
     state = state.replace(params=loud(state.params), target_value=loud(state.target_value, 8))
     batch = jax.tree.map(lambda x: jnp.concatenate([x, x[:, : H * 2 - B]], axis=1), make_batch())
     batch = batch._replace(mask=batch.mask.at[1, 0].set(0.0))
@@ -68,7 +69,7 @@ def test_planner_values_are_successor_expectations(step):
     z = jnp.asarray(out["z"]).reshape(-1, out["z"].shape[-1])
     states = np.repeat(np.arange(len(z)), N)
     flat = jnp.asarray(actions.reshape(-1, A))
-    reward = model.decode(model.reward(params, z[states][None], flat))[0, 0]
+    reward = jax.jit(model.decode)(model.reward(params, z[states][None], flat))[0, 0]
     heads = [
         model.step(
             {**params, "dynamics": jax.tree.map(lambda p, h=h: p[h : h + 1], params["dynamics"])},
@@ -78,7 +79,10 @@ def test_planner_values_are_successor_expectations(step):
         for h in range(H)
     ]
     values = np.stack(
-        [np.asarray(head_values(model, params["value"], x, None, None)).mean(axis=0) for x in heads]
+        [
+            np.asarray(program(head_values, model)(params["value"], x, None, None)).mean(axis=0)
+            for x in heads
+        ]
     )
     expected = np.asarray(reward) + 0.9 * values.mean(axis=0)
     np.testing.assert_allclose(
@@ -125,7 +129,8 @@ def test_return_ema_moved_towards_the_percentiles_of_the_values(step):
     params = {**out["new"].params, "policy": state.params["policy"]}
     first = select_latents(model.tile_heads(out["z"][0])[None], "split")[0]
     action = model.act(*model.policy(params, first), noise.policy_eps[0])
-    values = policies.policy_value(settings, model, params, first, action, noise.policy_heads)
+    value = program(policies.policy_value, settings, model)
+    values = value(params, first, action, noise.policy_heads)
     low, high = np.percentile(np.asarray(values), [5.0, 95.0])
     ema, before = out["new"].return_ema, state.return_ema
     np.testing.assert_allclose(ema.low, 0.99 * before.low + 0.01 * low, rtol=1e-3)

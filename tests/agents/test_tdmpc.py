@@ -33,6 +33,7 @@ from tests.agents.tdmpc_helpers import (
     replaced,
     row,
 )
+from tests.helpers import program
 
 SILENT = Noise(None, None, None, None)
 
@@ -41,7 +42,7 @@ SILENT = Noise(None, None, None, None)
 def setting():
     settings = make_settings()
     model = make_model(settings)
-    state = init_state(settings, model, jax.random.key(0))
+    state = program(init_state, settings, model)(jax.random.key(0))
     state = state.replace(params=loud(state.params), target_value=loud(state.target_value, 8))
     update = jax.jit(lambda s, b, d: update_from_batch(settings, model, s, b, d))
     return settings, model, state, update, draw(settings, model, jax.random.key(1))
@@ -238,15 +239,16 @@ def test_values_can_learn_in_the_last_state_of_a_window_as_well(value_target):
         loss=dict(value_target=value_target, value_last_state=True, td_rollouts=3, td_horizon=2)
     )
     model = make_model(settings)
-    state = init_state(settings, model, jax.random.key(0))
+    state = program(init_state, settings, model)(jax.random.key(0))
     state = state.replace(params=loud(state.params), target_value=loud(state.target_value, 8))
     # Window 1 leaves its episode after a step, window 2 ends by itself in the last.
     mask = jnp.ones((T, B)).at[1, 1].set(0.0)
     batch = make_batch(mask=mask, terminated=jnp.zeros((T, B)).at[1, 2].set(1.0))
-    noise = draw(settings, model, jax.random.key(1))
+    noise = program(draw, settings, model)(jax.random.key(1))
     z = model.encode(state.params, batch.obs)
     _, _, weights = weigh_actions(settings, state, batch)
-    target, _ = value_targets.value_targets(settings, model, state, z, batch, noise, weights)
+    make = program(value_targets.value_targets, settings, model)
+    target, _ = make(state, z, batch, noise, weights)
     assert target.samples.shape[1:3] == target.mask.shape == (T + 1, B)
     np.testing.assert_array_equal(target.mask[:T], mask)
     np.testing.assert_array_equal(target.mask[T], [1.0, 0.0, 0.0, 1.0])
@@ -254,15 +256,14 @@ def test_values_can_learn_in_the_last_state_of_a_window_as_well(value_target):
     fewer = replaced(settings, loss=dict(value_last_state=False))
     rolled = noise.rollout_eps if value_target == "td" else None
     short = noise if rolled is None else noise._replace(rollout_eps=rolled[:, :T])
-    before, _ = value_targets.value_targets(fewer, model, state, z, batch, short, weights)
+    make = program(value_targets.value_targets, fewer, model)
+    before, _ = make(state, z, batch, short, weights)
     np.testing.assert_allclose(target.samples[:, :T], before.samples, rtol=1e-4, atol=1e-5)
     late = noise if rolled is None else noise._replace(rollout_eps=rolled[:, 1:])
     shifted = jax.tree.map(
         lambda x: x if x is None or x.shape[0] == T else jnp.concatenate([x[1:], x[:1]]), batch
     )
-    after, _ = value_targets.value_targets(
-        fewer,
-        model,
+    after, _ = make(
         state,
         jnp.concatenate([z[1:], z[:1]]),
         shifted,
@@ -272,7 +273,7 @@ def test_values_can_learn_in_the_last_state_of_a_window_as_well(value_target):
     np.testing.assert_allclose(target.samples[:, T], after.samples[:, T - 1], rtol=1e-4, atol=1e-5)
     zs = jax.random.normal(jax.random.key(2), (T + 1, 1, B, 8))
     params, bins = state.params, np.linspace(-10.0, 10.0, 11)
-    ours = value_losses(settings, model, params, zs, batch, target, None, noise)["value"]
+    ours = program(value_losses, settings, model)(params, zs, batch, target, None, noise)["value"]
     logits = np.asarray(jax.nn.log_softmax(model.value(params["value"], zs[:, 0])))
     codes = np.asarray(target.two_hot(jnp.asarray(bins)))[0]
     cross_entropy = -(codes * logits).sum(-1).mean(0)
@@ -291,7 +292,8 @@ def test_policy_coef_weighs_the_whole_loss_of_the_policy(setting):
             loss=dict(policy_loss="svg", policy_coef=coef, trust_region_coef=0.5, entropy_coef=0.1)
         )
         policy, target = state.params["policy"], loud(state.params["policy"], 5)
-        return policies.policy_loss(own, model, policy, state.params, target, inputs, scales)[0]
+        of_policy = program(policies.policy_loss, own, model)
+        return of_policy(policy, state.params, target, inputs, scales)[0]
 
     np.testing.assert_allclose(loss(0.25), 0.25 * loss(1.0), rtol=1e-6)
 
@@ -371,14 +373,14 @@ def test_one_round_of_the_training_planner_is_the_raw_policy(setting):
     z = model.encode(state.params, jnp.ones((B, 3)))
     key = jax.random.key(5)
     once = replaced(settings, training_planner=dict(iterations=1))
-    plan = planning.plan_targets(once, model, state.params, z, key)
+    plan = program(planning.plan_targets, once, model)(state.params, z, key)
     actions, values = plan.actions, plan.values
     mean, log_std = model.policy(state.params, z)
     eps = jax.random.normal(jax.random.split(key)[0], (B, N, A))
     expected = model.act(mean[:, None], log_std[:, None], eps)
     np.testing.assert_allclose(actions, expected, rtol=1e-6)
-    look = value_targets.v_targets(
-        settings, model, state.params, state.params["value"], z, actions, SILENT
+    look = program(value_targets.v_targets, settings, model)(
+        state.params, state.params["value"], z, actions, SILENT
     )[0]
     np.testing.assert_allclose(values, look, rtol=2e-3, atol=2e-4)
 
@@ -390,7 +392,7 @@ def test_more_rounds_raise_the_values(setting):
     def mean_value(rounds):
         planner = dict(iterations=rounds, num_samples=32, num_elites=8)
         own = replaced(settings, training_planner=planner)
-        plan = planning.plan_targets(own, model, state.params, z, jax.random.key(1))
+        plan = program(planning.plan_targets, own, model)(state.params, z, jax.random.key(1))
         return plan.values.mean()
 
     assert mean_value(1) < mean_value(3)
@@ -399,12 +401,16 @@ def test_more_rounds_raise_the_values(setting):
 @pytest.fixture(scope="module")
 def agent_and_replay():
     agent = make_agent(make_settings(reanalyze=dict(stale_exponent=1.0)), SPEC)
-    train = agent.init(jax.random.key(0))
-    buffer = empty_replay(agent, num_envs=2, capacity=10)
+    train = jax.jit(agent.init)(jax.random.key(0))
+    buffer, make, insert = (
+        empty_replay(agent, num_envs=2, capacity=10),
+        jax.jit(agent.store.targets),
+        jax.jit(replay.insert),
+    )
     for i in range(5):
         obs = jax.random.normal(jax.random.key(i), (2, 3))
-        targets = None if i == 4 else agent.store.targets(train, None, obs, jax.random.key(10 + i))
-        buffer = replay.insert(buffer, row(obs, first=i == 0, last=i == 4), targets)
+        targets = None if i == 4 else make(train, None, obs, jax.random.key(10 + i))
+        buffer = insert(buffer, row(obs, first=i == 0, last=i == 4), targets)
     return agent, train, buffer
 
 
@@ -487,7 +493,7 @@ def test_td_mpc2_stores_no_targets_and_samples_are_made_in_every_update():
     buffer = empty_replay(sampled, num_envs=1, capacity=10)
     for i in range(6):
         buffer = replay.insert(buffer, row(jnp.full((1, 3), 0.1 * i), first=i == 0))
-    train = sampled.init(jax.random.key(0))
+    train = jax.jit(sampled.init)(jax.random.key(0))
     new, _, metrics = jax.jit(sampled.update)(train, buffer, jax.random.key(1))
     assert changed(train.params["policy"], new.params["policy"])
     assert np.isfinite(float(metrics["loss/policy"]))
@@ -512,9 +518,9 @@ def test_return_ema_scales_the_svg_loss():
         loss=dict(value_target="td", policy_loss="svg", value_scale="return_ema"),
     )
     model = make_model(settings)
-    state = init_state(settings, model, jax.random.key(0))
+    state = program(init_state, settings, model)(jax.random.key(0))
     state = state.replace(params=loud(state.params))
-    noise = draw(settings, model, jax.random.key(1))
+    noise = program(draw, settings, model)(jax.random.key(1))
     update = jax.jit(lambda s, b, d: update_from_batch(settings, model, s, b, d))
     new, metrics = update(state, make_batch(), noise)
     assert changed(state.return_ema, new.return_ema)

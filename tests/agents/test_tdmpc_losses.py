@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +31,7 @@ from tests.agents.tdmpc_helpers import (
     replaced,
     variant,
 )
+from tests.helpers import program
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +90,7 @@ def test_the_optimists_unit_of_values_follows_values(policy_loss, value_scale):
         loss=dict(own, optimist=True, optimist_std_coef=0.5, optimist_entropy_scale=0.0),
     )
     model = make_model(settings)
-    state = init_state(settings, model, jax.random.key(0))
+    state = program(init_state, settings, model)(jax.random.key(0))
     state = state.replace(params=loud(state.params, 3), return_ema=returns.ReturnEMA(-1.0, 4.0))
     noise = draw(settings, model, jax.random.key(1))
     inputs = PolicyInputs(
@@ -103,9 +106,8 @@ def test_the_optimists_unit_of_values_follows_values(policy_loss, value_scale):
     def values(policy, eps, std_coef):
         params = dict(state.params, policy=policy)
         action = model.act(*model.policy(params, inputs.zs), eps)
-        return np.asarray(
-            policies.policy_value(settings, model, params, inputs.zs, action, None, std_coef)
-        )
+        value = functools.partial(policies.policy_value, std_coef=std_coef)
+        return np.asarray(program(value, settings, model)(params, inputs.zs, action, None))
 
     optimists = values(state.params["optimist"], noise.optimist_eps, 0.5)
     moving = optimists[0]
@@ -170,7 +172,8 @@ def test_the_policy_learns_from_values_with_dropout(critic):
     inputs = PolicyInputs(zs, jnp.ones((T + 1, B)), noise.policy_eps, None, noise.policy_dropout)
     unit = returns.init_running_scale()
     scales = Scales(ValueScales(unit, returns.init_return_ema()), unit, unit)
-    loss = policies.policy_loss(settings, model, params["policy"], params, None, inputs, scales)[0]
+    of_policy = program(policies.policy_loss, settings, model)
+    loss = of_policy(params["policy"], params, None, inputs, scales)[0]
     action = model.act(*model.policy(params, zs), noise.policy_eps)
     z, reward = zs, 0.0
     if critic == "v":
@@ -181,9 +184,7 @@ def test_the_policy_learns_from_values_with_dropout(critic):
     value = value if critic == "q" else reward + 0.9 * value[0]
     expected = -np.mean(0.5 ** np.arange(T + 1) * np.asarray(value).mean(axis=1))
     np.testing.assert_allclose(loss, expected, rtol=1e-3, atol=1e-4)
-    still = policies.policy_loss(
-        settings, model, params["policy"], params, None, inputs._replace(dropout=None), scales
-    )[0]
+    still = of_policy(params["policy"], params, None, inputs._replace(dropout=None), scales)[0]
     assert abs(float(still - loss)) > 1e-2
     silent = make_settings(model=dict(dropout=0.0), loss=dict(policy_loss="svg", optimist=True))
     noise = draw(silent, make_model(silent), jax.random.key(1))
@@ -236,8 +237,8 @@ def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():
     batch = Batch(None, None, reward, terminated, mask, None, values, valid)
     noise = Noise(None, None, None, None)
     z = jnp.zeros((3, 2, 8))
-    ours = value_targets.lambda_targets(
-        settings, model, params, params["value"], z, batch, noise, weights
+    ours = program(value_targets.lambda_targets, settings, model)(
+        params, params["value"], z, batch, noise, weights
     )[0]
     v = np.asarray(values).mean(-1)[1:]
     expected = np.zeros((3, 2))

@@ -31,6 +31,7 @@ from tests.agents.tdmpc_helpers import (
     std,
     toy_model,
 )
+from tests.helpers import program
 
 # -------------------------------------------------------------------------------------------------
 # Reanalyze
@@ -136,9 +137,8 @@ def test_the_batch_about_to_be_learned_from_is_planned_for_row_by_row(due):
 def targets_of(settings, model, toy, batch, noise, **state):
     own = dict(params=toy.params(), target_value=toy.params()["value"]) | state
     full = TrainState(**{name: own.get(name) for name in TrainState.__dataclass_fields__})
-    return value_targets.value_targets(
-        settings, model, full, batch.obs[..., :2], batch, noise, None
-    )
+    make = program(value_targets.value_targets, settings, model)
+    return make(full, batch.obs[..., :2], batch, noise, None)
 
 
 def test_td_targets_of_ensembles_in_the_model():
@@ -250,8 +250,8 @@ def test_svg_follows_the_ensembles_with_its_own_optimism(std_coef, pick):
     zs, eps = array(T + 1, B, 2), array(T + 1, B, A)
     inputs = PolicyInputs(jnp.asarray(zs), jnp.ones((T + 1, B)), jnp.asarray(eps), None)
     params = toy.params()
-    ours, _ = policies.policy_loss(
-        settings, model, params["policy"], params, None, inputs, fixed_unit(2.0)
+    ours, _ = program(policies.policy_loss, settings, model)(
+        params["policy"], params, None, inputs, fixed_unit(2.0)
     )
     entropy = A * (0.5 * eps**2 + toy.log_std + 0.5 * np.log(2 * np.pi)).sum(-1)
     each = -svg_value(toy, zs, eps, std_coef, pick) / 2.0 - 0.02 * entropy
