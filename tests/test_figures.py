@@ -35,6 +35,8 @@ def test_every_picture_has_an_entry_and_is_shown(manifest):
         if path.suffix in {".png", ".svg", ".gif", ".jpg"}
     }
     drawn = set(figures.layout()["figures"])
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.html")}
+    assert pages == set(manifest["pages"])
     assert pictures == drawn | set(manifest["pictures"])
     shown = set()
     for page in figures.pages():

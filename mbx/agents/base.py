@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from mbx import replay
 from mbx.types import Array, EnvSpec, Metrics
 
-__all__ = ["Agent", "Diagnostics", "Mean", "Metrics", "Store"]
+__all__ = ["Agent", "Diagnostics", "Mean", "Metrics", "See", "Store"]
 
 
 class Init(Protocol):
@@ -203,6 +203,29 @@ class StartFrom(Protocol):
         ...
 
 
+class See(Protocol):
+    """Looks on while an agent plans, outside the compiled program."""
+
+    def __call__(self, what: str, arrays: dict[str, Any], /) -> None:
+        """Something that planning came to.
+
+        Args:
+            what: "candidates" with each set that was scored, "plan" with what came of them.
+            arrays: of candidates `actions` `[E, n, T, A]` and `values` `[E, n]`; of a plan the
+                fields of `mbx.mppi.Plan`, `num_elites`, and `discount` `[E]`, which values are
+                discounted by.
+        """
+        ...
+
+
+class Watched(Protocol):
+    """Makes an `act` that tells what its planner does."""
+
+    def __call__(self, see: See, /) -> Act:
+        """`act` with the same actions, for one device; each step tells `see` in order."""
+        ...
+
+
 class Agent(NamedTuple):
     """An agent.
 
@@ -225,6 +248,7 @@ class Agent(NamedTuple):
         diagnostics: (train, replay, key) -> `Diagnostics`, called with every evaluation, outside
             any compiled program.
         act_without_planner: `act` by the policy alone, for an agent whose `act` plans.
+        watched: `act` for one who looks on, likewise.
         start_from: gives a fresh train state the parameters of another run.
         check: is given the metrics of every log interval, and raises ValueError, with the remedy,
             where they say that the run cannot be right.
@@ -242,3 +266,4 @@ class Agent(NamedTuple):
     start_from: StartFrom | None = None
     check: Check | None = None
     act_without_planner: Act | None = None
+    watched: Watched | None = None

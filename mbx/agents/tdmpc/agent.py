@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from mbx import mppi, networks, replay, returns
-from mbx.agents.base import Act, Agent, MakeTargets, StartFrom, Store, Update
+from mbx.agents.base import Act, Agent, MakeTargets, See, StartFrom, Store, Update
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.reanalyze import make_reanalyze, num_rows, reanalyze_batch
 from mbx.agents.tdmpc.settings import Settings
@@ -60,6 +60,7 @@ def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
         store=make_store(settings, model, targets) if settings.stores_plans else None,
         start_from=make_start_from(spec),
         act_without_planner=make_act_without_planner(model),
+        watched=functools.partial(make_act, settings, model),
     )
 
 
@@ -144,8 +145,8 @@ def init_actor(settings: Settings, model: WorldModel, num_envs: int) -> Any:
     return ActorState(mean, expert, jnp.zeros(num_envs, bool))
 
 
-def make_act(settings: Settings, model: WorldModel) -> Act:
-    """`Agent.act`: plan from the encoded observation."""
+def make_act(settings: Settings, model: WorldModel, see: See | None = None) -> Act:
+    """`Agent.act`: plan from the encoded observation; with `see`, `Agent.watched`."""
     carries_expert = _acts_as_expert(settings)
 
     def act(
@@ -164,6 +165,7 @@ def make_act(settings: Settings, model: WorldModel) -> Act:
             key,
             evaluate=evaluate,
             share=share,
+            see=see,
         )
         if not carries_expert:
             return plan.action, plan.mean

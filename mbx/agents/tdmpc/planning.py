@@ -11,17 +11,20 @@ planner-targets and ensembles.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import io_callback
 
 from mbx import mppi, planners, threefry
+from mbx.agents.base import See
 from mbx.agents.tdmpc.scoring import score_function
 from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
 from mbx.keys import streams
 from mbx.types import Array, Params
-from mbx.world_model import WorldModel, masked
+from mbx.world_model import WorldModel, discount_of, masked
 
 
 class Planned(NamedTuple):
@@ -141,6 +144,7 @@ def plan_to_act(
     *,
     evaluate: bool = False,
     share: Array | None = None,
+    see: See | None = None,
 ) -> mppi.Plan:
     """The acting planner.
 
@@ -149,6 +153,8 @@ def plan_to_act(
         mean: warm start, `[B, T, A]`.
         evaluate: without exploration noise, and with the settings for evaluations.
         share: of the policy's own Gaussian in where the plan starts, None for none.
+        see: is told of every set of candidates and of the plan; None: nothing is, and nothing of
+            it is in the program.
     """
     planner, config = settings.planner, search_config(settings.planner)
     if evaluate:
@@ -169,10 +175,12 @@ def plan_to_act(
         proposals = jnp.clip(proposals + planner.proposal_noise * noise, -1.0, 1.0)
         proposals = masked(model, proposals, z[:, None, None])
     score = score_function(settings, model, params, z, planner)
+    if see is not None:
+        score = _seen(score, see)
     std = jnp.full_like(mean, config.max_std)
     if share is not None:
         mean, std = blend(share, policy_gaussian(model, params, z, horizon), (mean, std))
-    return planners.find(planner.name).plan(
+    plan = planners.find(planner.name).plan(
         keys["plan"],
         score,
         mean,
@@ -181,6 +189,24 @@ def plan_to_act(
         action_mask=model.action_mask(z),
         config=config,
     )
+    if see is not None:
+        discount = planner.discount or discount_of(model, settings.loss.discount, z)
+        discount = jnp.broadcast_to(discount, z.shape[:1])
+        found = {**plan._asdict(), "num_elites": config.num_elites, "discount": discount}
+        io_callback(functools.partial(see, "plan"), None, found, ordered=True)
+    return plan
+
+
+def _seen(score: mppi.ScoreFn, see: See) -> mppi.ScoreFn:
+    """A score that tells `see` what it is asked and what it answers."""
+
+    def told(key: Array, actions: Array) -> Array:
+        values = score(key, actions)
+        found = {"actions": actions, "values": values}
+        io_callback(functools.partial(see, "candidates"), None, found, ordered=True)
+        return values
+
+    return told
 
 
 def plan_targets(

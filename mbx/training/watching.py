@@ -1,0 +1,247 @@
+"""One episode of an agent that plans, with all that its planner looked at.
+
+    episode = watching.record(agent, train_state, settings, key)
+    text = watching.page(episode, "title")
+
+The actions are those that the agent takes without anyone looking on.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mbx.agents.base import Agent
+from mbx.envs.base import JaxEnvironment
+from mbx.envs.render import Renderer
+from mbx.training import charts, drawing
+from mbx.training.build import Config
+from mbx.training.charts import Line, chart
+from mbx.training.environments import make_environment
+from mbx.training.watching_script import BODY, SCRIPT, STYLE
+
+_DIMS = 6  # of actions that are drawn
+
+
+class Round(NamedTuple):
+    """Candidates of one round, `[N, T, A]`, and their scores, `[N]`."""
+
+    actions: np.ndarray
+    values: np.ndarray
+
+    def best(self, count: int) -> np.ndarray:
+        """Indices of the best candidates, best first; what is not finite comes last."""
+        ranked = np.where(np.isfinite(self.values), self.values, -np.inf)
+        return np.argsort(-ranked, kind="stable")[:count]
+
+
+class Step(NamedTuple):
+    """One step of the episode: its rounds, the plan that came of them, and what followed.
+
+    Attributes:
+        rounds: oldest first.
+        plan: fields of `mbx.mppi.Plan` without the axis of states, `num_elites`, `discount`.
+        reward: that the environment gave for the action.
+        picture: uint8 `[height, width, 3]` of the state before, None where it is not drawn.
+    """
+
+    rounds: list[Round]
+    plan: dict[str, np.ndarray]
+    reward: float
+    picture: np.ndarray | None
+
+
+class Episode(NamedTuple):
+    """A recorded episode; terminated: it ended by its task, not by its time limit."""
+
+    steps: list[Step]
+    terminated: bool
+
+
+def record(
+    agent: Agent,
+    train_state: Any,
+    config: Config,
+    key: jax.Array,
+    *,
+    renderer: Renderer | None = None,
+    most: int = 1000,
+) -> Episode:
+    """Play one episode without exploration noise and keep what the planner saw.
+
+    Args:
+        agent: one with `watched`.
+        train_state: its own.
+        config: of the run, whose environment is played.
+        key: of the environment and the planner; random numbers are drawn as in an evaluation.
+        renderer: draws states; None for no pictures.
+        most: steps that are played at most.
+
+    Raises:
+        ValueError: for an agent that does not plan, or an environment stepped by the host.
+    """
+    if agent.watched is None:
+        raise ValueError("this agent does not plan: watch a run of one that does (tdmpc)")
+    environment = make_environment(config, 1, seed=0)
+    if not isinstance(environment, JaxEnvironment):
+        raise ValueError(
+            f"env.name={environment.spec.name!r} is stepped by the host: plans are watched on "
+            "environments written in JAX"
+        )
+    seen: list[tuple[str, dict[str, np.ndarray]]] = []
+
+    def see(what: str, arrays: dict[str, Any]) -> None:
+        seen.append((what, {name: np.array(value) for name, value in arrays.items()}))
+
+    act = agent.watched(see)
+
+    @jax.jit
+    def advance(train: Any, carry: Any, i: jax.Array, key: jax.Array) -> Any:
+        env_state, obs, actor = carry
+        view = None
+        if renderer is not None:
+            view = renderer.view(jax.tree.map(lambda x: x[0], env_state.raw))
+        act_key, env_key = jax.random.split(jax.random.fold_in(key, i))
+        action, actor = act(train, actor, obs, jnp.full(1, i == 0), act_key, True)
+        env_state, now = environment.step(env_state, action, env_key)
+        told = view, now.reward[0], now.terminated[0], now.truncated[0]
+        return (env_state, now.obs, actor), told
+
+    reset_key, step_key = jax.random.split(key)
+    env_state, obs = jax.jit(environment.reset)(reset_key)
+    carry, steps, over, ended = (env_state, obs, agent.init_actor(1)), [], False, False
+    while not over and len(steps) < most:
+        seen.clear()
+        carry, told = advance(train_state, carry, jnp.int32(len(steps)), step_key)
+        view, reward, terminated, truncated = jax.device_get(told)
+        jax.effects_barrier()
+        picture = None if renderer is None else np.array(renderer.draw(view))
+        steps.append(_step(seen, float(reward), picture))
+        ended, over = bool(terminated), bool(terminated or truncated)
+    return Episode(steps, ended)
+
+
+def _step(
+    seen: Sequence[tuple[str, dict[str, np.ndarray]]], reward: float, picture: np.ndarray | None
+) -> Step:
+    scored = [found for what, found in seen if what == "candidates"]
+    (plan,) = (found for what, found in seen if what == "plan")
+    rounds = [Round(found["actions"][0], found["values"][0]) for found in scored]
+    size = plan["values"].shape[-1]
+    if len(rounds) > 1 and len(rounds[0].values) + len(rounds[1].values) == size:
+        first, *rounds = rounds  # scored once, they take part in every round
+        rounds = [
+            Round(*(np.concatenate(pair) for pair in zip(first, other, strict=True)))
+            for other in rounds
+        ]
+    own = {name: value[0] if value.ndim else value for name, value in plan.items()}
+    return Step(rounds, own, reward, picture)
+
+
+def predicted(step: Step) -> float:
+    """What the planner promised itself: the mean score of the last round's elites."""
+    last = step.rounds[-1]
+    return float(np.mean(last.values[last.best(int(step.plan["num_elites"]))]))
+
+
+def realised(episode: Episode) -> list[float]:
+    """Discounted sum of the rewards that followed, for every step.
+
+    A time limit cuts it off: what would have come after is not in it.
+    """
+    total, found = 0.0, []
+    for step in reversed(episode.steps):
+        total = step.reward + float(step.plan["discount"]) * total
+        found.append(total)
+    return found[::-1]
+
+
+def page(
+    episode: Episode, title: str, *, candidates: int = 48, steps: int = 100, size: int = 160
+) -> str:
+    """An HTML file with a slider over steps and rounds that needs nothing else.
+
+    Args:
+        episode: as `record` gives it.
+        title: of the page.
+        candidates: of a round that are drawn at most, all elites among them.
+        steps: that are shown at most: every second, third, ... of a longer episode.
+        size: width of the pictures, in pixels, at most.
+    """
+    stride = -(-len(episode.steps) // steps)
+    every = range(0, len(episode.steps), stride)
+    shown = [_compact(i, episode.steps[i], candidates, size) for i in every]
+    told, came = [predicted(step) for step in episode.steps], realised(episode)
+    numbers = range(len(told))
+    lines = [
+        Line("predicted: mean of the elites", 0, numbers, told),
+        Line("realised: rewards that followed", 1, numbers, came),
+    ]
+    data = {
+        "steps": shown,
+        "predicted": [float(f"{told[i]:.5g}") for i in every],
+        "realised": [float(f"{came[i]:.5g}") for i in every],
+        "length": len(episode.steps),
+    }
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    cut = "" if episode.terminated else " Its end, a time limit, cuts realised returns off."
+    total = sum(step.reward for step in episode.steps)
+    words = f"{len(episode.steps)} steps, return {total:.1f}.{cut}"
+    body = BODY.replace("WORDS", html.escape(words)).replace("TITLE", html.escape(title))
+    returns = chart("discounted return", lines, x_label="steps of the episode")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
+        "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">"
+        f'<link rel="icon" href="data:,"><title>{html.escape(title)}</title>'
+        f"<style>{drawing.css(':root')}{STYLE}{charts.STYLE}</style></head><body>"
+        f"{body.replace('RETURNS', returns)}"
+        f'<script type="application/json" id="data">{text}</script>'
+        f"<script>{SCRIPT}{charts.SCRIPT}</script></body></html>\n"
+    )
+
+
+def _compact(number: int, step: Step, candidates: int, size: int) -> dict[str, Any]:
+    """A step for the page: actions in hundredths, elites first, others at even ranks."""
+    elites = min(int(step.plan["num_elites"]), candidates)
+    rounds = []
+    for one in step.rounds:
+        order = one.best(len(one.values))
+        others = order[int(step.plan["num_elites"]) :]
+        room = min(candidates - elites, len(others))
+        chosen = others[np.linspace(0, len(others) - 1, room).round().astype(int)] if room else []
+        keep = np.concatenate([order[:elites], np.asarray(chosen, int)])
+        actions = np.round(100 * one.actions[keep][..., :_DIMS]).astype(int)
+        values = [float(f"{v:.5g}") if np.isfinite(v) else None for v in one.values[keep]]
+        rounds.append({"actions": actions.tolist(), "values": values})
+    found = {
+        "number": number,
+        "rounds": rounds,
+        "elites": elites,
+        "mean": np.round(100 * step.plan["mean"][..., :_DIMS]).astype(int).tolist(),
+        "action": np.round(100 * step.plan["action"][:_DIMS]).astype(int).tolist(),
+        "reward": float(f"{step.reward:.4g}"),
+    }
+    if step.picture is not None:
+        found["picture"] = _data_url(step.picture, size)
+    return found
+
+
+def _data_url(picture: np.ndarray, size: int) -> str:
+    import base64
+    import io
+
+    from PIL import Image
+
+    image = Image.fromarray(picture)
+    image.thumbnail((size, size))
+    target = io.BytesIO()
+    image.convert("P", palette=Image.Palette.ADAPTIVE, colors=32).save(target, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(target.getvalue()).decode()
