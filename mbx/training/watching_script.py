@@ -30,7 +30,8 @@ aria-label="round"></label>
 <figure><figcaption>their scores, by the first action</figcaption>
 <canvas id="scores" width="720" height="440"></canvas></figure>
 <div>RETURNS<p class="quiet"><i class="key" style="background:var(--line0)"></i>predicted: mean
-score of the last round's elites <i class="key" style="background:var(--line1)"></i>realised: rewards that
+score of the last round's elites
+<i class="key" style="background:var(--line1)"></i>realised: rewards that
 followed, discounted</p></div>
 </div><p id="said"></p>
 """
