@@ -45,6 +45,7 @@ def page_faults(first: str) -> int:
     return int(out.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="an allocator of glibc")
 def test_programs_use_their_memory_again():
     # Ten calls with at least one array of 48 MB, in pages of 4 kB.

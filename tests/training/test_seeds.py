@@ -14,6 +14,7 @@ import pytest
 
 from mbx.training import build, job, loop, metrics, run, seeds
 from mbx.training.state import make_schedule
+from tests.faults.small import small_config
 from tests.helpers import register_toy, tiny_config
 
 # Without planner targets: those of an untrained model are ties, which rounding decides.
@@ -30,16 +31,21 @@ import json, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
 from mbx.training import run, seeds
-from tests import helpers
+from tests.faults.small import small_config
+from tests.helpers import tiny_config
 assert seeds.device_mesh(2).size == 2
 for workdir, settings in json.loads(sys.argv[1]):
-    result = run.train(helpers.tiny_config(seed=4, num_seeds=2, **settings), workdir)
+    make = small_config if settings is None else tiny_config
+    result = run.train(make(seed=4, num_seeds=2, **settings or {}), workdir)
     print(json.dumps([result.steps, result.evaluations]))
 """
 
 
 def train_on_two_devices(*runs):
-    """Steps and evaluations of runs (workdir, settings) of seeds 4 and 5, a device each."""
+    """Steps and evaluations of runs (workdir, settings) of seeds 4 and 5, a device each.
+
+    Settings are TD-MPC's; None is the small agent, which compiles in a second.
+    """
     command = [sys.executable, "-c", PROGRAM, json.dumps(runs)]
     told = subprocess.run(
         command,
@@ -64,9 +70,17 @@ def trained(tmp_path_factory):
     return workdir, train_on_two_devices((workdir, PLAIN))[0]
 
 
-def test_every_seed_keeps_its_own_log_and_reads_as_a_run(trained):
-    workdir, (steps, evaluations) = trained
-    assert steps == 60 and len(evaluations) == 2
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """The same of the small agent."""
+    small_config()  # registers it here
+    workdir = str(tmp_path_factory.mktemp("seeds") / "small")
+    return workdir, train_on_two_devices((workdir, None))[0]
+
+
+def test_every_seed_keeps_its_own_log_and_reads_as_a_run(small):
+    workdir, (steps, evaluations) = small
+    assert steps == 80 and len(evaluations) == 2
     assert os.path.exists(os.path.join(workdir, "curve.png"))
     finals = []
     for seed in (4, 5):
@@ -74,12 +88,22 @@ def test_every_seed_keeps_its_own_log_and_reads_as_a_run(trained):
         with open(os.path.join(path, "config.json")) as file:
             config = json.load(file)
         assert (config["seed"], config["num_seeds"]) == (seed, 1)
-        assert rows(path, "setup")[0]["parameters"] > 1000
+        assert rows(path, "setup")[0]["parameters"] == (2 + 2) * (2 + 1)
         finals.append(rows(path, "eval")[-1]["return_mean"])
         _, state, _ = run.load(path)
-        assert np.isfinite(np.asarray(state.params["policy"]["out"]["bias"])).all()
+        assert state.params.shape == (4, 3) and np.isfinite(state.params).all()
     assert finals[0] != finals[1]
     np.testing.assert_allclose(evaluations[-1][1], np.mean(finals), rtol=1e-6)
+
+
+def test_a_small_seed_of_the_batch_is_that_seed_alone(small, tmp_path):
+    alone = str(tmp_path / "alone")
+    run.train(small_config(seed=5), alone)
+    ours, theirs = rows(os.path.join(small[0], "seed-5"), "train"), rows(alone, "train")
+    assert len(ours) == 4
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a["updates"], a["episodes"], a["step"]) == (b["updates"], b["episodes"], b["step"])
+        np.testing.assert_allclose(a["loss"], b["loss"], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -144,8 +168,8 @@ def test_seeds_are_divided_evenly_among_devices(num, available, used):
     assert seeds.device_count_for(num, available) == used
 
 
-def test_host_environments_and_used_directories_are_refused(trained, tmp_path):
-    workdir, _ = trained
+def test_host_environments_and_used_directories_are_refused(small, tmp_path):
+    workdir, _ = small
     config = tiny_config(num_seeds=2)
     config["env"] = {**config["env"], "name": "gym:Pendulum-v1"}
     with pytest.raises(ValueError, match="num_seeds=2"):

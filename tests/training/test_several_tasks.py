@@ -18,6 +18,7 @@ from mbx.training import build, datasets, run, transfer
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.job import begin, fresh_state, prepare
 from mbx.training.metrics import read_rows
+from tests.faults.small import small_config
 from tests.helpers import register_toy, tiny_config
 
 MULTI = "multi:toy:point+toy:line"
@@ -156,6 +157,7 @@ def test_a_dataset_keeps_every_row(trained):
             )
 
 
+@pytest.mark.slow
 def test_learning_from_a_dataset_acts_nowhere(trained, tmp_path):
     workdir, _ = trained
     path = os.path.join(workdir, "dataset.npz")
@@ -173,6 +175,19 @@ def test_learning_from_a_dataset_acts_nowhere(trained, tmp_path):
     assert train[0]["targets/valid"] < train[-1]["targets/valid"]
     agent, latest, _ = run.load(str(tmp_path / "offline"), which="latest")
     assert int(latest.step) == 22
+
+
+def test_a_small_agent_learns_from_a_dataset_and_acts_nowhere(tmp_path):
+    run.train(small_config(replay=dict(save=True)), str(tmp_path / "run"))
+    path = str(tmp_path / "run" / "dataset.npz")
+    config = small_config(env=dict(num_envs=4), train=dict(dataset=path), eval=dict(interval=20))
+    result = run.train(config, str(tmp_path / "offline"))
+    rows = read_rows(str(tmp_path / "offline" / "metrics.jsonl"))
+    train = [row for row in rows if row["kind"] == "train"]
+    # 2 before the first step, then half an update for each of the 79 steps after it.
+    assert sum(row["updates"] for row in train) == 2 + 79 // 2
+    assert len(result.evaluations) == 4 and all("episodes" not in row for row in train)
+    assert int(run.load(str(tmp_path / "offline"), which="latest")[1].step) == 41
 
 
 def test_agents_that_cannot_start_from_another_run_say_so():
