@@ -182,6 +182,10 @@ def test_icem_gets_its_settings(world):
             dict(name="icem", noise_beta=1.0),
             "noise_beta=1.0 has no effect .*planner.horizon above 3",
         ),
+        (
+            dict(name="icem", iterations=1, extra_iterations=0, keep_elites=1.0),
+            "keep_elites=1.0 has no effect .*planner.iterations above 1",
+        ),
         (dict(name="cem", temperature=2.0), "planner.temperature=2.0 has no effect here"),
     ],
 )

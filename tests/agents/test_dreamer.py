@@ -19,7 +19,6 @@ from mbx.agents.dreamer import agent as dreamer
 from mbx.agents.dreamer import behaviour as losses
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer import optimizers, policy, rssm, types, update, world_model
-from mbx.agents.dreamer.networks import ModelConfig
 from mbx.agents.dreamer.settings import Settings
 from mbx.settings import from_dict
 from mbx.training import build, environments, run
@@ -27,25 +26,11 @@ from mbx.training.checkpoint import Checkpointer
 from mbx.training.job import fresh_state
 from mbx.training.state import make_schedule
 from mbx.types import EnvSpec
+from tests.agents import dreamer_helpers as helpers
 from tests.agents.dreamer_helpers import change, make_settings
 from tests.helpers import program
 
-NET = ModelConfig(
-    vector_dim=3,
-    action_dim=2,
-    factors=(2,),
-    deter=8,
-    hidden=6,
-    stoch=2,
-    classes=4,
-    units=8,
-    blocks=2,
-    num_bins=21,
-    policy_layers=1,
-    value_layers=1,
-    encoder_layers=1,
-    decoder_layers=1,
-)
+NET = dataclasses.replace(helpers.NET, vector_dim=3, factors=(2,))
 CONFIG = make_settings(
     NET,
     loss=dict(batch_size=2, batch_length=4),

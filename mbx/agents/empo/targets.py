@@ -280,18 +280,42 @@ def make_targets(
         ).reshape(*shape, *v.shape[1:])
         total = jnp.einsum("bprhg,br,bhgp->bhg", expected, policy, human.entry)
         v_target = total / jnp.maximum(human.coverage, 1e-9)
-    # What is missing would count 0, better than anything there is: such entries are no targets.
+    targets = Targets(
+        q_target, jnp.ones_like(q_target, bool), v_target, human.coverage, policy, here
+    )
+    targets, lost = _without_lost(targets, lost, human, mask)
+    targets, broken = _without_broken(targets, mask)
+    return targets, metrics | lost | broken
+
+
+def _without_lost(
+    targets: Targets, lost: Array, human: Profiles, mask: Array
+) -> tuple[Targets, Metrics]:
+    """No targets where successors are missing, `lost` `[B, P, R]`, and their share.
+
+    They would count 0, better than anything there is.
+    """
     known = ~jnp.any(lost & (human.weight > 0.0)[:, :, None], axis=1)
     gap = (human.entry > 0.0) & jnp.any(lost, axis=2)[:, None, None]
-    coverage = jnp.where(jnp.any(gap, axis=-1), 0.0, human.coverage)
-    rows = jnp.maximum(jnp.sum(mask) * num_robot, 1)
-    metrics["lost_targets"] = jnp.sum(~known & mask[:, None]) / rows
-    # Nor is what a world has no number for.
-    sound, whole = jnp.isfinite(q_target), jnp.isfinite(v_target)
-    metrics["broken_targets"] = jnp.sum(~sound & mask[:, None]) / rows
-    known, coverage = known & sound, jnp.where(whole, coverage, 0.0)
-    q_target, v_target = jnp.where(sound, q_target, -1.0), jnp.where(whole, v_target, 0.0)
-    return Targets(q_target, known, v_target, coverage, policy, here), metrics
+    coverage = jnp.where(jnp.any(gap, axis=-1), 0.0, targets.coverage)
+    targets = targets._replace(known=targets.known & known, coverage=coverage)
+    return targets, {"lost_targets": _share(~known, mask)}
+
+
+def _without_broken(targets: Targets, mask: Array) -> tuple[Targets, Metrics]:
+    """No targets where the world had no number for a successor, and their share."""
+    sound, whole = jnp.isfinite(targets.q_r), jnp.isfinite(targets.v_h_e)
+    return targets._replace(
+        q_r=jnp.where(sound, targets.q_r, -1.0),
+        known=targets.known & sound,
+        v_h_e=jnp.where(whole, targets.v_h_e, 0.0),
+        coverage=jnp.where(whole, targets.coverage, 0.0),
+    ), {"broken_targets": _share(~sound, mask)}
+
+
+def _share(which: Array, mask: Array) -> Array:
+    """Of the robot's actions `[B, R]` in rows that exist."""
+    return jnp.sum(which & mask[:, None]) / jnp.maximum(jnp.sum(mask) * which.shape[1], 1)
 
 
 def _keys(world: World, states: Any) -> Array:

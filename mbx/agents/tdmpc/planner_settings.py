@@ -63,7 +63,10 @@ class Planner:
         needs=_ICEM | {"plans_far": True},
     )
     keep_elites: float = setting(
-        0.3, "share of a round's elites that compete in the next", at_most=1, needs=_ICEM
+        0.3,
+        "share of a round's elites that compete in the next",
+        at_most=1,
+        needs=_ICEM | {"plans_again": True},
     )
     momentum: float = setting(
         0.1, "share of the old mean and std in the refitted", at_most=0.999, needs=_ICEM
@@ -170,7 +173,7 @@ class TrainingPlanner:
         0.3,
         "share of a round's elites that compete in the next",
         at_most=1,
-        needs=_TRAINING | _ICEM,
+        needs=_TRAINING | _ICEM | {"trains_again": True},
     )
     momentum: float = setting(
         0.1,

@@ -284,6 +284,17 @@ class Settings(RunSettings):
         return self.training_planner.horizon > 3
 
     @property
+    def plans_again(self) -> bool:
+        """planner.iterations above 1, or planner.extra_iterations"""
+        return self.planner.iterations > 1 or self.planner.extra_iterations > 0
+
+    @property
+    def trains_again(self) -> bool:
+        """training_planner.iterations above 1, or training_planner.extra_iterations"""
+        planner = self.training_planner
+        return planner.iterations > 1 or planner.extra_iterations > 0
+
+    @property
     def trains_ahead(self) -> bool:
         """training_planner.horizon above 1"""
         return self.training_planner.horizon > 1
