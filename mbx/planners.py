@@ -9,7 +9,7 @@ prior, exploration noise, the stored targets and experts, reanalyze.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mbx import cem, mppi
 from mbx.mppi import Array, MPPIConfig, Plan, ScoreFn
@@ -62,6 +62,33 @@ def register(name: str, plan: PlanFn, config: type[MPPIConfig] = MPPIConfig) -> 
     if name in ("mppi", "cem", "icem"):
         raise ValueError(f"planner {name!r} comes with mbx: choose another name")
     _KNOWN[name] = Planner(plan, config)
+
+
+def plan(name: str, key: Array, score_fn: ScoreFn, mean: Array, std: Array, **given: Any) -> Plan:
+    """`mppi.plan` by the planner of a name, whose result is looked at while it is traced.
+
+    Raises:
+        ValueError: for an unknown name, and where it returned no `Plan` or one of other shapes;
+            names planner, field, what was got and what is wanted.
+    """
+    made = find(name).plan(key, score_fn, mean, std, **given)
+    if not isinstance(made, Plan):
+        raise ValueError(f"planner {name!r} returned a {type(made).__name__}, wanted an mppi.Plan")
+    (batch, horizon, action_dim), num = mean.shape, given["config"].num_samples
+    for fields, axes, want in (
+        (("action", "chosen"), "[B, A]", (batch, action_dim)),
+        (("mean", "std"), "[B, T, A]", mean.shape),
+        (("actions",), "[B, N, T, A]", (batch, num, horizon, action_dim)),
+        (("values",), "[B, N]", (batch, num)),
+    ):
+        for field in fields:
+            got = getattr(getattr(made, field), "shape", None)
+            if got != want:
+                raise ValueError(
+                    f"planner {name!r}: {field} of its Plan has the shape {list(got or ())}, "
+                    f"wanted {axes} = {list(want)}"
+                )
+    return made
 
 
 def find(name: str) -> Planner:

@@ -199,3 +199,35 @@ def test_unknown_planners_and_taken_names_are_refused():
         planning.search_config(settings(planner=dict(name="nobody")).planner)
     with pytest.raises(ValueError, match="planner 'cem' comes with mbx"):
         planners.register("cem", mppi.plan)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda plan: plan.actions, "planner 'broken' returned a .*, wanted an mppi.Plan"),
+        (
+            lambda p: p._replace(action=p.mean),
+            r"action of its Plan .* \[2, 3, 1\], wanted \[B, A\] =",
+        ),
+        (lambda p: p._replace(std=p.std[:, 0]), r"std of its Plan .*\[2, 1\], wanted \[B, T, A\]"),
+        (
+            lambda p: p._replace(values=p.values[:, 1:]),
+            r"values .*\[2, 7\], wanted \[B, N\] = \[2, 8",
+        ),
+        (
+            lambda p: p._replace(actions=None),
+            r"actions of its Plan .*wanted \[B, N, T, A\] = \[2, 8",
+        ),
+    ],
+)
+def test_the_plan_of_ones_own_planner_is_looked_at(monkeypatch, change, message):
+    monkeypatch.setattr(planners, "_KNOWN", dict(planners._KNOWN))
+    planners.register("broken", lambda *args, **given: change(mppi.plan(*args, **given)))
+    mean, config = jnp.zeros((2, 3, 1)), mppi.MPPIConfig(num_samples=8, num_elites=2)
+
+    def planned(key):
+        score = lambda _, actions: actions.sum((2, 3))  # noqa: E731
+        return planners.plan("broken", key, score, mean, mean + 1.0, config=config)
+
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(planned, jax.random.key(0))

@@ -11,6 +11,7 @@ import pytest
 from examples import own_agent
 from mbx.agents.base import Mean
 from mbx.training import build
+from mbx.training.agent_check import checked
 from mbx.training.environments import make_environment
 from mbx.training.job import fresh_state
 from mbx.training.loop import make_step
@@ -64,6 +65,10 @@ def metrics(value):
     return dict(update=lambda result: (*result[:2], value))
 
 
+def grown(train):
+    return train.replace(params=jnp.concatenate([train.params, train.params]))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -83,6 +88,22 @@ def metrics(value):
         (metrics({"m": Mean(jnp.ones(3), 1.0)}), r"metrics\['m'\] .* is float32\[3\]"),
         (dict(example_row=lambda r: {"obs": r["obs"]}), r"without action, reward, .* terminated"),
         (
+            dict(init_actor=lambda a: a[0]),
+            r"init_actor\(\) is Tree leaf .* shape of length 0 .*\[E,",
+        ),
+        (
+            dict(init_actor=lambda a: {"m": a[1:]}),
+            r"leaf 'm' .* \(3,\) != \(4,\), wanted leaves \[E",
+        ),
+        (dict(act=lambda r: (r[0], r[1][:, None])), r"state of act\(\) is other, .*\(4, 1\) != "),
+        (dict(act=lambda r: (r[0], r[1] > 0)), r"actor state of act\(\) is other, .* bool != fl"),
+        (
+            dict(act=lambda r: (r[0], {"m": r[1]})),
+            r"actor state of act\(\) is .*with \['m'\], want",
+        ),
+        (dict(update=lambda r: (grown(r[0]), *r[1:])), r"train state of update\(\) is other,"),
+        (dict(update=lambda r: (r[0], r[1].replace(targets=r[1].size), r[2])), r"the replay of up"),
+        (
             dict(example_row=lambda r: r | {"obs": r["reward"]}),
             r"obs of example_row\(\) is float32\[\], wanted shape \[3\]",
         ),
@@ -91,6 +112,35 @@ def metrics(value):
 def test_what_no_run_can_use_is_told(environment, changes, message):
     with pytest.raises(ValueError, match=f"agent 'broken': .*{message}"):
         traced(environment, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "message"),
+    [
+        (
+            "after_action",
+            lambda actor, a: actor[1:],
+            r"state of after_action\(\) is other, .*\(3,\)",
+        ),
+        ("replay_extras", lambda actor: actor, r"replay_extras\(\) is a .*, wanted a dictionary"),
+        (
+            "replay_extras",
+            lambda actor: {"h": actor},
+            r"with \['h'\], wanted fields of example_row",
+        ),
+        (
+            "replay_extras",
+            lambda actor: {"action": actor},
+            r"action of replay_extras\(\) is float32\[4\], wanted \[E, \*\[1\]\], as example_row",
+        ),
+    ],
+)
+def test_what_follows_actions_is_looked_at_too(environment, name, function, message):
+    agent = own_agent.make_agent(own_agent.Settings(), environment.spec)
+    agent = checked(agent._replace(**{name: function}), "broken", environment.spec)
+    given = (jnp.zeros(4), jnp.zeros((4, 1))) if name == "after_action" else (jnp.zeros(4),)
+    with pytest.raises(ValueError, match=message):
+        getattr(agent, name)(*given)
 
 
 def test_a_make_agent_that_returns_something_else_is_told(environment):

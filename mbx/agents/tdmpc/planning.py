@@ -180,7 +180,8 @@ def plan_to_act(
     std = jnp.full_like(mean, config.max_std)
     if share is not None:
         mean, std = blend(share, policy_gaussian(model, params, z, horizon), (mean, std))
-    plan = planners.find(planner.name).plan(
+    plan = planners.plan(
+        planner.name,
         keys["plan"],
         score,
         mean,
@@ -227,7 +228,8 @@ def plan_targets(
     keys = streams(key, "policy", "plan")
     search = _acting_search if planner.enabled and planner.search == "acting" else _policy_search
     config, start = search(settings, model, params, z, keys["policy"])
-    plan = planners.find(planner.name).plan(
+    plan = planners.plan(
+        planner.name,
         keys["plan"],
         score_function(settings, model, params, z, planner),
         action_mask=model.action_mask(z),
