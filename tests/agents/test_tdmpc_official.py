@@ -182,6 +182,28 @@ def test_a_run_directory_is_loaded_like_any_other(tmp_path):
         import_tdmpc2.write_run(arrays, name, str(tmp_path / "several"))
 
 
+def test_a_model_of_several_tasks_becomes_a_run_that_knows_them_in_order(tmp_path):
+    register_toy()
+    tasks = TaskSet(("toy:point", "toy:line"), (2, 1), 96)
+    fields = dict(enc_dim=96, mlp_dim=96, latent_dim=64, num_values=2)
+    # Observations of two numbers, the shorter padded, and which task it is.
+    world = WorldModelConfig(obs_shape=(2 + 2,), action_dim=2, tasks=tasks, **fields)
+    params = make_world_model(world).init(jax.random.key(0))
+    arrays = official.to_state(params, jax.tree.map(lambda x: x + 1.0, params["value"]), world)
+    workdir = str(tmp_path / "run")
+    import_tdmpc2.write_run(arrays, "multi:toy:point+toy:line", workdir)
+    _, train, settings = run.load(workdir)
+    assert settings.model.task_dim == 96 and settings.env.pad_to == (2, 2)
+    jax.tree.map(np.testing.assert_array_equal, train.params, params)
+    for name, array in state_dict(workdir).items():
+        np.testing.assert_array_equal(array, arrays[name], err_msg=name)
+    with pytest.raises(ValueError, match=r"\(2, 1\) in the model, \(1, 2\) in the tasks"):
+        name = "multi:toy:line+toy:point"
+        import_tdmpc2.write_run(arrays, name, str(tmp_path / "turned"))
+    with pytest.raises(ValueError, match="the model is of 2 tasks, the name gives 1"):
+        import_tdmpc2.write_run(arrays, "toy:point", str(tmp_path / "one"))
+
+
 @pytest.mark.slow
 def test_a_file_of_pytorch_is_read_and_written(tmp_path):
     torch = pytest.importorskip("torch")
