@@ -59,7 +59,7 @@ def tiny_config(**sections: dict[str, Any]) -> dict[str, Any]:
     config.loss.update(batch_size=8, value_best_n=2)
     config.reanalyze.update(batch_size=8, interval=2, min_step=0)
     config.train.update(steps=80, seed_steps=16, pretrain_updates=3, utd_ratio=0.5, log_interval=20)
-    config.eval.update(interval=40, episodes=2)
+    config.eval.update(interval=40, episodes=2, model=False)
     config.checkpoint.interval = 20
     for name, values in sections.items():
         config[name].update(values) if isinstance(values, dict) else config.update({name: values})

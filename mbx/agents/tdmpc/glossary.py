@@ -27,4 +27,22 @@ KEYS = {
     "reanalyze/age": "learner updates since the targets that a pass renewed were made",
     "reanalyze/value_change": "how much a pass changed the best value stored with a row, mean size",
     "reanalyze/share": "share of the replay's rows that a pass renewed",
+    "model/latent_error_*": "squared error of the latent N steps after the last observation that "
+    "the model saw, mean over its numbers",
+    "model/still_error_*": "the same if the latent stayed what it was: what a model has to beat",
+    "model/reward_error_*": "mean size of the error of the reward predicted at that depth",
+    "model/realised": "mean return of the replay's newest windows, discounted, with the value of "
+    "their last state",
+    "model/value": "mean value of the states they begin in",
+    "model/value_bias": "that value less the realised return: above 0 it promises too much",
+    "model/value_correlation": "correlation of both over windows: 1 where it ranks states rightly",
+    "model/policy": "mean return, by the model, of the policy acting alone",
+    "model/planned": "mean return, by the model, of the planner's last mean",
+    "model/planned_bias": "that return less the realised one: above 0 plans promise too much",
+    "model/planner_gain": "what planning is worth beyond the policy, by the model",
+    "model/gain_by_round_*": "share of that gain after the planner's N-th round; not logged where "
+    "there is none",
+    "model/termination_precision": "share of the predicted ends of episodes, one step ahead, that "
+    "were ends",
+    "model/termination_recall": "share of the ends of episodes that were predicted",
 }

@@ -163,6 +163,15 @@ class Optimizer:
 
 
 @dataclasses.dataclass(frozen=True)
+class Eval(common.Eval):
+    """Evaluations, and a look at the model with each."""
+
+    model: bool = setting(
+        True, "after every evaluation measure the model, too: model/… in the log, model.png"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class Settings(RunSettings):
     """All settings of a run with this agent.
 
@@ -172,6 +181,7 @@ class Settings(RunSettings):
     agent: str = setting("tdmpc", "which agent")
     env: Env = section(Env(), "the task")
     train: Train = section(Train(), "how long, how often")
+    eval: Eval = section(Eval(), "evaluations")
     replay: Replay = section(Replay(), "what is stored")
     model: Model = section(Model(), "the world model")
     planner: Planner = section(Planner(), "acts in the environment")

@@ -1,0 +1,356 @@
+"""Whether the model can be believed: what TD-MPC writes beside the log after an evaluation.
+
+The newest windows of the replay are followed by the model without seeing any further observation,
+with the actions that were taken; from their first states the acting planner plans round by round.
+Depth N is the N-th step after the last observation that the model saw. Everything is one compiled
+program; `eval.model=False` leaves it out. In the log all names begin with `model/`
+(`mbx.agents.tdmpc.glossary`), model.png shows them by depth and by round.
+
+The return that values and plans are compared with is that of the window: its rewards, discounted,
+and the value of its last state where the episode went on. It was made by the agent as it explored.
+
+Axes: B windows, T steps, D depths, L latent dims, K rounds of the planner.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mbx import mppi, planners, replay
+from mbx.agents.base import Diagnostics, MakeDiagnostics
+from mbx.agents.tdmpc import planning
+from mbx.agents.tdmpc.scoring import score_function
+from mbx.agents.tdmpc.settings import Settings
+from mbx.agents.tdmpc.types import Batch, TrainState, make_batch
+from mbx.keys import streams
+from mbx.types import Array, Params
+from mbx.world_model import WorldModel, discount_of, head_values
+
+WINDOWS = 64  # B
+PLANNED = 16  # of them that are planned from
+LONGEST = 50  # steps of a window, at most
+NEWEST = 4  # one in so many of the windows drawn is kept: the newest
+
+
+class Look(NamedTuple):
+    """What one look at the model found.
+
+    Attributes:
+        mask: `[D, B]`, 0 for steps behind the episode's end.
+        latent, still: squared error of the latent, mean over its numbers, by the model and if it
+            had stayed what it was, `[D, B]`.
+        reward: size of the error of the predicted reward, `[D, B]`.
+        ended, said: whether a step ended the episode by itself, and the model's probability of it
+            one step ahead, `[D, B]`; said is None for a model without terminations.
+        realised: the window's return, `[B]`.
+        value: of the first state, `[B]`.
+        plans: the value of the policy's own actions and of the plan after each round, by the model,
+            `[K + 1, P]` from the first P windows' states.
+        known: windows that hold a transition, `[B]`.
+    """
+
+    mask: Array
+    latent: Array
+    still: Array
+    reward: Array
+    ended: Array
+    said: Array | None
+    realised: Array
+    value: Array
+    plans: Array
+    known: Array
+
+
+def make_diagnostics(settings: Settings, model: WorldModel) -> MakeDiagnostics:
+    """`Agent.diagnostics` of TD-MPC's agent."""
+    look_at = jax.jit(functools.partial(look, settings, model))
+
+    def diagnose(train: TrainState, state: replay.ReplayState, key: Array) -> Diagnostics:
+        found = jax.device_get(look_at(train, state, key))
+        numbers = summarise(found, depths(len(found.mask), settings.planner.horizon))
+        return Diagnostics(numbers, {"model.png": draw(found)})
+
+    return diagnose
+
+
+def depths(deepest: int, horizon: int) -> list[int]:
+    """The depths in the log: the first step, the plans' last, and the deepest."""
+    return sorted({1, min(horizon, deepest), deepest})
+
+
+def look(
+    settings: Settings, model: WorldModel, train: TrainState, state: replay.ReplayState, key: Array
+) -> Look:
+    """Everything that is measured of the newest windows."""
+    keys = streams(key, "sample", "plan")
+    batch = newest_windows(settings, state, keys["sample"])
+    deepest = min(3 * settings.planner.horizon, len(batch.action))
+    params = train.params
+    z = model.encode(params, batch.obs[: deepest + 1])
+    latent, still, reward = open_loop(model, params, z, batch, deepest)
+    last = jnp.sum(batch.mask, axis=0).astype(jnp.int32)
+    end = jnp.take_along_axis(batch.obs, last.reshape(1, -1, *[1] * (batch.obs.ndim - 2)), axis=0)[
+        0
+    ]
+    gamma = discount_of(model, settings.loss.discount, z[0])
+    values = state_values(model, params, jnp.stack([z[0], model.encode(params, end)]))
+    return Look(
+        mask=batch.mask[:deepest],
+        latent=latent,
+        still=still,
+        reward=reward,
+        ended=batch.terminated[:deepest],
+        said=termination(model, params, z[:-1], batch.action[:deepest]),
+        realised=realised_return(batch, gamma, values[1]),
+        value=values[0],
+        plans=plans_by_round(settings, model, params, z[0, :PLANNED], keys["plan"]),
+        known=batch.mask[0] > 0.0,
+    )
+
+
+def newest_windows(settings: Settings, state: replay.ReplayState, key: Array) -> Batch:
+    """The newest of windows that are drawn uniformly: T transitions, as many as matter."""
+    pixels = state.data["obs"].ndim > 3  # whole windows of images are large
+    gammas = np.atleast_1d(settings.loss.discount)
+    length = 3 * settings.planner.horizon
+    if not pixels:
+        length = max(length, min(LONGEST, round(1.0 / max(1.0 - gammas.max(), 1e-3))))
+    capacity = state.data["reward"].shape[1]
+    length = max(1, min(length, capacity - 1))
+    draws = state.shards * -(-WINDOWS * (1 if pixels else NEWEST) // state.shards)
+    sample = replay.sample(state.replace(targets=None), key, batch_size=draws, length=length)
+    env, slot = sample.index.env[0], sample.index.slot[0]
+    age = (state.position[env] - 1 - slot) % capacity
+    chosen = jnp.argsort(jnp.where(sample.mask[0], age, capacity))[:WINDOWS]
+    return jax.tree.map(lambda x: x[:, chosen], make_batch(sample))
+
+
+def open_loop(
+    model: WorldModel, params: Params, z: Array, batch: Batch, deepest: int
+) -> tuple[Array, Array, Array]:
+    """Errors of the model's own future: latent, latent if nothing moved, reward, `[D, B]` each.
+
+    Args:
+        z: latents of what was observed, `[D + 1, B, L]`.
+        batch: windows of at least D steps.
+        deepest: D.
+    """
+    own = model.config.latent  # behind these numbers lies the task's embedding
+
+    def step(state: Array, action: Array) -> tuple[Array, tuple[Array, Array]]:
+        reward = jnp.mean(model.reward_mean(params, state, action), axis=(0, 1))
+        state = model.step(params, state, action)
+        return state, (jnp.mean(state, axis=0), reward)
+
+    start = model.tile_heads(z[0])
+    _, (predicted, rewards) = jax.lax.scan(step, start, batch.action[:deepest])
+
+    def distance(x: Array) -> Array:
+        return jnp.mean(jnp.square(x - z[1:])[..., :own], axis=-1)
+
+    error = jnp.abs(rewards - batch.reward[:deepest])
+    return distance(predicted), distance(jnp.broadcast_to(z[:1], z[1:].shape)), error
+
+
+def termination(model: WorldModel, params: Params, z: Array, action: Array) -> Array | None:
+    """Probability, one step ahead, that the episode ends: z `[D, B, L]` -> `[D, B]`."""
+    if not model.config.episodic:
+        return None
+    after = model.step(params, model.tile_heads(z), action)
+    return jnp.mean(jax.nn.sigmoid(model.termination(params, after)), axis=0)
+
+
+def state_values(model: WorldModel, params: Params, z: Array) -> Array:
+    """Mean over value heads, of the policy's mean action where the critic wants one: `[...]`."""
+    action = None
+    if model.config.critic == "q":
+        mean, log_std = model.policy(params, z)
+        action = model.act(mean, log_std, jnp.zeros_like(mean))
+    return jnp.mean(head_values(model, params["value"], z, action, None), axis=0)
+
+
+def realised_return(batch: Batch, gamma: Any, last_value: Array) -> Array:
+    """Discounted rewards of a window, and the value of its last state if the episode goes on.
+
+    Args:
+        batch: windows.
+        gamma: a number, or `[B]`.
+        last_value: of the state after a window's last step, `[B]`.
+
+    Returns:
+        `[B]`.
+    """
+    steps = jnp.arange(len(batch.mask), dtype=jnp.float32)[:, None]
+    weights = jnp.power(jnp.asarray(gamma, jnp.float32).reshape(1, -1), steps)
+    total = jnp.sum(batch.mask * weights * batch.reward, axis=0)
+    alive = 1.0 - jnp.max(batch.mask * batch.terminated, axis=0)
+    count = jnp.sum(batch.mask, axis=0)
+    return total + alive * jnp.power(jnp.asarray(gamma, jnp.float32), count) * last_value
+
+
+def plans_by_round(
+    settings: Settings, model: WorldModel, params: Params, z: Array, key: Array
+) -> Array:
+    """Values, by the model, of the policy's actions and of the plan's mean after each round.
+
+    A planner that remembers more than its Gaussian from round to round is begun anew in each.
+
+    Args:
+        z: `[P, L]`.
+
+    Returns:
+        `[K + 1, P]`.
+    """
+    keys = streams(key, "proposals", "rounds", "score")
+    planner = dataclasses.replace(settings.planner, std_coef=settings.planner.evaluation_std_coef)
+    config = planning.search_config(planner)
+    num, horizon, action_dim = len(z), planner.horizon, model.config.action_dim
+    one, number = config, 1
+    if isinstance(config, mppi.MPPIConfig):  # another's rounds are its own affair
+        one = dataclasses.replace(config, iterations=1, extra_iterations=0)
+        number = config.rounds(action_dim)
+    score = score_function(settings, model, params, z, planner)
+    proposals = None
+    if planner.num_proposals:
+        eps = jax.random.normal(
+            keys["proposals"], (horizon, num, planner.num_proposals, action_dim)
+        )
+        proposals = planning.policy_trajectories(model, params, z, eps)
+
+    def value(actions: Array) -> Array:
+        return score(keys["score"], actions)[:, 0]
+
+    def next_round(gaussian: tuple[Array, Array], key: Array) -> tuple[Any, Array]:
+        plan = planners.find(planner.name).plan(
+            key,
+            score,
+            *gaussian,
+            proposals=proposals,
+            action_mask=model.action_mask(z),
+            config=one,
+        )
+        return (plan.mean, plan.std), value(plan.mean[:, None])
+
+    own = planning.policy_trajectories(model, params, z, jnp.zeros((horizon, num, 1, action_dim)))
+    mean = jnp.zeros((num, horizon, action_dim))
+    start = (mean, jnp.full_like(mean, config.max_std))
+    rounds = jax.random.split(keys["rounds"], number)
+    _, values = jax.lax.scan(next_round, start, rounds)
+    return jnp.concatenate([value(own)[None], values])
+
+
+# -------------------------------------------------------------------------------------------------
+# In NumPy
+
+
+def summarise(found: Look, shown: list[int]) -> dict[str, float]:
+    """The numbers of the log; what cannot be said of these windows is left out.
+
+    Args:
+        found: as NumPy arrays.
+        shown: depths, from 1.
+    """
+    result = {}
+    for name in ("latent", "still", "reward"):
+        error = by_depth(getattr(found, name), found.mask)
+        result |= {f"model/{name}_error_{n}": error[n - 1] for n in shown}
+    known = found.known.astype(bool)
+    value, realised = found.value[known], found.realised[known]
+    planned = found.plans[:, known[: found.plans.shape[1]]]
+    result |= {"model/realised": _mean(realised), "model/value": _mean(value)}
+    result["model/value_bias"] = _mean(value - realised)
+    result["model/value_correlation"] = correlation(value, realised)
+    result["model/policy"] = _mean(planned[0])
+    result["model/planned"] = _mean(planned[-1])
+    num = found.plans.shape[1]
+    result["model/planned_bias"] = _mean(planned[-1] - found.realised[:num][known[:num]])
+    gain, shares = shares_of_gain(planned)
+    result["model/planner_gain"] = gain
+    result |= {f"model/gain_by_round_{k + 1}": share for k, share in enumerate(shares)}
+    if found.said is not None:
+        precision, recall = precision_recall(found.said > 0.5, found.ended > 0.5, found.mask > 0.5)
+        result |= {"model/termination_precision": precision, "model/termination_recall": recall}
+    return {name: float(x) for name, x in result.items() if np.isfinite(x)}
+
+
+def by_depth(error: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Mean over windows that go so far, `[D, B] -> [D]`; NaN where none does."""
+    count = mask.sum(axis=1)
+    total = np.where(mask > 0, error, 0.0).sum(axis=1)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def correlation(x: np.ndarray, y: np.ndarray) -> float:
+    """Pearson's; NaN where one of them is constant."""
+    if x.size < 2 or np.std(x) < 1e-9 or np.std(y) < 1e-9:
+        return float("nan")
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def shares_of_gain(plans: np.ndarray) -> tuple[float, np.ndarray]:
+    """What the last round is worth more than the policy, and the share of it after each round.
+
+    Args:
+        plans: `[K + 1, P]`, as `Look.plans`.
+
+    Returns:
+        The gain, and `[K]`; NaN where nothing is gained.
+    """
+    means = plans.mean(axis=1) if plans.shape[1] else np.full(len(plans), np.nan)
+    gain = float(means[-1] - means[0])
+    scale = max(1.0, float(np.abs(means).max())) if np.isfinite(gain) else 1.0
+    if not gain > 1e-6 * scale:
+        return gain, np.full(len(plans) - 1, np.nan)
+    return gain, (means[1:] - means[0]) / gain
+
+
+def precision_recall(said: np.ndarray, true: np.ndarray, mask: np.ndarray) -> tuple[float, float]:
+    """Share of what was said that is true, and of what is true that was said; NaN of nothing."""
+    hits = float((said & true & mask).sum())
+    told, there = float((said & mask).sum()), float((true & mask).sum())
+    return hits / told if told else np.nan, hits / there if there else np.nan
+
+
+def draw(found: Look) -> bytes:
+    """A PNG file's content: errors by depth, values and plans against returns, gain by round."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    (latents, rewards), (returns, rounds) = figure.subplots(2, 2)
+    depth = np.arange(1, len(found.mask) + 1)
+    latents.plot(depth, by_depth(found.latent, found.mask), label="model")
+    latents.plot(depth, by_depth(found.still, found.mask), "--", label="if nothing moved")
+    latents.set(title="latent, squared error", xlabel="steps after the last observation")
+    latents.legend(fontsize=8)
+    rewards.plot(depth, by_depth(found.reward, found.mask))
+    rewards.set(title="reward, size of the error", xlabel="steps after the last observation")
+    known, num = found.known.astype(bool), found.plans.shape[1]
+    returns.scatter(found.realised[known], found.value[known], s=8, label="value")
+    chosen = known[:num]
+    returns.scatter(
+        found.realised[:num][chosen], found.plans[-1][chosen], s=12, marker="x", label="plan"
+    )
+    ends = returns.get_xlim()
+    returns.plot(ends, ends, color="grey", linewidth=0.5)
+    returns.set(title="predicted against realised return", xlabel="realised")
+    returns.legend(fontsize=8)
+    if chosen.any():
+        rounds.plot(range(len(found.plans)), found.plans[:, chosen].mean(axis=1), marker="o")
+    rounds.set(title="value of the plan, by the model", xlabel="round (0: the policy alone)")
+    for axis in (latents, rewards, returns, rounds):
+        axis.tick_params(labelsize=8)
+        axis.grid(alpha=0.3)
+    target = io.BytesIO()
+    figure.savefig(target, format="png", dpi=100)
+    return target.getvalue()
+
+
+def _mean(x: np.ndarray) -> float:
+    return float(x.mean()) if x.size else float("nan")

@@ -1,0 +1,216 @@
+"""A look at the model: every measure on a model of closed form, against NumPy and by hand."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import replay
+from mbx.agents.tdmpc import diagnostics
+from mbx.agents.tdmpc.types import Batch
+from mbx.training import run
+from mbx.training.glossary import undescribed
+from mbx.training.metrics import read_rows
+from tests.agents.tdmpc_helpers import Toy, make_settings, toy_model
+from tests.helpers import tiny_config
+
+STEPS, WINDOWS, DEEPEST = 4, 3, 2
+GAMMA = 0.9
+
+
+@pytest.fixture(scope="module")
+def settings():
+    return make_settings(
+        model=dict(num_dynamics=2, num_rewards=2, num_values=3, episodic="True"),
+        loss=dict(discount=GAMMA, num_heads=3, termination="soft"),
+        planner=dict(horizon=2, iterations=3, num_samples=64, num_elites=8, num_proposals=2),
+    )
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    rng = np.random.default_rng(0)
+    mask = np.array([[1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 0, 0]], np.float32)
+    terminated = np.zeros((STEPS, WINDOWS), np.float32)
+    terminated[1, 2] = 1.0  # the third window ends by itself, the second is cut
+    terminated[3, 1] = 1.0  # of another episode
+    return Batch(
+        obs=jnp.asarray(rng.normal(size=(STEPS + 1, WINDOWS, 2)), jnp.float32),
+        action=jnp.asarray(rng.uniform(-1, 1, (STEPS, WINDOWS, 2)), jnp.float32),
+        reward=jnp.asarray(rng.normal(size=(STEPS, WINDOWS)), jnp.float32),
+        terminated=jnp.asarray(terminated),
+        mask=jnp.asarray(mask),
+    )
+
+
+def test_errors_are_those_of_the_models_own_future(settings, batch):
+    toy, model = Toy(settings), toy_model(settings)
+    z = batch.obs[: DEEPEST + 1]
+    found = diagnostics.open_loop(model, toy.params(), z, batch, DEEPEST)
+    latent, still, reward = (np.asarray(x) for x in found)
+    obs, action, real = (np.asarray(x) for x in (batch.obs, batch.action, batch.reward))
+    heads = [obs[0], obs[0]]  # each dynamics head goes on from where it is
+    for t in range(DEEPEST):
+        expected = np.mean([toy.rewards(h, action[t]) for h in heads], axis=(0, 1))
+        np.testing.assert_allclose(reward[t], np.abs(expected - real[t]), rtol=1e-4)
+        heads = [0.9 * h + g * action[t] for h, g in zip(heads, toy.gain, strict=True)]
+        gone = np.square(np.mean(heads, axis=0) - obs[t + 1]).mean(axis=-1)
+        np.testing.assert_allclose(latent[t], gone, rtol=1e-4)
+        np.testing.assert_allclose(still[t], np.square(obs[0] - obs[t + 1]).mean(-1), rtol=1e-4)
+
+
+def test_the_realised_return_ends_where_the_episode_does(batch):
+    last = jnp.array([10.0, 20.0, 30.0])
+    found = np.asarray(diagnostics.realised_return(batch, GAMMA, last))
+    r = np.asarray(batch.reward)
+    a = r[0, 0] + 0.9 * r[1, 0] + 0.81 * r[2, 0] + 0.729 * r[3, 0] + 0.6561 * 10.0
+    b = r[0, 1] + 0.9 * r[1, 1] + 0.81 * r[2, 1] + 0.729 * 20.0  # cut: the state goes on
+    c = r[0, 2] + 0.9 * r[1, 2]  # ended by itself
+    np.testing.assert_allclose(found, [a, b, c], rtol=1e-5)
+    each = diagnostics.realised_return(batch, jnp.array([0.9, 0.5, 0.9]), last)
+    b = r[0, 1] + 0.5 * r[1, 1] + 0.25 * r[2, 1] + 0.125 * 20.0  # several tasks
+    np.testing.assert_allclose(each, [a, b, c], rtol=1e-5)
+
+
+def test_values_and_terminations_are_means_over_heads(settings, batch):
+    toy, model = Toy(settings), toy_model(settings)
+    z, action = np.asarray(batch.obs[:2]), np.asarray(batch.action[:2])
+    value = diagnostics.state_values(model, toy.params(), batch.obs[:2])
+    np.testing.assert_allclose(value, toy.values(z).mean(axis=0), rtol=1e-5)
+    said = diagnostics.termination(model, toy.params(), batch.obs[:2], batch.action[:2])
+    wanted = np.mean([1.0 - toy.alive(after) for after in toy.step(z, action)], axis=0)
+    np.testing.assert_allclose(said, wanted, rtol=1e-5)
+
+
+def test_rounds_begin_with_the_policys_value_and_improve_on_it(settings):
+    toy, model = Toy(settings), toy_model(settings)
+    z = np.random.default_rng(1).normal(size=(8, 2)).astype(np.float32)
+    key = jax.random.key(0)
+    plans = jax.jit(lambda z: diagnostics.plans_by_round(settings, model, toy.params(), z, key))(z)
+    assert plans.shape == (4, 8)
+    # The policy's actions follow the first dynamics head; the score is a mean over both.
+    head, heads, total, alive = z, [z, z], 0.0, np.ones((2, 8))
+    for t in range(2):
+        action = toy.act(head, 0.0)
+        rewards = np.stack([toy.rewards(h, action).mean(axis=0) for h in heads])
+        total = total + GAMMA**t * alive * rewards
+        head = 0.9 * head + toy.gain[0] * action
+        heads = [0.9 * h + g * action for h, g in zip(heads, toy.gain, strict=True)]
+        alive = alive * np.stack([toy.alive(h) for h in heads])
+    value = np.stack([toy.values(h).mean(axis=0) for h in heads])
+    np.testing.assert_allclose(plans[0], (total + GAMMA**2 * alive * value).mean(axis=0), rtol=1e-4)
+    means = np.asarray(plans).mean(axis=1)
+    assert means[3] > means[0] and means[3] >= means[1]
+
+
+def test_the_newest_windows_are_kept(monkeypatch):
+    monkeypatch.setattr(diagnostics, "WINDOWS", 8)
+    settings = make_settings(planner=dict(horizon=1), loss=dict(discount=GAMMA))
+    row = dict.fromkeys(("reward", "obs"), jax.ShapeDtypeStruct((1,), jnp.float32))
+    row["reward"] = jax.ShapeDtypeStruct((), jnp.float32)
+    row["action"] = jax.ShapeDtypeStruct((2,), jnp.float32)
+    row |= dict.fromkeys(("is_first", "is_last", "terminated"), jax.ShapeDtypeStruct((), jnp.bool_))
+    state = replay.init(row, num_envs=1, capacity=60)
+    never = jnp.zeros(1, bool)
+
+    def insert(state, i):  # wraps around
+        rows = dict(obs=jnp.full((1, 1), i), action=jnp.zeros((1, 2)), reward=jnp.zeros(1))
+        return replay.insert(
+            state, rows | dict(is_first=never, is_last=never, terminated=never)
+        ), None
+
+    state, _ = jax.lax.scan(insert, state, jnp.arange(100.0))
+    batch = jax.jit(diagnostics.newest_windows, static_argnums=0)(
+        settings, state, jax.random.key(0)
+    )
+    first = np.asarray(batch.obs[0, :, 0])
+    assert len(batch.mask) == 10 and first.shape == (8,)  # 1 / (1 - 0.9)
+    # The replay holds 40 to 99; of 32 draws the newest 8 begin in its last part.
+    assert first.min() > 65 and first.max() <= 98 and (np.diff(first) <= 0).all()
+    np.testing.assert_array_equal(batch.obs[1, :, 0], np.minimum(first + 1, 99))
+
+
+def look(**changes) -> diagnostics.Look:
+    """Two windows of depth 2, of which the second has only one step."""
+    fields = dict(
+        mask=np.array([[1.0, 1.0], [1.0, 0.0]]),
+        latent=np.array([[1.0, 3.0], [5.0, 99.0]]),
+        still=np.array([[2.0, 4.0], [6.0, 99.0]]),
+        reward=np.array([[0.5, 1.5], [3.0, 99.0]]),
+        ended=np.array([[0.0, 1.0], [1.0, 1.0]]),
+        said=np.array([[0.9, 0.8], [0.1, 0.9]]),
+        realised=np.array([1.0, 3.0]),
+        value=np.array([2.0, 6.0]),
+        plans=np.array([[1.0, 3.0], [2.0, 4.0], [5.0, 7.0]]),
+        known=np.array([True, True]),
+    )
+    return diagnostics.Look(**fields | changes)
+
+
+def test_the_numbers_are_those_by_hand():
+    assert diagnostics.summarise(look(), [1, 2]) == pytest.approx(
+        {
+            "model/latent_error_1": 2.0,
+            "model/latent_error_2": 5.0,
+            "model/still_error_1": 3.0,
+            "model/still_error_2": 6.0,
+            "model/reward_error_1": 1.0,
+            "model/reward_error_2": 3.0,
+            "model/realised": 2.0,
+            "model/value": 4.0,
+            "model/value_bias": 2.0,
+            "model/value_correlation": 1.0,
+            "model/policy": 2.0,
+            "model/planned": 6.0,
+            "model/planned_bias": 4.0,
+            "model/planner_gain": 4.0,
+            "model/gain_by_round_1": 0.25,
+            "model/gain_by_round_2": 1.0,
+            "model/termination_precision": 0.5,  # of two that were said one was
+            "model/termination_recall": 0.5,  # of two that were one was said
+        }
+    )
+
+
+def test_what_cannot_be_said_is_left_out():
+    nothing = look(
+        said=None,
+        value=np.array([2.0, 2.0]),
+        plans=np.array([[5.0, 7.0], [2.0, 4.0]]),
+        mask=np.array([[1.0, 1.0], [0.0, 0.0]]),
+    )
+    found = diagnostics.summarise(nothing, [1, 2])
+    assert all(math.isfinite(x) for x in found.values())
+    missing = ("model/termination_recall", "model/value_correlation", "model/gain_by_round_1")
+    assert not {*missing, "model/latent_error_2"} & found.keys()
+    assert found["model/planner_gain"] == -3.0
+    empty = diagnostics.summarise(look(known=np.array([False, False])), [1])
+    assert "model/value_bias" not in empty and "model/planned_bias" not in empty
+    assert (
+        diagnostics.precision_recall(*np.zeros((3, 2, 2), bool))
+        == (pytest.approx(math.nan, nan_ok=True),) * 2
+    )
+
+
+def test_the_depths_in_the_log():
+    assert diagnostics.depths(9, 3) == [1, 3, 9]
+    assert diagnostics.depths(2, 3) == [1, 2]
+    assert diagnostics.depths(1, 1) == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [dict(env=dict(name="toy:ends")), dict(num_seeds=2)])
+def test_a_run_logs_the_look_and_draws_it(tmp_path, changes):
+    result = run.train(tiny_config(eval=dict(model=True), **changes), str(tmp_path))
+    path = tmp_path / "seed-1" if "num_seeds" in changes else tmp_path
+    rows = [r for r in read_rows(str(path / "metrics.jsonl")) if r["kind"] == "eval"]
+    assert len(rows) == len(result.evaluations)
+    for row in rows:
+        names = {name for name in row if name.startswith("model/")}
+        assert {"model/latent_error_1", "model/value_bias", "model/planner_gain"} <= names
+        assert undescribed("tdmpc", names) == []
+    assert (path / "model.png").read_bytes().startswith(b"\x89PNG")
