@@ -5,7 +5,8 @@
     python -m experiments.evaluate runs/pendulum --video=episode.gif
 
 The run directory says which agent and environment; --random adds a random policy for comparison,
---video draws one more episode (not of the host suites gym and dmc).
+--video draws one more episode: gym: tasks by their own render(), which a class of your own has to
+have, too; simulators by MuJoCo, through EGL.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def main(arguments: list[str]) -> None:
     run.enable_compilation_cache()
     try:
         workdir = run_directory(arguments[1:], WORKDIR.value)
-        renderer = find_renderer(workdir, VIDEO.value) if VIDEO.value else None
+        drawn, renderer = (False, None)
+        if VIDEO.value:
+            drawn, renderer = find_renderer(workdir, VIDEO.value, trusted=TRUST.value)
         agent, train_state, settings = run.load(
             workdir, which=CHECKPOINT.value, trusted=TRUST.value
         )
@@ -55,24 +58,28 @@ def main(arguments: list[str]) -> None:
     if RANDOM.value:
         results["random"] = evaluation.make_random(environment)(key)
     show(settings.env.name, results)
-    if renderer is not None:
+    if drawn:
         make_video(agent, train_state, settings, renderer, key)
 
 
-def find_renderer(workdir: str, path: str) -> Any:
-    """What draws the run's environment; None, and a word about it, where this machine cannot.
+def find_renderer(workdir: str, path: str, *, trusted: bool = False) -> tuple[bool, Any]:
+    """Whether the run's environment can be drawn here, and what does it (None: it itself).
+
+    Where it cannot, a word about it is printed.
 
     Raises ValueError for environments that are not drawn and files that are not .gif.
     """
     from mbx import envs
-    from mbx.training import video
+    from mbx.training import trust, video
     from mbx.training.checkpoint import load_settings
 
     try:
-        return video.check(load_settings(workdir), path)
+        settings = load_settings(workdir)
+        trust.check(settings.env.name, workdir, trusted)  # before its file is executed
+        return True, video.check(settings, path)
     except envs.NoRenderer as error:
         print(f"video skipped: {error}", file=sys.stderr)
-        return None
+        return False, None
 
 
 def make_video(

@@ -104,6 +104,7 @@ def make(
     seed: int = 0,
     kwargs: Mapping[str, Any] | None = None,
     metrics: Sequence[str] = (),
+    film: bool = False,
     **extra: Any,
 ) -> Environment:
     """The environment `SUITE:TASK`, `num_envs` times.
@@ -117,6 +118,7 @@ def make(
         seed: of host environments; JAX ones take keys.
         kwargs: the task's own arguments, of the suites gym, gymnax and jax.
         metrics: numbers of `info` that are averaged over episodes, of the suite gym.
+        film: a host environment that draws itself (`SteppedEnvironment.render`).
         **extra: what a suite understands besides.
 
     Raises:
@@ -125,6 +127,7 @@ def make(
         FileNotFoundError: where the file of an environment of one's own is gone.
         EnvironmentFailure: where an environment's own code fails.
         ImportError: where a package is missing; names the extra to install.
+        NoRenderer: with `film`, where it cannot be drawn.
     """
     suite_name, colon, task = name.partition(":")
     if not colon or suite_name not in _SUITES:
@@ -156,7 +159,8 @@ def make(
                 check_raw(raw)
             return episodic(raw, num_envs, **options)
         seeds = np.random.SeedSequence(seed).generate_state(num_envs)
-        tasks = [suite.host(task, int(one), **(kwargs or {})) for one in seeds]
+        load = suite.film if film and suite.film else suite.host
+        tasks = [load(task, int(one), **(kwargs or {})) for one in seeds]
     return SteppedEnvironment(name, tasks, seed=seed, metrics=metrics, **options)
 
 
@@ -171,7 +175,7 @@ def make_renderer(name: str) -> Renderer:
     suite, _, task = name.partition(":")
     maker = _renderer_maker(suite) if suite in _SUITES else None
     if maker is None:
-        drawn = tuple(other for other in _SUITES if _renderer_maker(other))
+        drawn = tuple(other for other in _SUITES if _renderer_maker(other) or films(f"{other}:"))
         raise ValueError(
             f"env.name={name!r}: pictures are made of the suites {drawn}; give "
             "`mbx.envs.register` a make_renderer for your own"
@@ -179,6 +183,12 @@ def make_renderer(name: str) -> Renderer:
     found = _load(suite)
     with _names_missing_package(name, found.extra if isinstance(found, Suite) else ""):
         return maker(task)
+
+
+def films(name: str) -> bool:
+    """Whether the environment SUITE:TASK is one on the host that draws itself."""
+    suite = name.partition(":")[0]
+    return suite in _SUITES and getattr(_load(suite), "film", None) is not None
 
 
 def _load(name: str) -> Suite | Factory:

@@ -139,6 +139,8 @@ class Suite(NamedTuple):
         host: (task, seed) -> one task stepped in Python, a `mbx.envs.host.Task`.
         default_repeat: environment steps of an agent step unless a run says otherwise.
         make_renderer: task -> what draws its states, None without pictures.
+        film: as host, of a task that also draws itself: `render() -> uint8 [height, width, 3]` and
+            `seconds`, that an environment step takes in its world.
         extra: the extra of the package that installs what the suite needs.
         takes_kwargs: tasks take further arguments by name (`env.kwargs`).
         gives_info: a host task keeps its last step's dictionary of numbers as `info`
@@ -152,6 +154,7 @@ class Suite(NamedTuple):
     extra: str = ""
     takes_kwargs: bool = False
     gives_info: bool = False
+    film: Callable[..., Any] | None = None
 
 
 def unknown_task(suite: str, task: str, known: Iterable[str]) -> ValueError:

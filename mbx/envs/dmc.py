@@ -14,10 +14,12 @@ import numpy as np
 from mbx.envs import snapshot as snapshots
 from mbx.envs.base import Suite, unknown_task
 from mbx.envs.host import Task
+from mbx.envs.render import mujoco_drawing
 
 # What MuJoCo writes for an actuator without limits.
 _UNLIMITED = 1e10
 
+_DRAWN = ("qpos", "mocap_pos", "mocap_quat")  # the rest follows by forward kinematics
 _ALIASES = {"cup": "ball_in_cup", "pointmass": "point_mass"}
 
 
@@ -103,4 +105,26 @@ def _flatten(observation: Any) -> np.ndarray:
     return np.concatenate(parts)
 
 
-SUITE = Suite(host=load, default_repeat=2, extra="dmc")
+class _Drawn(_Task):
+    """The same, drawn through its first camera by MuJoCo (`mbx.envs.render`).
+
+    dm_control's own renderer looks for a window where there is no display.
+    """
+
+    def __init__(self, env: Any, task: str) -> None:
+        super().__init__(env, task)
+        self.seconds = float(env.control_timestep())
+        self._draw = mujoco_drawing(env.physics.model.ptr)
+
+    def render(self) -> np.ndarray:
+        data = self._env.physics.data
+        return self._draw({name: np.array(getattr(data, name)) for name in _DRAWN})
+
+
+def film(task: str, seed: int) -> Task:
+    """The task, that draws itself. Raises NoRenderer where this machine cannot."""
+    plain = load(task, seed)
+    return _Drawn(plain._env, task)
+
+
+SUITE = Suite(host=load, default_repeat=2, extra="dmc", film=film)

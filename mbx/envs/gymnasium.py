@@ -16,9 +16,11 @@ from mbx.envs import gymnasium_state, own
 from mbx.envs.base import Suite, unknown_task
 from mbx.envs.gymnasium_check import check_api, check_spaces, check_steps, time_limit
 from mbx.envs.host import Task
+from mbx.envs.render import NoRenderer
 
 # Tasks that only ever end by their time limit.
 _ENDLESS = ("Pendulum-v1", "HalfCheetah", "Swimmer-v")
+_PACE = 0.05  # seconds a step, where it has no clock
 _CHECKED: set[str] = set()  # environments of one's own, once a process
 
 
@@ -120,4 +122,30 @@ class _Task:
         return obs.reshape(self.obs_shape)
 
 
-SUITE = Suite(host=load, takes_kwargs=True, gives_info=True)
+class _Drawn(_Task):
+    """The same, drawn by its own `render()`."""
+
+    def __init__(self, env: Any, task: str, time_limit: int | None) -> None:
+        super().__init__(env, task, time_limit)
+        own_step = getattr(env.unwrapped, "dt", None)
+        fps = (env.metadata or {}).get("render_fps")
+        self.seconds = 1.0 / fps if fps else float(own_step or _PACE)
+
+    def render(self) -> np.ndarray:
+        return np.asarray(self._env.render())
+
+
+def film(task: str, seed: int, **kwargs: Any) -> Task:
+    """The task with `render_mode="rgb_array"`. Raises NoRenderer where it has no such mode."""
+    name = f"gym:{task}"
+    try:
+        plain = load(task, seed, **kwargs, render_mode="rgb_array")
+    except (ValueError, TypeError, own.EnvironmentFailure) as error:
+        raise NoRenderer(
+            f"{name} is not made with render_mode='rgb_array' ({error}): let it take that argument "
+            "and give uint8 [height, width, 3] from render()"
+        ) from error
+    return _Drawn(plain._env, task, plain.time_limit)
+
+
+SUITE = Suite(host=load, takes_kwargs=True, gives_info=True, film=film)

@@ -17,6 +17,7 @@ from mbx.envs.base import (
     is_finite,
     last_repeat,
 )
+from mbx.envs.render import NoRenderer
 
 
 class Task(Protocol):
@@ -197,6 +198,30 @@ class SteppedEnvironment(HostEnvironment):
             self._length[:], self._return[:] = saved["length"], saved["return"]
             for name, values in self._metrics.items():
                 values[:] = saved["metrics"][name]
+
+    def render(self) -> np.ndarray:
+        """A picture of the first task, uint8 `[height, width, 3]`.
+
+        Raises NoRenderer where there is none; the tasks have to be made for it (`Suite.film`).
+        """
+        task, name = self._tasks[0], self.spec.name
+        try:
+            picture = np.asarray(task.render())
+        except NoRenderer:
+            raise
+        except Exception as error:  # every way to fail has a type of its own
+            raise NoRenderer(f"{name} cannot be drawn ({type(error).__name__}: {error})") from error
+        if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:
+            raise NoRenderer(
+                f"{name}: render() gave {picture.dtype}{list(picture.shape)}: let it give uint8 "
+                "[height, width, 3]"
+            )
+        return picture
+
+    @property
+    def seconds(self) -> float:
+        """What an environment step takes in the world of a task that draws itself."""
+        return float(self._tasks[0].seconds)
 
     def close(self) -> None:
         for task in self._tasks:

@@ -11,9 +11,12 @@ from mbx.training.build import Config, read
 
 
 def make_environment(
-    config: Config, num_envs: int, *, seed: int, training: bool = True
+    config: Config, num_envs: int, *, seed: int, training: bool = True, film: bool = False
 ) -> JaxEnvironment | HostEnvironment:
-    """The environment that a configuration names, `num_envs` times, for training or to evaluate."""
+    """The environment that a configuration names, `num_envs` times, for training or to evaluate.
+
+    film: one on the host draws itself.
+    """
     settings = read(config)
     env = settings.env
     several = {"min_sizes": env.pad_to} if settings.several_tasks else {}
@@ -26,6 +29,7 @@ def make_environment(
         kwargs=env.kwargs,
         # The command line gives "a,b" as one name.
         metrics=[one.strip() for name in env.metrics for one in name.split(",") if one.strip()],
+        film=film,
         **several,
         **settings.environment_options(training),
     )

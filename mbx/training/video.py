@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import envs
+from mbx import envs, threefry
 from mbx.envs.base import JaxEnvironment
+from mbx.envs.host import SteppedEnvironment
 from mbx.envs.render import Renderer
 from mbx.pictures import write_picture
 from mbx.training.build import Config, read
@@ -43,14 +44,23 @@ class Episode(NamedTuple):
     length: int
 
 
-def check(config: Config, path: str) -> Renderer:
+def check(config: Config, path: str) -> Renderer | None:
     """The renderer for a configuration's environment and a video called `path`.
+
+    None for an environment on the host, which draws itself; a first picture has been tried then.
 
     Raises ValueError for a name that does not end in .gif and for environments that are not drawn,
     NoRenderer where this machine has nothing to draw them with.
     """
     if not path.endswith(".gif"):
         raise ValueError(f"video={path!r}: must end in .gif")
+    if envs.films(read(config).env.name):
+        environment = _host(config)
+        try:
+            environment.render()
+        finally:
+            environment.close()
+        return None
     return envs.make_renderer(read(config).env.name)
 
 
@@ -72,12 +82,14 @@ def record(
         train_state: likewise.
         config: of the run, whose environment is played.
         key: of the environment and the planner.
-        renderer: None for the environment's own.
+        renderer: None for the environment's own, and for one on the host.
         max_frames: of longer episodes fewer states are drawn.
 
     Raises:
         ValueError, NoRenderer, ImportError: as `mbx.envs.make_renderer`.
     """
+    if renderer is None and envs.films(read(config).env.name):
+        return _record_host(act, init_actor, train_state, config, key, max_frames)
     renderer = renderer or envs.make_renderer(read(config).env.name)
     environment = make_environment(config, 1, seed=0)
     reset_key, step_key = jax.random.split(key)
@@ -98,6 +110,43 @@ def record(
 def write(path: str, episode: Episode) -> None:
     """Write an episode to a .gif, whole or not at all. Raises ValueError for another ending."""
     write_picture(path, episode.frames, milliseconds=episode.milliseconds)
+
+
+def _host(config: Config) -> SteppedEnvironment:
+    """One copy of a configuration's environment on the host, which draws itself."""
+    environment = make_environment(config, 1, seed=0, training=False, film=True)
+    assert isinstance(environment, SteppedEnvironment)
+    return environment
+
+
+def _record_host(
+    act: Callable, init_actor: Callable, train_state: Any, config: Config, key: Array, most: int
+) -> Episode:
+    """`record` of an environment on the host. Draws random numbers as `evaluation` does."""
+    environment, stride = _host(config), 1
+    seed_key, step_key = jax.random.split(key)
+
+    @jax.jit
+    def choose(train: Any, actor: Any, obs: Array, first: Array, key: Array) -> tuple:
+        return act(train, actor, obs, first, threefry.unrolled(key), True)
+
+    try:
+        obs = environment.reset(int(jax.random.randint(seed_key, (), 0, 2**31 - 1)))
+        actor, frames, total, length, done = init_actor(1), [], 0.0, 0, False
+        while not done:
+            if length % stride == 0:
+                frames.append(environment.render())
+            if len(frames) > most:  # of longer episodes fewer states are drawn
+                frames, stride = frames[::2], 2 * stride
+            first, now = jnp.full(1, length == 0), jax.random.fold_in(step_key, length)
+            action, actor = choose(train_state, actor, jnp.asarray(obs), first, now)
+            timestep = environment.step(np.asarray(action))
+            obs, total, length = timestep.obs, total + float(timestep.reward[0]), length + 1
+            done = bool(timestep.terminated[0] | timestep.truncated[0])
+        seconds = environment.seconds * environment.spec.action_repeat * stride
+    finally:
+        environment.close()
+    return Episode(frames, int(np.clip(1000 * seconds, 20, 500)), total, length)
 
 
 def _advance(act: Callable, environment: JaxEnvironment, renderer: Renderer) -> Callable:

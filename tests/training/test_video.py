@@ -118,7 +118,7 @@ def test_suites_of_ones_own_may_bring_a_renderer():
     [
         ("gymnax:Pendulum-v1", "episode.mp4", r"video='episode.mp4': must end in .gif"),
         ("gymnax:MountainCar-v0", "episode.gif", "'gymnax:MountainCar-v0' is not drawn"),
-        ("gym:Pendulum-v1", "episode.gif", "'gym:Pendulum-v1': pictures are made of the suites"),
+        ("multi:a+b", "episode.gif", "'multi:a.b': pictures are made of the suites .*gym.*dmc"),
     ],
 )
 def test_what_is_not_drawn_is_told(name, path, message):
@@ -150,7 +150,7 @@ def test_without_a_renderer_the_evaluation_goes_on_without_the_video(tmp_path, m
     """`find_renderer` is what the command asks before it evaluates."""
     monkeypatch.setenv("MUJOCO_GL", "disable")
     (tmp_path / "config.json").write_text(json.dumps(config_of("brax:inverted_pendulum")))
-    assert evaluate.find_renderer(str(tmp_path), "episode.gif") is None
+    assert evaluate.find_renderer(str(tmp_path), "episode.gif") == (False, None)
     told = capsys.readouterr().err
     assert told.startswith("video skipped: no OpenGL renderer") and "MUJOCO_GL=disable" in told
     assert "install EGL" in told
@@ -162,3 +162,86 @@ def test_the_run_directory_is_the_argument_or_the_flag():
     for arguments, flag in (([], None), (["a"], "b"), (["a", "b"], None)):
         with pytest.raises(ValueError, match="give one run directory"):
             evaluate.run_directory(arguments, flag)
+
+
+OWN = """
+import gymnasium, numpy as np
+from gymnasium.spaces import Box
+
+class Bar(gymnasium.Env):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    max_episode_steps = 9
+    action_space, observation_space = Box(-1, 1, (1,)), Box(-1, 1, (1,))
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+    def render(self):
+        assert self.render_mode == "rgb_array"
+        return np.full((4, 6, 3), 10 * self.t, np.uint8)
+
+class Blind(Bar):
+    def __init__(self):
+        pass
+
+class Text(Bar):
+    def render(self):
+        return "......"
+"""
+
+
+@pytest.fixture
+def own_file(tmp_path) -> str:
+    path = tmp_path / "bar.py"
+    path.write_text(OWN)
+    return str(path)
+
+
+def test_a_gymnasium_task_is_drawn_by_itself(own_file):
+    config = config_of(f"gym:{own_file}:Bar", action_repeat=2)
+    assert video.check(config, "episode.gif") is None
+    act, init_actor = random_agent(config)
+    episode = video.record(act, init_actor, None, config, jax.random.key(0))
+    # Nine steps in pairs: what is shown are the states before an action was chosen.
+    assert [int(frame[0, 0, 0]) for frame in episode.frames] == [0, 20, 40, 60, 80]
+    assert episode.length == 5 and episode.total == 9.0 and episode.milliseconds == 200
+    few = video.record(act, init_actor, None, config, jax.random.key(0), max_frames=3)
+    assert [int(frame[0, 0, 0]) for frame in few.frames] == [0, 40, 80]
+    assert few.milliseconds == 400
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("Blind", "is not made with render_mode='rgb_array' .*let it take that argument"),
+        ("Text", r"render\(\) gave <U6\[\]: let it give uint8"),
+    ],
+)
+def test_a_task_that_does_not_draw_itself_is_told_what_it_lacks(own_file, task, message):
+    with pytest.raises(envs.NoRenderer, match=message):
+        video.check(config_of(f"gym:{own_file}:{task}"), "episode.gif")
+
+
+@pytest.mark.slow
+def test_a_dm_control_task_is_drawn_where_it_is(opengl):
+    pytest.importorskip("dm_control")
+    config = config_of("dmc:cartpole-swingup", episode_length=5)
+    assert video.check(config, "episode.gif") is None
+    environment = video._host(config)
+    before = environment.render()
+    for _ in range(20):
+        environment.step(np.ones((1, 1), np.float32))
+    after = environment.render()
+    assert before.shape == (240, 320, 3) and environment.seconds == pytest.approx(0.01)
+    assert np.abs(before.astype(int) - after).max() > 30
+    environment.close()
+    episode = video.record(*random_agent(config), None, config, jax.random.key(0))
+    assert len(episode.frames) == episode.length == 5
