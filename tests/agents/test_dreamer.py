@@ -60,7 +60,7 @@ def rows(key, config=CONFIG):
 
 def trained(config, key=0):
     """A train state whose zero-initialised heads are not zero."""
-    state = dreamer.init_state(config, jax.random.key(key))
+    state = program(dreamer.init_state, config)(jax.random.key(key))
     rng = np.random.default_rng(99)
     params = jax.tree.map(
         lambda x: jnp.asarray(np.asarray(x) + 0.1 * rng.normal(size=x.shape), x.dtype), state.params

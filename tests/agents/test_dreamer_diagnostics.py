@@ -18,13 +18,13 @@ LENGTH = 8
 def filled(config, ends_at):
     """A replay of one environment whose episodes end every `ends_at` rows."""
     row = dreamer.example_row(config)
-    state = replay.init(row, num_envs=1, capacity=40)
+    state, insert = replay.init(row, num_envs=1, capacity=40), jax.jit(replay.insert)
     for i in range(30):
-        rows = {n: jnp.zeros((1, *x.shape), x.dtype) for n, x in row.items()}
-        rows["obs"] = jnp.full_like(rows["obs"], 0.1 * (i % ends_at))
-        rows["is_first"] = jnp.array([i % ends_at == 0])
-        rows["is_last"] = jnp.array([(i + 1) % ends_at == 0])
-        state = replay.insert(state, rows)
+        rows = {n: np.zeros((1, *x.shape), x.dtype) for n, x in row.items()}
+        rows["obs"] = np.full_like(rows["obs"], 0.1 * (i % ends_at))
+        rows["is_first"] = np.array([i % ends_at == 0])
+        rows["is_last"] = np.array([(i + 1) % ends_at == 0])
+        state = insert(state, rows)
     return state
 
 

@@ -21,7 +21,7 @@ from mbx.training.state import Schedule
 from tests.agents import dreamer_helpers as ref
 from tests.agents.dreamer_helpers import CONTEXT, NET, change, make_settings, moved
 from tests.agents.test_dreamer_steps import official_case
-from tests.helpers import register_toy
+from tests.helpers import program, register_toy
 
 # The official code's choices; with rates of 0 an update changes the stored latents alone.
 
@@ -37,8 +37,8 @@ def test_replay_targets_stop_where_the_next_row_is_first_though_no_end_was_store
     no = jnp.zeros((4, 1), bool)
     batch = types.Batch({}, None, jnp.float32(reward)[:, None], no.at[2].set(True), no, no)
     logits = jax.random.normal(jax.random.key(0), (4, 1, 21))
-    loss = behaviour.replay_critic(
-        config, logits, jnp.zeros((4, 1)), jnp.float32(value)[:, None], batch
+    loss = program(behaviour.replay_critic, config)(
+        logits, jnp.zeros((4, 1)), jnp.float32(value)[:, None], batch
     )
     targets = jnp.array([1.0 + 0.5 * 4.0, 0.0, 2.0 + 0.5 * 6.0])
     expected = nets.two_hot_loss(NET, logits[:3, 0], targets) * jnp.array([1.0, 0.0, 1.0])

@@ -107,7 +107,7 @@ def test_load_gives_the_best_and_the_latest(whole):
     assert config.env.name == "toy:point"
     assert int(latest.step) >= int(best.step) > 0
     obs = jnp.zeros((1, 2))
-    action, _ = agent.act(
+    action, _ = jax.jit(agent.act, static_argnums=5)(
         best, agent.init_actor(1), obs, jnp.ones(1, bool), jax.random.key(0), True
     )
     assert action.shape == (1, 2) and np.abs(action).max() <= 1
