@@ -46,6 +46,9 @@ def train(
 
     Raises:
         ValueError: for impossible settings or environments, before anything compiles.
+
+    Examples:
+        >>> agent, state, rows = mbx.train("gymnax:Pendulum-v1", steps=10_000)  # doctest: +SKIP
     """
     values = presets.load(config).to_dict() if isinstance(config, str) else _copy(config)
     if isinstance(environment, str):
@@ -68,7 +71,13 @@ def train(
 
 
 def default_workdir(config: Mapping[str, Any]) -> str:
-    """runs/ENVIRONMENT-sSEED-TIME."""
+    """runs/ENVIRONMENT-sSEED-TIME.
+
+    Examples:
+        >>> config = presets.load("tdmpc").to_dict()
+        >>> api.default_workdir(config)[:26]  # and the time
+        'runs/gymnax-Pendulum-v1-s0'
+    """
     task = own.label(config["env"]["name"])
     return os.path.join("runs", f"{task}-s{config['seed']}-{time.strftime('%Y%m%d-%H%M%S')}")
 

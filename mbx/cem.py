@@ -51,6 +51,14 @@ def cem(
     """The cross-entropy method; arguments, result and errors are those of `mppi.plan`.
 
     It is MPPI with elites of one weight: `config.temperature` is not used.
+
+    Examples:
+        >>> mean = jnp.zeros((1, 4, 1))
+        >>> score = lambda key, actions: -jnp.square(actions - 0.5).sum((-2, -1))
+        >>> config = mppi.MPPIConfig(num_samples=64, num_elites=8, selection="best")
+        >>> plan = cem.cem(jax.random.key(0), score, mean, jnp.ones_like(mean), config=config)
+        >>> bool(abs(plan.action[0, 0] - 0.5) < 0.1)
+        True
     """
     return mppi.plan(key, score_fn, mean, std, config=_alike(config), **given)
 
@@ -69,6 +77,14 @@ def icem(
 
     Of the paper's parts two are left out: every round has as many candidates (shapes are fixed when
     a program is compiled), and elites are not carried to the next step of the environment.
+
+    Examples:
+        >>> mean = jnp.zeros((1, 4, 1))
+        >>> score = lambda key, actions: -jnp.square(actions - 0.5).sum((-2, -1))
+        >>> config = cem.ICEMConfig(num_samples=64, num_elites=8)
+        >>> plan = lambda key: cem.icem(key, score, mean, jnp.ones_like(mean), config=config)
+        >>> jax.eval_shape(plan, jax.random.key(0)).action.shape
+        (1, 1)
     """
     num_proposals = 0 if proposals is None else proposals.shape[1]
     draws = mppi.draw(key, mean, config.num_samples - num_proposals, config)
@@ -87,7 +103,17 @@ def icem_with_draws(
     has_aux: bool = False,
     config: ICEMConfig,
 ) -> Plan:
-    """`icem` with its random numbers given."""
+    """`icem` with its random numbers given.
+
+    Examples:
+        >>> mean = jnp.zeros((1, 4, 1))
+        >>> score = lambda key, actions: -jnp.square(actions - 0.5).sum((-2, -1))
+        >>> config = cem.ICEMConfig(num_samples=64, num_elites=8)
+        >>> draws = mppi.draw(jax.random.key(0), mean, 64, config)
+        >>> plan = lambda mean: cem.icem_with_draws(draws, score, mean, mean + 1.0, config=config)
+        >>> jax.eval_shape(plan, mean).action.shape
+        (1, 1)
+    """
     mppi.check_shapes(mean, std, proposals, initial, config)
     batch, horizon, action_dim = mean.shape
     rounds = config.rounds(action_dim)
@@ -135,6 +161,11 @@ def noise_matrix(horizon: int, beta: float) -> np.ndarray:
     """What turns white noise over T steps into noise of power f^-beta, `[T, T]`.
 
     Every step keeps variance 1. The frequency 0 counts as the lowest other one.
+
+    Examples:
+        >>> matrix = cem.noise_matrix(8, 2.0)
+        >>> np.diag(matrix @ matrix.T).round(3).tolist()  # the variance of every step
+        [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
     scale = np.maximum(np.arange(horizon // 2 + 1), 1.0) ** (-beta / 2.0)
     matrix = np.fft.irfft(scale[:, None] * np.fft.rfft(np.eye(horizon), axis=0), horizon, axis=0)

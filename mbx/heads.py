@@ -53,6 +53,10 @@ def squared_error(prediction: Array, target: Array) -> Array:
 
     Raises:
         ValueError: where the two differ in shape.
+
+    Examples:
+        >>> heads.squared_error(jnp.ones((1, 1, 2)), jnp.zeros((1, 1, 2))).tolist()
+        [[1.0]]
     """
     if prediction.shape != target.shape:
         raise ValueError(
@@ -89,6 +93,12 @@ def register(name: str, head: Head) -> None:
 
     Raises:
         ValueError: for a name that `loss.heads` could not hold.
+
+    Examples:
+        >>> heads.register("no name", None)
+        Traceback (most recent call last):
+            ...
+        ValueError: head 'no name': choose a name of letters, digits ...
     """
     if not name.isidentifier():
         raise ValueError(f"head {name!r}: choose a name of letters, digits and underscores")
@@ -100,6 +110,12 @@ def find(name: str) -> Head:
 
     Raises:
         ValueError: for an unknown one, naming those there are.
+
+    Examples:
+        >>> heads.find("absent")
+        Traceback (most recent call last):
+            ...
+        ValueError: loss.heads='absent': choose ...
     """
     if name not in _KNOWN:
         raise ValueError(
@@ -173,6 +189,10 @@ def make_heads(terms: Mapping[str, float | None], spec: EnvSpec) -> Heads | None
 
     Raises:
         ValueError: for an unknown name.
+
+    Examples:
+        >>> heads.make_heads({}, None) is None
+        True
     """
     if not terms:
         return None
@@ -182,7 +202,12 @@ def make_heads(terms: Mapping[str, float | None], spec: EnvSpec) -> Heads | None
 
 
 def masked_mean(x: Array, mask: Array) -> Array:
-    """Mean of `[T, B]` where the mask is 1."""
+    """Mean of `[T, B]` where the mask is 1.
+
+    Examples:
+        >>> float(heads.masked_mean(jnp.array([[1.0, 9.0]]), jnp.array([[1.0, 0.0]])))
+        1.0
+    """
     return jnp.sum(x * mask) / jnp.maximum(jnp.sum(mask), 1.0)
 
 

@@ -20,6 +20,11 @@ def streams(key: Array, *names: str) -> dict[str, Array]:
 
     Raises:
         ValueError: a name given twice.
+
+    Examples:
+        >>> found = keys.streams(jax.random.key(0), "act", "learn")
+        >>> sorted(found), bool(found["act"] == found["learn"])
+        (['act', 'learn'], False)
     """
     if len(set(names)) != len(names):
         raise ValueError(f"streams {names}: give every one a name of its own")

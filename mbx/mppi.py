@@ -184,6 +184,13 @@ def refit(
 
     Raises:
         ValueError: an unknown mode or more elites than candidates.
+
+    Examples:
+        >>> actions = jnp.array([[[0.0]], [[1.0]], [[0.5]]])  # N = 3 candidates, one step, one dim
+        >>> of = dict(num_elites=2, temperature=1.0, min_std=0.0, max_std=2.0)
+        >>> found = mppi.refit(actions, jnp.array([1.0, 5.0, 5.0]), **of)
+        >>> print(np.array(found.mean).round(3), found.weights)
+        [[0.75]] [0.5 0.5]
     """
     _check_choice("temperature_mode", temperature_mode, TEMPERATURE_MODES)
     _check_choice("nonfinite", nonfinite, NONFINITE)
@@ -255,6 +262,15 @@ def plan(
     Raises:
         ValueError: shapes do not fit `config`, values are not `[B, n]`, or auxiliaries do not lead
             with that.
+
+    Examples:
+        >>> def score(key, actions):  # [B, N, T, A] -> [B, N]
+        ...     return -jnp.square(actions - 0.5).sum((-2, -1))
+        >>> mean = jnp.zeros((1, 2, 1))  # one state, two steps, one dimension
+        >>> config = mppi.MPPIConfig(num_samples=64, num_elites=8, selection="best")
+        >>> plan = mppi.plan(jax.random.key(0), score, mean, jnp.ones_like(mean), config=config)
+        >>> bool(abs(plan.action[0, 0] - 0.5) < 0.1), plan.actions.shape
+        (True, (1, 64, 2, 1))
     """
     check_shapes(mean, std, proposals, initial, config)
     num_proposals = 0 if proposals is None else proposals.shape[1]
@@ -272,7 +288,14 @@ def plan(
 
 
 def draw(key: Array, mean: Array, num_samples: int, config: MPPIConfig) -> Draws:
-    """The random numbers of one plan from `mean` `[B, T, A]` with `num_samples` drawn a round."""
+    """The random numbers of one plan from `mean` `[B, T, A]` with `num_samples` drawn a round.
+
+    Examples:
+        >>> config = mppi.MPPIConfig(num_samples=64, num_elites=8)
+        >>> draws = mppi.draw(jax.random.key(0), jnp.zeros((1, 2, 1)), 64, config)
+        >>> draws.candidate(jnp.int32(0)).shape, draws.gumbel.shape
+        ((1, 64, 2, 1), (1, 8))
+    """
     batch, horizon, action_dim = mean.shape
     noise_key, score_key, choice_key, action_key = jax.random.split(threefry.unrolled(key), 4)
     shape = (batch, num_samples, horizon, action_dim)
@@ -296,7 +319,17 @@ def plan_with_draws(
     has_aux: bool = False,
     config: MPPIConfig,
 ) -> Plan:
-    """`plan` with its random numbers given: the deterministic core."""
+    """`plan` with its random numbers given: the deterministic core.
+
+    Examples:
+        >>> mean = jnp.zeros((1, 2, 1))
+        >>> config = mppi.MPPIConfig(num_samples=64, num_elites=8)
+        >>> draws = mppi.draw(jax.random.key(0), mean, 64, config)
+        >>> score = lambda key, actions: -jnp.square(actions - 0.5).sum((-2, -1))
+        >>> plan = lambda mean: mppi.plan_with_draws(draws, score, mean, mean + 1.0, config=config)
+        >>> jax.eval_shape(plan, mean).values.shape
+        (1, 64)
+    """
     mask = expand_mask(action_mask, *mean.shape[::2])
 
     def sample(i: Array, last: Refit) -> Array:
@@ -348,6 +381,18 @@ def search(
         mask: `[B, 1, A]`, see `expand_mask`.
         has_aux: as `plan` takes it.
         config: of refitting and selecting.
+
+    Examples:
+        >>> mean = jnp.zeros((1, 2, 1))
+        >>> config = mppi.MPPIConfig(num_samples=64, num_elites=8)
+        >>> draws = mppi.draw(jax.random.key(0), mean, 64, config)
+        >>> score = lambda key, actions: -jnp.square(actions - 0.5).sum((-2, -1))
+        >>> sample = lambda i, last: jnp.clip(last.mean[:, None] + draws.candidate(i), -1.0, 1.0)
+        >>> mask = mppi.expand_mask(None, 1, 1)
+        >>> of = dict(mask=mask, config=config)
+        >>> plan = lambda mean: mppi.search(draws, score, mean, mean + 1.0, sample, **of)
+        >>> jax.eval_shape(plan, mean).values.shape
+        (1, 64)
     """
     score = checked_score(score_fn, has_aux)
     batch, horizon, action_dim = mean.shape
@@ -413,6 +458,11 @@ def warm_start(mean: Array, is_first: Array) -> Array:
 
     Returns:
         `[B, T, A]`; the freed last step is zero.
+
+    Examples:
+        >>> last = jnp.array([[[1.0], [2.0]], [[3.0], [4.0]]])
+        >>> mppi.warm_start(last, jnp.array([False, True])).tolist()
+        [[[2.0], [0.0]], [[0.0], [0.0]]]
     """
     shifted = jnp.concatenate([mean[:, 1:], jnp.zeros_like(mean[:, :1])], axis=1)
     return jnp.where(is_first[:, None, None], 0.0, shifted)
@@ -437,7 +487,12 @@ def _place(last: Refit, gumbel: Array, selection: str) -> Array:
 
 
 def expand_mask(action_mask: Array | None, batch: int, action_dim: int) -> Array:
-    """`[A]`, `[B, A]` or None (all) as `[B, 1, A]`."""
+    """`[A]`, `[B, A]` or None (all) as `[B, 1, A]`.
+
+    Examples:
+        >>> mppi.expand_mask(jnp.array([1, 0]), 3, 2).shape
+        (3, 1, 2)
+    """
     if action_mask is None:
         return jnp.ones((batch, 1, action_dim))
     mask = jnp.asarray(action_mask, jnp.float32)
@@ -453,7 +508,15 @@ def _check_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
 def check_shapes(
     mean: Array, std: Array, proposals: Array | None, initial: Array | None, config: MPPIConfig
 ) -> None:
-    """Raises ValueError where the arguments of a plan do not fit each other or `config`."""
+    """Raises ValueError where the arguments of a plan do not fit each other or `config`.
+
+    Examples:
+        >>> mean = jnp.zeros((1, 2, 1))
+        >>> mppi.check_shapes(mean, mean[0], None, None, mppi.MPPIConfig())
+        Traceback (most recent call last):
+            ...
+        ValueError: mean (1, 2, 1) and std (2, 1) must both be [B, T, A]
+    """
     if mean.ndim != 3 or mean.shape != std.shape:
         raise ValueError(f"mean {mean.shape} and std {std.shape} must both be [B, T, A]")
     batch, horizon, action_dim = mean.shape
@@ -477,6 +540,13 @@ def checked_score(
     """`score_fn` as values and auxiliaries (None without), looked at while it is traced.
 
     It raises ValueError where values are not `[B, N]`, or auxiliaries do not lead with that.
+
+    Examples:
+        >>> score = mppi.checked_score(lambda key, actions: actions.sum())
+        >>> score(jax.random.key(0), jnp.zeros((1, 4, 2, 1)))
+        Traceback (most recent call last):
+            ...
+        ValueError: score_fn returned float32[] for actions [1, 4, 2, ...
     """
 
     def score(key: Array, actions: Array) -> tuple[Array, Any]:

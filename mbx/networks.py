@@ -31,6 +31,10 @@ def mish(x: Array) -> Array:
 
     With n = e^x (e^x + 2), tanh(softplus(x)) = n / (n + 2); x is capped at 20 inside the
     exponential, where the quotient is 1 in float32.
+
+    Examples:
+        >>> print(np.array(networks.mish(jnp.array([-1.0, 0.0, 1.0]))).round(3))
+        [-0.303  0.     0.865]
     """
     e = jnp.exp(jnp.minimum(x, 20.0))
     n = e * (e + 2.0)
@@ -41,6 +45,10 @@ def sim_norm(x: Array, group_size: int = 8) -> Array:
     """Softmax over groups of `group_size` consecutive features: `[..., L] -> [..., L]`.
 
     Raises ValueError when L is not divisible by `group_size`. Source: TD-MPC2, section 3.1.
+
+    Examples:
+        >>> networks.sim_norm(jnp.zeros(4), group_size=2).tolist()
+        [0.5, 0.5, 0.5, 0.5]
     """
     if x.shape[-1] % group_size:
         raise ValueError(
@@ -55,6 +63,11 @@ def linear_init(stddev: float = 0.02) -> Callable[..., Array]:
     """Initialiser of every dense kernel: normal with standard deviation 0.02 (TD-MPC2).
 
     The reference truncates at +-2 absolute, a hundred standard deviations: no truncation.
+
+    Examples:
+        >>> kernel = networks.linear_init()(jax.random.key(0), (64, 64))
+        >>> round(float(kernel.std()), 2)
+        0.02
     """
     return jax.nn.initializers.normal(stddev)
 
@@ -65,6 +78,10 @@ def matmul(x: Array, kernel: Array) -> Array:
 
     Its derivative is written out so that the kernel's gradient comes out as `[in, out]` at once;
     the automatic one is transposed, which costs a strided copy of the whole batch.
+
+    Examples:
+        >>> networks.matmul(jnp.ones((1, 2)), jnp.array([[1.0], [2.0]])).tolist()
+        [[3.0]]
     """
     return x @ kernel
 
@@ -93,6 +110,10 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: str = "SAME") -> Arr
     On a CPU its derivatives are written out as convolutions of transposed arrays. The automatic
     ones keep the arrays and permute the meaning of their axes instead, which XLA's fast kernels do
     not take inside a loop: there they cost twenty to thirty times as much.
+
+    Examples:
+        >>> networks.conv(jnp.ones((1, 2, 2, 1)), jnp.ones((1, 1, 1, 3))).shape
+        (1, 2, 2, 3)
     """
     return jax.lax.conv_general_dilated(
         x, kernel, (stride, stride), padding, dimension_numbers=_IMAGES
@@ -176,6 +197,11 @@ def norm_mish(x: Array, scale: Array, bias: Array) -> Array:
 
     The same numbers as the two functions one after the other; its derivative is written out, since
     the compiler's own evaluates the exponentials of this chain several times over.
+
+    Examples:
+        >>> one = jnp.ones(2)
+        >>> print(np.array(networks.norm_mish(jnp.array([[1.0, 3.0]]), one, 0.0 * one)).round(2))
+        [[-0.3   0.87]]
     """
     return _norm_mish_forward(x, scale, bias)[0]
 
@@ -315,6 +341,11 @@ def random_shift(image: Array, shift: Array, pad: int = 3) -> Array:
 
     `shift[:, 0]` is dx and `shift[:, 1]` is dy, integers in 0..2*pad; pad means no shift.
     Source: DrQ-v2's augmentation as TD-MPC2 uses it.
+
+    Examples:
+        >>> image = jnp.arange(3.0).reshape(1, 1, 3, 1)
+        >>> networks.random_shift(image, jnp.array([[4, 3]]))[0, 0, :, 0].tolist()
+        [1.0, 2.0, 2.0]
     """
     height, width, channels = image.shape[1:]
     padded = jnp.pad(image, ((0, 0), (pad, pad), (pad, pad), (0, 0)), mode="edge")
@@ -395,14 +426,28 @@ class MLPWithPrior(nn.Module):
 
 
 def init_ensemble(module: nn.Module, key: Array, num: int, *inputs: Array) -> Params:
-    """Parameters of `num` independently initialised copies of `module`, stacked on axis 0."""
+    """Parameters of `num` independently initialised copies of `module`, stacked on axis 0.
+
+    Examples:
+        >>> module = networks.Dense(2)
+        >>> params = networks.init_ensemble(module, jax.random.key(0), 5, jnp.ones((1, 3)))
+        >>> jax.tree.map(jnp.shape, params)
+        {'bias': (5, 2), 'kernel': (5, 3, 2)}
+    """
     return jax.vmap(lambda k: module.init(k, *inputs)["params"])(jax.random.split(key, num))
 
 
 def apply_ensemble(
     module: nn.Module, params: Params, *inputs: Array, dropout_key: Array | None = None
 ) -> Array:
-    """Every head on the same inputs: params stacked `[K, ...]`, result `[K, ..., features]`."""
+    """Every head on the same inputs: params stacked `[K, ...]`, result `[K, ..., features]`.
+
+    Examples:
+        >>> module = networks.Dense(2)
+        >>> params = networks.init_ensemble(module, jax.random.key(0), 5, jnp.ones((1, 3)))
+        >>> networks.apply_ensemble(module, params, jnp.ones((1, 3))).shape
+        (5, 1, 2)
+    """
     num = num_heads(params)
     # Repeating the inputs keeps heads the leading axis of every product; one wide product for all
     # heads would need its results, and all their gradients, transposed.
@@ -413,7 +458,14 @@ def apply_ensemble(
 def apply_heads(
     module: nn.Module, params: Params, *inputs: Array, dropout_key: Array | None = None
 ) -> Array:
-    """Head k on the inputs' row k: params and inputs `[K, ...]`, result `[K, ..., features]`."""
+    """Head k on the inputs' row k: params and inputs `[K, ...]`, result `[K, ..., features]`.
+
+    Examples:
+        >>> module = networks.Dense(2)
+        >>> params = networks.init_ensemble(module, jax.random.key(0), 5, jnp.ones((1, 3)))
+        >>> networks.apply_heads(module, params, jnp.ones((5, 1, 3))).shape
+        (5, 1, 2)
+    """
     num = num_heads(params)
     if num == 1:  # one head is no ensemble: the plain program, without a batch axis in its products
         rngs = None if dropout_key is None else {"dropout": jax.random.split(dropout_key, 1)[0]}
@@ -429,12 +481,23 @@ def apply_heads(
 
 
 def num_heads(params: Params) -> int:
-    """Members of an ensemble, the leading axis of its stacked parameters."""
+    """Members of an ensemble, the leading axis of its stacked parameters.
+
+    Examples:
+        >>> networks.num_heads({"kernel": jnp.ones((5, 3, 2))})
+        5
+    """
     return jax.tree.leaves(params)[0].shape[0]
 
 
 def take_heads(params: Params, heads: Array) -> Params:
-    """The parameters of the ensemble members `heads` `[n]`: leaves `[K, ...] -> [n, ...]`."""
+    """The parameters of the ensemble members `heads` `[n]`: leaves `[K, ...] -> [n, ...]`.
+
+    Examples:
+        >>> params = {"bias": jnp.array([[1.0], [2.0], [3.0]])}
+        >>> networks.take_heads(params, jnp.array([2, 0]))["bias"].tolist()
+        [[3.0], [1.0]]
+    """
     return jax.tree.map(lambda p: p[heads], params)
 
 

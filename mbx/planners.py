@@ -58,6 +58,12 @@ def register(name: str, plan: PlanFn, config: type[MPPIConfig] = MPPIConfig) -> 
 
     Raises:
         ValueError: for a name that comes with mbx.
+
+    Examples:
+        >>> planners.register("mppi", mppi.plan)
+        Traceback (most recent call last):
+            ...
+        ValueError: planner 'mppi' comes with mbx: choose another name
     """
     if name in ("mppi", "cem", "icem"):
         raise ValueError(f"planner {name!r} comes with mbx: choose another name")
@@ -70,6 +76,15 @@ def plan(name: str, key: Array, score_fn: ScoreFn, mean: Array, std: Array, **gi
     Raises:
         ValueError: for an unknown name, and where it returned no `Plan` or one of other shapes;
             names planner, field, what was got and what is wanted.
+
+    Examples:
+        >>> mean = jnp.zeros((1, 2, 1))
+        >>> score = lambda key, actions: -jnp.square(actions).sum((-2, -1))
+        >>> config = mppi.MPPIConfig(num_samples=8, num_elites=2)
+        >>> of = dict(config=config)
+        >>> plan = lambda key: planners.plan("cem", key, score, mean, mean + 1.0, **of)
+        >>> jax.eval_shape(plan, jax.random.key(0)).action.shape
+        (1, 1)
     """
     made = find(name).plan(key, score_fn, mean, std, **given)
     if not isinstance(made, Plan):
@@ -96,6 +111,10 @@ def find(name: str) -> Planner:
 
     Raises:
         ValueError: for an unknown one, naming those there are.
+
+    Examples:
+        >>> planners.find("mppi").plan is mppi.plan
+        True
     """
     if name not in _KNOWN:
         raise ValueError(

@@ -21,6 +21,10 @@ def home(part: str) -> tuple[str, pathlib.Path]:
 
     Raises:
         ImportError: where neither is there.
+
+    Examples:
+        >>> presets.home("configs")[0]
+        'configs'
     """
     for package, folder in ((f"mbx.{part}", _HERE / part), (part, _HERE.parent / part)):
         if (folder / "__init__.py").is_file():
@@ -29,7 +33,12 @@ def home(part: str) -> tuple[str, pathlib.Path]:
 
 
 def names() -> list[str]:
-    """The configurations that come with mbx."""
+    """The configurations that come with mbx.
+
+    Examples:
+        >>> "tdmpc" in presets.names()
+        True
+    """
     paths = sorted(home("configs")[1].glob("*.py"))
     return [path.stem for path in paths if "def get_config(" in path.read_text()]
 
@@ -43,6 +52,10 @@ def find(name: str) -> pathlib.Path:
 
     Raises:
         ValueError: where there is no such file.
+
+    Examples:
+        >>> presets.find("tdmpc").name
+        'tdmpc.py'
     """
     path = pathlib.Path(name)
     if path.is_file():
@@ -57,6 +70,10 @@ def load(name: str) -> Any:
     """The `ConfigDict` of a configuration, by name or path, FILE:ARGUMENT where it takes one.
 
     Raises ValueError as `find` does.
+
+    Examples:
+        >>> presets.load("tdmpc").env.name
+        'gymnax:Pendulum-v1'
     """
     name, colon, argument = name.partition(":")
     path = find(name)

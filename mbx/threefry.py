@@ -83,6 +83,11 @@ def unrolled(key: Array) -> Array:
     For use inside programs: what is kept, or checkpointed, should stay jax's own key. Keys of other
     generators come back as they are, and so do all where `jax_threefry_partitionable` is off, with
     which jax draws other numbers.
+
+    Examples:
+        >>> key = jax.random.key(0)
+        >>> bool(jax.random.uniform(threefry.unrolled(key)) == jax.random.uniform(key))
+        True
     """
     own = jax.random.key_impl(key) == "threefry2x32" and jax.config.jax_threefry_partitionable
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=_IMPL) if own else key
@@ -94,6 +99,10 @@ def normal(key: Array, shape: tuple[int, ...]) -> Array:
     Over an array whose last axis is as short as an action the compiler's loops do not use the
     processor's vectors, and it joins the drawing to whatever reshapes its result. Here a loop of
     two halves keeps the two apart.
+
+    Examples:
+        >>> threefry.normal(jax.random.key(0), (2, 3)).shape
+        (2, 3)
     """
     size = math.prod(shape)
     fast = unrolled(key)

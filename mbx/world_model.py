@@ -234,7 +234,16 @@ def _entrance(config: WorldModelConfig, encoder: Any) -> _Entrance:
 
 
 def make_world_model(config: WorldModelConfig) -> WorldModel:
-    """Build the record of functions for `config`."""
+    """Build the record of functions for `config`.
+
+    Examples:
+        >>> widths = dict(enc_dim=8, mlp_dim=8, latent_dim=8, num_bins=5)
+        >>> config = world_model.WorldModelConfig((3,), 2, **widths)
+        >>> model = world_model.make_world_model(config)
+        >>> params = jax.eval_shape(model.init, jax.random.key(0))  # shapes alone
+        >>> jax.eval_shape(model.encode, params, jnp.ones((1, 3))).shape
+        (1, 8)
+    """
     modules = _modules(config)
     enter = _entrance(config, modules["encoder"])
 
@@ -313,7 +322,12 @@ def _heads(
 
 
 def with_heads(action: Array, z: Array) -> Array:
-    """An action beside latents of all heads: `[..., A]` or `[H, ..., A]` -> `[1 or H, ..., A]`."""
+    """An action beside latents of all heads: `[..., A]` or `[H, ..., A]` -> `[1 or H, ..., A]`.
+
+    Examples:
+        >>> world_model.with_heads(jnp.ones((4, 2)), jnp.ones((5, 4, 8))).shape
+        (1, 4, 2)
+    """
     return action if action.ndim == z.ndim else action[None]
 
 
@@ -333,7 +347,15 @@ def _project(params: Params) -> Params:
 
 
 def discount_of(model: WorldModel, discount: float | tuple[float, ...], z: Array) -> Any:
-    """The discount of a latent's task: one number for all, or `[...]` where every task has its."""
+    """The discount of a latent's task: one number for all, or `[...]` where every task has its.
+
+    Examples:
+        >>> widths = dict(enc_dim=8, mlp_dim=8, latent_dim=8, num_bins=5)
+        >>> config = world_model.WorldModelConfig((3,), 2, **widths)
+        >>> model = world_model.make_world_model(config)
+        >>> world_model.discount_of(model, 0.99, jnp.ones((1, 8)))
+        0.99
+    """
     if isinstance(discount, tuple):
         assert model.config.tasks is not None  # several discounts are those of several tasks
         return model.config.tasks.look_up(discount, z)
@@ -341,7 +363,15 @@ def discount_of(model: WorldModel, discount: float | tuple[float, ...], z: Array
 
 
 def masked(model: WorldModel, action: Array, z: Array) -> Array:
-    """`action` with zeros where the latent's task has no such action."""
+    """`action` with zeros where the latent's task has no such action.
+
+    Examples:
+        >>> widths = dict(enc_dim=8, mlp_dim=8, latent_dim=8, num_bins=5)
+        >>> config = world_model.WorldModelConfig((3,), 2, **widths)
+        >>> model = world_model.make_world_model(config)
+        >>> world_model.masked(model, jnp.ones((1, 2)), jnp.ones((1, 8))).tolist()
+        [[1.0, 1.0]]
+    """
     mask = model.action_mask(z)
     return action if mask is None else action * mask
 
@@ -354,6 +384,13 @@ def continue_prob(model: WorldModel, params: Params, z: Array, how: str) -> Arra
 
     Returns:
         `[...]`, or None for a model that knows no terminations.
+
+    Examples:
+        >>> widths = dict(enc_dim=8, mlp_dim=8, latent_dim=8, num_bins=5)
+        >>> config = world_model.WorldModelConfig((3,), 2, **widths)
+        >>> model = world_model.make_world_model(config)
+        >>> world_model.continue_prob(model, {}, jnp.ones((1, 8)), "soft") is None  # no such head
+        True
     """
     if not model.config.episodic:
         return None
@@ -362,7 +399,14 @@ def continue_prob(model: WorldModel, params: Params, z: Array, how: str) -> Arra
 
 
 def choose_heads(key: Array, num_values: int, num_used: int) -> Array | None:
-    """Indices of `num_used` different value heads, or None when all are used."""
+    """Indices of `num_used` different value heads, or None when all are used.
+
+    Examples:
+        >>> world_model.choose_heads(jax.random.key(0), 5, 2).shape
+        (2,)
+        >>> world_model.choose_heads(jax.random.key(0), 5, 5) is None
+        True
+    """
     if num_used >= num_values:
         return None
     return jax.random.permutation(key, num_values)[:num_used]
@@ -376,7 +420,18 @@ def head_values(
     heads: Array | None,
     dropout: Array | None = None,
 ) -> Array:
-    """Decoded values of `heads` (None: all): `z [..., L] -> [V', ...]`; dropout: a key."""
+    """Decoded values of `heads` (None: all): `z [..., L] -> [V', ...]`; dropout: a key.
+
+    Examples:
+        >>> widths = dict(enc_dim=8, mlp_dim=8, latent_dim=8, num_bins=5)
+        >>> config = world_model.WorldModelConfig((3,), 2, **widths)
+        >>> model = world_model.make_world_model(config)
+        >>> params = jax.eval_shape(model.init, jax.random.key(0))
+        >>> of = jnp.ones((1, 8)), jnp.ones((1, 2)), jnp.arange(2)  # latent, action, heads
+        >>> value = lambda params: world_model.head_values(model, params["value"], *of)
+        >>> jax.eval_shape(value, params).shape
+        (2, 1)
+    """
     used = value_params if heads is None else networks.take_heads(value_params, heads)
     if dropout is not None:
         return model.decode(model.value(used, z, action, dropout))
@@ -388,6 +443,10 @@ def reduce_dynamics(x: Array, how: str, std_coef: float) -> Array:
 
     The heads' next latents are equally likely successors of a state and an action, so their mean is
     a successor expectation.
+
+    Examples:
+        >>> world_model.reduce_dynamics(jnp.array([1.0, 3.0]), "min", 0.0).tolist()
+        1.0
     """
     if x.shape[0] == 1:
         return jnp.squeeze(x, 0)
@@ -398,5 +457,10 @@ def reduce_dynamics(x: Array, how: str, std_coef: float) -> Array:
 
 
 def count_parameters(params: Any) -> int:
-    """Number of scalars in a parameter tree."""
+    """Number of scalars in a parameter tree.
+
+    Examples:
+        >>> world_model.count_parameters({"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)})
+        8
+    """
     return sum(x.size for x in jax.tree.leaves(params))

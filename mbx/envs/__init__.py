@@ -83,6 +83,9 @@ def register(
             (task, num_envs, *, action_repeat, episode_length, seed) -> environment, whose
             action_repeat and episode_length are None where a run leaves them to the suite.
         make_renderer: task -> `Renderer`, for videos; None: the suite's own, if any.
+
+    Examples:
+        >>> envs.register("mine", envs.Suite(raw=make_raw))  # doctest: +SKIP
     """
     _SUITES[name] = suite
     _RENDERERS.pop(name, None)
@@ -91,7 +94,12 @@ def register(
 
 
 def num_tasks(name: str) -> int:
-    """Tasks that an environment's name stands for: 1, or those of a `multi:` one."""
+    """Tasks that an environment's name stands for: 1, or those of a `multi:` one.
+
+    Examples:
+        >>> envs.num_tasks("gymnax:Pendulum-v1")
+        1
+    """
     return name.count("+") + 1 if name.startswith("multi:") else 1
 
 
@@ -128,6 +136,9 @@ def make(
         EnvironmentFailure: where an environment's own code fails.
         ImportError: where a package is missing; names the extra to install.
         NoRenderer: with `film`, where it cannot be drawn.
+
+    Examples:
+        >>> environment = envs.make("gymnax:Pendulum-v1", 4)  # doctest: +SKIP
     """
     suite_name, colon, task = name.partition(":")
     if not colon or suite_name not in _SUITES:
@@ -171,6 +182,12 @@ def make_renderer(name: str) -> Renderer:
         ValueError: where its states are not drawn.
         NoRenderer: where this machine has nothing to draw them with.
         ImportError: where a package is missing; names the extra to install.
+
+    Examples:
+        >>> envs.make_renderer("no:such")
+        Traceback (most recent call last):
+            ...
+        ValueError: env.name='no:such': pictures are made of the ...
     """
     suite, _, task = name.partition(":")
     maker = _renderer_maker(suite) if suite in _SUITES else None

@@ -54,7 +54,14 @@ class PowerParams(NamedTuple):
 
 
 def check_params(params: PowerParams) -> None:
-    """Raises ValueError for the first parameter that the theory does not allow."""
+    """Raises ValueError for the first parameter that the theory does not allow.
+
+    Examples:
+        >>> power.check_params(power.PowerParams(gamma_h=1.5))
+        Traceback (most recent call last):
+            ...
+        ValueError: power.gamma_h=1.5: give a discount above 0 and below 1
+    """
     limits = {
         "beta_h": (params.beta_h >= 0, "at least 0"),
         "beta_r": (params.beta_r >= 0, "at least 0"),
@@ -80,6 +87,12 @@ def robot_policy(q_r: Array, beta_r: Number) -> Array:
     """Eq. (5): pi proportional to (-q)^(-beta_r). `[..., A]`, q < 0 -> `[..., A]`.
 
     Scale free: pi(c q) = pi(q). beta_r = 0 is uniform. beta_r: number or `[...]`.
+
+    Examples:
+        >>> print(np.array(power.robot_policy(jnp.array([-1.0, -3.0]), 1.0)).round(3))
+        [0.75 0.25]
+        >>> power.robot_policy(jnp.array([-1.0, -3.0]), 0.0).tolist()
+        [0.5, 0.5]
     """
     beta_r = jnp.asarray(beta_r, q_r.dtype)
     beta_r = beta_r if beta_r.ndim == 0 else beta_r[..., None]
@@ -91,6 +104,10 @@ def aggregate_ability(v_h_e: Array, goal_weight: Array, zeta: Number) -> Array:
     """Eq. (7): X_h = sum_g w_g V_h^e(g)^zeta. `[..., G]`, `[..., G]` -> `[...]`.
 
     V <= 0 counts 0, with a zero gradient (V^zeta has none there for zeta < 1).
+
+    Examples:
+        >>> power.aggregate_ability(jnp.array([0.5, 1.0]), jnp.array([0.5, 0.5]), 2.0).tolist()
+        0.625
     """
     positive = v_h_e > 0.0
     power = jnp.where(positive, jnp.where(positive, v_h_e, 1.0) ** zeta, 0.0)
@@ -106,6 +123,10 @@ def human_aggregate(
 
     Args:
         mask: `[..., H]` bool, humans that exist.
+
+    Examples:
+        >>> power.human_aggregate(jnp.array([0.5, 0.25]), 1.0).tolist()  # the mean of 2 and 4
+        3.0
     """
     if reduce not in ("mean", "sum"):
         raise ValueError(f"reduce={reduce!r}: choose mean or sum")
@@ -118,7 +139,12 @@ def human_aggregate(
 def intrinsic_reward(
     x_h: Array, xi: Number, eta: Number, mask: Array | None = None, reduce: str = "mean"
 ) -> Array:
-    """Eq. (8): U_r = -y^eta. `[..., H]` -> `[...]`, <= -1 where X_h <= 1 and reduce="mean"."""
+    """Eq. (8): U_r = -y^eta. `[..., H]` -> `[...]`, <= -1 where X_h <= 1 and reduce="mean".
+
+    Examples:
+        >>> power.intrinsic_reward(jnp.array([0.5, 0.25]), 1.0, 2.0).tolist()
+        -9.0
+    """
     return -(human_aggregate(x_h, xi, mask, reduce) ** eta)
 
 
@@ -132,6 +158,10 @@ def q_r_target(
     """Eq. (4): gamma_r sum_k prob V_r(s'_k). `[..., K]` each -> `[...]`.
 
     V_r of terminal successors is terminal_v_r. U_r is no part of it: it is in V_r.
+
+    Examples:
+        >>> power.q_r_target(jnp.array([-2.0, -4.0]), jnp.array([0.5, 0.5]), 0.5).tolist()
+        -1.5
     """
     if terminal is not None:
         v_r = jnp.where(terminal, terminal_v_r, v_r)
@@ -144,6 +174,10 @@ def attained(
     """What a successor is worth to a human: 1 where the goal is achieved, else gamma_h V_h^e.
 
     A terminal successor that achieves the goal counts 1, any other 0. All of one shape.
+
+    Examples:
+        >>> power.attained(jnp.array([0.5, 0.5]), jnp.array([1.0, 0.0]), 0.5).tolist()
+        [1.0, 0.25]
     """
     if terminal is not None:
         v_h_e = jnp.where(terminal, 0.0, v_h_e)
@@ -163,6 +197,11 @@ def v_h_e_target(
     Args:
         v_h_e, achieved, prob, terminal: `[..., R, K]`.
         policy: `[..., R]`.
+
+    Examples:
+        >>> v, reached = jnp.array([[0.5, 0.0]]), jnp.array([[0.0, 1.0]])
+        >>> power.v_h_e_target(v, reached, jnp.array([[0.5, 0.5]]), jnp.ones(1), 0.5).tolist()
+        0.625
     """
     value = dense_expectation(attained(v_h_e, achieved, gamma_h, terminal), prob)
     return jnp.sum(policy * value, axis=-1)
@@ -173,7 +212,12 @@ def v_h_e_target(
 
 
 def q_to_z(q: Array, eta: Number, xi: Number) -> Array:
-    """z = (-q)^(-1/(eta xi)), in (0, 1] for q <= -1 only."""
+    """z = (-q)^(-1/(eta xi)), in (0, 1] for q <= -1 only.
+
+    Examples:
+        >>> float(power.q_to_z(jnp.float32(-4.0), 1.0, 2.0))
+        0.5
+    """
     return (-q) ** (-1.0 / (eta * xi))
 
 
@@ -181,6 +225,10 @@ def z_to_q(z: Array, eta: Number, xi: Number) -> Array:
     """q = -z^(-eta xi), the inverse of `q_to_z`; for z in (0, 1] it is at most -1.
 
     Q_r exceeds -1 wherever termination is near, so this head is for worlds without terminals.
+
+    Examples:
+        >>> float(power.z_to_q(jnp.float32(0.5), 1.0, 2.0))
+        -4.0
     """
     return -(z ** (-eta * xi))
 
@@ -189,6 +237,12 @@ def soft_clamp(x: Array, low: float, high: float) -> Array:
     """Identity in [low, high] (widened by 1e-6), bent smoothly into (low - R, high + R) outside.
 
     R is the widened range. Its slope is 1 at the bounds and never 0: gradients survive.
+
+    Examples:
+        >>> power.soft_clamp(jnp.array([0.5, 0.0]), -1.0, 1.0).tolist()
+        [0.5, 0.0]
+        >>> bool(power.soft_clamp(jnp.float32(9.0), -1.0, 1.0) < 3.0)
+        True
     """
     low, high = low - 1e-6, high + 1e-6
     width = high - low

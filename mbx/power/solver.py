@@ -91,6 +91,13 @@ def solve(
 
     Raises:
       ValueError: an inconsistent world or parameter, or a policy that is none.
+
+    Examples:
+      >>> from mbx.envs.empo import named_world
+      >>> found = named_world("grid_rock_1h1r")
+      >>> solution = power.solve(found.table, found.params)
+      >>> bool(solution.converged)
+      True
     """
     check_world(world)
     _check_params(params, max_iterations, damping)

@@ -27,12 +27,21 @@ _REGISTERED: dict[str, tuple[type[RunSettings], MakeAgent]] = {}
 
 
 def register(name: str, settings: type[RunSettings], make_agent: MakeAgent) -> None:
-    """Add an agent of one's own: what `agent=NAME` stands for in a configuration."""
+    """Add an agent of one's own: what `agent=NAME` stands for in a configuration.
+
+    Examples:
+        >>> build.register("mine", Settings, make_agent)  # doctest: +SKIP
+    """
     _REGISTERED[name] = settings, make_agent
 
 
 def settings_class(name: str) -> type[RunSettings]:
-    """The class of an agent's settings. Raises ValueError for an unknown agent."""
+    """The class of an agent's settings. Raises ValueError for an unknown agent.
+
+    Examples:
+        >>> build.settings_class("tdmpc")().agent
+        'tdmpc'
+    """
     if name in _REGISTERED:
         return _REGISTERED[name][0]
     if name not in _PACKAGES:
@@ -48,6 +57,10 @@ def read(config: Config) -> RunSettings:
 
     Settings come back as they are. Raises ValueError, naming the setting, its value and the remedy,
     for those that no run can have.
+
+    Examples:
+        >>> build.read(presets.load("tdmpc").to_dict()).env.name
+        'gymnax:Pendulum-v1'
     """
     if isinstance(config, RunSettings):
         return config
@@ -60,6 +73,12 @@ def build_agent(config: Config, spec: EnvSpec) -> Agent:
 
     Its functions check what they return while they are traced (`mbx.training.agent_check`). Raises
     ValueError, naming the setting, its value and the remedy, for those that do not fit.
+
+    Examples:
+        >>> spec = mbx.types.EnvSpec("toy:small", (3,), jnp.float32, 2, 50, 1)
+        >>> agent = build.build_agent(presets.load("tdmpc").to_dict(), spec)
+        >>> agent.act_without_planner is None
+        False
     """
     from mbx.training.agent_check import checked  # loads JAX
 

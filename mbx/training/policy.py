@@ -53,6 +53,10 @@ def load_policy(
         ValueError: where the directory holds no run of this version, or its agent has no policy
             beside the planner.
         FileNotFoundError: where nothing was saved yet.
+
+    Examples:
+        >>> policy = mbx.load_policy("runs/a")  # doctest: +SKIP
+        >>> action = policy(observation)  # doctest: +SKIP
     """
     run.enable_compilation_cache()
     spec = specs.load(run_dir) if which == "best" else None

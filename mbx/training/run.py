@@ -143,6 +143,9 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
         ValueError: for impossible settings, before any compile.
         ImportError: for a package that a setting needs, likewise.
         FloatingPointError: when a loss stops being finite; the last checkpoint stays.
+
+    Examples:
+        >>> run.train(presets.load("tdmpc"), "runs/a")  # doctest: +SKIP
     """
     started = time.time()
     require_float32()
@@ -386,6 +389,9 @@ def load(
         ValueError: naming the file, where its configuration describes no run, or none of this
             version, or names code of somebody else's.
         FileNotFoundError: where the environment's own file has gone.
+
+    Examples:
+        >>> agent, state, settings = run.load("runs/a")  # doctest: +SKIP
     """
     require_float32()
     try:

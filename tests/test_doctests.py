@@ -1,0 +1,101 @@
+"""Every public function of the kit and of training's interface has an example, which is true.
+
+In scope of an example are jax, jnp, np, mbx and the modules below, by their last name. What would
+train, or needs a run, is marked +SKIP; tests/test_api.py runs it. Examples compile every operation
+alone, so that those of the modules with the most of them are slow tests.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mbx
+
+KIT = (
+    "returns mppi cem replay distributions networks world_model successors planners heads "
+    "derivatives keys threefry presets power api"
+).split()
+# Where not all that is public is meant for users (docs/interface.md).
+TRAINING = {
+    "envs": ("make", "register", "num_tasks", "make_renderer"),
+    "training.run": ("train", "load"),
+    "training.policy": ("load_policy",),
+    "training.build": ("register", "settings_class", "read", "build_agent"),
+}
+MODULES = [importlib.import_module(f"mbx.{name}") for name in (*KIT, *TRAINING)]
+MANY = {f"mbx.{name}" for name in ("distributions", "replay", "networks", "power")}
+SCOPE = {"jax": jax, "jnp": jnp, "np": np, "mbx": mbx}
+SCOPE |= {module.__name__.rpartition(".")[2]: module for module in MODULES}
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def functions(module: types.ModuleType) -> dict[str, types.FunctionType]:
+    """A module's public functions; of a package those that it hands on, too."""
+    wanted = TRAINING.get(module.__name__.removeprefix("mbx."))
+    found = {}
+    for name, value in vars(module).items():
+        function = inspect.unwrap(value) if callable(value) else value
+        if name.startswith("_") or not inspect.isfunction(function):
+            continue
+        package = hasattr(module, "__path__") and function.__module__.startswith(module.__name__)
+        if function.__module__ == module.__name__ or package:
+            found[name] = function
+    return {name: found[name] for name in wanted} if wanted else found
+
+
+def without_example(module: types.ModuleType) -> list[str]:
+    """Names of public functions whose docstring shows no use of them."""
+    found = functions(module)
+    return [name for name, f in found.items() if ">>> " not in (inspect.getdoc(f) or "")]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_every_public_function_has_an_example(module):
+    assert without_example(module) == []
+    for name, function in functions(module).items():
+        examples = doctest.DocTestParser().get_examples(inspect.getdoc(function))
+        assert any(name in one.source for one in examples), f"{module.__name__}.{name}"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(module, marks=[pytest.mark.slow] if module.__name__ in MANY else [])
+        for module in MODULES
+    ],
+    ids=lambda module: module.__name__,
+)
+def test_examples_are_true(module):
+    runner = doctest.DocTestRunner(optionflags=OPTIONS)
+    said = []
+    for name, function in functions(module).items():
+        text, where = inspect.getdoc(function), f"{module.__name__}.{name}"
+        case = doctest.DocTestParser().get_doctest(text, dict(SCOPE), where, None, 0)
+        runner.run(case, out=said.append)
+    assert not runner.summarize(verbose=False).failed, "".join(said)
+
+
+def test_a_function_without_an_example_is_found():
+    made = types.ModuleType("made")
+    exec(
+        "def bare(x):\n    '''Nothing shown.'''\n"
+        "def shown(x):\n    '''\n    >>> shown(1)\n    '''\n"
+        "def _own(x): pass\n",
+        made.__dict__,
+    )
+    assert without_example(made) == ["bare"]
+
+
+def test_a_wrong_example_is_found():
+    case = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, 0)
+    runner = doctest.DocTestRunner(optionflags=OPTIONS)
+    runner.run(case, out=lambda text: None)
+    assert runner.failures == 1
