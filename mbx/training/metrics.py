@@ -2,7 +2,8 @@
 
 metrics.jsonl has one object a row: kind ("setup", "train", "eval"), step (environment steps), time
 (seconds since the epoch) and the values. metrics.csv holds the same in long form: kind, step, name,
-value. Both are only appended to; a resumed run first drops the rows after its checkpoint.
+value. episodes.csv holds the return and length of every episode of every evaluation. All are only
+appended to; a resumed run first drops the rows after its checkpoint.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mbx.agents.settings import Log
 from mbx.files import atomic_write, parse_json, written
 from mbx.training import wandb_sink
 from mbx.training.progress import Progress
+
+_EPISODE = ["step", "episode", "task", "return", "length"]
 
 
 class RunLogger:
@@ -59,6 +62,7 @@ class RunLogger:
         )
         self._jsonl = os.path.join(workdir, "metrics.jsonl")
         self._csv = os.path.join(workdir, "metrics.csv")
+        self._episodes = os.path.join(workdir, "episodes.csv")
         self._write_config(config, resume_step)
         self._rewrite(-1 if resume_step is None else resume_step)
         self._tensorboard = _tensorboard(os.path.join(workdir, "tb"), resume_step)
@@ -87,6 +91,26 @@ class RunLogger:
         for row in rows:
             writer.writerows(_long(row))
         atomic_write(self._csv, text.getvalue().encode())
+        atomic_write(self._episodes, _episodes_until(self._episodes, last_step).encode())
+
+    def log_episodes(
+        self, step: int, returns: Sequence[float], lengths: Sequence[float], tasks: Sequence[str]
+    ) -> None:
+        """Append every episode of an evaluation to episodes.csv.
+
+        Args:
+            step: environment steps.
+            returns, lengths: of the episodes.
+            tasks: names, of which each has an equal block of them; () for a single task.
+        """
+        block = -(-len(returns) // max(len(tasks), 1))
+        pairs = enumerate(zip(returns, lengths, strict=True))
+        rows = [
+            [step, i, tasks[i // block] if tasks else "", repr(float(total)), int(length)]
+            for i, (total, length) in pairs
+        ]
+        with written(self._episodes), open(self._episodes, "a", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
 
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Append one row. Values that are not finite are written as null, with one warning a run.
@@ -151,8 +175,27 @@ class NoLogger:
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Write no row."""
 
+    def log_episodes(
+        self, step: int, returns: Sequence[float], lengths: Sequence[float], tasks: Sequence[str]
+    ) -> None:
+        """Write no episode."""
+
     def close(self) -> None:
         """Close no file."""
+
+
+def _episodes_until(path: str, last_step: int) -> str:
+    """The head of episodes.csv and its rows up to a step; what is no row is dropped."""
+    kept = [_EPISODE]
+    if os.path.exists(path):
+        with open(path, newline="", errors="replace") as file:
+            rows = [line.rstrip("\n").split(",") for line in file if line.endswith("\n")]
+        kept += [
+            row
+            for row in rows
+            if len(row) == len(_EPISODE) and row[0].isdigit() and int(row[0]) <= last_step
+        ]
+    return "".join(",".join(row) + "\n" for row in kept)
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:

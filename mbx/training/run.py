@@ -3,9 +3,9 @@
     from mbx.training import run
     result = run.train(config, "runs/pendulum")
 
-A run directory holds config.json, run.json, metrics.jsonl, metrics.csv, tb/, checkpoints/, best/,
-curve.png, report.html (wandb.json with wandb/ where `log.wandb` asks for that, and inputs/ with the
-user's own files that the environment is made from).
+A run directory holds config.json, run.json, metrics.jsonl, metrics.csv, episodes.csv, tb/,
+checkpoints/, best/, curve.png, report.html (wandb.json with wandb/ where `log.wandb` asks for that,
+and inputs/ with the user's own files that the environment is made from).
 That of several seeds holds one such directory a seed (`seed-0`, …; each reads as a run of its own)
 and the common checkpoint that a resumed run continues from.
 """
@@ -360,6 +360,7 @@ def evaluate_seeds(
             rows = job.share(state.replay, i)
             summary |= write_diagnostics(job.agent, one.workdir, train, rows, keys[i])
         one.logger.log("eval", steps, {**summary, "seconds": time.time() - started})
+        one.logger.log_episodes(steps, result.returns, result.lengths, result.tasks)
         one.best.save_best(steps, train, summary["return_mean"])
         means.append(summary["return_mean"])
     return means

@@ -19,7 +19,16 @@ Config = Mapping[str, Any]
 
 # What a run keeps from beginning to end; everything else may change when it is resumed.
 _FIXED = ("agent", "seed", "num_seeds", "env", "model")
-_MADE = ("metrics.jsonl", "metrics.csv", "best", "tb", "curve.png", "report.html", "config.json")
+_MADE = (
+    "metrics.jsonl",
+    "metrics.csv",
+    "episodes.csv",
+    "best",
+    "tb",
+    "curve.png",
+    "report.html",
+    "config.json",
+)
 
 
 def check(config: Config, workdir: str, log_dir: str) -> None:

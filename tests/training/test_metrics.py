@@ -218,6 +218,22 @@ def test_the_bar_shows_the_newest_row_and_the_last_evaluation_with_its_step(monk
     assert "40/100" in last and "value 0.25  eval at 20: return 5" in last and "12" not in last
 
 
+def test_every_episode_of_an_evaluation_is_kept_and_a_resumed_run_makes_later_ones_again(tmp_path):
+    path = tmp_path / "episodes.csv"
+    logger = RunLogger(str(tmp_path), config={})
+    logger.log_episodes(10, np.array([1.5, np.nan]), np.array([7, 3]), ())
+    logger.log_episodes(20, [1.0, 2.0, 3.0, 4.0], [5, 5, 6, 6], ("a:x", "b:y"))
+    logger.close()
+    head = ["step,episode,task,return,length", "10,0,,1.5,7", "10,1,,nan,3"]
+    later = ["20,0,a:x,1.0,5", "20,1,a:x,2.0,5", "20,2,b:y,3.0,6", "20,3,b:y,4.0,6"]
+    assert path.read_text().splitlines() == head + later
+    path.write_text(path.read_text() + "20,4,b:y,4.")  # cut short by a crash
+    RunLogger(str(tmp_path), config={}, resume_step=20).close()
+    assert path.read_text().splitlines() == head + later
+    RunLogger(str(tmp_path), config={}, resume_step=10).close()
+    assert path.read_text().splitlines() == head
+
+
 def test_atomic_write_keeps_the_old_content_when_it_fails(tmp_path, monkeypatch):
     path = tmp_path / "config.json"
     atomic_write(str(path), b"old")

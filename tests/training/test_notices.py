@@ -19,7 +19,9 @@ def test_the_device_and_what_takes_so_long(capsys):
     assert "device(s)" in err and "cpu" in err
 
 
-def test_what_is_compiled_is_said_before_and_how_long_it_took_after(capsys):
+def test_what_is_compiled_is_said_before_and_how_long_it_took_after(capsys, monkeypatch):
+    clock = iter([100.0, 200.0, 300.0, 304.0])
+    monkeypatch.setattr(notices, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     with notices.compiling("the toy"):
         jax.monitoring.record_event_duration_secs(
             "/jax/core/compile/backend_compile_duration", 3.0, fun_name="jit(toy)"
@@ -33,6 +35,11 @@ def test_what_is_compiled_is_said_before_and_how_long_it_took_after(capsys):
         "/jax/core/compile/backend_compile_duration", 9.0, fun_name="jit(toy)"
     )
     assert capsys.readouterr().err == "mbx: compiled the toy in 5 s\n"
+    with notices.compiling("the toy"):  # programs inside programs are reported twice
+        jax.monitoring.record_event_duration_secs(
+            "/jax/core/compile/jaxpr_trace_duration", 9.0, fun_name="jit(toy)"
+        )
+    assert capsys.readouterr().err.endswith("mbx: compiled the toy in 4 s\n")
     with notices.compiling("the toy", talk=False):
         pass
     assert capsys.readouterr().err == ""

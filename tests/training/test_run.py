@@ -63,6 +63,7 @@ def test_a_run_leaves_everything_behind(whole):
         "config.json",
         "metrics.jsonl",
         "metrics.csv",
+        "episodes.csv",
         "curve.png",
         "report.html",
         "checkpoints",
