@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from examples import ilqr, own_agent, own_environment, own_model
-from mbx import envs
+from examples import ilqr, own_agent, own_environment, own_loop, own_model, own_review
+from mbx import derivatives, distributions, envs
 from mbx.settings import to_dict
-from mbx.training import build
+from mbx.training import build, run
 from mbx.training.environments import make_environment
 from mbx.training.metrics import read_rows
 from mbx.training.state import make_schedule
+from mbx.world_model import config_for_size, make_world_model
+from tests.helpers import tiny_config
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +40,86 @@ def test_ilqr_finds_the_actions_that_lead_to_the_goal():
     found, unknown, costs = ilqr.main()
     np.testing.assert_allclose(found, unknown, atol=0.02)
     assert costs[-1] < 1e-3 < 1.0 < costs[0]
+
+
+@pytest.mark.slow
+def test_ilqr_through_a_learned_model_against_finite_differences_and_the_world():
+    """A point that actions push: its model is learned from random steps, then planned through."""
+    goal, fields = jnp.array([0.6, -0.4]), dict(enc_dim=32, mlp_dim=64, latent_dim=16, num_bins=21)
+    config = config_for_size("tiny", obs_shape=(2,), action_dim=2, dropout=0.0, **fields)
+    model, adam = make_world_model(config), optax.adam(1e-3)
+
+    def world(x, a):
+        return x + 0.3 * a
+
+    def loss(params, key):
+        x, a = jax.random.uniform(key, (2, 256, 2), minval=-1.0)
+        z, now = model.encode(params, x), world(x, a)
+        wanted = jax.lax.stop_gradient(model.encode(params, now))
+        step = jnp.mean((model.step(params, z[None], a)[0] - wanted) ** 2)
+        reward = -10.0 * jnp.sum((now - goal[None]) ** 2, axis=-1)
+        logits = model.reward(params, z[None], a)[0, 0]
+        miss = distributions.two_hot_cross_entropy(logits, reward, model.bins())
+        return 20.0 * step + jnp.mean(miss)
+
+    def learn(carry, key):
+        params, state = carry
+        value, gradient = jax.value_and_grad(loss)(params, key)
+        change, state = adam.update(gradient, state)
+        return (optax.apply_updates(params, change), state), value
+
+    params = model.init(jax.random.key(0))
+    keys = jax.random.split(jax.random.key(1), 300)
+    (params, _), losses = jax.jit(lambda c: jax.lax.scan(learn, c, keys))(
+        (params, adam.init(params))
+    )
+    assert losses[-50:].mean() < 0.8 * losses[:10].mean()
+
+    def step(z, a):
+        return model.step(params, z[None], a)[0]
+
+    def cost(z, a):
+        return -model.reward_mean(params, z[None, None], a[None])[0, 0, 0]
+
+    start, actions = jnp.array([-0.7, 0.5]), jnp.zeros((6, 2))
+    z, end = model.encode(params, start), model.encode(params, goal)
+    of_action, of_end = lambda z, a: 1e-3 * a @ a, lambda z: 100.0 * jnp.sum((z - end) ** 2)
+    found, costs = jax.jit(lambda: ilqr.solve(step, of_action, of_end, z, actions, iterations=20))()
+    assert costs[-1] < 0.6 * costs[0]
+    x = start
+    for action in found:
+        x = world(x, action)
+    assert jnp.linalg.norm(x - goal) < 0.8 * jnp.linalg.norm(start - goal)
+    both = jax.jit(lambda x: jnp.append(step(x[:16], x[16:]), cost(x[:16], x[16:]) / 10.0))
+    at, size = jnp.append(z, found[0]), 5e-3
+    with derivatives.forward_mode():
+        forward = jax.jit(jax.jacfwd(both))(at)
+    shifts = size * np.eye(18, dtype=np.float32)
+    differences = np.stack([(both(at + s) - both(at - s)) / (2 * size) for s in shifts], -1)
+    assert np.abs(forward).max() > 0.1
+    np.testing.assert_allclose(forward, differences, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_settings_side_by_side_in_ones_own_loop_are_those_one_by_one():
+    rates, lambdas, curves = own_loop.main(steps=150)
+    alone = jax.jit(lambda *x: own_loop.train(*x, jax.random.key(0), 150))(rates[3], lambdas[3])
+    ready = np.flatnonzero(np.isfinite(alone))
+    assert (ready[0], ready[-1]) == (own_loop.LENGTH + 1, 149)  # a window is LENGTH + 1 rows
+    np.testing.assert_allclose(curves[3][ready], alone[ready], rtol=1e-3)
+    assert len({float(curve[-1]) for curve in curves}) == len(curves)
+
+
+@pytest.mark.slow
+def test_own_review_trains_and_reports(tmp_path):
+    config = tiny_config(train=dict(steps=40)) | {"agent": "tdmpc_reviewed"}
+    result = run.train(config, str(tmp_path / "run"))
+    rows = read_rows(os.path.join(result.workdir, "metrics.jsonl"))
+    found = [row["norm/encoder"] for row in rows if row.get("norm/encoder") is not None]
+    assert found and found[-1] > 0.0
+    assert list((tmp_path / "run").rglob("*norms.json"))
+    ones = {"a": {"x": jnp.ones((2, 2)), "y": jnp.zeros(3)}}
+    assert float(own_review.norms(ones)["norm/a"]) == 2.0
 
 
 def test_own_agent_in_own_environment(tmp_path):
