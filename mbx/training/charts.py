@@ -49,8 +49,17 @@ def thin(x: Sequence[float], y: Sequence[float]) -> tuple[np.ndarray, np.ndarray
     return steps[chosen], values[chosen]
 
 
-def chart(title: str, lines: Sequence[Line], *, x_label: str = "environment steps") -> str:
-    """A figure with a caption; lines without a finite point are left out, '' where none is left."""
+def chart(
+    title: str, lines: Sequence[Line], *, x_label: str = "environment steps", meaning: str = ""
+) -> str:
+    """A figure with a caption; lines without a finite point are left out, '' where none is left.
+
+    Args:
+        title: of the figure.
+        lines: what is drawn.
+        x_label: what they are drawn over.
+        meaning: of the title, in small letters below it.
+    """
     drawn = [(line, *thin(line.x, line.y)) for line in lines]
     drawn = [one for one in drawn if one[1].size]
     if not drawn:
@@ -94,8 +103,9 @@ def chart(title: str, lines: Sequence[Line], *, x_label: str = "environment step
         )
     label = html.escape(f"{title} over {x_label}", quote=True)
     content = html.escape(json.dumps(data, separators=(",", ":")), quote=True)
+    below = f'<br><small class="quiet">{html.escape(meaning)}</small>' if meaning else ""
     return (
-        f'<figure><figcaption>{html.escape(title)}</figcaption><svg class="chart" role="img" '
+        f'<figure><figcaption>{html.escape(title)}{below}</figcaption><svg class="chart" role="img" '
         f'viewBox="0 0 {_WIDTH} {_HEIGHT}" aria-label="{label}" data-lines="{content}">'
         f"{''.join(parts)}</svg></figure>"
     )

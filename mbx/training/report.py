@@ -20,7 +20,7 @@ from typing import Any
 
 from mbx.files import atomic_write
 from mbx.settings import flatten
-from mbx.training import charts, drawing
+from mbx.training import charts, drawing, glossary
 from mbx.training.charts import Line, chart
 from mbx.training.runs import (
     Run,
@@ -221,7 +221,18 @@ def _shown_elsewhere(key: str) -> bool:
 
 
 def _charts(runs: Sequence[Run], kind: str, wanted: Any) -> str:
-    return _grid(chart(key, _lines(runs, kind, key)) for key in _keys(runs, kind) if wanted(key))
+    return _grid(
+        chart(key, _lines(runs, kind, key), meaning=_meaning(runs, key))
+        for key in _keys(runs, kind)
+        if wanted(key)
+    )
+
+
+def _meaning(runs: Sequence[Run], key: str) -> str:
+    """What the log means by a name; '' where no agent that is known here logs it."""
+    agents = dict.fromkeys(str(run.config.get("agent")) for run in runs)
+    known = (glossary.meaning(name, key) for name in agents if name in glossary.AGENTS)
+    return next(filter(None, known), "")
 
 
 def _rest(runs: Sequence[Run]) -> str:

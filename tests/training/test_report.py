@@ -74,7 +74,8 @@ def test_every_section_says_what_the_run_holds(run):
     assert cells(summary, "time") == ["15.0 s"]
     assert found["Warnings"] == "<p>None.</p>"
     captions = {
-        name: re.findall(r"<figcaption>(.*?)</figcaption>", text) for name, text in found.items()
+        name: re.findall(r"<figcaption>(.*?)(?:<br>.*?)?</figcaption>", text)
+        for name, text in found.items()
     }
     assert captions["Learning"] == [
         "mean return of an evaluation",
@@ -83,6 +84,9 @@ def test_every_section_says_what_the_run_holds(run):
     assert captions["Losses and gradients"] == ["loss/value", "grad_norm/model"]
     assert captions["Evaluations: all that was measured"] == ["return_std"]
     assert captions["Everything else that was logged"] == ["fill", "faults"]
+    assert (
+        "standard deviation of those returns</small>" in found["Evaluations: all that was measured"]
+    )
     # 9 s, 2 s, 2 s of intervals of which 2 are usual; evaluations took 1 s each.
     speed = found["Speed, and where time went"]
     assert cells(speed, "start and compilation") == ["7.0 s (47%)"]
