@@ -234,7 +234,7 @@ def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return text.replace("| --- ", "|---").replace("--- |", "---|") + "\n"
 
 
-_MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n\n).*?(\n<!-- end of table -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
 def fill(text: str, tables: Mapping[str, Spec]) -> str:
@@ -243,7 +243,7 @@ def fill(text: str, tables: Mapping[str, Spec]) -> str:
     def one(found: re.Match) -> str:
         if found[2] not in tables:
             raise ValueError(f"table {found[2]!r} is not in docs/results/figures.json")
-        return found[1] + table(tables[found[2]]) + found[3]
+        return f"{found[1]}\n{table(tables[found[2]])}\n{found[3]}"
 
     return _MARKED.sub(one, text)
 

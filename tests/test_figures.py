@@ -121,6 +121,7 @@ def test_a_page_is_filled_between_its_marks(data):
     page = "x\n<!-- table: b -->\n\nold\n\n<!-- end of table -->\ny | 1 |\n"
     filled = figures.fill(page, {"b": {"cells": "b.csv"}})
     assert filled == page.replace("old\n", "| a | b |\n|---|---|\n| 1 | 2 |\n")
+    assert figures.fill(page.replace("old\n\n", ""), {"b": {"cells": "b.csv"}}) == filled
     assert figures.fill(filled, {"b": {"cells": "b.csv"}}) == filled
     with pytest.raises(ValueError, match=r"table 'b' is not in"):
         figures.fill(page, {})

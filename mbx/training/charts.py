@@ -105,8 +105,8 @@ def chart(
     content = html.escape(json.dumps(data, separators=(",", ":")), quote=True)
     below = f'<br><small class="quiet">{html.escape(meaning)}</small>' if meaning else ""
     return (
-        f'<figure><figcaption>{html.escape(title)}{below}</figcaption><svg class="chart" role="img" '
-        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" aria-label="{label}" data-lines="{content}">'
+        f"<figure><figcaption>{html.escape(title)}{below}</figcaption>"
+        f'<svg class="chart" role="img" viewBox="0 0 {_WIDTH} {_HEIGHT}" aria-label="{label}" data-lines="{content}">'
         f"{''.join(parts)}</svg></figure>"
     )
 
