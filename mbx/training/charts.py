@@ -106,7 +106,8 @@ def chart(
     below = f'<br><small class="quiet">{html.escape(meaning)}</small>' if meaning else ""
     return (
         f"<figure><figcaption>{html.escape(title)}{below}</figcaption>"
-        f'<svg class="chart" role="img" viewBox="0 0 {_WIDTH} {_HEIGHT}" aria-label="{label}" data-lines="{content}">'
+        f'<svg class="chart" role="img" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'aria-label="{label}" data-lines="{content}">'
         f"{''.join(parts)}</svg></figure>"
     )
 
