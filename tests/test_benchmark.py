@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from experiments import benchmark, timing
+from experiments import benchmark, paired, timing
 from experiments.benchmark import Case
 
 TINY = Case(preset="default", size="tiny", batch=8, envs=2, repeats=3)
@@ -61,3 +62,18 @@ def test_every_case_of_the_suites_has_a_configuration():
     ):
         config = benchmark.make_config(case)
         assert config.model.size == case.size and config.env.num_envs == case.envs
+
+
+def test_two_checkouts_are_timed_in_turn_and_compared_round_by_round():
+    asked, clock = [], iter([10.0, 11.0, 24.0, 20.0, 30.0, 27.0])
+
+    def measure(where):
+        asked.append(where)
+        return next(clock)
+
+    times = paired.alternate(measure, "a", "b", 3)
+    assert asked == ["a", "b", "b", "a", "a", "b"]
+    np.testing.assert_array_equal(times, [[10.0, 11.0], [20.0, 24.0], [30.0, 27.0]])
+    found = paired.summary(times)
+    assert (found["before_ms"], found["after_ms"], found["rounds"]) == (20.0, 24.0, 3)
+    np.testing.assert_allclose([found["ratio"], found["least"], found["largest"]], [1.1, 0.9, 1.2])
