@@ -64,15 +64,14 @@ def check_flags(module: str, arguments: list[str]) -> None:
 def read_settings(arguments: list[str]) -> RunSettings:
     """What a command line asks for: a file that exists, and flags with values they may have."""
     assert usage.unknown_flag(arguments) is None
+    arguments, kwargs = usage.with_kwargs(arguments)
     path = usage.config_argument(arguments)
     config = presets.load(path)
+    config.env.kwargs.update(kwargs)
     for argument in arguments:
         name, _, value = argument.removeprefix("--config.").partition("=")
         if argument.startswith("--config."):
             *sections, last = name.split(".")
-            if sections == ["env", "kwargs"]:  # the environment's own
-                config.env.kwargs[last] = value
-                continue
             section = config
             for one in sections:
                 section = section[one]
@@ -144,7 +143,9 @@ def small(settings: RunSettings) -> RunSettings:
         section, _, last = name.partition(".")
         if last in values.get(section, {}) and values[section][last]:
             values[section][last] = min(values[section][last], least)
-    if settings.agent != "empo" and values["env"]["num_envs"] % 2:
+    if settings.env.name.startswith("multi:"):  # a multiple of the tasks
+        values["env"]["num_envs"] = settings.env.num_envs
+    elif settings.agent != "empo" and values["env"]["num_envs"] % 2:
         values["env"]["num_envs"] = 2
     if "model" in values and "size" in values["model"]:
         values["model"]["size"] = "tiny"
