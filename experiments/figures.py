@@ -29,10 +29,6 @@ from mbx.training.curves import MARKERS, Curve, draw_published, draw_seeds
 
 from .suites import load_published
 
-CHECK = flags.DEFINE_bool("check", False, "Write nothing; exit 1 where something is out of date.")
-RANDOM = flags.DEFINE_list("random", [], "Measure uniformly random actions on these tasks instead.")
-EPISODES = flags.DEFINE_integer("random_episodes", 20, "Episodes of --random.", lower_bound=1)
-
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 Rows = list[dict[str, str]]
@@ -284,13 +280,21 @@ def out_of_date() -> list[str]:
     return wrong
 
 
+def define_flags() -> None:
+    """The flags of this command; tests import the module without them."""
+    flags.DEFINE_bool("check", False, "Write nothing; exit 1 where something is out of date.")
+    flags.DEFINE_list("random", [], "Measure uniformly random actions on these tasks instead.")
+    flags.DEFINE_integer("random_episodes", 20, "Episodes of --random.", lower_bound=1)
+
+
 def main(_: list[str]) -> None:
+    given = flags.FLAGS
     if not RESULTS.is_dir():
         sys.exit(f"error: {RESULTS} is not there: run this in a checkout")
-    if RANDOM.value:
-        return measure_random(RANDOM.value, EPISODES.value)
+    if given.random:
+        return measure_random(given.random, given.random_episodes)
     try:
-        if CHECK.value:
+        if given.check:
             sys.exit("\n".join(f"out of date: {name}" for name in out_of_date()) or 0)
         known = layout()
         for path, figure in known["figures"].items():
@@ -307,4 +311,5 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    define_flags()
     app.run(main)

@@ -327,6 +327,7 @@ def test_impossible_settings_are_refused(values, message):
     [
         (dict(loss=dict(value_reduction="local", num_heads=1)), SPEC, "num_heads=1"),
         (dict(model=dict(critic="q"), loss=dict(num_heads=3)), SPEC, "num_heads=3.*has 2"),
+        (dict(loss=dict(num_heads=3)), SPEC, "num_heads=3.*has 2"),
         ({}, SPEC._replace(discrete=True), "discrete actions"),
     ],
 )

@@ -120,7 +120,9 @@ def world_config(settings: Settings, spec: EnvSpec) -> WorldModelConfig:
         prior_scale=model.prior_scale,
         prior_div=model.prior_div,
     )
-    if world.critic == "q" and loss.num_heads > world.num_values:
+    # A state-value critic may have one head, which the default's two are not to refuse.
+    chosen = world.critic == "q" or loss.num_heads != type(loss)().num_heads
+    if chosen and loss.num_heads > world.num_values:
         raise ValueError(
             f"config.loss.num_heads={loss.num_heads} value heads are used at a time but the model "
             f"has {world.num_values}: lower it or raise model.num_values"
