@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from mbx import envs, replay
 from mbx.agents.empo import make_agent, resolve
 from mbx.agents.empo.settings import Settings
-from mbx.settings import describe, from_dict, inactive
+from mbx.settings import describe, from_dict, inactive, to_dict
 from mbx.training import build
 from tests.agents.empo_helpers import (
     AVERAGING,
@@ -19,7 +21,7 @@ from tests.agents.empo_helpers import (
     problem_of,
     settings_of,
 )
-from tests.helpers import recorded
+from tests.helpers import other_value, recorded
 
 
 @pytest.mark.parametrize(
@@ -104,6 +106,81 @@ def test_exactly_the_settings_that_have_an_effect_are_read(sections):
     # Schedules are made of all their numbers at once, of which some then have nothing to act on.
     found = {name for name in read & idle if not name.startswith("curriculum.")}
     assert found <= {"model.q_head", "model.x_h"}  # looked at where they must be the defaults
+
+
+def trace(settings):
+    """The agent's programs, traced, as text."""
+    spec = environment_of(load("dag_2h2r")).spec
+    agent = make_agent(settings, spec._replace(world=power_world(spec.world.world)))
+    key = jax.random.key(0)
+    train = jax.eval_shape(agent.init, key)
+    buffer = jax.eval_shape(lambda: replay.init(agent.example_row(), num_envs=2, capacity=8))
+    obs = jnp.zeros((2, *spec.obs_shape), spec.obs_dtype)
+    actor = agent.init_actor(2)
+    programs = [
+        jax.make_jaxpr(lambda t, e=evaluate: agent.act(t, actor, obs, jnp.zeros(2, bool), key, e))(
+            train
+        )
+        for evaluate in (False, True)
+    ]
+    programs += [jax.make_jaxpr(agent.init)(key), jax.make_jaxpr(agent.update)(train, buffer, key)]
+    return "\n".join(f"{program}\n{program.consts}" for program in programs)
+
+
+SMALL = dict(batch_size=2)
+BASES = [
+    dict(loss=SMALL),
+    dict(loss=dict(SMALL, advantage_coef=1.0), model=dict(x_h="network", q_head="dueling")),
+    dict(loss=dict(SMALL, human_expectation="exact", candidates=2, unique=9)),
+    dict(loss=SMALL, model=dict(kind="tables")),
+    dict(loss=SMALL, curriculum=dict(gamma_h_ramp=10, gamma_r_ramp=10)),
+]
+# Another value where the next best one would be refused for what it is.
+OTHER = {
+    "power.terminal_v_r": -1e-3,
+    "loss.candidates": 3,
+    "curriculum.constant_fraction": 0.5,
+    "curriculum.steps": 100_000,
+}
+# Of the world's humans (tests/envs/test_empo_worlds.py), or read by the run as it goes on.
+ELSEWHERE = {
+    "power.source",
+    "power.beta_h",
+    "power.nu_h",
+    "power.optimistic",
+    "loss.max_lost",
+}
+OWN = ("power", "model", "loss", "optimizer", "curriculum")
+NAMES = [
+    found
+    for found in describe(Settings())
+    if not found.is_section and found.name.partition(".")[0] in OWN and found.name not in ELSEWHERE
+]
+
+
+@functools.cache
+def base_trace(number):
+    return trace(from_dict(Settings(), BASES[number]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("found", NAMES, ids=lambda found: found.name)
+def test_every_setting_changes_a_program_or_is_refused(found):
+    bases = [from_dict(Settings(), base) for base in BASES]
+    number = next((i for i, base in enumerate(bases) if found.name not in inactive(base)), None)
+    assert number is not None, f"{found.name} has an effect in none of the bases"
+    values = to_dict(bases[number])
+    section, _, name = found.name.partition(".")
+    now = values[section][name]
+    other = OTHER.get(found.name, other_value(found._replace(default=now)))
+    assert other != now
+    values[section][name] = other
+    try:
+        changed = trace(from_dict(Settings(), values))
+    except ValueError as error:
+        assert name in str(error)
+        return
+    assert changed != base_trace(number)
 
 
 def test_the_configuration_builds_the_agent_and_names_its_mistakes():

@@ -209,6 +209,7 @@ BASES += [("icem", lambda: make_settings(planner=ICEM, training_planner=ICEM))]
 # Other values of settings whose default says too little about them.
 OTHER = {
     "loss.aux_gammas": (0.9,),
+    "loss.entropy_coef_end": 0.0,  # below 0 is none
     "loss.policy_loss": "svg",
     "model.episodic": "False",
     "planner.extra_iterations_action_dim": 2,
