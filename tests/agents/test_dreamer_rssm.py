@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 
@@ -311,6 +312,15 @@ def test_images_keep_their_shape(shape):
     found = jax.eval_shape(lambda key: images(config, key), jax.random.key(0))
     assert found[0].shape == (2, 3, observations.token_dim(config))
     assert found[1]["image"].shape == (2, 3, *shape) and found[2]["image"].shape == (2, 3)
+
+
+def test_blocks_of_the_decoder_divide_what_they_are_of():
+    """One's own number is refused where it does not; the default goes as far as it can."""
+    config = ModelConfig(image_shape=(10, 10, 4), deter=12, units=8, depth=4, stoch=4)
+    assert observations.decoder_blocks(config) == 4
+    assert observations.decoder_blocks(dataclasses.replace(config, decoder_blocks=2)) == 2
+    with pytest.raises(ValueError, match="decoder_blocks=3 must divide model.deter=12"):
+        observations.decoder_blocks(dataclasses.replace(config, decoder_blocks=3))
 
 
 def test_image_losses_are_sums_over_pixels():

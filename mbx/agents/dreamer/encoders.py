@@ -17,8 +17,12 @@ from mbx import distributions as dist
 from mbx import networks
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer.networks import ModelConfig
+from mbx.agents.dreamer.settings import Model
 from mbx.agents.dreamer.types import Observation
 from mbx.types import Array, Params
+
+# The official code's, which small images and models cannot always have.
+_DEFAULT_BLOCKS = Model.decoder_blocks
 
 
 def _grid(config: ModelConfig) -> tuple[int, int, tuple[int, ...]]:
@@ -105,8 +109,19 @@ def init_decoder(key: Array, config: ModelConfig) -> Params:
 
 
 def decoder_blocks(config: ModelConfig) -> int:
-    """Blocks of the linear layer from deter to the grid: what deter and channels divide by."""
-    return math.gcd(config.decoder_blocks, config.deter, _grid(config)[2][-1])
+    """Blocks of the linear layer from deter to the grid; the default as far as both divide by it.
+
+    Raises:
+        ValueError: for a number of one's own that does not divide deter and the grid's channels.
+    """
+    given, deter, channels = config.decoder_blocks, config.deter, _grid(config)[2][-1]
+    found = math.gcd(given, deter, channels)
+    if found != given != _DEFAULT_BLOCKS:
+        raise ValueError(
+            f"model.decoder_blocks={given} must divide model.deter={deter} and the {channels} "
+            f"channels that an image begins as: choose a divisor of {math.gcd(deter, channels)}"
+        )
+    return found
 
 
 def _init_image_decoder(key: Array, config: ModelConfig) -> Params:
