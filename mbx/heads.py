@@ -115,12 +115,13 @@ def find(name: str) -> Head:
         >>> heads.find("absent")
         Traceback (most recent call last):
             ...
-        ValueError: loss.heads='absent': choose ...
+        ValueError: loss.heads='absent': ...
     """
     if name not in _KNOWN:
+        known = f"choose one of {', '.join(_KNOWN)}" if _KNOWN else "none is registered"
         raise ValueError(
-            f"loss.heads={name!r}: choose of {tuple(_KNOWN)}, or register your own before "
-            "(--import)"
+            f"loss.heads={name!r}: {known}; heads of your own are registered by a module that "
+            "--import names"
         )
     return _KNOWN[name]
 

@@ -186,7 +186,7 @@ def test_wrong_shapes_are_told(known, changes, message):
 
 
 def test_names(known):
-    with pytest.raises(ValueError, match=r"loss.heads='other': choose of \('inverse_dynamics', 't"):
+    with pytest.raises(ValueError, match=r"loss.heads='other': choose one of inverse_dynamics, t"):
         make_agent(make_settings(loss=dict(heads="other")), SPEC)
     with pytest.raises(ValueError, match="head 'a:b': choose a name of letters"):
         heads.register("a:b", head())
