@@ -91,6 +91,36 @@ def test_icem_is_its_loop(problem, mask):
         np.testing.assert_allclose(got.chosen[b], elites[0, 0], atol=2e-6)
 
 
+def test_icem_begins_with_what_is_given(problem):
+    draws, _, mean, std, proposals = problem
+    config = cem.ICEMConfig(iterations=1, num_samples=N, num_elites=K, noise_beta=0.0)
+    initial = np.random.default_rng(1).uniform(-1, 1, (B, N, T, A)).astype(np.float32)
+    given = dict(proposals=proposals, initial=initial, config=config)
+    plan = cem.icem_with_draws(draws, score, mean, std, **given)
+    # Proposals take the place of its first candidates.
+    np.testing.assert_array_equal(plan.actions[:, P:], initial[:, P:])
+    with pytest.raises(ValueError, match=r"mean \(2, 4, 2\) and std \(2, 3, 2\) must both"):
+        cem.icem_with_draws(draws, score, mean, std[:, 1:], **given)
+
+
+def test_all_elites_but_one_go_on_where_as_many_as_candidates_are_kept(problem):
+    draws, _, mean, std, _ = problem
+    noise = np.random.default_rng(2).normal(size=(2, B, N, T, A)).astype(np.float32)
+    draws = draws._replace(
+        candidate=lambda i: jnp.asarray(noise)[i], gumbel=jnp.zeros((B, N), jnp.float32)
+    )
+    kept = dict(num_samples=N, num_elites=N, keep_elites=1.0)
+    one, two = (
+        cem.icem_with_draws(
+            draws, score, mean, std, config=cem.ICEMConfig(iterations=rounds, **kept)
+        )
+        for rounds in (1, 2)
+    )
+    for b in range(B):
+        best = np.asarray(one.actions[b])[np.argsort(-np.asarray(one.values[b]))]
+        np.testing.assert_allclose(two.actions[b, : N - 1], best[: N - 1], atol=1e-6)
+
+
 def test_cem_refits_to_elites_of_one_weight(problem):
     _, _, mean, std, _ = problem
     config = mppi.MPPIConfig(iterations=1, num_samples=N, num_elites=K, temperature=7.0)
