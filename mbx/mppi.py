@@ -435,18 +435,29 @@ def search(
         scored = scored[0], jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
     carry = start, actions, scored
     last, actions, (values, aux) = jax.lax.fori_loop(0, rounds, one_round, carry)
-    if has_aux and config.selection == "mean":
-        aux = score(draws.score(jnp.int32(rounds + 1)), last.mean[:, None])[1]
-        aux = jax.tree.map(lambda x: x[:, 0], aux)
-    elif has_aux:
-        elites = jax.lax.top_k(_ranked(values, config.nonfinite), config.num_elites)[1]
-        states = jnp.arange(batch)
-        which = elites[states, _place(last, draws.gumbel, config.selection)]
-        aux = jax.tree.map(lambda x: x[states, which], aux)
+    if has_aux:
+        aux = _aux_of_chosen(draws, score, last, values, aux, config)
     chosen = _select(last, draws.gumbel, config.selection)
     action = chosen + config.action_noise * last.std[:, 0] * draws.action
     action = jnp.clip(action, -1.0, 1.0) * mask[:, 0]
     return Plan(action, last.mean, last.std, actions, values, chosen * mask[:, 0], aux)
+
+
+def _aux_of_chosen(
+    draws: Draws, score: Callable, last: Refit, values: Array, aux: Any, config: MPPIConfig
+) -> Any:
+    """Auxiliaries `[B, ...]` of the chosen plan, of those of the last candidates `[B, N, ...]`.
+
+    The mean is no candidate: it is scored once more.
+    """
+    if config.selection == "mean":
+        rounds = config.rounds(last.mean.shape[-1])
+        again = score(draws.score(jnp.int32(rounds + 1)), last.mean[:, None])[1]
+        return jax.tree.map(lambda x: x[:, 0], again)
+    elites = jax.lax.top_k(_ranked(values, config.nonfinite), config.num_elites)[1]
+    states = jnp.arange(values.shape[0])
+    which = elites[states, _place(last, draws.gumbel, config.selection)]
+    return jax.tree.map(lambda x: x[states, which], aux)
 
 
 def warm_start(mean: Array, is_first: Array) -> Array:
