@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from examples import own_agent
-from mbx.agents.base import Mean
+from mbx.agents.base import Agent, Mean, Store
 from mbx.training import build
 from mbx.training.agent_check import checked
 from mbx.training.environments import make_environment
@@ -59,6 +59,19 @@ def test_metrics_are_numbers_or_means(environment):
         return train, buffer, metrics | {"rare": Mean(jnp.float32(1), jnp.float32(1)), "one": 1.0}
 
     assert "update/rare" in traced(environment, update=more)[1]
+
+
+def test_a_pass_over_stored_targets_returns_the_replay_it_was_given(environment):
+    given = {"rows": jnp.zeros((2, 3))}
+
+    def made(reanalyze):
+        store = Store(None, None, reanalyze, 4)
+        agent = Agent(None, None, None, None, None, store=store)
+        return checked(agent, "mine", environment.spec).store.reanalyze(None, given, None, 0)
+
+    assert made(lambda train, buffer, key, chunk: (buffer, {"n": 1}))[1] == {"n": 1}
+    with pytest.raises(ValueError, match=r"agent 'mine': the replay of reanalyze\(\) is"):
+        made(lambda train, buffer, key, chunk: ({"rows": jnp.zeros((2, 4))}, {}))
 
 
 def metrics(value):
