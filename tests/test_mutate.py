@@ -6,6 +6,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import tomllib
 
 from experiments import mutants
 
@@ -136,3 +137,13 @@ def test_a_toy_checkout_is_judged_by_the_tests_that_call_what_changed(tmp_path):
     again = {row["new"]: row["status"] for row in map(json.loads, out.read_text().splitlines())}
     assert [again[f"return {x}"] for x in ("x * x", "(-x)", "x")] == ["killed"] * 3
     assert again["return abs(x)"] == "survived"
+
+
+def test_every_line_that_is_called_equivalent_is_there():
+    known = tomllib.loads((ROOT / "tests" / "equivalent_mutants.toml").read_text())
+    for path, entries in known.items():
+        text = (ROOT / path).read_text()
+        lines = {line.strip() for line in text.splitlines()}
+        for entry in entries:
+            assert entry["line"] in lines, (path, entry["line"])
+            assert not entry["function"] or f"def {entry['function']}(" in text, (path, entry)
