@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import benchmark, paired, timing
+from experiments import benchmark, latency, paired, timing
 from experiments.benchmark import Case
+from mbx.types import EnvSpec
 
 TINY = Case(preset="default", size="tiny", batch=8, envs=2, repeats=3)
 
@@ -77,3 +78,24 @@ def test_two_checkouts_are_timed_in_turn_and_compared_round_by_round():
     found = paired.summary(times)
     assert (found["before_ms"], found["after_ms"], found["rounds"]) == (20.0, 24.0, 3)
     np.testing.assert_allclose([found["ratio"], found["least"], found["largest"]], [1.1, 0.9, 1.2])
+
+
+def test_latencies_are_of_single_calls_and_the_first_one_counts_apart():
+    clock = iter([0.0, 0.5, 1.0, 1.003, 2.0, 2.001, 3.0, 3.002])
+
+    class Policy:
+        observation_shape, spec, seen = (2,), EnvSpec("gone:x", (2,), np.float32, 1, 7, 1), []
+
+        def reset(self):
+            self.seen.append("reset")
+
+        def __call__(self, observation):
+            self.seen.append((observation.shape, observation.dtype))
+
+    policy = Policy()
+    found = latency.summary(latency.seconds(policy, 4, clock=lambda: next(clock)))
+    assert policy.seen == ["reset"] + [((2,), np.float32)] * 4
+    np.testing.assert_allclose(
+        [found["first"], found["median"], found["p99"], found["worst"], found["calls"]],
+        [500.0, 2.0, 2.98, 3.0, 4],
+    )

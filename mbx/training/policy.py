@@ -141,6 +141,11 @@ class Policy:
         self._precision = settings.matmul_precision
         self.reset()
 
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """Of what a call takes: `[...]`, or `[batch, ...]`."""
+        return self._shape if self._batch else self._shape[1:]
+
     def reset(self, which: np.ndarray | None = None) -> None:
         """Tell that the next observation begins an episode.
 
@@ -163,7 +168,7 @@ class Policy:
             ValueError: for an observation of another shape.
         """
         obs = np.asarray(observation, self.spec.obs_dtype)
-        wanted = self._shape if self._batch else self._shape[1:]
+        wanted = self.observation_shape
         if obs.shape != wanted:
             raise ValueError(
                 f"an observation of shape {obs.shape}: this policy takes {wanted} (load_policy's "
