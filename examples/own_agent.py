@@ -94,19 +94,12 @@ def make_agent(settings: Settings, spec: envs.EnvSpec) -> Agent:
         params = optax.apply_updates(train.params, change)
         return TrainState(params, optimizer), buffer, {"loss/model": value}
 
-    def example_row():
-        def array(*shape, dtype=jnp.float32):
-            return jax.ShapeDtypeStruct(shape, dtype)
-
-        flags = {name: array(dtype=bool) for name in ("is_first", "is_last", "terminated")}
-        return dict(obs=array(size), action=array(action_dim), reward=array(), **flags)
-
     return Agent(
         init=init,
         init_actor=lambda num_envs: jnp.zeros(num_envs),  # nothing is carried between steps
         act=act,
         update=update,
-        example_row=example_row,
+        example_row=lambda: replay.example_row((size,), action_dim),
     )
 
 

@@ -56,8 +56,7 @@ def train(learning_rate, lambda_, key, steps=600):
         return carry, jnp.where(ready, value, jnp.nan)
 
     env, obs = ENV.reset(key)
-    flags = {name: jnp.zeros((), bool) for name in ("is_first", "is_last", "terminated")}
-    row = dict(obs=obs[0], action=jnp.zeros(1), reward=jnp.zeros(()), **flags)
+    row = replay.example_row(obs[0].shape, action_dim=1)
     buffer = replay.init(row, num_envs=NUM_ENVS, capacity=4_000)
     now, weights = (obs, jnp.ones(NUM_ENVS, bool), jnp.zeros(NUM_ENVS)), jnp.zeros(10)
     carry = env, now, buffer, weights, optimizer.init(weights)

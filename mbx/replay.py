@@ -56,6 +56,7 @@ from mbx.replay_storage import (
     write_targets,
 )
 from mbx.replay_storage import bytes_per_transition as bytes_per_transition
+from mbx.replay_storage import example_row as example_row
 
 PyTree = Any
 

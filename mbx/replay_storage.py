@@ -95,6 +95,35 @@ class Index(NamedTuple):
     slot: Array
 
 
+def example_row(
+    obs_shape: tuple[int, ...], action_dim: int, obs_dtype: Any = jnp.float32
+) -> dict[str, Any]:
+    """The fields that every agent's rows have, as shapes: what `init` is given.
+
+    Args:
+      obs_shape: of one observation.
+      action_dim: A.
+      obs_dtype: of observations.
+
+    Returns:
+      `jax.ShapeDtypeStruct`s: obs, action [A], reward [], and the flags is_first, is_last and
+      terminated []. Fields of one's own are added to it.
+
+    Examples:
+      >>> row = replay.example_row((3,), 2)
+      >>> row["action"].shape, row["is_last"].dtype
+      ((2,), dtype('bool'))
+    """
+    shape = jax.ShapeDtypeStruct
+    flags = {name: shape((), jnp.bool_) for name in ("is_first", "is_last", "terminated")}
+    return dict(
+        obs=shape(obs_shape, obs_dtype),
+        action=shape((action_dim,), jnp.float32),
+        reward=shape((), jnp.float32),
+        **flags,
+    )
+
+
 # -------------------------------------------------------------------------------------------------
 # Reading and writing
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +23,35 @@ from mbx.training.state import make_schedule
 from mbx.world_model import config_for_size, make_world_model
 from tests.helpers import tiny_config
 
+EXAMPLES = pathlib.Path(ilqr.__file__).parent
+
 
 @pytest.fixture(autouse=True)
 def as_users_run_them():
     """Tests of the package refuse that arrays of other ranks are joined; users need not."""
     with jax.numpy_rank_promotion("allow"):
         yield
+
+
+def lines_of_code(path: pathlib.Path) -> int:
+    """Lines that hold code: no blank ones, no comments, no docstrings."""
+    text = path.read_text()
+    lines = {i for i, line in enumerate(text.splitlines(), 1) if line.partition("#")[0].strip()}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            lines -= set(range(node.lineno, node.end_lineno + 1))
+    return len(lines)
+
+
+def test_examples_stay_short():
+    files = {path.stem: lines_of_code(path) for path in EXAMPLES.glob("*.py")}
+    limits = dict.fromkeys(files, 80) | dict(own_head=25, own_planner=30)
+    assert {"own_agent", "own_head", "own_planner", "own_loop"} <= files.keys()
+    assert not {name: n for name, n in files.items() if n > limits[name]}, files
+    page = (EXAMPLES.parent / "docs" / "extending.md").read_text()
+    stated = re.findall(r"`examples/(\w+)\.py`\W+(\d+) lines of code", page)
+    assert len(stated) == 6
+    assert {name: int(number) for name, number in stated}.items() <= files.items()
 
 
 def test_own_model():

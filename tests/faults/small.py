@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 from typing import Any
 
 import flax.struct
@@ -54,14 +55,8 @@ def make_agent(config: Any, spec: Any) -> Agent:
         value, slope = jax.value_and_grad(loss)(train.params, batch.rows, batch.mask[0])
         return TrainState(train.params - 0.01 * slope, train.step + 1), buffer, {"loss": value}
 
-    def example_row():
-        def array(*shape, dtype=jnp.float32):
-            return jax.ShapeDtypeStruct(shape, dtype)
-
-        flags = {name: array(dtype=bool) for name in ("is_first", "is_last", "terminated")}
-        return dict(obs=array(size), action=array(action_dim), reward=array(), **flags)
-
-    return Agent(init, lambda num: jnp.zeros(num), act, update, example_row)
+    row = functools.partial(replay.example_row, (size,), action_dim)
+    return Agent(init, lambda num: jnp.zeros(num), act, update, row)
 
 
 @dataclasses.dataclass(frozen=True)

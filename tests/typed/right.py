@@ -173,7 +173,7 @@ def of_agents(settings: RunSettings, spec: EnvSpec) -> Agent:
         return train, replay, {"loss": jnp.float32(0.0)}
 
     def example_row() -> dict[str, Any]:
-        return {}
+        return replay.example_row((3,), action_dim=1)
 
     def diagnostics(train: State, replay: replay.ReplayState, key: jax.Array) -> Diagnostics:
         return Diagnostics({"mean": float(Mean(key, count=key).total)}, {})

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import returns
+from mbx import replay, returns
 from mbx.agents.base import Agent
 from mbx.agents.dreamer import encoders, policy, rssm
 from mbx.agents.dreamer import networks as nets
@@ -177,14 +177,7 @@ def example_row(settings: Settings) -> dict[str, Any]:
     net = settings.model
     shape = jax.ShapeDtypeStruct
     dtype = jnp.uint8 if net.image_shape and net.image_scale == 255.0 else jnp.float32
-    row = dict(
-        obs=shape(net.obs_shape, dtype),
-        action=shape((net.action_dim,), jnp.float32),
-        reward=shape((), jnp.float32),
-        is_first=shape((), jnp.bool_),
-        is_last=shape((), jnp.bool_),
-        terminated=shape((), jnp.bool_),
-    )
+    row = replay.example_row(net.obs_shape, net.action_dim, dtype)
     if settings.replay.context:
         row |= dict(deter=shape((net.deter,), jnp.float32), stoch=shape((net.stoch,), jnp.int8))
     return row

@@ -274,15 +274,8 @@ def _check_metrics(settings: Settings, metrics: Mapping[str, float]) -> None:
 
 def _example_row(problem: Problem) -> dict[str, Any]:
     stored = make_records(problem.world).size if problem.stored else 0
-    scalar = functools.partial(jax.ShapeDtypeStruct, ())
-    return dict(
-        obs=jax.ShapeDtypeStruct((make_codec(problem.world).size + stored,), jnp.int32),
-        action=jax.ShapeDtypeStruct((problem.num_robot_actions,), jnp.float32),
-        reward=scalar(jnp.float32),
-        is_first=scalar(jnp.bool_),
-        is_last=scalar(jnp.bool_),
-        terminated=scalar(jnp.bool_),
-    )
+    size = make_codec(problem.world).size + stored
+    return replay.example_row((size,), problem.num_robot_actions, jnp.int32)
 
 
 def _experience(

@@ -334,13 +334,5 @@ def shift_images(obs: Array, key: Array, pad: int = 3) -> Array:
 def example_row(model: WorldModel) -> dict[str, Any]:
     """One un-batched replay row, as shapes."""
     world = model.config
-    scalar = functools.partial(jax.ShapeDtypeStruct, ())
     obs_dtype = jnp.uint8 if world.pixels else jnp.float32
-    return dict(
-        obs=jax.ShapeDtypeStruct(world.obs_shape, obs_dtype),
-        action=jax.ShapeDtypeStruct((world.action_dim,), jnp.float32),
-        reward=scalar(jnp.float32),
-        is_first=scalar(jnp.bool_),
-        is_last=scalar(jnp.bool_),
-        terminated=scalar(jnp.bool_),
-    )
+    return replay.example_row(world.obs_shape, world.action_dim, obs_dtype)
