@@ -4,15 +4,18 @@
     python -m experiments.mutate --module=agents/tdmpc,training --sample=200 --seed=1 --out=...
     python -m experiments.mutate --out=runs/mutants.jsonl --again    # survivors, with today's tests
     python -m experiments.mutate --out=runs/mutants.jsonl --table    # Markdown: shares, survivors
+    python -m experiments.mutate --out=runs/mutants.jsonl --keep=docs/results/mutation.csv
 
 Every mutant (`experiments.mutants`) is one changed line in a copy of the checkout. Against it run
-the test files that import the changed module and call the changed function, the fastest first, and
-in a file the tests that call it; the first failure ends it. A file runs in a process forked from
-one that has JAX and pytest loaded and no backend started; programs that the change leaves alone
-come from a compilation cache. Files are measured once, unchanged, before their first mutant: how
-long they take, what they call. Results are rows of --out, and a run that was stopped goes on.
+the tests that call the changed function, the fastest file first, and if they all pass the whole
+files; the first failure ends it. Which files: those that TESTS names for the module, or where it
+names none, or --tests does, all that import it. A file runs in a process forked from one that has
+JAX and pytest loaded and no backend started; programs that the change leaves alone come from a
+compilation cache. Files are measured once, unchanged, before their first mutant: how long they
+take, what they call. Results are rows of --out, and a run that was stopped goes on.
 
-killed: a test failed, or ran for thrice its time. broken: the module does not import; not counted.
+killed: a test failed, crashed, or ran for thrice its time. broken: the module does not import, not
+counted; nor is stuck: a test that waits without end.
 survived: to be mended in the tests, or listed with its reason in tests/equivalent_mutants.toml.
 """
 
@@ -20,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import collections
 import hashlib
 import importlib
 import json
@@ -37,11 +39,11 @@ import sys
 import tempfile
 import threading
 import time
-import tomllib
 import traceback
 from typing import Any
 
 from . import mutants as sources
+from . import mutation_table as results
 from .mutants import Mutant
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -51,6 +53,29 @@ AREAS = (
     "world_model agents/tdmpc agents/dreamer agents/empo training/loop training/learning "
     "training/state training/checkpoint training/sharding"
 )
+# Test files that are enough for a module's mutants, and fast: patterns under tests/; the first that
+# fits. A mutant that they let pass is not killed, whatever slower tests would say.
+TESTS = {
+    "returns": "test_returns",
+    "mppi": "test_mppi",
+    "cem": "test_cem",
+    "distributions": "test_distributions",
+    "successors": "test_successors",
+    "replay.*": "test_replay.*",
+    "heads": "test_heads",
+    "world_model": "test_networks|test_tasks|agents/test_tdmpc_(keys|losses|golden|ensembles)",
+    "agents/dreamer/diagnostics": "agents/test_dreamer_diagnostics",
+    "agents/dreamer/.*": "agents/test_dreamer(_edges|_rows|_rssm|_golden|_sequences)?",
+    "agents/tdmpc/diagnostics": "agents/test_tdmpc_diagnostics",
+    "agents/tdmpc/.*": "agents/test_tdmpc(_losses|_options|_plans|_ensembles|_golden|_keys)?",
+    "agents/empo/.*": "agents/test_empo(_stored|_settings)?",
+    "training/(loop|learning|state)": "training/test_(loop_units|learning_units)",
+    "training/checkpoint": "training/test_checkpoint",
+    "training/sharding": "training/test_sharding_units",
+    "training/statistics": "training/test_statistics",
+    "training/trust": "training/test_trust|test_extensions|training/test_resume",
+    "training/policy": "training/test_policy",
+}
 PARTS = ("mbx", "tests", "configs", "experiments")
 WARM = "flax optax chex distrax orbax.checkpoint ml_collections absl.flags"  # where in use
 
@@ -95,7 +120,7 @@ class Tests:
     def __init__(self, tree: pathlib.Path, pattern: str, quick: bool) -> None:
         self.tree, self.quick, self.reached = tree, quick, imports(tree)
         names = (f for f in self.reached if re.search(r"^tests/(.*/)?test_", f))
-        self.files = sorted(f for f in names if re.search(pattern, f))
+        self.files, self.pattern = sorted(names), pattern
         self.store, self.clock = tree.parents[1] / "tests.json", int(time.time())
         self.known = json.loads(self.store.read_text()) if self.store.exists() else {}
 
@@ -103,18 +128,30 @@ class Tests:
         code = re.sub(r'"{3}.*?"{3}', "", (self.tree / file).read_text(), flags=re.DOTALL)
         return hashlib.sha1(code.encode()).hexdigest()
 
-    def of(self, mutant: Mutant) -> list[tuple[float, str, list[str]]]:
-        """(seconds, file, its tests that call the function), the fastest first."""
-        found = []
-        for file in self.files:
-            known = mutant.path in self.reached[file] and self.measured(file, mutant.path)
-            if not known or known["failed"]:
+    def meant(self, path: str) -> list[str]:
+        """The test files that a module's mutants run against."""
+        module = path.removeprefix("mbx/").removesuffix(".py")
+        found = [tests for name, tests in TESTS.items() if re.fullmatch(name, module)]
+        if self.pattern or not found:
+            return [f for f in self.files if path in self.reached[f] and re.search(self.pattern, f)]
+        return [f for f in self.files if re.fullmatch(f"tests/({found[0]}).py", f)]
+
+    def of(self, mutant: Mutant) -> list[tuple[float, str, list[str], bool]]:
+        """(seconds, file, its tests that call the function, whether to run only those), in the
+        order to try: tests that call it, the fastest file first; then whole files."""
+        calling, whole = [], []
+        for file in self.meant(mutant.path):
+            known = self.measured(file, mutant.path)
+            if known["failed"]:
                 continue
             calls = f"{mutant.path}:{mutant.function}"
             tests = {t: s for t, (s, called) in known["tests"].items() if calls in called}
-            if tests or calls in known["loading"] or not mutant.function or known["processes"]:
-                found.append((known["seconds"], file, sorted(tests, key=tests.get)))
-        return sorted(found)
+            if first := sorted(tests, key=tests.get):
+                calling.append((sum(tests.values()), file, first, True))
+            loaded = calls in known["loading"] or not mutant.function or known["processes"]
+            if (tests or loaded) and len(tests) < len(known["tests"]):
+                whole.append((known["seconds"], file, first, False))
+        return sorted(calling) + ([] if self.quick else sorted(whole))
 
     def measured(self, file: str, path: str) -> dict[str, Any]:
         """Runs a test file unchanged, unless it and the module are as they were."""
@@ -185,17 +222,24 @@ class Plugin:
 
 
 def forked(
-    tests: Tests, file: str, *, seconds: float, first: list[str] = (), changed: str = ""
+    tests: Tests,
+    file: str,
+    *,
+    seconds: float,
+    first: list[str] = (),
+    only: bool = False,
+    changed: str = "",
 ) -> dict[str, Any]:
     """One test file in a process of its own: {failed, tests, loading, seconds}.
 
     Without a changed file it is measured: all its tests, and what each calls. failed is the first
-    failing test, "import", "time" (processor seconds), "stuck" (waiting), "".
+    failing test, "import", "time" (processor seconds), "crash" (ended by a signal), "stuck"
+    (waiting), "".
     """
     (out := tests.tree.parent / "result.json").unlink(missing_ok=True)
     if (pid := os.fork()) == 0:
         try:
-            _child(tests, file, first, changed, int(seconds) + 1, out)
+            _child(tests, file, first, only, changed, int(seconds) + 1, out)
         finally:
             traceback.print_exc()
             os._exit(1)
@@ -205,13 +249,20 @@ def forked(
             os.killpg(pid, signal.SIGKILL)
         time.sleep(0.02)
     spent = round(ended[2].ru_utime + ended[2].ru_stime, 2)
-    failed = "time" if spent >= 0.9 * seconds else "stuck"
+    died = os.WIFSIGNALED(ended[1]) and time.monotonic() <= end
+    failed = "time" if spent >= 0.9 * seconds else "crash" if died else "stuck"
     result = {"failed": failed, "tests": {}, "loading": []}
     return (json.loads(out.read_text()) if out.exists() else result) | {"seconds": spent}
 
 
 def _child(
-    tests: Tests, file: str, first: list[str], changed: str, seconds: int, out: pathlib.Path
+    tests: Tests,
+    file: str,
+    first: list[str],
+    only: bool,
+    changed: str,
+    seconds: int,
+    out: pathlib.Path,
 ) -> None:
     os.setsid()
     tree = tests.tree
@@ -225,7 +276,7 @@ def _child(
     sys.path[:] = [str(tree), *(p for p in sys.path if p not in ("", str(ROOT)))]
     import pytest
 
-    plugin = Plugin(tree, first, tests.quick and bool(first), record=not changed)
+    plugin = Plugin(tree, first, only, record=not changed)
     if changed:
         try:
             importlib.import_module(changed.removesuffix(".py").replace("/", "."))
@@ -254,13 +305,13 @@ def judged(mutant: Mutant, tests: Tests, budget: float) -> dict[str, Any]:
         # A second of its own, so that no compiled file of another version is taken for it.
         tests.clock += 1
         os.utime(place, (tests.clock, tests.clock))
-        for usual, file, first in candidates:
+        for usual, file, first, only in candidates:
             if tried and spent + usual > budget:
-                break
-            limit = 20 + 3 * usual
-            result = forked(tests, file, seconds=limit, first=first, changed=mutant.path)
+                continue
+            limit, path = 20 + 3 * usual, mutant.path
+            result = forked(tests, file, seconds=limit, first=first, only=only, changed=path)
             spent = round(spent + result["seconds"], 2)
-            tried.append(file)
+            tried += [file] if file not in tried else []
             if result["failed"]:
                 break
     finally:
@@ -308,68 +359,27 @@ def chosen(root: pathlib.Path, areas: list[str], sample: int, seed: int) -> list
     return [every[i] for i in picked]
 
 
-def read(out: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """The last row of each mutant."""
-    lines = out.read_text().splitlines() if out.exists() else []
-    return {row["key"]: row for row in map(json.loads, lines)}
-
-
-def equivalents(root: pathlib.Path) -> dict[str, str]:
-    """Key -> reason of the mutants known to change nothing that a caller could see."""
-    file = root / "tests" / "equivalent_mutants.toml"
-    listed = tomllib.loads(file.read_text()) if file.exists() else {}
-    return {
-        f"{path} | {x['function']} | {x['line']} | {x['becomes']}": x["why"]
-        for path, entries in listed.items()
-        for x in entries
-    }
-
-
-def table(rows: dict[str, dict[str, Any]], known: dict[str, str]) -> str:
-    """Markdown: the share killed by area, and the survivors."""
-    count, survivors = collections.defaultdict(collections.Counter), []
-    for key, row in rows.items():
-        parts = row["path"].removeprefix("mbx/").removesuffix(".py").split("/")
-        area = "/".join(parts[:2]) if parts[0] == "agents" else "/".join(parts)
-        equivalent = row["status"] == "survived" and key in known
-        status = "equivalent" if equivalent else row["status"]
-        count[area][status] += 1
-        if status == "survived":
-            survivors.append(
-                f"- `{row['path']}:{row['line']}` {row['kind']}\n\n"
-                f"      - {row['old']}\n      + {row['new']}\n"
-            )
-    lines = [
-        "| area | mutants | killed | survived | equivalent | share killed |",
-        "|---|" + "---:|" * 5,
-    ]
-    total = sum(count.values(), collections.Counter())
-    for area, c in [*sorted(count.items()), ("all", total)]:
-        counted = c["killed"] + c["survived"]
-        share = f"{c['killed'] / counted:.1%}" if counted else "-"
-        row = (counted + c["equivalent"], c["killed"], c["survived"], c["equivalent"], share)
-        lines.append(f"| {area} | {' | '.join(map(str, row))} |")
-    left = f"\nNot counted: {total['broken']} that do not import, {total['stuck']} stuck.\n"
-    return "\n".join(lines) + "\n" + left + "\n" + "\n".join(survivors)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--module", default=AREAS.replace(" ", ","), help="files, folders of mbx")
     parser.add_argument("--sample", type=int, default=0, help="mutants tried; 0: all")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--tests", default="", help="regular expression: test files to try only")
-    parser.add_argument("--quick", action="store_true", help="only tests seen to call the function")
+    parser.add_argument("--tests", default="", help="regular expression: files in TESTS' place")
+    parser.add_argument("--quick", action="store_true", help="no whole files")
     parser.add_argument("--budget", type=float, default=120.0, help="processor seconds a mutant")
     parser.add_argument("--out", type=pathlib.Path, required=True, help="rows, one a mutant")
     parser.add_argument("--again", action="store_true", help="survivors in --out once more")
     parser.add_argument("--table", action="store_true", help="print what --out holds, and end")
+    parser.add_argument("--keep", type=pathlib.Path, help="write what --out holds as CSV, and end")
     parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the checkout")
     parser.add_argument("--cache", type=pathlib.Path, default=HOME, help="copy, programs, times")
     args = parser.parse_args()
-    rows, known = read(args.out), equivalents(args.root)
+    rows, known = results.read(args.out), results.equivalents(args.root)
+    if args.keep:
+        results.keep(args.keep, rows, known)
     if args.table:
-        print(table(rows, known))
+        print(results.table(rows, known))
+    if args.table or args.keep:
         return
     if args.again:
         left = {key for key, row in rows.items() if row["status"] in ("survived", "stuck")}
