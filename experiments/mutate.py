@@ -69,7 +69,7 @@ TESTS = {
     "agents/tdmpc/diagnostics": "agents/test_tdmpc_diagnostics",
     "agents/tdmpc/.*": "agents/test_tdmpc(_losses|_options|_plans|_ensembles|_golden|_keys)?",
     "agents/empo/.*": "agents/test_empo(_stored|_settings)?",
-    "training/(loop|learning|state)": "training/test_(loop_units|learning_units)",
+    "training/(loop|learning|state)": "training/test_loop_units",
     "training/checkpoint": "training/test_checkpoint",
     "training/sharding": "training/test_sharding_units",
     "training/statistics": "training/test_statistics",

@@ -1,0 +1,454 @@
+"""The loop around an agent that writes down how it was called, replayed in plain Python.
+
+What `test_loop.py` sees of whole runs, in programs that compile in a second.
+"""
+
+from __future__ import annotations
+
+import types
+from fractions import Fraction
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import replay
+from mbx.agents.base import Agent, Mean, Store
+from mbx.envs.base import HostEnvironment, JaxEnvironment, Timestep
+from mbx.training import learning, loop, state
+from mbx.training.state import Schedule
+from mbx.types import EnvSpec
+
+E, A, KEEP, BATCH, CAPACITY = 2, 3, 1, 4, 30
+SEED_STEPS, PRETRAIN, EVERY, MIN_STEP = 6, 2, 2, 12
+RATIO = 0.75  # 3/4 of an update a step: with two environments 3 updates in 2 steps
+SPEC = EnvSpec("toy:units", (2,), jnp.float32, A, 5, 1)
+SCHEDULE = Schedule(SEED_STEPS, PRETRAIN, RATIO, EVERY, MIN_STEP)
+ENDS, FAULTS = (3, 4, 9), (4,)  # vector steps after which the first environment ends, by a fault
+
+
+@flax.struct.dataclass
+class Train:
+    """Counts updates; `drawn` is the sum of what their keys gave, by number."""
+
+    params: jax.Array
+    drawn: jax.Array
+
+
+def number(key):
+    return jax.random.uniform(key, ())
+
+
+def update(train, buffer, key):
+    x = number(key)
+    new = Train(train.params + 1.0, train.drawn + x * (train.params + 1.0))
+    rare = jnp.where(new.params % 2 == 0, new.params, 0.0)
+    metrics = {
+        "loss": new.params,
+        "rows": jnp.sum(buffer.size).astype(float),
+        "even": Mean(rare, (new.params % 2 == 0).astype(float)),
+    }
+    return new, buffer, metrics
+
+
+def act(train, actor, obs, is_first, key, evaluate):
+    """The key's number, the observation, and what the actor state has counted."""
+    count = jnp.where(is_first, 0.0, actor) + 1.0
+    return jnp.stack([jnp.full(E, number(key)), obs[:, 0], count], axis=-1), count
+
+
+def after_action(actor, action):
+    return actor + action[:, 0]
+
+
+def targets(train, actor, obs, key):
+    return replay.Targets(
+        actions=jnp.broadcast_to(actor[:, None, None], (E, KEEP, A)),
+        values=jnp.full((E, KEEP), number(key)),
+        step=jnp.full(E, jnp.int32(train.params)),
+        valid=jnp.ones(E, bool),
+    )
+
+
+def reanalyze(train, buffer, key, chunk):
+    """Notes the pass in the first stored value: 100 times its chunk, and its key's number."""
+    new = buffer.targets.values.at[0, 0, 0].add(100.0 * chunk + number(key))
+    metrics = {"chunk": chunk.astype(float), "drawn": number(key)}
+    return buffer.replace(targets=buffer.targets.replace(values=new)), metrics
+
+
+ROW = dict(
+    obs=jax.ShapeDtypeStruct((2,), jnp.float32),
+    action=jax.ShapeDtypeStruct((A,), jnp.float32),
+    reward=jax.ShapeDtypeStruct((), jnp.float32),
+    is_first=jax.ShapeDtypeStruct((), bool),
+    is_last=jax.ShapeDtypeStruct((), bool),
+    terminated=jax.ShapeDtypeStruct((), bool),
+)
+STORE = Store(replay.TargetSpec(KEEP, A), targets, reanalyze, BATCH)
+PLAIN = Agent(
+    init=lambda key: Train(jnp.float32(0.0), number(key)),
+    init_actor=jnp.zeros,
+    act=act,
+    update=update,
+    example_row=lambda: ROW,
+)
+FULL = PLAIN._replace(
+    example_row=lambda: ROW | dict(latent=jax.ShapeDtypeStruct((), jnp.float32)),
+    store=STORE,
+    after_action=after_action,
+    replay_extras=lambda actor: dict(latent=10.0 * actor),
+)
+
+
+def env_step(t, action, key):
+    """Observations count; the first environment ends after steps ENDS, in a fault after FAULTS."""
+    t = t + 1
+    first = jnp.arange(E) == 0
+    done = first & jnp.isin(t, jnp.asarray(ENDS))
+    fault = first & jnp.isin(t, jnp.asarray(FAULTS))
+    now = t + number(key)
+    obs = jnp.stack([jnp.full(E, now), jnp.arange(E) + 1.0], axis=-1)
+    return t, Timestep(
+        obs=jnp.where(done[:, None], -obs, obs),
+        final_obs=obs,
+        reward=jnp.sum(action, axis=-1),
+        terminated=done & ~fault,
+        truncated=done & fault,
+        episode_return=t + 0.5 * jnp.arange(1.0, E + 1),
+        episode_length=jnp.full(E, 3),
+        fault=fault,
+        metrics={"success": jnp.full(E, 7.0)},
+    )
+
+
+ENVIRONMENT = JaxEnvironment(
+    SPEC, E, lambda key: (jnp.int32(0), jnp.full((E, 2), number(key))), env_step
+)
+
+
+def begun(agent, environment=ENVIRONMENT, **options):
+    return jax.jit(
+        lambda key: state.init_state(agent, environment, key=key, capacity=CAPACITY, **options)
+    )(jax.random.key(3))
+
+
+def run_in_python(agent, steps):
+    """What `steps` of the loop must come to: rows by environment, train state, passes, metrics."""
+    _, env_key, base = jax.random.split(jax.random.key(3), 3)
+    init_key = jax.random.split(jax.random.key(3), 3)[0]
+    num, t = jax.jit(number), 0
+    obs = np.full((E, 2), num(env_key))
+    actor, reward, first = np.zeros(E), np.zeros(E), np.ones(E, bool)
+    params, drawn, debt, rows, passes = 0, float(num(init_key)), Fraction(0), [[], []], []
+    sums = dict.fromkeys(("updates", "passes", "faults", "episodes", "loss", "length", "return"), 0)
+    for i in range(steps):
+        agent_steps = E * i
+        act_key, step_key, learn_key = jax.random.split(jax.random.fold_in(base, agent_steps), 3)
+        act_key, target_key = jax.random.split(act_key)
+        if agent_steps < SEED_STEPS:
+            random_key = act_key
+            if agent.after_action:
+                random_key, latent_key = jax.random.split(act_key)
+                actor = np.where(first, 0.0, actor) + 1.0
+            action = np.asarray(jax.random.uniform(random_key, (E, A), minval=-1.0, maxval=1.0))
+            if agent.after_action:
+                actor = actor + action[:, 0]
+        else:
+            actor = np.where(first, 0.0, actor) + 1.0
+            action = np.stack([np.full(E, num(act_key)), obs[:, 0], actor], -1)
+        kept = float(num(target_key)), params
+        t += 1
+        done = [e == 0 and t in ENDS for e in range(E)]
+        fault = [e == 0 and t in FAULTS for e in range(E)]
+        now = np.stack([np.full(E, t + num(step_key)), np.arange(E) + 1.0], -1)
+        for e in range(E):
+            rows[e].append(
+                dict(
+                    obs=obs[e],
+                    action=action[e],
+                    reward=reward[e],
+                    is_first=first[e],
+                    is_last=False,
+                    terminated=False,
+                    latent=10 * actor[e],
+                    kept=kept,
+                    actor=actor[e],
+                )
+            )
+            if done[e] and not fault[e]:
+                last = dict(obs=now[e], reward=action[e].sum(), is_last=True, terminated=True)
+                last |= dict(action=np.zeros(A), is_first=False)
+                rows[e].append(last)
+        sums["faults"] += sum(fault)
+        sums["episodes"] += sum(done)
+        sums["length"] += 3 * sum(done)
+        sums["return"] += sum((t + 0.5 * (e + 1)) for e in range(E) if done[e])
+        obs = np.where(np.asarray(done)[:, None], -now, now)
+        reward = np.where(done, 0.0, action.sum(-1))
+        first = np.asarray(done)
+        # What is due.
+        update_key, reanalyze_key = jax.random.split(learn_key)
+        after, old = agent_steps + E, params
+        due = 0
+        if agent_steps < SEED_STEPS <= after:
+            due = PRETRAIN
+        elif after > SEED_STEPS:
+            debt += E * Fraction(3, 4)
+            due = int(debt)
+            debt -= due
+        for j in range(due):
+            params += 1
+            drawn += float(num(jax.random.fold_in(update_key, j))) * params
+            sums["loss"] += params
+        sums["updates"] += due
+        if agent.store:
+            count, chunks = 0, []
+            if agent_steps < SEED_STEPS <= after:
+                count = -(-sum(map(len, rows)) // BATCH)
+                chunks = list(range(count))
+            elif after >= MIN_STEP:
+                count = params // EVERY - old // EVERY
+                chunks = [-1] * count
+            for j, chunk in enumerate(chunks):
+                passes.append((chunk, float(num(jax.random.fold_in(reanalyze_key, j)))))
+            sums["passes"] += count
+    return types.SimpleNamespace(
+        rows=rows,
+        params=params,
+        drawn=drawn,
+        debt=debt,
+        passes=passes,
+        sums=sums,
+        obs=obs,
+        reward=reward,
+        first=first,
+        actor=actor,
+        base=base,
+    )
+
+
+STEPS = 11
+
+
+@pytest.fixture(scope="module", params=["plain", "full"])
+def both(request):
+    agent = PLAIN if request.param == "plain" else FULL
+    interval = loop.make_interval(agent, ENVIRONMENT, SCHEDULE, length=STEPS)
+    end, sums = interval(begun(agent))
+    return (
+        agent,
+        jax.device_get(end.replace(key=jax.random.key_data(end.key))),
+        sums,
+        run_in_python(agent, STEPS),
+    )
+
+
+def test_what_a_run_comes_to(both):
+    agent, end, _, wanted = both
+    assert int(end.steps) == E * STEPS and int(end.updates) == wanted.params == end.train.params
+    assert int(end.update_debt) == wanted.debt * 4
+    np.testing.assert_allclose(end.train.drawn, wanted.drawn, rtol=1e-5)
+    for name in ("obs", "reward", "actor"):
+        np.testing.assert_allclose(getattr(end, name), getattr(wanted, name), rtol=1e-5)
+    np.testing.assert_array_equal(end.is_first, wanted.first)
+    np.testing.assert_array_equal(end.key, jax.random.key_data(wanted.base))
+
+
+def test_rows_are_those_of_the_steps(both):
+    agent, end, _, wanted = both
+    for e in range(E):
+        assert end.replay.size[e] == len(wanted.rows[e])
+        for i, row in enumerate(wanted.rows[e]):
+            for name in end.replay.data:
+                if name in row:
+                    x = end.replay.data[name][e, i]
+                    np.testing.assert_allclose(x, row[name], rtol=1e-5, err_msg=f"{name} {e} {i}")
+
+
+def test_targets_and_passes_are_made_when_they_are_due(both):
+    agent, end, sums, wanted = both
+    if agent.store is None:
+        assert "passes" not in sums
+        return
+    values = end.replay.targets.values
+    assert [c for c, _ in wanted.passes if c >= 0] == [0, 1] and wanted.sums["passes"] > 6
+    for e in range(E):
+        for i, row in enumerate(wanted.rows[e]):
+            if "kept" not in row:
+                continue
+            value = row["kept"][0]
+            if (e, i) == (0, 0):
+                value += sum(100 * chunk + x for chunk, x in wanted.passes)
+            np.testing.assert_allclose(values[e, i, 0], value, rtol=1e-4)
+            assert end.replay.targets.step[e, i] == row["kept"][1]
+            np.testing.assert_allclose(end.replay.targets.actions[e, i], row["actor"], rtol=1e-5)
+    np.testing.assert_allclose(sums["pass/chunk"], sum(c for c, _ in wanted.passes))
+    np.testing.assert_allclose(sums["pass/drawn"], sum(x for _, x in wanted.passes), rtol=1e-5)
+    assert int(sums["passes"]) == wanted.sums["passes"]
+
+
+def test_metrics_are_sums_and_summaries_means(both):
+    _, _, sums, wanted = both
+    expected = wanted.sums
+    for name in ("updates", "faults", "episodes"):
+        assert float(sums[name]) == expected[name]
+    assert float(sums["update/loss"]) == expected["loss"]
+    assert float(sums["episode/length"]) == expected["length"]
+    assert float(sums["episode/return"]) == expected["return"]
+    assert float(sums["episode/success"]) == 7.0 * expected["episodes"]
+    told = loop.summarise(sums)
+    assert told["loss"] == pytest.approx(expected["loss"] / expected["updates"])
+    assert told["episode/length"] == 3.0 and told["episode/success"] == 7.0
+    evens = [n for n in range(1, wanted.params + 1) if n % 2 == 0]
+    assert told["even"] == pytest.approx(sum(evens) / len(evens))
+    assert told["updates"] == expected["updates"] and "update/loss" not in told
+
+
+def test_a_summary_of_nothing_leaves_means_out():
+    nothing = {"updates": 0, "update/loss": 0.0, "update/even": Mean(0.0, 0.0), "faults": 0}
+    assert loop.summarise(nothing) == {"updates": 0.0, "faults": 0.0}
+
+
+class OnHost(HostEnvironment):
+    spec, num_envs = SPEC, E
+
+    def __init__(self, keys):
+        self.t, self.keys = np.int32(0), iter(keys)
+        self.program = jax.jit(env_step)
+
+    def reset(self, seed):
+        raise AssertionError
+
+    get_state = set_state = close = reset
+
+    def step(self, action):
+        assert isinstance(action, np.ndarray)
+        self.t, timestep = self.program(self.t, action, next(self.keys))
+        return jax.device_get(timestep)
+
+
+@pytest.mark.parametrize("both", ["full"], indirect=True)
+def test_a_host_environment_gives_the_same_run(both):
+    agent, fused, sums, _ = both
+    now = begun(agent)
+    keys = [state.step_keys(now.replace(steps=jnp.int32(E * i)))[1] for i in range(STEPS)]
+    obs = np.asarray(now.obs)
+    host = OnHost(keys)
+    start = begun(agent, host, host_obs=obs)
+    assert start.env is None
+    # The same programs' parts may round otherwise.
+    end, told = loop.make_host_interval(agent, host, SCHEDULE, length=STEPS)(start)
+    for x, y in zip(jax.tree.leaves(end.replay), jax.tree.leaves(fused.replay), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5)
+    np.testing.assert_allclose(end.train.drawn, fused.train.drawn, rtol=1e-5)
+    assert {n: float(x) for n, x in told.items() if n != "update/even"} == pytest.approx(
+        {n: float(x) for n, x in sums.items() if n != "update/even"}, rel=1e-5
+    )
+
+
+def test_learning_without_acting_counts_steps_of_all_environments():
+    start = begun(PLAIN)
+    interval = learning.make_offline_interval(PLAIN, SCHEDULE, length=STEPS)
+    end, sums = interval(start)
+    done = E * STEPS - SEED_STEPS  # agent steps after the seed phase
+    expected = PRETRAIN + int(done * Fraction(3, 4))
+    assert int(end.steps) == E * STEPS and int(end.updates) == expected
+    assert float(sums["update/rows"]) == 0.0 and int(end.update_debt) == done * 3 % 4
+
+
+def test_an_update_that_writes_has_its_replay_kept():
+    def writing(train, buffer, key):
+        train, _, metrics = update(train, buffer, key)
+        return train, buffer.replace(size=buffer.size + 1), metrics
+
+    agent = PLAIN._replace(update=writing)
+    start = begun(agent)
+    assert learning.trace_update(agent, start, start.key)[1]
+    assert not learning.trace_update(PLAIN, start, start.key)[1]
+    end, sums = jax.jit(learning.make_learn(agent))(start, start.key, 3)
+    np.testing.assert_array_equal(end.replay.size, [3, 3])
+    assert float(sums["rows"]) == 0 + E + 2 * E
+    assert int(end.updates) == 3
+
+
+def test_seeds_side_by_side_make_the_passes_of_the_fullest():
+    """Batched, a sweep's passes are made together."""
+    reanalyze_due = learning.make_reanalyze(FULL, SCHEDULE, "seeds")
+    start = begun(FULL)
+    sizes = jnp.asarray([[3, 3], [9, 2]], jnp.int32)
+
+    def one(size):
+        buffer = start.replay.replace(size=size)
+        begin = jnp.bool_(True)
+        return reanalyze_due(start.replace(replay=buffer), start.key, jnp.int32(0), begin)[1]
+
+    passes = jax.jit(jax.vmap(one, axis_name="seeds"))(sizes)["passes"]
+    np.testing.assert_array_equal(passes, [3, 3])  # 11 rows, 4 a pass
+
+
+# -------------------------------------------------------------------------------------------------
+# States and schedules
+
+
+@pytest.mark.parametrize(
+    ("given", "ratio"),
+    [
+        (0.75, Fraction(3, 4)),
+        (3.0, Fraction(3)),
+        (1 / 3, Fraction(1, 3)),
+        (1e-3, Fraction(1, 1000)),
+        (0.0, Fraction(0)),
+        (3e-4, Fraction(3, 10_000)),
+        (1.2e-6, Fraction(1, 833_333)),  # to 1e-4 of itself
+        (3e-10, Fraction(0)),  # denominators are counted in int32
+    ],
+)
+def test_ratios_are_the_simplest_fraction_that_is_near(given, ratio):
+    assert Schedule(0, 0, given, 0, 0).ratio == ratio
+
+
+def settings(seed_steps, needed):
+    return types.SimpleNamespace(
+        train=types.SimpleNamespace(seed_steps=seed_steps, pretrain_updates=11),
+        env=types.SimpleNamespace(num_envs=4),
+        rows_before_learning=lambda: needed,
+        updates_per_step=lambda: 0.5,
+        reanalyze_interval=lambda: 6,
+        reanalyze_min_step=lambda: 90,
+    )
+
+
+def test_a_schedule_is_in_agent_steps():
+    spec = SPEC._replace(action_repeat=4)
+    assert state.make_schedule(settings(43, 10), spec) == Schedule(10, 11, 0.5, 6, 22)
+    with pytest.raises(ValueError, match=r"seed_steps=43 gives 10 agent steps.*need 11"):
+        state.make_schedule(settings(43, 11), spec)
+
+
+def test_a_run_begins_at_zero_with_keys_of_their_own():
+    key = jax.random.key(3)
+    start = begun(FULL, shards=2)
+    init_key, env_key, base = jax.random.split(key, 3)
+    np.testing.assert_array_equal(jax.random.key_data(start.key), jax.random.key_data(base))
+    np.testing.assert_allclose(start.train.drawn, number(init_key))
+    np.testing.assert_allclose(start.obs, number(env_key))
+    for name in ("steps", "update_debt", "updates"):
+        assert int(getattr(start, name)) == 0
+    np.testing.assert_array_equal(start.reward, np.zeros(E))
+    np.testing.assert_array_equal(start.is_first, np.ones(E, bool))
+    np.testing.assert_array_equal(start.actor, np.zeros(E))
+    assert start.replay.data["obs"].shape == (E, CAPACITY, 2)
+    assert start.replay.targets.values.shape == (E, CAPACITY, KEEP)
+    assert begun(PLAIN).replay.targets is None
+
+
+def test_the_keys_of_a_step_are_those_of_its_number():
+    start = begun(PLAIN).replace(steps=jnp.int32(5))
+    ours = jax.jit(state.step_keys)(start)
+    wanted = jax.random.split(jax.random.fold_in(start.key, 5), 3)
+    for a, b in zip(ours, wanted, strict=True):
+        np.testing.assert_array_equal(jax.random.key_data(a), jax.random.key_data(b))
+    assert jax.random.key_impl(ours[1]) == jax.random.key_impl(start.key)

@@ -1,0 +1,283 @@
+"""Placement on meshes and among processes that this machine only pretends to have."""
+
+from __future__ import annotations
+
+import types
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import multihost_utils
+
+from mbx.agents.settings import Distributed
+from mbx.training import sharding
+from mbx.training.sharding import ONE_DEVICE, Partition
+from mbx.training.state import LoopState
+
+AUTO = (jax.sharding.AxisType.Auto,)
+FOUR = jax.sharding.AbstractMesh((4,), ("data",), axis_types=AUTO)
+P = jax.P
+
+
+def of(*shape, dtype=np.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def specs(tree):
+    return jax.tree.map(lambda s: s.spec, tree)
+
+
+@pytest.fixture
+def one():
+    """A mesh of the one device there is."""
+    return Partition(jax.make_mesh((1,), ("data",), axis_types=AUTO))
+
+
+@pytest.fixture
+def several(monkeypatch, one):
+    """The second of three processes."""
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    return one
+
+
+def loop_state(**leaves):
+    nothing = dict.fromkeys(LoopState.__dataclass_fields__, None)
+    return LoopState(**(nothing | leaves))
+
+
+def test_counts_without_a_mesh_and_with_one(monkeypatch):
+    assert (ONE_DEVICE.size, ONE_DEVICE.processes, Partition(FOUR).size) == (1, 1, 4)
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    assert (ONE_DEVICE.processes, Partition(FOUR).processes) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "count", "index", "main", "seed"),
+    [
+        (FOUR, 1, 0, True, 7),
+        (FOUR, 2, 0, True, 7),
+        (FOUR, 2, 1, False, 1007),
+        (FOUR, 3, 2, False, 2007),
+        (None, 3, 2, True, 7),  # alone, whatever there is
+    ],
+)
+def test_the_first_process_writes_and_each_has_a_seed(monkeypatch, mesh, count, index, main, seed):
+    monkeypatch.setattr(jax, "process_count", lambda: count)
+    monkeypatch.setattr(jax, "process_index", lambda: index)
+    partition = Partition(mesh)
+    assert partition.is_main_process is main and partition.own_seed(7) == seed
+
+
+def test_what_leads_with_the_environments_is_divided_where_that_goes():
+    tree = dict(even=of(8, 3), odd=of(6, 4), number=of(), none=of(0, 4), other=of(3, 8))
+    assert specs(Partition(FOUR).of_environments(tree)) == dict(
+        even=P("data"), odd=P(), number=P(), none=P(), other=P()
+    )
+    assert ONE_DEVICE.of_environments([1 * np.ones(4)]) == [None]
+
+
+def test_parameters_are_copies_or_divided_along_the_longest_axis_that_goes():
+    tree = dict(
+        wide=of(512, 1024),
+        tall=of(1024, 512),
+        least=of(2**17, 2),  # as large as is divided
+        small=of(2**17 - 4, 2),
+        awkward=of(1024, 1026),
+        never=of(513, 1027),
+    )
+    divided = specs(Partition(FOUR, fsdp=True).of_parameters(tree))
+    assert divided == dict(
+        wide=P(None, "data"),
+        tall=P("data", None),
+        least=P("data", None),
+        small=P(),
+        awkward=P("data", None),
+        never=P(),
+    )
+    assert set(specs(Partition(FOUR).of_parameters(tree)).values()) == {P()}
+
+
+def test_a_state_by_its_fields():
+    state = loop_state(
+        **{name: of(8, 2) for name in ("actor", "env", "obs", "reward", "is_first", "replay")},
+        train={"w": of(1024, 1024)},
+        key=of(8),
+        steps=of(),
+    )
+    found = Partition(FOUR, fsdp=True).of_state(state)
+    assert [x.spec for x in (found.actor, found.env, found.obs, found.reward)] == 4 * [P("data")]
+    assert [x.spec for x in (found.is_first, found.replay)] == 2 * [P("data")]
+    assert found.train["w"].spec == P("data", None)
+    assert found.key.spec == found.steps.spec == P() and found.updates is None
+
+
+def test_states_are_built_placed_and_kept_where_they_belong(one):
+    def make(x, key):
+        return loop_state(obs=2 * x, reward=None, train={"w": x[0]}, key=key, steps=jnp.int32(3))
+
+    x = jnp.arange(6.0).reshape(2, 3)
+    for partition, spec in ((ONE_DEVICE, None), (one, P("data"))):
+        placed = partition.place(make(x, jax.random.key(0)))
+        assert placed.obs.committed
+        for made in (partition.build(make, x, jax.random.key(0)), placed):
+            np.testing.assert_array_equal(made.obs, 2 * x)
+            np.testing.assert_array_equal(made.train["w"], x[0])
+            assert int(made.steps) == 3
+            if spec is not None:
+                assert made.obs.sharding.spec == spec and made.steps.sharding.spec == P()
+
+    def step(state):
+        return state.replace(steps=state.steps + 1), {"n": state.steps}
+
+    assert ONE_DEVICE.keep(step) is step
+    assert one.keep(step) is not step
+    for partition, times in ((ONE_DEVICE, (0, 0)), (one, (1, 2))):
+        state = partition.place(make(x, jax.random.key(0)))
+        kept = partition.compile(partition.keep(step), donate=True)
+        new, metrics = kept(state)
+        assert int(new.steps) == 4 and int(metrics["n"]) == 3 and state.obs.is_deleted()
+        again, _ = partition.compile(step)(new)
+        assert int(again.steps) == 5 and not new.obs.is_deleted()
+        for function, n in zip((step, partition.keep(step)), times, strict=True):
+            text = partition.compile(function).lower(again).as_text()
+            lines = [line for line in text.splitlines() if "sharding_constraint" in line]
+            assert sum('"data"' in line for line in lines) == n
+            assert not n or any('"data"' not in line for line in lines)  # metrics are copies
+
+
+def test_rows_inside_a_program_are_divided(one):
+    x = jnp.ones((4, 2))
+    assert ONE_DEVICE.divided(x) is x
+    text = jax.jit(lambda x: one.divided({"x": x})["x"]).lower(x).as_text()
+    assert "sharding_constraint" in text and '"data"' in text
+
+
+@flax.struct.dataclass
+class Piece:
+    index: tuple
+    data: np.ndarray
+
+
+def test_a_process_takes_and_gives_its_own_rows(monkeypatch, several):
+    pieces = [Piece((slice(4, 6),), np.ones((2, 1))), Piece((slice(2, 4),), np.zeros((2, 1)))]
+    array = types.SimpleNamespace(addressable_shards=pieces)
+    np.testing.assert_array_equal(several.local([array])[0], [[0.0], [0.0], [1.0], [1.0]])
+    first = [Piece((slice(2, 4),), np.ones(2)), Piece((slice(None, 2),), np.zeros(2))]
+    array = types.SimpleNamespace(addressable_shards=first)
+    np.testing.assert_array_equal(several.local(array), [0.0, 0.0, 1.0, 1.0])
+
+    told = []
+
+    def make(sharding, rows):
+        told.append(sharding.spec)
+        return rows + 1
+
+    monkeypatch.setattr(jax, "make_array_from_process_local_data", make)
+    np.testing.assert_array_equal(several.joined({"x": [1.0, 2.0]})["x"], [2.0, 3.0])
+    assert told == [P("data"), P("data")]
+
+
+def test_alone_rows_stay_as_they_are(one):
+    for partition in (ONE_DEVICE, one):
+        local = partition.local({"x": jnp.arange(3.0)})["x"]
+        assert isinstance(local, np.ndarray) and local.tolist() == [0.0, 1.0, 2.0]
+        joined = partition.joined({"x": local})["x"]
+        assert isinstance(joined, jax.Array) and joined.tolist() == [0.0, 1.0, 2.0]
+        values = np.arange(3)
+        assert partition.gathered(values) is values and partition.copy_here(values) is values
+        assert partition.agreed(True) is True and partition.agreed(False) is False
+
+
+def test_processes_agree_wait_and_copy(monkeypatch, several):
+    calls = []
+
+    def gather(x, tiled):
+        calls.append(tiled)
+        return jnp.concatenate([x, jnp.zeros_like(x)])
+
+    monkeypatch.setattr(multihost_utils, "process_allgather", gather)
+    monkeypatch.setattr(multihost_utils, "sync_global_devices", calls.append)
+    assert several.agreed(True) is True and several.agreed(False) is False
+    assert several.gathered(np.ones(2)).tolist() == [1.0, 1.0, 0.0, 0.0]
+    several.wait_for_all("here")
+    assert calls == [True, True, True, "here"]
+    whole = several.copy_here({"x": jnp.arange(3.0)})["x"]
+    assert whole.tolist() == [0.0, 1.0, 2.0]
+    assert sharding._same(whole) is whole
+
+
+def test_one_process_waits_for_nobody(monkeypatch, one):
+    monkeypatch.setattr(multihost_utils, "sync_global_devices", pytest.fail)
+    one.wait_for_all("here")
+    ONE_DEVICE.wait_for_all("here")
+
+
+@pytest.mark.parametrize(
+    ("told", "given"),
+    [
+        (dict(enabled=False, num_processes=2), None),
+        (dict(enabled=True, num_processes=1), None),
+        (dict(enabled=True), (None, None, None)),
+        (dict(enabled=True, num_processes=2, process_id=0), (None, 2, 0)),
+        (dict(enabled=True, coordinator="a:1", num_processes=3, process_id=2), ("a:1", 3, 2)),
+    ],
+)
+def test_who_joins_whom(monkeypatch, told, given):
+    calls = []
+
+    def initialize(*args, heartbeat_timeout_seconds):
+        calls.append((args, heartbeat_timeout_seconds))
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(multihost_utils, "sync_global_devices", calls.append)
+    sharding.initialize(Distributed(**told, heartbeat_timeout=9))
+    assert calls == ([] if given is None else [(given, 9), "mbx starts"])
+
+
+def test_what_jax_misses_is_told_with_the_settings(monkeypatch):
+    def initialize(*args, **kwargs):
+        raise ValueError("no number")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(ValueError, match=r"num_processes=2, distributed.process_id=-1: no number"):
+        sharding.initialize(Distributed(enabled=True, num_processes=2))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_only_one_of_several_leaves_at_once(monkeypatch, joined):
+    left = []
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: joined)
+    monkeypatch.setattr(sharding.os, "_exit", left.append)
+    sharding.abandon()
+    assert left == ([1] if joined else [])
+
+
+def settings(num_envs=4, enabled=True, num_seeds=1, fsdp=False, shards=0):
+    return types.SimpleNamespace(
+        distributed=Distributed(enabled=enabled, fsdp=fsdp),
+        env=types.SimpleNamespace(num_envs=num_envs),
+        num_seeds=num_seeds,
+        replay=types.SimpleNamespace(shards=shards),
+    )
+
+
+def test_the_partition_that_a_run_asks_for(monkeypatch):
+    assert sharding.make_partition(settings(enabled=False)) is ONE_DEVICE
+    for fsdp in (False, True):
+        partition = sharding.make_partition(settings(fsdp=fsdp))
+        assert partition.fsdp is fsdp and partition.mesh.axis_names == ("data",)
+        assert partition.mesh.size == jax.device_count() == 1
+        assert partition.mesh.axis_types == AUTO
+    with pytest.raises(ValueError, match="distributed.enabled=True with num_seeds=2"):
+        sharding.make_partition(settings(num_seeds=2))
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match="env.num_envs=3 cannot be divided among 2"):
+        sharding.make_partition(settings(num_envs=3))
+
+
+def test_shards_are_as_many_as_devices_unless_configured():
+    assert sharding.num_shards(settings(), Partition(FOUR)) == 4
+    assert sharding.num_shards(settings(shards=8), Partition(FOUR)) == 8
