@@ -73,7 +73,7 @@ TESTS = {
     "training/checkpoint": "training/test_checkpoint",
     "training/sharding": "training/test_sharding_units",
     "training/statistics": "training/test_statistics",
-    "training/trust": "training/test_trust|test_extensions|training/test_resume",
+    "training/trust": "training/test_trust",
     "training/policy": "training/test_policy",
 }
 PARTS = ("mbx", "tests", "configs", "experiments")
