@@ -32,10 +32,25 @@ class Policy:
         self._first = np.ones(self.about["obs_shape"][0], bool)
 
     def __call__(self, observation):
+        if isinstance(observation, dict):
+            observation = self._join(observation)
         obs = np.asarray(observation, self.about["obs_dtype"]).reshape(self.about["obs_shape"])
         action, self._memory = self._act(self._params, self._memory, obs, self._first)
         self._first = np.zeros_like(self._first)
         return np.asarray(action) if self.about["batch"] else np.asarray(action)[0]
+
+    def _join(self, observation):
+        """One array of the parts: images and numbers, as bytes where there are both."""
+        num, images, numbers = self.about["obs_shape"][0], [], []
+        for name, shape in self.about["parts"]:
+            if len(shape) == 3:
+                images.append(np.asarray(observation[name], np.uint8).reshape(num, *shape))
+            else:
+                numbers.append(np.asarray(observation[name], np.float32).reshape(num, -1))
+        joined = [np.concatenate(x, axis=-1) for x in (images, numbers) if x]
+        if len(joined) == 1:
+            return joined[0]
+        return np.concatenate([x.view(np.uint8).reshape(num, -1) for x in joined], axis=-1)
 
 
 if __name__ == "__main__":

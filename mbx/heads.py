@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mbx import observations
 from mbx.keys import streams
 from mbx.types import Array, EnvSpec, Params
 
@@ -29,7 +30,8 @@ class Window(NamedTuple):
     """What a head may read of a batch: T transitions, between T+1 states.
 
     Attributes:
-        obs: `[T+1, B, ...]`, as the replay holds them (images shifted, where the agent does that).
+        obs: `[T+1, B, ...]`, as the replay holds them (images shifted, where the agent does that);
+            of packed rows (`mbx.observations`) a dictionary of the parts.
         encoded: latents of every state as its own observation gives them, `[T+1, B, L]`.
         latents: those predicted from the first state on, `[T+1, B, L]`; for an agent that filters
             observations the same as `encoded`.
@@ -39,7 +41,7 @@ class Window(NamedTuple):
         mask: `[T, B]`, 0 for what is no transition of one episode; the loss leaves those out.
     """
 
-    obs: Array
+    obs: Any
     encoded: Array
     latents: Array
     action: Array
@@ -146,13 +148,21 @@ class Heads:
         """Parameters by name, for latents of `latent` numbers and observations of a shape."""
         states, one = jnp.zeros((2, 1, latent)), jnp.zeros((1, 1))
         action = jnp.zeros((1, 1, self.spec.action_dim))
-        obs = jnp.zeros((2, 1, *obs_shape))
-        window = Window(obs, states, states, action, one, one, jnp.ones((1, 1)))
+        packed = observations.is_packed(self.spec.parts)
+        obs = jnp.zeros((2, 1, *obs_shape), jnp.uint8 if packed else jnp.float32)
+        window = Window(self.seen(obs), states, states, action, one, one, jnp.ones((1, 1)))
         keys = streams(key, *self.heads)
         return {
             name: self.modules[name].init(keys[name], *_inputs(name, head, window))["params"]
             for name, head in self.heads.items()
         }
+
+    def seen(self, obs: Array) -> Any:
+        """`Window.obs` of observations `[T+1, B, ...]`."""
+        parts = self.spec.parts
+        if not observations.is_packed(parts):
+            return obs
+        return observations.named(parts, observations.split(parts, obs))
 
     def losses(self, params: Params, window: Window) -> tuple[dict[str, Array], dict[str, Array]]:
         """Losses by name, and the metrics as NAME/METRIC, all `[T, B]` without the mask.

@@ -309,7 +309,8 @@ class ConvEncoder(nn.Module):
     """Pixel encoder: images `[..., 64, 64, C]` with values 0..255 -> latents `[..., 16*channels]`.
 
     x/255 - 0.5; four VALID convolutions (7 stride 2, 5 stride 2, 3 stride 2, 3 stride 1) with ReLU
-    after the first three; flatten in channel-major order; SimNorm. Source: TD-MPC2.
+    after the first three; flatten in channel-major order; SimNorm (of groups of `simnorm_dim`; 0:
+    none). Source: TD-MPC2.
     """
 
     channels: int = 32
@@ -333,7 +334,23 @@ class ConvEncoder(nn.Module):
             )(x)
             x = nn.relu(x) if i < 3 else x
         x = jnp.moveaxis(x, -1, -3).reshape(*batch, -1)
-        return sim_norm(x, self.simnorm_dim)
+        return sim_norm(x, self.simnorm_dim) if self.simnorm_dim else x
+
+
+class MixedEncoder(nn.Module):
+    """Encoder of an image and a vector: convolutions and dense layers, joined by a last network.
+
+    What comes out of `image` and `vector` should be of one size, so that neither drowns the other.
+    """
+
+    conv: nn.Module
+    image: nn.Module
+    vector: nn.Module
+    both: nn.Module
+
+    @nn.compact
+    def __call__(self, image: Array, vector: Array) -> Array:
+        return self.both(self.image(self.conv(image)), self.vector(vector))
 
 
 def random_shift(image: Array, shift: Array, pad: int = 3) -> Array:

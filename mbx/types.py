@@ -21,6 +21,19 @@ class Record:
             ...
 
 
+class Part(NamedTuple):
+    """A named part of an observation that is a dictionary: an image, uint8 `[H, W, C]`, where its
+    shape has three axes, else numbers, float32."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is one."""
+        return len(self.shape) == 3
+
+
 class EnvSpec(NamedTuple):
     """Shapes and units of a task.
 
@@ -37,6 +50,8 @@ class EnvSpec(NamedTuple):
         action_low, action_high: what -1 and 1 mean in the task's own units, A numbers each; ()
             where that is -1 and 1. Of discrete actions action_low is the number of the first.
         metrics: names of the numbers that its steps give besides, averaged over episodes.
+        parts: of an observation that was a dictionary, which `mbx.observations` joins to one array;
+            () for one that is an array by itself.
         world: the task's own `mbx.power.NamedWorld`, where it has one: for agents that need its
             successors.
     """
@@ -54,3 +69,4 @@ class EnvSpec(NamedTuple):
     action_low: tuple[float, ...] = ()
     action_high: tuple[float, ...] = ()
     world: Any = None
+    parts: tuple[Part, ...] = ()

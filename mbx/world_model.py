@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from mbx import distributions as dist
-from mbx import networks, returns, successors
+from mbx import networks, observations, returns, successors
 from mbx.heads import Heads
 from mbx.keys import streams
 from mbx.tasks import limit_norm
@@ -64,7 +64,8 @@ class WorldModel(NamedTuple):
             dynamics `[H, ...]`, reward `[R, ...]` and value `[V, ...]`; "task" `[K, D]` for several
             tasks.
         project: params -> params within their constraints, after an optimiser's step.
-        encode: (params, obs) -> z `[..., L]`.
+        encode: (params, obs) -> z `[..., L]`: images by convolutions, numbers by dense layers,
+            packed rows (`mbx.observations`) by both.
         tile_heads: z -> `[H, ..., L]`, the same for every head.
         step: (params, z `[H, ..., L]`, action `[..., A]` or `[H, ..., A]`) -> next z `[H, ..., L]`,
             head h from row h.
@@ -128,11 +129,18 @@ def _modules(config: WorldModelConfig) -> dict[str, Any]:
         means = dict(
             reward_mean=reward.clone(combine=joined), value_mean=value.clone(combine=joined)
         )
-    if c.pixels:
-        encoder: Any = networks.ConvEncoder(c.num_channels, c.simnorm_dim)
-    else:
-        hidden = (c.enc_dim,) * max(c.num_enc_layers - 1, 1)
-        encoder = mlp(hidden=hidden, features=c.latent, out_activation=norm)
+    hidden = (c.enc_dim,) * max(c.num_enc_layers - 1, 1)
+    encoder: Any = mlp(hidden=hidden, features=c.latent, out_activation=norm)
+    if c.mixed:
+        normed = functools.partial(mlp, features=c.enc_dim, out_activation=networks.mish)
+        encoder = networks.MixedEncoder(
+            networks.ConvEncoder(c.num_channels, simnorm_dim=0),
+            normed(hidden=()),
+            normed(hidden=hidden[1:]),
+            mlp(hidden=(), features=c.latent, out_activation=norm),
+        )
+    elif c.pixels:
+        encoder = networks.ConvEncoder(c.num_channels, c.simnorm_dim)
     return dict(
         encoder=encoder,
         dynamics=head(features=c.latent, out_activation=norm),
@@ -165,6 +173,8 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
     z = jnp.zeros((1, config.latent + (tasks.embedding_dim if tasks else 0)))
     a, obs = jnp.zeros((1, config.action_dim)), jnp.zeros((1, *config.obs_shape))
     encoded: tuple[Array, ...] = (obs,)
+    if config.mixed:
+        encoded = _image_and_vector(config, obs.astype(jnp.uint8))
     if tasks:
         encoded = (tasks.split(obs)[0], jnp.zeros((1, tasks.embedding_dim)))
     inputs = dict(
@@ -195,6 +205,12 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
     return params | ({"task": tasks.init(keys["task"])} if tasks else {})
 
 
+def _image_and_vector(config: WorldModelConfig, obs: Array) -> tuple[Array, ...]:
+    """What the mixed encoder reads of a packed row."""
+    found = observations.split(config.parts, obs)
+    return found["image"], found["vector"]
+
+
 class _Entrance(NamedTuple):
     """How latents and actions enter networks, and how predicted latents come out."""
 
@@ -210,6 +226,8 @@ def _entrance(config: WorldModelConfig, encoder: Any) -> _Entrance:
     tasks = config.tasks
 
     def encode(params: Params, *inputs: Array) -> Array:
+        if config.mixed:
+            inputs = _image_and_vector(config, *inputs)
         return encoder.apply({"params": params["encoder"]}, *inputs)
 
     if tasks is None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from mbx.observations import is_packed, layout
 from mbx.tasks import TaskSet
+from mbx.types import Part
 
 CRITICS = ("q", "v")
 POLICIES = ("squashed", "tanh_mean")
@@ -50,6 +52,7 @@ class WorldModelConfig:
         dropout: in the first hidden layer of each value head.
         dtype: of computations.
         tasks: several tasks in one model (`mbx.tasks`), whose observations end in a one-hot task.
+        parts: that `mbx.observations` has joined to an observation; () for one that has none.
     """
 
     obs_shape: tuple[int, ...]
@@ -78,6 +81,7 @@ class WorldModelConfig:
     dropout: float = 0.01
     dtype: str = "float32"
     tasks: TaskSet | None = None
+    parts: tuple[Part, ...] = ()
 
     def __post_init__(self) -> None:
         if self.latent % self.simnorm_dim:
@@ -95,9 +99,10 @@ class WorldModelConfig:
         ):
             if value not in choices:
                 raise ValueError(f"{field}={value!r}: choose one of {choices}")
-        if self.pixels and self.obs_shape[:2] != (64, 64):
+        image = self.image_shape
+        if image is not None and image[:2] != (64, 64):
             raise ValueError(
-                f"obs_shape={self.obs_shape}: the pixel encoder takes 64x64xC images; resize them"
+                f"obs_shape={image}: the pixel encoder takes 64x64xC images; resize them"
             )
         if self.pixels and self.tasks is not None:
             raise ValueError(
@@ -106,14 +111,27 @@ class WorldModelConfig:
             )
 
     @property
+    def mixed(self) -> bool:
+        """Whether observations are packed rows of images and numbers (`mbx.observations`)."""
+        return is_packed(self.parts)
+
+    @property
+    def image_shape(self) -> tuple[int, ...] | None:
+        """Of the image that an observation is, or has beside numbers; None without one."""
+        if self.mixed:
+            return layout(self.parts).image_shape
+        return self.obs_shape if len(self.obs_shape) == 3 else None
+
+    @property
     def pixels(self) -> bool:
-        """Whether observations are images `[H, W, C]`."""
-        return len(self.obs_shape) == 3
+        """Whether observations are, or have, images `[H, W, C]`."""
+        return self.image_shape is not None
 
     @property
     def latent(self) -> int:
-        """Latent dims L: fixed by the channels for images, else `latent_dim`."""
-        return 16 * self.num_channels if self.pixels else self.latent_dim
+        """Latent dims L: fixed by the channels for images alone, else `latent_dim`."""
+        alone = self.pixels and not self.mixed
+        return 16 * self.num_channels if alone else self.latent_dim
 
 
 def config_for_size(model_size: str | int, **overrides: Any) -> WorldModelConfig:

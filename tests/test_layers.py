@@ -24,6 +24,7 @@ FLOORS = (
         "networks",
         "tasks",
         "files",
+        "observations",
         "replay_storage",
     ),
     (

@@ -85,6 +85,9 @@ class Env:
     metrics: tuple[str, ...] = setting(
         (), "numbers of a gym: task's info averaged over episodes into the log: success,cost"
     )
+    observe: tuple[str, ...] = setting(
+        (), "parts of a dictionary of observations that are seen, a,b; empty: all but privileged_*"
+    )
     num_envs: int = setting(4, "environments stepped together", at_least=1)
     action_repeat: int = setting(0, "environment steps of an agent step; 0: the suite's default")
     episode_length: int = setting(0, "agent steps of an episode; 0: the task's own limit")
@@ -95,7 +98,9 @@ class Env:
     )
 
     def check(self) -> Iterator[str]:
-        """Metrics are names; arguments are written into config.json and read again."""
+        """Metrics and parts are names; arguments are written into config.json and read again."""
+        if not all(isinstance(name, str) for name in self.observe):
+            yield f"observe={self.observe!r}: give names of an observation's parts, as text"
         if not all(isinstance(name, str) for name in self.metrics):
             yield f"metrics={self.metrics!r}: give names of numbers in info, as text"
         try:

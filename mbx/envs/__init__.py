@@ -2,7 +2,7 @@
 
     gymnax:Pendulum-v1            JAX, fast
     brax:inverted_pendulum        JAX (backend after an @: brax:ant@mjx)
-    playground:CartpoleSwingup    JAX, MuJoCo Playground's dm_control suite   (extra `playground`)
+    playground:CartpoleSwingup    JAX, MuJoCo Playground                      (extra `playground`)
     gym:HalfCheetah-v5            host, Gymnasium
     gym:path/to/file.py:Class     your own, Gymnasium's interface  (docs/own_environments.md)
     jax:path/to/file.py:make      your own, gymnax's interface or a RawEnvironment
@@ -31,6 +31,7 @@ from mbx.envs.base import (
     Suite,
     Timestep,
     check_counts,
+    check_no_parts,
     episodic,
 )
 from mbx.envs.host import SteppedEnvironment
@@ -112,6 +113,7 @@ def make(
     seed: int = 0,
     kwargs: Mapping[str, Any] | None = None,
     metrics: Sequence[str] = (),
+    observe: Sequence[str] = (),
     film: bool = False,
     **extra: Any,
 ) -> Environment:
@@ -121,11 +123,12 @@ def make(
         name: SUITE:TASK.
         num_envs: copies, stepped together.
         action_repeat: environment steps of an agent step; None for the suite's default (2 for
-            playground and dmc, else 1).
+            dm_control's tasks, else 1).
         episode_length: agent steps of an episode; None for the task's own limit.
         seed: of host environments; JAX ones take keys.
         kwargs: the task's own arguments, of the suites gym, gymnax and jax.
         metrics: numbers of `info` that are averaged over episodes, of the suite gym.
+        observe: parts of observations that are dictionaries; empty: all but privileged ones.
         film: a host environment that draws itself (`SteppedEnvironment.render`).
         **extra: what a suite understands besides.
 
@@ -158,21 +161,25 @@ def make(
             "names its metrics itself"
         )
     if not isinstance(suite, Suite):
+        check_no_parts(name, observe)
         with _names_missing_package(name):
             return suite(task, num_envs, seed=seed, **options, **extra)
     if action_repeat is None:
-        options["action_repeat"] = suite.default_repeat
+        with _names_missing_package(name, suite.extra):
+            default = suite.default_repeat
+            options["action_repeat"] = default(task) if callable(default) else default
     check_counts(name, num_envs, options["action_repeat"], episode_length)
     with _names_missing_package(name, suite.extra):
         if suite.raw is not None:
             raw = suite.raw(task, **(kwargs or {}))
             if not isinstance(_SUITES[suite_name], str) or own.is_own(name):
                 check_raw(raw)
-            return episodic(raw, num_envs, **options)
+            return episodic(raw, num_envs, observe=observe, **options)
         seeds = np.random.SeedSequence(seed).generate_state(num_envs)
         load = suite.film if film and suite.film else suite.host
         tasks = [load(task, int(one), **(kwargs or {})) for one in seeds]
-    return SteppedEnvironment(name, tasks, seed=seed, metrics=metrics, **options)
+    more = dict(metrics=metrics, observe=observe)
+    return SteppedEnvironment(name, tasks, seed=seed, **more, **options)
 
 
 def make_renderer(name: str) -> Renderer:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import abc
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx.types import Array, EnvSpec, Record
+from mbx import observations
+from mbx.types import Array, EnvSpec, Part, Record
 
 
 class Timestep(NamedTuple):
@@ -104,7 +105,8 @@ class RawEnvironment(NamedTuple):
 
     Attributes:
         name: SUITE:TASK.
-        obs_shape, obs_dtype: of an observation.
+        obs_shape, obs_dtype: of an observation; dictionaries of these where an observation is a
+            dictionary (`mbx.observations`).
         action_dim: entries of an action.
         time_limit: environment steps of an episode.
         reset: key -> (state, obs).
@@ -118,11 +120,11 @@ class RawEnvironment(NamedTuple):
     """
 
     name: str
-    obs_shape: tuple[int, ...]
+    obs_shape: tuple[int, ...] | Mapping[str, tuple[int, ...]]
     obs_dtype: Any
     action_dim: int
     time_limit: int
-    reset: Callable[[Array], tuple[Any, Array]]
+    reset: Callable[[Array], tuple[Any, Any]]
     step: Callable[[Array, Any, Array], tuple]
     discrete: bool = False
     can_terminate: bool = True
@@ -137,7 +139,8 @@ class Suite(NamedTuple):
     Attributes:
         raw: task -> one JAX task.
         host: (task, seed) -> one task stepped in Python, a `mbx.envs.host.Task`.
-        default_repeat: environment steps of an agent step unless a run says otherwise.
+        default_repeat: environment steps of an agent step unless a run says otherwise; or a
+            function of the task's name.
         make_renderer: task -> what draws its states, None without pictures.
         film: as host, of a task that also draws itself: `render() -> uint8 [height, width, 3]` and
             `seconds`, that an environment step takes in its world.
@@ -149,7 +152,7 @@ class Suite(NamedTuple):
 
     raw: Callable[..., RawEnvironment] | None = None
     host: Callable[..., Any] | None = None
-    default_repeat: int = 1
+    default_repeat: int | Callable[[str], int] = 1
     make_renderer: Callable[[str], Any] | None = None
     extra: str = ""
     takes_kwargs: bool = False
@@ -174,8 +177,54 @@ class EpisodeState(Record):
     metrics: Any = None
 
 
+def with_one_array(
+    raw: RawEnvironment, observe: Sequence[str] = ()
+) -> tuple[RawEnvironment, tuple[Part, ...]]:
+    """An environment whose observations are one array, and the parts that it joins, () for none.
+
+    Args:
+        raw: one whose observations may be dictionaries.
+        observe: names of the parts that are seen, as `env.observe`.
+
+    Raises:
+        ValueError: as `observations.choose`; where parts are named of what has none.
+    """
+    if not isinstance(raw.obs_shape, Mapping):
+        check_no_parts(raw.name, observe)
+        return raw, ()
+    parts = observations.choose(raw.name, raw.obs_shape, raw.obs_dtype, observe)
+    shape, dtype = observations.joined(parts)
+
+    def join(obs: Any) -> Array:
+        return observations.join(parts, jax.tree.map(jnp.asarray, observations.flat(obs)))
+
+    def reset(key: Array) -> tuple[Any, Array]:
+        state, obs = raw.reset(key)
+        return state, join(obs)
+
+    def step(key: Array, state: Any, action: Array) -> tuple:
+        state, obs, *rest = raw.step(key, state, action)
+        return (state, join(obs), *rest)
+
+    return raw._replace(obs_shape=shape, obs_dtype=dtype, reset=reset, step=step), parts
+
+
+def check_no_parts(name: str, observe: Sequence[str]) -> None:
+    """Raise ValueError where parts are chosen of an observation that has none."""
+    if observe:
+        raise ValueError(
+            f"env.observe={tuple(observe)}: an observation of {name} is one array without named "
+            "parts: leave it out"
+        )
+
+
 def episodic(
-    raw: RawEnvironment, num_envs: int, *, action_repeat: int = 1, episode_length: int | None = None
+    raw: RawEnvironment,
+    num_envs: int,
+    *,
+    action_repeat: int = 1,
+    episode_length: int | None = None,
+    observe: Sequence[str] = (),
 ) -> JaxEnvironment:
     """Batch a raw environment and give it action repeat, a time limit and fresh resets.
 
@@ -183,9 +232,11 @@ def episodic(
     Within an action repeat nothing moves and no reward counts once the episode has terminated or
     the task's limit is reached, which a repeat need not divide. A step whose observation or reward
     is not finite is a fault (`Timestep`). All environments are reset together
-    under one `lax.cond`, so that ordinary steps pay for no reset.
+    under one `lax.cond`, so that ordinary steps pay for no reset. observe: as `env.observe`, of
+    observations that are dictionaries.
     """
     check_counts(raw.name, num_envs, action_repeat, episode_length)
+    raw, parts = with_one_array(raw, observe)
     check_metrics(raw.name, raw.metrics)
     length = episode_length or -(-raw.time_limit // action_repeat)
     last = last_repeat(raw.time_limit, action_repeat, episode_length)
@@ -201,6 +252,7 @@ def episodic(
         metrics=tuple(raw.metrics),
         action_low=tuple(raw.action_low),
         action_high=tuple(raw.action_high),
+        parts=parts,
     )
 
     def reset(key: Array) -> tuple[EpisodeState, Array]:
@@ -217,7 +269,7 @@ def episodic(
         keys = jax.random.split(step_key, num_envs)
         result = advance(keys, state, jnp.clip(action, -1.0, 1.0))
         new, final_obs, reward, terminated, values = result
-        fault = ~is_finite(final_obs, reward)
+        fault = ~is_finite(observations.numbers(parts, final_obs), reward)
         reward, terminated = jnp.where(fault, 0.0, reward), terminated & ~fault
         count = state.length + 1
         total = state.episode_return + reward

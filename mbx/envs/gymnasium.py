@@ -1,9 +1,9 @@
 """Gymnasium tasks on the host: gym:HalfCheetah-v5, gym:path/to/file.py:Class.
 
 The environments are stepped one after the other in this process and reset by us, so that nothing
-hangs on Gymnasium's own vector API and its autoreset modes. Observations that are dictionaries,
-tuples or numbers of a choice (Dict, Tuple, Discrete, MultiDiscrete, MultiBinary) become one vector,
-choices one-hot.
+hangs on Gymnasium's own vector API and its autoreset modes. Observations of a choice (Discrete,
+MultiDiscrete, MultiBinary) become vectors, one-hot; Dict and Tuple have named parts
+(`mbx.observations`), those of nested ones arm/angle.
 """
 
 from __future__ import annotations
@@ -12,9 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from mbx import observations
 from mbx.envs import gymnasium_state, own
 from mbx.envs.base import Suite, unknown_task
-from mbx.envs.gymnasium_check import check_api, check_spaces, check_steps, time_limit
+from mbx.envs.gymnasium_check import (
+    check_api,
+    check_spaces,
+    check_steps,
+    has_numbers,
+    time_limit,
+)
 from mbx.envs.host import Task
 from mbx.envs.render import NoRenderer
 
@@ -64,7 +71,7 @@ class _Task:
     ends_at = None  # its own time limit is taken off, or is a cut like any other
 
     def __init__(self, env: Any, task: str, time_limit: int | None) -> None:
-        from gymnasium.spaces import Box, Discrete, utils
+        from gymnasium.spaces import Discrete
 
         self.time_limit = time_limit
         self.can_terminate = not task.startswith(_ENDLESS)
@@ -79,19 +86,18 @@ class _Task:
             self.action_high = space.high.reshape(-1).astype(np.float32)
         self._first_action = int(space.start) if self.num_actions else 0
         self._space = env.observation_space
-        self._flatten = None if isinstance(self._space, Box) else utils.flatten
-        shape = utils.flatten_space(self._space).shape if self._flatten else self._space.shape
-        pixels = len(shape) == 3 and self._space.dtype == np.uint8
-        self.obs_shape = shape or (1,)
-        self.obs_dtype = np.uint8 if pixels else np.float32
+        shape, dtype = _declared(self._space)
+        self.obs_shape, self.obs_dtype = shape, dtype
+        if isinstance(shape, dict):
+            self.obs_shape, self.obs_dtype = observations.flat(shape), observations.flat(dtype)
 
-    def reset(self, seed: int | None) -> np.ndarray:
+    def reset(self, seed: int | None) -> Any:
         try:
             return self._observe(self._env.reset(seed=seed)[0])
         except Exception as error:
             raise own.failure(self._name, "reset()", error) from error
 
-    def step(self, action: np.ndarray | int) -> tuple[np.ndarray, float, bool, bool]:
+    def step(self, action: np.ndarray | int) -> tuple[Any, float, bool, bool]:
         if self.num_actions:
             action = self._first_action + int(action)
         else:
@@ -111,15 +117,56 @@ class _Task:
     def close(self) -> None:
         self._env.close()
 
-    def _observe(self, obs: Any) -> np.ndarray:
-        if self._flatten:
-            return np.asarray(self._flatten(self._space, obs), self.obs_dtype)
-        obs = np.asarray(obs, self.obs_dtype)
-        if obs.shape != self._space.shape:
-            raise ValueError(
-                f"an observation of shape {obs.shape}, observation_space says {self._space.shape}"
-            )
-        return obs.reshape(self.obs_shape)
+    def _observe(self, obs: Any) -> Any:
+        found = _observed(self._space, obs)
+        if isinstance(found, dict):
+            return observations.flat(found)
+        return found.reshape(self.obs_shape)
+
+
+def _declared(space: Any, alone: bool = True) -> tuple[Any, Any]:
+    """Shape and type of what is seen of a space, in dictionaries for a Dict and a Tuple."""
+    from gymnasium.spaces import Box, Text, utils
+
+    if parts := _parts(space):
+        found = {name: _declared(one, alone=False) for name, one in parts.items()}
+        return {n: x for n, (x, _) in found.items()}, {n: x for n, (_, x) in found.items()}
+    if not has_numbers(space):
+        return (), np.str_ if isinstance(space, Text) else np.object_
+    shape = space.shape if isinstance(space, Box) else utils.flatten_space(space).shape
+    if len(shape) == 3 and (not alone or space.dtype == np.uint8):
+        return shape, space.dtype.type
+    return shape or (1,), np.float32
+
+
+def _observed(space: Any, obs: Any) -> Any:
+    """An observation as `_declared` says. Raises ValueError where a Box has another shape."""
+    from gymnasium.spaces import Box, utils
+
+    if parts := _parts(space):
+        keys = obs if isinstance(obs, dict) else range(len(parts))
+        pairs = {str(key): obs[key] for key in keys}
+        return {name: _observed(one, pairs[name]) for name, one in parts.items()}
+    if not has_numbers(space):
+        return obs
+    dtype = _declared(space)[1]
+    if not isinstance(space, Box):
+        return np.asarray(utils.flatten(space, obs), np.float32)
+    found = np.asarray(obs, dtype)
+    if found.shape != space.shape:
+        raise ValueError(
+            f"an observation of shape {found.shape}, observation_space says {space.shape}"
+        )
+    return found.reshape(space.shape or (1,))
+
+
+def _parts(space: Any) -> dict[str, Any]:
+    """The spaces that a Dict or a Tuple holds, by name; none of any other."""
+    from gymnasium.spaces import Dict, Tuple
+
+    if isinstance(space, Dict):
+        return {str(name): one for name, one in space.items()}
+    return {str(i): one for i, one in enumerate(space)} if isinstance(space, Tuple) else {}
 
 
 class _Drawn(_Task):

@@ -54,23 +54,12 @@ def check_spaces(name: str, env: Any) -> None:
             "needed"
         )
 
-    def leaves(space: Any, path: str) -> None:
-        if isinstance(space, Dict | Tuple):
-            inner = space.items() if isinstance(space, Dict) else enumerate(space)
-            for key, one in inner:
-                leaves(one, f"{path}[{key!r}]")
-        elif not isinstance(space, Box | Discrete | MultiBinary | MultiDiscrete):
-            raise ValueError(
-                f"env.name={name!r}: {path} is {space}: numbers are needed (Box, Discrete, "
-                "MultiDiscrete, MultiBinary, or Dict and Tuple of these)"
-            )
-        elif path != "observation_space" and len(space.shape or ()) >= 3:
-            raise ValueError(
-                f"env.name={name!r}: {path} is an image among other observations: images are "
-                "taken alone, make it the whole observation_space or leave it out"
-            )
-
-    leaves(observation, "observation_space")
+    # What a Dict holds is looked at where parts of it are chosen (`mbx.observations.choose`).
+    if not isinstance(observation, Box | Dict | Discrete | MultiBinary | MultiDiscrete | Tuple):
+        raise ValueError(
+            f"env.name={name!r}: observation_space is {observation}: numbers are needed (Box, "
+            "Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these)"
+        )
 
 
 def check_steps(name: str, env: Any) -> None:
@@ -111,6 +100,13 @@ def check_steps(name: str, env: Any) -> None:
             _reset_observation(name, result)
 
 
+def has_numbers(space: Any) -> bool:
+    """Whether what is in a space, no Dict or Tuple, are numbers: neither text nor graphs."""
+    from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+
+    return isinstance(space, Box | Discrete | MultiBinary | MultiDiscrete)
+
+
 def time_limit(env: Any) -> int | None:
     """Steps after which an environment says that its episodes are cut off, None if it does not."""
     limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)
@@ -145,6 +141,8 @@ def _check_observation(name: str, space: Any, obs: Any, where: str) -> None:
                 )
             for key in keys:
                 leaf(space[key], obs[key], f"{path}[{key!r}]")
+            return
+        if not has_numbers(space):
             return
         array = np.asarray(obs)
         if array.dtype.kind not in "biuf":

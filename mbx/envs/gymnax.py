@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mbx import observations
 from mbx.envs.base import RawEnvironment, Suite, unknown_task
 from mbx.envs.render import Renderer
 
@@ -53,10 +54,19 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
     if not discrete:
         low = jnp.broadcast_to(jnp.asarray(space.low, jnp.float32), space.shape).reshape(-1)
         high = jnp.broadcast_to(jnp.asarray(space.high, jnp.float32), space.shape).reshape(-1)
-    shape = env.observation_space(params).shape or (1,)
+    seen = env.observation_space(params)
+    shape: Any
+    if isinstance(seen, spaces.Dict):  # its images as they are, the rest as float32
+        parts = observations.flat({k: _leaves(one) for k, one in seen.spaces.items()})
+        shape = {name: tuple(one.shape) for name, one in parts.items()}
+        dtype = {n: one.dtype if len(one.shape) == 3 else jnp.float32 for n, one in parts.items()}
+    else:
+        shape, dtype = tuple(seen.shape or (1,)), jnp.float32
 
-    def observe(obs: Array) -> Array:
-        return jnp.asarray(obs, jnp.float32).reshape(shape)
+    def observe(obs: Any) -> Any:
+        if not isinstance(shape, dict):
+            return jnp.asarray(obs, jnp.float32).reshape(shape)
+        return {n: jnp.asarray(x, dtype[n]) for n, x in observations.flat(obs).items()}
 
     def reset(key: Array) -> tuple:
         obs, state = env.reset_env(key, params)
@@ -76,8 +86,8 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
 
     return RawEnvironment(
         name,
-        tuple(shape),
-        jnp.float32,
+        shape,
+        dtype,
         int(space.n if discrete else low.size),
         int(params.max_steps_in_episode),
         reset,
@@ -87,6 +97,12 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
         action_low=() if discrete else tuple(map(float, low)),
         action_high=() if discrete else tuple(map(float, high)),
     )
+
+
+def _leaves(space: Any) -> Any:
+    """A space, or the spaces that a Dict holds, as dictionaries."""
+    inner = getattr(space, "spaces", None)
+    return {k: _leaves(one) for k, one in inner.items()} if isinstance(inner, dict) else space
 
 
 def _make_renderer(task: str) -> Renderer:

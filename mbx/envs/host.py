@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
+from mbx import observations
 from mbx.envs import snapshot as snapshots
 from mbx.envs.base import (
     EnvSpec,
@@ -14,6 +15,7 @@ from mbx.envs.base import (
     Timestep,
     check_counts,
     check_metrics,
+    check_no_parts,
     is_finite,
     last_repeat,
 )
@@ -27,7 +29,7 @@ class Task(Protocol):
         num_actions: 0 for continuous actions; otherwise a step takes a number below it.
         action_low, action_high: bounds of continuous actions, in the task's own units; of discrete
             ones action_low holds the number of the first.
-        obs_shape, obs_dtype: of observations.
+        obs_shape, obs_dtype: of observations; dictionaries of these where they are dictionaries.
         time_limit: environment steps of an episode, None without a limit.
         ends_at: steps after which the simulator itself ends an episode, None where it does not.
         can_terminate: episodes may end before their time limit.
@@ -36,17 +38,17 @@ class Task(Protocol):
     num_actions: int
     action_low: np.ndarray
     action_high: np.ndarray
-    obs_shape: tuple[int, ...]
-    obs_dtype: type
+    obs_shape: tuple[int, ...] | Mapping[str, tuple[int, ...]]
+    obs_dtype: Any
     time_limit: int | None
     ends_at: int | None
     can_terminate: bool
 
-    def reset(self, seed: int | None) -> np.ndarray:
+    def reset(self, seed: int | None) -> Any:
         """Begin an episode; None draws it from the task's own generator."""
         ...
 
-    def step(self, action: np.ndarray | int) -> tuple[np.ndarray, float, bool, bool]:
+    def step(self, action: np.ndarray | int) -> tuple[Any, float, bool, bool]:
         """One step: observation, reward, terminated, truncated.
 
         Truncated where the simulator itself cuts the episode short of our time limit.
@@ -78,6 +80,7 @@ class SteppedEnvironment(HostEnvironment):
         episode_length: int | None = None,
         seed: int = 0,
         metrics: Sequence[str] = (),
+        observe: Sequence[str] = (),
     ) -> None:
         check_counts(name, len(tasks), action_repeat, episode_length)
         check_metrics(name, metrics)
@@ -92,10 +95,16 @@ class SteppedEnvironment(HostEnvironment):
             )
         length = episode_length or -(-time_limit // action_repeat)
         self._last = last_repeat(time_limit, action_repeat, episode_length)
+        shape, dtype, self._parts = first.obs_shape, first.obs_dtype, ()
+        if isinstance(shape, Mapping):
+            self._parts = observations.choose(name, shape, dtype, observe)
+            shape, dtype = observations.joined(self._parts)
+        else:
+            check_no_parts(name, observe)
         self.spec = EnvSpec(
             name,
-            tuple(first.obs_shape),
-            first.obs_dtype,
+            tuple(shape),
+            dtype,
             first.num_actions or int(first.action_low.size),
             length,
             action_repeat,
@@ -104,6 +113,7 @@ class SteppedEnvironment(HostEnvironment):
             metrics=tuple(metrics),
             action_low=tuple(map(float, first.action_low)),
             action_high=() if first.num_actions else tuple(map(float, first.action_high)),
+            parts=self._parts,
         )
         self.num_envs = len(tasks)
         # Of the episodes so far: sums, counts and newest values, `[3, E]` each.
@@ -119,7 +129,7 @@ class SteppedEnvironment(HostEnvironment):
             values[:] = 0.0
         seeds = np.random.SeedSequence(seed).generate_state(self.num_envs)
         self._obs = np.stack(
-            [task.reset(int(s)) for task, s in zip(self._tasks, seeds, strict=True)]
+            [self._join(task.reset(int(s))) for task, s in zip(self._tasks, seeds, strict=True)]
         )
         return self._obs.copy()
 
@@ -127,7 +137,7 @@ class SteppedEnvironment(HostEnvironment):
         results = [self._step(i, a) for i, a in enumerate(np.clip(action, -1.0, 1.0))]
         final_obs = np.stack([r[0] for r in results])
         reward = np.array([r[1] for r in results], np.float32)
-        fault = ~is_finite(final_obs, reward)
+        fault = ~is_finite(observations.numbers(self._parts, final_obs), reward)
         reward = np.where(fault, np.float32(0.0), reward)
         terminated = np.array([r[2] for r in results], bool) & ~fault
         self._length += 1
@@ -139,7 +149,7 @@ class SteppedEnvironment(HostEnvironment):
         metrics = self._episode_metrics(done)
         obs = final_obs.copy()
         for i in np.flatnonzero(done):
-            obs[i] = self._tasks[i].reset(None)
+            obs[i] = self._join(self._tasks[i].reset(None))
             self._length[i], self._return[i] = 0, 0.0
         return Timestep(
             obs, final_obs, reward, terminated, truncated, total, length, fault, metrics
@@ -181,7 +191,11 @@ class SteppedEnvironment(HostEnvironment):
             total += reward
             if terminated or truncated:
                 break
-        return obs, total, terminated, truncated
+        return self._join(obs), total, terminated, truncated
+
+    def _join(self, obs: Any) -> np.ndarray:
+        """A task's observation as one array."""
+        return observations.join(self._parts, obs) if self._parts else obs
 
     def get_state(self) -> bytes | None:
         tasks = [task.get_state() for task in self._tasks]

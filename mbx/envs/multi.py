@@ -18,6 +18,7 @@ import numpy as np
 
 from mbx.envs import snapshot as snapshots
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Timestep
+from mbx.observations import is_packed
 from mbx.tasks import pad
 
 Array = jax.Array
@@ -79,7 +80,7 @@ def make(
 def _joint_spec(name: str, specs: Sequence[EnvSpec], min_sizes: tuple[int, int]) -> EnvSpec:
     label = f"env.name={name!r}"
     for spec in specs:
-        if spec.discrete or len(spec.obs_shape) != 1:
+        if spec.discrete or len(spec.obs_shape) != 1 or is_packed(spec.parts):
             raise ValueError(
                 f"{label}: {spec.name} has {'discrete actions' if spec.discrete else 'images'}; "
                 "tasks trained together need vectors and continuous actions"

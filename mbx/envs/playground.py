@@ -1,17 +1,23 @@
-"""MuJoCo Playground's dm_control suite, in JAX: playground:CartpoleSwingup (extra `playground`).
+"""MuJoCo Playground in JAX: playground:CartpoleSwingup, playground:Go1JoystickFlatTerrain (extra
+`playground`).
 
-Always with impl="jax", which runs everywhere. Action repeat 2 by default, as published TD-MPC2
-results use on dm_control. Playground edits some models: scores are its own, not dm_control's.
+Always with impl="jax", which runs everywhere. Action repeat 2 by default on its dm_control suite,
+as published TD-MPC2 results use there, else 1. Playground edits some models: scores are its own,
+not dm_control's. Its robots' observations are dictionaries, `state` and `privileged_state`, of
+which the agent sees the first unless `env.observe` names both; their models are downloaded by
+Playground.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from mbx import observations
 from mbx.envs.base import RawEnvironment, Suite, unknown_task
 from mbx.envs.render import Renderer, mujoco_drawing
 
@@ -33,11 +39,21 @@ def _load(task: str) -> Any:
     """Playground's own environment. Raises ValueError for an unknown task."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside mjx and brax
-        from mujoco_playground import dm_control_suite as suite
+        from mujoco_playground import registry
 
-        if task not in suite.ALL_ENVS:
-            raise unknown_task("playground", task, suite.ALL_ENVS)
-        return suite.load(task, config_overrides={"impl": "jax"})
+        if task not in registry.ALL_ENVS:
+            raise unknown_task("playground", task, registry.ALL_ENVS)
+        return registry.load(task, config_overrides={"impl": "jax"})
+
+
+def _is_of_dm_control(task: str) -> bool:
+    from mujoco_playground import dm_control_suite
+
+    return task in dm_control_suite.ALL_ENVS
+
+
+def _default_repeat(task: str) -> int:
+    return 2 if _is_of_dm_control(task) else 1
 
 
 def raw(task: str) -> RawEnvironment:
@@ -46,30 +62,41 @@ def raw(task: str) -> RawEnvironment:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         example = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
-    if not hasattr(example.obs, "shape"):
-        raise ValueError(f"env.name='playground:{task}' has dictionary observations: not supported")
+    seen = {name: _type(x) for name, x in observations.flat(example.obs).items()}
+    shapes = {name: tuple(x.shape) for name, x in observations.flat(example.obs).items()}
+    named = isinstance(example.obs, Mapping)
 
-    def reset(key: Array) -> tuple[Any, Array]:
+    def observe(obs: Any) -> Any:
+        cast = {name: jnp.asarray(x, seen[name]) for name, x in observations.flat(obs).items()}
+        return cast if named else cast[""]
+
+    def reset(key: Array) -> tuple[Any, Any]:
         state = env.reset(jax.random.key_data(key))
-        return state, jnp.asarray(state.obs, jnp.float32)
+        return state, observe(state.obs)
 
     def step(key: Array, state: Any, action: Array) -> tuple:
         state = state.replace(info=dict(state.info), metrics=dict(state.metrics))
         new = env.step(state, action)
         new = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, state)
-        obs = jnp.asarray(new.obs, jnp.float32)
-        return new, obs, jnp.asarray(new.reward, jnp.float32), new.done > 0.5
+        return new, observe(new.obs), jnp.asarray(new.reward, jnp.float32), new.done > 0.5
 
     return RawEnvironment(
         f"playground:{task}",
-        tuple(example.obs.shape),
-        jnp.float32,
+        shapes if named else shapes[""],
+        seen if named else seen[""],
         int(env.action_size),
         int(env._config.episode_length),
         reset,
         step,
-        can_terminate=False,
+        can_terminate=not _is_of_dm_control(task),
     )
 
 
-SUITE = Suite(raw=raw, default_repeat=2, make_renderer=make_renderer, extra="playground")
+def _type(x: Any) -> Any:
+    """Of one part as it is seen: images as they are, numbers float32."""
+    return x.dtype if x.ndim == 3 else jnp.float32
+
+
+SUITE = Suite(
+    raw=raw, default_repeat=_default_repeat, make_renderer=make_renderer, extra="playground"
+)

@@ -5,12 +5,14 @@ Shapes and types are those that tracing says; numbers come from a reset and some
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mbx import observations
 from mbx.envs.base import RawEnvironment
 
 _STEPS = 3
@@ -76,17 +78,33 @@ def _check_numbers(refuse: Any, raw: RawEnvironment, key: jax.Array, action: jax
         if terminated:
             break
     for what, value in jax.device_get(values):
-        if not np.isfinite(np.asarray(value, float)).all():
-            refuse(what, np.asarray(value).tolist(), "finite numbers")
+        for name, x in observations.flat(value).items():
+            if not np.isfinite(np.asarray(x, float)).all():
+                which = f"{name!r} of {what}" if name else what
+                refuse(which, np.asarray(x).tolist(), "finite numbers")
 
 
 def _check_observation(refuse: Any, raw: RawEnvironment, obs: Any, what: str) -> None:
-    if not hasattr(obs, "shape"):
-        refuse(what, f"a {type(obs).__name__}", f"one array of shape {tuple(raw.obs_shape)}")
-    if tuple(obs.shape) != tuple(raw.obs_shape):
-        refuse(what, f"of shape {obs.shape}", f"{tuple(raw.obs_shape)} (obs_shape)")
-    if jnp.dtype(obs.dtype) != jnp.dtype(raw.obs_dtype):
-        refuse(what, f"of type {obs.dtype}", f"{jnp.dtype(raw.obs_dtype)} (obs_dtype)")
+    shapes, dtypes = raw.obs_shape, raw.obs_dtype
+    if isinstance(shapes, Mapping) != isinstance(dtypes, Mapping):
+        refuse("obs_dtype", dtypes, "a dictionary where obs_shape is one, else none")
+    if not isinstance(shapes, Mapping):
+        shapes, dtypes, found = {"": shapes}, {"": dtypes}, {"": obs}
+        if not hasattr(obs, "shape"):
+            refuse(what, f"a {type(obs).__name__}", f"one array of shape {tuple(raw.obs_shape)}")
+    else:
+        found = observations.flat(obs)
+        if not isinstance(obs, Mapping) or set(found) != set(shapes) or set(found) != set(dtypes):
+            got = f"of {list(found)}" if isinstance(obs, Mapping) else _kind(obs)
+            refuse(what, got, f"a dictionary of {list(shapes)} (obs_shape, obs_dtype)")
+    for name, x in found.items():
+        which = f"{name!r} of {what}" if name else what
+        if not hasattr(x, "shape"):
+            refuse(which, f"a {type(x).__name__}", f"an array of shape {tuple(shapes[name])}")
+        if tuple(x.shape) != tuple(shapes[name]):
+            refuse(which, f"of shape {x.shape}", f"{tuple(shapes[name])} (obs_shape)")
+        if jnp.dtype(x.dtype) != jnp.dtype(dtypes[name]):
+            refuse(which, f"of type {x.dtype}", f"{jnp.dtype(dtypes[name])} (obs_dtype)")
 
 
 def _kind(x: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from mbx import envs
 from mbx.agents.settings import RunSettings
@@ -27,12 +28,17 @@ def make_environment(
         episode_length=env.episode_length or None,
         seed=seed,
         kwargs=env.kwargs,
-        # The command line gives "a,b" as one name.
-        metrics=[one.strip() for name in env.metrics for one in name.split(",") if one.strip()],
+        metrics=_names(env.metrics),
+        observe=_names(env.observe),
         film=film,
         **several,
         **settings.environment_options(training),
     )
+
+
+def _names(given: Sequence[str]) -> list[str]:
+    """The command line gives "a,b" as one name."""
+    return [one.strip() for name in given for one in name.split(",") if one.strip()]
 
 
 def located(settings: RunSettings) -> RunSettings:

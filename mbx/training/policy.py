@@ -14,13 +14,14 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import threefry
+from mbx import observations, threefry
 from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
 from mbx.envs.base import strongly_typed
@@ -160,6 +161,11 @@ class Policy:
     def __call__(self, observation: Any) -> np.ndarray | int:
         """The action for an observation `[...]`, or for `[batch, ...]` of them.
 
+        Args:
+            observation: an array; of a task whose observations are dictionaries, the dictionary
+                (`spec.parts` says of what; a choice is one-hot), with or without parts that the
+                agent does not see, or the array that `mbx.observations.join` makes of it.
+
         Returns:
             `[A]` or `[batch, A]` in the environment's units; a number, or `[batch]` of them, where
             actions are discrete.
@@ -167,6 +173,12 @@ class Policy:
         Raises:
             ValueError: for an observation of another shape.
         """
+        if isinstance(observation, Mapping):
+            if not self.spec.parts:
+                raise ValueError(
+                    f"an observation that is a dictionary: this policy takes {self._shape[1:]}"
+                )
+            observation = observations.join(self.spec.parts, observations.flat(observation))
         obs = np.asarray(observation, self.spec.obs_dtype)
         wanted = self.observation_shape
         if obs.shape != wanted:
@@ -208,6 +220,7 @@ class Policy:
             "task": self.spec.name,
             "obs_shape": self._shape,
             "obs_dtype": np.dtype(self.spec.obs_dtype).name,
+            "parts": self.spec.parts,
             "batch": self._batch,
             "discrete": self.spec.discrete,
             "platforms": PLATFORMS,

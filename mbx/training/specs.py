@@ -12,7 +12,7 @@ import os
 import numpy as np
 
 from mbx.files import atomic_write, read_json
-from mbx.types import EnvSpec
+from mbx.types import EnvSpec, Part
 
 _KINDS = {
     "name": str,
@@ -34,6 +34,8 @@ def save(spec: EnvSpec, workdir: str) -> None:
     if spec.tasks or spec.world is not None:
         return
     values = {name: getattr(spec, name) for name in _KINDS}
+    if spec.parts:
+        values["parts"] = spec.parts
     os.makedirs(workdir, exist_ok=True)  # of one of several seeds: nothing made it yet
     values["obs_dtype"] = np.dtype(spec.obs_dtype).name
     atomic_write(os.path.join(workdir, "spec.json"), json.dumps(values, indent=2).encode())
@@ -48,10 +50,15 @@ def load(workdir: str) -> EnvSpec | None:
     for name, kind in _KINDS.items():
         if not isinstance(values.get(name), kind):
             raise ValueError(f"{path}: field {name!r} is missing or no {kind.__name__}")
+    parts = values.get("parts", [])
     values = {name: values[name] for name in _KINDS}
+    try:
+        parts = tuple(Part(str(name), tuple(map(int, shape))) for name, shape in parts)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: field 'parts' holds no names with shapes: {error}") from error
     try:
         values["obs_dtype"] = np.dtype(values["obs_dtype"])
     except TypeError as error:
         raise ValueError(f"{path}: field 'obs_dtype': {error}") from error
     lists = {name: tuple(x) for name, x in values.items() if isinstance(x, list)}
-    return EnvSpec(**{**values, **lists})
+    return EnvSpec(**{**values, **lists}, parts=parts)

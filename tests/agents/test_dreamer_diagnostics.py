@@ -33,6 +33,7 @@ def test_dreams_ignore_what_comes_after_the_context():
     train, state = trained(config), filled(config, 1000)
     predict = jax.jit(diagnostics.open_loop, static_argnums=0)
     truth, one, inside = predict(config, train, state, jax.random.key(0))
+    truth, one = truth["vector"], one["vector"]
     assert truth.shape == one.shape == (LENGTH, diagnostics.BATCH, 3) and inside.all()
     changed = state.replace(data={**state.data, "obs": state.data["obs"] + 1.0})
     # The same windows of other observations: if dreams saw nothing, only the context would matter.
@@ -41,9 +42,9 @@ def test_dreams_ignore_what_comes_after_the_context():
     only_late = jnp.where(state.data["obs"] > jnp.expm1(late) - 1e-6, 1.0, 0.0)
     partly = state.replace(data={**state.data, "obs": state.data["obs"] + only_late})
     _, other, _ = predict(config, train, partly, jax.random.key(0))
-    np.testing.assert_allclose(other[:, start], one[:, start], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(other["vector"][:, start], one[:, start], rtol=1e-4, atol=1e-5)
     _, moved, _ = predict(config, train, changed, jax.random.key(0))
-    assert np.abs(moved - one).max() > 1e-3
+    assert np.abs(moved["vector"] - one).max() > 1e-3
 
 
 def test_rows_of_the_next_episode_do_not_count():

@@ -263,12 +263,22 @@ FAULTY = {
         "action space .*: a bounded Box or a Discrete one",
     ),
     "strings": (
-        wrong(observation_space=Dict(a=Text(5))),
-        r"observation_space\['a'\] is Text.*: numbers are needed",
+        wrong(observation_space=Dict(a=Text(5)), result=({"a": "left"}, 0.0, False, False, {})),
+        "the observation's 'a' is text: numbers are needed; name the other parts by env.observe",
     ),
-    "image in a dictionary": (
-        wrong(observation_space=Dict(a=Box(0, 255, (8, 8, 3), np.uint8))),
-        r"observation_space\['a'\] is an image among other",
+    "float image in a dictionary": (
+        wrong(
+            observation_space=Dict(a=Box(0, 1, (2, 2, 3), np.float32)),
+            result=({"a": np.ones((2, 2, 3), np.float32)}, 0.0, False, False, {}),
+        ),
+        r"the observation's 'a' is float32\[2, 2, 3\]: three axes are an image, which is uint8",
+    ),
+    "images of two sizes": (
+        wrong(
+            observation_space=Dict({n: Box(0, 255, (n, 2, 3), np.uint8) for n in (2, 4)}),
+            result=({n: np.ones((n, 2, 3), np.uint8) for n in (2, 4)}, 0.0, False, False, {}),
+        ),
+        r"the observation's images are of different sizes, {'2': \(2, 2\), '4': \(4, 2\)}",
     ),
     "keys": (
         wrong(observation_space=Dict(a=Discrete(2)), result=({"b": 0}, 0.0, False, False, {})),

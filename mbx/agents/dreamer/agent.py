@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import replay, returns
+from mbx import observations, replay, returns
 from mbx.agents.base import Agent
 from mbx.agents.dreamer import encoders, policy, rssm
 from mbx.agents.dreamer import networks as nets
@@ -55,7 +55,11 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
             "choose one of them, or agent tdmpc (configs/tdmpc.py)"
         )
     shape = tuple(spec.obs_shape)
-    if len(shape) == 3:
+    seen: dict[str, Any]
+    if observations.is_packed(spec.parts):
+        image, size = observations.layout(spec.parts)
+        seen = dict(image_shape=image, vector_dim=size, parts=tuple(spec.parts))
+    elif len(shape) == 3:
         integers = np.issubdtype(np.dtype(spec.obs_dtype), np.integer)
         seen = dict(image_shape=shape, image_scale=255.0 if integers else 1.0)
     else:

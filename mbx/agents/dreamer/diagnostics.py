@@ -4,7 +4,8 @@ The model observes the first CONTEXT rows of replayed sequences and then imagine
 the actions that were taken, seeing nothing more.
 
 open_loop_error_N   squared error of the N-th imagined observation, mean over its entries (in symlog
-    units for vectors, of pixels in [0, 1] for images)
+    units for vectors, of pixels in [0, 1] for images; open_loop_error_image_N of images that stand
+    beside a vector)
 open_loop.png       for vectors: what was observed and what was predicted, entry by entry
 open_loop.gif       for images: observed, predicted, and their difference, side by side
 """
@@ -45,12 +46,16 @@ def make_diagnostics(
     def diagnose(train: TrainState, state: replay.ReplayState, key: Array) -> Diagnostics:
         truth, prediction, inside = jax.device_get(predict(train, state, key))
         context = _context(settings)
-        files = {}
-        if settings.model.image_shape is None:
-            files["open_loop.png"] = draw_curves(truth, prediction, inside, context)
-        else:
-            files["open_loop.gif"] = to_gif(film(truth, prediction), milliseconds=200)
-        return Diagnostics(_errors(truth, prediction, inside, context), files)
+        files, numbers = {}, {}
+        for kind, seen in truth.items():
+            among = "image_" if kind == "image" and len(truth) > 1 else ""
+            found = _errors(seen, prediction[kind], inside, context)
+            numbers |= {f"open_loop_error_{among}{n}": error for n, error in found.items()}
+            if kind == "vector":
+                files["open_loop.png"] = draw_curves(seen, prediction[kind], inside, context)
+            else:
+                files["open_loop.gif"] = to_gif(film(seen, prediction[kind]), milliseconds=200)
+        return Diagnostics(numbers, files)
 
     return diagnose
 
@@ -61,10 +66,10 @@ def _context(settings: Settings) -> int:
 
 def open_loop(
     settings: Settings, train: TrainState, state: replay.ReplayState, key: Array
-) -> tuple[Array, Array, Array]:
+) -> tuple[dict[str, Array], dict[str, Array], Array]:
     """Observed and predicted `[T, B, ...]`, and which rows are of the imagined episode, `[T, B]`.
 
-    Vectors are in symlog space, images in [0, 1].
+    By kind: "vector" in symlog space, "image" in [0, 1].
     """
     sample_key, seen_key, imagine_key = jax.random.split(key, 3)
     net, model = settings.model, train.params["model"]
@@ -93,23 +98,23 @@ def open_loop(
     prediction = encoders.decode(net, model["decoder"], rssm.features(states))
     begun = batch.is_first & (jnp.arange(length)[:, None] >= context)
     inside = jnp.cumsum(begun, axis=0) == 0
+    truth = {}
     if "vector" in prediction:
-        return dist.symlog(batch.obs["vector"]), prediction["vector"], inside
-    return (
-        batch.obs["image"].astype(jnp.float32) / net.image_scale,
-        jnp.clip(prediction["image"], 0.0, 1.0),
-        inside,
-    )
+        truth["vector"] = dist.symlog(batch.obs["vector"])
+    if "image" in prediction:
+        truth["image"] = batch.obs["image"].astype(jnp.float32) / net.image_scale
+        prediction["image"] = jnp.clip(prediction["image"], 0.0, 1.0)
+    return truth, prediction, inside
 
 
 def _errors(
     truth: np.ndarray, prediction: np.ndarray, inside: np.ndarray, context: int
-) -> dict[str, float]:
+) -> dict[int, float]:
     error = np.square(truth - prediction).mean(axis=tuple(range(2, truth.ndim)))
     error = np.where(inside, error, 0.0).sum(axis=1) / np.maximum(inside.sum(axis=1), 1)
     imagined = error[context:]
     steps = sorted({1, min(5, len(imagined)), min(15, len(imagined))})
-    return {f"open_loop_error_{n}": float(imagined[n - 1]) for n in steps}
+    return {n: float(imagined[n - 1]) for n in steps}
 
 
 def draw_curves(

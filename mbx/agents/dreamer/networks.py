@@ -22,8 +22,9 @@ from mbx import distributions as dist
 from mbx.agents.dreamer.settings import SIZES, Model
 from mbx.heads import Heads
 from mbx.networks import matmul
+from mbx.observations import is_packed, joined
 from mbx.settings import from_dict
-from mbx.types import Array, Params
+from mbx.types import Array, Params, Part
 
 # A normal truncated at two standard deviations has this inverse standard deviation.
 _TRUNCATION = 1.1368
@@ -43,6 +44,7 @@ class ModelConfig(Model):
         image_scale: what divides image values to bring them to [0, 1].
         action_dim: A.
         factors: sizes of the one-hot blocks of discrete actions, A in sum; () for continuous ones.
+        parts: of the observation, where `mbx.observations` has joined it.
         heads: auxiliary heads, learned with the world model; None: none.
 
     Raises:
@@ -55,6 +57,7 @@ class ModelConfig(Model):
     image_scale: float = 255.0
     action_dim: int = 1
     factors: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
     heads: Heads | None = None
 
     def __post_init__(self) -> None:
@@ -77,6 +80,8 @@ class ModelConfig(Model):
     @property
     def obs_shape(self) -> tuple[int, ...]:
         """Shape of an environment's observation."""
+        if is_packed(self.parts):
+            return joined(self.parts)[0]
         return tuple(self.image_shape or self.vector_shape or (self.vector_dim,))
 
     @property

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mbx import replay
+from mbx import observations, replay
 from mbx.agents.dreamer import optimizers, policy, rssm, sequences
 from mbx.agents.dreamer.behaviour import behaviour_losses
 from mbx.agents.dreamer.networks import ModelConfig
@@ -97,6 +97,8 @@ def make_batch(settings: Settings, rows: dict[str, Any]) -> tuple[Batch, State |
 
 def observe_dict(net: ModelConfig, obs: Array) -> Observation:
     """An environment's observation `[..., *shape]` as what the encoder takes."""
+    if observations.is_packed(net.parts):
+        return observations.split(net.parts, obs)
     if net.image_shape is not None:
         return {"image": obs}
     return {"vector": obs.reshape(*obs.shape[: obs.ndim - net.obs_ndim], net.vector_dim)}

@@ -8,6 +8,8 @@ Source: DreamerV3 (arXiv 2301.04104), section "World model learning", and its of
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -16,6 +18,7 @@ from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer.settings import Settings
 from mbx.agents.dreamer.types import Batch, Given, ModelOutput, State
 from mbx.heads import Window, masked_mean
+from mbx.observations import is_packed, named
 from mbx.types import Array, Metrics, Params
 
 stop = jax.lax.stop_gradient
@@ -76,8 +79,11 @@ def head_losses(
     """
     assert net.heads is not None
     mask = 1.0 - batch.is_first[1:].astype(jnp.float32)
-    obs = batch.obs["image" if net.image_shape is not None else "vector"]
-    obs = obs.reshape(*obs.shape[:2], *net.obs_shape)
+    if is_packed(net.parts):
+        obs: Any = named(net.parts, batch.obs)
+    else:
+        obs = batch.obs["image" if net.image_shape is not None else "vector"]
+        obs = obs.reshape(*obs.shape[:2], *net.obs_shape)
     arrived = batch.action, batch.reward, batch.terminated.astype(jnp.float32)
     window = Window(obs, features, features, *(x[1:] for x in arrived), mask)
     return tuple(

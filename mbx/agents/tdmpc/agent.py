@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mbx import mppi, networks, replay, returns
+from mbx import mppi, networks, observations, replay, returns
 from mbx.agents.base import Act, Agent, MakeTargets, See, StartFrom, Store, Update
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.diagnostics import make_diagnostics
@@ -31,7 +31,7 @@ from mbx.agents.tdmpc.update import draw, init_state, update_from_batch
 from mbx.heads import make_heads
 from mbx.keys import streams
 from mbx.tasks import TaskSet, carry_over
-from mbx.types import Array, EnvSpec, Metrics
+from mbx.types import Array, EnvSpec, Metrics, Part
 from mbx.world_model import (
     WorldModel,
     WorldModelConfig,
@@ -106,6 +106,7 @@ def world_config(settings: Settings, spec: EnvSpec) -> WorldModelConfig:
         aux_joint=loss.aux_joint,
         episodic=model.episodic == "True" or (model.episodic == "auto" and spec.can_terminate),
         tasks=tasks,
+        parts=tuple(spec.parts),
         critic=model.critic,
         policy=model.policy,
         num_bins=model.num_bins,
@@ -268,7 +269,8 @@ def make_learn(
         keys = streams(key, "draw", "shift", "plan")
         batch = make_batch(sample)
         if model.config.pixels:
-            batch = batch._replace(obs=shift_images(batch.obs, keys["shift"]))
+            shifted = shift_images(batch.obs, keys["shift"], parts=model.config.parts)
+            batch = batch._replace(obs=shifted)
         if settings.reads_plans and not stored:
             batch = plan_batch(settings, model, train, batch, keys["plan"])
         noise = draw(settings, model, keys["draw"])
@@ -324,8 +326,13 @@ def make_start_from(spec: EnvSpec) -> StartFrom:
     return start_from
 
 
-def shift_images(obs: Array, key: Array, pad: int = 3) -> Array:
-    """Random shift of every image of `[T+1, B, H, W, C]`; acting sees images whole."""
+def shift_images(obs: Array, key: Array, pad: int = 3, parts: Sequence[Part] = ()) -> Array:
+    """Random shift of every image of `[T+1, B, H, W, C]`; acting sees images whole.
+
+    Of packed rows (`mbx.observations`) the images alone move.
+    """
+    if observations.is_packed(parts):
+        return observations.map_image(parts, obs, lambda images: shift_images(images, key, pad))
     flat = obs.reshape(-1, *obs.shape[2:])
     shift = jax.random.randint(key, (flat.shape[0], 2), 0, 2 * pad + 1)
     return networks.random_shift(flat, shift, pad).reshape(obs.shape)

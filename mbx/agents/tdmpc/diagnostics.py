@@ -117,7 +117,7 @@ def look(
 
 def newest_windows(settings: Settings, state: replay.ReplayState, key: Array) -> Batch:
     """The newest of windows that are drawn uniformly: T transitions, as many as matter."""
-    pixels = state.data["obs"].ndim > 3  # whole windows of images are large
+    pixels = state.data["obs"].dtype == jnp.uint8  # whole windows of images are large
     gammas = np.atleast_1d(settings.loss.discount)
     length = 3 * settings.planner.horizon
     if not pixels:

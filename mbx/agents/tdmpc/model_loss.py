@@ -218,7 +218,7 @@ def head_losses(
     def of(latents: Array) -> tuple[dict[str, Array], dict[str, Array]]:
         seen = [z if tasks is None else tasks.inputs(z) for z in (encoded, latents)]
         rest = action, batch.reward, batch.terminated, batch.mask
-        return heads.losses(params["heads"], Window(batch.obs, *seen, *rest))
+        return heads.losses(params["heads"], Window(heads.seen(batch.obs), *seen, *rest))
 
     losses, metrics = jax.tree.map(lambda x: jnp.mean(x, axis=0), jax.vmap(of)(zs.swapaxes(0, 1)))
     weigh = functools.partial(time_weighted, mask=batch.mask, rho=settings.loss.time_weight)
