@@ -15,7 +15,7 @@ from mbx import presets
 from mbx.agents.base import Agent
 from mbx.envs import own
 from mbx.settings import describe
-from mbx.training import build, run
+from mbx.training import build, pure, run
 from mbx.training.metrics import read_rows
 
 
@@ -50,16 +50,8 @@ def train(
     Examples:
         >>> agent, state, rows = mbx.train("gymnax:Pendulum-v1", steps=10_000)  # doctest: +SKIP
     """
-    values = presets.load(config).to_dict() if isinstance(config, str) else _copy(config)
-    if isinstance(environment, str):
-        values["env"]["name"] = environment
-    else:
-        values["env"]["name"], values["env"]["kwargs"] = own.name_of(environment)
+    values = _values(environment, config, steps, settings)
     values["seed"] = seed
-    if steps is not None:
-        values["train"]["steps"] = steps
-    for name, value in settings.items():
-        _change(values, name, value)
     workdir = workdir or default_workdir(values)
     run.train(values, workdir)
     rows = read_rows(os.path.join(_first(values, workdir), "metrics.jsonl"))
@@ -68,6 +60,53 @@ def train(
         _first(values, workdir), which="best" if scored else "latest", trusted=True
     )
     return agent, state, rows
+
+
+def train_fn(
+    environment: Any,
+    config: str | Mapping[str, Any] = "tdmpc",
+    *,
+    steps: int | None = None,
+    axis_name: str | None = None,
+    **settings: Any,
+) -> pure.TrainFunction:
+    """A run as a pure function, for `jax.jit` and `jax.vmap`: it writes no files.
+
+    Args:
+        environment, config, steps, settings: as of `train`; the environment is written in JAX.
+        axis_name: that of the `vmap` the function will be under; with it seeds are faster there.
+
+    Returns:
+        `run(seed, settings={}) -> mbx.training.pure.Trained`. seed, and settings by full names,
+        `{"optimizer.learning_rate": rate}`, may be traced.
+
+    Raises:
+        ValueError: for impossible settings or environments.
+
+    Examples:
+        >>> run = mbx.train_fn("gymnax:Pendulum-v1", steps=5_000)  # doctest: +SKIP
+        >>> trained = jax.jit(jax.vmap(run))(jnp.arange(4))  # doctest: +SKIP
+    """
+    return pure.make_train(_values(environment, config, steps, settings), axis_name)
+
+
+def _values(
+    environment: Any,
+    config: str | Mapping[str, Any],
+    steps: int | None,
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The configuration that the arguments of `train` stand for."""
+    values = presets.load(config).to_dict() if isinstance(config, str) else _copy(config)
+    if isinstance(environment, str):
+        values["env"]["name"] = environment
+    else:
+        values["env"]["name"], values["env"]["kwargs"] = own.name_of(environment)
+    if steps is not None:
+        values["train"]["steps"] = steps
+    for name, value in settings.items():
+        _change(values, name, value)
+    return values
 
 
 def default_workdir(config: Mapping[str, Any]) -> str:
