@@ -89,6 +89,9 @@ class Env:
         (), "parts of a dictionary of observations that are seen, a,b; empty: all but privileged_*"
     )
     num_envs: int = setting(4, "environments stepped together", at_least=1)
+    workers: int = setting(
+        0, "processes that step gym: and dmc: environments, for slow ones; 0: none, one by one"
+    )
     action_repeat: int = setting(0, "environment steps of an agent step; 0: the suite's default")
     episode_length: int = setting(0, "agent steps of an episode; 0: the task's own limit")
     pad_to: tuple[int, ...] = setting(

@@ -36,6 +36,7 @@ from mbx.envs.base import (
 )
 from mbx.envs.host import SteppedEnvironment
 from mbx.envs.own import EnvironmentFailure
+from mbx.envs.parallel import ParallelEnvironment
 from mbx.envs.raw_check import check_raw
 from mbx.envs.render import NoRenderer, Renderer
 
@@ -115,6 +116,7 @@ def make(
     metrics: Sequence[str] = (),
     observe: Sequence[str] = (),
     film: bool = False,
+    workers: int = 0,
     **extra: Any,
 ) -> Environment:
     """The environment `SUITE:TASK`, `num_envs` times.
@@ -130,6 +132,7 @@ def make(
         metrics: numbers of `info` that are averaged over episodes, of the suite gym.
         observe: parts of observations that are dictionaries; empty: all but privileged ones.
         film: a host environment that draws itself (`SteppedEnvironment.render`).
+        workers: processes that step a host environment; 0: this one does.
         **extra: what a suite understands besides.
 
     Raises:
@@ -160,6 +163,11 @@ def make(
             f"env.metrics={tuple(metrics)}: {name} has no `info`, only gym: has; a RawEnvironment "
             "names its metrics itself"
         )
+    if workers and not (isinstance(suite, Suite) and suite.host is not None):
+        raise ValueError(
+            f"env.workers={workers}: {name} is not stepped by processes, only single tasks on the "
+            "host are (gym:, dmc:): leave it 0"
+        )
     if not isinstance(suite, Suite):
         check_no_parts(name, observe)
         with _names_missing_package(name):
@@ -175,11 +183,36 @@ def make(
             if not isinstance(_SUITES[suite_name], str) or own.is_own(name):
                 check_raw(raw)
             return episodic(raw, num_envs, observe=observe, **options)
-        seeds = np.random.SeedSequence(seed).generate_state(num_envs)
-        load = suite.film if film and suite.film else suite.host
+    more = dict(metrics=list(metrics), observe=list(observe), **options)
+    if workers and not film:
+        plain = dict(more, kwargs=dict(kwargs or {}))
+        return ParallelEnvironment(name, num_envs, workers, seed=seed, options=plain)
+    seeds = np.random.SeedSequence(seed).generate_state(num_envs)
+    return make_share(name, seeds, seed=seed, kwargs=kwargs, film=film, **more)
+
+
+def make_share(
+    name: str,
+    seeds: Sequence[int],
+    *,
+    seed: int | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    film: bool = False,
+    **options: Any,
+) -> SteppedEnvironment:
+    """A host environment of a task a seed, stepped in this process.
+
+    Args:
+        seeds: of the tasks.
+        seed: of their first episodes; None: they wait for their `reset`.
+        name, kwargs, film, **options: as of `make`, complete.
+    """
+    suite_name, _, task = name.partition(":")
+    suite = _load(suite_name)
+    load = suite.film if film and suite.film else suite.host
+    with _names_missing_package(name, suite.extra):
         tasks = [load(task, int(one), **(kwargs or {})) for one in seeds]
-    more = dict(metrics=metrics, observe=observe)
-    return SteppedEnvironment(name, tasks, seed=seed, **more, **options)
+    return SteppedEnvironment(name, tasks, seed=seed, **options)
 
 
 def make_renderer(name: str) -> Renderer:

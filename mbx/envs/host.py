@@ -78,7 +78,7 @@ class SteppedEnvironment(HostEnvironment):
         *,
         action_repeat: int = 1,
         episode_length: int | None = None,
-        seed: int = 0,
+        seed: int | None = 0,
         metrics: Sequence[str] = (),
         observe: Sequence[str] = (),
     ) -> None:
@@ -121,13 +121,17 @@ class SteppedEnvironment(HostEnvironment):
         self._tasks = list(tasks)
         self._length = np.zeros(self.num_envs, np.int32)
         self._return = np.zeros(self.num_envs, np.float32)
-        self.reset(seed)
+        if seed is not None:
+            self.reset(seed)
 
     def reset(self, seed: int) -> np.ndarray:
+        return self.reset_each(np.random.SeedSequence(seed).generate_state(self.num_envs))
+
+    def reset_each(self, seeds: Sequence[int]) -> np.ndarray:
+        """Start a new episode in every environment, each from its own seed."""
         self._length[:], self._return[:] = 0, 0.0
         for values in self._metrics.values():
             values[:] = 0.0
-        seeds = np.random.SeedSequence(seed).generate_state(self.num_envs)
         self._obs = np.stack(
             [self._join(task.reset(int(s))) for task, s in zip(self._tasks, seeds, strict=True)]
         )

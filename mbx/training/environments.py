@@ -30,6 +30,7 @@ def make_environment(
         kwargs=env.kwargs,
         metrics=_names(env.metrics),
         observe=_names(env.observe),
+        workers=env.workers if num_envs > 1 else 0,  # one alone is not worth a process
         film=film,
         **several,
         **settings.environment_options(training),

@@ -1,0 +1,188 @@
+"""Host environments stepped by several processes: `env.workers`, for slow simulators.
+
+Every worker is a process of its own (`mbx.envs.worker`) that steps a share of the environments one
+after the other, while the others step theirs. Seeds and snapshots are those of the environments, so
+that a run with workers is the run without them, bit for bit, and either resumes the other.
+Messages are plain data (`mbx.envs.snapshot`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from mbx import extensions
+from mbx.envs import snapshot
+from mbx.envs.base import EnvSpec, HostEnvironment, Timestep
+from mbx.envs.own import EnvironmentFailure
+from mbx.types import Part
+
+_PATIENCE = 5.0  # seconds that a worker has to end
+
+
+class InWorker(RuntimeError):
+    """An error in a worker: its traceback there."""
+
+
+class ParallelEnvironment(HostEnvironment):
+    """`num_envs` tasks as one `HostEnvironment`, stepped by worker processes.
+
+    Args:
+        name: SUITE:TASK, found again by every worker.
+        num_envs: E.
+        workers: processes, at most E.
+        seed: of the tasks, and of their first episodes.
+        options: further arguments of `mbx.envs.make`, plain data.
+
+    Raises:
+        What making one environment raises.
+        EnvironmentFailure: where a worker, or the environment's own code in it, fails; also later.
+    """
+
+    def __init__(
+        self, name: str, num_envs: int, workers: int, *, seed: int = 0, options: Mapping[str, Any]
+    ) -> None:
+        self.num_envs = num_envs
+        shares = np.array_split(np.arange(num_envs), min(workers, num_envs))
+        self._shares = [slice(int(one[0]), int(one[-1]) + 1) for one in shares]
+        seeds = np.random.SeedSequence(seed).generate_state(num_envs)
+        self._workers: list[_Worker] = []
+        self._end = weakref.finalize(self, _close, self._workers)
+        try:
+            for _ in self._shares:
+                self._workers.append(_Worker(name))
+            for worker, share in zip(self._workers, self._shares, strict=True):
+                given = dict(options, name=name, seeds=[int(one) for one in seeds[share]])
+                worker.ask("make", given)
+            found = [worker.answer() for worker in self._workers][0]
+            parts = tuple(Part(*one) for one in found.pop("parts"))
+            found["obs_dtype"] = np.dtype(found["obs_dtype"]).type
+            self.spec = EnvSpec(**found, parts=parts)
+            self.reset(seed)
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self, seed: int) -> np.ndarray:
+        seeds = np.random.SeedSequence(seed).generate_state(self.num_envs)
+        return np.concatenate(self._all("reset", [seeds[share] for share in self._shares]))
+
+    def step(self, action: np.ndarray) -> Timestep:
+        action = np.asarray(action)
+        steps = [
+            Timestep(**found)
+            for found in self._all("step", [action[share] for share in self._shares])
+        ]
+        fields = [np.concatenate(each) for each in zip(*(one[:-1] for one in steps), strict=True)]
+        metrics = {
+            name: np.concatenate([one.metrics[name] for one in steps]) for name in steps[0].metrics
+        }
+        return Timestep(*fields, metrics)
+
+    def get_state(self) -> bytes | None:
+        found = self._all("get_state")
+        if any(one is None for one in found):
+            return None
+        saved = [snapshot.decode(one) for one in found]
+        whole: dict[str, Any] = {"tasks": [task for one in saved for task in one["tasks"]]}
+        whole |= {name: np.concatenate([o[name] for o in saved]) for name in ("length", "return")}
+        if "metrics" in saved[0]:
+            whole["metrics"] = {
+                name: np.concatenate([one["metrics"][name] for one in saved], axis=1)
+                for name in saved[0]["metrics"]
+            }
+        return snapshot.encode(whole)
+
+    def set_state(self, snapshot_: bytes) -> None:
+        with snapshot.understood(f"a snapshot of something else than {self.spec.name}"):
+            saved = snapshot.decode(snapshot_)
+            if len(saved["tasks"]) != self.num_envs:
+                raise ValueError(f"it is of {len(saved['tasks'])} environments")
+            given = []
+            for share in self._shares:
+                one = {name: saved[name][share] for name in ("tasks", "length", "return")}
+                if "metrics" in saved:
+                    one["metrics"] = {n: x[:, share] for n, x in saved["metrics"].items()}
+                given.append(snapshot.encode(one))
+        self._all("set_state", given)
+
+    def close(self) -> None:
+        self._end()
+
+    def _all(self, what: str, given: Sequence[Any] | None = None) -> list[Any]:
+        """Ask all workers at once, each with its share; their answers in order."""
+        for i, worker in enumerate(self._workers):
+            worker.ask(what, None if given is None else given[i])
+        return [worker.answer() for worker in self._workers]
+
+
+def _close(workers: list[_Worker]) -> None:
+    while workers:
+        workers.pop().close()
+
+
+class _Worker:
+    """A process, and the line to it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        here, there = socket.socketpair()
+        places = [path or os.getcwd() for path in sys.path]
+        # Out of reach of a signal to this process's group: the end of the line ends it.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "mbx.envs.worker", str(there.fileno()), *extensions.flags()],
+            pass_fds=[there.fileno()],
+            env=dict(os.environ, PYTHONPATH=os.pathsep.join(places), JAX_PLATFORMS="cpu"),
+            start_new_session=True,
+        )
+        there.close()
+        self._line = Connection(here.detach())
+
+    def ask(self, what: str, given: Any = None) -> None:
+        try:
+            self._line.send_bytes(snapshot.encode([what, given]))
+        except OSError as error:
+            raise self._gone() from error
+
+    def answer(self) -> Any:
+        """What it found. Raises what it met, with its traceback."""
+        try:
+            kind, found = snapshot.decode(self._line.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise self._gone() from error
+        if kind == "found":
+            return found
+        cause = InWorker("in a worker\n" + found["traceback"])
+        known = getattr(builtins, kind, EnvironmentFailure)
+        if kind == "NoRenderer" or not (isinstance(known, type) and issubclass(known, Exception)):
+            known = EnvironmentFailure
+        raise known(found["message"]) from cause
+
+    def _gone(self) -> EnvironmentFailure:
+        code = self._process.poll()
+        if code is None:
+            try:
+                code = self._process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                code = "none yet"
+        return EnvironmentFailure(
+            f"env.name={self._name!r}: a worker of env.workers ended (exit code {code}; negative: "
+            "a signal); what it wrote stands above, env.workers=0 steps in one process"
+        )
+
+    def close(self) -> None:
+        self._line.close()
+        try:
+            self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

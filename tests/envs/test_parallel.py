@@ -1,0 +1,166 @@
+"""Environments stepped by worker processes: the same numbers, errors with their traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import train
+from mbx import envs
+from mbx.envs import parallel, worker
+
+SOURCE = textwrap.dedent(
+    """
+    import os, time
+    import gymnasium, numpy as np
+    from gymnasium.spaces import Box
+
+    class Drift(gymnasium.Env):
+        max_episode_steps = 5
+        action_space = Box(-1, 1, (1,))
+        observation_space = Box(-9, 9, (2,))
+
+        def __init__(self, seconds=0.0, fails_at=None, dies_at=None):
+            self.seconds, self.fails_at, self.dies_at = seconds, fails_at, dies_at
+            self.count = 0
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.x = self.np_random.normal(size=2)
+            return self.x.astype(np.float32), {}
+
+        def step(self, action):
+            self.count += 1
+            if self.count == self.fails_at:
+                return {}["level"]
+            if self.count == self.dies_at:
+                os._exit(3)
+            time.sleep(self.seconds)
+            self.x = self.x + 0.1 * action[0] + 0.3 * self.np_random.normal(size=2)
+            far = float(abs(self.x[0]))
+            return self.x.astype(np.float32), -far, far > 1.5, False, {"far": far}
+    """
+)
+
+
+@pytest.fixture(scope="module")
+def name(tmp_path_factory):
+    path = tmp_path_factory.mktemp("parallel") / "drift.py"
+    path.write_text(SOURCE)
+    return f"gym:{path}:Drift"
+
+
+class InThread:
+    """A worker in a thread of this process, in the place of `subprocess.Popen`."""
+
+    def __init__(self, command, *, pass_fds, env, start_new_session):
+        assert command[1:3] == ["-m", "mbx.envs.worker"] and start_new_session
+        assert env["JAX_PLATFORMS"] == "cpu" and os.getcwd() in env["PYTHONPATH"].split(os.pathsep)
+        line = str(os.dup(pass_fds[0]))
+        self._thread = threading.Thread(target=worker.main, args=([line],), daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout=None):
+        self._thread.join(timeout)
+        assert not self._thread.is_alive()
+
+
+def threads(monkeypatch):
+    monkeypatch.setattr(parallel.subprocess, "Popen", InThread)
+
+
+def same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, tuple(one), tuple(other))
+
+
+def actions(steps, num):
+    return np.random.default_rng(0).uniform(-1, 1, (steps, num, 1))
+
+
+def test_workers_make_the_same_steps_and_snapshots(name, monkeypatch):
+    threads(monkeypatch)
+    options = dict(seed=3, metrics=["far"], action_repeat=2)
+    alone, shared = (envs.make(name, 5, workers=num, **options) for num in (0, 2))
+    assert alone.spec == shared.spec and len(shared._workers) == 2
+    np.testing.assert_array_equal(alone.reset(7), shared.reset(7))
+    ends = 0
+    for action in actions(9, 5):
+        step = alone.step(action)
+        same(step, shared.step(action))
+        ends += int((step.terminated | step.truncated).sum())
+    assert ends >= 10
+    snapshot = shared.get_state()
+    assert snapshot == alone.get_state()
+    # Either continues the other, also with another number of workers.
+    more, fewer = envs.make(name, 5, workers=9, **options), envs.make(name, 5, **options)
+    assert len(more._workers) == 5
+    more.set_state(snapshot)
+    fewer.set_state(snapshot)
+    for action in actions(9, 5):
+        step = alone.step(action)
+        same(step, more.step(action))
+        same(step, fewer.step(action))
+    with pytest.raises(ValueError, match="a snapshot of something else than gym:"):
+        envs.make(name, 2, workers=2).set_state(snapshot)
+    more.close()
+    shared.close()
+    shared.close()
+
+
+def test_what_fails_in_a_worker_comes_with_its_traceback(name, monkeypatch):
+    threads(monkeypatch)
+    environment = envs.make(name, 2, workers=2, kwargs={"fails_at": 8})
+    with pytest.raises(envs.EnvironmentFailure, match=r"step\(\) raised KeyError: 'level'") as e:
+        for action in actions(9, 2):
+            environment.step(action)
+    words = train.in_words(e.value)
+    assert 'return {}["level"]' in words
+    assert words.splitlines()[-1].startswith(f"error: env.name={name!r}")
+    environment.close()
+    with pytest.raises(ValueError, match="takes .*got an unexpected keyword argument 'mass'"):
+        envs.make(name, 2, workers=2, kwargs={"mass": 1.0})
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        envs.make(name + "/none.py:X", 2, workers=2)
+
+
+@pytest.mark.parametrize(
+    "name", ["gymnax:Pendulum-v1", "multi:gym:Pendulum-v1+dmc:cartpole-balance"]
+)
+def test_workers_are_for_single_tasks_on_the_host(name):
+    with pytest.raises(
+        ValueError, match=rf"env.workers=2: {name.replace('+', '.')} is not stepped"
+    ):
+        envs.make(name, 2, workers=2)
+
+
+@pytest.mark.slow
+def test_processes_share_the_time_of_a_slow_simulator_and_their_end_is_told(name):
+    took, steps = {}, {}
+    for workers in (0, 4):
+        environment = envs.make(name, 8, workers=workers, kwargs={"seconds": 0.005}, seed=1)
+        began, steps[workers] = time.perf_counter(), []
+        for action in actions(40, 8):
+            steps[workers].append(environment.step(action))
+        took[workers] = time.perf_counter() - began
+        environment.close()
+    for one, other in zip(*steps.values(), strict=True):
+        same(one, other)
+    print({workers: f"{1e3 * seconds / 40:.1f} ms a step" for workers, seconds in took.items()})
+    assert took[4] < 0.5 * took[0]
+    environment = envs.make(name, 2, workers=2, kwargs={"dies_at": 8})
+    with pytest.raises(envs.EnvironmentFailure, match=r"a worker .* ended \(exit code 3; negative"):
+        for action in actions(9, 2):
+            environment.step(action)
+    environment.close()
+    environment = envs.make(name, 2, workers=2)
+    os.kill(environment._workers[0]._process.pid, signal.SIGKILL)
+    with pytest.raises(envs.EnvironmentFailure, match=r"ended \(exit code -9"):
+        environment.reset(0)
+    environment.close()
