@@ -65,7 +65,7 @@ TESTS = {
     "heads": "test_heads",
     "world_model": "test_networks|test_tasks|agents/test_tdmpc_(keys|losses|golden|ensembles)",
     "agents/dreamer/diagnostics": "agents/test_dreamer_diagnostics",
-    "agents/dreamer/.*": "agents/test_dreamer(_edges|_rows|_rssm|_golden|_sequences)?",
+    "agents/dreamer/.*": "agents/test_dreamer(_initial|_edges|_rows|_rssm|_golden|_sequences)?",
     "agents/tdmpc/diagnostics": "agents/test_tdmpc_diagnostics",
     "agents/tdmpc/.*": "agents/test_tdmpc(_losses|_options|_plans|_ensembles|_golden|_keys)?",
     "agents/empo/.*": "agents/test_empo(_stored|_settings)?",

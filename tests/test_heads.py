@@ -83,6 +83,36 @@ def test_losses_of_a_window_are_those_of_numpy(known):
     np.testing.assert_allclose(total, 0.25 * losses["heads/toy"])
 
 
+def test_networks_are_made_for_one_transition_of_one_environment(known):
+    """A head may join any fields of a window, so their shapes go together already there."""
+    seen = []
+
+    class Noting(Scale):
+        def init(self, key, window):
+            seen.append(window)
+            return {"params": {}}
+
+    heads.register("toy", head(network=lambda spec: Noting(), inputs=lambda w: (w,)))
+    made = heads.make_heads({"toy": None}, SPEC)
+    assert made.init(jax.random.key(0), 5, (3, 4)) == {"toy": {}} and made.coefs == {"toy": 2.0}
+    assert {name: x.shape for name, x in seen[0]._asdict().items()} == dict(
+        obs=(2, 1, 3, 4),
+        encoded=(2, 1, 5),
+        latents=(2, 1, 5),
+        action=(1, 1, SPEC.action_dim),
+        reward=(1, 1),
+        terminated=(1, 1),
+        mask=(1, 1),
+    )
+    assert float(seen[0].mask[0, 0]) == 1.0 and not np.any(seen[0].terminated)
+
+
+def test_the_mean_over_no_transition_is_zero():
+    x = jnp.asarray([[2.0, 4.0]])
+    assert float(heads.masked_mean(x, jnp.zeros((1, 2)))) == 0.0
+    assert float(heads.masked_mean(x, jnp.ones((1, 2)))) == 3.0
+
+
 def test_the_gradient_reaches_the_encoder_and_no_target(known):
     heads.register("toy", head(target=lambda w: w.encoded[1:, :, :2]))
     settings, batch = make_settings(), make_batch()

@@ -130,6 +130,8 @@ def test_what_it_does_not_take(workdir, planning):
 def test_units_of_discrete_actions_and_of_none():
     choice = SPEC._replace(discrete=True, action_low=(1.0,), action_high=())
     assert policy.in_units(choice, jnp.eye(2)[::-1]).tolist() == [2, 1]
+    choice = choice._replace(action_low=())  # numbered from 0
+    assert policy.in_units(choice, jnp.eye(2)[::-1]).tolist() == [1, 0]
     plain = SPEC._replace(action_low=(), action_high=())
     assert policy.in_units(plain, jnp.full((1, 2), 3.0)).tolist() == [[1.0, 1.0]]
 
