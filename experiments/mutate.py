@@ -63,7 +63,7 @@ TESTS = {
     "successors": "test_successors",
     "replay.*": "test_replay.*",
     "heads": "test_heads",
-    "world_model": "test_networks|test_tasks|agents/test_tdmpc_(keys|losses|golden|ensembles)",
+    "world_model": "test_world_model|test_networks|test_tasks",
     "agents/dreamer/diagnostics": "agents/test_dreamer_diagnostics",
     "agents/dreamer/.*": "agents/test_dreamer(_initial|_edges|_rows|_rssm|_golden|_sequences)?",
     "agents/tdmpc/diagnostics": "agents/test_tdmpc_diagnostics",

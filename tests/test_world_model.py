@@ -1,0 +1,319 @@
+"""The world model written again in NumPy: what enters each network, and what its output becomes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import tasks, world_model
+from mbx.world_model import WorldModelConfig
+
+SIZES = dict(enc_dim=6, mlp_dim=5, latent_dim=4, simnorm_dim=2, num_bins=5, bin_min=-2, bin_max=2)
+TASKS = tasks.TaskSet(("a", "b"), (2, 1), embedding_dim=3)
+CONFIGS = {
+    "priors": WorldModelConfig(
+        (3,),
+        2,
+        **SIZES,
+        num_values=3,
+        num_dynamics=2,
+        num_rewards=2,
+        num_aux=2,
+        aux_joint=True,
+        prior_scale=0.5,
+        episodic=True,
+        num_enc_layers=3,
+    ),
+    "tasks": WorldModelConfig(
+        (5,),
+        2,
+        **SIZES,
+        num_values=2,
+        num_aux=2,
+        critic="v",
+        policy="tanh_mean",
+        tasks=TASKS,
+        log_std_min=-3.0,
+        log_std_max=1.0,
+    ),
+}
+B = 4
+
+
+def mish(x):
+    return x * np.tanh(np.log1p(np.exp(x)))
+
+
+def normed(p, x):
+    x = x @ p["dense"]["kernel"] + p["dense"]["bias"]
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    return x * p["norm"]["scale"] + p["norm"]["bias"]
+
+
+def hidden(p, x):
+    for name in sorted(name for name in p if name.startswith("layer_")):
+        x = mish(normed(p[name], x))
+    return x
+
+
+def linear(p, x):
+    """A network with a plain last layer."""
+    return hidden(p, x) @ p["out"]["kernel"] + p["out"]["bias"]
+
+
+def softmax(x):
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+def simplex(x):
+    x = np.exp(x.reshape(*x.shape[:-1], -1, 2))
+    return (x / x.sum(-1, keepdims=True)).reshape(*x.shape[:-2], -1)
+
+
+def prior(p, x):
+    for i in range(3):
+        x = x @ p[f"layer_{i}"]["kernel"] + p[f"layer_{i}"]["bias"]
+        x = np.maximum(x, 0) if i < 2 else x
+    return 0.5 * x
+
+
+def of_head(params, k):
+    return jax.tree.map(lambda x: x[k], params)
+
+
+class Oracle:
+    """All functions of a model, for latents `[H, B, L]`."""
+
+    def __init__(self, config, params):
+        self.config, self.params = config, params
+        self.bins = np.linspace(-2, 2, 5)
+
+    def encode(self, obs):
+        p, tail = self.params["encoder"], np.zeros((B, 0))
+        if self.config.tasks:
+            one_hot = obs[:, 3:]
+            embedding = one_hot @ self.params["task"]
+            obs = np.concatenate([obs[:, :3], embedding], -1)
+            tail = np.concatenate([embedding, one_hot], -1)
+        return np.concatenate([simplex(normed(p["out"], hidden(p, obs))), tail], -1)
+
+    def mask(self, z):
+        """Task "b" has one action of two."""
+        return np.where(z[..., -1:] == 1, [1.0, 0.0], 1.0) if self.config.tasks else 1.0
+
+    def z(self, z):
+        return z[..., :-2] if self.config.tasks else z
+
+    def joined(self, z, action):
+        action = np.broadcast_to(action, (*z.shape[:-1], 2)) * self.mask(z)
+        return np.concatenate([self.z(z), action], -1)
+
+    def step(self, z, action):
+        found = []
+        for k in range(self.config.num_dynamics):
+            p, x = of_head(self.params["dynamics"], k), self.joined(z, action)[k]
+            main = p.get("main", p)
+            out = normed(main["out"], hidden(main, x))
+            new = simplex(out + (prior(p["prior"], x) if "prior" in p else 0))
+            tail = z[k, :, 4:]
+            found.append(np.concatenate([new, tail], -1))
+        return np.stack(found)
+
+    def distribution(self, name, x):
+        """Logits `[K, ...]` of an ensemble."""
+        found = []
+        for k in range(len(jax.tree.leaves(self.params[name])[0])):
+            p = of_head(self.params[name], k)
+            logits = linear(p.get("main", p), x)
+            if "prior" in p:
+                logits = np.log(self.moved(softmax(logits), prior(p["prior"], x)))
+            found.append(logits)
+        return np.stack(found)
+
+    def moved(self, mass, shift):
+        """Every bin's mass `[..., K]` where it is by `shift` `[..., 1]` further, in real space."""
+        to = np.sign(self.bins) * np.expm1(np.abs(self.bins)) + shift
+        to = np.clip(np.sign(to) * np.log1p(np.abs(to)), -2, 2)
+        # Bins are 1 apart: a mass is shared by those nearer than that.
+        share = np.maximum(0, 1 - np.abs(to[..., None] - self.bins))
+        return (mass[..., None] * share).sum(-2) + 1e-8
+
+    def decode(self, logits):
+        mean = softmax(logits) @ self.bins
+        return np.sign(mean) * np.expm1(np.abs(mean))
+
+    def critic(self, z, action):
+        return self.joined(z, action) if self.config.critic == "q" else self.z(z)
+
+    def policy(self, z):
+        mean, raw = np.split(linear(self.params["policy"], self.z(z)), 2, -1)
+        low, high = self.config.log_std_min, self.config.log_std_max
+        return mean * self.mask(z), (low + (high - low) * (np.tanh(raw) + 1) / 2) * self.mask(z)
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def case(request):
+    """(config, oracle, results, latents `[H, B, L]`, actions `[B, A]`)."""
+    config = CONFIGS[request.param]
+    model = world_model.make_world_model(config)
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda x: rng.normal(0, 0.7, x.shape).astype(np.float32), shapes)
+    obs = rng.normal(size=(B, 3)).astype(np.float32)
+    if config.tasks:
+        obs = np.concatenate([obs, np.eye(2, dtype=np.float32)[[0, 1, 1, 0]]], -1)
+    oracle, action = Oracle(config, params), rng.uniform(-1, 1, (B, 2)).astype(np.float32)
+    zs = np.stack(
+        [
+            oracle.encode(obs + 0.3 * k * (np.arange(obs.shape[1]) < 3))
+            for k in range(config.num_dynamics)
+        ]
+    )
+    if config.episodic:  # some end, some do not
+        logit = linear(params["termination"], zs)
+        params["termination"]["out"]["bias"] -= np.float32(np.median(logit))
+    zs, given = np.float32(zs), None if config.critic == "v" else action
+
+    @jax.jit
+    def everything(params, obs, zs, action):
+        value = params["value"]
+        heads = jnp.asarray([1, 0])
+        given_ = None if given is None else action
+        found = dict(
+            encode=model.encode(params, obs),
+            tile_heads=model.tile_heads(zs[0]),
+            step=model.step(params, zs, action),
+            policy=model.policy(params, zs),
+            reward=model.reward(params, zs, action),
+            reward_mean=model.reward_mean(params, zs, action),
+            value=model.value(value, zs, given_),
+            value_mean=model.value_mean(value, zs, given_),
+            two=world_model.head_values(model, value, zs, given_, heads),
+            all=world_model.head_values(model, value, zs, given_, None) if config.tasks else None,
+            masked=world_model.masked(model, action[None], zs),
+            soft=world_model.continue_prob(model, params, zs, "soft"),
+            hard=world_model.continue_prob(model, params, zs, "hard"),
+            discount=world_model.discount_of(model, (0.9, 0.5) if config.tasks else 0.9, zs),
+        )
+        if config.num_aux:
+            found["aux"] = model.aux_value(params["aux_value"], zs, given_)
+        if config.episodic:
+            found["termination"] = model.termination(params, zs)
+        return found
+
+    return config, oracle, everything(params, obs, zs, action), obs, zs, action
+
+
+def close(a, b, **more):
+    np.testing.assert_allclose(a, b, **(dict(rtol=2e-4, atol=2e-5) | more))
+
+
+def test_latents(case):
+    config, oracle, found, obs, zs, action = case
+    close(found["encode"], oracle.encode(obs))
+    close(found["step"], oracle.step(zs, action))
+    assert found["tile_heads"].shape == (config.num_dynamics, *zs.shape[1:])
+
+
+def test_policies(case):
+    _, oracle, found, _, zs, action = case
+    for ours, wanted in zip(found["policy"], oracle.policy(zs), strict=True):
+        close(ours, wanted)
+    close(found["masked"], action[None] * oracle.mask(zs))
+
+
+def test_rewards_and_values(case):
+    config, oracle, found, _, zs, action = case
+    for name, inputs in (
+        ("reward", oracle.joined(zs, action)),
+        ("value", oracle.critic(zs, action)),
+    ):
+        logits = oracle.distribution(name, inputs)
+        # Mass of a bin that a prior moves away is 1e-8 and its logarithm no number to compare.
+        close(softmax(np.asarray(found[name])), softmax(logits), atol=1e-5)
+        close(found[f"{name}_mean"], oracle.decode(logits), rtol=1e-3, atol=1e-4)
+    if config.tasks:
+        close(found["all"], found["value_mean"])
+    close(found["two"], found["value_mean"][np.array([1, 0])])
+
+
+def test_auxiliary_values(case):
+    config, oracle, found, _, zs, action = case
+    if config.num_aux:
+        logits = oracle.distribution("aux_value", oracle.critic(zs, action))
+        if config.aux_joint:  # one network, [..., G, K]
+            logits = np.moveaxis(logits[0].reshape(*zs.shape[:-1], 2, 5), -2, 0)
+        close(found["aux"], logits)
+
+
+def test_ends_and_discounts(case):
+    config, oracle, found, _, zs, _ = case
+    if config.episodic:
+        logit = linear(oracle.params["termination"], zs)[..., 0]
+        close(found["termination"], logit)
+        close(found["soft"], 1 - 1 / (1 + np.exp(-logit)))
+        np.testing.assert_array_equal(found["hard"], (logit <= 0).astype(np.float32))
+        assert 0 < found["hard"].sum() < found["hard"].size
+    else:
+        assert found["soft"] is None
+    wanted = np.where(zs[..., -1] == 1, 0.5, 0.9) if config.tasks else 0.9
+    close(found["discount"], wanted)
+
+
+def test_samples_of_the_policy():
+    mean, log_std, eps = (
+        np.float32([[0.5, -2.0]]),
+        np.float32([[-0.7, 0.3]]),
+        np.float32([[2.0, -1.5]]),
+    )
+    std = np.exp(log_std)
+    close(world_model._act("squashed", mean, log_std, eps), np.tanh(mean + std * eps))
+    wanted = np.clip(np.tanh(mean) + std * eps, -1, 1)
+    assert wanted[0, 0] == 1.0 and wanted[0, 1] == -1.0
+    close(world_model._act("tanh_mean", mean, log_std, eps), wanted)
+    close(world_model._act("tanh_mean", mean, log_std, eps / 90), np.tanh(mean) + std * eps / 90)
+
+
+def test_what_is_initialised():
+    for name, config in CONFIGS.items():
+        model = world_model.make_world_model(config)
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        wanted = {"encoder", "dynamics", "reward", "policy", "value"}
+        wanted |= {"aux_value"} if config.num_aux else set()
+        wanted |= {"termination"} if config.episodic else set()
+        assert set(shapes) == wanted | ({"task"} if config.tasks else set()), name
+        heads = {"dynamics": config.num_dynamics, "reward": config.num_rewards}
+        heads |= {"value": config.num_values}
+        for part, num in heads.items():
+            assert {x.shape[0] for x in jax.tree.leaves(shapes[part])} == {num}
+        if config.num_aux:
+            out = shapes["aux_value"]["out"]["kernel"].shape
+            assert out == ((1, 5, 10) if config.aux_joint else (2, 5, 5))
+        last = [part["out"]["bias"].shape for part in (shapes["policy"],)]
+        assert last == [(4,)]  # means and deviations of two actions
+
+
+def test_projection_shortens_embeddings_of_tasks_alone():
+    long = {"task": np.float32([[3.0, 4.0], [0.3, 0.4]]), "w": np.float32([9.0])}
+    short = world_model._project(long)
+    close(short["task"], [[0.6, 0.8], [0.3, 0.4]])
+    assert short["w"] is long["w"] and world_model._project({"w": 1}) == {"w": 1}
+
+
+@pytest.mark.parametrize(
+    ("how", "coef", "wanted"),
+    [("mean", 0.0, 2.0), ("min", 0.0, 0.0), ("max", 0.0, 5.0), ("from_std_coef", 0.0, 2.0)],
+)
+def test_dynamics_heads_are_equally_likely(how, coef, wanted):
+    x = jnp.asarray([[1.0, 1.0], [5.0, 5.0], [0.0, 0.0]])
+    np.testing.assert_allclose(world_model.reduce_dynamics(x, how, coef), [wanted, wanted], 1e-6)
+    assert world_model.reduce_dynamics(x[:1], how, coef).tolist() == [1.0, 1.0]
+
+
+def test_heads_are_chosen_without_repetition():
+    assert world_model.choose_heads(jax.random.key(0), 3, 3) is None
+    chosen = {tuple(world_model.choose_heads(jax.random.key(i), 3, 2).tolist()) for i in range(25)}
+    assert chosen == {(a, b) for a in range(3) for b in range(3) if a != b}
