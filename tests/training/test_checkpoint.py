@@ -209,8 +209,9 @@ def test_the_newest_are_kept(tmp_path, open_checkpointer):
 def test_the_best_is_kept_apart(tmp_path, open_checkpointer):
     checkpointer = open_checkpointer(tmp_path, keep=1)
     scores = [(1, -3.0), (2, np.float32(5.0)), (3, 4.0), (4, float("nan")), (5, float("inf"))]
+    scores.append((6, 5.0))  # as good is not better
     kept = [checkpointer.save_best(step, small(step), score) for step, score in scores]
-    assert kept == [True, True, False, False, False]
+    assert kept == [True, True, False, False, False, False]
     for step in (1, 2, 3):
         checkpointer.save(step, {"other": jnp.zeros(step)}, {})
     checkpointer.wait()
@@ -230,6 +231,21 @@ def test_the_best_score_outlives_the_process_and_may_fall_on_a_lower_step(
     assert second.save_best(20, small(20), 7.0)
     second.wait()
     assert open_checkpointer(tmp_path).restore_best(small(0))[0]["x"][0] == 20
+
+
+def test_a_best_of_steps_that_are_made_again_has_to_be_beaten_no_more(tmp_path, open_checkpointer):
+    checkpointer = open_checkpointer(tmp_path)
+    assert Checkpointer.saved_steps(str(tmp_path / "absent")) == []
+    checkpointer.resume_at(10, 99.0)  # there is none yet
+    assert checkpointer.save_best(30, small(30), 5.0)
+    checkpointer.resume_at(30, 1.0)
+    checkpointer.resume_at(40, 1.0)
+    assert not checkpointer.save_best(50, small(50), 4.0)
+    checkpointer.resume_at(20, 1.0)
+    assert not checkpointer.save_best(22, small(22), 0.5)
+    assert checkpointer.save_best(25, small(25), 2.0)
+    checkpointer.wait()
+    assert checkpointer.best_step() == 25 and Checkpointer.saved_steps(str(tmp_path)) == []
 
 
 def test_the_best_is_there_until_a_better_one_is_complete(tmp_path, open_checkpointer, monkeypatch):
