@@ -22,7 +22,7 @@ def test_what_is_broken_is_no_target_and_finite():
     v = jnp.asarray([[[0.5, jnp.inf]], [[0.25, 0.75]]])
     known = jnp.asarray([[True, True], [True, False]])
     made = targets.Targets(q, known, v, jnp.ones((2, 1, 2)), q, q)
-    found, told = targets._without_broken(made, jnp.asarray([True, True]))
+    found, told = jax.jit(targets._without_broken)(made, jnp.asarray([True, True]))
     np.testing.assert_array_equal(found.q_r, [[-2.0, -1.0], [-1.0, -3.0]])
     np.testing.assert_array_equal(found.known, [[True, False], [False, False]])
     np.testing.assert_array_equal(found.v_h_e, [[[0.5, 0.0]], [[0.25, 0.75]]])
@@ -39,7 +39,7 @@ def test_what_is_lost_is_no_target():
     made = targets.Targets(*[jnp.ones((2, 3))] * 6)._replace(
         known=jnp.ones((2, 3), bool), coverage=human.coverage
     )
-    found, told = targets._without_lost(made, lost, human, jnp.ones(2, bool))
+    found, told = jax.jit(targets._without_lost)(made, lost, human, jnp.ones(2, bool))
     np.testing.assert_array_equal(found.known, [[True] * 3, [True, True, False]])
     np.testing.assert_array_equal(found.coverage, [[[1.0, 1.0]], [[1.0, 0.0]]])
     np.testing.assert_allclose(told["lost_targets"], 1 / 6)

@@ -227,7 +227,9 @@ class OnHost(HostEnvironment):
         return Timestep(*jax.device_get(tuple(timestep)))
 
 
+@pytest.mark.slow
 def test_host_loop_equals_the_fused_loop(parts, trained):
+    """Of an agent that only counts: `test_loop_units.py`."""
     _, environment, agent, schedule, _ = parts
     state = fresh(parts)
     keys = [step_keys(state.replace(steps=jnp.int32(2 * i)))[1] for i in range(40)]

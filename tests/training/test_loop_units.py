@@ -5,6 +5,7 @@ What `test_loop.py` sees of whole runs, in programs that compile in a second.
 
 from __future__ import annotations
 
+import functools
 import types
 from fractions import Fraction
 
@@ -16,7 +17,7 @@ import pytest
 
 from mbx import replay
 from mbx.agents.base import Agent, Mean, Store
-from mbx.envs.base import HostEnvironment, JaxEnvironment, Timestep
+from mbx.envs.base import HostEnvironment, JaxEnvironment, Timestep, random_actions
 from mbx.training import learning, loop, state
 from mbx.training.state import Schedule
 from mbx.types import EnvSpec
@@ -129,13 +130,20 @@ ENVIRONMENT = JaxEnvironment(
 )
 
 
-def begun(agent, environment=ENVIRONMENT, **options):
+@functools.cache
+def beginning(agent, environment=ENVIRONMENT, **options):
     return jax.jit(
-        lambda key: state.init_state(agent, environment, key=key, capacity=CAPACITY, **options)
-    )(jax.random.key(3))
+        lambda key, obs: state.init_state(
+            agent, environment, key=key, capacity=CAPACITY, host_obs=obs, **options
+        )
+    )
 
 
-def run_in_python(agent, steps):
+def begun(agent, *args, host_obs=None, **options):
+    return beginning(agent, *args, **options)(jax.random.key(3), host_obs)
+
+
+def run_in_python(steps):
     """What `steps` of the loop must come to: rows by environment, train state, passes, metrics."""
     _, env_key, base = jax.random.split(jax.random.key(3), 3)
     init_key = jax.random.split(jax.random.key(3), 3)[0]
@@ -149,13 +157,10 @@ def run_in_python(agent, steps):
         act_key, step_key, learn_key = jax.random.split(jax.random.fold_in(base, agent_steps), 3)
         act_key, target_key = jax.random.split(act_key)
         if agent_steps < SEED_STEPS:
-            random_key = act_key
-            if agent.after_action:
-                random_key, latent_key = jax.random.split(act_key)
-                actor = np.where(first, 0.0, actor) + 1.0
+            random_key, _ = jax.random.split(act_key)
+            actor = np.where(first, 0.0, actor) + 1.0
             action = np.asarray(jax.random.uniform(random_key, (E, A), minval=-1.0, maxval=1.0))
-            if agent.after_action:
-                actor = actor + action[:, 0]
+            actor = actor + action[:, 0]
         else:
             actor = np.where(first, 0.0, actor) + 1.0
             action = np.stack([np.full(E, num(act_key)), obs[:, 0], actor], -1)
@@ -204,17 +209,16 @@ def run_in_python(agent, steps):
             drawn += float(num(jax.random.fold_in(update_key, j))) * params
             sums["loss"] += params
         sums["updates"] += due
-        if agent.store:
-            count, chunks = 0, []
-            if agent_steps < SEED_STEPS <= after:
-                count = -(-sum(map(len, rows)) // BATCH)
-                chunks = list(range(count))
-            elif after >= MIN_STEP:
-                count = params // EVERY - old // EVERY
-                chunks = [-1] * count
-            for j, chunk in enumerate(chunks):
-                passes.append((chunk, float(num(jax.random.fold_in(reanalyze_key, j)))))
-            sums["passes"] += count
+        count, chunks = 0, []
+        if agent_steps < SEED_STEPS <= after:
+            count = -(-sum(map(len, rows)) // BATCH)
+            chunks = list(range(count))
+        elif after >= MIN_STEP:
+            count = params // EVERY - old // EVERY
+            chunks = [-1] * count
+        for j, chunk in enumerate(chunks):
+            passes.append((chunk, float(num(jax.random.fold_in(reanalyze_key, j)))))
+        sums["passes"] += count
     return types.SimpleNamespace(
         rows=rows,
         params=params,
@@ -233,21 +237,16 @@ def run_in_python(agent, steps):
 STEPS = 11
 
 
-@pytest.fixture(scope="module", params=["plain", "full"])
-def both(request):
-    agent = PLAIN if request.param == "plain" else FULL
-    interval = loop.make_interval(agent, ENVIRONMENT, SCHEDULE, length=STEPS)
-    end, sums = interval(begun(agent))
-    return (
-        agent,
-        jax.device_get(end.replace(key=jax.random.key_data(end.key))),
-        sums,
-        run_in_python(agent, STEPS),
-    )
+@pytest.fixture(scope="module")
+def whole():
+    """(the state after a run, its summed metrics, what plain Python says)."""
+    end, sums = loop.make_interval(FULL, ENVIRONMENT, SCHEDULE, length=STEPS)(begun(FULL))
+    end = jax.device_get(end.replace(key=jax.random.key_data(end.key)))
+    return end, sums, run_in_python(STEPS)
 
 
-def test_what_a_run_comes_to(both):
-    agent, end, _, wanted = both
+def test_what_a_run_comes_to(whole):
+    end, _, wanted = whole
     assert int(end.steps) == E * STEPS and int(end.updates) == wanted.params == end.train.params
     assert int(end.update_debt) == wanted.debt * 4
     np.testing.assert_allclose(end.train.drawn, wanted.drawn, rtol=1e-5)
@@ -257,8 +256,8 @@ def test_what_a_run_comes_to(both):
     np.testing.assert_array_equal(end.key, jax.random.key_data(wanted.base))
 
 
-def test_rows_are_those_of_the_steps(both):
-    agent, end, _, wanted = both
+def test_rows_are_those_of_the_steps(whole):
+    end, _, wanted = whole
     for e in range(E):
         assert end.replay.size[e] == len(wanted.rows[e])
         for i, row in enumerate(wanted.rows[e]):
@@ -268,11 +267,8 @@ def test_rows_are_those_of_the_steps(both):
                     np.testing.assert_allclose(x, row[name], rtol=1e-5, err_msg=f"{name} {e} {i}")
 
 
-def test_targets_and_passes_are_made_when_they_are_due(both):
-    agent, end, sums, wanted = both
-    if agent.store is None:
-        assert "passes" not in sums
-        return
+def test_targets_and_passes_are_made_when_they_are_due(whole):
+    end, sums, wanted = whole
     values = end.replay.targets.values
     assert [c for c, _ in wanted.passes if c >= 0] == [0, 1] and wanted.sums["passes"] > 6
     for e in range(E):
@@ -290,8 +286,8 @@ def test_targets_and_passes_are_made_when_they_are_due(both):
     assert int(sums["passes"]) == wanted.sums["passes"]
 
 
-def test_metrics_are_sums_and_summaries_means(both):
-    _, _, sums, wanted = both
+def test_metrics_are_sums_and_summaries_means(whole):
+    _, sums, wanted = whole
     expected = wanted.sums
     for name in ("updates", "faults", "episodes"):
         assert float(sums[name]) == expected[name]
@@ -330,17 +326,17 @@ class OnHost(HostEnvironment):
         return jax.device_get(timestep)
 
 
-@pytest.mark.parametrize("both", ["full"], indirect=True)
-def test_a_host_environment_gives_the_same_run(both):
-    agent, fused, sums, _ = both
-    now = begun(agent)
-    keys = [state.step_keys(now.replace(steps=jnp.int32(E * i)))[1] for i in range(STEPS)]
+def test_a_host_environment_gives_the_same_run(whole):
+    fused, sums, _ = whole
+    now = begun(FULL)
+    keys_at = jax.jit(lambda i: state.step_keys(now.replace(steps=i))[1])
+    keys = [keys_at(jnp.int32(E * i)) for i in range(STEPS)]
     obs = np.asarray(now.obs)
     host = OnHost(keys)
-    start = begun(agent, host, host_obs=obs)
+    start = begun(FULL, host, host_obs=obs)
     assert start.env is None
     # The same programs' parts may round otherwise.
-    end, told = loop.make_host_interval(agent, host, SCHEDULE, length=STEPS)(start)
+    end, told = loop.make_host_interval(FULL, host, SCHEDULE, length=STEPS)(start)
     for x, y in zip(jax.tree.leaves(end.replay), jax.tree.leaves(fused.replay), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5)
     np.testing.assert_allclose(end.train.drawn, fused.train.drawn, rtol=1e-5)
@@ -353,10 +349,23 @@ def test_learning_without_acting_counts_steps_of_all_environments():
     start = begun(PLAIN)
     interval = learning.make_offline_interval(PLAIN, SCHEDULE, length=STEPS)
     end, sums = interval(start)
+    assert "passes" not in sums
     done = E * STEPS - SEED_STEPS  # agent steps after the seed phase
     expected = PRETRAIN + int(done * Fraction(3, 4))
     assert int(end.steps) == E * STEPS and int(end.updates) == expected
     assert float(sums["update/rows"]) == 0.0 and int(end.update_debt) == done * 3 % 4
+
+
+def test_an_agent_without_targets_or_memory_of_actions_acts_at_random_then_itself():
+    select = jax.jit(loop.make_select_action(PLAIN, SCHEDULE, E, SPEC))
+    start, key = begun(PLAIN), jax.random.key(9)
+    own = jax.random.split(key)[0]
+    action, actor, made = select(start.replace(steps=jnp.int32(SEED_STEPS - 1)), key)
+    np.testing.assert_array_equal(action, random_actions(SPEC, own, E))
+    assert made is None and not np.any(actor)
+    action, actor, made = select(start.replace(steps=jnp.int32(SEED_STEPS)), key)
+    np.testing.assert_allclose(action[:, 0], number(own), rtol=1e-6)
+    assert made is None and actor.tolist() == [1.0, 1.0]
 
 
 def test_an_update_that_writes_has_its_replay_kept():

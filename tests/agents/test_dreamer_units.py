@@ -1,0 +1,115 @@
+"""Small parts of Dreamer's losses and diagnostics by hand, which compile nothing."""
+
+from __future__ import annotations
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx.agents.dreamer import diagnostics, world_model
+from mbx.agents.dreamer.types import State
+from tests.agents import dreamer_helpers
+from tests.agents.dreamer_helpers import make_settings
+
+
+@pytest.mark.parametrize("discounted", [False, True])
+def test_the_continue_loss_is_a_cross_entropy(discounted):
+    settings = make_settings(
+        dreamer_helpers.NET, loss=dict(continue_discount=discounted), critic=dict(gamma=0.9)
+    )
+    logit, ends = np.float32([-1.0, 0.5, 2.0]), np.array([True, False, True])
+    target = np.where(ends, 0.0, 0.9 if discounted else 1.0)
+    p = 1 / (1 + np.exp(-logit))
+    wanted = -(target * np.log(p) + (1 - target) * np.log(1 - p))
+    found = world_model.continue_loss(settings, jnp.asarray(logit), jnp.asarray(ends))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_the_sum_of_losses_by_their_coefficients():
+    settings = make_settings(
+        dreamer_helpers.NET, loss=dict(dynamics_coef=3.0, representation_coef=0.5)
+    )
+    losses = {name: np.float32([1.0, 3.0]) for name in ("vector", "dynamics", "representation")}
+    assert float(world_model.scaled_sum(settings, losses)) == 2.0 + 6.0 + 1.0
+
+
+def test_errors_of_predictions_by_the_steps_imagined():
+    """Two rows of context; the second sequence leaves its episode with row 4."""
+    truth = np.zeros((8, 2, 2))
+    prediction = np.arange(8.0)[:, None, None] * np.array([[[1.0, 1.0], [2.0, 0.0]]])
+    inside = np.ones((8, 2), bool)
+    inside[4:, 1] = False
+    # Mean squares: t^2 and 2 t^2.
+    assert diagnostics._errors(truth, prediction, inside, 2) == {1: 6.0, 5: 36.0, 6: 49.0}
+    inside[7] = False
+    assert diagnostics._errors(truth, prediction, inside, 2)[6] == 0.0
+    many = np.ones((30, 1), bool)
+    assert list(diagnostics._errors(np.zeros((30, 1, 1)), np.ones((30, 1, 1)), many, 5)) == [
+        1,
+        5,
+        15,
+    ]
+
+
+def test_the_context_is_half_a_sequence_at_most():
+    lengths = {1: 1, 2: 1, 3: 1, 6: 3, 1000: diagnostics.CONTEXT}
+    for length, wanted in lengths.items():
+        settings = types.SimpleNamespace(loss=types.SimpleNamespace(batch_length=length))
+        assert diagnostics._context(settings) == wanted
+
+
+def test_open_loops_draw_from_streams_of_their_own(monkeypatch):
+    """What is drawn: the sequences, latents of the context, latents of the dream."""
+    length, seen = 6, {}
+    settings = types.SimpleNamespace(
+        model=types.SimpleNamespace(stoch=2, image_scale=1.0),
+        loss=types.SimpleNamespace(batch_length=length),
+    )
+    num = diagnostics.BATCH
+    obs = np.zeros((length, num, 1), np.float32)
+    actions = np.arange(length, dtype=np.float32)[:, None, None] * np.ones((1, num, 1))
+    first = np.zeros((length, num), bool)
+    first[1, 0] = first[4, 1] = True
+    batch = types.SimpleNamespace(obs={"vector": obs}, action=actions, is_first=first)
+
+    def sample(state, key, *, batch_size, length):
+        assert (batch_size, length) == (num, 7)
+        seen["rows"] = jax.random.uniform(key, (5,))
+        return types.SimpleNamespace(rows=None)
+
+    def observe(net, params, carry, tokens, acted, is_first, draws):
+        assert len(tokens) == len(acted) == len(is_first) == 3 and carry == "stored"
+        seen["context"] = draws
+        states = State(
+            np.arange(3.0)[:, None, None] * np.ones((1, num, 1)), np.zeros((3, num, 2, 4))
+        )
+        return types.SimpleNamespace(states=states)
+
+    def imagine(net, params, start, policy, acted, draws):
+        assert (start.deter == 2.0).all() and policy(None, "action") == "action"
+        assert np.asarray(acted)[:, 0, 0].tolist() == [3.0, 4.0, 5.0, 5.0]
+        seen["dream"] = draws
+        return State(
+            np.arange(2.0, 6.0)[:, None, None] * np.ones((1, num, 1)), np.zeros((4, num, 2, 4))
+        ), None
+
+    monkeypatch.setattr(diagnostics.sequences, "sample", sample)
+    monkeypatch.setattr(diagnostics, "make_batch", lambda settings, rows: (batch, "stored"))
+    monkeypatch.setattr(diagnostics.encoders, "encode", lambda net, params, obs: obs["vector"])
+    monkeypatch.setattr(
+        diagnostics.encoders, "decode", lambda net, params, x: {"vector": x[..., :1]}
+    )
+    monkeypatch.setattr(diagnostics.rssm, "observe", observe)
+    monkeypatch.setattr(diagnostics.rssm, "imagine", imagine)
+    train = types.SimpleNamespace(params={"model": dict.fromkeys(("rssm", "encoder", "decoder"))})
+    key = jax.random.key(0)
+    truth, prediction, inside = diagnostics.open_loop(settings, train, None, key)
+    assert np.asarray(prediction["vector"])[:, 0, 0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert set(truth) == {"vector"} and inside[:, 0].all()  # within the context it is no end
+    assert inside[:, 1].tolist() == [True] * 4 + [False] * 2
+    assert seen["context"].shape == (3, num, 2) and seen["dream"].shape == (3, num, 2)
+    begin = {tuple(np.asarray(x).ravel()[:4].tolist()) for x in seen.values()}
+    assert len(begin) == 3, "two of them are the same random numbers"
