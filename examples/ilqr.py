@@ -6,6 +6,8 @@ Actions are sought that bring a latent to a goal. The model here is a small one 
 nothing; `mbx.training.run.load` hands out a trained one's parameters.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -13,12 +15,14 @@ from mbx import derivatives
 from mbx.world_model import config_for_size, make_world_model
 
 
-def solve(step, cost, final_cost, z, actions, *, iterations=15, damping=1e-4):
+def solve(step, cost, final_cost, z, actions, *, iterations=15):
     """iLQR from latent `z` `[L]`, beginning with `actions` `[T, A]`: those found, and all costs.
 
-    step (z, a) -> next z; cost (z, a) and final_cost (z) -> numbers. Actions stay in [-1, 1].
+    step (z, a) -> next z; cost (z, a) and final_cost (z) -> numbers. Actions stay in [-1, 1]. Of
+    several dampings (Levenberg and Marquardt's: the larger, the shorter a step, along the gradient)
+    each iteration takes the one whose actions cost least; the largest leaves them as they are.
     """
-    shares = jnp.array([0.0, 0.1, 0.3, 0.6, 1.0])  # of the proposed change; 0: stay as it is
+    dampings = jnp.append(10.0 ** jnp.arange(-4.0, 4.0), 1e20)
 
     def follow(z, actions, feedback, planned):
         """Act with feedback on the way planned: total cost, states and actions."""
@@ -31,7 +35,7 @@ def solve(step, cost, final_cost, z, actions, *, iterations=15, damping=1e-4):
         last, (states, actions, costs) = jax.lax.scan(one, z, (actions, feedback, planned))
         return costs.sum() + final_cost(last), states, actions, last
 
-    def backward(carry, x):
+    def backward(damping, carry, x):
         """One step of the Riccati recursion: change `k` and feedback `K` of its action."""
         V, v = carry
         (fz, fa), (cz, ca), ((czz, _), (caz, caa)) = x
@@ -48,10 +52,14 @@ def solve(step, cost, final_cost, z, actions, *, iterations=15, damping=1e-4):
             of_cost = jax.vmap(jax.grad(cost, (0, 1)))(states, actions)
             curvature = jax.vmap(jax.hessian(cost, (0, 1)))(states, actions)
             end = jax.hessian(final_cost)(last), jax.grad(final_cost)(last)
-        xs = of_step, of_cost, curvature
-        change, feedback = jax.lax.scan(backward, end, xs, reverse=True)[1]
-        tried = jax.vmap(lambda s: follow(z, actions + s * change, feedback, states))(shares)
-        return tried[2][jnp.argmin(tried[0])], before
+
+        def propose(damping):
+            xs, riccati = (of_step, of_cost, curvature), functools.partial(backward, damping)
+            change, feedback = jax.lax.scan(riccati, end, xs, reverse=True)[1]
+            return follow(z, actions + change, feedback, states)
+
+        tried = jax.vmap(propose)(dampings)
+        return tried[2][jnp.nanargmin(tried[0])], before
 
     return jax.lax.scan(improve, actions, None, length=iterations)
 

@@ -111,19 +111,25 @@ def test_ilqr_through_a_learned_model_against_finite_differences_and_the_world()
     z, end = model.encode(params, start), model.encode(params, goal)
     of_action, of_end = lambda z, a: 1e-3 * a @ a, lambda z: 100.0 * jnp.sum((z - end) ** 2)
     found, costs = jax.jit(lambda: ilqr.solve(step, of_action, of_end, z, actions, iterations=20))()
-    assert costs[-1] < 0.6 * costs[0]
+    assert costs[-1] < 0.002 * costs[0], costs
     x = start
     for action in found:
         x = world(x, action)
-    assert jnp.linalg.norm(x - goal) < 0.8 * jnp.linalg.norm(start - goal)
+    assert jnp.linalg.norm(x - goal) < 0.1 * jnp.linalg.norm(start - goal)
     both = jax.jit(lambda x: jnp.append(step(x[:16], x[16:]), cost(x[:16], x[16:]) / 10.0))
-    at, size = jnp.append(z, found[0]), 5e-3
+    at = jnp.append(z, found[0])
     with derivatives.forward_mode():
         forward = jax.jit(jax.jacfwd(both))(at)
-    shifts = size * np.eye(18, dtype=np.float32)
-    differences = np.stack([(both(at + s) - both(at - s)) / (2 * size) for s in shifts], -1)
-    assert np.abs(forward).max() > 0.1
-    np.testing.assert_allclose(forward, differences, atol=1e-3, rtol=1e-3)
+
+    def differences(size):
+        shifts = size * np.eye(18, dtype=np.float32)
+        return np.stack([(both(at + s) - both(at - s)) / (2 * size) for s in shifts], -1)
+
+    # Richardson's extrapolation: central differences in float32 alone miss by 1e-3, of their own
+    # curvature where the shift is large, of rounding where it is small.
+    better = (4.0 * differences(1e-2) - differences(2e-2)) / 3.0
+    assert np.abs(forward).max() > 1.0
+    np.testing.assert_allclose(forward, better, atol=1e-3, rtol=0)
 
 
 @pytest.mark.slow
