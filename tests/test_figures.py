@@ -15,8 +15,8 @@ from mbx.training import drawing
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-# Pages of measured learning; the others' tables are of times and of lines of code.
-LEARNING = ("suites", "tdmpc", "dreamer", "empo", "ablations", "learning")
+# Pages whose tables all come from the data.
+MEASURED = ("suites", "tdmpc", "dreamer", "empo", "ablations", "learning", "performance")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_every_file_of_data_says_what_made_it(manifest):
         assert entry["what"] and made, name
 
 
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("name", MEASURED)
 def test_no_table_of_numbers_stands_beside_the_data(name):
     text = (RESULTS / f"{name}.md").read_text()
     names = re.findall(r"<!-- table: ([\w-]+) -->", text)
