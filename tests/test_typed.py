@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import venv
 
 import pytest
 
@@ -44,17 +46,64 @@ def test_every_stable_name_is_there_and_used_by_the_project():
         assert re.search(rf"\b{last}\b", used), f"{module}.{name}"
 
 
-@pytest.mark.slow
-def test_the_project_is_clean_and_every_planted_mistake_is_found():
-    """In pyright's strict mode, in which an unknown type of a name is an error, too."""
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> str:
+    """The interpreter of an environment of its own that has an editable install and what it needs.
+
+    A copy of the checkout is what is installed, since an installation leaves its metadata there.
+    """
+    folder = tmp_path_factory.mktemp("typed")
+    ignore = shutil.ignore_patterns(".git*", "tests", "docs", "*.egg-info", "__pycache__", "runs")
+    shutil.copytree(ROOT, folder / "sources", ignore=ignore)
+    venv.create(folder / "venv", with_pip=True)
+    python = str(folder / "venv" / "bin" / "python")
+    pip_install(python, "-e", str(folder / "sources"))
+    return python
+
+
+def pip_install(python: str, *what: str) -> None:
+    """`pip install`, by pip's own configuration."""
+    command = [python, "-m", "pip", "install", "--quiet", *what]
+    subprocess.run(command, env=environment(), check=True, capture_output=True)
+
+
+def environment() -> dict[str, str]:
+    """The variables of this process without the one that would show the checkout to Python."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def find_pyright(python: str) -> list[str]:
+    """A command that runs pyright: this environment's, the machine's, or else one for `python`."""
     if importlib.util.find_spec("pyright"):
-        pyright = [sys.executable, "-m", "pyright"]
-    elif found := shutil.which("pyright"):
-        pyright = [found]
-    else:
+        return [sys.executable, "-m", "pyright"]
+    if found := shutil.which("pyright"):
+        return [found]
+    try:
+        pip_install(python, "pyright[nodejs]>=1.1.400")
+    except subprocess.CalledProcessError:
         pytest.skip("needs pyright: pip install 'pyright[nodejs]'")
-    command = [*pyright, "--outputjson", "--pythonpath", sys.executable, "-p", str(PROJECT)]
-    report = subprocess.run(command, capture_output=True, text=True, check=False)
+    return [python, "-m", "pyright"]
+
+
+@pytest.mark.slow
+def test_the_project_is_clean_and_every_planted_mistake_is_found(installed, tmp_path):
+    """In pyright's strict mode, in which an unknown type of a name is an error, too.
+
+    The project knows mbx as a user's does: by the environment that has an editable install of it.
+    """
+    for name in ("right.py", "wrong.py"):
+        shutil.copy(PROJECT / name, tmp_path / name)
+    settings = {"typeCheckingMode": "strict"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [*find_pyright(installed), "--outputjson", "--pythonpath", installed]
+    report = subprocess.run(
+        [*command, "-p", str(tmp_path)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     errors = [
         e for e in json.loads(report.stdout)["generalDiagnostics"] if e["severity"] == "error"
     ]
