@@ -17,9 +17,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from mbx import mppi
 from mbx.mppi import Array, MPPIConfig, Plan, Refit, ScoreFn
+from mbx.traced import possible
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +40,12 @@ class ICEMConfig(MPPIConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.noise_beta < 0.0:
+        if not possible(self.noise_beta >= 0.0):
             raise ValueError(f"noise_beta={self.noise_beta}: must be 0 or more")
         for name, most in (("keep_elites", 1.0), ("momentum", 0.999)):
-            if not 0.0 <= getattr(self, name) <= most:
-                raise ValueError(f"{name}={getattr(self, name)}: must lie in 0..{most}")
+            value = getattr(self, name)
+            if not (possible(value >= 0.0) and possible(value <= most)):
+                raise ValueError(f"{name}={value}: must lie in 0..{most}")
 
 
 def cem(
@@ -157,7 +160,7 @@ def icem_with_draws(
     )
 
 
-def noise_matrix(horizon: int, beta: float) -> np.ndarray:
+def noise_matrix(horizon: int, beta: ArrayLike) -> Any:
     """What turns white noise over T steps into noise of power f^-beta, `[T, T]`.
 
     Every step keeps variance 1. The frequency 0 counts as the lowest other one.
@@ -167,9 +170,10 @@ def noise_matrix(horizon: int, beta: float) -> np.ndarray:
         >>> np.diag(matrix @ matrix.T).round(3).tolist()  # the variance of every step
         [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
-    scale = np.maximum(np.arange(horizon // 2 + 1), 1.0) ** (-beta / 2.0)
-    matrix = np.fft.irfft(scale[:, None] * np.fft.rfft(np.eye(horizon), axis=0), horizon, axis=0)
-    return matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
+    own: Any = np if isinstance(beta, int | float) else jnp  # a traced one stays in the program
+    scale = own.maximum(np.arange(horizon // 2 + 1), 1.0) ** (-beta / 2.0)
+    matrix = own.fft.irfft(scale[:, None] * np.fft.rfft(np.eye(horizon), axis=0), horizon, axis=0)
+    return matrix / own.linalg.norm(matrix, axis=1, keepdims=True)
 
 
 def _alike(config: MPPIConfig) -> MPPIConfig:

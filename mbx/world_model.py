@@ -20,12 +20,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from mbx import distributions as dist
 from mbx import networks, observations, returns, successors
 from mbx.heads import Heads
 from mbx.keys import streams
 from mbx.tasks import limit_norm
+from mbx.traced import possible
 from mbx.types import Array, Params
 from mbx.world_model_config import (
     CRITICS,
@@ -456,7 +458,7 @@ def head_values(
     return model.value_mean(used, z, action)
 
 
-def reduce_dynamics(x: Array, how: str, std_coef: float) -> Array:
+def reduce_dynamics(x: Array, how: str, std_coef: ArrayLike) -> Array:
     """Over dynamics heads, `[H, ...] -> [...]`, by "mean", "min", "max" or "from_std_coef".
 
     The heads' next latents are equally likely successors of a state and an action, so their mean is
@@ -468,7 +470,7 @@ def reduce_dynamics(x: Array, how: str, std_coef: float) -> Array:
     """
     if x.shape[0] == 1:
         return jnp.squeeze(x, 0)
-    if how == "mean" or (how == "from_std_coef" and std_coef == 0.0):
+    if how == "mean" or (how == "from_std_coef" and not possible(std_coef != 0.0)):
         x = jnp.moveaxis(x, 0, -1)
         return successors.dense_expectation(x, jnp.full_like(x, 1.0 / x.shape[-1]))
     return returns.reduce_heads(x, how, std_coef)

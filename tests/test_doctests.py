@@ -21,7 +21,7 @@ import mbx
 
 KIT = (
     "returns mppi cem replay distributions networks world_model successors planners heads "
-    "derivatives keys threefry presets power api"
+    "derivatives traced keys threefry presets power api"
 ).split()
 # Where not all that is public is meant for users (docs/interface.md).
 TRAINING = {

@@ -31,6 +31,7 @@ from mbx.agents.tdmpc.update import draw, init_state, update_from_batch
 from mbx.heads import make_heads
 from mbx.keys import streams
 from mbx.tasks import TaskSet, carry_over
+from mbx.traced import choose
 from mbx.types import Array, EnvSpec, Metrics, Part
 from mbx.world_model import (
     WorldModel,
@@ -78,7 +79,9 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
             "for example gymnax:Pendulum-v1"
         )
     given, lengths = settings.loss.discount, [s.episode_length for s in spec.tasks or (spec,)]
-    each = tuple(float(given or returns.discount_from_episode_length(n)) for n in lengths)
+    each = tuple(
+        choose(given > 0.0, given, returns.discount_from_episode_length(n)) for n in lengths
+    )
     return dataclasses.replace(
         settings,
         env=dataclasses.replace(settings.env, action_repeat=spec.action_repeat),

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from mbx.agents.settings import HEADS_HELP, head_terms
 from mbx.settings import NONZERO, setting
+from mbx.traced import choose, possible
 
 POLICY_LOSSES = ("awr", "svg", "kl", "bc")
 
@@ -216,9 +218,12 @@ class Loss:
         return head_terms(self.heads)
 
     @property
-    def time_weight(self) -> float:
+    def time_weight(self) -> Any:
         """Weight of a window's step relative to the one before it."""
-        return self.final_rho ** (1.0 / self.horizon) if self.final_rho else self.rho
+        last = self.final_rho ** (1.0 / self.horizon)
+        if not possible(self.final_rho <= 0.0):
+            return last
+        return choose(self.final_rho > 0.0, last, self.rho)
 
     def check(self) -> Iterator[str]:
         for parse, text in ((parse_mixture, self.policy_loss), (head_terms, self.heads)):

@@ -19,6 +19,7 @@ from mbx import distributions as dist
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, ValueTarget
 from mbx.heads import Heads, Window, masked_mean
+from mbx.traced import possible
 from mbx.types import Array, Metrics, Params
 from mbx.world_model import WorldModel, masked
 
@@ -130,7 +131,7 @@ def consistency_losses(
     rho = settings.loss.time_weight
     still = jax.lax.stop_gradient
     losses = {"consistency": time_weighted(consistency(zs, still(encoded)), batch.mask, rho)}
-    if settings.loss.encoder_consistency_coef:
+    if possible(settings.loss.encoder_consistency_coef > 0.0):
         loss = time_weighted(consistency(still(zs), encoded), batch.mask, rho)
         started = progress >= settings.loss.encoder_consistency_warmup
         losses["encoder_consistency"] = jnp.where(started, loss, 0.0)
@@ -251,7 +252,7 @@ def model_loss(
         The loss, and the latents `[T+1, H, B, L]` rolled out with metrics.
     """
     zs = rollout(model, params, model.encode(params, batch.obs[0]), batch.action)
-    if settings.loss.encoder_consistency_coef:
+    if possible(settings.loss.encoder_consistency_coef > 0.0):
         encoded = model.encode(params, batch.obs[1:])
     latents = slice(model.config.latent)  # what belongs to a task follows them, equal in both
     losses = consistency_losses(

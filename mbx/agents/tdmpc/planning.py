@@ -20,11 +20,12 @@ from jax.experimental import io_callback
 
 from mbx import mppi, planners, threefry
 from mbx.agents.base import See
-from mbx.agents.tdmpc.scoring import score_function
+from mbx.agents.tdmpc.scoring import plan_discount, score_function
 from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
 from mbx.keys import streams
+from mbx.traced import possible
 from mbx.types import Array, Params
-from mbx.world_model import WorldModel, discount_of, masked
+from mbx.world_model import WorldModel, masked
 
 
 class Planned(NamedTuple):
@@ -170,7 +171,7 @@ def plan_to_act(
             keys["proposals"], (horizon, batch, planner.num_proposals, action_dim)
         )
         proposals = policy_trajectories(model, params, z, eps)
-    if planner.num_proposals and planner.proposal_noise:
+    if planner.num_proposals and possible(planner.proposal_noise > 0.0):
         noise = jax.random.normal(keys["proposal_noise"], proposals.shape)
         proposals = jnp.clip(proposals + planner.proposal_noise * noise, -1.0, 1.0)
         proposals = masked(model, proposals, z[:, None, None])
@@ -191,7 +192,7 @@ def plan_to_act(
         config=config,
     )
     if see is not None:
-        discount = planner.discount or discount_of(model, settings.loss.discount, z)
+        discount = plan_discount(settings, model, planner, z)
         discount = jnp.broadcast_to(discount, z.shape[:1])
         found = {**plan._asdict(), "num_elites": config.num_elites, "discount": discount}
         io_callback(functools.partial(see, "plan"), None, found, ordered=True)

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from mbx import distributions as dist
 from mbx import returns
 from mbx.agents.tdmpc.model_loss import repeat_for_heads, select_latents, time_weighted
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales, ValueScales
+from mbx.traced import choose, possible
 from mbx.types import Array, Metrics, Params
 from mbx.world_model import (
     WorldModel,
@@ -89,7 +91,7 @@ def policy_value(
     z: Array,
     action: Array,
     heads: Array | None,
-    std_coef: float = 0.0,
+    std_coef: ArrayLike = 0.0,
     dropout: Array | None = None,
 ) -> Array:
     """Value of `action` `[..., A]` in `z` `[..., L]`: Q, or one step ahead with a V critic.
@@ -104,7 +106,7 @@ def policy_value(
     if model.config.critic == "q":
         q = head_values(model, params["value"], z, action, heads, dropout)
         mean = jnp.mean(q, axis=0)
-        return mean + std_coef * returns.ensemble_std(q) if std_coef else mean
+        return mean + std_coef * returns.ensemble_std(q) if possible(std_coef != 0.0) else mean
     reward = model.reward_mean(params, z[None], action)
     z_next = model.step(params, model.tile_heads(z), action)
     alive = continue_prob(model, params, z_next, settings.loss.termination)
@@ -112,7 +114,7 @@ def policy_value(
     discount = discount if alive is None else discount * alive
     value = head_values(model, params["value"], z_next, None, heads, dropout)
     score = jnp.mean(reward, axis=0) + discount * jnp.mean(value, axis=0)
-    if std_coef:
+    if possible(std_coef != 0.0):
         std = returns.ensemble_std(reward) + discount * returns.ensemble_std(value)
         score = score + std_coef * std
     return reduce_dynamics(score, "from_std_coef", std_coef)
@@ -146,7 +148,7 @@ def policy_entropy(
     if mask is not None:
         eps, num = eps * mask, jnp.sum(mask, axis=-1)
     log_prob = dist.gaussian_log_prob(eps, log_std)
-    if model.config.policy == "squashed" and settings.loss.jacobian:
+    if model.config.policy == "squashed" and possible(settings.loss.jacobian > 0.0):
         share = settings.loss.jacobian
         log_prob = dist.squash(mean, mean + jnp.exp(log_std) * eps, log_prob, share)[2]
     return dist.scaled_entropy(log_prob, num, settings.loss.entropy_action_dim_power)
@@ -159,9 +161,10 @@ def entropy_coefficient(settings: Settings, progress: Array | float) -> Array | 
     linearly or geometrically.
     """
     loss = settings.loss
-    first, last = loss.entropy_coef, loss.entropy_coef_end
+    first = loss.entropy_coef
     if not settings.changes_entropy:
         return first
+    last = choose(loss.entropy_coef_end >= 0.0, loss.entropy_coef_end, first)
     span = loss.entropy_end - loss.entropy_start
     share = jnp.clip((progress - loss.entropy_start) / span, 0.0, 1.0)
     if loss.entropy_schedule == "linear":
@@ -331,7 +334,7 @@ def policy_loss(
             loss = loss - entropy_coef * entropy[: loss.shape[0]]
         total = total + time_weighted(loss, mask, settings.loss.time_weight)
         metrics |= extra
-    if settings.loss.trust_region_coef:
+    if possible(settings.loss.trust_region_coef > 0.0):
         target = model.policy({**params, "policy": target_policy}, inputs.zs)
         target = jax.lax.stop_gradient(target)
         trust, moved = trust_region(settings, model, (mean, log_std), target, inputs, scales.trust)

@@ -9,13 +9,15 @@ ensembles.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from mbx import mppi, returns, threefry
 from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
 from mbx.keys import streams
+from mbx.traced import choose, possible
 from mbx.types import Array, Params
 from mbx.world_model import (
     WorldModel,
@@ -46,7 +48,7 @@ def trajectory_estimate(
     values: Sequence[Array],
     factors: Sequence[Array | float],
     *,
-    std_coef: float = 0.0,
+    std_coef: ArrayLike = 0.0,
     aggregate: bool = False,
 ) -> Estimate:
     """The return of T predicted steps: mean + std_coef * std, reduced over dynamics heads.
@@ -75,7 +77,7 @@ def trajectory_estimate(
             estimate = total + factors[t + 1] * jnp.mean(value, axis=0)
             value_std = factors[t + 1] * returns.ensemble_std(value)
             std = _safe_sqrt(variance + jnp.square(value_std))
-            scores.append(estimate + std_coef * std if std_coef else estimate)
+            scores.append(estimate + std_coef * std if possible(std_coef != 0.0) else estimate)
             stds.append(std)
     score = sum(scores[1:], scores[0]) / len(scores)
     std = sum(stds[1:], stds[0]) / len(stds)
@@ -122,7 +124,7 @@ def estimate_value(
     """
     steps = actions.shape[2]
     state = model.tile_heads(z[:, None])
-    discount = planner.discount or discount_of(model, settings.loss.discount, state)
+    discount = plan_discount(settings, model, planner, state)
     states, values, factors = [state], [], [1.0]
     for t in range(steps):
         state = model.step(params, state, actions[:, :, t])
@@ -139,10 +141,20 @@ def estimate_value(
     estimate = trajectory_estimate(
         rewards, values, factors, std_coef=planner.std_coef, aggregate=planner.aggregate
     )
-    if planner.disagreement:
+    if possible(planner.disagreement != 0.0):
         latents = state[..., : model.config.latent]
         return estimate.value + planner.disagreement * latent_disagreement(latents)
     return estimate.value
+
+
+def plan_discount(
+    settings: Settings, model: WorldModel, planner: Planner | TrainingPlanner, z: Array
+) -> Any:
+    """The discount inside plans: the planner's own, or the agent's where that is 0."""
+    own = planner.discount
+    if not possible(own <= 0.0):
+        return own
+    return choose(own > 0.0, own, discount_of(model, settings.loss.discount, z))
 
 
 def rollout_rewards(

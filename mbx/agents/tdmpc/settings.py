@@ -16,6 +16,7 @@ from mbx.agents.settings import RunSettings
 from mbx.agents.tdmpc.loss_settings import Loss
 from mbx.agents.tdmpc.planner_settings import Planner, TrainingPlanner
 from mbx.settings import NONZERO, section, setting
+from mbx.traced import possible
 
 __all__ = ["Loss", "Model", "Planner", "Settings", "TrainingPlanner"]
 
@@ -387,20 +388,20 @@ class Settings(RunSettings):
     @property
     def keeps_target_policy(self) -> bool:
         """loss.trust_region_coef above 0, or loss.td_ema_policy"""
-        return self.loss.td_ema_policy or self.loss.trust_region_coef > 0.0
+        return self.loss.td_ema_policy or possible(self.loss.trust_region_coef > 0.0)
 
     @property
     def changes_entropy(self) -> bool:
         """loss.entropy_coef_end at least 0"""
-        return self.loss.entropy_coef_end >= 0.0
+        return possible(self.loss.entropy_coef_end >= 0.0)
 
     @property
     def steps_encoder_rate(self) -> bool:
         """optimizer.encoder_lr_step_at below 1"""
-        return self.optimizer.encoder_lr_step_at < 1.0
+        return possible(self.optimizer.encoder_lr_step_at < 1.0)
 
     @property
     def follows_progress(self) -> bool:
         """A loss depends on the share of the run that is done."""
-        warms_up = self.loss.encoder_consistency_warmup > 0.0
+        warms_up = possible(self.loss.encoder_consistency_warmup > 0.0)
         return self.changes_entropy or warms_up

@@ -36,6 +36,7 @@ from mbx.agents.tdmpc.types import (
 )
 from mbx.agents.tdmpc.value_targets import plan_weights, value_targets
 from mbx.keys import streams
+from mbx.traced import possible
 from mbx.types import Array, Metrics, Params
 from mbx.world_model import (
     WorldModel,
@@ -172,7 +173,7 @@ def weigh_actions(
         state = state.replace(scale=scales.running, return_ema=scales.ema)
     weigh = functools.partial(plan_weights, settings, batch.plan_values, unit, batch.plan_valid)
     weights = weigh()
-    if settings.weighs_values and settings.loss.value_temperature:
+    if settings.weighs_values and possible(settings.loss.value_temperature > 0.0):
         return state, weights, weigh(settings.loss.value_temperature)
     return state, weights, weights
 
@@ -316,8 +317,12 @@ def encoder_rate(settings: Settings) -> float | optax.Schedule:
     lr = own.learning_rate * own.encoder_lr_scale
     if not settings.steps_encoder_rate:
         return lr
-    step = int(own.encoder_lr_step_at * settings.total_updates())
-    return optax.piecewise_constant_schedule(lr, {step: own.encoder_lr_step_scale})
+    step = own.encoder_lr_step_at * settings.total_updates()
+    if isinstance(step, float):
+        step = int(step)
+    else:  # traced; in float32, where a share may come out as one update sooner or later
+        step = jnp.where(own.encoder_lr_step_at < 1.0, jnp.floor(step), jnp.inf)
+    return lambda count: lr * jnp.where(count < step, 1.0, own.encoder_lr_step_scale)
 
 
 def make_optimizers(
@@ -339,7 +344,7 @@ def make_optimizers(
 
     def group(rate: float | optax.Schedule) -> optax.GradientTransformation:
         scale = optax.scale_by_learning_rate(rate)
-        return optax.chain(decay, scale) if own.weight_decay else scale
+        return optax.chain(decay, scale) if possible(own.weight_decay > 0.0) else scale
 
     groups = {name: group(rate) for name, rate in rates.items()}
     groups |= dict(encoder=group(encoder_rate(settings)), prior=optax.set_to_zero())
@@ -347,7 +352,7 @@ def make_optimizers(
     model = optax.chain(clip, optax.scale_by_adam(), optax.partition(groups, labels))
     rate = own.learning_rate * own.policy_lr_scale
     adam = optax.adam(rate, eps=own.policy_adam_eps)
-    if own.weight_decay:
+    if possible(own.weight_decay > 0.0):
         adam = optax.adamw(rate, eps=own.policy_adam_eps, weight_decay=own.weight_decay)
     return model, optax.chain(clip, adam)
 

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from mbx import distributions as dist
 from mbx import networks, returns
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, TrainState, ValueTarget
+from mbx.traced import choose, possible
 from mbx.types import Array, Params
 from mbx.world_model import (
     WorldModel,
@@ -37,7 +39,7 @@ def plan_weights(
     values: Array,
     scale: Array | float,
     mask: Array | None = None,
-    temperature: float = 0.0,
+    temperature: ArrayLike = 0.0,
 ) -> Array:
     """Weights over the N planner actions of a state: softmax of scaled values, `[..., N]`.
 
@@ -58,12 +60,10 @@ def plan_weights(
         values = values / scale
     elif loss.advantage_scale == "state":
         values = values / (jnp.std(values, axis=-1, keepdims=True) + 1e-6)
-    if temperature:
-        return dist.awr_weights(values, temperature, mode="divide")
-    if loss.awr_effective_samples:
-        solved = dist.solve_temperature(values, loss.awr_effective_samples, mask)
-        return dist.awr_weights(values, solved, mode="divide")
-    return dist.awr_weights(values, loss.awr_temperature, mode="divide")
+    own, wanted = loss.awr_temperature, loss.awr_effective_samples
+    if possible(temperature <= 0.0) and possible(wanted > 0.0):
+        own = choose(wanted > 0.0, dist.solve_temperature(values, wanted, mask), own)
+    return dist.awr_weights(values, choose(temperature > 0.0, temperature, own), mode="divide")
 
 
 def value_actions(
