@@ -36,11 +36,12 @@ from mbx.replay_ring import (
     slot_of,
     transition_change,
 )
+from mbx.replay_storage import Index as Index
+from mbx.replay_storage import ReplayState as ReplayState
+from mbx.replay_storage import Targets as Targets
+from mbx.replay_storage import TargetSpec as TargetSpec
+from mbx.replay_storage import bytes_per_transition as bytes_per_transition
 from mbx.replay_storage import (
-    Index,
-    ReplayState,
-    Targets,
-    TargetSpec,
     check_mask,
     check_positive,
     check_rows,
@@ -55,7 +56,6 @@ from mbx.replay_storage import (
     write,
     write_targets,
 )
-from mbx.replay_storage import bytes_per_transition as bytes_per_transition
 from mbx.replay_storage import example_row as example_row
 
 PyTree = Any
