@@ -56,7 +56,9 @@ OFF = {
 ON = {
     "ensemble": dict(
         planner=dict(evaluation_std_coef=-1.0, name="icem", horizon=4, discount=0.8),
-        training_planner=dict(discount=0.7),
+        training_planner=dict(
+            discount=0.7, search="acting", proposal_log_std=(-1.5, 0.2), num_proposals=2
+        ),
         loss=dict(optimist_std_coef=0.5, encoder_consistency_warmup=0.2, entropy_coef=1e-3),
         train=dict(steps=4, seed_steps=0, pretrain_updates=0, utd_ratio=1.0),
     ),
@@ -72,10 +74,11 @@ def settings_of(name):
     return replaced(make_settings(**VARIANTS[name]), **ON[name])
 
 
-def numbers(settings) -> dict[str, float]:
-    """The numbers of `SECTIONS` by dotted name, without those that are sizes."""
+def numbers(settings) -> dict[str, float | tuple[float, ...]]:
+    """The real numbers of `SECTIONS` by dotted name, without those that are sizes."""
     every = {s: dataclasses.asdict(getattr(settings, s)) for s in SECTIONS}
-    return {n: x for n, x in flatten(every) if isinstance(x, float) and n not in SIZES}
+    real = {n: x for n, x in flatten(every) if isinstance(x, float) or (x and type(x) is tuple)}
+    return {name: x for name, x in real.items() if name not in SIZES}
 
 
 def given(settings, values):
