@@ -188,6 +188,8 @@ def of_commands(settings: type[RunSettings]) -> npt.NDArray[np.generic] | int:
     """Training and what comes of it."""
     build.register("mine", settings, of_agents)
     agent, _, rows = mbx.train("gymnax:Pendulum-v1", config="tdmpc", steps=10_000, seed=0)
+    whole = mbx.train_fn("gymnax:Pendulum-v1", steps=5_000)
+    print(whole(0, {"optimizer.learning_rate": 1e-3}).metrics["loss/total"].mean())
     result: run.Result = run.train(presets(), "runs/a")
     loaded = run.load("runs/a", which="best")
     policy: Policy = mbx.load_policy("runs/a", batch=None)
