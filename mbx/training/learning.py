@@ -16,7 +16,7 @@ from mbx import replay
 from mbx.agents.base import Agent
 from mbx.envs.base import strongly_typed
 from mbx.training.sharding import ONE_DEVICE, Partition
-from mbx.training.state import LoopState, Schedule, step_keys
+from mbx.training.state import Ended, LoopState, Schedule, step_keys
 
 Array = jax.Array
 Metrics = dict[str, Array]
@@ -128,11 +128,14 @@ def make_learn_if_due(agent: Agent, schedule: Schedule, seeds_axis: str | None =
 def repeated(
     step: Callable[[LoopState], tuple[LoopState, Metrics]], length: int
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
-    """`length` steps as one scan; metrics are summed over them."""
+    """`length` steps as one scan; metrics are summed over them (but for `Ended`)."""
+
+    def summed(found: Any) -> Any:
+        return found if isinstance(found, Ended) else jnp.sum(found, axis=0)
 
     def train_interval(state: LoopState) -> tuple[LoopState, Metrics]:
         state, metrics = jax.lax.scan(lambda s, _: step(s), state, None, length=length)
-        return state, jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
+        return state, jax.tree.map(summed, metrics, is_leaf=lambda x: isinstance(x, Ended))
 
     return train_interval
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mbx import replay
 from mbx.agents.base import Agent, Mean
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Timestep, random_actions
 from mbx.training.learning import make_learn_if_due, repeated
 from mbx.training.sharding import ONE_DEVICE, Partition
-from mbx.training.state import LoopState, Schedule, step_keys
+from mbx.training.state import Ended, LoopState, Schedule, step_keys
 
 Array = jax.Array
 Metrics = dict[str, Array]
@@ -81,8 +82,8 @@ def make_store_and_learn(
 ) -> Callable:
     """`store_and_learn(state, action, actor, targets, timestep, key) -> (state, metrics)`.
 
-    Stores the rows, then advances. Metrics: those of `make_learn_if_due`, `faults`, `episodes` and
-    `episode/...`.
+    Stores the rows, then advances. Metrics: those of `make_learn_if_due`, `faults`, `episodes`,
+    `ended` and `episode/...`.
     """
     learn_if_due = make_learn_if_due(agent, schedule, seeds_axis)
 
@@ -97,6 +98,10 @@ def make_store_and_learn(
         metrics["episodes"] = jnp.sum(done)
         metrics["episode/return"] = jnp.sum(jnp.where(done, timestep.episode_return, 0.0))
         metrics["episode/length"] = jnp.sum(jnp.where(done, timestep.episode_length, 0))
+        metrics["ended"] = Ended(
+            jnp.where(done, timestep.episode_length, 0),
+            jnp.where(done, timestep.episode_return, 0.0),
+        )
         for name, value in timestep.metrics.items():
             metrics[f"episode/{name}"] = jnp.sum(jnp.where(done, value, 0.0))
         return state, metrics
@@ -167,19 +172,21 @@ def make_host_interval(
     learn_now = partition.compile(train_learn, donate=True)
 
     def interval(state: LoopState) -> tuple[LoopState, Metrics]:
-        total = None
+        total, ended = None, []
         for _ in range(length):
             action, actor, targets = train_act(state)
             timestep = partition.joined(environment.step(partition.local(action)))
             state, metrics = learn_now(state, action, actor, targets, timestep)
+            ended.append(metrics.pop("ended"))
             total = metrics if total is None else jax.tree.map(jnp.add, total, metrics)
-        return state, total
+        return state, total | {"ended": jax.tree.map(lambda *each: np.stack(each), *ended)}
 
     return interval
 
 
 def summarise(sums: dict[str, Any]) -> dict[str, float]:
     """Means over updates, reanalyze passes and episodes of an interval's summed metrics."""
+    sums = {name: value for name, value in sums.items() if not isinstance(value, Ended)}
     sums = jax.device_get(sums)
     rare = {name: value for name, value in sums.items() if isinstance(value, Mean)}
     sums = {name: float(value) for name, value in sums.items() if name not in rare}

@@ -2,8 +2,9 @@
 
 metrics.jsonl has one object a row: kind ("setup", "train", "eval"), step (environment steps), time
 (seconds since the epoch) and the values. metrics.csv holds the same in long form: kind, step, name,
-value. episodes.csv holds the return and length of every episode of every evaluation. All are only
-appended to; a resumed run first drops the rows after its checkpoint.
+value. episodes.csv holds the return and length of every episode of every evaluation,
+training_episodes.csv those of the episodes that the agent learned from. All are only appended to; a
+resumed run first drops the rows after its checkpoint.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mbx.training import wandb_sink
 from mbx.training.progress import Progress
 
 _EPISODE = ["step", "episode", "task", "return", "length"]
+_TRAINING = ["step", "environment", "task", "return", "length"]
 
 
 class RunLogger:
@@ -63,6 +65,7 @@ class RunLogger:
         self._jsonl = os.path.join(workdir, "metrics.jsonl")
         self._csv = os.path.join(workdir, "metrics.csv")
         self._episodes = os.path.join(workdir, "episodes.csv")
+        self._training = os.path.join(workdir, "training_episodes.csv")
         self._write_config(config, resume_step)
         self._rewrite(-1 if resume_step is None else resume_step)
         self._tensorboard = _tensorboard(os.path.join(workdir, "tb"), resume_step)
@@ -91,7 +94,8 @@ class RunLogger:
         for row in rows:
             writer.writerows(_long(row))
         atomic_write(self._csv, text.getvalue().encode())
-        atomic_write(self._episodes, _episodes_until(self._episodes, last_step).encode())
+        for path, names in ((self._episodes, _EPISODE), (self._training, _TRAINING)):
+            atomic_write(path, _episodes_until(path, names, last_step).encode())
 
     def log_episodes(
         self, step: int, returns: Sequence[float], lengths: Sequence[float], tasks: Sequence[str]
@@ -109,8 +113,29 @@ class RunLogger:
             [step, i, tasks[i // block] if tasks else "", repr(float(total)), int(length)]
             for i, (total, length) in pairs
         ]
-        with written(self._episodes), open(self._episodes, "a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(rows)
+        _append(self._episodes, rows)
+
+    def log_training(
+        self,
+        steps: Sequence[int],
+        environments: Sequence[int],
+        tasks: Sequence[str],
+        returns: Sequence[float],
+        lengths: Sequence[int],
+    ) -> None:
+        """Append training episodes to training_episodes.csv.
+
+        Args:
+            steps: environment steps at which they ended.
+            environments: number of the environment that each was of.
+            tasks: its name each, "" for a single task.
+            returns, lengths: of the episodes.
+        """
+        each = zip(steps, environments, tasks, returns, lengths, strict=True)
+        _append(
+            self._training,
+            [[int(s), int(i), task, repr(float(x)), int(n)] for s, i, task, x, n in each],
+        )
 
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Append one row. Values that are not finite are written as null, with one warning a run.
@@ -180,20 +205,28 @@ class NoLogger:
     ) -> None:
         """Write no episode."""
 
+    def log_training(self, *episodes: Sequence[Any]) -> None:
+        """Write no episode."""
+
     def close(self) -> None:
         """Close no file."""
 
 
-def _episodes_until(path: str, last_step: int) -> str:
-    """The head of episodes.csv and its rows up to a step; what is no row is dropped."""
-    kept = [_EPISODE]
+def _append(path: str, rows: Sequence[Sequence[Any]]) -> None:
+    with written(path), open(path, "a", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def _episodes_until(path: str, names: list[str], last_step: int) -> str:
+    """The head of a file of episodes and its rows up to a step; what is no row is dropped."""
+    kept = [names]
     if os.path.exists(path):
         with open(path, newline="", errors="replace") as file:
             rows = [line.rstrip("\n").split(",") for line in file if line.endswith("\n")]
         kept += [
             row
             for row in rows
-            if len(row) == len(_EPISODE) and row[0].isdigit() and int(row[0]) <= last_step
+            if len(row) == len(names) and row[0].isdigit() and int(row[0]) <= last_step
         ]
     return "".join(",".join(row) + "\n" for row in kept)
 

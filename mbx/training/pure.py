@@ -27,7 +27,7 @@ from mbx.training.environments import evaluation_environment, make_environment
 from mbx.training.evaluation import make_episodes
 from mbx.training.job import make_intervals, replay_rows
 from mbx.training.run import evaluation_key, matmul_precision, require_float32
-from mbx.training.state import init_state, make_schedule
+from mbx.training.state import Ended, init_state, make_schedule
 from mbx.types import Array
 
 # What tells that Python looked at a number that is traced; a check of ours names the tracer.
@@ -193,6 +193,8 @@ def averaged(sums: Mapping[str, Any]) -> dict[str, Array]:
     result = {}
     for name, value in sums.items():
         prefix = name.partition("/")[0] + "/"
+        if isinstance(value, Ended):
+            continue
         if isinstance(value, Mean):
             total, count = value.total, value.count
         elif "/" in name and prefix in counts:

@@ -3,9 +3,10 @@
     from mbx.training import run
     result = run.train(config, "runs/pendulum")
 
-A run directory holds config.json, run.json, metrics.jsonl, metrics.csv, episodes.csv, tb/,
-checkpoints/, best/, curve.png, report.html (wandb.json with wandb/ where `log.wandb` asks for that,
-and inputs/ with the user's own files that the environment is made from).
+A run directory holds config.json, run.json, metrics.jsonl, metrics.csv, episodes.csv,
+training_episodes.csv, tb/, checkpoints/, best/, curve.png, report.html (wandb.json with wandb/
+where `log.wandb` asks for that, and inputs/ with the user's own files that the environment is made
+from).
 That of several seeds holds one such directory a seed (`seed-0`, …; each reads as a run of its own)
 and the common checkpoint that a resumed run continues from.
 """
@@ -31,6 +32,7 @@ from mbx.training import (
     build,
     datasets,
     environments,
+    evaluation,
     inputs,
     loop,
     notices,
@@ -322,6 +324,7 @@ def _drive(
                 metrics["agent_steps"] = steps // repeat
                 metrics["seconds"] = time.time() - started
                 one.logger.log("train", steps, metrics)
+                log_ended(one.logger, job, job.share(sums, index), steps)
                 if settings.train.check_finite:
                     check_finite(metrics, steps)
                 if job.agent.check is not None:
@@ -344,6 +347,20 @@ def _drive(
             if stop:
                 break
     return state, evaluations
+
+
+def log_ended(logger: RunLogger | NoLogger, job: Job, sums: Mapping[str, Any], steps: int) -> None:
+    """Write down the training episodes that ended in the interval before `steps`."""
+    if "ended" not in sums:  # learning from recorded rows plays none
+        return
+    length, total = (np.asarray(x) for x in sums["ended"])
+    when, env = np.nonzero(length)
+    each = length.shape[1] * job.environment.spec.action_repeat
+    at = steps - (len(length) - 1 - when) * each
+    tasks = evaluation.task_names(job.environment)
+    block = length.shape[1] // max(len(tasks), 1)
+    names = [tasks[i // block] if tasks else "" for i in env]
+    logger.log_training(at, env, names, total[when, env], length[when, env])
 
 
 def evaluate_seeds(

@@ -23,6 +23,7 @@ _MADE = (
     "metrics.jsonl",
     "metrics.csv",
     "episodes.csv",
+    "training_episodes.csv",
     "best",
     "tb",
     "curve.png",

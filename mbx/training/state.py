@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -107,6 +107,19 @@ class LoopState(Record):
     steps: Array
     update_debt: Array
     updates: Array
+
+
+class Ended(NamedTuple):
+    """The training episodes that ended, among the metrics of a step, which are summed over steps:
+    these are kept, `[E]` of a step and `[T, E]` of T steps.
+
+    Attributes:
+        length: agent steps, 0 where no episode ended.
+        total: its return.
+    """
+
+    length: Array
+    total: Array
 
 
 def init_state(

@@ -340,8 +340,13 @@ def test_a_host_environment_gives_the_same_run(whole):
     for x, y in zip(jax.tree.leaves(end.replay), jax.tree.leaves(fused.replay), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5)
     np.testing.assert_allclose(end.train.drawn, fused.train.drawn, rtol=1e-5)
-    assert {n: float(x) for n, x in told.items() if n != "update/even"} == pytest.approx(
-        {n: float(x) for n, x in sums.items() if n != "update/even"}, rel=1e-5
+    for x, y in zip(told["ended"], sums["ended"], strict=True):
+        assert x.shape == (STEPS, E) and (x[np.asarray(y) == 0] == 0).all()
+        np.testing.assert_allclose(x, y, rtol=1e-5)
+    assert np.sum(told["ended"].length) == float(told["episode/length"])
+    apart = ("update/even", "ended")
+    assert {n: float(x) for n, x in told.items() if n not in apart} == pytest.approx(
+        {n: float(x) for n, x in sums.items() if n not in apart}, rel=1e-5
     )
 
 

@@ -234,6 +234,19 @@ def test_every_episode_of_an_evaluation_is_kept_and_a_resumed_run_makes_later_on
     assert path.read_text().splitlines() == head
 
 
+def test_training_episodes_after_a_checkpoint_are_made_again(tmp_path):
+    path = tmp_path / "training_episodes.csv"
+    logger = RunLogger(str(tmp_path), config={})
+    logger.log_training([8, 8], [0, 3], ["", "a:x"], np.float32([1.5, -2.0]), np.array([7, 3]))
+    logger.log_training([], [], [], [], [])
+    logger.log_training([12], [1], [""], [0.25], [5])
+    logger.close()
+    head = ["step,environment,task,return,length", "8,0,,1.5,7", "8,3,a:x,-2.0,3"]
+    assert path.read_text().splitlines() == [*head, "12,1,,0.25,5"]
+    RunLogger(str(tmp_path), config={}, resume_step=10).close()
+    assert path.read_text().splitlines() == head
+
+
 def test_atomic_write_keeps_the_old_content_when_it_fails(tmp_path, monkeypatch):
     path = tmp_path / "config.json"
     atomic_write(str(path), b"old")

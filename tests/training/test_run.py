@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import os
@@ -64,6 +65,7 @@ def test_a_run_leaves_everything_behind(whole):
         "metrics.jsonl",
         "metrics.csv",
         "episodes.csv",
+        "training_episodes.csv",
         "curve.png",
         "report.html",
         "checkpoints",
@@ -76,6 +78,26 @@ def test_a_run_leaves_everything_behind(whole):
     assert result.steps == 80 and [s for s, _ in result.evaluations] == [40, 80]
     setup = next(r for r in rows if r["kind"] == "setup")
     assert setup["parameters"] > 1e5 and setup["replay/bytes_targets"] > 0
+
+
+def test_every_training_episode_stands_in_a_file_of_its_own(whole):
+    workdir = whole[1]
+    rows = [r for r in read_rows(os.path.join(workdir, "metrics.jsonl")) if r["kind"] == "train"]
+    with open(os.path.join(workdir, "training_episodes.csv")) as file:
+        episodes = list(csv.DictReader(file))
+    assert sum(row["episodes"] for row in rows) == len(episodes) > 0
+    ends = {}  # of each environment: an episode's steps lie behind the last one's
+    for one in episodes:
+        step, length = int(one["step"]), int(one["length"])
+        assert step % 2 == 0 and step == ends.get(one["environment"], 0) + 2 * length
+        ends[one["environment"]] = step
+    assert set(ends) == {"0", "1"}
+    for row in rows:
+        now = [x for x in episodes if row["step"] - 20 < int(x["step"]) <= row["step"]]
+        assert len(now) == row["episodes"]
+        if now:
+            mean = np.mean([float(x["return"]) for x in now])
+            assert mean == pytest.approx(row["episode/return"], rel=1e-5)
 
 
 def test_every_program_is_traced_and_compiled_once(whole):
