@@ -58,6 +58,7 @@ AREAS = (
 TESTS = {
     "returns": "test_returns",
     "mppi": "test_mppi",
+    "categorical": "test_categorical",
     "cem": "test_cem",
     "distributions": "test_distributions",
     "successors": "test_successors",

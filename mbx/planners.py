@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from mbx import cem, mppi
+from mbx import categorical, cem, mppi
 from mbx.mppi import Array, MPPIConfig, Plan, ScoreFn
 
 
@@ -40,21 +40,32 @@ class Planner(NamedTuple):
         plan: the function.
         config: `MPPIConfig`, or a class derived from it whose further fields are read off the
             settings of the same names.
+        discrete: the function for discrete actions; None: it has none.
     """
 
     plan: PlanFn
     config: type[MPPIConfig] = MPPIConfig
+    discrete: PlanFn | None = None
 
 
 _KNOWN: dict[str, Planner] = {
-    "mppi": Planner(mppi.plan),
+    "mppi": Planner(mppi.plan, discrete=categorical.plan),
     "cem": Planner(cem.cem),
     "icem": Planner(cem.icem, cem.ICEMConfig),
 }
 
 
-def register(name: str, plan: PlanFn, config: type[MPPIConfig] = MPPIConfig) -> None:
+def register(
+    name: str,
+    plan: PlanFn,
+    config: type[MPPIConfig] = MPPIConfig,
+    discrete: PlanFn | None = None,
+) -> None:
     """Add a planner of one's own; one of that name is replaced, those that come with mbx are not.
+
+    Args:
+        name: for `planner.name` and `training_planner.name`.
+        plan, config, discrete: see `Planner`.
 
     Raises:
         ValueError: for a name that comes with mbx.
@@ -67,15 +78,29 @@ def register(name: str, plan: PlanFn, config: type[MPPIConfig] = MPPIConfig) -> 
     """
     if name in ("mppi", "cem", "icem"):
         raise ValueError(f"planner {name!r} comes with mbx: choose another name")
-    _KNOWN[name] = Planner(plan, config)
+    _KNOWN[name] = Planner(plan, config, discrete)
 
 
-def plan(name: str, key: Array, score_fn: ScoreFn, mean: Array, std: Array, **given: Any) -> Plan:
+def plan(
+    name: str,
+    key: Array,
+    score_fn: ScoreFn,
+    mean: Array,
+    std: Array,
+    *,
+    discrete: bool = False,
+    **given: Any,
+) -> Plan:
     """`mppi.plan` by the planner of a name, whose result is looked at while it is traced.
 
+    Args:
+        name: of the planner.
+        key, score_fn, mean, std, given: as `mppi.plan` takes them.
+        discrete: by its function for discrete actions (`mbx.categorical`).
+
     Raises:
-        ValueError: for an unknown name, and where it returned no `Plan` or one of other shapes;
-            names planner, field, what was got and what is wanted.
+        ValueError: for an unknown name, for one that has no such function, and where it returned no
+            `Plan` or one of other shapes; names planner, field, what was got and what is wanted.
 
     Examples:
         >>> mean = jnp.zeros((1, 2, 1))
@@ -86,7 +111,15 @@ def plan(name: str, key: Array, score_fn: ScoreFn, mean: Array, std: Array, **gi
         >>> jax.eval_shape(plan, jax.random.key(0)).action.shape
         (1, 1)
     """
-    made = find(name).plan(key, score_fn, mean, std, **given)
+    found = find(name)
+    search = found.discrete if discrete else found.plan
+    if search is None:
+        able = tuple(known for known, planner in _KNOWN.items() if planner.discrete)
+        raise ValueError(
+            f"planner.name={name!r} plans continuous actions alone: choose one of {able}, or "
+            "register yours with discrete="
+        )
+    made = search(key, score_fn, mean, std, **given)
     if not isinstance(made, Plan):
         raise ValueError(f"planner {name!r} returned a {type(made).__name__}, wanted an mppi.Plan")
     (batch, horizon, action_dim), num = mean.shape, given["config"].num_samples

@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from mbx import categorical, networks, observations, returns, successors
 from mbx import distributions as dist
-from mbx import networks, observations, returns, successors
 from mbx.heads import Heads
 from mbx.keys import streams
 from mbx.tasks import limit_norm
@@ -43,6 +43,7 @@ __all__ = [
     "POLICIES",
     "WorldModel",
     "WorldModelConfig",
+    "action_mean",
     "choose_heads",
     "config_for_size",
     "continue_prob",
@@ -54,6 +55,11 @@ __all__ = [
     "reduce_dynamics",
     "with_heads",
 ]
+
+
+# Share of the uniform distribution in categorical policies, DreamerV3's: no action's probability
+# vanishes, and logarithms stay finite.
+UNIMIX = 0.01
 
 
 class WorldModel(NamedTuple):
@@ -76,13 +82,15 @@ class WorldModel(NamedTuple):
         reward_mean: what they decode to, `[R, H, ...]`, cheaper than decoding where heads have
             priors.
         termination: (params, z `[..., L]`) -> logit `[...]`.
-        policy: (params, z) -> (mean, log_std) `[..., A]`, before any squashing.
+        policy: (params, z) -> (mean, log_std) `[..., A]`, before any squashing; of a categorical
+            policy log-probabilities and zeros.
         value: (value_params, z, action or None, dropout_key=None) -> value logits `[V', ..., K]` of
             the stacked heads given: all, a chosen few (`networks.take_heads`) or the target
             network.
         value_mean: without dropout, what they decode to, `[V', ...]`.
         aux_value: (aux_params, z, action or None) -> auxiliary value logits `[G, ..., K]`.
-        act: (mean, log_std, eps) -> action `[..., A]` in [-1, 1], the policy's parameterisation.
+        act: (mean, log_std, eps) -> action `[..., A]` in [-1, 1], the policy's parameterisation;
+            one-hot of a categorical policy, with its probabilities' derivative.
         action_mask: z -> `[..., A]`, 0 for actions that the latent's task does not have; None for
             one task. Such actions make no difference to any of the functions above.
         decode: logits `[..., K]` -> real values `[...]`.
@@ -147,7 +155,7 @@ def _modules(config: WorldModelConfig) -> dict[str, Any]:
         encoder=encoder,
         dynamics=head(features=c.latent, out_activation=norm),
         reward=reward,
-        policy=mlp(features=2 * c.action_dim),
+        policy=mlp(features=c.action_dim * (1 if c.policy == "categorical" else 2)),
         termination=mlp(features=1),
         value=value,
         aux_value=mlp(features=c.num_bins * (c.num_aux if c.aux_joint else 1), zero_last=True),
@@ -177,6 +185,8 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
     encoded: tuple[Array, ...] = (obs,)
     if config.mixed:
         encoded = _image_and_vector(config, obs.astype(jnp.uint8))
+    if config.flat:
+        encoded = (_flattened(config, obs),)
     if tasks:
         encoded = (tasks.split(obs)[0], jnp.zeros((1, tasks.embedding_dim)))
     inputs = dict(
@@ -213,6 +223,11 @@ def _image_and_vector(config: WorldModelConfig, obs: Array) -> tuple[Array, ...]
     return found["image"], found["vector"]
 
 
+def _flattened(config: WorldModelConfig, obs: Array) -> Array:
+    """All axes of an observation as one: `[..., *obs_shape]` -> `[..., D]`."""
+    return obs.reshape(*obs.shape[: obs.ndim - len(config.obs_shape)], -1)
+
+
 class _Entrance(NamedTuple):
     """How latents and actions enter networks, and how predicted latents come out."""
 
@@ -230,6 +245,8 @@ def _entrance(config: WorldModelConfig, encoder: Any) -> _Entrance:
     def encode(params: Params, *inputs: Array) -> Array:
         if config.mixed:
             inputs = _image_and_vector(config, *inputs)
+        if config.flat:
+            inputs = (_flattened(config, *inputs),)
         return encoder.apply({"params": params["encoder"]}, *inputs)
 
     if tasks is None:
@@ -277,6 +294,9 @@ def make_world_model(config: WorldModelConfig) -> WorldModel:
         return enter.after(new, z)
 
     def policy(params: Params, z: Array) -> tuple[Array, Array]:
+        if config.policy == "categorical":
+            log_probs = categorical.mixed_logits(apply("policy", params, z), UNIMIX)
+            return log_probs, jnp.zeros_like(log_probs)
         mean, raw = jnp.split(apply("policy", params, z), 2, axis=-1)
         log_std = dist.bounded_log_std(raw, config.log_std_min, config.log_std_max)
         return enter.action(mean, z), enter.action(log_std, z)
@@ -351,7 +371,23 @@ def with_heads(action: Array, z: Array) -> Array:
     return action if action.ndim == z.ndim else action[None]
 
 
+def action_mean(model: WorldModel, mean: Array) -> Array:
+    """Where a policy's `mean` `[..., A]` lies among actions: its tanh; probabilities of discrete.
+
+    Examples:
+        >>> widths = dict(enc_dim=8, mlp_dim=8, latent_dim=8, num_bins=5)
+        >>> config = world_model.WorldModelConfig((3,), 2, policy="categorical", **widths)
+        >>> model = world_model.make_world_model(config)
+        >>> world_model.action_mean(model, jnp.log(jnp.array([0.25, 0.75]))).tolist()
+        [0.25, 0.75]
+    """
+    return jnp.exp(mean) if model.config.policy == "categorical" else jnp.tanh(mean)
+
+
 def _act(policy: str, mean: Array, log_std: Array, eps: Array) -> Array:
+    if policy == "categorical":
+        eps = jnp.broadcast_to(eps, jnp.broadcast_shapes(mean.shape, eps.shape))
+        return categorical.straight_through(mean, categorical.draw(mean, eps))
     if policy == "tanh_mean":
         return jnp.clip(jnp.tanh(mean) + jnp.exp(log_std) * eps, -1.0, 1.0)
     return jnp.tanh(mean + jnp.exp(log_std) * eps)

@@ -13,7 +13,7 @@ from mbx.tasks import TaskSet
 from mbx.types import Part
 
 CRITICS = ("q", "v")
-POLICIES = ("squashed", "tanh_mean")
+POLICIES = ("squashed", "tanh_mean", "categorical")
 
 # encoder width, MLP width, latent dims, encoder layers, Q heads (TD-MPC2's published sizes by
 # millions of parameters; "tiny" is ours, about 0.2M, for CPUs).
@@ -32,7 +32,7 @@ class WorldModelConfig:
     """Shapes and options of the world model; defaults are TD-MPC2's 5M model.
 
     Attributes:
-        obs_shape: of one observation, `[D]` or an image `[64, 64, C]`.
+        obs_shape: of one observation, `[D]`, an image `[64, 64, C]`, or what `flat` makes a vector.
         action_dim: A.
         enc_dim, mlp_dim, latent_dim, num_enc_layers: widths, latent dims L, layers of the encoder.
         num_values, num_dynamics, num_rewards: heads V, H, R.
@@ -46,12 +46,13 @@ class WorldModelConfig:
         num_bins, bin_min, bin_max: of predicted rewards and values, in symlog space.
         critic: "q" is Q(z, a) (TD-MPC2), "v" is V(z).
         policy: "squashed" Gaussian (TD-MPC2) or "tanh_mean", a Gaussian around tanh(mean) whose
-            samples are clipped (BMPC).
+            samples are clipped (BMPC); "categorical" over discrete actions, which are one-hot.
         episodic: learn a termination head.
         log_std_min, log_std_max: of the policy.
         dropout: in the first hidden layer of each value head.
         dtype: of computations.
         tasks: several tasks in one model (`mbx.tasks`), whose observations end in a one-hot task.
+        flat: observations of several axes (boards, stacked vectors) are read as one vector.
         parts: that `mbx.observations` has joined to an observation; () for one that has none.
     """
 
@@ -81,6 +82,7 @@ class WorldModelConfig:
     dropout: float = 0.01
     dtype: str = "float32"
     tasks: TaskSet | None = None
+    flat: bool = False
     parts: tuple[Part, ...] = ()
 
     def __post_init__(self) -> None:
@@ -120,7 +122,7 @@ class WorldModelConfig:
         """Of the image that an observation is, or has beside numbers; None without one."""
         if self.mixed:
             return layout(self.parts).image_shape
-        return self.obs_shape if len(self.obs_shape) == 3 else None
+        return self.obs_shape if len(self.obs_shape) == 3 and not self.flat else None
 
     @property
     def pixels(self) -> bool:

@@ -37,7 +37,7 @@ FLOORS = (
         "replay_shards",
         "world_model_config",
     ),
-    ("replay", "cem", "heads"),
+    ("replay", "categorical", "cem", "heads"),
     ("world_model", "power", "planners"),
     ("agents",),
     ("rssm", "envs"),

@@ -211,7 +211,8 @@ def test_distillation_is_the_kl_in_units_of_its_range(forward, least):
     )
     scale = returns.RunningScale(jnp.float32(2.0))
     policy = (jnp.asarray(mean), jnp.asarray(log_std))
-    ours, states, new = policies.distillation(settings, policy, inputs, scale)
+    model = make_world_model(make_world(settings))
+    ours, states, new = policies.distillation(settings, model, policy, inputs, scale)
     one = (np.tanh(mean), np.exp(log_std))
     two = (expert[..., 0, :], np.maximum(1.5 * expert[..., 1, :], 0.3))
     (m1, s1), (m2, s2) = (two, one) if forward else (one, two)
@@ -322,13 +323,24 @@ def test_impossible_settings_are_refused(values, message):
         declared.from_dict(Settings(), values)
 
 
+DISCRETE = SPEC._replace(discrete=True)
+
+
 @pytest.mark.parametrize(
     ("sections", "spec", "message"),
     [
         (dict(loss=dict(value_reduction="local", num_heads=1)), SPEC, "num_heads=1"),
         (dict(model=dict(critic="q"), loss=dict(num_heads=3)), SPEC, "num_heads=3.*has 2"),
         (dict(loss=dict(num_heads=3)), SPEC, "num_heads=3.*has 2"),
-        ({}, SPEC._replace(discrete=True), "discrete actions"),
+        (dict(planner=dict(name="cem")), DISCRETE, "planner.name='cem'.*leave it at 'mppi'"),
+        (dict(planner=dict(action_noise=1.5)), DISCRETE, "action_noise=1.5.*0 to 1"),
+        (dict(planner=dict(proposal_noise=0.1)), DISCRETE, "proposal_noise=0.1.*it must be 0"),
+        (
+            dict(training_planner=dict(proposal_log_std=(-1.0, 0.0))),
+            DISCRETE,
+            "proposal_log_std=.*must be",
+        ),
+        ({}, DISCRETE._replace(tasks=(SPEC, SPEC)), "several tasks"),
     ],
 )
 def test_what_the_task_or_the_model_cannot_have_is_refused(sections, spec, message):

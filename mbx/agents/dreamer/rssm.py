@@ -21,19 +21,11 @@ import jax.numpy as jnp
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer.networks import ModelConfig
 from mbx.agents.dreamer.types import Given, Observed, State
+from mbx.categorical import mixed_logits, straight_through
 from mbx.types import Array, Params
 
 # -------------------------------------------------------------------------------------------------
 # Categorical latents
-
-
-def mixed_logits(logits: Array, unimix: float) -> Array:
-    """Log-probabilities of (1 - unimix) softmax + unimix / K, float32 `[..., K]`."""
-    logits = logits.astype(jnp.float32)
-    if unimix == 0.0:
-        return jax.nn.log_softmax(logits)
-    probs = jax.nn.softmax(logits)
-    return jnp.log((1.0 - unimix) * probs + unimix / logits.shape[-1])
 
 
 def sample_one_hot(mixed: Array, draw: Array | Given) -> Array:
@@ -45,12 +37,6 @@ def sample_one_hot(mixed: Array, draw: Array | Given) -> Array:
     sums = jnp.matmul(probs, jnp.triu(jnp.ones((num, num), probs.dtype)), precision="highest")
     index = jnp.sum(sums[..., :-1] <= draw[..., None], axis=-1)
     return jax.nn.one_hot(index, num, dtype=jnp.float32)
-
-
-def straight_through(mixed: Array, one_hot: Array) -> Array:
-    """`one_hot` in value, the probabilities of `mixed` in derivative: both `[..., K]`."""
-    probs = jnp.exp(mixed)
-    return jax.lax.stop_gradient(one_hot) + (probs - jax.lax.stop_gradient(probs))
 
 
 def mode_one_hot(logits: Array) -> Array:

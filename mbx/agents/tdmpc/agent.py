@@ -19,8 +19,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from mbx import mppi, networks, observations, replay, returns
+from mbx import mppi, networks, observations, planners, replay, returns
 from mbx.agents.base import Act, Agent, MakeTargets, See, StartFrom, Store, Update
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.diagnostics import make_diagnostics
@@ -31,7 +32,7 @@ from mbx.agents.tdmpc.update import draw, init_state, update_from_batch
 from mbx.heads import make_heads
 from mbx.keys import streams
 from mbx.tasks import TaskSet, carry_over
-from mbx.traced import choose
+from mbx.traced import choose, possible
 from mbx.types import Array, EnvSpec, Metrics, Part
 from mbx.world_model import (
     WorldModel,
@@ -71,13 +72,10 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
     """The settings with what the task decides filled in: discount and action repeat.
 
     Raises:
-        ValueError: for discrete actions.
+        ValueError: settings that discrete actions have no place for.
     """
     if spec.discrete:
-        raise ValueError(
-            f"env.name={spec.name!r} has discrete actions: agent 'tdmpc' needs continuous ones, "
-            "for example gymnax:Pendulum-v1"
-        )
+        _check_discrete(settings, spec)
     given, lengths = settings.loss.discount, [s.episode_length for s in spec.tasks or (spec,)]
     each = tuple(
         choose(given > 0.0, given, returns.discount_from_episode_length(n)) for n in lengths
@@ -87,6 +85,43 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
         env=dataclasses.replace(settings.env, action_repeat=spec.action_repeat),
         loss=dataclasses.replace(settings.loss, discount=each if spec.tasks else each[0]),
     )
+
+
+def _check_discrete(settings: Settings, spec: EnvSpec) -> None:
+    """Raises ValueError for what is of continuous actions alone."""
+    here = f"env.name={spec.name!r} has discrete actions"
+    if spec.tasks:
+        raise ValueError(f"{here}, which several tasks in one model cannot have: train them apart")
+    for section in ("planner", "training_planner"):
+        own = getattr(settings, section)
+        used = section == "planner" or settings.reads_plans
+        if used and planners.find(own.name).discrete is None:
+            raise ValueError(
+                f"{section}.name={own.name!r} plans continuous actions alone and {here}: leave it "
+                "at 'mppi', or register your planner with discrete="
+            )
+    for name, value, wanted, allowed in (
+        (
+            "planner.proposal_noise",
+            settings.planner.proposal_noise,
+            "0",
+            lambda x: possible(x == 0.0),
+        ),
+        (
+            "planner.action_noise",
+            settings.planner.action_noise,
+            "0 to 1",
+            lambda x: possible(x <= 1.0),
+        ),
+        (
+            "training_planner.proposal_log_std",
+            settings.training_planner.proposal_log_std,
+            "()",
+            lambda x: not x,
+        ),
+    ):
+        if not allowed(value):
+            raise ValueError(f"{name}={value}: {here}, it must be {wanted}")
 
 
 def world_config(settings: Settings, spec: EnvSpec) -> WorldModelConfig:
@@ -109,9 +144,10 @@ def world_config(settings: Settings, spec: EnvSpec) -> WorldModelConfig:
         aux_joint=loss.aux_joint,
         episodic=model.episodic == "True" or (model.episodic == "auto" and spec.can_terminate),
         tasks=tasks,
+        flat=len(spec.obs_shape) > 1 and not np.issubdtype(np.dtype(spec.obs_dtype), np.uint8),
         parts=tuple(spec.parts),
         critic=model.critic,
-        policy=model.policy,
+        policy="categorical" if spec.discrete else model.policy,
         num_bins=model.num_bins,
         bin_min=model.bin_min,
         bin_max=model.bin_max,

@@ -71,9 +71,20 @@ class Planner:
     momentum: float = setting(
         0.1, "share of the old mean and std in the refitted", at_most=0.999, needs=_ICEM
     )
-    min_std: float = setting(0.05, "lowest refitted standard deviation, in action units", above=0)
-    max_std: float = setting(2.0, "highest, and where plans start")
-    action_noise: float = setting(1.0, "of the refitted std, added to actions while training")
+    min_std: float = setting(
+        0.05,
+        "lowest refitted standard deviation, in action units; its square is the lowest probability "
+        "of a discrete action",
+        above=0,
+    )
+    max_std: float = setting(
+        2.0, "highest, and where plans of continuous actions start (of discrete ones uniformly)"
+    )
+    action_noise: float = setting(
+        1.0,
+        "of the refitted std, added to actions while training; of discrete actions the share that "
+        "is drawn from the refitted probabilities",
+    )
     selection: str = setting(
         "sample", "the action: an elite by weight, the best, or their mean", choices=SELECTIONS
     )

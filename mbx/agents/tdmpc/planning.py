@@ -18,14 +18,14 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import io_callback
 
-from mbx import mppi, planners, threefry
+from mbx import categorical, mppi, planners, threefry
 from mbx.agents.base import See
 from mbx.agents.tdmpc.scoring import plan_discount, score_function
 from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
 from mbx.keys import streams
 from mbx.traced import possible
 from mbx.types import Array, Params
-from mbx.world_model import WorldModel, masked
+from mbx.world_model import WorldModel, action_mean, masked
 
 
 class Planned(NamedTuple):
@@ -89,14 +89,16 @@ def _rebound(model: WorldModel, log_std: Array, bounds: tuple[float, ...]) -> Ar
 def policy_gaussian(
     model: WorldModel, params: Params, z: Array, horizon: int
 ) -> tuple[Array, Array]:
-    """Mean and standard deviation of the policy along its own mean: `[B, T, A]` each."""
+    """Mean and standard deviation of the policy along its own mean: `[B, T, A]` each.
+
+    Of a categorical policy the probabilities, along its likeliest actions."""
     params = _first_head(model, params)
     state, means, stds = z[None], [], []
     for _ in range(horizon):
         mean, log_std = model.policy(params, state[0])
-        means.append(jnp.tanh(mean))
+        means.append(action_mean(model, mean))
         stds.append(jnp.exp(log_std))
-        state = model.step(params, state, means[-1])
+        state = model.step(params, state, model.act(mean, log_std, jnp.zeros_like(mean)))
     return jnp.stack(means, axis=1), jnp.stack(stds, axis=1)
 
 
@@ -180,6 +182,8 @@ def plan_to_act(
         score = _seen(score, see)
     std = jnp.full_like(mean, config.max_std)
     if share is not None:
+        if model.config.policy == "categorical":
+            mean = categorical.probabilities(mean)
         mean, std = blend(share, policy_gaussian(model, params, z, horizon), (mean, std))
     plan = planners.plan(
         planner.name,
@@ -189,6 +193,7 @@ def plan_to_act(
         std,
         proposals=proposals,
         action_mask=model.action_mask(z),
+        discrete=model.config.policy == "categorical",
         config=config,
     )
     if see is not None:
@@ -234,6 +239,7 @@ def plan_targets(
         keys["plan"],
         score_function(settings, model, params, z, planner),
         action_mask=model.action_mask(z),
+        discrete=model.config.policy == "categorical",
         config=config,
         **start,
     )
@@ -255,7 +261,7 @@ def _policy_search(
 
     eps = threefry.normal(key, (horizon, z.shape[0], config.num_samples, mean.shape[-1]))
     return config, dict(
-        mean=repeat(jnp.tanh(mean)),
+        mean=repeat(action_mean(model, mean)),
         std=repeat(jnp.exp(log_std)),
         initial=_samples_of_policies(model, params, z, eps),
     )

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from mbx import categorical, returns
 from mbx import distributions as dist
-from mbx import returns
 from mbx.agents.tdmpc.model_loss import repeat_for_heads, select_latents, time_weighted
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales, ValueScales
@@ -32,6 +32,9 @@ from mbx.world_model import (
     head_values,
     reduce_dynamics,
 )
+
+# Least probability of an action in an expert that is distilled: its logarithm has to be finite.
+EXPERT_LEAST = 1e-3
 
 
 def state_mask(mask: Array) -> Array:
@@ -122,6 +125,8 @@ def policy_value(
 
 def policy_log_prob(model: WorldModel, mean: Array, log_std: Array, action: Array) -> Array:
     """log pi(action) `[...]` of given actions `[..., A]` in the model's parameterisation."""
+    if model.config.policy == "categorical":
+        return jnp.sum(action * mean, axis=-1)
     if model.config.policy == "tanh_mean":
         eps = (action - jnp.tanh(mean)) * jnp.exp(-log_std)
         return dist.gaussian_log_prob(eps, jnp.broadcast_to(log_std, eps.shape))
@@ -138,12 +143,15 @@ def policy_entropy(
 ) -> Array:
     """Entropy bonus `[...]`: -A^entropy_action_dim_power * log pi at one sample.
 
-    With jacobian 0 and power 1 this is TD-MPC2's "scaled entropy".
+    With jacobian 0 and power 1 this is TD-MPC2's "scaled entropy". A categorical policy's is its
+    entropy itself, of one action dim.
 
     Args:
         mean, log_std, eps: `[..., A]`.
         mask: `[..., A]`, the actions that a task has; A is their number.
     """
+    if model.config.policy == "categorical":
+        return -jnp.sum(jnp.exp(mean) * mean, axis=-1)
     num: Array | int = model.config.action_dim
     if mask is not None:
         eps, num = eps * mask, jnp.sum(mask, axis=-1)
@@ -201,23 +209,28 @@ def mean_over_actions(x: Array, mask: Array | None = None) -> Array:
 
 def distillation(
     settings: Settings,
+    model: WorldModel,
     policy: tuple[Array, Array],
     inputs: PolicyInputs,
     scale: returns.RunningScale,
-    mask: Array | None = None,
 ) -> tuple[Array, Array, returns.RunningScale]:
     """KL to the stored expert in units of its running scale: losses, mask, the moved scale.
 
     The last state of a window does not count (BMPC).
 
     Args:
-        policy: mean before tanh and log std, `[S, B, A]`.
-        mask: of the action dims that a task has, `[S, B, A]`.
+        policy: as `model.policy` gives it, `[S, B, A]`.
     """
     (mean, log_std), loss = policy, settings.loss
     expert_mean, expert_std = inputs.expert[..., 0, :], inputs.expert[..., 1, :]
-    expert_std = jnp.maximum(loss.expert_std_scale * expert_std, loss.expert_min_std)
-    kl = kl_states(jnp.tanh(mean), jnp.exp(log_std), expert_mean, expert_std, loss.kl_forward, mask)
+    if model.config.policy == "categorical":
+        expert = jnp.log(categorical.probabilities(expert_mean, least=EXPERT_LEAST))
+        kl = categorical.kl(expert, mean) if loss.kl_forward else categorical.kl(mean, expert)
+    else:
+        mask = model.action_mask(inputs.zs)
+        expert_std = jnp.maximum(loss.expert_std_scale * expert_std, loss.expert_min_std)
+        own = jnp.tanh(mean), jnp.exp(log_std)
+        kl = kl_states(*own, expert_mean, expert_std, loss.kl_forward, mask)
     valid = inputs.mask * inputs.valid
     first = jax.lax.stop_gradient(jnp.where(valid[0] > 0, kl[0], 0.0))
     scale = returns.update_running_scale(
@@ -252,9 +265,11 @@ def term_loss(
         scale, moved = move_value_scale(settings, scales.value, first)
         return -q / scale, inputs.mask, scales._replace(value=moved), dict(scale=scale)
     if name == "kl":
-        actions = model.action_mask(inputs.zs)
-        loss, mask, scale = distillation(settings, policy, inputs, scales.kl, actions)
+        loss, mask, scale = distillation(settings, model, policy, inputs, scales.kl)
         return loss, mask, scales._replace(kl=scale), dict(kl=jnp.mean(loss) * scale.value)
+    if name == "bc" and model.config.policy == "categorical":
+        log_prob = policy_log_prob(model, mean[:-1], log_std[:-1], inputs.behaviour)
+        return -log_prob, inputs.mask[:-1], scales, {}
     if name == "bc":
         action = model.act(mean, log_std, inputs.eps)[:-1]
         actions = model.action_mask(inputs.zs[:-1])
@@ -280,16 +295,19 @@ def trust_region(
     Source: docs/sources.md, entry behaviour.
 
     Args:
-        policy, target: mean before tanh and log std, `[S, B, A]`.
+        policy, target: as `model.policy` gives them, `[S, B, A]`.
 
     Returns:
         A scalar and the moved scale.
     """
     (mean, log_std), (old_mean, old_log_std) = policy, target
-    if model.config.policy == "tanh_mean":
-        mean, old_mean = jnp.tanh(mean), jnp.tanh(old_mean)
-    kl = dist.gaussian_kl(old_mean, jnp.exp(old_log_std), mean, jnp.exp(log_std))
-    kl = jnp.sum(kl, axis=-1)
+    if model.config.policy == "categorical":
+        kl = categorical.kl(old_mean, mean)
+    else:
+        if model.config.policy == "tanh_mean":
+            mean, old_mean = jnp.tanh(mean), jnp.tanh(old_mean)
+        kl = dist.gaussian_kl(old_mean, jnp.exp(old_log_std), mean, jnp.exp(log_std))
+        kl = jnp.sum(kl, axis=-1)
     first = jax.lax.stop_gradient(kl[0])
     scale = returns.update_running_scale(scale, first, tau=settings.optimizer.tau)
     return time_weighted(kl / scale.value, inputs.mask, settings.loss.time_weight), scale
@@ -341,7 +359,9 @@ def policy_loss(
         total = total + settings.loss.trust_region_coef * trust
         scales = scales._replace(trust=moved)
         metrics["trust"] = trust
-    metrics |= dict(entropy=entropy, std=jnp.exp(log_std))
+    metrics["entropy"] = entropy
+    if model.config.policy != "categorical":
+        metrics["std"] = jnp.exp(log_std)
     return settings.loss.policy_coef * total, (scales, metrics)
 
 

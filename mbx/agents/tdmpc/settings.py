@@ -76,7 +76,8 @@ class Model:
     critic: str = setting("v", "v: V(z); q: Q(z, a)", choices=("q", "v"))
     policy: str = setting(
         "tanh_mean",
-        "Gaussian squashed by tanh, or Gaussian around tanh(mean) with clipped samples",
+        "of continuous actions: Gaussian squashed by tanh, or Gaussian around tanh(mean) with "
+        "clipped samples (discrete ones have a categorical policy)",
         choices=("squashed", "tanh_mean"),
     )
     num_values: int = setting(2, "value heads; 0: the size's")
@@ -89,8 +90,8 @@ class Model:
     num_bins: int = setting(101, "of predicted rewards and values; 1: regression", at_least=1)
     bin_min: float = setting(-10.0, "lowest bin, in symlog space", at_least=None)
     bin_max: float = setting(10.0, "highest bin", at_least=None)
-    log_std_min: float = setting(-3.0, "of the policy", at_least=None)
-    log_std_max: float = setting(1.0, "of the policy", at_least=None)
+    log_std_min: float = setting(-3.0, "of a Gaussian policy", at_least=None)
+    log_std_max: float = setting(1.0, "of a Gaussian policy", at_least=None)
     dropout: float = setting(0.01, "in the first hidden layer of each value head", at_most=1)
     episodic: str = setting(
         "auto",

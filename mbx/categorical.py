@@ -1,0 +1,227 @@
+"""Discrete actions: one-hot draws, and MPPI over sequences of them.
+
+    plan = categorical.plan(key, score, mean, std, config=mppi.MPPIConfig())
+    plan.action                                   # [B, A], one-hot
+    plan.mean                                     # [B, T, A], probabilities
+
+The planner is that of `mbx.mppi` with a categorical distribution a step in the place of a Gaussian:
+candidates are sequences of one-hot actions, and probabilities are refitted to the elites by their
+weights. It knows no model either.
+
+Axes: B states planned for at once, N candidates, P proposals, K elites, T horizon, A actions.
+Sources: Rubinstein 1999 (the cross-entropy method on discrete variables); Williams et al. 2017
+(weights of MPPI). What is ours: every action begins a candidate, and the least probability.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.scipy.special import log_ndtr
+
+from mbx import mppi
+from mbx.mppi import MPPIConfig, Plan, Refit, ScoreFn
+
+# -------------------------------------------------------------------------------------------------
+# Distributions over A classes
+
+
+def mixed_logits(logits: Array, unimix: float) -> Array:
+    """Log-probabilities of (1 - unimix) softmax + unimix / A, float32 `[..., A]`.
+
+    Source: DreamerV3 (arXiv 2301.04104), "unimix categoricals".
+
+    Examples:
+        >>> categorical.mixed_logits(jnp.array([0.0, 100.0]), 0.5).round(2).tolist()
+        [-1.3899999856948853, -0.28999999165534973]
+    """
+    logits = logits.astype(jnp.float32)
+    if unimix == 0.0:
+        return jax.nn.log_softmax(logits)
+    probs = jax.nn.softmax(logits)
+    return jnp.log((1.0 - unimix) * probs + unimix / logits.shape[-1])
+
+
+def straight_through(log_probs: Array, one_hot: Array) -> Array:
+    """`one_hot` in value, the probabilities in derivative: both `[..., A]`.
+
+    Examples:
+        >>> one_hot = jnp.array([0.0, 1.0])
+        >>> first = lambda x: categorical.straight_through(jax.nn.log_softmax(x), one_hot)[0]
+        >>> first(jnp.zeros(2)).item(), jax.grad(first)(jnp.zeros(2)).tolist()
+        (0.0, [0.25, -0.25])
+    """
+    probs = jnp.exp(log_probs)
+    return jax.lax.stop_gradient(one_hot) + (probs - jax.lax.stop_gradient(probs))
+
+
+def draw(log_probs: Array, eps: Array) -> Array:
+    """One-hot draws `[..., A]` made of standard normal numbers `[..., A]`.
+
+    Normal numbers become Gumbel ones by their distribution functions, and the largest sum wins
+    (Gumbel-max). With `eps` 0, as for a Gaussian policy without noise, it is the likeliest action.
+
+    Examples:
+        >>> log_probs = jnp.log(jnp.array([0.2, 0.8]))
+        >>> categorical.draw(log_probs, jnp.zeros(2)).tolist()
+        [0.0, 1.0]
+        >>> categorical.draw(log_probs, jnp.array([2.0, -1.0])).tolist()
+        [1.0, 0.0]
+    """
+    gumbel = -jnp.log(-log_ndtr(eps))
+    chosen = jnp.argmax(jax.lax.stop_gradient(log_probs) + gumbel, axis=-1)
+    return jax.nn.one_hot(chosen, log_probs.shape[-1], dtype=jnp.float32)
+
+
+def kl(p: Array, q: Array) -> Array:
+    """KL(p || q) of log-probabilities `[..., A]`: `[...]`.
+
+    Examples:
+        >>> p, q = jnp.log(jnp.array([0.5, 0.5])), jnp.log(jnp.array([0.25, 0.75]))
+        >>> round(float(categorical.kl(p, q)), 4)  # log(4 / 3) / 2
+        0.1438
+    """
+    return jnp.sum(jnp.exp(p) * (p - q), axis=-1)
+
+
+# -------------------------------------------------------------------------------------------------
+# The planner
+
+
+def probabilities(weights: Array, mask: Array | None = None, least: Array | float = 0.0) -> Array:
+    """Weights as probabilities of at least `least` each; uniform where all weights are 0.
+
+    Args:
+        weights: `[..., A]`, 0 or more.
+        mask: `[..., A]`, 0 for actions that there are not.
+        least: no more than one in A.
+
+    Examples:
+        >>> categorical.probabilities(jnp.array([[0.0, 0.0], [0.0, 3.0]]), least=0.1).tolist()
+        [[0.5, 0.5], [0.10000000149011612, 0.9000000357627869]]
+    """
+    mask = jnp.ones_like(weights) if mask is None else jnp.broadcast_to(mask, weights.shape)
+    weights = weights * mask
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    num = jnp.sum(mask, axis=-1, keepdims=True)
+    shares = jnp.where(total > 0.0, weights / jnp.where(total > 0.0, total, 1.0), 1.0 / num)
+    return mask * ((1.0 - least * num) * shares + least)
+
+
+def plan(
+    key: Array,
+    score_fn: ScoreFn,
+    mean: Array,
+    std: Array,
+    *,
+    proposals: Array | None = None,
+    initial: Array | None = None,
+    action_mask: Array | None = None,
+    has_aux: bool = False,
+    config: MPPIConfig,
+) -> Plan:
+    """`mppi.plan` for discrete actions: arguments and result are its, all actions are one-hot.
+
+    Where there are at least twice as many samples as actions, one candidate a round begins with
+    each action, so that none is overlooked because it became unlikely.
+
+    Args:
+        mean: `[B, T, A]`, probabilities (or weights) of round one; where all are 0, uniform. A
+            warm start by `mppi.warm_start` thus begins uniformly at the freed step.
+        std: not read.
+        config: `min_std` is the least standard deviation of a refitted indicator, so that no
+            action's probability falls below its square (1 / A at most); `max_std` is not read;
+            `action_noise`, 0 to 1, is how much of the probabilities is mixed into the chosen
+            action; with `selection` "mean" the likeliest action is chosen.
+
+    Raises:
+        ValueError: as `mppi.plan`; and for auxiliaries with `selection` "mean", which chooses no
+            candidate.
+
+    Examples:
+        >>> wanted = jnp.array([2, 0])  # the third action, then the first
+        >>> def score(key, actions):  # [B, N, T, A] -> [B, N]
+        ...     return (actions.argmax(-1) == wanted).sum(-1).astype(jnp.float32)
+        >>> config = mppi.MPPIConfig(num_samples=32, num_elites=4, selection="best")
+        >>> uniform = jnp.zeros((1, 2, 3))
+        >>> found = categorical.plan(jax.random.key(0), score, uniform, uniform, config=config)
+        >>> found.action.tolist(), found.mean[0].argmax(-1).tolist()
+        ([[0.0, 0.0, 1.0]], [2, 0])
+    """
+    mppi.check_shapes(mean, std, proposals, initial, config)
+    num_proposals = 0 if proposals is None else proposals.shape[1]
+    return plan_with_draws(
+        mppi.draw(key, mean, config.num_samples - num_proposals, config),
+        score_fn,
+        mean,
+        std,
+        proposals=proposals,
+        initial=initial,
+        action_mask=action_mask,
+        has_aux=has_aux,
+        config=config,
+    )
+
+
+def plan_with_draws(
+    draws: mppi.Draws,
+    score_fn: ScoreFn,
+    mean: Array,
+    std: Array,
+    *,
+    proposals: Array | None = None,
+    initial: Array | None = None,
+    action_mask: Array | None = None,
+    has_aux: bool = False,
+    config: MPPIConfig,
+) -> Plan:
+    """`plan` with its random numbers given: the deterministic core.
+
+    Examples:
+        >>> mean, config = jnp.zeros((1, 2, 3)), mppi.MPPIConfig(num_samples=8, num_elites=2)
+        >>> draws = mppi.draw(jax.random.key(0), mean, 8, config)
+        >>> score = lambda key, actions: actions[..., 0].sum(-1)
+        >>> plan = lambda mean: categorical.plan_with_draws(draws, score, mean, mean, config=config)
+        >>> jax.eval_shape(plan, mean).actions.shape
+        (1, 8, 2, 3)
+    """
+    if has_aux and config.selection == "mean":
+        raise ValueError("selection='mean' chooses no candidate to have auxiliaries: 'best' does")
+    batch, _, size = mean.shape
+    mask = mppi.expand_mask(action_mask, batch, size)
+    num = jnp.sum(mask, axis=-1, keepdims=True)
+    least = jnp.minimum(jnp.square(config.min_std), 1.0 / num)
+    one_hot = jnp.eye(size)
+
+    def sample(i: Array, last: Refit) -> Array:
+        actions = draw(jnp.log(last.mean)[:, None], draws.candidate(i))
+        if 2 * size <= actions.shape[1]:
+            # An action that there is not leaves its candidate as it was drawn.
+            begin = jnp.where(mask[:, 0, :, None] > 0.0, one_hot, actions[:, :size, 0])
+            actions = actions.at[:, :size, 0].set(begin)
+        if initial is not None:
+            actions = jnp.where(i == 0, initial[:, initial.shape[1] - actions.shape[1] :], actions)
+        return actions
+
+    def floored(last: Refit, new: Refit) -> Refit:
+        return new._replace(mean=probabilities(new.mean, mask, least))
+
+    found = mppi.search(
+        draws,
+        score_fn,
+        probabilities(mean, mask),
+        std,
+        sample,
+        blend=floored,
+        proposals=proposals,
+        mask=mask,
+        has_aux=has_aux,
+        config=config,
+    )
+    first, noise = found.mean[:, 0], config.action_noise
+    chosen = found.chosen
+    if config.selection == "mean":
+        chosen = jax.nn.one_hot(jnp.argmax(first, axis=-1), size)
+    action = draw(jnp.log((1.0 - noise) * chosen + noise * first), draws.action)
+    return found._replace(action=action, chosen=chosen)

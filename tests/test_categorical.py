@@ -1,0 +1,245 @@
+"""Discrete actions: draws by counting, the planner by loops in NumPy, TD-MPC's losses by hand."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from mbx import categorical, mppi, planners
+from mbx.agents.tdmpc import policy_loss as policies
+from mbx.agents.tdmpc.agent import example_row, make_agent, world_config
+from mbx.agents.tdmpc.types import PolicyInputs
+from mbx.returns import RunningScale
+from mbx.world_model import UNIMIX, make_world_model
+from tests.agents.tdmpc_helpers import SPEC, loud, make_settings
+
+B, N, P, T, A, K, ROUNDS = 2, 13, 2, 3, 4, 3, 3
+WANTED = np.array([2, 0, 3])
+LEAST = 0.2
+
+
+def score(key, actions):
+    right = (jnp.argmax(actions, axis=-1) == WANTED[None, None]).astype(jnp.float32)
+    return jnp.sum(right * jnp.array([[[3.0, 2.0, 1.0]]]), axis=-1)
+
+
+def score_by_loop(candidate):
+    return sum(
+        w * (step.argmax() == a) for w, step, a in zip((3, 2, 1), candidate, WANTED, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def problem():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(ROUNDS, B, N - P, T, A)).astype(np.float32)
+    mean = rng.dirichlet(np.ones(A), (B, T)).astype(np.float32)
+    mean[1] = 0.0  # nothing is known: uniform
+    proposals = np.eye(A, dtype=np.float32)[rng.integers(A, size=(B, P, T))]
+    proposals[..., 1] = 0.0
+    proposals = np.where(proposals.sum(-1, keepdims=True) > 0, proposals, np.eye(A)[0])
+    draws = mppi.Draws(
+        candidate=lambda i: jnp.asarray(noise)[i],
+        score=lambda i: jax.random.key(0),
+        gumbel=jnp.asarray(rng.gumbel(size=(B, K)), jnp.float32),
+        action=jnp.asarray(rng.normal(size=(B, A)), jnp.float32),
+    )
+    return noise, mean, proposals.astype(np.float32), draws
+
+
+def by_hand(problem, mask, noise_share):
+    """The whole planner in loops: action, probabilities, last candidates, values."""
+    noise, means, proposals, draws = problem
+    gumbel = -np.log(-np.log(scipy.stats.norm.cdf(noise.astype(np.float64))))
+    last = -np.log(-np.log(scipy.stats.norm.cdf(np.asarray(draws.action, np.float64))))
+    results = []
+    for b in range(B):
+        probs = means[b].astype(np.float64) * mask
+        probs = np.array([p / p.sum() if p.sum() else mask / mask.sum() for p in probs])
+        for i in range(ROUNDS):
+            candidates = list(proposals[b])
+            for n in range(N - P):
+                with np.errstate(divide="ignore"):
+                    chosen = (np.log(probs) + gumbel[i, b, n]).argmax(-1)
+                if n < A and mask[n]:
+                    chosen[0] = n
+                candidates.append(np.eye(A)[chosen])
+            candidates = np.stack(candidates)
+            values = np.array([score_by_loop(c) for c in candidates], float)
+            best = np.argsort(-values, kind="stable")[:K]
+            weights = np.exp(0.5 * (values[best] - values[best][0]))
+            weights /= weights.sum()
+            probs = np.einsum("k,kta->ta", weights, candidates[best])
+            least = min(LEAST**2, 1 / mask.sum())
+            probs = mask * ((1 - mask.sum() * least) * probs + least)
+        elite = (np.log(weights) + np.asarray(draws.gumbel[b])).argmax()
+        first = candidates[best][elite][0]
+        mixed = (1 - noise_share) * first + noise_share * probs[0]
+        with np.errstate(divide="ignore"):
+            action = np.eye(A)[(np.log(mixed) + last[b]).argmax()]
+        results.append((action, first, probs, candidates, values))
+    return [np.stack(x) for x in zip(*results, strict=True)]
+
+
+@pytest.mark.parametrize(("masked", "noise"), [(False, 0.0), (True, 0.7)])
+def test_the_planner_is_its_loops_in_numpy(problem, masked, noise):
+    _, mean, proposals, draws = problem
+    mask = np.array([1.0, 0.0, 1.0, 1.0]) if masked else np.ones(A)
+    config = mppi.MPPIConfig(
+        iterations=ROUNDS, num_samples=N, num_elites=K, min_std=LEAST, action_noise=noise
+    )
+    plan = categorical.plan_with_draws(
+        draws,
+        score,
+        jnp.asarray(mean),
+        jnp.ones((B, T, A)),
+        proposals=jnp.asarray(proposals),
+        action_mask=jnp.asarray(mask) if masked else None,
+        config=config,
+    )
+    action, first, probs, candidates, values = by_hand(problem, mask, noise)
+    np.testing.assert_array_equal(plan.actions, candidates)
+    np.testing.assert_array_equal(plan.values, values)
+    np.testing.assert_allclose(plan.mean, probs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(plan.chosen, first)
+    np.testing.assert_array_equal(plan.action, action)
+
+
+def test_the_likeliest_action_is_chosen_by_mean_and_what_has_no_meaning_is_refused():
+    config = mppi.MPPIConfig(num_samples=16, num_elites=4, selection="mean")
+    zeros = jnp.zeros((1, T, A))
+    plan = categorical.plan(jax.random.key(0), score, zeros, zeros, config=config)
+    np.testing.assert_array_equal(plan.chosen, np.eye(A)[plan.mean[:, 0].argmax(-1)])
+    np.testing.assert_array_equal(plan.mean[0].argmax(-1), WANTED)
+    with pytest.raises(ValueError, match="selection='mean' chooses no candidate"):
+        categorical.plan(jax.random.key(0), score, zeros, zeros, has_aux=True, config=config)
+    with pytest.raises(ValueError, match="planner.name='cem' plans continuous actions alone"):
+        planners.plan("cem", jax.random.key(0), score, zeros, zeros, discrete=True, config=config)
+
+
+def test_the_first_round_can_be_given_and_is_not_changed():
+    config = mppi.MPPIConfig(iterations=1, num_samples=2 * A, num_elites=2)
+    given = jnp.broadcast_to(jnp.eye(A)[3], (1, 2 * A, T, A))
+    zeros = jnp.zeros((1, T, A))
+    plan = categorical.plan(jax.random.key(0), score, zeros, zeros, initial=given, config=config)
+    np.testing.assert_array_equal(plan.actions, given)
+
+
+def test_draws_have_the_probabilities():
+    probs = np.array([0.1, 0.2, 0.7])
+    eps = jax.random.normal(jax.random.key(0), (20_000, 3))
+    drawn = categorical.draw(jnp.log(jnp.asarray(probs))[None], eps)
+    np.testing.assert_allclose(drawn.mean(0), probs, atol=0.01)
+    # Far out a distribution function is 1 in float32: its logarithm is not.
+    far = categorical.draw(jnp.zeros(2), jnp.array([8.0, 9.0]))
+    np.testing.assert_array_equal(far, [0.0, 1.0])
+
+
+@pytest.fixture(scope="module")
+def discrete():
+    settings = make_settings(loss=dict(policy_loss="awr"))
+    spec = SPEC._replace(discrete=True)
+    model = make_world_model(world_config(settings, spec))
+    params = loud(model.init(jax.random.key(0)))
+    z = jax.random.normal(jax.random.key(1), (T, B, model.config.latent))
+    return settings, spec, model, params, z, model.policy(params, z)
+
+
+def test_the_policy_is_categorical_with_a_share_of_uniform(discrete):
+    _, _, model, params, z, (log_probs, zeros) = discrete
+    assert log_probs.shape == (T, B, 2) and not zeros.any()
+    probs = np.exp(log_probs)
+    np.testing.assert_allclose(probs.sum(-1), 1.0, rtol=1e-5)
+    kernels = jax.tree.leaves(params["policy"])
+    assert not any(4 in np.shape(x) for x in kernels)  # one number an action, not two
+    extreme = jax.tree.map(lambda x: 100.0 * x, params["policy"])
+    least = np.exp(model.policy({**params, "policy": extreme}, z)[0]).min()
+    np.testing.assert_allclose(least, UNIMIX / 2, rtol=1e-4)
+
+
+def test_losses_of_a_categorical_policy_by_hand(discrete):
+    settings, _, model, _, z, (log_probs, zeros) = discrete
+    p = np.exp(np.asarray(log_probs, np.float64))
+    actions = np.eye(2)[np.random.default_rng(0).integers(2, size=(T, B))]
+    got = policies.policy_log_prob(model, log_probs, zeros, jnp.asarray(actions))
+    np.testing.assert_allclose(got, np.log(p[actions == 1].reshape(T, B)), rtol=1e-5)
+    entropy = policies.policy_entropy(settings, model, log_probs, zeros, zeros)
+    np.testing.assert_allclose(entropy, -(p * np.log(p)).sum(-1), rtol=1e-4)
+
+    # Distillation: an expert's 0 counts as EXPERT_LEAST.
+    expert = np.stack([actions, np.ones_like(actions)], axis=-2)
+    inputs = PolicyInputs(
+        z, jnp.ones((T, B)), None, None, valid=jnp.ones((T, B)), expert=jnp.asarray(expert),
+        behaviour=jnp.asarray(actions[:-1]),
+    )  # fmt: skip
+    e = np.where(actions == 1, 1 - policies.EXPERT_LEAST, policies.EXPERT_LEAST)
+    for forward, wanted in ((True, e * np.log(e / p)), (False, p * np.log(p / e))):
+        own = make_settings(loss=dict(policy_loss="kl", kl_forward=forward))
+        scale = RunningScale(jnp.float32(2.0))
+        loss, _, new = policies.distillation(own, model, (log_probs, zeros), inputs, scale)
+        np.testing.assert_allclose(loss * new.value, wanted.sum(-1)[:-1], rtol=1e-4)
+
+    cloned, mask, _, _ = policies.term_loss(
+        "bc", settings, model, {}, (log_probs, zeros), inputs, None
+    )
+    np.testing.assert_allclose(cloned, -got[:-1], rtol=1e-6)
+
+    old = jnp.log(jnp.full((T, B, 2), 0.5))
+    trust, moved = policies.trust_region(
+        make_settings(loss=dict(rho=1.0)), model, (log_probs, zeros), (old, zeros), inputs,
+        RunningScale(jnp.float32(1.0)),
+    )  # fmt: skip
+    kl = (0.5 * np.log(0.5 / p)).sum(-1)
+    np.testing.assert_allclose(trust * moved.value, kl.mean(), rtol=1e-4)
+
+
+def test_svg_reaches_a_categorical_policy_through_its_draw(discrete):
+    _, _, model, _, _, _ = discrete
+    eps = jnp.array([0.3, -0.2])
+    logits = jnp.array([0.4, -0.1])
+
+    def value(logits):
+        log_probs = jax.nn.log_softmax(logits)
+        return jnp.dot(model.act(log_probs, jnp.zeros(2), eps), jnp.array([3.0, 1.0]))
+
+    p = np.exp(logits) / np.exp(logits).sum()
+    assert float(value(logits)) == 3.0  # the draw itself
+    slope = 2.0 * p[0] * p[1]  # d (3 p0 + p1) / d logit 0
+    np.testing.assert_allclose(jax.grad(value)(logits), [slope, -slope], rtol=1e-5)
+
+
+def test_a_discrete_agent_acts_and_stores_one_hot_actions(discrete):
+    _, spec, _, _, _, _ = discrete
+    own = make_settings(planner=dict(action_noise=1.0), loss=dict(policy_loss="kl"))
+    agent = make_agent(own, spec)
+    train = jax.jit(agent.init)(jax.random.key(0))
+    act = jax.jit(agent.act, static_argnums=5)
+    obs, first = jax.random.normal(jax.random.key(1), (4, 3)), jnp.ones(4, bool)
+    action, actor = act(train, agent.init_actor(4), obs, first, jax.random.key(2), False)
+    np.testing.assert_array_equal(np.sort(action, axis=-1), np.tile([0.0, 1.0], (4, 1)))
+    np.testing.assert_allclose(actor.sum(-1), 1.0, rtol=1e-5)
+    targets = jax.jit(agent.store.targets)(train, None, obs, jax.random.key(3))
+    np.testing.assert_array_equal(np.sort(targets.actions, axis=-1)[..., 1], 1.0)
+    np.testing.assert_allclose(targets.expert[:, 0].sum(-1), 1.0, rtol=1e-5)
+
+
+def test_boards_are_read_as_vectors_and_small_images_refused():
+    settings = make_settings()
+    board = SPEC._replace(obs_shape=(4, 3, 2))
+    flat = world_config(settings, board)
+    model, vector = (
+        make_world_model(world)
+        for world in (flat, world_config(settings, SPEC._replace(obs_shape=(24,))))
+    )
+    params = vector.init(jax.random.key(0))
+    same = jax.tree.map(lambda a, b: a.shape == b.shape, params, model.init(jax.random.key(1)))
+    assert all(jax.tree.leaves(same))
+    obs = jax.random.normal(jax.random.key(2), (5, 2, 4, 3, 2))
+    wanted = vector.encode(params, obs.reshape(5, 2, 24))
+    np.testing.assert_array_equal(model.encode(params, obs), wanted)
+    assert example_row(model)["obs"].shape == (4, 3, 2)
+    with pytest.raises(ValueError, match="64x64"):
+        world_config(settings, board._replace(obs_dtype=np.uint8))
