@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import pathlib
 import re
@@ -51,6 +52,9 @@ def broken(build_site, page: pathlib.Path, root: pathlib.Path) -> list[str]:
         target = (page.parent / name).resolve()
         if not target.exists() or not target.is_relative_to(root):
             wrong.append(link)
+        elif anchor and target.suffix == ".md" and target.parent.name == "api":
+            # Of a module's page, whose text is made of docstrings; the names are tested below.
+            assert anchor.startswith(f"{target.stem}."), link
         elif anchor and target.suffix == ".md" and anchor not in anchors(target.read_text()):
             wrong.append(link)
     return wrong
@@ -69,6 +73,20 @@ def test_every_link_of_every_page_leads_somewhere(build_site, site):
         if "api" not in page.parts:
             assert broken(build_site, page, site) == [], page
     assert (site / "api" / "mbx.mppi.md").exists()
+
+
+def test_the_reference_by_task_leads_to_every_part_of_the_kit():
+    """Each link names what its module defines, so that it has an entry there."""
+    text = (ROOT / "docs" / "reference.md").read_text()
+    found = re.findall(r"\[`([\w.]+)`\]\(\.\./(mbx/[\w/]+)\.py#([\w.]+)\)", text)
+    for shown, path, name in found:
+        module, _, own = name.rpartition(".")
+        assert module.split(".") == path.removesuffix("/__init__").split("/")
+        value = getattr(importlib.import_module(module), own)
+        assert value.__module__ == module and shown.split(".")[-1] == own
+    stable = (ROOT / "docs" / "interface.md").read_text()
+    parts = set(re.findall(r"^\| `mbx\.(\w+)`", stable, flags=re.MULTILINE))
+    assert {*parts, "planners"} <= {path.split("/")[1] for _, path, _ in found} and len(found) > 45
 
 
 def test_what_is_no_link(build_site):

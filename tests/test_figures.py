@@ -64,6 +64,23 @@ def test_no_table_of_numbers_stands_beside_the_data(name):
     assert not re.findall(r"^\|.*\d.*\|$", outside, flags=re.MULTILINE)
 
 
+def test_every_number_of_the_front_page_comes_from_somewhere(manifest):
+    """Beside code and links: what was measured, and what the package declares."""
+    text, code = (ROOT / "README.md").read_text(), r"^```.*?^```|^    .*?$|`[^`\n]*`|\]\([^)]*\)"
+    prose = re.sub(code, "", text, flags=re.MULTILINE | re.DOTALL)
+    film = manifest["pictures"]["docs/films/pendulum.gif"]["command"]
+    suite = (ROOT / "docs" / "testing.md").read_text()
+    sources = {
+        f"{int(re.search(r'train.steps=([0-9]+)', film)[1]):,}",
+        re.search(r"python_requires = >=([0-9.]+)", (ROOT / "setup.cfg").read_text())[1],
+        re.search(r"`python -m pytest` takes about ([0-9]+) minutes", suite)[1],
+        "64x64",  # what the encoders of images are built for
+        *re.findall(r"arxiv.org/abs/([0-9.]+)", text),
+    }
+    found = set(re.findall(r"(?<![\w.-])[0-9][0-9,.]*\w*", prose))
+    assert found - sources == set() and len(found) >= 8
+
+
 def test_every_table_stands_in_some_page():
     text = "".join(page.read_text() for page in figures.pages())
     assert set(re.findall(r"<!-- table: ([\w-]+) -->", text)) == set(figures.layout()["tables"])
