@@ -142,7 +142,7 @@ def plan(
     Examples:
         >>> wanted = jnp.array([2, 0])  # the third action, then the first
         >>> def score(key, actions):  # [B, N, T, A] -> [B, N]
-        ...     return (actions.argmax(-1) == wanted).sum(-1).astype(jnp.float32)
+        ...     return (actions.argmax(-1) == wanted[None, None]).sum(-1).astype(jnp.float32)
         >>> config = mppi.MPPIConfig(num_samples=32, num_elites=4, selection="best")
         >>> uniform = jnp.zeros((1, 2, 3))
         >>> found = categorical.plan(jax.random.key(0), score, uniform, uniform, config=config)
