@@ -187,6 +187,13 @@ def test_a_traced_number_chooses_as_a_constant_does(name):
     assert len({np.asarray(x).tobytes() for x in found}) == len(values)
 
 
+def test_the_encoders_rate_steps_at_its_update():
+    """Of eight updates the third is the first with a tenth of the rate."""
+    found = rate(given(SMALL, {"optimizer.encoder_lr_step_at": 0.25}))
+    wanted = 3e-4 * 0.3 * np.array([1.0, 1.0, *[0.1] * 7])
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(VARIANTS))
 def test_traced_numbers_give_what_constants_give(name):
