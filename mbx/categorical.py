@@ -74,6 +74,20 @@ def draw(log_probs: Array, eps: Array) -> Array:
     return jax.nn.one_hot(chosen, log_probs.shape[-1], dtype=jnp.float32)
 
 
+def disturb(one_hot: Array, probs: Array, share: Array | float, eps: Array) -> Array:
+    """One-hot draws of the mixture (1 - share) one_hot + share probs: `[..., A]` all.
+
+    Examples:
+        >>> uniform = jnp.array([0.5, 0.5])
+        >>> last, eps = jnp.array([0.0, 1.0]), jnp.array([1.0, -1.0])
+        >>> categorical.disturb(last, uniform, 0.0, eps).tolist()
+        [0.0, 1.0]
+        >>> categorical.disturb(last, uniform, 1.0, eps).tolist()
+        [1.0, 0.0]
+    """
+    return draw(jnp.log((1.0 - share) * one_hot + share * probs), eps)
+
+
 def kl(p: Array, q: Array) -> Array:
     """KL(p || q) of log-probabilities `[..., A]`: `[...]`.
 
@@ -219,9 +233,8 @@ def plan_with_draws(
         has_aux=has_aux,
         config=config,
     )
-    first, noise = found.mean[:, 0], config.action_noise
-    chosen = found.chosen
+    first, chosen, noise = found.mean[:, 0], found.chosen, config.action_noise
     if config.selection == "mean":
         chosen = jax.nn.one_hot(jnp.argmax(first, axis=-1), size)
-    action = draw(jnp.log((1.0 - noise) * chosen + noise * first), draws.action)
+    action = disturb(chosen, first, noise, draws.action)
     return found._replace(action=action, chosen=chosen)

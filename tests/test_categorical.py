@@ -9,6 +9,7 @@ import pytest
 import scipy.stats
 
 from mbx import categorical, mppi, planners
+from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc.agent import example_row, make_agent, world_config
 from mbx.agents.tdmpc.types import PolicyInputs
@@ -126,6 +127,15 @@ def test_the_first_round_can_be_given_and_is_not_changed():
     zeros = jnp.zeros((1, T, A))
     plan = categorical.plan(jax.random.key(0), score, zeros, zeros, initial=given, config=config)
     np.testing.assert_array_equal(plan.actions, given)
+
+
+def test_a_share_of_proposals_is_drawn_uniformly(discrete):
+    _, _, model, _, _, _ = discrete
+    actions = jnp.broadcast_to(jnp.eye(2)[1], (20_000, 2))
+    noise = jax.random.normal(jax.random.key(0), actions.shape)
+    found = planning._disturbed(model, actions, 0.4, noise)
+    np.testing.assert_array_equal(found.sum(-1), 1.0)
+    np.testing.assert_allclose(found.mean(0), [0.2, 0.8], atol=0.01)
 
 
 def test_draws_have_the_probabilities():

@@ -24,7 +24,7 @@ KINDS = {
     "grid": EnvSpec("x:grid", (10, 10, 4), jnp.float32, 3, 500, 1, discrete=True),
     "screen": EnvSpec("x:screen", (64, 64, 3), jnp.uint8, 5, 500, 1, discrete=True),
 }
-TAKES = {"dreamer": tuple(KINDS), "tdmpc": ("continuous",), "empo": ()}
+TAKES = {"dreamer": tuple(KINDS), "tdmpc": ("continuous", "grid"), "empo": ()}
 
 
 @functools.cache

@@ -39,7 +39,10 @@ class Planner:
     num_elites: int = setting(16, "best candidates that are refitted to", at_least=1)
     num_proposals: int = setting(8, "policy trajectories among the candidates")
     proposal_noise: float = setting(
-        0.0, "standard deviation of noise added to them", needs={"num_proposals": NONZERO}
+        0.0,
+        "standard deviation of noise added to them; of discrete actions the share that is drawn "
+        "uniformly",
+        needs={"num_proposals": NONZERO},
     )
     prior_start: int = setting(
         0,
@@ -155,7 +158,7 @@ class TrainingPlanner:
     num_proposals: int = setting(8, "policy trajectories among the candidates", needs=_AS_ACTING)
     proposal_log_std: tuple[float, ...] = setting(
         (),
-        "lowest and highest log std of the policy in them; empty: as when acting",
+        "lowest and highest log std of a Gaussian policy in them; empty: as when acting",
         at_least=None,
         needs=_AS_ACTING | {"num_proposals": NONZERO},
     )

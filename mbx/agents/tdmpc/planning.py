@@ -175,7 +175,7 @@ def plan_to_act(
         proposals = policy_trajectories(model, params, z, eps)
     if planner.num_proposals and possible(planner.proposal_noise > 0.0):
         noise = jax.random.normal(keys["proposal_noise"], proposals.shape)
-        proposals = jnp.clip(proposals + planner.proposal_noise * noise, -1.0, 1.0)
+        proposals = _disturbed(model, proposals, planner.proposal_noise, noise)
         proposals = masked(model, proposals, z[:, None, None])
     score = score_function(settings, model, params, z, planner)
     if see is not None:
@@ -202,6 +202,14 @@ def plan_to_act(
         found = {**plan._asdict(), "num_elites": config.num_elites, "discount": discount}
         io_callback(functools.partial(see, "plan"), None, found, ordered=True)
     return plan
+
+
+def _disturbed(model: WorldModel, actions: Array, much: Array | float, noise: Array) -> Array:
+    """Actions with normal noise `[..., A]`; of discrete ones a share is drawn uniformly."""
+    if model.config.policy == "categorical":
+        uniform = jnp.full_like(actions, 1.0 / actions.shape[-1])
+        return categorical.disturb(actions, uniform, much, noise)
+    return jnp.clip(actions + much * noise, -1.0, 1.0)
 
 
 def _seen(score: mppi.ScoreFn, see: See) -> mppi.ScoreFn:
