@@ -53,6 +53,32 @@ class Cart(gymnasium.Env):
         return picture
 '''
 
+LOOP = """
+import json, sys, time
+
+from cart import Cart
+from run import Policy
+
+policy, env, period = Policy(sys.argv[1]), Cart(mass=1.5), 1 / 50
+obs, _ = env.reset(seed=0)
+policy(obs)
+times, late, due = [], 0, time.perf_counter()
+for step in range(500):
+    if step % env.max_episode_steps == 0:
+        obs, _ = env.reset()
+        policy.reset()
+    began = time.perf_counter()
+    obs, *_ = env.step(policy(obs))
+    times.append(1e3 * (time.perf_counter() - began))
+    due += period
+    late += time.perf_counter() > due
+    time.sleep(max(0.0, due - time.perf_counter()))
+    due = max(due, time.perf_counter())
+quick, median, worst = (sorted(times)[i] for i in (50, 250, 499))
+told = dict(steps=len(times), quick=quick, median=median, worst=worst, late=int(late))
+print(json.dumps(told | dict(mbx="mbx" in sys.modules)))
+"""
+
 SMALL = (
     *("env.num_envs=2", "loss.batch_size=8", "replay.capacity=400", "reanalyze.batch_size=8"),
     *("planner.num_samples=16", "planner.num_elites=4", "training_planner.num_samples=8"),
@@ -75,7 +101,7 @@ def run(module: str, *arguments: str, folder: pathlib.Path = ROOT) -> str:
         capture_output=True,
         text=True,
         check=False,
-        env=dict(os.environ, JAX_PLATFORMS="cpu", PYTHONPATH=str(ROOT)),
+        env=dict(os.environ, JAX_PLATFORMS="cpu", PYTHONPATH=str(ROOT) if module else ""),
     )
     print(f"{module or arguments[0]}: {time.time() - began:.0f} s")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -136,6 +162,15 @@ def test_from_a_class_in_a_file_to_a_policy_without_mbx(tmp_path):
     alone.mkdir()
     (alone / "run.py").write_text((ROOT / "examples/run_exported.py").read_text())
     run("", "run.py", str(policy), folder=alone)
+
+    # At 50 Hz without mbx: the cart itself in the loop.
+    (alone / "cart.py").write_text(CART)
+    (alone / "loop.py").write_text(LOOP)
+    told = json.loads(run("", "loop.py", str(policy), folder=alone).splitlines()[-1])
+    print(f"at 50 Hz: {told}")
+    assert not told["mbx"] and told["steps"] == 500 and told["quick"] < 20.0
+    if os.getloadavg()[0] < (os.cpu_count() or 1):  # else others take the time
+        assert told["median"] < 20.0 and told["late"] <= 25
 
     # Swept.
     out = tmp_path / "sweep"

@@ -22,10 +22,12 @@ from typing import Any
 
 from mbx.agents.settings import Log
 from mbx.files import atomic_write, parse_json, written
+from mbx.settings import flatten
 from mbx.training import wandb_sink
 from mbx.training.progress import Progress
 
 _EPISODE = ["step", "episode", "task", "return", "length"]
+_COMPARED = ("eval/return_mean", "train/episode/return")  # by TensorBoard's hyperparameters
 _TRAINING = ["step", "environment", "task", "return", "length"]
 
 
@@ -69,6 +71,8 @@ class RunLogger:
         self._write_config(config, resume_step)
         self._rewrite(-1 if resume_step is None else resume_step)
         self._tensorboard = _tensorboard(os.path.join(workdir, "tb"), resume_step)
+        if self._tensorboard is not None and config:
+            self._tensorboard.settings(dict(flatten(config)), _COMPARED)
         self._bar = None if quiet else Progress(progress_total, resume_step or 0, label)
         self._warned = False
 
@@ -137,6 +141,11 @@ class RunLogger:
             [[int(s), int(i), task, repr(float(x)), int(n)] for s, i, task, x, n in each],
         )
 
+    def log_picture(self, name: str, step: int, content: bytes) -> None:
+        """Show the content of a picture's or a film's file in TensorBoard."""
+        if self._tensorboard is not None:
+            self._tensorboard.picture(name, step, content)
+
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Append one row. Values that are not finite are written as null, with one warning a run.
 
@@ -204,6 +213,9 @@ class NoLogger:
         self, step: int, returns: Sequence[float], lengths: Sequence[float], tasks: Sequence[str]
     ) -> None:
         """Write no episode."""
+
+    def log_picture(self, name: str, step: int, content: bytes) -> None:
+        """Show no picture."""
 
     def log_training(self, *episodes: Sequence[Any]) -> None:
         """Write no episode."""

@@ -375,7 +375,7 @@ def evaluate_seeds(
         # Diagnostics read rows of the whole replay, which one process has only alone.
         if job.agent.diagnostics is not None and job.partition.processes == 1:
             rows = job.share(state.replay, i)
-            summary |= write_diagnostics(job.agent, one.workdir, train, rows, keys[i])
+            summary |= write_diagnostics(job.agent, one.logger, steps, train, rows, keys[i])
         one.logger.log("eval", steps, {**summary, "seconds": time.time() - started})
         one.logger.log_episodes(steps, result.returns, result.lengths, result.tasks)
         one.best.save_best(steps, train, summary["return_mean"])
@@ -384,12 +384,18 @@ def evaluate_seeds(
 
 
 def write_diagnostics(
-    agent: Agent, workdir: str, train: Any, rows: replay.ReplayState, key: jax.Array
+    agent: Agent,
+    logger: RunLogger | NoLogger,
+    steps: int,
+    train: Any,
+    rows: replay.ReplayState,
+    key: jax.Array,
 ) -> dict[str, float]:
     """Write the files of the agent's diagnostics and return their numbers."""
     found = agent.diagnostics(train, rows, key)
     for name, content in found.files.items():
-        atomic_write(os.path.join(workdir, name), content)
+        atomic_write(os.path.join(logger.workdir, name), content)
+        logger.log_picture(name, steps, content)
     return found.metrics
 
 

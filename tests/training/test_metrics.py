@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mbx.training import metrics
 from mbx.training.metrics import RunLogger, atomic_write, read_rows
 from mbx.training.progress import Progress, duration
 
@@ -163,6 +164,28 @@ def test_tensorboard_gets_every_value_and_hides_what_a_resumed_run_makes_again(t
     RunLogger(str(tmp_path), config={}, resume_step=20).close()
     purge = events_of(next((tmp_path / "tb").iterdir()))[1]
     assert (purge.step, purge.session_log.status) == (21, 1)
+
+
+def test_tensorboard_gets_settings_pictures_and_films(tmp_path):
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+
+    config = {"agent": "tdmpc", "loss": {"rho": 0.5, "heads": [1, 2]}, "resume": True}
+    logger = RunLogger(str(tmp_path), config=config)
+    png = b"\x89PNG\r\n\x1a\n" + bytes([0, 0, 0, 13]) + b"IHDR" + bytes([0, 0, 1, 2, 0, 0, 0, 7])
+    logger.log_picture("model.png", 40, png)
+    logger.log_picture("film.gif", 60, b"GIF89a" + bytes([5, 1, 9, 0]))
+    logger.log_picture("notes.txt", 60, b"words")
+    logger.close()
+    events = events_of(next((tmp_path / "tb").iterdir()))
+    values = [(event.step, value) for event in events for value in event.summary.value]
+    data = [HParamsPluginData.FromString(v.metadata.plugin_data.content) for _, v in values[:3]]
+    assert [m.name.tag for m in data[0].experiment.metric_infos] == list(metrics._COMPARED)
+    given = data[1].session_start_info.hparams
+    assert given["agent"].string_value == "tdmpc" and given["loss.rho"].number_value == 0.5
+    assert given["loss.heads"].string_value == "[1, 2]" and given["resume"].bool_value
+    shown = [(step, v.tag, v.image.width, v.image.height) for step, v in values[3:]]
+    assert shown == [(40, "model.png", 258, 7), (60, "film.gif", 261, 9)]
+    assert values[3][1].image.encoded_image_string == png
 
 
 def test_an_event_file_that_cannot_be_written_ends_the_run_by_name(tmp_path, monkeypatch):

@@ -70,10 +70,16 @@ class Look(NamedTuple):
 
 def make_diagnostics(settings: Settings, model: WorldModel) -> MakeDiagnostics:
     """`Agent.diagnostics` of TD-MPC's agent."""
-    look_at = jax.jit(functools.partial(look, settings, model))
+
+    @functools.cache
+    def program() -> Any:
+        # It runs once an evaluation: on a processor, what LLVM would make it quicker by is less
+        # than LLVM takes.
+        few = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+        return jax.jit(functools.partial(look, settings, model), compiler_options=few)
 
     def diagnose(train: TrainState, state: replay.ReplayState, key: Array) -> Diagnostics:
-        found = jax.device_get(look_at(train, state, key))
+        found = jax.device_get(program()(train, state, key))
         numbers = summarise(found, depths(len(found.mask), settings.planner.horizon))
         return Diagnostics(numbers, {"model.png": draw(found)})
 
@@ -217,33 +223,30 @@ def plans_by_round(
         one = dataclasses.replace(config, iterations=1, extra_iterations=0)
         number = config.rounds(action_dim)
     score = score_function(settings, model, params, z, planner)
-    proposals = None
-    if planner.num_proposals:
-        eps = jax.random.normal(
-            keys["proposals"], (horizon, num, planner.num_proposals, action_dim)
-        )
-        proposals = planning.policy_trajectories(model, params, z, eps)
-
-    def value(actions: Array) -> Array:
-        return score(keys["score"], actions)[:, 0]
+    # The policy's own actions come first. Everything is asked once, of all: each further question
+    # of the model would be as much again to compile.
+    eps = jax.random.normal(keys["proposals"], (horizon, num, planner.num_proposals, action_dim))
+    eps = jnp.concatenate([jnp.zeros((horizon, num, 1, action_dim)), eps], axis=2)
+    trajectories = planning.policy_trajectories(model, params, z, eps)
+    own, proposals = trajectories[:, :1], trajectories[:, 1:]
 
     def next_round(gaussian: tuple[Array, Array], key: Array) -> tuple[Any, Array]:
         plan = planners.find(planner.name).plan(
             key,
             score,
             *gaussian,
-            proposals=proposals,
+            proposals=proposals if planner.num_proposals else None,
             action_mask=model.action_mask(z),
             config=one,
         )
-        return (plan.mean, plan.std), value(plan.mean[:, None])
+        return (plan.mean, plan.std), plan.mean
 
-    own = planning.policy_trajectories(model, params, z, jnp.zeros((horizon, num, 1, action_dim)))
     mean = jnp.zeros((num, horizon, action_dim))
     start = (mean, jnp.full_like(mean, config.max_std))
     rounds = jax.random.split(keys["rounds"], number)
-    _, values = jax.lax.scan(next_round, start, rounds)
-    return jnp.concatenate([value(own)[None], values])
+    _, means = jax.lax.scan(next_round, start, rounds)
+    candidates = jnp.concatenate([own, jnp.swapaxes(means, 0, 1)], axis=1)
+    return score(keys["score"], candidates).T
 
 
 # -------------------------------------------------------------------------------------------------
