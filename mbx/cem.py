@@ -34,9 +34,9 @@ class ICEMConfig(MPPIConfig):
         momentum: share of the old mean and deviation in the new ones.
     """
 
-    noise_beta: float = 2.0
+    noise_beta: float | Array = 2.0
     keep_elites: float = 0.3
-    momentum: float = 0.1
+    momentum: float | Array = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -45,7 +45,8 @@ class MPPIConfig:
             and the actions and values returned are those of the last one.
         num_samples: candidates N a round, proposals included.
         num_elites: candidates K <= N that the Gaussian is refitted to.
-        temperature: of the elites' weights.
+        temperature: of the elites' weights. It, `min_std`, `max_std` and `action_noise` may be
+            traced.
         temperature_mode: weights are exp(temperature * (v - max v)) with "multiply" (TD-MPC2) and
             exp((v - max v) / temperature) with "divide".
         min_std, max_std: bounds of the refitted standard deviation, in action units.
@@ -62,12 +63,12 @@ class MPPIConfig:
     iterations: int = 6
     num_samples: int = 512
     num_elites: int = 64
-    temperature: float = 0.5
+    temperature: float | Array = 0.5
     temperature_mode: str = "multiply"
-    min_std: float = 0.05
-    max_std: float = 2.0
+    min_std: float | Array = 0.05
+    max_std: float | Array = 2.0
     selection: str = "sample"
-    action_noise: float = 0.0
+    action_noise: float | Array = 0.0
     rescore_proposals: bool = True
     extra_iterations: int = 0
     extra_iterations_action_dim: int = 20

@@ -55,7 +55,7 @@ def score(key: jax.Array, actions: jax.Array) -> jax.Array:
 
 def of_mppi(key: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
     """mbx.mppi and mbx.derivatives."""
-    config = mppi.MPPIConfig(iterations=3, num_samples=64, num_elites=8)
+    config = mppi.MPPIConfig(iterations=3, num_samples=64, num_elites=8, temperature=std.max())
     plan: mppi.Plan = mppi.plan(key, score, mean, std, has_aux=False, config=config)
     fitted = mppi.refit(
         plan.actions, plan.values, num_elites=8, temperature=0.5, min_std=0.1, max_std=1.0
