@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tomllib
 
-from experiments import mutants
+from experiments import mutants, mutate, mutation_table
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -137,6 +138,41 @@ def test_a_toy_checkout_is_judged_by_the_tests_that_call_what_changed(tmp_path):
     again = {row["new"]: row["status"] for row in map(json.loads, out.read_text().splitlines())}
     assert [again[f"return {x}"] for x in ("x * x", "(-x)", "x")] == ["killed"] * 3
     assert again["return abs(x)"] == "survived"
+
+
+def test_rows_that_are_kept_as_csv_say_the_same(tmp_path):
+    rows = {}
+    for status, new in (("killed", 'f"a, {b}"'), ("survived", "x - 1"), ("survived", "x\n- 2")):
+        row = dict(path="mbx/toy.py", line=3, function="f", kind="sign", old="x", new=new)
+        key = f"mbx/toy.py | f | x | {new}"
+        rows[key] = row | dict(status=status, by="", seconds=0.5, key=key, tried=["t"])
+    known = {"mbx/toy.py | f | x | x - 1": "why"}
+    mutation_table.keep(tmp_path / "kept.csv", rows, known)
+    again = mutation_table.read(tmp_path / "kept.csv")
+    assert again.keys() == rows.keys() and mutation_table.table(again, {}).splitlines()[2:4] == [
+        "| toy | 3 | 1 | 1 | 1 | 50.0% |",
+        "| all | 3 | 1 | 1 | 1 | 50.0% |",
+    ]
+    assert (
+        mutation_table.table(rows, known).split("\n\n")[:2]
+        == (mutation_table.table(again, {}).split("\n\n")[:2])
+    )
+
+
+def test_the_published_table_is_that_of_the_kept_rows():
+    kept = mutation_table.read(ROOT / "docs/results/mutation.csv")
+    table = mutation_table.table(kept, {}).partition("\n\n")[0]
+    assert table in (ROOT / "docs/results/mutation.md").read_text()
+    known = mutation_table.equivalents(ROOT)
+    assert {key for key, row in kept.items() if row["status"] == "equivalent"} <= known.keys()
+
+
+def test_tables_of_tests_name_files_that_there_are():
+    files = [str(p.relative_to(ROOT / "tests")) for p in (ROOT / "tests").rglob("test_*.py")]
+    for name, tests in mutate.TESTS.items():
+        assert any(re.fullmatch(f"({tests}).py", file) for file in files), (name, tests)
+        for one in tests.split("|") if "(" not in tests else []:
+            assert any(re.fullmatch(f"{one}.py", file) for file in files), (name, one)
 
 
 def test_every_line_that_is_called_equivalent_is_there():

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
-from mbx.agents.dreamer import diagnostics, world_model
+from mbx.agents.dreamer import diagnostics, optimizers, policy, world_model
 from mbx.agents.dreamer.types import State
 from tests.agents import dreamer_helpers
 from tests.agents.dreamer_helpers import make_settings
@@ -34,6 +38,67 @@ def test_the_sum_of_losses_by_their_coefficients():
     )
     losses = {name: np.float32([1.0, 3.0]) for name in ("vector", "dynamics", "representation")}
     assert float(world_model.scaled_sum(settings, losses)) == 2.0 + 6.0 + 1.0
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def policies(config, out, draw, action):
+    """All that a policy's head says."""
+    return {
+        "sample": policy.sample(config, out, draw),
+        "mode": policy.mode(config, out),
+        "log_prob": policy.log_prob(config, out, action),
+        "entropy": policy.entropy(config, out),
+    }
+
+
+def test_a_gaussian_policy_by_hand():
+    config = dataclasses.replace(dreamer_helpers.NET, min_std=0.2, max_std=1.5, init_std=0.7)
+    rng = np.random.default_rng(0)
+    out, draw, action = (np.float32(rng.normal(size=(3, n))) for n in (4, 2, 2))
+    mean = np.tanh(out[:, :2])
+    std = 0.2 + 1.3 / (1 + np.exp(-(out[:, 2:] + 0.7)))
+    found = policies(config, out, draw, action)
+    np.testing.assert_allclose(found["sample"], mean + std * draw, rtol=1e-5)
+    np.testing.assert_allclose(found["mode"], mean, rtol=1e-6)
+    wanted = scipy.stats.norm(mean, std)
+    np.testing.assert_allclose(found["log_prob"], wanted.logpdf(action).sum(-1), rtol=1e-4)
+    np.testing.assert_allclose(found["entropy"], wanted.entropy().sum(-1), rtol=1e-4)
+    assert policy.output_dim(config) == 4 and policy.draw_shape(config) == (2,)
+
+
+def test_a_policy_of_two_factors_by_hand():
+    config = dataclasses.replace(
+        dreamer_helpers.NET, action_dim=5, factors=(2, 3), policy_unimix=0.1
+    )
+    rng = np.random.default_rng(1)
+    out, draw = np.float32(rng.normal(size=(4, 5))), np.float32(rng.uniform(size=(4, 2)))
+    action = np.eye(5, dtype=np.float32)[[0, 1, 0, 1]] + np.eye(5)[[2, 4, 3, 3]]
+    parts = [np.exp(out[:, :2]), np.exp(out[:, 2:])]
+    p = [0.9 * x / x.sum(-1, keepdims=True) + 0.1 / x.shape[1] for x in parts]
+    found = policies(config, out, draw, action)
+    chosen = [(np.cumsum(x, -1) <= draw[:, i : i + 1]).sum(-1) for i, x in enumerate(p)]
+    one_hot = np.concatenate([np.eye(2)[chosen[0]], np.eye(3)[chosen[1]]], -1)
+    np.testing.assert_allclose(found["sample"], one_hot, atol=1e-6)
+    best = np.concatenate([np.eye(2)[p[0].argmax(-1)], np.eye(3)[p[1].argmax(-1)]], -1)
+    np.testing.assert_array_equal(found["mode"], best)
+    taken = (np.concatenate(p, -1) * action).reshape(4, 5)
+    log_prob = np.log(taken[:, :2].sum(-1)) + np.log(taken[:, 2:].sum(-1))
+    np.testing.assert_allclose(found["log_prob"], log_prob, rtol=1e-4)
+    entropy = -sum((x * np.log(x)).sum(-1) for x in p)
+    np.testing.assert_allclose(found["entropy"], entropy, rtol=1e-4)
+    assert policy.output_dim(config) == 5 and policy.draw_shape(config) == (2,)
+
+
+def test_what_the_optimiser_does_unless_told_otherwise_is_official():
+    """The numbers of dreamerv3's `opt` section: agc 0.3, pmin 1e-3, eps 1e-20, warmup 1000."""
+
+    def defaults(function):
+        given = {n: x.default for n, x in inspect.signature(function).parameters.items()}
+        return {n: x for n, x in given.items() if isinstance(x, int | float)}
+
+    assert defaults(optimizers.laprop) == dict(clip=0.3, eps=1e-20, warmup=1000)
+    assert defaults(optimizers.scale_by_laprop) == dict(beta1=0.9, beta2=0.999, eps=1e-20)
+    assert defaults(optimizers.clip_adaptively) == dict(ratio=0.3, minimum=1e-3)
 
 
 def test_errors_of_predictions_by_the_steps_imagined():
