@@ -32,6 +32,48 @@ def test_the_continue_loss_is_a_cross_entropy(discounted):
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("free_nats", "asked", "kept"),
+    [(1.0, True, True), (1.0, False, False), (0.0, True, False), (0.0, False, False)],
+)
+def test_the_floor_of_the_kl_keeps_its_gradient_where_that_is_asked_for(
+    monkeypatch, free_nats, asked, kept
+):
+    settings = make_settings(
+        dreamer_helpers.NET, loss=dict(free_nats=free_nats, free_nats_gradient=asked)
+    )
+    zeros, seen = np.zeros((2, 3)), []
+
+    def kl_losses(posterior, prior, free, *, keep_gradient):
+        seen.append((posterior, prior, free, keep_gradient))
+        return zeros, zeros, zeros
+
+    observed = types.SimpleNamespace(states=None, posterior="posterior", prior="prior")
+    rssm = types.SimpleNamespace(
+        observe=lambda *args: observed,
+        features=lambda states: zeros,
+        mixed_logits=lambda logits, unimix: logits,
+        entropy=lambda logits: zeros,
+        kl_losses=kl_losses,
+    )
+    nets = types.SimpleNamespace(
+        head=lambda params, x, dtype: zeros[..., None], two_hot_loss=lambda *args: zeros
+    )
+    encoders = types.SimpleNamespace(
+        encode=lambda *args: None,
+        decode=lambda *args: None,
+        reconstruction_loss=lambda *args: {},
+    )
+    for name, part in dict(rssm=rssm, nets=nets, encoders=encoders).items():
+        monkeypatch.setattr(world_model, name, part)
+    model = dict.fromkeys(("encoder", "decoder", "rssm", "reward", "continue"))
+    batch = types.SimpleNamespace(
+        obs=None, action=None, is_first=None, reward=None, terminated=zeros > 0
+    )
+    world_model.model_losses(settings, model, batch, None, None)
+    assert seen == [("posterior", "prior", free_nats, kept)]
+
+
 def test_the_sum_of_losses_by_their_coefficients():
     settings = make_settings(
         dreamer_helpers.NET, loss=dict(dynamics_coef=3.0, representation_coef=0.5)
