@@ -64,7 +64,7 @@ TESTS = {
     "successors": "test_successors",
     "replay.*": "test_replay.*",
     "heads": "test_heads",
-    "world_model": "test_world_model|test_networks|test_tasks",
+    "world_model": "test_world_model",
     "agents/dreamer/diagnostics": "agents/test_dreamer_(units|diagnostics)",
     "agents/dreamer/.*": "agents/test_dreamer(_initial|_units|_edges|_rows|_rssm|_sequences)?",
     "agents/tdmpc/diagnostics": "agents/test_tdmpc_diagnostics",

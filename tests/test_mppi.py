@@ -447,3 +447,21 @@ def test_auxiliaries_of_the_wrong_shape_are_told(aux, message):
             lambda key: mppi.plan(key, score, *start(), has_aux=True, config=settings()),
             jax.random.key(0),
         )
+
+
+@pytest.mark.parametrize("extra", [0, 3])
+def test_the_mean_is_scored_once_more_with_a_key_of_its_own(extra):
+    """After the rounds' own, and that of proposals which are scored but once."""
+    config = mppi.MPPIConfig(4, 8, 2, selection="mean", extra_iterations=extra)
+    config = dataclasses.replace(config, extra_iterations_action_dim=2)
+    draws = mppi.Draws(None, lambda i: i, None, None)
+    mean = np.arange(12.0).reshape(2, 3, 2)
+    last = mppi.Refit(mean, None, None, None, None)
+
+    def score(key, actions):
+        assert actions.shape == (2, 1, 3, 2)
+        return None, {"key": jnp.full((2, 1), key), "plan": jnp.asarray(actions)}
+
+    found = mppi._aux_of_chosen(draws, score, last, None, None, config)
+    assert found["key"].tolist() == [5 + extra] * 2  # 0 .. 3 are the rounds', 4 the proposals'
+    np.testing.assert_array_equal(found["plan"], mean)

@@ -21,7 +21,8 @@ import pytest
 from flax import struct
 
 from mbx.training import checkpoint
-from mbx.training.checkpoint import Checkpointer, load_config
+from mbx.training.checkpoint import Checkpointer, load_config, load_settings
+from tests.helpers import tiny_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -364,6 +365,18 @@ def test_load_config(tmp_path):
     config = dict(agent="tdmpc", env=dict(name="gym:a", num_envs=2), **sections)
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert load_config(str(tmp_path)) == config
+
+
+def test_load_settings(tmp_path):
+    config = tiny_config(env=dict(name="gym:a", num_envs=3))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = load_settings(str(tmp_path))
+    assert settings.env.num_envs == 3 and settings.env.name == "gym:a"
+    assert settings.loss.batch_size == config["loss"]["batch_size"]
+    config["loss"]["absent"] = 1
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="config.json is of an older format"):
+        load_settings(str(tmp_path))
 
 
 SAVE_FOREVER = """
