@@ -265,7 +265,7 @@ def _child(
     seconds: int,
     out: pathlib.Path,
 ) -> None:
-    os.setsid()
+    os.setpgid(0, 0)  # a group to be killed; another session would lose the run's priority
     tree = tests.tree
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     log = os.open(tree.parent / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -290,6 +293,21 @@ def test_what_is_initialised(case):
     out = shapes["aux_value"]["out"]["kernel"].shape
     assert out == ((1, 5, 10) if config.aux_joint else (2, 5, 5))
     assert shapes["policy"]["out"]["bias"].shape == (4,)  # means and deviations of two actions
+    modules = world_model._modules(config)
+    zero = {name for name in wanted if getattr(modules.get(name), "zero_last", False)}
+    assert zero == {"reward", "value", "aux_value"}
+
+
+def test_an_encoder_of_images_and_numbers_gives_its_layers_to_the_numbers():
+    fields = dataclasses.asdict(CONFIGS["priors"]) | dict(prior_scale=0.0, num_enc_layers=4)
+    config = types.SimpleNamespace(**fields, mixed=True, pixels=True, latent=4)
+    encoder = world_model._modules(config)["encoder"]
+    parts = {name: getattr(encoder, name) for name in ("image", "vector", "both")}
+    assert {name: part.hidden for name, part in parts.items()} == dict(
+        image=(), vector=(6, 6), both=()
+    )
+    assert {name: part.features for name, part in parts.items()} == dict(image=6, vector=6, both=4)
+    assert encoder.conv.simnorm_dim == 0 and encoder.conv.channels == config.num_channels
 
 
 def test_projection_shortens_embeddings_of_tasks_alone():
