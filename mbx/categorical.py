@@ -70,7 +70,7 @@ def draw(log_probs: Array, eps: Array) -> Array:
         [1.0, 0.0]
     """
     gumbel = -jnp.log(-log_ndtr(eps))
-    chosen = jnp.argmax(jax.lax.stop_gradient(log_probs) + gumbel, axis=-1)
+    chosen = jnp.argmax(log_probs + gumbel, axis=-1)
     return jax.nn.one_hot(chosen, log_probs.shape[-1], dtype=jnp.float32)
 
 

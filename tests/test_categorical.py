@@ -138,6 +138,16 @@ def test_a_share_of_proposals_is_drawn_uniformly(discrete):
     np.testing.assert_allclose(found.mean(0), [0.2, 0.8], atol=0.01)
 
 
+def test_weights_become_probabilities_of_what_there_is():
+    weights = jnp.array([[2.0, 5.0, 6.0], [0.0, 7.0, 0.0], [0.5, 0.0, 0.0]])
+    mask = jnp.array([1.0, 0.0, 1.0])
+    found = categorical.probabilities(weights, mask[None], 0.1)
+    wanted = [[0.8 * 0.25 + 0.1, 0.0, 0.8 * 0.75 + 0.1], [0.5, 0.0, 0.5], [0.9, 0.0, 0.1]]
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    whole = categorical.probabilities(weights)
+    np.testing.assert_allclose(whole, [[2 / 13, 5 / 13, 6 / 13], [0, 1, 0], [1, 0, 0]], rtol=1e-6)
+
+
 def test_draws_have_the_probabilities():
     probs = np.array([0.1, 0.2, 0.7])
     eps = jax.random.normal(jax.random.key(0), (20_000, 3))
