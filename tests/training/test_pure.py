@@ -16,7 +16,6 @@ from mbx.agents.base import Agent, Mean
 from mbx.settings import section, setting, to_dict
 from mbx.training import build, pure, run
 from tests.faults import small
-from tests.helpers import tiny_config
 
 SEEDS, RATES = np.arange(4), np.array([1e-2, 1e-3], np.float32)
 
@@ -143,17 +142,3 @@ def test_means_over_nothing_are_no_numbers():
         **{"updates": 4, "loss": 2, "passes": 0, "episodes": 2},
         **{"episode/return": 2.5, "rare": 2, "faults": 1},
     }
-
-
-@pytest.mark.slow
-def test_tdmpc_at_four_seeds_and_two_rates_at_once_is_eight_runs():
-    config = tiny_config(train=dict(steps=40, seed_steps=16, log_interval=20, pretrain_updates=2))
-    one = mbx.train_fn("toy:point", config.to_dict() if hasattr(config, "to_dict") else config)
-    grid = jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None))
-    rates = np.array([3e-4, 1e-3], np.float32)
-    many, single = jax.jit(grid)(SEEDS, {"optimizer.learning_rate": rates}), jax.jit(one)
-    for i, j in np.ndindex(4, 2):
-        alone = single(SEEDS[i], {"optimizer.learning_rate": rates[j]})
-        here = jax.tree.map(lambda x, i=i, j=j: x[i, j], many)
-        for a, b in zip(jax.tree.leaves(here), jax.tree.leaves(alone), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
