@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+import mbx
 from mbx import categorical, mppi, planners
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc import policy_loss as policies
@@ -263,3 +264,20 @@ def test_boards_are_read_as_vectors_and_small_images_refused():
     assert example_row(model)["obs"].shape == (4, 3, 2)
     with pytest.raises(ValueError, match="64x64"):
         world_config(settings, board._replace(obs_dtype=np.uint8))
+
+
+@pytest.mark.slow
+def test_the_default_learns_to_catch_and_does_not_without_learning(tmp_path):
+    """gymnax:Catch-bsuite, whose best return is 1 and a random one's -0.5: 3,000 steps, twice."""
+    returns = []
+    for rate in (3e-4, 0.0):
+        _, _, rows = mbx.train(
+            "gymnax:Catch-bsuite",
+            config="tdmpc",
+            steps=3_000,
+            workdir=str(tmp_path / str(rate)),
+            eval=dict(interval=3_000, episodes=20, model=False),
+            optimizer=dict(learning_rate=rate),
+        )
+        returns.append([r["return_mean"] for r in rows if "return_mean" in r][-1])
+    assert returns[0] >= 0.9 and returns[1] <= 0.5
