@@ -126,7 +126,7 @@ def world_config(settings: Settings, spec: EnvSpec) -> WorldModelConfig:
         aux_joint=loss.aux_joint,
         episodic=model.episodic == "True" or (model.episodic == "auto" and spec.can_terminate),
         tasks=tasks,
-        flat=len(spec.obs_shape) > 1 and not np.issubdtype(np.dtype(spec.obs_dtype), np.uint8),
+        flat=_is_board(spec),
         parts=tuple(spec.parts),
         critic=model.critic,
         policy="categorical" if spec.discrete else model.policy,
@@ -155,6 +155,13 @@ def world_config(settings: Settings, spec: EnvSpec) -> WorldModelConfig:
             f"{world.num_values} value heads, set it to their number"
         )
     return world
+
+
+def _is_board(spec: EnvSpec) -> bool:
+    """Whether observations are several axes of numbers, and no image that convolutions read."""
+    shape = tuple(spec.obs_shape)
+    image = len(shape) == 3 and shape[:2] == (64, 64)
+    return len(shape) > 1 and not image and np.dtype(spec.obs_dtype) != np.uint8
 
 
 def _acts_as_expert(settings: Settings) -> bool:
