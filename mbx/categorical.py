@@ -15,6 +15,8 @@ Sources: Rubinstein 1999 (the cross-entropy method on discrete variables); Willi
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -88,6 +90,16 @@ def disturb(one_hot: Array, probs: Array, share: Array | float, eps: Array) -> A
     return draw(jnp.log((1.0 - share) * one_hot + share * probs), eps)
 
 
+def entropy(log_probs: Array) -> Array:
+    """Entropy of normalised log-probabilities `[..., A]`: `[...]`.
+
+    Examples:
+        >>> round(float(categorical.entropy(jnp.log(jnp.array([0.5, 0.5])))), 4)  # log 2
+        0.6931
+    """
+    return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+
 def kl(p: Array, q: Array) -> Array:
     """KL(p || q) of log-probabilities `[..., A]`: `[...]`.
 
@@ -130,10 +142,8 @@ def plan(
     std: Array,
     *,
     proposals: Array | None = None,
-    initial: Array | None = None,
-    action_mask: Array | None = None,
-    has_aux: bool = False,
     config: MPPIConfig,
+    **given: Any,
 ) -> Plan:
     """`mppi.plan` for discrete actions: arguments and result are its, all actions are one-hot.
 
@@ -163,19 +173,9 @@ def plan(
         >>> found.action.tolist(), found.mean[0].argmax(-1).tolist()
         ([[0.0, 0.0, 1.0]], [2, 0])
     """
-    mppi.check_shapes(mean, std, proposals, initial, config)
     num_proposals = 0 if proposals is None else proposals.shape[1]
-    return plan_with_draws(
-        mppi.draw(key, mean, config.num_samples - num_proposals, config),
-        score_fn,
-        mean,
-        std,
-        proposals=proposals,
-        initial=initial,
-        action_mask=action_mask,
-        has_aux=has_aux,
-        config=config,
-    )
+    draws = mppi.draw(key, mean, config.num_samples - num_proposals, config)
+    return plan_with_draws(draws, score_fn, mean, std, proposals=proposals, config=config, **given)
 
 
 def plan_with_draws(
@@ -200,6 +200,7 @@ def plan_with_draws(
         >>> jax.eval_shape(plan, mean).actions.shape
         (1, 8, 2, 3)
     """
+    mppi.check_shapes(mean, std, proposals, initial, config)
     if has_aux and config.selection == "mean":
         raise ValueError("selection='mean' chooses no candidate to have auxiliaries: 'best' does")
     batch, _, size = mean.shape

@@ -20,7 +20,7 @@ def possible(condition: Any) -> bool:
         >>> traced.possible(jnp.float32(0.0) > 0.0)
         True
     """
-    return condition if isinstance(condition, bool) else True
+    return True if _is_array(condition) else bool(condition)
 
 
 def choose(condition: Any, yes: Any, no: Any) -> Any:
@@ -32,8 +32,13 @@ def choose(condition: Any, yes: Any, no: Any) -> Any:
         >>> float(traced.choose(jnp.float32(0.0) > 0.0, 1.0, 2.0))
         2.0
     """
-    if isinstance(condition, bool):
+    if not _is_array(condition):
         return yes if condition else no
     import jax.numpy as jnp
 
     return jnp.where(condition, yes, no)
+
+
+def _is_array(condition: Any) -> bool:
+    """Whether a comparison came to an array of JAX's; NumPy's have their value at once."""
+    return hasattr(condition, "aval")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import returns
+from mbx import categorical, returns
 from mbx.agents.dreamer import behaviour, optimizers, policy, rssm, types, update, world_model
 from mbx.agents.dreamer import encoders as observations
 from mbx.agents.dreamer import networks as nets
@@ -49,7 +49,7 @@ def test_one_hot(name):
             return jnp.sum(mixed(logits) * x["onehot"], axis=(-2, -1))
 
         def entropy(logits):
-            return jnp.sum(rssm.entropy(mixed(logits)), axis=-1)
+            return jnp.sum(categorical.entropy(mixed(logits)), axis=-1)
 
         def sample(logits):
             one_hot = jnp.round(x["sample"])

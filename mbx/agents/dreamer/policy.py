@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mbx import categorical
 from mbx.agents.dreamer import rssm
 from mbx.agents.dreamer.networks import ModelConfig
 from mbx.agents.dreamer.types import Given
@@ -91,6 +92,6 @@ def log_prob(config: ModelConfig, out: Array, action: Array) -> Array:
 def entropy(config: ModelConfig, out: Array) -> Array:
     """Entropy `[...]`, summed over factors or dimensions."""
     if config.discrete:
-        return sum(rssm.entropy(mixed) for mixed in _mixed(config, out))
+        return sum(categorical.entropy(mixed) for mixed in _mixed(config, out))
     std = mean_std(config, out)[1]
     return jnp.sum(jnp.log(std) + 0.5 * math.log(2.0 * math.pi * math.e), axis=-1)

@@ -44,11 +44,6 @@ def mode_one_hot(logits: Array) -> Array:
     return jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1], dtype=jnp.float32)
 
 
-def entropy(mixed: Array) -> Array:
-    """Entropy of normalised log-probabilities `[..., K] -> [...]`."""
-    return -jnp.sum(jnp.exp(mixed) * mixed, axis=-1)
-
-
 def categorical_kl(p: Array, q: Array) -> Array:
     """KL(p || q), summed over the latents, of normalised log-probabilities `[..., S, K]`."""
     return jnp.sum(jnp.exp(p) * (p - q), axis=(-2, -1))

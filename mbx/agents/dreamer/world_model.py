@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mbx import categorical
 from mbx.agents.dreamer import encoders, rssm
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer.settings import Settings
@@ -59,8 +60,8 @@ def model_losses(
     metrics = {
         "kl": jnp.mean(kl),
         "kl_clipped": jnp.mean(kl < loss.free_nats),
-        "posterior_entropy": jnp.mean(jnp.sum(rssm.entropy(posterior), axis=-1)),
-        "prior_entropy": jnp.mean(jnp.sum(rssm.entropy(prior), axis=-1)),
+        "posterior_entropy": jnp.mean(jnp.sum(categorical.entropy(posterior), axis=-1)),
+        "prior_entropy": jnp.mean(jnp.sum(categorical.entropy(prior), axis=-1)),
     }
     if net.heads is not None:
         more, extra = head_losses(net, model["heads"], features, batch)

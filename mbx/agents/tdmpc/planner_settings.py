@@ -200,7 +200,8 @@ class TrainingPlanner:
     )
     max_std: float = setting(
         1.0,
-        "highest refitted standard deviation, and where an acting search starts",
+        "highest refitted standard deviation, and where an acting search of continuous actions "
+        "starts",
         needs=_TRAINING,
     )
     horizon: int = setting(1, "agent steps that it looks ahead", at_least=1, needs=_TRAINING)

@@ -151,7 +151,7 @@ def policy_entropy(
         mask: `[..., A]`, the actions that a task has; A is their number.
     """
     if model.config.policy == "categorical":
-        return -jnp.sum(jnp.exp(mean) * mean, axis=-1)
+        return categorical.entropy(mean)
     num: Array | int = model.config.action_dim
     if mask is not None:
         eps, num = eps * mask, jnp.sum(mask, axis=-1)
