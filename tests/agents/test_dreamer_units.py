@@ -43,17 +43,18 @@ def test_the_floor_of_the_kl_keeps_its_gradient_where_that_is_asked_for(
         dreamer_helpers.NET, loss=dict(free_nats=free_nats, free_nats_gradient=asked)
     )
     zeros, seen = np.zeros((2, 3)), []
+    posterior = np.log(np.full((2, 3, 4, 2), 0.5))
+    prior = np.log(np.full((2, 3, 4, 4), 0.25))
 
     def kl_losses(posterior, prior, free, *, keep_gradient):
         seen.append((posterior, prior, free, keep_gradient))
         return zeros, zeros, zeros
 
-    observed = types.SimpleNamespace(states=None, posterior="posterior", prior="prior")
+    observed = types.SimpleNamespace(states=None, posterior=posterior, prior=prior)
     rssm = types.SimpleNamespace(
         observe=lambda *args: observed,
         features=lambda states: zeros,
         mixed_logits=lambda logits, unimix: logits,
-        entropy=lambda logits: zeros,
         kl_losses=kl_losses,
     )
     nets = types.SimpleNamespace(
@@ -70,8 +71,13 @@ def test_the_floor_of_the_kl_keeps_its_gradient_where_that_is_asked_for(
     batch = types.SimpleNamespace(
         obs=None, action=None, is_first=None, reward=None, terminated=zeros > 0
     )
-    world_model.model_losses(settings, model, batch, None, None)
-    assert seen == [("posterior", "prior", free_nats, kept)]
+    metrics = world_model.model_losses(settings, model, batch, None, None).metrics
+    # Entropies are summed over the four variables, with log 2 and log 4 each.
+    np.testing.assert_allclose(metrics["posterior_entropy"], 4 * np.log(2), rtol=1e-6)
+    np.testing.assert_allclose(metrics["prior_entropy"], 4 * np.log(4), rtol=1e-6)
+    ((*distributions, free, keeps),) = seen
+    assert distributions[0] is posterior and distributions[1] is prior
+    assert (free, keeps) == (free_nats, kept)
 
 
 def test_the_sum_of_losses_by_their_coefficients():
