@@ -122,6 +122,60 @@ def test_the_likeliest_action_is_chosen_by_mean_and_what_has_no_meaning_is_refus
         planners.plan("cem", jax.random.key(0), score, zeros, zeros, discrete=True, config=config)
 
 
+def parts_of(monkeypatch, num_samples, min_std, mean):
+    """What a plan draws in round one, and what it makes of weights: [B, N, T, A], [B, T, A]."""
+    eps = np.random.default_rng(3).normal(size=(1, num_samples, T, A)).astype(np.float32)
+    draws = mppi.Draws(candidate=lambda i: jnp.asarray(eps), score=None, gumbel=None, action=None)
+
+    class Parts(Exception):
+        pass
+
+    def search(draws, score_fn, mean, std, sample, *, blend, **rest):
+        last = mppi.Refit(mean, std, None, None, None)
+        raise Parts(sample(0, last), blend(None, last).mean)
+
+    monkeypatch.setattr(mppi, "search", search)
+    config = mppi.MPPIConfig(num_samples=num_samples, num_elites=2, min_std=min_std)
+    with pytest.raises(Parts) as found:
+        categorical.plan_with_draws(draws, score, mean, mean, config=config)
+    drawn = categorical.draw(jnp.log(mean)[:, None], jnp.asarray(eps))
+    return *found.value.args, np.array(drawn)
+
+
+@pytest.mark.parametrize(("num", "min_std"), [(2 * A - 1, 2.0), (2 * A, 0.3)])
+def test_every_action_begins_a_candidate_where_there_are_twice_as_many(monkeypatch, num, min_std):
+    """And its least probability is min_std squared, or one in A where that is more."""
+    probs = np.array([0.7, 0.1, 0.1, 0.1])
+    mean = jnp.broadcast_to(jnp.asarray(probs), (1, T, A))
+    actions, floored, drawn = parts_of(monkeypatch, num, min_std, mean)
+    if num == 2 * A:
+        drawn[0, :A, 0] = np.eye(A)
+    np.testing.assert_array_equal(actions, drawn)
+    wanted = 0.64 * probs + 0.09 if min_std < 1.0 else np.full(A, 0.25)
+    np.testing.assert_allclose(floored, np.broadcast_to(wanted, (1, T, A)), rtol=1e-6)
+
+
+def test_formulas_of_distributions_by_hand():
+    p, q = np.array([0.2, 0.3, 0.5]), np.array([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6]])
+    log_p, log_q = jnp.log(jnp.asarray(p)), jnp.log(jnp.asarray(q))
+    kl = (p * np.log(p / q)).sum(-1)
+    np.testing.assert_allclose(
+        categorical.kl(jnp.broadcast_to(log_p, q.shape), log_q), kl, rtol=1e-5
+    )
+    entropy = -(q * np.log(q)).sum(-1)
+    np.testing.assert_allclose(categorical.entropy(log_q), entropy, rtol=1e-5)
+    mixed = categorical.mixed_logits(log_q + 3.0, 0.3)
+    np.testing.assert_allclose(mixed, np.log(0.7 * q + 0.1), rtol=1e-5)
+    np.testing.assert_allclose(categorical.mixed_logits(log_q + 3.0, 0.0), log_q, rtol=1e-5)
+    eps = jnp.array([0.4, -0.9, 0.1])
+    gumbel = -np.log(-np.log(scipy.stats.norm.cdf(eps)))
+    for share in (0.0, 0.25, 0.9):
+        with np.errstate(divide="ignore"):
+            best = (np.log((1 - share) * np.eye(3)[1] + share * p) + gumbel).argmax()
+        found = categorical.disturb(jnp.eye(3)[1], jnp.asarray(p), share, eps)
+        np.testing.assert_array_equal(found, np.eye(3)[best])
+
+
 def test_the_first_round_can_be_given_and_is_not_changed():
     config = mppi.MPPIConfig(iterations=1, num_samples=2 * A, num_elites=2)
     given = jnp.broadcast_to(jnp.eye(A)[3], (1, 2 * A, T, A))

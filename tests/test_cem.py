@@ -121,6 +121,26 @@ def test_all_elites_but_one_go_on_where_as_many_as_candidates_are_kept(problem):
         np.testing.assert_allclose(two.actions[b, : N - 1], best[: N - 1], atol=1e-6)
 
 
+def test_a_round_of_icem_draws_one_candidate_whatever_is_kept(monkeypatch):
+    class Parts(Exception):
+        pass
+
+    def search(draws, score_fn, mean, std, sample, **rest):
+        elites = jnp.full((1, 3, 2, 1), 0.5)
+        raise Parts(sample(1, mppi.Refit(mean, std, elites, None, None)))
+
+    monkeypatch.setattr(mppi, "search", search)
+    noise = jnp.asarray([[[0.1], [0.2]], [[0.3], [0.4]], [[0.6], [-0.7]]])[None]
+    draws = mppi.Draws(candidate=lambda i: noise, score=None, gumbel=None, action=None)
+    config = cem.ICEMConfig(
+        iterations=3, num_samples=3, num_elites=3, keep_elites=1.0, noise_beta=0.0
+    )
+    with pytest.raises(Parts) as found:
+        cem.icem_with_draws(draws, score, jnp.zeros((1, 2, 1)), jnp.ones((1, 2, 1)), config=config)
+    actions = np.asarray(found.value.args[0])[0, ..., 0]
+    np.testing.assert_allclose(actions, [[0.5, 0.5], [0.5, 0.5], [0.6, -0.7]], rtol=1e-6)
+
+
 def test_cem_refits_to_elites_of_one_weight(problem):
     _, _, mean, std, _ = problem
     config = mppi.MPPIConfig(iterations=1, num_samples=N, num_elites=K, temperature=7.0)
@@ -193,6 +213,14 @@ def test_planners_of_ones_own_act_and_make_targets(world):
     np.testing.assert_array_equal(made.actions, np.full((B, 5, 2), 0.25))
     assert [proposals for proposals, _ in seen] == [3, None]
     assert [config.num_samples for _, config in seen] == [6, 5]
+
+
+def test_a_planner_is_found_with_its_settings_and_its_function_for_discrete_actions(monkeypatch):
+    monkeypatch.setattr(planners, "_KNOWN", dict(planners._KNOWN))
+    planners.register("mine", mppi.plan, cem.ICEMConfig, cem.cem)
+    assert planners.find("mine") == planners.Planner(mppi.plan, cem.ICEMConfig, cem.cem)
+    planners.register("mine", cem.cem)
+    assert planners.find("mine") == planners.Planner(cem.cem, mppi.MPPIConfig, None)
 
 
 def test_icem_gets_its_settings(world):

@@ -47,6 +47,7 @@ def test_modules_and_files_are_imported_once_and_taken_off_the_command_line(clea
         ("--import=nowhere.py", "error: --import=nowhere.py: .*nowhere.py does not exist"),
         ("--import=no_such_module", "error: --import=no_such_module: no such module"),
         ("--import", "error: --import: give a module or a file"),
+        ("--import=", "error: --import=: give a module or a file"),
     ],
 )
 def test_what_is_not_there_is_said(clean, flag, message):
@@ -67,6 +68,15 @@ def test_a_run_asks_for_its_modules_and_imports_nothing_itself(clean):
     assert sys.count_of_imports == 0
     extensions.load(["--import=by_file.py", "--import=by_name"])
     assert load_settings(str(clean / "run")).imports == tuple(config["imports"])
+
+
+def test_a_module_of_the_working_directory_comes_before_others_of_its_name(clean, monkeypatch):
+    (clean / "elsewhere").mkdir()
+    (clean / "elsewhere" / "by_name.py").write_text("")
+    monkeypatch.syspath_prepend(str(clean / "elsewhere"))
+    before = list(sys.path)
+    extensions.load(["--import=by_name"])
+    assert sys.count_of_imports == 1 and sys.path == before
 
 
 @pytest.mark.parametrize("names", [3, "by_name", [7]])

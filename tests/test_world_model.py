@@ -319,7 +319,14 @@ def test_projection_shortens_embeddings_of_tasks_alone():
 
 @pytest.mark.parametrize(
     ("how", "coef", "wanted"),
-    [("mean", 0.0, 2.0), ("min", 0.0, 0.0), ("max", 0.0, 5.0), ("from_std_coef", 0.0, 2.0)],
+    [
+        ("mean", 1.0, 2.0),
+        ("min", 1.0, 0.0),
+        ("max", -1.0, 5.0),
+        ("from_std_coef", 0.0, 2.0),
+        ("from_std_coef", 1.0, 5.0),
+        ("from_std_coef", -1.0, 0.0),
+    ],
 )
 def test_dynamics_heads_are_equally_likely(how, coef, wanted):
     x = jnp.asarray([[1.0, 1.0], [5.0, 5.0], [0.0, 0.0]])

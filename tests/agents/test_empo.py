@@ -172,9 +172,13 @@ def test_fresh_human_actions_follow_the_marginal_and_average_to_the_exact_target
 
 def test_unmet_states_at_the_ability_floor_are_counted():
     found = load("grid_rock_1h1r")
-    nothing = exact_tables(found) | {"v_h_e": jnp.zeros((243, 1, 5))}
-    _, targets, metrics = targets_of(found, running(found)[:4], nothing, ability_floor=1e-3)
-    assert float(metrics["zero_ability"]) > 0 and bool(jnp.all(jnp.isfinite(targets.q_r)))
+    nothing, states = exact_tables(found) | {"v_h_e": jnp.zeros((243, 1, 5))}, running(found)[:4]
+    _, targets, metrics = targets_of(found, states, nothing, ability_floor=1e-3)
+    # Each successor that goes on, none of the slots that hold no successor.
+    table = found.table
+    listed = np.isin(table.succ_state, states) & ~np.asarray(table.terminal)[table.succ_next]
+    assert float(metrics["zero_ability"]) == listed.sum() > 0
+    assert bool(jnp.all(jnp.isfinite(targets.q_r)))
 
 
 # -------------------------------------------------------------------------------------------------

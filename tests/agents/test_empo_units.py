@@ -2,12 +2,57 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from mbx.agents.empo import diagnostics, evaluation, targets
+from mbx import replay
+from mbx.agents.empo import agent, diagnostics, evaluation, targets
+from mbx.agents.empo.types import TrainState
 from mbx.power.worlds import World
+from tests.agents.empo_helpers import TABLES, load, problem_of, settings_of
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "wanted"),
+    [({}, {}, 20), (TABLES, {}, 1), ({}, dict(target_interval=7), 7)],
+)
+def test_how_often_parameters_are_copied(model, loss, wanted):
+    settings = settings_of(model=model, loss=loss)
+    assert problem_of(load("dag_2h2r"), settings).target_interval == wanted
+
+
+def test_copies_are_made_after_every_interval_of_updates():
+    problem, now, then = SimpleNamespace(target_interval=3), {"w": 1.0}, {"w": 2.0}
+    for step, copied in ((0, False), (1, False), (2, True), (3, False), (5, True)):
+        train = agent._advance(problem, TrainState(now, then, {}, jnp.int32(step)))
+        assert int(train.step) == step + 1 and train.params is now
+        assert float(train.target["w"]) == (1.0 if copied else 2.0)
+    assert agent._advance(problem, TrainState(now, None, {}, jnp.int32(2))).target is None
+
+
+@pytest.mark.parametrize(("candidates", "drawn"), [(1, 3), (2, 6)])
+def test_a_batch_is_one_candidate_a_row_or_chosen_among_more(monkeypatch, candidates, drawn):
+    found = load("dag_2h2r")
+    settings = settings_of(loss=dict(batch_size=3, candidates=candidates))
+    problem, seen = problem_of(found, settings), []
+
+    def sample(buffer, key, *, batch_size, length):
+        seen.append((batch_size, length))
+        rows = {"obs": jnp.zeros((2, batch_size, 5), jnp.int32)}
+        return replay.Sample(rows, None, jnp.ones((1, batch_size), bool), None)
+
+    monkeypatch.setattr(replay, "sample", sample)
+    batch = jax.eval_shape(lambda key: agent._sample(problem, None, key), jax.random.key(0))
+    assert seen == [(drawn, 1)] and batch.mask.shape == (1, 3)
+    assert batch.rows["obs"].shape == (2, 3, 5)
+    if candidates == 1:  # as it was drawn: nothing is ordered
+        same = SimpleNamespace()
+        monkeypatch.setattr(replay, "sample", lambda *_, **__: same)
+        assert agent._sample(problem, None, jax.random.key(0)) is same
 
 
 def test_shares_are_of_the_actions_of_rows_that_exist():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib import figure
 
 from mbx import replay
 from mbx.agents.tdmpc import diagnostics
@@ -107,6 +110,39 @@ def test_rounds_begin_with_the_policys_value_and_improve_on_it(settings):
     assert means[3] > means[0] and means[3] >= means[1]
 
 
+def test_a_look_puts_what_was_predicted_beside_what_came(monkeypatch, settings, batch):
+    """Three steps deep where the plans have one; returns are of the whole window."""
+    planner = dataclasses.replace(settings.planner, horizon=1)
+    short = dataclasses.replace(settings, planner=planner)
+    toy, model, num = Toy(short), toy_model(short), 3
+    # What no step shows does not matter: a window that does not begin has no return to show.
+    mask = batch.mask.at[:, 0].set(0.0)
+    given = batch._replace(mask=mask)
+    monkeypatch.setattr(diagnostics, "newest_windows", lambda *_: given)
+    monkeypatch.setattr(diagnostics, "plans_by_round", lambda settings, model, params, z, key: z)
+
+    @jax.jit
+    def both(params):
+        z = batch.obs
+        train = SimpleNamespace(params=params)
+        found = diagnostics.look(short, model, train, None, jax.random.key(0))
+        last = jnp.stack([z[0, 0], z[3, 1], z[2, 2]])
+        value, later = diagnostics.state_values(model, params, jnp.stack([z[0], last]))
+        return found, [
+            mask[:num],
+            *diagnostics.open_loop(model, params, z[: num + 1], given, num),
+            batch.terminated[:num],
+            diagnostics.termination(model, params, z[:num], batch.action[:num]),
+            diagnostics.realised_return(given, GAMMA, later),
+            value,
+            z[0],
+            jnp.asarray([False, True, True]),
+        ]
+
+    for name, ours, wanted in zip(diagnostics.Look._fields, *both(toy.params()), strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-6, err_msg=name)
+
+
 def test_the_newest_windows_are_kept(monkeypatch):
     monkeypatch.setattr(diagnostics, "WINDOWS", 8)
     settings = make_settings(planner=dict(horizon=1), loss=dict(discount=GAMMA))
@@ -194,6 +230,27 @@ def test_what_cannot_be_said_is_left_out():
         diagnostics.precision_recall(*np.zeros((3, 2, 2), bool))
         == (pytest.approx(math.nan, nan_ok=True),) * 2
     )
+
+
+def test_a_correlation_is_of_what_varies():
+    assert diagnostics.correlation(np.array([0.0, 3e-9]), np.array([2.0, 1.0])) == -1.0
+    assert math.isnan(diagnostics.correlation(np.array([0.0, 1.9e-9]), np.array([2.0, 1.0])))
+    assert math.isnan(diagnostics.correlation(np.array([2.0]), np.array([1.0])))
+
+
+def test_predictions_are_drawn_over_what_was_realised(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    found = look(known=np.array([False, True]))
+    diagnostics.draw(found)
+    latents, rewards, returns, rounds = drawn[0].axes
+    lines = (*latents.lines, *rewards.lines)
+    for line, error in zip(lines, (found.latent, found.still, found.reward), strict=True):
+        np.testing.assert_array_equal(line.get_ydata(), diagnostics.by_depth(error, found.mask))
+        np.testing.assert_array_equal(line.get_xdata(), [1, 2])
+    for points, wanted in zip(returns.collections, (found.value, found.plans[-1]), strict=True):
+        np.testing.assert_array_equal(points.get_offsets(), [[found.realised[1], wanted[1]]])
+    np.testing.assert_array_equal(rounds.lines[0].get_ydata(), found.plans[:, 1])
 
 
 def test_the_depths_in_the_log():

@@ -127,11 +127,14 @@ def test_what_it_does_not_take(workdir, planning):
         policy.Policy(agent, None, SPEC, run.load_settings(workdir), planner=False)
 
 
-def test_units_of_discrete_actions_and_of_none():
+def test_units_of_actions():
     choice = SPEC._replace(discrete=True, action_low=(1.0,), action_high=())
     assert policy.in_units(choice, jnp.eye(2)[::-1]).tolist() == [2, 1]
     choice = choice._replace(action_low=())  # numbered from 0
     assert policy.in_units(choice, jnp.eye(2)[::-1]).tolist() == [1, 0]
+    third = np.array([LOW]) + np.subtract([HIGH], [LOW]) / 3
+    found = policy.in_units(SPEC, jnp.array([[-1 / 3, -1 / 3], [2.0, -3.0]]))
+    np.testing.assert_allclose(found, [*third, (HIGH[0], LOW[1])], rtol=1e-6)
     plain = SPEC._replace(action_low=(), action_high=())
     assert policy.in_units(plain, jnp.full((1, 2), 3.0)).tolist() == [[1.0, 1.0]]
 
