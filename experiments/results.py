@@ -52,6 +52,12 @@ def write_rows(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
     atomic_write(path, text.getvalue().encode())
 
 
+def read_rows(path: str) -> list[dict[str, Any]]:
+    """What `write_rows` wrote, cells as text."""
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def read_curves(path: str) -> Iterator[Series]:
     """What `write_curves` wrote, in its order."""
     with open(path, newline="") as file:

@@ -30,6 +30,7 @@ from jax import Array
 from mbx import threefry
 
 ScoreFn = Callable[[Array, Array], Any]  # (key, actions) -> values, or (values, auxiliaries)
+Tell = Callable[[Array, Any, Array, Array], tuple[Any, Array]]  # see `search`
 
 TEMPERATURE_MODES = ("multiply", "divide")
 SELECTIONS = ("sample", "best", "mean")
@@ -361,9 +362,11 @@ def search(
     score_fn: ScoreFn,
     mean: Array,
     std: Array,
-    sample: Callable[[Array, Refit], Array],
+    sample: Callable[..., Array],
     *,
     blend: Callable[[Refit, Refit], Refit] = lambda last, new: new,
+    memory: Any = None,
+    tell: Tell | None = None,
     proposals: Array | None = None,
     mask: Array,
     has_aux: bool = False,
@@ -378,6 +381,10 @@ def search(
         sample: (round, what the last one was refitted to) -> candidates `[B, N - P, T, A]` beside
             the proposals, in [-1, 1] and 0 where the mask is.
         blend: (the last refit, that of this round) -> what the next round begins with.
+        memory: a pytree that goes from round to round, of a planner that knows more than the last
+            refit. `sample` then takes it as a third argument, and returns (candidates, memory).
+        tell: with a memory: (round, memory, the candidates, their values `[B, N - P]`) -> (memory,
+            mean `[B, T, A]`, which takes the place of the refitted one).
         proposals: `[B, P, T, A]`, as `plan` takes them.
         mask: `[B, 1, A]`, see `expand_mask`.
         has_aux: as `plan` takes it.
@@ -402,9 +409,12 @@ def search(
     once = proposals is not None and not config.rescore_proposals
     fixed = score(draws.score(jnp.int32(rounds)), proposals) if once else None
 
-    def one_round(i: Array, carry: tuple[Refit, Array, Any]) -> tuple[Refit, Array, Any]:
-        last = carry[0]
-        sampled = sample(i, last)
+    def one_round(i: Array, carry: tuple[Refit, Array, Any, Any]) -> tuple[Refit, Array, Any, Any]:
+        last, memory = carry[0], carry[3]
+        if tell is None:
+            sampled = sample(i, last)
+        else:
+            sampled, memory = sample(i, last, memory)
         actions = sampled if proposals is None else jnp.concatenate([proposals, sampled], axis=1)
         scored = score(draws.score(i), sampled if once else actions)
         if once:
@@ -420,7 +430,10 @@ def search(
             nonfinite=config.nonfinite,
         )
         new = blend(last, new)
-        return new._replace(mean=new.mean * mask, std=new.std * mask), actions, scored
+        if tell is not None:
+            memory, mean = tell(i, memory, sampled, scored[0][:, num - sampled.shape[1] :])
+            new = new._replace(mean=mean)
+        return new._replace(mean=new.mean * mask, std=new.std * mask), actions, scored, memory
 
     num, elites = config.num_samples, config.num_elites
     start = Refit(
@@ -434,8 +447,8 @@ def search(
     if has_aux:
         shapes = jax.eval_shape(lambda: score(draws.score(jnp.int32(0)), actions))
         scored = scored[0], jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
-    carry = start, actions, scored
-    last, actions, (values, aux) = jax.lax.fori_loop(0, rounds, one_round, carry)
+    carry = start, actions, scored, memory
+    last, actions, (values, aux), _ = jax.lax.fori_loop(0, rounds, one_round, carry)
     if has_aux:
         aux = _aux_of_chosen(draws, score, last, values, aux, config)
     chosen = _select(last, draws.gumbel, config.selection)

@@ -3,6 +3,9 @@
     planners.register("mine", my_plan)          # a function with the signature of mppi.plan
     python -m experiments.train --import=my_module --config.planner.name=mine
 
+With mbx come `mppi`, `cem`, `icem`, `predictive`, and the optimisers of evosax as `evosax:CMA_ES`,
+`evosax:SNES`, … (`mbx.evolution`).
+
 A planner of one's own keeps all that stands around it: warm start, the policy's proposals and
 prior, exploration noise, the stored targets and experts, reanalyze.
 """
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from mbx import categorical, cem, mppi
+from mbx import categorical, cem, evolution, mppi, predictive, sequences
 from mbx.mppi import Array, MPPIConfig, Plan, ScoreFn
 
 
@@ -52,7 +55,10 @@ _KNOWN: dict[str, Planner] = {
     "mppi": Planner(mppi.plan, discrete=categorical.plan),
     "cem": Planner(cem.cem),
     "icem": Planner(cem.icem, cem.ICEMConfig),
+    "predictive": Planner(predictive.plan),
 }
+_OURS = tuple(_KNOWN)
+_EVOSAX = "evosax:"
 
 
 def register(
@@ -76,7 +82,7 @@ def register(
             ...
         ValueError: planner 'mppi' comes with mbx: choose another name
     """
-    if name in ("mppi", "cem", "icem"):
+    if name in _OURS or name.startswith(_EVOSAX):
         raise ValueError(f"planner {name!r} comes with mbx: choose another name")
     _KNOWN[name] = Planner(plan, config, discrete)
 
@@ -89,6 +95,7 @@ def plan(
     std: Array,
     *,
     discrete: bool = False,
+    basis: sequences.Basis | None = None,
     **given: Any,
 ) -> Plan:
     """`mppi.plan` by the planner of a name, whose result is looked at while it is traced.
@@ -97,6 +104,7 @@ def plan(
         name: of the planner.
         key, score_fn, mean, std, given: as `mppi.plan` takes them.
         discrete: by its function for discrete actions (`mbx.categorical`).
+        basis: what plans are made of (`mbx.sequences`); None: of one action a step.
 
     Raises:
         ValueError: for an unknown name, for one that has no such function, and where it returned no
@@ -119,6 +127,8 @@ def plan(
             f"planner.name={name!r} plans continuous actions alone: choose one of {able}, or "
             "register yours with discrete="
         )
+    if basis is not None:
+        search = sequences.over(search, basis)
     made = search(key, score_fn, mean, std, **given)
     if not isinstance(made, Plan):
         raise ValueError(f"planner {name!r} returned a {type(made).__name__}, wanted an mppi.Plan")
@@ -149,8 +159,11 @@ def find(name: str) -> Planner:
         >>> planners.find("mppi").plan is mppi.plan
         True
     """
+    if name.startswith(_EVOSAX):
+        return Planner(evolution.planner(name.removeprefix(_EVOSAX)))
     if name not in _KNOWN:
+        known = (*_KNOWN, f"{_EVOSAX}ALGORITHM")
         raise ValueError(
-            f"planner.name={name!r}: choose one of {tuple(_KNOWN)}, or register your own before"
+            f"planner.name={name!r}: choose one of {known}, or register your own before"
         )
     return _KNOWN[name]

@@ -335,6 +335,8 @@ DISCRETE = SPEC._replace(discrete=True)
         (dict(planner=dict(name="cem")), DISCRETE, "planner.name='cem'.*leave it at 'mppi'"),
         (dict(loss=dict(jacobian=0.5)), DISCRETE, "loss.jacobian=0.5.*leave it at 0.0"),
         (dict(loss=dict(expert_min_std=0.1)), DISCRETE, "expert_min_std=0.1.*leave it at 0.05"),
+        (dict(planner=dict(knots=2)), DISCRETE, "planner.knots=2.*leave it at 0"),
+        (dict(planner=dict(name="predictive")), DISCRETE, "name='predictive'.*leave it at 'mppi'"),
         (dict(planner=dict(action_noise=1.5)), DISCRETE, "action_noise=1.5.*1 at most"),
         (dict(planner=dict(proposal_noise=1.1)), DISCRETE, "proposal_noise=1.1.*1 at most"),
         ({}, DISCRETE._replace(tasks=(SPEC, SPEC)), "several tasks"),

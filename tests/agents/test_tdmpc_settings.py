@@ -205,6 +205,8 @@ ICEM = dict(name="icem", horizon=4)
 BASES = [("tdmpc", lambda: settings_of("tdmpc"))]
 BASES += [(name, functools.partial(settings_of, name)) for name in FILES[1:]]
 BASES += [(name, functools.partial(variant, name)) for name in VARIANTS]
+KNOTS = dict(horizon=3, knots=2)
+BASES += [("knots", lambda: make_settings(planner=KNOTS))]
 BASES += [("icem", lambda: make_settings(planner=ICEM, training_planner=ICEM))]
 # Other values of settings whose default says too little about them.
 OTHER = {
@@ -216,6 +218,7 @@ OTHER = {
     "planner.keep_elites": 1.0,
     "training_planner.keep_elites": 1.0,
     "planner.name": "cem",
+    "planner.knots": 2,
     "training_planner.name": "cem",
     "training_planner.proposal_log_std": (-2.5, 0.5),
 }

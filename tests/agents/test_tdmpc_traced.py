@@ -49,6 +49,7 @@ OFF = {
     "optimizer.encoder_lr_step_scale": 1.0,
     "optimizer.weight_decay": 0.0,
     "planner.proposal_noise": 0.0,
+    "planner.smoothing": 0.0,
     **{f"{p}.{n}": 0.0 for p in SECTIONS[2:] for n in ("std_coef", "disagreement", "discount")},
     "planner.evaluation_std_coef": 0.0,
 }

@@ -87,8 +87,11 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
     )
 
 
-# Of the losses of continuous actions alone.
-_CONTINUOUS = ("expert_std_scale", "expert_min_std", "entropy_action_dim_power", "jacobian")
+# What is of continuous actions alone.
+_CONTINUOUS = {
+    "loss": ("expert_std_scale", "expert_min_std", "entropy_action_dim_power", "jacobian"),
+    "planner": ("knots", "smoothing"),
+}
 
 
 def _check_discrete(settings: Settings, spec: EnvSpec) -> None:
@@ -104,10 +107,12 @@ def _check_discrete(settings: Settings, spec: EnvSpec) -> None:
                 f"{section}.name={own.name!r} plans continuous actions alone and {here}: leave it "
                 "at 'mppi', or register your planner with discrete="
             )
-    for name in _CONTINUOUS:
-        value, default = getattr(settings.loss, name), getattr(type(settings.loss), name)
-        if possible(value != default):
-            raise ValueError(f"loss.{name}={value}: {here}, leave it at {default}")
+    for section, names in _CONTINUOUS.items():
+        own = getattr(settings, section)
+        for name in names:
+            value, default = getattr(own, name), getattr(type(own), name)
+            if possible(value != default):
+                raise ValueError(f"{section}.{name}={value}: {here}, leave it at {default}")
     for name in ("proposal_noise", "action_noise"):
         value = getattr(settings.planner, name)
         if not possible(value <= 1.0):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from mbx.settings import NONZERO, setting
 
+INTERPOLATIONS = ("zero", "linear", "cubic")  # mbx.sequences.KINDS
 SELECTIONS = ("sample", "best", "mean")
 TEMPERATURE_MODES = ("multiply", "divide")
 
@@ -26,17 +27,38 @@ def _check_planner(planner: Planner | TrainingPlanner, name: str) -> Iterator[st
 
 _ICEM = {"name": "icem"}
 _WEIGHTS = {"weighs_elites": True}
+_CHOICE = {"chooses_elites": True}
 
 
 @dataclasses.dataclass(frozen=True)
 class Planner:
     """The planner that acts in the environment."""
 
-    name: str = setting("mppi", "how it searches: mppi, cem, icem, or one of your own")
+    name: str = setting(
+        "mppi",
+        "how it searches: mppi, cem, icem, predictive, an optimiser of evosax (evosax:CMA_ES), or "
+        "one of your own",
+    )
     horizon: int = setting(3, "agent steps that a plan looks ahead", at_least=1)
     iterations: int = setting(3, "rounds of sampling and refitting", at_least=1)
     num_samples: int = setting(128, "candidate plans a round, proposals included", at_least=1)
     num_elites: int = setting(16, "best candidates that are refitted to", at_least=1)
+    knots: int = setting(
+        0,
+        "control points that a plan goes through; 0: an action a step",
+        needs={"plans_ahead": True},
+    )
+    interpolation: str = setting(
+        "linear",
+        "between them: zero (the last one is held), linear, or a cubic spline",
+        choices=INTERPOLATIONS,
+        needs={"knots": NONZERO},
+    )
+    smoothing: float = setting(
+        0.0,
+        "standard deviation, in steps, of the Gaussian that plans are smoothed by; 0: none",
+        needs={"plans_ahead": True},
+    )
     num_proposals: int = setting(8, "policy trajectories among the candidates")
     proposal_noise: float = setting(
         0.0,
@@ -89,9 +111,14 @@ class Planner:
         "is drawn from the refitted probabilities",
     )
     selection: str = setting(
-        "sample", "the action: an elite by weight, the best, or their mean", choices=SELECTIONS
+        "sample",
+        "the action: an elite by weight, the best, or their mean",
+        choices=SELECTIONS,
+        needs=_CHOICE,
     )
-    evaluation_selection: str = setting("mean", "the same in evaluations", choices=SELECTIONS)
+    evaluation_selection: str = setting(
+        "mean", "the same in evaluations", choices=SELECTIONS, needs=_CHOICE
+    )
     extra_iterations: int = setting(2, "further rounds in large action spaces")
     extra_iterations_action_dim: int = setting(
         20, "which have that many dims", needs={"extra_iterations": NONZERO}
@@ -124,6 +151,11 @@ class Planner:
             yield (
                 f"num_proposals={self.num_proposals} must be less than planner.num_samples="
                 f"{self.num_samples}: lower it or raise num_samples"
+            )
+        if self.knots > self.horizon:
+            yield (
+                f"knots={self.knots} exceeds planner.horizon={self.horizon}: lower it, or plan "
+                "further ahead"
             )
 
 

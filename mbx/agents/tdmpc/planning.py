@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import io_callback
 
-from mbx import categorical, mppi, planners, threefry
+from mbx import categorical, mppi, planners, sequences, threefry
 from mbx.agents.base import See
 from mbx.agents.tdmpc.scoring import plan_discount, score_function
 from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
@@ -194,6 +194,7 @@ def plan_to_act(
         proposals=proposals,
         action_mask=model.action_mask(z),
         discrete=model.config.policy == "categorical",
+        basis=_basis(planner),
         config=config,
     )
     if see is not None:
@@ -202,6 +203,19 @@ def plan_to_act(
         found = {**plan._asdict(), "num_elites": config.num_elites, "discount": discount}
         io_callback(functools.partial(see, "plan"), None, found, ordered=True)
     return plan
+
+
+def _basis(planner: Planner) -> sequences.Basis | None:
+    """What plans are made of, None where that is an action a step."""
+    basis = None
+    if planner.knots:
+        basis = sequences.control_points(
+            planner.knots, horizon=planner.horizon, kind=planner.interpolation
+        )
+    if possible(planner.smoothing > 0.0):
+        smooth = sequences.smoothing(planner.smoothing, horizon=planner.horizon)
+        basis = smooth if basis is None else sequences.chain(basis, smooth)
+    return basis
 
 
 def _disturbed(model: WorldModel, actions: Array, much: Array | float, noise: Array) -> Array:

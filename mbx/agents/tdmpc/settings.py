@@ -272,13 +272,18 @@ class Settings(RunSettings):
 
     @property
     def weighs_elites(self) -> bool:
-        """planner.name other than 'cem' and 'icem'"""
-        return self.planner.name not in ("cem", "icem")
+        """planner.name other than 'cem', 'icem' and 'predictive'"""
+        return self.planner.name not in ("cem", "icem", "predictive")
 
     @property
     def training_weighs_elites(self) -> bool:
-        """training_planner.name other than 'cem' and 'icem'"""
-        return self.training_planner.name not in ("cem", "icem")
+        """training_planner.name other than 'cem', 'icem' and 'predictive'"""
+        return self.training_planner.name not in ("cem", "icem", "predictive")
+
+    @property
+    def chooses_elites(self) -> bool:
+        """planner.name other than 'predictive' (which takes the best)"""
+        return self.planner.name != "predictive"
 
     @property
     def plans_ahead(self) -> bool:

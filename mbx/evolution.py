@@ -1,0 +1,158 @@
+"""The optimisers of evosax as planners, with the signature of `mppi.plan`.
+
+    plan = evolution.planner("CMA_ES")
+    plan(key, score, mean, std, config=mppi.MPPIConfig(num_samples=32))
+
+Each state has an optimiser of its own, whose solutions are whole action sequences. As planners they
+go by the names `evosax:CMA_ES`, `evosax:SNES`, … (`mbx.planners`). Needs the extra `evosax`.
+
+Axes: B states planned for at once, N candidates, P proposals, T horizon, A action dims.
+Source: Lange 2022, arXiv 2212.04180 (evosax).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mbx import mppi
+from mbx.mppi import Array, MPPIConfig, Plan, Refit, ScoreFn
+
+
+def planner(name: str) -> Any:
+    """The planner of an algorithm of evosax.
+
+    It is told the scores of its own candidates, clipped to [-1, 1]; proposals compete for the
+    choice beside them. Algorithms that hold a distribution begin at the mean, with the deviation's
+    average where they have one of their own (`std_init`); their mean is the plan's. Those that hold
+    a population begin with Gaussian samples, and the plan's mean is the best of all rounds.
+    Everything of `config` is as in `mppi.plan`, but that `temperature`, `min_std` and `max_std` are
+    of the elites, which decide the choice and the deviation in the result, not of the search.
+
+    Args:
+        name: of a class in `evosax.algorithms`, made with its defaults.
+
+    Raises:
+        ValueError: evosax is not installed, or has no such algorithm; while planning, a number of
+            candidates that the algorithm cannot have, or `initial` candidates for one that makes
+            its own.
+
+    Examples:
+        >>> plan = evolution.planner("CMA_ES")  # doctest: +SKIP
+    """
+    kind = _algorithm(name)
+
+    def plan(
+        key: Array,
+        score_fn: ScoreFn,
+        mean: Array,
+        std: Array,
+        *,
+        proposals: Array | None = None,
+        initial: Array | None = None,
+        action_mask: Array | None = None,
+        has_aux: bool = False,
+        config: MPPIConfig,
+    ) -> Plan:
+        mppi.check_shapes(mean, std, proposals, initial, config)
+        batch, horizon, action_dim = mean.shape
+        num = config.num_samples - (0 if proposals is None else proposals.shape[1])
+        with jax.ensure_compile_time_eval():
+            search = _made(kind, name, num, jnp.zeros((horizon, action_dim)))
+        population = _holds_population(search)
+        if initial is not None and not population:
+            raise ValueError(
+                f"planner 'evosax:{name}' makes candidates of its own and cannot begin with those "
+                "of a policy: set training_planner.search='acting', or choose another planner"
+            )
+        draw_key, init_key, ask_key, tell_key = jax.random.split(key, 4)
+        draws = mppi.draw(draw_key, mean, num, config)
+        mask = mppi.expand_mask(action_mask, batch, action_dim)
+
+        def each(key: Array, i: Array) -> Array:
+            return jax.random.split(jax.random.fold_in(key, i), batch)
+
+        def params(spread: Array) -> Any:
+            own = search.default_params
+            return own.replace(std_init=jnp.mean(spread)) if hasattr(own, "std_init") else own
+
+        def begin(key: Array, start: Any, spread: Array) -> Any:
+            return search.init(key, *start, params(spread))
+
+        def ask(key: Array, state: Any, spread: Array) -> Any:
+            return search.ask(key, state, params(spread))
+
+        def learn(key: Array, state: Any, actions: Array, costs: Array, spread: Array) -> Any:
+            return search.tell(key, actions, costs, state, params(spread))[0]
+
+        def sample(i: Array, last: Refit, memory: Any) -> tuple[Array, Any]:
+            actions, memory = jax.vmap(ask)(each(ask_key, i), memory, std)
+            if population:  # nothing to ask before there is one
+                first = last.mean[:, None] + std[:, None] * draws.candidate(i)
+                first = first if initial is None else initial[:, initial.shape[1] - num :]
+                actions = jnp.where(i == 0, first, actions)
+            return jnp.clip(actions, -1.0, 1.0) * mask[:, None], memory
+
+        def tell(i: Array, memory: Any, actions: Array, values: Array) -> tuple[Any, Array]:
+            costs, keys = _costs(values), each(tell_key, i)
+            new = jax.vmap(learn)(keys, memory, actions, costs, std)
+            if not population:
+                return new, jax.vmap(search.get_mean)(new)
+            started = jax.vmap(begin)(each(init_key, i), (actions, costs), std)
+            new = jax.tree.map(lambda a, b: jnp.where(i == 0, a, b), started, new)
+            return new, new.best_solution.reshape(mean.shape)
+
+        starts = (mean * mask,)
+        if population:
+            starts = jnp.zeros((batch, num, horizon, action_dim)), jnp.zeros((batch, num))
+        return mppi.search(
+            draws,
+            score_fn,
+            mean,
+            std,
+            sample,
+            memory=jax.vmap(begin)(each(init_key, jnp.int32(0)), starts, std),
+            tell=tell,
+            proposals=proposals,
+            mask=mask,
+            has_aux=has_aux,
+            config=config,
+        )
+
+    return plan
+
+
+def _algorithm(name: str) -> Any:
+    try:
+        from evosax import algorithms
+    except ImportError as error:
+        raise ValueError(
+            f"planner 'evosax:{name}' needs evosax: pip install -e '.[evosax]'"
+        ) from error
+    if name not in algorithms.algorithms:
+        raise ValueError(f"evosax has no {name!r}: choose one of {tuple(algorithms.algorithms)}")
+    return algorithms.algorithms[name]
+
+
+def _made(kind: Any, name: str, num: int, solution: Array) -> Any:
+    try:
+        return kind(population_size=num, solution=solution)
+    except AssertionError as error:
+        raise ValueError(
+            f"planner 'evosax:{name}' cannot have {num} candidates of its own (num_samples less "
+            f"the proposals): {error}"
+        ) from error
+
+
+def _holds_population(search: Any) -> bool:
+    """Algorithms that hold a distribution have a mean."""
+    return not hasattr(search, "get_mean")
+
+
+def _costs(values: Array) -> Array:
+    """What is minimised, `[B, N]`; what is not finite costs as much as the worst that is."""
+    finite = jnp.isfinite(values)
+    worst = jnp.max(jnp.where(finite, -values, -jnp.inf), axis=1, keepdims=True)
+    return jnp.where(finite, -values, jnp.where(jnp.isfinite(worst), worst, 0.0))

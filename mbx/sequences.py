@@ -1,0 +1,209 @@
+"""Plans made of fewer numbers than steps: control points, smoothing, and both, for any planner.
+
+    basis = sequences.control_points(5, horizon=20, kind="cubic")
+    plan = sequences.over(mppi.plan, basis)(key, score, mean, std, config=config)
+
+A basis is two matrices: from parameters to actions and back. `over` lets a planner search among
+the parameters while the score, the warm start and the result stay sequences of actions.
+
+Axes: B states, N candidates, P proposals, T horizon, A action dims, K parameters a dimension.
+Sources: Howell et al. 2022, arXiv 2212.00541, section 3 (splines); Vlahov et al. 2024, arXiv
+2307.15239 (smooth noise in MPPI). The way back by least squares and smoothing as a basis are ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from mbx import mppi
+from mbx.mppi import Array, MPPIConfig, Plan, ScoreFn
+
+KINDS = ("zero", "linear", "cubic")
+
+
+class Basis(NamedTuple):
+    """What plans are made of.
+
+    Attributes:
+        forward: `[T, K]`, actions of a dimension are this times its parameters, clipped to [-1, 1].
+        back: `[K, T]`, from actions to parameters.
+    """
+
+    forward: Any
+    back: Any
+
+
+def control_points(num: int, *, horizon: int, kind: str = "linear") -> Basis:
+    """Sequences through `num` points, evenly spread over the horizon; back by least squares.
+
+    Args:
+        num: points K, 1 to T. The first action is the first point.
+        horizon: steps T.
+        kind: between points, "zero" keeps the last one (stretches of equal length), "linear" draws
+            straight lines, "cubic" a natural cubic spline.
+
+    Raises:
+        ValueError: another kind, or no such number of points.
+
+    Examples:
+        >>> sequences.control_points(2, horizon=3, kind="linear").forward.tolist()
+        [[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]
+        >>> sequences.control_points(2, horizon=4, kind="zero").back.round(2).tolist()
+        [[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]]
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind={kind!r}: choose one of {KINDS}")
+    if not 1 <= num <= horizon:
+        raise ValueError(f"num={num} control points: 1 to horizon={horizon} can be told apart")
+    points, steps = np.eye(num), np.arange(horizon)
+    if kind == "zero":
+        forward = points[steps * num // horizon]
+    elif num == 1:
+        forward = np.ones((horizon, 1))
+    else:
+        at = np.linspace(0.0, horizon - 1.0, num)
+        forward = np.stack([np.interp(steps, at, point) for point in points], axis=1)
+        if kind == "cubic" and num > 2:
+            from scipy.interpolate import CubicSpline  # comes with JAX
+
+            forward = CubicSpline(at, points, bc_type="natural")(steps)
+            forward[0] = points[0]
+    return Basis(forward, np.linalg.pinv(forward))
+
+
+def smoothing(width: ArrayLike, *, horizon: int) -> Basis:
+    """Sequences that are smoothed by a Gaussian along the steps; the way back leaves them alone.
+
+    Rows are weights that sum to 1: actions keep their bounds, and near the ends fewer steps are
+    averaged. What comes back (a warm start, proposals) is thus smoothed again.
+
+    Args:
+        width: standard deviation of the Gaussian in steps; may be traced. 0 smooths nothing.
+        horizon: steps T.
+
+    Raises:
+        ValueError: a width below 0.
+
+    Examples:
+        >>> sequences.smoothing(0.5, horizon=3).forward.round(2).tolist()
+        [[0.88, 0.12, 0.0], [0.11, 0.79, 0.11], [0.0, 0.12, 0.88]]
+    """
+    own: Any = np if isinstance(width, int | float) else jnp  # a traced one stays in the program
+    if own is np and width < 0.0:
+        raise ValueError(f"width={width} must be 0 or more")
+    steps = np.arange(horizon)
+    distance = np.square(steps[:, None] - steps).astype(np.float32)
+    weights = own.exp(-0.5 * distance / own.maximum(width, 1e-3) ** 2)
+    return Basis(weights / weights.sum(axis=1, keepdims=True), np.eye(horizon))
+
+
+def chain(first: Basis, second: Basis) -> Basis:
+    """The sequences of `first`, made into actions by `second`.
+
+    Examples:
+        >>> points = sequences.control_points(2, horizon=4, kind="zero")
+        >>> both = sequences.chain(points, sequences.smoothing(1.0, horizon=4))
+        >>> both.forward.shape, both.back.shape
+        ((4, 2), (2, 4))
+    """
+    return Basis(second.forward @ first.forward, first.back @ second.back)
+
+
+def over(plan: Any, basis: Basis) -> Any:
+    """The planner `plan`, searching among the parameters of a basis; a function of its signature.
+
+    Proposals, `initial` and the mean are carried over by the way back, so that candidates, values
+    and targets are those of the sequences that the basis has. Deviations are carried over as if
+    steps were independent. Where the first action is not one of the parameters (smoothing) and
+    `config.selection` is not "mean", `plan` must take `has_aux` as `mppi.plan` does.
+
+    Args:
+        plan: `mppi.plan` or one of its signature.
+        basis: what sequences of T steps are made of.
+
+    Raises:
+        ValueError: when it is called with a mean of another horizon than the basis'.
+
+    Examples:
+        >>> basis = sequences.control_points(2, horizon=5, kind="linear")
+        >>> score = lambda key, actions: -jnp.square(actions[..., 0] - 0.5).sum(-1)
+        >>> mean, config = jnp.zeros((1, 5, 1)), mppi.MPPIConfig(num_samples=32, num_elites=4)
+        >>> plan = lambda key: sequences.over(mppi.plan, basis)(
+        ...     key, score, mean, mean + 1.0, config=config
+        ... )
+        >>> jax.eval_shape(plan, jax.random.key(0)).actions.shape
+        (1, 32, 5, 1)
+    """
+    forward, back = basis.forward, basis.back
+    traced = not isinstance(forward, np.ndarray)
+    first_is_a_parameter = not traced and np.array_equal(forward[0], np.eye(forward.shape[1])[0])
+    weights = np.square(back) / np.square(back).sum(axis=1, keepdims=True)
+
+    def to_actions(parameters: Array) -> Array:
+        return jnp.clip(_along_time(forward, parameters), -1.0, 1.0)
+
+    def to_parameters(actions: Array | None) -> Array | None:
+        return None if actions is None else jnp.clip(_along_time(back, actions), -1.0, 1.0)
+
+    def planned(
+        key: Array,
+        score_fn: ScoreFn,
+        mean: Array,
+        std: Array,
+        *,
+        proposals: Array | None = None,
+        initial: Array | None = None,
+        has_aux: bool = False,
+        config: MPPIConfig,
+        **given: Any,
+    ) -> Plan:
+        if mean.shape[1] != forward.shape[0]:
+            raise ValueError(
+                f"the basis is of horizon={forward.shape[0]} and the plan of {mean.shape[1]} steps"
+            )
+        asks_first = not first_is_a_parameter and config.selection != "mean"
+
+        def score(key: Array, parameters: Array) -> Any:
+            actions = to_actions(parameters)
+            if not asks_first:
+                return score_fn(key, actions)
+            values, aux = mppi.checked_score(score_fn, has_aux)(key, actions)
+            return values, (actions[:, :, 0], aux)
+
+        if has_aux or asks_first:
+            given["has_aux"] = True
+        found: Plan = plan(
+            key,
+            score,
+            to_parameters(mean),
+            jnp.sqrt(_along_time(weights, jnp.square(std))),
+            proposals=to_parameters(proposals),
+            initial=to_parameters(initial),
+            config=config,
+            **given,
+        )
+        means = to_actions(found.mean)
+        chosen, action, aux = found.chosen, found.action, found.aux
+        if not first_is_a_parameter:
+            chosen, aux = aux if asks_first else (means[:, 0], aux)
+            action = jnp.clip(chosen + found.action - found.chosen, -1.0, 1.0)
+        return Plan(
+            action=action,
+            mean=means,
+            std=jnp.sqrt(_along_time(np.square(forward), jnp.square(found.std))),
+            actions=to_actions(found.actions),
+            values=found.values,
+            chosen=chosen,
+            aux=aux,
+        )
+
+    return planned
+
+
+def _along_time(matrix: Any, x: Array) -> Array:
+    """A matrix `[S, R]` times the steps of `x` `[..., R, A]`."""
+    return jnp.einsum("sr,...ra->...sa", jnp.asarray(matrix, jnp.float32), x)

@@ -1,0 +1,141 @@
+"""Temperature and deviation of a planner, found by trying some on given scores.
+
+    found = tuning.tune(key, tuning.plan_value(score, mean, config=config))
+    config = dataclasses.replace(
+        config, temperature=found.temperature, max_std=found.deviation
+    )
+    std = jnp.full_like(mean, found.deviation)
+
+Random search, halved: every pair is tried once, the better half again, and so on. The two numbers
+are all that has no natural unit in MPPI: the temperature has that of the score (or its inverse).
+
+Axes: B states, T horizon, A action dims.
+Sources: Bergstra and Bengio 2012 (random search); Jamieson and Talwalkar 2016, arXiv 1502.07943
+(successive halving).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from mbx import mppi
+from mbx.mppi import MPPIConfig, ScoreFn
+
+ValueFn = Callable[[Array, Array, Array], Array]  # (key, temperature, deviation) -> value
+
+
+class Tuned(NamedTuple):
+    """What `tune` found.
+
+    Attributes:
+        temperature, deviation: of the best pair.
+        value: the mean of its values.
+        trials: every pair tried: (temperature, deviation, mean value, times tried), best first.
+    """
+
+    temperature: float
+    deviation: float
+    value: float
+    trials: tuple[tuple[float, float, float, int], ...]
+
+
+def tune(
+    key: Array,
+    value_fn: ValueFn,
+    *,
+    temperatures: tuple[float, float] = (0.01, 100.0),
+    deviations: tuple[float, float] = (0.05, 2.0),
+    num: int = 16,
+) -> Tuned:
+    """The best of some pairs of temperature and deviation.
+
+    Pairs are drawn evenly on a logarithmic scale. In each pass all that are left are valued with
+    one key, the next one, so that they meet the same chances; the worse half by the mean of their
+    values so far is dropped, until one is left. That is about 2 `num` values in all. What is not
+    finite is the worst.
+
+    Args:
+        key: consumed.
+        value_fn: (key, temperature, deviation) -> a number, higher is better; compiled once.
+            `plan_value`, or an episode of your own.
+        temperatures, deviations: lowest and highest.
+        num: pairs drawn.
+
+    Raises:
+        ValueError: a range that is not above 0 or is turned round, or no pair.
+
+    Examples:
+        >>> value = lambda key, temperature, deviation: -jnp.abs(jnp.log(deviation / 0.5))
+        >>> found = tuning.tune(jax.random.key(0), value, num=8)
+        >>> 0.3 < found.deviation < 0.8, len(found.trials)
+        (True, 8)
+    """
+    for name, (low, high) in (("temperatures", temperatures), ("deviations", deviations)):
+        if not 0.0 < low <= high < math.inf:
+            raise ValueError(f"{name}={(low, high)} must be (lowest, highest), both above 0")
+    if num < 1:
+        raise ValueError(f"num={num} pairs: at least one is needed")
+    draw_key, key = jax.random.split(key)
+    low, high = np.log(np.array([temperatures, deviations])).T
+    share = np.asarray(jax.random.uniform(draw_key, (num, 2)))
+    pairs = np.exp(low + share * (high - low)).astype(np.float32)
+    value = jax.jit(value_fn)
+    sums, counts, left = np.zeros(num), np.zeros(num, int), np.arange(num)
+    while True:
+        key, one = jax.random.split(key)
+        found = np.array([float(value(one, *map(jnp.float32, pairs[i]))) for i in left])
+        sums[left] += np.where(np.isfinite(found), found, -math.inf)
+        counts[left] += 1
+        left = left[np.argsort(-sums[left], kind="stable")]  # all of them were tried as often
+        if len(left) == 1:
+            break
+        left = left[: -(-len(left) // 2)]
+    means = sums / counts
+    order = np.lexsort((-means, -counts))
+    trials = tuple((*map(float, pairs[i]), float(means[i]), int(counts[i])) for i in order)
+    return Tuned(*trials[0][:3], trials)
+
+
+def plan_value(
+    score_fn: ScoreFn, mean: Array, *, config: MPPIConfig, plan: Any = mppi.plan
+) -> ValueFn:
+    """What plans from `mean` are worth by their own score, averaged over its states.
+
+    The plan valued is what `config.selection` executes: with "mean" the refitted mean, scored once
+    more; else the best candidate of the last round. Plans alone are looked at, not what comes of
+    them: a short horizon that is fooled stays fooled.
+
+    Args:
+        score_fn, config, plan: as for planning; `plan` has the signature of `mppi.plan`.
+        mean: `[B, T, A]`, where plans start.
+
+    Examples:
+        >>> score = lambda key, actions: -jnp.square(actions - 0.5).sum((-2, -1))
+        >>> config = mppi.MPPIConfig(num_samples=16, num_elites=4, selection="mean")
+        >>> value = tuning.plan_value(score, jnp.zeros((1, 3, 1)), config=config)
+        >>> jax.eval_shape(value, jax.random.key(0), jnp.float32(1.0), jnp.float32(0.5)).shape
+        ()
+    """
+
+    def value(key: Array, temperature: Array, deviation: Array) -> Array:
+        own = dataclasses.replace(
+            config,
+            temperature=temperature,
+            max_std=deviation,
+            min_std=jnp.minimum(config.min_std, deviation),
+        )
+        plan_key, score_key = jax.random.split(key)
+        found = plan(plan_key, score_fn, mean, jnp.full_like(mean, deviation), config=own)
+        if config.selection != "mean":
+            return jnp.mean(jnp.max(found.values, axis=1))
+        return jnp.mean(mppi.checked_score(score_fn)(score_key, found.mean[:, None])[0])
+
+    return value

@@ -1,0 +1,588 @@
+"""Predictive sampling, sequences of fewer numbers, risk, tuning and evosax's optimisers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import cem, evolution, mppi, planners, predictive, risk, sequences, tuning
+from mbx.agents.tdmpc import planning
+from mbx.agents.tdmpc.settings import Settings
+from mbx.settings import from_dict
+from tests.agents.tdmpc_helpers import Toy, toy_model
+
+B, N, P, T, A, K, ROUNDS = 2, 7, 2, 4, 2, 3, 3
+GOAL = np.linspace(-0.7, 0.7, T * A).reshape(T, A)
+RNG = np.random.default_rng
+
+
+def score(key, actions):
+    return -jnp.sum(jnp.square(actions - GOAL[None, None]), axis=(-2, -1))
+
+
+def uniform(*shape, seed=0, low=-1.0):
+    return RNG(seed).uniform(low, 1.0, shape).astype(np.float32)
+
+
+# -------------------------------------------------------------------------------------------------
+# Predictive sampling
+
+
+@pytest.mark.parametrize("mask", [None, np.array([[1.0, 0.0], [1.0, 1.0]], np.float32)])
+def test_predictive_sampling_is_its_loop(mask):
+    noise = RNG(0).normal(size=(ROUNDS, B, N - P, T, A)).astype(np.float32)
+    draws = mppi.Draws(
+        candidate=lambda i: jnp.asarray(noise)[i],
+        score=lambda i: jax.random.key(0),
+        gumbel=jnp.zeros((B, K)),
+        action=jnp.asarray(uniform(B, A)),
+    )
+    mean, std = uniform(B, T, A, seed=1), uniform(B, T, A, seed=2, low=0.2)
+    allowed = np.ones((B, A), np.float32) if mask is None else mask
+    proposals = uniform(B, P, T, A, seed=3) * allowed[:, None, None]
+    config = mppi.MPPIConfig(
+        iterations=ROUNDS,
+        num_samples=N,
+        num_elites=K,
+        selection="mean",  # has no say here, and neither has the temperature
+        temperature=9.0,
+        action_noise=0.5,
+        max_std=0.6,
+    )
+    got = predictive.plan_with_draws(
+        draws, score, mean, std, proposals=proposals, action_mask=mask, config=config
+    )
+    for b in range(B):
+        nominal = mean[b] * allowed[b]
+        for i in range(ROUNDS):
+            noisy = [np.clip(nominal + std[b] * noise[i, b, n], -1, 1) for n in range(1, N - P)]
+            candidates = np.array([*proposals[b], nominal, *(x * allowed[b] for x in noisy)])
+            values = -np.square(candidates - GOAL).sum((-2, -1))
+            elites = candidates[np.argsort(-values)[:K]]
+            nominal = elites[0]
+        spread = np.clip(elites.std(axis=0), 0.05, 0.6) * allowed[b]
+        np.testing.assert_allclose(got.actions[b], candidates, atol=1e-6)
+        np.testing.assert_allclose(got.mean[b], nominal, atol=1e-6)
+        np.testing.assert_allclose(got.std[b], spread, atol=1e-6)
+        np.testing.assert_allclose(got.chosen[b], nominal[0], atol=1e-6)
+        action = np.clip(nominal[0] + 0.5 * spread[0] * draws.action[b], -1, 1) * allowed[b]
+        np.testing.assert_allclose(got.action[b], action, atol=1e-6)
+
+
+def test_predictive_sampling_begins_with_what_is_given():
+    initial, mean = uniform(B, N, T, A), jnp.zeros((B, T, A))
+    config = mppi.MPPIConfig(iterations=1, num_samples=N, num_elites=K)
+    of = dict(initial=initial, config=config)
+    plan = predictive.plan(jax.random.key(0), score, mean, mean + 1.0, **of)
+    np.testing.assert_array_equal(plan.actions, initial)
+
+
+# -------------------------------------------------------------------------------------------------
+# Sequences
+
+
+def natural_spline(at, values, steps):
+    """A natural cubic spline by its second derivatives, which are 0 at both ends."""
+    n, h = len(at), np.diff(at)
+    system, right = np.eye(n), np.zeros(n)
+    for i in range(1, n - 1):
+        system[i, i - 1 : i + 2] = h[i - 1], 2 * (h[i - 1] + h[i]), h[i]
+        right[i] = 6 * ((values[i + 1] - values[i]) / h[i] - (values[i] - values[i - 1]) / h[i - 1])
+    second = np.linalg.solve(system, right)
+    found = []
+    for t in steps:
+        i = min(int(np.searchsorted(at, t, side="right")) - 1, n - 2)
+        a, b = at[i + 1] - t, t - at[i]
+        found.append(
+            (second[i] * a**3 + second[i + 1] * b**3) / (6 * h[i])
+            + (values[i] / h[i] - second[i] * h[i] / 6) * a
+            + (values[i + 1] / h[i] - second[i + 1] * h[i] / 6) * b
+        )
+    return np.array(found)
+
+
+def test_control_points_by_hand():
+    points = functools.partial(sequences.control_points, horizon=5)
+    zero = points(2, kind="zero").forward @ [1.0, 2.0]
+    assert zero.tolist() == [1.0, 1.0, 1.0, 2.0, 2.0]
+    linear = points(3).forward @ [0.0, 1.0, -1.0]
+    np.testing.assert_allclose(linear, [0.0, 0.5, 1.0, 0.0, -1.0], atol=1e-12)
+    cubic = points(3, kind="cubic").forward @ [0.0, 1.0, -1.0]
+    expected = natural_spline(np.array([0.0, 2.0, 4.0]), np.array([0.0, 1.0, -1.0]), range(5))
+    np.testing.assert_allclose(cubic, expected, atol=1e-12)
+    for kind, num in itertools.product(sequences.KINDS, (1, 2, 5)):
+        basis = points(num, kind=kind)
+        assert basis.forward.shape == (5, num)
+        np.testing.assert_array_equal(basis.forward[0], np.eye(num)[0])
+        # What the points make comes back as these points.
+        np.testing.assert_allclose(basis.back @ basis.forward, np.eye(num), atol=1e-12)
+    np.testing.assert_allclose(points(1).forward, np.ones((5, 1)))
+
+
+def test_smoothing_weighs_neighbours_by_a_gaussian():
+    forward = sequences.smoothing(1.5, horizon=6).forward
+    for t in range(6):
+        weights = np.array([np.exp(-((t - s) ** 2) / (2 * 1.5**2)) for s in range(6)])
+        np.testing.assert_allclose(forward[t], weights / weights.sum(), rtol=1e-6)
+    np.testing.assert_array_equal(sequences.smoothing(0.0, horizon=6).forward, np.eye(6))
+    traced = sequences.smoothing(jnp.float32(1.5), horizon=6).forward
+    np.testing.assert_allclose(traced, forward, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sequences.control_points(2, horizon=4, kind="square"), "kind='square': choose"),
+        (lambda: sequences.control_points(5, horizon=4), "num=5 control points: 1 to horizon=4"),
+        (lambda: sequences.control_points(0, horizon=4), "num=0 control points"),
+        (lambda: sequences.smoothing(-1.0, horizon=4), "width=-1.0 must be 0 or more"),
+    ],
+)
+def test_impossible_sequences_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def stub(seen, selection="best"):
+    """A planner whose candidates are its proposals and noise-free; it says what it was given."""
+
+    def plan(key, score_fn, mean, std, *, proposals=None, has_aux=False, config, **given):
+        seen.append(dict(mean=mean, std=std, proposals=proposals, **given))
+        found = score_fn(key, proposals)
+        values, aux = found if has_aux else (found, None)
+        best = int(np.argmax(values[0]))
+        aux = jax.tree.map(lambda x: x[:, best], aux)
+        chosen = mean[:, 0] if config.selection == "mean" else proposals[:, best, 0]
+        return mppi.Plan(
+            chosen + 0.125, mean, std, proposals, values, chosen, aux if has_aux else None
+        )
+
+    return plan
+
+
+BASES = {
+    "linear": sequences.control_points(2, horizon=T),
+    "smooth": sequences.smoothing(0.8, horizon=T),
+    "both": sequences.chain(
+        sequences.control_points(3, horizon=T, kind="cubic"), sequences.smoothing(0.8, horizon=T)
+    ),
+}
+
+
+@pytest.mark.parametrize("selection", ["best", "mean"])
+@pytest.mark.parametrize("name", BASES)
+def test_a_planner_searches_among_parameters(name, selection):
+    forward, back = map(np.asarray, BASES[name])
+    seen, config = [], mppi.MPPIConfig(num_samples=3, num_elites=1, selection=selection)
+    mean, std = uniform(1, T, A), uniform(1, T, A, seed=1, low=0.2)
+    proposals = uniform(1, 3, T, A, seed=2)
+    plan = sequences.over(stub(seen), BASES[name])(
+        jax.random.key(0), score, mean, std, proposals=proposals, config=config, action_mask="mask"
+    )
+    (given,) = seen
+    parameters = np.clip(np.einsum("kt,bnta->bnka", back, proposals), -1, 1)
+    np.testing.assert_allclose(given["proposals"], parameters, atol=1e-6)
+    np.testing.assert_allclose(given["mean"][0], np.clip(back @ mean[0], -1, 1), atol=1e-6)
+    assert given["action_mask"] == "mask"
+    for k in range(forward.shape[1]):  # variances weighted by the squares of the way back
+        weights = back[k] ** 2 / (back[k] ** 2).sum()
+        np.testing.assert_allclose(given["std"][0, k], np.sqrt(weights @ std[0] ** 2), rtol=1e-5)
+    actions = np.clip(np.einsum("tk,bnka->bnta", forward, parameters), -1, 1)
+    np.testing.assert_allclose(plan.actions, actions, atol=1e-6)
+    values = -np.square(actions - GOAL).sum((-2, -1))
+    np.testing.assert_allclose(plan.values, values, rtol=1e-5)
+    means = np.clip(forward @ np.asarray(given["mean"][0]), -1, 1)
+    np.testing.assert_allclose(plan.mean[0], means, atol=1e-6)
+    chosen = means[0] if selection == "mean" else actions[0, np.argmax(values[0]), 0]
+    np.testing.assert_allclose(plan.chosen[0], chosen, atol=1e-6)
+    np.testing.assert_allclose(plan.action[0], np.clip(chosen + 0.125, -1, 1), atol=1e-6)
+    spread = np.sqrt(forward**2 @ np.asarray(given["std"][0]) ** 2)
+    np.testing.assert_allclose(plan.std[0], spread, rtol=1e-5)
+    assert plan.aux is None
+    with pytest.raises(ValueError, match="the basis is of horizon=4 and the plan of 3 steps"):
+        sequences.over(mppi.plan, BASES[name])(
+            jax.random.key(0), score, mean[:, 1:], std[:, 1:], config=config
+        )
+
+
+def test_auxiliaries_pass_through():
+    proposals, config = uniform(1, 3, T, A), mppi.MPPIConfig(num_samples=3, num_elites=1)
+    for basis in BASES.values():
+        plan = sequences.over(stub([]), basis)(
+            jax.random.key(0),
+            lambda key, actions: (score(key, actions), {"last": actions[:, :, -1]}),
+            proposals[:, 0],
+            proposals[:, 0],
+            proposals=proposals,
+            has_aux=True,
+            config=dataclasses.replace(config, selection="best"),
+        )
+        best = int(np.argmax(plan.values[0]))
+        np.testing.assert_allclose(plan.aux["last"][0], plan.actions[0, best, -1], atol=1e-6)
+
+
+# -------------------------------------------------------------------------------------------------
+# Risk
+
+
+def test_risk_by_hand():
+    values = RNG(0).normal(size=(5, 2, 3)).astype(np.float32)
+    np.testing.assert_allclose(risk.measure(values), values.mean(0), rtol=1e-6)
+    np.testing.assert_array_equal(risk.measure(values, "worst"), values.min(0))
+    ordered = np.sort(values, axis=0)
+    half = (ordered[0] + ordered[1] + 0.5 * ordered[2]) / 2.5
+    np.testing.assert_allclose(risk.measure(values, "cvar", 0.5), half, rtol=1e-5)
+    np.testing.assert_allclose(risk.measure(values, "cvar", 0.1), ordered[0], rtol=1e-5)
+    np.testing.assert_allclose(risk.measure(values, "cvar", 1.0), values.mean(0), atol=1e-6)
+    values[3, 1, 2] = np.nan
+    for kind in risk.MEASURES:
+        assert np.isnan(risk.measure(values, kind)).sum() == 1
+
+
+def test_samples_of_a_score_meet_the_same_chances():
+    def windy(key, actions):
+        wind = jax.random.normal(key, (A,))
+        return jnp.einsum("bna,a->bn", actions[:, :, 0], wind)
+
+    actions, key = uniform(B, N, T, A), jax.random.key(3)
+    values = [windy(one, actions) for one in jax.random.split(key, 4)]
+    worst = risk.over_samples(windy, 4, kind="worst")(key, actions)
+    np.testing.assert_allclose(worst, np.min(values, axis=0), rtol=1e-5)
+    both = risk.over_samples(lambda k, a: (windy(k, a), {"wind": windy(k, a)}), 4, kind="cvar")
+    values_and_aux = both(key, actions)
+    np.testing.assert_allclose(values_and_aux[0], np.min(values, axis=0), rtol=1e-5)
+    np.testing.assert_allclose(values_and_aux[1]["wind"], np.mean(values, axis=0), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (dict(num=0), "num=0 samples"),
+        (dict(num=1, kind="median"), "kind='median': choose one of"),
+        (dict(num=1, kind="cvar", share=0.0), "share=0.0 must lie above 0"),
+        (dict(num=1, kind="cvar", share=1.5), "share=1.5 must lie above 0, and be 1 at most"),
+    ],
+)
+def test_impossible_risks_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        risk.over_samples(score, **wrong)
+
+
+# -------------------------------------------------------------------------------------------------
+# Tuning
+
+
+def test_halving_drops_the_worse_half_and_averages():
+    seen = []
+
+    def value(key, temperature, deviation):
+        jax.debug.callback(lambda *x: seen.append(tuple(map(float, x))), temperature, deviation)
+        return -jnp.square(jnp.log(temperature / 3.0)) - jnp.square(jnp.log(deviation / 0.4))
+
+    found = tuning.tune(jax.random.key(0), value, temperatures=(0.1, 50.0), num=6)
+    jax.effects_barrier()
+    assert len(seen) == 6 + 3 + 2 + 1
+    tried = [trial[3] for trial in found.trials]
+    assert tried == [4, 3, 2, 1, 1, 1]
+
+    def expected(t, d):
+        return -(np.log(t / 3.0) ** 2) - np.log(d / 0.4) ** 2
+
+    values = [expected(*trial[:2]) for trial in found.trials]
+    assert values == sorted(values, reverse=True)
+    np.testing.assert_allclose([trial[2] for trial in found.trials], values, rtol=1e-4)
+    assert (found.temperature, found.deviation, found.value) == found.trials[0][:3]
+    assert all(0.1 <= t <= 50.0 and 0.05 <= d <= 2.0 for t, d, *_ in found.trials)
+
+
+def test_what_is_not_finite_is_the_worst():
+    def value(key, temperature, deviation):
+        return jnp.where(deviation > 0.3, jnp.nan, deviation)
+
+    found = tuning.tune(jax.random.key(1), value, num=4)
+    assert found.deviation <= 0.3 and np.isfinite(found.value)
+
+
+@pytest.mark.parametrize("selection", ["mean", "best"])
+def test_the_value_of_a_plan_is_of_what_it_executes(selection):
+    seen = []
+
+    def plan(key, score_fn, mean, std, *, config):
+        seen.append((float(std[0, 0, 0]), config))
+        actions = jnp.stack([mean + 0.5, mean + 0.25], axis=1)
+        return mppi.Plan(mean[:, 0], mean + 0.75, std, actions, score_fn(key, actions), mean[:, 0])
+
+    def sums(key, actions):
+        return actions.sum((-2, -1))
+
+    config = mppi.MPPIConfig(num_samples=2, num_elites=1, selection=selection)
+    value = tuning.plan_value(sums, jnp.zeros((B, T, A)), config=config, plan=plan)
+    got = value(jax.random.key(0), jnp.float32(3.0), jnp.float32(0.04))
+    assert float(got) == (0.75 if selection == "mean" else 0.5) * T * A
+    ((std, used),) = seen
+    assert std == pytest.approx(0.04)
+    assert float(used.max_std) == float(used.min_std) == pytest.approx(0.04)
+    assert float(used.temperature) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (dict(temperatures=(0.0, 1.0)), r"temperatures=\(0.0, 1.0\) must be"),
+        (dict(deviations=(1.0, 0.5)), r"deviations=\(1.0, 0.5\) must be"),
+        (dict(num=0), "num=0 pairs"),
+    ],
+)
+def test_impossible_ranges_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        tuning.tune(jax.random.key(0), lambda *_: 0.0, **wrong)
+
+
+# -------------------------------------------------------------------------------------------------
+# Optimisers that are asked and told
+
+
+class Params(NamedTuple):
+    std_init: Any = 1.0
+
+    def replace(self, **new):
+        return self._replace(**new)
+
+
+class Walk:
+    """Asks for steps of half the deviation around its mean, and moves to the best it is told."""
+
+    default_params = Params()
+
+    def __init__(self, population_size, solution):
+        assert population_size > 2, "more than two"
+        self.num, self.shape = population_size, solution.shape
+
+    def init(self, key, mean, params):
+        return {"mean": mean, "asked": jnp.float32(0.0)}
+
+    def ask(self, key, state, params):
+        steps = jnp.arange(self.num, dtype=jnp.float32).reshape(-1, 1, 1) - 1.0
+        population = state["mean"][None] + 0.5 * params.std_init * steps
+        return population, {**state, "asked": state["asked"] + 1.0}
+
+    def tell(self, key, population, fitness, state, params):
+        return {**state, "mean": population[jnp.argmin(fitness)]}, {}
+
+    def get_mean(self, state):
+        return state["mean"]
+
+
+class Herd(Walk):
+    """Holds a population that creeps towards the best solution so far."""
+
+    get_mean = property()  # it has none
+
+    class State(NamedTuple):
+        population: Any
+        best_solution: Any
+        best_fitness: Any
+
+    def init(self, key, population, fitness, params):
+        best = jnp.argmin(fitness)
+        return self.State(population, population[best].reshape(-1), fitness[best])
+
+    def ask(self, key, state, params):
+        best = state.best_solution.reshape(self.shape)
+        return 0.5 * state.population + 0.5 * best[None], state
+
+    def tell(self, key, population, fitness, state, params):
+        best = jnp.argmin(fitness)
+        better = fitness[best] < state.best_fitness
+        flat = jnp.where(better, population[best].reshape(-1), state.best_solution)
+        return self.State(population, flat, jnp.minimum(fitness[best], state.best_fitness)), {}
+
+
+@pytest.fixture
+def toys(monkeypatch):
+    known = {"Walk": Walk, "Herd": Herd}
+    monkeypatch.setattr(evolution, "_algorithm", known.__getitem__)
+
+
+def test_an_optimiser_that_holds_a_distribution_is_its_loop(toys):
+    config = mppi.MPPIConfig(iterations=ROUNDS, num_samples=N, num_elites=K, selection="best")
+    mean, proposals = uniform(B, T, A), uniform(B, P, T, A, seed=1)
+    std = np.full((B, T, A), 0.3, np.float32)
+    std[1] = 0.2
+    got = planners.plan(
+        "evosax:Walk", jax.random.key(0), score, mean, std, proposals=proposals, config=config
+    )
+    for b in range(B):
+        middle = mean[b]
+        for _ in range(ROUNDS):
+            own = [np.clip(middle + 0.5 * std[b, 0, 0] * (n - 1), -1, 1) for n in range(N - P)]
+            candidates = np.array([*proposals[b], *own])
+            values = -np.square(candidates - GOAL).sum((-2, -1))
+            middle = own[int(np.argmax(values[P:]))]
+        np.testing.assert_allclose(got.actions[b], candidates, atol=1e-6)
+        np.testing.assert_allclose(got.mean[b], middle, atol=1e-6)
+        np.testing.assert_allclose(got.chosen[b], candidates[np.argmax(values)][0], atol=1e-6)
+
+
+def test_an_optimiser_that_holds_a_population_begins_with_what_is_given(toys):
+    config = mppi.MPPIConfig(iterations=2, num_samples=N, num_elites=K)
+    initial, mean = uniform(1, N, T, A), jnp.zeros((1, T, A))
+    of = dict(initial=initial, config=config)
+    got = planners.plan("evosax:Herd", jax.random.key(0), score, mean, mean + 1.0, **of)
+    values = -np.square(initial[0] - GOAL).sum((-2, -1))
+    best = initial[0][np.argmax(values)]
+    second = 0.5 * initial[0] + 0.5 * best
+    np.testing.assert_allclose(got.actions[0], second, atol=1e-6)
+    every = np.concatenate([initial[0], second])
+    best = every[np.argmax(-np.square(every - GOAL).sum((-2, -1)))]
+    np.testing.assert_allclose(got.mean[0], best, atol=1e-6)
+
+
+def test_costs_that_are_not_finite_are_as_the_worst():
+    values = jnp.array([[1.0, jnp.nan, -3.0], [jnp.nan, jnp.inf, jnp.nan]])
+    assert evolution._costs(values).tolist() == [[-1.0, 3.0, 3.0], [0.0, 0.0, 0.0]]
+
+
+def test_what_an_optimiser_cannot_do_is_refused(toys, monkeypatch):
+    mean = jnp.zeros((1, T, A))
+    config = mppi.MPPIConfig(num_samples=4, num_elites=1)
+    plan = functools.partial(planners.plan, "evosax:Walk", jax.random.key(0), score, mean, mean)
+    with pytest.raises(ValueError, match=r"cannot begin with .* training_planner.search='acting'"):
+        plan(initial=jnp.zeros((1, 4, T, A)), config=config)
+    with pytest.raises(ValueError, match=r"'evosax:Walk' cannot have 2 candidates .*more than two"):
+        plan(proposals=jnp.zeros((1, 2, T, A)), config=config)
+    with pytest.raises(ValueError, match="planner 'evosax:Walk' comes with mbx"):
+        planners.register("evosax:Walk", mppi.plan)
+    with pytest.raises(ValueError, match="plans continuous actions alone"):
+        plan(discrete=True, config=config)
+    monkeypatch.undo()
+    monkeypatch.setitem(__import__("sys").modules, "evosax", None)
+    with pytest.raises(ValueError, match=r"needs evosax: pip install -e '.\[evosax\]'"):
+        planners.find("evosax:CMA_ES")
+
+
+# -------------------------------------------------------------------------------------------------
+# As settings of the agent
+
+
+def settings(**sections):
+    return from_dict(Settings(), sections)
+
+
+@pytest.mark.parametrize(
+    ("planner", "message"),
+    [
+        (dict(knots=4), "knots=4 exceeds planner.horizon=3"),
+        (dict(interpolation="cubic"), "interpolation='cubic' has no effect here: it needs .*knots"),
+        (dict(smoothing=1.0, horizon=1), "smoothing=1.0 has no effect .*planner.horizon above 1"),
+        (dict(name="predictive", temperature=2.0), "temperature=2.0 has no effect here"),
+        (dict(name="predictive", selection="best"), "selection='best' has no effect here"),
+    ],
+)
+def test_settings_without_effect_are_refused(planner, message):
+    with pytest.raises(ValueError, match=message):
+        settings(planner=planner)
+
+
+def test_the_acting_planner_has_its_basis_and_its_name():
+    own = settings(
+        planner=dict(
+            name="predictive", knots=2, interpolation="zero", smoothing=0.5, num_proposals=0
+        )
+    )
+    basis = planning._basis(own.planner)
+    forward = sequences.smoothing(0.5, horizon=3).forward @ [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    np.testing.assert_allclose(basis.forward, forward, atol=1e-6)
+    assert planning._basis(settings().planner) is None
+    model, params = toy_model(own), Toy(own).params()
+    mean, z = jnp.zeros((B, 3, 2)), jnp.ones((B, 2))
+    plan = planning.plan_to_act(own, model, params, z, mean, jax.random.key(0), evaluate=True)
+    spanned = forward @ (basis.back @ np.asarray(plan.mean))  # zero hold and smoothing keep bounds
+    assert plan.action.shape == (B, 2) and bool(jnp.all(jnp.isfinite(spanned)))
+    first = plan.mean[:, 0]
+    np.testing.assert_allclose(plan.chosen, first, atol=1e-6)  # its mean is its best candidate
+
+
+# -------------------------------------------------------------------------------------------------
+# A pendulum in its true dynamics
+
+
+def swing(state, action):
+    """Gymnasium's Pendulum: angle and velocity `[..., 2]`, torque in [-1, 1] of 2 N m."""
+    angle, velocity = state[..., 0], state[..., 1]
+    wrapped = (angle + jnp.pi) % (2 * jnp.pi) - jnp.pi
+    torque = 2.0 * action
+    cost = wrapped**2 + 0.1 * velocity**2 + 0.001 * torque**2
+    velocity = jnp.clip(velocity + 0.05 * (15.0 * jnp.sin(angle) + 3.0 * torque), -8.0, 8.0)
+    return jnp.stack([angle + 0.05 * velocity, velocity], axis=-1), -cost
+
+
+def solves(plan, config, steps=100, horizon=20, std=1.0):
+    """Heights of two pendulums, which hung, in the last quarter of an episode."""
+
+    def returns(states):
+        def score(key, actions):
+            start = jnp.broadcast_to(states[:, None], (*actions.shape[:2], 2))
+            rewards = jax.lax.scan(swing, start, jnp.moveaxis(actions[..., 0], 2, 0))[1]
+            return rewards.sum(0)
+
+        return score
+
+    def step(carry, key):
+        states, mean = carry
+        found = plan(key, returns(states), mean, jnp.full_like(mean, std), config=config)
+        states, _ = swing(states, found.action[:, 0])
+        mean = mppi.warm_start(found.mean, jnp.zeros(2, bool))
+        return (states, mean), jnp.cos(states[:, 0])
+
+    start = jnp.array([[jnp.pi, 0.0], [2.0, 0.5]]), jnp.zeros((2, horizon, 1))
+    keys = jax.random.split(jax.random.key(0), steps)
+    return jax.jit(lambda: jax.lax.scan(step, start, keys)[1])()[-steps // 4 :]
+
+
+SMALL = dict(iterations=3, num_samples=48, num_elites=8, selection="mean", max_std=1.0)
+PLANNERS = {
+    "mppi": (mppi.plan, mppi.MPPIConfig(**SMALL)),
+    "cem": (cem.cem, mppi.MPPIConfig(**SMALL)),
+    "icem": (cem.icem, cem.ICEMConfig(**SMALL)),
+    "predictive": (predictive.plan, mppi.MPPIConfig(**SMALL)),
+    "knots": (
+        sequences.over(mppi.plan, sequences.control_points(6, horizon=20, kind="cubic")),
+        mppi.MPPIConfig(**SMALL),
+    ),
+    "smooth": (
+        sequences.over(mppi.plan, sequences.smoothing(1.0, horizon=20)),
+        mppi.MPPIConfig(**SMALL),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "predictive",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in PLANNERS if n != "predictive"),
+    ],
+)
+def test_each_method_swings_the_true_pendulum_up(name):
+    heights = solves(*PLANNERS[name])
+    assert heights.min() > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["CMA_ES", "SNES", "PSO"])
+def test_optimisers_of_evosax_swing_it_up(name):
+    pytest.importorskip("evosax")
+    plan = evolution.planner(name)
+    with jax.numpy_rank_promotion("allow"):
+        heights = solves(plan, mppi.MPPIConfig(**SMALL))
+    assert heights.min() > 0.9
+    with pytest.raises(ValueError, match="evosax has no 'Nobody': choose one of"):
+        evolution.planner("Nobody")
