@@ -68,13 +68,17 @@ def train_fn(
     *,
     steps: int | None = None,
     axis_name: str | None = None,
+    batched: bool | None = None,
     **settings: Any,
 ) -> pure.TrainFunction:
     """A run as a pure function, for `jax.jit` and `jax.vmap`: it writes no files.
 
     Args:
         environment, config, steps, settings: as of `train`; the environment is written in JAX.
-        axis_name: that of the `vmap` the function will be under; with it seeds are faster there.
+        axis_name: that of the `vmap` the function will be under; with it runs made together are
+            faster.
+        batched: whether a `vmap` makes its runs together or one after another inside the same
+            program, each as it is alone (None: together unless on a processor).
 
     Returns:
         `run(seed, settings={}) -> mbx.training.pure.Trained`. seed, and settings by full names,
@@ -87,7 +91,7 @@ def train_fn(
         >>> run = mbx.train_fn("gymnax:Pendulum-v1", steps=5_000)  # doctest: +SKIP
         >>> trained = jax.jit(jax.vmap(run))(jnp.arange(4))  # doctest: +SKIP
     """
-    return pure.make_train(_values(environment, config, steps, settings), axis_name)
+    return pure.make_train(_values(environment, config, steps, settings), axis_name, batched)
 
 
 def _values(

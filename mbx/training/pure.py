@@ -5,7 +5,9 @@
     many = jax.jit(jax.vmap(jax.vmap(run, in_axes=(None, 0)), in_axes=(0, None)))
     trained = many(jnp.arange(4), {"optimizer.learning_rate": rates})     # leaves [4, 2, ...]
 
-It makes the steps, updates and keys that `mbx.training.run` makes with that seed.
+It makes the steps, updates and keys that `mbx.training.run` makes with that seed. Under `vmap` an
+accelerator makes the runs together; a processor, which has nothing left over for a batch, makes
+them one after another inside the same program, each bit for bit as it is alone.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from mbx.training.run import evaluation_key, matmul_precision, require_float32
 from mbx.training.state import Ended, init_state, make_schedule
 from mbx.types import Array
 
+_SEED = ""  # beside the names of settings
 # What tells that Python looked at a number that is traced; a check of ours names the tracer.
 _LOOKED_AT = (jax.errors.JAXTypeError, jax.errors.JAXIndexError, ValueError)
 
@@ -53,13 +56,20 @@ class Trained(NamedTuple):
 TrainFunction = Callable[..., Trained]
 
 
-def make_train(config: build.Config, axis_name: str | None = None) -> TrainFunction:
+def make_train(
+    config: build.Config, axis_name: str | None = None, batched: bool | None = None
+) -> TrainFunction:
     """`run(seed, settings={}) -> Trained`, pure; seed and settings may be traced.
 
     Args:
         config: of the run; its environment has to be written in JAX.
         axis_name: of a `vmap` that the function will be under, where seeds make their passes over
-            stored planner targets in step; else it is slower there, with the same result.
+            stored planner targets in step; else it is slower there, with the same result. Runs
+            are made together then.
+        batched: whether a `vmap` makes its runs together or one after another (None: together
+            unless on a processor). A batch rounds otherwise, and where a planner chooses among
+            candidates of equal value that grows: only runs made one after another are those that
+            they are alone.
 
     Returns:
         The function. Its `settings` are numbers (`[n]` where a setting is several) by their full
@@ -67,9 +77,17 @@ def make_train(config: build.Config, axis_name: str | None = None) -> TrainFunct
         is no such number, and for a traced one that decides what the program holds.
 
     Raises:
-        ValueError: for impossible settings, a host environment, several devices.
+        ValueError: for impossible settings, a host environment, several devices; for batched=False
+            with an axis_name.
     """
     require_float32()
+    if batched is None:
+        batched = axis_name is not None or jax.default_backend() != "cpu"
+    elif axis_name is not None and not batched:
+        raise ValueError(
+            f"batched=False with axis_name={axis_name!r}: runs made one after another cannot make "
+            "anything in step; leave one of them out"
+        )
     base = build.read(config)
     if base.num_seeds > 1 or base.distributed.enabled or base.train.dataset or base.train.init_from:
         raise ValueError(
@@ -101,14 +119,24 @@ def make_train(config: build.Config, axis_name: str | None = None) -> TrainFunct
         state = init_state(agent, environment, key=key, capacity=replay_rows(settings))
         state, metrics = jax.lax.scan(logged, state, None, length=intervals.number)
         episodes = make_episodes(agent.act, agent.init_actor, trials)
-        returns, lengths, _ = episodes(state.train, evaluation_key(key, intervals.number - 1))
+        returns, lengths, *_ = episodes(state.train, evaluation_key(key, intervals.number - 1))
         return Trained(state.train, metrics, returns, lengths)
 
     def run(seed: Any, settings: Mapping[str, Any] | None = None) -> Trained:
         given = dict(settings or {})
+        traced = {n: x for n, x in given.items() if isinstance(x, jax.core.Tracer)}
+        if isinstance(seed, jax.core.Tracer):
+            traced[_SEED] = seed
+
+        def one(traced: Mapping[str, Any]) -> Trained:
+            now = {_SEED: seed} | given | dict(traced)
+            return whole(now.pop(_SEED), with_numbers(base, now))
+
+        if traced and not batched:
+            one = jax.custom_batching.sequential_vmap(one)
         with matmul_precision(base.matmul_precision):
             try:
-                return whole(seed, with_numbers(base, given))
+                return one(traced)
             except _LOOKED_AT as error:
                 if isinstance(error, ValueError) and "Tracer" not in str(error):
                     raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from mbx.agents.base import Agent, Mean
 from mbx.settings import section, setting, to_dict
 from mbx.training import build, pure, run
 from tests.faults import small
+from tests.helpers import tiny_config
 
 SEEDS, RATES = np.arange(4), np.array([1e-2, 1e-3], np.float32)
 
@@ -71,9 +73,15 @@ def single(one):
     return jax.jit(one)
 
 
-def test_four_seeds_and_two_rates_at_once_are_eight_runs(one, single):
-    grid = jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None))
-    many = jax.jit(grid)(SEEDS, {"optimizer.rate": RATES})
+def grid(function):
+    """Over seeds and, within each, over the settings."""
+    return jax.vmap(jax.vmap(function, in_axes=(None, 0)), in_axes=(0, None))
+
+
+@pytest.mark.parametrize("batched", [None, True])
+def test_four_seeds_and_two_rates_at_once_are_eight_runs(config, single, batched):
+    run = mbx.train_fn("toy:point", config, steps=80, batched=batched)
+    many = jax.jit(grid(run))(SEEDS, {"optimizer.rate": RATES})
     assert many.returns.shape == (4, 2, 2) and many.metrics["loss"].shape == (4, 2, 4)
     for i, j in np.ndindex(4, 2):
         alone = single(SEEDS[i], {"optimizer.rate": RATES[j]})
@@ -82,6 +90,31 @@ def test_four_seeds_and_two_rates_at_once_are_eight_runs(one, single):
         jax.tree.map(close, here, alone)
     params = np.asarray(many.state.params).reshape(8, -1)
     assert np.abs(params[:, None] - params[None]).max(-1)[~np.eye(8, dtype=bool)].min() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("given", "backend", "together"),
+    [
+        ({}, "cpu", False),
+        ({}, "gpu", True),
+        (dict(batched=True), "cpu", True),
+        (dict(batched=False), "gpu", False),
+        (dict(axis_name="runs"), "cpu", True),
+    ],
+)
+def test_runs_are_made_together_or_in_turn(config, monkeypatch, given, backend, together):
+    """In turn there is one matrix of parameters at a time, never one with an axis more."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    run = mbx.train_fn("toy:point", config, steps=20, **given)
+    many = jax.vmap(run, axis_name=given.get("axis_name"))
+    program = str(jax.make_jaxpr(many)(jnp.arange(5)))
+    products = re.findall(r":f32\[([\d,]*)\] = dot_general", program)
+    assert products and any(one.startswith("5,") for one in products) == together
+
+
+def test_runs_in_turn_make_nothing_in_step(config):
+    with pytest.raises(ValueError, match="batched=False with axis_name='runs': runs made one"):
+        mbx.train_fn("toy:point", config, axis_name="runs", batched=False)
 
 
 def test_it_is_the_run_that_the_driver_makes(single, config, tmp_path):
@@ -142,3 +175,18 @@ def test_means_over_nothing_are_no_numbers():
         **{"updates": 4, "loss": 2, "passes": 0, "episodes": 2},
         **{"episode/return": 2.5, "rare": 2, "faults": 1},
     }
+
+
+@pytest.mark.slow
+def test_tdmpc_at_four_seeds_and_two_rates_at_once_is_eight_runs():
+    """Made in turn; together their planners' choices amplify rounding (docs/evaluate.md)."""
+    config = tiny_config(train=dict(steps=40, seed_steps=16, log_interval=20, pretrain_updates=2))
+    one = mbx.train_fn("toy:point", config, batched=False)
+    rates = np.array([3e-4, 1e-3], np.float32)
+    many = jax.jit(grid(one))(SEEDS, {"optimizer.learning_rate": rates})
+    single = jax.jit(one)
+    for i, j in np.ndindex(4, 2):
+        alone = single(SEEDS[i], {"optimizer.learning_rate": rates[j]})
+        here = jax.tree.map(lambda x, i=i, j=j: x[i, j], many)
+        for a, b in zip(jax.tree.leaves(here), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
