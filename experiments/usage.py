@@ -125,10 +125,18 @@ def config_help(path: str) -> str:
 
 
 def unknown_flag(arguments: Sequence[str]) -> str | None:
-    """A `--config.…` flag that the configuration does not have, as a message with near matches."""
+    """What is wrong with a command line, as a message: no configuration, or a `--config.…` flag
+    that the configuration does not have, with near matches."""
     path = config_argument(arguments)
     if path is None:
-        return None
+        if any(argument.lstrip("-").startswith("help") for argument in arguments):
+            return None
+        others = ", ".join(one for one in config_files() if one != DEFAULT)
+        return (
+            f"no configuration is given: --config={DEFAULT} trains the default (others: {others}, "
+            "or a file of your own);\n"
+            "--workdir=RUN --config.resume=True goes on with a run; --help tells more"
+        )
     known = list(load(path))
     for argument in arguments:
         name = argument.split("=", 1)[0].removeprefix("--config.")

@@ -86,6 +86,18 @@ def test_the_arguments_that_ask_for_help():
     assert usage.config_argument(["--config"]) is None
 
 
+@pytest.mark.parametrize("arguments", [[], ["--config.env.name=gym:X"], ["--workdir=runs/a"]])
+def test_a_command_line_without_a_configuration_is_told_how_to_go_on(arguments):
+    told = usage.unknown_flag(arguments)
+    assert told.startswith(f"no configuration is given: --config={usage.DEFAULT} trains")
+    assert "dreamer" in told and "--workdir=RUN --config.resume=True" in told
+    assert told.count("\n") < 3 and told.count(usage.DEFAULT) == 1
+
+
+def test_a_command_line_that_asks_for_absls_help_needs_no_configuration():
+    assert usage.unknown_flag(["--helpfull"]) is None
+
+
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command where neither JAX nor a simulator can be imported."""
     blocked = "import sys; sys.modules.update(dict.fromkeys(['jax', 'mujoco', 'numpy'])); "
