@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from mbx import replay
 from mbx.types import Array, EnvSpec, Metrics
 
-__all__ = ["Agent", "Diagnostics", "Mean", "Metrics", "See", "Store"]
+__all__ = ["Agent", "Diagnostics", "Episodes", "Mean", "Metrics", "See", "Store"]
 
 
 class Init(Protocol):
@@ -189,6 +189,38 @@ class MakeDiagnostics(Protocol):
         ...
 
 
+class Episodes(NamedTuple):
+    """What an evaluation played, without exploration noise: T steps of E episodes, of which S are
+    seen.
+
+    Attributes:
+        rewards: `[T, E]`, 0 behind an episode's end; NaN where a step was not finite.
+        lengths: `[E]` agent steps.
+        terminated: `[E]`, the episode ended by itself and not by its time limit.
+        steps: `[S]`, the steps whose observations were kept.
+        obs: `[S, E, ...]`, the observations that were acted on in these steps; of no meaning behind
+            an episode's end.
+        last_obs: `[E, ...]`, the observation behind an episode's last step.
+    """
+
+    rewards: Any
+    lengths: Any
+    terminated: Any
+    steps: Any
+    obs: Any
+    last_obs: Any
+
+
+class MakeReview(Protocol):
+    """Looks at an agent and at the episodes of every evaluation, outside any compiled program."""
+
+    def __call__(
+        self, train: Any, replay: replay.ReplayState, episodes: Episodes, key: Array, /
+    ) -> Diagnostics:
+        """What to report of a train state, a replay and the episodes just played; key: random."""
+        ...
+
+
 class StartFrom(Protocol):
     """Begins where another run ended (`train.init_from`)."""
 
@@ -247,6 +279,8 @@ class Agent(NamedTuple):
             further fields `[E, ...]` of them.
         diagnostics: (train, replay, key) -> `Diagnostics`, called with every evaluation, outside
             any compiled program.
+        review: (train, replay, episodes, key) -> `Diagnostics`, likewise, for an agent that also
+            looks at what the evaluation played (`Episodes`), which is kept for it.
         act_without_planner: `act` by the policy alone, for an agent whose `act` plans.
         watched: `act` for one who looks on, likewise.
         start_from: gives a fresh train state the parameters of another run.
@@ -267,3 +301,4 @@ class Agent(NamedTuple):
     check: Check | None = None
     act_without_planner: Act | None = None
     watched: Watched | None = None
+    review: MakeReview | None = None

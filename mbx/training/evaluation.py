@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import threefry
+from mbx.agents.base import Episodes
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, random_actions
 from mbx.training.sharding import ONE_DEVICE, Partition
 
@@ -30,6 +31,7 @@ class Evaluation(NamedTuple):
         exploring: returns `[E]` of the agent acting as in training, with its noise, where
             `eval.exploring` asks for them.
         metrics: `[E]` each, of `EnvSpec.metrics` by name: an episode's mean, and NAME_last.
+        episodes: what was played, where that is recorded.
     """
 
     returns: np.ndarray
@@ -37,6 +39,7 @@ class Evaluation(NamedTuple):
     tasks: tuple[str, ...] = ()
     exploring: np.ndarray | None = None
     metrics: Mapping[str, np.ndarray] = {}  # noqa: RUF012
+    episodes: Episodes | None = None
 
     def summary(self) -> dict[str, float]:
         """Mean, spread and extremes of the returns; of several tasks, also the mean of each."""
@@ -63,6 +66,8 @@ def make_evaluate(
     init_actor: Callable,
     environment: JaxEnvironment | HostEnvironment,
     partition: Partition = ONE_DEVICE,
+    *,
+    record: bool = False,
 ) -> Callable[[Any, Array], Evaluation]:
     """`evaluate(train_state, key) -> Evaluation`: one episode in each of the environments.
 
@@ -70,9 +75,11 @@ def make_evaluate(
         act, init_actor: an agent's own (`mbx.agents.base.Agent`).
         partition: a JAX environment's episodes are divided among its devices; of host environments
             every process plays its own.
+        record: also hand back what was played (of a single process).
     """
-    make = _make_fused if isinstance(environment, JaxEnvironment) else _make_host
-    return make(act, init_actor, environment, partition)
+    if isinstance(environment, JaxEnvironment):
+        return _make_fused(act, init_actor, environment, partition, record)
+    return _make_host(act, init_actor, environment, partition, record)
 
 
 def make_random(environment: JaxEnvironment | HostEnvironment) -> Callable[[Array], Evaluation]:
@@ -98,22 +105,48 @@ def logged_metrics(spec: EnvSpec) -> list[str]:
     return [name + end for name in spec.metrics for end in ("", "_last")]
 
 
+def seen_steps(episode_length: int) -> np.ndarray:
+    """Steps of an episode whose observations are recorded: its first and those after a sixteenth,
+    an eighth, a quarter and half of its longest, so that the rewards that follow are known.
+
+    Examples:
+        >>> evaluation.seen_steps(200)
+        array([  0,  12,  25,  50, 100])
+    """
+    return np.unique([0, *(episode_length // 2**k for k in (1, 2, 3, 4))])
+
+
 def make_episodes(
     act: Callable,
     init_actor: Callable,
     environment: JaxEnvironment,
     partition: Partition = ONE_DEVICE,
-) -> Callable[[Any, Array], tuple[Array, Array, dict[str, Array]]]:
+    *,
+    record: bool = False,
+) -> Callable[[Any, Array], tuple[Array, Array, dict[str, Array], dict[str, Array]]]:
     """`evaluation(train, key)`, pure: returns, lengths and metrics `[E]` of one episode an
-    environment."""
-    num = environment.num_envs
+    environment, and with `record` the arrays of `Episodes` but for `steps` and `lengths`."""
+    num, longest = environment.num_envs, environment.spec.episode_length
+    seen = seen_steps(longest)
 
-    def evaluation(train: Any, key: Array) -> tuple[Array, Array, dict[str, Array]]:
+    def evaluation(train: Any, key: Array) -> tuple:
         reset_key, step_key = jax.random.split(key)
         env_state, obs = partition.divided(environment.reset(reset_key))
 
+        def recorded(kept: dict[str, Array], i: Array, obs: Array, active: Array, now: Any) -> Any:
+            reward = jnp.where(now.fault, jnp.nan, now.reward)
+            ends = active & (now.terminated | now.truncated)
+            slot = jnp.min(jnp.where(seen == i, np.arange(len(seen)), len(seen)))
+            wide = ends.reshape(-1, *[1] * (obs.ndim - 1))
+            return dict(
+                rewards=kept["rewards"].at[i].set(jnp.where(active, reward, 0.0)),
+                terminated=kept["terminated"] | (ends & now.terminated),
+                obs=kept["obs"].at[slot].set(obs, mode="drop"),
+                last_obs=jnp.where(wide, now.final_obs, kept["last_obs"]),
+            )
+
         def step(carry: Any) -> Any:
-            i, env_state, obs, actor, active, total, length, metrics = carry
+            i, env_state, obs, actor, active, total, length, metrics, kept = carry
             act_key, env_key = jax.random.split(jax.random.fold_in(step_key, i))
             is_first = jnp.full(num, i == 0)
             action, actor = act(train, actor, obs, is_first, threefry.unrolled(act_key), True)
@@ -122,9 +155,14 @@ def make_episodes(
             total = total + jnp.where(active, reward, 0.0)
             length = length + active
             metrics = {n: jnp.where(active, timestep.metrics[n], x) for n, x in metrics.items()}
+            kept = recorded(kept, i, obs, active, timestep) if record else kept
             active = active & ~(timestep.terminated | timestep.truncated)
-            return i + 1, env_state, timestep.obs, actor, active, total, length, metrics
+            return i + 1, env_state, timestep.obs, actor, active, total, length, metrics, kept
 
+        kept = {}
+        if record:
+            kept = dict(rewards=jnp.zeros((longest, num)), terminated=jnp.zeros(num, bool))
+            kept |= dict(obs=jnp.zeros((len(seen), *obs.shape), obs.dtype), last_obs=obs)
         start = (
             jnp.int32(0),
             env_state,
@@ -134,6 +172,7 @@ def make_episodes(
             jnp.zeros(num),
             jnp.zeros(num, jnp.int32),
             {name: jnp.zeros(num) for name in logged_metrics(environment.spec)},
+            kept,
         )
         result = jax.lax.while_loop(lambda carry: jnp.any(carry[4]), step, start)
         return result[5:]
@@ -141,14 +180,28 @@ def make_episodes(
     return evaluation
 
 
+def as_evaluation(found: tuple, environment: JaxEnvironment | HostEnvironment) -> Evaluation:
+    """What `make_episodes` found, as NumPy arrays, with names."""
+    returns, lengths, metrics, kept = found
+    episodes = None
+    if kept:
+        steps = seen_steps(environment.spec.episode_length)
+        episodes = Episodes(lengths=lengths, steps=steps, **kept)
+    return Evaluation(returns, lengths, task_names(environment), metrics=metrics, episodes=episodes)
+
+
 def _make_fused(
-    act: Callable, init_actor: Callable, environment: JaxEnvironment, partition: Partition
+    act: Callable,
+    init_actor: Callable,
+    environment: JaxEnvironment,
+    partition: Partition,
+    record: bool,
 ) -> Callable[[Any, Array], Evaluation]:
-    compiled = partition.compile(make_episodes(act, init_actor, environment, partition))
+    episodes = make_episodes(act, init_actor, environment, partition, record=record)
+    compiled = partition.compile(episodes)
 
     def evaluate(train: Any, key: Array) -> Evaluation:
-        returns, lengths, metrics = jax.device_get(compiled(train, key))
-        return Evaluation(returns, lengths, task_names(environment), metrics=metrics)
+        return as_evaluation(jax.device_get(compiled(train, key)), environment)
 
     return evaluate
 
@@ -164,9 +217,14 @@ def _beside(tree: Any, other: Any) -> Any:
 
 
 def _make_host(
-    act: Callable, init_actor: Callable, environment: HostEnvironment, partition: Partition
+    act: Callable,
+    init_actor: Callable,
+    environment: HostEnvironment,
+    partition: Partition,
+    record: bool,
 ) -> Callable[[Any, Array], Evaluation]:
-    num = environment.num_envs
+    num, longest = environment.num_envs, environment.spec.episode_length
+    seen = seen_steps(longest)
 
     @jax.jit
     def evaluation(train: Any, actor: Any, obs: Array, first: Array, key: Array) -> tuple:
@@ -182,6 +240,10 @@ def _make_host(
         active, total = np.ones(num, bool), np.zeros(num, np.float32)
         length, i = np.zeros(num, np.int32), 0
         metrics = {name: np.zeros(num) for name in logged_metrics(environment.spec)}
+        kept: dict[str, np.ndarray] = {}
+        if record:
+            kept = dict(rewards=np.zeros((longest, num), np.float32), terminated=~active)
+            kept |= dict(obs=np.zeros((len(seen), *obs.shape), obs.dtype), last_obs=np.copy(obs))
         while active.any():
             first = jnp.full(num, i == 0)
             key_now = jax.random.fold_in(step_key, i)
@@ -192,10 +254,16 @@ def _make_host(
             for name, x in metrics.items():
                 x[active] = timestep.metrics[name][active]
             length += active
+            if record:
+                ends = active & (timestep.terminated | timestep.truncated)
+                kept["rewards"][i, active] = reward[active]
+                kept["terminated"] |= ends & timestep.terminated
+                kept["obs"][seen == i] = obs
+                kept["last_obs"][ends] = timestep.final_obs[ends]
             active &= ~(timestep.terminated | timestep.truncated)
             obs, i = timestep.obs, i + 1
-        everywhere = partition.gathered(total), partition.gathered(length)
         metrics = {name: partition.gathered(x) for name, x in metrics.items()}
-        return Evaluation(*everywhere, task_names(environment), metrics=metrics)
+        found = partition.gathered(total), partition.gathered(length), metrics, kept
+        return as_evaluation(found, environment)
 
     return evaluate

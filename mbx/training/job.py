@@ -153,14 +153,18 @@ def make_evaluation(
 ) -> Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]]:
     """`Job.evaluate` on `eval_env`; with `eval.exploring` also acting as in training."""
 
-    def make(act: Callable) -> Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]]:
+    def make(
+        act: Callable, record: bool = False
+    ) -> Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]]:
+        given = act, agent.init_actor, eval_env
         if settings.num_seeds > 1:
-            several = seeds.make_seeds_evaluate(act, agent.init_actor, eval_env, mesh=mesh)
+            several = seeds.make_seeds_evaluate(*given, mesh=mesh, record=record)
             return lambda train, keys: several(train, jnp.stack(keys))
-        single = evaluation.make_evaluate(act, agent.init_actor, eval_env, partition)
+        single = evaluation.make_evaluate(*given, partition, record=record)
         return lambda train, keys: [single(train, keys[0])]
 
-    without = make(agent.act)
+    # A review reads rows of the whole replay, which one process has only alone.
+    without = make(agent.act, record=agent.review is not None and partition.processes == 1)
     if not settings.eval.exploring:
         return without
     within = make(lambda *args: agent.act(*args[:-1], False))

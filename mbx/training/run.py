@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from mbx import replay
-from mbx.agents.base import Agent
+from mbx.agents.base import Agent, Diagnostics
 from mbx.agents.settings import RunSettings
 from mbx.files import sole_writer
 from mbx.settings import to_dict
@@ -375,7 +375,12 @@ def evaluate_seeds(
         # Diagnostics read rows of the whole replay, which one process has only alone.
         if job.agent.diagnostics is not None and job.partition.processes == 1:
             rows = job.share(state.replay, i)
-            summary |= write_diagnostics(job.agent, one.logger, steps, train, rows, keys[i])
+            found = job.agent.diagnostics(train, rows, keys[i])
+            summary |= write_diagnostics(found, one.logger, steps)
+        if job.agent.review is not None and result.episodes is not None:
+            rows = job.share(state.replay, i)
+            found = job.agent.review(train, rows, result.episodes, keys[i])
+            summary |= write_diagnostics(found, one.logger, steps)
         one.logger.log("eval", steps, {**summary, "seconds": time.time() - started})
         one.logger.log_episodes(steps, result.returns, result.lengths, result.tasks)
         one.best.save_best(steps, train, summary["return_mean"])
@@ -384,15 +389,9 @@ def evaluate_seeds(
 
 
 def write_diagnostics(
-    agent: Agent,
-    logger: RunLogger | NoLogger,
-    steps: int,
-    train: Any,
-    rows: replay.ReplayState,
-    key: jax.Array,
+    found: Diagnostics, logger: RunLogger | NoLogger, steps: int
 ) -> dict[str, float]:
-    """Write the files of the agent's diagnostics and return their numbers."""
-    found = agent.diagnostics(train, rows, key)
+    """Write the files of an agent's diagnostics and return their numbers."""
     for name, content in found.files.items():
         atomic_write(os.path.join(logger.workdir, name), content)
         logger.log_picture(name, steps, content)

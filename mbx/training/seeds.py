@@ -18,7 +18,7 @@ import numpy as np
 from mbx.agents.base import Agent
 from mbx.envs.base import JaxEnvironment
 from mbx.training import learning, loop
-from mbx.training.evaluation import Evaluation, make_episodes, task_names
+from mbx.training.evaluation import Evaluation, as_evaluation, make_episodes
 from mbx.training.state import LoopState, Schedule
 
 Array = jax.Array
@@ -105,11 +105,15 @@ def make_seeds_evaluate(
     environment: JaxEnvironment,
     *,
     mesh: jax.sharding.Mesh | None = None,
+    record: bool = False,
 ) -> Callable[[Any, Array], list[Evaluation]]:
-    """`evaluate(train, keys)` of several seeds at once: train states `[S, ...]`, keys `[S]`."""
-    episodes = make_episodes(act, init_actor, environment)
+    """`evaluate(train, keys)` of several seeds at once: train states `[S, ...]`, keys `[S]`.
 
-    def all_seeds(inputs: tuple[Any, Array]) -> tuple[Array, Array, dict[str, Array]]:
+    record: as `evaluation.make_evaluate`.
+    """
+    episodes = make_episodes(act, init_actor, environment, record=record)
+
+    def all_seeds(inputs: tuple[Any, Array]) -> tuple:
         if _batches():
             return jax.vmap(episodes)(*inputs)
         return jax.lax.map(lambda one: episodes(*one), inputs)
@@ -117,14 +121,12 @@ def make_seeds_evaluate(
     divided = _divided(all_seeds, mesh)
 
     @jax.jit
-    def evaluation(train: Any, keys: Array) -> tuple[Array, Array, dict[str, Array]]:
+    def evaluation(train: Any, keys: Array) -> tuple:
         return divided((train, keys))
 
     def evaluate(train: Any, keys: Array) -> list[Evaluation]:
         found = jax.device_get(evaluation(train, place(keys, mesh)))
-        names = task_names(environment)
-        each = [pick(found, i) for i in range(len(found[0]))]
-        return [Evaluation(r, n, names, metrics=metrics) for r, n, metrics in each]
+        return [as_evaluation(pick(found, i), environment) for i in range(len(found[0]))]
 
     return evaluate
 

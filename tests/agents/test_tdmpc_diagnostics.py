@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ import pytest
 from matplotlib import figure
 
 from mbx import replay
+from mbx.agents.base import Episodes
 from mbx.agents.tdmpc import diagnostics
 from mbx.agents.tdmpc.types import Batch
 from mbx.training import run
@@ -66,17 +66,46 @@ def test_errors_are_those_of_the_models_own_future(settings, batch):
         np.testing.assert_allclose(still[t], np.square(obs[0] - obs[t + 1]).mean(-1), rtol=1e-4)
 
 
-def test_the_realised_return_ends_where_the_episode_does(batch):
+def played(**changes) -> Episodes:
+    """Four steps of three episodes, seen at steps 0 and 2; the first is cut by the time limit, the
+    second ended by itself after three steps, the third was cut after two."""
+    rewards = np.random.default_rng(2).normal(size=(STEPS, WINDOWS)).astype(np.float32)
+    lengths = np.array([4, 3, 2])
+    rewards[np.arange(STEPS)[:, None] >= lengths] = 0.0
+    fields = dict(
+        rewards=rewards,
+        lengths=lengths,
+        terminated=np.array([False, True, False]),
+        steps=np.array([0, 2]),
+        obs=np.zeros((2, WINDOWS, 2), np.float32),
+        last_obs=np.zeros((WINDOWS, 2), np.float32),
+    )
+    return Episodes(**fields | changes)
+
+
+def test_the_realised_return_ends_where_the_episode_does():
     last = jnp.array([10.0, 20.0, 30.0])
-    found = np.asarray(diagnostics.realised_return(batch, GAMMA, last))
-    r = np.asarray(batch.reward)
-    a = r[0, 0] + 0.9 * r[1, 0] + 0.81 * r[2, 0] + 0.729 * r[3, 0] + 0.6561 * 10.0
-    b = r[0, 1] + 0.9 * r[1, 1] + 0.81 * r[2, 1] + 0.729 * 20.0  # cut: the state goes on
-    c = r[0, 2] + 0.9 * r[1, 2]  # ended by itself
-    np.testing.assert_allclose(found, [a, b, c], rtol=1e-5)
-    each = diagnostics.realised_return(batch, jnp.array([0.9, 0.5, 0.9]), last)
-    b = r[0, 1] + 0.5 * r[1, 1] + 0.25 * r[2, 1] + 0.125 * 20.0  # several tasks
-    np.testing.assert_allclose(each, [a, b, c], rtol=1e-5)
+    found, known = diagnostics.realised_returns(played(), GAMMA, last)
+    r = played().rewards
+    expected = [
+        r[0, 0] + 0.9 * r[1, 0] + 0.81 * r[2, 0] + 0.729 * r[3, 0] + 0.6561 * 10.0,
+        r[0, 1] + 0.9 * r[1, 1] + 0.81 * r[2, 1],  # ended by itself: nothing follows
+        r[0, 2] + 0.9 * r[1, 2] + 0.81 * 30.0,
+        r[2, 0] + 0.9 * r[3, 0] + 0.81 * 10.0,
+        r[2, 1],
+    ]
+    np.testing.assert_allclose(found[:5], expected, rtol=1e-5)
+    np.testing.assert_array_equal(known, [1, 1, 1, 1, 1, 0])  # the third had ended
+    each, _ = diagnostics.realised_returns(played(), jnp.array([0.9, 0.9, 0.5]), last)
+    expected[2] = r[0, 2] + 0.5 * r[1, 2] + 0.25 * 30.0  # several tasks
+    np.testing.assert_allclose(each[:5], expected, rtol=1e-5)
+
+
+def test_an_episode_with_a_step_that_is_no_number_is_not_known():
+    rewards = played().rewards.copy()
+    rewards[1, 0] = np.nan
+    _, known = diagnostics.realised_returns(played(rewards=rewards), GAMMA, jnp.zeros(3))
+    np.testing.assert_array_equal(known, [0, 1, 1, 0, 1, 0])
 
 
 def test_values_and_terminations_are_means_over_heads(settings, batch):
@@ -111,36 +140,38 @@ def test_rounds_begin_with_the_policys_value_and_improve_on_it(settings):
 
 
 def test_a_look_puts_what_was_predicted_beside_what_came(monkeypatch, settings, batch):
-    """Three steps deep where the plans have one; returns are of the whole window."""
-    planner = dataclasses.replace(settings.planner, horizon=1)
-    short = dataclasses.replace(settings, planner=planner)
-    toy, model, num = Toy(short), toy_model(short), 3
-    # What no step shows does not matter: a window that does not begin has no return to show.
-    mask = batch.mask.at[:, 0].set(0.0)
-    given = batch._replace(mask=mask)
-    monkeypatch.setattr(diagnostics, "newest_windows", lambda *_: given)
+    """Windows by depth; values and plans of states that the evaluation saw, known ones first."""
+    toy, model = Toy(settings), toy_model(settings)
+    rng = np.random.default_rng(3)
+    obs, last = rng.normal(size=(2, WINDOWS, 2)), rng.normal(size=(WINDOWS, 2))
+    episodes = played(obs=obs.astype(np.float32), last_obs=last.astype(np.float32))
+    monkeypatch.setattr(diagnostics, "newest_windows", lambda *_: batch)
     monkeypatch.setattr(diagnostics, "plans_by_round", lambda settings, model, params, z, key: z)
+    monkeypatch.setattr(diagnostics, "PLANNED", 5)
 
     @jax.jit
     def both(params):
-        z = batch.obs
-        train = SimpleNamespace(params=params)
-        found = diagnostics.look(short, model, train, None, jax.random.key(0))
-        last = jnp.stack([z[0, 0], z[3, 1], z[2, 2]])
-        value, later = diagnostics.state_values(model, params, jnp.stack([z[0], last]))
-        return found, [
-            mask[:num],
-            *diagnostics.open_loop(model, params, z[: num + 1], given, num),
-            batch.terminated[:num],
-            diagnostics.termination(model, params, z[:num], batch.action[:num]),
-            diagnostics.realised_return(given, GAMMA, later),
-            value,
-            z[0],
-            jnp.asarray([False, True, True]),
-        ]
+        z, train = batch.obs, SimpleNamespace(params=params)
+        found = diagnostics.look(settings, model, train, None, episodes, jax.random.key(0))
+        return found, dict(
+            zip(
+                ("latent", "still", "reward"),
+                diagnostics.open_loop(model, params, z, batch, STEPS),
+                strict=True,
+            ),
+            said=diagnostics.termination(model, params, z[:-1], batch.action),
+        )
 
-    for name, ours, wanted in zip(diagnostics.Look._fields, *both(toy.params()), strict=True):
-        np.testing.assert_allclose(ours, wanted, rtol=1e-6, err_msg=name)
+    found, wanted = both(toy.params())
+    wanted |= dict(mask=batch.mask, ended=batch.terminated)
+    wanted["value"] = toy.values(obs.reshape(-1, 2)).mean(axis=0)
+    ending = jnp.asarray(toy.values(last).mean(axis=0), jnp.float32)
+    wanted["realised"], wanted["known"] = diagnostics.realised_returns(episodes, GAMMA, ending)
+    assert sorted(np.asarray(found.chosen)) == [0, 1, 2, 3, 4]  # the last was not reached
+    wanted |= dict(chosen=found.chosen, plans=obs.reshape(-1, 2)[found.chosen])
+    assert wanted.keys() == set(found._fields)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(getattr(found, name), value, rtol=1e-5, err_msg=name)
 
 
 def test_the_newest_windows_are_kept(monkeypatch):
@@ -164,14 +195,15 @@ def test_the_newest_windows_are_kept(monkeypatch):
         settings, state, jax.random.key(0)
     )
     first = np.asarray(batch.obs[0, :, 0])
-    assert len(batch.mask) == 10 and first.shape == (8,)  # 1 / (1 - 0.9)
+    assert len(batch.mask) == 3 and first.shape == (8,)  # three times the horizon
     # The replay holds 40 to 99; of 32 draws the newest 8 begin in its last part.
     assert first.min() > 65 and first.max() <= 98 and (np.diff(first) <= 0).all()
     np.testing.assert_array_equal(batch.obs[1, :, 0], np.minimum(first + 1, 99))
 
 
 def look(**changes) -> diagnostics.Look:
-    """Two windows of depth 2, of which the second has only one step."""
+    """Two windows of depth 2, of which the second has only one step, and three states, of which the
+    second was not reached; planned from the third and the first."""
     fields = dict(
         mask=np.array([[1.0, 1.0], [1.0, 0.0]]),
         latent=np.array([[1.0, 3.0], [5.0, 99.0]]),
@@ -179,10 +211,11 @@ def look(**changes) -> diagnostics.Look:
         reward=np.array([[0.5, 1.5], [3.0, 99.0]]),
         ended=np.array([[0.0, 1.0], [1.0, 1.0]]),
         said=np.array([[0.9, 0.8], [0.1, 0.9]]),
-        realised=np.array([1.0, 3.0]),
-        value=np.array([2.0, 6.0]),
+        realised=np.array([1.0, 99.0, 3.0]),
+        value=np.array([2.0, 99.0, 6.0]),
+        known=np.array([True, False, True]),
+        chosen=np.array([2, 0]),
         plans=np.array([[1.0, 3.0], [2.0, 4.0], [5.0, 7.0]]),
-        known=np.array([True, True]),
     )
     return diagnostics.Look(**fields | changes)
 
@@ -203,6 +236,7 @@ def test_the_numbers_are_those_by_hand():
             "model/policy": 2.0,
             "model/planned": 6.0,
             "model/planned_bias": 4.0,
+            "model/planned_correlation": -1.0,  # 3 followed the plan of 5, and 1 that of 7
             "model/planner_gain": 4.0,
             "model/gain_by_round_1": 0.25,
             "model/gain_by_round_2": 1.0,
@@ -215,7 +249,7 @@ def test_the_numbers_are_those_by_hand():
 def test_what_cannot_be_said_is_left_out():
     nothing = look(
         said=None,
-        value=np.array([2.0, 2.0]),
+        value=np.array([2.0, 2.0, 2.0]),
         plans=np.array([[5.0, 7.0], [2.0, 4.0]]),
         mask=np.array([[1.0, 1.0], [0.0, 0.0]]),
     )
@@ -224,8 +258,10 @@ def test_what_cannot_be_said_is_left_out():
     missing = ("model/termination_recall", "model/value_correlation", "model/gain_by_round_1")
     assert not {*missing, "model/latent_error_2"} & found.keys()
     assert found["model/planner_gain"] == -3.0
-    empty = diagnostics.summarise(look(known=np.array([False, False])), [1])
+    empty = diagnostics.summarise(look(known=np.zeros(3, bool)), [1])
     assert "model/value_bias" not in empty and "model/planned_bias" not in empty
+    partly = diagnostics.summarise(look(known=np.array([False, False, True])), [1])
+    assert partly["model/planned_bias"] == 5.0 - 3.0 and partly["model/value_bias"] == 6.0 - 3.0
     assert (
         diagnostics.precision_recall(*np.zeros((3, 2, 2), bool))
         == (pytest.approx(math.nan, nan_ok=True),) * 2
@@ -241,16 +277,17 @@ def test_a_correlation_is_of_what_varies():
 def test_predictions_are_drawn_over_what_was_realised(monkeypatch):
     drawn = []
     monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
-    found = look(known=np.array([False, True]))
+    found = look(known=np.array([False, False, True]))
     diagnostics.draw(found)
     latents, rewards, returns, rounds = drawn[0].axes
     lines = (*latents.lines, *rewards.lines)
     for line, error in zip(lines, (found.latent, found.still, found.reward), strict=True):
         np.testing.assert_array_equal(line.get_ydata(), diagnostics.by_depth(error, found.mask))
         np.testing.assert_array_equal(line.get_xdata(), [1, 2])
-    for points, wanted in zip(returns.collections, (found.value, found.plans[-1]), strict=True):
-        np.testing.assert_array_equal(points.get_offsets(), [[found.realised[1], wanted[1]]])
-    np.testing.assert_array_equal(rounds.lines[0].get_ydata(), found.plans[:, 1])
+    values, plans = returns.collections
+    np.testing.assert_array_equal(values.get_offsets(), [[3.0, 6.0]])
+    np.testing.assert_array_equal(plans.get_offsets(), [[3.0, 5.0]])  # planned from it first
+    np.testing.assert_array_equal(rounds.lines[0].get_ydata(), found.plans[:, 0])
 
 
 def test_the_depths_in_the_log():

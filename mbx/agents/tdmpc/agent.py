@@ -24,7 +24,7 @@ import numpy as np
 from mbx import mppi, networks, observations, planners, replay, returns
 from mbx.agents.base import Act, Agent, MakeTargets, See, StartFrom, Store, Update
 from mbx.agents.tdmpc import planning
-from mbx.agents.tdmpc.diagnostics import make_diagnostics
+from mbx.agents.tdmpc.diagnostics import make_review
 from mbx.agents.tdmpc.reanalyze import make_reanalyze, num_rows, reanalyze_batch
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import ActorState, Batch, TrainState, make_batch
@@ -63,7 +63,7 @@ def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
         store=make_store(settings, model, targets) if settings.stores_plans else None,
         start_from=make_start_from(spec),
         act_without_planner=make_act_without_planner(model),
-        diagnostics=make_diagnostics(settings, model) if settings.eval.model else None,
+        review=make_review(settings, model) if settings.eval.model else None,
         watched=functools.partial(make_act, settings, model),
     )
 

@@ -1,15 +1,15 @@
 """Whether the model can be believed: what TD-MPC writes beside the log after an evaluation.
 
 The newest windows of the replay are followed by the model without seeing any further observation,
-with the actions that were taken; from their first states the acting planner plans round by round.
-Depth N is the N-th step after the last observation that the model saw. Everything is one compiled
-program; `eval.model=False` leaves it out. In the log all names begin with `model/`
-(`mbx.agents.tdmpc.glossary`), model.png shows them by depth and by round.
+with the actions that were taken. Depth N is the N-th step after the last observation that the model
+saw. Values, and the acting planner's plans round by round, are made of states of the evaluation's
+episodes. The return that they are compared with is what followed there, without exploration noise:
+rewards to the episode's end, discounted, and the value of its last state where a time limit cut it.
+Everything is one compiled program; `eval.model=False` leaves it out. In the log all names begin
+with `model/` (`mbx.agents.tdmpc.glossary`), model.png shows them by depth and by round.
 
-The return that values and plans are compared with is that of the window: its rewards, discounted,
-and the value of its last state where the episode went on. It was made by the agent as it explored.
-
-Axes: B windows, T steps, D depths, L latent dims, K rounds of the planner.
+Axes: B windows, T steps, D depths, L latent dims, K rounds of the planner, M states of evaluation
+episodes (`Episodes`: S steps of E episodes), P of them that are planned from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import mppi, planners, replay
-from mbx.agents.base import Diagnostics, MakeDiagnostics
+from mbx.agents.base import Diagnostics, Episodes, MakeReview
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.scoring import score_function
 from mbx.agents.tdmpc.settings import Settings
@@ -34,8 +34,7 @@ from mbx.types import Array, Params
 from mbx.world_model import WorldModel, discount_of, head_values
 
 WINDOWS = 64  # B
-PLANNED = 16  # of them that are planned from
-LONGEST = 50  # steps of a window, at most
+PLANNED = 16  # P
 NEWEST = 4  # one in so many of the windows drawn is kept: the newest
 
 
@@ -49,11 +48,12 @@ class Look(NamedTuple):
         reward: size of the error of the predicted reward, `[D, B]`.
         ended, said: whether a step ended the episode by itself, and the model's probability of it
             one step ahead, `[D, B]`; said is None for a model without terminations.
-        realised: the window's return, `[B]`.
-        value: of the first state, `[B]`.
+        realised: the return that followed, `[M]`.
+        value: of the state, `[M]`.
+        known: states that an episode reached, whose rewards are all finite, `[M]`.
+        chosen: states that are planned from, `[P]`; the known ones come first.
         plans: the value of the policy's own actions and of the plan after each round, by the model,
-            `[K + 1, P]` from the first P windows' states.
-        known: windows that hold a transition, `[B]`.
+            `[K + 1, P]`.
     """
 
     mask: Array
@@ -64,12 +64,13 @@ class Look(NamedTuple):
     said: Array | None
     realised: Array
     value: Array
-    plans: Array
     known: Array
+    chosen: Array
+    plans: Array
 
 
-def make_diagnostics(settings: Settings, model: WorldModel) -> MakeDiagnostics:
-    """`Agent.diagnostics` of TD-MPC's agent."""
+def make_review(settings: Settings, model: WorldModel) -> MakeReview:
+    """`Agent.review` of TD-MPC's agent."""
 
     @functools.cache
     def program() -> Any:
@@ -78,12 +79,14 @@ def make_diagnostics(settings: Settings, model: WorldModel) -> MakeDiagnostics:
         few = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
         return jax.jit(functools.partial(look, settings, model), compiler_options=few)
 
-    def diagnose(train: TrainState, state: replay.ReplayState, key: Array) -> Diagnostics:
-        found = jax.device_get(program()(train, state, key))
+    def review(
+        train: TrainState, state: replay.ReplayState, episodes: Episodes, key: Array
+    ) -> Diagnostics:
+        found = jax.device_get(program()(train, state, episodes, key))
         numbers = summarise(found, depths(len(found.mask), settings.planner.horizon))
         return Diagnostics(numbers, {"model.png": draw(found)})
 
-    return diagnose
+    return review
 
 
 def depths(deepest: int, horizon: int) -> list[int]:
@@ -92,44 +95,49 @@ def depths(deepest: int, horizon: int) -> list[int]:
 
 
 def look(
-    settings: Settings, model: WorldModel, train: TrainState, state: replay.ReplayState, key: Array
+    settings: Settings,
+    model: WorldModel,
+    train: TrainState,
+    state: replay.ReplayState,
+    episodes: Episodes,
+    key: Array,
 ) -> Look:
-    """Everything that is measured of the newest windows."""
-    keys = streams(key, "sample", "plan")
-    batch = newest_windows(settings, state, keys["sample"])
-    deepest = min(3 * settings.planner.horizon, len(batch.action))
+    """Everything that is measured of the newest windows and of the evaluation's episodes."""
+    keys = streams(key, "sample", "choose", "plan")
     params = train.params
-    z = model.encode(params, batch.obs[: deepest + 1])
+    batch = newest_windows(settings, state, keys["sample"])
+    deepest = len(batch.action)
+    shape = episodes.obs.shape[2:]
+    starts, windows = episodes.obs.reshape(-1, *shape), batch.obs.reshape(-1, *shape)
+    z = model.encode(params, jnp.concatenate([windows, starts, episodes.last_obs]))
+    z, start, end = jnp.split(z, [len(windows), len(windows) + len(starts)])
+    z = z.reshape(*batch.obs.shape[:2], -1)
     latent, still, reward = open_loop(model, params, z, batch, deepest)
-    last = jnp.sum(batch.mask, axis=0).astype(jnp.int32)
-    end = jnp.take_along_axis(batch.obs, last.reshape(1, -1, *[1] * (batch.obs.ndim - 2)), axis=0)[
-        0
-    ]
-    gamma = discount_of(model, settings.loss.discount, z[0])
-    values = state_values(model, params, jnp.stack([z[0], model.encode(params, end)]))
+    values = state_values(model, params, jnp.concatenate([start, end]))
+    gamma = discount_of(model, settings.loss.discount, end)
+    realised, known = realised_returns(episodes, gamma, values[len(starts) :])
+    order = jnp.where(known, jax.random.uniform(keys["choose"], known.shape), 2.0)
+    chosen = jnp.argsort(order)[:PLANNED]
     return Look(
-        mask=batch.mask[:deepest],
+        mask=batch.mask,
         latent=latent,
         still=still,
         reward=reward,
-        ended=batch.terminated[:deepest],
-        said=termination(model, params, z[:-1], batch.action[:deepest]),
-        realised=realised_return(batch, gamma, values[1]),
-        value=values[0],
-        plans=plans_by_round(settings, model, params, z[0, :PLANNED], keys["plan"]),
-        known=batch.mask[0] > 0.0,
+        ended=batch.terminated,
+        said=termination(model, params, z[:-1], batch.action),
+        realised=realised,
+        value=values[: len(starts)],
+        known=known,
+        chosen=chosen,
+        plans=plans_by_round(settings, model, params, start[chosen], keys["plan"]),
     )
 
 
 def newest_windows(settings: Settings, state: replay.ReplayState, key: Array) -> Batch:
-    """The newest of windows that are drawn uniformly: T transitions, as many as matter."""
+    """The newest of windows that are drawn uniformly: T transitions, three times the horizon."""
     pixels = state.data["obs"].dtype == jnp.uint8  # whole windows of images are large
-    gammas = np.atleast_1d(settings.loss.discount)
-    length = 3 * settings.planner.horizon
-    if not pixels:
-        length = max(length, min(LONGEST, round(1.0 / max(1.0 - gammas.max(), 1e-3))))
     capacity = state.data["reward"].shape[1]
-    length = max(1, min(length, capacity - 1))
+    length = max(1, min(3 * settings.planner.horizon, capacity - 1))
     draws = state.shards * -(-WINDOWS * (1 if pixels else NEWEST) // state.shards)
     sample = replay.sample(state.replace(targets=None), key, batch_size=draws, length=length)
     env, slot = sample.index.env[0], sample.index.slot[0]
@@ -182,23 +190,32 @@ def state_values(model: WorldModel, params: Params, z: Array) -> Array:
     return jnp.mean(head_values(model, params["value"], z, action, None), axis=0)
 
 
-def realised_return(batch: Batch, gamma: Any, last_value: Array) -> Array:
-    """Discounted rewards of a window, and the value of its last state if the episode goes on.
+def realised_returns(episodes: Episodes, gamma: Any, last_value: Array) -> tuple[Array, Array]:
+    """Discounted rewards from the seen steps on to the episode's end, and there the value of its
+    last state, unless it ended by itself.
 
     Args:
-        batch: windows.
-        gamma: a number, or `[B]`.
-        last_value: of the state after a window's last step, `[B]`.
+        episodes: of an evaluation.
+        gamma: a number, or `[E]`.
+        last_value: of the state behind an episode's last step, `[E]`.
 
     Returns:
-        `[B]`.
+        Returns and whether they are known, `[M]` each: of an episode that reached the step, with
+        finite rewards.
     """
-    steps = jnp.arange(len(batch.mask), dtype=jnp.float32)[:, None]
-    weights = jnp.power(jnp.asarray(gamma, jnp.float32).reshape(1, -1), steps)
-    total = jnp.sum(batch.mask * weights * batch.reward, axis=0)
-    alive = 1.0 - jnp.max(batch.mask * batch.terminated, axis=0)
-    count = jnp.sum(batch.mask, axis=0)
-    return total + alive * jnp.power(jnp.asarray(gamma, jnp.float32), count) * last_value
+    ending = jnp.where(episodes.terminated, 0.0, last_value)
+    count = len(episodes.rewards)
+
+    def back(following: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        step, reward = now
+        here = jnp.where(step < episodes.lengths, reward + gamma * following, ending)
+        return here, here
+
+    steps = jnp.arange(count)
+    _, returns = jax.lax.scan(back, ending, (steps, episodes.rewards), reverse=True)
+    finite = jnp.all(jnp.isfinite(episodes.rewards), axis=0)
+    known = (episodes.steps[:, None] < episodes.lengths[None]) & finite[None]
+    return returns[episodes.steps].reshape(-1), known.reshape(-1)
 
 
 def plans_by_round(
@@ -264,16 +281,16 @@ def summarise(found: Look, shown: list[int]) -> dict[str, float]:
     for name in ("latent", "still", "reward"):
         error = by_depth(getattr(found, name), found.mask)
         result |= {f"model/{name}_error_{n}": error[n - 1] for n in shown}
-    known = found.known.astype(bool)
-    value, realised = found.value[known], found.realised[known]
-    planned = found.plans[:, known[: found.plans.shape[1]]]
+    value, realised = found.value[found.known], found.realised[found.known]
+    there = found.known[found.chosen]
+    planned, came = found.plans[:, there], found.realised[found.chosen][there]
     result |= {"model/realised": _mean(realised), "model/value": _mean(value)}
     result["model/value_bias"] = _mean(value - realised)
     result["model/value_correlation"] = correlation(value, realised)
     result["model/policy"] = _mean(planned[0])
     result["model/planned"] = _mean(planned[-1])
-    num = found.plans.shape[1]
-    result["model/planned_bias"] = _mean(planned[-1] - found.realised[:num][known[:num]])
+    result["model/planned_bias"] = _mean(planned[-1] - came)
+    result["model/planned_correlation"] = correlation(planned[-1], came)
     gain, shares = shares_of_gain(planned)
     result["model/planner_gain"] = gain
     result |= {f"model/gain_by_round_{k + 1}": share for k, share in enumerate(shares)}
@@ -334,18 +351,16 @@ def draw(found: Look) -> bytes:
     latents.legend(fontsize=8)
     rewards.plot(depth, by_depth(found.reward, found.mask))
     rewards.set(title="reward, size of the error", xlabel="steps after the last observation")
-    known, num = found.known.astype(bool), found.plans.shape[1]
+    known, there = found.known, found.known[found.chosen]
     returns.scatter(found.realised[known], found.value[known], s=8, label="value")
-    chosen = known[:num]
-    returns.scatter(
-        found.realised[:num][chosen], found.plans[-1][chosen], s=12, marker="x", label="plan"
-    )
+    came = found.realised[found.chosen][there]
+    returns.scatter(came, found.plans[-1][there], s=12, marker="x", label="plan")
     ends = returns.get_xlim()
     returns.plot(ends, ends, color="grey", linewidth=0.5)
-    returns.set(title="predicted against realised return", xlabel="realised")
+    returns.set(title="predicted against realised return, evaluation", xlabel="realised")
     returns.legend(fontsize=8)
-    if chosen.any():
-        rounds.plot(range(len(found.plans)), found.plans[:, chosen].mean(axis=1), marker="o")
+    if there.any():
+        rounds.plot(range(len(found.plans)), found.plans[:, there].mean(axis=1), marker="o")
     rounds.set(title="value of the plan, by the model", xlabel="round (0: the policy alone)")
     for axis in (latents, rewards, returns, rounds):
         axis.tick_params(labelsize=8)

@@ -31,14 +31,15 @@ KEYS = {
     "the model saw, mean over its numbers",
     "model/still_error_*": "the same if the latent stayed what it was: what a model has to beat",
     "model/reward_error_*": "mean size of the error of the reward predicted at that depth",
-    "model/realised": "mean return of the replay's newest windows, discounted, with the value of "
-    "their last state",
-    "model/value": "mean value of the states they begin in",
+    "model/realised": "mean return, discounted, that followed states of the evaluation's episodes, "
+    "with the value of the last state where a time limit cut it",
+    "model/value": "mean value of those states",
     "model/value_bias": "that value less the realised return: above 0 it promises too much",
-    "model/value_correlation": "correlation of both over windows: 1 where it ranks states rightly",
+    "model/value_correlation": "correlation of both over states: 1 where it ranks them rightly",
     "model/policy": "mean return, by the model, of the policy acting alone",
     "model/planned": "mean return, by the model, of the planner's last mean",
     "model/planned_bias": "that return less the realised one: above 0 plans promise too much",
+    "model/planned_correlation": "correlation of both over states: 1 where plans rank them rightly",
     "model/planner_gain": "what planning is worth beyond the policy, by the model",
     "model/gain_by_round_*": "share of that gain after the planner's N-th round; not logged where "
     "there is none",
