@@ -45,7 +45,7 @@ def plan(
         >>> score = lambda key, actions: -jnp.square(actions - 0.5).sum((-2, -1))
         >>> config = mppi.MPPIConfig(num_samples=64, num_elites=8)
         >>> found = predictive.plan(jax.random.key(0), score, mean, mean + 0.3, config=config)
-        >>> bool(abs(found.action[0, 0] - 0.5) < 0.2), bool(found.mean[0, 0, 0] == found.chosen[0, 0])
+        >>> bool(abs(found.action[0, 0] - 0.5) < 0.2), bool(found.mean[0, 0] == found.chosen[0])
         (True, True)
     """
     num_proposals = 0 if proposals is None else proposals.shape[1]
