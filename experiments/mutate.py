@@ -60,6 +60,7 @@ TESTS = {
     "mppi": "test_mppi",
     "categorical": "test_categorical",
     "cem": "test_cem",
+    "muon": "test_muon",
     "predictive|sequences|risk|tuning|evolution": "test_planner_methods",
     "distributions": "test_distributions",
     "successors": "test_successors",

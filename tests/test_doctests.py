@@ -20,9 +20,9 @@ import pytest
 import mbx
 
 KIT = (
-    "returns mppi categorical cem predictive sequences risk tuning evolution replay distributions "
-    "networks world_model successors planners heads derivatives traced keys threefry presets "
-    "power api"
+    "returns mppi categorical cem predictive sequences risk tuning evolution muon replay "
+    "distributions networks world_model successors planners heads derivatives traced keys "
+    "threefry presets power api"
 ).split()
 # Where not all that is public is meant for users (docs/interface.md).
 TRAINING = {

@@ -29,6 +29,7 @@ FLOORS = (
     ),
     (
         "keys",
+        "muon",
         "pictures",
         "returns",
         "mppi",

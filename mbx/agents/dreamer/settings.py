@@ -236,7 +236,11 @@ class Critic:
 class Optimizer:
     """Optimisers of world model, actor and critic, in this order where three numbers are given."""
 
-    name: str = setting("adam", "which", choices=("adam", "laprop"))
+    name: str = setting(
+        "adam",
+        "which; muon: the matrices by it, all else by adam, at the same rates",
+        choices=("adam", "laprop", "muon"),
+    )
     learning_rates: tuple[float, float, float] = setting((2e-4, 3e-4, 1e-3), "step sizes")
     clips: tuple[float, float, float] = setting(
         (1.0, 1.0, 1.0),

@@ -218,7 +218,8 @@ def make_optimizers(settings: Settings) -> dict[str, optax.GradientTransformatio
             tensor_of = functools.partial(official_tensor, settings.model, group)
             result[group] = optimizers.laprop(own.learning_rates[i], tensor_of=tensor_of, **numbers)
         else:
-            result[group] = optimizers.adam(own.learning_rates[i], **numbers)
+            make = optimizers.muon if own.name == "muon" else optimizers.adam
+            result[group] = make(own.learning_rates[i], **numbers)
     return result
 
 

@@ -141,8 +141,13 @@ class Reanalyze:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """Adam with one clip of the global norm; rates of the model's components."""
+    """Adam or Muon with one clip of the global norm; rates of the model's components."""
 
+    name: str = setting(
+        "adam",
+        "adam, or muon: the matrices by it, all else by adam, at the same rates",
+        choices=("adam", "muon"),
+    )
     learning_rate: float = setting(3e-4, "of everything that has no factor below")
     encoder_lr_scale: float = setting(0.3, "factor of the encoder's rate")
     encoder_lr_step_at: float = setting(

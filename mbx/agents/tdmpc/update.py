@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mbx import returns, threefry
+from mbx import muon, returns, threefry
 from mbx.agents.base import Mean
 from mbx.agents.tdmpc.model_loss import model_loss
 from mbx.agents.tdmpc.policy_loss import (
@@ -349,8 +349,13 @@ def make_optimizers(
     groups = {name: group(rate) for name, rate in rates.items()}
     groups |= dict(encoder=group(encoder_rate(settings)), prior=optax.set_to_zero())
     clip = optax.clip_by_global_norm(own.grad_clip_norm)
-    model = optax.chain(clip, optax.scale_by_adam(), optax.partition(groups, labels))
     rate = own.learning_rate * own.policy_lr_scale
+    if own.name == "muon":
+        scale = muon.scale_by_muon(optax.scale_by_adam())
+        policy = muon.scale_by_muon(optax.scale_by_adam(eps=own.policy_adam_eps))
+        model = optax.chain(clip, scale, optax.partition(groups, labels))
+        return model, optax.chain(clip, policy, group(rate))
+    model = optax.chain(clip, optax.scale_by_adam(), optax.partition(groups, labels))
     adam = optax.adam(rate, eps=own.policy_adam_eps)
     if possible(own.weight_decay > 0.0):
         adam = optax.adamw(rate, eps=own.policy_adam_eps, weight_decay=own.weight_decay)

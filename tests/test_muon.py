@@ -1,0 +1,154 @@
+"""Muon against Newton-Schulz steps written in NumPy, beside Adam for what is no matrix."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mbx import muon
+from mbx.agents.dreamer import optimizers
+from mbx.agents.tdmpc import update
+from tests.agents.tdmpc_helpers import make_settings, make_world
+
+BETA, STEPS, RATE = 0.95, 3, 0.01
+
+
+def newton_schulz(matrix):
+    """Five quintic steps, on the wide side; all singular values come to between 0.5 and 1.5."""
+    x = matrix / np.linalg.norm(matrix)
+    tall = x.shape[0] > x.shape[1]
+    x = x.T if tall else x
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x.T if tall else x
+
+
+def muon_by_loop(grads):
+    """Updates of one matrix for its gradients in turn."""
+    momentum, found = np.zeros_like(grads[0]), []
+    for t, grad in enumerate(grads, start=1):
+        momentum = BETA * momentum + (1 - BETA) * grad
+        # Nesterov's: the momentum of the next step as far as it is known, both bias-corrected.
+        ahead = BETA * momentum / (1 - BETA ** (t + 1)) + (1 - BETA) * grad / (1 - BETA**t)
+        found.append(0.2 * np.sqrt(max(grad.shape)) * newton_schulz(ahead))
+    return found
+
+
+def adam_by_loop(grads, eps=1e-8):
+    first = second = np.zeros_like(grads[0])
+    found = []
+    for t, grad in enumerate(grads, start=1):
+        first, second = 0.9 * first + 0.1 * grad, 0.999 * second + 0.001 * grad**2
+        found.append(first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.999**t)) + eps))
+    return found
+
+
+SHAPES = {
+    "encoder": {"dense": {"kernel": (5, 3), "bias": (3,)}},
+    "value": {"out": {"kernel": (2, 3, 4), "bias": (2, 4)}, "prior": {"kernel": (2, 3, 4)}},
+    "pixels": {"conv_0": {"kernel": (2, 2, 3, 4)}},
+    "task_embedding": (6, 2),
+}
+
+
+def is_shape(x):
+    return isinstance(x, tuple) and not isinstance(x[0], dict)
+
+
+def gradients(seed):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda s: rng.normal(size=s).astype(np.float32), SHAPES, is_leaf=is_shape)
+
+
+@pytest.fixture(scope="module")
+def grads():
+    return [gradients(seed) for seed in range(STEPS)]
+
+
+def steps_of(optimizer, grads):
+    params = jax.tree.map(jnp.ones_like, grads[0])
+    state, found, step = optimizer.init(params), [], jax.jit(optimizer.update)
+    for one in grads:
+        updates, state = step(one, state, params)
+        found.append(updates)
+    return found
+
+
+def leaf(tree, *path):
+    for name in path:
+        tree = tree[name]
+    return np.asarray(tree)
+
+
+def by_loop(grads, *path, eps=1e-8):
+    """Updates before the rate, of the leaf at a path."""
+    own = [leaf(one, *path) for one in grads]
+    if path[-1] != "kernel":
+        return adam_by_loop(own, eps)
+    if own[0].ndim == 4:
+        flat = muon_by_loop([x.reshape(-1, x.shape[-1]) for x in own])
+        return [x.reshape(own[0].shape) for x in flat]
+    if own[0].ndim == 3:
+        members = [muon_by_loop([x[h] for x in own]) for h in range(len(own[0]))]
+        return [np.stack(parts) for parts in zip(*members, strict=True)]
+    return muon_by_loop(own)
+
+
+PATHS = [
+    ("encoder", "dense", "kernel"),
+    ("encoder", "dense", "bias"),
+    ("value", "out", "kernel"),
+    ("value", "out", "bias"),
+    ("pixels", "conv_0", "kernel"),
+    ("task_embedding",),
+]
+
+
+def test_the_model_of_tdmpc_keeps_its_groups_and_rates(grads):
+    """Clip, Muon or Adam, then the rate of the group; random priors are not trained."""
+    settings = make_settings(
+        optimizer=dict(name="muon", learning_rate=RATE, encoder_lr_scale=0.3, grad_clip_norm=1.0)
+    )
+    model, _ = update.make_optimizers(settings, make_world(settings))
+    found = steps_of(model, grads)
+    norms = [np.sqrt(sum((x**2).sum() for x in jax.tree.leaves(one))) for one in grads]
+    clipped = [jax.tree.map(lambda x, n=n: x / n, g) for g, n in zip(grads, norms, strict=True)]
+    for path in PATHS:
+        rate = RATE * (0.3 if path[0] == "encoder" else 1.0)
+        for got, expected in zip(found, by_loop(clipped, *path), strict=True):
+            np.testing.assert_allclose(leaf(got, *path), -rate * expected, rtol=2e-3, atol=2e-6)
+        assert not leaf(found[-1], "value", "prior", "kernel").any()
+
+
+def test_the_policy_of_tdmpc_decays_too(grads):
+    settings = make_settings(
+        optimizer=dict(name="muon", learning_rate=RATE, policy_lr_scale=2.0, weight_decay=0.1)
+    )
+    policy = update.make_optimizers(settings, make_world(settings))[1]
+    small = [{"dense": one["encoder"]["dense"]} for one in grads]
+    found = steps_of(policy, small)
+    for name in ("kernel", "bias"):
+        expected = by_loop(small, "dense", name, eps=1e-5)[-1] + 0.1  # of parameters that are 1
+        got = leaf(found[-1], "dense", name)
+        np.testing.assert_allclose(got, -2 * RATE * expected, rtol=2e-3, atol=2e-6)
+
+
+def test_dreamers_rate_rises_and_a_clip_of_0_is_none(grads):
+    small = [{"dense": one["encoder"]["dense"]} for one in grads]
+    found = steps_of(optimizers.muon(RATE, clip=0.0, eps=1e-3, warmup=2), small)
+    for i, share in enumerate((0.0, 0.5, 1.0)):
+        for name in ("kernel", "bias"):
+            expected = by_loop(small, "dense", name, eps=1e-3)[i]
+            got = leaf(found[i], "dense", name)
+            np.testing.assert_allclose(got, -RATE * share * expected, rtol=2e-3, atol=2e-6)
+
+
+def test_a_gradient_of_zero_moves_nothing():
+    params = {"kernel": jnp.zeros((3, 2))}
+    optimizer = muon.scale_by_muon(optax.scale_by_adam())
+    found, _ = optimizer.update(params, optimizer.init(params))
+    assert not np.asarray(found["kernel"]).any()
