@@ -45,11 +45,12 @@ def scale_by_muon(
     `optax.scale_by_adam`.
 
     Examples:
+        >>> import optax
         >>> optimizer = muon.scale_by_muon(optax.identity())
-        >>> grads = {"kernel": jnp.diag(jnp.array([3.0, 0.5])), "bias": jnp.ones(2)}
-        >>> step, _ = optimizer.update(grads, optimizer.init(grads))  # doctest: +SKIP
-        >>> step["kernel"].round(1).tolist(), step["bias"].tolist()  # doctest: +SKIP
-        ([[0.2, 0.0], [0.0, 0.3]], [1.0, 1.0])
+        >>> grads = {"kernel": jnp.eye(2), "bias": jnp.ones(2)}
+        >>> step = lambda grads: optimizer.update(grads, optimizer.init(grads))[0]
+        >>> jax.eval_shape(step, grads)["kernel"].shape
+        (2, 2)
     """
     matrices = optax.chain(
         orthogonalize(beta=momentum, weight_dimension_numbers=_every(_axes)),
