@@ -57,13 +57,18 @@ def _bits(key: Array, width: int, shape: tuple[int, ...]) -> Array:
     return jax.lax.convert_element_type(x ^ y, f"uint{width}")
 
 
+def _joined(words: tuple[Array, Array], axis: int) -> Array:
+    """Both words of new keys, made once: XLA would repeat the rounds in whatever reads a key."""
+    return jax.lax.optimization_barrier(jnp.stack(words, axis))
+
+
 def _split(key: Array, shape: tuple[int, ...]) -> Array:
-    return jnp.stack(_hash(key, *_counters(shape)), axis=-1)
+    return _joined(_hash(key, *_counters(shape)), axis=-1)
 
 
 def _fold_in(key: Array, data: Array) -> Array:
     data = jnp.asarray(data, jnp.uint32)
-    return jnp.stack(_hash(key, jnp.zeros_like(data), data))
+    return _joined(_hash(key, jnp.zeros_like(data), data), axis=0)
 
 
 _IMPL = jax.extend.random.define_prng_impl(

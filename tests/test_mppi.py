@@ -425,8 +425,8 @@ def test_auxiliaries_are_those_of_the_chosen_plan(planner, selection, rescore):
     np.testing.assert_allclose(plan.aux["cost"], 3.0 * plan.chosen[:, 0], rtol=1e-6)
     np.testing.assert_allclose(plan.aux["path"][0][:, 0], plan.chosen, rtol=1e-6)
     assert plan.aux["path"][0].shape == (3, 2, 2) and plain.aux is None
-    for name in ("action", "mean", "std", "values", "chosen"):
-        np.testing.assert_array_equal(getattr(plan, name), getattr(plain, name))
+    for name in ("action", "mean", "std", "values", "chosen"):  # two programs, rounded apart
+        np.testing.assert_allclose(getattr(plan, name), getattr(plain, name), atol=1e-6)
 
 
 @pytest.mark.parametrize(
