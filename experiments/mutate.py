@@ -372,6 +372,13 @@ def chosen(root: pathlib.Path, areas: list[str], sample: int, seed: int) -> list
     return [every[i] for i in picked]
 
 
+def of_today(root: pathlib.Path, rows: results.Rows) -> results.Rows:
+    """The rows whose change can still be made, with the lines where it is."""
+    areas = sorted({row["path"][4:-3] for row in rows.values() if (root / row["path"]).exists()})
+    lines = {mutant.key: mutant.line for mutant in chosen(root, areas, 0, 0)}
+    return {key: row | {"line": lines[key]} for key, row in rows.items() if key in lines}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--module", default=AREAS.replace(" ", ","), help="files, folders of mbx")
@@ -383,13 +390,13 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, required=True, help="rows, one a mutant")
     parser.add_argument("--again", action="store_true", help="survivors in --out once more")
     parser.add_argument("--table", action="store_true", help="print what --out holds, and end")
-    parser.add_argument("--keep", type=pathlib.Path, help="write what --out holds as CSV, and end")
+    parser.add_argument("--keep", type=pathlib.Path, help="write --out, of today's lines, as CSV")
     parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the checkout")
     parser.add_argument("--cache", type=pathlib.Path, default=HOME, help="copy, programs, times")
     args = parser.parse_args()
     rows, known = results.read(args.out), results.equivalents(args.root)
     if args.keep:
-        results.keep(args.keep, rows, known)
+        results.keep(args.keep, of_today(args.root, rows), known)
     if args.table:
         print(results.table(rows, known))
     if args.table or args.keep:

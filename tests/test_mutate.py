@@ -129,6 +129,10 @@ def test_a_toy_checkout_is_judged_by_the_tests_that_call_what_changed(tmp_path):
         "tests/test_toy.py::test_checked"
     }
     assert (toy / "mbx/toy.py").read_text() == TOY["mbx/toy.py"]
+    kept = {row["key"]: row for row in rows}
+    moved = {key: row | {"line": 99} for key, row in kept.items()}
+    gone = {f"{path} | checked": dict(rows[0], path=path) for path in ("mbx/toy.py", "mbx/x.py")}
+    assert mutate.of_today(toy, moved | gone) == kept
     shown = run(*common, "--table")
     assert "| toy | 9 | 3 | 5 | 1 | 37.5% |" in shown and "Not counted: 2" in shown
 

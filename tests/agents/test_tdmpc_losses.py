@@ -16,7 +16,7 @@ from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc import value_targets
 from mbx.agents.tdmpc.agent import make_agent, world_config
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales, ValueScales
+from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales, TrainState, ValueScales
 from mbx.agents.tdmpc.update import draw, init_state, learn_policy, policy_due
 from mbx.world_model import make_world_model
 from tests.agents.tdmpc_helpers import (
@@ -237,10 +237,14 @@ def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():
     valid = jnp.ones((4, 2), bool)
     batch = Batch(None, None, reward, terminated, mask, None, values, valid)
     noise = Noise(None, None, None, None)
-    z = jnp.zeros((3, 2, 8))
-    ours = program(value_targets.lambda_targets, settings, model)(
-        params, params["value"], z, batch, noise, weights
-    )[0]
+    own = dict(params=params, target_value=params["value"])
+    train = TrainState(**{name: own.get(name) for name in TrainState.__dataclass_fields__})
+    target, _ = program(value_targets.value_targets, settings, model)(
+        train, jnp.zeros((4, 2, 8)), batch, noise, weights
+    )
+    np.testing.assert_array_equal(target.weights, np.ones((3, 2, 1)))
+    np.testing.assert_array_equal(target.mask, mask)
+    ours = target.samples[0, ..., 0]
     v = np.asarray(values).mean(-1)[1:]
     expected = np.zeros((3, 2))
     expected[2, 0] = reward[2, 0] + 0.9 * v[2, 0]

@@ -279,8 +279,10 @@ def test_means_are_over_the_actions_that_a_task_has():
     np.testing.assert_allclose(cloned, [2.5, 9.0], rtol=1e-6)
 
 
-def test_the_optimist_is_optimistic_and_its_entropy_counts_more():
+@pytest.mark.parametrize(("entropy_scale", "unit"), [("none", 1.0), ("value", 2.0)])
+def test_the_optimist_is_optimistic_and_its_entropy_counts_more(entropy_scale, unit):
     loss = dict(optimist_std_coef=0.6, optimist_entropy_scale=50.0, entropy_coef=0.01)
+    loss |= dict(entropy_scale=entropy_scale)
     settings, model, toy = ensemble(
         loss=dict(loss, policy_loss="svg", optimist=True), optimizer=dict(tau=0.0)
     )
@@ -291,7 +293,7 @@ def test_the_optimist_is_optimistic_and_its_entropy_counts_more():
         settings, model, params["policy"], params, inputs, fixed_unit(2.0).value
     )
     entropy = A * (0.5 * eps**2 + toy.log_std + 0.5 * np.log(2 * np.pi)).sum(-1)
-    each = -svg_value(toy, zs, eps, 0.6, np.max) / 2.0 - 50.0 * 0.01 * entropy
+    each = -svg_value(toy, zs, eps, 0.6, np.max) / 2.0 - 50.0 * 0.01 / unit * entropy
     np.testing.assert_allclose(ours, np.mean(0.5 ** np.arange(T + 1) * each.mean(1)), rtol=1e-4)
 
 
