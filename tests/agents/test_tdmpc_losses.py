@@ -318,6 +318,13 @@ def test_initialisation_differs_from_head_to_head_and_last_layers_are_zero():
         ),
         (dict(loss=dict(awr_effective_samples=1.0)), "between 1 and that"),
         (dict(loss=dict(awr_effective_samples=2.0, advantage_scale="range")), "no effect"),
+        *(
+            (
+                dict(training_planner=dict(search="acting", proposal_log_std=bounds)),
+                r"proposal_log_std=.*: give a lowest and a highest value",
+            )
+            for bounds in ((0.5, -1.0), (-1.0,), (-1.0, 0.0, 0.5))
+        ),
         (dict(loss=dict(entropy_scale="value")), "svg named first"),
         (dict(loss=dict(entropy_scale="value", policy_loss="awr:1+svg:1")), "svg named first"),
     ],
