@@ -255,8 +255,9 @@ def test_settings_of_another_planner_are_refused(planner, message):
 def test_unknown_planners_and_taken_names_are_refused():
     with pytest.raises(ValueError, match="planner.name='nobody': choose one of"):
         planning.search_config(settings(planner=dict(name="nobody")).planner)
-    with pytest.raises(ValueError, match="planner 'cem' comes with mbx"):
-        planners.register("cem", mppi.plan)
+    for name in ("cem", "evosax:mine"):
+        with pytest.raises(ValueError, match=f"planner '{name}' comes with mbx"):
+            planners.register(name, mppi.plan)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib import figure
 
 from mbx import replay
 from mbx.agents.dreamer import agent as dreamer
@@ -76,3 +77,32 @@ def test_films_show_truth_prediction_and_difference():
     np.testing.assert_allclose(right, 0.75 * left, atol=1.0)
     colours = diagnostics.to_rgb(np.eye(4))
     assert len({tuple(c) for c in colours}) == 4
+
+
+def test_one_channel_is_grey_two_are_colours_and_three_are_as_they_are():
+    grey = diagnostics.to_rgb(np.array([[[0.0], [0.5], [2.0]]]))
+    np.testing.assert_array_equal(grey, [[[0] * 3, [128] * 3, [255] * 3]])
+    first, second = diagnostics.to_rgb(np.eye(2))
+    # Two opposite hues: 0.55 + 0.45 cos of 0, 120 and 240 degrees, or of those + 180.
+    np.testing.assert_allclose(first / 255, 0.55 + 0.45 * np.array([1.0, -0.5, -0.5]), atol=0.01)
+    np.testing.assert_allclose(second / 255, 0.55 - 0.45 * np.array([1.0, -0.5, -0.5]), atol=0.01)
+    np.testing.assert_array_equal(diagnostics.to_rgb(np.eye(3)), 255 * np.eye(3))
+
+
+def test_curves_are_of_what_was_observed_and_predicted_in_the_episode(monkeypatch):
+    drawn, rng = [], np.random.default_rng(0)
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    seen, predicted = rng.normal(size=(2, 4, 6, 8))
+    inside = np.arange(4)[:, None] < np.array([4, 2, 3, 1, 4, 4])
+    diagnostics.draw_curves(seen, predicted, inside, 2)
+    np.testing.assert_allclose(drawn[0].get_size_inches(), (2.4 * 6, 1.6 * 4 + 0.4))
+    for number, (row, column) in enumerate(np.ndindex(4, 6)):
+        one, two, line = drawn[0].axes[number].lines
+        num = inside[:, row].sum()
+        for curve, wanted in ((one, seen), (two, predicted)):
+            np.testing.assert_array_equal(curve.get_xdata(), np.arange(num))
+            np.testing.assert_array_equal(curve.get_ydata(), wanted[:num, row, column])
+        assert line.get_xdata()[0] == 1.5 and (two.get_linestyle(), one.get_linestyle()) == (
+            "--",
+            "-",
+        )

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib import figure
 
 from mbx import replay
 from mbx.agents.empo import agent, diagnostics, evaluation, targets
@@ -149,3 +150,119 @@ def test_what_is_reached_and_when():
         lambda key: evaluation.play(world, lambda s, k: jnp.int32(1), key, episodes=2, length=2)
     )(jax.random.key(0))
     assert not np.any(held.reached) and not np.any(held.value) and not np.any(held.states)
+
+
+def seen_world():
+    """Two humans on 3 x 2 cells; a state's number is where the first is, the second is opposite."""
+
+    def positions(state):
+        x, y = state % 3, state // 3
+        return jnp.stack([jnp.stack([x, y]), jnp.stack([2 - x, 1 - y])])
+
+    return SimpleNamespace(
+        views=SimpleNamespace(
+            size=(3, 2),
+            positions=positions,
+            blocked=np.array([[False, True, False], [False, False, False]]),
+            render=lambda state, goals: (10 * state + goals[0]) * jnp.ones((1, 1, 3), jnp.int32),
+        )
+    )
+
+
+def episodes_of(states, over, goals=None):
+    none = np.zeros((len(states), 2))
+    goals = np.zeros((len(states), 2), int) if goals is None else goals
+    return evaluation.Episodes(goals, none > 0, none, np.asarray(states), np.asarray(over, bool))
+
+
+def test_a_map_of_values_is_their_mean_by_the_humans_cell():
+    states, over = [[0, 4, 4], [4, 5, 5]], [[0, 0, 1], [0, 0, 1]]
+    values = np.random.default_rng(0).uniform(size=(6, 2, 1))
+    mean, count = diagnostics.value_map(seen_world(), episodes_of(states, over), values)
+    there = {}
+    for number, (state, ended) in enumerate(zip(np.ravel(states), np.ravel(over), strict=True)):
+        x, y = state % 3, state // 3
+        for human, cell in ((0, (y, x)), (1, (1 - y, 2 - x))):
+            if not ended:
+                there.setdefault((human, *cell), []).append(values[number, human, 0])
+    assert count.sum() == 8 and mean.shape == (2, 1, 2, 3)
+    for index in np.ndindex(2, 2, 3):
+        held = there.get(index, [])
+        assert count[index] == len(held)
+        wanted = np.mean(held) if held else 0.0
+        np.testing.assert_allclose(mean[index[0], 0, index[1], index[2]], wanted)
+
+
+def test_a_map_is_drawn_a_row_a_human_and_a_column_a_goal(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    mean = np.random.default_rng(0).uniform(size=(2, 3, 2, 3))
+    count = np.array([[[1, 0, 2], [0, 0, 1]], [[1, 1, 1], [0, 3, 1]]])
+    diagnostics.draw_map(mean, count, seen_world())
+    np.testing.assert_allclose(drawn[0].get_size_inches(), (1.0 + 3 * 2.2, 0.6 + 2 * 2.3))
+    for number, (human, goal) in enumerate(np.ndindex(2, 3)):
+        axis = drawn[0].axes[number]
+        assert axis.get_title() == f"human {human + 1}, goal {goal + 1}"
+        shown, wall = (np.ma.filled(image.get_array(), np.nan) for image in axis.images)
+        np.testing.assert_array_equal(shown, np.where(count[human] > 0, mean[human, goal], np.nan))
+        np.testing.assert_array_equal(wall, [[np.nan, 1.0, np.nan], [np.nan] * 3])
+        assert [image.get_clim() for image in axis.images] == [(0.0, 1.0), (0.0, 1.5)]
+
+
+def test_frames_are_of_the_first_episodes_with_the_last_state_twice():
+    states = [[0, 1, 2], [3, 4, 4], [5, 5, 5], [1, 2, 3]]
+    over = [[0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 0, 0]]
+    goals = np.array([[1, 0], [2, 0], [3, 0], [4, 0]])
+    frames = diagnostics._frames(seen_world(), episodes_of(states, over, goals))
+    wanted = [1, 11, 21, 21, 32, 42, 42, 53, 53]
+    assert [int(frame[0, 0, 0]) for frame in frames] == wanted
+
+
+def test_what_each_robot_lets_humans_reach_is_told_beside_pictures_of_the_learned(monkeypatch):
+    """Of four episodes humans reach their goal in one, two or none, by the robot."""
+    for name, does in (("learned_policy", 1), ("random_policy", 2)):
+        monkeypatch.setattr(evaluation, name, lambda *_, does=does: lambda *_: jnp.int32(does))
+
+    def play(world, policy, key, *, episodes, length, gamma):
+        number = jnp.arange(episodes)[:, None]
+        reached = number < policy(jnp.int32(0), key)
+        states = number + jnp.arange(length + 1)[None]
+        return evaluation.Episodes(0 * number, reached, gamma * reached, states, states > 5)
+
+    monkeypatch.setattr(evaluation, "play", play)
+    drawn = {}
+    for name in ("_frames", "value_map"):
+        monkeypatch.setattr(
+            diagnostics, name, lambda *given, name=name: drawn.update({name: given}) or (name,)
+        )
+    monkeypatch.setattr(diagnostics, "to_gif", lambda found: found)
+    monkeypatch.setattr(diagnostics, "draw_map", lambda *given: given)
+    model = SimpleNamespace(
+        encode=lambda states: states,
+        trunk=lambda params, codes: codes + params,
+        v_h_e=lambda params, latents: 0.25 * latents[:, None, None].astype(float),
+    )
+    world, params = seen_world(), SimpleNamespace(gamma_h=0.5)
+    problem = SimpleNamespace(world=world, model=model, params=params)
+    train = TrainState(jnp.int32(1), None, {}, jnp.int32(0))
+    look = diagnostics.make_diagnostics(problem, 4, 2)
+    found = look(train, None, jax.random.key(0))
+    errors = {1: np.sqrt(3) / 8, 2: 0.25, 0: 0.0}
+    assert found.metrics == pytest.approx(
+        {
+            f"{what}_{robot}{ending}": number
+            for robot, num in (("learned", 1), ("random", 2), ("frozen", 0))
+            for what, ending, number in (
+                ("reached", "", num / 4),
+                ("reached", "_error", errors[num]),
+                ("all_reached", "", num / 4),
+            )
+        }
+    )
+    assert found.files == {"episode.gif": ("_frames",), "value_map.png": ("value_map", world)}
+    assert drawn["_frames"][0] is world and drawn["value_map"][0] is world
+    for given in drawn.values():
+        np.testing.assert_array_equal(given[1].reached[:, 0], [True, False, False, False])
+    states = np.arange(4)[:, None] + np.arange(3)
+    wanted = np.minimum(0.25 * (states.reshape(-1) + 1), 1.0)
+    np.testing.assert_allclose(drawn["value_map"][2][:, 0, 0], wanted)
