@@ -119,14 +119,33 @@ def test_nothing_is_kept_where_nobody_asks():
     assert evaluate(jnp.float32(0.5), KEYS[0]).episodes is None
 
 
-def test_a_step_that_is_no_number_makes_its_reward_none():
+def broken(now: Timestep) -> Timestep:
+    """The second step of the third episode is at fault."""
+    bad = (now.final_obs[:, 0] == 2) & (now.final_obs[:, 1] == 5)
+    return now._replace(fault=bad, truncated=now.truncated | bad)
+
+
+def broken_on_host():
     class Broken(OnHost):
         def step(self, action):
-            now = super().step(action)
-            bad = np.array([False, False, True]) & (now.final_obs[:, 0] == 2)
-            return now._replace(fault=bad, truncated=now.truncated | bad)
+            return broken(super().step(action))
 
-    evaluate = evaluation.make_evaluate(act, jnp.zeros, Broken(LENGTHS), record=True)
+    return Broken(LENGTHS)
+
+
+def broken_in_jax():
+    environment = of_lengths(LENGTHS)
+
+    def step(state, action, key):
+        state, now = environment.step(state, action, key)
+        return state, broken(now)
+
+    return environment._replace(step=step)
+
+
+@pytest.mark.parametrize("make", [broken_in_jax, broken_on_host])
+def test_a_step_that_is_no_number_makes_its_reward_none(make):
+    evaluate = evaluation.make_evaluate(act, jnp.zeros, make(), record=True)
     found = evaluate(jnp.float32(0.0), KEYS[0])
     assert np.isnan(found.episodes.rewards[1, 2]) and found.episodes.lengths[2] == 2
     assert not found.episodes.terminated[2] and np.isfinite(found.episodes.rewards[:, :2]).all()

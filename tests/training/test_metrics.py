@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx.training import metrics
+from mbx.training import metrics, run
 from mbx.training.metrics import RunLogger, atomic_write, read_rows
 from mbx.training.progress import Progress, duration
 
@@ -268,6 +268,24 @@ def test_training_episodes_after_a_checkpoint_are_made_again(tmp_path):
     assert path.read_text().splitlines() == [*head, "12,1,,0.25,5"]
     RunLogger(str(tmp_path), config={}, resume_step=10).close()
     assert path.read_text().splitlines() == head
+
+
+def test_training_episodes_have_the_step_that_ended_them_and_their_task():
+    """Of three steps of four environments, two a task, with two environment steps each."""
+    length, total = np.zeros((3, 4), int), np.zeros((3, 4))
+    length[0, 1], total[0, 1] = 7, -2.5
+    length[2, 3], total[2, 3] = 9, 4.0
+    tasks = (types.SimpleNamespace(name="a"), types.SimpleNamespace(name="b"))
+    logged = []
+    for names in (tasks, ()):
+        spec = types.SimpleNamespace(action_repeat=2, tasks=names)
+        job = types.SimpleNamespace(environment=types.SimpleNamespace(spec=spec))
+        logger = types.SimpleNamespace(log_training=lambda *each: logged.append([*map(list, each)]))
+        run.log_ended(logger, job, {"ended": (length, total)}, 100)
+    assert logged[0] == [[84, 100], [1, 3], ["a", "b"], [-2.5, 4.0], [7, 9]]
+    assert logged[1][2] == ["", ""]
+    run.log_ended(logger, job, {}, 100)  # learning from recorded rows
+    assert len(logged) == 2
 
 
 def test_atomic_write_keeps_the_old_content_when_it_fails(tmp_path, monkeypatch):
