@@ -18,6 +18,15 @@ _UNSAFE = re.compile(r"[^\w.=+-]+")  # in the name of a directory
 _OWN = {"seed": "--seeds", "num_seeds": "--seeds", "resume": "the same command, which continues"}
 
 
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raise ValueError for a command line of a sweep that asks for nothing."""
+    if not arguments:
+        raise ValueError(
+            "nothing is swept: give --set=SETTING=VALUE,VALUE (optimizer.learning_rate=1e-4,3e-4), "
+            "or --seeds=N for N runs of the default; --help tells more"
+        )
+
+
 def split(values: str) -> list[str]:
     """Text at commas outside brackets and quotes: 1,(2, 3),'a,b' is 1 and (2, 3) and a,b."""
     found, depth, quote = [""], 0, ""

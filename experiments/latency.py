@@ -60,7 +60,7 @@ def summary(taken: np.ndarray) -> dict[str, float]:
 def main(argv: list[str]) -> None:
     """Measures each run directory given."""
     if len(argv) < 2:
-        raise app.UsageError("give a run directory: python -m experiments.latency runs/a")
+        sys.exit("error: no run directory given: python -m experiments.latency runs/a")
     logging.set_verbosity(logging.WARNING)
     found: dict[str, dict[str, float]] = {}
     for directory in argv[1:]:

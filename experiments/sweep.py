@@ -42,6 +42,7 @@ ONLY = flags.DEFINE_integer("only", None, "Number of the only run to make (for -
 def main(_: list[str]) -> None:
     folder = os.path.abspath(os.path.expanduser(OUT.value))
     try:
+        grid.check_arguments(sys.argv[1:])
         jobs = grid.make_jobs(
             CONFIG.value, SET.value, seeds=SEEDS.value, folder=folder, metric=METRIC.value
         )

@@ -35,7 +35,7 @@ from mbx.world_model import config_for_size, make_world_model
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CAMERA, POLE = Part("camera", (2, 2, 1)), Part("pole", (2,))
-BOTH = (POLE, CAMERA, Part("depth", (2, 2, 2)), Part("hook", ()))
+BOTH = (POLE, CAMERA, Part("depth", (2, 2, 2)), Part("hook", ()), Part("wind", (1,)))
 PIXELS = np.arange(4, dtype=np.uint8).reshape(2, 2, 1)
 
 
@@ -56,8 +56,8 @@ def test_images_come_first_and_numbers_follow_as_bytes():
     assert obs.dtype == np.uint8
     assert obs.tolist() == [0, 1, 2, 3, *(0, 0, 128, 63), *(0, 0, 0, 192)]
     assert observations.joined((POLE, CAMERA)) == ((12,), np.uint8)
-    assert observations.joined(BOTH) == ((4 * 3 + 4 * 3,), np.uint8)
-    assert observations.layout(BOTH) == ((2, 2, 3), 3)
+    assert observations.joined(BOTH) == ((4 * 3 + 4 * 4,), np.uint8)
+    assert observations.layout(BOTH) == ((2, 2, 3), 4)
 
 
 def test_parts_of_one_kind_are_no_bytes():

@@ -311,8 +311,8 @@ def load_config(workdir: str) -> dict[str, Any]:
     path = os.path.join(workdir, "config.json")
     if not os.path.exists(path):
         raise FileNotFoundError(
-            f"{path} does not exist: workdir={workdir} holds no run; mend the path, or begin one "
-            "there with --config=FILE"
+            f"{path} does not exist: workdir={workdir} holds no run: mend the path, or train one "
+            "there"
         )
     config = read_json(path)
     for section in ("env", "train", "eval", "checkpoint", "replay"):
