@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ast
 import base64
+import importlib.util
 import json
 import pathlib
+import re
+import subprocess
 from typing import Any, NamedTuple
 
 import jax
@@ -85,19 +88,80 @@ def kinds(pictures: list[bytes]) -> list[str]:
     return ["gif" if x.startswith(b"GIF8") else x[1:4].decode().lower() for x in pictures]
 
 
+@pytest.fixture(scope="module")
+def store():
+    """notebooks/store.py, which is no module of a package."""
+    spec = importlib.util.spec_from_file_location("store", ROOT / "notebooks" / "store.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_notebook_is_stored_clean(name):
+def test_what_is_stored_of_a_notebook_is_of_its_code(name, store):
     notebook = read(name)
     nbformat.validate(notebook)
     assert notebook.nbformat == 4
     assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+    if "mbx" in notebook.metadata:
+        again = f"its outputs are of other code: python notebooks/store.py {name}"
+        assert notebook.metadata["mbx"]["outputs_of"] == store.digest(notebook), again
+        assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+        assert any(cell.outputs for cell in code)
+        shown = json.dumps([cell.outputs for cell in code])
+        assert not re.search(r"/(tmp|work|root|home)/|Traceback", shown)
+    else:
+        assert all(not cell.outputs and cell.execution_count is None for cell in code)
     # The same installation everywhere, before anything else.
     first = tagged(notebook, "install")
     assert first == [1] and code[0] is notebook.cells[1]
-    assert code[0].source == read("empo").cells[1].source
+    assert code[0].source == store.install_cell(store.address()), (
+        "python notebooks/store.py --cells"
+    )
+    assert store.badge(name, store.address()) in notebook.cells[0].source
     assert len(tagged(notebook, "parameters")) <= 1
+
+
+def test_a_badge_leads_to_the_notebook(store):
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_markdown_cell("# Title\n\nText"), nbformat.v4.new_code_cell("")]
+    )
+    for where in ("https://github.com/some/one.git", "https://github.com/some/one"):
+        store.share("tdmpc", notebook, where)
+        title, empty, badge, *rest = notebook.cells[0].source.split("\n")
+        assert (title, empty, rest) == ("# Title", "", ["", "Text"])
+        assert badge.endswith("/github/some/one/blob/main/notebooks/tdmpc.ipynb)")
+        assert f'ADDRESS = "{where}"' in notebook.cells[1].source
+    assert store.badge("tdmpc", "") == ""
+
+
+@pytest.fixture
+def install(monkeypatch, tmp_path, store):
+    """`install(where, address)`: what the first cell hands to pip in a directory without mbx."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    asked = []
+    monkeypatch.setattr(subprocess, "run", lambda command, check: asked.append(command[-1]))
+
+    def run(where, address=""):
+        monkeypatch.chdir(where)
+        exec(compile(store.install_cell(address), "cell", "exec"), {})
+        return asked.pop()
+
+    return run
+
+
+def test_the_first_cell_installs_from_what_there_is(install, tmp_path):
+    with pytest.raises(
+        RuntimeError, match=r"nothing here to install .*Upload a wheel.*set ADDRESS"
+    ):
+        install(tmp_path)
+    published = "https://github.com/some/one"
+    assert install(tmp_path, published) == f"git+{published}"
+    for version in ("0.1.0", "0.2.0"):
+        (tmp_path / f"mbx-{version}-py3-none-any.whl").touch()
+    assert install(tmp_path, published) == str(tmp_path / "mbx-0.2.0-py3-none-any.whl")
+    assert install(ROOT / "notebooks", published) == str(ROOT)
 
 
 def test_empo_shows_a_robot_that_makes_way(execute):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import re
 import sys
 import time
 import warnings
@@ -22,13 +23,26 @@ _FOREIGN = (
     *("optax", "orbax", "OpenGL", "tensorboardX", "tqdm", "wandb"),
 )
 _NVIDIA = "/dev/nvidia[0-9]*"
+_DRIVER = "/proc/driver/nvidia/version"
 
 
 def starting() -> None:
-    """Say where the run computes."""
+    """Say where the run computes, and by which jax and driver."""
     device, remark = jax.devices()[0], missed_gpu(jax.config.jax_platforms)
     kind = f", {device.device_kind}" if device.platform != "cpu" else ""
-    _say(f"on {jax.device_count()} {device.platform} device(s){kind}{remark}")
+    known = driver() if device.platform == "gpu" else ""
+    by = f"jax {jax.__version__}" + (f", driver {known}" if known else "")
+    _say(f"on {jax.device_count()} {device.platform} device(s){kind}, {by}{remark}")
+
+
+def driver() -> str:
+    """The version of NVIDIA's driver, as its kernel module says it; "" where there is none."""
+    try:
+        with open(_DRIVER) as file:
+            found = re.search(r"\b\d+(\.\d+)+\b", file.read())
+    except OSError:
+        return ""
+    return found[0] if found else ""
 
 
 @contextlib.contextmanager
@@ -90,7 +104,7 @@ def missed_gpu(chosen: str | None) -> str:
         return ""
     return (
         "; there is an NVIDIA GPU, but jaxlib is the build for processors: "
-        "pip install -U 'jax[cuda12]'"
+        "pip install -U 'jax[cuda12]' (in a checkout: pip install -e '.[cuda]')"
     )
 
 
