@@ -121,13 +121,23 @@ def test_what_fails_in_a_worker_comes_with_its_traceback(name, monkeypatch):
         for action in actions(9, 2):
             environment.step(action)
     words = train.in_words(e.value)
-    assert 'return {}["level"]' in words
+    assert 'return {}["level"]' in words and "EnvironmentFailure" not in words
     assert words.splitlines()[-1].startswith(f"error: env.name={name!r}")
     environment.close()
     with pytest.raises(ValueError, match="takes .*got an unexpected keyword argument 'mass'"):
         envs.make(name, 2, workers=2, kwargs={"mass": 1.0})
     with pytest.raises(FileNotFoundError, match="does not exist"):
         envs.make(name + "/none.py:X", 2, workers=2)
+
+
+def test_there_is_a_snapshot_where_every_worker_has_one(name, monkeypatch):
+    threads(monkeypatch)
+    environment = envs.make(name, 2, workers=2)
+    assert environment.get_state() is not None
+    first = environment._workers[0].answer
+    monkeypatch.setattr(environment._workers[0], "answer", lambda: first() and None)
+    assert environment.get_state() is None
+    environment.close()
 
 
 @pytest.mark.parametrize(
