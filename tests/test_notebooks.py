@@ -22,6 +22,8 @@ import nbformat
 import numpy as np
 import pytest
 
+from mbx.training.job import Intervals, Job
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 STRICT = (
@@ -121,6 +123,15 @@ def test_what_is_stored_of_a_notebook_is_of_its_code(name, store):
     )
     assert store.badge(name, store.address()) in notebook.cells[0].source
     assert len(tagged(notebook, "parameters")) <= 1
+
+
+def test_notebooks_ask_a_run_for_what_it_has():
+    """Most of them are run by slow tests alone."""
+    sources = [c.source for name in NAMES for c in read(name).cells if c.cell_type == "code"]
+    asked = set(re.findall(r"\bjob\.([\w.]+)", "\n".join(sources)))
+    assert asked >= {"agent", "interval", "intervals.number"}
+    fields = {*Job._fields, *(f"intervals.{name}" for name in Intervals.__annotations__)}
+    assert {name for name in asked if not name.startswith("environment.")} <= fields
 
 
 def test_a_badge_leads_to_the_notebook(store):
