@@ -10,9 +10,10 @@ import pytest
 
 from mbx import replay, returns
 from mbx.agents.tdmpc import agent as agents
+from mbx.agents.tdmpc import model_loss, value_targets
 from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc import reanalyze as again
-from mbx.agents.tdmpc import value_targets
+from mbx.agents.tdmpc import update as updates
 from mbx.agents.tdmpc.types import Noise, PolicyInputs, Scales, TrainState, ValueScales
 from mbx.agents.tdmpc.update import encoder_rate, learning_rates, make_optimizers
 from tests.agents.tdmpc_helpers import (
@@ -224,6 +225,37 @@ def test_the_policy_of_targets_and_the_discounts_of_auxiliary_values(critic, ema
     )
     gammas = np.array([0.5, 0.8])[:, None, None]
     np.testing.assert_allclose(aux, reward + gammas * alive * q[1], rtol=1e-4, atol=1e-5)
+
+
+class Seen(Exception):
+    """What a stand-in was called with."""
+
+    def __call__(self, *args, **more):
+        raise Seen(*args)
+
+
+def test_the_model_is_to_be_consistent_with_the_states_that_followed(monkeypatch):
+    """Step t of its own future, head by head, beside the latents of observation t + 1."""
+    settings, model, toy = ensemble()
+    train = TrainState(toy.params(), *[None] * 10, jnp.int32(0))
+    batch = make_batch(obs=jnp.asarray(array(T + 1, B, 3)))
+    later = np.asarray(batch.obs)[1:, :, :2]
+    monkeypatch.setattr(model_loss, "consistency_losses", Seen())
+    with pytest.raises(Seen) as found:
+        model_loss.model_loss(settings, model, toy.params(), batch, later, (None, None), None)
+    _, zs, encoded = found.value.args[:3]
+    states = [np.stack([batch.obs[0, :, :2]] * len(toy.gain))]
+    for action in np.asarray(batch.action):
+        pairs = zip(states[-1], toy.gain, strict=True)
+        states.append(np.stack([0.9 * state + gain * action for state, gain in pairs]))
+    np.testing.assert_allclose(zs, states[1:], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(encoded, later)
+
+    monkeypatch.setattr(updates, "value_targets", lambda *_: None)
+    monkeypatch.setattr(updates, "model_loss", Seen())
+    with pytest.raises(Seen) as found:
+        updates.learn_model(settings, model, train, batch, None, None)
+    np.testing.assert_array_equal(found.value.args[4], later)
 
 
 def test_the_weight_of_a_windows_steps():
