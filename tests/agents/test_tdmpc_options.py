@@ -258,6 +258,25 @@ def test_the_model_is_to_be_consistent_with_the_states_that_followed(monkeypatch
     np.testing.assert_array_equal(found.value.args[4], later)
 
 
+def test_every_loss_has_its_coefficient_and_values_rest_where_they_are_not_due():
+    loss = dict(
+        consistency_coef=2.0,
+        encoder_consistency_coef=3.0,
+        reward_coef=5.0,
+        value_coef=7.0,
+        aux_coef=11.0,
+        aux_gammas=(0.5,),
+        termination_coef=13.0,
+    )
+    settings = make_settings(model=dict(episodic="True"), loss=loss)
+    names = ("consistency", "encoder_consistency", "reward", "value", "aux_value", "termination")
+    for name, coef in zip(names, (2.0, 3.0, 5.0, 7.0, 11.0, 13.0), strict=True):
+        assert model_loss.total_loss(settings, {name: 10.0}) == 10.0 * coef
+        due = 0.5 if name in ("value", "aux_value") else 1.0
+        assert model_loss.total_loss(settings, {name: 10.0}, 0.5) == 10.0 * coef * due
+    assert model_loss.total_loss(settings, dict.fromkeys(names, 1.0)) == 41.0
+
+
 def test_the_weight_of_a_windows_steps():
     weight = make_settings(loss=dict(final_rho=0.343, horizon=3)).loss.time_weight
     assert weight == pytest.approx(0.7)
