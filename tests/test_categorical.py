@@ -199,6 +199,9 @@ def test_weights_become_probabilities_of_what_there_is():
     found = categorical.probabilities(weights, mask[None], 0.1)
     wanted = [[0.8 * 0.25 + 0.1, 0.0, 0.8 * 0.75 + 0.1], [0.5, 0.0, 0.5], [0.9, 0.0, 0.1]]
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    slope = jax.grad(lambda x: categorical.probabilities(x, mask[None], 0.1)[..., 0].sum())(weights)
+    wanted = 0.8 * np.array([[6 / 64, 0, -2 / 64], [0, 0, 0], [0, 0, -2.0]])
+    np.testing.assert_allclose(slope, wanted, atol=1e-6)  # none where all weights are 0
     whole = categorical.probabilities(weights)
     np.testing.assert_allclose(whole, [[2 / 13, 5 / 13, 6 / 13], [0, 1, 0], [1, 0, 0]], rtol=1e-6)
 

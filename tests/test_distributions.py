@@ -210,6 +210,11 @@ def test_policy_parameterisations():
     np.testing.assert_allclose(log_prob, x["bmpc.logp"][:, 0], **CLOSE)
 
 
+def test_tanh_is_as_good_in_the_middle_as_at_the_ends():
+    x = np.float32([-1e-4, 1e-3, -0.49, 0.51, 3.0, -6.0])
+    np.testing.assert_allclose(dist._tanh(jnp.asarray(x)), np.tanh(np.float64(x)), rtol=2e-7)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.floats(-2, 2), st.floats(-2, 0.5), st.floats(-1.5, 1.5))
 def test_sampling_and_stored_action_densities_agree(mean, log_std, eps):

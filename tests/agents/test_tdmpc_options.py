@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -318,6 +320,32 @@ def svg_value(toy, zs, eps, std_coef, pick, shift=0.0):
         spread = std(rewards) + factor * std(values)
         heads.append(rewards.mean(0) + factor * values.mean(0) + std_coef * spread)
     return pick(heads, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "jacobian", "power"),
+    [
+        ("tanh_mean", 0.0, 1.0),
+        ("tanh_mean", 0.0, 0.5),
+        ("squashed", 0.0, 2.0),
+        ("squashed", 0.4, 0.0),
+    ],
+)
+def test_the_entropy_bonus_grows_with_a_power_of_the_action_dims(policy, jacobian, power):
+    """And counts a share of the tanh's Jacobian; of the dims that a task has, where not of all."""
+    loss = dict(entropy_action_dim_power=power, jacobian=jacobian)
+    settings = make_settings(model=dict(policy=policy), loss=loss)
+    model = SimpleNamespace(config=SimpleNamespace(policy=policy, action_dim=3))
+    mean, log_std, eps = array(B, 3), -0.5 + array(B, 3), array(B, 3)
+    each = -0.5 * eps**2 - log_std - 0.5 * np.log(2 * np.pi)
+    each = each - jacobian * np.log(1.0 - np.tanh(mean + np.exp(log_std) * eps) ** 2 + 1e-6)
+    entropy = policies.policy_entropy(settings, model, mean, log_std, eps)
+    np.testing.assert_allclose(entropy, -(3.0**power) * each.sum(-1), rtol=1e-4)
+    if not jacobian:  # of a dim that there is not neither mean nor deviation are predicted
+        mask = np.array([1.0, 0.0, 1.0])
+        masked = policies.policy_entropy(settings, model, mean, log_std * mask, eps, mask[None])
+        each = mask * each - 0.5 * np.log(2 * np.pi) * (1.0 - mask)
+        np.testing.assert_allclose(masked, -(2.0**power) * each.sum(-1), rtol=1e-4)
 
 
 def test_means_are_over_the_actions_that_a_task_has():
