@@ -428,24 +428,35 @@ def test_the_example_is_worth_what_it_says():
 # A random policy has 3.4, one that misses the picture or the flag at best 6, one that sees both 10.
 SIGNPOST = (
     *("--config.env.name=gym:examples/own_dictionary.py:Signpost", "--config.train.seed_steps=200"),
-    *("--config.eval.episodes=20", "--config.loss.batch_size=32", "--config.replay.capacity=5e3"),
-    *("--config.train.log_interval=100",),
+    *("--config.eval.episodes=20", "--config.eval.interval=0", "--config.train.log_interval=100"),
 )
 TDMPC = (
     *("--config.train.steps=600", "--config.train.pretrain_updates=0", "--config.eval.model=False"),
     *("--config.train.utd_ratio=1.0", "--config.optimizer.learning_rate=1e-3"),
+    *("--config.loss.batch_size=32", "--config.replay.capacity=5e3"),
     *("--config.reanalyze.batch_size=8", "--config.planner.num_samples=64"),
     *("--config.planner.num_elites=16", "--config.training_planner.num_samples=16"),
-    *("--config.replay.keep_targets=8", "--config.eval.interval=0"),
+    *("--config.replay.keep_targets=8",),
+)
+DREAMER = (  # an update an agent step; the defaults' train_ratio would be one in eight
+    *(
+        "--config.train.steps=1500",
+        "--config.train.train_ratio=256",
+        "--config.replay.capacity=4e3",
+    ),
+    *("--config.loss.batch_length=16", "--config.imagination.horizon=5"),
+    *("--config.critic.gamma=0.9", "--config.eval.exploring=False"),
+    "--config.env.kwargs.size=16",
 )
 
 
 @pytest.mark.slow
-def test_tdmpc_needs_the_picture_and_the_flag_and_sees_both(tmp_path):
-    command = [sys.executable, "-m", "experiments.train", "--config=tdmpc", *SIGNPOST, *TDMPC]
+@pytest.mark.parametrize(("agent", "flags"), [("tdmpc", TDMPC), ("dreamer", DREAMER)])
+def test_an_agent_needs_the_picture_and_the_flag_and_sees_both(tmp_path, agent, flags):
+    command = [sys.executable, "-m", "experiments.train", f"--config={agent}", *SIGNPOST, *flags]
     environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
     subprocess.run([*command, f"--workdir={tmp_path}/run"], cwd=ROOT, env=environ, check=True)
     rows = read_rows(str(tmp_path / "run" / "metrics.jsonl"))
-    returns = [row["return_mean"] for row in rows if row["kind"] == "eval"]
-    print(f"return {returns[-1]:.2f} after 600 steps, random 3.4")
-    assert returns[-1] > 8.0
+    last = next(row for row in reversed(rows) if row["kind"] == "eval")
+    print(f"{agent}: return {last['return_mean']:.2f} after {last['step']} steps, random 3.4")
+    assert last["return_mean"] > 8.0
