@@ -76,6 +76,7 @@ TESTS = {
     "agents/dreamer/.*": "agents/test_dreamer(_initial|_units|_edges|_rows|_rssm|_sequences)?",
     "agents/tdmpc/diagnostics": "agents/test_tdmpc_diagnostics",
     "agents/tdmpc/.*settings": "agents/test_tdmpc_(settings|losses)",
+    "agents/tdmpc/official": "agents/test_tdmpc_official",
     "agents/tdmpc/.*": "agents/test_tdmpc(_losses|_options|_plans|_ensembles|_golden|_keys)?",
     "agents/empo/(diagnostics|evaluation)": "agents/test_empo_units",
     "agents/empo/.*": "agents/test_empo(_units|_stored)?",
