@@ -31,6 +31,8 @@ CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, latest, or a step.
 SEED = flags.DEFINE_integer("seed", 12345, "Seed of the evaluation's environments and planner.")
 RANDOM = flags.DEFINE_bool("random", False, "Also evaluate uniformly random actions.")
 VIDEO = flags.DEFINE_string("video", None, "Also draw an episode into this .gif.")
+WIDTH = flags.DEFINE_integer("video_width", 0, "Pixels (0: as drawn).", lower_bound=0)
+SECONDS = flags.DEFINE_float("video_seconds", 0.0, "Of the film (0: whole).", lower_bound=0.0)
 TRUST = flags.DEFINE_bool("trust", False, "Run the environment's file of somebody else's run.")
 JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of text.")
 
@@ -91,7 +93,7 @@ def make_video(
     episode = video.record(
         agent.act, agent.init_actor, train_state, settings, key, renderer=renderer
     )
-    video.write(VIDEO.value, episode)
+    video.write(VIDEO.value, video.shortened(episode, width=WIDTH.value, seconds=SECONDS.value))
     if not JSON.value:
         print(f"{VIDEO.value}: {episode.length} steps, return {episode.total:.1f}")
 

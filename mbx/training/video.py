@@ -107,6 +107,19 @@ def record(
     return Episode(frames, int(np.clip(1000 * seconds, 20, 500)), total, len(views))
 
 
+def shortened(episode: Episode, *, width: int = 0, seconds: float = 0.0) -> Episode:
+    """Its first seconds, in pictures `width` pixels wide; 0 leaves either as it is."""
+    from PIL import Image
+
+    num = max(1, round(1000 * seconds / episode.milliseconds)) if seconds else None
+    frames = episode.frames[:num]
+    if width:
+        height = max(1, round(width * frames[0].shape[0] / frames[0].shape[1]))
+        small = [Image.fromarray(x).resize((width, height), Image.Resampling.BOX) for x in frames]
+        frames = [np.asarray(x) for x in small]
+    return episode._replace(frames=frames)
+
+
 def write(path: str, episode: Episode) -> None:
     """Write an episode to a .gif, whole or not at all. Raises ValueError for another ending."""
     write_picture(path, episode.frames, milliseconds=episode.milliseconds)

@@ -92,6 +92,19 @@ def test_an_episode_becomes_a_gif(tmp_path):
     assert os.listdir(tmp_path) == ["episode.gif"]
 
 
+def test_a_film_is_cut_and_made_smaller():
+    picture = np.zeros((2, 4, 3), np.uint8)
+    picture[:, 2:] = (200, 100, 40)
+    episode = video.Episode([picture + np.uint8(i) for i in range(8)], 100, -3.0, 16)
+    short = video.shortened(episode, width=2, seconds=0.25)
+    np.testing.assert_array_equal(
+        short.frames, [[[[i] * 3, [200 + i, 100 + i, 40 + i]]] for i in (0, 1)]
+    )
+    assert short[1:] == episode[1:]
+    assert video.shortened(episode).frames == episode.frames
+    assert len(video.shortened(episode, seconds=0.01).frames) == 1
+
+
 def test_long_episodes_are_thinned_and_shown_at_their_pace():
     register_toy()  # episodes of 7 steps
     renderer = Renderer(lambda state: state, lambda view: np.zeros((4, 4, 3), np.uint8), 0.05)
