@@ -104,7 +104,7 @@ def planner(name: str) -> Any:
             new = jax.tree.map(lambda a, b: jnp.where(i == 0, a, b), started, new)
             return new, new.best_solution.reshape(mean.shape)
 
-        starts = (mean * mask,)
+        starts: tuple[Any, ...] = (mean * mask,)
         if population:
             starts = jnp.zeros((batch, num, horizon, action_dim)), jnp.zeros((batch, num))
         return mppi.search(

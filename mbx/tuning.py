@@ -87,11 +87,11 @@ def tune(
     low, high = np.log(np.array([temperatures, deviations])).T
     share = np.asarray(jax.random.uniform(draw_key, (num, 2)))
     pairs = np.exp(low + share * (high - low)).astype(np.float32)
-    value = jax.jit(value_fn)
+    compiled = jax.jit(value_fn)
     sums, counts, left = np.zeros(num), np.zeros(num, int), np.arange(num)
     while True:
         key, one = jax.random.split(key)
-        found = np.array([float(value(one, *map(jnp.float32, pairs[i]))) for i in left])
+        found = np.array([float(compiled(one, *map(jnp.float32, pairs[i]))) for i in left])
         sums[left] += np.where(np.isfinite(found), found, -math.inf)
         counts[left] += 1
         left = left[np.argsort(-sums[left], kind="stable")]  # all of them were tried as often
@@ -100,8 +100,11 @@ def tune(
         left = left[: -(-len(left) // 2)]
     means = sums / counts
     order = np.lexsort((-means, -counts))
-    trials = tuple((*map(float, pairs[i]), float(means[i]), int(counts[i])) for i in order)
-    return Tuned(*trials[0][:3], trials)
+    trials = tuple(
+        (float(pairs[i, 0]), float(pairs[i, 1]), float(means[i]), int(counts[i])) for i in order
+    )
+    temperature, deviation, value, _ = trials[0]
+    return Tuned(temperature, deviation, value, trials)
 
 
 def plan_value(
