@@ -61,7 +61,7 @@ def planner(name: str) -> Any:
         num = config.num_samples - (0 if proposals is None else proposals.shape[1])
         with jax.ensure_compile_time_eval():
             search = _made(kind, name, num, jnp.zeros((horizon, action_dim)))
-        population = _holds_population(search)
+        population = holds_population(name)
         if initial is not None and not population:
             raise ValueError(
                 f"planner 'evosax:{name}' makes candidates of its own and cannot begin with those "
@@ -124,6 +124,16 @@ def planner(name: str) -> Any:
     return plan
 
 
+def holds_population(name: str) -> bool:
+    """Whether an algorithm holds a population, and so can begin with one; else a distribution.
+
+    Examples:
+        >>> evolution.holds_population("CMA_ES")  # doctest: +SKIP
+        False
+    """
+    return not hasattr(_algorithm(name), "get_mean")
+
+
 def _algorithm(name: str) -> Any:
     try:
         from evosax import algorithms
@@ -144,11 +154,6 @@ def _made(kind: Any, name: str, num: int, solution: Array) -> Any:
             f"planner 'evosax:{name}' cannot have {num} candidates of its own (num_samples less "
             f"the proposals): {error}"
         ) from error
-
-
-def _holds_population(search: Any) -> bool:
-    """Algorithms that hold a distribution have a mean."""
-    return not hasattr(search, "get_mean")
 
 
 def _costs(values: Array) -> Array:

@@ -44,11 +44,13 @@ class Planner(NamedTuple):
         config: `MPPIConfig`, or a class derived from it whose further fields are read off the
             settings of the same names.
         discrete: the function for discrete actions; None: it has none.
+        begins: whether it can begin with candidates that it is given (`initial`).
     """
 
     plan: PlanFn
     config: type[MPPIConfig] = MPPIConfig
     discrete: PlanFn | None = None
+    begins: bool = True
 
 
 _KNOWN: dict[str, Planner] = {
@@ -160,7 +162,8 @@ def find(name: str) -> Planner:
         True
     """
     if name.startswith(_EVOSAX):
-        return Planner(evolution.planner(name.removeprefix(_EVOSAX)))
+        own = name.removeprefix(_EVOSAX)
+        return Planner(evolution.planner(own), begins=evolution.holds_population(own))
     if name not in _KNOWN:
         known = (*_KNOWN, f"{_EVOSAX}ALGORITHM")
         raise ValueError(

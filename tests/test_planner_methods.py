@@ -14,9 +14,10 @@ import pytest
 
 from mbx import cem, evolution, mppi, planners, predictive, risk, sequences, tuning
 from mbx.agents.tdmpc import planning
+from mbx.agents.tdmpc.agent import resolve
 from mbx.agents.tdmpc.settings import Settings
 from mbx.settings import from_dict
-from tests.agents.tdmpc_helpers import Toy, toy_model
+from tests.agents.tdmpc_helpers import SPEC, Toy, toy_model
 
 B, N, P, T, A, K, ROUNDS = 2, 7, 2, 4, 2, 3, 3
 GOAL = np.linspace(-0.7, 0.7, T * A).reshape(T, A)
@@ -380,10 +381,13 @@ class Walk:
         return state["mean"]
 
 
-class Herd(Walk):
+class Herd:
     """Holds a population that creeps towards the best solution so far."""
 
-    get_mean = property()  # it has none
+    default_params = Params()
+
+    def __init__(self, population_size, solution):
+        self.shape = solution.shape
 
     class State(NamedTuple):
         population: Any
@@ -489,6 +493,16 @@ def settings(**sections):
 def test_settings_without_effect_are_refused(planner, message):
     with pytest.raises(ValueError, match=message):
         settings(planner=planner)
+
+
+def test_planners_that_cannot_make_targets_are_refused_before_anything_is_compiled(toys):
+    made = settings(training_planner=dict(name="evosax:Walk"))
+    with pytest.raises(ValueError, match=r"training_planner.name='evosax:Walk' makes .*'acting'"):
+        resolve(made, SPEC)
+    with pytest.raises(ValueError, match="planner.name='nobody': choose one of"):
+        resolve(settings(planner=dict(name="nobody")), SPEC)
+    for name, search in (("evosax:Walk", "acting"), ("evosax:Herd", "policy")):
+        resolve(settings(training_planner=dict(name=name, search=search)), SPEC)
 
 
 def test_the_acting_planner_has_its_basis_and_its_name():

@@ -72,8 +72,9 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
     """The settings with what the task decides filled in: discount and action repeat.
 
     Raises:
-        ValueError: settings that discrete actions have no place for.
+        ValueError: settings that discrete actions have no place for, planners that there are not.
     """
+    _check_planners(settings)
     if spec.discrete:
         _check_discrete(settings, spec)
     given, lengths = settings.loss.discount, [s.episode_length for s in spec.tasks or (spec,)]
@@ -85,6 +86,19 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
         env=dataclasses.replace(settings.env, action_repeat=spec.action_repeat),
         loss=dataclasses.replace(settings.loss, discount=each if spec.tasks else each[0]),
     )
+
+
+def _check_planners(settings: Settings) -> None:
+    """Raises ValueError for names that are no planner's, or of one that cannot make targets."""
+    planners.find(settings.planner.name)
+    training = settings.training_planner
+    if not (settings.reads_plans and training.enabled):
+        return
+    if not planners.find(training.name).begins and training.search == "policy":
+        raise ValueError(
+            f"training_planner.name={training.name!r} makes candidates of its own and cannot begin "
+            "with those of a policy: set training_planner.search='acting', or choose another name"
+        )
 
 
 # What is of continuous actions alone.
