@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib import figure
 
-from mbx import replay
+from mbx import mppi, replay
 from mbx.agents.base import Episodes
 from mbx.agents.tdmpc import diagnostics
 from mbx.agents.tdmpc.types import Batch
@@ -172,6 +172,24 @@ def test_a_look_puts_what_was_predicted_beside_what_came(monkeypatch, settings, 
     assert wanted.keys() == set(found._fields)
     for name, value in wanted.items():
         np.testing.assert_allclose(getattr(found, name), value, rtol=1e-5, err_msg=name)
+
+
+def test_the_policys_own_actions_are_no_proposal(monkeypatch, settings):
+    class Seen(Exception):
+        pass
+
+    def plan(*_, proposals, **__):
+        raise Seen(proposals)
+
+    toy, model, num = Toy(settings), toy_model(settings), settings.planner.num_proposals
+    made = jnp.arange(8.0 * (num + 1) * 2 * 2).reshape(8, num + 1, 2, 2)
+    monkeypatch.setattr(diagnostics.planning, "policy_trajectories", lambda *_: made)
+    planner = SimpleNamespace(plan=plan, config=mppi.MPPIConfig)
+    monkeypatch.setattr(diagnostics.planners, "find", lambda name: planner)
+    with pytest.raises(Seen) as found:
+        z = jnp.zeros((8, 2))
+        diagnostics.plans_by_round(settings, model, toy.params(), z, jax.random.key(0))
+    np.testing.assert_array_equal(found.value.args[0], made[:, 1:])
 
 
 def test_the_newest_windows_are_kept(monkeypatch):
