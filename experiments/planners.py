@@ -2,8 +2,8 @@
 
     python -m experiments.planners --out=runs/planners.csv
     python -m experiments.planners --only=mppi,cem --tasks=pendulum --out=runs/planners.csv
-    python -m venv /tmp/peer && /tmp/peer/bin/pip install torch pytorch-mppi
-    python -m experiments.planners --peer=/tmp/peer/bin/python --out=runs/planners.csv
+    python -m venv peer && peer/bin/pip install torch pytorch-mppi
+    python -m experiments.planners --peer=peer/bin/python --out=runs/planners.csv
 
 All plan the same episodes with as many simulated sequences a plan. Temperature and deviation of
 each are found by `mbx.tuning.tune` on episodes from other starts, with as many trials for each.
