@@ -194,7 +194,7 @@ def over(plan: Any, basis: Basis) -> Any:
         return Plan(
             action=action,
             mean=means,
-            std=jnp.sqrt(_along_time(np.square(forward), jnp.square(found.std))),
+            std=jnp.sqrt(_along_time(forward**2, jnp.square(found.std))),
             actions=to_actions(found.actions),
             values=found.values,
             chosen=chosen,

@@ -213,6 +213,21 @@ def test_a_planner_searches_among_parameters(name, selection):
         )
 
 
+@pytest.mark.parametrize("selection", ["mean", "best"])
+def test_a_width_of_smoothing_may_be_traced_behind_control_points(selection):
+    config = mppi.MPPIConfig(num_samples=N, num_elites=K, iterations=2, selection=selection)
+    mean, std = np.zeros((B, T, A), np.float32), np.full((B, T, A), 0.5, np.float32)
+
+    def found(width):
+        points = sequences.control_points(2, horizon=T)
+        basis = sequences.chain(points, sequences.smoothing(width, horizon=T))
+        plan = sequences.over(mppi.plan, basis)
+        return plan(jax.random.key(0), score, mean, std, config=config)
+
+    constant, traced = jax.jit(lambda: found(0.7))(), jax.jit(found)(jnp.float32(0.7))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), constant, traced)
+
+
 def test_auxiliaries_pass_through():
     proposals, config = uniform(1, 3, T, A), mppi.MPPIConfig(num_samples=3, num_elites=1)
     for basis in BASES.values():
