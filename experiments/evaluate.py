@@ -44,6 +44,7 @@ def main(arguments: list[str]) -> None:
     run.enable_compilation_cache()
     try:
         workdir = run_directory(arguments[1:], WORKDIR.value)
+        check_film(VIDEO.value, WIDTH.value, SECONDS.value)
         drawn, renderer = (False, None)
         if VIDEO.value:
             drawn, renderer = find_renderer(workdir, VIDEO.value, trusted=TRUST.value)
@@ -62,6 +63,13 @@ def main(arguments: list[str]) -> None:
     show(settings.env.name, results)
     if drawn:
         make_video(agent, train_state, settings, renderer, key)
+
+
+def check_film(video: str | None, width: int, seconds: float) -> None:
+    """Raises ValueError for a film's size or length where no film is asked for."""
+    for name, value in (("video_width", width), ("video_seconds", seconds)):
+        if value and not video:
+            raise ValueError(f"--{name}={value} is of a film: give --video=episode.gif, too")
 
 
 def find_renderer(workdir: str, path: str, *, trusted: bool = False) -> tuple[bool, Any]:

@@ -141,7 +141,7 @@ def over(plan: Any, basis: Basis) -> Any:
     forward, back = basis.forward, basis.back
     traced = not isinstance(forward, np.ndarray)
     first_is_a_parameter = not traced and np.array_equal(forward[0], np.eye(forward.shape[1])[0])
-    weights = np.square(back) / np.square(back).sum(axis=1, keepdims=True)
+    weights = back**2 / (back**2).sum(axis=1, keepdims=True)  # either may be traced
 
     def to_actions(parameters: Array) -> Array:
         return jnp.clip(_along_time(forward, parameters), -1.0, 1.0)

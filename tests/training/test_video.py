@@ -92,6 +92,15 @@ def test_an_episode_becomes_a_gif(tmp_path):
     assert os.listdir(tmp_path) == ["episode.gif"]
 
 
+def test_a_film_that_nobody_asked_for_has_no_size():
+    with pytest.raises(ValueError, match="--video_width=200 is of a film: give --video"):
+        evaluate.check_film(None, 200, 0.0)
+    with pytest.raises(ValueError, match="--video_seconds=6.0 is of a film"):
+        evaluate.check_film(None, 0, 6.0)
+    evaluate.check_film("episode.gif", 200, 6.0)
+    evaluate.check_film(None, 0, 0.0)
+
+
 def test_a_film_is_cut_and_made_smaller():
     picture = np.zeros((2, 4, 3), np.uint8)
     picture[:, 2:] = (200, 100, 40)
