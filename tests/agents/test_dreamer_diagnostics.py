@@ -69,12 +69,33 @@ def test_diagnostics_hold_errors_and_draw_curves():
 def test_films_show_truth_prediction_and_difference():
     truth, prediction = np.zeros((3, 2, 8, 8, 4)), np.zeros((3, 2, 8, 8, 4))
     truth[..., 1] = 1.0
-    prediction[..., 1] = 0.25
-    frames = diagnostics.film(truth, prediction)
-    assert len(frames) == 3 and frames[0].shape == (2 * 64, 3 * 64, 3)
-    left, middle, right = (frames[0][0, 64 * i + 1].astype(float) for i in range(3))
-    np.testing.assert_allclose(middle, 0.25 * left, atol=1.0)
-    np.testing.assert_allclose(right, 0.75 * left, atol=1.0)
+    prediction[:, 1, ..., 1] = 0.25
+    inside = np.array([[1, 1], [1, 1], [1, 0]], bool)
+    frames = diagnostics.film(truth, prediction, inside, context=2)
+    line = diagnostics.LINE
+    assert len(frames) == 3 and frames[0].shape == (
+        2 * (64 + line) + line,
+        3 * (64 + line) + line,
+        3,
+    )
+    full = diagnostics.to_rgb(truth)[0, 0, 0, 0].astype(float)
+    for step, (first, second) in enumerate(((1.0, 1.0), (1.0, 1.0), (1.0, diagnostics.ENDED))):
+        wanted = np.zeros((2, 3)) + (1.0, 0.0, 1.0)  # nothing predicted of the first sequence
+        wanted[1] = (1.0, 0.25, 0.75)
+        wanted *= np.array([[first], [second]])
+        for (row, column), share in np.ndenumerate(wanted):
+            y, x = line + row * (64 + line), line + column * (64 + line)
+            picture = frames[step][y : y + 64, x : x + 64]
+            np.testing.assert_allclose(
+                picture, np.broadcast_to(share * full, (64, 64, 3)), atol=1.5
+            )
+        colour = diagnostics.SEEN if step < 2 else diagnostics.IMAGINED
+        border = np.delete(
+            frames[step],
+            np.r_[tuple(slice(line + i * (64 + line), (i + 1) * (64 + line)) for i in range(2))],
+            axis=0,
+        )
+        np.testing.assert_array_equal(border, np.broadcast_to(colour, border.shape))
     colours = diagnostics.to_rgb(np.eye(4))
     assert len({tuple(c) for c in colours}) == 4
 

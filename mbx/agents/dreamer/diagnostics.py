@@ -7,7 +7,8 @@ open_loop_error_N   squared error of the N-th imagined observation, mean over it
     units for vectors, of pixels in [0, 1] for images; open_loop_error_image_N of images that stand
     beside a vector)
 open_loop.png       for vectors: what was observed and what was predicted, entry by entry
-open_loop.gif       for images: observed, predicted, and their difference, side by side
+open_loop.gif       for images: observed, predicted, and their difference, side by side; the lines
+                    between them turn orange where the model sees no more
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ CONTEXT = 5
 BATCH = 16  # sequences that errors are averaged over
 SHOWN = 4  # of them in pictures
 ENTRIES = 6  # of a vector in pictures
+LINE = 3  # pixels between pictures
+SEEN, IMAGINED = (110, 110, 110), (240, 140, 20)  # colours of that line
+ENDED = 0.25  # brightness of what follows an episode's end
 
 
 def make_diagnostics(
@@ -54,7 +58,8 @@ def make_diagnostics(
             if kind == "vector":
                 files["open_loop.png"] = draw_curves(seen, prediction[kind], inside, context)
             else:
-                files["open_loop.gif"] = to_gif(film(seen, prediction[kind]), milliseconds=200)
+                frames = film(seen, prediction[kind], inside, context)
+                files["open_loop.gif"] = to_gif(frames, milliseconds=200)
         return Diagnostics(numbers, files)
 
     return diagnose
@@ -144,14 +149,31 @@ def draw_curves(
     return target.getvalue()
 
 
-def film(truth: np.ndarray, prediction: np.ndarray) -> list[np.ndarray]:
-    """Frames, uint8 `[rows * height, 3 * width, 3]`: observed | predicted | difference."""
+def film(
+    truth: np.ndarray, prediction: np.ndarray, inside: np.ndarray, context: int
+) -> list[np.ndarray]:
+    """Frames, uint8 `[height, width, 3]`: observed | predicted | difference, a row a sequence.
+
+    The lines between pictures are grey while the model observes and orange from the first step that
+    it imagines; a sequence turns dark where its episode has ended.
+    """
     difference = np.abs(truth - prediction)
-    parts = [to_rgb(x[:, :SHOWN]) for x in (truth, prediction, difference)]
-    wide = np.concatenate(parts, axis=3)  # [T, rows, height, 3 width, 3]
     scale = max(1, 64 // truth.shape[2])
-    frames = wide.reshape(len(wide), -1, *wide.shape[3:])
-    return list(frames.repeat(scale, axis=1).repeat(scale, axis=2))
+    parts = [to_rgb(x[:, :SHOWN]) for x in (truth, prediction, difference)]
+    frames = []
+    for step in range(len(truth)):
+        line = np.asarray(SEEN if step < context else IMAGINED, np.uint8)
+        dim = np.where(inside[step, :SHOWN], 1.0, ENDED)[:, None, None, None]
+        columns = [(dim * x[step]).astype(np.uint8) for x in parts]
+        columns = [x.repeat(scale, axis=1).repeat(scale, axis=2) for x in columns]
+        rows, height, width = columns[0].shape[:3]
+        frame = np.empty((rows * (height + LINE) + LINE, 3 * (width + LINE) + LINE, 3), np.uint8)
+        frame[:] = line
+        for row, column in np.ndindex(rows, 3):
+            y, x = (LINE + i * (n + LINE) for i, n in ((row, height), (column, width)))
+            frame[y : y + height, x : x + width] = columns[column][row]
+        frames.append(frame)
+    return frames
 
 
 def to_rgb(images: Any) -> np.ndarray:
