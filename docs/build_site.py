@@ -163,8 +163,11 @@ def write_pages(folder: pathlib.Path) -> pathlib.Path:
 
 def main(arguments: list[str]) -> int:
     """Build the site; warnings (a link or a page that is missing) are errors."""
-    places = [pathlib.Path(argument) for argument in arguments if argument != "--pages"]
-    out = (places or [ROOT / "site"])[0].resolve()
+    places = [argument for argument in arguments if argument != "--pages"]
+    if len(places) > 1 or any(place.startswith("-") for place in places):
+        print(f"{' '.join(places)}: give one folder, and --pages or nothing", file=sys.stderr)
+        return 2
+    out = pathlib.Path(*places or [ROOT / "site"]).resolve()
     if "--pages" in arguments:
         write_pages(out)
         return 0

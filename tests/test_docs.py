@@ -89,6 +89,12 @@ def test_the_reference_by_task_leads_to_every_part_of_the_kit():
     assert {*parts, "planners"} <= {path.split("/")[1] for _, path, _ in found} and len(found) > 45
 
 
+def test_the_site_goes_into_one_folder_and_knows_no_other_option(build_site, capsys):
+    for arguments in (["--out=site"], ["--page"], ["one", "two"]):
+        assert build_site.main(arguments) == 2
+        assert " ".join(arguments) in capsys.readouterr().err
+
+
 def test_what_is_no_link(build_site):
     text = "see [a](b.md#c)\n\n    [d](e.md)\n```\n[f](g.md)\n```\n`[h](i.md)` [j](https://k)"
     text += " ![l](m.png) [n](#o)"
