@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import collections
 import glob
-import math
 import os
 import re
 import sys
@@ -26,15 +25,13 @@ import jax.numpy as jnp
 from absl import app, flags
 from ml_collections import config_flags
 
+from experiments import hlo, hlo_costs
 from mbx.training import job as jobs
 from mbx.training import run
 from mbx.training.metrics import atomic_write
 
 from .timing import gemm_rate, median_time
 
-_SIZES = {"pred": 1, "bf16": 2, "f16": 2}  # others end in their bits: f32, s8, u64
-_LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*?)\)(.*)$")
-_SLICES = ("dynamic-slice", "gather", "slice")
 _MOVES = ("copy", "transpose", "bitcast", "concatenate")
 _LOOPS = ("while", "conditional", "call")  # whose time is that of what they run
 
@@ -50,118 +47,24 @@ class Op(NamedTuple):
     scope: str
 
 
-class _Line(NamedTuple):
-    """An instruction as written: result shape, what it does, operands' names, the rest."""
-
-    name: str
-    shape: str
-    kind: str
-    operands: list[str]
-    rest: str
-
-
 # -------------------------------------------------------------------------------------------------
 # The compiled program
 
 
-def num_bytes(shape: str) -> float:
-    """Bytes of an HLO shape, `f32[4,8]{1,0}` or a tuple of such."""
-    total = 0.0
-    for kind, dims in re.findall(r"([a-z]+\d*)\[([\d,]*)\]", shape):
-        digits = re.sub(r"\D", "", kind)
-        size = _SIZES.get(kind, int(digits) / 8 if digits else 0)
-        total += size * math.prod(int(d) for d in dims.split(",") if d)
-    return total
-
-
-def _dims(shape: str) -> list[int]:
-    found = re.search(r"\[([\d,]*)\]", shape)
-    return [int(d) for d in found.group(1).split(",") if d] if found else []
-
-
-def parse(text: str) -> dict[str, list[_Line]]:
-    """Instructions of every computation of an HLO module, by the computation's name."""
-    computations: dict[str, list[_Line]] = {}
-    current: list[_Line] = []
-    for line in text.splitlines():
-        head = re.match(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$", line)
-        if head:
-            current = computations.setdefault(head.group(1), [])
-            continue
-        found = _LINE.match(line)
-        if found:
-            name, shape, kind, operands, rest = found.groups()
-            names = re.findall(r"%([\w.\-]+)", operands)
-            index = [operands] if kind == "parameter" else names
-            current.append(_Line(name, shape, kind, index, rest))
-    return computations
-
-
-def _flops(line: _Line, own: dict[str, _Line], computations: dict[str, list[_Line]]) -> float:
-    """Multiplications and additions of the matrix products of an instruction."""
-    if line.kind == "dot":
-        contract = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", line.rest)
-        left = _dims(own[line.operands[0]].shape)
-        depth = math.prod(left[int(i)] for i in contract.group(1).split(",") if i)
-        return 2.0 * depth * math.prod(_dims(line.shape))
-    if line.kind == "convolution":
-        labels = re.search(r"dim_labels=\w+_(\w+)->", line.rest).group(1)
-        kernel = _dims(own[line.operands[1]].shape)
-        return 2.0 * math.prod(_dims(line.shape)) * math.prod(kernel) / kernel[labels.index("o")]
-    inner = computations.get(_called(line) or "", [])
-    names = {x.name: x for x in inner}
-    return sum(_flops(x, names, computations) for x in inner)
-
-
-def _called(line: _Line) -> str | None:
-    found = re.search(r"calls=%?([\w.\-]+)", line.rest)
-    return found.group(1) if found else None
-
-
-def _bytes(line: _Line, own: dict[str, _Line], computations: dict[str, list[_Line]]) -> float:
-    """Bytes read and written; of an array that is only sliced the slices count."""
-    inner = computations.get(_called(line) or "", [])
-    if not inner and line.kind in _SLICES:
-        return 2.0 * num_bytes(line.shape)
-    total = num_bytes(line.shape)
-    for index, operand in enumerate(line.operands):
-        whole = num_bytes(own[operand].shape) if operand in own else 0.0
-        inside = [x for x in inner if x.kind == "parameter" and x.operands == [str(index)]]
-        users = [x for x in inner if inside and inside[0].name in x.operands]
-        if users and all(_sliced(x, inside[0].name) for x in users):
-            if any(x.kind == "dynamic-update-slice" for x in users):  # in place
-                total -= whole
-            whole = sum(_slice_bytes(x, inner) for x in users)
-        total += whole
-    return max(total, 0.0)
-
-
-def _sliced(user: _Line, name: str) -> bool:
-    """Whether an instruction touches only a part of the array `name`."""
-    return user.kind in (*_SLICES, "dynamic-update-slice") and user.operands[0] == name
-
-
-def _slice_bytes(user: _Line, inner: list[_Line]) -> float:
-    if user.kind != "dynamic-update-slice":
-        return num_bytes(user.shape)
-    return 2.0 * sum(num_bytes(x.shape) for x in inner if x.name == user.operands[1])
-
-
 def operations(text: str) -> dict[str, Op]:
     """Every instruction that runs by itself, by name, of a module's text."""
-    computations = parse(text)
+    computations = hlo.parse(text).computations
     result = {}
     for lines in computations.values():
         own = {line.name: line for line in lines}
         for line in lines:
-            scope = re.search(r'op_name="([^"]*)"', line.rest)
             result[line.name] = Op(
                 line.name,
                 line.kind,
                 line.shape.split("{")[0],
-                _flops(line, own, computations),
-                _bytes(line, own, computations),
-                scope.group(1) if scope else "",
+                hlo_costs.whole_flops(line, own, computations),
+                hlo_costs.line_bytes(line, own, computations),
+                hlo.scope(line),
             )
     return result
 
@@ -250,7 +153,7 @@ def table(
         floor = calls[name] * max(op.flops / rates[0], op.bytes / rates[1])
         ratio = f"{own[name] / 1e9 / floor:.1f}" if floor else ""
         lines.append(
-            f"| `{name}` {short_scope(op.scope)} | {op.shape} | {calls[name]} | "
+            f"| `{name}` {hlo.short(op.scope)} | {op.shape} | {calls[name]} | "
             f"{own[name] / 1e6:.2f} | {own[name] / total:.1%} | {op.flops / 1e6:.2f} | "
             f"{op.bytes / 1e6:.3f} | {ratio} |"
         )
@@ -269,12 +172,6 @@ def sort_of(op: Op) -> str:
     words = set(re.split(r"[_.]", op.name)) - {"fusion", "wrapped", "clone"}
     moving = all(word.startswith(_MOVES) or word.isdigit() for word in words)
     return "moving data" if moving else "everything else"
-
-
-def short_scope(scope: str) -> str:
-    """The last parts of a scope, without the wrappers that every operation has."""
-    parts = [p for p in scope.split("/") if p not in ("while", "body", "closed_call", "cond")]
-    return "/".join(parts[-3:])
 
 
 def define_flags() -> None:

@@ -9,14 +9,6 @@ import pytest
 from experiments import hotspots
 
 
-@pytest.mark.parametrize(
-    ("shape", "size"),
-    [("f32[4,8]{1,0}", 128), ("(s32[], bf16[2,3])", 16), ("pred[5]", 5), ("u8[7]{0}", 7)],
-)
-def test_bytes_of_a_shape(shape, size):
-    assert hotspots.num_bytes(shape) == size
-
-
 def compiled_operations(function, *args):
     return hotspots.operations(jax.jit(function).lower(*args).compile().as_text())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -98,11 +98,16 @@ def replay_rows(settings: RunSettings) -> int:
     return max(2, -(-settings.replay.capacity // settings.env.num_envs))
 
 
-def prepare(config: Config) -> Job:
-    """Environment, agent and programs of a run. Raises ValueError for impossible settings."""
+def prepare(config: Config, devices: Sequence[jax.Device] | None = None) -> Job:
+    """Environment, agent and programs of a run. Raises ValueError for impossible settings.
+
+    Args:
+        config: of the run.
+        devices: that its arrays are divided among, where they are not those of this machine.
+    """
     settings = build.read(config)
     num_envs, num_seeds = settings.env.num_envs, settings.num_seeds
-    partition = make_partition(settings)
+    partition = make_partition(settings, devices)
     # Every process steps its own share of host environments.
     share = partition.processes if partition.processes > 1 and on_host(settings) else 1
     seed, episodes = partition.own_seed(settings.seed), -(-settings.eval.episodes // share)
@@ -185,15 +190,28 @@ def fresh_state(
 ) -> LoopState:
     """The state of a run before its first step, from its key; of several seeds from keys `[S]`."""
     settings = build.read(config)
+    make = initial_state(agent, environment, settings, partition)
+    if isinstance(environment, JaxEnvironment):
+        return partition.build(jax.vmap(make) if jnp.ndim(key) else make, key)
+    obs = environment.reset(partition.own_seed(settings.seed))
+    return partition.build(make, key, partition.joined(obs))
+
+
+def initial_state(
+    agent: Agent,
+    environment: JaxEnvironment | HostEnvironment,
+    config: Config,
+    partition: Partition = ONE_DEVICE,
+) -> Callable[..., LoopState]:
+    """`initial_state(key) -> state`, pure: what `fresh_state` compiles. A host environment's first
+    observations are its second argument."""
+    settings = build.read(config)
     sizes = dict(capacity=replay_rows(settings), shards=num_shards(settings, partition))
 
     def initial_state(key: jax.Array, obs: jax.Array | None = None) -> LoopState:
         return init_state(agent, environment, key=key, host_obs=obs, **sizes)
 
-    if isinstance(environment, JaxEnvironment):
-        return partition.build(jax.vmap(initial_state) if jnp.ndim(key) else initial_state, key)
-    obs = environment.reset(partition.own_seed(settings.seed))
-    return partition.build(initial_state, key, partition.joined(obs))
+    return initial_state
 
 
 def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopState, int]:

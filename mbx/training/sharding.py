@@ -17,7 +17,7 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -101,10 +101,23 @@ class Partition:
 
     def build(self, make: Callable[..., LoopState], *args: Any) -> LoopState:
         """`make(*args)`, compiled, with its arrays where they belong."""
+        return self.builder(make, *args)(*args)
+
+    def builder(self, make: Callable[..., LoopState], *args: Any) -> Callable[..., LoopState]:
+        """The program that `build` runs, for arguments like these."""
         if self.mesh is None:
-            return jax.jit(make)(*args)
-        shardings = self.of_state(jax.eval_shape(make, *args))
-        return jax.jit(make, out_shardings=shardings)(*args)
+            return jax.jit(make)
+        return jax.jit(make, out_shardings=self.of_state(jax.eval_shape(make, *args)))
+
+    def shapes(self, state: LoopState) -> LoopState:
+        """A state given abstractly, with where its arrays belong."""
+        if self.mesh is None:
+            return state
+
+        def one(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+        return jax.tree.map(one, state, self.of_state(state))
 
     def place(self, state: LoopState) -> LoopState:
         """The state with its arrays where they belong."""
@@ -240,14 +253,19 @@ def abandon() -> None:
         os._exit(1)
 
 
-def make_partition(settings: RunSettings) -> Partition:
+def make_partition(settings: RunSettings, on: Sequence[jax.Device] | None = None) -> Partition:
     """The partition that a run asks for, on the devices there are.
+
+    Args:
+        settings: of the run.
+        on: other devices, of a topology that is compiled for, say.
 
     Raises ValueError where the environments cannot be divided among them.
     """
     if not settings.distributed.enabled:
         return ONE_DEVICE
-    devices, num_envs = jax.device_count(), settings.env.num_envs
+    devices = jax.device_count() if on is None else len(on)
+    num_envs = settings.env.num_envs
     if num_envs % devices:
         raise ValueError(
             f"env.num_envs={num_envs} cannot be divided among {devices} devices: choose a multiple "
@@ -259,9 +277,8 @@ def make_partition(settings: RunSettings) -> Partition:
             "among devices by themselves, leave distributed.enabled=False"
         )
     auto = (jax.sharding.AxisType.Auto,)
-    return Partition(
-        jax.make_mesh((devices,), (_AXIS,), axis_types=auto), settings.distributed.fsdp
-    )
+    mesh = jax.make_mesh((devices,), (_AXIS,), axis_types=auto, devices=on)
+    return Partition(mesh, settings.distributed.fsdp)
 
 
 def num_shards(settings: RunSettings, partition: Partition) -> int:
