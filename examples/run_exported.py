@@ -27,6 +27,8 @@ class Policy:
         self._params = [x for name, x in placed.items() if name.startswith("params")]
         self._memory = [x for name, x in placed.items() if name.startswith("memory")]
         self.reset()
+        zeros = np.zeros(self.about["obs_shape"], self.about["obs_dtype"])
+        self._act(self._params, self._memory, zeros, self._first)  # compiled before it is needed
 
     def reset(self):
         self._first = np.ones(self.about["obs_shape"][0], bool)

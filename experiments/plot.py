@@ -29,7 +29,9 @@ TABLE = flags.DEFINE_multi_string("table", [], "Tables to write: .md, .csv or .t
 STEP = flags.DEFINE_float("step", None, "Environment steps of the table (default: all runs').")
 XLABEL = flags.DEFINE_string("xlabel", None, "Name of the horizontal axis.")
 YLABEL = flags.DEFINE_string("ylabel", None, "Name of the vertical axis (default: the metric).")
-REFERENCE = flags.DEFINE_multi_string("reference", [], "CSV files of published values.")
+REFERENCE = flags.DEFINE_multi_string(
+    "reference", [], "CSV files of published values: step,mean,lcb,ucb or step,reward,seed."
+)
 TITLE = flags.DEFINE_string("title", None, "Title.")
 
 

@@ -1,11 +1,12 @@
-"""Auxiliary heads: a network, what it predicts, its loss, declared once and learned with the model.
+r"""Auxiliary heads: a network, its target and its loss, declared once, learned with the model.
 
     heads.register("inverse_dynamics", heads.Head(
         network=lambda spec: networks.MLP((256,), spec.action_dim),
         inputs=lambda window: (window.encoded[:-1], window.encoded[1:]),
         target=lambda window: window.action,
     ))
-    python -m experiments.train --import=my_module --config.loss.heads=inverse_dynamics:0.1
+    python -m experiments.train --import=my_module --config=tdmpc \
+        --config.loss.heads=inverse_dynamics:0.1
 
 An agent whose settings have `loss.heads` learns them beside its world model: parameters, optimiser,
 checkpoints and the log follow from the declaration, and gradients reach the model through what the

@@ -97,12 +97,16 @@ def load_reference(path: str) -> tuple[np.ndarray, ...]:
 
 
 def draw_seeds(axes: Any, name: str, curves: Sequence[Curve], color: str) -> None:
-    """One line for the mean over seeds, thin lines for the seeds, and the band of `aggregate`."""
+    """One line for the mean over seeds, thin lines for the seeds, and the band of `aggregate`.
+
+    A dot where all seeds have but one step in common, of which a line shows nothing.
+    """
     for curve in curves:
         axes.plot(curve.steps, curve.values, color=color, alpha=0.3, linewidth=0.8)
     steps, mean, low, high = aggregate(curves)
     seeds = f" ({len(curves)} seeds)" if len(curves) > 1 else ""
-    axes.plot(steps, mean, color=color, label=name + seeds)
+    marker = "" if steps[0] < steps[-1] else "o"
+    axes.plot(steps, mean, color=color, label=name + seeds, marker=marker, markevery=[0])
     axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
 
 

@@ -43,7 +43,8 @@ class Progress:
         """Show a row: its own numbers and nothing of an earlier one."""
         if kind == "setup":
             if self._bar is None:
-                print("  ".join(f"{k} {v:g}" for k, v in values.items()), flush=True)
+                sizes = (f"{name} {value:,.15g}" for name, value in values.items())
+                print("  ".join(("setup", *sizes)), flush=True)
             return
         shown = _numbers(_EVAL if kind == "eval" else _TRAIN, values)
         if self._bar is not None:

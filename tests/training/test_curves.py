@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from mbx.agents.tdmpc.settings import Env, Settings
 from mbx.settings import to_dict
@@ -17,6 +18,7 @@ from mbx.training.curves import (
     Curve,
     aggregate,
     draw_published,
+    draw_seeds,
     load_curve,
     load_reference,
     plot_runs,
@@ -109,6 +111,14 @@ def test_published_seeds_are_averaged_only_where_all_were_published(tmp_path):
     path.write_text("step,reward,seed\n0,0,1\n100,4,2\n")
     with pytest.raises(ValueError, match="2 seeds share no step"):
         load_reference(str(path))
+
+
+def test_a_curve_of_one_evaluation_is_a_dot():
+    axes = Figure().subplots()
+    draw_seeds(axes, "short", [Curve(np.array([50.0]), np.array([3.0]))], "C0")
+    draw_seeds(axes, "long", [Curve(np.array([50.0, 60.0]), np.array([3.0, 4.0]))], "C1")
+    shown = {line.get_label(): line.get_marker() for line in axes.get_lines()}
+    assert shown["short"] == "o" and shown["long"] == ""
 
 
 def test_published_points_are_markers_that_nothing_joins(tmp_path):

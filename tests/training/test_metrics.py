@@ -209,11 +209,13 @@ def test_lines_instead_of_a_bar_off_a_terminal(filled, capsys, monkeypatch):
     fake = types.SimpleNamespace(monotonic=lambda: next(clock))
     monkeypatch.setattr("mbx.training.progress.time", fake)
     logger = RunLogger(str(filled), config={}, resume_step=30, progress_total=4000, label="seed 1")
+    logger.log("setup", 0, {"parameters": 1234567.0, "replay/bytes_rows": 23.5})
     logger.log("train", 40, {"episode/return": 12.0, "loss/value": 0.25, "steps_per_second": 99.0})
     logger.log("eval", 40, {"return_mean": 34.0, "return_std": 2.0, "length_mean": 200.0})
     logger.log("train", 140, {"loss/value": 0.5})  # no episode has ended: nothing of the old one
     logger.close()
     assert capsys.readouterr().out.splitlines() == [
+        "setup  parameters 1,234,567  replay/bytes_rows 23.5",
         "train step 40 of 4,000  seed 1  return 12  value 0.25  steps/s 99",
         "eval  step 40 of 4,000  seed 1  return 34  ± 2  length 200",
         "train step 140 of 4,000  seed 1  value 0.5  19 min left",  # 30 s for 100 of 3,860

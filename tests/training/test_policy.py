@@ -160,6 +160,7 @@ def test_the_exported_file_acts_alike_without_mbx(workdir, planning, tmp_path):
         "import sys; sys.path.insert(0, sys.argv[2])\n"
         "import numpy as np, run_exported\n"
         "policy = run_exported.Policy(sys.argv[1])\n"
+        "assert policy._act._cache_size() == 1  # before the first action\n"
         "obs = np.random.default_rng(1).normal(size=(9, 2))\n"
         "actions = [policy(x) for x in obs[:6]]\n"
         "policy.reset()\n"
