@@ -79,6 +79,8 @@ TESTS = {
     "agents/tdmpc/official": "agents/test_tdmpc_official",
     "agents/tdmpc/.*": "agents/test_tdmpc(_losses|_options|_plans|_ensembles|_golden|_keys)?",
     "agents/empo/(diagnostics|evaluation)": "agents/test_empo_units",
+    "agents/empo/robots|power/assistance": "agents/test_empo_robots",
+    "agents/empo/(game|playing)": "agents/test_empo_game",
     "agents/empo/.*": "agents/test_empo(_units|_stored)?",
     "training/(loop|learning|state)": "training/test_loop_units",
     "training/agent_check": "training/test_agent_check",

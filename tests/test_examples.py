@@ -13,7 +13,15 @@ import numpy as np
 import optax
 import pytest
 
-from examples import ilqr, own_agent, own_environment, own_loop, own_model, own_review
+from examples import (
+    ilqr,
+    own_agent,
+    own_environment,
+    own_loop,
+    own_model,
+    own_review,
+    own_world,
+)
 from mbx import derivatives, distributions, envs
 from mbx.settings import to_dict
 from mbx.training import build, run
@@ -182,3 +190,21 @@ def test_an_agent_that_nobody_registered_is_told():
     spec = envs.make("gymnax:Pendulum-v1", 1).spec
     with pytest.raises(ValueError, match="config.agent='nobody': choose .* or register your own"):
         build.build_agent({"agent": "nobody"}, spec)
+
+
+def test_the_configuration_of_own_world_is_one():
+    config = own_world.configuration()
+    settings = build.read(config)
+    assert settings.env.name == "empo:corridor" and settings.model.kind == "tables"
+    rows = own_world.MAP.strip().splitlines()
+    assert len({len(row) for row in rows}) == 1 and own_world.GOALS[1] == [4, 2, 5, 2]
+
+
+@pytest.mark.slow
+def test_own_world_is_learned_and_walked_through(tmp_path, capsys):
+    reached = own_world.main(str(tmp_path / "run"))
+    assert reached["learned"] > reached["exact"] - 0.02 > reached["random"] + 0.3, reached
+    told = capsys.readouterr().out
+    # The rock is in the niche, and the human came through after four steps and three.
+    assert told.count("human still") == 4 and told.count("human forward") == 3
+    assert "arrived: True" in told.split("human forward")[-1]

@@ -7,11 +7,13 @@ proportional to (-Q_r)^-beta_r its policy. Source: arXiv 2508.00159, docs/source
     world = TabularWorld(...)              # every transition of a small world
     solution = solve(world, PowerParams()) # exact: the oracle for whatever learns
 
-The public names of `equations`, `solver` (exact), `worlds`, `codec` (states as replay rows),
-`curriculum` (schedules of training) and `named` (what environments carry to the agent).
+The public names of `equations`, `solver` (exact), `assistance` (robots that know the goals),
+`worlds`, `codec` (states as replay rows), `curriculum` (schedules of training) and `named` (what
+environments carry to the agent).
 """
 
 from mbx.power import curriculum
+from mbx.power.assistance import Assistance, solve_assistance
 from mbx.power.codec import Codec, Record, make_codec, make_records
 from mbx.power.curriculum import Curriculum
 from mbx.power.equations import (
@@ -49,6 +51,7 @@ from mbx.power.worlds import (
 
 __all__ = [
     "ABILITY_FLOOR",
+    "Assistance",
     "Codec",
     "Curriculum",
     "HumanModel",
@@ -80,6 +83,7 @@ __all__ = [
     "robot_policy",
     "soft_clamp",
     "solve",
+    "solve_assistance",
     "tabular_world",
     "v_h_e_target",
     "z_to_q",

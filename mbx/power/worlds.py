@@ -54,12 +54,16 @@ class Views(NamedTuple):
         positions: state -> `[H, 2]` int, the cell (x, y) that each human stands on.
         size: (columns, rows) of the cells.
         blocked: `[rows, columns]` bool, cells that nobody can stand on.
+        text: (state, goals `[H]`, -1 for one not to show) -> lines; not to be traced.
+        actions: what an agent's actions are called.
     """
 
     render: Callable[[Any, Array], Array]
     positions: Callable[[Any], Array]
     size: tuple[int, int]
     blocked: np.ndarray
+    text: Callable[[Any, Any], str] | None = None
+    actions: tuple[str, ...] = ()
 
 
 class World(NamedTuple):
@@ -324,7 +328,7 @@ def tabular_world(
     humans, robots = np.asarray(world.humans), np.asarray(world.robots)
     num_goals = np.asarray(world.goal_weight).shape[1]
     policy = _given_policy(human_policy, (len(humans), num_goals, num_states, num_actions))
-    following, probs = _dense(world)
+    following, probs = dense_successors(world)
     begin = _starts(world) if start is None else np.atleast_1d(np.asarray(start))
     begin = jnp.asarray(begin, jnp.int32)
     table = None if features is None else jnp.asarray(features, jnp.float32)
@@ -374,8 +378,8 @@ def _given_policy(human_policy: Any, shape: tuple[int, ...]) -> np.ndarray:
     return policy
 
 
-def _dense(world: TabularWorld) -> tuple[np.ndarray, np.ndarray]:
-    """Successors and probabilities `[S, J, K]`, padded with probability 0."""
+def dense_successors(world: TabularWorld) -> tuple[np.ndarray, np.ndarray]:
+    """Successors and probabilities `[S, J, K]` of a listed world, padded with probability 0."""
     num_agents = len(world.humans) + len(world.robots)
     num_joint = int(world.num_actions) ** num_agents
     pair = np.asarray(world.succ_state).astype(np.int64) * num_joint + np.asarray(world.succ_joint)

@@ -5,7 +5,9 @@
     models        networks or tables for V_h^e, X_h, Q_r
     targets       successors of a batch of states, and what is learned from them
     learners      a step of the networks, or of the tables
+    robots        the learned one, and those to compare it with
     evaluation    errors against the exact solution, what humans reach
+    game          a world in which somebody plays one of the humans
     diagnostics   numbers, episodes and maps beside the log
 
 The theory is in `mbx.power`; where the algorithm comes from is in docs/sources.md#empo.

@@ -1,12 +1,11 @@
 """How well EMPO's robot does: against the exact solution, and in what humans reach beside it.
 
 exact_errors         V_h^e and pi_r against `solve`, at given states of a listed world
-play, goal_reaching  what humans reach beside a learned, random or frozen robot
+play, goal_reaching  what humans reach beside a robot, see `mbx.agents.empo.robots`
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,13 +14,33 @@ import numpy as np
 
 from mbx import replay
 from mbx.agents.empo.acting import policy_of
+from mbx.agents.empo.robots import (
+    Policy,
+    Robot,
+    as_robot,
+    exact_policy,
+    frozen_policy,
+    learned_policy,
+    random_policy,
+)
 from mbx.agents.empo.types import Problem, TrainState
 from mbx.power import Solution
 from mbx.power.codec import make_codec
 from mbx.power.worlds import World, draw_actions, draw_goals
 from mbx.types import Array
 
-Policy = Callable[[Any, Array], Array]
+__all__ = [
+    "Episodes",
+    "exact_errors",
+    "exact_policy",
+    "frozen_policy",
+    "goal_reaching",
+    "learned_policy",
+    "play",
+    "random_policy",
+    "summarise",
+    "visited_states",
+]
 
 
 def visited_states(world: World, buffer: replay.ReplayState) -> np.ndarray:
@@ -66,31 +85,6 @@ def exact_errors(
     return result
 
 
-def learned_policy(problem: Problem, train: TrainState) -> Policy:
-    """The learner's robot."""
-
-    def policy(state: Any, key: Array) -> Array:
-        one = jax.tree.map(lambda x: jnp.asarray(x)[None], state)
-        return jax.random.categorical(key, jnp.log(policy_of(problem, train, one)[0]))
-
-    return policy
-
-
-def exact_policy(solution: Solution) -> Policy:
-    """The robot of an exact solution, of a world whose states are numbers (`tabular_world`)."""
-    return lambda state, key: jax.random.categorical(key, jnp.log(solution.pi_r[state]))
-
-
-def random_policy(world: World) -> Policy:
-    """Uniformly random joint robot actions."""
-    return lambda state, key: jax.random.randint(key, (), 0, world.num_actions**world.num_robots)
-
-
-def frozen_policy(state: Any, key: Array) -> Array:
-    """Every robot does action 0."""
-    return jnp.int32(0)
-
-
 class Episodes(NamedTuple):
     """Episodes `[E]` in which every human keeps one goal.
 
@@ -107,41 +101,57 @@ class Episodes(NamedTuple):
 
 
 def play(
-    world: World, policy: Policy, key: Array, *, episodes: int, length: int, gamma: float = 0.99
+    world: World,
+    policy: Policy | Robot,
+    key: Array,
+    *,
+    episodes: int,
+    length: int,
+    gamma: float = 0.99,
 ) -> Episodes:
     """Episodes beside a robot: goals drawn by the goal weights, humans acting by their prior."""
     base = world.num_actions ** jnp.arange(world.num_robots)
+    robot = as_robot(policy)
 
     def step(carry: tuple, key: Array) -> tuple[tuple, tuple]:
-        state, goals, reached, value, discount, over = carry
+        state, memory, goals, reached, value, discount, over = carry
         human_key, robot_key, chance_key = jax.random.split(key, 3)
         humans = draw_actions(world, state, goals, human_key)
-        robots = (policy(state, robot_key) // base % world.num_actions).astype(jnp.int32)
+        chosen = robot.act(memory, state, robot_key)
+        robots = (chosen // base % world.num_actions).astype(jnp.int32)
         following, prob, _ = world.successors(state, jnp.concatenate([humans, robots]))
         chosen = jax.random.categorical(chance_key, jnp.log(prob))
         following = jax.tree.map(lambda x: x[chosen], following)
+        memory = robot.observe(memory, state, humans, following)
         state = jax.tree.map(lambda old, new: jnp.where(over, old, new), state, following)
         there = jnp.take_along_axis(world.achieved(state), goals[:, None], axis=1)[:, 0] & ~over
         value = jnp.where(there & ~reached, discount, value)
         seen = state, over
         over = over | world.terminal(state)
-        return (state, goals, reached | there, value, gamma * discount, over), seen
+        return (state, memory, goals, reached | there, value, gamma * discount, over), seen
 
     def episode(key: Array) -> Episodes:
         world_key, goal_key, step_key = jax.random.split(key, 3)
         state, goals = world.init(world_key), draw_goals(world, goal_key)
         none = jnp.zeros(world.num_humans, bool)
-        start = (state, goals, none, jnp.zeros(world.num_humans), jnp.float32(1), jnp.bool_(False))
+        value, over = jnp.zeros(world.num_humans), jnp.bool_(False)
+        start = (state, robot.begin(goals), goals, none, value, jnp.float32(1), over)
         carry, (states, over) = jax.lax.scan(step, start, jax.random.split(step_key, length))
         states = jax.tree.map(lambda x, xs: jnp.concatenate([x[None], xs]), state, states)
         over = jnp.concatenate([jnp.zeros(1, bool), over])
-        return Episodes(goals, carry[2], carry[3], states, over)
+        return Episodes(goals, carry[3], carry[4], states, over)
 
     return jax.vmap(episode)(jax.random.split(key, episodes))
 
 
 def goal_reaching(
-    world: World, policy: Policy, key: Array, *, episodes: int, length: int, gamma: float = 0.99
+    world: World,
+    policy: Policy | Robot,
+    key: Array,
+    *,
+    episodes: int,
+    length: int,
+    gamma: float = 0.99,
 ) -> dict[str, float]:
     """What humans reach beside a robot, see `play`.
 

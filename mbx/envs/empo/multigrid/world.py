@@ -19,6 +19,7 @@ from mbx.envs.empo.multigrid.layout import Layout, load_world
 from mbx.envs.empo.multigrid.paths import make_paths
 from mbx.envs.empo.multigrid.render import make_render
 from mbx.envs.empo.multigrid.state import CARRIED, INSIDE, State, unpack
+from mbx.envs.empo.multigrid.text import ACTIONS, make_text
 from mbx.power.equations import PowerParams
 from mbx.power.humans import HumanModel
 from mbx.power.named import NamedWorld
@@ -68,6 +69,7 @@ def make_world(
     views = views._replace(
         render=lambda number, goals: make_render(layout)(place(number), goals),
         positions=lambda number, look=views.positions: look(place(number)),
+        text=lambda number, goals, draw=views.text: draw(place(number), goals),
     )
     looks = jax.jit(jax.vmap(make_features(grid)))(every)
     world = tabular_world(table, solution, features=np.asarray(looks), start=0, views=views)
@@ -184,13 +186,15 @@ def make_features(grid: Grid) -> Any:
 
 
 def make_views(layout: Layout) -> Views:
-    """Pictures of a grid's states, and where its humans stand."""
+    """Pictures and text of a grid's states, and where its humans stand."""
     humans = jnp.asarray(layout.humans)
     return Views(
         render=make_render(layout),
         positions=lambda state: state.agents[humans, :2],
         size=layout.wall.shape[::-1],
         blocked=layout.wall,
+        text=make_text(layout),
+        actions=ACTIONS[: layout.num_actions],
     )
 
 
