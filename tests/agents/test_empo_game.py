@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mbx.agents.empo import game as games
 from mbx.agents.empo.game import Game, Turn, look
 from mbx.agents.empo.playing import pressed, session
 from mbx.agents.empo.robots import Robot, frozen_policy
@@ -46,9 +47,11 @@ def turning(world):
     return told, Robot(begin, act, lambda memory, state, humans, following: memory)
 
 
-def test_a_game_by_hand(world, turning):
+def test_a_game_by_hand(world, turning, monkeypatch):
     told, robot = turning
     game = Game(world, robot, jax.random.key(1), human=0, goal=0)
+    other = int(game.goals[1])
+    monkeypatch.setattr(games, "draw_goals", lambda world, key: jnp.array([1, 1 - other]))
     assert game.actions == ("still", "left", "right", "forward")
     assert game.text() == "######\n#>=.1#\n#<...#\n######"
     assert (game.goal, game.position, game.steps, game.over) == (0, (1, 1), 0, False)
@@ -57,8 +60,8 @@ def test_a_game_by_hand(world, turning):
     assert game.text().splitlines()[1] == "#>=.4#" and game.arrivals == 0 and len(told) == 1
     turn = game.step("forward")
     assert turn.reached and game.arrivals == 1 and game.position == (2, 1)
-    # Another goal is drawn, and the robot is told.
-    assert len(told) == 2 and told[1] == np.asarray(game.goals).tolist()
+    # Another goal is drawn for who has arrived, and the robot is told.
+    assert told == [[0, other], [1, other]] and np.asarray(game.goals).tolist() == told[1]
     turn = game.step("left")
     assert turn.robots == ("right",) and game.text().splitlines()[1] == "#.^.4#"
     assert game.over and game.steps == 3
@@ -69,6 +72,9 @@ def test_a_game_by_hand(world, turning):
 def test_the_other_human_is_played_with_its_own_goals(world):
     game = Game(world, frozen_policy, jax.random.key(0), human=1, goal=1)
     assert game.text().splitlines()[2] == "#<.==#" and game.position == (1, 2)
+    turn = game.step("left")
+    assert turn.humans[1] == "left" and turn.robots == ("still",)
+    assert game.text().splitlines()[2] == "#v.==#" and game.goals[1] == 1
     with pytest.raises(ValueError, match=r"action='jump': choose one of \('still', 'left'"):
         game.step("jump")
     for options, message in (

@@ -12,6 +12,7 @@ from matplotlib import figure
 
 from mbx import replay
 from mbx.agents.empo import agent, diagnostics, evaluation, targets
+from mbx.agents.empo.robots import Robot
 from mbx.agents.empo.types import TrainState
 from mbx.power.worlds import World
 from tests.agents.empo_helpers import TABLES, load, problem_of, settings_of
@@ -150,6 +151,19 @@ def test_what_is_reached_and_when():
         lambda key: evaluation.play(world, lambda s, k: jnp.int32(1), key, episodes=2, length=2)
     )(jax.random.key(0))
     assert not np.any(held.reached) and not np.any(held.value) and not np.any(held.states)
+
+
+def test_a_robot_remembers_what_followed():
+    """It holds everybody back from when it has seen a human step onto cell 2."""
+    robot = Robot(
+        begin=lambda goals: -goals[0],
+        act=lambda memory, state, key: jnp.where(memory == 2, 1, 0),
+        observe=lambda memory, state, humans, following: following + 10 * humans[0],
+    )
+    played = jax.jit(lambda key: evaluation.play(corridor(5), robot, key, episodes=2, length=4))(
+        jax.random.key(0)
+    )
+    np.testing.assert_array_equal(played.states, [[0, 1, 2, 2, 2]] * 2)
 
 
 def seen_world():
