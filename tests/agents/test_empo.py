@@ -296,6 +296,25 @@ def test_a_learned_network_robot_lets_the_human_reach_more_than_a_random_one():
     assert reached["learned"] > reached["random"] + 0.1, reached
 
 
+@pytest.mark.slow
+def test_a_network_robot_helps_as_the_exact_one_where_help_is_rare():
+    # A 7x7 map, 2786 states: 0.66 beside the exact robot, 0.50 beside a random or a frozen one.
+    found = empo_envs.named_world("multigrid/rock_loop")
+    part = 1_000
+    plan = dict(v_h_e_steps=part, q_r_steps=part, ramp_steps=part, epsilon_steps=5_000)
+    settings = settings_of(
+        model=dict(hidden=64, q_head="dueling"),
+        loss=dict(advantage_coef=1.0),
+        curriculum=plan | dict(steps=10_000),
+    )
+    state, _ = train(found, settings, 10_000, num_envs=32, capacity=65_536, varied_starts=0.5)
+    policy = empo_evaluation.learned_policy(problem_of(found, settings), state.train)
+    result = empo_evaluation.goal_reaching(
+        found.world, policy, jax.random.key(1), episodes=10_000, length=9
+    )
+    assert result["reached"] > 0.62, result
+
+
 def test_candidates_balance_the_states_of_a_batch():
     # One state in most rows, three in one row each: all four are equally likely.
     found = load("dag_2h2r")

@@ -72,9 +72,10 @@ def test_a_game_by_hand(world, turning, monkeypatch):
 def test_the_other_human_is_played_with_its_own_goals(world):
     game = Game(world, frozen_policy, jax.random.key(0), human=1, goal=1)
     assert game.text().splitlines()[2] == "#<.==#" and game.position == (1, 2)
-    turn = game.step("left")
-    assert turn.humans[1] == "left" and turn.robots == ("still",)
-    assert game.text().splitlines()[2] == "#v.==#" and game.goals[1] == 1
+    for action, row in (("right", "#^.==#"), ("left", "#<.==#"), ("left", "#v.==#")):
+        turn = game.step(action)
+        assert turn.humans[1] == action and turn.robots == ("still",)
+        assert game.text().splitlines()[2] == row and game.goals[1] == 1
     with pytest.raises(ValueError, match=r"action='jump': choose one of \('still', 'left'"):
         game.step("jump")
     for options, message in (
