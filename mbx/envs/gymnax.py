@@ -1,15 +1,18 @@
 """gymnax tasks: Pendulum-v1, Reacher-misc, CartPole-v1, Catch-bsuite, Breakout-MinAtar, …
 
 gymnax resets by itself inside `step`; here its un-reset form is used, so that the final observation
-and the time limit are ours.
+and the time limit are ours. `adapt` takes the environments of other packages, too, that are written
+after gymnax (Craftax: jax:craftax.craftax_env:make_craftax_env_from_name).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mbx import observations
 from mbx.envs.base import RawEnvironment, Suite, unknown_task
@@ -20,6 +23,9 @@ Array = jax.Array
 
 # Tasks that only ever end by their time limit.
 _ENDLESS = ("Pendulum-v1", "Reacher-misc", "Swimmer-misc")
+# What the time limit is called among an environment's parameters: gymnax's name, Craftax's.
+_LIMITS = ("max_steps_in_episode", "max_timesteps")
+_NEVER = 2**30  # steps
 
 
 def raw(task: str, **kwargs: Any) -> RawEnvironment:
@@ -35,37 +41,58 @@ def raw(task: str, **kwargs: Any) -> RawEnvironment:
 def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> RawEnvironment:
     """An object of gymnax's interface as a raw environment.
 
+    Spaces are known by what they have, not by their class, of which packages have their own:
+    `n`, or `low`, `high` and `shape`, or `spaces`.
+
     Args:
         name: SUITE:TASK.
-        env: with `reset_env`, `step_env` (whose flag leaves the time limit out), `action_space`
-            and `observation_space`.
-        params: its parameters; `max_steps_in_episode` is the time limit.
+        env: with `reset_env`, `step_env`, `action_space`, `observation_space`, and to tell
+            terminations from the time limit `is_terminated` (without the limit) or `is_terminal`
+            (with the one of its parameters); having neither it ends where `step_env` says so.
+        params: its parameters; `max_steps_in_episode` or `max_timesteps` is the time limit.
         can_terminate: episodes may end before that.
 
     Raises:
-        ValueError: for an action space that is neither a bounded Box nor Discrete.
+        ValueError: for an action space that is neither a bounded Box nor Discrete, and for
+            parameters without a time limit.
     """
-    from gymnax.environments import spaces
-
     space = env.action_space(params)
-    discrete = isinstance(space, spaces.Discrete)
-    if not discrete and not isinstance(space, spaces.Box):
+    discrete = hasattr(space, "n")
+    if not discrete and not all(hasattr(space, field) for field in ("low", "high", "shape")):
         raise ValueError(f"env.name={name!r} has the action space {space}: not supported")
+    limit = next((one for one in _LIMITS if hasattr(params, one)), None)
+    if limit is None:
+        raise ValueError(
+            f"env.name={name!r}: its parameters, {type(params).__name__}, have no time limit: give "
+            f"(environment, parameters) with {' or '.join(_LIMITS)}"
+        )
     if not discrete:
         low = jnp.broadcast_to(jnp.asarray(space.low, jnp.float32), space.shape).reshape(-1)
         high = jnp.broadcast_to(jnp.asarray(space.high, jnp.float32), space.shape).reshape(-1)
+        if not np.isfinite([low, high]).all():
+            raise ValueError(f"env.name={name!r} has unbounded actions, {space}: bounds are needed")
     seen = env.observation_space(params)
     shape: Any
-    if isinstance(seen, spaces.Dict):  # its images as they are, the rest as float32
+    dtype: Any
+    if isinstance(getattr(seen, "spaces", None), dict):  # images as they are, the rest as float32
         parts = observations.flat({k: _leaves(one) for k, one in seen.spaces.items()})
         shape = {name: tuple(one.shape) for name, one in parts.items()}
         dtype = {n: one.dtype if len(one.shape) == 3 else jnp.float32 for n, one in parts.items()}
     else:
-        shape, dtype = tuple(seen.shape or (1,)), jnp.float32
+        shape = tuple(seen.shape or (1,))
+        dtype = jnp.uint8 if len(shape) == 3 and _is_bytes(seen) else jnp.float32
+
+    def ends(state: Any, done: Any) -> Any:
+        """Without the time limit, which the wrapper keeps."""
+        if hasattr(env, "is_terminated"):
+            return env.is_terminated(state, params)
+        if hasattr(env, "is_terminal") and dataclasses.is_dataclass(params):
+            return env.is_terminal(state, dataclasses.replace(params, **{limit: _NEVER}))
+        return done
 
     def observe(obs: Any) -> Any:
         if not isinstance(shape, dict):
-            return jnp.asarray(obs, jnp.float32).reshape(shape)
+            return jnp.asarray(obs, dtype).reshape(shape)
         return {n: jnp.asarray(x, dtype[n]) for n, x in observations.flat(obs).items()}
 
     def reset(key: Array) -> tuple:
@@ -79,9 +106,7 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
             real = (low + 0.5 * (action + 1.0) * (high - low)).reshape(space.shape)
         obs, new, reward, done, _ = env.step_env(key, state, real, params)
         new = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype).reshape(b.shape), new, state)
-        # Without the time limit, which the wrapper keeps.
-        flag = env.is_terminated(new, params) if hasattr(env, "is_terminated") else done
-        terminated = jnp.asarray(flag, bool).reshape(())
+        terminated = jnp.asarray(ends(new, done), bool).reshape(())
         return new, observe(obs), jnp.asarray(reward, jnp.float32).reshape(()), terminated
 
     return RawEnvironment(
@@ -89,7 +114,7 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
         shape,
         dtype,
         int(space.n if discrete else low.size),
-        int(params.max_steps_in_episode),
+        int(getattr(params, limit)),
         reset,
         step,
         discrete,
@@ -103,6 +128,10 @@ def _leaves(space: Any) -> Any:
     """A space, or the spaces that a Dict holds, as dictionaries."""
     inner = getattr(space, "spaces", None)
     return {k: _leaves(one) for k, one in inner.items()} if isinstance(inner, dict) else space
+
+
+def _is_bytes(space: Any) -> bool:
+    return np.dtype(getattr(space, "dtype", None) or np.float32) == np.uint8
 
 
 def _make_renderer(task: str) -> Renderer:

@@ -1,0 +1,193 @@
+"""Environments of packages written after gymnax, by their dotted path: jax:module:name."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import envs
+from mbx.envs import base, gymnax
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+CRAFTAX = "jax:craftax.craftax_env:make_craftax_env_from_name"
+
+# As Craftax: spaces of its own, another name of the limit, a flag that has the limit in it.
+SOURCE = textwrap.dedent(
+    """
+    import dataclasses, typing
+    import jax, jax.numpy as jnp
+    import numpy as np
+
+    class Discrete(typing.NamedTuple):
+        n: int
+
+    class Box(typing.NamedTuple):
+        low: float
+        high: float
+        shape: tuple
+        dtype: typing.Any = np.float32
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass(frozen=True)
+    class Params:
+        max_timesteps: int = 4
+
+    class Count:
+        'Each step adds the action to a count; 5 of it are the end.'
+
+        default_params = Params()
+
+        def __init__(self, continuous=False, high=1.0, side=0):
+            self.continuous, self.high, self.side = continuous, high, side
+
+        def action_space(self, params):
+            return Box(0.0, self.high, (1,)) if self.continuous else Discrete(3)
+
+        def observation_space(self, params):
+            return Box(0, 255, (2, 2, 1), np.uint8) if self.side else Box(0.0, 9.0, (2,))
+
+        def see(self, state):
+            obs = jnp.array([state[0], state[1]], jnp.float32)
+            return jnp.full((2, 2, 1), 50 * state[0], jnp.uint8) if self.side else obs
+
+        def reset_env(self, key, params):
+            return self.see((0.0, 0)), (0.0, 0)
+
+        def step_env(self, key, state, action, params):
+            state = state[0] + jnp.reshape(action, ()), state[1] + 1
+            return self.see(state), state, 10.0 * state[0], self.is_terminal(state, params), {}
+
+        def is_terminal(self, state, params):
+            return (state[0] >= 5) | (state[1] >= params.max_timesteps)
+    """
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("packages") / "counts_after_gymnax.py"
+    path.write_text(SOURCE)
+    return f"jax:{path}:Count"
+
+
+def episode(environment, action, steps):
+    """Per step: final observation, reward, terminated, truncated of the first environment."""
+    state, _ = environment.reset(jax.random.key(0))
+    step, rows = jax.jit(environment.step), []
+    for _ in range(steps):
+        state, t = step(state, jnp.asarray([action], jnp.float32), jax.random.key(1))
+        rows.append([x[0].tolist() for x in (t.final_obs, t.reward, t.terminated, t.truncated)])
+    return rows
+
+
+def test_a_flag_that_holds_the_time_limit_is_taken_apart(path):
+    environment = envs.make(path, 1)
+    spec = environment.spec
+    assert (spec.episode_length, spec.action_dim, spec.discrete) == (4, 3, True)
+    # One a step: four steps, and cut off there, which is no termination.
+    rows = episode(environment, [0, 1, 0], 5)
+    assert rows[3] == [[4, 4], 40, False, True] and rows[4] == [[1, 1], 10, False, False]
+    # Two a step: 2, 4, 6 is the end by itself.
+    assert episode(environment, [0, 0, 1], 3)[2] == [[6, 3], 60, True, False]
+
+
+def test_bounds_and_images_of_foreign_spaces(path):
+    environment = envs.make(path, 1, kwargs=dict(continuous=True, high=3.0, side=2))
+    assert environment.spec.action_high == (3.0,) and environment.spec.obs_dtype == jnp.uint8
+    # An action of 0 is the middle, 1.5: 50 * 1.5 is 75 of 255.
+    assert episode(environment, [0.0], 1) == [[[[[75], [75]], [[75], [75]]], 15.0, False, False]]
+    with pytest.raises(envs.EnvironmentFailure, match="unbounded actions"):
+        envs.make(path, 1, kwargs=dict(continuous=True, high=float("inf")))
+
+
+def test_parameters_without_a_limit_are_refused():
+    @dataclasses.dataclass
+    class Bare:
+        speed: float = 1.0
+
+    class Env:
+        def action_space(self, params):
+            return type("Discrete", (), {"n": 2})
+
+    with pytest.raises(ValueError, match="Bare, have no time limit.*max_timesteps"):
+        gymnax.adapt("jax:there:Env", Env(), Bare())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, shape", [("Symbolic", (1345,)), ("Pixels", (63, 63, 3))])
+def test_craftax_classic(kind, shape):
+    pytest.importorskip("craftax", reason="pip install -e '.[craftax]'")
+    from craftax.craftax_env import make_craftax_env_from_name
+
+    name = f"Craftax-Classic-{kind}-v1"
+    environment = envs.make(CRAFTAX, 2, kwargs=dict(name=name, auto_reset=False))
+    spec = environment.spec
+    assert (spec.obs_shape, spec.action_dim, spec.episode_length) == (shape, 17, 10_000)
+    state, obs = jax.jit(environment.reset)(jax.random.key(0))
+    assert obs.shape == (2, *shape) and float(obs.min()) >= 0 and float(obs.max()) <= 1
+    step = jax.jit(environment.step)
+    env = make_craftax_env_from_name(name, False)
+    own = jax.jit(env.step_env)
+    for i in range(4):
+        chosen = jax.random.randint(jax.random.key(i), (2,), 0, 17)
+        key = jax.random.key(100 + i)
+        # The wrapper's keys: one half for the steps, divided among the environments.
+        keys = jax.random.split(jax.random.split(key)[0], 2)
+        one = jax.tree.map(lambda x: x[1], state.raw)
+        state, timestep = step(state, jax.nn.one_hot(chosen, 17), key)
+        wanted, _, reward, done, _ = own(keys[1], one, chosen[1], env.default_params)
+        np.testing.assert_allclose(timestep.final_obs[1], wanted, atol=1e-6)
+        assert float(reward) == pytest.approx(float(timestep.reward[1]))
+        assert bool(done) == bool(timestep.terminated[1])
+
+
+def adapted(name, **kwargs):
+    """The environment of an example, and what 60 random steps of it gave."""
+    environment = envs.make(f"jax:{EXAMPLES / name}:make", 2, kwargs=kwargs)
+    state, obs = jax.jit(environment.reset)(jax.random.key(0))
+    step, steps = jax.jit(environment.step), []
+    for i in range(60):
+        action = base.random_actions(environment.spec, jax.random.key(i), 2)
+        state, timestep = step(state, action, jax.random.key(i))
+        assert np.isfinite(timestep.obs).all() and np.isfinite(timestep.reward).all()
+        steps.append(timestep)
+    return environment.spec, np.asarray(obs), steps
+
+
+@pytest.mark.slow
+def test_minigrid():
+    pytest.importorskip("xminigrid", reason="pip install xminigrid")
+    from xminigrid.core.constants import NUM_COLORS, NUM_TILES
+
+    with jax.numpy_rank_promotion("allow"):
+        spec, obs, steps = adapted("own_minigrid.py", max_steps=20)
+    assert (spec.action_dim, spec.episode_length, spec.discrete) == (6, 20, True)
+    kinds = obs.reshape(2, 49, NUM_TILES + NUM_COLORS)
+    np.testing.assert_array_equal(kinds.sum(-1), 2)  # one kind and one colour a tile
+    for timestep in steps:  # a goal is an end and a reward; 20 steps without are a cut
+        np.testing.assert_array_equal(timestep.reward > 0, timestep.terminated)
+        np.testing.assert_array_equal(
+            timestep.truncated, (timestep.episode_length == 20) & ~timestep.terminated
+        )
+    assert any(t.truncated.any() for t in steps)
+
+
+@pytest.mark.slow
+def test_jumanji():
+    pytest.importorskip("jumanji", reason="pip install jumanji")
+    with jax.numpy_rank_promotion("allow"):
+        spec, obs, steps = adapted("own_jumanji.py", time_limit=30)
+    names = [part.name for part in spec.parts]
+    assert names == ["grid", "step_count", "action_mask"]
+    assert spec.obs_shape == (12 * 12 * 5 + 1 + 4,) and spec.action_dim == 4
+    counts = [t.final_obs[:, 12 * 12 * 5] for t in steps]
+    np.testing.assert_array_equal(counts, [t.episode_length for t in steps])
+    assert any(t.terminated.any() for t in steps)  # into a wall
+    for timestep in steps:
+        assert not (timestep.truncated & (timestep.episode_length < 30)).any()
