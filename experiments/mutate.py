@@ -72,6 +72,8 @@ TESTS = {
     "planners": "test_(cem|planner_methods)",
     "world_model": "test_world_model",
     "envs/(parallel|worker)": "envs/test_parallel",
+    "envs/images": "envs/test_images",
+    "envs/gymnax": "envs/test_(packages|suites|own)",
     "agents/dreamer/diagnostics": "agents/test_dreamer_(units|diagnostics)",
     "agents/dreamer/.*": "agents/test_dreamer(_initial|_units|_edges|_rows|_rssm|_sequences)?",
     "agents/tdmpc/diagnostics": "agents/test_tdmpc_diagnostics",

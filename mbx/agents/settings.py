@@ -88,6 +88,22 @@ class Env:
     observe: tuple[str, ...] = setting(
         (), "parts of a dictionary of observations that are seen, a,b; empty: all but privileged_*"
     )
+    pixels: bool = setting(
+        False, "pictures are observed instead of numbers: dmc: and gym: tasks are drawn"
+    )
+    image_size: int = setting(
+        0, "pixels a side that images are resized to; 0: as they are, 64 where they are drawn"
+    )
+    grey: bool = setting(False, "images in colours become grey ones")
+    frame_stack: int = setting(
+        1, "newest images that an observation joins on its channels, oldest first", at_least=1
+    )
+    shadows: bool = setting(
+        True,
+        "dmc: tasks are drawn with shadows, reflections and smooth edges; without is much quicker "
+        "where a processor draws",
+        needs={"pixels": True},
+    )
     num_envs: int = setting(4, "environments stepped together", at_least=1)
     workers: int = setting(
         0, "processes that step gym: and dmc: environments, for slow ones; 0: none, one by one"

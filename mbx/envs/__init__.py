@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -35,6 +36,7 @@ from mbx.envs.base import (
     episodic,
 )
 from mbx.envs.host import SteppedEnvironment
+from mbx.envs.images import Images
 from mbx.envs.own import EnvironmentFailure
 from mbx.envs.parallel import ParallelEnvironment
 from mbx.envs.raw_check import check_raw
@@ -44,6 +46,7 @@ __all__ = [
     "EnvSpec",
     "EnvironmentFailure",
     "HostEnvironment",
+    "Images",
     "JaxEnvironment",
     "NoRenderer",
     "RawEnvironment",
@@ -115,6 +118,7 @@ def make(
     kwargs: Mapping[str, Any] | None = None,
     metrics: Sequence[str] = (),
     observe: Sequence[str] = (),
+    images: Images = Images(),  # noqa: B008
     film: bool = False,
     workers: int = 0,
     **extra: Any,
@@ -131,6 +135,7 @@ def make(
         kwargs: the task's own arguments, of the suites gym, gymnax and jax.
         metrics: numbers of `info` that are averaged over episodes, of the suite gym.
         observe: parts of observations that are dictionaries; empty: all but privileged ones.
+        images: what is done with images that are observed, and whether pictures are.
         film: a host environment that draws itself (`SteppedEnvironment.render`).
         workers: processes that step a host environment; 0: this one does.
         **extra: what a suite understands besides.
@@ -141,7 +146,7 @@ def make(
         FileNotFoundError: where the file of an environment of one's own is gone.
         EnvironmentFailure: where an environment's own code fails.
         ImportError: where a package is missing; names the extra to install.
-        NoRenderer: with `film`, where it cannot be drawn.
+        NoRenderer: with `film` or `images.pixels`, where it cannot be drawn.
 
     Examples:
         >>> environment = envs.make("gymnax:Pendulum-v1", 4)  # doctest: +SKIP
@@ -170,6 +175,11 @@ def make(
         )
     if not isinstance(suite, Suite):
         check_no_parts(name, observe)
+        if images != Images():
+            raise ValueError(
+                f"{images.settings()}: {name} has no images that are looked at, only single tasks "
+                "have: leave it out"
+            )
         with _names_missing_package(name):
             return suite(task, num_envs, seed=seed, **options, **extra)
     if action_repeat is None:
@@ -182,13 +192,20 @@ def make(
             raw = suite.raw(task, **(kwargs or {}))
             if not isinstance(_SUITES[suite_name], str) or own.is_own(name):
                 check_raw(raw)
-            return episodic(raw, num_envs, observe=observe, **options)
+            return episodic(raw, num_envs, observe=observe, images=images, **options)
+    if images.pixels and suite.pixels is None:
+        raise ValueError(
+            f"env.pixels=True: tasks of {suite_name}: are not drawn to be observed, only those of "
+            "dmc: and gym: are (give your own `mbx.envs.Suite` a `pixels`)"
+        )
     more = dict(metrics=list(metrics), observe=list(observe), **options)
     if workers and not film:
-        plain = dict(more, kwargs=dict(kwargs or {}))
+        plain = dict(more, kwargs=dict(kwargs or {}), images=images._asdict())
         return ParallelEnvironment(name, num_envs, workers, seed=seed, options=plain)
     seeds = np.random.SeedSequence(seed).generate_state(num_envs)
-    return make_share(name, seeds, seed=seed, kwargs=kwargs, film=film, **more)
+    return make_share(
+        name, seeds, seed=seed, kwargs=kwargs, images=images._asdict(), film=film, **more
+    )
 
 
 def make_share(
@@ -197,6 +214,7 @@ def make_share(
     *,
     seed: int | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    images: Mapping[str, Any] | None = None,
     film: bool = False,
     **options: Any,
 ) -> SteppedEnvironment:
@@ -205,14 +223,17 @@ def make_share(
     Args:
         seeds: of the tasks.
         seed: of their first episodes; None: they wait for their `reset`.
+        images: the fields of `Images` by name.
         name, kwargs, film, **options: as of `make`, complete.
     """
     suite_name, _, task = name.partition(":")
-    suite = _load(suite_name)
+    suite, seen = _load(suite_name), Images(**(images or {}))
     load = suite.film if film and suite.film else suite.host
+    if seen.pixels:
+        load = functools.partial(suite.pixels, images=seen, film=film)
     with _names_missing_package(name, suite.extra):
         tasks = [load(task, int(one), **(kwargs or {})) for one in seeds]
-    return SteppedEnvironment(name, tasks, seed=seed, **options)
+    return SteppedEnvironment(name, tasks, seed=seed, images=seen, **options)
 
 
 def make_renderer(name: str) -> Renderer:

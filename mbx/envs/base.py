@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import observations
+from mbx.envs.images import Images, Stack, of_raw
 from mbx.types import Array, EnvSpec, Part, Record
 
 
@@ -144,6 +145,8 @@ class Suite(NamedTuple):
         make_renderer: task -> what draws its states, None without pictures.
         film: as host, of a task that also draws itself: `render() -> uint8 [height, width, 3]` and
             `seconds`, that an environment step takes in its world.
+        pixels: as host, with the keywords `images` and `film`: a task that is observed by pictures,
+            `picture() -> uint8 [height, width, 3]`; with film it draws itself as well.
         extra: the extra of the package that installs what the suite needs.
         takes_kwargs: tasks take further arguments by name (`env.kwargs`).
         gives_info: a host task keeps its last step's dictionary of numbers as `info`
@@ -158,6 +161,7 @@ class Suite(NamedTuple):
     takes_kwargs: bool = False
     gives_info: bool = False
     film: Callable[..., Any] | None = None
+    pixels: Callable[..., Any] | None = None
 
 
 def unknown_task(suite: str, task: str, known: Iterable[str]) -> ValueError:
@@ -169,12 +173,13 @@ def unknown_task(suite: str, task: str, known: Iterable[str]) -> ValueError:
 @flax.struct.dataclass
 class EpisodeState(Record):
     """The wrapper's state: raw `[E, ...]`; length, episode_return and sums of metrics `[E]` so far
-    (None without metrics)."""
+    (None without metrics); the newest images `[E, K, H, W, C]` where they are stacked."""
 
     raw: Any
     length: Array
     episode_return: Array
     metrics: Any = None
+    frames: Any = None
 
 
 def with_one_array(
@@ -225,6 +230,7 @@ def episodic(
     action_repeat: int = 1,
     episode_length: int | None = None,
     observe: Sequence[str] = (),
+    images: Images = Images(),  # noqa: B008
 ) -> JaxEnvironment:
     """Batch a raw environment and give it action repeat, a time limit and fresh resets.
 
@@ -233,16 +239,17 @@ def episodic(
     the task's limit is reached, which a repeat need not divide. A step whose observation or reward
     is not finite is a fault (`Timestep`). All environments are reset together
     under one `lax.cond`, so that ordinary steps pay for no reset. observe: as `env.observe`, of
-    observations that are dictionaries.
+    observations that are dictionaries. images: what is done with those that it observes.
     """
     check_counts(raw.name, num_envs, action_repeat, episode_length)
-    raw, parts = with_one_array(raw, observe)
+    raw, parts = with_one_array(of_raw(raw, images), observe)
+    stack, obs_shape, stacked_parts = Stack.of(images.stack, raw.obs_shape, parts)
     check_metrics(raw.name, raw.metrics)
     length = episode_length or -(-raw.time_limit // action_repeat)
     last = last_repeat(raw.time_limit, action_repeat, episode_length)
     spec = EnvSpec(
         raw.name,
-        raw.obs_shape,
+        obs_shape,
         raw.obs_dtype,
         raw.action_dim,
         length,
@@ -252,7 +259,7 @@ def episodic(
         metrics=tuple(raw.metrics),
         action_low=tuple(raw.action_low),
         action_high=tuple(raw.action_high),
-        parts=parts,
+        parts=stacked_parts,
     )
 
     def reset(key: Array) -> tuple[EpisodeState, Array]:
@@ -260,7 +267,11 @@ def episodic(
         # A task's state may be its observation: donating one would then delete the other.
         obs = jnp.copy(obs)
         sums = {name: jnp.zeros(num_envs) for name in raw.metrics} or None
-        return EpisodeState(state, jnp.zeros(num_envs, jnp.int32), jnp.zeros(num_envs), sums), obs
+        lengths, returns = jnp.zeros(num_envs, jnp.int32), jnp.zeros(num_envs)
+        if stack is None:
+            return EpisodeState(state, lengths, returns, sums), obs
+        frames = stack.begin(obs)
+        return EpisodeState(state, lengths, returns, sums, frames), stack.join(frames, obs)
 
     advance = _advance(raw, action_repeat, length, last)
 
@@ -271,16 +282,22 @@ def episodic(
         new, final_obs, reward, terminated, values = result
         fault = ~is_finite(observations.numbers(parts, final_obs), reward)
         reward, terminated = jnp.where(fault, 0.0, reward), terminated & ~fault
+        frames = None
+        if stack is not None:
+            frames = stack.push(state.frames, final_obs)
+            final_obs = stack.join(frames, final_obs)
         count = state.length + 1
         total = state.episode_return + reward
         truncated = ((count >= length) & ~terminated) | fault
         done = terminated | truncated
 
-        def renew(_: None) -> tuple[Any, Array]:
+        def renew(_: None) -> tuple[Any, Any, Array]:
             fresh, first = reset(reset_key)
-            return _where_each(done, (fresh.raw, first), (new, final_obs))
+            return _where_each(done, (fresh.raw, fresh.frames, first), (new, frames, final_obs))
 
-        after, obs = jax.lax.cond(jnp.any(done), renew, lambda _: (new, final_obs), None)
+        after, frames, obs = jax.lax.cond(
+            jnp.any(done), renew, lambda _: (new, frames, final_obs), None
+        )
         sums = {name: state.metrics[name] + value for name, value in values.items()}
         metrics = {name: value / count for name, value in sums.items()}
         metrics |= {f"{name}_last": value for name, value in values.items()}
@@ -289,7 +306,7 @@ def episodic(
         )
         sums = {name: jnp.where(done, 0.0, value) for name, value in sums.items()} or None
         next_state = EpisodeState(
-            after, jnp.where(done, 0, count), jnp.where(done, 0.0, total), sums
+            after, jnp.where(done, 0, count), jnp.where(done, 0.0, total), sums, frames
         )
         return next_state, timestep
 

@@ -1,7 +1,8 @@
 """dm_control tasks on the host: dmc:cartpole-swingup, dmc:cup-catch (extra `dmc`).
 
 Action repeat 2 by default, as published TD-MPC2 and DreamerV3 results use. An episode whose last
-discount is 0 terminated; otherwise its time ran out.
+discount is 0 terminated; otherwise its time ran out. With `env.pixels` a task is observed by what
+its camera sees.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import numpy as np
 from mbx.envs import snapshot as snapshots
 from mbx.envs.base import Suite, unknown_task
 from mbx.envs.host import Task
-from mbx.envs.render import mujoco_drawing
+from mbx.envs.images import Images
+from mbx.envs.render import MujocoPictures
 
 # What MuJoCo writes for an actuator without limits.
 _UNLIMITED = 1e10
 
-_DRAWN = ("qpos", "mocap_pos", "mocap_quat")  # the rest follows by forward kinematics
+_FILM = (240, 320)  # height, width
+_CAMERAS = {"quadruped": 2}  # where published results do not take the first
 _ALIASES = {"cup": "ball_in_cup", "pointmass": "point_mass"}
 
 
@@ -106,25 +109,51 @@ def _flatten(observation: Any) -> np.ndarray:
 
 
 class _Drawn(_Task):
-    """The same, drawn through its first camera by MuJoCo (`mbx.envs.render`).
+    """The same, drawn by MuJoCo (`mbx.envs.render`), to be seen, to be filmed or both.
 
     dm_control's own renderer looks for a window where there is no display.
     """
 
-    def __init__(self, env: Any, task: str) -> None:
+    def __init__(self, env: Any, task: str, images: Images | None, film: bool) -> None:
         super().__init__(env, task)
         self.seconds = float(env.control_timestep())
-        self._draw = mujoco_drawing(env.physics.model.ptr)
+        model = env.physics.model.ptr
+        if images:
+            size = images.drawn_size
+            self._pictures = _pictures(task, size, size, not images.shadows, model)
+        if film:
+            self._films = _pictures(task, *_FILM, False, model)
+
+    def picture(self) -> np.ndarray:
+        """What is seen now, uint8 `[H, W, 3]`."""
+        physics = self._env.physics
+        return self._pictures(physics.model.ptr, physics.data.ptr)
 
     def render(self) -> np.ndarray:
-        data = self._env.physics.data
-        return self._draw({name: np.array(getattr(data, name)) for name in _DRAWN})
+        """A picture of a film, likewise."""
+        physics = self._env.physics
+        return self._films(physics.model.ptr, physics.data.ptr)
+
+
+_SHARED: dict[tuple, MujocoPictures] = {}  # contexts are large: one for all copies of a task
+
+
+def _pictures(task: str, height: int, width: int, plain: bool, model: Any) -> MujocoPictures:
+    key = (task, height, width, plain)
+    if key not in _SHARED:
+        camera = _CAMERAS.get(task.partition("-")[0], 0)
+        _SHARED[key] = MujocoPictures(model, height, width, camera=camera, plain=plain)
+    return _SHARED[key]
 
 
 def film(task: str, seed: int) -> Task:
     """The task, that draws itself. Raises NoRenderer where this machine cannot."""
-    plain = load(task, seed)
-    return _Drawn(plain._env, task)
+    return _Drawn(load(task, seed)._env, task, None, film=True)
 
 
-SUITE = Suite(host=load, default_repeat=2, extra="dmc", film=film)
+def pixels(task: str, seed: int, *, images: Images, film: bool = False) -> Task:
+    """The task, observed by pictures. Raises NoRenderer where this machine cannot draw them."""
+    return _Drawn(load(task, seed)._env, task, images, film)
+
+
+SUITE = Suite(host=load, default_repeat=2, extra="dmc", film=film, pixels=pixels)

@@ -23,6 +23,7 @@ from mbx.envs.gymnasium_check import (
     time_limit,
 )
 from mbx.envs.host import Task
+from mbx.envs.images import Images
 from mbx.envs.render import NoRenderer
 
 # Tasks that only ever end by their time limit.
@@ -181,12 +182,33 @@ class _Drawn(_Task):
     def render(self) -> np.ndarray:
         return np.asarray(self._env.render())
 
+    picture = render
+
 
 def film(task: str, seed: int, **kwargs: Any) -> Task:
     """The task with `render_mode="rgb_array"`. Raises NoRenderer where it has no such mode."""
+    return _drawn(task, seed, **kwargs)
+
+
+def pixels(task: str, seed: int, *, images: Images, film: bool = False, **kwargs: Any) -> Task:
+    """The task, observed by the pictures of its own `render()`.
+
+    Raises:
+        NoRenderer: where it has none.
+        ValueError: for settings of drawing that are not this suite's.
+    """
+    if not images.shadows:
+        raise ValueError(
+            f"env.shadows=False: gym:{task} draws itself, tasks of dmc: alone are drawn without: "
+            "leave it out"
+        )
+    return _drawn(task, seed, **kwargs)
+
+
+def _drawn(task: str, seed: int, **kwargs: Any) -> _Drawn:
     name = f"gym:{task}"
     try:
-        plain = load(task, seed, **kwargs, render_mode="rgb_array")
+        plain = load(task, seed, **(kwargs | {"render_mode": "rgb_array"}))
     except (ValueError, TypeError, own.EnvironmentFailure) as error:
         raise NoRenderer(
             f"{name} is not made with render_mode='rgb_array' ({error}): let it take that argument "
@@ -195,4 +217,4 @@ def film(task: str, seed: int, **kwargs: Any) -> Task:
     return _Drawn(plain._env, task, plain.time_limit)
 
 
-SUITE = Suite(host=load, takes_kwargs=True, gives_info=True, film=film)
+SUITE = Suite(host=load, takes_kwargs=True, gives_info=True, film=film, pixels=pixels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from mbx.envs.base import (
     is_finite,
     last_repeat,
 )
+from mbx.envs.images import Images, Stack, declared, see
 from mbx.envs.render import NoRenderer
 
 
@@ -81,6 +82,7 @@ class SteppedEnvironment(HostEnvironment):
         seed: int | None = 0,
         metrics: Sequence[str] = (),
         observe: Sequence[str] = (),
+        images: Images = Images(),  # noqa: B008
     ) -> None:
         check_counts(name, len(tasks), action_repeat, episode_length)
         check_metrics(name, metrics)
@@ -96,11 +98,17 @@ class SteppedEnvironment(HostEnvironment):
         length = episode_length or -(-time_limit // action_repeat)
         self._last = last_repeat(time_limit, action_repeat, episode_length)
         shape, dtype, self._parts = first.obs_shape, first.obs_dtype, ()
+        self._drawn, self._images = images.pixels, images
+        if self._drawn:
+            shape, dtype = (images.drawn_size, images.drawn_size, 3), np.uint8
+            self._images = images.once_drawn()
+        shape, dtype = declared(name, self._images, shape, dtype)
         if isinstance(shape, Mapping):
             self._parts = observations.choose(name, shape, dtype, observe)
             shape, dtype = observations.joined(self._parts)
         else:
             check_no_parts(name, observe)
+        self._stack, shape, parts = Stack.of(images.stack, shape, self._parts)
         self.spec = EnvSpec(
             name,
             tuple(shape),
@@ -113,9 +121,12 @@ class SteppedEnvironment(HostEnvironment):
             metrics=tuple(metrics),
             action_low=tuple(map(float, first.action_low)),
             action_high=() if first.num_actions else tuple(map(float, first.action_high)),
-            parts=self._parts,
+            parts=parts,
         )
         self.num_envs = len(tasks)
+        if self._stack is not None:
+            frames = (self.num_envs, self._stack.count, *self._stack.shape)
+            self._frames = np.zeros(frames, dtype)
         # Of the episodes so far: sums, counts and newest values, `[3, E]` each.
         self._metrics = {name: np.zeros((3, self.num_envs), np.float32) for name in metrics}
         self._tasks = list(tasks)
@@ -133,7 +144,10 @@ class SteppedEnvironment(HostEnvironment):
         for values in self._metrics.values():
             values[:] = 0.0
         self._obs = np.stack(
-            [self._join(task.reset(int(s))) for task, s in zip(self._tasks, seeds, strict=True)]
+            [
+                self._seen(i, task.reset(int(s)), first=True)
+                for i, (task, s) in enumerate(zip(self._tasks, seeds, strict=True))
+            ]
         )
         return self._obs.copy()
 
@@ -141,7 +155,7 @@ class SteppedEnvironment(HostEnvironment):
         results = [self._step(i, a) for i, a in enumerate(np.clip(action, -1.0, 1.0))]
         final_obs = np.stack([r[0] for r in results])
         reward = np.array([r[1] for r in results], np.float32)
-        fault = ~is_finite(observations.numbers(self._parts, final_obs), reward)
+        fault = ~is_finite(observations.numbers(self.spec.parts, final_obs), reward)
         reward = np.where(fault, np.float32(0.0), reward)
         terminated = np.array([r[2] for r in results], bool) & ~fault
         self._length += 1
@@ -153,7 +167,7 @@ class SteppedEnvironment(HostEnvironment):
         metrics = self._episode_metrics(done)
         obs = final_obs.copy()
         for i in np.flatnonzero(done):
-            obs[i] = self._join(self._tasks[i].reset(None))
+            obs[i] = self._seen(i, self._tasks[i].reset(None), first=True)
             self._length[i], self._return[i] = 0, 0.0
         return Timestep(
             obs, final_obs, reward, terminated, truncated, total, length, fault, metrics
@@ -195,17 +209,26 @@ class SteppedEnvironment(HostEnvironment):
             total += reward
             if terminated or truncated:
                 break
-        return self._join(obs), total, terminated, truncated
+        return self._seen(i, obs), total, terminated, truncated
 
-    def _join(self, obs: Any) -> np.ndarray:
-        """A task's observation as one array."""
-        return observations.join(self._parts, obs) if self._parts else obs
+    def _seen(self, i: int, obs: Any, first: bool = False) -> np.ndarray:
+        """What the agent sees of task i as one array; `first` of an episode."""
+        if self._drawn:
+            obs = _picture(self.spec.name, self._tasks[i].picture)
+        obs = see(self._images, obs)
+        obs = observations.join(self._parts, obs) if self._parts else obs
+        if self._stack is None:
+            return obs
+        before = self._frames[i]
+        self._frames[i] = self._stack.begin(obs) if first else self._stack.push(before, obs)
+        return self._stack.join(self._frames[i], obs)
 
     def get_state(self) -> bytes | None:
         tasks = [task.get_state() for task in self._tasks]
         if any(task is None for task in tasks):
             return None
         saved = {"tasks": tasks, "length": self._length, "return": self._return}
+        saved |= {} if self._stack is None else {"frames": self._frames}
         return snapshots.encode(saved | ({"metrics": self._metrics} if self._metrics else {}))
 
     def set_state(self, snapshot: bytes) -> None:
@@ -214,6 +237,8 @@ class SteppedEnvironment(HostEnvironment):
             for task, one in zip(self._tasks, saved["tasks"], strict=True):
                 task.set_state(one)
             self._length[:], self._return[:] = saved["length"], saved["return"]
+            if self._stack is not None:
+                self._frames[:] = saved["frames"]
             for name, values in self._metrics.items():
                 values[:] = saved["metrics"][name]
 
@@ -222,19 +247,7 @@ class SteppedEnvironment(HostEnvironment):
 
         Raises NoRenderer where there is none; the tasks have to be made for it (`Suite.film`).
         """
-        task, name = self._tasks[0], self.spec.name
-        try:
-            picture = np.asarray(task.render())
-        except NoRenderer:
-            raise
-        except Exception as error:  # every way to fail has a type of its own
-            raise NoRenderer(f"{name} cannot be drawn ({type(error).__name__}: {error})") from error
-        if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:
-            raise NoRenderer(
-                f"{name}: render() gave {picture.dtype}{list(picture.shape)}: let it give uint8 "
-                "[height, width, 3]"
-            )
-        return picture
+        return _picture(self.spec.name, self._tasks[0].render)
 
     @property
     def seconds(self) -> float:
@@ -244,3 +257,19 @@ class SteppedEnvironment(HostEnvironment):
     def close(self) -> None:
         for task in self._tasks:
             task.close()
+
+
+def _picture(name: str, draw: Callable[[], Any]) -> np.ndarray:
+    """What `draw` gives, uint8 `[height, width, 3]`; raises NoRenderer for anything else."""
+    try:
+        picture = np.asarray(draw())
+    except NoRenderer:
+        raise
+    except Exception as error:  # every way to fail has a type of its own
+        raise NoRenderer(f"{name} cannot be drawn ({type(error).__name__}: {error})") from error
+    if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:
+        raise NoRenderer(
+            f"{name}: render() gave {picture.dtype}{list(picture.shape)}: let it give uint8 "
+            "[height, width, 3]"
+        )
+    return picture

@@ -27,6 +27,7 @@ from mbx.envs.own import EnvironmentFailure
 from mbx.types import Part
 
 _PATIENCE = 5.0  # seconds that a worker has to end
+_EACH = ("length", "return", "frames")  # arrays of a snapshot that hold a row an environment
 
 
 class InWorker(RuntimeError):
@@ -94,7 +95,8 @@ class ParallelEnvironment(HostEnvironment):
             return None
         saved = [snapshot.decode(one) for one in found]
         whole: dict[str, Any] = {"tasks": [task for one in saved for task in one["tasks"]]}
-        whole |= {name: np.concatenate([o[name] for o in saved]) for name in ("length", "return")}
+        each = [name for name in _EACH if name in saved[0]]
+        whole |= {name: np.concatenate([one[name] for one in saved]) for name in each}
         if "metrics" in saved[0]:
             whole["metrics"] = {
                 name: np.concatenate([one["metrics"][name] for one in saved], axis=1)
@@ -109,7 +111,7 @@ class ParallelEnvironment(HostEnvironment):
                 raise ValueError(f"it is of {len(saved['tasks'])} environments")
             given = []
             for share in self._shares:
-                one = {name: saved[name][share] for name in ("tasks", "length", "return")}
+                one = {name: saved[name][share] for name in ("tasks", *_EACH) if name in saved}
                 if "metrics" in saved:
                     one["metrics"] = {n: x[:, share] for n, x in saved["metrics"].items()}
                 given.append(snapshot.encode(one))

@@ -50,40 +50,81 @@ def mujoco_drawing(
     """
     import mujoco
 
-    context = _gl_context(width, height)
-    data, option = mujoco.MjData(model), mujoco.MjvOption()
-    camera = mujoco.MjvCamera()
-    if model.ncam:
-        camera.type, camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, 0
-    else:
-        mujoco.mjv_defaultFreeCamera(model, camera)
-    model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
-    model.vis.global_.offheight = max(model.vis.global_.offheight, height)
-    scene = mujoco.MjvScene(model, maxgeom=10_000)
-    target = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
-    mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, target)
-    whole = mujoco.MjrRect(0, 0, width, height)
-
-    def free() -> None:
-        target.free()
-        context.free()
-
-    atexit.register(free)  # left to the garbage collector it fails loudly at the interpreter's end
+    pictures, data = MujocoPictures(model, height, width), mujoco.MjData(model)
 
     def draw(view: dict[str, np.ndarray]) -> np.ndarray:
         for field, value in view.items():
             getattr(data, field)[:] = value
         mujoco.mj_forward(model, data)
-        context.make_current()
-        mujoco.mjv_updateScene(
-            model, data, option, None, camera, mujoco.mjtCatBit.mjCAT_ALL.value, scene
-        )
-        mujoco.mjr_render(whole, scene, target)
-        image = np.empty((height, width, 3), np.uint8)
-        mujoco.mjr_readPixels(image, None, whole, target)
-        return image[::-1]  # OpenGL counts rows from below
+        return pictures(model, data)
 
     return draw
+
+
+class MujocoPictures:
+    """Pictures of MuJoCo's states, `[height, width, 3]`, by an OpenGL context that they share.
+
+    Args:
+        model: a `mujoco.MjModel`; what is drawn later may be of copies of it.
+        height, width: pixels.
+        camera: number of a fixed one; the first, and one from outside where there is none.
+        plain: without shadows, reflections and smoothed edges, which cost nearly all of the time
+            where the processor draws.
+
+    Raises:
+        NoRenderer: as `mujoco_drawing`.
+    """
+
+    def __init__(
+        self, model: Any, height: int, width: int, *, camera: int = 0, plain: bool = False
+    ) -> None:
+        import mujoco
+
+        self._context = _gl_context(width, height)
+        self._option, self._camera = mujoco.MjvOption(), mujoco.MjvCamera()
+        if model.ncam:
+            self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+            self._camera.fixedcamid = camera
+        else:
+            mujoco.mjv_defaultFreeCamera(model, self._camera)
+        vis = model.vis
+        vis.global_.offwidth = max(vis.global_.offwidth, width)
+        vis.global_.offheight = max(vis.global_.offheight, height)
+        self._scene = mujoco.MjvScene(model, maxgeom=10_000)
+        smoothed = vis.quality.offsamples
+        if plain:
+            vis.quality.offsamples = 0
+            for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+                self._scene.flags[flag] = 0
+        self._target = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
+        vis.quality.offsamples = smoothed
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._target)
+        self._whole = mujoco.MjrRect(0, 0, width, height)
+        # Left to the garbage collector it fails loudly at the interpreter's end.
+        atexit.register(self._free)
+
+    def __call__(self, model: Any, data: Any) -> np.ndarray:
+        """uint8 `[height, width, 3]` of a `mujoco.MjData` whose kinematics are done."""
+        import mujoco
+
+        self._context.make_current()
+        mujoco.mjv_updateScene(
+            model,
+            data,
+            self._option,
+            None,
+            self._camera,
+            mujoco.mjtCatBit.mjCAT_ALL.value,
+            self._scene,
+        )
+        mujoco.mjr_render(self._whole, self._scene, self._target)
+        image = np.empty((self._whole.height, self._whole.width, 3), np.uint8)
+        mujoco.mjr_readPixels(image, None, self._whole, self._target)
+        return image[::-1]  # OpenGL counts rows from below
+
+    def _free(self) -> None:
+        self._target.free()
+        self._context.free()
 
 
 def _gl_context(width: int, height: int) -> Any:

@@ -30,6 +30,7 @@ def make_environment(
         kwargs=env.kwargs,
         metrics=_names(env.metrics),
         observe=_names(env.observe),
+        images=envs.Images(env.pixels, env.image_size, env.grey, env.frame_stack, env.shadows),
         workers=env.workers if num_envs > 1 else 0,  # one alone is not worth a process
         film=film,
         **several,

@@ -1,0 +1,263 @@
+"""What becomes of observed images: drawn, brought to one size, made grey, stacked.
+
+The settings `env.pixels`, `env.image_size`, `env.grey`, `env.frame_stack` and `env.shadows`, for
+environments of every suite. An image is a part of an observation of three axes, `[H, W, C]`
+(`mbx.observations`): each is looked at by `see`, one by one; `Stack` joins the newest of them.
+NumPy arrays stay NumPy arrays, everything else is traced by JAX. Leading axes `...` are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image
+
+from mbx import observations
+from mbx.types import Part
+
+if TYPE_CHECKING:
+    from mbx.envs.base import RawEnvironment
+
+DRAWN_SIZE = 64  # pixels a side of what is drawn, unless a run says otherwise
+# Red, green and blue in a grey, of 2**16: ITU-R 601, as PIL rounds them.
+_LUMA = (19595, 38470, 7471)
+
+
+class Images(NamedTuple):
+    """What is done with images, as the settings say.
+
+    Attributes:
+        pixels: pictures are observed instead of numbers: on the host those that are drawn of the
+            task, in JAX its own images of floats from 0 to 1, as uint8.
+        size: pixels a side that every image is resized to; 0: as it is (64 where it is drawn).
+        grey: colours become one channel.
+        stack: newest images of an observation, joined on channels, oldest first; an episode begins
+            with its first one repeated.
+        shadows: drawn with shadows, reflections and smoothed edges, where MuJoCo draws.
+
+    Examples:
+        >>> envs.Images(pixels=True, grey=True, stack=3).drawn_size
+        64
+    """
+
+    pixels: bool = False
+    size: int = 0
+    grey: bool = False
+    stack: int = 1
+    shadows: bool = True
+
+    @property
+    def drawn_size(self) -> int:
+        """Pixels a side of what is drawn."""
+        return self.size or DRAWN_SIZE
+
+    def once_drawn(self) -> Images:
+        """What remains to be done with a picture."""
+        return Images(size=self.drawn_size, grey=self.grey, stack=self.stack)
+
+    def settings(self) -> str:
+        """Those that are not at their defaults, as a run would write them; "" for none."""
+        longer = {"size": "image_size", "stack": "frame_stack"}
+        changed = {f: x for f, x in self._asdict().items() if x != self._field_defaults[f]}
+        return ", ".join(f"env.{longer.get(field, field)}={x}" for field, x in changed.items())
+
+
+def declared(name: str, images: Images, shape: Any, dtype: Any) -> tuple[Any, Any]:
+    """Shapes and types of observations after `see`.
+
+    Args:
+        name: of the environment, for messages.
+        images: what is done with images.
+        shape, dtype: of observations; dictionaries of these where they are dictionaries.
+
+    Raises:
+        ValueError: where something is to be done with images and there are none, or none that it
+            can be done with.
+    """
+    if images == Images():
+        return shape, dtype
+    shapes, dtypes = _named(shape), _named(dtype)
+    seen = {one: tuple(each) for one, each in shapes.items() if len(each) == 3}
+    if not seen:
+        raise ValueError(
+            f"{images.settings()}: {name} observes numbers, {shape}, and no image: leave it out"
+            + ("" if images.pixels else "; env.pixels=True draws tasks of dmc: and gym:")
+        )
+    if images.grey and not any(one[2] == 3 for one in seen.values()):
+        raise ValueError(
+            f"env.grey=True: images of {name} are {list(seen.values())}, and three channels are "
+            "colours: leave it out"
+        )
+    if images.pixels and all(np.dtype(dtypes[one]) == np.uint8 for one in seen):
+        raise ValueError(
+            f"env.pixels=True: {name} observes an image already, uint8{list(seen.values())}: leave "
+            "it out"
+        )
+    for one, (height, width, channels) in seen.items():
+        side = (images.size, images.size) if images.size else (height, width)
+        shapes[one] = (*side, 1 if images.grey and channels == 3 else channels)
+        dtypes[one] = np.uint8 if images.pixels else dtypes[one]
+    named = isinstance(shape, Mapping)
+    return (shapes, dtypes) if named else (shapes[""], dtypes[""])
+
+
+def _named(x: Any) -> dict[str, Any]:
+    return dict(x) if isinstance(x, Mapping) else {"": x}
+
+
+def see(images: Images, obs: Any) -> Any:
+    """An observation with its images as they are to be seen; a dictionary may be one of arrays.
+
+    Examples:
+        >>> red = np.zeros((2, 2, 3), np.uint8) + np.uint8([255, 0, 0])
+        >>> envs.images.see(envs.Images(grey=True, size=1), red).tolist()
+        [[[76]]]
+    """
+    if images == Images():
+        return obs
+    if isinstance(obs, Mapping):
+        return {one: see(images, x) for one, x in observations.flat(obs).items()}
+    return _one(images, obs) if np.ndim(obs) == 3 else obs
+
+
+def _one(images: Images, image: Any) -> Any:
+    """One image `[H, W, C]`: uint8, then grey, then resized."""
+    if images.pixels and image.dtype != np.uint8:
+        image = _bytes(255.0 * image)
+    if images.grey and image.shape[2] == 3:
+        image = _grey(image)
+    size = images.size
+    if size and tuple(image.shape[:2]) != (size, size):
+        image = _resized(image, size)
+    return image
+
+
+def _bytes(image: Any) -> Any:
+    """Numbers as uint8: rounded, and cut off at 0 and 255."""
+    xp = np if isinstance(image, np.ndarray) else jnp
+    return xp.clip(xp.round(image), 0, 255).astype(np.uint8)
+
+
+def _grey(image: Any) -> Any:
+    """`[H, W, 3]` -> `[H, W, 1]`, of the same type."""
+    xp = np if isinstance(image, np.ndarray) else jnp
+    if image.dtype != np.uint8:
+        return (image @ xp.asarray(_LUMA, image.dtype) / 2**16)[..., None]
+    whole = image.astype(np.uint32) @ xp.asarray(_LUMA, np.uint32)
+    return ((whole + 2**15) >> 16).astype(np.uint8)[..., None]
+
+
+def _resized(image: Any, size: int) -> Any:
+    """`[H, W, C]` -> `[size, size, C]`: linear, over all pixels that one stands for."""
+    if not isinstance(image, np.ndarray):
+        x = image.astype(jnp.float32)
+        x = jax.image.resize(x, (size, size, image.shape[2]), "linear", antialias=True)
+        return _bytes(x) if image.dtype == jnp.uint8 else x.astype(image.dtype)
+    planes = [np.ascontiguousarray(image[..., i]) for i in range(image.shape[2])]
+    planes = [plane if plane.dtype == np.uint8 else plane.astype(np.float32) for plane in planes]
+    how = Image.Resampling.BILINEAR
+    found = [np.asarray(Image.fromarray(one).resize((size, size), how)) for one in planes]
+    return np.stack(found, axis=-1).astype(image.dtype)
+
+
+def of_raw(raw: RawEnvironment, images: Images) -> RawEnvironment:
+    """A JAX environment whose images are as they are to be seen, not yet stacked.
+
+    Raises ValueError as `declared`.
+    """
+    if images == Images():
+        return raw
+    if not images.shadows:
+        raise ValueError(
+            f"env.shadows=False: {raw.name} is not drawn, it observes what it is: leave it out"
+        )
+    shape, dtype = declared(raw.name, images, raw.obs_shape, raw.obs_dtype)
+
+    def reset(key: Any) -> tuple[Any, Any]:
+        state, obs = raw.reset(key)
+        return state, see(images, obs)
+
+    def step(key: Any, state: Any, action: Any) -> tuple:
+        state, obs, *rest = raw.step(key, state, action)
+        return (state, see(images, obs), *rest)
+
+    return raw._replace(obs_shape=shape, obs_dtype=dtype, reset=reset, step=step)
+
+
+class Stack(NamedTuple):
+    """The newest images of an observation, joined on channels, oldest first; part by part where
+    there are several. What is no image is the newest alone.
+
+    Attributes:
+        count: images of a stack.
+        shape: of the image of one observation, `[H, W, C]`.
+        channels: of each image that it was joined of.
+        packed: an observation is a row of bytes, its image's first.
+    """
+
+    count: int
+    shape: tuple[int, int, int]
+    channels: tuple[int, ...]
+    packed: bool
+
+    @classmethod
+    def of(
+        cls, count: int, shape: Sequence[int], parts: Sequence[Part]
+    ) -> tuple[Stack | None, tuple[int, ...], tuple[Part, ...]]:
+        """A stack (None of one image), and the shape and the parts of what it makes.
+
+        Args:
+            count: images of it.
+            shape: of one observation, that has an image.
+            parts: that it was joined of, if any.
+        """
+        if count == 1:
+            return None, tuple(shape), tuple(parts)
+        image = observations.layout(parts).image_shape or tuple(shape)
+        channels = tuple(part.shape[2] for part in parts if part.is_image) or (image[2],)
+        stacked = tuple(
+            part._replace(shape=(*part.shape[:2], count * part.shape[2])) if part.is_image else part
+            for part in parts
+        )
+        new = observations.joined(stacked)[0] if parts else (*image[:2], count * image[2])
+        return cls(count, image, channels, observations.is_packed(parts)), new, stacked
+
+    def begin(self, obs: Any) -> Any:
+        """The images `[..., count, H, W, C]` at an episode's start: the first one repeated."""
+        xp = np if isinstance(obs, np.ndarray) else jnp
+        image = self._image(obs)[..., None, :, :, :]
+        return xp.repeat(image, self.count, axis=-4)
+
+    def push(self, frames: Any, obs: Any) -> Any:
+        """The images with that of `obs`, without the oldest."""
+        xp = np if isinstance(obs, np.ndarray) else jnp
+        newest = self._image(obs)[..., None, :, :, :]
+        return xp.concatenate([frames[..., 1:, :, :, :], newest], axis=-4)
+
+    def join(self, frames: Any, obs: Any) -> Any:
+        """`obs` with all images of `frames` in the place of its own, the newest of them."""
+        xp = np if isinstance(obs, np.ndarray) else jnp
+        pieces, first = [], 0
+        for channels in self.channels:
+            piece = xp.moveaxis(frames[..., first : first + channels], -4, -2)
+            pieces.append(piece.reshape(*piece.shape[:-2], self.count * channels))
+            first += channels
+        image = xp.concatenate(pieces, axis=-1)
+        if not self.packed:
+            return image
+        rest = obs[..., self._size :]
+        return xp.concatenate([image.reshape(*rest.shape[:-1], -1), rest], axis=-1)
+
+    @property
+    def _size(self) -> int:
+        height, width, channels = self.shape
+        return height * width * channels
+
+    def _image(self, obs: Any) -> Any:
+        if not self.packed:
+            return obs
+        return obs[..., : self._size].reshape(*obs.shape[:-1], *self.shape)

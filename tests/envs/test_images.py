@@ -1,0 +1,428 @@
+"""Images that are observed: grey, size, stacks, pictures; in JAX and on the host alike."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from mbx import envs, observations
+from mbx.envs import base, gymnasium, host, images
+from mbx.envs.render import NoRenderer
+from mbx.training.environments import make_environment
+from mbx.training.metrics import read_rows
+from mbx.types import Part
+from tests.envs.test_parallel import threads
+from tests.helpers import tiny_config
+
+IMAGES = envs.Images
+ROOT = pathlib.Path(__file__).parents[2]
+COLORS = np.random.default_rng(0).integers(0, 256, (6, 9, 3)).astype(np.uint8)
+
+
+def both(options, image):
+    """`images.see` of NumPy's arrays and under jit."""
+    found = images.see(options, image)
+    traced = jax.jit(lambda x: images.see(options, x))(jnp.asarray(image))
+    assert isinstance(found, np.ndarray) and traced.dtype == found.dtype
+    assert traced.shape == found.shape
+    return found, np.asarray(traced)
+
+
+def test_grey_is_that_of_pil():
+    wanted = np.asarray(Image.fromarray(COLORS).convert("L"))[..., None]
+    for found in both(IMAGES(grey=True), COLORS):
+        np.testing.assert_array_equal(found, wanted)
+    floats = COLORS.astype(np.float32) / 255
+    for found in both(IMAGES(grey=True), floats):
+        np.testing.assert_allclose(found * 255, wanted, atol=0.51)
+        assert found.dtype == np.float32
+
+
+def test_sizes_are_averages_of_what_a_pixel_stands_for():
+    # Twice as large a side: a triangle over four pixels, of weights 1, 3, 3, 1, cut at edges.
+    row = np.float32([0, 80, 160, 240])
+    weights = np.float32([[3, 3, 1, 0], [0, 1, 3, 3]])
+    wanted = (weights @ row) / weights.sum(1)
+    image = np.broadcast_to(row[None, :, None], (4, 4, 1))
+    for found in both(IMAGES(size=2), image.astype(np.uint8)):
+        assert np.abs(found[..., 0] - wanted[None].round()).max() <= 1
+        assert found.dtype == np.uint8
+    for found in both(IMAGES(size=2), image.copy()):
+        np.testing.assert_allclose(found[..., 0], np.tile(wanted, (2, 1)), rtol=1e-5)
+    one, other = both(IMAGES(size=4), COLORS)  # both of a rectangle, within a rounding
+    assert np.abs(one.astype(int) - other).max() <= 1 and one.std() > 10
+
+
+def test_floats_become_bytes():
+    image = np.float32([[[0.0, 0.5, 1.0, 0.25, 1.7, -0.2]]])
+    for found in both(IMAGES(pixels=True), image):
+        np.testing.assert_array_equal(found, np.uint8([[[0, 128, 255, 64, 255, 0]]]))
+
+
+def test_stacks_of_several_images_and_a_vector():
+    parts = (Part("left", (2, 2, 1)), Part("speed", (2,)), Part("right", (2, 2, 2)))
+
+    def obs(i):
+        images = {"left": 1, "right": 100}
+        pictures = {n: np.full(dict(parts)[n], x + i, np.uint8) for n, x in images.items()}
+        return observations.join(parts, {**pictures, "speed": np.float32([i, -i])})
+
+    shape = observations.joined(parts)[0]
+    stack, new, stacked = images.Stack.of(3, shape, parts)
+    assert new == (2 * 2 * 9 + 8,) and stacked[2].shape == (2, 2, 6)
+    for convert in (np.asarray, jnp.asarray):
+        frames = stack.begin(convert(obs(0))[None])  # one environment
+        seen = [stack.join(frames, convert(obs(0))[None])]
+        for i in (1, 2, 3):
+            frames = stack.push(frames, convert(obs(i))[None])
+            seen.append(stack.join(frames, convert(obs(i))[None]))
+        for one, wanted in ((seen[0], (0, 0, 0)), (seen[1], (0, 0, 1)), (seen[3], (1, 2, 3))):
+            assert isinstance(one, np.ndarray) == (convert is np.asarray)
+            found = observations.split(stacked, one)
+            left, right = found["image"][0, 0, 0, :3], found["image"][0, 0, 0, 3:]
+            np.testing.assert_array_equal(left, np.array(wanted) + 1)
+            np.testing.assert_array_equal(right, np.repeat(np.array(wanted) + 100, 2))
+            np.testing.assert_array_equal(found["vector"], [[wanted[-1], -wanted[-1]]])
+
+
+def clock(shape=(2, 2, 1), dtype=jnp.uint8):
+    """A task whose image shows its environment steps; it ends after 6."""
+
+    def show(state):
+        return jnp.full(shape, state).astype(dtype)
+
+    def step(key, state, action):
+        return state + 1, show(state + 1), 1.0, state + 1 >= 6
+
+    reset = lambda key: (jnp.int32(0), show(0))  # noqa: E731
+    return base.RawEnvironment("toy:clock", shape, dtype, 1, 100, reset, step)
+
+
+def test_a_stack_holds_agent_steps_and_begins_anew():
+    environment = base.episodic(clock(), 1, action_repeat=2, images=IMAGES(stack=3))
+    assert environment.spec.obs_shape == (2, 2, 3)
+    state, obs = environment.reset(jax.random.key(0))
+    step, seen = jax.jit(environment.step), [obs]
+    finals = []
+    for _ in range(4):
+        state, timestep = step(state, jnp.zeros((1, 1)), jax.random.key(1))
+        seen.append(timestep.obs)
+        finals.append(timestep.final_obs)
+    found = [x[0, 1, 1].tolist() for x in seen]
+    assert found == [[0, 0, 0], [0, 0, 2], [0, 2, 4], [0, 0, 0], [0, 0, 2]]
+    assert finals[2][0, 1, 1].tolist() == [2, 4, 6]
+
+
+class Clock:
+    """The same on the host."""
+
+    num_actions, action_low, action_high = 0, np.float32([-1]), np.float32([1])
+    obs_shape, obs_dtype, time_limit, ends_at, can_terminate = (2, 2, 1), np.uint8, 100, None, True
+
+    def reset(self, seed):
+        self.count = 0
+        return self._show()
+
+    def step(self, action):
+        self.count += 1
+        return self._show(), 1.0, self.count >= 6, False
+
+    def _show(self):
+        return np.full((2, 2, 1), self.count, np.uint8)
+
+    def picture(self):
+        return np.full((5, 7, 3), 10 * self.count, np.uint8)
+
+    def get_state(self):
+        return b"%d" % self.count
+
+    def set_state(self, snapshot):
+        self.count = int(snapshot)
+
+
+def test_a_stack_on_the_host_is_saved_and_continues():
+    def make(seed=0):
+        options = dict(action_repeat=2, images=IMAGES(stack=3))
+        return host.SteppedEnvironment("toy:clock", [Clock(), Clock()], seed=seed, **options)
+
+    environment, action = make(), np.zeros((2, 1), np.float32)
+    assert environment.reset(0)[1, 0, 0].tolist() == [0, 0, 0]
+    steps = [environment.step(action) for _ in range(4)]
+    assert [t.obs[1, 0, 0].tolist() for t in steps] == [[0, 0, 2], [0, 2, 4], [0, 0, 0], [0, 0, 2]]
+    assert steps[2].final_obs[0, 0, 0].tolist() == [2, 4, 6]
+    saved, wanted = environment.get_state(), environment.step(action)
+    other = make()
+    other.set_state(saved)
+    np.testing.assert_array_equal(other.step(action).obs, wanted.obs)
+
+
+def test_a_run_says_by_its_settings_what_becomes_of_images(monkeypatch):
+    class Task(Clock):
+        obs_shape = (2, 2, 3)
+
+        def _show(self):
+            return np.full((2, 2, 3), self.count, np.uint8) * np.uint8([10, 20, 30])
+
+    suite = base.Suite(host=lambda task, seed: Task(), pixels=lambda task, seed, **more: Task())
+    monkeypatch.setitem(envs._SUITES, "clock", suite)
+
+    def made(**env):
+        config = tiny_config(env=dict(name="clock:x", num_envs=2, **env))
+        environment = make_environment(config, 2, seed=0)
+        return environment, environment.step(np.zeros((2, 1), np.float32)).obs[1, 0, 0].tolist()
+
+    assert made()[1] == [10, 20, 30]
+    environment, seen = made(image_size=4, grey=True, frame_stack=3)
+    # 0.299 * 10 + 0.587 * 20 + 0.114 * 30 = 18.15
+    assert environment.spec.obs_shape == (4, 4, 3) and seen == [0, 0, 18]
+    environment, seen = made(pixels=True, shadows=False)
+    assert environment.spec.obs_shape == (64, 64, 3) and seen == [10, 10, 10]
+    config = tiny_config(env=dict(name="clock:x"))
+    config["env"]["shadows"] = False
+    with pytest.raises(ValueError, match="env.shadows=False has no effect.*env.pixels=True"):
+        make_environment(config, 2, seed=0)
+
+
+def test_stacks_of_several_workers(tmp_path, monkeypatch):
+    path = tmp_path / "lamp_in_a_worker.py"
+    path.write_text(LAMP)
+    threads(monkeypatch)
+    name, options = f"gym:{path}:Lamp", dict(images=IMAGES(stack=2), seed=3)
+    made = [envs.make(name, 3, workers=workers, **options) for workers in (0, 2)]
+    assert made[0].spec == made[1].spec and made[1].spec.obs_shape == (2, 3, 4)
+    actions = np.zeros((6, 3, 1), np.float32)
+    for action in actions[:3]:
+        one, other = (environment.step(action) for environment in made)
+        np.testing.assert_array_equal(one.obs, other.obs)
+    saved = made[1].get_state()
+    wanted = [made[1].step(action).obs for action in actions[3:]]
+    for environment in made:  # either goes on where the other stood
+        environment.set_state(saved)
+        found = [environment.step(action).obs for action in actions[3:]]
+        np.testing.assert_array_equal(found, wanted)
+        environment.close()
+
+
+LAMP = """
+import gymnasium, numpy as np
+from gymnasium.spaces import Box
+
+
+class Lamp(gymnasium.Env):
+    max_episode_steps = 4
+    action_space = Box(-1, 1, (1,))
+    observation_space = Box(0, 255, (2, 3, 2), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.step(None)[0], {}
+
+    def step(self, action):
+        self.light = self.np_random.integers(0, 256, (2, 3, 2), np.uint8)
+        return self.light, 0.0, False, False, {}
+"""
+
+
+def test_pictures_are_seen_instead_of_numbers():
+    task = Clock()
+    options = IMAGES(pixels=True, size=4, grey=True, stack=2)
+    environment = host.SteppedEnvironment("toy:clock", [task], action_repeat=2, images=options)
+    assert environment.spec.obs_shape == (4, 4, 2) and environment.spec.obs_dtype == np.uint8
+    timestep = environment.step(np.zeros((1, 1), np.float32))
+    np.testing.assert_array_equal(timestep.obs[0, 3], [[0, 20]] * 4)
+    task.picture = lambda: np.zeros((5, 7), np.uint8)
+    with pytest.raises(NoRenderer, match=r"render\(\) gave uint8\[5, 7\]"):
+        environment.step(np.zeros((1, 1), np.float32))
+
+
+def test_pixels_of_gymnasium_are_its_own_pictures(monkeypatch):
+    import gymnasium as gym
+
+    class Lamp(gym.Env):
+        metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+        observation_space = gym.spaces.Box(-1, 1, (1,))
+        action_space = gym.spaces.Box(-1, 1, (1,))
+
+        def __init__(self, render_mode=None, height=96):
+            self.render_mode, self.height = render_mode, height
+
+        def reset(self, *, seed=None, options=None):
+            self.light = 0
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            self.light += 50
+            return np.zeros(1, np.float32), 0.0, False, False, {"light": self.light}
+
+        def render(self):
+            return np.full((self.height, 128, 3), self.light, np.uint8)
+
+    monkeypatch.setattr(sys.modules[__name__], "Lamp", Lamp, raising=False)
+    name = f"gym:{__file__}:Lamp"
+    made = envs.make(
+        name,
+        2,
+        episode_length=3,
+        kwargs={"height": 32},
+        metrics=["light"],
+        images=IMAGES(pixels=True, stack=2),
+    )
+    assert made.spec.obs_shape == (64, 64, 6)
+    made.step(np.zeros((2, 1)))
+    timestep = made.step(np.zeros((2, 1)))
+    assert timestep.obs[1, 0, 0].tolist() == [50, 50, 50, 100, 100, 100]
+    assert timestep.metrics["light_last"].tolist() == [100, 100]
+    with pytest.raises(ValueError, match="env.shadows=False.*leave it out"):
+        gymnasium.pixels("Pendulum-v1", 0, images=IMAGES(pixels=True, shadows=False))
+
+
+@pytest.mark.parametrize(
+    "shape, options, words",
+    [
+        ((3,), dict(stack=3), r"env.frame_stack=3: toy:clock observes numbers, \(3,\)"),
+        ((3,), dict(size=64), "env.image_size=64: .*env.pixels=True draws"),
+        ((3,), dict(pixels=True), "env.pixels=True: toy:clock observes numbers"),
+        ((10, 10, 4), dict(grey=True), "env.grey=True: .*10, 10, 4.*colours"),
+        ((2, 2, 3), dict(shadows=False), "env.shadows=False: toy:clock is not drawn"),
+        ((2, 2, 3), dict(pixels=True), "toy:clock observes an image already"),
+    ],
+)
+def test_refused_in_words_where_there_are_no_images(shape, options, words):
+    with pytest.raises(ValueError, match=words):
+        base.episodic(clock(shape), 1, images=IMAGES(**options))
+
+
+def test_tasks_that_are_not_drawn_say_so(monkeypatch):
+    suite = base.Suite(host=lambda task, seed: Clock())
+    monkeypatch.setitem(envs._SUITES, "bare", suite)
+    with pytest.raises(ValueError, match="tasks of bare: are not drawn to be observed"):
+        envs.make("bare:x", 1, images=IMAGES(pixels=True))
+    with pytest.raises(ValueError, match="env.grey=True: empo:.* only single tasks"):
+        envs.make("empo:grid_rock_1h1r", 1, images=IMAGES(grey=True))
+
+
+def test_floats_of_a_jax_task_as_pictures():
+    raw = clock((2, 2, 1), jnp.float32)
+    raw = raw._replace(reset=lambda key: (jnp.int32(0), jnp.full((2, 2, 1), 0.25)))
+    options = IMAGES(pixels=True, size=4, stack=2)
+    environment = base.episodic(raw, 1, images=options)
+    assert environment.spec.obs_shape == (4, 4, 2) and environment.spec.obs_dtype == np.uint8
+    state, obs = environment.reset(jax.random.key(0))
+    assert obs[0, 1, 1].tolist() == [64, 64]
+    _, timestep = environment.step(state, jnp.zeros((1, 1)), jax.random.key(0))
+    assert timestep.obs[0, 3, 0].tolist() == [64, 255]  # 1.0 is white
+
+
+@pytest.mark.parametrize(
+    "task", ["cartpole-swingup", pytest.param("reacher-easy", marks=pytest.mark.slow)]
+)
+def test_pictures_of_dm_control(task):
+    """What is seen is what MuJoCo's own renderer draws of the very state."""
+    mujoco = pytest.importorskip("mujoco")
+    pytest.importorskip("dm_control")
+    options = IMAGES(pixels=True, size=32)
+    try:
+        environment = envs.make(f"dmc:{task}", 2, images=options)
+    except NoRenderer as error:
+        pytest.skip(str(error))
+    for _ in range(3):
+        timestep = environment.step(np.ones((2, environment.spec.action_dim), np.float32))
+    assert timestep.obs.shape == (2, 32, 32, 3) and timestep.obs.dtype == np.uint8
+    for i, one in enumerate(environment._tasks):
+        physics = one._env.physics
+        renderer = mujoco.Renderer(physics.model.ptr, 32, 32)
+        renderer.update_scene(physics.data.ptr, camera=0)
+        np.testing.assert_array_equal(timestep.obs[i], renderer.render())
+        renderer.close()
+    assert (timestep.obs[0] != timestep.obs[1]).any()
+    plain = envs.make(f"dmc:{task}", 1, images=options._replace(shadows=False))
+    seen, shaded = plain.reset(0)[0], environment.reset(0)[0]
+    assert seen.std() > 5 and (seen != shaded).any()
+    environment.close()
+
+
+@pytest.mark.slow
+def test_workers_draw_dm_control_as_one_process_does():
+    pytest.importorskip("dm_control")
+    options = IMAGES(pixels=True, stack=3, shadows=False, grey=True)
+    make = lambda workers: envs.make(  # noqa: E731
+        "dmc:cartpole-swingup", 3, images=options, workers=workers, seed=1
+    )
+    try:
+        made = [make(0), make(2)]
+    except (NoRenderer, envs.EnvironmentFailure) as error:
+        pytest.skip(str(error))
+    actions = np.random.default_rng(0).uniform(-1, 1, (8, 3, 1)).astype(np.float32)
+    for i, action in enumerate(actions):
+        if i == 5:  # and each continues what the other saved
+            saved = [environment.get_state() for environment in made]
+            for environment, state in zip(made, saved[::-1], strict=True):
+                environment.set_state(state)
+        one, other = (environment.step(action) for environment in made)
+        np.testing.assert_array_equal(one.obs, other.obs)
+    for environment in made:
+        environment.close()
+
+
+@pytest.mark.slow
+def test_gymnasiums_car_races_in_grey_stacks():
+    pytest.importorskip("Box2D", reason="pip install 'gymnasium[box2d]'")
+    options = IMAGES(size=64, grey=True, stack=4)
+    environment = envs.make("gym:CarRacing-v3", 1, images=options)
+    assert environment.spec.obs_shape == (64, 64, 4)
+    for _ in range(5):
+        timestep = environment.step(np.array([[0.0, 1.0, -1.0]]))
+    frames = np.moveaxis(timestep.obs[0].astype(float), -1, 0)
+    assert all((one != other).any() for one, other in zip(frames, frames[1:], strict=False))
+    environment.close()
+
+
+SHORT = {
+    "tdmpc": (
+        *("--config.env.frame_stack=3", "--config.train.utd_ratio=0.1"),
+        *("--config.train.pretrain_updates=0", "--config.eval.model=False"),
+        *("--config.planner.num_samples=32", "--config.planner.num_elites=8"),
+    ),
+    "dreamer": ("--config.env.image_size=32", "--config.train.train_ratio=32"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", list(SHORT))
+def test_a_run_from_pixels_learns_resumes_and_is_filmed(tmp_path, agent):
+    """By the commands: 400 steps, 200 more of them resumed, then a film of what it does."""
+    pytest.importorskip("dm_control")
+    flags = (
+        *(f"--config={agent}", "--config.env.name=dmc:cartpole-swingup"),
+        *("--config.env.pixels=True", "--config.env.grey=True", "--config.env.shadows=False"),
+        *("--config.env.num_envs=2", "--config.env.episode_length=25", *SHORT[agent]),
+        *("--config.train.seed_steps=200", "--config.train.log_interval=100"),
+        *("--config.loss.batch_size=8", "--config.replay.capacity=2000"),
+        *("--config.eval.interval=0", "--config.eval.episodes=2", f"--workdir={tmp_path}/run"),
+    )
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
+
+    def command(module, *given):
+        done = subprocess.run(
+            [sys.executable, "-m", f"experiments.{module}", *given],
+            cwd=ROOT,
+            env=environ,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+
+    command("train", *flags, "--config.train.steps=400")
+    command("train", *flags, "--config.train.steps=600", "--config.resume=True")
+    rows = read_rows(str(tmp_path / "run" / "metrics.jsonl"))
+    assert rows[-1]["step"] == 600 and np.isfinite(rows[-1]["return_mean"])
+    command("evaluate", f"--workdir={tmp_path}/run", "--episodes=1", f"--video={tmp_path}/a.gif")
+    assert (tmp_path / "a.gif").stat().st_size > 10_000
