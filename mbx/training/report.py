@@ -30,6 +30,7 @@ from mbx.training.runs import (
     read_run,
     seeds_of,
     short_names,
+    starts,
     times,
 )
 
@@ -144,7 +145,7 @@ def _summary(runs: Sequence[Run]) -> str:
 
     for run in runs:
         steps, returns = run.curve("eval", "return_mean")
-        seconds = [row["seconds"] for row in run.rows if is_number(row.get("seconds"))]
+        seconds = [rows[-1]["seconds"] for rows in starts(run)]
         best = max(range(len(returns)), key=returns.__getitem__, default=None)
         add("task", _text(_task(run)))
         add("agent", _text(run.config.get("agent")))
@@ -153,7 +154,7 @@ def _summary(runs: Sequence[Run]) -> str:
         add("last evaluation", f"{returns[-1]:.5g} at {steps[-1]:,.0f}" if returns else "none")
         found = "none" if best is None else f"{returns[best]:.5g} at {steps[best]:,.0f}"
         add("best evaluation", found)
-        add("time", _duration(max(seconds)) if seconds else "not logged")
+        add("time", _duration(sum(seconds)) if seconds else "not logged")
     return _table(_heads(runs), ([name, *values] for name, values in lines.items()))
 
 

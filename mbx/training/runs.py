@@ -98,20 +98,33 @@ def complaints(run: Run) -> list[str]:
     return found
 
 
-def times(run: Run) -> dict[str, float]:
-    """Seconds of a run's last attempt: starting and compiling, training, evaluating, the rest.
+def starts(run: Run) -> list[list[dict[str, Any]]]:
+    """The rows that have a time, by the start of the run that wrote them: each counts anew."""
+    found: list[list[dict[str, Any]]] = []
+    for row in run.rows:
+        if is_number(row.get("seconds")):
+            if not found or row["seconds"] < found[-1][-1]["seconds"]:
+                found.append([])
+            found[-1].append(row)
+    return found
 
-    From the rows: an interval's length and its steps a second, an evaluation's end and that of the
-    row before it. The first interval holds the compilation; what it took beyond a later one of the
-    same length counts as starting.
+
+def times(run: Run) -> dict[str, float]:
+    """Seconds of a run, all its starts together: starting and compiling, training, evaluating.
+
+    From the rows: an interval's end and an evaluation's, and that of the row before it. The first
+    interval of a start holds the compilation; what it took beyond a later one of the same length
+    counts as starting.
     """
-    rows = [row for row in run.rows if is_number(row.get("seconds"))]
-    for i in range(len(rows) - 1, 0, -1):  # a resumed run counts its seconds anew
-        if rows[i]["seconds"] < rows[i - 1]["seconds"]:
-            rows = rows[i:]
-            break
-    if not rows:
-        return {}
+    total: dict[str, float] = {}
+    for rows in starts(run):
+        for name, seconds in _times(rows).items():
+            total[name] = total.get(name, 0.0) + seconds
+    return total
+
+
+def _times(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """`times` of one start."""
     trained, evaluated, before = [], 0.0, 0.0
     for row in rows:
         if row.get("kind") == "train":

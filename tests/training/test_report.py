@@ -164,8 +164,10 @@ def test_a_resumed_run_counts_its_seconds_anew():
     ]
     run = runs.Run("a", "a", {}, rows, [])
     parts = runs.times(run)
-    assert parts["start and compilation"] == 3 and parts["evaluation"] == 0
+    assert parts["start and compilation"] == 50 + 3 and parts["evaluation"] == 0
     assert parts["training (with what is saved)"] == 4
+    assert cells(report._summary([run]), "time") == ["57.0 s"]
+    assert runs.times(runs.Run("a", "a", {}, [], [])) == {}
 
 
 def test_thinned_lines_keep_ends_and_extremes():
