@@ -1,6 +1,8 @@
-"""Your own environment: two pure functions, registered under a name, trained with TD-MPC.
+r"""Your own environment: two pure functions, registered under a name, trained with TD-MPC.
 
     python examples/own_environment.py
+    python -m experiments.train --config=configs/tdmpc.py \
+        --config.env.name=jax:examples/own_environment.py:rail
 
 A cart on a rail, pushed left and right, has to come to rest in the middle. Batching, time limits,
 action repeat, resets and the compiled training loop come from the package.
@@ -34,7 +36,7 @@ def step(key, state, action):
     return state, state, reward, jnp.abs(position) > 4.0  # off the rail: no value beyond that
 
 
-def rail(task):
+def rail(task="rail"):
     """What `--config.env.name=mine:rail` stands for: sizes, a time limit and the two functions."""
     return envs.RawEnvironment(f"mine:{task}", (2,), jnp.float32, 1, 100, reset, step)
 

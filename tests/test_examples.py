@@ -184,6 +184,8 @@ def test_the_configuration_of_own_environment_fits_it():
     agent = build.build_agent(config, environment.spec)
     make_schedule(build.read(config), environment.spec)
     assert agent.example_row()["obs"].shape == (2,) and environment.spec.episode_length == 100
+    by_its_file = envs.make(f"jax:{EXAMPLES}/own_environment.py:rail", 2)
+    assert by_its_file.spec.obs_shape == (2,)
 
 
 def test_an_agent_that_nobody_registered_is_told():

@@ -71,8 +71,14 @@ def load_reference(path: str) -> tuple[np.ndarray, ...]:
     """Published points: steps, mean, low, high, `[n]` each, nothing in between.
 
     From a CSV with columns step,mean,lcb,ucb, or step,reward,seed: then at the steps that every
-    seed has, with the range of the seeds. Raises ValueError for other files.
+    seed has, with the range of the seeds. Raises ValueError for other files, FileNotFoundError for
+    none.
     """
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            f"{path} does not exist: give a CSV of published values with columns "
+            "step,mean,lcb,ucb or step,reward,seed"
+        )
     with open(path, newline="") as file:
         reader = csv.DictReader(file)
         rows, columns = list(reader), set(reader.fieldnames or ())

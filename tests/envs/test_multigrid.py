@@ -299,6 +299,8 @@ def test_picture_files(tmp_path):
 def test_bad_files_names_and_priors_are_told(tmp_path):
     with pytest.raises(ValueError, match="rock_gate"):
         mg.load_map("rock_gat")
+    with pytest.raises(FileNotFoundError, match="map 'absent.yaml': there is no .*: mend the path"):
+        mg.load_map("absent.yaml")
     path = tmp_path / "x.yaml"
     path.write_text("map: |\n  ####\nhorizon: 3\n")
     with pytest.raises(ValueError, match="goals"):

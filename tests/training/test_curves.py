@@ -146,6 +146,8 @@ def test_published_points_are_markers_that_nothing_joins(tmp_path):
 @pytest.mark.parametrize("text", ["", "step,mean,lcb,ucb\n", "a,b\n1,2\n"])
 def test_a_reference_of_another_form_is_refused(tmp_path, text):
     path = tmp_path / "published.csv"
+    with pytest.raises(FileNotFoundError, match="published.csv does not exist: .*step,reward,seed"):
+        load_reference(str(path))
     path.write_text(text)
     with pytest.raises(ValueError, match="published.csv has .*step,reward,seed"):
         load_reference(str(path))

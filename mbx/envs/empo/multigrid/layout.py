@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib.resources
 import inspect
+import os
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -219,6 +220,7 @@ def load_world(name: str) -> tuple[Layout, PowerParams | None, HumanModel | None
 
     Raises:
         ValueError: for an unknown name, missing or unknown fields, and impossible values.
+        FileNotFoundError: for a path where nothing is.
     """
     import yaml
 
@@ -227,6 +229,10 @@ def load_world(name: str) -> tuple[Layout, PowerParams | None, HumanModel | None
     if name in known:
         text = (folder / f"{name}.yaml").read_text()
     elif name.endswith(".yaml"):
+        if not os.path.exists(name):
+            raise FileNotFoundError(
+                f"map {name!r}: there is no such file in {os.getcwd()}: mend the path"
+            )
         with open(name, encoding="utf-8", errors="replace") as file:
             text = file.read()
     else:
