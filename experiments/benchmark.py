@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_dict
 
 from mbx import envs, presets, replay, threefry
@@ -359,6 +359,7 @@ def asked() -> Case:
 
 
 def main(_: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
     case, given = asked(), flags.FLAGS
     if given.suite:
         result = {"suite": given.suite, "cases": run_suite(SUITES[given.suite], given.seconds)}

@@ -22,7 +22,7 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 PROGRAMS = ("init", "interval", "evaluation")
@@ -322,6 +322,7 @@ def define_flags() -> None:
 
 def main(_: list[str]) -> None:
     """Compile, and print what was found."""
+    logging.set_verbosity(logging.WARNING)
     given = flags.FLAGS
     set_environment(given.topology)
     import jax

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 import jax
-from absl import app, flags
+from absl import app, flags, logging
 
 from mbx import envs
 from mbx.agents.empo import Problem, make_agent, resolve
@@ -133,6 +133,7 @@ def robots(name: str, train: Any, problem: Problem) -> list[dict[str, Any]]:
 
 
 def main(_: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
     curves, comparison = [], []
     for name in WORLDS.value:
         for case in CASES.value:

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import app, flags, logging
 
 from mbx.agents.empo import evaluation as empo_evaluation
 from mbx.agents.empo import resolve, robots
@@ -80,6 +80,7 @@ def of_run(workdir: str) -> list[dict[str, Any]]:
 
 
 def main(_: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
     if bool(WORKDIR.value) == bool(WORLDS.value):
         sys.exit("error: give --workdir or --worlds")
     try:

@@ -12,10 +12,11 @@ import os
 import sys
 from typing import Any
 
-from absl import app
+from absl import app, logging
 
 
 def main(arguments: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
     try:
         if len(arguments) != 3:
             raise ValueError("give a run directory and the file to write")

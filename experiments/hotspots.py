@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 from experiments import hlo, hlo_costs
@@ -184,6 +184,7 @@ def define_flags() -> None:
 
 
 def main(_: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
     given = flags.FLAGS
     config = given.config.to_dict()
     try:

@@ -16,7 +16,7 @@ import os
 import sys
 from typing import Any
 
-from absl import app, flags
+from absl import app, flags, logging
 
 TASK = flags.DEFINE_string("task", None, "The task it was trained on.", required=True)
 WORKDIR = flags.DEFINE_string(
@@ -25,6 +25,7 @@ WORKDIR = flags.DEFINE_string(
 
 
 def main(arguments: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
     try:
         if len(arguments) != 2:
             raise ValueError(f"give one checkpoint, not {len(arguments) - 1}")

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import app, flags, logging
 
 from mbx import cem, evolution, mppi, predictive, sequences, tuning
 
@@ -237,6 +237,7 @@ def define_flags() -> None:
 
 
 def main(_: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
     given = flags.FLAGS
     known = methods(given.samples)
     if unknown := [*(set(given.only) - {*known, "pytorch-mppi"}), *(set(given.tasks) - {*TASKS})]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from absl import app, flags
+from absl import app, flags, logging
 
 from mbx import envs, presets, replay
 from mbx.training import build
@@ -162,6 +162,7 @@ def table(curves: list[Curve], plans: list[Curve], sizes: dict[str, dict[str, fl
 
 
 def main(_: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
     measured = replay_curves([int(x) for x in CAPACITIES.value]), plan_curves(), stored_bytes()
     replays, plans, _ = measured
     rows = [

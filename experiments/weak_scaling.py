@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any
 
-from absl import app, flags
+from absl import app, flags, logging
 
 PROCESSES = flags.DEFINE_integer("processes", 2, "Processes.", lower_bound=2)
 SIZE = flags.DEFINE_string("size", "tiny", "Model size.")
@@ -115,6 +115,7 @@ def run(processes: int, devices: int) -> dict[str, float]:
 
 
 def main(_: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
     if CHILD.value:
         print(json.dumps(measure(json.loads(CHILD.value))))
         return

@@ -58,6 +58,16 @@ def test_the_command_lists_the_commands_with_what_they_do(capsys):
         cli.main(["fly"])
 
 
+def test_every_command_that_computes_keeps_its_libraries_logs_off_the_screen():
+    """JAX and orbax tell absl of all they do, which `app.run` would show."""
+    texts = {path.stem: path.read_text() for path in (ROOT / "experiments").glob("*.py")}
+    commands = {name for name, text in texts.items() if "app.run(" in text}
+    quiet = {name for name in commands if "logging.set_verbosity(logging." in texts[name]}
+    assert commands - quiet == {  # what computes nothing itself: reads, draws, starts others
+        *("ablate", "figures", "paired", "plot", "report", "reproduce", "sweep")
+    }
+
+
 def test_a_wheel_adds_one_name_and_trains_by_name_in_an_empty_directory(tmp_path):
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
