@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import app, flags, logging
 
 from mbx import envs
 from mbx.agents.empo import evaluation as empo_evaluation
@@ -131,6 +131,7 @@ def learn(variant: str, seed: int) -> list[dict[str, Any]]:
 
 
 def main(_: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
     rows: list[dict[str, Any]] = list(read_rows(OUT.value)) if os.path.exists(OUT.value) else []
     for variant in CHOSEN.value:
         if variant not in VARIANTS:
