@@ -38,6 +38,31 @@ CHIPS = {
 }
 
 
+# What XLA asks of a GPU that it compiles for and that is not there, from the same data sheets and
+# NVIDIA's table of compute capability 9.0.
+_HOPPER = """
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  shared_memory_per_block_optin: 232448
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 l2_cache_size: 52428800
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  memory_bandwidth: {bandwidth:.0f} device_memory_size: {memory:.0f}
+  cuda_compute_capability {{ major: 9 }}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 1 patch: 0 }}
+device_description_str: "NVIDIA {name}"
+"""
+GPUS = {
+    name: _HOPPER.format(
+        name=name.upper(), bandwidth=CHIPS[name].bandwidth, memory=CHIPS[name].memory
+    )
+    for name in ("h100", "h200")
+}
+
+
 class Floor(NamedTuple):
     """Seconds that a program takes at least, if nothing overlaps within a column.
 

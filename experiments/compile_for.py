@@ -1,9 +1,10 @@
 """A run's programs compiled for accelerators that are not there: memory, exchanges, least times.
 
-    pip install "jax[tpu]"                       # in an environment of its own: brings the compiler
+    pip install -e '.[tpu-compile,cuda-compile]'    # the compilers, in an environment of their own
     python -m experiments.compile_for --topology=v5e:4x4 --config=configs/tdmpc.py \
         --config.env.num_envs=16
-    python -m experiments.compile_for --topology=cpu:8 --config=configs/empo.py   # needs no libtpu
+    python -m experiments.compile_for --topology=h100:2x8 --config=configs/dreamer.py   # 2 hosts
+    python -m experiments.compile_for --topology=cpu:8 --config=configs/empo.py   # needs neither
 
 Compiles what makes a run's state, its train interval and its evaluation for all chips of a
 topology, one environment or more a chip, and reads the compiled text. Nothing runs. `--json` writes
@@ -15,6 +16,7 @@ both branches count: so the numbers of a step are those of one with an update an
 from __future__ import annotations
 
 import collections
+import importlib.util
 import json
 import os
 import re
@@ -27,14 +29,17 @@ from ml_collections import config_flags
 
 PROGRAMS = ("init", "interval", "evaluation")
 _FAST = "S(1)"  # layouts in a TPU's own fast memory
-# libtpu looks for its machine's description unless it is told; the values name no machine.
-_LIBTPU = dict(
+# libtpu looks for its machine's description unless it is told; the values name no machine. The
+# plugin for GPUs compiles without a driver, which it would otherwise refuse to load without.
+_COMPILERS = dict(
+    JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1",
     TPU_SKIP_MDS_QUERY="1",
     TPU_ACCELERATOR_TYPE="v5litepod-16",
     TPU_WORKER_HOSTNAMES="localhost",
     TPU_LOG_DIR="disabled",
     TPU_STDERR_LOG_LEVEL="3",
     TPU_MIN_LOG_LEVEL="3",
+    TF_CPP_MIN_LOG_LEVEL="2",
 )
 
 
@@ -55,10 +60,10 @@ class Topology(NamedTuple):
 
 
 def set_environment(topology: str) -> None:
-    """What has to be set before JAX starts: this machine's CPU, and libtpu without a machine."""
+    """What has to be set before JAX starts: this machine's CPU, and compilers without theirs."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     if not topology.startswith("cpu:"):
-        for name, value in _LIBTPU.items():
+        for name, value in _COMPILERS.items():
             os.environ.setdefault(name, value)
 
 
@@ -66,16 +71,17 @@ def find_topology(name: str) -> Topology:
     """The devices that a name describes.
 
     Args:
-        name: "v5e:4x4", a kind of TPU and the chips along its axes, or "cpu:8".
+        name: "v5e:4x4", a kind of TPU and the chips along its axes; "h100:2x8", a kind of GPU,
+            hosts and those of one; or "cpu:8".
 
     Raises:
         ValueError: for a kind or a shape that there is not.
-        ImportError: without libtpu.
+        ImportError: without libtpu, or without jax's plugin for GPUs.
     """
     import jax
     from jax.experimental import topologies
 
-    from experiments.chips import CHIPS
+    from experiments.chips import CHIPS, GPUS
 
     kind, _, shape = name.partition(":")
     if kind == "cpu" and shape.isdigit() and int(shape):
@@ -83,24 +89,30 @@ def find_topology(name: str) -> Topology:
         if len(devices) < int(shape):
             raise ValueError(f"--topology={name}: JAX has started with {len(devices)} CPU devices")
         return Topology(name, devices[: int(shape)], 1, None)
-    kinds = [k for k in CHIPS if k.startswith("v")]
-    if kind not in kinds or not re.fullmatch(r"\d+(x\d+){0,2}", shape):
+    axes, gpu = 2 if kind in GPUS else 3, kind in GPUS
+    sizes = shape.split("x")
+    if kind not in CHIPS or len(sizes) > axes or not all(x.isdigit() and int(x) for x in sizes):
         raise ValueError(
-            f"--topology={name}: give a kind and a shape, v5e:4x4 or cpu:8 say; kinds are "
-            f"{', '.join(kinds)} and cpu"
+            f"--topology={name}: give a kind and a shape, v5e:4x4, h100:2x8 or cpu:8 say; kinds "
+            f"are {', '.join(CHIPS)} and cpu"
         )
+    package = "jax_cuda12_plugin" if gpu else "libtpu"
+    if importlib.util.find_spec(package) is None:
+        wanted = "cuda-compile" if gpu else "tpu-compile"
+        raise ImportError(
+            f"--topology={name} needs the compiler of those chips, the package {package}: pip "
+            f"install -e '.[{wanted}]' into an environment of its own"
+        )
+    given: dict[str, Any] = {}
+    if gpu:
+        hosts, each = ["1", *sizes][-2:]
+        given = dict(target_config=GPUS[kind], topology=f"1x{hosts}x{each}")
     try:
-        found = topologies.get_topology_desc(name, platform="tpu")
-    except Exception as error:  # libtpu's own, of several types
-        text = str(error).splitlines()[0]
-        if "libtpu" in text.lower() and ("not" in text or "No " in text) or "backend" in text:
-            raise ImportError(
-                f"--topology={name} needs the TPU compiler ({text}): pip install "
-                f'"jax[tpu]=={jax.__version__}" into an environment of its own'
-            ) from error
-        raise ValueError(f"--topology={name}: {text}") from error
+        found = topologies.get_topology_desc(name, "cuda" if gpu else "tpu", **given)
+    except Exception as error:  # the compilers' own, of several types
+        raise ValueError(f"--topology={name}: {str(error).splitlines()[0]}") from error
     devices = list(found.devices)
-    cores = len(devices) // len({tuple(d.coords) for d in devices})
+    cores = 1 if gpu else len(devices) // len({tuple(d.coords) for d in devices})
     chip = CHIPS[kind]._make(x / cores for x in CHIPS[kind])
     return Topology(name, devices, len({d.process_index for d in devices}), chip)
 
@@ -313,7 +325,7 @@ def compile_all(
 def define_flags() -> None:
     """The command's flags; whoever imports this module has flags of their own."""
     config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
-    flags.DEFINE_string("topology", "v5e:4x4", "Kind and shape, v5e:4x4 say, or cpu:8.")
+    flags.DEFINE_string("topology", "v5e:4x4", "Kind and shape: v5e:4x4, h100:2x8, cpu:8.")
     flags.DEFINE_list("programs", list(PROGRAMS), f"Of {', '.join(PROGRAMS)}.")
     flags.DEFINE_string("json", None, "Also write all of it here.")
     flags.DEFINE_string("hlo", None, "Also write the compiled programs' texts into this folder.")

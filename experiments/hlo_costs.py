@@ -110,6 +110,11 @@ def line_flops(line: Line, own: dict[str, Line]) -> float:
         return 2.0 * depth * math.prod(dims(line.shape))
     if line.kind == "convolution":
         return _convolution_flops(line, own)
+    if line.kind == "custom-call" and '"__cublas' in line.rest:  # a GPU's, of its library
+        contract = re.search(r'"lhs_contracting_dimensions":\[(.*?)\]', line.rest)
+        left = dims(own[line.operands[0]].shape)
+        depth = math.prod(left[int(i)] for i in re.findall(r"\d+", contract.group(1)))
+        return 2.0 * depth * math.prod(dims(parts(line.shape)[0]))
     return 0.0
 
 

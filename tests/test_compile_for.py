@@ -15,9 +15,19 @@ from mbx.training.state import LoopState
 from tests.helpers import tiny_config
 
 
-@pytest.mark.parametrize("name", ["v5e", "v9:4x4", "v5e:four", "cpu:0", "h100:8", "v5e:4x4x4x4"])
+@pytest.mark.parametrize(
+    "name", ["v5e", "v9:4x4", "v5e:four", "cpu:0", "h100:2x2x2", "v5e:4x4x4x4", "v5e:0x4"]
+)
 def test_topologies_that_there_are_not(name):
     with pytest.raises(ValueError, match=f"--topology={name}: give a kind and a shape, v5e:4x4"):
+        compile_for.find_topology(name)
+
+
+@pytest.mark.parametrize("name", ["v5e:4x4", "h100:8"])
+def test_a_compiler_that_is_not_installed_is_named(name, monkeypatch):
+    monkeypatch.setattr(compile_for.importlib.util, "find_spec", lambda package: None)
+    package = "libtpu" if name.startswith("v") else "jax_cuda12_plugin"
+    with pytest.raises(ImportError, match=f"{name} needs the compiler .* {package}: pip install"):
         compile_for.find_topology(name)
 
 

@@ -147,6 +147,16 @@ def test_a_padded_convolution_counts_no_products_with_padding():
     assert hlo_costs.line_flops(line, {"x": left, "k": kernel}) == 2 * (5 * 3 - 2) * 3 * 2
 
 
+def test_a_product_of_a_gpus_library():
+    rest = (
+        ', custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":'
+        '{"dot_dimension_numbers":{"lhs_contracting_dimensions":["0"]}}}'
+    )
+    line = hlo.Line("y", "(f32[16,4]{1,0}, s8[4096]{0})", "custom-call", ["x", "w"], rest)
+    left = hlo.Line("x", "f32[8,16]{1,0}", "parameter", ["0"], "")
+    assert hlo_costs.line_flops(line, {"x": left}) == 2 * 8 * 16 * 4
+
+
 def test_a_compiled_loop_and_its_products():
     def chain(x, w):
         return jax.lax.scan(lambda x, _: (jnp.tanh(x @ w + 1.0), None), x, length=3)[0]
