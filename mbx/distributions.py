@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from mbx import derivatives
+from mbx import derivatives, exchange
 
 # Added to 1 - a^2 before the logarithm of the tanh Jacobian.
 _JACOBIAN_EPS = 1e-6
@@ -461,6 +461,8 @@ def solve_temperature(values: Array, wanted: ArrayLike, mask: Array | None = Non
     """
     values = jax.lax.stop_gradient(_float(values))
     mask = jnp.ones(values.shape[:-1]) if mask is None else _float(mask)
+    if exchange.parts() > 1:
+        values, mask = exchange.together((values.reshape(-1, values.shape[-1]), mask.reshape(-1)))
     spread = jnp.max(mask * (jnp.max(values, axis=-1) - jnp.min(values, axis=-1)))
     spread = jnp.maximum(spread, 1e-8)
 

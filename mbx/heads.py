@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mbx import observations
+from mbx import exchange, observations
 from mbx.keys import streams
 from mbx.types import Array, EnvSpec, Params
 
@@ -214,13 +214,13 @@ def make_heads(terms: Mapping[str, float | None], spec: EnvSpec) -> Heads | None
 
 
 def masked_mean(x: Array, mask: Array) -> Array:
-    """Mean of `[T, B]` where the mask is 1.
+    """Mean of `[T, B]` where the mask is 1; of a part of a batch its share of it.
 
     Examples:
         >>> float(heads.masked_mean(jnp.array([[1.0, 9.0]]), jnp.array([[1.0, 0.0]])))
         1.0
     """
-    return jnp.sum(x * mask) / jnp.maximum(jnp.sum(mask), 1.0)
+    return jnp.sum(x * mask) / jnp.maximum(exchange.total(jnp.sum(mask)), 1.0)
 
 
 def _inputs(name: str, head: Head, window: Window) -> tuple[Array, ...]:

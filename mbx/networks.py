@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mbx import derivatives
+from mbx import derivatives, exchange, threefry
 
 Params = Any
 
@@ -265,9 +265,19 @@ class NormedDense(nn.Module):
     def __call__(self, *inputs: Array) -> Array:
         x = Dense(self.features, dtype=self.dtype, name="dense")(*inputs)
         if self.dropout > 0.0 and self.has_rng("dropout"):
-            keep = jax.random.bernoulli(self.make_rng("dropout"), 1.0 - self.dropout, x.shape)
+            keep = _kept(self.make_rng("dropout"), 1.0 - self.dropout, x.shape)
             x = jnp.where(keep, x / (1.0 - self.dropout), 0.0)
         return NormActivation(self.activation, name="norm")(x)
+
+
+def _kept(key: Array, share: float, shape: tuple[int, ...]) -> Array:
+    """Which of `[..., B, F]` dropout keeps; of a part of a batch, its rows of the whole's."""
+    rows = shape[-2] if len(shape) > 1 else 1
+    if exchange.parts() == 1:
+        return jax.random.bernoulli(key, share, shape)
+    whole = (*shape[:-2], rows * exchange.parts(), shape[-1])
+    keep = jax.random.bernoulli(threefry.unrolled(key), share, whole)
+    return jax.lax.dynamic_slice_in_dim(keep, exchange.first_row(rows), rows, axis=-2)
 
 
 class MLP(nn.Module):

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mbx import replay_shards
+from mbx import exchange, replay_shards
 from mbx.replay_ring import (
     draw_transitions,
     holds,
@@ -415,7 +415,7 @@ def _sample_stale(
     # without targets.
     score = jnp.where(age == NEVER, 1e6, jnp.minimum(score, 1e5))
     score = jnp.where(is_last_occurrence(state, index, good), score, jnp.where(good, -1e6, -1e9))
-    _, best = jax.lax.top_k(score + jax.random.gumbel(gumbel_key, score.shape), batch_size)
+    _, best = exchange.top_k(score + jax.random.gumbel(gumbel_key, score.shape), batch_size)
     slot = jnp.where(good, index.slot, dims(state)[1])
     index = Index(env[best], slot[best])
     return row_at(state, index), index

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from mbx import exchange
 from mbx.types import Record
 
 PyTree = Any
@@ -171,7 +172,7 @@ def _encode(stored: Targets, targets: Targets) -> Targets:
     keep = stored.values.shape[2]
     if values.shape[-1] > keep:
         # top_k ranks NaN highest, so NaN must look worst.
-        _, best = jax.lax.top_k(jnp.where(jnp.isnan(values), -jnp.inf, values), keep)
+        _, best = exchange.top_k(jnp.where(jnp.isnan(values), -jnp.inf, values), keep)
         values = jnp.take_along_axis(values, best, axis=-1)
         actions = jnp.take_along_axis(actions, best[..., None], axis=-2)
     if stored.actions.dtype == jnp.int8:

@@ -21,7 +21,7 @@ import mbx
 
 KIT = (
     "returns mppi categorical cem predictive sequences risk tuning evolution muon replay "
-    "distributions networks world_model successors planners heads derivatives traced keys "
+    "distributions networks world_model successors planners heads derivatives exchange traced keys "
     "threefry presets power api"
 ).split()
 # Where not all that is public is meant for users (docs/interface.md).

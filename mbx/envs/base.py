@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import observations
+from mbx import exchange, observations
 from mbx.envs.images import Images, Stack, of_raw
 from mbx.types import Array, EnvSpec, Part, Record
 
@@ -262,16 +262,18 @@ def episodic(
         parts=stacked_parts,
     )
 
-    def reset(key: Array) -> tuple[EpisodeState, Array]:
-        state, obs = strongly_typed(jax.vmap(raw.reset)(jax.random.split(key, num_envs)))
+    def first_of(keys: Array) -> tuple[Any, Any, Array]:
+        state, obs = strongly_typed(jax.vmap(raw.reset)(keys))
         # A task's state may be its observation: donating one would then delete the other.
         obs = jnp.copy(obs)
+        frames = None if stack is None else stack.begin(obs)
+        return state, frames, obs if stack is None else stack.join(frames, obs)
+
+    def reset(key: Array) -> tuple[EpisodeState, Array]:
+        state, frames, obs = first_of(jax.random.split(key, num_envs))
         sums = {name: jnp.zeros(num_envs) for name in raw.metrics} or None
         lengths, returns = jnp.zeros(num_envs, jnp.int32), jnp.zeros(num_envs)
-        if stack is None:
-            return EpisodeState(state, lengths, returns, sums), obs
-        frames = stack.begin(obs)
-        return EpisodeState(state, lengths, returns, sums, frames), stack.join(frames, obs)
+        return EpisodeState(state, lengths, returns, sums, frames), obs
 
     advance = _advance(raw, action_repeat, length, last)
 
@@ -291,13 +293,15 @@ def episodic(
         truncated = ((count >= length) & ~terminated) | fault
         done = terminated | truncated
 
-        def renew(_: None) -> tuple[Any, Any, Array]:
-            fresh, first = reset(reset_key)
-            return _where_each(done, (fresh.raw, fresh.frames, first), (new, frames, final_obs))
+        def renewed(done: Array, keys: Array, *now: Any) -> tuple[Any, Any, Array]:
+            def renew(_: None) -> tuple[Any, Any, Array]:
+                return _where_each(done, first_of(keys), now)
 
-        after, frames, obs = jax.lax.cond(
-            jnp.any(done), renew, lambda _: (new, frames, final_obs), None
-        )
+            return jax.lax.cond(jnp.any(done), renew, lambda _: now, None)
+
+        # Of several devices each looks at its own environments.
+        given = done, jax.random.split(reset_key, num_envs), new, frames, final_obs
+        after, frames, obs = exchange.apart(renewed, (0, 0, 0, 0, 0), *given, out=0)
         sums = {name: state.metrics[name] + value for name, value in values.items()}
         metrics = {name: value / count for name, value in sums.items()}
         metrics |= {f"{name}_last": value for name, value in values.items()}

@@ -66,12 +66,15 @@ def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> 
     every = schedule.reanalyze_interval
 
     def passes_due(state: LoopState, before: Array, starting: Array) -> Array:
-        sweep = replay.sweep_length(state.replay, agent.store.batch_size)
-        if seeds_axis is not None:  # batched seeds make the same number of passes: the fullest's
-            sweep = jax.lax.pmax(sweep, seeds_axis)
         regular = state.updates // every - before // every if every else 0
         regular = jnp.where(state.steps >= schedule.reanalyze_min_step, regular, 0)
-        return jnp.where(starting, sweep, regular)
+        if seeds_axis is None:  # of several devices each knows its own rows: ask once a run
+            return jax.lax.cond(starting, sweep, lambda _: jnp.int32(regular), state.replay)
+        # Batched seeds make the same number of passes: the fullest's.
+        return jnp.where(starting, jax.lax.pmax(sweep(state.replay), seeds_axis), regular)
+
+    def sweep(buffer: Any) -> Array:
+        return replay.sweep_length(buffer, agent.store.batch_size)
 
     def reanalyze(
         state: LoopState, key: Array, before: Array, starting: Array
@@ -128,10 +131,13 @@ def make_learn_if_due(agent: Agent, schedule: Schedule, seeds_axis: str | None =
 def repeated(
     step: Callable[[LoopState], tuple[LoopState, Metrics]], length: int
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
-    """`length` steps as one scan; metrics are summed over them (but for `Ended`)."""
+    """`length` steps as one scan; metrics are summed over them, and over the environments where
+    they lead with those (but for `Ended`)."""
 
     def summed(found: Any) -> Any:
-        return found if isinstance(found, Ended) else jnp.sum(found, axis=0)
+        if isinstance(found, Ended):
+            return found
+        return jnp.sum(found)
 
     def train_interval(state: LoopState) -> tuple[LoopState, Metrics]:
         state, metrics = jax.lax.scan(lambda s, _: step(s), state, None, length=length)

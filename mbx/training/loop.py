@@ -78,14 +78,22 @@ def store(
 
 
 def make_store_and_learn(
-    agent: Agent, schedule: Schedule, seeds_axis: str | None = None
+    agent: Agent, schedule: Schedule, seeds_axis: str | None = None, *, apart: bool = False
 ) -> Callable:
     """`store_and_learn(state, action, actor, targets, timestep, key) -> (state, metrics)`.
 
     Stores the rows, then advances. Metrics: those of `make_learn_if_due`, `faults`, `episodes`,
     `ended` and `episode/...`.
+
+    Args:
+        agent, schedule, seeds_axis: see `make_step`.
+        apart: the environments' metrics are left as `[E]`: devices that hold some of them each
+            need not speak to each other before the interval's end.
     """
     learn_if_due = make_learn_if_due(agent, schedule, seeds_axis)
+
+    def total(x: Array) -> Array:
+        return x * 1 if apart else jnp.sum(x)
 
     def store_and_learn(
         state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep, key: Array
@@ -94,16 +102,16 @@ def make_store_and_learn(
         state = store(agent, state, action, actor, targets, timestep)
         state, metrics = learn_if_due(state, before, key)
         done = timestep.terminated | timestep.truncated
-        metrics["faults"] = jnp.sum(timestep.fault)
-        metrics["episodes"] = jnp.sum(done)
-        metrics["episode/return"] = jnp.sum(jnp.where(done, timestep.episode_return, 0.0))
-        metrics["episode/length"] = jnp.sum(jnp.where(done, timestep.episode_length, 0))
+        metrics["faults"] = total(timestep.fault)
+        metrics["episodes"] = total(done)
+        metrics["episode/return"] = total(jnp.where(done, timestep.episode_return, 0.0))
+        metrics["episode/length"] = total(jnp.where(done, timestep.episode_length, 0))
         metrics["ended"] = Ended(
             jnp.where(done, timestep.episode_length, 0),
             jnp.where(done, timestep.episode_return, 0.0),
         )
         for name, value in timestep.metrics.items():
-            metrics[f"episode/{name}"] = jnp.sum(jnp.where(done, value, 0.0))
+            metrics[f"episode/{name}"] = total(jnp.where(done, value, 0.0))
         return state, metrics
 
     return store_and_learn
@@ -114,11 +122,19 @@ def make_step(
     environment: JaxEnvironment,
     schedule: Schedule,
     seeds_axis: str | None = None,
+    *,
+    apart: bool = False,
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
-    """One fused train step of all environments: `state -> (state, metrics)`."""
+    """One fused train step of all environments: `state -> (state, metrics)`.
+
+    Args:
+        agent, environment, schedule: of a run.
+        seeds_axis: along which seeds are batched (`mbx.training.seeds`).
+        apart: see `make_store_and_learn`.
+    """
     num_envs = environment.num_envs
     select_action = make_select_action(agent, schedule, num_envs, environment.spec)
-    store_and_learn = make_store_and_learn(agent, schedule, seeds_axis)
+    store_and_learn = make_store_and_learn(agent, schedule, seeds_axis, apart=apart)
 
     def step(state: LoopState) -> tuple[LoopState, Metrics]:
         act_key, env_key, learn_key = step_keys(state)
@@ -139,7 +155,8 @@ def make_interval(
     partition: Partition = ONE_DEVICE,
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
     """`length` fused steps in one compiled, donated scan; metrics are summed over them."""
-    step = partition.keep(make_step(agent, environment, schedule))
+    apart = partition.mesh is not None
+    step = partition.keep(make_step(agent, environment, schedule, apart=apart))
     return partition.compile(repeated(step, length), donate=True)
 
 

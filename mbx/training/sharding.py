@@ -24,6 +24,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from mbx import exchange
 from mbx.agents.settings import Distributed, RunSettings
 from mbx.training.state import LoopState
 
@@ -141,7 +142,8 @@ class Partition:
     def compile(self, function: Callable, *, donate: bool = False) -> Callable:
         """`jit`; on a mesh everything but the state a function gives back is copied everywhere.
 
-        The function is traced with that mesh set, for `mbx.networks.matmul`.
+        The function is traced with that mesh set, for `mbx.networks.matmul` and `mbx.exchange`,
+        which takes batches apart unless parameters are divided as well.
         """
         donated = dict(donate_argnums=0) if donate else {}
         if self.mesh is None:
@@ -154,7 +156,8 @@ class Partition:
                     return jax.lax.with_sharding_constraint(x, self.of_state(x))
                 return jax.lax.with_sharding_constraint(x, self._named())
 
-            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+            mesh = jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
+            with mesh, exchange.taking_apart(not self.fsdp):
                 result = function(*args)
             return jax.tree.map(place, result, is_leaf=lambda x: isinstance(x, LoopState))
 

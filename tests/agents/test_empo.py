@@ -382,7 +382,8 @@ def test_what_is_logged_of_a_batch():
     coverage[:, :, 1], mask = 0.0, np.array([True, True, False])
     targets = empo_targets.Targets(*map(jnp.asarray, (q, known, v, coverage, policy, x)))
     p = found.params
-    told = agent_module._progress(problem, jnp.int32(5), p, targets, jnp.asarray(mask))
+    told = agent_module._progress(problem, p, targets, jnp.asarray(mask))
+    told |= agent_module._stage(problem, jnp.int32(5))
     np.testing.assert_allclose(told["q_r"], q[:2][known[:2]].mean(), rtol=1e-5)
     weight = coverage[:2]
     np.testing.assert_allclose(told["v_h_e"], (v[:2] * weight).sum() / weight.sum(), rtol=1e-5)

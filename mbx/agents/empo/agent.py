@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mbx import power, replay
+from mbx import exchange, power, replay
 from mbx.agents.base import Agent, Update
 from mbx.agents.empo import targets as empo_targets
 from mbx.agents.empo.acting import make_act, params_at
@@ -162,7 +162,8 @@ def _capacity(settings: Settings, world: World, stored: bool) -> int | None:
 
 def _make_update(problem: Problem) -> Update:
     loss = problem.settings.loss
-    learn = learn_tables if problem.settings.model.kind == "tables" else learn_networks
+    tables = problem.settings.model.kind == "tables"
+    learn = learn_tables if tables else learn_networks
 
     def update(
         train: TrainState, buffer: replay.ReplayState, key: Array
@@ -170,27 +171,35 @@ def _make_update(problem: Problem) -> Update:
         sample_key, human_key = jax.random.split(key)
         batch = _sample(problem, buffer, sample_key)
         states, human, listed = _experience(problem, batch.rows["obs"], human_key)
+        given = train, states, human, listed, batch.mask[0]
+        # Tables are written by the whole batch: a state that is met often moves once.
+        new, metrics = own(*given) if tables else exchange.apart(own, (None, 0, 0, 0, 0), *given)
+        return _advance(problem, new), buffer, metrics | _stage(problem, train.step)
+
+    def own(
+        train: TrainState,
+        states: Any,
+        human: empo_targets.Profiles,
+        listed: tuple[Any, Array] | None,
+        mask: Array,
+    ) -> tuple[TrainState, Metrics]:
         p = params_at(problem, train.step)
-        targets, metrics = empo_targets.make_targets(
+        room = problem.capacity and -(-problem.capacity // exchange.parts())
+        targets, shares = empo_targets.make_targets(
             problem.model,
             problem.world,
             train.frozen,
             states,
             human,
             p,
-            batch.mask[0],
-            capacity=problem.capacity,
+            mask,
+            capacity=room,
             unique=loss.unique,
             ability_floor=loss.ability_floor,
             listed=listed,
         )
-        train, losses = learn(problem, train, states, targets, batch.mask[0])
-        after = _advance(problem, train)
-        return (
-            after,
-            buffer,
-            metrics | losses | _progress(problem, train.step, p, targets, batch.mask[0]),
-        )
+        shares |= _progress(problem, p, targets, mask)
+        return learn(problem, train, states, targets, mask, shares)
 
     return update
 
@@ -212,7 +221,7 @@ def _sample(problem: Problem, buffer: replay.ReplayState, key: Array) -> replay.
     repeated = jnp.zeros(num, bool).at[order].set(again)
     score = jax.random.uniform(jax.random.fold_in(key, 1), (num,))
     score = score - repeated - 2.0 * ~batch.mask[0]
-    chosen = jax.lax.top_k(score, loss.batch_size)[1]
+    chosen = exchange.top_k(score, loss.batch_size)[1]
     rows = jax.tree.map(lambda x: x[:, chosen], batch.rows)
     return batch._replace(rows=rows, mask=batch.mask[:, chosen])
 
@@ -226,10 +235,19 @@ def _advance(problem: Problem, train: TrainState) -> TrainState:
     return train.replace(target=target, step=step)
 
 
+def _stage(problem: Problem, step: Array) -> Metrics:
+    """Where the curriculum stands."""
+    return {
+        "beta_r": params_at(problem, step).beta_r,
+        "epsilon": power.curriculum.epsilon(problem.curriculum, step),
+        "stage": power.curriculum.stage(problem.curriculum, step).astype(jnp.float32),
+    }
+
+
 def _progress(
-    problem: Problem, step: Array, p: PowerParams, targets: empo_targets.Targets, mask: Array
+    problem: Problem, p: PowerParams, targets: empo_targets.Targets, mask: Array
 ) -> Metrics:
-    """Where the curriculum stands, and means over the batch's states of what they mean.
+    """Means over the batch's states of what targets say; of a part of a batch its shares.
 
     Returns:
         By name: `v_h_e` over the pairs of human and goal that have a target, `q_r` over the joint
@@ -238,16 +256,13 @@ def _progress(
     """
 
     def mean(x: Array, weight: Array) -> Array:
-        weight = weight * mask.reshape((-1,) + (1,) * (x.ndim - 1))
-        return jnp.sum(x * weight) / jnp.maximum(jnp.sum(weight), 1e-9)
+        weight = weight.astype(jnp.float32) * mask.reshape((-1,) + (1,) * (x.ndim - 1))
+        return jnp.sum(x * weight) / jnp.maximum(exchange.total(jnp.sum(weight)), 1e-9)
 
     every = jnp.ones(mask.shape)
     u_r = power.intrinsic_reward(targets.x_h, p.xi, p.eta, reduce=p.reduce)
     policy = targets.policy
     metrics = {
-        "beta_r": p.beta_r,
-        "epsilon": power.curriculum.epsilon(problem.curriculum, step),
-        "stage": power.curriculum.stage(problem.curriculum, step).astype(jnp.float32),
         "q_r": mean(targets.q_r, targets.known),
         "v_h_e": mean(targets.v_h_e, targets.coverage),
         "u_r": mean(u_r, every),
@@ -257,7 +272,7 @@ def _progress(
     for human in range(problem.world.num_humans):
         metrics[f"x_h_{human + 1}"] = mean(targets.x_h[:, human], every)
     if problem.settings.model.kind == "networks" and problem.settings.model.q_head == "z":
-        metrics["z_unrepresentable"] = jnp.mean((targets.q_r > -1.0).astype(jnp.float32))
+        metrics["z_unrepresentable"] = exchange.mean((targets.q_r > -1.0).astype(jnp.float32))
     return metrics
 
 

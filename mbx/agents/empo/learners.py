@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mbx import power
+from mbx import exchange, power
 from mbx.agents.empo.models import Q_FLOOR
 from mbx.agents.empo.targets import Targets
 from mbx.agents.empo.types import Problem, TrainState
@@ -32,9 +32,16 @@ def init_state(problem: Problem, key: Array) -> TrainState:
 
 
 def learn_networks(
-    problem: Problem, train: TrainState, states: Any, targets: Targets, mask: Array
+    problem: Problem,
+    train: TrainState,
+    states: Any,
+    targets: Targets,
+    mask: Array,
+    shares: Metrics | None = None,
 ) -> tuple[TrainState, Metrics]:
     """One optimiser step of each network that this stage trains.
+
+    Of a part of a batch (`mbx.exchange`) it is the step on the whole: its gradients are added up.
 
     Args:
         problem: what is learned and how.
@@ -42,11 +49,13 @@ def learn_networks(
         states: `[B, ...]`.
         targets: of these states.
         mask: `[B]` bool, rows that exist.
+        shares: metrics of the caller's, which come back summed with the losses.
     """
     codes = problem.model.encode(states)
     gradients, metrics = jax.grad(_loss, argnums=1, has_aux=True)(
         problem, train.params, codes, targets, mask
     )
+    gradients, metrics = exchange.total((gradients, metrics | (shares or {})))
     settings, optimizer = problem.settings.optimizer, _optimizer(problem)
     on = _active(problem, train.step)
     params, opt_state = {}, {}
@@ -67,26 +76,27 @@ def _loss(
     """The sum of all networks' losses, and each: mean squared errors, of Q_r by `q_loss`."""
     model, world = problem.model, problem.world
     coverage = targets.coverage * mask[:, None, None]
-    rows = jnp.maximum(jnp.sum(mask), 1)
+    known = targets.known & mask[:, None]
+    all_known = jnp.all(known, axis=1, keepdims=True)
+    counted = (jnp.sum(coverage + 1e-9), jnp.sum(mask), jnp.sum(known), jnp.sum(all_known))
+    covered, rows, pairs, states = exchange.total(tuple(x.astype(jnp.float32) for x in counted))
     latents = model.trunk(params, codes)
     v = power.soft_clamp(model.v_h_e(params, latents), 0.0, 1.0)
-    v_loss = jnp.sum(coverage * jnp.square(v - targets.v_h_e)) / jnp.sum(coverage + 1e-9)
+    v_loss = jnp.sum(coverage * jnp.square(v - targets.v_h_e)) / covered
     q = model.q_r(params, latents)
-    known = targets.known & mask[:, None]
     q_loss = jnp.sum(q_errors(problem.settings.loss.q_loss, q, targets.q_r) * known)
-    losses = {"loss/v_h_e": v_loss, "loss/q_r": q_loss / jnp.maximum(jnp.sum(known), 1)}
+    losses = {"loss/v_h_e": v_loss, "loss/q_r": q_loss / jnp.maximum(pairs, 1.0)}
     coef = problem.settings.loss.advantage_coef
     if coef:
         error = jnp.square(log_advantage(q) - log_advantage(targets.q_r))
-        all_known = jnp.all(known, axis=1, keepdims=True)
         error = jnp.sum(jnp.where(all_known, error, 0.0))
-        losses["loss/advantage"] = coef * error / jnp.maximum(jnp.sum(all_known) * q.shape[1], 1)
+        losses["loss/advantage"] = coef * error / jnp.maximum(states * q.shape[1], 1.0)
     if model.x_h is not None:
         clean = jnp.clip(jax.lax.stop_gradient(v), 0.0, 1.0)
         want = power.aggregate_ability(clean, world.goal_weight[None], problem.params.zeta)
         x = power.soft_clamp(model.x_h(params, latents), power.ABILITY_FLOOR, 1.0)
         error = jnp.square(x - want) * mask[:, None]
-        losses["loss/x_h"] = jnp.sum(error) / (rows * x.shape[1])
+        losses["loss/x_h"] = jnp.sum(error) / (jnp.maximum(rows, 1.0) * x.shape[1])
     return sum(losses.values()), losses
 
 
@@ -113,7 +123,12 @@ def log_advantage(q: Array) -> Array:
 
 
 def learn_tables(
-    problem: Problem, train: TrainState, states: Any, targets: Targets, mask: Array
+    problem: Problem,
+    train: TrainState,
+    states: Any,
+    targets: Targets,
+    mask: Array,
+    shares: Metrics | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Move entries by their adaptive rates; a state met often in a batch moves once.
 
@@ -146,7 +161,7 @@ def learn_tables(
         metrics[f"loss/{name}"] = jnp.sum(
             jnp.where(mask.reshape((-1,) + (1,) * (error.ndim - 1)), jnp.square(error), 0.0)
         ) / jnp.maximum(jnp.sum(mask) * error[0].size, 1)
-    return train.replace(params=params, opt_state=counts), metrics
+    return train.replace(params=params, opt_state=counts), metrics | (shares or {})
 
 
 def _optimizer(problem: Problem) -> optax.GradientTransformation:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mbx import power, successors
+from mbx import exchange, power, successors
 from mbx.agents.empo.models import Model
 from mbx.power.equations import Number, PowerParams
 from mbx.power.worlds import World, goal_distribution, profiles
@@ -157,9 +157,11 @@ def expand(
     lost = (jnp.abs(1.0 - mass) > MASS_TOLERANCE).reshape(batch, num, len(robots))
     metrics = {
         "n_successors": flat.count.astype(jnp.float32),
-        "fill": flat.fill,
+        "fill": exchange.mean(flat.fill),
         "overflow": (flat.overflow + jnp.sum(overflow & mask[:, None, None])).astype(jnp.float32),
-        "mass_error": jnp.max(jnp.where(mask[:, None], jnp.abs(1.0 - mass), 0.0)),
+        "mass_error": exchange.mean(
+            exchange.largest(jnp.max(jnp.where(mask[:, None], jnp.abs(1.0 - mass), 0.0)))
+        ),
     }
     return flat, lost, metrics
 
@@ -221,6 +223,8 @@ def make_targets(
     listed: tuple[Any, Array] | None = None,
 ) -> tuple[Targets, Metrics]:
     """Eqs. (4) and (6) for a batch of states, from frozen parameters.
+
+    Of a part of a batch (`mbx.exchange`) the metrics are its shares.
 
     Args:
         model: networks or tables.
@@ -315,7 +319,8 @@ def _without_broken(targets: Targets, mask: Array) -> tuple[Targets, Metrics]:
 
 def _share(which: Array, mask: Array) -> Array:
     """Of the robot's actions `[B, R]` in rows that exist."""
-    return jnp.sum(which & mask[:, None]) / jnp.maximum(jnp.sum(mask) * which.shape[1], 1)
+    rows = exchange.total(jnp.sum(mask).astype(jnp.float32))
+    return jnp.sum(which & mask[:, None]) / jnp.maximum(rows * which.shape[1], 1.0)
 
 
 def _keys(world: World, states: Any) -> Array:

@@ -21,13 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import mppi, networks, observations, planners, replay, returns
+from mbx import exchange, mppi, networks, observations, planners, replay, returns
 from mbx.agents.base import Act, Agent, MakeTargets, See, StartFrom, Store, Update
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.diagnostics import make_review
 from mbx.agents.tdmpc.reanalyze import make_reanalyze, num_rows, reanalyze_batch
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import ActorState, Batch, TrainState, make_batch
+from mbx.agents.tdmpc.types import BATCH_AXES, ActorState, Batch, Noise, TrainState, make_batch
 from mbx.agents.tdmpc.update import draw, init_state, update_from_batch
 from mbx.heads import make_heads
 from mbx.keys import streams
@@ -329,16 +329,41 @@ def make_learn(
         if settings.reads_plans and not stored:
             batch = plan_batch(settings, model, train, batch, keys["plan"])
         noise = draw(settings, model, keys["draw"])
-        new, metrics = update_from_batch(settings, model, train, batch, noise)
-        if stored:
-            valid = sample.targets.valid[:-1] & sample.mask
-            age = jnp.where(valid, new.step - sample.targets.step[:-1], 0)
-            metrics["targets/age"] = jnp.sum(age) / jnp.maximum(jnp.sum(valid), 1)
-            metrics["targets/valid"] = jnp.sum(valid) / jnp.maximum(jnp.sum(sample.mask), 1)
-        metrics["batch/mask"] = jnp.mean(sample.mask)
-        return new, metrics
+        made = (sample.targets.valid[:-1], sample.targets.step[:-1]) if stored else None
+        given = train, batch, noise, sample.mask, made
+        # Where several dynamics heads feed the policy, their rows are ordered head by head.
+        mixed = model.config.num_dynamics > 1 and settings.loss.head_strategy != "single"
+        return own(*given) if mixed else exchange.apart(own, (None, 1, BATCH_AXES, 1, 1), *given)
+
+    def own(
+        train: TrainState, batch: Batch, noise: Noise, mask: Array, made: Any
+    ) -> tuple[TrainState, Metrics]:
+        shares = batch_shares(mask, train.step + 1, *(made or ()))
+        return update_from_batch(settings, model, train, batch, noise, shares)
 
     return learn
+
+
+def batch_shares(
+    mask: Array, step: Array, valid: Array | None = None, made: Array | None = None
+) -> Metrics:
+    """Metrics of the windows of a batch, of a part of one its shares.
+
+    Args:
+        mask: `[T, B]`.
+        step: learner step.
+        valid: of stored targets, `[T, B]`, None without any.
+        made: the learner step at which they were made, `[T, B]`.
+    """
+    metrics = {"batch/mask": exchange.mean(mask)}
+    if valid is not None:
+        valid = valid & mask
+        age = jnp.where(valid, step - made, 0)
+        sums = jnp.sum(valid).astype(jnp.float32), jnp.sum(mask).astype(jnp.float32)
+        num, counted = exchange.total(sums)  # of one type with the losses' counts
+        metrics["targets/age"] = jnp.sum(age) / jnp.maximum(num, 1)
+        metrics["targets/valid"] = jnp.sum(valid) / jnp.maximum(counted, 1)
+    return metrics
 
 
 def plan_batch(

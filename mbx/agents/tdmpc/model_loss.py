@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from mbx import distributions as dist
+from mbx import exchange
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, ValueTarget
 from mbx.heads import Heads, Window, masked_mean
@@ -25,8 +26,11 @@ from mbx.world_model import WorldModel, masked
 
 
 def time_weighted(loss: Array, mask: Array, rho: float) -> Array:
-    """Mean over time of rho^t times the masked batch mean: `[T, B]` -> scalar (TD-MPC2)."""
-    count = jnp.maximum(jnp.sum(mask, axis=1), 1.0)
+    """Mean over time of rho^t times the masked batch mean: `[T, B]` -> scalar (TD-MPC2).
+
+    Of a part of a batch (`mbx.exchange`) its share of that mean.
+    """
+    count = jnp.maximum(exchange.total(jnp.sum(mask, axis=1)), 1.0)
     per_step = jnp.sum(loss * mask, axis=1) / count
     return jnp.mean(rho ** jnp.arange(loss.shape[0]) * per_step)
 
@@ -91,12 +95,14 @@ def termination_loss(logit: Array, terminated: Array, mask: Array, balance: bool
     mask = jnp.broadcast_to(mask[:, None], logit.shape)
     weight = mask
     if balance:
-        ends, goes = jnp.sum(mask * terminated), jnp.sum(mask * (1.0 - terminated))
+        ends, goes = exchange.total(
+            (jnp.sum(mask * terminated), jnp.sum(mask * (1.0 - terminated)))
+        )
         both = (ends > 0.0) & (goes > 0.0)
         share = jnp.where(terminated > 0.0, ends, goes)
         weight = mask * jnp.where(both, 0.5 * (ends + goes) / jnp.maximum(share, 1.0), 1.0)
     bce = jax.nn.softplus(logit) - logit * terminated
-    return jnp.sum(bce * weight) / jnp.maximum(jnp.sum(mask), 1.0)
+    return jnp.sum(bce * weight) / jnp.maximum(exchange.total(jnp.sum(mask)), 1.0)
 
 
 def value_loss(logits: Array, target: ValueTarget, bins: Array, rho: float) -> Array:
@@ -275,6 +281,6 @@ def model_loss(
     total = total_loss(settings, losses, value_due, model.heads)
     metrics = {f"loss/{name}": value for name, value in losses.items()}
     metrics["loss/total"] = total
-    count = jnp.maximum(jnp.sum(target.mask), 1.0)
+    count = jnp.maximum(exchange.total(jnp.sum(target.mask)), 1.0)
     metrics["value/target"] = jnp.sum(target.mean() * target.mask) / count
     return total, (zs, metrics | extra)

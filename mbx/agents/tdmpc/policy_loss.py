@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from mbx import categorical, returns
+from mbx import categorical, exchange, returns
 from mbx import distributions as dist
 from mbx.agents.tdmpc.model_loss import repeat_for_heads, select_latents, time_weighted
 from mbx.agents.tdmpc.settings import Settings
@@ -79,6 +79,7 @@ def move_value_scale(
     settings: Settings, scales: ValueScales, values: Array
 ) -> tuple[Array, ValueScales]:
     """Move the unit of values with `values` `[n]`: the unit in use, and both forms."""
+    values = exchange.together(values)
     if settings.loss.value_scale == "return_ema":
         scales = scales._replace(ema=returns.update_return_ema(scales.ema, values))
     else:
@@ -234,7 +235,7 @@ def distillation(
     valid = inputs.mask * inputs.valid
     first = jax.lax.stop_gradient(jnp.where(valid[0] > 0, kl[0], 0.0))
     scale = returns.update_running_scale(
-        scale, first, tau=settings.optimizer.tau, min_=loss.kl_scale_min
+        scale, exchange.together(first), tau=settings.optimizer.tau, min_=loss.kl_scale_min
     )
     return (kl / scale.value)[:-1], valid[:-1], scale
 
@@ -309,6 +310,7 @@ def trust_region(
         kl = dist.gaussian_kl(old_mean, jnp.exp(old_log_std), mean, jnp.exp(log_std))
         kl = jnp.sum(kl, axis=-1)
     first = jax.lax.stop_gradient(kl[0])
+    first = exchange.together(first)
     scale = returns.update_running_scale(scale, first, tau=settings.optimizer.tau)
     return time_weighted(kl / scale.value, inputs.mask, settings.loss.time_weight), scale
 
@@ -358,7 +360,7 @@ def policy_loss(
         trust, moved = trust_region(settings, model, (mean, log_std), target, inputs, scales.trust)
         total = total + settings.loss.trust_region_coef * trust
         scales = scales._replace(trust=moved)
-        metrics["trust"] = trust
+        metrics["trust"] = trust * exchange.parts()  # of which, as of all here, a mean is taken
     metrics["entropy"] = entropy
     if model.config.policy != "categorical":
         metrics["std"] = jnp.exp(log_std)

@@ -10,11 +10,12 @@ entry planner-targets.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mbx import replay
+from mbx import exchange, replay
 from mbx.agents.base import MakeTargets, Mean, Reanalyze
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import TrainState
@@ -87,19 +88,37 @@ def pass_metrics(
 ) -> Metrics:
     """What a pass over some rows did.
 
+    Args:
+        state: the replay.
+        old, new: targets of the rows, `[M]` or of windows `[T, B]`.
+        mask: which of them count.
+
     Returns:
         Means over the rows of `mask` that had a plan: its age in updates, and the change of the
         best value found; and how many rows were planned for, as a share of all
         transitions (a row that is drawn twice counts twice).
     """
-    known = old.valid & mask
-    count = jnp.maximum(jnp.sum(known), 1)
-    best = jnp.max(new.values, axis=-1), jnp.nan_to_num(jnp.max(old.values, axis=-1))
-    change = jnp.abs(best[0] - best[1])
+    axis = mask.ndim - 1  # the batch's
+
+    def sums(old: replay.Targets, new: replay.Targets, mask: Array, held: Array) -> Any:
+        known = old.valid & mask
+        best = jnp.max(new.values, axis=-1), jnp.nan_to_num(jnp.max(old.values, axis=-1))
+        change = jnp.abs(best[0] - best[1])
+        found = dict(
+            known=jnp.sum(known),
+            age=jnp.sum(jnp.where(known, new.step - old.step, 0)),
+            change=jnp.sum(jnp.where(known, change, 0.0)),
+            planned=jnp.sum(mask),
+            held=jnp.sum(held),
+        )
+        return exchange.total(jax.tree.map(lambda x: x.astype(jnp.float32), found))
+
+    found = exchange.apart(sums, (axis, axis, axis, 0), old, new, mask, state.transitions)
+    count = jnp.maximum(found["known"], 1.0)
     return {
-        "reanalyze/age": jnp.sum(jnp.where(known, new.step - old.step, 0)) / count,
-        "reanalyze/value_change": jnp.sum(jnp.where(known, change, 0.0)) / count,
-        "reanalyze/share": jnp.sum(mask) / jnp.maximum(replay.num_transitions(state), 1),
+        "reanalyze/age": found["age"] / count,
+        "reanalyze/value_change": found["change"] / count,
+        "reanalyze/share": found["planned"] / jnp.maximum(found["held"], 1.0),
     }
 
 

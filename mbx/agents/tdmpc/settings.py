@@ -352,6 +352,11 @@ class Settings(RunSettings):
         return "svg" in self.loss.policy_terms
 
     @property
+    def policy_reads_model(self) -> bool:
+        """svg in loss.policy_loss, or loss.optimist"""
+        return self.uses_svg or self.loss.optimist
+
+    @property
     def svg_first(self) -> bool:
         """svg named first in loss.policy_loss, whose value scale it is"""
         return next(iter(self.loss.policy_terms)) == "svg"

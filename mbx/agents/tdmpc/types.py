@@ -91,6 +91,17 @@ class Noise(NamedTuple):
     optimist_dropout: Array | None = None
 
 
+# The axis of each that is the batch's.
+BATCH_AXES = Noise(
+    target_eps=1,
+    target_heads=None,
+    policy_eps=1,
+    policy_heads=None,
+    rollout_eps=2,
+    optimist_eps=1,
+)
+
+
 class ValueTarget(NamedTuple):
     """What the value heads learn to predict.
 

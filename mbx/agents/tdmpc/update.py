@@ -10,13 +10,14 @@ the learning rates.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from mbx import muon, returns, threefry
+from mbx import exchange, muon, returns, threefry
 from mbx.agents.base import Mean
 from mbx.agents.tdmpc.model_loss import model_loss
 from mbx.agents.tdmpc.policy_loss import (
@@ -126,17 +127,39 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
 
 
 def update_from_batch(
-    settings: Settings, model: WorldModel, state: TrainState, batch: Batch, noise: Noise
+    settings: Settings,
+    model: WorldModel,
+    state: TrainState,
+    batch: Batch,
+    noise: Noise,
+    shares: Metrics | None = None,
 ) -> tuple[TrainState, Metrics]:
-    """One learner step on `batch` with given random numbers: the deterministic core of `update`."""
+    """One learner step on `batch` with given random numbers: the deterministic core of `update`.
+
+    Of a part of a batch (`mbx.exchange`) it is the step on the whole: gradients are added up
+    before they are used, those of a policy that reads no model together with the model's.
+
+    Args:
+        shares: metrics of the caller's, exchanged with the others.
+    """
     state, weights, of_values = weigh_actions(settings, state, batch)
-    state, zs, metrics = learn_model(settings, model, state, batch, noise, of_values)
+    grads, zs, metrics = model_gradients(settings, model, state, batch, noise, of_values)
+    metrics |= shares or {}
     inputs = policy_inputs(settings, zs, batch, weights, noise)
+    due = policy_due(settings, state.step)
+    if due is None and not settings.policy_reads_model:
+        policy_grads, moved, extra = policy_gradients(settings, model, state, inputs)
+        grads, policy_grads, metrics, extra = exchange.total((grads, policy_grads, metrics, extra))
+        state, norms = move_model(settings, model, state, grads)
+        state, more = move_policy(settings, model, moved(state), policy_grads)
+        return move_targets(settings, state), metrics | norms | extra | more
 
     def learn(state: TrainState) -> tuple[TrainState, Metrics]:
         return learn_policy(settings, model, state, inputs, noise)
 
-    due = policy_due(settings, state.step)
+    grads, metrics = exchange.total((grads, metrics))
+    state, norms = move_model(settings, model, state, grads)
+    metrics |= norms
     if due is None:
         state, extra = learn(state)
     else:
@@ -187,13 +210,26 @@ def learn_model(
     weights: Array | None,
 ) -> tuple[TrainState, Array, Metrics]:
     """One step on world model and values: (state, latents `[S, H, B, L]`, metrics)."""
+    grads, zs, metrics = model_gradients(settings, model, state, batch, noise, weights)
+    grads, metrics = exchange.total((grads, metrics))
+    state, norms = move_model(settings, model, state, grads)
+    return state, zs, metrics | norms
+
+
+def model_gradients(
+    settings: Settings,
+    model: WorldModel,
+    state: TrainState,
+    batch: Batch,
+    noise: Noise,
+    weights: Array | None,
+) -> tuple[Params, Array, Metrics]:
+    """Gradients of world model and values, latents `[S, H, B, L]`, metrics."""
     frozen = jax.lax.stop_gradient(state.params)
     z = jnp.concatenate(
         [model.encode(frozen, batch.obs[0])[None], model.encode(frozen, batch.obs[1:])]
     )
     targets = value_targets(settings, model, state, z, batch, noise, weights)
-    every = settings.optimizer.value_every
-    due = (state.step % every == 0).astype(jnp.float32)
 
     def loss(trained: Params) -> tuple[Array, tuple[Array, Metrics]]:
         return model_loss(
@@ -205,21 +241,31 @@ def learn_model(
             targets,
             noise,
             progress=progress(settings, state.step),
-            value_due=1.0 if every == 1 else due,
+            value_due=1.0 if settings.optimizer.value_every == 1 else _values_due(settings, state),
         )
 
+    (_, (zs, metrics)), grads = jax.value_and_grad(loss, has_aux=True)(_trained(state.params))
+    return grads, jax.lax.stop_gradient(zs), metrics
+
+
+def _values_due(settings: Settings, state: TrainState) -> Array:
+    return (state.step % settings.optimizer.value_every == 0).astype(jnp.float32)
+
+
+def move_model(
+    settings: Settings, model: WorldModel, state: TrainState, grads: Params
+) -> tuple[TrainState, Metrics]:
+    """World model and values after a step along the whole batch's gradients; their norm."""
     old = _trained(state.params)
-    (_, (zs, metrics)), grads = jax.value_and_grad(loss, has_aux=True)(old)
     optimizer, _ = make_optimizers(settings, model.config)
     updates, opt_state = optimizer.update(grads, state.opt_state, old)
     new = model.project(optax.apply_updates(old, updates))
-    if every > 1:
-        values = ("value", "aux_value")
-        new = keep_where(due == 0.0, new, old, values)
-        opt_state = keep_where(due == 0.0, opt_state, state.opt_state, values)
-    metrics = {**metrics, "grad_norm/model": optax.tree.norm(grads)}
+    if settings.optimizer.value_every > 1:
+        held, values = _values_due(settings, state) == 0.0, ("value", "aux_value")
+        new = keep_where(held, new, old, values)
+        opt_state = keep_where(held, opt_state, state.opt_state, values)
     state = state.replace(params={**state.params, **new}, opt_state=opt_state)
-    return state, jax.lax.stop_gradient(zs), metrics
+    return state, {"grad_norm/model": optax.tree.norm(grads)}
 
 
 def learn_policy(
@@ -230,8 +276,20 @@ def learn_policy(
     noise: Noise,
 ) -> tuple[TrainState, Metrics]:
     """One step on the policy, and on the optimistic one, with the updated model and values."""
+    grads, moved, metrics = policy_gradients(settings, model, state, inputs)
+    grads, metrics = exchange.total((grads, metrics))
+    state, norms = move_policy(settings, model, moved(state), grads)
+    if settings.loss.optimist:
+        state, extra = learn_optimist(settings, model, state, inputs, noise)
+        metrics |= extra
+    return state, metrics | norms
+
+
+def policy_gradients(
+    settings: Settings, model: WorldModel, state: TrainState, inputs: PolicyInputs
+) -> tuple[Params, Callable[[TrainState], TrainState], Metrics]:
+    """Gradients of the policy; a state with the units of its losses moved; metrics."""
     share = progress(settings, state.step)
-    _, optimizer = make_optimizers(settings, model.config)
     units = ValueScales(state.scale, state.return_ema)
     scales = Scales(units, state.kl_scale, state.trust_scale)
 
@@ -241,32 +299,56 @@ def learn_policy(
 
     old = state.params["policy"]
     (value, (scales, extra)), grads = jax.value_and_grad(loss, has_aux=True)(old)
+
+    def moved(state: TrainState) -> TrainState:
+        return state.replace(
+            scale=scales.value.running,
+            return_ema=scales.value.ema,
+            kl_scale=scales.kl,
+            trust_scale=scales.trust,
+        )
+
+    return grads, moved, _policy_metrics(value, extra)
+
+
+def _policy_metrics(value: Array, extra: Metrics) -> Metrics:
+    means = {f"policy/{name}": exchange.mean(x) for name, x in extra.items()}
+    return {"loss/policy": value} | means
+
+
+def move_policy(
+    settings: Settings, model: WorldModel, state: TrainState, grads: Params
+) -> tuple[TrainState, Metrics]:
+    """The policy after a step along the whole batch's gradients; their norm."""
+    _, optimizer = make_optimizers(settings, model.config)
+    old = state.params["policy"]
     updates, opt_state = optimizer.update(grads, state.policy_opt_state, old)
     params = {**state.params, "policy": optax.apply_updates(old, updates)}
-    metrics = {"loss/policy": value, "grad_norm/policy": optax.tree.norm(grads)}
-    metrics |= {f"policy/{name}": jnp.mean(x) for name, x in extra.items()}
+    state = state.replace(params=params, policy_opt_state=opt_state)
+    return state, {"grad_norm/policy": optax.tree.norm(grads)}
+
+
+def learn_optimist(
+    settings: Settings, model: WorldModel, state: TrainState, inputs: PolicyInputs, noise: Noise
+) -> tuple[TrainState, Metrics]:
+    """One step on the optimistic policy."""
+    share = progress(settings, state.step)
+    _, optimizer = make_optimizers(settings, model.config)
+    inputs = inputs._replace(eps=noise.optimist_eps, dropout=noise.optimist_dropout)
+    params = state.params
+
+    def loss(optimist: Params) -> tuple[Array, ValueScales]:
+        units = ValueScales(state.scale, state.return_ema)
+        return optimist_loss(settings, model, optimist, params, inputs, units, share)
+
+    (value, units), grads = jax.value_and_grad(loss, has_aux=True)(params["optimist"])
+    value, grads = exchange.total((value, grads))
+    updates, opt_state = optimizer.update(grads, state.optimist_opt_state, params["optimist"])
+    params = {**params, "optimist": optax.apply_updates(params["optimist"], updates)}
     state = state.replace(
-        policy_opt_state=opt_state,
-        scale=scales.value.running,
-        return_ema=scales.value.ema,
-        kl_scale=scales.kl,
-        trust_scale=scales.trust,
+        params=params, optimist_opt_state=opt_state, scale=units.running, return_ema=units.ema
     )
-    if settings.loss.optimist:
-        inputs = inputs._replace(eps=noise.optimist_eps, dropout=noise.optimist_dropout)
-
-        def second(optimist: Params) -> tuple[Array, ValueScales]:
-            units = ValueScales(state.scale, state.return_ema)
-            return optimist_loss(settings, model, optimist, state.params, inputs, units, share)
-
-        (value, units), grads = jax.value_and_grad(second, has_aux=True)(params["optimist"])
-        updates, opt_state = optimizer.update(grads, state.optimist_opt_state, params["optimist"])
-        params["optimist"] = optax.apply_updates(params["optimist"], updates)
-        state = state.replace(
-            optimist_opt_state=opt_state, scale=units.running, return_ema=units.ema
-        )
-        metrics["loss/optimist"] = value
-    return state.replace(params=params), metrics
+    return state, {"loss/optimist": value}
 
 
 def move_targets(settings: Settings, state: TrainState) -> TrainState:

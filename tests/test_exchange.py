@@ -1,0 +1,183 @@
+"""Parts of a batch give what the whole gives: sums, means, percentiles, dropout, losses.
+
+Parts are lanes of a `vmap` here; on devices they are `tests/training/test_sharding.py`'s.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import distributions, exchange, heads, networks, returns
+from mbx.agents.tdmpc import agent as tdmpc
+from mbx.agents.tdmpc.model_loss import termination_loss, time_weighted
+from mbx.agents.tdmpc.policy_loss import move_value_scale
+from mbx.agents.tdmpc.settings import Settings
+from mbx.agents.tdmpc.types import ValueScales
+
+NUM = 4
+
+
+def in_parts(function, axes, *args):
+    """`function` of every part, `[NUM, ...]`, each seeing the others as on devices."""
+
+    def part(*own):
+        with exchange._axes(("parts",)):
+            return function(*own)
+
+    def split(x, axis):
+        shape = (*x.shape[:axis], NUM, x.shape[axis] // NUM, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+    own = [x if axis is None else split(x, axis) for x, axis in zip(args, axes, strict=True)]
+    lanes = [None if axis is None else 0 for axis in axes]
+    return jax.vmap(part, in_axes=lanes, axis_name="parts")(*own)
+
+
+def test_a_sum_over_all_parts_comes_back_in_its_place_and_type():
+    def function(x):
+        tree = dict(a=x, b=jnp.sum(x), c=jnp.int32(2), d=x[:, None] + jnp.ones((1, 3)))
+        return exchange.total(tree)
+
+    x = jnp.arange(8.0)
+    found = in_parts(function, (0,), x)
+    parts = np.arange(8.0).reshape(NUM, 2)
+    for i in range(NUM):  # the same in each
+        np.testing.assert_array_equal(found["a"][i], parts.sum(0))
+        assert found["b"][i] == 28.0
+        assert found["c"][i] == 2 * NUM and found["c"].dtype == jnp.int32
+        np.testing.assert_array_equal(found["d"][i], np.repeat(parts.sum(0)[:, None], 3, 1) + NUM)
+
+
+def test_one_array_of_a_type_travels():
+    tree = [jnp.ones(3), jnp.ones((2, 2)), jnp.int32(1), jnp.float32(1.0)]
+
+    def part(x):
+        with exchange._axes(("parts",)):
+            return exchange.total(jax.tree.map(lambda y: y + x.astype(y.dtype), tree))
+
+    text = str(jax.make_jaxpr(jax.vmap(part, axis_name="parts"))(jnp.ones(NUM)))
+    assert text.count("= psum[") == 2  # of eight floats, and of an integer
+    assert ":f32[8] = psum[" in text
+
+
+def test_shares_of_a_mean_add_up_to_it():
+    x = jnp.asarray([1.0, 5.0, 2.0, 8.0, 0.0, 4.0, 4.0, 8.0])
+    assert float(jnp.sum(in_parts(exchange.mean, (0,), x))) == 4.0
+    assert float(exchange.mean(x)) == 4.0
+
+
+def test_rows_of_all_parts_behind_one_another():
+    x = jnp.arange(16.0).reshape(2, 8)
+    both = in_parts(lambda x: exchange.together((x, 2.0 * x[:1]), axis=-1), (1,), x)
+    for i in range(NUM):
+        np.testing.assert_array_equal(both[0][i], x)
+        np.testing.assert_array_equal(both[1][i], 2.0 * x[:1])
+
+
+def test_a_parts_first_row():
+    found = in_parts(lambda x: x[0] - exchange.first_row(x.shape[0]), (0,), jnp.arange(12))
+    assert found.tolist() == [0] * NUM
+    assert exchange.first_row(3) == 0
+
+
+def test_without_devices_a_batch_is_whole():
+    def function(x, y):
+        assert exchange.parts() == 1
+        return exchange.total(x) + exchange.together(y)
+
+    assert exchange.apart(function, (0, None), jnp.ones(3), 2.0).tolist() == [3.0] * 3
+
+
+MASK = np.array([[1, 1, 1, 1, 1, 1, 1, 1], [1, 0, 0, 1, 0, 0, 1, 0], [0, 0, 0, 1, 0, 0, 0, 0.0]])
+LOSS = np.arange(24.0).reshape(3, 8) ** 2
+
+
+def test_a_time_weighted_loss_divides_by_the_whole_batchs_counts():
+    shares = in_parts(
+        lambda x, m: time_weighted(x, m, 0.5), (1, 1), *map(jnp.asarray, (LOSS, MASK))
+    )
+    rows = (LOSS * MASK).sum(1) / MASK.sum(1)
+    assert np.isclose(jnp.sum(shares), (rows * [1.0, 0.5, 0.25]).mean(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("balance", [True, False])
+def test_terminations_weigh_by_the_whole_batchs_shares(balance):
+    logit = jnp.asarray(np.linspace(-2, 2, 24).reshape(3, 1, 8), jnp.float32)
+    ends = jnp.asarray((LOSS % 3 == 0) * 1.0, jnp.float32)
+    mask = jnp.asarray(MASK, jnp.float32)
+    whole = termination_loss(logit, ends, mask, balance)
+    shares = in_parts(lambda *x: termination_loss(*x, balance), (2, 1, 1), logit, ends, mask)
+    assert np.isclose(jnp.sum(shares), whole, rtol=1e-6)
+
+
+def test_a_masked_mean_of_heads():
+    shares = in_parts(heads.masked_mean, (1, 1), *map(jnp.asarray, (LOSS, MASK)))
+    assert np.isclose(jnp.sum(shares), (LOSS * MASK).sum() / MASK.sum(), rtol=1e-6)
+
+
+def test_percentiles_are_those_of_all_rows():
+    x = jnp.asarray(LOSS[0])
+    scale = returns.init_running_scale()
+    settings = Settings()
+    scales = ValueScales(scale, returns.init_return_ema())
+    found, _ = in_parts(lambda x: move_value_scale(settings, scales, x), (0,), x)
+    low, high = np.percentile(LOSS[0], (5, 95))
+    moved = 1 + settings.optimizer.tau * (high - low - 1)
+    np.testing.assert_allclose(found, [moved] * NUM, rtol=1e-6)
+
+
+def test_a_temperature_is_solved_for_the_whole_batch():
+    values = jnp.asarray(np.sin(np.arange(24.0)).reshape(8, 3))
+    mask = jnp.asarray([1.0, 0, 1, 1, 1, 1, 0, 1])
+    whole = distributions.solve_temperature(values, 2.0, mask)
+    found = in_parts(lambda v, m: distributions.solve_temperature(v, 2.0, m), (0, 0), values, mask)
+    np.testing.assert_allclose(found, [whole] * NUM, rtol=1e-5)
+
+
+def test_the_largest_of_all_parts():
+    x = jnp.asarray([-3.0, 5.0, 2.0, 4.0])
+    assert in_parts(lambda x: exchange.largest(x[0]), (0,), x).tolist() == [5.0] * NUM
+    assert float(exchange.largest(x[0])) == -3.0
+
+
+def test_dropout_keeps_the_rows_that_it_keeps_of_the_whole():
+    key = jax.random.key(3)
+    whole = networks._kept(key, 0.5, (2, 8, 5))
+    np.testing.assert_array_equal(whole, jax.random.bernoulli(key, 0.5, (2, 8, 5)))
+    found = in_parts(lambda x: networks._kept(key, 0.5, x.shape), (1,), jnp.zeros((2, 8, 5)))
+    np.testing.assert_array_equal(np.concatenate(list(found), axis=1), whole)
+
+
+def test_metrics_of_a_batch_of_windows():
+    mask, valid = MASK > 0, LOSS % 2 == 0
+    made = jnp.asarray(np.arange(24).reshape(3, 8))
+    shares = in_parts(
+        lambda m, v, s: tdmpc.batch_shares(m, jnp.int32(30), v, s),
+        (1, 1, 1),
+        jnp.asarray(mask),
+        jnp.asarray(valid),
+        made,
+    )
+    both = mask & valid
+    assert np.isclose(jnp.sum(shares["targets/age"]), (30 - np.asarray(made))[both].mean())
+    assert np.isclose(jnp.sum(shares["targets/valid"]), both.sum() / mask.sum())
+    assert np.isclose(jnp.sum(shares["batch/mask"]), mask.mean())
+
+
+def test_the_best_are_those_of_top_k_where_rows_are_divided():
+    x = jnp.asarray([[1.0, 3.0, -jnp.inf, 3.0, 2.0], [0.0, -1.0, 5.0, 4.0, 5.0]])
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def divided(x):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return exchange.top_k(x, 3)
+
+    program = jax.jit(divided)
+    assert "top_k" not in program.lower(x).as_text()
+    for found, wanted in zip(program(x), jax.lax.top_k(x, 3), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    for found, wanted in zip(exchange.top_k(x, 3), jax.lax.top_k(x, 3), strict=True):
+        np.testing.assert_array_equal(found, wanted)

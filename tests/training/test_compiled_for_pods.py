@@ -1,0 +1,94 @@
+"""What a pod would do: programs compiled for its chips, which need not be there.
+
+With `libtpu` (`pip install -e '.[tpu-compile]'` in an environment of its own) for a TPU, else for
+eight virtual CPU devices.
+
+    python -m pytest -n 0 -m slow -s tests/training/test_compiled_for_pods.py
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from mbx.training import build, job
+from tests.training.divided import config_of
+
+ROOT = pathlib.Path(__file__).parents[2]
+TPU = pytest.param(
+    "v5e:4x4",
+    marks=pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None,
+        reason="needs the TPU compiler: pip install -e '.[tpu-compile]' in its own environment",
+    ),
+)
+SMALL = {
+    "tdmpc": {
+        "planner.num_samples": 32,
+        "planner.num_elites": 8,
+        "planner.iterations": 2,
+        "training_planner.num_samples": 16,
+        "training_planner.num_elites": 4,
+        "training_planner.iterations": 2,
+        "loss.batch_size": 32,
+        "reanalyze.batch_size": 32,
+    },
+    "empo": {"env.name": "empo:grid_rock_1h1r", "model.hidden": 8, "loss.batch_size": 16},
+}
+# Exchanges of an update, in their order: what they are for is in docs/pods.md.
+EXCHANGES = {
+    "tdmpc": ["all-reduce", "all-reduce"],
+    "empo": ["all-reduce", "all-reduce"],
+}
+
+
+def compiled(topology, agent, folder):
+    """What `experiments.compile_for` tells of a train interval."""
+    settings = {**SMALL[agent], "env.num_envs": 16, "replay.capacity": 4000}
+    settings |= {"train.seed_steps": 1000, "train.log_interval": 160}
+    told = folder / "told.json"
+    command = [
+        *(sys.executable, "-m", "experiments.compile_for", f"--topology={topology}"),
+        *(f"--config=configs/{agent}.py", "--programs=interval", f"--json={told}"),
+        *(f"--config.{name}={value}" for name, value in settings.items()),
+    ]
+    subprocess.run(command, cwd=ROOT, check=True)
+    return json.loads(told.read_text())["programs"]["interval"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", list(SMALL))
+@pytest.mark.parametrize("topology", ["cpu:8", TPU])
+def test_devices_speak_once_a_gradient_and_rows_stay_where_they_are(topology, agent, tmp_path):
+    found = compiled(topology, agent, tmp_path)
+    inside = [x for x in found["collectives"] if x["times"] >= found["steps"] and not x["branch"]]
+    in_updates = [x for x in inside if any("learning.py" in loop for loop in x["loops"])]
+    passes = [x for x in in_updates if x["source"] and x["bytes"] == 20]  # five sums of a pass
+    updates = [x["kind"] for x in in_updates if x not in passes]
+    assert updates == EXCHANGES[agent]
+    assert len(passes) == (agent == "tdmpc")
+    assert [x for x in inside if x not in in_updates] == []  # acting, stepping and storing
+    # Whatever else there is runs once an interval: a log row's numbers of each environment.
+    assert all(x["bytes"] < 10_000 for x in found["collectives"] if x not in in_updates)
+    assert found["replay_not_aliased"] == []
+    memory = found["memory"]
+    assert memory["aliased"] > 0.99 * memory["arguments"]
+    assert memory["temporaries"] < 100e6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["tdmpc", "dreamer", "empo"])
+def test_programs_lower_for_gpus_and_tpus(agent):
+    settings = build.read(config_of(agent) | {"num_seeds": 1})
+    work = job.prepare(settings)
+    state = jax.eval_shape(
+        lambda: job.fresh_state(work.agent, work.environment, settings, jax.random.key(0))
+    )
+    lowered = work.interval.trace(state).lower(lowering_platforms=("cuda", "tpu"))
+    assert "stablehlo.while" in lowered.as_text()
