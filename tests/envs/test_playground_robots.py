@@ -1,0 +1,91 @@
+"""MuJoCo Playground's robots: its own code and XML, with stand-ins for the meshes it downloads.
+
+Of the Go1 meshes are only seen: inertias and what collides are in the XML, and it moves as it does.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import envs
+
+pytestmark = pytest.mark.slow
+
+
+def tetrahedron() -> bytes:
+    """A small solid in binary STL."""
+    corners = 0.02 * np.float32([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
+    faces = [(0, 2, 1), (0, 1, 3), (0, 3, 2), (1, 2, 3)]
+    found = b"\0" * 80 + struct.pack("<I", len(faces))
+    for face in faces:
+        found += struct.pack("<3f", 0, 0, 0) + corners[list(face)].tobytes() + b"\0\0"
+    return found
+
+
+SOLID = b"""
+v 0 0 0
+v 0.02 0 0
+v 0 0.02 0
+v 0 0 0.02
+f 1 3 2
+f 1 2 4
+f 1 4 3
+f 2 3 4
+"""
+MESHES = {
+    "unitree_go1": "trunk.stl hip.stl thigh.stl thigh_mirror.stl calf.stl",
+    "leap_hand": "palm_right.obj base.obj proximal.obj medial.obj distal.obj tip.obj "
+    "thumb_base.obj thumb_proximal.obj thumb_distal.obj thumb_tip.obj",
+}
+
+
+@pytest.fixture
+def meshes(tmp_path, monkeypatch):
+    pytest.importorskip("mujoco_playground", reason="pip install -e '.[playground]'")
+    from mujoco_playground._src import mjx_env
+
+    for robot, names in MESHES.items():
+        folder = tmp_path / robot / "assets"
+        folder.mkdir(parents=True)
+        for name in names.split():
+            solid = SOLID if name.endswith(".obj") else tetrahedron()
+            (folder / name).write_bytes(solid)
+    place = type(mjx_env.MENAGERIE_PATH)(tmp_path)
+    monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", place)
+
+
+def test_the_go1_steps_with_its_joystick(meshes):
+    with jax.numpy_rank_promotion("allow"):
+        environment = envs.make("playground:Go1JoystickFlatTerrain", 2, episode_length=3)
+        spec = environment.spec
+        assert (spec.action_dim, spec.action_repeat) == (12, 1)
+        assert [part.name for part in spec.parts] == ["state"] and spec.obs_shape == (48,)
+        state, obs = jax.jit(environment.reset)(jax.random.key(0))
+        step = jax.jit(environment.step)
+        for i in range(3):
+            state, timestep = step(state, jnp.zeros((2, 12)), jax.random.key(i))
+    assert np.isfinite(timestep.obs).all() and np.isfinite(timestep.reward).all()
+    assert timestep.truncated.all() and not timestep.terminated.any()
+    assert (timestep.obs != timestep.final_obs).any() and (obs[0] != obs[1]).any()
+
+
+def test_a_hand_holds_its_cube(meshes):
+    """Manipulation likewise.
+
+    LeapCubeReorient of Playground 0.2.0 fails with JAX 0.10, in its own code (jnp.clip).
+    """
+    with jax.numpy_rank_promotion("allow"):
+        environment = envs.make("playground:LeapCubeRotateZAxis", 1, episode_length=2)
+        assert (environment.spec.action_dim, environment.spec.action_repeat) == (16, 1)
+        assert [part.name for part in environment.spec.parts] == ["state"]
+        state, obs = jax.jit(environment.reset)(jax.random.key(0))
+        step = jax.jit(environment.step)
+        for i in range(2):
+            state, timestep = step(state, jnp.zeros((1, 16)), jax.random.key(i))
+    assert np.isfinite(timestep.final_obs).all() and np.isfinite(timestep.reward).all()
+    assert timestep.truncated.all() or timestep.terminated.all()
