@@ -163,8 +163,9 @@ def make_varied_start(world: World, walk: int) -> Callable[[Array], Any]:
         ()
     """
     if world.states is not None:
-        running = ~np.asarray(jax.jit(jax.vmap(world.terminal))(world.states))
-        allowed = jnp.asarray(np.flatnonzero(running))
+        with jax.ensure_compile_time_eval():  # also where a run's state is only traced, to be read
+            running = ~np.asarray(jax.jit(jax.vmap(world.terminal))(world.states))
+            allowed = jnp.asarray(np.flatnonzero(running))
         listed = lambda i: jax.tree.map(lambda x: x[i], world.states)  # noqa: E731
         return lambda key: listed(jax.random.choice(key, allowed))
     num_agents = world.num_humans + world.num_robots

@@ -209,3 +209,12 @@ def test_where_states_are_not_listed_training_begins_after_a_random_walk(tmp_pat
     assert time.min() == 0 and time.max() == 4  # never the sixth step, when all is over
     np.testing.assert_allclose(np.bincount(time) / 500, 0.2, atol=0.06)
     assert len({tuple(x) for x in np.asarray(states.agents)[:, 0].tolist()}) > 5
+
+
+def test_varied_starts_can_be_made_while_a_program_is_traced():
+    # As when a checkpoint's shapes are asked for: `run.load(which="latest")`.
+    world = load("dag_2h2r").world
+    place = jax.eval_shape(lambda: power.make_varied_start(world, 3)(jax.random.key(0)))
+    assert place.shape == () and place.dtype == jnp.int32
+    found = jax.jit(lambda key: power.make_varied_start(world, 3)(key))(jax.random.key(0))
+    assert int(found) == int(power.make_varied_start(world, 3)(jax.random.key(0)))
