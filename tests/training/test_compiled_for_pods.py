@@ -41,11 +41,8 @@ SMALL = {
     },
     "empo": {"env.name": "empo:grid_rock_1h1r", "model.hidden": 8, "loss.batch_size": 16},
 }
-# Exchanges of an update, in their order: what they are for is in docs/pods.md.
-EXCHANGES = {
-    "tdmpc": ["all-reduce", "all-reduce"],
-    "empo": ["all-reduce", "all-reduce"],
-}
+# Exchanges of an update: counts, which the TPU's compiler does not join into one, and gradients.
+MOST = {"cpu:8": 2, "v5e:4x4": 3}
 
 
 def compiled(topology, agent, folder):
@@ -70,8 +67,10 @@ def test_devices_speak_once_a_gradient_and_rows_stay_where_they_are(topology, ag
     inside = [x for x in found["collectives"] if x["times"] >= found["steps"] and not x["branch"]]
     in_updates = [x for x in inside if any("learning.py" in loop for loop in x["loops"])]
     passes = [x for x in in_updates if x["source"] and x["bytes"] == 20]  # five sums of a pass
-    updates = [x["kind"] for x in in_updates if x not in passes]
-    assert updates == EXCHANGES[agent]
+    updates = [x for x in in_updates if x not in passes]
+    assert {x["kind"] for x in updates} == {"all-reduce"}
+    assert len(updates) <= MOST[topology]
+    assert len([x for x in updates if x["bytes"] > 1000]) == 1  # one array of gradients
     assert len(passes) == (agent == "tdmpc")
     assert [x for x in inside if x not in in_updates] == []  # acting, stepping and storing
     # Whatever else there is runs once an interval: a log row's numbers of each environment.
