@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 
 class Task(NamedTuple):
-    """A task: `step(xp, state [..., S], action [..., 1]) -> (next state, cost [...])`.
+    """A task: `step(xp, state [..., S], action [..., A]) -> (next state, cost [...])`.
 
     Attributes:
         step: with `xp` the library; actions lie in [-1, 1].
         low, high: starts are drawn uniformly between these states.
         horizon: steps that a plan looks ahead.
         length: steps of an episode.
+        actions: their number, A.
     """
 
     step: Any
@@ -26,6 +27,7 @@ class Task(NamedTuple):
     high: tuple[float, ...]
     horizon: int
     length: int
+    actions: int = 1
 
 
 def pendulum(xp: Any, state: Any, action: Any) -> tuple[Any, Any]:

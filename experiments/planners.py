@@ -1,19 +1,24 @@
 """Planners side by side, in true dynamics: the cost they reach, and how long a plan takes.
 
+Two tasks are formulas (planner_tasks.py); the third, `arm`, is simulated by MJX (planner_mjx.py).
+
     python -m experiments.planners --out=runs/planners.csv
     python -m experiments.planners --only=mppi,cem --tasks=pendulum --out=runs/planners.csv
+    python -m experiments.planners --tasks=arm --out=runs/planners.csv
     python -m venv peer && peer/bin/pip install torch pytorch-mppi
     python -m experiments.planners --peer=peer/bin/python --out=runs/planners.csv
 
 All plan the same episodes with as many simulated sequences a plan. Temperature and deviation of
 each are found by `mbx.tuning.tune` on episodes from other starts, with as many trials for each.
-With --peer pytorch-mppi is measured, too, in the environment of that interpreter. Rows of the same
+With --peer pytorch-mppi is measured, too, in the environment of that interpreter, on the tasks that
+are formulas. Rows of the same
 task and method in an --out that is there are replaced, the others stay.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -31,8 +36,14 @@ from absl import app, flags, logging
 from mbx import cem, evolution, mppi, predictive, sequences, tuning
 
 from . import results
-from .planner_tasks import TASKS, Task
+from .planner_mjx import arm
+from .planner_tasks import TASKS as FORMULAS
+from .planner_tasks import Task
 
+TASKS: dict[str, Callable[[], Task]] = {
+    **{name: functools.partial(FORMULAS.get, name) for name in FORMULAS},
+    "arm": arm,
+}
 Times = list[tuple[float, float]]  # seconds a plan: by the clock, and of processor time
 COLUMNS = (
     "task method samples rounds temperature deviation cost worst least_ms processor_ms".split()
@@ -114,7 +125,7 @@ def make_costs(task: Task, method: Method) -> Callable[..., Any]:
             states, cost = task.step(jnp, states, found.action)
             return (states, mppi.warm_start(found.mean, jnp.zeros(len(mean), bool))), cost
 
-        mean = jnp.zeros((len(starts), task.horizon, 1))
+        mean = jnp.zeros((len(starts), task.horizon, task.actions))
         return jax.lax.scan(step, (starts, mean), jax.random.split(key, task.length))[1].sum(0)
 
     return costs
@@ -135,7 +146,7 @@ def timed(task: Task, method: Method, found: tuning.Tuned, start: Any, num: int)
         std = jnp.full_like(mean, found.deviation)
         return plan(key, score_from(task, state), mean, std, config=config).action
 
-    times, mean = [], jnp.zeros((1, task.horizon, 1))
+    times, mean = [], jnp.zeros((1, task.horizon, task.actions))
     for key in jax.random.split(jax.random.key(0), num + 1):
         before = time.perf_counter(), time.process_time()
         one(key, start[None], mean).block_until_ready()
@@ -182,7 +193,7 @@ def measure_random(task: Task, settings: Any) -> dict[str, Any]:
     states, total = draw_starts(task, 0, settings.starts), 0.0
     rng = np.random.default_rng(2)
     for _ in range(task.length):
-        states, cost = task.step(np, states, rng.uniform(-1.0, 1.0, (len(states), 1)))
+        states, cost = task.step(np, states, rng.uniform(-1.0, 1.0, (len(states), task.actions)))
         total = total + cost
     words = dict(method="random actions", samples="", rounds="", temperature="", deviation="")
     return row(costs=total, times=[(0.0, 0.0)], **words) | dict(least_ms="", processor_ms="")
@@ -190,15 +201,14 @@ def measure_random(task: Task, settings: Any) -> dict[str, Any]:
 
 def measure_peer(python: str, name: str, settings: Any) -> dict[str, Any]:
     """The row of pytorch-mppi, run by another interpreter."""
-    task = TASKS[name]
     share = np.random.default_rng(1).uniform(size=(settings.pairs, 2))
     low, high = np.log([[0.01, 0.05], [100.0, 2.0]])  # as mbx.tuning.tune
     asked = dict(
         task=name,
         samples=settings.samples,
         pairs=np.exp(low + share * (high - low)).tolist(),
-        tune=draw_starts(task, 1, settings.tuning_starts).tolist(),
-        starts=draw_starts(task, 0, settings.starts).tolist(),
+        tune=draw_starts(FORMULAS[name], 1, settings.tuning_starts).tolist(),
+        starts=draw_starts(FORMULAS[name], 0, settings.starts).tolist(),
         timed=settings.timed,
     )
     done = subprocess.run(
@@ -225,7 +235,7 @@ def keep(path: str, new: dict[str, Any]) -> None:
 
 def define_flags() -> None:
     """The flags of this command; tests import the module without them."""
-    flags.DEFINE_list("tasks", list(TASKS), "Of pendulum, cartpole.")
+    flags.DEFINE_list("tasks", list(FORMULAS), "Of pendulum, cartpole, arm (simulated, slower).")
     flags.DEFINE_list("only", [], "Methods; empty: all that are installed.")
     flags.DEFINE_string("peer", None, "Python interpreter that has pytorch-mppi.")
     flags.DEFINE_integer("samples", 384, "Sequences simulated for a plan.", lower_bound=48)
@@ -244,7 +254,7 @@ def main(_: list[str]) -> None:
         choices = ", ".join([*known, "pytorch-mppi", *TASKS])
         sys.exit(f"error: {unknown[0]!r} is unknown or not installed; there are {choices}")
     for name in given.tasks:
-        task = TASKS[name]
+        task = TASKS[name]()
 
         def put(row: dict[str, Any], name: str = name) -> None:
             print(
@@ -257,7 +267,7 @@ def main(_: list[str]) -> None:
         for method, own in known.items():
             if not given.only or method in given.only:
                 put(measure(method, own, task, given))
-        if given.peer and (not given.only or "pytorch-mppi" in given.only):
+        if given.peer and name in FORMULAS and (not given.only or "pytorch-mppi" in given.only):
             put(measure_peer(given.peer, name, given))
         if not given.only:
             put(measure_random(task, given))
