@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-# Part of the key of JAX's caches: a jitted function is traced anew where the switch differs.
+# Part of the key of JAX's caches: a jitted function is traced again where the switch differs.
 _forward = jax.make_user_context(False)
 
 

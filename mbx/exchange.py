@@ -25,7 +25,7 @@ from jax import Array
 
 T = TypeVar("T")
 
-# Parts of the key of JAX's caches: a program is traced anew where they differ.
+# Parts of the key of JAX's caches: a program is traced again where they differ.
 _allowed = jax.make_user_context(False)
 _axes = jax.make_user_context(())
 
@@ -34,6 +34,11 @@ def taking_apart(allowed: bool = True) -> AbstractContextManager[None]:
     """A context in which `apart` divides its work among the devices of the mesh that is set.
 
     For whoever compiles a program for several devices. Not where parameters are divided, too.
+
+    Examples:
+        >>> with exchange.taking_apart():  # one device: nothing is divided
+        ...     exchange.apart(lambda x: exchange.parts(), (0,), jnp.ones(4))
+        1
     """
     return _allowed(allowed)
 

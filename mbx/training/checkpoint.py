@@ -406,7 +406,7 @@ def _check_leaves(path: str, saved: dict[str, str], wanted: dict[str, str]) -> N
         shown = "; ".join(different[:5]) + ("; ..." if len(different) > 5 else "")
         raise ValueError(
             f"the checkpoint in {path} was made with other settings ({shown}): resume with the "
-            "run's own config.json, or start anew in another workdir"
+            "run's own config.json, or start again in another workdir"
         )
 
 

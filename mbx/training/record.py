@@ -54,7 +54,7 @@ class Attempt:
 def attempt(workdir: str, from_step: int) -> Iterator[Attempt]:
     """Record a start in WORKDIR/run.json, and how it ended.
 
-    A file that cannot be read is written anew, with a warning. Raises OSError where it cannot be
+    A file that cannot be read is written again, with a warning. Raises OSError where it cannot be
     written.
     """
     path, going = os.path.join(workdir, "run.json"), Attempt()

@@ -99,7 +99,7 @@ def complaints(run: Run) -> list[str]:
 
 
 def starts(run: Run) -> list[list[dict[str, Any]]]:
-    """The rows that have a time, by the start of the run that wrote them: each counts anew."""
+    """The rows that have a time, by the start of the run that wrote them: each counts again."""
     found: list[list[dict[str, Any]]] = []
     for row in run.rows:
         if is_number(row.get("seconds")):

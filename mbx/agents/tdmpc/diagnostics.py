@@ -223,7 +223,7 @@ def plans_by_round(
 ) -> Array:
     """Values, by the model, of the policy's actions and of the plan's mean after each round.
 
-    A planner that remembers more than its Gaussian from round to round is begun anew in each.
+    A planner that remembers more than its Gaussian from round to round is begun again in each.
 
     Args:
         z: `[P, L]`.

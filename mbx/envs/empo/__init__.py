@@ -1,7 +1,7 @@
 """EMPO's worlds as environments: `empo:grid_rock_1h1r`, `empo:grid_corridor_2h1r`, your own.
 
 The robots are the agent; the humans live inside the environment and act by their prior towards
-goals of their own. A goal is drawn anew when it is achieved, and now and then. The observation is
+goals of their own. A goal is drawn again when it is achieved, and now and then. The observation is
 the whole state, the goals and the humans' last actions (`mbx.power.worlds.Codec`); the action is a
 one-hot joint robot action (little-endian). The reward, the share of humans that reached their goal
 in the step, is for reporting only: the agent's own reward is human power. `register_world` adds
