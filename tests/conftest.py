@@ -43,3 +43,14 @@ def every_logged_name_is_described():
     metrics.RunLogger.__init__, metrics.RunLogger.log = started, checked
     yield
     metrics.RunLogger.__init__, metrics.RunLogger.log = start, log
+
+
+@pytest.fixture
+def opengl():
+    """Skips where MuJoCo itself finds nothing to draw with: this machine's fault, not ours."""
+    try:
+        from mujoco.egl import GLContext
+
+        GLContext(8, 8).free()
+    except Exception as error:
+        pytest.skip(f"no EGL on this machine: {error}")

@@ -148,17 +148,6 @@ def test_what_is_not_drawn_is_told(name, path, message):
         video.check(config_of(name), path)
 
 
-@pytest.fixture
-def opengl():
-    """Skips where MuJoCo itself finds nothing to draw with: this machine's fault, not ours."""
-    try:
-        from mujoco.egl import GLContext
-
-        GLContext(8, 8).free()
-    except Exception as error:
-        pytest.skip(f"no EGL on this machine: {error}")
-
-
 def test_models_are_drawn_where_there_is_a_renderer(opengl):
     import mujoco
 
