@@ -23,7 +23,7 @@ Array = jax.Array
 
 # Tasks that only ever end by their time limit.
 _ENDLESS = ("Pendulum-v1", "Reacher-misc", "Swimmer-misc")
-# What the time limit is called among an environment's parameters: gymnax's name, Craftax's.
+# What the time limit is called, of parameters or environment: gymnax's name, Craftax's.
 _LIMITS = ("max_steps_in_episode", "max_timesteps")
 _NEVER = 2**30  # steps
 
@@ -49,7 +49,9 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
         env: with `reset_env`, `step_env`, `action_space`, `observation_space`, and to tell
             terminations from the time limit `is_terminated` (without the limit) or `is_terminal`
             (with the one of its parameters); having neither it ends where `step_env` says so.
-        params: its parameters; `max_steps_in_episode` or `max_timesteps` is the time limit.
+        params: its parameters; `max_steps_in_episode` or `max_timesteps` is the time limit. An
+            `env` that has one of its own by such a name (POPGym Arcade) keeps to that: then an end
+            is a termination unless `step_env`'s dictionary says `truncated`.
         can_terminate: episodes may end before that.
 
     Raises:
@@ -60,7 +62,8 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
     discrete = hasattr(space, "n")
     if not discrete and not all(hasattr(space, field) for field in ("low", "high", "shape")):
         raise ValueError(f"env.name={name!r} has the action space {space}: not supported")
-    limit = next((one for one in _LIMITS if hasattr(params, one)), None)
+    own = next((one for one in _LIMITS if hasattr(env, one)), None)
+    limit = own or next((one for one in _LIMITS if hasattr(params, one)), None)
     if limit is None:
         raise ValueError(
             f"env.name={name!r}: its parameters, {type(params).__name__}, have no time limit: give "
@@ -82,8 +85,10 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
         shape = tuple(seen.shape or (1,))
         dtype = jnp.uint8 if len(shape) == 3 and _is_bytes(seen) else jnp.float32
 
-    def ends(state: Any, done: Any) -> Any:
+    def ends(state: Any, done: Any, info: dict[str, Any]) -> Any:
         """Without the time limit, which the wrapper keeps."""
+        if own is not None:
+            return done & ~jnp.asarray(info.get("truncated", False))
         if hasattr(env, "is_terminated"):
             return env.is_terminated(state, params)
         if hasattr(env, "is_terminal") and dataclasses.is_dataclass(params):
@@ -104,9 +109,9 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
             real = jnp.argmax(action)
         else:
             real = (low + 0.5 * (action + 1.0) * (high - low)).reshape(space.shape)
-        obs, new, reward, done, _ = env.step_env(key, state, real, params)
+        obs, new, reward, done, info = env.step_env(key, state, real, params)
         new = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype).reshape(b.shape), new, state)
-        terminated = jnp.asarray(ends(new, done), bool).reshape(())
+        terminated = jnp.asarray(ends(new, done, info), bool).reshape(())
         return new, observe(obs), jnp.asarray(reward, jnp.float32).reshape(()), terminated
 
     return RawEnvironment(
@@ -114,7 +119,7 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
         shape,
         dtype,
         int(space.n if discrete else low.size),
-        int(getattr(params, limit)),
+        int(getattr(params if own is None else env, limit)),
         reset,
         step,
         discrete,

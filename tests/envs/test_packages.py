@@ -97,6 +97,31 @@ def test_a_flag_that_holds_the_time_limit_is_taken_apart(path):
     assert episode(environment, [0, 0, 1], 3)[2] == [[6, 3], 60, True, False]
 
 
+def test_a_limit_of_the_environment_itself_wins(path):
+    module, name = path.rsplit(":", 1)
+    source = """
+    @dataclasses.dataclass(frozen=True)
+    class One:
+        max_steps_in_episode: int = 1  # gymnax's default, which its owner does not read
+
+    class Owner(Count):
+        default_params, max_steps_in_episode = One(), 4
+
+        def step_env(self, key, state, action, params):
+            state = state[0] + jnp.reshape(action, ()), state[1] + 1
+            late = state[1] >= self.max_steps_in_episode
+            done = (state[0] >= 5) | late
+            return self.see(state), state, 10.0 * state[0], done, {"truncated": late}
+    """
+    owner = pathlib.Path(module.removeprefix("jax:")).with_name("owner_after_gymnax.py")
+    owner.write_text(SOURCE + textwrap.dedent(source))
+    environment = envs.make(f"jax:{owner}:Owner", 1)
+    assert environment.spec.episode_length == 4
+    rows = episode(environment, [0, 1, 0], 5)  # one a step: cut off at its fourth
+    assert rows[3] == [[4, 4], 40, False, True] and rows[4][:2] == [[1, 1], 10]
+    assert episode(environment, [0, 0, 1], 3)[2] == [[6, 3], 60, True, False]
+
+
 def test_bounds_and_images_of_foreign_spaces(path):
     environment = envs.make(path, 1, kwargs=dict(continuous=True, high=3.0, side=2))
     assert environment.spec.action_high == (3.0,) and environment.spec.obs_dtype == jnp.uint8
@@ -145,6 +170,35 @@ def test_craftax_classic(kind, shape):
         np.testing.assert_allclose(timestep.final_obs[1], wanted, atol=1e-6)
         assert float(reward) == pytest.approx(float(timestep.reward[1]))
         assert bool(done) == bool(timestep.terminated[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task, limit", [("CartPoleEasy", 200), ("BreakoutEasy", 2000)])
+def test_popgym_arcade(task, limit):
+    arcade = pytest.importorskip(
+        "popgym_arcade.environments",
+        reason="pip install popgym-arcade, in an environment of its own",
+    )
+    with jax.numpy_rank_promotion("allow"):
+        environment = envs.make(f"jax:popgym_arcade.environments:{task}", 2)
+        spec = environment.spec
+        assert (spec.obs_shape, spec.obs_dtype) == ((128, 128, 3), jnp.uint8)
+        assert (spec.action_dim, spec.episode_length, spec.discrete) == (5, limit, True)
+        env = getattr(arcade, task)()
+        step, own = jax.jit(environment.step), jax.jit(env.step_env)
+        state, _ = jax.jit(environment.reset)(jax.random.key(0))
+        for i in range(4):
+            chosen = jax.random.randint(jax.random.key(i), (2,), 0, 5)
+            key = jax.random.key(100 + i)
+            keys = jax.random.split(jax.random.split(key)[0], 2)
+            one = jax.tree.map(lambda x: x[1], state.raw)
+            state, timestep = step(state, jax.nn.one_hot(chosen, 5), key)
+            wanted, _, reward, done, _ = own(keys[1], one, chosen[1], env.default_params)
+            # Drawn as floats of 0 to 255; a compiler's rounding may cross a whole number.
+            off = np.abs(np.asarray(timestep.final_obs[1], int) - np.asarray(wanted, int))
+            assert off.max() <= 1 and np.asarray(wanted).max() > 100
+            assert float(reward) == pytest.approx(float(timestep.reward[1]))
+            assert bool(done) == bool(timestep.terminated[1])
 
 
 def adapted(name, **kwargs):
