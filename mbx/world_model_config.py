@@ -18,7 +18,9 @@ POLICIES = ("squashed", "tanh_mean", "categorical")
 # encoder width, MLP width, latent dims, encoder layers, Q heads (TD-MPC2's published sizes by
 # millions of parameters; "tiny" is ours, about 0.2M, for CPUs).
 MODEL_SIZES: dict[str, dict[str, int]] = {
-    "tiny": dict(enc_dim=96, mlp_dim=96, latent_dim=64, num_enc_layers=2, num_values=5),
+    "tiny": dict(
+        enc_dim=96, mlp_dim=96, latent_dim=64, num_enc_layers=2, num_values=5, num_channels=8
+    ),
     "1": dict(enc_dim=256, mlp_dim=384, latent_dim=128, num_enc_layers=2, num_values=2),
     "5": dict(enc_dim=256, mlp_dim=512, latent_dim=512, num_enc_layers=2, num_values=5),
     "19": dict(enc_dim=1024, mlp_dim=1024, latent_dim=768, num_enc_layers=3, num_values=5),

@@ -169,9 +169,11 @@ def test_dropout_needs_a_key_and_keeps_the_mean():
 
 
 def test_tiny_is_about_two_hundred_thousand_parameters():
-    world = config_for_size("tiny", obs_shape=(17,), action_dim=6)
-    params = jax.eval_shape(make_world_model(world).init, jax.random.key(0))
-    assert 150_000 < count_parameters(params) < 250_000
+    for shape in ((17,), (64, 64, 3)):
+        world = config_for_size("tiny", obs_shape=shape, action_dim=6)
+        params = jax.eval_shape(make_world_model(world).init, jax.random.key(0))
+        assert 150_000 < count_parameters(params) < 260_000
+    assert world.latent == 128 and config_for_size(5, obs_shape=shape, action_dim=6).latent == 512
 
 
 @pytest.mark.parametrize(
