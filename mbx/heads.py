@@ -213,14 +213,19 @@ def make_heads(terms: Mapping[str, float | None], spec: EnvSpec) -> Heads | None
     return Heads(heads, {name: head.network(spec) for name, head in heads.items()}, coefs, spec)
 
 
-def masked_mean(x: Array, mask: Array) -> Array:
+def masked_mean(x: Array, mask: Array, count: Array | None = None) -> Array:
     """Mean of `[T, B]` where the mask is 1; of a part of a batch its share of it.
+
+    Args:
+        x, mask: `[T, B]`.
+        count: how many of the whole batch the mask has, in all or a step, where that is known.
 
     Examples:
         >>> float(heads.masked_mean(jnp.array([[1.0, 9.0]]), jnp.array([[1.0, 0.0]])))
         1.0
     """
-    return jnp.sum(x * mask) / jnp.maximum(exchange.total(jnp.sum(mask)), 1.0)
+    count = exchange.total(jnp.sum(mask)) if count is None else jnp.sum(count)
+    return jnp.sum(x * mask) / jnp.maximum(count, 1.0)
 
 
 def _inputs(name: str, head: Head, window: Window) -> tuple[Array, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend import core
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 
@@ -199,3 +200,52 @@ def programs_of(counter: collections.Counter) -> dict[tuple[str, str], int]:
 def once(*programs: str) -> dict[tuple[str, str], int]:
     """What `programs_of` is where these were traced and compiled once, and no other."""
     return {(how, name): 1 for how in _EVENTS.values() for name in programs}
+
+
+# Parts of a batch that are put together by `mbx.exchange`, where tests divide one.
+PARTS = 4
+
+
+def in_parts(function: Any, axes: Any, *args: Any) -> Any:
+    """`function` of every part of a batch, `[PARTS, ...]`, each seeing the others as on devices.
+
+    axes: for each argument the axis of its leaves that is divided, None for none; or a tree of
+    those, as the argument is one.
+    """
+    from mbx import exchange
+
+    def split(axis: int | None, tree: Any) -> Any:
+        def one(x: Any) -> Any:
+            shape = (*x.shape[:axis], PARTS, x.shape[axis] // PARTS, *x.shape[axis + 1 :])
+            return jax.numpy.moveaxis(jax.numpy.asarray(x).reshape(shape), axis, 0)
+
+        return tree if axis is None else jax.tree.map(one, tree)
+
+    def part(*own: Any) -> Any:
+        with exchange._axes(("parts",)):
+            return function(*own)
+
+    none = functools.partial(jax.tree.map, is_leaf=lambda x: x is None)
+    parts = [none(split, axis, tree) for axis, tree in zip(axes, args, strict=True)]
+    lanes = [none(lambda axis: None if axis is None else 0, axis) for axis in axes]
+    return jax.vmap(part, in_axes=lanes, axis_name="parts")(*parts)
+
+
+def exchanges(function: Any, *args: Any) -> list[tuple[str, int]]:
+    """Name and numbers of every exchange of a program for PARTS devices, in their order.
+
+    Traced alone, so that the devices need not be there.
+    """
+    from mbx import exchange
+
+    def found(jaxpr: Any) -> Any:
+        for equation in jaxpr.eqns:
+            name = equation.primitive.name
+            if name.startswith(("psum", "pmax", "pmin", "all_", "ppermute", "reduce_scatter")):
+                yield name, sum(x.aval.size for x in equation.outvars)
+            for inner in core.jaxprs_in_params(equation.params):
+                yield from found(inner)
+
+    mesh = jax.sharding.AbstractMesh((PARTS,), ("data",), (jax.sharding.AxisType.Auto,))
+    with jax.sharding.use_abstract_mesh(mesh), exchange.taking_apart():
+        return list(found(jax.make_jaxpr(function)(*args).jaxpr))

@@ -15,25 +15,8 @@ from mbx.agents.tdmpc import agent as tdmpc
 from mbx.agents.tdmpc.model_loss import termination_loss, time_weighted
 from mbx.agents.tdmpc.policy_loss import move_value_scale
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import ValueScales
-
-NUM = 4
-
-
-def in_parts(function, axes, *args):
-    """`function` of every part, `[NUM, ...]`, each seeing the others as on devices."""
-
-    def part(*own):
-        with exchange._axes(("parts",)):
-            return function(*own)
-
-    def split(x, axis):
-        shape = (*x.shape[:axis], NUM, x.shape[axis] // NUM, *x.shape[axis + 1 :])
-        return jnp.moveaxis(x.reshape(shape), axis, 0)
-
-    own = [x if axis is None else split(x, axis) for x, axis in zip(args, axes, strict=True)]
-    lanes = [None if axis is None else 0 for axis in axes]
-    return jax.vmap(part, in_axes=lanes, axis_name="parts")(*own)
+from mbx.agents.tdmpc.types import Counts, ValueScales
+from tests.helpers import PARTS, in_parts
 
 
 def test_a_sum_over_all_parts_comes_back_in_its_place_and_type():
@@ -43,12 +26,12 @@ def test_a_sum_over_all_parts_comes_back_in_its_place_and_type():
 
     x = jnp.arange(8.0)
     found = in_parts(function, (0,), x)
-    parts = np.arange(8.0).reshape(NUM, 2)
-    for i in range(NUM):  # the same in each
+    parts = np.arange(8.0).reshape(PARTS, 2)
+    for i in range(PARTS):  # the same in each
         np.testing.assert_array_equal(found["a"][i], parts.sum(0))
         assert found["b"][i] == 28.0
-        assert found["c"][i] == 2 * NUM and found["c"].dtype == jnp.int32
-        np.testing.assert_array_equal(found["d"][i], np.repeat(parts.sum(0)[:, None], 3, 1) + NUM)
+        assert found["c"][i] == 2 * PARTS and found["c"].dtype == jnp.int32
+        np.testing.assert_array_equal(found["d"][i], np.repeat(parts.sum(0)[:, None], 3, 1) + PARTS)
 
 
 def test_one_array_of_a_type_travels():
@@ -58,7 +41,7 @@ def test_one_array_of_a_type_travels():
         with exchange._axes(("parts",)):
             return exchange.total(jax.tree.map(lambda y: y + x.astype(y.dtype), tree))
 
-    text = str(jax.make_jaxpr(jax.vmap(part, axis_name="parts"))(jnp.ones(NUM)))
+    text = str(jax.make_jaxpr(jax.vmap(part, axis_name="parts"))(jnp.ones(PARTS)))
     assert text.count("= psum[") == 2  # of eight floats, and of an integer
     assert ":f32[8] = psum[" in text
 
@@ -72,14 +55,14 @@ def test_shares_of_a_mean_add_up_to_it():
 def test_rows_of_all_parts_behind_one_another():
     x = jnp.arange(16.0).reshape(2, 8)
     both = in_parts(lambda x: exchange.together((x, 2.0 * x[:1]), axis=-1), (1,), x)
-    for i in range(NUM):
+    for i in range(PARTS):
         np.testing.assert_array_equal(both[0][i], x)
         np.testing.assert_array_equal(both[1][i], 2.0 * x[:1])
 
 
 def test_a_parts_first_row():
     found = in_parts(lambda x: x[0] - exchange.first_row(x.shape[0]), (0,), jnp.arange(12))
-    assert found.tolist() == [0] * NUM
+    assert found.tolist() == [0] * PARTS
     assert exchange.first_row(3) == 0
 
 
@@ -126,7 +109,7 @@ def test_percentiles_are_those_of_all_rows():
     found, _ = in_parts(lambda x: move_value_scale(settings, scales, x), (0,), x)
     low, high = np.percentile(LOSS[0], (5, 95))
     moved = 1 + settings.optimizer.tau * (high - low - 1)
-    np.testing.assert_allclose(found, [moved] * NUM, rtol=1e-6)
+    np.testing.assert_allclose(found, [moved] * PARTS, rtol=1e-6)
 
 
 def test_a_temperature_is_solved_for_the_whole_batch():
@@ -134,12 +117,12 @@ def test_a_temperature_is_solved_for_the_whole_batch():
     mask = jnp.asarray([1.0, 0, 1, 1, 1, 1, 0, 1])
     whole = distributions.solve_temperature(values, 2.0, mask)
     found = in_parts(lambda v, m: distributions.solve_temperature(v, 2.0, m), (0, 0), values, mask)
-    np.testing.assert_allclose(found, [whole] * NUM, rtol=1e-5)
+    np.testing.assert_allclose(found, [whole] * PARTS, rtol=1e-5)
 
 
 def test_the_largest_of_all_parts():
     x = jnp.asarray([-3.0, 5.0, 2.0, 4.0])
-    assert in_parts(lambda x: exchange.largest(x[0]), (0,), x).tolist() == [5.0] * NUM
+    assert in_parts(lambda x: exchange.largest(x[0]), (0,), x).tolist() == [5.0] * PARTS
     assert float(exchange.largest(x[0])) == -3.0
 
 
@@ -151,11 +134,14 @@ def test_dropout_keeps_the_rows_that_it_keeps_of_the_whole():
     np.testing.assert_array_equal(np.concatenate(list(found), axis=1), whole)
 
 
-def test_metrics_of_a_batch_of_windows():
+@pytest.mark.parametrize("known", [False, True])
+def test_metrics_of_a_batch_of_windows(known):
     mask, valid = MASK > 0, LOSS % 2 == 0
     made = jnp.asarray(np.arange(24).reshape(3, 8))
+    stored, rows = jnp.asarray((mask & valid).sum(1)), jnp.asarray(mask.sum(1))
+    counts = [Counts(rows=rows, stored=stored)] if known else []
     shares = in_parts(
-        lambda m, v, s: tdmpc.batch_shares(m, jnp.int32(30), v, s),
+        lambda m, v, s: tdmpc.batch_shares(m, jnp.int32(30), v, s, *counts),
         (1, 1, 1),
         jnp.asarray(mask),
         jnp.asarray(valid),

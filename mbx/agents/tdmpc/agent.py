@@ -24,10 +24,19 @@ import numpy as np
 from mbx import exchange, mppi, networks, observations, planners, replay, returns
 from mbx.agents.base import Act, Agent, MakeTargets, See, StartFrom, Store, Update
 from mbx.agents.tdmpc import planning
+from mbx.agents.tdmpc.counts import counted
 from mbx.agents.tdmpc.diagnostics import make_review
 from mbx.agents.tdmpc.reanalyze import make_reanalyze, num_rows, reanalyze_batch
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import BATCH_AXES, ActorState, Batch, Noise, TrainState, make_batch
+from mbx.agents.tdmpc.types import (
+    BATCH_AXES,
+    ActorState,
+    Batch,
+    Counts,
+    Noise,
+    TrainState,
+    make_batch,
+)
 from mbx.agents.tdmpc.update import draw, init_state, update_from_batch
 from mbx.heads import make_heads
 from mbx.keys import streams
@@ -338,14 +347,22 @@ def make_learn(
     def own(
         train: TrainState, batch: Batch, noise: Noise, mask: Array, made: Any
     ) -> tuple[TrainState, Metrics]:
-        shares = batch_shares(mask, train.step + 1, *(made or ()))
+        batch = counted(settings, model.config.critic, batch)
+        shares = batch_shares(mask, train.step + 1, *(made or (None, None)), batch.counts)
         return update_from_batch(settings, model, train, batch, noise, shares)
 
     return learn
 
 
+_NO_COUNTS = Counts()
+
+
 def batch_shares(
-    mask: Array, step: Array, valid: Array | None = None, made: Array | None = None
+    mask: Array,
+    step: Array,
+    valid: Array | None = None,
+    made: Array | None = None,
+    counts: Counts = _NO_COUNTS,
 ) -> Metrics:
     """Metrics of the windows of a batch, of a part of one its shares.
 
@@ -354,15 +371,18 @@ def batch_shares(
         step: learner step.
         valid: of stored targets, `[T, B]`, None without any.
         made: the learner step at which they were made, `[T, B]`.
+        counts: of the whole batch, where they are known.
     """
     metrics = {"batch/mask": exchange.mean(mask)}
     if valid is not None:
         valid = valid & mask
         age = jnp.where(valid, step - made, 0)
-        sums = jnp.sum(valid).astype(jnp.float32), jnp.sum(mask).astype(jnp.float32)
-        num, counted = exchange.total(sums)  # of one type with the losses' counts
+        if counts.rows is None:
+            num, rows = exchange.total((jnp.sum(valid), jnp.sum(mask)))
+        else:
+            num, rows = jnp.sum(counts.stored), jnp.sum(counts.rows)
         metrics["targets/age"] = jnp.sum(age) / jnp.maximum(num, 1)
-        metrics["targets/valid"] = jnp.sum(valid) / jnp.maximum(counted, 1)
+        metrics["targets/valid"] = jnp.sum(valid) / jnp.maximum(rows, 1)
     return metrics
 
 

@@ -18,20 +18,25 @@ import jax.numpy as jnp
 from mbx import distributions as dist
 from mbx import exchange
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import Batch, Noise, ValueTarget
+from mbx.agents.tdmpc.types import Batch, Counts, Noise, ValueTarget
 from mbx.heads import Heads, Window, masked_mean
 from mbx.traced import possible
 from mbx.types import Array, Metrics, Params
 from mbx.world_model import WorldModel, masked
 
+_NO_COUNTS = Counts()
 
-def time_weighted(loss: Array, mask: Array, rho: float) -> Array:
+
+def time_weighted(loss: Array, mask: Array, rho: float, count: Array | None = None) -> Array:
     """Mean over time of rho^t times the masked batch mean: `[T, B]` -> scalar (TD-MPC2).
 
     Of a part of a batch (`mbx.exchange`) its share of that mean.
+
+    Args:
+        count: rows of the whole batch in the mask, `[T]`, where they are known.
     """
-    count = jnp.maximum(exchange.total(jnp.sum(mask, axis=1)), 1.0)
-    per_step = jnp.sum(loss * mask, axis=1) / count
+    count = exchange.total(jnp.sum(mask, axis=1)) if count is None else count
+    per_step = jnp.sum(loss * mask, axis=1) / jnp.maximum(count, 1.0)
     return jnp.mean(rho ** jnp.arange(loss.shape[0]) * per_step)
 
 
@@ -82,7 +87,9 @@ def reward_loss(logits: Array, reward: Array, bins: Array) -> Array:
     return jnp.mean(dist.two_hot_cross_entropy(logits, target, bins), axis=(0, 2))
 
 
-def termination_loss(logit: Array, terminated: Array, mask: Array, balance: bool) -> Array:
+def termination_loss(
+    logit: Array, terminated: Array, mask: Array, balance: bool, counts: Counts = _NO_COUNTS
+) -> Array:
     """Binary cross-entropy over the states of all heads: a scalar.
 
     Args:
@@ -90,19 +97,23 @@ def termination_loss(logit: Array, terminated: Array, mask: Array, balance: bool
         terminated, mask: `[T, B]`.
         balance: terminations weigh together as much as continuations, since they are rare; a batch
             without any weighs as it is.
+        counts: of the whole batch, where they are known.
     """
     terminated = jnp.broadcast_to(terminated[:, None], logit.shape)
     mask = jnp.broadcast_to(mask[:, None], logit.shape)
+    if counts.rows is None:
+        sums = jnp.sum(mask * terminated), jnp.sum(mask * (1.0 - terminated)), jnp.sum(mask)
+        ends, goes, count = exchange.total(sums)
+    else:
+        count, ends = (logit.shape[1] * jnp.sum(x) for x in (counts.rows, counts.ends))
+        goes = count - ends
     weight = mask
     if balance:
-        ends, goes = exchange.total(
-            (jnp.sum(mask * terminated), jnp.sum(mask * (1.0 - terminated)))
-        )
         both = (ends > 0.0) & (goes > 0.0)
         share = jnp.where(terminated > 0.0, ends, goes)
         weight = mask * jnp.where(both, 0.5 * (ends + goes) / jnp.maximum(share, 1.0), 1.0)
     bce = jax.nn.softplus(logit) - logit * terminated
-    return jnp.sum(bce * weight) / jnp.maximum(exchange.total(jnp.sum(mask)), 1.0)
+    return jnp.sum(bce * weight) / jnp.maximum(count, 1.0)
 
 
 def value_loss(logits: Array, target: ValueTarget, bins: Array, rho: float) -> Array:
@@ -121,7 +132,7 @@ def value_loss(logits: Array, target: ValueTarget, bins: Array, rho: float) -> A
     else:
         two_hot = target.two_hot(bins)
         cross_entropy = -jnp.sum(two_hot * jax.nn.log_softmax(logits), axis=-1)
-    return time_weighted(jnp.mean(cross_entropy, axis=0), target.mask, rho)
+    return time_weighted(jnp.mean(cross_entropy, axis=0), target.mask, rho, target.count)
 
 
 def consistency_losses(
@@ -134,11 +145,11 @@ def consistency_losses(
         encoded: `[T, B, L]`, with gradient only in the second case.
         progress: share of the run that is done; the encoder's part starts after its warm-up.
     """
-    rho = settings.loss.time_weight
+    rest = batch.mask, settings.loss.time_weight, batch.counts.rows
     still = jax.lax.stop_gradient
-    losses = {"consistency": time_weighted(consistency(zs, still(encoded)), batch.mask, rho)}
+    losses = {"consistency": time_weighted(consistency(zs, still(encoded)), *rest)}
     if possible(settings.loss.encoder_consistency_coef > 0.0):
-        loss = time_weighted(consistency(still(zs), encoded), batch.mask, rho)
+        loss = time_weighted(consistency(still(zs), encoded), *rest)
         started = progress >= settings.loss.encoder_consistency_warmup
         losses["encoder_consistency"] = jnp.where(started, loss, 0.0)
     return losses
@@ -197,6 +208,7 @@ def value_losses(
     copies = ValueTarget(
         repeat_for_heads(target.samples, strategy, heads, axis=2),
         *repeat_for_heads((target.weights, target.mask), strategy, heads),
+        target.count,
     )
     logits = model.value(params["value"], states, action, noise.dropout)
     losses = {"value": value_loss(logits, copies, bins, rho)}
@@ -205,7 +217,8 @@ def value_losses(
         steps = wanted.shape[1]
         logits = model.aux_value(params["aux_value"], states[:steps], action)
         cross_entropy = jnp.mean(dist.two_hot_cross_entropy(logits, wanted, bins), axis=0)
-        losses["aux_value"] = time_weighted(cross_entropy, copies.mask[:steps], rho)
+        count = None if target.count is None else target.count[:steps]
+        losses["aux_value"] = time_weighted(cross_entropy, copies.mask[:steps], rho, count)
     return losses
 
 
@@ -228,9 +241,13 @@ def head_losses(
         return heads.losses(params["heads"], Window(heads.seen(batch.obs), *seen, *rest))
 
     losses, metrics = jax.tree.map(lambda x: jnp.mean(x, axis=0), jax.vmap(of)(zs.swapaxes(0, 1)))
-    weigh = functools.partial(time_weighted, mask=batch.mask, rho=settings.loss.time_weight)
+    count = batch.counts.rows
+    weigh = functools.partial(
+        time_weighted, mask=batch.mask, rho=settings.loss.time_weight, count=count
+    )
     losses = {f"heads/{name}": weigh(x) for name, x in losses.items()}
-    return losses, {f"heads/{name}": masked_mean(x, batch.mask) for name, x in metrics.items()}
+    mean = functools.partial(masked_mean, mask=batch.mask, count=count)
+    return losses, {f"heads/{name}": mean(x) for name, x in metrics.items()}
 
 
 def model_loss(
@@ -266,13 +283,19 @@ def model_loss(
     )
     logits = reward_logits(model, params, zs[:-1], batch.action)
     reward = reward_loss(logits, batch.reward, model.bins())
-    losses["reward"] = time_weighted(reward, batch.mask, settings.loss.time_weight)
+    losses["reward"] = time_weighted(
+        reward, batch.mask, settings.loss.time_weight, batch.counts.rows
+    )
     target, aux_target = targets
     losses |= value_losses(settings, model, params, zs, batch, target, aux_target, noise)
     if model.config.episodic:
         logit = model.termination(params, zs[1:])
         losses["termination"] = termination_loss(
-            logit, batch.terminated, batch.mask, settings.loss.termination_balance
+            logit,
+            batch.terminated,
+            batch.mask,
+            settings.loss.termination_balance,
+            batch.counts,
         )
     extra: Metrics = {}
     if model.heads is not None:
@@ -281,6 +304,5 @@ def model_loss(
     total = total_loss(settings, losses, value_due, model.heads)
     metrics = {f"loss/{name}": value for name, value in losses.items()}
     metrics["loss/total"] = total
-    count = jnp.maximum(exchange.total(jnp.sum(target.mask)), 1.0)
-    metrics["value/target"] = jnp.sum(target.mean() * target.mask) / count
+    metrics["value/target"] = masked_mean(target.mean(), target.mask, target.count)
     return total, (zs, metrics | extra)

@@ -64,6 +64,7 @@ def policy_inputs(
         eps=noise.policy_eps,
         heads=noise.policy_heads,
         dropout=noise.policy_dropout,
+        counts=batch.counts,
         **copied,
     )
 
@@ -312,7 +313,8 @@ def trust_region(
     first = jax.lax.stop_gradient(kl[0])
     first = exchange.together(first)
     scale = returns.update_running_scale(scale, first, tau=settings.optimizer.tau)
-    return time_weighted(kl / scale.value, inputs.mask, settings.loss.time_weight), scale
+    rest = settings.loss.time_weight, inputs.counts.of_policy("trust", kl.shape[0])
+    return time_weighted(kl / scale.value, inputs.mask, *rest), scale
 
 
 def policy_loss(
@@ -352,7 +354,8 @@ def policy_loss(
             if settings.svg_first and settings.loss.entropy_scale == "value":
                 entropy_coef = entropy_coef / extra["scale"]
             loss = loss - entropy_coef * entropy[: loss.shape[0]]
-        total = total + time_weighted(loss, mask, settings.loss.time_weight)
+        count = inputs.counts.of_policy(name, loss.shape[0])
+        total = total + time_weighted(loss, mask, settings.loss.time_weight, count)
         metrics |= extra
     if possible(settings.loss.trust_region_coef > 0.0):
         target = model.policy({**params, "policy": target_policy}, inputs.zs)
@@ -401,5 +404,5 @@ def optimist_loss(
     if settings.svg_first and settings.loss.entropy_scale == "value":
         entropy_coef = entropy_coef / scale
     bonus = settings.loss.optimist_entropy_scale * entropy_coef * entropy
-    loss = time_weighted(-q / scale - bonus, inputs.mask, settings.loss.time_weight)
-    return loss, scales
+    rest = settings.loss.time_weight, inputs.counts.of_policy("optimist", q.shape[0])
+    return time_weighted(-q / scale - bonus, inputs.mask, *rest), scales

@@ -16,6 +16,34 @@ from mbx import replay, returns
 from mbx.types import Array, Params, Record
 
 
+class Counts(NamedTuple):
+    """How many rows of a whole batch count, step by step, for the losses of a part of it.
+
+    None where the losses count for themselves: a batch that is not divided (`counts.counted`).
+
+    Attributes:
+        rows: transitions, `[T]`.
+        ends: those that ended their episode, `[T]`.
+        values: states with a value target, `[T]`, or `[T+1]` with `loss.value_last_state`.
+        plans: states with a plan, `[T+1]`.
+        stored: transitions that leave a state with a plan, `[T]`.
+    """
+
+    rows: Array | None = None
+    ends: Array | None = None
+    values: Array | None = None
+    plans: Array | None = None
+    stored: Array | None = None
+
+    def of_policy(self, name: str, steps: int) -> Array | None:
+        """Those of the first `steps` states that the policy loss of that name reads."""
+        if self.rows is None:
+            return None
+        states = jnp.concatenate([self.rows[:1], self.rows])  # as `policy_loss.state_mask`
+        counts = self.plans if name in ("awr", "kl") and self.plans is not None else states
+        return counts[:steps]
+
+
 class Batch(NamedTuple):
     """Windows of the replay.
 
@@ -30,6 +58,7 @@ class Batch(NamedTuple):
         plan_values: their values, `[T+1, B, N]`.
         plan_valid: `[T+1, B]`, False where a row has no plan.
         expert: mean and standard deviation to distil, `[T+1, B, 2, A]`.
+        counts: of the whole batch that this is a part of.
     """
 
     obs: Array
@@ -41,6 +70,7 @@ class Batch(NamedTuple):
     plan_values: Array | None = None
     plan_valid: Array | None = None
     expert: Array | None = None
+    counts: Counts = Counts()
 
 
 def make_batch(sample: replay.Sample) -> Batch:
@@ -110,11 +140,13 @@ class ValueTarget(NamedTuple):
             with `loss.value_last_state`.
         weights: of the samples, `[T, B, n]`, sum 1 over n.
         mask: which states count, `[T, B]`.
+        count: how many of the whole batch do, `[T]`, where that is known ahead.
     """
 
     samples: Array
     weights: Array
     mask: Array
+    count: Array | None = None
 
     def mean(self) -> Array:
         """`[T, B]`, over samples and heads."""
@@ -161,6 +193,7 @@ class PolicyInputs(NamedTuple):
         valid: `[S, B']`, False where a state has no plan.
         expert: mean and standard deviation, `[S, B', 2, A]`.
         behaviour: the replay's actions, `[T, B', A]`.
+        counts: as a batch's.
     """
 
     zs: Array
@@ -173,6 +206,7 @@ class PolicyInputs(NamedTuple):
     valid: Array | None = None
     expert: Array | None = None
     behaviour: Array | None = None
+    counts: Counts = Counts()
 
 
 @flax.struct.dataclass

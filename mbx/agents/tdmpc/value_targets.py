@@ -274,13 +274,13 @@ def value_targets(
     one = jnp.ones((*batch.reward.shape, 1))
     if loss.value_target == "lambda":
         samples = lambda_targets(settings, model, params, slow, z_next, batch, noise, weights)
-        target = ValueTarget(samples[..., None], one, batch.mask)
+        target = ValueTarget(samples[..., None], one, batch.mask, batch.counts.values)
     elif model.config.critic == "q":
         planned = None
         if loss.value_target == "planner":
             planned = value_actions(settings, batch, weights)
         samples = q_targets(settings, model, params, slow, z_next, batch, noise, planned)
-        target = ValueTarget(samples[..., None], one, batch.mask)
+        target = ValueTarget(samples[..., None], one, batch.mask, batch.counts.values)
     else:
         target = imagined_target(settings, model, params, slow, encoded, batch, noise, weights)
     aux = None
@@ -288,6 +288,29 @@ def value_targets(
         zs = (z, z_next)
         aux = aux_targets(settings, model, params, state.target_aux, zs, batch, noise)
     return jax.tree.map(jax.lax.stop_gradient, (target, aux))
+
+
+def target_mask(settings: Settings, critic: str, batch: Batch) -> Array:
+    """Which states of a batch have a value target that counts.
+
+    A V critic's targets are imagined, for the T states of a window that were acted in, or with
+    `loss.value_last_state` for all T+1; the last one counts where the window has not left its
+    episode and the episode has not ended by itself. Where they are the planner's, states without a
+    plan do not count.
+
+    Args:
+        critic: "q" or "v".
+
+    Returns:
+        1 or 0, `[T, B]` or `[T+1, B]`.
+    """
+    loss, mask = settings.loss, batch.mask
+    if critic == "q" or loss.value_target == "lambda":
+        return mask
+    if loss.value_last_state:
+        last = batch.mask[-1:] * (1.0 - batch.terminated[-1:])
+        mask = jnp.concatenate([mask, last])
+    return mask * batch.plan_valid[: mask.shape[0]] if loss.value_target == "planner" else mask
 
 
 def imagined_target(
@@ -302,28 +325,22 @@ def imagined_target(
 ) -> ValueTarget:
     """A V critic's target, from planner actions or from the policy's.
 
-    It is made for the T states of a window that were acted in, or with `loss.value_last_state` for
-    all T+1; the last one counts where the window has not left its episode and the episode has not
-    ended by itself.
-
     Args:
         encoded: latents `[T+1, B, L]`.
         weights: of planner actions, `[T+1, B, N]`, where they are in use.
     """
-    mask = batch.mask
-    if settings.loss.value_last_state:
-        last = batch.mask[-1:] * (1.0 - batch.terminated[-1:])
-        mask = jnp.concatenate([mask, last])
+    mask, count = target_mask(settings, "v", batch), batch.counts.values
     states, z = mask.shape[0], encoded[: mask.shape[0]]
     if settings.loss.value_target == "planner":
         actions, weights = value_actions(settings, batch, weights)
         samples = v_targets(settings, model, params, target_value, z, actions[:states], noise)
-        return ValueTarget(samples, weights[:states], mask * batch.plan_valid[:states])
+        return ValueTarget(samples, weights[:states], mask, count)
     mean, log_std = model.policy(params, z)
     actions = model.act(mean[..., None, :], log_std[..., None, :], noise.rollout_eps[0])
     policy = params["policy"]
     samples = v_targets(settings, model, params, target_value, z, actions, noise, policy)
-    return ValueTarget(samples, jnp.full(samples.shape[1:], 1.0 / samples.shape[-1]), mask)
+    weights = jnp.full(samples.shape[1:], 1.0 / samples.shape[-1])
+    return ValueTarget(samples, weights, mask, count)
 
 
 def aux_targets(
