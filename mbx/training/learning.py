@@ -131,13 +131,12 @@ def make_learn_if_due(agent: Agent, schedule: Schedule, seeds_axis: str | None =
 def repeated(
     step: Callable[[LoopState], tuple[LoopState, Metrics]], length: int
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
-    """`length` steps as one scan; metrics are summed over them, and over the environments where
-    they lead with those (but for `Ended`)."""
+    """`length` steps as one scan; metrics are summed over them (but for `Ended`)."""
 
     def summed(found: Any) -> Any:
         if isinstance(found, Ended):
             return found
-        return jnp.sum(found)
+        return jnp.sum(found, axis=0)
 
     def train_interval(state: LoopState) -> tuple[LoopState, Metrics]:
         state, metrics = jax.lax.scan(lambda s, _: step(s), state, None, length=length)

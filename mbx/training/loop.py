@@ -93,7 +93,9 @@ def make_store_and_learn(
     learn_if_due = make_learn_if_due(agent, schedule, seeds_axis)
 
     def total(x: Array) -> Array:
-        return x * 1 if apart else jnp.sum(x)
+        if apart:
+            return x.astype(jnp.int32) if x.dtype == bool else x  # truth values are counts
+        return jnp.sum(x)
 
     def store_and_learn(
         state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep, key: Array
@@ -157,7 +159,19 @@ def make_interval(
     """`length` fused steps in one compiled, donated scan; metrics are summed over them."""
     apart = partition.mesh is not None
     step = partition.keep(make_step(agent, environment, schedule, apart=apart))
-    return partition.compile(repeated(step, length), donate=True)
+    interval = repeated(step, length)
+
+    def summed(state: LoopState) -> tuple[LoopState, Metrics]:
+        state, metrics = interval(state)
+        own = {name: jnp.sum(x) for name, x in metrics.items() if _of_environments(name)}
+        return state, metrics | own
+
+    return partition.compile(summed if apart else interval, donate=True)
+
+
+def _of_environments(name: str) -> bool:
+    """Whether `make_store_and_learn` makes a metric of each environment's number."""
+    return name in ("faults", "episodes") or name.startswith("episode/")
 
 
 def make_host_interval(

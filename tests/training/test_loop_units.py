@@ -18,7 +18,7 @@ import pytest
 from mbx import replay
 from mbx.agents.base import Agent, Mean, Store
 from mbx.envs.base import HostEnvironment, JaxEnvironment, Timestep, random_actions
-from mbx.training import learning, loop, state
+from mbx.training import learning, loop, sharding, state
 from mbx.training.state import Schedule
 from mbx.types import EnvSpec
 
@@ -301,6 +301,32 @@ def test_metrics_are_sums_and_summaries_means(whole):
     evens = [n for n in range(1, wanted.params + 1) if n % 2 == 0]
     assert told["even"] == pytest.approx(sum(evens) / len(evens))
     assert told["updates"] == expected["updates"] and "update/loss" not in told
+
+
+def test_devices_sum_their_environments_at_an_intervals_end(whole):
+    """Until then every environment has its own numbers, and truth values are counts."""
+    step = loop.make_step(FULL, ENVIRONMENT, SCHEDULE, apart=True)
+    metrics = jax.eval_shape(step, begun(FULL))[1]
+    for name in ("faults", "episodes"):
+        assert (metrics[name].shape, metrics[name].dtype) == ((E,), jnp.int32)
+    assert metrics["episode/return"].shape == metrics["episode/success"].shape == (E,)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    partition = sharding.Partition(mesh)
+    interval = loop.make_interval(FULL, ENVIRONMENT, SCHEDULE, length=STEPS, partition=partition)
+    _, sums = interval(partition.place(begun(FULL)))
+    for name, x in whole[1].items():
+        for one, other in zip(jax.tree.leaves(sums[name]), jax.tree.leaves(x), strict=True):
+            assert one.shape == other.shape
+            np.testing.assert_allclose(one, other, rtol=1e-6, err_msg=name)
+
+
+def test_metrics_are_summed_over_time_alone():
+    def step(x):
+        return x + 1.0, {"pair": jnp.stack([x, 10.0 * x]), "even": Mean(x, x > 0.0)}
+
+    _, sums = learning.repeated(step, 3)(jnp.float32(0.0))
+    assert sums["pair"].tolist() == [3.0, 30.0]
+    assert float(sums["even"].total) == 3.0 and int(sums["even"].count) == 2
 
 
 def test_a_summary_of_nothing_leaves_means_out():
