@@ -70,12 +70,19 @@ def alone():
     return get
 
 
+# Size of what a metric is the mean of, where terms of both signs cancel: rounding is relative to
+# the terms. Dreams of the test below hold 192 rewards of mean magnitude 0.57 and mean 0.0005. On
+# eight devices each differs by up to 2.6e-6 (rounding of the heads that read up to 6.3 off
+# logits), and their mean by 1e-7, in float64 as in float32: 1.5 units in the last place of 0.57.
+SIZES = {"dream_reward": 0.57}
+
+
 def check(ours, one):
     """Losses and gradients agree to 1e-5; the replay does not travel."""
     assert one["rows"] == ours["rows"] >= 160
     assert one["change"] > 1e-3
     for name, value in one.items():
-        scale = max(abs(value), 1e-3)
+        scale = max(abs(value), SIZES.get(name, 1e-3))
         assert abs(ours[name] - value) <= 1e-5 * scale, (name, ours[name], value)
     assert ours["collective_bytes"] < 200_000
 

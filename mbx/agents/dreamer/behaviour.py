@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mbx import returns
+from mbx import exchange, returns
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer import policy, rssm
 from mbx.agents.dreamer.settings import Settings
@@ -106,8 +106,12 @@ def imagined_losses(
     gamma = 1.0 if settings.loss.continue_discount else critic.gamma
     weights = stop(returns.discount_weights(continues, gamma))[:-1]
     targets = returns.lambda_returns(rewards[1:], gamma * continues[1:], values[1:], critic.lambda_)
+    # Of all parts of a batch: percentiles, spreads and extremes are no sums of the parts'.
+    all_targets, all_values, all_slow, all_weights = exchange.together(
+        stop((targets, values[:-1], slow_values, weights)), axis=1
+    )
     ema = returns.update_return_ema(
-        ema, stop(targets), decay=own.return_decay, percentiles=own.return_percentiles
+        ema, all_targets, decay=own.return_decay, percentiles=own.return_percentiles
     )
     offset, scale = returns.return_ema_offset_scale(ema, 1.0 / own.return_limit)
     advantage = (targets - offset) / scale - (values[:-1] - offset) / scale
@@ -122,25 +126,27 @@ def imagined_losses(
     main, regulariser = critic_terms(
         settings, value_logits[:horizon], stop(targets), stop(slow_values[:horizon])
     )
+    all_advantage = (all_targets - offset) / scale - (all_values - offset) / scale
     metrics = {
-        "value_reg_loss": jnp.mean(weights * regulariser),
-        "entropy": jnp.mean(entropy),
-        "lambda_mean": jnp.mean(targets),
-        "lambda_std": jnp.std(targets),
-        "lambda_p05": jnp.percentile(targets, 5.0),
-        "lambda_p95": jnp.percentile(targets, 95.0),
+        "value_reg_loss": weights * regulariser,
+        "entropy": entropy,
+        "lambda_mean": targets,
+        "lambda_std": jnp.std(all_targets),
+        "lambda_p05": jnp.percentile(all_targets, 5.0),
+        "lambda_p95": jnp.percentile(all_targets, 95.0),
         "ema_offset": offset,
         "ema_invscale": scale,
-        "discount_mean": jnp.mean(weights),
-        "discount_min": jnp.min(weights),
-        "adv_mean": jnp.mean(advantage),
-        "adv_std": jnp.std(advantage),
-        "target_critic_mean": jnp.mean(slow_values),
-        "target_critic_std": jnp.std(slow_values),
-        "value_mean": jnp.mean(values),
-        "dream_reward": jnp.mean(rewards[1:]),
-        "dream_continue": jnp.mean(continues[1:]),
+        "discount_mean": weights,
+        "discount_min": jnp.min(all_weights),
+        "adv_mean": advantage,
+        "adv_std": jnp.std(all_advantage),
+        "target_critic_mean": slow_values,
+        "target_critic_std": jnp.std(all_slow),
+        "value_mean": values,
+        "dream_reward": rewards[1:],
+        "dream_continue": continues[1:],
     }
+    metrics = {name: exchange.mean(x) for name, x in metrics.items()}
     critic_loss = weights * (main + critic.regularizer * regulariser)
     return Behaviour(actor_loss, critic_loss, targets, ema, stop(metrics))
 

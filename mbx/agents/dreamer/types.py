@@ -136,6 +136,7 @@ class Step(NamedTuple):
         output: the world model's.
         result: the behaviour's.
         terms: the behaviour's losses by name.
+        metrics: scalars to log of both.
     """
 
     grads: Params
@@ -144,3 +145,4 @@ class Step(NamedTuple):
     output: ModelOutput
     result: Behaviour
     terms: dict[str, Array]
+    metrics: Metrics

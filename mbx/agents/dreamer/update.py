@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mbx import observations, replay
+from mbx import exchange, observations, replay
 from mbx.agents.dreamer import optimizers, policy, rssm, sequences
 from mbx.agents.dreamer.behaviour import behaviour_losses
 from mbx.agents.dreamer.networks import ModelConfig
@@ -44,9 +44,14 @@ def make_update(settings: Settings) -> Callable:
 
     def learn(carry: tuple[TrainState, State], part: tuple[Batch, Array]) -> Any:
         (train, state), (batch, key) = carry, part
-        noise = draw_noise(settings, key)
-        train, metrics, states = update_from_batch(settings, train, batch, state, noise)
+        noise = by_row(settings, draw_noise(settings, key))
+        train, metrics, states = exchange.apart(
+            learn_apart, (None, 1, 0, NOISE_AXES), train, batch, state, noise, out=(None, None, 1)
+        )
         return (train, jax.tree.map(lambda x: x[-1], states)), (metrics, states)
+
+    def learn_apart(train: TrainState, batch: Batch, state: State, noise: Noise) -> Any:
+        return update_from_batch(settings, train, batch, state, by_trajectory(noise))
 
     def update(
         train: TrainState, state: replay.ReplayState, key: Array
@@ -121,10 +126,37 @@ def draw_noise(settings: Settings, key: Array) -> Noise:
     )
 
 
+# The axis of each that is the batch's, `by_row`.
+NOISE_AXES = Noise(posterior=1, prior=2, action=2)
+
+
+def by_row(settings: Settings, noise: Noise) -> Noise:
+    """The draws of imagined trajectories by where those start: `[H, N, ...] -> [H, K, B, ...]`."""
+    batch = settings.loss.batch_size
+
+    def split(x: Array) -> Array:
+        return x.reshape(x.shape[0], -1, batch, *x.shape[2:])
+
+    return noise._replace(**jax.tree.map(split, dict(prior=noise.prior, action=noise.action)))
+
+
+def by_trajectory(noise: Noise) -> Noise:
+    """`[H, K, B, ...] -> [H, N, ...]`, of a whole batch or of a part of it."""
+
+    def merge(x: Array) -> Array:
+        return x.reshape(x.shape[0], -1, *x.shape[3:])
+
+    return noise._replace(**jax.tree.map(merge, dict(prior=noise.prior, action=noise.action)))
+
+
 def update_from_batch(
     settings: Settings, state: TrainState, batch: Batch, carry: State, noise: Noise
 ) -> tuple[TrainState, Metrics, State]:
     """One learner step with given draws: the deterministic core of `update`.
+
+    Of a part of a batch (`mbx.exchange`) it is the step on the whole: parts exchange the gradients
+    of the world model, the imagined returns, whose percentiles scale the actor's loss, and the
+    gradients of actor and critic ("joint": the returns and all gradients).
 
     Returns:
         The new state, metrics and the posterior states `[T, B, ...]` of the batch.
@@ -133,8 +165,7 @@ def update_from_batch(
     count = state.step + 1
     slow = move_slow_critic(settings, step.params["critic"], state.slow_critic, count)
     state = TrainState(step.params, slow, step.opt_state, step.result.ema, count)
-    metrics = make_metrics(step.output, step.result, step.terms, step.grads)
-    return state, metrics, step.output.observed.states
+    return state, step.metrics | grad_norms(step.grads), step.output.observed.states
 
 
 def step_gradients(
@@ -157,13 +188,16 @@ def step_gradients(
 
     if settings.loss.updates == "joint":
         grads, output, result, terms = joint_gradients(settings, state, batch, carry, noise)
-        return Step(grads, *apply(grads), output, result, terms)
+        shares = grads, model_metrics(output) | behaviour_metrics(result, terms)
+        grads, metrics = exchange.total(shares)
+        return Step(grads, *apply(grads), output, result, terms, metrics)
 
     def model_loss(model: Params) -> tuple[Array, ModelOutput]:
         output = model_losses(settings, model, batch, carry, noise.posterior)
         return scaled_sum(settings, output.losses), output
 
     model_grads, output = jax.grad(model_loss, has_aux=True)(state.params["model"])
+    model_grads, metrics = exchange.total((model_grads, model_metrics(output)))
     params, opt_state = apply({"model": model_grads})
 
     def behaviour_loss(own: Params) -> tuple[Array, Any]:
@@ -174,6 +208,7 @@ def step_gradients(
 
     own = {name: state.params[name] for name in ("actor", "critic")}
     grads, (terms, result) = jax.grad(behaviour_loss, has_aux=True)(own)
+    grads, extra = exchange.total((grads, behaviour_metrics(result, terms)))
     moved, moved_opt = apply(grads)
     return Step(
         {"model": model_grads, **grads},
@@ -182,6 +217,7 @@ def step_gradients(
         output,
         result,
         terms,
+        metrics | extra,
     )
 
 
@@ -206,7 +242,7 @@ def behaviour_sum(settings: Settings, terms: dict[str, Array]) -> Array:
     """Mean losses of actor and critic, the replay loss by its coefficient."""
     coef = settings.critic.replay_coef if "replay_value" in terms else None
     scales = {"replay_value": coef}
-    return sum(scales.get(name, 1.0) * jnp.mean(loss) for name, loss in terms.items())
+    return sum(scales.get(name, 1.0) * exchange.mean(loss) for name, loss in terms.items())
 
 
 def make_optimizers(settings: Settings) -> dict[str, optax.GradientTransformation]:
@@ -251,12 +287,17 @@ def move_slow_critic(settings: Settings, critic: Params, slow: Params, step: Arr
     return jax.tree.map(lambda new, old: tau * new + (1.0 - tau) * old, critic, slow)
 
 
-def make_metrics(
-    output: ModelOutput, result: Behaviour, terms: dict[str, Array], grads: Params
-) -> Metrics:
-    """Scalars to log: losses, norms of gradients, what behaviour and world model measured."""
-    metrics = {f"loss/{name}": jnp.mean(loss) for name, loss in output.losses.items()}
+def model_metrics(output: ModelOutput) -> Metrics:
+    """Scalars to log of the world model: mean losses, what else was measured; shares of a part."""
+    return {f"loss/{name}": exchange.mean(x) for name, x in output.losses.items()} | output.metrics
+
+
+def behaviour_metrics(result: Behaviour, terms: dict[str, Array]) -> Metrics:
+    """Those of actor and critic."""
     names = {"policy": "actor_loss", "value": "critic_loss", "replay_value": "replay_critic_loss"}
-    metrics |= {names[name]: jnp.mean(loss) for name, loss in terms.items()}
-    metrics |= {f"grad_norm/{name}": optax.tree.norm(grad) for name, grad in grads.items()}
-    return metrics | output.metrics | result.metrics
+    return {names[name]: exchange.mean(loss) for name, loss in terms.items()} | result.metrics
+
+
+def grad_norms(grads: Params) -> Metrics:
+    """Norms of the whole batch's gradients."""
+    return {f"grad_norm/{name}": optax.tree.norm(grad) for name, grad in grads.items()}

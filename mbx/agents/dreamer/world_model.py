@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mbx import categorical
+from mbx import categorical, exchange
 from mbx.agents.dreamer import encoders, rssm
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer.settings import Settings
@@ -58,10 +58,10 @@ def model_losses(
         keep_gradient=bool(loss.free_nats) and loss.free_nats_gradient,
     )
     metrics = {
-        "kl": jnp.mean(kl),
-        "kl_clipped": jnp.mean(kl < loss.free_nats),
-        "posterior_entropy": jnp.mean(jnp.sum(categorical.entropy(posterior), axis=-1)),
-        "prior_entropy": jnp.mean(jnp.sum(categorical.entropy(prior), axis=-1)),
+        "kl": exchange.mean(kl),
+        "kl_clipped": exchange.mean(kl < loss.free_nats),
+        "posterior_entropy": exchange.mean(jnp.sum(categorical.entropy(posterior), axis=-1)),
+        "prior_entropy": exchange.mean(jnp.sum(categorical.entropy(prior), axis=-1)),
     }
     if net.heads is not None:
         more, extra = head_losses(net, model["heads"], features, batch)
@@ -87,10 +87,12 @@ def head_losses(
         obs = obs.reshape(*obs.shape[:2], *net.obs_shape)
     arrived = batch.action, batch.reward, batch.terminated.astype(jnp.float32)
     window = Window(obs, features, features, *(x[1:] for x in arrived), mask)
-    return tuple(
+    losses, metrics = (
         {f"heads/{name}": masked_mean(x, mask) for name, x in found.items()}
         for found in net.heads.losses(params, window)
     )
+    # Of a part of a batch these are shares of a mean; a loss is what a mean is yet taken of.
+    return jax.tree.map(lambda x: x * exchange.parts(), losses), metrics
 
 
 def continue_loss(settings: Settings, logit: Array, terminated: Array) -> Array:
@@ -107,4 +109,4 @@ def scaled_sum(settings: Settings, losses: dict[str, Array]) -> Array:
     scales = {"dynamics": own.dynamics_coef, "representation": own.representation_coef}
     if settings.model.heads is not None:
         scales |= {f"heads/{name}": coef for name, coef in settings.model.heads.coefs.items()}
-    return sum(scales.get(name, 1.0) * jnp.mean(loss) for name, loss in losses.items())
+    return sum(scales.get(name, 1.0) * exchange.mean(loss) for name, loss in losses.items())
