@@ -88,6 +88,31 @@ def update_once(config: dict) -> dict[str, float]:
     return told
 
 
+def on_host(name: str, phase: int, seconds: float) -> dict:
+    """A configuration whose environments this process steps, one of them, with an update a step."""
+    from tests.helpers import tiny_config
+
+    config = tiny_config(
+        env=dict(name=name, num_envs=2, kwargs=dict(seconds=seconds, phase=phase)),
+        train=dict(steps=10_000, seed_steps=16, pretrain_updates=1, utd_ratio=0.5, log_interval=40),
+        loss=dict(batch_size=16),
+        reanalyze=dict(batch_size=16),
+    )
+    config["replay"].update(capacity=400, shards=2)
+    return config
+
+
+def intervals(config: dict, num: int) -> dict[str, list[float]]:
+    """Seconds that each of the first train intervals takes."""
+    work, seconds = job.prepare(config), []
+    state, _ = job.begin(config, work, None)
+    for _ in range(num):
+        began = time.perf_counter()
+        state, _ = jax.block_until_ready(work.interval(state))
+        seconds.append(time.perf_counter() - began)
+    return {"seconds": seconds, "updates": int(state.updates)}
+
+
 def train(config: dict, workdir: str, steps: int) -> dict:
     """Train to `steps`, from a checkpoint if there is one."""
     config["train"].update(steps=steps, seed_steps=80, log_interval=80)
@@ -112,7 +137,7 @@ def largest_collective(text: str) -> float:
 def main() -> None:
     told = json.loads(sys.argv[1])
     jax.config.update("jax_num_cpu_devices", told["devices"])
-    config = config_of(told["agent"])
+    config = on_host(*told["host"]) if "host" in told else config_of(told["agent"])
     processes = told.get("processes", 1)
     if processes * told["devices"] > 1:
         config["distributed"].update(
@@ -126,7 +151,10 @@ def main() -> None:
     sharding.initialize(build.read(config).distributed)
     jax.devices()  # here processes wait for one another; then one of them may fall behind
     time.sleep(told.get("late", 0))
-    told = train(config, *told["run"]) if "run" in told else update_once(config)
+    if "host" in told:
+        told = intervals(config, 6)
+    else:
+        told = train(config, *told["run"]) if "run" in told else update_once(config)
     print("RESULT " + json.dumps(told), flush=True)
 
 

@@ -127,6 +127,52 @@ def test_a_process_that_compiles_for_longer_is_waited_for(alone):
         check(ours, alone("empo"))
 
 
+SLOW = """
+import time
+import gymnasium, numpy as np
+from gymnasium.spaces import Box
+
+class Slow(gymnasium.Env):
+    max_episode_steps = 5
+    action_space = Box(-1, 1, (1,))
+    observation_space = Box(-9, 9, (2,))
+
+    def __init__(self, seconds, phase):
+        self.seconds, self.phase, self.count = seconds, phase, 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        interval, step = divmod(self.count, 20)
+        self.count += 1
+        if interval == 3 or (interval == 4 and step % 2 == self.phase):
+            time.sleep(self.seconds)
+        return np.full(2, action[0], np.float32), 1.0, False, False, {}
+"""
+
+
+@pytest.mark.slow
+def test_a_slow_environment_is_waited_for_once_a_step(tmp_path):
+    """Two processes, each of which steps its own; then both are slow, then each in its turn.
+
+    A step ends when the slowest environment has: neither the other one's exchange nor its own adds
+    to that. In turn, a step takes as long as if both were slow.
+    """
+    path, seconds = tmp_path / "slow.py", 0.25
+    path.write_text(SLOW)
+    told = dict(processes=2, devices=1, coordinator=free_address())
+    name = f"gym:{path}:Slow"
+    both = [start(process=i, host=[name, i, seconds], **told) for i in range(2)]
+    for found in results(*both):
+        took = [x / 20 for x in found["seconds"]]
+        print([f"{1e3 * x:.0f} ms a step" for x in took])
+        quick = (took[2] + took[5]) / 2
+        for slow in took[3:5]:
+            assert seconds <= slow < seconds + 1.5 * quick + 0.05
+        assert found["updates"] > 100
+
+
 @pytest.mark.slow
 def test_processes_train_one_run_and_another_number_resumes_it(tmp_path):
     workdir = str(tmp_path / "run")
