@@ -24,6 +24,7 @@ from mbx.settings import NONZERO, section, setting
 
 HEADS_HELP = "auxiliary heads of your own, as NAME or NAME:COEFFICIENT, several joined by +"
 _MAP = re.compile(r"(empo:multigrid/)(?P<path>.+\.yaml)((?:@stored)?)", re.DOTALL)
+_MAPS = re.compile(r"(empo:maps/)(?P<path>.*[/.].*?)((?:@stored)?)", re.DOTALL)
 
 
 def head_terms(text: str) -> dict[str, float | None]:
@@ -222,14 +223,16 @@ class RunSettings(abc.ABC):
 
     def files(self) -> dict[str, str]:
         """Paths of the user's own files that the environment is made from, by setting."""
-        found = _MAP.fullmatch(self.env.name)
+        found = _MAP.fullmatch(self.env.name) or _MAPS.fullmatch(self.env.name)
         return {"env.name": found["path"]} if found else {}
 
     def with_files(self, paths: Mapping[str, str]) -> Self:
         """These settings with other paths for the files that `files` names."""
         if "env.name" not in paths:
             return self
-        name = _MAP.sub(lambda found: f"{found[1]}{paths['env.name']}{found[3]}", self.env.name)
+        found = _MAP.fullmatch(self.env.name) or _MAPS.fullmatch(self.env.name)
+        assert found is not None
+        name = f"{found[1]}{paths['env.name']}{found[3]}"
         return dataclasses.replace(self, env=dataclasses.replace(self.env, name=name))
 
     def environment_options(self, training: bool) -> dict[str, Any]:

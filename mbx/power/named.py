@@ -18,9 +18,11 @@ class NamedWorld:
         params: the parameters it comes with; None: the configuration's.
         table: its transitions, where it is small enough to be listed.
         solution: their exact solution.
+        held_out: the same world begun on maps that nobody trains on; None where there are none.
     """
 
     world: World
     params: PowerParams | None = None
     table: TabularWorld | None = None
     solution: Solution | None = None
+    held_out: World | None = None

@@ -87,6 +87,8 @@ class World(NamedTuple):
         goal_weight: `[H, G]`.
         views: how to look at a state; None where there is nothing to see.
         states: every state `[S, ...]` in the order of `index`, where they are listed.
+        channels: (channels, rows, columns) of the picture that `features` begin with; None where
+            they do not.
     """
 
     num_humans: int
@@ -107,6 +109,7 @@ class World(NamedTuple):
     goal_weight: Array
     views: Views | None = None
     states: Any = None
+    channels: tuple[int, int, int] | None = None
 
 
 def goal_distribution(world: World) -> Array:

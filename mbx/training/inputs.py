@@ -51,7 +51,7 @@ def kept(settings: RunSettings, log_dir: str) -> RunSettings:
                 f"copy it to {copy}"
             )
         copies[name] = copy
-    if "env.name" in copies:
+    if "env.name" in copies and settings.env.name.startswith("empo:multigrid/"):
         _say_what_a_map_reads(copies["env.name"])
     return settings.with_files(copies)
 
@@ -65,9 +65,13 @@ def _say_what_a_map_reads(path: str) -> None:
 
 
 def _copy(log_dir: str, name: str, path: str) -> str:
-    return os.path.join(log_dir, FOLDER, name + os.path.splitext(path)[1])
+    return os.path.join(log_dir, FOLDER, name + (os.path.splitext(path)[1] or ".yaml"))
 
 
 def _content(path: str) -> bytes:
+    """Of a file; of a folder that of its YAML files as one, a line `---` before each."""
+    if os.path.isdir(path):
+        files = sorted(name for name in os.listdir(path) if name.endswith(".yaml"))
+        return b"".join(b"---\n" + _content(os.path.join(path, name)) + b"\n" for name in files)
     with open(path, "rb") as file:
         return file.read()

@@ -223,7 +223,10 @@ def test_networks_approach_the_exact_solution(name):
 @pytest.mark.parametrize(
     ("model", "loss"),
     [
-        (dict(x_h="network"), dict(human_expectation="fresh")),
+        (
+            dict(x_h="network", u_r="network", v_r="network", q_encoder="own"),
+            dict(human_expectation="fresh"),
+        ),
         (
             dict(encoder="identity", q_head="z"),
             dict(human_expectation="rollout", q_loss="mse"),
@@ -251,12 +254,12 @@ def test_networks_learn_only_what_their_stage_trains(model, loss):
 def test_after_warm_up_all_networks_learn_and_copies_are_hard():
     found = load("dag_2h2r")
     settings = settings_of(
-        model=dict(hidden=16, x_h="network"),
+        model=dict(hidden=16, x_h="network", u_r="network", v_r="network", q_encoder="own"),
         loss=dict(batch_size=4, target_interval=2),
-        curriculum=AT_ONCE | dict(x_h_steps=0),
+        curriculum=AT_ONCE | dict(x_h_steps=0, u_r_steps=0, v_r_steps=0),
     )
     before, after, metrics, _ = one_update(settings, found)
-    for name in ("v_h_e", "q_r", "x_h"):
+    for name in ("v_h_e", "q_r", "x_h", "u_r", "v_r"):
         assert changed(before.params[name], after.params[name])
     assert not changed(before.target, after.target)  # the second update is the one that copies
     assert float(metrics["beta_r"]) == found.params.beta_r

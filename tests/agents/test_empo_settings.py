@@ -29,6 +29,8 @@ from tests.helpers import other_value, recorded
     [
         (dict(model=dict(kind="trees")), "config.model.kind='trees': choose one of"),
         (dict(model=dict(encoder="cnn")), "config.model.encoder='cnn'"),
+        (dict(model=dict(conv_width=8)), "conv_width=8 has no effect.*model.encoder='conv'"),
+        (dict(env=dict(held_out=3)), "config.env.held_out=3 has no effect.*empo:maps/SOURCE"),
         (dict(model=AVERAGING | dict(table_min_rate=2.0)), "table_min_rate=2.0.*at most 1"),
         (dict(model=TABLES, loss=dict(human_expectation="fresh")), "drawn targets are noisy"),
         (dict(model=AVERAGING | dict(hidden=64)), "config.model.hidden=64 has no effect.*networks"),
@@ -41,6 +43,8 @@ from tests.helpers import other_value, recorded
         (dict(loss=dict(batch_size=0)), "config.loss.batch_size=0: give at least 1"),
         (dict(loss=dict(room=-1.0)), "config.loss.room=-1.0: give at least 0"),
         (dict(curriculum=dict(x_h_steps=7)), "x_h_steps=7 has no effect.*model.x_h='network'"),
+        (dict(curriculum=dict(v_r_steps=7)), "v_r_steps=7 has no effect.*model.v_r='network'"),
+        (dict(model=AVERAGING | dict(u_r="network")), "config.model.u_r='network' has no effect"),
         (dict(curriculum=dict(gamma_h_start=0.5)), "gamma_h_start=0.5 has no effect"),
         (dict(power=dict(source="paper")), "config.power.source='paper'"),
         (dict(power=dict(zeta=0.5)), "config.power.zeta=0.5: give at least 1"),
@@ -61,6 +65,10 @@ def test_settings_that_do_not_go_with_the_world_are_refused():
         unnumbered = found.world._replace(num_states=None)
         problem_of(power_world(unnumbered), settings_of(model=TABLES))
     spec = envs.make("empo:grid_rock_1h1r", 1).spec
+    with pytest.raises(ValueError, match="encoder='conv' needs a world whose features begin"):
+        problem_of(power_world(found.world), settings_of(model=dict(encoder="conv")))
+    with pytest.raises(ValueError, match="q_encoder='own' with model.encoder='identity'"):
+        problem_of(found, settings_of(model=dict(encoder="identity", q_encoder="own")))
     weights = found.world._replace(goal_weight=jnp.ones((1, 5)))
     with pytest.raises(ValueError, match="goal_weight sums to"):
         make_agent(plain, spec._replace(world=power_world(weights)))
@@ -84,10 +92,11 @@ def power_world(world):
     [
         {},
         dict(model=dict(x_h="network", q_head="dueling"), loss=dict(advantage_coef=1.0)),
+        dict(model=dict(u_r="network", v_r="network", q_encoder="own")),
         dict(loss=dict(human_expectation="exact", candidates=2, unique=9)),
         dict(model=dict(kind="tables")),
     ],
-    ids=["default", "x_h", "exact", "tables"],
+    ids=["default", "x_h", "u_r", "exact", "tables"],
 )
 def test_exactly_the_settings_that_have_an_effect_are_read(sections):
     values = sections | dict(loss=dict(batch_size=2) | sections.get("loss", {}))
@@ -105,7 +114,8 @@ def test_exactly_the_settings_that_have_an_effect_are_read(sections):
     assert names - idle - read == set()
     # Schedules are made of all their numbers at once, of which some then have nothing to act on.
     found = {name for name in read & idle if not name.startswith("curriculum.")}
-    assert found <= {"model.q_head", "model.x_h"}  # looked at where they must be the defaults
+    defaults = {"model.q_head", "model.x_h", "model.u_r", "model.v_r"}
+    assert found <= defaults  # looked at where they must be that
 
 
 def trace(settings):
@@ -131,6 +141,7 @@ SMALL = dict(batch_size=2)
 BASES = [
     dict(loss=SMALL),
     dict(loss=dict(SMALL, advantage_coef=1.0), model=dict(x_h="network", q_head="dueling")),
+    dict(loss=SMALL, model=dict(u_r="network", v_r="network")),
     dict(loss=dict(SMALL, human_expectation="exact", candidates=2, unique=9)),
     dict(loss=SMALL, model=dict(kind="tables")),
     dict(loss=SMALL, curriculum=dict(gamma_h_ramp=10, gamma_r_ramp=10)),

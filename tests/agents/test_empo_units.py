@@ -257,7 +257,7 @@ def test_what_each_robot_lets_humans_reach_is_told_beside_pictures_of_the_learne
         v_h_e=lambda params, latents: 0.25 * latents[:, None, None].astype(float),
     )
     world, params = seen_world(), SimpleNamespace(gamma_h=0.5)
-    problem = SimpleNamespace(world=world, model=model, params=params)
+    problem = SimpleNamespace(world=world, model=model, params=params, held_out=None)
     train = TrainState(jnp.int32(1), None, {}, jnp.int32(0))
     look = diagnostics.make_diagnostics(problem, 4, 2)
     found = look(train, None, jax.random.key(0))
@@ -273,6 +273,17 @@ def test_what_each_robot_lets_humans_reach_is_told_beside_pictures_of_the_learne
             )
         }
     )
+    # Beside the maps held out as many more are told, of episodes on these.
+    elsewhere = []
+    beside = lambda world, *given, **sizes: elsewhere.append(world) or play(world, *given, **sizes)  # noqa: E731
+    monkeypatch.setattr(evaluation, "play", beside)
+    problem.held_out = other = seen_world()
+    more = diagnostics.make_diagnostics(problem, 4, 2)(train, None, jax.random.key(0)).metrics
+    new = {name.replace("reached_", "reached_new_"): x for name, x in found.metrics.items()}
+    assert more == pytest.approx(found.metrics | new)
+    assert [one is other for one in elsewhere] == [False, True]
+    drawn.clear()
+    look(train, None, jax.random.key(0))
     assert found.files == {"episode.gif": ("_frames",), "value_map.png": ("value_map", world)}
     assert drawn["_frames"][0] is world and drawn["value_map"][0] is world
     for given in drawn.values():

@@ -28,10 +28,11 @@ from mbx.agents.empo.acting import make_act, params_at
 from mbx.agents.empo.diagnostics import make_diagnostics
 from mbx.agents.empo.learners import init_state, learn_networks, learn_tables
 from mbx.agents.empo.models import Model, network_model, table_model
+from mbx.agents.empo.settings import Model as ModelSettings
 from mbx.agents.empo.settings import Settings
 from mbx.agents.empo.types import Problem, TrainState
 from mbx.power.codec import make_codec, make_records
-from mbx.power.curriculum import Curriculum
+from mbx.power.curriculum import RAMP_STAGE, Curriculum
 from mbx.power.equations import PowerParams
 from mbx.power.named import NamedWorld
 from mbx.power.worlds import World
@@ -97,6 +98,7 @@ def resolve(settings: Settings, spec: EnvSpec) -> Problem:
         capacity=_capacity(settings, world, stored),
         target_interval=settings.loss.target_interval or (1 if tables else 20),
         stored=stored,
+        held_out=spec.world.held_out,
     )
 
 
@@ -129,7 +131,9 @@ def _curriculum(settings: Settings) -> Curriculum:
         for f in dataclasses.fields(settings.curriculum)
     }
     values["steps"] = values["steps"] or round(settings.train.steps * settings.train.utd_ratio)
-    return Curriculum(use_x_h=settings.model.x_h == "network", **values)
+    model = settings.model
+    used = {f"use_{name}": getattr(model, name) == "network" for name in ("x_h", "u_r", "v_r")}
+    return Curriculum(**used, **values)
 
 
 def _model(settings: Settings, world: World, params: PowerParams) -> Model:
@@ -139,11 +143,20 @@ def _model(settings: Settings, world: World, params: PowerParams) -> Model:
         world,
         hidden=settings.model.hidden,
         encoder=settings.model.encoder,
+        q_encoder=settings.model.q_encoder,
+        u_r=settings.model.u_r,
+        v_r=settings.model.v_r,
+        conv=_conv(settings.model),
         q_head=settings.model.q_head,
         x_h=settings.model.x_h,
         eta=float(params.eta),
         xi=float(params.xi),
     )
+
+
+def _conv(model: ModelSettings) -> tuple[int, int] | None:
+    """Width and depth of the encoder over a picture; None where there is none."""
+    return (model.conv_width, model.conv_depth) if model.encoder == "conv" else None
 
 
 def _capacity(settings: Settings, world: World, stored: bool) -> int | None:
@@ -197,6 +210,7 @@ def _make_update(problem: Problem) -> Update:
             unique=loss.unique,
             ability_floor=loss.ability_floor,
             listed=listed,
+            use_v_r=power.curriculum.stage(problem.curriculum, train.step) >= RAMP_STAGE,
         )
         shares |= _progress(problem, p, targets, mask)
         return learn(problem, train, states, targets, mask, shares)

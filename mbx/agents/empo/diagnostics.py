@@ -1,7 +1,8 @@
 """What EMPO writes beside the log: goal reaching, an episode as a GIF, a map of human values.
 
 reached_learned, reached_random, reached_frozen   share of (episode, human) pairs that reach
-    the goal they pursue, with the robots' policy so far, uniformly random or motionless robots
+    the goal they pursue, with the robots' policy so far, uniformly random or motionless robots;
+    reached_new_learned, ... the same on maps held out of training, where there are such
 episode.gif     episodes with the learned robots; outlines are the humans' goals
 value_map.png   V_h^e of every human and goal by where the human stands, averaged over the
     states of those episodes
@@ -41,8 +42,7 @@ def make_diagnostics(
     """
     world, model, gamma = problem.world, problem.model, float(problem.params.gamma_h)
 
-    @jax.jit
-    def play(train: TrainState, key: Array) -> tuple[Any, Array]:
+    def played_in(world: World, train: TrainState, key: Array) -> evaluation.Episodes:
         policies = (
             evaluation.learned_policy(problem, train),
             evaluation.random_policy(world),
@@ -57,19 +57,26 @@ def make_diagnostics(
                 world, policy, key, episodes=episodes, length=length, gamma=gamma
             )
 
-        played = jax.vmap(beside)(jnp.arange(len(ROBOTS)))
+        return jax.vmap(beside)(jnp.arange(len(ROBOTS)))
+
+    @jax.jit
+    def play(train: TrainState, key: Array) -> tuple[Any, Array]:
+        played = played_in(world, train, key)
         states = _joined(jax.tree.map(lambda x: x[0], played.states))
         values = model.v_h_e(train.params, model.trunk(train.params, model.encode(states)))
         return played, jnp.clip(values, 0.0, 1.0)
 
+    @jax.jit
+    def play_new(train: TrainState, key: Array) -> tuple[Array, Array]:
+        played = played_in(problem.held_out, train, key)
+        return played.reached, played.value
+
     def diagnose(train: TrainState, _: Any, key: Array) -> Diagnostics:
         played, values = jax.device_get(play(train, key))
-        metrics = {}
-        for number, robot in enumerate(ROBOTS):
-            numbers = evaluation.summarise(played.reached[number], played.value[number])
-            metrics[f"reached_{robot}"] = numbers["reached"]
-            metrics[f"reached_{robot}_error"] = numbers["reached_error"]
-            metrics[f"all_reached_{robot}"] = numbers["all_reached"]
+        metrics = _numbers("", played.reached, played.value)
+        if problem.held_out is not None:
+            new = jax.device_get(play_new(train, jax.random.fold_in(key, 1)))
+            metrics |= _numbers("new_", *new)
         files = {}
         if world.views is not None:
             learned = jax.tree.map(lambda x: x[0], played)
@@ -78,6 +85,17 @@ def make_diagnostics(
         return Diagnostics(metrics, files)
 
     return diagnose
+
+
+def _numbers(where: str, reached: np.ndarray, value: np.ndarray) -> dict[str, float]:
+    """What humans reach beside each of ROBOTS, `[3, E, H]`, by name."""
+    metrics = {}
+    for number, robot in enumerate(ROBOTS):
+        numbers = evaluation.summarise(reached[number], value[number])
+        metrics[f"reached_{where}{robot}"] = numbers["reached"]
+        metrics[f"reached_{where}{robot}_error"] = numbers["reached_error"]
+        metrics[f"all_reached_{where}{robot}"] = numbers["all_reached"]
+    return metrics
 
 
 def _frames(world: World, played: evaluation.Episodes) -> list[np.ndarray]:

@@ -97,6 +97,12 @@ def _loss(
         x = power.soft_clamp(model.x_h(params, latents), power.ABILITY_FLOOR, 1.0)
         error = jnp.square(x - want) * mask[:, None]
         losses["loss/x_h"] = jnp.sum(error) / (jnp.maximum(rows, 1.0) * x.shape[1])
+    mean = lambda error: jnp.sum(error * mask) / jnp.maximum(rows, 1.0)  # noqa: E731
+    if model.y is not None:
+        losses["loss/u_r"] = mean(jnp.square(model.y(params, latents) - targets.y))
+    if model.v_r is not None:
+        v_r = model.v_r(params, latents)
+        losses["loss/v_r"] = mean(q_errors(problem.settings.loss.q_loss, v_r, targets.v_r))
     return sum(losses.values()), losses
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from mbx.agents.empo.acting import policy_of
 from mbx.agents.empo.types import Problem, TrainState
-from mbx.power import Solution, solve_assistance
+from mbx.power import Assistance, Solution, solve_assistance
 from mbx.power.named import NamedWorld
 from mbx.power.worlds import World, goal_distribution
 from mbx.types import Array
@@ -124,7 +124,11 @@ def helper_robot(found: NamedWorld, gamma: float) -> Robot:
 
     Of actions that are equally good it takes the first, to stand still.
     """
-    world, best = found.world, _assistance(found, gamma)
+    return assisting(found.world, _assistance(found, gamma))
+
+
+def assisting(world: World, best: Assistance) -> Robot:
+    """The helper of a world by its best values."""
     bits = 1 << jnp.arange(world.num_humans)
 
     def begin(goals: Array) -> tuple[Array, Array]:
@@ -173,7 +177,7 @@ def inferring_robot(found: NamedWorld, gamma: float) -> Robot:
     return Robot(begin, act, observe)
 
 
-def _assistance(found: NamedWorld, gamma: float) -> Any:
+def _assistance(found: NamedWorld, gamma: float) -> Assistance:
     return solve_assistance(found.table, found.solution.pi_h, gamma)
 
 

@@ -32,6 +32,11 @@ class Env(common.Env):
         "most random steps to where they begin, in a world whose states are not listed",
         needs={"varied_starts": NONZERO},
     )
+    maps: int = setting(
+        64, "maps of empo:maps/SOURCE to train on: generated, or at most so many files", at_least=1
+    )
+    held_out: int = setting(16, "further maps of it, on which only evaluations begin")
+    map_seed: int = setting(0, "of the generator, or of the draw of files held out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +125,19 @@ class Model:
     hidden: int = setting(128, "width of networks", at_least=1, needs=_NETWORKS)
     encoder: str = setting(
         "mlp",
-        "of states; identity: the heads see the features only",
-        choices=("mlp", "identity"),
+        "of states; conv: over the picture of empo:maps/SOURCE; identity: heads see features only",
+        choices=("mlp", "conv", "identity"),
         needs=_NETWORKS,
+    )
+    q_encoder: str = setting(
+        "shared",
+        "of Q_r: V_h^e's without a gradient into it, or its own",
+        choices=("shared", "own"),
+        needs=_NETWORKS,
+    )
+    conv_width: int = setting(32, "channels of conv", at_least=1, needs={"model.encoder": "conv"})
+    conv_depth: int = setting(
+        2, "residual layers of conv after its first", needs={"model.encoder": "conv"}
     )
     q_head: str = setting(
         "exp",
@@ -135,6 +150,18 @@ class Model:
         "sum",
         "X_h as the sum over goals, or a network of its own",
         choices=("sum", "network"),
+        needs=_NETWORKS,
+    )
+    u_r: str = setting(
+        "formula",
+        "U_r by eq. (8), or a network of its own",
+        choices=("formula", "network"),
+        needs=_NETWORKS,
+    )
+    v_r: str = setting(
+        "formula",
+        "V_r by eq. (9), or a network of its own, once that has had its stage",
+        choices=("formula", "network"),
         needs=_NETWORKS,
     )
     table_rate_power: float = setting(
@@ -190,7 +217,7 @@ class Optimizer:
     """Adam with weight decay, of networks."""
 
     learning_rate_v: float = setting(1e-3, "of V_h^e", needs=_NETWORKS)
-    learning_rate_q: float = setting(1e-3, "of Q_r and X_h", needs=_NETWORKS)
+    learning_rate_q: float = setting(1e-3, "of Q_r, X_h, U_r and V_r", needs=_NETWORKS)
     weight_decay: float = setting(1e-4, "of all parameters", needs=_NETWORKS)
     grad_clip_norm: float = setting(10.0, "largest norm of a gradient", above=0, needs=_NETWORKS)
 
@@ -202,7 +229,9 @@ class Curriculum:
     steps: int = setting(0, "of the run, for the decay; 0: as many as there are", needs=_NETWORKS)
     v_h_e_steps: int = setting(1_000, "V_h^e alone")
     x_h_steps: int = setting(300, "then X_h, too", needs={"model.x_h": "network"})
+    u_r_steps: int = setting(300, "then U_r, too", needs={"model.u_r": "network"})
     q_r_steps: int = setting(1_000, "then Q_r, too")
+    v_r_steps: int = setting(300, "then V_r, too", needs={"model.v_r": "network"})
     ramp_steps: int = setting(2_000, "then beta_r rises from 0")
     epsilon_start: float = setting(1.0, "share of random robot actions at first", at_most=1)
     epsilon_end: float = setting(0.1, "and at last", at_most=1)
@@ -265,9 +294,11 @@ class Settings(RunSettings):
         if not self.env.name.startswith("empo:"):
             return {}
         options = {f: dataclasses.asdict(getattr(self, f)) for f in ("power", "humans")}
+        env = self.env
         if training:
-            options |= {"varied_starts": self.env.varied_starts, "walk": self.env.walk}
-        return options
+            options |= {"varied_starts": env.varied_starts, "walk": env.walk}
+        maps = (env.maps, env.held_out, env.map_seed)
+        return options | {"maps": maps, "on_held_out": not training}
 
     def updates_per_step(self) -> float:
         """Learner updates of an agent step."""
@@ -275,6 +306,14 @@ class Settings(RunSettings):
 
     def check(self) -> Iterator[str]:
         """Rules over several sections."""
+        if not self.env.name.startswith("empo:maps/"):
+            for name in ("maps", "held_out", "map_seed"):
+                value = getattr(self.env, name)
+                if value != getattr(Env(), name):
+                    yield (
+                        f"env.{name}={value} has no effect with env.name={self.env.name!r}: it is "
+                        "for empo:maps/SOURCE"
+                    )
         exact, tables = self.loss.human_expectation == "exact", self.model.kind == "tables"
         if tables and not exact and self.model.table_min_rate > 0.5:
             yield (

@@ -53,6 +53,9 @@ class Targets(NamedTuple):
         coverage: `[B, H, G]`, how much of v_h_e's expectation was there; 0: it is no target.
         policy: `[B, R]`, pi_r.
         x_h: `[B, H]`, abilities by the frozen parameters, at least `loss.ability_floor`.
+        y: `[B]`, the aggregate of `x_h` over humans that U_r is made of; None where no network
+            learns it.
+        v_r: `[B]`, eq. (9) by the frozen parameters; None likewise.
     """
 
     q_r: Array
@@ -61,6 +64,8 @@ class Targets(NamedTuple):
     coverage: Array
     policy: Array
     x_h: Array
+    y: Array | None = None
+    v_r: Array | None = None
 
 
 def exact_profiles(world: World, states: Any) -> Profiles:
@@ -183,17 +188,33 @@ def values(
     codes: Array,
     p: PowerParams,
     ability_floor: float,
+    use_v_r: Array | bool = True,
 ) -> tuple[Array, Array, Array]:
-    """V_r `[N]`, V_h^e clamped `[N, H, G]` and X_h `[N, H]` of states, by frozen parameters."""
+    """V_r `[N]`, V_h^e clamped `[N, H, G]` and X_h `[N, H]` of states, by frozen parameters.
+
+    use_v_r: whether V_r is by its network, if it has one, or still by eq. (9).
+    """
     with jax.named_scope("stage2_encode"):
         latents = model.trunk(params, codes)
     with jax.named_scope("stage3_forward"):
         v = jnp.clip(model.v_h_e(params, latents), 0.0, 1.0)
         q = model.q_r(params, latents)
         x = _ability(model, world, params, latents, p.zeta, ability_floor)
-        reward = power.intrinsic_reward(x, p.xi, p.eta, reduce=p.reduce)
-        v_r = reward + jnp.sum(power.robot_policy(q, p.beta_r) * q, axis=-1)
+        v_r = _robot_value(model, params, latents, x, q, p)
+        if model.v_r is not None:
+            v_r = jnp.where(use_v_r, model.v_r(params, latents), v_r)
     return v_r, v, x
+
+
+def _robot_value(
+    model: Model, params: Params, latents: Any, x: Array, q: Array, p: PowerParams
+) -> Array:
+    """V_r `[N]` by eq. (9); U_r by its network, if it has one, or by eq. (8)."""
+    if model.y is None:
+        reward = power.intrinsic_reward(x, p.xi, p.eta, reduce=p.reduce)
+    else:
+        reward = -(model.y(params, latents) ** p.eta)
+    return reward + jnp.sum(power.robot_policy(q, p.beta_r) * q, axis=-1)
 
 
 def _ability(
@@ -221,6 +242,7 @@ def make_targets(
     unique: int = 0,
     ability_floor: float = power.ABILITY_FLOOR,
     listed: tuple[Any, Array] | None = None,
+    use_v_r: Array | bool = True,
 ) -> tuple[Targets, Metrics]:
     """Eqs. (4) and (6) for a batch of states, from frozen parameters.
 
@@ -239,6 +261,7 @@ def make_targets(
             do not depend on it.
         ability_floor: least X_h.
         listed: see `expand`.
+        use_v_r: see `values`.
 
     Returns:
         The targets, and metrics: those of `expand`, lost_targets (share of robot actions without a
@@ -254,7 +277,7 @@ def make_targets(
         codes = model.encode(flat.state)
 
     def evaluate(codes: Array) -> tuple[Array, Array, Array]:
-        return values(model, world, params, codes, p, ability_floor)
+        return values(model, world, params, codes, p, ability_floor, use_v_r)
 
     if unique:
         keys = _keys(world, flat.state)
@@ -275,7 +298,8 @@ def make_targets(
         q_target = p.gamma_r * jnp.einsum("bpr,bp->br", expected, human.weight)
     with jax.named_scope("stage5_v_h_e"):
         latents = model.trunk(params, model.encode(states))
-        policy = power.robot_policy(model.q_r(params, latents), p.beta_r)
+        q_here = model.q_r(params, latents)
+        policy = power.robot_policy(q_here, p.beta_r)
         here = _ability(model, world, params, latents, p.zeta, ability_floor)
         wide = jnp.broadcast_to(ended[:, None, None], v.shape)
         attained = power.attained(v, achieved, p.gamma_h, wide)
@@ -287,6 +311,13 @@ def make_targets(
     targets = Targets(
         q_target, jnp.ones_like(q_target, bool), v_target, human.coverage, policy, here
     )
+    if model.y is not None:
+        whose = jnp.repeat(jnp.arange(batch), here.shape[1])
+        y, _ = successors.segment_reward(here.ravel(), whose, batch, p.xi, p.eta, p.reduce)
+        targets = targets._replace(y=y)
+    if model.v_r is not None:
+        v_r = _robot_value(model, params, latents, here, q_here, p)
+        targets = targets._replace(v_r=v_r)
     targets, lost = _without_lost(targets, lost, human, mask)
     targets, broken = _without_broken(targets, mask)
     return targets, metrics | lost | broken

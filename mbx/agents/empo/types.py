@@ -20,7 +20,7 @@ class TrainState(Record):
     """All that learning changes.
 
     Attributes:
-        params: "v_h_e", "q_r" and perhaps "x_h", networks' weights or tables.
+        params: "v_h_e", "q_r" and perhaps "x_h", "u_r", "v_r", networks' weights or tables.
         target: the frozen copy that targets are made with; None where it would be `params`.
         opt_state: of the optimisers, or how often each table entry was visited.
         step: int32, updates made.
@@ -50,6 +50,7 @@ class Problem:
         capacity: successors of a batch for which there is room; None: every slot.
         target_interval: updates between hard copies of the parameters.
         stored: observations hold the successors (environment `empo:NAME@stored`).
+        held_out: the world begun on maps that nobody trains on, where there are such.
     """
 
     settings: Settings
@@ -60,6 +61,7 @@ class Problem:
     capacity: int | None
     target_interval: int
     stored: bool
+    held_out: World | None = None
 
     @property
     def num_robot_actions(self) -> int:

@@ -61,15 +61,18 @@ def named_world(
     params: PowerParams | None = None,
     humans: HumanModel | None = None,
     default: PowerParams | None = None,
+    maps: tuple[int, int, int] = (64, 16, 0),
 ) -> NamedWorld:
     """A world by its name, with its humans and, where it is small enough, its exact solution.
 
     Args:
-        name: of a packaged or registered world, or `multigrid/MAP`, see
-            `mbx.envs.empo.multigrid.load_world`.
+        name: of a packaged or registered world; or `multigrid/MAP`, see
+            `mbx.envs.empo.multigrid.load_world`; or `maps/SOURCE` of many maps, see
+            `mbx.envs.empo.multigrid.many`.
         params: of the equations; None: the world's own.
         humans: who lives there; None: as the world says.
         default: parameters for a world that has none of its own.
+        maps: of `maps/SOURCE`: how many to train on, how many held out, and the seed of the choice.
 
     Raises:
         ValueError: for an unknown name, and for humans that the world cannot have.
@@ -79,12 +82,16 @@ def named_world(
         grids = importlib.import_module("mbx.envs.empo.multigrid")
         params = params or grids.load_world(task)[1] or default
         return grids.make_world(task, humans, params=params)
+    if slash and suite == "maps" and name not in _WORLDS:
+        many = importlib.import_module("mbx.envs.empo.multigrid.many")
+        return many.make_many(task, many.Choice(*maps), humans, params=params, default=default)
     if name in _PACKAGED:
         return _adapted(packaged_world(name), params, humans)
     if name not in _WORLDS:
         known = (*_PACKAGED, *_WORLDS)
         raise ValueError(
-            f"env.name='empo:{name}' is unknown: choose one of {known}, or multigrid/MAP"
+            f"env.name='empo:{name}' is unknown: choose one of {known}, multigrid/MAP "
+            "or maps/SOURCE"
         )
     found = _WORLDS[name]()
     found = NamedWorld(found) if isinstance(found, World) else found
@@ -225,6 +232,8 @@ def make(
     humans: Mapping[str, Any] | None = None,
     varied_starts: float = 0.0,
     walk: int = 64,
+    maps: tuple[int, int, int] = (64, 16, 0),
+    on_held_out: bool = False,
 ) -> JaxEnvironment:
     """The world `task`, batched.
 
@@ -239,6 +248,8 @@ def make(
         humans: fields of `HumanModel` (model "world": as the world says), `epsilon` and `resample`.
         varied_starts: see `raw_environment`.
         walk: see `raw_environment`.
+        maps: see `named_world`.
+        on_held_out: episodes begin on the maps held out of training, where there are such.
 
     Raises:
         ValueError: for an unknown world, an action repeat, impossible parameters or humans.
@@ -246,10 +257,10 @@ def make(
     if action_repeat not in (None, 1):
         raise ValueError(f"env.action_repeat={action_repeat} for empo:{task}: must be 1")
     name, stored = _without_option(task)
-    found, acting = _chosen_world(name, power, humans)
+    found, acting = _chosen_world(name, power, humans, maps)
     raw = raw_environment(
         f"empo:{task}",
-        found.world,
+        found.held_out if on_held_out and found.held_out else found.world,
         stored=stored,
         varied_starts=varied_starts,
         walk=walk,
@@ -260,7 +271,10 @@ def make(
 
 
 def _chosen_world(
-    name: str, power: Mapping[str, Any] | None, humans: Mapping[str, Any] | None
+    name: str,
+    power: Mapping[str, Any] | None,
+    humans: Mapping[str, Any] | None,
+    maps: tuple[int, int, int],
 ) -> tuple[NamedWorld, dict[str, float]]:
     """The world with settings' parameters and humans, and how its humans act."""
     values, people = dict(power or {"source": "world"}), dict(humans or {"model": "world"})
@@ -270,7 +284,7 @@ def _chosen_world(
         check_params(params)
     acting = {key: people.pop(key) for key in ("epsilon", "resample") if key in people}
     model = None if people["model"] == "world" else HumanModel(**people)
-    return named_world(name, None if own else params, model, params), acting
+    return named_world(name, None if own else params, model, params, maps), acting
 
 
 def _without_option(task: str) -> tuple[str, bool]:

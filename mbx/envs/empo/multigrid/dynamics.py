@@ -99,13 +99,50 @@ def make_bounds(layout: Layout) -> Bounds:
     return bounds
 
 
+# What of a board differs between maps of one family; the rest decides which rules there are.
+OWN = (
+    "terrain",
+    "door_cell",
+    "door_color",
+    "item_color",
+    "button_cell",
+    "magic_cell",
+    "magic_side",
+)
+
+
 def make_outcomes(layout: Layout) -> Callable[[Board, State, Array], tuple[State, Array]]:
     """`outcomes_of` of `Grid`."""
+    flat = _flat_outcomes(layout)
+    return lambda board, state, actions: flat(board, {}, state, actions)
+
+
+def make_outcomes_anywhere(layout: Layout) -> Callable[[Board, State, Array], tuple[State, Array]]:
+    """The same where every state has a board of its own: at the same speed when vmapped over both.
+
+    Args:
+        layout: one that has as much of everything as any of the boards, of the same kinds.
+    """
+    flat, same = _flat_outcomes(layout), make_board(layout)
+
+    def outcomes(board: Board, state: State, actions: Array) -> tuple[State, Array]:
+        return flat(same, {name: getattr(board, name) for name in OWN}, state, actions)
+
+    return outcomes
+
+
+def _flat_outcomes(layout: Layout) -> Callable[..., tuple[State, Array]]:
+    """(board, what of it is a state's own, state, actions) -> outcomes."""
     kinds, bounds, example = effects.make_kinds(layout), make_bounds(layout), initial_state(layout)
     width, tick = layout.wall.shape[1], int(layout.horizon > 0)
     step = functools.partial(_step, kinds, bounds, width)
 
-    def batched(board: Board, states: State, actions: Array) -> tuple[State, Array]:
+    def batched(
+        board: Board, own: dict[str, Array], states: State, actions: Array
+    ) -> tuple[State, Array]:
+        # Of things the numbers come first, as in a shared board; of the ground the scenes do.
+        own = {name: x if name == "terrain" else x.T for name, x in own.items()}
+        board = board._replace(**own)
         # Always so; but the compiler cannot know, and leaves the stages alone.
         runs = states.time[0] >= 0
         start, moves = staged(runs, lambda: (to_scene(states, width), tuple(actions.T)))
@@ -240,25 +277,25 @@ def _step(
     return effects.remembered(kinds, start, scene, actions), prob
 
 
+def achieved(layout: Layout, state: State) -> Array:
+    """`[H, G]` bool: which goals hold in a state. The layout's goals may be traced."""
+    rectangles, humans = jnp.asarray(layout.goals), jnp.asarray(layout.humans)
+    x, y = (state.agents[humans, c].astype(jnp.int32)[:, None] for c in (0, 1))
+    inside = (rectangles[..., 0] <= x) & (x <= rectangles[..., 2])
+    inside &= (rectangles[..., 1] <= y) & (y <= rectangles[..., 3])
+    return inside & (state.alive[humans] > 0)[:, None]
+
+
 def make_grid(layout: Layout) -> Grid:
     """The layout's functions. Raises ValueError for far too many outcomes, see `make_bounds`."""
     outcomes, board = make_outcomes(layout), make_board(layout)
     num_outcomes = make_bounds(layout).total
-    rectangles = jnp.asarray(layout.goals)
-    humans = jnp.asarray(layout.humans)
-
-    def achieved(state: State) -> Array:
-        x, y = (state.agents[humans, c].astype(jnp.int32)[:, None] for c in (0, 1))
-        inside = (rectangles[..., 0] <= x) & (x <= rectangles[..., 2])
-        inside &= (rectangles[..., 1] <= y) & (y <= rectangles[..., 3])
-        return inside & (state.alive[humans] > 0)[:, None]
-
     return Grid(
         layout=layout,
         initial=initial_state(layout),
         outcomes=functools.partial(outcomes, board),
         terminal=lambda state: (state.time >= layout.horizon) & (layout.horizon > 0),
-        achieved=achieved,
+        achieved=functools.partial(achieved, layout),
         num_outcomes=num_outcomes,
         board=board,
         outcomes_of=outcomes,

@@ -16,6 +16,7 @@ paused switch was disabled and enabled again, the switch here pauses them again.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -110,8 +111,16 @@ def once(value: Array, size: int) -> Array:
 
 
 def terrain(board: Board, cell: Array) -> Array:
-    """The bits of a cell; cells outside count as the nearest one inside (a wall)."""
-    return board.terrain.reshape(-1).at[cell].get(mode="clip")
+    """The bits of a cell; cells outside count as the nearest one inside (a wall).
+
+    Of a board a scene, `[n, height, width]`, each cell is one of its own scene's board.
+    """
+    flat = board.terrain.reshape(-1)
+    if board.terrain.ndim == 2:
+        return flat.at[cell].get(mode="clip")
+    num, size = board.terrain.shape[0], math.prod(board.terrain.shape[1:])
+    inside = jnp.clip(cell, 0, size - 1) + size * jnp.arange(num)
+    return flat.at[inside].get(mode="promise_in_bounds")
 
 
 def delta(heading: Array, width: int) -> Array:

@@ -45,15 +45,18 @@ def enumerate_states(
     expand = make_expand(grid)
     start = np.asarray(pack(grid.initial))
     found: dict[bytes, int] = {start.tobytes(): 0}
-    states, frontier, links = [start], [0], []
+    states, frontier = [start], [0]
+    links: list[tuple[np.ndarray, ...]] = []
     while frontier:
         now, frontier = frontier[:batch], frontier[batch:]
         rows = np.stack([states[s] for s in now])
         padded = np.concatenate([rows, np.repeat(rows[:1], batch - len(rows), axis=0)])
         following, prob = (np.asarray(x)[: len(now)] for x in expand(jnp.asarray(padded)))
         at = np.argwhere(prob > 0.0)
-        for b, j, k in at:
-            flat = following[b, j, k]
+        flats = following[tuple(at.T)]
+        different, which = _different(flats)
+        numbers = np.empty(len(different), np.int64)
+        for number, flat in enumerate(flats[different]):
             name = flat.tobytes()
             if name not in found:
                 if len(found) >= limit:
@@ -66,16 +69,33 @@ def enumerate_states(
                 # The last word is the time; without a horizon it stays 0.
                 if not grid.layout.horizon or flat[-1] < grid.layout.horizon:
                     frontier.append(found[name])
-            links.append((now[b], j, found[name], prob[b, j, k]))
+            numbers[number] = found[name]
+        origin = np.asarray(now, np.int64)[at[:, 0]]
+        links.append((origin, at[:, 1], numbers[which], prob[tuple(at.T)]))
     return np.stack(states), _merge(links)
 
 
-def _merge(links: list[tuple[int, int, int, float]]) -> tuple[np.ndarray, ...]:
-    table = np.array(links, np.float64)
-    triples, inverse = np.unique(table[:, :3].astype(np.int64), axis=0, return_inverse=True)
-    prob = np.zeros(len(triples))
-    np.add.at(prob, inverse.reshape(-1), table[:, 3])
-    return (*triples.T.astype(np.int32), prob)
+def _different(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each different row stands first, in that order; and which of these each row is."""
+    rows = np.ascontiguousarray(rows)
+    whole = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).ravel()
+    _, first, inverse = np.unique(whole, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return first[order], rank[inverse.reshape(-1)]
+
+
+def _merge(links: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
+    """Transitions sorted by state, joint action and next state, each once."""
+    state, joint, following, chance = (np.concatenate(part) for part in zip(*links, strict=True))
+    joints, states = int(joint.max()) + 1, int(following.max()) + 1
+    code = (state * joints + joint) * states + following
+    codes, inverse = np.unique(code, return_inverse=True)
+    prob = np.zeros(len(codes))
+    np.add.at(prob, inverse.reshape(-1), chance.astype(np.float64))
+    parts = (codes // states // joints, codes // states % joints, codes % states)
+    return (*(part.astype(np.int32) for part in parts), prob)
 
 
 def export(grid: Grid, **options: Any) -> tuple[TabularWorld, np.ndarray]:

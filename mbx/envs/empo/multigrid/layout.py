@@ -222,26 +222,48 @@ def load_world(name: str) -> tuple[Layout, PowerParams | None, HumanModel | None
         ValueError: for an unknown name, missing or unknown fields, and impossible values.
         FileNotFoundError: for a path where nothing is.
     """
-    import yaml
-
     folder = importlib.resources.files("mbx.envs.empo.multigrid") / "maps"
     known = sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name[-5:] == ".yaml")
     if name in known:
-        text = (folder / f"{name}.yaml").read_text()
-    elif name.endswith(".yaml"):
-        if not os.path.exists(name):
-            raise FileNotFoundError(
-                f"map {name!r}: there is no such file in {os.getcwd()}: mend the path"
-            )
-        with open(name, encoding="utf-8", errors="replace") as file:
-            text = file.read()
-    else:
+        return _one(name, _documents(name, (folder / f"{name}.yaml").read_text()))
+    if not name.endswith(".yaml"):
         raise ValueError(f"map {name!r} is unknown: choose one of {known}, or give a .yaml file")
+    return _one(name, _documents(name, _text(name)))
+
+
+def read_worlds(path: str) -> list[tuple[Layout, PowerParams | None, HumanModel | None]]:
+    """The maps of a YAML file, one or several with a line `---` between them; see `load_world`."""
+    documents = [fields for fields in _documents(path, _text(path)) if fields is not None]
+    return [_world(path, fields) for fields in documents or [None]]
+
+
+def _text(path: str) -> str:
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            f"map {path!r}: there is no such file in {os.getcwd()}: mend the path"
+        )
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _documents(name: str, text: str) -> list[Any]:
+    import yaml
+
     try:
-        fields = yaml.safe_load(text)
+        return list(yaml.safe_load_all(text))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(f"map {name!r} is no YAML: {reason}") from error
+
+
+def _one(name: str, documents: list[Any]) -> tuple[Layout, PowerParams | None, HumanModel | None]:
+    if len(documents) > 1:
+        raise ValueError(f"map {name!r} has {len(documents)} maps: for many, name it empo:maps/…")
+    return _world(name, documents[0] if documents else None)
+
+
+def _world(name: str, fields: Any) -> tuple[Layout, PowerParams | None, HumanModel | None]:
+    """The map that a file's fields describe."""
     if not isinstance(fields, dict) or not set(_WANTED) <= fields.keys() <= {*_WANTED, *_OPTIONAL}:
         raise ValueError(
             f"map {name!r} must have the fields {sorted(_WANTED)}, may have "

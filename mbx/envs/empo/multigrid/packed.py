@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mbx.envs.empo.multigrid import objects
 from mbx.envs.empo.multigrid.layout import BUTTONS, ITEMS, Layout
@@ -100,13 +99,14 @@ def decode(packed: Array, *, version: int = 2) -> Fields:
 def grid_fields(layout: Layout, state: State) -> Fields:
     """The fields of a grid's state, int32 `[height, width]` each, for `encode` in version 2.
 
-    What lies on top hides what is below: an item or a rock the ground it lies on. Humans are yellow
+    The layout's places and colours may be traced (`family`). What lies on top hides what is below:
+    an item or a rock the ground it lies on. Humans are yellow
     and robots grey. Magic walls have the number of their side, from 1 (right) to 5 (all), 6 once
     solid. Directions, time, what is carried or boxed and what buttons remember are not in a grid.
     """
     height, width = layout.wall.shape
     cells = jnp.arange(height * width).reshape(height, width)
-    terrain = np.full((height, width), NOTHING)
+    kind = jnp.full((height, width), NOTHING, jnp.int32)
     for name, mask in (
         ("floor", layout.floor >= 0),
         ("switch", layout.switch),
@@ -114,22 +114,22 @@ def grid_fields(layout: Layout, state: State) -> Fields:
         ("lava", layout.lava),
         ("wall", layout.wall),
     ):
-        terrain[mask] = TYPES[name]
-    kind, color = jnp.asarray(terrain, jnp.int32), jnp.asarray(np.maximum(layout.floor, 0))
-    color, door = color.astype(jnp.int32), jnp.zeros((height, width), jnp.int32)
+        kind = jnp.where(mask, TYPES[name], kind)
+    color = jnp.maximum(jnp.asarray(layout.floor, jnp.int32), 0)
+    door = jnp.zeros((height, width), jnp.int32)
     agent, magic = jnp.full((height, width), NOBODY, jnp.int32), jnp.zeros_like(door)
 
     def at(place: Array) -> Array:
-        return (cells == place[1] * width + place[0]) & (place[0] >= 0)
+        return (cells == place[1] * width + place[0]) & (place[0] > 0)  # the border is wall
 
     for number, place in enumerate(jnp.asarray(layout.doors)):
         kind = jnp.where(at(place), DOOR, kind)
-        color = jnp.where(at(place), int(layout.door_color[number]), color)
+        color = jnp.where(at(place), jnp.asarray(layout.door_color)[number], color)
         door = jnp.where(at(place), state.doors[number] + 1, door)
     for number, place in enumerate(jnp.asarray(layout.buttons)):
         kind = jnp.where(at(place), TYPES[BUTTONS[layout.button_kind[number]]], kind)
     for number, place in enumerate(jnp.asarray(layout.magic)):
-        side = jnp.where(state.solid[number] > 0, 6, int(layout.magic_side[number]) + 1)
+        side = jnp.where(state.solid[number] > 0, 6, jnp.asarray(layout.magic_side)[number] + 1)
         magic = jnp.where(at(place), side, magic)
     for number, heavy in enumerate(layout.heavy):
         here = at(state.movable[number].astype(jnp.int32))
@@ -137,7 +137,7 @@ def grid_fields(layout: Layout, state: State) -> Fields:
     for number, item in enumerate(layout.item_kind):
         here = at(state.items[number].astype(jnp.int32))
         kind = jnp.where(here, TYPES[ITEMS[item]], kind)
-        color = jnp.where(here, int(layout.item_color[number]), color)
+        color = jnp.where(here, jnp.asarray(layout.item_color)[number], color)
     for number, human in enumerate(layout.is_human):
         here = at(state.agents[number].astype(jnp.int32))
         agent = jnp.where(here, COLORS_OF["yellow" if human else "grey"], agent)

@@ -8,6 +8,8 @@ waits beside it where it cannot. A block counts as free while it has room for on
 agents are ignored. The policy prefers shorter ways left:
 pi(a) ~ exp(-beta way(after a)).
 
+The layout's arrays may be traced (`family`), all but those that say what kind a thing is.
+
 Axes: H humans, G goals, C what is carried (0: no key), D directions, Y rows, X columns.
 """
 
@@ -22,7 +24,7 @@ import numpy as np
 
 from mbx.envs.empo.multigrid import layout as maps
 from mbx.envs.empo.multigrid.layout import DIRECTIONS, ITEMS, Layout
-from mbx.envs.empo.multigrid.state import CARRIED, INSIDE, State
+from mbx.envs.empo.multigrid.state import CARRIED, INSIDE, State, goal_cells
 from mbx.types import Array
 
 _KEY, _BOX = ITEMS.index("key"), ITEMS.index("box")
@@ -53,10 +55,7 @@ def make_paths(layout: Layout, beta: float) -> Callable[[State], Array]:
 
 def make_lengths(layout: Layout) -> Callable[[State], tuple[Array, list[Ways]]]:
     """`lengths(state) -> ([H, G, C, D, Y, X], ways of each human)`: actions to each goal."""
-    rows, columns = layout.wall.shape
-    y, x = np.mgrid[:rows, :columns]
-    x1, y1, x2, y2 = np.moveaxis(layout.goals, -1, 0)[..., None, None]
-    inside = jnp.asarray((x1 <= x) & (x <= x2) & (y1 <= y) & (y <= y2))  # [H, G, Y, X]
+    inside = goal_cells(layout)
     num_hands = 1 + int((layout.item_kind == _KEY).sum())
     most = longest(layout)
 
@@ -160,11 +159,11 @@ def _magic(layout: Layout, state: State, human: int) -> Array:
     extra = jnp.zeros((4, *layout.wall.shape))
     for number in range(len(layout.magic)):
         here = _on(layout, jnp.asarray(layout.magic)[number : number + 1], jnp.ones(1, bool))
-        side = int(layout.magic_side[number])
-        right_side = np.array([side == 4 or d == (side + 2) % 4 for d in range(4)])
+        side = jnp.asarray(layout.magic_side)[number]
+        right_side = (side == 4) | (jnp.arange(4) == (side + 2) % 4)
         asks = bool(layout.may_enter_magic[human]) and layout.magic_entry > 0.0
         tries = 1.0 / layout.magic_entry - 1.0 if asks else np.inf
-        each = jnp.where(jnp.asarray(right_side) & (state.solid[number] == 0), tries, jnp.inf)
+        each = jnp.where(right_side & (state.solid[number] == 0), tries, jnp.inf)
         extra += jnp.where(here[None], each[:, None, None], 0.0)
     return extra
 

@@ -137,6 +137,15 @@ def make_board(layout: Layout) -> Board:
     )
 
 
+def goal_cells(layout: Layout) -> Array:
+    """`[H, G, height, width]` bool: the cells of each goal. The layout's goals may be traced."""
+    y, x = (
+        jnp.asarray(i)[None, None] for i in np.mgrid[: layout.wall.shape[0], : layout.wall.shape[1]]
+    )
+    x1, y1, x2, y2 = jnp.moveaxis(jnp.asarray(layout.goals), -1, 0)[..., None, None]
+    return (x1 <= x) & (x <= x2) & (y1 <= y) & (y <= y2)
+
+
 def to_scene(state: State, width: int) -> Scene:
     """States, `[n, ...]`, as scalars, `[n]` each."""
     read = iter(_bytes(state))
