@@ -4,8 +4,9 @@
     python -m experiments.benchmark --preset=empo --batch=32 --json=empo.json    # one batch size
 
 A train step is one step of 32 worlds (humans' actions, successors, replay) and one update. Worlds:
-`gates` is `multigrid/gates_2h2r`, 7x7 with two humans and two robots; `room` is a synthetic 7x7
-room for timing tables, whose states are numbered: agents turn, walk and stumble,
+`gates` is `multigrid/gates_2h2r`, 7x7 with two humans and two robots; `maps` are 64 generated maps
+of that kind, whose grids the replay holds; `room` is a synthetic 7x7 room for timing tables, whose
+states are numbered: agents turn, walk and stumble,
 four successor slots a joint action of which one to two are used. Both have 16 joint robot actions.
 Wall times are for an idle machine; processor times are less sensitive to what else runs.
 """
@@ -31,10 +32,11 @@ from mbx.settings import from_dict
 from mbx.training import loop
 from mbx.training.state import Schedule, init_state
 
-GATES, ROOM = "multigrid/gates_2h2r", "timing_room_7x7_2h2r"
+GATES, ROOM, MAPS = "multigrid/gates_2h2r", "timing_room_7x7_2h2r", "maps/rocks_2h2r"
 # Model, human expectation, world, largest batch: exact expectations have 16 times the successors.
 CASES = (
     ("networks", "fresh", GATES, 4096),
+    ("networks", "fresh", MAPS, 32),
     ("networks", "fresh", ROOM, 4096),
     ("tables", "fresh", ROOM, 4096),
     ("tables", "exact", ROOM, 32),
@@ -139,6 +141,8 @@ def train_step(kind: str, expectation: str, name: str, batch: int, repeats: int)
     """One case at one batch size."""
     length = 20 if batch <= 256 else 2
     tables = {"kind": "tables"} if kind == "tables" else {"hidden": 256}
+    if name == MAPS:  # as configs/empo_layouts.py has them
+        tables = {"hidden": 128, "q_encoder": "own", "q_head": "dueling"}
     settings = from_dict(
         Settings(),
         {
