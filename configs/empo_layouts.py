@@ -17,13 +17,14 @@ def get_config() -> config_dict.ConfigDict:
     """Every setting with its default."""
     config = presets.load("empo")
     config.env.update(name="empo:maps/doors", maps=512, held_out=16, episode_length=50)
-    config.env.update(num_envs=16, varied_starts=0.5, walk=32)
-    config.train.update(steps=384_000, seed_steps=1_600, log_interval=8_000, utd_ratio=0.0625)
-    config.eval.update(interval=64_000, episodes=64)
-    config.checkpoint.interval = 64_000
-    config.power.update(beta_r=100.0, gamma_r=0.92, gamma_h=0.98)
+    config.env.update(num_envs=16, varied_starts=0.7)
+    config.train.update(steps=208_000, seed_steps=1_600, log_interval=8_000, utd_ratio=0.0625)
+    config.eval.update(interval=104_000, episodes=64)
+    config.checkpoint.interval = 40_000
+    config.power.update(beta_r=50.0, gamma_r=0.92, gamma_h=0.98)
     config.model.update(hidden=128, q_encoder="own", q_head="dueling")
-    config.loss.update(batch_size=64, advantage_coef=10.0)
-    config.curriculum.update(v_h_e_steps=1_500, q_r_steps=1_500, ramp_steps=3_000)
-    config.curriculum.update(epsilon_steps=10_000, epsilon_end=0.1)
+    config.optimizer.learning_rate_q = 5e-4
+    config.loss.update(batch_size=64, advantage_coef=1.0)
+    config.curriculum.update(v_h_e_steps=1_000, q_r_steps=1_000, ramp_steps=2_000)
+    config.curriculum.update(epsilon_steps=6_000, epsilon_end=0.1)
     return config

@@ -1,16 +1,18 @@
 """What humans reach beside a robot trained on many maps: there, and on maps it has never seen.
 
     python -m experiments.train --config=configs/empo_layouts.py --workdir=runs/layouts
-    python -m experiments.empo_layouts --workdir=runs/layouts --out=docs/results/empo_layouts.csv
+    python -m experiments.empo_layouts --workdir=runs/layouts --out=docs/results/empo_layouts
 
 Robots: the learned one, a random and a frozen one; on maps held out of training also the helper,
 which knows what every human wants and makes its ways as short as they can be: each such map is
-listed and solved for it (`mbx.power.solve_assistance`). A map's own number is its mean over
+listed and solved for it (`mbx.power.solve_assistance`), which takes a minute or more and is kept in
+OUT_maps.csv. A map's own number is its mean over
 episodes; standard errors are over maps, so that they say what other maps would give.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, NamedTuple
 
@@ -24,15 +26,15 @@ from mbx.agents.empo import resolve
 from mbx.agents.empo.robots import assisting
 from mbx.envs.empo.multigrid import make_grid
 from mbx.envs.empo.multigrid.export import export
+from mbx.envs.empo.multigrid.family import Family, Situation
 from mbx.envs.empo.multigrid.layout import Layout
 from mbx.envs.empo.multigrid.many import Choice, choose
-from mbx.envs.empo.multigrid.paths import make_paths
-from mbx.envs.empo.multigrid.state import unpack
-from mbx.power import Assistance, World, solve_assistance
+from mbx.envs.empo.multigrid.state import pack, unpack
+from mbx.power import Assistance, World, profiles, solve_assistance
 from mbx.power.worlds import dense_successors
 from mbx.training import environments, run
 
-from .results import write_rows
+from .results import read_rows, write_rows
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory.", required=True)
 WHICH = flags.DEFINE_string("which", "latest", "latest, best, or the step of a checkpoint.")
@@ -40,8 +42,8 @@ EPISODES = flags.DEFINE_integer("episodes", 128, "Episodes a robot on a held-out
 TRAINED = flags.DEFINE_integer("trained", 2_048, "Episodes a robot over all maps trained on.")
 LENGTH = flags.DEFINE_integer("length", 50, "Steps of an episode.")
 STATES = flags.DEFINE_integer("states", 400_000, "Most states of a map that is solved.")
-HELPER = flags.DEFINE_bool("helper", True, "Solve held-out maps for the helper.")
-OUT = flags.DEFINE_string("out", None, "CSV file for the rows.")
+OUT = flags.DEFINE_string("out", None, "How the names of both CSV files begin.")
+BATCH = 4_096
 
 
 class Listed(NamedTuple):
@@ -54,21 +56,58 @@ class Listed(NamedTuple):
     best: Any  # [C, M, S, R]
 
 
-def list_map(layout: Layout, beta: float, nu_h: float, gamma: float) -> tuple[Listed, Any]:
+def list_map(
+    layout: Layout, start: Any, programs: tuple[Any, Any], place: Any, gamma: float
+) -> tuple[Listed, Any]:
     """A map's world and the best help in it; and the goals of each combination, `[C, H]`."""
-    table, flat = export(make_grid(layout), limit=STATES.value, batch=4_096)
-    every = unpack(jnp.asarray(flat), make_grid(layout).initial)
-    paths = jax.jit(jax.vmap(make_paths(layout, beta)))
+    expand, paths = programs
+    grid = make_grid(layout)._replace(initial=start)
+    sizes = dict(limit=STATES.value, batch=BATCH)
+    table, flat = export(grid, expand=lambda rows: expand(place, rows), **sizes)
+    every = unpack(jnp.asarray(flat), start)
     parts = [
-        jax.tree.map(lambda x, i=i: x[i : i + 4_096], every) for i in range(0, len(flat), 4_096)
+        jax.tree.map(lambda x, i=i: x[i : i + BATCH], every) for i in range(0, len(flat), BATCH)
     ]
-    policy = np.concatenate([np.asarray(paths(_padded(p, 4_096)))[: len(p.time)] for p in parts])
-    policy = (1.0 - nu_h) * policy + nu_h / layout.num_actions
-    best = solve_assistance(table, np.moveaxis(policy, 0, 2), gamma, tol=1e-3)
+    policy = [np.asarray(paths(place, _padded(p, BATCH)))[: len(p.time)] for p in parts]
+    policy = np.moveaxis(np.concatenate(policy), 0, 2)
+    # A round number of states, for few programs: those that are not there are over.
+    more = 2 ** int(np.ceil(np.log2(len(flat)))) - len(flat)
+    widen = lambda x, axis: np.pad(  # noqa: E731
+        x, [(0, more) if i == axis else (0, 0) for i in range(np.ndim(x))], mode="edge"
+    )
+    table = table._replace(
+        num_states=len(flat) + more,
+        terminal=np.concatenate([table.terminal, np.ones(more, bool)]),
+        achieved=widen(table.achieved, 2),
+    )
+    policy = widen(policy, 2)
+    best = solve_assistance(table, policy, gamma, tol=1e-3)
     following, prob = dense_successors(table)
     achieved = np.moveaxis(np.asarray(table.achieved, bool), -1, 0)
-    listed = Listed(following, prob.astype(np.float32), achieved, policy, np.asarray(best.q))
-    return listed, best.goals
+    policy = np.moveaxis(policy, 2, 0)
+    return Listed(following, prob.astype(np.float32), achieved, policy, best.q), best.goals
+
+
+def make_programs(world: World, template: Layout) -> tuple[Any, Any]:
+    """What lists any map of a family: all successors of flat states, and what humans do there."""
+    num = world.num_humans + world.num_robots
+    joint = jnp.asarray(profiles(num, world.num_actions), jnp.int32)
+    example = world.example_state.now
+
+    @jax.jit
+    def expand(place: Any, rows: Any) -> tuple[Any, Any]:
+        def one(row: Any) -> tuple[Any, Any]:
+            situation = Situation(place, unpack(row, example))
+            after, prob, _ = jax.vmap(lambda j: world.successors(situation, j))(joint)
+            return jax.vmap(jax.vmap(pack))(after.now), prob
+
+        return jax.vmap(one)(rows)
+
+    @jax.jit
+    def paths(place: Any, states: Any) -> Any:
+        return jax.vmap(lambda state: world.human_policy(Situation(place, state)))(states)
+
+    return expand, paths
 
 
 def _padded(states: Any, num: int) -> Any:
@@ -76,10 +115,8 @@ def _padded(states: Any, num: int) -> Any:
     return jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], num - len(x), 0)]), states)
 
 
-def helped(world: World, maps: list[Listed], goals: Any, gamma: float, key: Any) -> np.ndarray:
-    """What humans reach beside the helper on each map, `[maps]`."""
-    most = max(len(one.achieved) for one in maps)
-    slots = max(one.prob.shape[-1] for one in maps)
+def helped(world: World, one: Listed, goals: Any, gamma: float, key: Any) -> float:
+    """What humans reach beside the helper on a listed map."""
     base = world.num_actions ** jnp.arange(world.num_humans + world.num_robots)
 
     @jax.jit
@@ -101,16 +138,32 @@ def helped(world: World, maps: list[Listed], goals: Any, gamma: float, key: Any)
         sizes = dict(episodes=EPISODES.value, length=LENGTH.value)
         return empo_evaluation.play(listed, robot, key, gamma=gamma, **sizes).reached
 
-    def alike(one: Listed) -> Listed:
-        more = most - len(one.achieved)
-        pad = lambda x: np.pad(x, ((0, more), *[(0, 0)] * (x.ndim - 1)))  # noqa: E731
-        slot = lambda x: np.pad(x, ((0, 0), (0, 0), (0, slots - x.shape[-1])))  # noqa: E731
-        best = np.pad(one.best, ((0, 0), (0, 0), (0, more), (0, 0)))
-        return Listed(
-            pad(slot(one.following)), pad(slot(one.prob)), pad(one.achieved), pad(one.policy), best
-        )
+    return float(np.asarray(play(one, key)).mean())
 
-    return np.array([np.asarray(play(alike(one), key)).mean() for one in maps])
+
+def helper_by_map(world: World, family: Family, name: str, num: int, gamma: float) -> np.ndarray:
+    """`[num]`; what the file beside `--out` has of these maps already is taken from there."""
+    path = f"{OUT.value}_maps.csv"
+    rows = read_rows(path) if OUT.value and os.path.exists(path) else []
+    programs = make_programs(world, family.template)
+    for number in range(num):
+        known = {"world": name, "map": str(number + 1), "gamma": f"{gamma:g}"}
+        if any(known == {k: row[k] for k in known} for row in rows):
+            continue
+        place, start = (
+            jax.tree.map(lambda x, n=number: x[n], tree) for tree in (family.places, family.starts)
+        )
+        one, goals = list_map(family.layouts[number], start, programs, place, gamma)
+        value = helped(world, one, goals, gamma, jax.random.key(2))
+        states = len(one.achieved)
+        rows.append(known | {"states": str(states), "helper": f"{value:.6g}"})
+        print(rows[-1], flush=True)
+        if OUT.value:
+            write_rows(path, rows)
+    each = {
+        row["map"]: row for row in rows if row["world"] == name and row["gamma"] == f"{gamma:g}"
+    }
+    return np.array([float(each[str(number + 1)]["helper"]) for number in range(num)])
 
 
 def reached_by_map(
@@ -164,7 +217,7 @@ def compare(workdir: str) -> list[dict[str, Any]]:
     problem, found = resolve(settings, spec), spec.world
     gamma, env = float(problem.params.gamma_h), settings.env
     choice = Choice(env.maps, env.held_out, env.map_seed)
-    family, _, people = choose(env.name.removeprefix("empo:maps/"), choice)
+    family, *_ = choose(env.name.removeprefix("empo:maps/"), choice)
     words = [np.asarray(x).reshape(len(family.layouts), -1) for x in family.places]
     words, num = np.concatenate(words, axis=1), env.held_out
     robots = {
@@ -172,27 +225,26 @@ def compare(workdir: str) -> list[dict[str, Any]]:
         "random": empo_evaluation.random_policy(found.world),
         "frozen": empo_evaluation.frozen_policy,
     }
-    rows, each = [], {}
+    name = f"{env.name.removeprefix('empo:')} seed {env.map_seed}"
+    best = helper_by_map(found.held_out, family, name, num, gamma)
+    rows = []
     for maps, world, own, episodes in (
         ("held out", found.held_out, words[:num], EPISODES.value * num),
         ("trained on", found.world, words[num:], TRAINED.value),
     ):
-        for robot, policy in robots.items():
-            each[robot] = reached_by_map(world, policy, own, episodes, gamma, jax.random.key(1))
-            rows.append(row(maps, robot, each[robot], each["learned"]))
+        each = {
+            robot: reached_by_map(world, policy, own, episodes, gamma, jax.random.key(1))
+            for robot, policy in robots.items()
+        }
+        if maps == "held out":
+            each["helper"] = best
+        for robot, values in each.items():
+            rows.append(row(maps, robot, values, each["learned"]))
             print(rows[-1], flush=True)
-        if world is found.held_out and HELPER.value:
-            beta = (people or settings.humans).beta
-            listed = []
-            for number in range(num):
-                listed.append(list_map(family.layouts[number], beta, problem.params.nu_h, gamma))
-                print(f"map {number + 1}: {len(listed[-1][0].achieved)} states", flush=True)
-            best = helped(world, [one for one, _ in listed], listed[0][1], gamma, jax.random.key(2))
-            rows.append(row(maps, "helper", best, each["learned"]))
-            print(rows[-1])
-            gain = {k: np.nanmean(x) for k, x in each.items()}
-            share = (gain["learned"] - gain["random"]) / (best.mean() - gain["random"])
-            print(f"from random to the helper: {share:.3f} of the way")
+        if maps == "held out":
+            mean = {robot: float(np.nanmean(values)) for robot, values in each.items()}
+            share = (mean["learned"] - mean["random"]) / (mean["helper"] - mean["random"])
+            print(f"from random to the helper: {share:.3f} of the way", flush=True)
     return rows
 
 
@@ -203,7 +255,7 @@ def main(_: list[str]) -> None:
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"error: {error}")
     if OUT.value:
-        write_rows(OUT.value, rows)
+        write_rows(f"{OUT.value}.csv", rows)
 
 
 if __name__ == "__main__":

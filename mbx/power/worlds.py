@@ -89,6 +89,7 @@ class World(NamedTuple):
         states: every state `[S, ...]` in the order of `index`, where they are listed.
         channels: (channels, rows, columns) of the picture that `features` begin with; None where
             they do not.
+        scatter: key -> a state with everything that moves anywhere; None where that is not known.
     """
 
     num_humans: int
@@ -110,6 +111,7 @@ class World(NamedTuple):
     views: Views | None = None
     states: Any = None
     channels: tuple[int, int, int] | None = None
+    scatter: Callable[[Array], Any] | None = None
 
 
 def goal_distribution(world: World) -> Array:
@@ -155,8 +157,9 @@ def draw_actions(world: World, state: Any, goals: Array, key: Array) -> Array:
 def make_varied_start(world: World, walk: int) -> Callable[[Array], Any]:
     """`start(key) -> state`: a state that is not over, from all over the world.
 
-    Where states are listed each is equally likely; elsewhere it is where uniformly random agents
-    are after 0 to `walk` steps from an ordinary start.
+    Where states are listed each is equally likely; a world that scatters what moves does that;
+    elsewhere it is where uniformly random agents are after 0 to `walk` steps from an ordinary
+    start.
 
     Examples:
         >>> from mbx.envs.empo import named_world
@@ -171,6 +174,8 @@ def make_varied_start(world: World, walk: int) -> Callable[[Array], Any]:
             allowed = jnp.asarray(np.flatnonzero(running))
         listed = lambda i: jax.tree.map(lambda x: x[i], world.states)  # noqa: E731
         return lambda key: listed(jax.random.choice(key, allowed))
+    if world.scatter is not None:
+        return world.scatter
     num_agents = world.num_humans + world.num_robots
 
     def step(key: Array, state: Any) -> Any:

@@ -30,6 +30,10 @@ from tests.helpers import other_value, recorded
         (dict(model=dict(kind="trees")), "config.model.kind='trees': choose one of"),
         (dict(model=dict(encoder="cnn")), "config.model.encoder='cnn'"),
         (dict(model=dict(conv_width=8)), "conv_width=8 has no effect.*model.encoder='conv'"),
+        (
+            dict(env=dict(name="empo:maps/doors", varied_starts=0.5, walk=9)),
+            "env.walk=9 has no eff",
+        ),
         (dict(env=dict(held_out=3)), "config.env.held_out=3 has no effect.*empo:maps/SOURCE"),
         (dict(model=AVERAGING | dict(table_min_rate=2.0)), "table_min_rate=2.0.*at most 1"),
         (dict(model=TABLES, loss=dict(human_expectation="fresh")), "drawn targets are noisy"),

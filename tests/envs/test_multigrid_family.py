@@ -14,6 +14,7 @@ from mbx.envs.empo.multigrid import compact, family, generate, packed
 from mbx.envs.empo.multigrid.paths import make_paths
 from mbx.envs.empo.multigrid.state import GONE
 from mbx.power import HumanModel
+from mbx.power.worlds import make_varied_start
 
 GOALS = {"goals": [[1, 1, 4, 2], [4, 1, 4, 1]], "horizon": 9, "stumble": 0.5}
 # One has what the other lacks; both have a human and a robot, the robot first in the second.
@@ -252,20 +253,57 @@ def test_maps_are_drawn_in_which_a_robot_matters():
         generate.generate("caves", 3)
 
 
-CORRIDOR = ("#######", "#...o.#", "#.#####", "#######")
+ROOM = ("########", "#...o..#", "#.###..#", "########")
+LOCK = ("#######", "#..L..#", "#k#####", "#######")
 
 
 @pytest.mark.parametrize(
-    ("rows", "robot", "helps"),
+    ("rows", "robot", "heading", "most", "helps"),
     [
-        (CORRIDOR, (3, 1), False),  # pushed to the end it stands on the goal's cell
-        (("########", "#...o..#", "#.###..#", "########"), (3, 1), True),
-        (("########", "#...o..#", "#.###..#", "########"), (6, 2), False),  # onto the human
-        (("#######", "#..L..#", "#k#####", "#######"), (2, 1), True),
-        (("#######", "#..L.k#", "#.#####", "#######"), (2, 1), False),
+        (("#######", "#...o.#", "#.#####", "#######"), (3, 1), 0, 30, False),  # onto the goal
+        (ROOM, (3, 1), 0, 2, True),  # pushed twice, the rock lies beside the way
+        (ROOM, (3, 1), 0, 1, False),
+        (ROOM, (3, 1), 3, 2, False),  # it has to turn first
+        (ROOM, (6, 2), 2, 30, False),  # from there onto the human
+        (LOCK, (1, 1), 1, 5, True),  # take it, left, ahead, open it: 4, and the goal is free
+        (LOCK, (1, 1), 1, 3, False),
+        (("#######", "#..L.k#", "#.#####", "#######"), (2, 1), 0, 30, False),
     ],
 )
-def test_whether_a_robot_can_help(rows, robot, helps):
+def test_whether_a_robot_can_help(rows, robot, heading, most, helps):
     cells = np.array([list(row) for row in rows])
     far = (6, 2) if len(rows[0]) == 8 else (5, 1)
-    assert generate._helps(cells, robot, [(1, 1)], [[far]]) is helps
+    assert generate._helps(cells, robot, heading, [(1, 1)], [[far]], most) is helps
+
+
+def test_how_far_a_human_is_from_the_gap():
+    cells = np.array([list(row) for row in ROOM])
+    assert generate._steps_to(cells, (1, 2), (4, 1)) == 3
+    assert generate._steps_to(cells, (6, 2), (4, 1)) == 2
+
+
+def test_varied_starts_scatter_what_moves():
+    _, made = pair()
+    world = family.family_world(made, [0, 1], HumanModel("uniform"))
+    start = jax.jit(jax.vmap(make_varied_start(world, 5)))
+    found = start(jax.random.split(jax.random.key(0), 200))
+    now = jax.tree.map(np.asarray, found.now)
+    first = np.asarray(found.place.grid == made.places.grid[0][None]).all(axis=(1, 2))
+    assert 60 < first.sum() < 140
+    agents, movable = now.agents[first], now.movable[first]
+    closed = made.layouts[0].wall.copy()
+    closed[1, 3] = closed[2, 2] = True  # the key and the door
+    for kind in (agents[:, :, :2], movable):
+        assert not closed[kind[..., 1], kind[..., 0]].any()
+    cells = np.concatenate([agents[:, :, :2], movable], axis=1).astype(int)
+    cells = cells[..., 0] + 6 * cells[..., 1]
+    assert all(len(set(row)) == 4 for row in cells.tolist())  # nobody stands on anything
+    kept = (movable == made.layouts[0].movable[None]).all(axis=(1, 2))
+    assert 0.3 < kept.mean() < 0.7
+    assert set(agents[:, 0, 2].tolist()) == {0, 1, 2, 3}
+    assert set(now.doors[first][:, 0].tolist()) == {0, 1}
+    second = now.movable[~first]
+    assert not second.any() and (now.doors[~first] == 2).all()  # nothing there; locked
+    lava = made.layouts[1].lava
+    at = now.agents[~first]
+    assert not lava[at[..., 1], at[..., 0]].any()

@@ -29,7 +29,7 @@ class Env(common.Env):
     )
     walk: int = setting(
         64,
-        "most random steps to where they begin, in a world whose states are not listed",
+        "most random steps to where they begin, where neither are states listed nor maps many",
         needs={"varied_starts": NONZERO},
     )
     maps: int = setting(
@@ -306,7 +306,13 @@ class Settings(RunSettings):
 
     def check(self) -> Iterator[str]:
         """Rules over several sections."""
-        if not self.env.name.startswith("empo:maps/"):
+        if self.env.name.startswith("empo:maps/"):
+            if self.env.walk != Env().walk:
+                yield (
+                    f"env.walk={self.env.walk} has no effect with env.name={self.env.name!r}: "
+                    "varied starts on many maps scatter what moves"
+                )
+        else:
             for name in ("maps", "held_out", "map_seed"):
                 value = getattr(self.env, name)
                 if value != getattr(Env(), name):

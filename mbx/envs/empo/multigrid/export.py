@@ -34,15 +34,19 @@ def make_expand(grid: Grid) -> Callable[[Array], tuple[Array, Array]]:
 
 
 def enumerate_states(
-    grid: Grid, *, limit: int = 200_000, batch: int = 256
+    grid: Grid,
+    *,
+    limit: int = 200_000,
+    batch: int = 256,
+    expand: Callable[[Array], tuple[Array, Array]] | None = None,
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
     """All reachable states and their transitions.
 
     Returns flat states `[S, W]` in the order they were found, and transitions as arrays `[n]`:
-    state, joint action, next state, probability (equal successors of a pair merged). Raises
-    TooManyStates when there are more than `limit` states.
+    state, joint action, next state, probability (equal successors of a pair merged). `expand` takes
+    the place of `make_expand(grid)`. Raises TooManyStates when there are more than `limit` states.
     """
-    expand = make_expand(grid)
+    expand = expand or make_expand(grid)
     start = np.asarray(pack(grid.initial))
     found: dict[bytes, int] = {start.tobytes(): 0}
     states, frontier = [start], [0]

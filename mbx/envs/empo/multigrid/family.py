@@ -204,7 +204,44 @@ def family_world(
         goal_features=jnp.eye(num_humans * num_goals).reshape(num_humans, num_goals, -1),
         goal_weight=jnp.asarray(template.goal_weight, jnp.float32),
         channels=channels,
+        scatter=lambda key: scatter(template, key, init(jax.random.fold_in(key, 0))),
     )
+
+
+def scatter(template: Layout, key: Array, situation: Situation) -> Situation:
+    """The situation with agents on random empty cells, looking anywhere.
+
+    Doors that are not locked are open or closed; and in every other draw rocks and blocks lie on
+    random empty cells, too.
+    """
+    now, layout = situation.now, read_place(template, situation.place)
+    cell_key, look_key, door_key, kept_key = jax.random.split(jax.random.fold_in(key, 1), 4)
+    rows, columns = template.wall.shape
+    number = jnp.arange(rows * columns).reshape(rows, columns)
+
+    def on(places: Array) -> Array:
+        code = places[:, 1].astype(jnp.int32) * columns + places[:, 0].astype(jnp.int32)
+        return jnp.any(number[None] == code[:, None, None], axis=0)
+
+    full = layout.wall | layout.lava | on(layout.doors) | on(layout.buttons) | on(layout.magic)
+    full |= on(now.items)
+    kept = jax.random.bernoulli(kept_key)
+    full |= kept & on(now.movable)
+    there = jnp.where(kept, False, now.movable[:, 0] > 0)
+    score = jax.random.uniform(cell_key, (rows * columns,)) - full.ravel()
+    num = len(template.agents)
+    best = jax.lax.top_k(score, num + len(template.movable))[1]
+    cells = jnp.stack([best % columns, best // columns], axis=-1).astype(jnp.int8)
+    looks = jax.random.randint(look_key, (num, 1), 0, 4).astype(jnp.int8)
+    shut = jax.random.bernoulli(door_key, 0.5, now.doors.shape)
+    free = (now.doors != maps.LOCKED) & (layout.doors[:, 0] > 0)
+    doors = jnp.where(free, jnp.where(shut, maps.CLOSED, maps.OPEN), now.doors)
+    now = now._replace(
+        agents=jnp.concatenate([cells[:num], looks], axis=1),
+        movable=jnp.where(there[:, None], cells[num:], now.movable),
+        doors=doors.astype(now.doors.dtype),
+    )
+    return situation._replace(now=now)
 
 
 def _policy(template: Layout, people: HumanModel, nu_h: float) -> Callable[[Situation], Array]:

@@ -3,7 +3,8 @@
 A wall with one gap divides a board of 7x7. In the gap stands a rock, which only robots push, or a
 locked door whose key only the robot can get at; further walls and unlocked doors, which humans open
 for themselves, are strewn over both rooms. A map is kept if no human gets to its far goals by
-itself and a search over the robot's pushes (and its key) finds a way to let all of them get there.
+itself, and a search over a robot's actions finds that it can let all of them get there before any
+human stands in front of the gap, where it would be in the robot's way.
 
 Every human has four goals: anywhere (weight 1/6, always within reach, so that power is never
 nothing), a cell of its own room (1/6) and two in the other (1/3 each).
@@ -117,8 +118,11 @@ def _draw(kind: Kind, rng: np.random.Generator) -> _Drawn | None:
     if len(free) < 6 + kind.humans + kind.robots:
         return None
     order = [free[i] for i in rng.permutation(len(free))]
-    people, order = order[: kind.humans + kind.robots], order[kind.humans + kind.robots :]
-    humans, robots = people[: kind.humans], people[kind.humans :]
+    by_way = sorted(order, key=lambda cell: abs(cell[0] - wall) + abs(cell[1] - gap))
+    robots = [by_way[i] for i in rng.permutation(4)[: kind.robots]]
+    humans = [by_way[-1 - i] for i in rng.permutation(4)[: kind.humans]]
+    people = [*humans, *robots]
+    order = [cell for cell in order if cell not in people]
     if locked:
         key, order = order[0], order[1:]
         cells[key[1], key[0]] = "k"
@@ -135,7 +139,12 @@ def _draw(kind: Kind, rng: np.random.Generator) -> _Drawn | None:
         if not near or len(far) < 2:
             return None
         goals.append([near[0], far[0], far[1]])
-    if not any(_helps(cells, robot, humans, goals) for robot in robots):
+    waits = min(_steps_to(cells, human, (wall, gap)) for human in humans)
+    helped = [
+        _helps(cells, robot, headings[kind.humans + number], humans, goals, waits)
+        for number, robot in enumerate(robots)
+    ]
+    if not any(helped):
         return None
     agents = [
         (cell, (HUMANS if number < kind.humans else ROBOTS)[headings[number]])
@@ -183,36 +192,64 @@ def _rooms(cells: np.ndarray, human: Cell) -> tuple[set[Cell], set[Cell]]:
     return own - {human}, every - own
 
 
-def _helps(cells: np.ndarray, robot: Cell, humans: list[Cell], goals: list[list[Cell]]) -> bool:
-    """Whether some pushes, or its key, let every human get to all of its goals.
+def _steps_to(cells: np.ndarray, human: Cell, gap: Cell) -> int:
+    """Steps forward, turns not counted, that a human needs to the cell before the gap."""
+    closed = _places(cells, "#oLk")
+    distance, queue = {human: 0}, deque([human])
+    while queue:
+        at = queue.popleft()
+        if gap in _near(at):
+            return distance[at]
+        for cell in _near(at):
+            if cell not in closed and cell not in distance:
+                distance[cell] = distance[at] + 1
+                queue.append(cell)
+    return SIZE * SIZE
 
-    The robot walks through humans in this search; a rock is pushed to cells that are empty at the
-    start alone.
+
+def _helps(
+    cells: np.ndarray,
+    robot: Cell,
+    heading: int,
+    humans: list[Cell],
+    goals: list[list[Cell]],
+    most: int,
+) -> bool:
+    """Whether the robot alone can let every human get to all of its goals in `most` actions.
+
+    The robot walks through humans and doors in this search; a rock is pushed to cells that are
+    empty at the start alone.
     """
     walls, locks, keys = (_places(cells, s) for s in ("#", "L", "k"))
     doors, rocks = _places(cells, "D"), frozenset(_places(cells, "o"))
-    start = (robot, rocks, False)
-    seen, queue = {start}, deque([start])
+    start = (robot, int(heading), rocks, False, False)
+    steps, queue = {start: 0}, deque([start])
     while queue:
-        at, rocks, holds = queue.popleft()
-        closed = walls | rocks | (set() if holds else locks) | (set() if holds else keys)
+        now = queue.popleft()
+        at, heading, rocks, holds, opened = now
+        closed = walls | rocks | (set() if opened else locks) | (set() if holds else keys)
         if all(
             set(wanted) <= _reach(human, closed)
             for human, wanted in zip(humans, goals, strict=True)
         ):
             return True
-        options = []
-        if any(cell in keys for cell in _near(at)) and not holds:
-            options.append((at, rocks, True))
-        for ahead in _near(at):
-            if ahead in rocks:
-                beyond = (2 * ahead[0] - at[0], 2 * ahead[1] - at[1])
-                if beyond not in closed | doors | locks | keys | set(humans):
-                    options.append((ahead, (rocks - {ahead}) | {beyond}, holds))
-            elif ahead not in closed:
-                options.append((ahead, rocks, holds))
+        if steps[now] == most:
+            continue
+        dx, dy = _MOVES[heading]
+        ahead, beyond = (at[0] + dx, at[1] + dy), (at[0] + 2 * dx, at[1] + 2 * dy)
+        options = [(at, (heading + turn) % 4, rocks, holds, opened) for turn in (1, 3)]
+        if ahead in keys and not holds:
+            options.append((at, heading, rocks, True, opened))
+        elif ahead in locks and holds and not opened:
+            options.append((at, heading, rocks, holds, True))
+        elif ahead in rocks:
+            if beyond not in closed | doors | locks | keys | set(humans):
+                moved = (rocks - {ahead}) | {beyond}
+                options.append((ahead, heading, moved, holds, opened))
+        elif ahead not in closed:
+            options.append((ahead, heading, rocks, holds, opened))
         for option in options:
-            if option not in seen:
-                seen.add(option)
+            if option not in steps:
+                steps[option] = steps[now] + 1
                 queue.append(option)
     return False
