@@ -1,4 +1,4 @@
-"""EMPO on many maps at once: a robot that helps on maps it has never seen.
+"""EMPO on many maps at once, for a robot that helps on maps it has never seen.
 
     python -m experiments.train --config=configs/empo_layouts.py --workdir=runs/layouts
     python -m experiments.empo_layouts --workdir=runs/layouts      # what humans reach beside it
