@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mbx.agents.empo import learners, models, targets
+from mbx.networks import MLP
 from mbx.power.worlds import dense_successors
 from tests.agents.empo_helpers import AT_ONCE, exact_tables, load, problem_of, settings_of
 
@@ -106,3 +108,26 @@ def test_losses_and_heads_by_hand():
     np.testing.assert_allclose(losses["loss/u_r"], ((y - 1) ** 2 + (y - 2) ** 2) / 2, rtol=1e-5)
     ratio = np.array([2.0, 4.0]) / size
     np.testing.assert_allclose(losses["loss/v_r"], (ratio - np.log(ratio) - 1).mean(), rtol=1e-5)
+
+
+def test_a_grid_encoder_by_hand():
+    encoder = models.GridEncoder((2, 3, 4), width=2, depth=1, hidden=5, features=3)
+    x = np.random.default_rng(0).normal(size=(2, 24 + 6)).astype(np.float32)
+    params = encoder.init(jax.random.key(0), jnp.asarray(x))["params"]
+    params = jax.tree.map(lambda w: w + 0.1, params)
+
+    def conv(picture, name):
+        padded = np.pad(picture, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        kernel, result = np.asarray(params[name]), np.zeros((*picture.shape[:3], 2))
+        for dy in range(3):
+            for dx in range(3):
+                result += padded[:, dy : dy + 3, dx : dx + 4] @ kernel[dy, dx]
+        return result + np.asarray(params[f"{name}_bias"])
+
+    picture = np.moveaxis(x[:, :24].reshape(2, 2, 3, 4), 1, -1)
+    y = np.maximum(conv(picture, "conv_0"), 0.0)
+    y = np.maximum(y + conv(y, "conv_1"), 0.0)
+    dense = MLP([5], 3, nn.tanh)
+    flat = jnp.asarray(y.reshape(2, -1), jnp.float32)
+    want = dense.apply({"params": params["dense"]}, flat, jnp.asarray(x[:, 24:]))
+    np.testing.assert_allclose(encoder.apply({"params": params}, x), want, atol=1e-5)
