@@ -45,7 +45,7 @@ class ParallelEnvironment(HostEnvironment):
         options: further arguments of `mbx.envs.make`, plain data.
 
     Raises:
-        What making one environment raises.
+        ValueError: as `mbx.envs.make`, of which one environment may raise other errors too.
         EnvironmentFailure: where a worker, or the environment's own code in it, fails; also later.
     """
 
