@@ -50,8 +50,9 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
             terminations from the time limit `is_terminated` (without the limit) or `is_terminal`
             (with the one of its parameters); having neither it ends where `step_env` says so.
         params: its parameters; `max_steps_in_episode` or `max_timesteps` is the time limit. An
-            `env` that has one of its own by such a name (POPGym Arcade) keeps to that: then an end
-            is a termination unless `step_env`'s dictionary says `truncated`.
+            `env` that has one of its own by such a name (POPGym Arcade) keeps to that: then,
+            without `is_terminated`, an end is a termination unless `step_env`'s dictionary says
+            `truncated`.
         can_terminate: episodes may end before that.
 
     Raises:
@@ -87,10 +88,10 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
 
     def ends(state: Any, done: Any, info: dict[str, Any]) -> Any:
         """Without the time limit, which the wrapper keeps."""
-        if own is not None:
-            return done & ~jnp.asarray(info.get("truncated", False))
         if hasattr(env, "is_terminated"):
             return env.is_terminated(state, params)
+        if own is not None:
+            return done & ~jnp.asarray(info.get("truncated", False))
         if hasattr(env, "is_terminal") and dataclasses.is_dataclass(params):
             return env.is_terminal(state, dataclasses.replace(params, **{limit: _NEVER}))
         return done

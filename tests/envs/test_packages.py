@@ -112,6 +112,10 @@ def test_a_limit_of_the_environment_itself_wins(path):
             late = state[1] >= self.max_steps_in_episode
             done = (state[0] >= 5) | late
             return self.see(state), state, 10.0 * state[0], done, {"truncated": late}
+
+    class Asked(Owner):
+        def is_terminated(self, state, params):
+            return state[0] == 3
     """
     owner = pathlib.Path(module.removeprefix("jax:")).with_name("owner_after_gymnax.py")
     owner.write_text(SOURCE + textwrap.dedent(source))
@@ -120,6 +124,13 @@ def test_a_limit_of_the_environment_itself_wins(path):
     rows = episode(environment, [0, 1, 0], 5)  # one a step: cut off at its fourth
     assert rows[3] == [[4, 4], 40, False, True] and rows[4][:2] == [[1, 1], 10]
     assert episode(environment, [0, 0, 1], 3)[2] == [[6, 3], 60, True, False]
+    # One that says what a termination is has the last word, whatever its flags are.
+    asked = envs.make(f"jax:{owner}:Asked", 1)
+    assert [row[2:] for row in episode(asked, [0, 1, 0], 4)[1:]] == [
+        [False, False],
+        [True, False],
+        [False, False],
+    ]
 
 
 def test_bounds_and_images_of_foreign_spaces(path):
@@ -156,20 +167,25 @@ def test_craftax_classic(kind, shape):
     assert (spec.obs_shape, spec.action_dim, spec.episode_length) == (shape, 17, 10_000)
     state, obs = jax.jit(environment.reset)(jax.random.key(0))
     assert obs.shape == (2, *shape) and float(obs.min()) >= 0 and float(obs.max()) <= 1
-    step = jax.jit(environment.step)
-    env = make_craftax_env_from_name(name, False)
-    own = jax.jit(env.step_env)
+    for seen, wanted in own_steps(environment, state, make_craftax_env_from_name(name, False)):
+        np.testing.assert_allclose(seen, wanted, atol=1e-6)
+
+
+def own_steps(environment, state, env):
+    """Of four random steps the second environment's final observation, and what `env` gives."""
+    step, own = jax.jit(environment.step), jax.jit(env.step_env)
+    actions = environment.spec.action_dim
     for i in range(4):
-        chosen = jax.random.randint(jax.random.key(i), (2,), 0, 17)
+        chosen = jax.random.randint(jax.random.key(i), (2,), 0, actions)
         key = jax.random.key(100 + i)
         # The wrapper's keys: one half for the steps, divided among the environments.
         keys = jax.random.split(jax.random.split(key)[0], 2)
         one = jax.tree.map(lambda x: x[1], state.raw)
-        state, timestep = step(state, jax.nn.one_hot(chosen, 17), key)
+        state, timestep = step(state, jax.nn.one_hot(chosen, actions), key)
         wanted, _, reward, done, _ = own(keys[1], one, chosen[1], env.default_params)
-        np.testing.assert_allclose(timestep.final_obs[1], wanted, atol=1e-6)
         assert float(reward) == pytest.approx(float(timestep.reward[1]))
         assert bool(done) == bool(timestep.terminated[1])
+        yield np.asarray(timestep.final_obs[1]), np.asarray(wanted)
 
 
 @pytest.mark.slow
@@ -184,21 +200,10 @@ def test_popgym_arcade(task, limit):
         spec = environment.spec
         assert (spec.obs_shape, spec.obs_dtype) == ((128, 128, 3), jnp.uint8)
         assert (spec.action_dim, spec.episode_length, spec.discrete) == (5, limit, True)
-        env = getattr(arcade, task)()
-        step, own = jax.jit(environment.step), jax.jit(env.step_env)
         state, _ = jax.jit(environment.reset)(jax.random.key(0))
-        for i in range(4):
-            chosen = jax.random.randint(jax.random.key(i), (2,), 0, 5)
-            key = jax.random.key(100 + i)
-            keys = jax.random.split(jax.random.split(key)[0], 2)
-            one = jax.tree.map(lambda x: x[1], state.raw)
-            state, timestep = step(state, jax.nn.one_hot(chosen, 5), key)
-            wanted, _, reward, done, _ = own(keys[1], one, chosen[1], env.default_params)
+        for seen, wanted in own_steps(environment, state, getattr(arcade, task)()):
             # Drawn as floats of 0 to 255; a compiler's rounding may cross a whole number.
-            off = np.abs(np.asarray(timestep.final_obs[1], int) - np.asarray(wanted, int))
-            assert off.max() <= 1 and np.asarray(wanted).max() > 100
-            assert float(reward) == pytest.approx(float(timestep.reward[1]))
-            assert bool(done) == bool(timestep.terminated[1])
+            assert np.abs(seen.astype(int) - wanted.astype(int)).max() <= 1 and wanted.max() > 100
 
 
 def adapted(name, **kwargs):
