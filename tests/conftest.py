@@ -1,5 +1,6 @@
 """Settings of every test: CPU, no silent broadcasting between ranks, a compilation cache."""
 
+import gc
 import importlib.metadata
 import os
 import tempfile
@@ -11,7 +12,11 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
     if importlib.metadata.version("jaxlib").startswith("0.10."):  # others end at an unknown flag
-        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+        os.environ.setdefault(
+            "XLA_FLAGS",
+            # One piece of code a program: with two workers no core is free to compile others.
+            "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+        )
 
 import jax
 import pytest
@@ -20,7 +25,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update(
     "jax_compilation_cache_dir", os.path.join(tempfile.gettempdir(), f"mbx-tests-{os.getuid()}")
 )
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+# Quickly compiled ones too: the other worker reads them, and a test that makes the same anew.
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+# Tracing makes many objects that live on: looking through them all the time finds little.
+gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")

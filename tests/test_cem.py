@@ -12,6 +12,7 @@ from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.settings import Settings
 from mbx.settings import from_dict
 from tests.agents.tdmpc_helpers import Toy, toy_model
+from tests.helpers import program
 
 B, N, P, T, A, K, ROUNDS = 2, 11, 2, 4, 2, 4, 3
 GOAL = np.linspace(-0.7, 0.7, T * A).reshape(T, A)
@@ -206,10 +207,10 @@ def test_planners_of_ones_own_act_and_make_targets(world):
         replay=dict(keep_targets=4),
     )
     mean = jnp.zeros((B, 3, 2))
-    plan = planning.plan_to_act(mine, model, params, z, mean, jax.random.key(0))
+    plan = program(planning.plan_to_act, mine, model)(params, z, mean, jax.random.key(0))
     np.testing.assert_array_equal(plan.action, np.full((B, 2), 0.25))
     np.testing.assert_array_equal(plan.mean, np.ones((B, 3, 2)))
-    made = planning.plan_targets(mine, model, params, z, jax.random.key(0))
+    made = program(planning.plan_targets, mine, model)(params, z, jax.random.key(0))
     np.testing.assert_array_equal(made.actions, np.full((B, 5, 2), 0.25))
     assert [proposals for proposals, _ in seen] == [3, None]
     assert [config.num_samples for _, config in seen] == [6, 5]
@@ -228,7 +229,8 @@ def test_icem_gets_its_settings(world):
     mine = settings(planner=dict(name="icem", horizon=4, momentum=0.5, noise_beta=1.0))
     config = planning.search_config(mine.planner)
     assert (config.momentum, config.noise_beta, config.keep_elites) == (0.5, 1.0, 0.3)
-    plan = planning.plan_to_act(mine, model, params, z, jnp.zeros((B, 4, 2)), jax.random.key(0))
+    act = program(planning.plan_to_act, mine, model)
+    plan = act(params, z, jnp.zeros((B, 4, 2)), jax.random.key(0))
     assert plan.action.shape == (B, 2) and bool(jnp.all(jnp.isfinite(plan.action)))
 
 
