@@ -432,14 +432,9 @@ def load(
     if which == "best":
         train_state, _ = checkpointer.restore_best(example)
     else:
-        full = jax.eval_shape(
-            lambda: fresh_state(
-                agent,
-                make_environment(settings, settings.env.num_envs, seed=0),
-                settings,
-                jax.random.key(0),
-            )
-        )
+        # Made here: what checks an environment runs it, which it cannot inside of a trace.
+        environment = make_environment(settings, settings.env.num_envs, seed=0)
+        full = jax.eval_shape(lambda: fresh_state(agent, environment, settings, jax.random.key(0)))
         step = None if which == "latest" else int(which)
         train_state = checkpointer.restore(full, step=step)[0].train
     checkpointer.close()
