@@ -179,9 +179,9 @@ def test_processes_train_one_run_and_another_number_resumes_it(tmp_path):
     told = processes(2, 1, agent="tdmpc", run=[workdir, 160])
     assert told[0] == told[1] and told[0]["steps"] == 160
     on_four = results(start(agent="tdmpc", devices=4, run=[workdir, 320]))[0]
-    assert [step for step, _ in on_four["evaluations"]] == [320]
+    assert [step for step, _ in on_four["evaluations"]] == [160, 320]
     on_one = results(start(agent="tdmpc", devices=1, run=[workdir, 480]))[0]
-    assert [step for step, _ in on_one["evaluations"]] == [480]
+    assert [step for step, _ in on_one["evaluations"]] == [160, 320, 480]
     rows = metrics.read_rows(os.path.join(workdir, "metrics.jsonl"))
     assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(80, 481, 80))
 
