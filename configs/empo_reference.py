@@ -6,9 +6,9 @@
 
 One world, one update a step, 100 000 at batches of 64; warm-up of V_h^e, X_h and Q_r, 10 000
 updates each, then 20 000 in which beta_r rises; human actions as the rollout has them; squared
-errors of -softplus. Not the same: its dropout of 0.5 on hidden layers, its encoders, and learning
-rates and exploration of humans that change in the course of a run (docs/empo.md). Only what differs
-from configs/empo.py is set here.
+errors of -softplus; dropout of 0.5 behind the hidden layers of heads. Not the same: its encoders,
+and learning rates and exploration of humans that change in the course of a run (docs/empo.md). Only
+what differs from configs/empo.py is set here.
 """
 
 from ml_collections import config_dict
@@ -26,7 +26,7 @@ def get_config() -> config_dict.ConfigDict:
     config.replay.capacity = 100_000
     config.humans.epsilon = 0.01
     config.power.update(beta_h=10.0, gamma_h=0.99, gamma_r=0.99, zeta=2.0, beta_r=10.0)
-    config.model.update(hidden=256, q_head="softplus", x_h="network")
+    config.model.update(hidden=256, q_head="softplus", x_h="network", dropout=0.5)
     config.loss.update(
         batch_size=64, q_loss="mse", human_expectation="rollout", target_interval=100
     )

@@ -3,15 +3,17 @@
     python -m experiments.train --config=configs/empo_layouts.py --workdir=runs/layouts
     python -m experiments.empo_layouts --workdir=runs/layouts --out=docs/results/empo_layouts
 
-Robots: the learned one, a random and a frozen one; on maps held out of training also the helper,
-which knows what every human wants and makes its ways as short as they can be: each such map is
-listed and solved for it (`mbx.power.solve_assistance`), which takes a minute or more and is kept in
-OUT_maps.csv. A map's own number is its mean over
-episodes; standard errors are over maps, so that they say what other maps would give.
+Robots: the learned one, a random and a frozen one; on maps held out of training also the exact one
+of the run's parameters (`mbx.power.solve`; on maps of at most --exact_states states), and the
+helper, which knows what every human wants and makes its ways as short as they can be
+(`mbx.power.solve_assistance`): each such map is listed and solved for them, which takes a minute or
+more and is kept in OUT_maps.csv. A map's own number is its mean over episodes; standard errors are
+over maps, so that they say what other maps would give.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import Any, NamedTuple
@@ -30,7 +32,7 @@ from mbx.envs.empo.multigrid.family import Family, Situation
 from mbx.envs.empo.multigrid.layout import Layout
 from mbx.envs.empo.multigrid.many import Choice, choose
 from mbx.envs.empo.multigrid.state import pack, unpack
-from mbx.power import Assistance, World, profiles, solve_assistance
+from mbx.power import Assistance, PowerParams, World, profiles, solve, solve_assistance
 from mbx.power.worlds import dense_successors
 from mbx.training import environments, run
 
@@ -42,6 +44,11 @@ EPISODES = flags.DEFINE_integer("episodes", 128, "Episodes a robot on a held-out
 TRAINED = flags.DEFINE_integer("trained", 2_048, "Episodes a robot over all maps trained on.")
 LENGTH = flags.DEFINE_integer("length", 50, "Steps of an episode.")
 STATES = flags.DEFINE_integer("states", 400_000, "Most states of a map that is solved.")
+EXACT_STATES = flags.DEFINE_integer(
+    "exact_states",
+    140_000,
+    "Most states of a map, rounded up to a power of 2, with an exact robot.",
+)
 OUT = flags.DEFINE_string("out", None, "How the names of both CSV files begin.")
 BATCH = 4_096
 
@@ -53,13 +60,14 @@ class Listed(NamedTuple):
     prob: Any
     achieved: Any  # [S, H, G]
     policy: Any  # [S, H, G, A]
-    best: Any  # [C, M, S, R]
+    best: Any  # [C, M, S, R], of the helper
+    pi_r: Any  # [S, R], exact; all nan on a map that is too large for it
 
 
 def list_map(
-    layout: Layout, start: Any, programs: tuple[Any, Any], place: Any, gamma: float
+    layout: Layout, start: Any, programs: tuple[Any, Any], place: Any, params: PowerParams
 ) -> tuple[Listed, Any]:
-    """A map's world and the best help in it; and the goals of each combination, `[C, H]`."""
+    """A map's world and the robots that know it; and the goals of each combination, `[C, H]`."""
     expand, paths = programs
     grid = make_grid(layout)._replace(initial=start)
     sizes = dict(limit=STATES.value, batch=BATCH)
@@ -81,11 +89,17 @@ def list_map(
         achieved=widen(table.achieved, 2),
     )
     policy = widen(policy, 2)
-    best = solve_assistance(table, policy, gamma, tol=1e-3)
+    best = solve_assistance(table, policy, float(params.gamma_h), tol=1e-3)
+    pi_r = np.full((table.num_states, best.q.shape[-1]), np.nan)
+    if table.num_states <= EXACT_STATES.value:
+        solution = solve(table, params, tol=1e-4, human_policy=policy)
+        if not bool(solution.converged):
+            raise ValueError(f"the exact robot has a residual of {float(solution.residual):.2g}")
+        pi_r = np.asarray(solution.pi_r)
     following, prob = dense_successors(table)
     achieved = np.moveaxis(np.asarray(table.achieved, bool), -1, 0)
     policy = np.moveaxis(policy, 2, 0)
-    return Listed(following, prob.astype(np.float32), achieved, policy, best.q), best.goals
+    return Listed(following, prob.astype(np.float32), achieved, policy, best.q, pi_r), best.goals
 
 
 def make_programs(world: World, template: Layout) -> tuple[Any, Any]:
@@ -115,12 +129,14 @@ def _padded(states: Any, num: int) -> Any:
     return jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], num - len(x), 0)]), states)
 
 
-def helped(world: World, one: Listed, goals: Any, gamma: float, key: Any) -> float:
-    """What humans reach beside the helper on a listed map."""
+def reached_beside(
+    world: World, one: Listed, goals: Any, gamma: float, key: Any
+) -> tuple[float, float]:
+    """What humans reach beside the helper and the exact robot (nan: none) on a listed map."""
     base = world.num_actions ** jnp.arange(world.num_humans + world.num_robots)
 
-    @jax.jit
-    def play(one: Listed, key: Any) -> Any:
+    @functools.partial(jax.jit, static_argnums=2)
+    def play(one: Listed, key: Any, exact: bool) -> Any:
         listed = world._replace(
             example_state=jnp.int32(0),
             init=lambda key: jnp.int32(0),
@@ -134,36 +150,53 @@ def helped(world: World, one: Listed, goals: Any, gamma: float, key: Any) -> flo
             human_policy=lambda s: one.policy[s],
             index=lambda s: s,
         )
-        robot = assisting(listed, Assistance(one.best, goals, jnp.float32(0)))
+        robot: Any = assisting(listed, Assistance(one.best, goals, jnp.float32(0)))
+        if exact:
+            robot = lambda s, key: jax.random.categorical(key, jnp.log(one.pi_r[s]))  # noqa: E731
         sizes = dict(episodes=EPISODES.value, length=LENGTH.value)
         return empo_evaluation.play(listed, robot, key, gamma=gamma, **sizes).reached
 
-    return float(np.asarray(play(one, key)).mean())
+    helper = float(np.asarray(play(one, key, False)).mean())
+    if np.isnan(one.pi_r).any():
+        return helper, np.nan
+    return helper, float(np.asarray(play(one, key, True)).mean())
 
 
-def helper_by_map(world: World, family: Family, name: str, num: int, gamma: float) -> np.ndarray:
-    """`[num]`; what the file beside `--out` has of these maps already is taken from there."""
+def in_words(params: PowerParams) -> str:
+    """The parameters that the exact robot depends on."""
+    names = ("gamma_h", "gamma_r", "beta_r", "zeta", "xi", "eta")
+    return " ".join(f"{name}={getattr(params, name):g}" for name in names)
+
+
+def known_by_map(
+    world: World, family: Family, name: str, num: int, params: PowerParams
+) -> dict[str, np.ndarray]:
+    """`[num]` beside "helper" and "exact"; what the file beside `--out` has of these maps already
+    is taken from there."""
     path = f"{OUT.value}_maps.csv"
     rows = read_rows(path) if OUT.value and os.path.exists(path) else []
     programs = make_programs(world, family.template)
+    power = in_words(params)
     for number in range(num):
-        known = {"world": name, "map": str(number + 1), "gamma": f"{gamma:g}"}
-        if any(known == {k: row[k] for k in known} for row in rows):
+        known = {"world": name, "map": str(number + 1), "power": power}
+        if any(known == {k: row.get(k) for k in known} for row in rows):
             continue
         place, start = (
             jax.tree.map(lambda x, n=number: x[n], tree) for tree in (family.places, family.starts)
         )
-        one, goals = list_map(family.layouts[number], start, programs, place, gamma)
-        value = helped(world, one, goals, gamma, jax.random.key(2))
-        states = len(one.achieved)
-        rows.append(known | {"states": str(states), "helper": f"{value:.6g}"})
+        one, goals = list_map(family.layouts[number], start, programs, place, params)
+        gamma = float(params.gamma_h)
+        found = reached_beside(world, one, goals, gamma, jax.random.key(2))
+        values = dict(zip(("helper", "exact"), (f"{value:.6g}" for value in found), strict=True))
+        rows.append(known | {"states": str(len(one.achieved))} | values)
         print(rows[-1], flush=True)
         if OUT.value:
             write_rows(path, rows)
-    each = {
-        row["map"]: row for row in rows if row["world"] == name and row["gamma"] == f"{gamma:g}"
+    each = {row["map"]: row for row in rows if row["world"] == name and row["power"] == power}
+    return {
+        robot: np.array([float(each[str(number + 1)][robot]) for number in range(num)])
+        for robot in ("helper", "exact")
     }
-    return np.array([float(each[str(number + 1)]["helper"]) for number in range(num)])
 
 
 def reached_by_map(
@@ -226,7 +259,7 @@ def compare(workdir: str) -> list[dict[str, Any]]:
         "frozen": empo_evaluation.frozen_policy,
     }
     name = f"{env.name.removeprefix('empo:')} seed {env.map_seed}"
-    best = helper_by_map(found.held_out, family, name, num, gamma)
+    solved = known_by_map(found.held_out, family, name, num, problem.params)
     rows = []
     for maps, world, own, episodes in (
         ("held out", found.held_out, words[:num], EPISODES.value * num),
@@ -237,14 +270,16 @@ def compare(workdir: str) -> list[dict[str, Any]]:
             for robot, policy in robots.items()
         }
         if maps == "held out":
-            each["helper"] = best
+            each |= solved
         for robot, values in each.items():
             rows.append(row(maps, robot, values, each["learned"]))
             print(rows[-1], flush=True)
         if maps == "held out":
-            mean = {robot: float(np.nanmean(values)) for robot, values in each.items()}
-            share = (mean["learned"] - mean["random"]) / (mean["helper"] - mean["random"])
-            print(f"from random to the helper: {share:.3f} of the way", flush=True)
+            for robot in solved:
+                there = ~np.isnan(each[robot])
+                mean = {name: float(values[there].mean()) for name, values in each.items()}
+                share = (mean["learned"] - mean["random"]) / (mean[robot] - mean["random"])
+                print(f"from random to {robot}: {share:.3f} of the way", flush=True)
     return rows
 
 

@@ -265,9 +265,22 @@ class NormedDense(nn.Module):
     def __call__(self, *inputs: Array) -> Array:
         x = Dense(self.features, dtype=self.dtype, name="dense")(*inputs)
         if self.dropout > 0.0 and self.has_rng("dropout"):
-            keep = _kept(self.make_rng("dropout"), 1.0 - self.dropout, x.shape)
-            x = jnp.where(keep, x / (1.0 - self.dropout), 0.0)
+            x = dropout(self.make_rng("dropout"), x, self.dropout)
         return NormActivation(self.activation, name="norm")(x)
+
+
+def dropout(key: Array, x: Array, rate: float) -> Array:
+    """`x` `[..., B, F]` with the share `rate` of its numbers 0, the others as much larger.
+
+    Of a part of a batch (`mbx.exchange`) those of its rows that it would be in the whole.
+
+    Examples:
+        >>> kept = networks.dropout(jax.random.key(0), jnp.ones((100, 100)), 0.75)
+        >>> sorted(set(kept.ravel().tolist())), bool(abs(kept.mean() - 1.0) < 0.1)
+        ([0.0, 4.0], True)
+    """
+    keep = _kept(key, 1.0 - rate, x.shape)
+    return jnp.where(keep, x / (1.0 - rate), 0.0)
 
 
 def _kept(key: Array, share: float, shape: tuple[int, ...]) -> Array:

@@ -29,6 +29,14 @@ from tests.helpers import other_value, recorded
     [
         (dict(model=dict(kind="trees")), "config.model.kind='trees': choose one of"),
         (dict(model=dict(encoder="cnn")), "config.model.encoder='cnn'"),
+        (dict(model=dict(encoder="conv", conv_depth=-1)), "conv_depth=-1: give at least 0"),
+        (dict(model=dict(dropout=1.0)), "config.model.dropout=1.0: give.*at most 0.99"),
+        (dict(model=AVERAGING | dict(dropout=0.5)), "config.model.dropout=0.5 has no effect"),
+        (dict(model=TABLES, loss=dict(target_rate=0.1)), "target_rate=0.1 has no effect.*networks"),
+        (
+            dict(loss=dict(target_rate=0.1, target_interval=5)),
+            "loss.target_interval=5 has no effect with target_rate=0.1",
+        ),
         (dict(model=dict(conv_width=8)), "conv_width=8 has no effect.*model.encoder='conv'"),
         (
             dict(env=dict(name="empo:maps/doors", varied_starts=0.5, walk=9)),
@@ -73,6 +81,8 @@ def test_settings_that_do_not_go_with_the_world_are_refused():
         problem_of(power_world(found.world), settings_of(model=dict(encoder="conv")))
     with pytest.raises(ValueError, match="q_encoder='own' with model.encoder='identity'"):
         problem_of(found, settings_of(model=dict(encoder="identity", q_encoder="own")))
+    with pytest.raises(ValueError, match="q_encoder='split' with model.q_head='exp'"):
+        problem_of(found, settings_of(model=dict(q_encoder="split")))
     weights = found.world._replace(goal_weight=jnp.ones((1, 5)))
     with pytest.raises(ValueError, match="goal_weight sums to"):
         make_agent(plain, spec._replace(world=power_world(weights)))

@@ -28,12 +28,23 @@ def test_how_often_parameters_are_copied(model, loss, wanted):
 
 
 def test_copies_are_made_after_every_interval_of_updates():
-    problem, now, then = SimpleNamespace(target_interval=3), {"w": 1.0}, {"w": 2.0}
+    problem = SimpleNamespace(target_interval=3, target_rate=0.0)
+    now, then = {"w": 1.0}, {"w": 2.0}
     for step, copied in ((0, False), (1, False), (2, True), (3, False), (5, True)):
         train = agent._advance(problem, TrainState(now, then, {}, jnp.int32(step)))
         assert int(train.step) == step + 1 and train.params is now
         assert float(train.target["w"]) == (1.0 if copied else 2.0)
     assert agent._advance(problem, TrainState(now, None, {}, jnp.int32(2))).target is None
+
+
+def test_copies_follow_the_parameters_by_a_share_of_the_way():
+    problem = SimpleNamespace(target_interval=3, target_rate=0.25)
+    train = TrainState({"w": 1.0}, {"w": 2.0}, {}, jnp.int32(0))
+    for wanted in (1.75, 1.5625, 1.421875):
+        train = agent._advance(problem, train)
+        assert float(train.target["w"]) == wanted and train.params == {"w": 1.0}
+    problem = problem_of(load("dag_2h2r"), settings_of(loss=dict(target_rate=0.25)))
+    assert problem.target_rate == 0.25
 
 
 @pytest.mark.parametrize(("candidates", "drawn"), [(1, 3), (2, 6)])

@@ -99,6 +99,7 @@ def resolve(settings: Settings, spec: EnvSpec) -> Problem:
         target_interval=settings.loss.target_interval or (1 if tables else 20),
         stored=stored,
         held_out=spec.world.held_out,
+        target_rate=0.0 if tables else settings.loss.target_rate,
     )
 
 
@@ -147,6 +148,7 @@ def _model(settings: Settings, world: World, params: PowerParams) -> Model:
         u_r=settings.model.u_r,
         v_r=settings.model.v_r,
         conv=_conv(settings.model),
+        dropout=settings.model.dropout,
         q_head=settings.model.q_head,
         x_h=settings.model.x_h,
         eta=float(params.eta),
@@ -176,7 +178,6 @@ def _capacity(settings: Settings, world: World, stored: bool) -> int | None:
 def _make_update(problem: Problem) -> Update:
     loss = problem.settings.loss
     tables = problem.settings.model.kind == "tables"
-    learn = learn_tables if tables else learn_networks
 
     def update(
         train: TrainState, buffer: replay.ReplayState, key: Array
@@ -184,9 +185,12 @@ def _make_update(problem: Problem) -> Update:
         sample_key, human_key = jax.random.split(key)
         batch = _sample(problem, buffer, sample_key)
         states, human, listed = _experience(problem, batch.rows["obs"], human_key)
-        given = train, states, human, listed, batch.mask[0]
+        # Left out where nothing is dropped: the keys of all else stay what they are.
+        drop_key = jax.random.fold_in(key, 2) if problem.model.dropping else None
+        given = train, states, human, listed, batch.mask[0], drop_key
         # Tables are written by the whole batch: a state that is met often moves once.
-        new, metrics = own(*given) if tables else exchange.apart(own, (None, 0, 0, 0, 0), *given)
+        axes = (None, 0, 0, 0, 0, None)
+        new, metrics = own(*given) if tables else exchange.apart(own, axes, *given)
         return _advance(problem, new), buffer, metrics | _stage(problem, train.step)
 
     def own(
@@ -195,6 +199,7 @@ def _make_update(problem: Problem) -> Update:
         human: empo_targets.Profiles,
         listed: tuple[Any, Array] | None,
         mask: Array,
+        drop_key: Array | None,
     ) -> tuple[TrainState, Metrics]:
         p = params_at(problem, train.step)
         room = problem.capacity and -(-problem.capacity // exchange.parts())
@@ -213,7 +218,9 @@ def _make_update(problem: Problem) -> Update:
             use_v_r=power.curriculum.stage(problem.curriculum, train.step) >= RAMP_STAGE,
         )
         shares |= _progress(problem, p, targets, mask)
-        return learn(problem, train, states, targets, mask, shares)
+        if tables:
+            return learn_tables(problem, train, states, targets, mask, shares)
+        return learn_networks(problem, train, states, targets, mask, shares, drop_key)
 
     return update
 
@@ -241,9 +248,11 @@ def _sample(problem: Problem, buffer: replay.ReplayState, key: Array) -> replay.
 
 
 def _advance(problem: Problem, train: TrainState) -> TrainState:
-    """The next step; where it is due with a hard copy of the parameters."""
-    step, target = train.step + 1, train.target
-    if target is not None:
+    """The next step; the copy of the parameters follows them, or is made anew where it is due."""
+    step, target, rate = train.step + 1, train.target, problem.target_rate
+    if target is not None and rate:
+        target = jax.tree.map(lambda old, new: old + rate * (new - old), target, train.params)
+    elif target is not None:
         due = step % problem.target_interval == 0
         target = jax.tree.map(functools.partial(jnp.where, due), train.params, target)
     return train.replace(target=target, step=step)

@@ -27,7 +27,8 @@ def init_state(problem: Problem, key: Array) -> TrainState:
     else:
         optimizer = _optimizer(problem)
         opt_state = {name: optimizer.init(own) for name, own in params.items()}
-    target = jax.tree.map(jnp.copy, params) if problem.target_interval > 1 else None
+    copies = problem.target_interval > 1 or problem.target_rate > 0.0
+    target = jax.tree.map(jnp.copy, params) if copies else None
     return TrainState(params, target, opt_state, jnp.int32(0))
 
 
@@ -38,6 +39,7 @@ def learn_networks(
     targets: Targets,
     mask: Array,
     shares: Metrics | None = None,
+    drop_key: Array | None = None,
 ) -> tuple[TrainState, Metrics]:
     """One optimiser step of each network that this stage trains.
 
@@ -50,10 +52,11 @@ def learn_networks(
         targets: of these states.
         mask: `[B]` bool, rows that exist.
         shares: metrics of the caller's, which come back summed with the losses.
+        drop_key: for a model with dropout.
     """
     codes = problem.model.encode(states)
     gradients, metrics = jax.grad(_loss, argnums=1, has_aux=True)(
-        problem, train.params, codes, targets, mask
+        problem, train.params, codes, targets, mask, drop_key
     )
     gradients, metrics = exchange.total((gradients, metrics | (shares or {})))
     settings, optimizer = problem.settings.optimizer, _optimizer(problem)
@@ -71,10 +74,16 @@ def learn_networks(
 
 
 def _loss(
-    problem: Problem, params: Params, codes: Array, targets: Targets, mask: Array
+    problem: Problem,
+    params: Params,
+    codes: Array,
+    targets: Targets,
+    mask: Array,
+    drop_key: Array | None = None,
 ) -> tuple[Array, Metrics]:
     """The sum of all networks' losses, and each: mean squared errors, of Q_r by `q_loss`."""
-    model, world = problem.model, problem.world
+    whole, world = problem.model, problem.world
+    model = whole.dropping(drop_key) if whole.dropping and drop_key is not None else whole
     coverage = targets.coverage * mask[:, None, None]
     known = targets.known & mask[:, None]
     all_known = jnp.all(known, axis=1, keepdims=True)
@@ -92,6 +101,8 @@ def _loss(
         error = jnp.sum(jnp.where(all_known, error, 0.0))
         losses["loss/advantage"] = coef * error / jnp.maximum(states * q.shape[1], 1.0)
     if model.x_h is not None:
+        # Targets are of the whole network.
+        v = v if model is whole else whole.v_h_e(params, latents)
         clean = jnp.clip(jax.lax.stop_gradient(v), 0.0, 1.0)
         want = power.aggregate_ability(clean, world.goal_weight[None], problem.params.zeta)
         x = power.soft_clamp(model.x_h(params, latents), power.ABILITY_FLOOR, 1.0)

@@ -10,7 +10,9 @@ Tables are arrays with one row a state. Axes: N states, H humans, G goals, R joi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -40,6 +42,7 @@ class Model(NamedTuple):
         y: (params, latents) -> `[N]`, at least 1, what U_r = -y^eta is made of; None where that is
             by eq. (8).
         v_r: (params, latents) -> `[N]`, below 0; None where V_r is by eq. (9).
+        dropping: key -> the model with dropout, for losses; None where there is none.
     """
 
     init: Callable[[Array], Params]
@@ -50,6 +53,7 @@ class Model(NamedTuple):
     x_h: Callable[[Params, Any], Array] | None
     y: Callable[[Params, Any], Array] | None = None
     v_r: Callable[[Params, Any], Array] | None = None
+    dropping: Callable[[Array], Model] | None = None
 
 
 def q_from_raw(raw: Array, head: str, eta: float, xi: float) -> Array:
@@ -108,8 +112,35 @@ class GridEncoder(nn.Module):
         return MLP([self.hidden], self.features, nn.tanh, name="dense")(flat, x[:, size:])
 
 
+class DroppingMLP(nn.Module):
+    """An `MLP` with dropout behind every hidden layer, where a "dropout" key is given to `apply`.
+
+    As in the heads of the original's networks (github.com/mensch72/empo).
+    """
+
+    hidden: Sequence[int]
+    features: int
+    dropout: float
+
+    @nn.compact
+    def __call__(self, *inputs: Array) -> Array:
+        for number, size in enumerate(self.hidden):
+            x = networks.NormedDense(size, name=f"layer_{number}")(*inputs)
+            if self.has_rng("dropout"):
+                x = networks.dropout(self.make_rng("dropout"), x, self.dropout)
+            inputs = (x,)
+        return networks.Dense(self.features, name="out")(*inputs)
+
+
 def _check_options(
-    world: World, encoder: str, q_encoder: str, x_h: str, u_r: str, v_r: str, max_goals: int
+    world: World,
+    encoder: str,
+    q_encoder: str,
+    q_head: str,
+    x_h: str,
+    u_r: str,
+    v_r: str,
+    max_goals: int,
 ) -> None:
     if encoder not in ("mlp", "conv", "identity"):
         raise ValueError(f"model.encoder={encoder!r}: choose mlp, conv or identity")
@@ -121,10 +152,17 @@ def _check_options(
     for name, value in (("u_r", u_r), ("v_r", v_r)):
         if value not in ("formula", "network"):
             raise ValueError(f"model.{name}={value!r}: choose formula or network")
-    if q_encoder not in ("shared", "own"):
-        raise ValueError(f"model.q_encoder={q_encoder!r}: choose shared or own")
-    if q_encoder == "own" and encoder == "identity":
-        raise ValueError("model.q_encoder='own' with model.encoder='identity': there is no encoder")
+    if q_encoder not in ("shared", "joint", "own", "split"):
+        raise ValueError(f"model.q_encoder={q_encoder!r}: choose shared, joint, own or split")
+    if q_encoder != "shared" and encoder == "identity":
+        raise ValueError(
+            f"model.q_encoder={q_encoder!r} with model.encoder='identity': there is no encoder"
+        )
+    if q_encoder == "split" and q_head != "dueling":
+        raise ValueError(
+            f"model.q_encoder='split' with model.q_head={q_head!r}: only dueling has two parts, "
+            "choose own"
+        )
     if x_h not in ("sum", "network"):
         raise ValueError(f"model.x_h={x_h!r}: choose sum or network")
     if world.num_goals > max_goals:
@@ -137,6 +175,147 @@ def _describe_goals(world: World) -> Array:
     identity = jnp.eye(humans).reshape(humans, 1, humans)
     whose = jnp.broadcast_to(identity, (humans, goals, humans))
     return jnp.concatenate([whose, world.goal_features], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Networks:
+    """The modules of `network_model`, and what each computes.
+
+    A network's latents are (features, V_h^e's encoding of them); with the encoder "identity" both
+    are the features.
+    """
+
+    world: World
+    described: Array
+    hidden: int
+    encoder: str
+    q_encoder: str
+    q_head: str
+    eta: float
+    xi: float
+    body: Any
+    state: nn.Module
+    goal: nn.Module
+    advantage: nn.Module  # of Q_r where that is not dueling
+    # A network of its own, so that the jitter of the level does not reach the advantage.
+    level: nn.Module
+    ability: nn.Module
+    scalar: nn.Module
+    others: tuple[str, ...]  # of "x_h", "u_r", "v_r" those that are networks
+    dropout: float = 0.0
+    drop_key: Array | None = None
+
+    def model(self) -> Model:
+        def dropping(key: Array) -> Model:
+            return dataclasses.replace(self, drop_key=key).model()
+
+        return Model(
+            self.init,
+            jax.vmap(self.world.features),
+            self.trunk,
+            self.q_r,
+            self.v_h_e,
+            self.x_h if "x_h" in self.others else None,
+            self.y if "u_r" in self.others else None,
+            self.v_r if "v_r" in self.others else None,
+            dropping if self.dropout > 0.0 else None,
+        )
+
+    def _head(self, number: int, head: nn.Module, params: Params, *inputs: Array) -> Array:
+        """A head's output; `number` is that of its key, where numbers are dropped."""
+        rngs = None
+        if self.drop_key is not None:
+            rngs = {"dropout": jax.random.fold_in(self.drop_key, number)}
+        return head.apply({"params": params}, *inputs, rngs=rngs)
+
+    def init(self, key: Array) -> Params:
+        keys = jax.random.split(key, 5)
+        features = jnp.zeros((1, *self.world.features(self.world.example_state).shape))
+        latent = features if self.encoder == "identity" else jnp.zeros((1, self.hidden))
+        inputs = (features,) if self.encoder == "identity" else (features, latent)
+        params = {
+            "v_h_e": {
+                "state": self.state.init(keys[0], latent)["params"],
+                "goal": self.goal.init(keys[1], self.described)["params"],
+            },
+            "q_r": self._init_q(keys[2], features, latent, inputs),
+        }
+        if self.encoder != "identity":
+            params["v_h_e"]["encoder"] = self.body.init(keys[3], features)["params"]
+        for number, name in enumerate(name for name in self.others if name != "x_h"):
+            own_key = jax.random.fold_in(keys[4], 1 + number)
+            params[name] = self.scalar.init(own_key, *inputs)["params"]
+        if "x_h" in self.others:
+            params["x_h"] = self.ability.init(keys[4], *inputs)["params"]
+        return params
+
+    def _init_q(
+        self, key: Array, features: Array, latent: Array, inputs: tuple[Array, ...]
+    ) -> Params:
+        read = inputs if self.q_encoder == "shared" else (latent,)
+        params = self.advantage.init(key, *read)["params"]
+        if self.q_head == "dueling":
+            level = self.level.init(jax.random.fold_in(key, 1), *read)["params"]
+            params = {"advantage": params, "level": level}
+        if self.q_encoder in ("shared", "joint"):
+            return params
+        encoded = self.body.init(jax.random.fold_in(key, 2), features)["params"]
+        params = {"heads": params, "encoder": encoded}
+        if self.q_encoder == "split":
+            encoded = self.body.init(jax.random.fold_in(key, 3), features)["params"]
+            params["level_encoder"] = encoded
+        return params
+
+    def trunk(self, params: Params, features: Array) -> tuple[Array, Array]:
+        if self.encoder == "identity":
+            return features, features
+        return features, self.body.apply({"params": params["v_h_e"]["encoder"]}, features)
+
+    def _read(self, latents: tuple[Array, Array]) -> tuple[Array, ...]:
+        """What heads other than V_h^e's see."""
+        features, latent = latents
+        if self.encoder == "identity":
+            return (features,)
+        return features, jax.lax.stop_gradient(latent)
+
+    def v_h_e(self, params: Params, latents: tuple[Array, Array]) -> Array:
+        own = params["v_h_e"]
+        state = self._head(0, self.state, own["state"], latents[1])
+        goal = self.goal.apply({"params": own["goal"]}, self.described)
+        return jnp.einsum("nf,hgf->nhg", state, goal)
+
+    def q_r(self, params: Params, latents: tuple[Array, Array]) -> Array:
+        own, read = params["q_r"], self._read(latents)
+        of_level = read
+        if self.q_encoder == "joint":
+            read = of_level = latents[1:]
+        elif self.q_encoder != "shared":
+            read = of_level = (self.body.apply({"params": own["encoder"]}, latents[0]),)
+            if self.q_encoder == "split":
+                of_level = (self.body.apply({"params": own["level_encoder"]}, latents[0]),)
+            own = own["heads"]
+        if self.q_head == "dueling":
+            level = self._head(1, self.level, own["level"], *of_level)
+            advantage = self._head(2, self.advantage, own["advantage"], *read)
+            raw = jnp.concatenate([level, advantage], axis=-1)
+        else:
+            raw = self._head(2, self.advantage, own, *read)
+        return q_from_raw(raw, self.q_head, self.eta, self.xi)
+
+    def x_h(self, params: Params, latents: tuple[Array, Array]) -> Array:
+        return self._head(3, self.ability, params["x_h"], *self._read(latents))
+
+    def _scalar(self, name: str, params: Params, latents: tuple[Array, Array]) -> Array:
+        number = 4 + self.others.index(name)
+        return self._head(number, self.scalar, params[name], *self._read(latents))
+
+    def y(self, params: Params, latents: tuple[Array, Array]) -> Array:
+        raw = self._scalar("u_r", params, latents)[:, 0]
+        return 1.0 + jnp.exp(jnp.minimum(raw, 30.0))
+
+    def v_r(self, params: Params, latents: tuple[Array, Array]) -> Array:
+        head = "exp" if self.q_head == "dueling" else self.q_head
+        return q_from_raw(self._scalar("v_r", params, latents), head, self.eta, self.xi)[:, 0]
 
 
 def network_model(
@@ -152,112 +331,50 @@ def network_model(
     u_r: str = "formula",
     v_r: str = "formula",
     conv: tuple[int, int] | None = None,
+    dropout: float = 0.0,
     max_goals: int = 4096,
 ) -> Model:
     """Networks of width `hidden`.
 
     encoder: "mlp" | "conv" of width and depth `conv`, see `GridEncoder` | "identity" (the heads see
         features only).
-    q_encoder: "shared" | "own", another one of that kind that is trained through Q_r.
+    q_encoder: "shared" | "joint", V_h^e's, trained through Q_r, too | "own", another one of that
+        kind that is trained through Q_r | "split", two of them, of the level and of the advantage
+        of a dueling head.
     u_r, v_r: "formula" | "network" of their own; V_r's has the head of Q_r's.
+    dropout: behind the hidden layers of heads that read a state, in losses (`Model.dropping`).
 
     Raises ValueError for an unknown option, or more goals than are reasonable to evaluate at once.
     """
-    _check_options(world, encoder, q_encoder, x_h, u_r, v_r, max_goals)
+    _check_options(world, encoder, q_encoder, q_head, x_h, u_r, v_r, max_goals)
     q_from_raw(jnp.zeros(2), q_head, eta, xi)
-    num_robot_actions = world.num_actions**world.num_robots
-    humans, described = world.num_humans, _describe_goals(world)
     body: Any = MLP([hidden], hidden, nn.tanh)
     if encoder == "conv":
         assert world.channels is not None and conv is not None
         body = GridEncoder(world.channels, *conv, hidden, hidden)
-    own_q = q_encoder == "own"
-    state_head, goal_head = MLP([hidden], hidden), MLP([hidden], hidden)
-    q_head_net, x_head = MLP([hidden, hidden], num_robot_actions), MLP([hidden], humans)
-    scalar_head = MLP([hidden], 1)
-    scalars = [name for name, kind in (("u_r", u_r), ("v_r", v_r)) if kind == "network"]
-    # A network of its own, so that the jitter of the level does not reach the advantage.
-    level_net = MLP([hidden, hidden], 1)
-
-    def init(key: Array) -> Params:
-        keys = jax.random.split(key, 5)
-        features = jnp.zeros((1, *world.features(world.example_state).shape))
-        latent = features if encoder == "identity" else jnp.zeros((1, hidden))
-        inputs = (features,) if encoder == "identity" else (features, latent)
-        of_q = (latent,) if own_q else inputs
-        params = {
-            "v_h_e": {
-                "state": state_head.init(keys[0], latent)["params"],
-                "goal": goal_head.init(keys[1], described)["params"],
-            },
-            "q_r": q_head_net.init(keys[2], *of_q)["params"],
-        }
-        if q_head == "dueling":
-            level = level_net.init(jax.random.fold_in(keys[2], 1), *of_q)["params"]
-            params["q_r"] = {"advantage": params["q_r"], "level": level}
-        if own_q:
-            encoded = body.init(jax.random.fold_in(keys[2], 2), features)["params"]
-            params["q_r"] = {"heads": params["q_r"], "encoder": encoded}
-        if encoder != "identity":
-            params["v_h_e"]["encoder"] = body.init(keys[3], features)["params"]
-        if x_h == "network":
-            params["x_h"] = x_head.init(keys[4], *inputs)["params"]
-        for number, name in enumerate(scalars):
-            own_key = jax.random.fold_in(keys[4], 1 + number)
-            params[name] = scalar_head.init(own_key, *inputs)["params"]
-        return params
-
-    def trunk(params: Params, features: Array) -> tuple[Array, Array]:
-        if encoder == "identity":
-            return features, features
-        return features, body.apply({"params": params["v_h_e"]["encoder"]}, features)
-
-    def inputs_of(latents: tuple[Array, Array]) -> tuple[Array, ...]:
-        features, latent = latents
-        return (features,) if encoder == "identity" else (features, jax.lax.stop_gradient(latent))
-
-    def value(params: Params, latents: tuple[Array, Array]) -> Array:
-        own = params["v_h_e"]
-        state = state_head.apply({"params": own["state"]}, latents[1])
-        goal = goal_head.apply({"params": own["goal"]}, described)
-        return jnp.einsum("nf,hgf->nhg", state, goal)
-
-    def q_r(params: Params, latents: tuple[Array, Array]) -> Array:
-        read, own = inputs_of(latents), params["q_r"]
-        if own_q:
-            read = (body.apply({"params": own["encoder"]}, latents[0]),)
-            own = own["heads"]
-        if q_head == "dueling":
-            level = level_net.apply({"params": own["level"]}, *read)
-            advantage = q_head_net.apply({"params": own["advantage"]}, *read)
-            raw = jnp.concatenate([level, advantage], axis=-1)
-        else:
-            raw = q_head_net.apply({"params": own}, *read)
-        return q_from_raw(raw, q_head, eta, xi)
-
-    def ability(params: Params, latents: tuple[Array, Array]) -> Array:
-        return x_head.apply({"params": params["x_h"]}, *inputs_of(latents))
-
-    def scalar(name: str, params: Params, latents: tuple[Array, Array]) -> Array:
-        return scalar_head.apply({"params": params[name]}, *inputs_of(latents))
-
-    def aggregate(params: Params, latents: tuple[Array, Array]) -> Array:
-        return 1.0 + jnp.exp(jnp.minimum(scalar("u_r", params, latents)[:, 0], 30.0))
-
-    def robot_value(params: Params, latents: tuple[Array, Array]) -> Array:
-        head = "exp" if q_head == "dueling" else q_head
-        return q_from_raw(scalar("v_r", params, latents), head, eta, xi)[:, 0]
-
-    return Model(
-        init,
-        jax.vmap(world.features),
-        trunk,
-        q_r,
-        value,
-        ability if x_h == "network" else None,
-        aggregate if u_r == "network" else None,
-        robot_value if v_r == "network" else None,
+    kinds = (("x_h", x_h), ("u_r", u_r), ("v_r", v_r))
+    others = tuple(name for name, kind in kinds if kind == "network")
+    head: Any = functools.partial(DroppingMLP, dropout=dropout) if dropout else MLP
+    own = _Networks(
+        world=world,
+        described=_describe_goals(world),
+        hidden=hidden,
+        encoder=encoder,
+        q_encoder=q_encoder,
+        q_head=q_head,
+        eta=eta,
+        xi=xi,
+        body=body,
+        state=head([hidden], hidden),
+        goal=MLP([hidden], hidden),
+        advantage=head([hidden, hidden], world.num_actions**world.num_robots),
+        level=head([hidden, hidden], 1),
+        ability=head([hidden], world.num_humans),
+        scalar=head([hidden], 1),
+        others=others,
+        dropout=dropout,
     )
+    return own.model()
 
 
 def table_model(world: World) -> Model:

@@ -131,8 +131,9 @@ class Model:
     )
     q_encoder: str = setting(
         "shared",
-        "of Q_r: V_h^e's without a gradient into it, or its own",
-        choices=("shared", "own"),
+        "of Q_r: V_h^e's without a gradient into it; joint: with one; its own; or split, one each "
+        "of the two parts of q_head=dueling",
+        choices=("shared", "joint", "own", "split"),
         needs=_NETWORKS,
     )
     conv_width: int = setting(32, "channels of conv", at_least=1, needs={"model.encoder": "conv"})
@@ -162,6 +163,12 @@ class Model:
         "formula",
         "V_r by eq. (9), or a network of its own, once that has had its stage",
         choices=("formula", "network"),
+        needs=_NETWORKS,
+    )
+    dropout: float = setting(
+        0.0,
+        "share of the numbers behind hidden layers of heads that losses leave out",
+        at_most=0.99,
         needs=_NETWORKS,
     )
     table_rate_power: float = setting(
@@ -210,6 +217,21 @@ class Loss:
     target_interval: int = setting(
         0, "updates between hard copies of the parameters; 0: 1 for tables, 20 for networks"
     )
+    target_rate: float = setting(
+        0.0,
+        "share of the way to the parameters that targets' copy of them, by which the robot acts, "
+        "goes with every update; 0: hard copies",
+        at_most=1,
+        needs=_NETWORKS,
+    )
+
+    def check(self) -> Iterator[str]:
+        """Copies are made in one way."""
+        if self.target_rate and self.target_interval:
+            yield (
+                f"target_interval={self.target_interval} has no effect with target_rate="
+                f"{self.target_rate}: set one of them"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

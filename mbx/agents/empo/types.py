@@ -49,6 +49,7 @@ class Problem:
         model: networks or tables.
         capacity: successors of a batch for which there is room; None: every slot.
         target_interval: updates between hard copies of the parameters.
+        target_rate: share of the way that the copy goes with every update instead; 0: none.
         stored: observations hold the successors (environment `empo:NAME@stored`).
         held_out: the world begun on maps that nobody trains on, where there are such.
     """
@@ -62,6 +63,7 @@ class Problem:
     target_interval: int
     stored: bool
     held_out: World | None = None
+    target_rate: float = 0.0
 
     @property
     def num_robot_actions(self) -> int:
