@@ -17,16 +17,17 @@ if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
             # One piece of code a program: with two workers no core is free to compile others.
             "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
         )
+# Quickly compiled programs too: the other worker reads them, a test that makes the same anew, and
+# the processes that tests start.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"mbx-tests-{os.getuid()}")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update(
-    "jax_compilation_cache_dir", os.path.join(tempfile.gettempdir(), f"mbx-tests-{os.getuid()}")
-)
-# Quickly compiled ones too: the other worker reads them, and a test that makes the same anew.
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 # Tracing makes many objects that live on: looking through them all the time finds little.
 gc.set_threshold(100_000, 20, 20)
 

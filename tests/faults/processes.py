@@ -8,8 +8,6 @@ import subprocess
 import sys
 import time
 
-import jax
-
 from mbx.training.metrics import read_rows
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -32,7 +30,6 @@ if os.geteuid() == 0:
 def start(workdir, *, steps: int, stdout=subprocess.PIPE, before: str = "", **options):
     """A run that goes on where `workdir` exists. before: Python that the process runs first."""
     environment = dict(os.environ, JAX_PLATFORMS="cpu", PYTHONPATH=str(ROOT), PYTHONUNBUFFERED="1")
-    environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
     arguments = [str(workdir), f"--steps={steps}", *["--resume"] * os.path.isdir(workdir)]
     code = f"import sys; sys.argv[1:] = {arguments!r}\n{HEAR}\n{before}\n"
     return subprocess.Popen(

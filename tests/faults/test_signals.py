@@ -137,7 +137,10 @@ def test_a_terminal_that_is_closed_and_hangs_up_saves_and_ends(tmp_path, whole):
     continues(workdir, whole)
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(  # each signal is sent by one test that is not slow
+    "name",
+    ["SIGHUP", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SIGINT", "SIGTERM"))],
+)
 def test_a_signal_while_the_first_program_compiles_ends_at_once(name, tmp_path):
     """Nothing is lost then. A program that sleeps stands for one that compiles."""
     process = start(tmp_path / "run", steps=80, before=STUCK.format(intervals=0))

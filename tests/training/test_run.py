@@ -105,8 +105,10 @@ def test_every_program_is_traced_and_compiled_once(whole):
 
 
 def test_resumed_run_equals_the_whole_one_bit_for_bit(whole, tmp_path):
-    workdir = str(tmp_path / "half")
-    run.train(tiny_config(train=dict(steps=40)), workdir)
+    """From a checkpoint before the last: rows of what was lost are written again."""
+    workdir = str(tmp_path / "stopped")
+    shutil.copytree(whole[1], workdir)
+    shutil.rmtree(os.path.join(workdir, "checkpoints", "80"))
     with counting() as counter:
         run.train(tiny_config(resume=True), workdir)
     assert programs_of(counter) == once(*FUSED)
@@ -129,11 +131,12 @@ def test_load_gives_the_best_and_the_latest(whole):
     _, latest, _ = run.load(workdir, which="latest")
     assert config.env.name == "toy:point"
     assert int(latest.step) >= int(best.step) > 0
-    obs = jnp.zeros((1, 2))
-    action, _ = jax.jit(agent.act, static_argnums=5)(
-        best, agent.init_actor(1), obs, jnp.ones(1, bool), jax.random.key(0), True
+    # Only traced; what a loaded agent does stands in tests/training/test_policy.py.
+    first, key = jnp.ones(1, bool), jax.random.key(0)
+    action, _ = jax.eval_shape(
+        lambda: agent.act(best, agent.init_actor(1), jnp.zeros((1, 2)), first, key, True)
     )
-    assert action.shape == (1, 2) and np.abs(action).max() <= 1
+    assert action.shape == (1, 2)
 
 
 def test_a_torn_checkpoint_is_skipped_with_a_warning(whole, tmp_path):
@@ -181,7 +184,6 @@ def command(workdir, *extra):
         "sys.argv[1]))"
     )
     environment = dict(os.environ, JAX_PLATFORMS="cpu", PYTHONPATH=str(ROOT))
-    environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
     return subprocess.Popen(
         [sys.executable, "-c", code, str(workdir), *extra],
         env=environment,

@@ -22,6 +22,8 @@ from tests.faults.small import small_config
 from tests.helpers import register_toy, tiny_config
 
 MULTI = "multi:toy:point+toy:line"
+# Without planner targets, half as much to compile; plans of several tasks: tests/test_tasks.py.
+LEARNING = dict(model=dict(critic="q"), loss=dict(value_target="td", policy_loss="svg"))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def trained(tmp_path_factory):
         env=dict(name=MULTI, num_envs=2),
         replay=dict(save=True),
         train=dict(steps=40),
-        loss=dict(policy_loss="svg:1+kl:1"),
+        **LEARNING,
     )
     run.train(config, workdir)
     return workdir, config
@@ -105,7 +107,7 @@ def test_fine_tuning_starts_from_the_parameters_and_keeps_known_embeddings(train
     config = tiny_config(
         env=dict(name="multi:toy:line", num_envs=2),
         train=dict(init_from=source, steps=20),
-        loss=dict(policy_loss="svg:1+kl:1"),
+        **LEARNING,
         eval=dict(interval=0),
     )
     resolved = transfer.resolve(build.read(config))
@@ -128,7 +130,10 @@ def test_fine_tuning_starts_from_the_parameters_and_keeps_known_embeddings(train
 
 def test_fine_tuning_refuses_another_model(trained, tmp_path):
     config = tiny_config(
-        env=dict(name=MULTI), train=dict(init_from=trained[0]), model=dict(num_bins=11)
+        env=dict(name=MULTI),
+        train=dict(init_from=trained[0]),
+        model=dict(critic="q", num_bins=11),
+        loss=LEARNING["loss"],
     )
     with pytest.raises(ValueError, match="component .* has other shapes"):
         run.train(config, str(tmp_path / "run"))
@@ -139,7 +144,8 @@ def test_a_dataset_keeps_every_row(trained):
     path = os.path.join(workdir, "dataset.npz")
     spec = envs.make(MULTI, 2).spec
     agent = build.build_agent(config, spec)
-    loaded = datasets.load(path, agent, task=MULTI)
+    planning = build.build_agent(tiny_config(env=config["env"]), spec)  # one that stores targets
+    loaded = datasets.load(path, planning, task=MULTI)
     full = jax.eval_shape(
         lambda: fresh_state(agent, envs.make(MULTI, 2), config, jax.random.key(0))
     )
