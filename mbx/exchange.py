@@ -28,6 +28,9 @@ T = TypeVar("T")
 # Parts of the key of JAX's caches: a program is traced again where they differ.
 _allowed = jax.make_user_context(False)
 _axes = jax.make_user_context(())
+_gathering = jax.make_user_context(1)
+
+_LARGE = 2**18  # numbers
 
 
 def taking_apart(allowed: bool = True) -> AbstractContextManager[None]:
@@ -41,6 +44,59 @@ def taking_apart(allowed: bool = True) -> AbstractContextManager[None]:
         1
     """
     return _allowed(allowed)
+
+
+def gathering(parts: int) -> AbstractContextManager[None]:
+    """A context in which large parameters are divided among `parts` devices (1: none are).
+
+    Layers then gather what they use (`whole`), and of a gradient's `total` a device keeps its part.
+
+    Examples:
+        >>> with exchange.gathering(8):  # eight devices: the longest axis of large parameters
+        ...     exchange.divided_axis((512, 1024), 8)
+        1
+    """
+    return _gathering(parts)
+
+
+def divided_axis(shape: tuple[int, ...], parts: int) -> int | None:
+    """The axis along which parameters of a shape are divided: the longest that can be.
+
+    None for small ones, which are not worth the gathering, and for those with no such axis.
+
+    Examples:
+        >>> exchange.divided_axis((5, 512, 1024), 8), exchange.divided_axis((512,), 8)
+        (2, None)
+    """
+    fits = [i for i, n in enumerate(shape) if n % parts == 0]
+    if math.prod(shape) < _LARGE or not fits:
+        return None
+    return max(fits, key=lambda i: shape[i])
+
+
+def whole(tree: T) -> T:
+    """Parameters of which every device may hold a part, whole: as a layer needs them.
+
+    Examples:
+        >>> exchange.whole(jnp.ones((2, 2))).shape
+        (2, 2)
+    """
+    if _gathering.value == 1:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, jax.P())
+
+
+def _own_part(tree: T) -> T:
+    """What a device keeps of gradients where parameters are divided."""
+    axis = jax.sharding.get_abstract_mesh().axis_names
+
+    def part(x: Array) -> Array:
+        along = divided_axis(x.shape, _gathering.value)
+        if along is None:
+            return x
+        return jax.lax.with_sharding_constraint(x, jax.P(*[None] * along, axis))
+
+    return jax.tree.map(part, tree)
 
 
 def apart(function: Callable[..., T], axes: Any, *args: Any, out: Any = None) -> T:
@@ -108,6 +164,8 @@ def total(tree: T) -> T:
         >>> exchange.total({"loss": 2.0})
         {'loss': 2.0}
     """
+    if _gathering.value > 1:
+        return _own_part(tree)
     if not _axes.value:
         return tree
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))

@@ -83,7 +83,7 @@ def matmul(x: Array, kernel: Array) -> Array:
         >>> networks.matmul(jnp.ones((1, 2)), jnp.array([[1.0], [2.0]])).tolist()
         [[3.0]]
     """
-    return x @ kernel
+    return x @ exchange.whole(kernel)
 
 
 def _matmul_backward(residuals: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
@@ -94,10 +94,11 @@ def _matmul_backward(residuals: tuple[Array, Array], grad: Array) -> tuple[Array
         x, grad_rows = (y.reshape(-1, y.shape[-1]) for y in (x, grad))
     rows = tuple(range(x.ndim - 1))
     d_kernel = jax.lax.dot_general(x, grad_rows, ((rows, rows), ((), ())))
-    return grad @ kernel.T, d_kernel
+    return grad @ exchange.whole(kernel).T, d_kernel
 
 
-matmul.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _matmul_backward)
+# Kept for the way back as it is held, so that no gathered kernel lives from one way to the other.
+matmul.defvjp(lambda x, kernel: (x @ exchange.whole(kernel), (x, kernel)), _matmul_backward)
 
 
 _IMAGES = ("NHWC", "HWIO", "NHWC")
@@ -185,7 +186,7 @@ class Dense(nn.Module):
         if len({x.shape[:-1] for x in inputs}) == 1:
             out = matmul(jnp.concatenate(inputs, axis=-1), kernel)
         else:  # inputs that broadcast: multiply each before it is repeated
-            rows = jnp.split(kernel, np.cumsum(sizes)[:-1])
+            rows = jnp.split(exchange.whole(kernel), np.cumsum(sizes)[:-1])
             parts = [matmul(x, row) for x, row in zip(inputs, rows, strict=True)]
             out = functools.reduce(jnp.add, parts)
         return out + _expand(bias.astype(self.dtype), out.ndim)
@@ -325,7 +326,7 @@ class MLP(nn.Module):
 
 def _conv_layer(x: Array, kernel: Array, strides: Any, padding: str, **_: Any) -> Array:
     """`conv` as `nn.Conv` calls it; the rest are that layer's defaults."""
-    return conv(x, kernel, strides[0], padding)
+    return conv(x, exchange.whole(kernel), strides[0], padding)
 
 
 class ConvEncoder(nn.Module):

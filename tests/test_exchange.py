@@ -167,3 +167,41 @@ def test_the_best_are_those_of_top_k_where_rows_are_divided():
         np.testing.assert_array_equal(found, wanted)
     for found, wanted in zip(exchange.top_k(x, 3), jax.lax.top_k(x, 3), strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+# -------------------------------------------------------------------------------------------------
+# Parameters of which every device holds a part
+
+
+def constraints(function, *args):
+    """Of a program for four devices: where constraints take their array from, and what they say."""
+    mesh = jax.sharding.AbstractMesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.sharding.use_abstract_mesh(mesh), exchange.gathering(4):
+        jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+    found = [x for x in jaxpr.eqns if x.primitive.name == "sharding_constraint"]
+    places = [jaxpr.invars.index(x.invars[0]) if x.invars[0] in jaxpr.invars else -1 for x in found]
+    return [(i, x.params["sharding"].spec) for i, x in zip(places, found, strict=True)]
+
+
+def test_a_layer_gathers_its_kernel_on_both_ways_and_keeps_its_part_of_the_gradient():
+    kernel, x = jnp.ones((256, 1024)), jnp.ones((8, 256))
+
+    def gradient(kernel, x):
+        found = jax.grad(lambda k: jnp.sum(jnp.square(networks.matmul(x, k))))(kernel)
+        return exchange.total((found, found[0]))
+
+    # On both ways the argument itself is gathered: no whole kernel is kept from one to the other.
+    gathered, part = (0, jax.P()), (-1, jax.P(None, ("data",)))
+    assert constraints(gradient, kernel, x) == [gathered, gathered, part]
+    assert constraints(gradient, kernel[:255], x[:, :255]) == [gathered, gathered]  # small: copies
+    assert not constraints(lambda kernel: kernel @ kernel.T, kernel)
+
+
+def test_inputs_that_broadcast_read_rows_of_a_kernel_gathered_once():
+    layer, inputs = networks.Dense(1024), (jnp.ones((2, 1, 100)), jnp.ones((2, 3, 156)))
+    params = layer.init(jax.random.key(0), *inputs)["params"]
+    found = constraints(
+        lambda kernel: layer.apply({"params": {**params, "kernel": kernel}}, *inputs),
+        params["kernel"],
+    )
+    assert found[0] == (0, jax.P()) and {spec for _, spec in found} == {jax.P()}

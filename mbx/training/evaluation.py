@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import threefry
+from mbx import exchange, threefry
 from mbx.agents.base import Episodes
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, random_actions
 from mbx.training.sharding import ONE_DEVICE, Partition
@@ -130,6 +130,7 @@ def make_episodes(
     seen = seen_steps(longest)
 
     def evaluation(train: Any, key: Array) -> tuple:
+        train = exchange.whole(train)
         reset_key, step_key = jax.random.split(key)
         env_state, obs = partition.divided(environment.reset(reset_key))
 

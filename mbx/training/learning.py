@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mbx import replay
+from mbx import exchange, replay
 from mbx.agents.base import Agent
 from mbx.envs.base import strongly_typed
 from mbx.training.sharding import ONE_DEVICE, Partition
@@ -79,9 +79,11 @@ def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> 
     def reanalyze(
         state: LoopState, key: Array, before: Array, starting: Array
     ) -> tuple[LoopState, Metrics]:
+        train = exchange.whole(state.train)
+
         def one_pass(i: Array, buffer: Any) -> tuple[Any, Metrics]:
             chunk = jnp.where(starting, i, -1)
-            return agent.store.reanalyze(state.train, buffer, jax.random.fold_in(key, i), chunk)
+            return agent.store.reanalyze(train, buffer, jax.random.fold_in(key, i), chunk)
 
         def body(i: Array, carry: tuple[Any, Metrics]) -> tuple[Any, Metrics]:
             buffer, metrics = one_pass(i, carry[0])

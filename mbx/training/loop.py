@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import replay
+from mbx import exchange, replay
 from mbx.agents.base import Agent, Mean
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Timestep, random_actions
 from mbx.training.learning import make_learn_if_due, repeated
@@ -31,25 +31,25 @@ def make_select_action(agent: Agent, schedule: Schedule, num_envs: int, spec: En
 
     def select_action(state: LoopState, key: Array) -> tuple[Array, Any, Any]:
         act_key, target_key = jax.random.split(key)
+        # Where parameters are divided: once, not in every step that a planner looks ahead.
+        train = exchange.whole(state.train)
 
         def explore(_: None) -> tuple[Array, Any]:
             if agent.after_action is None:
                 return random_actions(spec, act_key, num_envs), state.actor
             random_key, latent_key = jax.random.split(act_key)
             action = random_actions(spec, random_key, num_envs)
-            _, actor = agent.act(
-                state.train, state.actor, state.obs, state.is_first, latent_key, False
-            )
+            _, actor = agent.act(train, state.actor, state.obs, state.is_first, latent_key, False)
             return action, agent.after_action(actor, action)
 
         def plan(_: None) -> tuple[Array, Any]:
-            return agent.act(state.train, state.actor, state.obs, state.is_first, act_key, False)
+            return agent.act(train, state.actor, state.obs, state.is_first, act_key, False)
 
         seeding = state.steps < schedule.seed_steps
         action, actor = jax.lax.cond(seeding, explore, plan, None)
         if agent.store is None:
             return action, actor, None
-        return action, actor, agent.store.targets(state.train, actor, state.obs, target_key)
+        return action, actor, agent.store.targets(train, actor, state.obs, target_key)
 
     return select_action
 

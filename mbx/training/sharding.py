@@ -12,9 +12,9 @@ This file is the only one that knows of devices and processes (besides `mbx.trai
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -33,8 +33,6 @@ Array = jax.Array
 _AXIS = "data"
 # What leads with the environments.
 _DIVIDED = ("actor", "env", "obs", "reward", "is_first", "replay")
-# Smaller parameters are not worth the gathering.
-_FSDP_SIZE = 2**18
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +79,10 @@ class Partition:
         """Shardings of a train state: copies, or along the longest axis that can be divided."""
 
         def one(x: Any) -> Any:
-            fits = [i for i, n in enumerate(x.shape) if n % self.size == 0]
-            if not self.fsdp or math.prod(x.shape) < _FSDP_SIZE or not fits:
+            axis = exchange.divided_axis(x.shape, self.size) if self.fsdp else None
+            if axis is None:
                 return self._named()
-            longest = max(fits, key=lambda i: x.shape[i])
-            return self._named(*[_AXIS if i == longest else None for i in range(x.ndim)])
+            return self._named(*[_AXIS if i == axis else None for i in range(x.ndim)])
 
         return jax.tree.map(one, tree)
 
@@ -157,11 +154,14 @@ class Partition:
                 return jax.lax.with_sharding_constraint(x, self._named())
 
             mesh = jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
-            with mesh, exchange.taking_apart(not self.fsdp):
+            with mesh, exchange.taking_apart(not self.fsdp), self._gathering():
                 result = function(*args)
             return jax.tree.map(place, result, is_leaf=lambda x: isinstance(x, LoopState))
 
         return jax.jit(constrained, **donated)
+
+    def _gathering(self) -> contextlib.AbstractContextManager[None]:
+        return exchange.gathering(self.size if self.fsdp else 1)
 
     def divided(self, tree: Any) -> Any:
         """Inside a program: a tree whose leaves lead with the environments, divided."""

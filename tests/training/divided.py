@@ -17,6 +17,7 @@ import time
 import jax
 import jax.numpy as jnp
 
+from mbx import exchange
 from mbx.training import build, job, run, sharding
 
 NUM_ENVS = 8
@@ -82,6 +83,8 @@ def update_once(config: dict) -> dict[str, float]:
     program = partition.compile(update).lower(state).compile()  # once: processes end together
     told = {name: float(x) for name, x in jax.device_get(program(state)).items()}
     if partition.mesh is not None:
+        leaves = jax.tree.leaves(state.train)
+        told["divided"] = sum(not x.sharding.is_fully_replicated for x in leaves)
         told["collective_bytes"] = largest_collective(program.as_text())
     told["rows"] = float(jnp.sum(state.replay.size))
     told["return"] = float(work.evaluate(state.train, [jax.random.key(5)])[0].returns.mean())
@@ -148,6 +151,8 @@ def main() -> None:
             fsdp=told.get("fsdp", False),
             heartbeat_timeout=20,
         )
+    if told.get("fsdp"):
+        exchange._LARGE = 2**10  # so that this small model is divided as a large one
     sharding.initialize(build.read(config).distributed)
     jax.devices()  # here processes wait for one another; then one of them may fall behind
     time.sleep(told.get("late", 0))

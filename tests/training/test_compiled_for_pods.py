@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -53,9 +54,9 @@ SMALL = {
 EXCHANGES = {"tdmpc": (2, 1, 400_000), "dreamer": (3, 2, 400_000), "empo": (2, 1, 4000)}
 
 
-def compiled(topology, agent, folder):
+def compiled(topology, agent, folder, **more):
     """What `experiments.compile_for` tells of a train interval."""
-    settings = {**SMALL[agent], "env.num_envs": 16, "replay.capacity": 4000}
+    settings = {**SMALL[agent], "env.num_envs": 16, "replay.capacity": 4000, **more}
     settings |= {"train.seed_steps": 1000, "train.log_interval": 160}
     told = folder / "told.json"
     command = [
@@ -89,6 +90,23 @@ def test_devices_speak_once_a_gradient_and_rows_stay_where_they_are(topology, ag
     memory = found["memory"]
     assert memory["aliased"] > 0.99 * memory["arguments"]
     assert memory["temporaries"] < 100e6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["cpu:8", TPU])
+def test_divided_kernels_are_gathered_by_the_layers_that_use_them(topology, tmp_path):
+    """Model and batch are divided along the same devices: no activation travels for that."""
+    divided = {"distributed.fsdp": True, "model.size": "5"}
+    found = compiled(topology, "tdmpc", tmp_path, **divided)
+    large = [x for x in found["collectives"] if x["bytes"] >= 100_000]
+    gathers = [x for x in large if x["kind"] == "all-gather"]
+    assert {x["kind"] for x in large} <= {"all-gather", "all-reduce", "reduce-scatter"}
+    for x in gathers:  # [512, 512], [518, 512] or several heads of one
+        sides = [int(n) for n in re.findall(r"\d+", x["shape"].split("[")[1].split("]")[0])]
+        assert sorted(sides)[-2] >= 512, x
+    acting = [x for x in gathers if not any("learning.py" in loop for loop in x["loops"])]
+    assert acting and all(x["times"] <= found["steps"] for x in acting)  # before a planner's loops
+    assert found["replay_not_aliased"] == []
 
 
 @pytest.mark.slow

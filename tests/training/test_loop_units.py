@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import replay
+from mbx import exchange, replay
 from mbx.agents.base import Agent, Mean, Store
 from mbx.envs.base import HostEnvironment, JaxEnvironment, Timestep, random_actions
 from mbx.training import learning, loop, sharding, state
@@ -397,6 +397,17 @@ def test_an_agent_without_targets_or_memory_of_actions_acts_at_random_then_itsel
     action, actor, made = select(start.replace(steps=jnp.int32(SEED_STEPS)), key)
     np.testing.assert_allclose(action[:, 0], number(own), rtol=1e-6)
     assert made is None and actor.tolist() == [1.0, 1.0]
+
+
+def test_divided_parameters_are_gathered_once_for_an_action():
+    """Before the planner's loops, in which every step would gather them again."""
+    mesh = jax.sharding.AbstractMesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    start, select = begun(PLAIN), loop.make_select_action(PLAIN, SCHEDULE, E, SPEC)
+    with jax.sharding.use_abstract_mesh(mesh), exchange.gathering(4):
+        jaxpr = jax.make_jaxpr(select)(start, start.key).jaxpr
+    gathered = [x for x in jaxpr.eqns if x.primitive.name == "sharding_constraint"]
+    assert len(gathered) == len(jax.tree.leaves(start.train)) > 0
+    assert all(x.params["sharding"].spec == jax.P() for x in gathered)
 
 
 def test_an_update_that_writes_has_its_replay_kept():

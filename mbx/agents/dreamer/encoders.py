@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from mbx import distributions as dist
-from mbx import networks
+from mbx import exchange, networks
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer.networks import ModelConfig
 from mbx.agents.dreamer.settings import Model
@@ -71,7 +71,7 @@ def _init_conv(key: Array, fan_in: int, out: int, bias: bool = True) -> Params:
 
 
 def _conv(params: Params, x: Array, dtype: str) -> Array:
-    y = networks.conv(x.astype(dtype), params["kernel"].astype(dtype))
+    y = networks.conv(x.astype(dtype), exchange.whole(params["kernel"].astype(dtype)))
     return nets.add_bias(params, y)
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import distributions as dist
+from mbx import exchange
 from mbx.agents.dreamer.settings import SIZES, Model
 from mbx.heads import Heads
 from mbx.networks import matmul
@@ -140,7 +141,7 @@ def add_bias(params: Params, y: Array) -> Array:
 
 def block_linear(params: Params, x: Array, dtype: str = "float32") -> Array:
     """`[..., in] -> [..., out]` with a block-diagonal kernel `[G, in/G, out/G]`."""
-    kernel = params["kernel"].astype(dtype)
+    kernel = exchange.whole(params["kernel"].astype(dtype))
     if kernel.shape[0] == 1:
         return add_bias(params, matmul(x.astype(dtype), kernel[0]))
     return add_bias(params, _block_matmul(x.astype(dtype), kernel))
@@ -153,7 +154,7 @@ def block_linear_parts(params: Params, x: Array, num: int, dtype: str = "float32
     A product for each: cut from one result, whose blocks lie between them, they cost a CPU several
     times as much as the product itself.
     """
-    kernels = jnp.split(params["kernel"].astype(dtype), num, axis=-1)
+    kernels = jnp.split(exchange.whole(params["kernel"].astype(dtype)), num, axis=-1)
     results = [_block_matmul(x.astype(dtype), kernel) for kernel in kernels]
     if "bias" not in params:
         return results

@@ -180,13 +180,8 @@ def total_loss(
 def reward_logits(model: WorldModel, params: Params, zs: Array, actions: Array) -> Array:
     """Of all heads along a window, in one product: `[T, H, B, L]`, `[T, B, A]` ->
     `[R, T, H, B, K]`."""
-    steps, heads, size = zs.shape[:3]
-
-    def together(x: Array) -> Array:
-        return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1, x.shape[3])
-
-    logits = model.reward(params, together(zs), together(actions[:, None]))
-    return jnp.swapaxes(logits.reshape(-1, heads, steps, size, logits.shape[-1]), 1, 2)
+    logits = model.reward(params, jnp.swapaxes(zs, 0, 1), jnp.swapaxes(actions[:, None], 0, 1))
+    return jnp.swapaxes(logits, 1, 2)
 
 
 def value_losses(
