@@ -6,7 +6,8 @@ ends. Backwards from the end the optimal value is c - p x^2 and the optimal acti
     q = 1 + discount p',  p = q / (2 q + 1),  k = 2 q / (2 q + 1),  c = 1 + discount c'.
 
 With a learning rate of 0, and with rewards a step late in the batch, the test fails (both were
-tried): the first is the untrained model that it compares with.
+tried): the first is the untrained model that it compares with. Late rewards fail
+`test_tdmpc_oracle.py`, too (tried): no slow test, in which every parameter has to move as NumPy's.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ def errors(found, wanted):
     return [float(np.sqrt(np.mean((a - b) ** 2))) for a, b in zip(found, wanted, strict=True)]
 
 
+@pytest.mark.slow
 def test_planned_values_and_actions_become_the_optimal_ones(run):
     wanted, before, after = run
     values, actions = errors(after, wanted)
