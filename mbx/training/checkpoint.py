@@ -151,8 +151,14 @@ class _Directory:
 
     def __init__(self, path: str, keep: int) -> None:
         self.path = path
+        # Several processes meet at barriers that orbax names by the step alone: a best state and a
+        # checkpoint of one step, saved beside each other, would meet at each other's.
+        own = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=os.path.basename(path))
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, create=True, enable_async_checkpointing=True
+            max_to_keep=keep,
+            create=True,
+            enable_async_checkpointing=True,
+            multiprocessing_options=own,
         )
         handlers = dict(state=ocp.StandardCheckpointHandler(), meta=ocp.JsonCheckpointHandler())
         self.manager = ocp.CheckpointManager(path, options=options, item_handlers=handlers)

@@ -221,6 +221,19 @@ def test_the_best_is_kept_apart(tmp_path, open_checkpointer):
     assert checkpointer.best_step() == 2 and checkpointer.latest_step() == 3
 
 
+def test_best_states_and_checkpoints_of_a_step_have_barriers_of_their_own(tmp_path, monkeypatch):
+    """By one name for both, of two processes one could wait for the other until a time ran out."""
+    plain, given = checkpoint.ocp.CheckpointManagerOptions, []
+
+    def options(**chosen):
+        given.append(chosen["multiprocessing_options"].barrier_sync_key_prefix)
+        return plain(**chosen)
+
+    monkeypatch.setattr(checkpoint.ocp, "CheckpointManagerOptions", options)
+    with closing(Checkpointer(str(tmp_path), keep=1)):
+        assert given == ["checkpoints", "best"]
+
+
 def test_the_best_score_outlives_the_process_and_may_fall_on_a_lower_step(
     tmp_path, open_checkpointer
 ):
