@@ -18,13 +18,15 @@ def get_config() -> config_dict.ConfigDict:
     config = presets.load("empo")
     config.env.update(name="empo:maps/doors", maps=512, held_out=16, episode_length=50)
     config.env.update(num_envs=16, varied_starts=0.7)
-    config.train.update(steps=208_000, seed_steps=1_600, log_interval=8_000, utd_ratio=0.0625)
-    config.eval.update(interval=104_000, episodes=64)
+    config.train.update(steps=800_000, seed_steps=1_600, log_interval=16_000, utd_ratio=0.125)
+    config.eval.update(interval=80_000, episodes=64)
     config.checkpoint.interval = 40_000
-    config.power.update(beta_r=50.0, gamma_r=0.92, gamma_h=0.98)
-    config.model.update(hidden=128, q_encoder="own", q_head="dueling")
-    config.optimizer.learning_rate_q = 5e-4
-    config.loss.update(batch_size=64, advantage_coef=1.0)
+    config.power.update(beta_r=20.0, gamma_r=0.8, gamma_h=0.9)
+    config.model.update(encoder="conv", conv_width=16, hidden=128, q_encoder="split")
+    config.model.q_head = "dueling"
+    # beta_r squared: errors of log(-Q_r) count by what they do to the logits of pi_r.
+    config.loss.update(batch_size=64, advantage_coef=400.0, target_rate=0.02)
+    config.optimizer.update(learning_rate_v=1e-3, learning_rate_q=1e-3)
     config.curriculum.update(v_h_e_steps=1_000, q_r_steps=1_000, ramp_steps=2_000)
-    config.curriculum.update(epsilon_steps=6_000, epsilon_end=0.1)
+    config.curriculum.update(epsilon_steps=6_000, epsilon_end=0.1, constant_fraction=0.3)
     return config
