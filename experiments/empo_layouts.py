@@ -46,7 +46,7 @@ LENGTH = flags.DEFINE_integer("length", 50, "Steps of an episode.")
 STATES = flags.DEFINE_integer("states", 400_000, "Most states of a map that is solved.")
 EXACT_STATES = flags.DEFINE_integer(
     "exact_states",
-    140_000,
+    40_000,
     "Most states of a map, rounded up to a power of 2, with an exact robot.",
 )
 OUT = flags.DEFINE_string("out", None, "How the names of both CSV files begin.")

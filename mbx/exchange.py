@@ -8,7 +8,9 @@ inside of it
     share = jnp.sum(x * mask) / count                     # the parts' shares add up to the mean
     grads, metrics = exchange.total((grads, metrics))     # all of it travels as one array
 
-On one device, and outside of `apart`, the parts are the whole: `total(x)` is `x`.
+On one device, and outside of `apart`, the parts are the whole: `total(x)` is `x`. Where large
+parameters are divided as well (`gathering`) nothing is taken apart: layers ask for `whole` kernels,
+and `total` leaves every device its part of a gradient.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ def _own_part(tree: T) -> T:
     axis = jax.sharding.get_abstract_mesh().axis_names
 
     def part(x: Array) -> Array:
-        along = divided_axis(x.shape, _gathering.value)
+        along = divided_axis(jnp.shape(x), _gathering.value)
         if along is None:
             return x
         return jax.lax.with_sharding_constraint(x, jax.P(*[None] * along, axis))

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from mbx import distributions, exchange, heads, networks, returns
+from mbx.agents.dreamer import encoders
+from mbx.agents.dreamer import networks as nets
 from mbx.agents.tdmpc import agent as tdmpc
 from mbx.agents.tdmpc.model_loss import termination_loss, time_weighted
 from mbx.agents.tdmpc.policy_loss import move_value_scale
@@ -195,6 +197,26 @@ def test_a_layer_gathers_its_kernel_on_both_ways_and_keeps_its_part_of_the_gradi
     assert constraints(gradient, kernel, x) == [gathered, gathered, part]
     assert constraints(gradient, kernel[:255], x[:, :255]) == [gathered, gathered]  # small: copies
     assert not constraints(lambda kernel: kernel @ kernel.T, kernel)
+
+
+def test_numbers_of_python_in_a_total_stay_what_they_are():
+    assert not constraints(lambda x: exchange.total((2.0, 3, x)), jnp.ones(4))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda kernel: nets.block_linear({"kernel": kernel}, jnp.ones((2, 512))),
+        lambda kernel: nets.block_linear_parts({"kernel": kernel}, jnp.ones((2, 512)), 2)[1],
+        lambda kernel: encoders._conv({"kernel": kernel}, jnp.ones((2, 8, 8, 512)), "float32"),
+        lambda kernel: networks._conv_layer(jnp.ones((2, 8, 8, 512)), kernel, (1, 1), "SAME"),
+    ],
+    ids=["blocks", "parts", "dreamer's images", "images"],
+)
+def test_other_layers_gather_their_kernels(layer, request):
+    images = "images" in request.node.callspec.id
+    kernel = jnp.ones((3, 3, 512, 64) if images else (2, 256, 512))
+    assert constraints(layer, kernel)[0] == (0, jax.P())
 
 
 def test_inputs_that_broadcast_read_rows_of_a_kernel_gathered_once():

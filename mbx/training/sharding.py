@@ -12,7 +12,6 @@ This file is the only one that knows of devices and processes (besides `mbx.trai
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -154,14 +153,12 @@ class Partition:
                 return jax.lax.with_sharding_constraint(x, self._named())
 
             mesh = jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
-            with mesh, exchange.taking_apart(not self.fsdp), self._gathering():
+            gathering = exchange.gathering(self.size if self.fsdp else 1)
+            with mesh, exchange.taking_apart(not self.fsdp), gathering:
                 result = function(*args)
             return jax.tree.map(place, result, is_leaf=lambda x: isinstance(x, LoopState))
 
         return jax.jit(constrained, **donated)
-
-    def _gathering(self) -> contextlib.AbstractContextManager[None]:
-        return exchange.gathering(self.size if self.fsdp else 1)
 
     def divided(self, tree: Any) -> Any:
         """Inside a program: a tree whose leaves lead with the environments, divided."""

@@ -399,15 +399,18 @@ def test_an_agent_without_targets_or_memory_of_actions_acts_at_random_then_itsel
     assert made is None and actor.tolist() == [1.0, 1.0]
 
 
-def test_divided_parameters_are_gathered_once_for_an_action():
+def test_divided_parameters_are_gathered_once_for_an_action_and_for_passes():
     """Before the planner's loops, in which every step would gather them again."""
     mesh = jax.sharding.AbstractMesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     start, select = begun(PLAIN), loop.make_select_action(PLAIN, SCHEDULE, E, SPEC)
     with jax.sharding.use_abstract_mesh(mesh), exchange.gathering(4):
         jaxpr = jax.make_jaxpr(select)(start, start.key).jaxpr
-    gathered = [x for x in jaxpr.eqns if x.primitive.name == "sharding_constraint"]
-    assert len(gathered) == len(jax.tree.leaves(start.train)) > 0
-    assert all(x.params["sharding"].spec == jax.P() for x in gathered)
+        due = learning.make_reanalyze(FULL, SCHEDULE, None)
+        passes = jax.make_jaxpr(due)(begun(FULL), start.key, jnp.int32(0), jnp.bool_(True)).jaxpr
+    for program in (jaxpr, passes):
+        gathered = [x for x in program.eqns if x.primitive.name == "sharding_constraint"]
+        assert len(gathered) == len(jax.tree.leaves(start.train)) > 0
+        assert all(x.params["sharding"].spec == jax.P() for x in gathered)
 
 
 def test_an_update_that_writes_has_its_replay_kept():
