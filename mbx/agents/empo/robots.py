@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mbx.agents.empo.acting import policy_of
+from mbx.agents.empo.acting import acting_policy
 from mbx.agents.empo.types import Problem, TrainState
 from mbx.power import Assistance, Solution, solve_assistance
 from mbx.power.named import NamedWorld
@@ -95,11 +95,11 @@ def make_robot(
 
 
 def learned_policy(problem: Problem, train: TrainState) -> Policy:
-    """The learner's robot."""
+    """The learner's robot, as it acts where it does not learn."""
 
     def policy(state: Any, key: Array) -> Array:
         one = jax.tree.map(lambda x: jnp.asarray(x)[None], state)
-        return jax.random.categorical(key, jnp.log(policy_of(problem, train, one)[0]))
+        return jax.random.categorical(key, jnp.log(acting_policy(problem, train, one)[0]))
 
     return policy
 

@@ -53,6 +53,11 @@ class Eval(common.Eval):
     review_episodes: int = setting(
         256, "episodes of the learned, a random and a frozen robot each; 0: no comparison"
     )
+    lookahead: bool = setting(
+        False,
+        "the robot acts, where it does not learn, by Q_r as eq. (4) has it from the values of all "
+        "successors, not by Q_r's own network",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
