@@ -19,6 +19,7 @@ class NamedWorld:
         table: its transitions, where it is small enough to be listed.
         solution: their exact solution.
         held_out: the same world begun on maps that nobody trains on; None where there are none.
+        prior: whose humans these are, a model of `mbx.power.HumanModel` but "auto"; "": one's own.
     """
 
     world: World
@@ -26,3 +27,4 @@ class NamedWorld:
     table: TabularWorld | None = None
     solution: Solution | None = None
     held_out: World | None = None
+    prior: str = ""

@@ -11,6 +11,9 @@ import pytest
 from mbx import envs, replay
 from mbx.agents.empo import make_agent, resolve
 from mbx.agents.empo.settings import Settings
+from mbx.envs.empo.multigrid.family import family_world, make_family
+from mbx.envs.empo.multigrid.layout import parse_map
+from mbx.power import HumanModel
 from mbx.settings import describe, from_dict, inactive, to_dict
 from mbx.training import build
 from tests.agents.empo_helpers import (
@@ -129,13 +132,15 @@ def test_exactly_the_settings_that_have_an_effect_are_read(sections):
     # Schedules are made of all their numbers at once, of which some then have nothing to act on.
     found = {name for name in read & idle if not name.startswith("curriculum.")}
     defaults = {"model.q_head", "model.x_h", "model.u_r", "model.v_r"}
+    defaults |= {"humans.max_states", "humans.max_joint"}  # by the world, `idle`
     assert found <= defaults  # looked at where they must be that
 
 
 def trace(settings):
     """The agent's programs, traced, as text."""
-    spec = environment_of(load("dag_2h2r")).spec
-    agent = make_agent(settings, spec._replace(world=power_world(spec.world.world)))
+    found = drawn_world() if settings.model.encoder == "conv" else load("dag_2h2r").world
+    spec = environment_of(power_world(found)).spec
+    agent = make_agent(settings, spec)
     key = jax.random.key(0)
     train = jax.eval_shape(agent.init, key)
     buffer = jax.eval_shape(lambda: replay.init(agent.example_row(), num_envs=2, capacity=8))
@@ -151,6 +156,13 @@ def trace(settings):
     return "\n".join(f"{program}\n{program.consts}" for program in programs)
 
 
+@functools.cache
+def drawn_world():
+    """A world whose features begin with a picture."""
+    family = make_family([parse_map("#####\n#>.1#\n#####", goals=[[1, 1, 3, 1]], horizon=0)])
+    return family_world(family, [0], HumanModel("uniform"))
+
+
 SMALL = dict(batch_size=2)
 BASES = [
     dict(loss=SMALL),
@@ -159,6 +171,7 @@ BASES = [
     dict(loss=dict(SMALL, human_expectation="exact", candidates=2, unique=9)),
     dict(loss=SMALL, model=dict(kind="tables")),
     dict(loss=SMALL, curriculum=dict(gamma_h_ramp=10, gamma_r_ramp=10)),
+    dict(loss=SMALL, model=dict(encoder="conv")),
 ]
 # Another value where the next best one would be refused for what it is.
 OTHER = {
@@ -167,7 +180,7 @@ OTHER = {
     "curriculum.constant_fraction": 0.5,
     "curriculum.steps": 100_000,
 }
-# Of the world's humans (tests/envs/test_empo_worlds.py), or read by the run as it goes on.
+# Of the world's humans (test_empo_wired.py), or read by the run as it goes on (test_empo.py).
 ELSEWHERE = {
     "power.source",
     "power.beta_h",

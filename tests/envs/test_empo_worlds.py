@@ -82,6 +82,7 @@ def test_parameters_of_settings_reach_prior_solution_and_learner(tmp_path):
 def test_a_choice_of_humans_reaches_prior_and_solution(tmp_path):
     name = world_file(tmp_path, ROOM + "humans: {model: paths, beta: 5.0}\n")
     by_file, again = chosen(name), chosen(name, humans=dict(model="paths", beta=5.0))
+    assert by_file.prior == "paths" and chosen("grid_rock_1h1r").prior == "exact"
     np.testing.assert_array_equal(by_file.solution.pi_h, again.solution.pi_h)
     weak = chosen(name, humans=dict(model="paths", beta=0.5))
     assert float(jnp.max(jnp.abs(by_file.solution.pi_h - weak.solution.pi_h))) > 0.2
@@ -102,11 +103,26 @@ def test_a_choice_of_humans_reaches_prior_and_solution(tmp_path):
     np.testing.assert_allclose(even.world.human_policy(0), 0.25)
 
 
+def test_a_registered_world_keeps_its_humans_with_other_parameters():
+    found = load("dag_2h2r")
+    assert found.prior == "exact"
+    empo_envs.register_world("known", lambda: found)
+    even = empo_envs.named_world("known", None, HumanModel("uniform"))
+    empo_envs.register_world("even", lambda: even)
+    other = chosen("even", power=dict(source="config", zeta=3.0))
+    assert even.prior == other.prior == "uniform" and other.params.zeta == 3.0
+    np.testing.assert_array_equal(other.solution.pi_h, even.solution.pi_h)
+    assert float(jnp.max(jnp.abs(other.solution.pi_r - even.solution.pi_r))) > 1e-3
+    again = chosen("even", power=dict(source="config"), humans=dict(model="exact"))
+    assert again.prior == "exact"
+    assert float(jnp.max(jnp.abs(again.solution.pi_h - even.solution.pi_h))) > 0.1
+
+
 def test_large_worlds_fall_back_to_shortest_ways_with_one_line(tmp_path, capsys):
     name = world_file(tmp_path)
     few = dict(model="auto", max_states=10)
     found = chosen(name, humans=few)
-    assert found.world.num_states is None and found.solution is None
+    assert found.world.num_states is None and found.solution is None and found.prior == "paths"
     policy = found.world.human_policy(found.world.example_state)
     assert policy.shape == (1, 2, 5)
     np.testing.assert_allclose(policy.sum(-1), 1.0, rtol=1e-5)

@@ -50,6 +50,7 @@ def test_a_folders_maps_are_trained_on_or_held_out(folder):
     assert found.params == PowerParams(zeta=2.0)
     even = found.world.human_policy(found.world.example_state)
     np.testing.assert_allclose(even, 0.25)
+    assert found.prior == "uniform"
 
 
 def test_which_maps_and_whose_power_are_choices(folder, monkeypatch):

@@ -9,6 +9,7 @@
     evaluation    errors against the exact solution, what humans reach
     game          a world in which somebody plays one of the humans
     diagnostics   numbers, episodes and maps beside the log
+    idle          settings that a world leaves without effect
 
 The theory is in `mbx.power`; where the algorithm comes from is in docs/sources.md#empo.
 """

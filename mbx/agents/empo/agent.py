@@ -26,6 +26,7 @@ from mbx.agents.base import Agent, Update
 from mbx.agents.empo import targets as empo_targets
 from mbx.agents.empo.acting import make_act, params_at
 from mbx.agents.empo.diagnostics import make_diagnostics
+from mbx.agents.empo.idle import check_world
 from mbx.agents.empo.learners import init_state, learn_networks, learn_tables
 from mbx.agents.empo.models import Model, network_model, table_model
 from mbx.agents.empo.settings import Model as ModelSettings
@@ -80,6 +81,7 @@ def resolve(settings: Settings, spec: EnvSpec) -> Problem:
             f"env.name={spec.name!r}: agent 'empo' needs a world that lists its successors, for "
             "example empo:grid_rock_1h1r"
         )
+    check_world(settings, spec)
     world, stored = spec.world.world, spec.name.endswith("@stored")
     params = _power_params(settings, spec.world, spec.name)
     if stored and (settings.loss.human_expectation, settings.loss.human_samples) != ("fresh", 1):

@@ -102,6 +102,7 @@ def _adapted(
     found: NamedWorld, params: PowerParams | None, humans: HumanModel | None
 ) -> NamedWorld:
     """The world with other parameters or other humans, solved again."""
+    own = humans is None and found.prior in ("uniform", "paths", "file")
     params, humans = params or found.params, humans or HumanModel()
     if humans.model == "auto" and (found.table is None or params == found.params):
         return dataclasses.replace(found, params=params)
@@ -109,19 +110,22 @@ def _adapted(
         raise ValueError(
             f"humans.model={humans.model!r}: this world has no such humans, choose auto or uniform"
         )
-    world, given = found.world, None
-    if humans.model == "file":
+    world, given, whose = found.world, None, "exact" if humans.model == "auto" else humans.model
+    if own and found.solution is not None:
+        given, whose = found.solution.pi_h, found.prior  # they do not reckon with parameters
+    elif humans.model == "file":
         given = np.load(humans.file)
     elif humans.model == "uniform":
         shape = (world.num_humans, world.num_goals, world.num_actions)
         if found.table is None:
             even = jnp.full(shape, 1.0 / world.num_actions)
-            return NamedWorld(world._replace(human_policy=lambda state: even), params)
+            world = world._replace(human_policy=lambda state: even)
+            return NamedWorld(world, params, prior="uniform")
         given = np.full((*shape[:2], world.num_states, shape[2]), 1.0 / world.num_actions)
     solution = solve(found.table, params, human_policy=given)
     prior = jnp.moveaxis(jnp.asarray(solution.pi_h, jnp.float32), 2, 0)
     world = world._replace(human_policy=lambda state: prior[world.index(state)])
-    return NamedWorld(world, params, found.table, solution)
+    return NamedWorld(world, params, found.table, solution, prior=whose)
 
 
 @functools.cache
@@ -312,4 +316,5 @@ def solved_world(table: TabularWorld, params: PowerParams, **options: Any) -> Na
         **options: of `mbx.power.tabular_world`.
     """
     solution = solve(table, params)
-    return NamedWorld(tabular_world(table, solution, **options), params, table, solution)
+    world = tabular_world(table, solution, **options)
+    return NamedWorld(world, params, table, solution, prior="exact")

@@ -64,6 +64,7 @@ def make_many(
         family_world(family, training, people, nu_h),
         params,
         held_out=family_world(family, held_out, people, nu_h) if choice.held_out else None,
+        prior="uniform" if people.model == "uniform" else "paths",
     )
 
 
@@ -76,8 +77,8 @@ def choose(source: str, choice: Choice) -> tuple[Family, PowerParams | None, Hum
         choice: which maps.
 
     Raises:
-        ValueError: for an unknown generator, too few maps, and files that differ in what they say
-            of power and humans.
+        ValueError: for an unknown generator, too few maps, a seed that chooses nothing, and files
+            that differ in what they say of power and humans.
         FileNotFoundError: for a path where nothing is.
     """
     if choice.maps < 1 or choice.held_out < 0:
@@ -93,6 +94,11 @@ def choose(source: str, choice: Choice) -> tuple[Family, PowerParams | None, Hum
         raise ValueError(
             f"{source} has {len(read)} maps, of which env.held_out={choice.held_out} are for "
             "evaluations: give more maps or hold fewer out"
+        )
+    if choice.seed and not choice.held_out and choice.maps >= len(read):
+        raise ValueError(
+            f"env.map_seed={choice.seed} has no effect: {source} has {len(read)} maps, all of "
+            "which are trained on; hold some out (env.held_out), or leave it 0"
         )
     for name, _, *given in read:
         if given != list(read[0][2:]):

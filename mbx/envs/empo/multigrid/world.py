@@ -59,7 +59,8 @@ def make_world(
     if listed is None:
         if humans.model == "file":
             raise ValueError(f"humans.file={humans.file!r}: tables are for worlds that are listed")
-        return NamedWorld(open_world(grid, _policy(layout, humans, params)), params)
+        world = open_world(grid, _policy(layout, humans, params))
+        return NamedWorld(world, params, prior=_prior(humans, listed=False))
     table, flat = listed
     params = params or PowerParams()
     every = unpack(jnp.asarray(flat), grid.initial)
@@ -73,7 +74,14 @@ def make_world(
     )
     looks = jax.jit(jax.vmap(make_features(grid)))(every)
     world = tabular_world(table, solution, features=np.asarray(looks), start=0, views=views)
-    return NamedWorld(world, params, table, solution)
+    return NamedWorld(world, params, table, solution, prior=_prior(humans, listed=True))
+
+
+def _prior(humans: HumanModel, *, listed: bool) -> str:
+    """Which model the humans' prior is of."""
+    if humans.model == "auto":
+        return "exact" if listed else "paths"
+    return humans.model
 
 
 def _listed(
