@@ -236,8 +236,12 @@ def make_share(
     return SteppedEnvironment(name, tasks, seed=seed, images=seen, **options)
 
 
-def make_renderer(name: str) -> Renderer:
+def make_renderer(name: str, **options: Any) -> Renderer:
     """What draws the states of the environment `SUITE:TASK`.
+
+    Args:
+        name: SUITE:TASK.
+        **options: of the suite, as of `make`, where they change what a state is.
 
     Raises:
         ValueError: where its states are not drawn.
@@ -260,7 +264,7 @@ def make_renderer(name: str) -> Renderer:
         )
     found = _load(suite)
     with _names_missing_package(name, found.extra if isinstance(found, Suite) else ""):
-        return maker(task)
+        return maker(task, **options)
 
 
 def films(name: str) -> bool:

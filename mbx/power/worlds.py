@@ -53,9 +53,12 @@ class Views(NamedTuple):
         render: (state, goals `[H]`) -> uint8 `[height, width, 3]`.
         positions: state -> `[H, 2]` int, the cell (x, y) that each human stands on.
         size: (columns, rows) of the cells.
-        blocked: `[rows, columns]` bool, cells that nobody can stand on.
+        blocked: `[rows, columns]` bool, cells that nobody can stand on, on any map.
         text: (state, goals `[H]`, -1 for one not to show) -> lines; not to be traced.
         actions: what an agent's actions are called.
+        robots: as `positions`, `[R, 2]`, of the robots.
+        walls: state -> `[rows, columns]` bool, the cells of its own map that nobody can stand on;
+            None where all states are of one map.
     """
 
     render: Callable[[Any, Array], Array]
@@ -64,6 +67,8 @@ class Views(NamedTuple):
     blocked: np.ndarray
     text: Callable[[Any, Any], str] | None = None
     actions: tuple[str, ...] = ()
+    robots: Callable[[Any], Array] | None = None
+    walls: Callable[[Any], Array] | None = None
 
 
 class World(NamedTuple):

@@ -61,7 +61,12 @@ def check(config: Config, path: str) -> Renderer | None:
         finally:
             environment.close()
         return None
-    return envs.make_renderer(read(config).env.name)
+    return _renderer(config)
+
+
+def _renderer(config: Config) -> Renderer:
+    settings = read(config)
+    return envs.make_renderer(settings.env.name, **settings.environment_options(False))
 
 
 def record(
@@ -90,8 +95,8 @@ def record(
     """
     if renderer is None and envs.films(read(config).env.name):
         return _record_host(act, init_actor, train_state, config, key, max_frames)
-    renderer = renderer or envs.make_renderer(read(config).env.name)
-    environment = make_environment(config, 1, seed=0)
+    renderer = renderer or _renderer(config)
+    environment = make_environment(config, 1, seed=0, training=False)
     reset_key, step_key = jax.random.split(key)
     advance = _advance(act, environment, renderer)
     env_state, obs = jax.jit(environment.reset)(reset_key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 
 import jax
@@ -14,8 +15,8 @@ from mbx import replay
 from mbx.agents.empo import agent, diagnostics, evaluation, targets
 from mbx.agents.empo.robots import Robot
 from mbx.agents.empo.types import TrainState
-from mbx.power.worlds import World
-from tests.agents.empo_helpers import TABLES, load, problem_of, settings_of
+from mbx.power.worlds import Views, World
+from tests.agents.empo_helpers import TABLES, exact_tables, load, problem_of, settings_of
 
 
 @pytest.mark.parametrize(
@@ -189,6 +190,7 @@ def seen_world():
             size=(3, 2),
             positions=positions,
             blocked=np.array([[False, True, False], [False, False, False]]),
+            walls=None,
             render=lambda state, goals: (10 * state + goals[0]) * jnp.ones((1, 1, 3), jnp.int32),
         )
     )
@@ -255,20 +257,13 @@ def test_what_each_robot_lets_humans_reach_is_told_beside_pictures_of_the_learne
         return evaluation.Episodes(0 * number, reached, gamma * reached, states, states > 5)
 
     monkeypatch.setattr(evaluation, "play", play)
-    drawn = {}
-    for name in ("_frames", "value_map"):
-        monkeypatch.setattr(
-            diagnostics, name, lambda *given, name=name: drawn.update({name: given}) or (name,)
-        )
-    monkeypatch.setattr(diagnostics, "to_gif", lambda found: found)
-    monkeypatch.setattr(diagnostics, "draw_map", lambda *given: given)
-    model = SimpleNamespace(
-        encode=lambda states: states,
-        trunk=lambda params, codes: codes + params,
-        v_h_e=lambda params, latents: 0.25 * latents[:, None, None].astype(float),
+    drawn = []
+    monkeypatch.setattr(
+        diagnostics, "looks", lambda problem, train, played: played.states + train.params
     )
+    monkeypatch.setattr(diagnostics, "pictures", lambda *given: drawn.append(given) or {"x": b"y"})
     world, params = seen_world(), SimpleNamespace(gamma_h=0.5)
-    problem = SimpleNamespace(world=world, model=model, params=params, held_out=None)
+    problem = SimpleNamespace(world=world, params=params, held_out=None)
     train = TrainState(jnp.int32(1), None, {}, jnp.int32(0))
     look = diagnostics.make_diagnostics(problem, 4, 2)
     found = look(train, None, jax.random.key(0))
@@ -293,12 +288,93 @@ def test_what_each_robot_lets_humans_reach_is_told_beside_pictures_of_the_learne
     new = {name.replace("reached_", "reached_new_"): x for name, x in found.metrics.items()}
     assert more == pytest.approx(found.metrics | new)
     assert [one is other for one in elsewhere] == [False, True]
-    drawn.clear()
-    look(train, None, jax.random.key(0))
-    assert found.files == {"episode.gif": ("_frames",), "value_map.png": ("value_map", world)}
-    assert drawn["_frames"][0] is world and drawn["value_map"][0] is world
-    for given in drawn.values():
-        np.testing.assert_array_equal(given[1].reached[:, 0], [True, False, False, False])
-    states = np.arange(4)[:, None] + np.arange(3)
-    wanted = np.minimum(0.25 * (states.reshape(-1) + 1), 1.0)
-    np.testing.assert_allclose(drawn["value_map"][2][:, 0, 0], wanted)
+    assert found.files == {"x": b"y"} and len(drawn) == 2
+    shown, learned, looked = drawn[0]
+    assert shown is world
+    np.testing.assert_array_equal(learned.reached[:, 0], [True, False, False, False])
+    np.testing.assert_array_equal(looked, np.arange(4)[:, None] + np.arange(3) + 1)
+
+
+def test_pictures_of_many_maps_are_of_the_first_that_is_held_out(monkeypatch):
+    begun = []
+
+    def play(world, policy, key, *, episodes, length, gamma):
+        begun.append((world, episodes))
+        none = jnp.zeros((episodes, 1))
+        return evaluation.Episodes(none, none, none, none + world.init(key), none)
+
+    monkeypatch.setattr(evaluation, "play", play)
+    monkeypatch.setattr(diagnostics, "looks", lambda problem, train, played: played.states)
+    drawn = []
+    monkeypatch.setattr(diagnostics, "pictures", lambda *given: drawn.append(given) or {})
+    views = Views(None, None, (3, 2), np.zeros((2, 3), bool), walls=lambda state: None)
+    worlds = [
+        World(*[None] * 6, jnp.int32(first), lambda key: jnp.int32(0), *[None] * 8, views=views)
+        for first in (5, 7)
+    ]
+    for held_out, first in ((worlds[1], 7), (None, 5)):
+        given = SimpleNamespace(world=worlds[0], params=SimpleNamespace(gamma_h=0.5))
+        given.held_out = held_out
+        train = TrainState(jnp.int32(1), None, {}, jnp.int32(0))
+        diagnostics.make_diagnostics(given, 100, 2)(train, None, jax.random.key(0))
+        assert begun[-1][1] == diagnostics.ON_ONE_MAP
+        world, played, looked = drawn.pop()
+        assert world is worlds[0] and not drawn
+        np.testing.assert_array_equal(played.states, np.full((64, 1), first))
+        np.testing.assert_array_equal(looked, played.states)
+
+
+def test_what_is_drawn_of_states_is_what_was_learned_of_them():
+    found = load("dag_2h2r")
+    problem = problem_of(found, settings_of(model=TABLES, power=dict(zeta=2.0, source="config")))
+    tables = exact_tables(found)
+    train = TrainState(tables, None, {}, jnp.int32(10**6))
+    states = np.array([[0, 3, 5], [2, 1, 0]])
+    values, policy = jax.jit(functools.partial(diagnostics.looks, problem))(
+        train, episodes_of(states, states < 0)
+    )
+    v_h_e = np.asarray(tables["v_h_e"])[states.reshape(-1)]
+    np.testing.assert_allclose(values[..., :-1], v_h_e, rtol=1e-6)
+    x_h = (np.asarray(found.world.goal_weight) * v_h_e**2).sum(axis=-1)
+    np.testing.assert_allclose(values[..., -1], x_h, rtol=1e-5)
+    q = -np.asarray(tables["q_r"])[states.reshape(-1)].astype(float)
+    want = q ** -float(problem.params.beta_r)
+    np.testing.assert_allclose(policy, want / want.sum(axis=-1, keepdims=True), rtol=1e-3)
+
+
+def test_a_map_of_robots_has_the_shares_of_each_ones_actions():
+    world = seen_world()
+    world.num_robots, world.num_actions = 2, 3
+    world.views.robots = world.views.positions
+    states = [[0, 4, 4]]
+    joint = np.random.default_rng(0).dirichlet(np.ones(9), size=3)
+    mean, count = diagnostics.robot_map(world, episodes_of(states, [[0, 0, 0]]), joint)
+    assert mean.shape == (2, 3, 2, 3) and count.sum() == 6
+    each = joint.reshape(3, 3, 3)  # state, second robot, first
+    np.testing.assert_allclose(mean[0, :, 0, 0], each[0].sum(axis=0))
+    np.testing.assert_allclose(mean[0, :, 1, 1], each[1:].sum(axis=1).mean(axis=0))
+    np.testing.assert_allclose(mean[1, :, 1, 2], each[0].sum(axis=1))
+    np.testing.assert_allclose(mean[1, :, 0, 1], each[1:].sum(axis=2).mean(axis=0))
+
+
+def test_files_are_an_episode_and_maps_with_the_walls_of_theirs(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(diagnostics, "draw_map", lambda *given, **more: drawn.append((given, more)))
+    world = seen_world()
+    world.num_humans, world.num_goals, world.num_robots, world.num_actions = 2, 1, 2, 2
+    world.views.robots, world.views.actions = world.views.positions, ()
+    world.views.render = lambda state, goals: jnp.zeros((8, 8, 3), jnp.uint8)
+    played = episodes_of([[0, 4]], [[0, 0]])
+    looked = np.random.default_rng(0).uniform(size=(2, 2, 2)), np.full((2, 4), 0.25)
+    files = diagnostics.pictures(world, played, looked)
+    assert list(files) == ["episode.gif", "value_map.png", "robot_map.png"]
+    assert files["episode.gif"][:4] == b"GIF8"
+    values, robots = drawn
+    np.testing.assert_array_equal(values[0][0], diagnostics.value_map(world, played, looked[0])[0])
+    assert values[1]["titles"][1] == ["human 2, goal 1", "$X_2$"]
+    np.testing.assert_allclose(robots[0][0][0, :, 0, 0], 0.5)
+    assert robots[1]["titles"][1] == ["robot 2: action 0", "robot 2: action 1"]
+    assert values[1]["blocked"] is robots[1]["blocked"] is world.views.blocked
+    world.views.walls, world.views.robots = lambda state: jnp.full((2, 3), state == 0), None
+    assert list(diagnostics.pictures(world, played, looked)) == ["episode.gif", "value_map.png"]
+    assert drawn[-1][1]["blocked"].all()

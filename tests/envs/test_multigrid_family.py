@@ -12,7 +12,8 @@ import pytest
 from mbx.envs.empo import multigrid as mg
 from mbx.envs.empo.multigrid import compact, family, generate, packed
 from mbx.envs.empo.multigrid.paths import make_paths
-from mbx.envs.empo.multigrid.state import GONE
+from mbx.envs.empo.multigrid.state import GONE, initial_state
+from mbx.envs.empo.multigrid.text import make_text
 from mbx.power import HumanModel
 from mbx.power.worlds import make_varied_start
 
@@ -55,6 +56,36 @@ def test_a_place_gives_its_layout_back():
         for name in set(mg.Layout._fields) - {"agents"}:  # where these are is in the state
             ours, want = getattr(again, name), getattr(layout, name)
             np.testing.assert_array_equal(ours, want, err_msg=name)
+
+
+def test_states_are_shown_on_their_own_map():
+    layouts, made = pair()
+    world = family.family_world(made, [0, 1], HumanModel("uniform"))
+    assert world.views.size == (6, 4) and len(world.views.actions) == 7
+    for number, layout in enumerate(layouts):
+        situation = family.Situation(pick(made.places, number), pick(made.starts, number))
+        alone = initial_state(layout)
+        for goals in (None, jnp.array([1])):
+            want = make_text(layout)(alone, goals)
+            assert world.views.text(situation, goals) == want
+        np.testing.assert_array_equal(world.views.walls(situation), layout.wall)
+        assert (
+            world.views.positions(situation).tolist() == layout.agents[layout.humans, :2].tolist()
+        )
+        assert world.views.robots(situation).tolist() == layout.agents[layout.robots, :2].tolist()
+
+
+@pytest.mark.slow
+def test_pictures_are_of_their_own_map():
+    layouts, made = pair()
+    world = family.family_world(made, [0, 1], HumanModel("uniform"))
+    draw = jax.jit(world.views.render)
+    for number, layout in enumerate(layouts):
+        situation = family.Situation(pick(made.places, number), pick(made.starts, number))
+        for goal in (0, 1):
+            goals = jnp.array([goal])
+            want = jax.jit(mg.make_render(layout))(initial_state(layout), goals)
+            np.testing.assert_array_equal(draw(situation, goals), want)
 
 
 def walks(layout, grid, key, steps=24):

@@ -299,9 +299,24 @@ def _without_option(task: str) -> tuple[str, bool]:
     return name, name != task
 
 
-def make_renderer(task: str) -> Renderer:
-    """Pictures of the world and its humans' goals. Raises ValueError for a world without any."""
-    world = named_world(_without_option(task)[0]).world
+def make_renderer(
+    task: str,
+    *,
+    power: Mapping[str, Any] | None = None,
+    humans: Mapping[str, Any] | None = None,
+    maps: tuple[int, int, int] = (64, 16, 0),
+    on_held_out: bool = False,
+) -> Renderer:
+    """Pictures of the world and its humans' goals.
+
+    Args:
+        task: see `make`; likewise the others, of which depends whether states are numbers. Where
+            episodes begin does not matter.
+
+    Raises:
+        ValueError: for a world without any, and as `make`.
+    """
+    world = _chosen_world(_without_option(task)[0], power, humans, maps)[0].world
     if world.views is None:
         raise ValueError(f"env.name='empo:{task}': this world has no pictures of its states")
     return Renderer(lambda state: world.views.render(state[0], state[1]), np.asarray, STEP_SECONDS)

@@ -15,6 +15,7 @@ Axes: L maps, N agents (humans first), H humans, G goals, Y rows, X columns.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ import numpy as np
 from mbx.envs.empo.multigrid import dynamics, packed
 from mbx.envs.empo.multigrid import layout as maps
 from mbx.envs.empo.multigrid.compact import make_features
+from mbx.envs.empo.multigrid.family_views import make_family_views
 from mbx.envs.empo.multigrid.layout import BUTTONS, ITEMS, Layout
 from mbx.envs.empo.multigrid.paths import make_paths
 from mbx.envs.empo.multigrid.state import GONE, State, initial_state, make_board
@@ -205,6 +207,7 @@ def family_world(
         goal_weight=jnp.asarray(template.goal_weight, jnp.float32),
         channels=channels,
         scatter=lambda key: scatter(template, key, init(jax.random.fold_in(key, 0))),
+        views=make_family_views(template, functools.partial(read_place, template)),
     )
 
 

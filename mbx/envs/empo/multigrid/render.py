@@ -88,11 +88,12 @@ def _sprites() -> dict[str, np.ndarray]:
 def make_render(layout: Layout) -> Callable[..., Array]:
     """`render(state, goals=None)` -> uint8 `[height * TILE, width * TILE, 3]`.
 
-    What it returns takes `goals` `[H]`, the number of the goal that each human pursues.
+    What it returns takes `goals` `[H]`, the number of the goal that each human pursues. Places and
+    colours of the layout may be traced.
     """
     height, width = layout.wall.shape
     masks = {name: jnp.asarray(mask) for name, mask in _sprites().items()}
-    ground = _ground(layout, masks)
+    ground, palette = _ground(layout, masks), jnp.asarray(PALETTE)
     columns, rows = jnp.arange(width), jnp.arange(height)
 
     def lay(image: Array, x: Array, y: Array, mask: Array, color: Any) -> Array:
@@ -110,7 +111,7 @@ def make_render(layout: Layout) -> Callable[..., Array]:
         for number, (x, y) in enumerate(layout.doors):
             names = jnp.stack([masks["open"], masks["closed"], masks["locked"]])
             mask = names[state.doors[number].astype(jnp.int32)]
-            image = lay(image, x, y, mask, PALETTE[layout.door_color[number]])
+            image = lay(image, x, y, mask, palette[layout.door_color[number]])
         for number, (x, y) in enumerate(layout.magic):
             image = lay(image, x, y, masks["full"], _WALL)
             passable = masks["stripes"] & (state.solid[number] == 0)
@@ -124,7 +125,10 @@ def make_render(layout: Layout) -> Callable[..., Array]:
         for number, kind in enumerate(layout.item_kind):
             x, y = state.items[number]
             mask = masks[maps.ITEMS[kind]]
-            image = lay(image, x, y, mask, PALETTE[layout.item_color[number]])
+            image = lay(image, x, y, mask, palette[layout.item_color[number]])
+        # In the corner stands, of a family's maps, what others have and this one lacks.
+        corner = ((rows == 0)[:, None] & (columns == 0)[None]) & layout.wall
+        image = _over(image, corner, masks["full"], jnp.asarray(_WALL, jnp.uint8))
         return _draw_agents(layout, masks, lay, image, state).reshape(
             height * TILE, width * TILE, 3
         )
@@ -203,5 +207,5 @@ def _draw_agents(
         for item, color in enumerate(layout.item_color):
             place = state.items[item]
             held = masks["dot"] & (place[0] == -1) & (place[1] == number)
-            image = lay(image, x, y, held, PALETTE[color])
+            image = lay(image, x, y, held, jnp.asarray(PALETTE)[color])
     return image

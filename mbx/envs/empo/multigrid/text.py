@@ -58,6 +58,8 @@ def make_text(layout: Layout) -> Callable[[State, Sequence[int] | None], str]:
         for number, place in enumerate(now.items):
             if place[0] >= 0:
                 put(place, _ITEMS[ITEMS[layout.item_kind[number]]])
+        if layout.wall[0, 0]:  # where a family's maps have what others have and they lack
+            cells[0, 0] = "#"
         for human, goal in enumerate(() if goals is None else goals):
             if goal >= 0:
                 x1, y1, x2, y2 = layout.goals[human, goal]

@@ -70,6 +70,7 @@ def make_world(
     views = views._replace(
         render=lambda number, goals: make_render(layout)(place(number), goals),
         positions=lambda number, look=views.positions: look(place(number)),
+        robots=lambda number, look=views.robots: look(place(number)),
         text=lambda number, goals, draw=views.text: draw(place(number), goals),
     )
     looks = jax.jit(jax.vmap(make_features(grid)))(every)
@@ -195,10 +196,11 @@ def make_features(grid: Grid) -> Any:
 
 def make_views(layout: Layout) -> Views:
     """Pictures and text of a grid's states, and where its humans stand."""
-    humans = jnp.asarray(layout.humans)
+    humans, robots = jnp.asarray(layout.humans), jnp.asarray(layout.robots)
     return Views(
         render=make_render(layout),
         positions=lambda state: state.agents[humans, :2],
+        robots=lambda state: state.agents[robots, :2],
         size=layout.wall.shape[::-1],
         blocked=layout.wall,
         text=make_text(layout),
