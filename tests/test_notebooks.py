@@ -54,7 +54,10 @@ def assigned(source: str) -> set[str]:
 
 @pytest.fixture
 def execute(monkeypatch, tmp_path):
-    """`execute(name, sizes, values)`: run a notebook and evaluate expressions behind its end."""
+    """`execute(name, sizes, values)`: run a notebook and evaluate expressions behind its end.
+
+    until: a heading at which it ends.
+    """
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("MPLBACKEND", raising=False)  # a kernel shows figures by itself
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
@@ -63,8 +66,11 @@ def execute(monkeypatch, tmp_path):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
-    def run(name: str, sizes: dict[str, int], values: dict[str, str]) -> Outcome:
+    def run(name: str, sizes: dict[str, int], values: dict[str, str], until: str = "") -> Outcome:
         notebook = read(name)
+        if until:
+            starts = [i for i, c in enumerate(notebook.cells) if c.source.startswith(until)]
+            notebook.cells = notebook.cells[: starts[0]]
         (install,) = tagged(notebook, "install")
         notebook.cells[install].source = STRICT
         if sizes:
@@ -184,12 +190,30 @@ def test_empo_shows_a_robot_that_makes_way(execute):
             "moved": "bool((frames[0] != frames[-1]).any())",
             "states": "len(set(played.states[episode].tolist()))",
         },
+        until="## A world of our own",
     )
     shares = values["shares"]
     assert shares["solved"] > max(shares["random"], shares["frozen"]) + 0.1
     assert kinds(pictures) == ["png", "gif", "png"]
     # The rock ends in the niche above the corridor, and the human beyond it.
     assert values["moved"] and values["states"] > 5
+
+
+@pytest.mark.slow
+def test_empo_learns_to_make_way_in_a_world_of_ones_own(execute):
+    values, _ = execute(
+        "empo",
+        dict(EPISODES=300),
+        {
+            "reached": "reached",
+            "walk": "[text.splitlines()[2][1:4] for text in maps]",
+            "came": "[arrived, game.arrivals]",
+        },
+    )
+    reached = values["reached"]
+    assert reached["learned"] > reached["exact"] - 0.05 > reached["random"] + 0.2
+    # The human goes to the far end, and again where it is played.
+    assert values["walk"][-1] == "..>" and values["came"] == [True, 1]
 
 
 def test_planner_swings_up_without_learning(execute):
