@@ -20,7 +20,7 @@ from tests.agents.tdmpc_helpers import (
 )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def highest_precision():
     with jax.default_matmul_precision("highest"):
         yield
