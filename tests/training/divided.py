@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from mbx import exchange
-from mbx.training import build, job, run, sharding
+from mbx.training import build, job, loop, run, sharding
+from mbx.training.state import make_schedule
 
 NUM_ENVS = 8
 
@@ -65,7 +66,13 @@ def update_once(config: dict) -> dict[str, float]:
     state, _ = job.begin(config, work, None)
     params = jax.jit(moved)(state.train.params, jax.random.key(7))
     state = partition.place(state.replace(train=state.train.replace(params=params)))
-    state, _ = work.interval(state)
+    # The run's own interval holds an update too, which would be compiled to be left out.
+    still = agent._replace(update=lambda train, buffer, key: (train, buffer, {}))
+    settings = build.read(config)
+    schedule = make_schedule(settings, work.environment.spec)
+    length = work.intervals.length
+    act = loop.make_interval(still, work.environment, schedule, length=length, partition=partition)
+    state, _ = act(state)
     if partition.mesh is not None:
         obs = state.replay.data["is_first"]
         assert obs.sharding.spec == jax.P("data"), obs.sharding
