@@ -3,9 +3,10 @@
     python -m experiments.train --config=configs/empo_layouts.py --workdir=runs/layouts
     python -m experiments.empo_layouts --workdir=runs/layouts --out=docs/results/empo_layouts
 
-Robots: the learned one, a random and a frozen one; on maps held out of training also the exact one
-of the run's parameters (`mbx.power.solve`; on maps of at most --exact_states states), and the
-helper, which knows what every human wants and makes its ways as short as they can be
+Robots: the learned one by its network of Q_r, and a step ahead ("ahead": `eval.lookahead`,
+whatever the run's settings say), a random and a frozen one; on maps held out of training also the
+exact one of the run's parameters (`mbx.power.solve`; on maps of at most --exact_states states), and
+the helper, which knows what every human wants and makes its ways as short as they can be
 (`mbx.power.solve_assistance`): each such map is listed and solved for them, which takes a minute or
 more and is kept in OUT_maps.csv (`experiments/map_by_map.py`). A map's own number is its mean over
 episodes; standard errors are over maps, so that they say what other maps would give.
@@ -13,6 +14,7 @@ episodes; standard errors are over maps, so that they say what other maps would 
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Any
 
@@ -22,6 +24,7 @@ from absl import app, flags, logging
 
 from mbx.agents.empo import evaluation as empo_evaluation
 from mbx.agents.empo import resolve
+from mbx.agents.empo.types import Problem
 from mbx.envs.empo.multigrid.many import Choice, choose
 from mbx.training import environments, run
 
@@ -64,7 +67,8 @@ def compare(workdir: str) -> list[dict[str, Any]]:
     words = [np.asarray(x).reshape(len(family.layouts), -1) for x in family.places]
     words, num = np.concatenate(words, axis=1), env.held_out
     robots = {
-        "learned": empo_evaluation.learned_policy(problem, train),
+        "learned": empo_evaluation.learned_policy(_looking(problem, False), train),
+        "ahead": empo_evaluation.learned_policy(_looking(problem, True), train),
         "random": empo_evaluation.random_policy(found.world),
         "frozen": empo_evaluation.frozen_policy,
     }
@@ -93,9 +97,19 @@ def compare(workdir: str) -> list[dict[str, Any]]:
             for robot in solved:
                 there = ~np.isnan(each[robot])
                 mean = {name: float(values[there].mean()) for name, values in each.items()}
-                share = (mean["learned"] - mean["random"]) / (mean[robot] - mean["random"])
-                print(f"from random to {robot}: {share:.3f} of the way", flush=True)
+                for robots_of in ("learned", "ahead"):
+                    share = (mean[robots_of] - mean["random"]) / (mean[robot] - mean["random"])
+                    print(
+                        f"{robots_of}, from random to {robot}: {share:.3f} of the way", flush=True
+                    )
     return rows
+
+
+def _looking(problem: Problem, ahead: bool) -> Problem:
+    """The problem of a robot that acts by Q_r's network, or a step ahead."""
+    settings = problem.settings
+    look = dataclasses.replace(settings.eval, lookahead=ahead)
+    return dataclasses.replace(problem, settings=dataclasses.replace(settings, eval=look))
 
 
 def main(_: list[str]) -> None:
