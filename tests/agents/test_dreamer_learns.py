@@ -1,4 +1,7 @@
-"""Dreamer learns what is known: values and actions of a chain, computed by hand."""
+"""Dreamer learns what is known: values and actions of a chain, computed by hand.
+
+Slow: whole steps are compared with two references in test_dreamer_steps.py.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from mbx.agents.dreamer import encoders, rssm, update
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer.networks import ModelConfig
 from tests.agents.dreamer_helpers import change, make_settings
+
+pytestmark = pytest.mark.slow
 
 # s0 -> s1 -> end. Going on (action 1) pays 1 at the end; stopping (action 0) pays 0.3 and ends.
 # The official code's choices, but without the loss on replay rows: those act at random.
