@@ -5,9 +5,9 @@
 
 A train step is one step of 32 worlds (humans' actions, successors, replay) and one update. Worlds:
 `gates` is `multigrid/gates_2h2r`, 7x7 with two humans and two robots; `maps` are 64 generated maps
-of that kind, whose grids the replay holds; `room` is a synthetic 7x7 room for timing tables, whose
-states are numbered: agents turn, walk and stumble,
-four successor slots a joint action of which one to two are used. Both have 16 joint robot actions.
+of that kind, whose grids the replay holds, with the networks of configs/empo_layouts.py; `room` is
+a synthetic 7x7 room for timing tables, whose states are numbered: agents turn, walk and stumble,
+four successor slots a joint action of which one to two are used. All have 16 joint robot actions.
 Wall times are for an idle machine; processor times are less sensitive to what else runs.
 """
 
@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import envs, successors
+from mbx import envs, presets, successors
 from mbx.agents.empo import make_agent
 from mbx.agents.empo.settings import Settings
 from mbx.envs import empo as empo_envs
@@ -140,19 +140,18 @@ def timing_room(size: int = 7, stumble: float = 0.1) -> World:
 def train_step(kind: str, expectation: str, name: str, batch: int, repeats: int) -> dict[str, Any]:
     """One case at one batch size."""
     length = 20 if batch <= 256 else 2
-    tables = {"kind": "tables"} if kind == "tables" else {"hidden": 256}
-    if name == MAPS:  # as configs/empo_layouts.py has them
-        tables = {"hidden": 128, "q_encoder": "own", "q_head": "dueling"}
+    model: dict[str, Any] = {"kind": "tables"} if kind == "tables" else {"hidden": 256}
+    loss: dict[str, Any] = {"target_interval": 1 if kind == "tables" else 100}
+    if name == MAPS:
+        config = presets.load("empo_layouts").to_dict()
+        model = config["model"]
+        loss = {name: config["loss"][name] for name in ("advantage_coef", "target_rate")}
     settings = from_dict(
         Settings(),
         {
-            "model": tables,
-            "loss": {
-                "human_expectation": expectation,
-                "batch_size": batch,
-                "room": SUCCESSORS,
-                "target_interval": 1 if kind == "tables" else 100,
-            },
+            "model": model,
+            "loss": loss
+            | {"human_expectation": expectation, "batch_size": batch, "room": SUCCESSORS},
             "eval": {"review_episodes": 0},
             "curriculum": {"v_h_e_steps": 0, "q_r_steps": 0, "ramp_steps": 1},
         },
