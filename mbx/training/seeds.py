@@ -17,7 +17,7 @@ import numpy as np
 
 from mbx.agents.base import Agent
 from mbx.envs.base import JaxEnvironment
-from mbx.training import learning, loop
+from mbx.training import codegen, learning, loop
 from mbx.training.evaluation import Evaluation, as_evaluation, make_episodes
 from mbx.training.state import LoopState, Schedule
 
@@ -96,7 +96,8 @@ def make_seeds_interval(
     def train_interval(state: LoopState) -> tuple[LoopState, dict[str, Array]]:
         return divided(state)
 
-    return jax.jit(train_interval, donate_argnums=0)
+    options = codegen.for_training(jax.default_backend())
+    return jax.jit(train_interval, donate_argnums=0, compiler_options=options)
 
 
 def make_seeds_evaluate(

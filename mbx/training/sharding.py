@@ -25,6 +25,7 @@ from jax.experimental import multihost_utils
 
 from mbx import exchange
 from mbx.agents.settings import Distributed, RunSettings
+from mbx.training import codegen
 from mbx.training.state import LoopState
 
 Array = jax.Array
@@ -45,6 +46,11 @@ class Partition:
     def size(self) -> int:
         """Number of devices."""
         return 1 if self.mesh is None else self.mesh.size
+
+    @property
+    def platform(self) -> str:
+        """What the devices are: "cpu", "gpu" or "tpu"."""
+        return jax.default_backend() if self.mesh is None else self.mesh.devices.flat[0].platform
 
     @property
     def processes(self) -> int:
@@ -140,10 +146,16 @@ class Partition:
 
         The function is traced with that mesh set, for `mbx.networks.matmul` and `mbx.exchange`,
         which takes batches apart unless parameters are divided as well.
+
+        Args:
+            donate: the first argument's memory is used again for the result, as programs that train
+                do; those have options of their own (`codegen`).
         """
-        donated = dict(donate_argnums=0) if donate else {}
+        asked: dict[str, Any] = {}
+        if donate:
+            asked = dict(donate_argnums=0, compiler_options=codegen.for_training(self.platform))
         if self.mesh is None:
-            return jax.jit(function, **donated)
+            return jax.jit(function, **asked)
 
         @functools.wraps(function)
         def constrained(*args: Any) -> Any:
@@ -158,7 +170,7 @@ class Partition:
                 result = function(*args)
             return jax.tree.map(place, result, is_leaf=lambda x: isinstance(x, LoopState))
 
-        return jax.jit(constrained, **donated)
+        return jax.jit(constrained, **asked)
 
     def divided(self, tree: Any) -> Any:
         """Inside a program: a tree whose leaves lead with the environments, divided."""
