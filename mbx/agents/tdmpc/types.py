@@ -168,7 +168,8 @@ class ValueTarget(NamedTuple):
         # One sample after another: a sum over an axis inside of [..., n, K] takes a processor
         # eight times as long.
         samples = jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), (self.samples, weights))
-        none = jnp.zeros((*self.samples.shape[:-1], bins.shape[0]))
+        dtype = jnp.result_type(weights, jnp.float32)
+        none = jnp.zeros((*self.samples.shape[:-1], bins.shape[0]), dtype)
         return jax.lax.scan(add, none, samples)[0]
 
 
