@@ -18,9 +18,12 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mbx.settings import NONZERO, section, setting
+
+if TYPE_CHECKING:
+    from mbx.types import EnvSpec
 
 HEADS_HELP = "auxiliary heads of your own, as NAME or NAME:COEFFICIENT, several joined by +"
 _MAP = re.compile(r"(empo:multigrid/)(?P<path>.+\.yaml)((?:@stored)?)", re.DOTALL)
@@ -217,9 +220,14 @@ class RunSettings(abc.ABC):
         """env.name='multi:...'"""
         return self.env.name.startswith("multi:")
 
+    def for_task(self, spec: EnvSpec) -> Self:
+        """These settings with those filled in that are left to the task."""
+        env = dataclasses.replace(self.env, action_repeat=spec.action_repeat)
+        return dataclasses.replace(self, env=env)
+
     @abc.abstractmethod
     def updates_per_step(self) -> float:
-        """Learner updates of an agent step."""
+        """Learner updates of an agent step, of settings that are `for_task`."""
 
     def files(self) -> dict[str, str]:
         """Paths of the user's own files that the environment is made from, by setting."""

@@ -16,6 +16,9 @@ from typing import Any
 
 import jax
 
+from mbx.agents.settings import RunSettings
+from mbx.settings import flatten, to_dict
+
 _COMPILING = "/jax/core/compile/"  # tracing, lowering, making machine code
 _FOREIGN = (
     *("absl", "brax", "dm_control", "dm_env", "etils", "flax", "gymnasium", "gymnax", "imageio"),
@@ -33,6 +36,19 @@ def starting() -> None:
     known = driver() if device.platform == "gpu" else ""
     by = f"jax {jax.__version__}" + (f", driver {known}" if known else "")
     _say(f"on {jax.device_count()} {device.platform} device(s){kind}, {by}{remark}")
+
+
+def of_task(settings: RunSettings, chosen: RunSettings) -> None:
+    """Say which settings that were left to the task are filled in, and how.
+
+    Args:
+        settings: of the run.
+        chosen: the same for its task (`RunSettings.for_task`).
+    """
+    before, after = (dict(flatten(to_dict(one))) for one in (settings, chosen))
+    found = [f"{name}={after[name]}" for name in after if after[name] != before[name]]
+    if found:
+        _say(f"for {settings.env.name}: {', '.join(found)}")
 
 
 def driver() -> str:

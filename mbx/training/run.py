@@ -186,6 +186,7 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
                 planned = job.intervals.number * job.intervals.steps
                 notices.going_on(workdir, done * job.intervals.steps, planned, changed)
             notices.starting()
+            notices.of_task(settings, settings.for_task(job.environment.spec))
         before = resume.evaluations_before(log_dirs, done * job.intervals.steps) if done else []
         if done:
             interrupt.farewell = f"stopped at {done * job.intervals.steps:,} steps, as saved before"

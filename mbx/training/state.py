@@ -60,6 +60,7 @@ def make_schedule(settings: RunSettings, spec: EnvSpec) -> Schedule:
 
     Raises ValueError where the seed phase is too short to sample from.
     """
+    settings = settings.for_task(spec)
     train, needed = settings.train, settings.rows_before_learning()
     seed_steps = train.seed_steps // spec.action_repeat
     if seed_steps < needed:

@@ -15,6 +15,7 @@ from mbx import replay
 from mbx.agents.tdmpc import settings as declared
 from mbx.agents.tdmpc.agent import make_agent
 from mbx.settings import describe, flatten, from_dict, inactive, to_dict
+from mbx.training.state import make_schedule
 from mbx.types import EnvSpec
 from mbx.world_model import MODEL_SIZES
 from tests.agents.tdmpc_helpers import VARIANTS, make_settings, variant
@@ -118,6 +119,23 @@ def test_planner_targets_holds_its_designs_table():
     assert (s.loss.policy_loss, s.loss.awr_temperature) == ("awr", 0.5)
     assert (s.reanalyze.batch_size, s.reanalyze.stale_exponent) == (256, 0.0)
     assert (s.reanalyze.interval, s.reanalyze.min_step) == (500, 1000)
+
+
+def test_the_task_decides_what_is_left_to_it():
+    spec = EnvSpec("toy:task", (3,), "float32", 2, episode_length=200, action_repeat=2)
+    left = declared.Settings().for_task(spec)
+    assert (left.env.action_repeat, left.train.utd_ratio, left.loss.discount) == (2, 2.0, 0.975)
+    assert left.updates_per_step() == 2.0
+    # 29,000 environment steps after the random ones are 14,500 agent steps.
+    assert left.total_updates() == 2 * 14_500 + 500
+    assert declared.Settings().for_task(spec._replace(discrete=True)).updates_per_step() == 0.5
+    own = declared.Settings(
+        train=declared.Train(utd_ratio=0.25), loss=declared.Loss(discount=0.9)
+    ).for_task(spec)
+    assert (own.updates_per_step(), own.loss.discount) == (0.25, 0.9)
+    assert make_schedule(declared.Settings(), spec).utd_ratio == 2.0
+    several = spec._replace(tasks=(spec, spec._replace(episode_length=500)))
+    assert declared.Settings().for_task(several).loss.discount == (0.975, 0.99)
 
 
 def test_settings_need_no_jax():

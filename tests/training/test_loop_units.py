@@ -465,7 +465,7 @@ def test_ratios_are_the_simplest_fraction_that_is_near(given, ratio):
 
 
 def settings(seed_steps, needed):
-    return types.SimpleNamespace(
+    given = types.SimpleNamespace(
         train=types.SimpleNamespace(seed_steps=seed_steps, pretrain_updates=11),
         env=types.SimpleNamespace(num_envs=4),
         rows_before_learning=lambda: needed,
@@ -473,6 +473,7 @@ def settings(seed_steps, needed):
         reanalyze_interval=lambda: 6,
         reanalyze_min_step=lambda: 90,
     )
+    return types.SimpleNamespace(for_task=lambda spec: given)
 
 
 def test_a_schedule_is_in_agent_steps():

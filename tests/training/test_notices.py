@@ -9,7 +9,9 @@ import warnings
 import jax
 import pytest
 
+from mbx.agents.tdmpc.settings import Env, Settings
 from mbx.training import notices
+from mbx.types import EnvSpec
 
 
 def test_the_device_and_what_takes_so_long(capsys):
@@ -17,6 +19,16 @@ def test_the_device_and_what_takes_so_long(capsys):
     out, err = capsys.readouterr()
     assert out == ""  # rows alone go there
     assert err == f"mbx: on {jax.device_count()} cpu device(s), jax {jax.__version__}\n"
+
+
+def test_what_the_task_decides_is_said(capsys):
+    settings = Settings(env=Env(name="toy:point"))
+    spec = EnvSpec("toy:point", (3,), "float32", 2, episode_length=20, action_repeat=4)
+    notices.of_task(settings, settings.for_task(spec))
+    notices.of_task(settings.for_task(spec), settings.for_task(spec))  # nothing was left to it
+    assert capsys.readouterr().err == (
+        "mbx: for toy:point: env.action_repeat=4, train.utd_ratio=2.0, loss.discount=0.95\n"
+    )
 
 
 def test_a_gpu_is_said_with_its_driver(capsys, monkeypatch, tmp_path):

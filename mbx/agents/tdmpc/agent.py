@@ -12,7 +12,6 @@ planner actions.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import exchange, mppi, networks, observations, planners, replay, returns
+from mbx import exchange, mppi, networks, observations, planners, replay
 from mbx.agents.base import Act, Agent, MakeTargets, See, StartFrom, Store, Update
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.counts import counted
@@ -41,7 +40,7 @@ from mbx.agents.tdmpc.update import draw, init_state, update_from_batch
 from mbx.heads import make_heads
 from mbx.keys import streams
 from mbx.tasks import TaskSet, carry_over
-from mbx.traced import choose, possible
+from mbx.traced import possible
 from mbx.types import Array, EnvSpec, Metrics, Part
 from mbx.world_model import (
     WorldModel,
@@ -78,7 +77,7 @@ def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
 
 
 def resolve(settings: Settings, spec: EnvSpec) -> Settings:
-    """The settings with what the task decides filled in: discount and action repeat.
+    """The settings with what the task decides filled in.
 
     Raises:
         ValueError: settings that discrete actions have no place for, planners that there are not.
@@ -86,15 +85,7 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
     _check_planners(settings)
     if spec.discrete:
         _check_discrete(settings, spec)
-    given, lengths = settings.loss.discount, [s.episode_length for s in spec.tasks or (spec,)]
-    each = tuple(
-        choose(given > 0.0, given, returns.discount_from_episode_length(n)) for n in lengths
-    )
-    return dataclasses.replace(
-        settings,
-        env=dataclasses.replace(settings.env, action_repeat=spec.action_repeat),
-        loss=dataclasses.replace(settings.loss, discount=each if spec.tasks else each[0]),
-    )
+    return settings.for_task(spec)
 
 
 def _check_planners(settings: Settings) -> None:

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Self
 
 from mbx.agents import settings as common
 from mbx.agents.settings import RunSettings
 from mbx.agents.tdmpc.loss_settings import Loss
 from mbx.agents.tdmpc.planner_settings import Planner, TrainingPlanner
 from mbx.settings import NONZERO, section, setting
-from mbx.traced import possible
+from mbx.traced import choose, possible
+
+if TYPE_CHECKING:
+    from mbx.types import EnvSpec
 
 __all__ = ["Loss", "Model", "Planner", "Settings", "TrainingPlanner"]
 
@@ -43,7 +47,9 @@ class Train(common.Train):
     pretrain_policy: bool = setting(
         True, "the policy learns in those, too", needs={"pretrain_updates": NONZERO}
     )
-    utd_ratio: float = setting(0.5, "learner updates per agent step")
+    utd_ratio: float = setting(
+        0.0, "learner updates per agent step; 0: the task's, 2, or 0.5 with discrete actions"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,8 +203,28 @@ class Settings(RunSettings):
     loss: Loss = section(Loss(), "what is minimised")
     optimizer: Optimizer = section(Optimizer(), "how it is minimised")
 
+    def for_task(self, spec: EnvSpec) -> Self:
+        """These settings with action repeat, updates a step and discount filled in.
+
+        With two updates a step continuous tasks take half the steps or less, while CartPole comes
+        later to its best and leaves it (docs/results/suites.md).
+        """
+        from mbx import returns  # loads JAX
+
+        settings = super().for_task(spec)
+        given, lengths = self.loss.discount, [s.episode_length for s in spec.tasks or (spec,)]
+        each = tuple(
+            choose(given > 0.0, given, returns.discount_from_episode_length(n)) for n in lengths
+        )
+        updates = self.train.utd_ratio or (0.5 if spec.discrete else 2.0)
+        return dataclasses.replace(
+            settings,
+            train=dataclasses.replace(self.train, utd_ratio=updates),
+            loss=dataclasses.replace(self.loss, discount=each if spec.tasks else each[0]),
+        )
+
     def updates_per_step(self) -> float:
-        """Learner updates of an agent step."""
+        """Learner updates of an agent step, of settings that are `for_task`."""
         return self.train.utd_ratio
 
     def reanalyze_interval(self) -> int:
@@ -216,7 +242,7 @@ class Settings(RunSettings):
     def total_updates(self) -> int:
         """Learner updates of the whole run, which schedules are shares of.
 
-        `env.action_repeat` must be the task's, not 0 (see `agent.resolve`).
+        Of settings that are `for_task`.
         """
         steps = max(self.train.steps - self.train.seed_steps, 0) // self.env.action_repeat
         return max(int(steps * self.train.utd_ratio) + self.train.pretrain_updates, 1)
