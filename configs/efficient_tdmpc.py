@@ -25,7 +25,7 @@ def get_config() -> config_dict.ConfigDict:
     config.model.update(num_dynamics=2, num_rewards=2)
     config.planner.update(num_samples=64, aggregate=True)
     config.training_planner.update(std_coef=-0.5, disagreement=-0.1)
-    config.loss.value_best_n = 1
+    config.loss.update(value_best_n=1, policy_loss="awr")
     config.reanalyze.batch_size = 64
     config.optimizer.ensemble_lr_scaling = True
     return config

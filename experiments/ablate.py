@@ -48,6 +48,7 @@ SWEEPS: dict[str, dict[str, Overrides]] = {
     "temperature": {
         f"temperature={t}": (
             f"training_planner.temperature={t}",
+            "loss.policy_loss=awr",
             f"loss.awr_temperature={t}",
         )
         for t in (0.1, 0.5, 1.0)
@@ -87,7 +88,7 @@ SWEEPS: dict[str, dict[str, Overrides]] = {
         "heads=2": _TWO_HEADS,
         "heads=2 std=-1": (*_TWO_HEADS, *_optimism(-1.0)),
         "heads=2 std=+1": (*_TWO_HEADS, *_optimism(1.0)),
-        "policy=svg": ("loss.policy_loss=svg",),
+        "policy=awr": ("loss.policy_loss=awr",),
         "policy=kl": ("loss.policy_loss=kl",),
         "value=td": ("loss.value_target=td",),
         "value=lambda": ("loss.value_target=lambda",),

@@ -57,7 +57,7 @@ def tiny_config(**sections: dict[str, Any]) -> dict[str, Any]:
     config.planner.update(iterations=2, num_samples=12, num_elites=4, num_proposals=2)
     config.training_planner.update(iterations=2, num_samples=6, num_elites=3)
     config.replay.update(capacity=400, keep_targets=4)
-    config.loss.update(batch_size=8, value_best_n=2)
+    config.loss.update(batch_size=8, value_best_n=2, policy_loss="awr")
     config.reanalyze.update(batch_size=8, interval=2, min_step=0)
     config.train.update(steps=80, seed_steps=16, pretrain_updates=3, utd_ratio=0.5, log_interval=20)
     config.eval.update(interval=40, episodes=2, model=False)

@@ -42,6 +42,7 @@ PLAIN = dict(
         horizon=T,
         discount=0.9,
         value_weighting="weighted",
+        policy_loss="awr",
         termination="hard",
     ),
 )

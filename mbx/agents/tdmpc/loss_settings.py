@@ -119,7 +119,7 @@ class Loss:
         choices=("running", "return_ema"),
         needs={"scales_values": True},
     )
-    policy_loss: str = setting("awr", "awr, svg, kl, bc, or a mixture, as svg:1+kl:0.5")
+    policy_loss: str = setting("svg", "awr, svg, kl, bc, or a mixture, as svg:1+kl:0.5")
     policy_coef: float = setting(1.0, "of the policy's loss")
     policy_std_coef: float = setting(
         0.0, "optimism of svg", at_least=None, needs={"uses_svg": True, "has_ensembles": True}

@@ -193,7 +193,7 @@ class Settings(RunSettings):
 
     agent: str = setting("tdmpc", "which agent")
     env: Env = section(Env(), "the task")
-    train: Train = section(Train(), "how long, how often")
+    train: Train = section(Train(log_interval=200), "how long, how often")
     eval: Eval = section(Eval(), "evaluations")
     replay: Replay = section(Replay(), "what is stored")
     model: Model = section(Model(), "the world model")
