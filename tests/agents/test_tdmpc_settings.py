@@ -185,7 +185,11 @@ CURRENT = dict(reanalyze=dict(current_batch=True))
         ({}, dict(planner=dict(disagreement=0.1)), "model.num_dynamics above 1"),
         ({}, dict(training_planner=dict(disagreement=0.1)), "model.num_dynamics above 1"),
         ({}, dict(loss=dict(td_ema_policy=True)), "loss.value_target=td, model.critic=q"),
-        ({}, dict(loss=dict(policy_std_coef=1.0)), "svg in loss.policy_loss"),
+        (
+            dict(loss=dict(policy_loss="awr")),
+            dict(loss=dict(policy_std_coef=1.0)),
+            "svg in loss.policy_loss",
+        ),
         ({}, dict(loss=dict(kl_forward=True)), "kl in loss.policy_loss"),
         ({}, dict(loss=dict(optimist_std_coef=2.0)), "loss.optimist=True"),
         (
@@ -230,7 +234,7 @@ BASES += [("icem", lambda: make_settings(planner=ICEM, training_planner=ICEM))]
 OTHER = {
     "loss.aux_gammas": (0.9,),
     "loss.entropy_coef_end": 0.0,  # below 0 is none
-    "loss.policy_loss": "svg",
+    "loss.policy_loss": "awr",
     "model.episodic": "False",
     "planner.extra_iterations_action_dim": 2,
     "planner.keep_elites": 1.0,
