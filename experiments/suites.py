@@ -284,7 +284,7 @@ SUITES: dict[str, Suite] = {
         (Task("gymnax:Pendulum-v1", 30_000, low=-1300, high=-130),),
         seeds=5,
         at=(5_000, 15_000, 30_000),
-        overrides=("eval.interval=2500",),
+        overrides=("eval.interval=2500", "train.log_interval=500"),
         gates=(
             Gate("median", -200, step=5_000),
             Gate("held", -200, step=5_000, share=0.8),
