@@ -121,7 +121,7 @@ def test_help_without_a_file_says_how_to_go_on():
         assert f"  {path} " in result.stdout
     for words in (
         "--workdir=DIR",
-        "--config.train.steps=30000",
+        "--config.train.steps=10000",
         "brax:inverted_pendulum",
         "--help",
     ):

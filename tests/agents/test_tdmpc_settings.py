@@ -126,8 +126,8 @@ def test_the_task_decides_what_is_left_to_it():
     left = declared.Settings().for_task(spec)
     assert (left.env.action_repeat, left.train.utd_ratio, left.loss.discount) == (2, 2.0, 0.975)
     assert left.updates_per_step() == 2.0
-    # 29,000 environment steps after the random ones are 14,500 agent steps.
-    assert left.total_updates() == 2 * 14_500 + 500
+    # 9,000 environment steps after the random ones are 4,500 agent steps.
+    assert left.total_updates() == 2 * 4_500 + 500
     assert declared.Settings().for_task(spec._replace(discrete=True)).updates_per_step() == 0.5
     own = declared.Settings(
         train=declared.Train(utd_ratio=0.25), loss=declared.Loss(discount=0.9)

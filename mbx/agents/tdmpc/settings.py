@@ -43,6 +43,8 @@ class Env(common.Env):
 class Train(common.Train):
     """How long a run is, and how often it learns."""
 
+    steps: int = setting(10_000, "environment steps of the run", at_least=1)
+    log_interval: int = setting(200, "environment steps between log rows", at_least=1)
     pretrain_updates: int = setting(500, "updates made at once after the random actions")
     pretrain_policy: bool = setting(
         True, "the policy learns in those, too", needs={"pretrain_updates": NONZERO}
@@ -193,7 +195,7 @@ class Settings(RunSettings):
 
     agent: str = setting("tdmpc", "which agent")
     env: Env = section(Env(), "the task")
-    train: Train = section(Train(log_interval=200), "how long, how often")
+    train: Train = section(Train(), "how long, how often")
     eval: Eval = section(Eval(), "evaluations")
     replay: Replay = section(Replay(), "what is stored")
     model: Model = section(Model(), "the world model")
