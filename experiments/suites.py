@@ -299,7 +299,13 @@ SUITES: dict[str, Suite] = {
                 4_000,
                 low=-1300,
                 high=-130,
-                overrides=("loss.value_target=lambda", "eval.interval=2000", "eval.episodes=10"),
+                overrides=(
+                    "train.utd_ratio=0.5",  # what five minutes have room for
+                    "loss.policy_loss=awr",
+                    "loss.value_target=lambda",
+                    "eval.interval=2000",
+                    "eval.episodes=10",
+                ),
             ),
             Task(
                 "empo:grid_rock_1h1r",

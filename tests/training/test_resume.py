@@ -46,6 +46,7 @@ def test_the_directory_is_enough_and_changes_are_said(begun, capsys):
     result = run.train(config, workdir)
     told = capsys.readouterr().err
     assert f"resuming {workdir} from step 40 of 80" in told
+    assert "mbx: for toy:point: env.action_repeat=1\n" in told
     assert "changed: train.steps=80 (was 40); eval.episodes=3 (was 2)" in told
     assert [steps for steps, _ in result.evaluations] == [40, 80]
     assert result.evaluations[0] == first.evaluations[0]
