@@ -37,6 +37,8 @@ class Intervals:
         steps: environment steps in one, action repeat included.
         eval_every: intervals between evaluations.
         checkpoint_every: intervals between checkpoints.
+        start: environment steps before interval 0: what intervals of another length, before a
+            resume, leave over.
     """
 
     number: int
@@ -44,6 +46,42 @@ class Intervals:
     steps: int
     eval_every: int
     checkpoint_every: int
+    start: int = 0
+
+    def at(self, number: int) -> int:
+        """Environment steps of the run when so many intervals lie behind it.
+
+        Examples:
+            >>> Intervals(number=60, length=5, steps=500, eval_every=6, checkpoint_every=6).at(2)
+            1000
+        """
+        return self.start + number * self.steps
+
+    @property
+    def planned(self) -> int:
+        """Environment steps of the whole run."""
+        return self.at(self.number)
+
+    def going_on(self, made: int) -> tuple[Intervals, int]:
+        """The intervals behind a run's first steps, whose own may have been of another length.
+
+        Args:
+            made: environment steps that lie behind the run.
+
+        Returns:
+            These, numbered so that one of them begins there, and its number.
+
+        Examples:
+            >>> plan = Intervals(number=5, length=50, steps=200, eval_every=1, checkpoint_every=1)
+            >>> plan, done = plan.going_on(496)
+            >>> done, plan.at(done), plan.at(done + 1), plan.planned
+            (2, 496, 696, 1096)
+        """
+        done, start = divmod(made, self.steps)
+        number = self.number
+        if start:
+            number = max(-(-(self.steps * number - start) // self.steps), done)
+        return dataclasses.replace(self, start=start, number=number), done
 
 
 class Job(NamedTuple):
@@ -215,7 +253,7 @@ def initial_state(
 
 
 def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopState, int]:
-    """The state to go on from, and how many intervals lie behind it.
+    """The state to go on from, and how many environment steps lie behind it.
 
     That is the newest checkpoint where the run is to be resumed and has one; else a fresh state,
     with the rows of `train.dataset` and the parameters of `train.init_from`.
@@ -228,7 +266,8 @@ def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopSta
     state = fresh_state(agent, environment, settings, key, job.partition)
     if settings.resume and checkpointer.latest_step() is not None:
         state, meta = checkpointer.restore(state)
-        return resume_episodes(settings, job, state, meta), meta["interval"]
+        made = int(np.max(state.steps)) * environment.spec.action_repeat
+        return resume_episodes(settings, job, state, meta), made
     if settings.train.dataset:
         rows = datasets.load(settings.train.dataset, agent, task=environment.spec.name)
         state = state.replace(replay=rows.replace(shards=state.replay.shards))

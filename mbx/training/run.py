@@ -169,11 +169,13 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
         job.partition.wait_for_all("ready")
         checkpointer = Checkpointer(workdir, keep=settings.checkpoint.keep)
         stack.callback(checkpointer.close)
-        state, done = begin(settings, job, checkpointer)
+        state, made = begin(settings, job, checkpointer)
+        intervals, done = job.intervals.going_on(made)
+        job = job._replace(intervals=intervals)
         going = record.Attempt()
         if job.partition.is_main_process:
             stack.callback(report.at_end, workdir)  # also of a run that fails, its logs closed
-            going = stack.enter_context(record.attempt(workdir, done * job.intervals.steps))
+            going = stack.enter_context(record.attempt(workdir, made))
         if len(job.seeds) > 1:
             state = seeds.place(state, seeds.device_mesh(len(job.seeds)))
         changed = resume.changes(to_dict(settings), log_dirs[0]) if done else []
@@ -183,13 +185,12 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
             describe(one.logger, shapes)
         if job.partition.is_main_process:
             if done:
-                planned = job.intervals.number * job.intervals.steps
-                notices.going_on(workdir, done * job.intervals.steps, planned, changed)
+                notices.going_on(workdir, made, intervals.planned, changed)
             notices.starting()
             notices.of_task(settings, settings.for_task(job.environment.spec))
-        before = resume.evaluations_before(log_dirs, done * job.intervals.steps) if done else []
+        before = resume.evaluations_before(log_dirs, made) if done else []
         if done:
-            interrupt.farewell = f"stopped at {done * job.intervals.steps:,} steps, as saved before"
+            interrupt.farewell = f"stopped at {made:,} steps, as saved before"
         state, evaluations = _drive(
             settings, job, state, done, checkpointer, seed_runs, started, interrupt
         )
@@ -199,7 +200,7 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
                 rows = job.share(state.replay, i)
                 datasets.save(path, rows, task=job.environment.spec.name)
         going.to_step = steps = int(np.max(state.steps)) * job.environment.spec.action_repeat
-        planned = job.intervals.number * job.intervals.steps
+        planned = intervals.planned
         stopped = interrupt.number if steps < planned else None
         going.outcome = "complete" if stopped is None else f"stopped by signal {stopped}"
     evaluations = before + evaluations
@@ -219,7 +220,7 @@ def check_before(settings: RunSettings, job: Job, workdir: str, log_dir: str) ->
             f"replay.save=True with {job.partition.processes} processes: rows are saved by runs of "
             "a single process, leave it False"
         )
-    rows = job.intervals.number * job.intervals.steps
+    rows = job.intervals.planned
     if settings.train.dataset:
         rows = settings.replay.capacity
     room.check(
@@ -244,9 +245,9 @@ def set_aside_lost_rows(job: Job, workdir: str, log_dirs: list[str]) -> None:
     if Checkpointer.saved_steps(workdir):
         return
     intervals = job.intervals
-    first = min(intervals.checkpoint_every, intervals.number) * intervals.steps
+    first = intervals.at(min(intervals.checkpoint_every, intervals.number))
     for log_dir in log_dirs:
-        rundir.check_rows(log_dir, first, intervals.number * intervals.steps)
+        rundir.check_rows(log_dir, first, intervals.planned)
     for log_dir in log_dirs:
         rundir.set_aside(log_dir)
 
@@ -277,8 +278,8 @@ def open_seed_runs(
                 path,
                 config=to_dict(dataclasses.replace(settings, seed=seed, num_seeds=1)),
                 log=settings.log,
-                resume_step=done * intervals.steps if done else None,
-                progress_total=intervals.number * intervals.steps,
+                resume_step=intervals.at(done) if done else None,
+                progress_total=intervals.planned,
                 quiet=i > 0,
                 label=f"seed {seed}" if len(job.seeds) > 1 else "",
             )
@@ -290,7 +291,7 @@ def open_seed_runs(
         if done:
             rows = read_rows(os.path.join(path, "metrics.jsonl"))
             scores = [row["return_mean"] for row in rows if row.get("return_mean") is not None]
-            best.resume_at(done * intervals.steps, max(scores, default=None))
+            best.resume_at(intervals.at(done), max(scores, default=None))
         seed_runs.append(SeedRun(path, logger, best))
     return seed_runs
 
@@ -318,7 +319,7 @@ def _drive(
                 state, sums = job.interval(state)
                 sums = jax.device_get(sums)
             interrupt.unsaved = True
-            steps = (i + 1) * intervals.steps
+            steps = intervals.at(i + 1)
             for index, one in enumerate(seed_runs):
                 metrics = loop.summarise(job.share(sums, index))
                 metrics["steps_per_second"] = intervals.steps / (time.time() - began)

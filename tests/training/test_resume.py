@@ -10,6 +10,7 @@ import pytest
 from experiments import usage
 from mbx.training import resume, run, trust
 from mbx.training.checkpoint import Checkpointer
+from mbx.training.metrics import read_rows
 from tests.faults.small import small_config
 
 
@@ -43,13 +44,18 @@ def test_the_directory_is_enough_and_changes_are_said(begun, capsys):
     config = resume.saved_config(workdir)
     assert config == {**config, "resume": False} and config["env"]["name"] == "toy:point"
     config["resume"], config["train"]["steps"], config["eval"]["episodes"] = True, 80, 3
+    config["train"]["log_interval"] = 16  # of which 40 is no multiple
     result = run.train(config, workdir)
     told = capsys.readouterr().err
-    assert f"resuming {workdir} from step 40 of 80" in told
+    assert f"resuming {workdir} from step 40 of 88" in told
     assert "mbx: for toy:point: env.action_repeat=1\n" in told
-    assert "changed: train.steps=80 (was 40); eval.episodes=3 (was 2)" in told
-    assert [steps for steps, _ in result.evaluations] == [40, 80]
+    assert "changed: train.steps=80 (was 40); train.log_interval=16 (was 20)" in told
+    assert [steps for steps, _ in result.evaluations] == [40, 72, 88]
+    assert result.steps == 88
     assert result.evaluations[0] == first.evaluations[0]
+    rows = read_rows(os.path.join(workdir, "metrics.jsonl"))
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [20, 40, 56, 72, 88]
+    assert Checkpointer.saved_steps(workdir) == [20, 40, 88]
     with open(os.path.join(workdir, "config.json")) as file:
         assert json.load(file)["train"]["steps"] == 80
     with open(os.path.join(workdir, "config-until-40.json")) as file:
