@@ -97,9 +97,10 @@ def test_a_snapshot_of_an_older_version_is_not_read(tmp_path):
     job = prepare(config)
     checkpointer = Checkpointer(str(tmp_path))
     state, _ = begin(config, job, checkpointer)
+    state = state.replace(steps=state.steps + 20)
     checkpointer.save(20, state, {"interval": 1, "host": "80049500"})
     checkpointer.wait()
     with pytest.warns(UserWarning, match="older version.*begins new"):
-        again, done = begin({**config, "resume": True}, job, checkpointer)
+        again, made = begin({**config, "resume": True}, job, checkpointer)
     checkpointer.close()
-    assert done == 1 and again.is_first.all() and not again.reward.any()
+    assert made == 20 and again.is_first.all() and not again.reward.any()
