@@ -39,6 +39,7 @@ class Intervals:
         checkpoint_every: intervals between checkpoints.
         start: environment steps before interval 0: what intervals of another length, before a
             resume, leave over.
+        first: number of the interval to begin with, others lying behind the run.
     """
 
     number: int
@@ -47,6 +48,7 @@ class Intervals:
     eval_every: int
     checkpoint_every: int
     start: int = 0
+    first: int = 0
 
     def at(self, number: int) -> int:
         """Environment steps of the run when so many intervals lie behind it.
@@ -62,26 +64,27 @@ class Intervals:
         """Environment steps of the whole run."""
         return self.at(self.number)
 
-    def going_on(self, made: int) -> tuple[Intervals, int]:
-        """The intervals behind a run's first steps, whose own may have been of another length.
+    @property
+    def behind(self) -> int:
+        """Environment steps that lie behind the run when it begins; 0 where it is a new one."""
+        return self.at(self.first)
+
+    def going_on(self, made: int, wanted: int) -> Intervals:
+        """These behind a run's first steps, whose own intervals may have been of another length.
 
         Args:
             made: environment steps that lie behind the run.
-
-        Returns:
-            These, numbered so that one of them begins there, and its number.
+            wanted: environment steps that it is to make in all, at least.
 
         Examples:
             >>> plan = Intervals(number=5, length=50, steps=200, eval_every=1, checkpoint_every=1)
-            >>> plan, done = plan.going_on(496)
-            >>> done, plan.at(done), plan.at(done + 1), plan.planned
+            >>> plan = plan.going_on(496, 1_000)
+            >>> plan.first, plan.behind, plan.at(plan.first + 1), plan.planned
             (2, 496, 696, 1096)
         """
-        done, start = divmod(made, self.steps)
-        number = self.number
-        if start:
-            number = max(-(-(self.steps * number - start) // self.steps), done)
-        return dataclasses.replace(self, start=start, number=number), done
+        first, start = divmod(made, self.steps)
+        number = max(-((start - wanted) // self.steps), first)
+        return dataclasses.replace(self, start=start, number=number, first=first)
 
 
 class Job(NamedTuple):
@@ -267,7 +270,7 @@ def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopSta
     if settings.resume and checkpointer.latest_step() is not None:
         state, meta = checkpointer.restore(state)
         made = int(np.max(state.steps)) * environment.spec.action_repeat
-        return resume_episodes(settings, job, state, meta), made
+        return resume_episodes(settings, job, state, meta, made), made
     if settings.train.dataset:
         rows = datasets.load(settings.train.dataset, agent, task=environment.spec.name)
         state = state.replace(replay=rows.replace(shards=state.replay.shards))
@@ -293,12 +296,13 @@ def host_snapshots(job: Job) -> list[str] | None:
 
 
 def resume_episodes(
-    settings: RunSettings, job: Job, state: LoopState, meta: Mapping[str, Any]
+    settings: RunSettings, job: Job, state: LoopState, meta: Mapping[str, Any], made: int
 ) -> LoopState:
     """The state to go on from, with a host environment as it was at the checkpoint.
 
     Where that is not possible, new episodes begin, with a warning: what the checkpoint's state
-    holds of the old ones (observation, reward) then does not belong to them.
+    holds of the old ones (observation, reward) then does not belong to them. Their seed is the
+    run's and the steps `made`: they are others after every resume.
     """
     environment, partition = job.environment, job.partition
     if isinstance(environment, JaxEnvironment):
@@ -311,7 +315,7 @@ def resume_episodes(
         "the resumed run begins new ones",
         stacklevel=2,
     )
-    seed = np.random.SeedSequence([partition.own_seed(settings.seed), meta["interval"]])
+    seed = np.random.SeedSequence([partition.own_seed(settings.seed), made])
     obs = environment.reset(int(seed.generate_state(1)[0] >> 1))
     state = state.replace(
         obs=partition.joined(obs),

@@ -170,29 +170,28 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
         checkpointer = Checkpointer(workdir, keep=settings.checkpoint.keep)
         stack.callback(checkpointer.close)
         state, made = begin(settings, job, checkpointer)
-        intervals, done = job.intervals.going_on(made)
-        job = job._replace(intervals=intervals)
+        job = job._replace(intervals=job.intervals.going_on(made, settings.train.steps))
         going = record.Attempt()
         if job.partition.is_main_process:
             stack.callback(report.at_end, workdir)  # also of a run that fails, its logs closed
             going = stack.enter_context(record.attempt(workdir, made))
         if len(job.seeds) > 1:
             state = seeds.place(state, seeds.device_mesh(len(job.seeds)))
-        changed = resume.changes(to_dict(settings), log_dirs[0]) if done else []
-        seed_runs = open_seed_runs(stack, settings, job, workdir, checkpointer, done)
+        changed = resume.changes(to_dict(settings), log_dirs[0]) if made else []
+        seed_runs = open_seed_runs(stack, settings, job, workdir, checkpointer)
         shapes = jax.eval_shape(lambda state: job.share(state, 0), state)
-        for one in seed_runs if not done else ():
+        for one in seed_runs if not made else ():
             describe(one.logger, shapes)
         if job.partition.is_main_process:
-            if done:
-                notices.going_on(workdir, made, intervals.planned, changed)
+            if made:
+                notices.going_on(workdir, made, job.intervals.planned, changed)
             notices.starting()
             notices.of_task(settings, settings.for_task(job.environment.spec))
-        before = resume.evaluations_before(log_dirs, made) if done else []
-        if done:
+        before = resume.evaluations_before(log_dirs, made) if made else []
+        if made:
             interrupt.farewell = f"stopped at {made:,} steps, as saved before"
         state, evaluations = _drive(
-            settings, job, state, done, checkpointer, seed_runs, started, interrupt
+            settings, job, state, checkpointer, seed_runs, started, interrupt
         )
         if settings.replay.save:
             for i, one in enumerate(seed_runs):
@@ -200,7 +199,7 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
                 rows = job.share(state.replay, i)
                 datasets.save(path, rows, task=job.environment.spec.name)
         going.to_step = steps = int(np.max(state.steps)) * job.environment.spec.action_repeat
-        planned = intervals.planned
+        planned = job.intervals.planned
         stopped = interrupt.number if steps < planned else None
         going.outcome = "complete" if stopped is None else f"stopped by signal {stopped}"
     evaluations = before + evaluations
@@ -263,7 +262,6 @@ def open_seed_runs(
     job: Job,
     workdir: str,
     checkpointer: Checkpointer,
-    done: int,
 ) -> list[SeedRun]:
     """Logs and best checkpoints of the run's seeds, closed with the stack."""
     intervals, seed_runs = job.intervals, []
@@ -278,7 +276,7 @@ def open_seed_runs(
                 path,
                 config=to_dict(dataclasses.replace(settings, seed=seed, num_seeds=1)),
                 log=settings.log,
-                resume_step=intervals.at(done) if done else None,
+                resume_step=intervals.behind or None,
                 progress_total=intervals.planned,
                 quiet=i > 0,
                 label=f"seed {seed}" if len(job.seeds) > 1 else "",
@@ -288,10 +286,10 @@ def open_seed_runs(
         if path != workdir:
             best = Checkpointer(path, keep=settings.checkpoint.keep)
             stack.callback(best.close)
-        if done:
+        if intervals.behind:
             rows = read_rows(os.path.join(path, "metrics.jsonl"))
             scores = [row["return_mean"] for row in rows if row.get("return_mean") is not None]
-            best.resume_at(intervals.at(done), max(scores, default=None))
+            best.resume_at(intervals.behind, max(scores, default=None))
         seed_runs.append(SeedRun(path, logger, best))
     return seed_runs
 
@@ -300,22 +298,21 @@ def _drive(
     settings: RunSettings,
     job: Job,
     state: LoopState,
-    done: int,
     checkpointer: Checkpointer,
     seed_runs: list[SeedRun],
     started: float,
     interrupt: Interrupt,
 ) -> tuple[LoopState, list[tuple[int, float]]]:
-    """All intervals from number `done` on, with their logs, evaluations and checkpoints."""
+    """All intervals that are left, with their logs, evaluations and checkpoints."""
     intervals, repeat = job.intervals, job.environment.spec.action_repeat
     evaluations: list[tuple[int, float]] = []
     talk = job.partition.is_main_process
     faults = [Faults(job.environment.spec.name) for _ in seed_runs]
-    minutes, learned, saved = settings.checkpoint.minutes, done > 0, time.monotonic()
+    minutes, learned, saved = settings.checkpoint.minutes, intervals.behind > 0, time.monotonic()
     with interrupt:
-        for i in range(done, intervals.number):
+        for i in range(intervals.first, intervals.number):
             began = time.time()
-            with notices.compiling("the train step", talk and i == done):
+            with notices.compiling("the train step", talk and i == intervals.first):
                 state, sums = job.interval(state)
                 sums = jax.device_get(sums)
             interrupt.unsaved = True

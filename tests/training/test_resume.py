@@ -49,7 +49,8 @@ def test_the_directory_is_enough_and_changes_are_said(begun, capsys):
     told = capsys.readouterr().err
     assert f"resuming {workdir} from step 40 of 88" in told
     assert "mbx: for toy:point: env.action_repeat=1\n" in told
-    assert "changed: train.steps=80 (was 40); train.log_interval=16 (was 20)" in told
+    said = "train.steps=80 (was 40); train.log_interval=16 (was 20); eval.episodes=3 (was 2)"
+    assert f"changed: {said}\n" in told
     assert [steps for steps, _ in result.evaluations] == [40, 72, 88]
     assert result.steps == 88
     assert result.evaluations[0] == first.evaluations[0]
@@ -62,6 +63,21 @@ def test_the_directory_is_enough_and_changes_are_said(begun, capsys):
         assert json.load(file)["train"]["steps"] == 40
     run.train(config, workdir)
     assert "no setting has changed" in capsys.readouterr().err
+
+
+def test_a_run_shorter_than_one_interval_of_its_resume_is_gone_on_with(tmp_path, capsys):
+    workdir = str(tmp_path / "run")
+    first = run.train(small_config(train=dict(steps=40)), workdir)
+    changed = small_config(train=dict(steps=100, log_interval=60), resume=True)
+    result = run.train(changed, workdir)
+    told = capsys.readouterr().err
+    assert f"resuming {workdir} from step 40 of 100" in told
+    assert "changed: train.steps=100 (was 40); train.log_interval=60 (was 20)\n" in told
+    assert [steps for steps, _ in result.evaluations] == [40, 100]
+    assert result.evaluations[0] == first.evaluations[0]
+    rows = read_rows(os.path.join(workdir, "metrics.jsonl"))
+    assert [row["step"] for row in rows if row["kind"] != "eval"] == [0, 20, 40, 100]
+    assert os.path.exists(os.path.join(workdir, "config-until-40.json"))
 
 
 def test_command_lines_that_name_their_configuration_stay():
