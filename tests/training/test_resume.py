@@ -65,8 +65,11 @@ def test_the_directory_is_enough_and_changes_are_said(begun, capsys):
     assert "no setting has changed" in capsys.readouterr().err
 
 
-def test_a_run_shorter_than_one_interval_of_its_resume_is_gone_on_with(tmp_path, capsys):
-    workdir = str(tmp_path / "run")
+def test_a_run_shorter_than_one_interval_of_its_resume_is_gone_on_with(
+    tmp_path, capsys, monkeypatch
+):
+    workdir, best = str(tmp_path / "run"), []
+    monkeypatch.setattr(Checkpointer, "resume_at", lambda self, *given: best.append(given))
     first = run.train(small_config(train=dict(steps=40)), workdir)
     changed = small_config(train=dict(steps=100, log_interval=60), resume=True)
     result = run.train(changed, workdir)
@@ -75,6 +78,7 @@ def test_a_run_shorter_than_one_interval_of_its_resume_is_gone_on_with(tmp_path,
     assert "changed: train.steps=100 (was 40); train.log_interval=60 (was 20)\n" in told
     assert [steps for steps, _ in result.evaluations] == [40, 100]
     assert result.evaluations[0] == first.evaluations[0]
+    assert best == first.evaluations
     rows = read_rows(os.path.join(workdir, "metrics.jsonl"))
     assert [row["step"] for row in rows if row["kind"] != "eval"] == [0, 20, 40, 100]
     assert os.path.exists(os.path.join(workdir, "config-until-40.json"))
