@@ -25,9 +25,9 @@ from absl import app, flags
 
 from mbx.files import atomic_write
 from mbx.training import drawing
-from mbx.training.curves import MARKERS, Curve, draw_published, draw_seeds
+from mbx.training.curves import MARKERS, Curve, draw_published, draw_seeds, value_at
 
-from .suites import load_published
+from .suites import Published, load_published
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -66,11 +66,40 @@ def curves_of(rows: Rows) -> list[Curve]:
     return curves
 
 
+def mean_of_tasks(rows: Rows, tasks: Sequence[str]) -> Curve:
+    """The mean over tasks of each task's mean over seeds, at the first task's steps.
+
+    A step that a task was not evaluated at is left out (`mbx.training.curves.value_at`). Raises
+    ValueError where no step is left.
+    """
+    curves = [curves_of(matching(rows, {"task": task})) for task in tasks]
+    steps = curves[0][0].steps
+    values = [np.mean([[value_at(c, at) for at in steps] for c in own], 0) for own in curves]
+    mean = np.mean(values, 0)
+    if np.isnan(mean).all():
+        raise ValueError(f"no step at which all of {list(tasks)} were evaluated")
+    return Curve(steps[~np.isnan(mean)], mean[~np.isnan(mean)])
+
+
+def mean_published(
+    published: Published, tasks: Sequence[str], agent: str
+) -> dict[int, tuple[float, float, float]]:
+    """Published means over tasks by step, where all have one; no interval: mean, mean, mean."""
+    known = [published[task, agent] for task in tasks]
+    common = sorted(set.intersection(*(set(points) for points in known)))
+    return {s: (float(np.mean([points[s][0] for points in known])),) * 3 for s in common}
+
+
 def draw_panel(axes: Any, panel: Spec) -> None:
-    """One task: a line a series, random and best as lines across, published values as markers."""
+    """One task: a line a series, random and best as lines across, published values as markers.
+
+    With "tasks" in it, the mean of these instead.
+    """
     rows, limit = matching(read(panel["data"]), panel.get("where", {})), 0.0
+    tasks = panel.get("tasks", ())
     for i, series in enumerate(panel["series"]):
-        curves = curves_of(matching(rows, series["where"]))
+        own = matching(rows, series["where"])
+        curves = [mean_of_tasks(own, tasks)] if tasks else curves_of(own)
         draw_seeds(axes, series["label"], curves, drawing.color(i))
         for curve in curves:
             axes.plot(curve.steps, curve.values, ".", color=drawing.color(i), markersize=3)
@@ -78,7 +107,8 @@ def draw_panel(axes: Any, panel: Spec) -> None:
     limit = max(1.05 * limit, panel.get("until", 0))
     published = load_published()
     for (name, task, agent), marker in zip(panel.get("published", ()), MARKERS, strict=False):
-        points = sorted((step, *point) for step, point in published[task, agent].items())
+        found = mean_published(published, tasks, agent) if tasks else published[task, agent]
+        points = sorted((step, *point) for step, point in found.items())
         draw_published(axes, name, np.array(points).T, limit, marker, drawing.INK)
     lines = {"best possible": panel.get("best"), "solved": panel.get("solved")}
     if "random" in panel:

@@ -133,6 +133,38 @@ def test_a_table_by_hand(data):
         figures.table(spec | {"rows": [{"label": ["x"], "where": {}}]})
 
 
+def test_a_mean_over_tasks_by_hand(tmp_path, monkeypatch):
+    """Tasks count alike whatever their seeds; a step that one lacks is left out."""
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    rows = ["a,0,100,1", "a,0,200,3", "a,0,300,5", "b,0,100,10", "b,1,100,20", "b,0,201,30"]
+    rows += ["b,1,200,50", "b,0,300,9", "c,0,300,7"]
+    (tmp_path / "a.csv").write_text("task,seed,step,value\n" + "\n".join(rows) + "\n")
+    read = figures.read("a.csv")
+    steps, values = figures.mean_of_tasks(read, ["a", "b"])
+    np.testing.assert_array_equal(steps, [100, 200])  # b's second seed was not evaluated at 300
+    np.testing.assert_array_equal(values, [(1 + 15) / 2, (3 + 40) / 2])
+    with pytest.raises(ValueError, match="no step at which all of"):
+        figures.mean_of_tasks([r for r in read if r["step"] != "300"] + read[-1:], ["a", "c"])
+    published = {("a", "x"): {1: (2, 1, 3), 2: (4, 0, 9)}, ("b", "x"): {2: (7, 6, 8), 3: (1, 1, 1)}}
+    assert figures.mean_published(published, ["a", "b"], "x") == {2: (5.5, 5.5, 5.5)}
+
+
+def test_the_mean_panel_draws_the_mean():
+    """The front page's first panel: the published means of 100k steps, and the table's own row."""
+    from matplotlib import pyplot as plt
+
+    panel = figures.layout()["figures"]["docs/figures/overview.svg"]["panels"][0]
+    assert len(panel["tasks"]) == 15
+    with drawing.style("test"):
+        axes = plt.figure().add_subplot()
+        figures.draw_panel(axes, panel)
+        found = [bars.lines[0].get_ydata()[0] for bars in axes.containers]
+        line = next(x for x in axes.lines if x.get_marker() == ".")
+    np.testing.assert_allclose(found, [680.0, 510.3, 433.3], atol=0.5)
+    mean = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
+    np.testing.assert_allclose([mean[10_000], mean[30_000]], [245, 502], atol=0.51)
+
+
 def test_a_page_is_filled_between_its_marks(data):
     (data / "b.csv").write_text("a,b\n1,2\n")
     page = "x\n<!-- table: b -->\n\nold\n\n<!-- end of table -->\ny | 1 |\n"
