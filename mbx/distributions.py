@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from mbx import derivatives, exchange
+from mbx import derivatives, exchange, rows
 
 # Added to 1 - a^2 before the logarithm of the tanh Jacobian.
 _JACOBIAN_EPS = 1e-6
@@ -130,7 +130,30 @@ def two_hot_mean(logits: Array, bins: Array) -> Array:
     logits, bins = _check_logits(logits, bins)
     if bins.shape[0] == 1:
         return symexp(logits[..., 0])
-    return symexp(jnp.einsum("...k,k->...", jax.nn.softmax(logits), bins, precision="highest"))
+    return symexp(_softmax_mean(logits, bins))
+
+
+@derivatives.Written
+def _softmax_mean(logits: Array, bins: Array) -> Array:
+    """sum_k softmax(logits)_k bins_k: [..., K], [K] -> [...]."""
+    return _softmax_mean_forward(logits, bins)[0]
+
+
+def _softmax_mean_forward(logits: Array, bins: Array) -> tuple[Array, tuple[Array, ...]]:
+    e = jnp.exp(logits - jax.lax.stop_gradient(rows.largest(logits)))
+    sums = rows.sums(e, jnp.stack([bins, jnp.ones_like(bins)], axis=1))
+    mean, total = sums[..., 0] / sums[..., 1], sums[..., 1]
+    return mean, (e, total, mean, bins)
+
+
+def _softmax_mean_backward(residuals: tuple[Array, ...], grad: Array) -> tuple[Array, Array]:
+    e, total, mean, bins = residuals
+    scaled = e * (grad / total)[..., None]
+    away = bins.reshape((1,) * (e.ndim - 1) + (-1,)) - mean[..., None]
+    return scaled * away, jnp.sum(scaled, axis=tuple(range(e.ndim - 1)))
+
+
+_softmax_mean.defvjp(_softmax_mean_forward, _softmax_mean_backward)
 
 
 def two_hot_linear_mean(logits: Array, bins: Array) -> Array:
@@ -194,8 +217,36 @@ def two_hot_linear_cross_entropy(logits: Array, y: ArrayLike, bins: Array) -> Ar
         raise ValueError(f"x has shape {y.shape}: logits {logits.shape} need {logits.shape[:-1]}")
     if bins.shape[0] == 1:
         return jnp.square(logits[..., 0] - y)
-    # A compiler fuses the code into the sum: no [..., K] target is ever stored.
-    return -jnp.sum(two_hot_linear(y, bins) * jax.nn.log_softmax(logits), axis=-1)
+    return cross_entropy(logits, two_hot_linear(y, bins))
+
+
+@derivatives.Written
+def cross_entropy(logits: Array, target: Array) -> Array:
+    """-sum_k target_k log_softmax(logits)_k: [..., K], [..., K] -> [...].
+
+    Examples:
+      >>> target = jnp.array([0.5, 0.25, 0.25])
+      >>> round(float(distributions.cross_entropy(jnp.zeros(3), target)), 3)  # ln 3
+      1.099
+    """
+    return _cross_entropy_forward(logits, target)[0]
+
+
+def _cross_entropy_forward(logits: Array, target: Array) -> tuple[Array, tuple[Array, ...]]:
+    shifted = logits - jax.lax.stop_gradient(rows.largest(logits))
+    e = jnp.exp(shifted)
+    total, mass = rows.total(e), rows.total(target)
+    loss = mass * jnp.log(total) - rows.total(target * shifted)
+    return loss[..., 0], (e, total, shifted, target, mass)
+
+
+def _cross_entropy_backward(residuals: tuple[Array, ...], grad: Array) -> tuple[Array, Array]:
+    e, total, shifted, target, mass = residuals
+    grad = grad[..., None]
+    return grad * (e * (mass / total) - target), grad * (jnp.log(total) - shifted)
+
+
+cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
 def shift_logits(

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mbx import derivatives, exchange, threefry
+from mbx import derivatives, exchange, rows, threefry
 
 Params = Any
 
@@ -186,10 +186,26 @@ class Dense(nn.Module):
         if len({x.shape[:-1] for x in inputs}) == 1:
             out = matmul(jnp.concatenate(inputs, axis=-1), kernel)
         else:  # inputs that broadcast: multiply each before it is repeated
-            rows = jnp.split(exchange.whole(kernel), np.cumsum(sizes)[:-1])
-            parts = [matmul(x, row) for x, row in zip(inputs, rows, strict=True)]
+            kernels = jnp.split(exchange.whole(kernel), np.cumsum(sizes)[:-1])
+            parts = [matmul(x, own) for x, own in zip(inputs, kernels, strict=True)]
             out = functools.reduce(jnp.add, parts)
-        return out + _expand(bias.astype(self.dtype), out.ndim)
+        return add_bias(out, bias.astype(self.dtype))
+
+
+@derivatives.Written
+def add_bias(x: Array, bias: Array) -> Array:
+    """`[..., F]` + `[F]`; its derivative is written out for the bias's (`rows.down`).
+
+    Examples:
+        >>> networks.add_bias(jnp.ones((2, 2)), jnp.array([1.0, 2.0])).tolist()
+        [[2.0, 3.0], [2.0, 3.0]]
+    """
+    return x + _expand(bias, x.ndim)
+
+
+add_bias.defvjp(
+    lambda x, bias: (x + _expand(bias, x.ndim), None), lambda _, grad: (grad, rows.down(grad))
+)
 
 
 @derivatives.Written
@@ -221,10 +237,9 @@ def _norm_mish_backward(residuals: tuple[Array, ...], grad: Array) -> tuple[Arra
     normal, inverse, slope, scale = residuals
     dy = grad * slope
     dn = dy * _expand(scale, dy.ndim)
-    projection = normal * jnp.mean(dn * normal, axis=-1, keepdims=True)
-    dx = inverse * (dn - jnp.mean(dn, axis=-1, keepdims=True) - projection)
-    axes = tuple(range(dy.ndim - 1))
-    return dx, jnp.sum(dy * normal, axis=axes), jnp.sum(dy, axis=axes)
+    projection = normal * rows.mean(dn * normal)
+    dx = inverse * (dn - rows.mean(dn) - projection)
+    return dx, rows.down(dy * normal), rows.down(dy)
 
 
 norm_mish.defvjp(_norm_mish_forward, _norm_mish_backward)
@@ -232,8 +247,8 @@ norm_mish.defvjp(_norm_mish_forward, _norm_mish_backward)
 
 def _normalise(x: Array) -> tuple[Array, Array]:
     """x with mean 0 and variance 1 over the last axis, and the inverse deviation `[..., 1]`."""
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    centred = x - rows.mean(x)
+    variance = rows.mean(jnp.square(centred))
     inverse = jax.lax.rsqrt(variance + LAYER_NORM_EPSILON)
     return centred * inverse, inverse
 
@@ -280,18 +295,19 @@ def dropout(key: Array, x: Array, rate: float) -> Array:
         >>> sorted(set(kept.ravel().tolist())), bool(abs(kept.mean() - 1.0) < 0.1)
         ([0.0, 4.0], True)
     """
-    keep = _kept(key, 1.0 - rate, x.shape)
+    # A compiler would rather draw the numbers a second time on the way back than keep the mask.
+    keep = jax.lax.optimization_barrier(_kept(key, 1.0 - rate, x.shape))
     return jnp.where(keep, x / (1.0 - rate), 0.0)
 
 
 def _kept(key: Array, share: float, shape: tuple[int, ...]) -> Array:
     """Which of `[..., B, F]` dropout keeps; of a part of a batch, its rows of the whole's."""
-    rows = shape[-2] if len(shape) > 1 else 1
+    count = shape[-2] if len(shape) > 1 else 1
     if exchange.parts() == 1:
         return jax.random.bernoulli(key, share, shape)
-    whole = (*shape[:-2], rows * exchange.parts(), shape[-1])
+    whole = (*shape[:-2], count * exchange.parts(), shape[-1])
     keep = jax.random.bernoulli(threefry.unrolled(key), share, whole)
-    return jax.lax.dynamic_slice_in_dim(keep, exchange.first_row(rows), rows, axis=-2)
+    return jax.lax.dynamic_slice_in_dim(keep, exchange.first_row(count), count, axis=-2)
 
 
 class MLP(nn.Module):
@@ -492,6 +508,8 @@ def apply_ensemble(
     num = num_heads(params)
     # Repeating the inputs keeps heads the leading axis of every product; one wide product for all
     # heads would need its results, and all their gradients, transposed.
+    if len({x.shape[:-1] for x in inputs}) == 1:
+        inputs = (jnp.concatenate(inputs, axis=-1),)  # once, not once a head
     repeated = [jnp.broadcast_to(x, (num, *x.shape)) for x in inputs]
     return apply_heads(module, params, *repeated, dropout_key=dropout_key)
 

@@ -395,3 +395,50 @@ def test_the_mean_of_a_shifted_distribution_needs_no_distribution():
     sums = [jax.grad(lambda x, s, f=f: f(x, s).sum(), argnums=(0, 1)) for f in (fast, slow)]
     for one, two in zip(*(grad(logits, shift) for grad in sums), strict=True):
         np.testing.assert_allclose(one, two, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 1e4])
+def test_cross_entropy_and_its_derivatives(size):
+    """Against float64, of targets that need not sum to 1, with logits of every size."""
+    random = np.random.default_rng(0)
+    logits = (size * random.normal(size=(2, 3, 101))).astype(np.float32)
+    target = random.uniform(size=logits.shape).astype(np.float32)
+    weight = random.normal(size=(2, 3)).astype(np.float32)
+    exact = logits.astype(np.float64)
+    exact = exact - exact.max(-1, keepdims=True)
+    log_p = exact - np.log(np.exp(exact).sum(-1, keepdims=True))
+    loss, back = jax.vjp(dist.cross_entropy, logits, target)
+    np.testing.assert_allclose(loss, -(target * log_p).sum(-1), rtol=1e-5)
+    d_logits, d_target = back(weight)
+    mass = target.sum(-1, keepdims=True)
+    wanted = weight[..., None] * (mass * np.exp(log_p) - target)
+    np.testing.assert_allclose(d_logits, wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(d_target, -weight[..., None] * log_p, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 1e4])
+def test_derivative_of_the_two_hot_mean(size):
+    """sum_k p_k b_k: p_k (b_k - mean) for logits, p_k for bins; symexp's own is e^|mean|."""
+    random = np.random.default_rng(1)
+    logits = (size * random.normal(size=(2, 3, 21))).astype(np.float32)
+    bins = dist.bins(-2.0, 2.0, 21)
+    exact = logits.astype(np.float64)
+    p = np.exp(exact - exact.max(-1, keepdims=True))
+    p = p / p.sum(-1, keepdims=True)
+    mean = (p * np.asarray(bins)).sum(-1, keepdims=True)
+    found, back = jax.vjp(dist.two_hot_mean, logits, bins)
+    np.testing.assert_allclose(
+        found, np.sign(mean[..., 0]) * np.expm1(np.abs(mean[..., 0])), rtol=2e-5, atol=1e-6
+    )
+    d_logits, d_bins = back(jnp.ones((2, 3)))
+    slope = np.exp(np.abs(mean))
+    np.testing.assert_allclose(
+        d_logits, slope * p * (np.asarray(bins) - mean), rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_allclose(d_bins, (slope * p).sum((0, 1)), rtol=1e-4, atol=1e-6)
+
+
+def test_a_logit_of_minus_infinity_has_no_probability():
+    logits = jnp.log(jnp.array([0.0, 0.5, 0.5]))
+    bins = dist.bins(-1.0, 1.0, 3)
+    assert float(dist.two_hot_mean(logits, bins)) == pytest.approx(np.expm1(0.5), abs=1e-6)

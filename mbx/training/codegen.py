@@ -3,7 +3,8 @@
 On a CPU, XLA hands sums and maxima, with the arithmetic in front of them, to a library of kernels
 (YNNPACK). In those that a learner has most of, over the 101 bins or 96 units of many rows, its own
 loops are faster: the default's train interval takes two thirds of the time with them. Matrix
-products stay the library's.
+products stay the library's. Those loops take vectors of 512 bits where the processor has them;
+XLA's own choice is 256.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import jax
 
 Options = dict[str, str | bool | int]
 
-_OWN_REDUCTIONS = {
+_FOR_TRAINING = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
+    "xla_cpu_prefer_vector_width": 512,
 }
 
 
@@ -25,7 +27,7 @@ def for_training(platform: str) -> Options | None:
     Args:
         platform: of the devices, as `jax.Device.platform`.
     """
-    return dict(_OWN_REDUCTIONS) if platform == "cpu" and known(**_OWN_REDUCTIONS) else None
+    return dict(_FOR_TRAINING) if platform == "cpu" and known(**_FOR_TRAINING) else None
 
 
 @functools.cache

@@ -130,8 +130,8 @@ def value_loss(logits: Array, target: ValueTarget, bins: Array, rho: float) -> A
         errors = dist.two_hot_cross_entropy(repeated, each, bins)
         cross_entropy = jnp.sum(target.weights[None] * errors, axis=-1)
     else:
-        two_hot = target.two_hot(bins)
-        cross_entropy = -jnp.sum(two_hot * jax.nn.log_softmax(logits), axis=-1)
+        two_hot = jnp.broadcast_to(target.two_hot(bins), logits.shape)
+        cross_entropy = dist.cross_entropy(logits, two_hot)
     return time_weighted(jnp.mean(cross_entropy, axis=0), target.mask, rho, target.count)
 
 

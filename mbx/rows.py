@@ -1,0 +1,111 @@
+"""Sums, means and maxima over the last axis of many short rows, as a processor does them best.
+
+`[..., F]` -> `[..., 1]`, in float32, with F from tens to hundreds: the features of a layer, the
+bins of a distribution. Elsewhere they are the plain reductions, which compilers for accelerators
+join with what is around them. XLA for processors takes three to five times as long for those as
+for a product with a vector of ones, and for maxima of halves.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+# Columns that a maximum is folded down to before the last of them are compared one by one.
+_FOLDED = 13
+
+
+def sums(x: Array, weights: Array) -> Array:
+    """Weighted sums over the last axis: `[..., F]`, `[F, n]` -> `[..., n]`.
+
+    Examples:
+        >>> weights = jnp.array([[1.0, 0.0], [1.0, 10.0]])
+        >>> rows.sums(jnp.array([1.0, 2.0]), weights).tolist()
+        [3.0, 20.0]
+    """
+
+    def product(x: Array, weights: Array) -> Array:
+        return jnp.matmul(x, weights, precision="highest")
+
+    def plain(x: Array, weights: Array) -> Array:
+        each = [jnp.sum(x * _expand(w, x.ndim), axis=-1) for w in weights.T]
+        return jnp.stack(each, axis=-1)
+
+    return jax.lax.platform_dependent(x, weights, cpu=product, default=plain)
+
+
+def _expand(x: Array, ndim: int) -> Array:
+    return x.reshape((1,) * (ndim - 1) + x.shape)
+
+
+def total(x: Array) -> Array:
+    """Sum over the last axis, which stays: `[..., F]` -> `[..., 1]`.
+
+    Examples:
+        >>> rows.total(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
+        [[3.0], [7.0]]
+    """
+
+    def product(x: Array) -> Array:
+        return jnp.matmul(x, jnp.ones((x.shape[-1], 1), x.dtype), precision="highest")
+
+    def plain(x: Array) -> Array:
+        return jnp.sum(x, axis=-1, keepdims=True)
+
+    return jax.lax.platform_dependent(x, cpu=product, default=plain)
+
+
+def down(x: Array) -> Array:
+    """Sum over all axes but the last: `[..., F]` -> `[F]`.
+
+    Examples:
+        >>> rows.down(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
+        [4.0, 6.0]
+    """
+    lead = tuple(range(x.ndim - 1))
+
+    def product(x: Array) -> Array:
+        # Ones that depend on x: of heads side by side (`jax.vmap`) every head has its own, and the
+        # product needs no transposed x. The compiler knows that they are ones.
+        ones = jnp.where(x[..., 0] == 0.0, 1.0, 1.0).astype(x.dtype)
+        # Where the compiler divides rows among devices, one axis of all would gather them on each.
+        if not jax.sharding.get_abstract_mesh().auto_axes:
+            ones, x = ones.reshape(-1), x.reshape(-1, x.shape[-1])
+        axes = tuple(range(x.ndim - 1))
+        return jax.lax.dot_general(ones, x, ((axes, axes), ((), ())), precision="highest")
+
+    def plain(x: Array) -> Array:
+        return jnp.sum(x, axis=lead)
+
+    return jax.lax.platform_dependent(x, cpu=product, default=plain) if lead else x
+
+
+def mean(x: Array) -> Array:
+    """Mean over the last axis, which stays: `[..., F]` -> `[..., 1]`.
+
+    Examples:
+        >>> rows.mean(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
+        [[1.5], [3.5]]
+    """
+    return total(x) * (1.0 / x.shape[-1])
+
+
+def largest(x: Array) -> Array:
+    """Maximum over the last axis, which stays: `[..., F]` -> `[..., 1]`; NaN where there is one.
+
+    Examples:
+        >>> rows.largest(jnp.array([[1.0, 2.0], [4.0, 3.0]])).tolist()
+        [[2.0], [4.0]]
+    """
+
+    def plain(x: Array) -> Array:
+        return jnp.max(x, axis=-1, keepdims=True)
+
+    def folded(x: Array) -> Array:
+        while (columns := x.shape[-1]) > _FOLDED:
+            half = -(-columns // 2)
+            x = jnp.maximum(x[..., :half], x[..., columns - half :])
+        return plain(jax.lax.optimization_barrier(x))
+
+    return jax.lax.platform_dependent(x, cpu=folded, default=plain)

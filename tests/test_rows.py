@@ -1,0 +1,70 @@
+"""Sums and maxima of rows: the processor's form against NumPy, and the plain one in its place."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import rows
+
+SHAPES = ((7,), (3, 13), (2, 4, 14), (5, 101), (1, 96))
+
+
+def drawn(shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(len(shape) + shape[-1]).normal(3.0, 2.0, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_reductions_are_those_of_numpy(shape: tuple[int, ...]) -> None:
+    x = drawn(shape)
+    weights = drawn((shape[-1], 2))
+    lead = tuple(range(len(shape) - 1))
+    exact = x.astype(np.float64)
+    np.testing.assert_allclose(rows.total(x), exact.sum(-1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(rows.mean(x), exact.mean(-1, keepdims=True), rtol=1e-5)
+    np.testing.assert_array_equal(rows.largest(x), x.max(-1, keepdims=True))
+    np.testing.assert_allclose(rows.sums(x, weights), exact @ weights, rtol=1e-5)
+    np.testing.assert_allclose(rows.down(x), exact.sum(lead), rtol=1e-5)
+
+
+@pytest.mark.parametrize("place", range(101))
+def test_the_largest_is_found_in_every_column(place: int) -> None:
+    x = np.zeros((2, 101), np.float32)
+    x[1, place] = 1.0
+    assert np.asarray(rows.largest(x)).tolist() == [[0.0], [1.0]]
+
+
+def test_a_row_that_is_not_finite_stays_so() -> None:
+    x = np.zeros((4, 33), np.float32)
+    x[0, 20], x[1, 5], x[2] = np.nan, np.inf, -np.inf
+    found = np.asarray(rows.largest(x))[:, 0]
+    assert np.isnan(found[0]) and found[1] == np.inf and found[2] == -np.inf and found[3] == 0.0
+    assert np.isnan(rows.down(x)).any() and np.isnan(rows.total(x)[0, 0])
+
+
+def test_heads_side_by_side_have_sums_of_their_own() -> None:
+    x = drawn((3, 2, 4, 5))
+    np.testing.assert_allclose(jax.vmap(rows.down)(x), x.sum((1, 2)), rtol=1e-5)
+    twice = jax.vmap(jax.vmap(rows.down))(x)
+    np.testing.assert_allclose(twice, x.sum(2), rtol=1e-5)
+
+
+def test_sums_of_heads_need_no_transposed_rows() -> None:
+    """The product of `down` keeps heads as a batch axis: no copy of the rows in between."""
+    program = jax.jit(jax.vmap(rows.down)).lower(jnp.ones((3, 64, 32))).compile().as_text()
+    moved = [line for line in program.splitlines() if " transpose(" in line or " copy(" in line]
+    assert not [line for line in moved if "64" in line.split("=")[1].split("]")[0]], moved
+
+
+@pytest.mark.parametrize("name", ["total", "mean", "largest", "down"])
+def test_other_platforms_take_the_plain_reductions(name: str) -> None:
+    """What is lowered for an accelerator has the reduction itself, and no product."""
+    lowered = (
+        jax.jit(getattr(rows, name)).trace(jnp.ones((8, 101))).lower(lowering_platforms=("cuda",))
+    )
+    text = lowered.as_text()
+    assert "stablehlo.reduce" in text and "dot_general" not in text
+    own = jax.jit(getattr(rows, name)).lower(jnp.ones((8, 101))).as_text()
+    assert ("dot_general" in own) == (name != "largest")
