@@ -62,6 +62,18 @@ SWEEPS: dict[str, dict[str, Overrides]] = {
         "legacy": ("training_planner.enabled=False",),
     },
     "value": {target: (f"loss.value_target={target}",) for target in ("planner", "lambda", "td")},
+    "planner_targets": {  # where values come from, and what planner-made ones need
+        "planner": (),
+        "lambda, planner's values": ("loss.value_target=lambda",),
+        "td": ("loss.value_target=td",),
+        "rounds=1": ("training_planner.iterations=1",),
+        "no reanalyze": ("reanalyze.enabled=False",),
+        "rounds=6": ("training_planner.iterations=6",),
+        "reanalyze every 100": ("reanalyze.interval=100",),
+        "all, weighted": ("replay.keep_targets=0", "loss.value_weighting=weighted"),
+        "legacy": ("training_planner.enabled=False",),  # these score 32 actions in every loss
+        "lambda": ("loss.value_target=lambda", "training_planner.enabled=False"),
+    },
     "keep": {
         "best 4 of 8": (),
         "all, weighted": (
@@ -124,7 +136,7 @@ def make_jobs() -> list[Job]:
     for seed in range(SEEDS.value):
         for variant, overrides in SWEEPS[SWEEP.value].items():
             name = f"{SWEEP.value}-{variant}-s{seed}"
-            for character in "= ,":
+            for character in "= ,'":
                 name = name.replace(character, "")
             job = processes.make_job(
                 variant,
