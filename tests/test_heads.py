@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from examples import own_head
+from examples import observation_head, own_head
 from mbx import heads
 from mbx.agents.dreamer import agent as dreamer
 from mbx.agents.dreamer import world_model
@@ -54,6 +54,17 @@ def known(monkeypatch):
     """Names for the heads of a test alone."""
     monkeypatch.setattr(heads, "_KNOWN", {"inverse_dynamics": own_head.inverse_dynamics})
     heads.register("toy", head())
+
+
+def test_the_example_predicts_the_next_observation_from_its_predicted_latent():
+    obs = np.array([[[0.0, -1.0]], [[3.0, -0.5]], [[-7.0, 0.25]]], np.float32)
+    latents, one = jnp.arange(12.0).reshape(3, 1, 4), jnp.ones((2, 1))
+    window = heads.Window(jnp.asarray(obs), latents + 5, latents, one[..., None], one, one, one)
+    own = observation_head.next_observation
+    np.testing.assert_array_equal(*own.inputs(window), latents[1:])
+    wanted = np.sign(obs[1:]) * np.log1p(np.abs(obs[1:]))
+    np.testing.assert_allclose(own.target(window), wanted, rtol=1e-6)
+    assert own.network(SPEC).features == 3
 
 
 def test_squared_error():
