@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 
 from mbx import exchange, replay
@@ -26,13 +27,14 @@ def make_learn(agent: Agent) -> Callable:
     """`learn(state, key, num) -> (state, summed metrics)`: `num` learner updates."""
 
     def learn(state: LoopState, key: Array, num: Array) -> tuple[LoopState, Metrics]:
-        metrics, writes = trace_update(agent, state, key)
+        update, (_, _, metrics), kept = traced(agent.update, state.train, state.replay, key)
+        writes = not kept(1)
 
         # What no update writes must stay out of the loop's carry, where it would be copied.
         def body(i: Array, carry: tuple[Any, Any, Metrics]) -> tuple[Any, Any, Metrics]:
             train, buffer, sums = carry
             now = buffer if writes else state.replay
-            train, new, metrics = agent.update(train, now, jax.random.fold_in(key, i))
+            train, new, metrics = update(train, now, jax.random.fold_in(key, i))
             return train, new if writes else None, jax.tree.map(jnp.add, sums, metrics)
 
         carry = (state.train, state.replay if writes else None, _zeros_like(metrics))
@@ -43,17 +45,30 @@ def make_learn(agent: Agent) -> Callable:
     return learn
 
 
-def trace_update(agent: Agent, state: LoopState, key: Array) -> tuple[Metrics, bool]:
-    """Abstract metrics of an update, and whether it gives back another replay than it got."""
-    writes = []
+def traced(
+    function: Callable[..., tuple], *args: Any
+) -> tuple[Callable[..., tuple], Any, Callable[[int], bool]]:
+    """A function traced once, for a loop that has to know its result beforehand.
 
-    def metrics_of(train: Any, buffer: Any, key: Array) -> Metrics:
-        _, new, metrics = agent.update(train, buffer, key)
-        pairs = zip(jax.tree.leaves(buffer), jax.tree.leaves(new), strict=True)
-        writes.append(any(old is not now for old, now in pairs))
-        return metrics
+    Returns:
+        The function, of arguments of the same shapes and types; its abstract result; and whether
+        argument i, an element of the result at the same place, is given back as it came.
+    """
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+    run, tree = jex.jaxpr_as_fun(closed), jax.tree.structure(shapes)
 
-    return jax.eval_shape(metrics_of, state.train, state.replay, key), writes[0]
+    def again(*args: Any) -> tuple:
+        return jax.tree.unflatten(tree, run(*jax.tree.leaves(args)))
+
+    def kept(i: int) -> bool:
+        before, after = (
+            jax.tree.unflatten(jax.tree.structure(of), variables)[i]
+            for of, variables in ((args, closed.jaxpr.invars), (shapes, closed.jaxpr.outvars))
+        )
+        pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+        return all(old is now for old, now in pairs)
+
+    return again, shapes, kept
 
 
 def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> Callable:
@@ -81,15 +96,17 @@ def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> 
     ) -> tuple[LoopState, Metrics]:
         train = exchange.whole(state.train)
 
-        def one_pass(i: Array, buffer: Any) -> tuple[Any, Metrics]:
+        def pass_of(i: Array, buffer: Any) -> tuple[Any, Metrics]:
             chunk = jnp.where(starting, i, -1)
             return agent.store.reanalyze(train, buffer, jax.random.fold_in(key, i), chunk)
+
+        one_pass, (_, shapes), _ = traced(pass_of, jnp.int32(0), state.replay)
 
         def body(i: Array, carry: tuple[Any, Metrics]) -> tuple[Any, Metrics]:
             buffer, metrics = one_pass(i, carry[0])
             return buffer, jax.tree.map(jnp.add, carry[1], metrics)
 
-        zeros = _zeros_like(jax.eval_shape(one_pass, jnp.int32(0), state.replay)[1])
+        zeros = _zeros_like(shapes)
         passes = passes_due(state, before, starting)
         buffer, sums = jax.lax.fori_loop(0, passes, body, (state.replay, zeros))
         metrics = {f"pass/{name}": value for name, value in sums.items()}

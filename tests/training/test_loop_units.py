@@ -413,6 +413,27 @@ def test_divided_parameters_are_gathered_once_for_an_action_and_for_passes():
         assert all(x.params["sharding"].spec == jax.P() for x in gathered)
 
 
+def test_a_function_traced_once_is_the_same_function():
+    traces = []
+
+    def function(a, b):
+        traces.append(1)
+        return b["x"] * a, {"x": b["x"], "y": a}
+
+    a, b = jnp.float32(2.0), {"x": jnp.arange(3.0)}
+    run, shapes, kept = learning.traced(function, a, b)
+    assert (shapes[0].shape, shapes[1]["y"].shape) == ((3,), ())
+    assert not kept(0)
+    product, rest = jax.jit(lambda a: jax.lax.fori_loop(0, 2, lambda i, _: run(a, b), run(a, b)))(
+        jnp.float32(3.0)
+    )
+    np.testing.assert_array_equal(product, [0.0, 3.0, 6.0])
+    np.testing.assert_array_equal(rest["x"], [0.0, 1.0, 2.0])
+    assert float(rest["y"]) == 3.0 and len(traces) == 1
+    assert learning.traced(lambda a, b: (a, {"x": b["x"]}), a, b)[2](1)
+    assert not learning.traced(lambda a, b: (a, {"x": b["x"] + 0.0}), a, b)[2](1)
+
+
 def test_an_update_that_writes_has_its_replay_kept():
     def writing(train, buffer, key):
         train, _, metrics = update(train, buffer, key)
@@ -420,8 +441,9 @@ def test_an_update_that_writes_has_its_replay_kept():
 
     agent = PLAIN._replace(update=writing)
     start = begun(agent)
-    assert learning.trace_update(agent, start, start.key)[1]
-    assert not learning.trace_update(PLAIN, start, start.key)[1]
+    inputs = (start.train, start.replay, start.key)
+    assert not learning.traced(agent.update, *inputs)[2](1)
+    assert learning.traced(PLAIN.update, *inputs)[2](1)
     end, sums = jax.jit(learning.make_learn(agent))(start, start.key, 3)
     np.testing.assert_array_equal(end.replay.size, [3, 3])
     assert float(sums["rows"]) == 0 + E + 2 * E
