@@ -142,7 +142,7 @@ def test_from_a_class_in_a_file_to_a_policy_without_mbx(tmp_path):
         f"--config.train.steps={steps}",
     )
     assert f"resuming {workdir} from step" in told
-    assert "optimizer.learning_rate=0.001 (was 0.0003)" in told
+    assert "optimizer.learning_rate=0.001 (was 0.0)" in told
     killed, resumed = record.load(str(workdir))
     assert killed["ended"] is None and resumed["outcome"] == "complete"
     rows = read_rows(str(workdir / "metrics.jsonl"))

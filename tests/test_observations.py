@@ -433,6 +433,7 @@ SIGNPOST = (
 TDMPC = (
     *("--config.train.steps=600", "--config.train.pretrain_updates=0", "--config.eval.model=False"),
     *("--config.train.utd_ratio=1.0", "--config.optimizer.learning_rate=1e-3"),
+    "--config.optimizer.policy_lr_scale=1.0",
     *("--config.loss.batch_size=32", "--config.replay.capacity=5e3"),
     *("--config.reanalyze.batch_size=8", "--config.planner.num_samples=64"),
     *("--config.planner.num_elites=16", "--config.training_planner.num_samples=16"),

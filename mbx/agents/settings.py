@@ -143,6 +143,12 @@ class Train:
 
     steps: int = setting(30_000, "environment steps of the run", at_least=1)
     seed_steps: int = setting(1_000, "environment steps of random actions before learning")
+    seed_hold: int = setting(
+        1,
+        "agent steps that each of those actions is held; above 1 continuous ones are mostly at a "
+        "bound",
+        at_least=1,
+    )
     pretrain_updates: int = setting(0, "updates made at once after them")
     log_interval: int = setting(500, "environment steps between log rows", at_least=1)
     check_finite: bool = setting(True, "stop with an error when a loss is not finite")

@@ -386,6 +386,17 @@ def random_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:
     return jax.random.uniform(key, (num_envs, spec.action_dim), minval=-1.0, maxval=1.0)
 
 
+def wide_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:
+    """Random actions `[E, A]` of which six in ten are at a bound: N(0, 2), clipped to [-1, 1].
+
+    Discrete ones are uniformly random.
+    """
+    if spec.discrete:
+        return random_actions(spec, key, num_envs)
+    shape = (num_envs, spec.action_dim)
+    return jnp.clip(2.0 * jax.random.normal(key, shape), -1.0, 1.0)
+
+
 def check_counts(name: str, num_envs: int, action_repeat: int, episode_length: int | None) -> None:
     """Raise ValueError for counts below one."""
     for field, value in (

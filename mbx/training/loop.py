@@ -17,7 +17,14 @@ import numpy as np
 
 from mbx import exchange, replay
 from mbx.agents.base import Agent, Mean
-from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Timestep, random_actions
+from mbx.envs.base import (
+    EnvSpec,
+    HostEnvironment,
+    JaxEnvironment,
+    Timestep,
+    random_actions,
+    wide_actions,
+)
 from mbx.training.learning import make_learn_if_due, repeated
 from mbx.training.sharding import ONE_DEVICE, Partition
 from mbx.training.state import Ended, LoopState, Schedule, step_keys
@@ -35,10 +42,12 @@ def make_select_action(agent: Agent, schedule: Schedule, num_envs: int, spec: En
         train = exchange.whole(state.train)
 
         def explore(_: None) -> tuple[Array, Any]:
+            latent_key, random_key = act_key, act_key
+            if agent.after_action is not None:
+                random_key, latent_key = jax.random.split(act_key)
+            action = seed_actions(schedule, spec, num_envs, state, random_key)
             if agent.after_action is None:
-                return random_actions(spec, act_key, num_envs), state.actor
-            random_key, latent_key = jax.random.split(act_key)
-            action = random_actions(spec, random_key, num_envs)
+                return action, state.actor
             _, actor = agent.act(train, state.actor, state.obs, state.is_first, latent_key, False)
             return action, agent.after_action(actor, action)
 
@@ -52,6 +61,23 @@ def make_select_action(agent: Agent, schedule: Schedule, num_envs: int, spec: En
         return action, actor, agent.store.targets(train, actor, state.obs, target_key)
 
     return select_action
+
+
+def seed_actions(
+    schedule: Schedule, spec: EnvSpec, num_envs: int, state: LoopState, key: Array
+) -> Array:
+    """Random actions `[E, A]` of the seed phase, drawn with the key or held.
+
+    White noise hardly moves a body: what one step does the next undoes. Held for a few steps and
+    at the bounds more often than not, the same noise finds rewards that it else misses
+    (docs/results/learning.md).
+    """
+    if schedule.seed_hold == 1:
+        return random_actions(spec, key, num_envs)
+    held = state.steps % (schedule.seed_hold * num_envs)
+    # Those of the step at which they were first taken, so that no state need remember them.
+    first = step_keys(state.replace(steps=state.steps - held))[0]
+    return wide_actions(spec, first, num_envs)
 
 
 def store(

@@ -36,6 +36,7 @@ class Schedule:
         reanalyze_interval: learner updates between two reanalyze passes (0: never), which is
             interval / utd_ratio agent steps.
         reanalyze_min_step: agent steps before the first pass.
+        seed_hold: steps of every environment that a random action is held.
     """
 
     seed_steps: int
@@ -43,6 +44,7 @@ class Schedule:
     utd_ratio: float
     reanalyze_interval: int
     reanalyze_min_step: int
+    seed_hold: int = 1
 
     @property
     def ratio(self) -> Fraction:
@@ -74,6 +76,7 @@ def make_schedule(settings: RunSettings, spec: EnvSpec) -> Schedule:
         utd_ratio=settings.updates_per_step(),
         reanalyze_interval=settings.reanalyze_interval(),
         reanalyze_min_step=settings.reanalyze_min_step() // spec.action_repeat,
+        seed_hold=train.seed_hold,
     )
 
 

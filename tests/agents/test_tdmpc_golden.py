@@ -162,6 +162,7 @@ def reference_settings(config: dict) -> Settings:
         ),
         optimizer=dict(
             learning_rate=config["lr"],
+            policy_lr_scale=1.0,
             encoder_lr_scale=config["enc_lr_scale"],
             grad_clip_norm=config["grad_clip_norm"],
             tau=config["tau"],

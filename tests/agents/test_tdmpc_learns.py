@@ -38,7 +38,7 @@ CONFIG = dict(
         value_best_n=2,
     ),
     reanalyze=dict(batch_size=32, interval=10),
-    optimizer=dict(learning_rate=3e-3, encoder_lr_scale=1.0, tau=0.2),
+    optimizer=dict(learning_rate=3e-3, encoder_lr_scale=1.0, policy_lr_scale=1.0, tau=0.2),
 )
 
 

@@ -449,7 +449,9 @@ def test_every_component_has_its_learning_rate(scaled):
 
 
 def test_weight_decay_pulls_all_but_priors_to_zero():
-    settings = make_settings(optimizer=dict(learning_rate=LR, weight_decay=0.1))
+    settings = make_settings(
+        optimizer=dict(learning_rate=LR, policy_lr_scale=1.0, weight_decay=0.1)
+    )
     (updates,), policy = steps_of(settings)
     np.testing.assert_allclose(updates["reward"]["main"]["w"], -LR * (1 + 0.1 * 2.0), rtol=1e-3)
     np.testing.assert_allclose(updates["encoder"]["w"], -0.3 * LR * 1.2, rtol=1e-3)

@@ -26,7 +26,7 @@ CONFIG = dict(
     training_planner=dict(num_samples=5, num_elites=2),
     loss=dict(batch_size=4, horizon=2, discount=DISCOUNT, value_best_n=2),
     reanalyze=dict(batch_size=4, interval=2, min_step=12),
-    optimizer=dict(learning_rate=1e-2, tau=0.1, grad_clip_norm=2.0),
+    optimizer=dict(learning_rate=1e-2, policy_lr_scale=1.0, tau=0.1, grad_clip_norm=2.0),
 )
 
 

@@ -125,17 +125,42 @@ def test_the_task_decides_what_is_left_to_it():
     spec = EnvSpec("toy:task", (3,), "float32", 2, episode_length=200, action_repeat=2)
     left = declared.Settings().for_task(spec)
     assert (left.env.action_repeat, left.train.utd_ratio, left.loss.discount) == (2, 2.0, 0.975)
-    assert left.updates_per_step() == 2.0
+    assert left.updates_per_step() == 2.0 and left.train.seed_hold == 4
     # 9,000 environment steps after the random ones are 4,500 agent steps.
     assert left.total_updates() == 2 * 4_500 + 500
-    assert declared.Settings().for_task(spec._replace(discrete=True)).updates_per_step() == 0.5
+    discrete = declared.Settings().for_task(spec._replace(discrete=True))
+    assert (discrete.updates_per_step(), discrete.train.seed_hold) == (0.5, 1)
     own = declared.Settings(
-        train=declared.Train(utd_ratio=0.25), loss=declared.Loss(discount=0.9)
+        train=declared.Train(utd_ratio=0.25, seed_hold=2), loss=declared.Loss(discount=0.9)
     ).for_task(spec)
-    assert (own.updates_per_step(), own.loss.discount) == (0.25, 0.9)
-    assert make_schedule(declared.Settings(), spec).utd_ratio == 2.0
+    assert (own.updates_per_step(), own.loss.discount, own.train.seed_hold) == (0.25, 0.9, 2)
+    schedule = make_schedule(declared.Settings(), spec)
+    assert (schedule.utd_ratio, schedule.seed_hold) == (2.0, 4)
     several = spec._replace(tasks=(spec, spec._replace(episode_length=500)))
     assert declared.Settings().for_task(several).loss.discount == (0.975, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "discrete", "rate", "of_policy"),
+    [
+        ({}, {}, False, 1e-3, 3e-4),
+        ({}, {}, True, 3e-4, 3e-4),
+        (dict(size="5"), {}, False, 3e-4, 3e-4),
+        ({}, dict(learning_rate=6e-4), False, 6e-4, 3e-4),
+        ({}, dict(policy_lr_scale=1.0), False, 1e-3, 1e-3),
+        ({}, dict(learning_rate=3e-4, policy_lr_scale=2.0), False, 3e-4, 6e-4),
+    ],
+)
+def test_learning_rates_of_model_and_policy(model, optimizer, discrete, rate, of_policy):
+    """The policy's is 3e-4 unless it is asked for; the model's goes by its size and the actions."""
+    spec = EnvSpec("toy:task", (3,), "float32", 2, episode_length=200, action_repeat=1)
+    spec = spec._replace(discrete=discrete)
+    given = declared.Settings(
+        model=declared.Model(**model), optimizer=declared.Optimizer(**optimizer)
+    )
+    found = given.for_task(spec).optimizer
+    assert found.learning_rate == rate
+    assert found.learning_rate * found.policy_lr_scale == pytest.approx(of_policy)
 
 
 def test_settings_need_no_jax():

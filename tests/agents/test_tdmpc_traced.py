@@ -191,7 +191,7 @@ def test_a_traced_number_chooses_as_a_constant_does(name):
 def test_the_encoders_rate_steps_at_its_update():
     """Of eight updates the third is the first with a tenth of the rate."""
     found = rate(given(SMALL, {"optimizer.encoder_lr_step_at": 0.25}))
-    wanted = 3e-4 * 0.3 * np.array([1.0, 1.0, *[0.1] * 7])
+    wanted = 1e-3 * 0.3 * np.array([1.0, 1.0, *[0.1] * 7])
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 

@@ -5,6 +5,7 @@ What `test_loop.py` sees of whole runs, in programs that compile in a second.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import types
 from fractions import Fraction
@@ -399,6 +400,21 @@ def test_an_agent_without_targets_or_memory_of_actions_acts_at_random_then_itsel
     assert made is None and actor.tolist() == [1.0, 1.0]
 
 
+def test_random_actions_are_held_until_the_seed_phase_is_over():
+    """Blocks of three steps of both environments; a block keeps the action of its first step."""
+    schedule = dataclasses.replace(SCHEDULE, seed_steps=5 * E, seed_hold=3)
+    select = jax.jit(loop.make_select_action(PLAIN, schedule, E, SPEC))
+    start = begun(PLAIN)
+    now = [start.replace(steps=jnp.int32(E * t)) for t in range(6)]
+    taken = [np.array(select(at, state.step_keys(at)[0])[0]) for at in now]
+    for t, first in enumerate((0, 0, 0, 3, 3)):
+        drawn = jax.random.normal(state.step_keys(now[first])[0], (E, A))
+        np.testing.assert_allclose(taken[t], np.clip(2.0 * drawn, -1.0, 1.0), rtol=1e-6)
+    assert not np.array_equal(taken[0], taken[3])
+    own = jax.random.split(state.step_keys(now[5])[0])[0]
+    np.testing.assert_allclose(taken[5][:, 0], number(own), rtol=1e-6)
+
+
 def test_divided_parameters_are_gathered_once_for_an_action_and_for_passes():
     """Before the planner's loops, in which every step would gather them again."""
     mesh = jax.sharding.AbstractMesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -488,7 +504,7 @@ def test_ratios_are_the_simplest_fraction_that_is_near(given, ratio):
 
 def settings(seed_steps, needed):
     given = types.SimpleNamespace(
-        train=types.SimpleNamespace(seed_steps=seed_steps, pretrain_updates=11),
+        train=types.SimpleNamespace(seed_steps=seed_steps, pretrain_updates=11, seed_hold=3),
         env=types.SimpleNamespace(num_envs=4),
         rows_before_learning=lambda: needed,
         updates_per_step=lambda: 0.5,
@@ -500,7 +516,7 @@ def settings(seed_steps, needed):
 
 def test_a_schedule_is_in_agent_steps():
     spec = SPEC._replace(action_repeat=4)
-    assert state.make_schedule(settings(43, 10), spec) == Schedule(10, 11, 0.5, 6, 22)
+    assert state.make_schedule(settings(43, 10), spec) == Schedule(10, 11, 0.5, 6, 22, 3)
     with pytest.raises(ValueError, match=r"seed_steps=43 gives 10 agent steps.*need 11"):
         state.make_schedule(settings(43, 11), spec)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Loss", "Model", "Planner", "Settings", "TrainingPlanner"]
 
+PUBLISHED_RATE = 3e-4  # of everything but the encoder, in TD-MPC2's config.yaml
 MODEL_SIZES = ("tiny", "1", "5", "19", "48", "317")
 
 _STORED = {"stores_plans": True}
@@ -45,6 +46,10 @@ class Train(common.Train):
 
     steps: int = setting(10_000, "environment steps of the run", at_least=1)
     log_interval: int = setting(200, "environment steps between log rows", at_least=1)
+    seed_hold: int = setting(
+        0,
+        "agent steps that each random action is held; 0: the task's, 4, or 1 with discrete actions",
+    )
     pretrain_updates: int = setting(500, "updates made at once after the random actions")
     pretrain_policy: bool = setting(
         True, "the policy learns in those, too", needs={"pretrain_updates": NONZERO}
@@ -156,7 +161,11 @@ class Optimizer:
         "adam, or muon: the matrices by it, all else by adam, at the same rates",
         choices=("adam", "muon"),
     )
-    learning_rate: float = setting(3e-4, "of everything that has no factor below")
+    learning_rate: float = setting(
+        0.0,
+        "of everything that has no factor below; 0: 1e-3 of the tiny model with continuous "
+        "actions, 3e-4 of others",
+    )
     encoder_lr_scale: float = setting(0.3, "factor of the encoder's rate")
     encoder_lr_step_at: float = setting(
         1.0, "share of the run after which that rate steps; 1: never", at_most=1
@@ -165,7 +174,7 @@ class Optimizer:
         1.0, "by this factor; 0: frozen", needs={"steps_encoder_rate": True}
     )
     ensemble_lr_scaling: bool = setting(False, "rates grow with the number of heads")
-    policy_lr_scale: float = setting(1.0, "factor of the policy's rate")
+    policy_lr_scale: float = setting(0.0, "factor of the policy's rate; 0: that rate is 3e-4")
     policy_adam_eps: float = setting(1e-5, "Adam's epsilon for the policy")
     weight_decay: float = setting(0.0, "AdamW's; 0: Adam")
     grad_clip_norm: float = setting(20.0, "largest global norm of a gradient")
@@ -206,10 +215,12 @@ class Settings(RunSettings):
     optimizer: Optimizer = section(Optimizer(), "how it is minimised")
 
     def for_task(self, spec: EnvSpec) -> Self:
-        """These settings with action repeat, updates a step and discount filled in.
+        """These settings with what is left to the task filled in.
 
         With two updates a step continuous tasks take half the steps or less, while CartPole comes
-        later to its best and leaves it (docs/results/suites.md).
+        later to its best and leaves it (docs/results/suites.md). 3e-4 is TD-MPC2's rate for its 5M
+        model; a narrow one learns sooner with more, but for its policy, which then settles before
+        it has explored. Random actions that are held find more (docs/results/learning.md).
         """
         from mbx import returns  # loads JAX
 
@@ -219,9 +230,15 @@ class Settings(RunSettings):
             choose(given > 0.0, given, returns.discount_from_episode_length(n)) for n in lengths
         )
         updates = self.train.utd_ratio or (0.5 if spec.discrete else 2.0)
+        hold = self.train.seed_hold or (1 if spec.discrete else 4)
+        own = self.optimizer
+        tiny = self.model.size == "tiny" and not spec.discrete
+        rate = choose(own.learning_rate > 0.0, own.learning_rate, 1e-3 if tiny else PUBLISHED_RATE)
+        factor = choose(own.policy_lr_scale > 0.0, own.policy_lr_scale, PUBLISHED_RATE / rate)
         return dataclasses.replace(
             settings,
-            train=dataclasses.replace(self.train, utd_ratio=updates),
+            train=dataclasses.replace(self.train, utd_ratio=updates, seed_hold=hold),
+            optimizer=dataclasses.replace(own, learning_rate=rate, policy_lr_scale=factor),
             loss=dataclasses.replace(self.loss, discount=each if spec.tasks else each[0]),
         )
 
