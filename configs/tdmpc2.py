@@ -16,7 +16,12 @@ def get_config() -> config_dict.ConfigDict:
     config = presets.load("tdmpc")
     config.env.update(name="playground:CartpoleSwingup", num_envs=1)
     config.train.update(
-        steps=100_000, seed_steps=5_000, pretrain_updates=2_500, utd_ratio=1.0, log_interval=1_000
+        steps=100_000,
+        seed_steps=5_000,
+        seed_hold=1,
+        pretrain_updates=2_500,
+        utd_ratio=1.0,
+        log_interval=1_000,
     )
     config.eval.update(interval=10_000, episodes=10)
     config.checkpoint.interval = 20_000
