@@ -19,7 +19,9 @@ E, C, STEPS, LIMIT, DISCOUNT = 2, 8, 20, 6, 0.9
 MODEL = ("encoder", "dynamics", "reward", "termination", "value")
 CONFIG = dict(
     env=dict(name="oracle:cart", num_envs=E),
-    train=dict(steps=100, seed_steps=8, pretrain_updates=2, utd_ratio=0.75, log_interval=E),
+    train=dict(
+        steps=100, seed_steps=8, seed_hold=1, pretrain_updates=2, utd_ratio=0.75, log_interval=E
+    ),
     model=dict(episodic="True", dropout=0.0),
     replay=dict(capacity=E * C, keep_targets=3),
     planner=dict(horizon=2, num_samples=7, num_elites=3, num_proposals=2, temperature=0.7),

@@ -1,4 +1,4 @@
-"""`experiments.random_actions`: what is measured are the seed phase's own actions, held."""
+"""`experiments.held_actions`: what is measured are the seed phase's own actions, held."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import random_actions
+from experiments import held_actions
 from mbx import envs
 from mbx.envs.base import wide_actions
 from mbx.training.evaluation import make_random
@@ -16,7 +16,7 @@ TASK = "gymnax:Pendulum-v1"
 
 def test_an_action_is_kept_for_its_steps():
     spec = envs.make(TASK, 2).spec
-    act, init_actor = random_actions.held(wide_actions, 3, spec)
+    act, init_actor = held_actions.held(wide_actions, 3, spec)
     actor, taken = init_actor(2), []
     for t in range(6):
         action, actor = act(None, actor, None, None, jax.random.key(t), False)
@@ -39,8 +39,8 @@ def test_wide_actions_are_a_clipped_gaussian_of_deviation_2():
 
 
 def test_uniform_actions_of_one_step_are_the_yardstick_of_evaluations():
-    row = random_actions.measure(TASK, "uniform", 1, episodes=3, seed=5)
+    row = held_actions.measure(TASK, "uniform", 1, episodes=3, seed=5)
     returns = make_random(envs.make(TASK, 3, seed=5))(jax.random.key(5)).returns
     assert row["mean"] == np.float32(jnp.mean(returns)) and row["rewarded"] == 1.0
-    held = random_actions.measure(TASK, "uniform", 4, episodes=3, seed=5)
+    held = held_actions.measure(TASK, "uniform", 4, episodes=3, seed=5)
     assert held["mean"] != row["mean"] and held["hold"] == 4
