@@ -6,7 +6,7 @@ are pytrees of their own. Axes: E environments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from mbx import replay
@@ -179,6 +179,24 @@ class Diagnostics(NamedTuple):
 
     metrics: dict[str, float]
     files: dict[str, bytes]
+
+
+class Ahead(NamedTuple):
+    """A function that runs a program and can have it compiled before its first call.
+
+    A run has what its evaluations call compiled beside training, where a core is idle.
+
+    Attributes:
+        call: the function itself.
+        compile: compiles for arguments like those of a call, given abstractly.
+    """
+
+    call: Callable[..., Any]
+    compile: Callable[..., Any]
+
+    def __call__(self, *args: Any) -> Any:
+        """The function's result."""
+        return self.call(*args)
 
 
 class MakeDiagnostics(Protocol):

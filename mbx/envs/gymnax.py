@@ -7,7 +7,12 @@ after gymnax (Craftax: jax:craftax.craftax_env:make_craftax_env_from_name).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
+import sys
+import types
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -30,7 +35,8 @@ _NEVER = 2**30  # steps
 
 def raw(task: str, **kwargs: Any) -> RawEnvironment:
     """The gymnax task. Raises ValueError for an unknown one."""
-    import gymnax
+    with _imported_when_used("matplotlib.pyplot", "seaborn"):  # for its pictures, and for 0.9 s
+        import gymnax
 
     if task not in gymnax.registered_envs:
         raise unknown_task("gymnax", task, gymnax.registered_envs)
@@ -128,6 +134,28 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
         action_low=() if discrete else tuple(map(float, low)),
         action_high=() if discrete else tuple(map(float, high)),
     )
+
+
+class _WhenUsed(types.ModuleType):
+    """Stands for a module until something of it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextlib.contextmanager
+def _imported_when_used(*names: str) -> Iterator[None]:
+    """What is imported meanwhile gets these modules when it first uses them, not at once."""
+    here = {name: _WhenUsed(name) for name in names if name not in sys.modules}
+    sys.modules.update(here)
+    try:
+        yield
+    finally:
+        for name, module in here.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
 
 
 def _leaves(space: Any) -> Any:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import exchange, threefry
-from mbx.agents.base import Episodes
+from mbx.agents.base import Ahead, Episodes
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, random_actions
 from mbx.training.sharding import ONE_DEVICE, Partition
 
@@ -68,8 +68,10 @@ def make_evaluate(
     partition: Partition = ONE_DEVICE,
     *,
     record: bool = False,
-) -> Callable[[Any, Array], Evaluation]:
+) -> Ahead:
     """`evaluate(train_state, key) -> Evaluation`: one episode in each of the environments.
+
+    Of a single process it can be compiled ahead, which gives `Evaluation.episodes` abstractly.
 
     Args:
         act, init_actor: an agent's own (`mbx.agents.base.Agent`).
@@ -197,24 +199,29 @@ def _make_fused(
     environment: JaxEnvironment,
     partition: Partition,
     record: bool,
-) -> Callable[[Any, Array], Evaluation]:
+) -> Ahead:
     episodes = make_episodes(act, init_actor, environment, partition, record=record)
     compiled = partition.compile(episodes)
 
     def evaluate(train: Any, key: Array) -> Evaluation:
         return as_evaluation(jax.device_get(compiled(train, key)), environment)
 
-    return evaluate
+    def ahead(train: Any, key: Any) -> Episodes | None:
+        compiled.lower(train, key).compile()
+        return as_evaluation(jax.eval_shape(compiled, train, key), environment).episodes
+
+    return Ahead(evaluate, ahead)
 
 
-def _beside(tree: Any, other: Any) -> Any:
-    """`tree` bound to the one device where `other` lies, as what a program makes of both will be.
+def _place_of(tree: Any) -> jax.sharding.Sharding | None:
+    """The one device where a tree lies; None for several.
 
-    Unbound, it would make a program's first call another program than all later ones.
+    What a program is given beside the tree is to be bound to it, as what it makes of both will be:
+    unbound, it would make a program's first call another program than all later ones.
     """
-    places = {x.sharding for x in jax.tree.leaves(other)}
+    places = {x.sharding for x in jax.tree.leaves(tree)}
     alone = len(places) == 1 and all(len(place.device_set) == 1 for place in places)
-    return jax.device_put(tree, places.pop()) if alone else tree
+    return places.pop() if alone else None
 
 
 def _make_host(
@@ -223,7 +230,7 @@ def _make_host(
     environment: HostEnvironment,
     partition: Partition,
     record: bool,
-) -> Callable[[Any, Array], Evaluation]:
+) -> Ahead:
     num, longest = environment.num_envs, environment.spec.episode_length
     seen = seen_steps(longest)
 
@@ -237,7 +244,9 @@ def _make_host(
             key = jax.random.fold_in(key, jax.process_index())
         seed_key, step_key = jax.random.split(key)
         obs = environment.reset(int(jax.random.randint(seed_key, (), 0, 2**31 - 1)))
-        actor = _beside(init_actor(num), train)
+        actor = init_actor(num)
+        if place := _place_of(train):
+            actor = jax.device_put(actor, place)
         active, total = np.ones(num, bool), np.zeros(num, np.float32)
         length, i = np.zeros(num, np.int32), 0
         metrics = {name: np.zeros(num) for name in logged_metrics(environment.spec)}
@@ -267,4 +276,22 @@ def _make_host(
         found = partition.gathered(total), partition.gathered(length), metrics, kept
         return as_evaluation(found, environment)
 
-    return evaluate
+    def ahead(train: Any, key: Any) -> Episodes | None:
+        shape, spec = jax.ShapeDtypeStruct, environment.spec
+        obs = shape((num, *spec.obs_shape), spec.obs_dtype)
+        flags = shape((num,), bool)
+        actor = jax.eval_shape(lambda: init_actor(num))
+        actor = jax.tree.map(lambda x: x.update(sharding=_place_of(train)), actor)
+        evaluation.lower(train, actor, obs, flags, key).compile()
+        if not record:
+            return None
+        return Episodes(
+            rewards=shape((longest, num), np.float32),
+            lengths=shape((num,), np.int32),
+            terminated=flags,
+            steps=seen,
+            obs=shape((len(seen), *obs.shape), obs.dtype),
+            last_obs=obs,
+        )
+
+    return Ahead(evaluate, ahead)

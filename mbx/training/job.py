@@ -6,6 +6,7 @@ several seeds at once); `mbx.training.run` then drives any of them alike.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx.agents.base import Agent
+from mbx.agents.base import Agent, Ahead, Episodes
 from mbx.agents.settings import RunSettings
 from mbx.envs.base import HostEnvironment, JaxEnvironment
 from mbx.training import build, datasets, evaluation, learning, loop, seeds, transfer
@@ -114,6 +115,16 @@ class Job(NamedTuple):
         return seeds.pick(tree, index) if len(self.seeds) > 1 else tree
 
 
+def matmul_precision(precision: str) -> contextlib.AbstractContextManager:
+    """The context in which a run's programs are traced: how exact float32 products are.
+
+    "default" leaves that to the device: a GPU may use tf32 and a TPU bfloat16, a CPU is exact.
+    """
+    if precision == "default":
+        return contextlib.nullcontext()
+    return jax.default_matmul_precision(precision)
+
+
 def make_intervals(settings: RunSettings, action_repeat: int) -> Intervals:
     """The intervals of a run; evaluations and checkpoints fall on their ends."""
     train = settings.train
@@ -207,7 +218,10 @@ def make_evaluation(
             several = seeds.make_seeds_evaluate(*given, mesh=mesh, record=record)
             return lambda train, keys: several(train, jnp.stack(keys))
         single = evaluation.make_evaluate(*given, partition, record=record)
-        return lambda train, keys: [single(train, keys[0])]
+        return Ahead(
+            lambda train, keys: [single(train, keys[0])],
+            lambda train, keys: single.compile(train, keys[0]),
+        )
 
     # A review reads rows of the whole replay, which one process has only alone.
     without = make(agent.act, record=agent.review is not None and partition.processes == 1)
@@ -219,7 +233,14 @@ def make_evaluation(
         pairs = zip(without(train, keys), within(train, keys), strict=True)
         return [best._replace(exploring=noisy.returns) for best, noisy in pairs]
 
-    return both
+    if not (isinstance(without, Ahead) and isinstance(within, Ahead)):
+        return both
+
+    def ahead(train: Any, keys: Any) -> Episodes | None:
+        within.compile(train, keys)
+        return without.compile(train, keys)
+
+    return Ahead(both, ahead)
 
 
 def fresh_state(

@@ -18,6 +18,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +30,7 @@ from mbx.agents.settings import RunSettings
 from mbx.files import sole_writer
 from mbx.settings import to_dict
 from mbx.training import (
+    ahead,
     build,
     datasets,
     environments,
@@ -53,6 +55,7 @@ from mbx.training.environments import evaluation_environment, make_environment
 from mbx.training.faults import Faults
 from mbx.training.interrupt import Interrupt
 from mbx.training.job import Job, begin, fresh_state, host_snapshots, prepare
+from mbx.training.job import matmul_precision as matmul_precision
 from mbx.training.metrics import NoLogger, RunLogger, atomic_write, read_rows
 from mbx.training.state import LoopState
 from mbx.world_model import count_parameters
@@ -120,16 +123,6 @@ def enable_compilation_cache(path: str | None = None) -> None:
 def evaluation_key(key: jax.Array, interval: int) -> jax.Array:
     """The key of the evaluation after an interval, from the run's key."""
     return jax.random.fold_in(jax.random.fold_in(key, _EVALUATION), interval)
-
-
-def matmul_precision(precision: str) -> contextlib.AbstractContextManager:
-    """The context in which a run's programs are traced: how exact float32 products are.
-
-    "default" leaves that to the device: a GPU may use tf32 and a TPU bfloat16, a CPU is exact.
-    """
-    if precision == "default":
-        return contextlib.nullcontext()
-    return jax.default_matmul_precision(precision)
 
 
 def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -> Result:
@@ -309,6 +302,7 @@ def _drive(
     talk = job.partition.is_main_process
     faults = [Faults(job.environment.spec.name) for _ in seed_runs]
     minutes, learned, saved = settings.checkpoint.minutes, intervals.behind > 0, time.monotonic()
+    compiling: Future[None] | None = None
     with interrupt:
         for i in range(intervals.first, intervals.number):
             began = time.time()
@@ -331,7 +325,10 @@ def _drive(
                 faults[index].see(metrics, steps)
             final = i + 1 == intervals.number
             if final or (i + 1) % intervals.eval_every == 0:
-                with notices.compiling("the evaluation", talk and not evaluations):
+                if compiling is not None:
+                    compiling.result()
+                new = compiling is None and not evaluations
+                with notices.compiling("the evaluation", talk and new):
                     means = evaluate_seeds(job, state, i, steps, seed_runs, started)
                 evaluations.append((steps, float(np.mean(means))))
             stop = final or job.partition.agreed(interrupt.requested)
@@ -345,6 +342,8 @@ def _drive(
                 saved = time.monotonic()
             if stop:
                 break
+            if learned and compiling is None and not evaluations and ahead.possible(job):
+                compiling = ahead.start(job, state, settings.matmul_precision, talk=talk)
     return state, evaluations
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 
 import gymnasium
@@ -12,6 +14,7 @@ import pytest
 
 from mbx import envs
 from mbx.envs import base
+from mbx.envs import gymnax as gymnax_suite
 
 
 def test_gymnax_pendulum_matches_gymnax():
@@ -234,3 +237,42 @@ def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mujoco_playground", None)
     with pytest.raises(ImportError, match=r"pip install -e '\.\[playground\]'"):
         envs.make("playground:CartpoleSwingup", 1)
+
+
+WITHOUT_PICTURES = """
+import os
+import subprocess
+import sys
+from mbx import envs
+envs.make("gymnax:Pendulum-v1", 1)
+print(sorted({"seaborn", "pandas", "matplotlib.pyplot"} & sys.modules.keys()))
+import gymnax.environments.misc.pong as pong
+print(pong.sns.color_palette("husl", 2).as_hex())  # what it draws with comes when it draws
+print(pong.plt.get_backend(), pong.sns is sys.modules["seaborn"])
+import seaborn, matplotlib.pyplot
+print(seaborn.__version__ == pong.sns.__version__, hasattr(matplotlib.pyplot, "figure"))
+"""
+
+
+def test_gymnax_comes_without_what_it_draws_with_until_it_draws():
+    found = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PICTURES],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert found.stdout.splitlines() == [
+        "[]",
+        "['#f77189', '#36ada4']",
+        "agg False",
+        "True True",
+    ], found.stderr
+
+
+def test_what_is_used_while_it_is_put_off_is_imported_then():
+    with gymnax_suite._imported_when_used("tabnanny"):
+        import tabnanny
+
+        assert tabnanny.check.__module__ == "tabnanny"  # the module, not what stands for it
+    assert sys.modules["tabnanny"].check is tabnanny.check  # and it stays imported

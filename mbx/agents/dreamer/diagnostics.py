@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,7 +23,7 @@ import numpy as np
 
 from mbx import distributions as dist
 from mbx import replay
-from mbx.agents.base import Diagnostics
+from mbx.agents.base import Ahead, Diagnostics, MakeDiagnostics
 from mbx.agents.dreamer import encoders, rssm, sequences
 from mbx.agents.dreamer.settings import Settings
 from mbx.agents.dreamer.types import TrainState
@@ -43,7 +42,7 @@ ENDED = 0.25  # brightness of what follows an episode's end
 
 def make_diagnostics(
     settings: Settings,
-) -> Callable[[TrainState, replay.ReplayState, Array], Diagnostics]:
+) -> MakeDiagnostics:
     """`Agent.diagnostics` of Dreamer's agent."""
     predict = jax.jit(functools.partial(open_loop, settings))
 
@@ -62,7 +61,7 @@ def make_diagnostics(
                 files["open_loop.gif"] = to_gif(frames, milliseconds=200)
         return Diagnostics(numbers, files)
 
-    return diagnose
+    return Ahead(diagnose, lambda *args: predict.lower(*args).compile())
 
 
 def _context(settings: Settings) -> int:

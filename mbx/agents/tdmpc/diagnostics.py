@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import mppi, planners, replay
-from mbx.agents.base import Diagnostics, Episodes, MakeReview
+from mbx.agents.base import Ahead, Diagnostics, Episodes, MakeReview
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.scoring import score_function
 from mbx.agents.tdmpc.settings import Settings
@@ -86,7 +86,7 @@ def make_review(settings: Settings, model: WorldModel) -> MakeReview:
         numbers = summarise(found, depths(len(found.mask), settings.planner.horizon))
         return Diagnostics(numbers, {"model.png": draw(found)})
 
-    return review
+    return Ahead(review, lambda *args: program().lower(*args).compile())
 
 
 def depths(deepest: int, horizon: int) -> list[int]:
