@@ -281,6 +281,46 @@ def test_values_can_learn_in_the_last_state_of_a_window_as_well(value_target):
     np.testing.assert_allclose(ours, np.mean(0.5 ** np.arange(T + 1) * each), rtol=1e-4)
 
 
+def test_planner_targets_can_be_corrected_by_the_models_error_at_the_action_taken():
+    plain = make_settings(model=dict(episodic="True"), loss=dict(value_last_state=True))
+    model = make_model(plain)
+    params, slow = loud(model.init(jax.random.key(0))), loud(model.init(jax.random.key(4)))["value"]
+    state = program(init_state, plain, model)(jax.random.key(0))
+    state = state.replace(params=params, target_value=slow)
+    mask = jnp.ones((T, B)).at[1, 1].set(0.0)
+    batch = make_batch(mask=mask, terminated=jnp.zeros((T, B)).at[1, 2].set(1.0))
+    noise = program(draw, plain, model)(jax.random.key(1))
+    z = model.encode(params, batch.obs)
+    _, _, weights = weigh_actions(plain, state, batch)
+
+    def samples(correction):
+        own = replaced(plain, loss=dict(model_correction=correction))
+        make = program(value_targets.value_targets, own, model)
+        return np.asarray(make(state, z, batch, noise, weights)[0].samples)
+
+    @jax.jit
+    def value(z):  # mean over the two heads
+        return model.decode(model.value(slow, z)).mean()
+
+    @jax.jit
+    def said(z, action):
+        after = model.step(params, z[None], action)[0]
+        alive = jax.nn.sigmoid(model.termination(params, after)) <= 0.5
+        reward = model.decode(model.reward(params, z[None], action))[0, 0]
+        return reward + 0.9 * alive * value(after)
+
+    error = np.zeros((T + 1, B))  # nothing follows a window's last state
+    for t in range(T):
+        for b in range(B):
+            came = batch.reward[t, b] + 0.9 * (1.0 - batch.terminated[t, b]) * value(z[t + 1, b])
+            error[t, b] = mask[t, b] * (came - said(z[t, b], batch.action[t, b]))
+    assert np.abs(error[:T]).max() > 1.0 and error[1, 1] == 0.0
+    without = samples(0.0)
+    for share in (1.0, 0.25):
+        expected = without + share * error[None, ..., None]
+        np.testing.assert_allclose(samples(share), expected, rtol=2e-3, atol=2e-3)
+
+
 def test_policy_coef_weighs_the_whole_loss_of_the_policy(setting):
     settings, model, state, _, noise = setting
     zs = jax.lax.stop_gradient(model.encode(state.params, make_batch().obs))

@@ -103,6 +103,12 @@ class Loss:
     value_best_n: int = setting(
         4, "planner actions in use", at_least=1, needs={"value_weighting": "best_n"}
     )
+    model_correction: float = setting(
+        0.0,
+        "share of the model's error at the action taken that planner targets are corrected by",
+        at_most=1,
+        needs={"value_target": "planner", "model.critic": "v"},
+    )
     value_temperature: float = setting(
         0.0,
         "of the weights of planner actions in value targets; 0: those of the policy's",

@@ -219,6 +219,37 @@ def v_targets(
     return bootstrap(settings, total, values, factor, ended)
 
 
+def model_error(
+    settings: Settings,
+    model: WorldModel,
+    params: Params,
+    target_value: Params,
+    encoded: Array,
+    batch: Batch,
+    noise: Noise,
+) -> Array:
+    """By how much a transition was worth more than the model says of its state and action.
+
+    Its own reward and the target value of the state that followed, less the imagined ones. As a
+    control variate of the planner's targets it takes from them what the model wrongly promises
+    wherever the agent acts about as the planner does. Source: docs/sources.md, model-correction.
+
+    Args:
+        encoded: latents `[T+1, B, L]`.
+
+    Returns:
+        `[V', T, B]`, of no meaning where `batch.mask` is 0.
+    """
+    actions, z_next = batch.action[..., None, :], encoded[1:]
+    said = v_targets(settings, model, params, target_value, encoded[:-1], actions, noise)
+    values = next_values(model, params, target_value, z_next, noise)
+    discount = discount_of(model, settings.loss.discount, z_next[None])
+    came = bootstrap(
+        settings, batch.reward[None, None], values[:, None], discount, batch.terminated[None]
+    )
+    return came - said[..., 0]
+
+
 def lambda_targets(
     settings: Settings,
     model: WorldModel,
@@ -334,6 +365,12 @@ def imagined_target(
     if settings.loss.value_target == "planner":
         actions, weights = value_actions(settings, batch, weights)
         samples = v_targets(settings, model, params, target_value, z, actions[:states], noise)
+        if possible(settings.loss.model_correction > 0.0):
+            error = batch.mask[None] * model_error(
+                settings, model, params, target_value, encoded, batch, noise
+            )
+            error = jnp.pad(error, ((0, 0), (0, states - error.shape[1]), (0, 0)))
+            samples = samples + settings.loss.model_correction * error[..., None]
         return ValueTarget(samples, weights[:states], mask, count)
     mean, log_std = model.policy(params, z)
     actions = model.act(mean[..., None, :], log_std[..., None, :], noise.rollout_eps[0])
