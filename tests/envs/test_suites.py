@@ -240,8 +240,6 @@ def test_a_missing_extra_is_named(monkeypatch):
 
 
 WITHOUT_PICTURES = """
-import os
-import subprocess
 import sys
 from mbx import envs
 envs.make("gymnax:Pendulum-v1", 1)

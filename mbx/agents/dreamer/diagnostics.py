@@ -40,9 +40,7 @@ SEEN, IMAGINED = (110, 110, 110), (240, 140, 20)  # colours of that line
 ENDED = 0.25  # brightness of what follows an episode's end
 
 
-def make_diagnostics(
-    settings: Settings,
-) -> MakeDiagnostics:
+def make_diagnostics(settings: Settings) -> MakeDiagnostics:
     """`Agent.diagnostics` of Dreamer's agent."""
     predict = jax.jit(functools.partial(open_loop, settings))
 

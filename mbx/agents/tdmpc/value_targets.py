@@ -148,11 +148,12 @@ def q_targets(
     noise: Noise,
     planned: tuple[Array, Array] | None = None,
 ) -> Array:
-    """TD targets of a Q critic, `[V', T, B]`: r + gamma (1 - terminated) * next value.
+    """TD targets of the replay's own transitions, `[V', T, B]`: r + gamma (1 - terminated) * next
+    value.
 
-    The next value is Q(z', a'), a' from the policy (TD-MPC2), or, with planner targets, the
-    weighted mean over the actions that the planner stored for the next row; rows without a plan (an
-    episode's last) fall back to the policy's action.
+    Of a V critic the next value is V(z'). Of a Q critic it is Q(z', a'), a' from the policy
+    (TD-MPC2), or, with planner targets, the weighted mean over the actions that the planner stored
+    for the next row; rows without a plan (an episode's last) fall back to the policy's action.
 
     Args:
         planned: those actions `[T+1, B, n, A]` and their weights `[T+1, B, n]`.
@@ -240,13 +241,9 @@ def model_error(
     Returns:
         `[V', T, B]`, of no meaning where `batch.mask` is 0.
     """
-    actions, z_next = batch.action[..., None, :], encoded[1:]
+    actions = batch.action[..., None, :]
     said = v_targets(settings, model, params, target_value, encoded[:-1], actions, noise)
-    values = next_values(model, params, target_value, z_next, noise)
-    discount = discount_of(model, settings.loss.discount, z_next[None])
-    came = bootstrap(
-        settings, batch.reward[None, None], values[:, None], discount, batch.terminated[None]
-    )
+    came = q_targets(settings, model, params, target_value, encoded[1:], batch, noise)
     return came - said[..., 0]
 
 
