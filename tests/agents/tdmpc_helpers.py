@@ -37,6 +37,7 @@ PLAIN = dict(
     training_planner=dict(iterations=2, num_samples=N, num_elites=3, max_std=2.0),
     replay=dict(keep_targets=0, capacity=1000),
     reanalyze=dict(batch_size=6, stale_exponent=0.0),
+    optimizer=dict(learning_rate=1e-3),
     loss=dict(
         batch_size=B,
         horizon=T,
@@ -51,8 +52,12 @@ PLAIN = dict(
 def make_settings(**sections) -> Settings:
     """Small settings for `SPEC` with some replaced: make_settings(loss=dict(value_target="td")).
 
-    They are not checked, so that a test need not put back what has no effect in it.
+    They are not checked, so that a test need not put back what has no effect in it. A learning
+    rate stays what it is.
     """
+    own = sections.get("optimizer", {})
+    if "learning_rate" in own:
+        sections["optimizer"] = dict(final_learning_rate=own["learning_rate"]) | own
     return replaced(resolve(replaced(Settings(), **PLAIN), SPEC), **sections)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from mbx import replay
 from mbx.agents.tdmpc import settings as declared
-from mbx.agents.tdmpc.agent import make_agent
+from mbx.agents.tdmpc.agent import make_agent, resolve
 from mbx.settings import describe, flatten, from_dict, inactive, to_dict
 from mbx.training.state import make_schedule
 from mbx.types import EnvSpec
@@ -40,6 +41,7 @@ PASSED_ON = {
     "loss.td_ema_policy",
     "loss.td_std_coef",
     "model.prior_div",
+    "optimizer.lr_decay_updates",
     "optimizer.policy_tau",
     "planner.disagreement",
     "training_planner.aggregate",
@@ -141,26 +143,64 @@ def test_the_task_decides_what_is_left_to_it():
 
 
 @pytest.mark.parametrize(
-    ("model", "optimizer", "discrete", "rate", "of_policy"),
+    ("model", "optimizer", "discrete", "rate", "last", "of_policy"),
     [
-        ({}, {}, False, 1e-3, 3e-4),
-        ({}, {}, True, 3e-4, 3e-4),
-        (dict(size="5"), {}, False, 3e-4, 3e-4),
-        ({}, dict(learning_rate=6e-4), False, 6e-4, 3e-4),
-        ({}, dict(policy_lr_scale=1.0), False, 1e-3, 1e-3),
-        ({}, dict(learning_rate=3e-4, policy_lr_scale=2.0), False, 3e-4, 6e-4),
+        ({}, {}, False, 1e-3, 3e-4, 3e-4),
+        ({}, {}, True, 3e-4, 3e-4, 3e-4),
+        (dict(size="5"), {}, False, 3e-4, 3e-4, 3e-4),
+        ({}, dict(learning_rate=6e-4), False, 6e-4, 6e-4, 3e-4),
+        ({}, dict(final_learning_rate=1e-4), False, 1e-3, 1e-4, 3e-4),
+        (dict(size="5"), dict(final_learning_rate=1e-4), False, 3e-4, 1e-4, 3e-4),
+        ({}, dict(learning_rate=6e-4, final_learning_rate=1e-4), False, 6e-4, 1e-4, 3e-4),
+        ({}, dict(policy_lr_scale=1.0), False, 1e-3, 3e-4, 1e-3),
+        ({}, dict(learning_rate=3e-4, policy_lr_scale=2.0), False, 3e-4, 3e-4, 6e-4),
     ],
 )
-def test_learning_rates_of_model_and_policy(model, optimizer, discrete, rate, of_policy):
-    """The policy's is 3e-4 unless it is asked for; the model's goes by its size and the actions."""
+def test_learning_rates_of_model_and_policy(model, optimizer, discrete, rate, last, of_policy):
+    """The policy's is 3e-4 unless it is asked for; the model's goes by its size and the actions,
+    and falls where nobody chose it."""
     spec = EnvSpec("toy:task", (3,), "float32", 2, episode_length=200, action_repeat=1)
     spec = spec._replace(discrete=discrete)
     given = declared.Settings(
         model=declared.Model(**model), optimizer=declared.Optimizer(**optimizer)
     )
-    found = given.for_task(spec).optimizer
-    assert found.learning_rate == rate
+    task = given.for_task(spec)
+    found = task.optimizer
+    assert (found.learning_rate, found.final_learning_rate) == (rate, last)
+    assert task.rate_falls == (rate != last)
     assert found.learning_rate * found.policy_lr_scale == pytest.approx(of_policy)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "allowed"),
+    [
+        ({}, True),
+        (dict(final_learning_rate=1e-4), True),
+        (dict(learning_rate=6e-4, final_learning_rate=1e-4), True),
+        (dict(learning_rate=6e-4), False),
+        (dict(learning_rate=6e-4, final_learning_rate=6e-4), False),
+    ],
+)
+@pytest.mark.parametrize("size", ["tiny", "5"])
+def test_a_decay_is_refused_where_the_rate_stays(size, optimizer, allowed):
+    allowed = allowed and (size == "tiny" or bool(optimizer))
+    values = dict(model=dict(size=size), optimizer=dict(lr_decay_updates=7, **optimizer))
+    if allowed:
+        from_dict(declared.Settings(), values)
+    else:
+        with pytest.raises(ValueError, match="lr_decay_updates"):
+            from_dict(declared.Settings(), values)
+
+
+def test_a_decay_is_refused_where_the_task_keeps_the_rate():
+    settings = declared.Settings(optimizer=declared.Optimizer(lr_decay_updates=7))
+    assert resolve(settings, SPEC).optimizer.lr_decay_updates == 7
+    with pytest.raises(ValueError, match=r"lr_decay_updates=7.*'toy:ends' stays at 0\.0003"):
+        resolve(settings, SPEC._replace(discrete=True))
+    given = dataclasses.replace(
+        settings, optimizer=dataclasses.replace(settings.optimizer, final_learning_rate=1e-4)
+    )
+    assert resolve(given, SPEC._replace(discrete=True)).rate_falls
 
 
 def test_settings_need_no_jax():

@@ -80,12 +80,21 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
     """The settings with what the task decides filled in.
 
     Raises:
-        ValueError: settings that discrete actions have no place for, planners that there are not.
+        ValueError: settings that discrete actions have no place for, planners that there are not,
+            updates over which no rate falls.
     """
     _check_planners(settings)
     if spec.discrete:
         _check_discrete(settings, spec)
-    return settings.for_task(spec)
+    chosen = settings.for_task(spec)
+    own, usual = chosen.optimizer, type(chosen.optimizer)().lr_decay_updates
+    if not chosen.rate_falls and possible(own.lr_decay_updates != usual):
+        raise ValueError(
+            f"optimizer.lr_decay_updates={own.lr_decay_updates}: the learning rate of "
+            f"env.name={spec.name!r} stays at {own.learning_rate}; give "
+            f"optimizer.final_learning_rate as well, or leave it at {usual}"
+        )
+    return chosen
 
 
 def _check_planners(settings: Settings) -> None:

@@ -166,6 +166,15 @@ class Optimizer:
         "of everything that has no factor below; 0: 1e-3 of the tiny model with continuous "
         "actions, 3e-4 of others",
     )
+    final_learning_rate: float = setting(
+        0.0, "what it falls to; 0: 3e-4 where learning_rate is 0 as well, else it stays"
+    )
+    lr_decay_updates: int = setting(
+        40_000,
+        "updates over which it falls there, linearly; the policy's stays",
+        at_least=1,
+        needs={"rate_falls": True},
+    )
     encoder_lr_scale: float = setting(0.3, "factor of the encoder's rate")
     encoder_lr_step_at: float = setting(
         1.0, "share of the run after which that rate steps; 1: never", at_most=1
@@ -220,7 +229,9 @@ class Settings(RunSettings):
         With two updates a step continuous tasks take half the steps or less, while CartPole comes
         later to its best and leaves it (docs/results/suites.md). 3e-4 is TD-MPC2's rate for its 5M
         model; a narrow one learns sooner with more, but for its policy, which then settles before
-        it has explored. Random actions that are held find more (docs/results/learning.md).
+        it has explored. Later a smaller one is as good or better: what remains is to tell places
+        apart whose values differ by little. Random actions that are held find more
+        (docs/results/learning.md).
         """
         from mbx import returns  # loads JAX
 
@@ -234,11 +245,15 @@ class Settings(RunSettings):
         own = self.optimizer
         tiny = self.model.size == "tiny" and not spec.discrete
         rate = choose(own.learning_rate > 0.0, own.learning_rate, 1e-3 if tiny else PUBLISHED_RATE)
+        last = choose(own.learning_rate > 0.0, rate, PUBLISHED_RATE)
+        last = choose(own.final_learning_rate > 0.0, own.final_learning_rate, last)
         factor = choose(own.policy_lr_scale > 0.0, own.policy_lr_scale, PUBLISHED_RATE / rate)
         return dataclasses.replace(
             settings,
             train=dataclasses.replace(self.train, utd_ratio=updates, seed_hold=hold),
-            optimizer=dataclasses.replace(own, learning_rate=rate, policy_lr_scale=factor),
+            optimizer=dataclasses.replace(
+                own, learning_rate=rate, final_learning_rate=last, policy_lr_scale=factor
+            ),
             loss=dataclasses.replace(self.loss, discount=each if spec.tasks else each[0]),
         )
 
@@ -455,6 +470,15 @@ class Settings(RunSettings):
     def changes_entropy(self) -> bool:
         """loss.entropy_coef_end at least 0"""
         return possible(self.loss.entropy_coef_end >= 0.0)
+
+    @property
+    def rate_falls(self) -> bool:
+        """optimizer.final_learning_rate other than optimizer.learning_rate, or neither given and
+        model.size=tiny"""
+        rate, last = self.optimizer.learning_rate, self.optimizer.final_learning_rate
+        if possible(last > 0.0):
+            return possible(last != rate)
+        return possible(rate <= 0.0) and self.model.size == "tiny"
 
     @property
     def steps_encoder_rate(self) -> bool:

@@ -259,6 +259,8 @@ def move_model(
     old = _trained(state.params)
     optimizer, _ = make_optimizers(settings, model.config)
     updates, opt_state = optimizer.update(grads, state.opt_state, old)
+    if settings.rate_falls:
+        updates = optax.tree.scale(rate_share(settings, state.step), updates)
     new = model.project(optax.apply_updates(old, updates))
     if settings.optimizer.value_every > 1:
         held, values = _values_due(settings, state) == 0.0, ("value", "aux_value")
@@ -391,6 +393,14 @@ def learning_rates(settings: Settings, world: WorldModelConfig) -> dict[str, flo
         value=lr * world.num_values / 5,
         aux_value=lr * max(world.num_aux, 1) / 5,
     )
+
+
+def rate_share(settings: Settings, step: Array) -> Array:
+    """The share of the model's rates that is left after `step` updates, float32: 1 at first, on a
+    line to final_learning_rate / learning_rate after `lr_decay_updates`, constant from there."""
+    own = settings.optimizer
+    done = jnp.minimum(step / own.lr_decay_updates, 1.0)
+    return 1.0 + (own.final_learning_rate / own.learning_rate - 1.0) * done
 
 
 def encoder_rate(settings: Settings) -> float | optax.Schedule:
