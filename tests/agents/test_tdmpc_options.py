@@ -477,9 +477,8 @@ def test_the_encoders_rate_steps_at_its_share_of_the_run():
 @pytest.mark.parametrize("last", [1e-4, 4e-3, LR])
 def test_the_models_rates_move_on_a_line_and_stay(last):
     """Adam's first step is the rate; what is left of it goes by the updates that were made."""
-    settings = make_settings(
-        optimizer=dict(learning_rate=LR, final_learning_rate=last, lr_decay_updates=8)
-    )
+    falls = dict(lr_decay_start=2, lr_decay_updates=8)
+    settings = make_settings(optimizer=dict(learning_rate=LR, final_learning_rate=last, **falls))
     model = toy_model(settings)
     params = {name: dict(w=jnp.zeros((3,))) for name in ("encoder", "reward", "policy")}
     optimizer, _ = make_optimizers(settings, model.config)
@@ -488,7 +487,7 @@ def test_the_models_rates_move_on_a_line_and_stay(last):
     state = TrainState(**{name: None for name in TrainState.__dataclass_fields__})
     state = state.replace(params=params, opt_state=optimizer.init(trained))
     move = jax.jit(lambda state: updates.move_model(settings, model, state, grads)[0].params)
-    for step, share in [(0, 0.0), (2, 0.25), (6, 0.75), (8, 1.0), (9, 1.0), (10**6, 1.0)]:
+    for step, share in [(0, 0), (2, 0), (4, 0.25), (8, 0.75), (10, 1), (11, 1), (10**6, 1)]:
         new = move(state.replace(step=jnp.int32(step)))
         rate = (1.0 - share) * LR + share * last
         np.testing.assert_allclose(-new["reward"]["w"], rate, rtol=1e-3)

@@ -41,6 +41,7 @@ PASSED_ON = {
     "loss.td_ema_policy",
     "loss.td_std_coef",
     "model.prior_div",
+    "optimizer.lr_decay_start",
     "optimizer.lr_decay_updates",
     "optimizer.policy_tau",
     "planner.disagreement",
@@ -182,20 +183,22 @@ def test_learning_rates_of_model_and_policy(model, optimizer, discrete, rate, la
     ],
 )
 @pytest.mark.parametrize("size", ["tiny", "5"])
-def test_a_decay_is_refused_where_the_rate_stays(size, optimizer, allowed):
+@pytest.mark.parametrize("name", ["lr_decay_start", "lr_decay_updates"])
+def test_a_decay_is_refused_where_the_rate_stays(name, size, optimizer, allowed):
     allowed = allowed and (size == "tiny" or bool(optimizer))
-    values = dict(model=dict(size=size), optimizer=dict(lr_decay_updates=7, **optimizer))
+    values = dict(model=dict(size=size), optimizer={name: 7, **optimizer})
     if allowed:
         from_dict(declared.Settings(), values)
     else:
-        with pytest.raises(ValueError, match="lr_decay_updates"):
+        with pytest.raises(ValueError, match=name):
             from_dict(declared.Settings(), values)
 
 
-def test_a_decay_is_refused_where_the_task_keeps_the_rate():
-    settings = declared.Settings(optimizer=declared.Optimizer(lr_decay_updates=7))
-    assert resolve(settings, SPEC).optimizer.lr_decay_updates == 7
-    with pytest.raises(ValueError, match=r"lr_decay_updates=7.*'toy:ends' stays at 0\.0003"):
+@pytest.mark.parametrize("name", ["lr_decay_start", "lr_decay_updates"])
+def test_a_decay_is_refused_where_the_task_keeps_the_rate(name):
+    settings = declared.Settings(optimizer=declared.Optimizer(**{name: 7}))
+    assert getattr(resolve(settings, SPEC).optimizer, name) == 7
+    with pytest.raises(ValueError, match=rf"{name}=7.*'toy:ends' stays at 0\.0003"):
         resolve(settings, SPEC._replace(discrete=True))
     given = dataclasses.replace(
         settings, optimizer=dataclasses.replace(settings.optimizer, final_learning_rate=1e-4)

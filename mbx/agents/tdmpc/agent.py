@@ -87,13 +87,15 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
     if spec.discrete:
         _check_discrete(settings, spec)
     chosen = settings.for_task(spec)
-    own, usual = chosen.optimizer, type(chosen.optimizer)().lr_decay_updates
-    if not chosen.rate_falls and possible(own.lr_decay_updates != usual):
-        raise ValueError(
-            f"optimizer.lr_decay_updates={own.lr_decay_updates}: the learning rate of "
-            f"env.name={spec.name!r} stays at {own.learning_rate}; give "
-            f"optimizer.final_learning_rate as well, or leave it at {usual}"
-        )
+    own, usual = chosen.optimizer, type(chosen.optimizer)()
+    for name in ("lr_decay_start", "lr_decay_updates"):
+        given, default = getattr(own, name), getattr(usual, name)
+        if not chosen.rate_falls and given != default:
+            raise ValueError(
+                f"optimizer.{name}={given}: the learning rate of env.name={spec.name!r} stays at "
+                f"{own.learning_rate}; give optimizer.final_learning_rate as well, or leave it at "
+                f"{default}"
+            )
     return chosen
 
 

@@ -169,9 +169,12 @@ class Optimizer:
     final_learning_rate: float = setting(
         0.0, "what it falls to; 0: 3e-4 where learning_rate is 0 as well, else it stays"
     )
+    lr_decay_start: int = setting(
+        10_000, "updates before it begins to; the policy's stays", needs={"rate_falls": True}
+    )
     lr_decay_updates: int = setting(
-        40_000,
-        "updates over which it falls there, linearly; the policy's stays",
+        30_000,
+        "updates over which it then falls there, linearly",
         at_least=1,
         needs={"rate_falls": True},
     )

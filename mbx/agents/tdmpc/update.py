@@ -396,10 +396,11 @@ def learning_rates(settings: Settings, world: WorldModelConfig) -> dict[str, flo
 
 
 def rate_share(settings: Settings, step: Array) -> Array:
-    """The share of the model's rates that is left after `step` updates, float32: 1 at first, on a
-    line to final_learning_rate / learning_rate after `lr_decay_updates`, constant from there."""
+    """The share of the model's rates that is left after `step` updates, float32: 1 until
+    `lr_decay_start`, on a line to final_learning_rate / learning_rate over the `lr_decay_updates`
+    that follow, constant from there."""
     own = settings.optimizer
-    done = jnp.minimum(step / own.lr_decay_updates, 1.0)
+    done = jnp.clip((step - own.lr_decay_start) / own.lr_decay_updates, 0.0, 1.0)
     return 1.0 + (own.final_learning_rate / own.learning_rate - 1.0) * done
 
 
