@@ -61,9 +61,6 @@ __all__ = [
 # vanishes, and logarithms stay finite.
 UNIMIX = 0.01
 
-# Least share of a latent's group that residual dynamics start from: none is ever lost for good.
-SHARE_FLOOR = 1e-5
-
 
 class WorldModel(NamedTuple):
     """The model's pure functions; `params` is a dict with one entry a component.
@@ -156,11 +153,7 @@ def _modules(config: WorldModelConfig) -> dict[str, Any]:
         encoder = networks.ConvEncoder(c.num_channels, c.simnorm_dim)
     return dict(
         encoder=encoder,
-        dynamics=(
-            head(features=c.latent, zero_last=True)
-            if c.dynamics == "residual"
-            else head(features=c.latent, out_activation=norm)
-        ),
+        dynamics=head(features=c.latent, out_activation=norm),
         reward=reward,
         policy=mlp(features=c.action_dim * (1 if c.policy == "categorical" else 2)),
         termination=mlp(features=1),
@@ -298,9 +291,6 @@ def make_world_model(config: WorldModelConfig) -> WorldModel:
         action = enter.action(with_heads(action, z), z)
         action = jnp.broadcast_to(action, (z.shape[0], *action.shape[1:]))
         new = networks.apply_heads(modules["dynamics"], params["dynamics"], enter.z(z), action)
-        if config.dynamics == "residual":
-            shares = jnp.maximum(z[..., : config.latent], SHARE_FLOOR)
-            new = networks.sim_norm(jnp.log(shares) + new, config.simnorm_dim)
         return enter.after(new, z)
 
     def policy(params: Params, z: Array) -> tuple[Array, Array]:

@@ -14,7 +14,6 @@ from mbx.types import Part
 
 CRITICS = ("q", "v")
 POLICIES = ("squashed", "tanh_mean", "categorical")
-DYNAMICS = ("direct", "residual")
 
 # encoder width, MLP width, latent dims, encoder layers, Q heads (TD-MPC2's published sizes by
 # millions of parameters; "tiny" is ours, about 0.2M, for CPUs).
@@ -46,8 +45,6 @@ class WorldModelConfig:
         prior_div: how much narrower than the heads those are.
         num_channels: of the pixel encoder.
         simnorm_dim: group of latent dims that a softmax normalises.
-        dynamics: "direct" predicts the next latent (TD-MPC2); "residual" what the step multiplies
-            the latent's shares by, at first 1, so that an untrained model stands still.
         num_bins, bin_min, bin_max: of predicted rewards and values, in symlog space.
         critic: "q" is Q(z, a) (TD-MPC2), "v" is V(z).
         policy: "squashed" Gaussian (TD-MPC2) or "tanh_mean", a Gaussian around tanh(mean) whose
@@ -76,7 +73,6 @@ class WorldModelConfig:
     prior_div: int = 16
     num_channels: int = 32
     simnorm_dim: int = 8
-    dynamics: str = "direct"
     num_bins: int = 101
     bin_min: float = -10.0
     bin_max: float = 10.0
@@ -103,7 +99,6 @@ class WorldModelConfig:
         for field, value, choices in (
             ("critic", self.critic, CRITICS),
             ("policy", self.policy, POLICIES),
-            ("dynamics", self.dynamics, DYNAMICS),
             ("dtype", self.dtype, ("float32", "bfloat16")),
         ):
             if value not in choices:

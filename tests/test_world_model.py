@@ -40,10 +40,8 @@ CONFIGS = {
         tasks=TASKS,
         log_std_min=-3.0,
         log_std_max=1.0,
-        dynamics="residual",
     ),
 }
-CONFIGS["residual"] = dataclasses.replace(CONFIGS["priors"], dynamics="residual")
 B = 4
 
 
@@ -121,13 +119,8 @@ class Oracle:
         for k in range(self.config.num_dynamics):
             p, x = of_head(self.params["dynamics"], k), self.joined(z, action)[k]
             main = p.get("main", p)
-            added = prior(p["prior"], x) if "prior" in p else 0
-            if self.config.dynamics == "residual":  # shares times what the network says of them
-                shares = np.maximum(z[k, :, :4], 1e-5)
-                new = (shares * np.exp(linear(main, x) + added)).reshape(B, 2, 2)
-                new = (new / new.sum(-1, keepdims=True)).reshape(B, 4)
-            else:
-                new = simplex(normed(main["out"], hidden(main, x)) + added)
+            out = normed(main["out"], hidden(main, x))
+            new = simplex(out + (prior(p["prior"], x) if "prior" in p else 0))
             tail = z[k, :, 4:]
             found.append(np.concatenate([new, tail], -1))
         return np.stack(found)
@@ -287,21 +280,6 @@ def test_samples_of_the_policy():
     close(world_model._act("tanh_mean", mean, log_std, eps / 90), np.tanh(mean) + std * eps / 90)
 
 
-def test_untrained_residual_dynamics_stand_still():
-    model = world_model.make_world_model(
-        WorldModelConfig((3,), 2, **SIZES, num_dynamics=2, dynamics="residual")
-    )
-    params = model.init(jax.random.key(0))
-    z = model.tile_heads(jnp.array([[0.2, 0.8, 0.0, 1.0]]))
-    close(model.step(params, z, jnp.ones((1, 2))), z)
-    params["dynamics"]["out"]["bias"] += jnp.array([[0.0, 0.0, 20.0, 0.0]])
-    back = 1e-5 * np.exp(20)  # of the share that was lost, against 1
-    wanted = [0.2, 0.8, back / (back + 1), 1 / (back + 1)]
-    close(model.step(params, z, jnp.ones((1, 2))), np.tile(np.float32(wanted), (2, 1, 1)))
-    slope = jax.grad(lambda z: model.step(params, z, jnp.ones((1, 2)))[..., 2].sum())(z)
-    assert np.isfinite(slope).all()
-
-
 def test_what_is_initialised(case):
     config, oracle = case[:2]
     shapes = oracle.params
@@ -317,8 +295,7 @@ def test_what_is_initialised(case):
     assert shapes["policy"]["out"]["bias"].shape == (4,)  # means and deviations of two actions
     modules = world_model._modules(config)
     zero = {name for name in wanted if getattr(modules.get(name), "zero_last", False)}
-    residual = {"dynamics"} if config.dynamics == "residual" else set()
-    assert zero == {"reward", "value", "aux_value"} | residual
+    assert zero == {"reward", "value", "aux_value"}
 
 
 def test_an_encoder_of_images_and_numbers_gives_its_layers_to_the_numbers():

@@ -166,7 +166,6 @@ def world_config(settings: Settings, spec: EnvSpec) -> WorldModelConfig:
         tasks=tasks,
         flat=_is_board(spec),
         parts=tuple(spec.parts),
-        dynamics=model.dynamics,
         critic=model.critic,
         policy="categorical" if spec.discrete else model.policy,
         num_bins=model.num_bins,

@@ -93,11 +93,6 @@ class Model:
         "clipped samples (discrete ones have a categorical policy)",
         choices=("squashed", "tanh_mean"),
     )
-    dynamics: str = setting(
-        "direct",
-        "direct: predicts the next latent; residual: what a step multiplies the latent's shares by",
-        choices=("direct", "residual"),
-    )
     num_values: int = setting(2, "value heads; 0: the size's")
     num_dynamics: int = setting(1, "dynamics heads", at_least=1)
     num_rewards: int = setting(1, "reward heads", at_least=1)
