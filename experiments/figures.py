@@ -49,6 +49,12 @@ def matching(rows: Rows, where: Mapping[str, Any]) -> Rows:
     return found
 
 
+def rows_of(panel: Spec, series: Spec) -> Rows:
+    """A line's rows, from its own "data" or its panel's, where the conditions of both hold."""
+    rows = matching(read(series.get("data", panel["data"])), panel.get("where", {}))
+    return matching(rows, series["where"])
+
+
 def layout() -> dict[str, dict[str, Any]]:
     """What docs/results/figures.json says: figures by path, tables by name."""
     return json.loads((RESULTS / "figures.json").read_text())
@@ -95,10 +101,9 @@ def draw_panel(axes: Any, panel: Spec) -> None:
 
     With "tasks" in it, the mean of these instead.
     """
-    rows, limit = matching(read(panel["data"]), panel.get("where", {})), 0.0
-    tasks = panel.get("tasks", ())
+    limit, tasks = 0.0, panel.get("tasks", ())
     for i, series in enumerate(panel["series"]):
-        own = matching(rows, series["where"])
+        own = rows_of(panel, series)
         curves = [mean_of_tasks(own, tasks)] if tasks else curves_of(own)
         draw_seeds(axes, series["label"], curves, drawing.color(i))
         for curve in curves:
@@ -130,9 +135,8 @@ def _legend(axes: Any) -> None:
 
 def draw_relation(axes: Any, panel: Spec) -> None:
     """Columns `x` and `y` of a file, a line for every series, means over what is left."""
-    rows = matching(read(panel["data"]), panel.get("where", {}))
     for i, series in enumerate(panel["series"]):
-        own = matching(rows, series["where"])
+        own = rows_of(panel, series)
         x = sorted({float(row[panel["x"]]) for row in own})
         y = [
             np.mean([float(row[panel["y"]]) for row in own if float(row[panel["x"]]) == at])
@@ -153,9 +157,8 @@ def what_lines_mean(panels: Sequence[Spec]) -> str:
     """How many seeds a line stands for and what the shade is, for the figure's lowest line."""
     seeds = set()
     for panel in panels:
-        rows = matching(read(panel["data"]), panel.get("where", {})) if "x" not in panel else []
-        if rows:
-            seeds |= {len(curves_of(matching(rows, s["where"]))) for s in panel["series"]}
+        if "x" not in panel:
+            seeds |= {len(curves_of(rows_of(panel, series))) for series in panel["series"]}
     if not seeds:
         return ""
     if seeds == {1}:
@@ -202,6 +205,7 @@ def digest(figure: Spec) -> str:
     """Of a figure's entry and the files that it names."""
     found = hashlib.sha256(json.dumps(figure, sort_keys=True).encode())
     names = {panel["data"] for panel in figure["panels"]}
+    names |= {s["data"] for panel in figure["panels"] for s in panel["series"] if "data" in s}
     if any("random" in panel for panel in figure["panels"]):
         names.add("random.csv")
     if any("published" in panel for panel in figure["panels"]):

@@ -192,6 +192,22 @@ def test_a_figure_follows_both_themes_and_its_data(data):
     assert figures.digest(figure) not in first
 
 
+def test_a_line_of_a_file_of_its_own(data):
+    rows = "task,setting,seed,step,value\nt,s,0,10,7\nt,other,0,10,1\nu,s,0,10,2\n"
+    (data / "own.csv").write_text(rows)
+    own = {"label": "elsewhere", "data": "own.csv", "where": {"setting": "s"}}
+    series = [{"label": "of s", "where": {"setting": "s"}}, own]
+    panel = {"title": "A task", "data": "a.csv", "where": {"task": "t"}, "series": series}
+    assert [row["value"] for row in figures.rows_of(panel, own)] == ["7"]
+    assert {row["seed"] for row in figures.rows_of(panel, series[0])} == {"0", "1"}
+    figure = {"title": "Both", "panels": [panel]}
+    drawn = figures.draw("figure.svg", figure)
+    for words in ("elsewhere", "of s (2 seeds)", "where there is one seed"):
+        assert words in drawn, words
+    (data / "own.csv").write_text(rows.replace("7", "8"))
+    assert figures.digest(figure) not in drawn
+
+
 def test_rows_as_a_file(tmp_path):
     results.write_rows(str(tmp_path / "new" / "a.csv"), [{"a": "x", "b": 1 / 3, "c": 2}])
     with open(tmp_path / "new" / "a.csv", newline="") as file:
