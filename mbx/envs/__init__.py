@@ -121,6 +121,7 @@ def make(
     images: Images = Images(),  # noqa: B008
     film: bool = False,
     workers: int = 0,
+    reset_after: int = 0,
     **extra: Any,
 ) -> Environment:
     """The environment `SUITE:TASK`, `num_envs` times.
@@ -138,6 +139,8 @@ def make(
         images: what is done with images that are observed, and whether pictures are.
         film: a host environment that draws itself (`SteppedEnvironment.render`).
         workers: processes that step a host environment; 0: this one does.
+        reset_after: agent steps after which three environments in four begin another episode, cut
+            short; 0: never before the task's limit.
         **extra: what a suite understands besides.
 
     Raises:
@@ -180,6 +183,13 @@ def make(
                 f"{images.settings()}: {name} has no images that are looked at, only single tasks "
                 "have: leave it out"
             )
+        if suite_name == "multi":
+            extra["reset_after"] = reset_after
+        elif reset_after:
+            raise ValueError(
+                f"train.reset_after={reset_after}: {name} makes whole environments, whose episodes "
+                "only it can cut short: leave it 0"
+            )
         with _names_missing_package(name):
             return suite(task, num_envs, seed=seed, **options, **extra)
     if action_repeat is None:
@@ -187,6 +197,7 @@ def make(
             default = suite.default_repeat
             options["action_repeat"] = default(task) if callable(default) else default
     check_counts(name, num_envs, options["action_repeat"], episode_length)
+    options["reset_after"] = reset_after
     with _names_missing_package(name, suite.extra):
         if suite.raw is not None:
             raw = suite.raw(task, **(kwargs or {}))

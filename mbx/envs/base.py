@@ -231,10 +231,12 @@ def episodic(
     episode_length: int | None = None,
     observe: Sequence[str] = (),
     images: Images = Images(),  # noqa: B008
+    reset_after: int = 0,
 ) -> JaxEnvironment:
     """Batch a raw environment and give it action repeat, a time limit and fresh resets.
 
-    episode_length is in agent steps (default: the task's limit divided by the repeat, rounded up).
+    episode_length is in agent steps (default: the task's limit divided by the repeat, rounded up);
+    reset_after as of `limits`.
     Within an action repeat nothing moves and no reward counts once the episode has terminated or
     the task's limit is reached, which a repeat need not divide. A step whose observation or reward
     is not finite is a fault (`Timestep`). All environments are reset together
@@ -261,6 +263,8 @@ def episodic(
         action_high=tuple(raw.action_high),
         parts=stacked_parts,
     )
+
+    ends = limits(spec, reset_after, range(num_envs))
 
     def first_of(keys: Array) -> tuple[Any, Any, Array]:
         state, obs = strongly_typed(jax.vmap(raw.reset)(keys))
@@ -290,7 +294,7 @@ def episodic(
             final_obs = stack.join(frames, final_obs)
         count = state.length + 1
         total = state.episode_return + reward
-        truncated = ((count >= length) & ~terminated) | fault
+        truncated = ((count >= ends) & ~terminated) | fault
         done = terminated | truncated
 
         def renewed(done: Array, keys: Array, *now: Any) -> tuple[Any, Any, Array]:
@@ -417,6 +421,29 @@ def check_metrics(name: str, metrics: Sequence[str]) -> None:
             f"env.metrics={tuple(metrics)} of {name}: {twice[0]!r} stands twice in the log "
             "(of each there is NAME and NAME_last, beside return and length): choose other names"
         )
+
+
+def limits(spec: EnvSpec, reset_after: int, numbers: Sequence[int]) -> np.ndarray:
+    """Agent steps `[E]` after which the episodes of single environments are truncated.
+
+    Once an agent can do a task, most of a long episode shows it the same few states, while each
+    reset shows it another beginning. Three environments in four may therefore begin again sooner;
+    numbers 0, 4, 8, … still see what only a whole episode comes to.
+
+    Args:
+        spec: of the task.
+        reset_after: of those three in four; 0: at the task's own limit, too.
+        numbers: of the environments.
+
+    Raises ValueError for a reset that would come after the end.
+    """
+    whole, length = np.asarray(numbers) % 4 == 0, spec.episode_length
+    if reset_after >= length:
+        raise ValueError(
+            f"train.reset_after={reset_after}: an episode of {spec.name} is over after {length} "
+            "agent steps, lower it or leave it 0"
+        )
+    return np.where(whole, length, reset_after or length).astype(np.int32)
 
 
 def last_repeat(time_limit: int | None, action_repeat: int, episode_length: int | None) -> int:

@@ -18,6 +18,7 @@ from mbx.envs.base import (
     check_no_parts,
     is_finite,
     last_repeat,
+    limits,
 )
 from mbx.envs.images import Images, Stack, declared, see
 from mbx.envs.render import NoRenderer
@@ -70,7 +71,10 @@ class Task(Protocol):
 
 
 class SteppedEnvironment(HostEnvironment):
-    """E tasks as one `HostEnvironment`: action rescaling and repeat, time limit, fresh resets."""
+    """E tasks as one `HostEnvironment`: action rescaling and repeat, time limit, fresh resets.
+
+    reset_after and numbers (of the tasks; None: from 0 on) are those of `mbx.envs.base.limits`.
+    """
 
     def __init__(
         self,
@@ -83,6 +87,8 @@ class SteppedEnvironment(HostEnvironment):
         metrics: Sequence[str] = (),
         observe: Sequence[str] = (),
         images: Images = Images(),  # noqa: B008
+        reset_after: int = 0,
+        numbers: Sequence[int] | None = None,
     ) -> None:
         check_counts(name, len(tasks), action_repeat, episode_length)
         check_metrics(name, metrics)
@@ -124,6 +130,7 @@ class SteppedEnvironment(HostEnvironment):
             parts=parts,
         )
         self.num_envs = len(tasks)
+        self._ends = limits(self.spec, reset_after, numbers or range(len(tasks)))
         if self._stack is not None:
             frames = (self.num_envs, self._stack.count, *self._stack.shape)
             self._frames = np.zeros(frames, dtype)
@@ -162,7 +169,7 @@ class SteppedEnvironment(HostEnvironment):
         self._return += reward
         length, total = self._length.copy(), self._return.copy()
         cut = np.array([r[3] for r in results], bool)
-        truncated = ((length >= self.spec.episode_length) | cut | fault) & ~terminated
+        truncated = ((length >= self._ends) | cut | fault) & ~terminated
         done = terminated | truncated
         metrics = self._episode_metrics(done)
         obs = final_obs.copy()

@@ -32,6 +32,7 @@ def make(
     episode_length: int | None = None,
     seed: int = 0,
     min_sizes: tuple[int, int] = (0, 0),
+    reset_after: int = 0,
 ) -> JaxEnvironment | HostEnvironment:
     """`num_envs` environments, num_envs / K of each of K tasks "SUITE:TASK+SUITE:TASK+…".
 
@@ -43,6 +44,7 @@ def make(
         seed: of host environments.
         min_sizes: observation and action dims to pad to at least (those of a model to be
             fine-tuned).
+        reset_after: of each.
 
     Raises:
         ValueError: where num_envs is no multiple of K, tasks repeat, differ in action repeat, have
@@ -66,6 +68,7 @@ def make(
             action_repeat=action_repeat,
             episode_length=episode_length,
             seed=seed + i,
+            reset_after=reset_after,
         )
         for i, name in enumerate(names)
     ]

@@ -16,6 +16,7 @@ from mbx import replay
 from mbx.agents.tdmpc import settings as declared
 from mbx.agents.tdmpc.agent import make_agent, resolve
 from mbx.settings import describe, flatten, from_dict, inactive, to_dict
+from mbx.training.environments import make_environment
 from mbx.training.state import make_schedule
 from mbx.types import EnvSpec
 from mbx.world_model import MODEL_SIZES
@@ -141,6 +142,23 @@ def test_the_task_decides_what_is_left_to_it():
     assert (schedule.utd_ratio, schedule.seed_hold) == (2.0, 4)
     several = spec._replace(tasks=(spec, spec._replace(episode_length=500)))
     assert declared.Settings().for_task(several).loss.discount == (0.975, 0.99)
+
+
+def test_a_run_trains_with_short_episodes_and_evaluates_with_whole_ones():
+    settings = declared.Settings(train=declared.Train(reset_after=2))
+    for training in (True, False):
+        made = make_environment(settings, 2, seed=0, training=training)
+        assert made.spec.episode_length == 200
+        state, _ = made.reset(jax.random.key(0))
+        for i in range(2):
+            state, step = jax.jit(made.step)(state, jnp.zeros((2, 1)), jax.random.key(i))
+        assert step.truncated.tolist() == [False, training]
+    pair = "multi:gymnax:Pendulum-v1+gymnax:Reacher-misc"
+    for name, tasks in (("gymnax:Pendulum-v1", 1), (pair, 2)):
+        for copies in (1, 2):
+            env = dataclasses.replace(settings.env, name=name, num_envs=copies * tasks)
+            refused = [x for x in dataclasses.replace(settings, env=env).check() if "reset" in x]
+            assert bool(refused) == (copies == 1)
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,28 @@ def test_time_limit_truncates_and_never_terminates():
         assert not row.terminated.any()
 
 
+@pytest.mark.parametrize(
+    ("reset_after", "shorter"),
+    [(0, [8, 16]), (3, [3, 6, 9, 12, 15, 18]), (7, [7, 14])],
+)
+def test_three_environments_in_four_may_begin_again_sooner(reset_after, shorter):
+    made = episodic(endless(), 6, episode_length=8, reset_after=reset_after)
+    assert made.spec == episodic(endless(), 6, episode_length=8).spec
+    _, rows = rollout(made, 18)
+    for number in range(6):
+        ends = [i + 1 for i, row in enumerate(rows) if row.truncated[number]]
+        assert ends == ([8, 16] if number in (0, 4) else shorter)
+        last = rows[ends[0] - 1]
+        assert last.episode_length[number] == last.episode_return[number] == ends[0]
+        assert rows[ends[0]].episode_length[number] == 1
+    assert not any(row.terminated.any() for row in rows)
+
+
+def test_a_reset_after_the_end_is_refused():
+    with pytest.raises(ValueError, match="reset_after=8: .* toy:endless is over after 8"):
+        episodic(endless(), 6, episode_length=8, reset_after=8)
+
+
 def test_action_repeat_stops_at_termination():
     environment = episodic(counter(), 4, action_repeat=3)
     assert environment.spec.episode_length == 34  # 100 / 3 rounded up
@@ -185,6 +207,8 @@ def test_register_adds_a_suite(monkeypatch):
 
     envs.register("toy", factory)
     assert envs.make("toy:counter", 2).num_envs == 2
+    with pytest.raises(ValueError, match="reset_after=7: toy:counter makes whole environments"):
+        envs.make("toy:counter", 2, reset_after=7)
     tired = counter()._replace(can_terminate=False)
     envs.register("toy", envs.Suite(raw=lambda task: tired._replace(name=task), default_repeat=3))
     spec = envs.make("toy:slow", 2).spec

@@ -201,6 +201,15 @@ def test_specs_say_whether_episodes_can_end_early(name, can):
     assert envs.make(name, 2).spec.can_terminate is can
 
 
+def test_each_of_several_tasks_has_an_environment_with_whole_episodes():
+    names = "multi:gymnax:Pendulum-v1+gymnax:Reacher-misc"
+    made = envs.make(names, 4, reset_after=2)
+    state, _ = made.reset(jax.random.key(0))
+    for i in range(2):
+        state, step = jax.jit(made.step)(state, jnp.zeros((4, 2)), jax.random.key(i))
+    assert step.truncated.tolist() == [False, True, False, True]
+
+
 def test_dmc_refuses_episodes_longer_than_its_own():
     pytest.importorskip("dm_control")
     with pytest.raises(

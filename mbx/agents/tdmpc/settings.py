@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mbx.agents import settings as common
 from mbx.agents.settings import RunSettings
@@ -49,6 +49,11 @@ class Train(common.Train):
     seed_hold: int = setting(
         0,
         "agent steps that each random action is held; 0: the task's, 4, or 1 with discrete actions",
+    )
+    reset_after: int = setting(
+        0,
+        "agent steps after which three environments in four begin another episode in training, cut "
+        "short; 0: never before the task's limit",
     )
     pretrain_updates: int = setting(500, "updates made at once after the random actions")
     pretrain_policy: bool = setting(
@@ -260,6 +265,10 @@ class Settings(RunSettings):
             loss=dataclasses.replace(self.loss, discount=each if spec.tasks else each[0]),
         )
 
+    def environment_options(self, training: bool) -> dict[str, Any]:
+        """Evaluations play whole episodes."""
+        return {"reset_after": self.train.reset_after} if training else {}
+
     def updates_per_step(self) -> float:
         """Learner updates of an agent step, of settings that are `for_task`."""
         return self.train.utd_ratio
@@ -285,6 +294,12 @@ class Settings(RunSettings):
         return max(int(steps * self.train.utd_ratio) + self.train.pretrain_updates, 1)
 
     def check(self) -> Iterator[str]:
+        tasks, copies = self.env.name.count("+") + 1, self.env.num_envs
+        if self.train.reset_after and copies <= (tasks if self.several_tasks else 1):
+            yield (
+                f"train.reset_after={self.train.reset_after}: with env.num_envs={copies} every "
+                "environment plays whole episodes, raise that or leave it 0"
+            )
         for name in ("loss", "reanalyze"):
             size, capacity = getattr(self, name).batch_size, self.replay.capacity
             used = name == "loss" or (self.stores_plans and self.reanalyze.enabled)
