@@ -49,6 +49,8 @@ class EnvSpec(NamedTuple):
         can_terminate: episodes may end before their time limit.
         action_low, action_high: what -1 and 1 mean in the task's own units, A numbers each; ()
             where that is -1 and 1. Of discrete actions action_low is the number of the first.
+        reward_range: the lowest and the highest reward of an environment step; () where the suite
+            does not say.
         metrics: names of the numbers that its steps give besides, averaged over episodes.
         parts: of an observation that was a dictionary, which `mbx.observations` joins to one array;
             () for one that is an array by itself.
@@ -70,3 +72,4 @@ class EnvSpec(NamedTuple):
     action_high: tuple[float, ...] = ()
     world: Any = None
     parts: tuple[Part, ...] = ()
+    reward_range: tuple[float, ...] = ()

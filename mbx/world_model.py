@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from mbx import categorical, networks, observations, returns, successors
@@ -214,7 +215,30 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
         for n, num in heads.items()
         if num
     }
+    for name in ("reward", "value", "aux_value"):
+        if name in params:
+            last = params[name].get("main", params[name])["out"]  # beside a prior, or alone
+            *copies, width = last["bias"].shape
+            last["bias"] = jnp.tile(_ignorance(config), (*copies, width // config.num_bins))
     return params | ({"task": tasks.init(keys["task"])} if tasks else {})
+
+
+def _ignorance(config: WorldModelConfig) -> np.ndarray:
+    """Logits `[K]` of a head that knows nothing: of all distributions with mean 0 the widest.
+
+    All equal where the bins are symmetric about 0, else -s bins with the slope s at which that is
+    so (Jaynes 1957: of all with that mean the one of largest entropy); equal, too, where no bin is
+    below 0 or none above.
+    """
+    bins = np.linspace(config.bin_min, config.bin_max, config.num_bins)
+    if not bins[0] < 0.0 < bins[-1] or abs(bins.sum()) < 1e-6 * np.abs(bins).sum():
+        return np.zeros(len(bins), np.float32)
+    low, high = -1e3, 1e3  # between them the mean falls from the last bin to the first
+    for _ in range(60):
+        slope = 0.5 * (low + high)
+        weights = np.exp(-slope * bins - np.max(-slope * bins))
+        low, high = (slope, high) if weights @ bins > 0.0 else (low, slope)
+    return (-slope * bins).astype(np.float32)
 
 
 def _image_and_vector(config: WorldModelConfig, obs: Array) -> tuple[Array, ...]:

@@ -341,3 +341,27 @@ def test_heads_are_chosen_without_repetition():
     assert {tuple(x) for x in chosen.tolist()} == {
         (a, b) for a in range(3) for b in range(3) if a != b
     }
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 6.9), (-5.0, 0.5), (-2.0, 2.0), (0.0, 4.0)])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_head_that_knows_nothing_says_nothing(name, low, high):
+    config = dataclasses.replace(CONFIGS[name], num_bins=21, bin_min=low, bin_max=high)
+    model = world_model.make_world_model(config)
+    params, bins = model.init(jax.random.key(0)), np.linspace(low, high, 21)
+    for head in ("reward", "value", "aux_value"):
+        last = params[head].get("main", params[head])["out"]
+        logits = np.asarray(last["bias"], np.float64).reshape(-1, 21)
+        assert len(logits) == {"reward": 2, "aux_value": 2}.get(head, config.num_values) or (
+            head == "reward" and name == "tasks"
+        )
+        p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        if high == 2.0 or low == 0.0:
+            assert not logits.any()
+        else:
+            np.testing.assert_allclose(p @ bins, 0.0, atol=1e-6)
+            # Of all with that mean the widest: the logits lie on a line over the bins.
+            slopes = np.diff(logits) / (bins[1] - bins[0])
+            np.testing.assert_allclose(slopes, slopes[0, 0], rtol=1e-3)
+            assert (slopes < 0).all() == (high == 6.9)
+        assert not np.asarray(last["kernel"]).any()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 import difflib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -116,6 +117,7 @@ class RawEnvironment(NamedTuple):
         discrete: actions are one-hot.
         can_terminate: episodes may end before their time limit.
         action_low, action_high: as in `EnvSpec`, where `step` rescales actions to other units.
+        reward_range: as in `EnvSpec`.
         metrics: names of further numbers of a step, for the log (success, cost); of an agent step
             its last environment step counts.
     """
@@ -132,6 +134,7 @@ class RawEnvironment(NamedTuple):
     metrics: tuple[str, ...] = ()
     action_low: tuple[float, ...] = ()
     action_high: tuple[float, ...] = ()
+    reward_range: tuple[float, ...] = ()
 
 
 class Suite(NamedTuple):
@@ -262,6 +265,7 @@ def episodic(
         action_low=tuple(raw.action_low),
         action_high=tuple(raw.action_high),
         parts=stacked_parts,
+        reward_range=check_reward_range(raw.name, raw.reward_range),
     )
 
     ends = limits(spec, reset_after, range(num_envs))
@@ -374,6 +378,17 @@ def strongly_typed(tree: Any) -> Any:
         return jax.lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x
 
     return jax.tree.map(strong, tree)
+
+
+def check_reward_range(name: str, given: Sequence[float]) -> tuple[float, ...]:
+    """A task's `reward_range` as numbers. Raises ValueError where it is no range."""
+    found = tuple(map(float, given))
+    if found and not (len(found) == 2 and -math.inf < found[0] <= found[1] < math.inf):
+        raise ValueError(
+            f"env.name={name!r}: reward_range={given!r} must be (lowest, highest) reward of a "
+            "step, both finite, or () where it is not known"
+        )
+    return found
 
 
 def is_finite(obs: Any, reward: Any) -> Any:

@@ -53,6 +53,8 @@ class _Task:
         self.action_low = np.broadcast_to(spec.minimum, spec.shape).astype(np.float32)
         self.action_high = np.broadcast_to(spec.maximum, spec.shape).astype(np.float32)
         self.time_limit = self.ends_at = int(env._step_limit)
+        # All of the suite's rewards but these, which are costs, are tolerances.
+        self.reward_range = () if task.startswith("lqr") else (0.0, 1.0)
         self.obs_shape = self._begin().shape
         self.obs_dtype = np.float32
 

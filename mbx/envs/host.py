@@ -16,6 +16,7 @@ from mbx.envs.base import (
     check_counts,
     check_metrics,
     check_no_parts,
+    check_reward_range,
     is_finite,
     last_repeat,
     limits,
@@ -35,6 +36,8 @@ class Task(Protocol):
         time_limit: environment steps of an episode, None without a limit.
         ends_at: steps after which the simulator itself ends an episode, None where it does not.
         can_terminate: episodes may end before their time limit.
+
+    Where all rewards lie in a range that is known, `reward_range` says so, as in `EnvSpec`.
     """
 
     num_actions: int
@@ -128,6 +131,7 @@ class SteppedEnvironment(HostEnvironment):
             action_low=tuple(map(float, first.action_low)),
             action_high=() if first.num_actions else tuple(map(float, first.action_high)),
             parts=parts,
+            reward_range=check_reward_range(name, getattr(first, "reward_range", ())),
         )
         self.num_envs = len(tasks)
         self._ends = limits(self.spec, reset_after, numbers or range(len(tasks)))

@@ -103,7 +103,16 @@ def _joint_spec(name: str, specs: Sequence[EnvSpec], min_sizes: tuple[int, int])
         action_repeat=specs[0].action_repeat,
         tasks=tuple(specs),
         can_terminate=any(spec.can_terminate for spec in specs),
+        reward_range=_joint_range([spec.reward_range for spec in specs]),
     )
+
+
+def _joint_range(ranges: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """The range of all tasks' rewards, where each declares its own."""
+    if not all(ranges):
+        return ()
+    lowest, highest = zip(*ranges, strict=True)
+    return min(lowest), max(highest)
 
 
 def _label(spec: EnvSpec, index: int, obs: Any) -> Any:

@@ -11,6 +11,7 @@ import os
 
 import numpy as np
 
+from mbx.envs.base import check_reward_range
 from mbx.files import atomic_write, read_json
 from mbx.types import EnvSpec, Part
 
@@ -27,6 +28,7 @@ _KINDS = {
     "action_low": list,
     "action_high": list,
 }
+_IF_ANY = ("parts", "reward_range")
 
 
 def save(spec: EnvSpec, workdir: str) -> None:
@@ -34,8 +36,7 @@ def save(spec: EnvSpec, workdir: str) -> None:
     if spec.tasks or spec.world is not None:
         return
     values = {name: getattr(spec, name) for name in _KINDS}
-    if spec.parts:
-        values["parts"] = spec.parts
+    values |= {name: found for name in _IF_ANY if (found := getattr(spec, name))}
     os.makedirs(workdir, exist_ok=True)  # of one of several seeds: nothing made it yet
     values["obs_dtype"] = np.dtype(spec.obs_dtype).name
     atomic_write(os.path.join(workdir, "spec.json"), json.dumps(values, indent=2).encode())
@@ -50,7 +51,7 @@ def load(workdir: str) -> EnvSpec | None:
     for name, kind in _KINDS.items():
         if not isinstance(values.get(name), kind):
             raise ValueError(f"{path}: field {name!r} is missing or no {kind.__name__}")
-    parts = values.get("parts", [])
+    parts, rewards = (values.get(name, []) for name in _IF_ANY)
     values = {name: values[name] for name in _KINDS}
     try:
         parts = tuple(Part(str(name), tuple(map(int, shape))) for name, shape in parts)
@@ -60,5 +61,9 @@ def load(workdir: str) -> EnvSpec | None:
         values["obs_dtype"] = np.dtype(values["obs_dtype"])
     except TypeError as error:
         raise ValueError(f"{path}: field 'obs_dtype': {error}") from error
+    try:
+        rewards = check_reward_range(values["name"], rewards)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: field 'reward_range': {error}") from error
     lists = {name: tuple(x) for name, x in values.items() if isinstance(x, list)}
-    return EnvSpec(**{**values, **lists}, parts=parts)
+    return EnvSpec(**{**values, **lists}, parts=parts, reward_range=rewards)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import math
 import subprocess
 import sys
 
@@ -142,6 +143,29 @@ def test_the_task_decides_what_is_left_to_it():
     assert (schedule.utd_ratio, schedule.seed_hold) == (2.0, 4)
     several = spec._replace(tasks=(spec, spec._replace(episode_length=500)))
     assert declared.Settings().for_task(several).loss.discount == (0.975, 0.99)
+
+
+def test_bins_follow_from_the_rewards_that_a_suite_declares():
+    spec = EnvSpec("dmc:a", (3,), "float32", 2, 500, 2, reward_range=(0.0, 1.0))
+
+    def found(bins="auto", spec=spec, **loss):
+        model = dataclasses.replace(declared.Model(), bins=bins, bin_min=-3.0, bin_max=4.0)
+        left = declared.Settings(model=model, loss=declared.Loss(**loss)).for_task(spec)
+        return left.model.bin_min, left.model.bin_max
+
+    def symlog(x):  # of a number above 0
+        return pytest.approx(math.log(1.0 + x))
+
+    assert found() == (-1.0, symlog(1000))  # 500 agent steps of two rewards of 1
+    assert found("fixed") == found(spec=spec._replace(reward_range=())) == (-3.0, 4.0)
+    low, high = found(spec=spec._replace(reward_range=(-16.0, -0.1), episode_length=100))
+    assert (-low, high) == (symlog(3200), 1.0)
+    assert found(spec=spec._replace(reward_range=(0.0, 0.001))) == (-1.0, 1.0)
+    # A discount that looks beyond the episode: 1 / (1 - 0.999) agent steps.
+    assert found(discount=0.999) == found(aux_gammas=(0.9, 0.999)) == (-1.0, symlog(2000))
+    assert found(discount=1.0) == (-1.0, symlog(1000))
+    task = make_agent(declared.Settings(model=declared.Model(bins="auto")), spec)
+    assert task is not None
 
 
 def test_a_run_trains_with_short_episodes_and_evaluates_with_whole_ones():

@@ -101,6 +101,13 @@ def test_three_environments_in_four_may_begin_again_sooner(reset_after, shorter)
     assert not any(row.terminated.any() for row in rows)
 
 
+@pytest.mark.parametrize("given", [(1.0,), (2.0, 1.0), (-np.inf, 0.0), (0.0, np.nan), (0, 1, 2)])
+def test_ranges_of_rewards_that_are_none_are_refused(given):
+    assert episodic(endless()._replace(reward_range=(0, 1)), 1).spec.reward_range == (0.0, 1.0)
+    with pytest.raises(ValueError, match="'toy:endless': reward_range=.* must be .lowest, highest"):
+        episodic(endless()._replace(reward_range=given), 1)
+
+
 def test_a_reset_after_the_end_is_refused():
     with pytest.raises(ValueError, match="reset_after=8: .* toy:endless is over after 8"):
         episodic(endless(), 6, episode_length=8, reset_after=8)

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from mbx import envs
-from mbx.envs import base
+from mbx.envs import base, multi
 from mbx.envs import gymnax as gymnax_suite
+from mbx.types import EnvSpec
 
 
 def test_gymnax_pendulum_matches_gymnax():
@@ -208,6 +209,22 @@ def test_each_of_several_tasks_has_an_environment_with_whole_episodes():
     for i in range(2):
         state, step = jax.jit(made.step)(state, jnp.zeros((4, 2)), jax.random.key(i))
     assert step.truncated.tolist() == [False, True, False, True]
+
+
+def test_who_declares_the_range_of_rewards():
+    pytest.importorskip("dm_control")
+    ranges = {"dmc:reacher-easy": (0.0, 1.0), "gymnax:Pendulum-v1": (), "gym:Pendulum-v1": ()}
+    for name, declared in ranges.items():
+        assert envs.make(name, 1).spec.reward_range == declared
+    both = envs.make("multi:dmc:reacher-easy+dmc:cartpole-balance", 2).spec
+    assert both.reward_range == (0.0, 1.0)
+    low, high = (EnvSpec(n, (3,), "float32", 1, 9, 1) for n in ("a", "b"))
+    joined = multi._joint_spec("multi:a+b", [low, high], (0, 0))
+    assert joined.reward_range == ()
+    low, high = low._replace(reward_range=(-2.0, 0.0)), high._replace(reward_range=(0.0, 5.0))
+    assert multi._joint_spec("multi:a+b", [low, high], (0, 0)).reward_range == (-2.0, 5.0)
+    half = high._replace(reward_range=())
+    assert multi._joint_spec("multi:a+b", [low, half], (0, 0)).reward_range == ()
 
 
 def test_dmc_refuses_episodes_longer_than_its_own():

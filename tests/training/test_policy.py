@@ -147,6 +147,13 @@ def test_the_specs_of_environments_say_their_units(name, tmp_path):
     specs.save(spec, str(tmp_path))
     again = specs.load(str(tmp_path))
     assert again == spec._replace(obs_dtype=np.dtype(spec.obs_dtype))
+    ranged = again._replace(reward_range=(-1.0, 2.5))
+    specs.save(ranged, str(tmp_path))
+    assert specs.load(str(tmp_path)) == ranged
+    written = (tmp_path / "spec.json").read_text()
+    (tmp_path / "spec.json").write_text(written.replace("2.5", "-2.5"))
+    with pytest.raises(ValueError, match="spec.json: field 'reward_range': .* must be .lowest"):
+        specs.load(str(tmp_path))
     (tmp_path / "spec.json").write_text('{"name": "x", "obs_shape": 3}')
     with pytest.raises(ValueError, match="spec.json: field 'obs_shape' is missing or no list"):
         specs.load(str(tmp_path))

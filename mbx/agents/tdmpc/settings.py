@@ -9,6 +9,7 @@ learner updates. Nothing here loads JAX.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
@@ -106,6 +107,12 @@ class Model:
         16, "how much narrower those are", at_least=1, needs={"prior_scale": NONZERO}
     )
     num_bins: int = setting(101, "of predicted rewards and values; 1: regression", at_least=1)
+    bins: str = setting(
+        "fixed",
+        "fixed: from bin_min to bin_max; auto: over what an episode can return, where the suite "
+        "says what its rewards can be (dmc: does)",
+        choices=("fixed", "auto"),
+    )
     bin_min: float = setting(-10.0, "lowest bin, in symlog space", at_least=None)
     bin_max: float = setting(10.0, "highest bin", at_least=None)
     log_std_min: float = setting(-3.0, "of a Gaussian policy", at_least=None)
@@ -256,8 +263,15 @@ class Settings(RunSettings):
         last = choose(own.learning_rate > 0.0, rate, PUBLISHED_RATE)
         last = choose(own.final_learning_rate > 0.0, own.final_learning_rate, last)
         factor = choose(own.policy_lr_scale > 0.0, own.policy_lr_scale, PUBLISHED_RATE / rate)
+        model = self.model
+        if model.bins == "auto" and spec.reward_range:
+            known = [g for g in (*each, *self.loss.aux_gammas) if isinstance(g, float) and g < 1.0]
+            steps = max(spec.episode_length, *(1.0 / (1.0 - g) for g in known), 0.0)
+            low, high = bin_range(spec.reward_range, steps * spec.action_repeat)
+            model = dataclasses.replace(model, bin_min=low, bin_max=high)
         return dataclasses.replace(
             settings,
+            model=model,
             train=dataclasses.replace(self.train, utd_ratio=updates, seed_hold=hold),
             optimizer=dataclasses.replace(
                 own, learning_rate=rate, final_learning_rate=last, policy_lr_scale=factor
@@ -508,3 +522,21 @@ class Settings(RunSettings):
         """A loss depends on the share of the run that is done."""
         warms_up = possible(self.loss.encoder_consistency_warmup > 0.0)
         return self.changes_entropy or warms_up
+
+
+def bin_range(rewards: tuple[float, ...], steps: float) -> tuple[float, float]:
+    """Lowest and highest bin, in symlog space: what `steps` environment steps can return.
+
+    At least 1 to either side of 0, so that a head that is wrong by a little can say so.
+
+    Args:
+        rewards: the lowest and the highest of a step.
+        steps: of an episode, or of 1 / (1 - discount) agent steps where those are more.
+
+    Examples:
+        >>> low, high = bin_range((0.0, 1.0), 1000)
+        >>> low, round(high, 3)
+        (-1.0, 6.909)
+    """
+    low, high = (math.log1p(abs(x) * steps) for x in (min(rewards[0], 0.0), max(rewards[1], 0.0)))
+    return min(-1.0, -low), max(1.0, high)
