@@ -349,12 +349,11 @@ def test_a_head_that_knows_nothing_says_nothing(name, low, high):
     config = dataclasses.replace(CONFIGS[name], num_bins=21, bin_min=low, bin_max=high)
     model = world_model.make_world_model(config)
     params, bins = model.init(jax.random.key(0)), np.linspace(low, high, 21)
-    for head in ("reward", "value", "aux_value"):
+    heads = dict(reward=config.num_rewards, value=config.num_values, aux_value=config.num_aux)
+    for head, num in heads.items():
         last = params[head].get("main", params[head])["out"]
         logits = np.asarray(last["bias"], np.float64).reshape(-1, 21)
-        assert len(logits) == {"reward": 2, "aux_value": 2}.get(head, config.num_values) or (
-            head == "reward" and name == "tasks"
-        )
+        assert len(logits) == num
         p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
         if high == 2.0 or low == 0.0:
             assert not logits.any()

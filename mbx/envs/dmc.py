@@ -43,6 +43,7 @@ class _Task:
     """One dm_control environment in the form `SteppedEnvironment` takes."""
 
     can_terminate = False
+    reward_range = (0.0, 1.0)  # but of lqr's costs, whose actions are refused below
 
     def __init__(self, env: Any, task: str) -> None:
         self._env = env
@@ -53,8 +54,6 @@ class _Task:
         self.action_low = np.broadcast_to(spec.minimum, spec.shape).astype(np.float32)
         self.action_high = np.broadcast_to(spec.maximum, spec.shape).astype(np.float32)
         self.time_limit = self.ends_at = int(env._step_limit)
-        # All of the suite's rewards but these, which are costs, are tolerances.
-        self.reward_range = () if task.startswith("lqr") else (0.0, 1.0)
         self.obs_shape = self._begin().shape
         self.obs_dtype = np.float32
 

@@ -162,6 +162,12 @@ def prepare(config: Config, devices: Sequence[jax.Device] | None = None) -> Job:
     partition = make_partition(settings, devices)
     # Every process steps its own share of host environments.
     share = partition.processes if partition.processes > 1 and on_host(settings) else 1
+    if share > 1 and settings.environment_options(training=True).get("reset_after"):
+        raise ValueError(
+            f"train.reset_after: every one of {share} processes would count its environments "
+            f"from 0, of which each fourth plays whole episodes; {settings.env.name} is stepped by "
+            "the host, leave it 0"
+        )
     seed, episodes = partition.own_seed(settings.seed), -(-settings.eval.episodes // share)
     environment = make_environment(settings, num_envs // share, seed=seed)
     fused = isinstance(environment, JaxEnvironment)

@@ -8,6 +8,7 @@ import importlib
 import math
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,9 @@ import pytest
 
 from mbx import replay
 from mbx.agents.tdmpc import settings as declared
-from mbx.agents.tdmpc.agent import make_agent, resolve
+from mbx.agents.tdmpc.agent import make_agent, resolve, world_config
 from mbx.settings import describe, flatten, from_dict, inactive, to_dict
+from mbx.training import job
 from mbx.training.environments import make_environment
 from mbx.training.state import make_schedule
 from mbx.types import EnvSpec
@@ -164,8 +166,16 @@ def test_bins_follow_from_the_rewards_that_a_suite_declares():
     # A discount that looks beyond the episode: 1 / (1 - 0.999) agent steps.
     assert found(discount=0.999) == found(aux_gammas=(0.9, 0.999)) == (-1.0, symlog(2000))
     assert found(discount=1.0) == (-1.0, symlog(1000))
-    task = make_agent(declared.Settings(model=declared.Model(bins="auto")), spec)
-    assert task is not None
+    auto = declared.Model(bins="auto")
+    world = world_config(resolve(declared.Settings(model=auto), spec), spec)
+    assert (world.bin_min, world.bin_max) == (-1.0, symlog(1000))
+    again = resolve(resolve(declared.Settings(model=auto), spec), spec)
+    assert (again.model.bin_min, again.model.bin_max) == (-1.0, symlog(1000))
+    for name in ("bin_min", "bin_max"):
+        settings = declared.Settings(model=dataclasses.replace(auto, **{name: 3.0}))
+        with pytest.raises(ValueError, match=rf"model.{name}=3.0: with model.bins='auto' .*dmc:a"):
+            resolve(settings, spec)
+        assert getattr(resolve(settings, spec._replace(reward_range=())).model, name) == 3.0
 
 
 def test_a_run_trains_with_short_episodes_and_evaluates_with_whole_ones():
@@ -183,6 +193,18 @@ def test_a_run_trains_with_short_episodes_and_evaluates_with_whole_ones():
             env = dataclasses.replace(settings.env, name=name, num_envs=copies * tasks)
             refused = [x for x in dataclasses.replace(settings, env=env).check() if "reset" in x]
             assert bool(refused) == (copies == 1)
+    offline = dataclasses.replace(settings.train, dataset="rows.npz")
+    told = list(dataclasses.replace(settings, train=offline).check())
+    assert [x for x in told if "train.reset_after=2: with train.dataset" in x]
+
+
+def test_resets_are_refused_where_every_process_counts_its_own_environments(monkeypatch):
+    env = dataclasses.replace(declared.Settings().env, name="gym:Pendulum-v1", num_envs=4)
+    settings = declared.Settings(env=env, train=declared.Train(reset_after=2))
+    several = types.SimpleNamespace(processes=4)
+    monkeypatch.setattr(job, "make_partition", lambda settings, devices: several)
+    with pytest.raises(ValueError, match="reset_after: every one of 4 processes"):
+        job.prepare(settings)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
 
     Raises:
         ValueError: settings that discrete actions have no place for, planners that there are not,
-            updates over which no rate falls.
+            updates over which no rate falls, bins beside those of the rewards.
     """
     _check_planners(settings)
     if spec.discrete:
@@ -94,6 +94,14 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
             raise ValueError(
                 f"optimizer.{name}={given}: the learning rate of env.name={spec.name!r} stays at "
                 f"{own.learning_rate}; give optimizer.final_learning_rate as well, or leave it at "
+                f"{default}"
+            )
+    for name in ("bin_min", "bin_max"):
+        given, default = getattr(settings.model, name), getattr(type(settings.model)(), name)
+        if given not in (default, now := getattr(chosen.model, name)):
+            raise ValueError(
+                f"model.{name}={given}: with model.bins='auto' it follows from the rewards of "
+                f"env.name={spec.name!r}, {now:.3f}; set model.bins='fixed', or leave it at "
                 f"{default}"
             )
     return chosen

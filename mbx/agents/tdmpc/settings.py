@@ -309,11 +309,14 @@ class Settings(RunSettings):
 
     def check(self) -> Iterator[str]:
         tasks, copies = self.env.name.count("+") + 1, self.env.num_envs
+        reset = f"train.reset_after={self.train.reset_after}"
         if self.train.reset_after and copies <= (tasks if self.several_tasks else 1):
             yield (
-                f"train.reset_after={self.train.reset_after}: with env.num_envs={copies} every "
-                "environment plays whole episodes, raise that or leave it 0"
+                f"{reset}: with env.num_envs={copies} every environment plays whole episodes, "
+                "raise that or leave it 0"
             )
+        if self.train.reset_after and self.train.dataset:
+            yield f"{reset}: with train.dataset no episodes are played, leave it 0"
         for name in ("loss", "reanalyze"):
             size, capacity = getattr(self, name).batch_size, self.replay.capacity
             used = name == "loss" or (self.stores_plans and self.reanalyze.enabled)
