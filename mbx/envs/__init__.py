@@ -122,6 +122,7 @@ def make(
     film: bool = False,
     workers: int = 0,
     reset_after: int = 0,
+    first: int = 0,
     **extra: Any,
 ) -> Environment:
     """The environment `SUITE:TASK`, `num_envs` times.
@@ -141,6 +142,7 @@ def make(
         workers: processes that step a host environment; 0: this one does.
         reset_after: agent steps after which three environments in four begin another episode, cut
             short; 0: never before the task's limit.
+        first: number of the first of them, where several processes step those of a run.
         **extra: what a suite understands besides.
 
     Raises:
@@ -184,7 +186,7 @@ def make(
                 "have: leave it out"
             )
         if suite_name == "multi":
-            extra["reset_after"] = reset_after
+            extra |= dict(reset_after=reset_after, first=first)
         elif reset_after:
             raise ValueError(
                 f"train.reset_after={reset_after}: {name} makes whole environments, whose episodes "
@@ -209,7 +211,7 @@ def make(
             f"env.pixels=True: tasks of {suite_name}: are not drawn to be observed, only those of "
             "dmc: and gym: are (give your own `mbx.envs.Suite` a `pixels`)"
         )
-    more = dict(metrics=list(metrics), observe=list(observe), **options)
+    more = dict(metrics=list(metrics), observe=list(observe), first=first, **options)
     if workers and not film:
         plain = dict(more, kwargs=dict(kwargs or {}), images=images._asdict())
         return ParallelEnvironment(name, num_envs, workers, seed=seed, options=plain)

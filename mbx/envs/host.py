@@ -76,7 +76,7 @@ class Task(Protocol):
 class SteppedEnvironment(HostEnvironment):
     """E tasks as one `HostEnvironment`: action rescaling and repeat, time limit, fresh resets.
 
-    reset_after and numbers (of the tasks; None: from 0 on) are those of `mbx.envs.base.limits`.
+    reset_after is that of `mbx.envs.base.limits`, first the number of the first task.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class SteppedEnvironment(HostEnvironment):
         observe: Sequence[str] = (),
         images: Images = Images(),  # noqa: B008
         reset_after: int = 0,
-        numbers: Sequence[int] | None = None,
+        first: int = 0,
     ) -> None:
         check_counts(name, len(tasks), action_repeat, episode_length)
         check_metrics(name, metrics)
-        first = tasks[0]
-        time_limit, longest = first.time_limit, first.ends_at
+        task = tasks[0]
+        time_limit, longest = task.time_limit, task.ends_at
         if time_limit is None and episode_length is None:
             raise ValueError(f"env.name={name!r} has no time limit: set env.episode_length")
         if longest and episode_length and (episode_length - 1) * action_repeat >= longest:
@@ -106,7 +106,7 @@ class SteppedEnvironment(HostEnvironment):
             )
         length = episode_length or -(-time_limit // action_repeat)
         self._last = last_repeat(time_limit, action_repeat, episode_length)
-        shape, dtype, self._parts = first.obs_shape, first.obs_dtype, ()
+        shape, dtype, self._parts = task.obs_shape, task.obs_dtype, ()
         self._drawn, self._images = images.pixels, images
         if self._drawn:
             shape, dtype = (images.drawn_size, images.drawn_size, 3), np.uint8
@@ -122,19 +122,19 @@ class SteppedEnvironment(HostEnvironment):
             name,
             tuple(shape),
             dtype,
-            first.num_actions or int(first.action_low.size),
+            task.num_actions or int(task.action_low.size),
             length,
             action_repeat,
-            first.num_actions > 0,
-            can_terminate=first.can_terminate,
+            task.num_actions > 0,
+            can_terminate=task.can_terminate,
             metrics=tuple(metrics),
-            action_low=tuple(map(float, first.action_low)),
-            action_high=() if first.num_actions else tuple(map(float, first.action_high)),
+            action_low=tuple(map(float, task.action_low)),
+            action_high=() if task.num_actions else tuple(map(float, task.action_high)),
             parts=parts,
-            reward_range=check_reward_range(name, getattr(first, "reward_range", ())),
+            reward_range=check_reward_range(name, getattr(task, "reward_range", ())),
         )
         self.num_envs = len(tasks)
-        self._ends = limits(self.spec, reset_after, numbers or range(len(tasks)))
+        self._ends = limits(self.spec, reset_after, range(first, first + len(tasks)))
         if self._stack is not None:
             frames = (self.num_envs, self._stack.count, *self._stack.shape)
             self._frames = np.zeros(frames, dtype)

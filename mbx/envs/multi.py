@@ -33,6 +33,7 @@ def make(
     seed: int = 0,
     min_sizes: tuple[int, int] = (0, 0),
     reset_after: int = 0,
+    first: int = 0,
 ) -> JaxEnvironment | HostEnvironment:
     """`num_envs` environments, num_envs / K of each of K tasks "SUITE:TASK+SUITE:TASK+…".
 
@@ -44,7 +45,7 @@ def make(
         seed: of host environments.
         min_sizes: observation and action dims to pad to at least (those of a model to be
             fine-tuned).
-        reset_after: of each.
+        reset_after, first: as of `mbx.envs.make`.
 
     Raises:
         ValueError: where num_envs is no multiple of K, tasks repeat, differ in action repeat, have
@@ -69,6 +70,7 @@ def make(
             episode_length=episode_length,
             seed=seed + i,
             reset_after=reset_after,
+            first=first // len(names),
         )
         for i, name in enumerate(names)
     ]

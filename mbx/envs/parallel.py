@@ -62,10 +62,11 @@ class ParallelEnvironment(HostEnvironment):
             for _ in self._shares:
                 self._workers.append(_Worker(name))
             for worker, share in zip(self._workers, self._shares, strict=True):
-                numbers = range(num_envs)[share]
-                own = dict(seeds=[int(seeds[i]) for i in numbers], numbers=list(numbers))
-                given = dict(options, name=name) | own
-                worker.ask("make", given)
+                own = dict(
+                    seeds=[int(one) for one in seeds[share]],
+                    first=options.get("first", 0) + share.start,
+                )
+                worker.ask("make", dict(options, name=name) | own)
             found = [worker.answer() for worker in self._workers][0]
             parts = tuple(Part(*one) for one in found.pop("parts"))
             found["obs_dtype"] = np.dtype(found["obs_dtype"]).type

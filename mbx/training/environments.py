@@ -12,11 +12,18 @@ from mbx.training.build import Config, read
 
 
 def make_environment(
-    config: Config, num_envs: int, *, seed: int, training: bool = True, film: bool = False
+    config: Config,
+    num_envs: int,
+    *,
+    seed: int,
+    training: bool = True,
+    film: bool = False,
+    first: int = 0,
 ) -> JaxEnvironment | HostEnvironment:
     """The environment that a configuration names, `num_envs` times, for training or to evaluate.
 
-    film: one on the host draws itself.
+    film: one on the host draws itself. first: number of the first, where several processes step
+    those of a run.
     """
     settings = read(config)
     env = settings.env
@@ -33,6 +40,7 @@ def make_environment(
         images=envs.Images(env.pixels, env.image_size, env.grey, env.frame_stack, env.shadows),
         workers=env.workers if num_envs > 1 else 0,  # one alone is not worth a process
         film=film,
+        first=first,
         **several,
         **settings.environment_options(training),
     )

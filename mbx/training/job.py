@@ -162,14 +162,10 @@ def prepare(config: Config, devices: Sequence[jax.Device] | None = None) -> Job:
     partition = make_partition(settings, devices)
     # Every process steps its own share of host environments.
     share = partition.processes if partition.processes > 1 and on_host(settings) else 1
-    if share > 1 and settings.environment_options(training=True).get("reset_after"):
-        raise ValueError(
-            f"train.reset_after: every one of {share} processes would count its environments "
-            f"from 0, of which each fourth plays whole episodes; {settings.env.name} is stepped by "
-            "the host, leave it 0"
-        )
     seed, episodes = partition.own_seed(settings.seed), -(-settings.eval.episodes // share)
-    environment = make_environment(settings, num_envs // share, seed=seed)
+    own = num_envs // share
+    first = own * jax.process_index() if share > 1 else 0
+    environment = make_environment(settings, own, seed=seed, first=first)
     fused = isinstance(environment, JaxEnvironment)
     if num_seeds > 1 and not fused:
         raise ValueError(

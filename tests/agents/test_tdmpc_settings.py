@@ -198,13 +198,25 @@ def test_a_run_trains_with_short_episodes_and_evaluates_with_whole_ones():
     assert [x for x in told if "train.reset_after=2: with train.dataset" in x]
 
 
-def test_resets_are_refused_where_every_process_counts_its_own_environments(monkeypatch):
-    env = dataclasses.replace(declared.Settings().env, name="gym:Pendulum-v1", num_envs=4)
-    settings = declared.Settings(env=env, train=declared.Train(reset_after=2))
-    several = types.SimpleNamespace(processes=4)
+@pytest.mark.parametrize(("name", "given"), [("gym:Pendulum-v1", (2, 6)), (None, (8, 0))])
+def test_every_process_knows_which_of_the_environments_on_the_host_are_its_own(
+    name, given, monkeypatch
+):
+    class Asked(Exception):
+        pass
+
+    def ask(settings, num_envs, *, seed, first):
+        raise Asked(num_envs, first)
+
+    env = dataclasses.replace(declared.Settings().env, num_envs=8)
+    env = dataclasses.replace(env, name=name or env.name)
+    several = types.SimpleNamespace(processes=4, own_seed=lambda seed: seed)
     monkeypatch.setattr(job, "make_partition", lambda settings, devices: several)
-    with pytest.raises(ValueError, match="reset_after: every one of 4 processes"):
-        job.prepare(settings)
+    monkeypatch.setattr(job, "make_environment", ask)
+    monkeypatch.setattr(jax, "process_index", lambda: 3)
+    with pytest.raises(Asked) as asked:
+        job.prepare(dataclasses.replace(declared.Settings(), env=env))
+    assert asked.value.args == given
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def actions(steps, num):
 
 def test_workers_make_the_same_steps_and_snapshots(name, monkeypatch):
     threads(monkeypatch)
-    options = dict(seed=3, metrics=["far"], action_repeat=2, reset_after=2)
+    options = dict(seed=3, metrics=["far"], action_repeat=2, reset_after=2, first=3)
     alone, shared = (envs.make(name, 5, workers=num, **options) for num in (0, 2))
     assert alone.spec == shared.spec and len(shared._workers) == 2
     np.testing.assert_array_equal(alone.reset(7), shared.reset(7))

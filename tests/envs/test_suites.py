@@ -211,14 +211,24 @@ def test_each_of_several_tasks_has_an_environment_with_whole_episodes():
     assert step.truncated.tolist() == [False, True, False, True]
 
 
-def test_three_environments_in_four_begin_again_sooner_on_the_host():
-    made = envs.make("gym:Pendulum-v1", 5, episode_length=7, reset_after=3)
+@pytest.mark.parametrize(("first", "whole"), [(0, (0, 4)), (3, (1,)), (8, (0, 4))])
+def test_three_environments_in_four_begin_again_sooner_on_the_host(first, whole):
+    made = envs.make("gym:Pendulum-v1", 5, episode_length=7, reset_after=3, first=first)
     steps = [made.step(np.zeros((5, 1))) for _ in range(14)]
     for number in range(5):
         ends = [i + 1 for i, step in enumerate(steps) if step.truncated[number]]
-        assert ends == ([7, 14] if number in (0, 4) else [3, 6, 9, 12])
+        assert ends == ([7, 14] if number in whole else [3, 6, 9, 12])
         assert steps[ends[0] - 1].episode_length[number] == ends[0]
         assert steps[ends[0]].episode_length[number] == 1
+
+
+def test_several_tasks_on_the_host_share_out_their_numbers():
+    names = "multi:gym:Pendulum-v1+gym:MountainCarContinuous-v0"
+    for first, whole in ((0, [True, False]), (4, [False, False]), (8, [True, False])):
+        made = envs.make(names, 4, episode_length=7, reset_after=3, first=first)
+        ended = [made.step(np.zeros((4, 1))).truncated for _ in range(3)][-1]
+        assert (~ended).tolist() == whole * 2
+        made.close()
 
 
 def test_who_declares_the_range_of_rewards():
