@@ -231,6 +231,10 @@ class RunSettings(abc.ABC):
         env = dataclasses.replace(self.env, action_repeat=spec.action_repeat)
         return dataclasses.replace(self, env=env)
 
+    def check_start(self, other: RunSettings) -> Iterator[str]:
+        """Why parameters of another run would mean something else here; both are `for_task`."""
+        yield from ()
+
     @abc.abstractmethod
     def updates_per_step(self) -> float:
         """Learner updates of an agent step, of settings that are `for_task`."""

@@ -298,7 +298,8 @@ def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopSta
         rows = datasets.load(settings.train.dataset, agent, task=environment.spec.name)
         state = state.replace(replay=rows.replace(shards=state.replay.shards))
     if settings.train.init_from:
-        started = transfer.start_from(settings.train.init_from, agent, state.train)
+        chosen = settings.for_task(environment.spec)
+        started = transfer.start_from(settings.train.init_from, chosen, agent, state.train)
         state = state.replace(train=started)
     return job.partition.place(state), 0
 

@@ -60,16 +60,25 @@ def check(settings: RunSettings, agent: Agent) -> None:
         )
 
 
-def start_from(source: str, agent: Agent, train: Any) -> Any:
+def start_from(source: str, settings: RunSettings, agent: Agent, train: Any) -> Any:
     """`train`, a fresh train state, with the parameters of the run in the directory `source`.
 
     Optimisers, scales and the update counter stay fresh.
 
-    Raises ValueError, naming the component, where the two models differ in shape.
+    Args:
+        source: run directory.
+        settings: of the new run, `for_task`.
+        agent: of the new run.
+        train: of the new run.
+
+    Raises ValueError, naming the component or the setting, where the two models differ in shape or
+    the parameters would mean something else (`RunSettings.check_start`).
     """
-    settings = _settings(source)
-    spec = environment_spec(settings)
-    example = jax.eval_shape(build.build_agent(settings, spec).init, jax.random.key(0))
+    before = _settings(source)
+    spec = environment_spec(before)
+    for reason in settings.check_start(before.for_task(spec)):
+        raise ValueError(reason)
+    example = jax.eval_shape(build.build_agent(before, spec).init, jax.random.key(0))
     checkpointer = Checkpointer(source)
     old, _ = checkpointer.restore_best(example)
     checkpointer.close()

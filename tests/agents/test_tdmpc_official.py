@@ -148,6 +148,8 @@ def test_other_files_are_refused_in_words(change, message):
         (dict(critic="v"), "model.critic='v'"),
         (dict(policy="tanh_mean"), "model.policy='tanh_mean'"),
         (dict(num_dynamics=2), "model.num_dynamics=2"),
+        (dict(bin_min=-1.0), "model.bin_min=-1.0"),
+        (dict(bin_max=7.0), "model.bin_max=7.0"),
     ],
 )
 def test_models_that_the_official_code_lacks_are_refused(overrides, message):

@@ -291,7 +291,7 @@ def test_a_path_out_of_a_strangers_configuration_is_not_opened(name, kind, begun
     with pytest.raises(ValueError, match=message):
         run.load(str(begun))
     with pytest.raises(ValueError, match=f"{setting}=.* is not opened"):  # train.init_from
-        transfer.start_from(str(begun), None, None)
+        transfer.start_from(str(begun), None, None, None)
 
 
 def test_a_run_is_not_continued_with_another_file(begun):

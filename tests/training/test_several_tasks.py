@@ -139,6 +139,16 @@ def test_fine_tuning_refuses_another_model(trained, tmp_path):
         run.train(config, str(tmp_path / "run"))
 
 
+def test_fine_tuning_refuses_other_bins(trained, tmp_path):
+    config = tiny_config(
+        env=dict(name=MULTI), train=dict(init_from=trained[0]), loss=LEARNING["loss"]
+    )
+    for name, trained_with in (("bin_min", -10.0), ("bin_max", 10.0)):
+        own = {**config, "model": {**config["model"], name: 4.0}}
+        with pytest.raises(ValueError, match=f"model.{name}=4.0: .* trained with {trained_with};"):
+            run.train(own, str(tmp_path / "run"))
+
+
 def test_a_dataset_keeps_every_row(trained):
     workdir, config = trained
     path = os.path.join(workdir, "dataset.npz")

@@ -279,6 +279,18 @@ class Settings(RunSettings):
             loss=dataclasses.replace(self.loss, discount=each if spec.tasks else each[0]),
         )
 
+    def check_start(self, other: RunSettings) -> Iterator[str]:
+        """Heads say other numbers with other bins than those that they were trained with."""
+        if isinstance(other, Settings) and self.model.num_bins > 1:
+            for name in ("bin_min", "bin_max"):
+                given, trained = getattr(self.model, name), getattr(other.model, name)
+                if given != trained:
+                    yield (
+                        f"model.{name}={given}: the heads of train.init_from="
+                        f"{self.train.init_from!r} were trained with {trained}; set "
+                        f"model.bins='fixed' and model.{name}={trained}"
+                    )
+
     def environment_options(self, training: bool) -> dict[str, Any]:
         """Evaluations play whole episodes."""
         return {"reset_after": self.train.reset_after} if training else {}
