@@ -121,7 +121,7 @@ def make(
     images: Images = Images(),  # noqa: B008
     film: bool = False,
     workers: int = 0,
-    reset_after: int = 0,
+    reset_solved: int = 0,
     first: int = 0,
     **extra: Any,
 ) -> Environment:
@@ -140,8 +140,8 @@ def make(
         images: what is done with images that are observed, and whether pictures are.
         film: a host environment that draws itself (`SteppedEnvironment.render`).
         workers: processes that step a host environment; 0: this one does.
-        reset_after: agent steps after which three environments in four begin another episode, cut
-            short; 0: never before the task's limit.
+        reset_solved: agent steps in a row with nearly the highest reward after which three
+            environments in four begin another episode (`mbx.envs.base.Solved`); 0: never.
         first: number of the first of them, where several processes step those of a run.
         **extra: what a suite understands besides.
 
@@ -186,11 +186,11 @@ def make(
                 "have: leave it out"
             )
         if suite_name == "multi":
-            extra |= dict(reset_after=reset_after, first=first)
-        elif reset_after:
+            extra |= dict(reset_solved=reset_solved, first=first)
+        elif reset_solved:
             raise ValueError(
-                f"train.reset_after={reset_after}: {name} makes whole environments, whose episodes "
-                "only it can cut short: leave it 0"
+                f"train.reset_solved={reset_solved}: {name} makes whole environments, whose "
+                "episodes only it can cut short: leave it 0"
             )
         with _names_missing_package(name):
             return suite(task, num_envs, seed=seed, **options, **extra)
@@ -199,7 +199,7 @@ def make(
             default = suite.default_repeat
             options["action_repeat"] = default(task) if callable(default) else default
     check_counts(name, num_envs, options["action_repeat"], episode_length)
-    options["reset_after"] = reset_after
+    options["reset_solved"] = reset_solved
     with _names_missing_package(name, suite.extra):
         if suite.raw is not None:
             raw = suite.raw(task, **(kwargs or {}))

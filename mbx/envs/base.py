@@ -176,13 +176,15 @@ def unknown_task(suite: str, task: str, known: Iterable[str]) -> ValueError:
 @flax.struct.dataclass
 class EpisodeState(Record):
     """The wrapper's state: raw `[E, ...]`; length, episode_return and sums of metrics `[E]` so far
-    (None without metrics); the newest images `[E, K, H, W, C]` where they are stacked."""
+    (None without metrics); the newest images `[E, K, H, W, C]` where they are stacked; steps in a
+    row `[E]` as of `Solved`, where they count."""
 
     raw: Any
     length: Array
     episode_return: Array
     metrics: Any = None
     frames: Any = None
+    solved: Any = None
 
 
 def with_one_array(
@@ -234,12 +236,12 @@ def episodic(
     episode_length: int | None = None,
     observe: Sequence[str] = (),
     images: Images = Images(),  # noqa: B008
-    reset_after: int = 0,
+    reset_solved: int = 0,
 ) -> JaxEnvironment:
     """Batch a raw environment and give it action repeat, a time limit and fresh resets.
 
     episode_length is in agent steps (default: the task's limit divided by the repeat, rounded up);
-    reset_after as of `limits`.
+    reset_solved as of `solved`.
     Within an action repeat nothing moves and no reward counts once the episode has terminated or
     the task's limit is reached, which a repeat need not divide. A step whose observation or reward
     is not finite is a fault (`Timestep`). All environments are reset together
@@ -268,7 +270,7 @@ def episodic(
         reward_range=check_reward_range(raw.name, raw.reward_range),
     )
 
-    ends = limits(spec, reset_after, range(num_envs))
+    enough = solved(spec, reset_solved, range(num_envs))
 
     def first_of(keys: Array) -> tuple[Any, Any, Array]:
         state, obs = strongly_typed(jax.vmap(raw.reset)(keys))
@@ -281,7 +283,8 @@ def episodic(
         state, frames, obs = first_of(jax.random.split(key, num_envs))
         sums = {name: jnp.zeros(num_envs) for name in raw.metrics} or None
         lengths, returns = jnp.zeros(num_envs, jnp.int32), jnp.zeros(num_envs)
-        return EpisodeState(state, lengths, returns, sums, frames), obs
+        count = None if enough is None else jnp.zeros(num_envs, jnp.int32)
+        return EpisodeState(state, lengths, returns, sums, frames, count), obs
 
     advance = _advance(raw, action_repeat, length, last)
 
@@ -298,7 +301,11 @@ def episodic(
             final_obs = stack.join(frames, final_obs)
         count = state.length + 1
         total = state.episode_return + reward
-        truncated = ((count >= ends) & ~terminated) | fault
+        ended, in_a_row = count >= length, None
+        if enough is not None:
+            in_a_row = enough.so_far(state.solved, reward)
+            ended |= in_a_row >= enough.after
+        truncated = (ended & ~terminated) | fault
         done = terminated | truncated
 
         def renewed(done: Array, keys: Array, *now: Any) -> tuple[Any, Any, Array]:
@@ -317,9 +324,9 @@ def episodic(
             obs, final_obs, reward, terminated, truncated, total, count, fault, metrics
         )
         sums = {name: jnp.where(done, 0.0, value) for name, value in sums.items()} or None
-        next_state = EpisodeState(
-            after, jnp.where(done, 0, count), jnp.where(done, 0.0, total), sums, frames
-        )
+        in_a_row = None if in_a_row is None else jnp.where(done, 0, in_a_row)
+        lengths, returns = jnp.where(done, 0, count), jnp.where(done, 0.0, total)
+        next_state = EpisodeState(after, lengths, returns, sums, frames, in_a_row)
         return next_state, timestep
 
     return JaxEnvironment(spec, num_envs, reset, step)
@@ -438,27 +445,52 @@ def check_metrics(name: str, metrics: Sequence[str]) -> None:
         )
 
 
-def limits(spec: EnvSpec, reset_after: int, numbers: Sequence[int]) -> np.ndarray:
-    """Agent steps `[E]` after which the episodes of single environments are truncated.
+class Solved(NamedTuple):
+    """When environments truncate an episode in which nothing is left to be learned.
 
     Once an agent can do a task, most of a long episode shows it the same few states, while each
-    reset shows it another beginning. Three environments in four may therefore begin again sooner;
-    numbers 0, 4, 8, … still see what only a whole episode comes to.
+    reset shows it another beginning.
+
+    Attributes:
+        reward: of an agent step that counts, nine tenths of the way to the highest.
+        after: agent steps in a row `[E]` with that reward.
+    """
+
+    reward: float
+    after: np.ndarray
+
+    def so_far(self, count: Any, reward: Any) -> Any:
+        """Such steps in a row `[E]`, with one that earned `reward`, of `count` before it."""
+        return (count + 1) * (reward >= self.reward)
+
+
+def solved(spec: EnvSpec, reset_solved: int, numbers: Sequence[int]) -> Solved | None:
+    """Of three environments in four; numbers 0, 4, 8, … still see what only a whole episode shows.
 
     Args:
         spec: of the task.
-        reset_after: of those three in four; 0: at the task's own limit, too.
+        reset_solved: agent steps in a row; 0: there is no such end, and the answer is None.
         numbers: of the environments.
 
-    Raises ValueError for a reset that would come after the end.
+    Raises ValueError for a task that does not say what its rewards can be, or whose episodes are
+    over before.
     """
-    whole, length = np.asarray(numbers) % 4 == 0, spec.episode_length
-    if reset_after >= length:
+    if not reset_solved:
+        return None
+    if not spec.reward_range:
         raise ValueError(
-            f"train.reset_after={reset_after}: an episode of {spec.name} is over after {length} "
-            "agent steps, lower it or leave it 0"
+            f"train.reset_solved={reset_solved}: {spec.name} does not say what its rewards can be "
+            "(EnvSpec.reward_range), leave it 0"
         )
-    return np.where(whole, length, reset_after or length).astype(np.int32)
+    if reset_solved >= spec.episode_length:
+        raise ValueError(
+            f"train.reset_solved={reset_solved}: an episode of {spec.name} is over after "
+            f"{spec.episode_length} agent steps, lower it or leave it 0"
+        )
+    low, high = spec.reward_range
+    whole = np.asarray(numbers) % 4 == 0
+    after = np.where(whole, np.iinfo(np.int32).max, reset_solved).astype(np.int32)
+    return Solved((low + 0.9 * (high - low)) * spec.action_repeat, after)
 
 
 def last_repeat(time_limit: int | None, action_repeat: int, episode_length: int | None) -> int:

@@ -19,7 +19,7 @@ from mbx.envs.base import (
     check_reward_range,
     is_finite,
     last_repeat,
-    limits,
+    solved,
 )
 from mbx.envs.images import Images, Stack, declared, see
 from mbx.envs.render import NoRenderer
@@ -76,7 +76,7 @@ class Task(Protocol):
 class SteppedEnvironment(HostEnvironment):
     """E tasks as one `HostEnvironment`: action rescaling and repeat, time limit, fresh resets.
 
-    reset_after is that of `mbx.envs.base.limits`, first the number of the first task.
+    reset_solved is that of `mbx.envs.base.solved`, first the number of the first task.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class SteppedEnvironment(HostEnvironment):
         metrics: Sequence[str] = (),
         observe: Sequence[str] = (),
         images: Images = Images(),  # noqa: B008
-        reset_after: int = 0,
+        reset_solved: int = 0,
         first: int = 0,
     ) -> None:
         check_counts(name, len(tasks), action_repeat, episode_length)
@@ -134,7 +134,7 @@ class SteppedEnvironment(HostEnvironment):
             reward_range=check_reward_range(name, getattr(task, "reward_range", ())),
         )
         self.num_envs = len(tasks)
-        self._ends = limits(self.spec, reset_after, range(first, first + len(tasks)))
+        self._enough = solved(self.spec, reset_solved, range(first, first + len(tasks)))
         if self._stack is not None:
             frames = (self.num_envs, self._stack.count, *self._stack.shape)
             self._frames = np.zeros(frames, dtype)
@@ -143,6 +143,7 @@ class SteppedEnvironment(HostEnvironment):
         self._tasks = list(tasks)
         self._length = np.zeros(self.num_envs, np.int32)
         self._return = np.zeros(self.num_envs, np.float32)
+        self._solved = np.zeros(self.num_envs, np.int32)  # steps in a row, as of `Solved`
         if seed is not None:
             self.reset(seed)
 
@@ -151,7 +152,7 @@ class SteppedEnvironment(HostEnvironment):
 
     def reset_each(self, seeds: Sequence[int]) -> np.ndarray:
         """Start a new episode in every environment, each from its own seed."""
-        self._length[:], self._return[:] = 0, 0.0
+        self._length[:], self._return[:], self._solved[:] = 0, 0.0, 0
         for values in self._metrics.values():
             values[:] = 0.0
         self._obs = np.stack(
@@ -173,13 +174,16 @@ class SteppedEnvironment(HostEnvironment):
         self._return += reward
         length, total = self._length.copy(), self._return.copy()
         cut = np.array([r[3] for r in results], bool)
-        truncated = ((length >= self._ends) | cut | fault) & ~terminated
+        if self._enough is not None:
+            self._solved = self._enough.so_far(self._solved, reward)
+            cut |= self._solved >= self._enough.after
+        truncated = ((length >= self.spec.episode_length) | cut | fault) & ~terminated
         done = terminated | truncated
         metrics = self._episode_metrics(done)
         obs = final_obs.copy()
         for i in np.flatnonzero(done):
             obs[i] = self._seen(i, self._tasks[i].reset(None), first=True)
-            self._length[i], self._return[i] = 0, 0.0
+            self._length[i], self._return[i], self._solved[i] = 0, 0.0, 0
         return Timestep(
             obs, final_obs, reward, terminated, truncated, total, length, fault, metrics
         )
@@ -239,6 +243,7 @@ class SteppedEnvironment(HostEnvironment):
         if any(task is None for task in tasks):
             return None
         saved = {"tasks": tasks, "length": self._length, "return": self._return}
+        saved |= {} if self._enough is None else {"solved": self._solved}
         saved |= {} if self._stack is None else {"frames": self._frames}
         return snapshots.encode(saved | ({"metrics": self._metrics} if self._metrics else {}))
 
@@ -248,6 +253,8 @@ class SteppedEnvironment(HostEnvironment):
             for task, one in zip(self._tasks, saved["tasks"], strict=True):
                 task.set_state(one)
             self._length[:], self._return[:] = saved["length"], saved["return"]
+            if self._enough is not None:
+                self._solved[:] = saved["solved"]
             if self._stack is not None:
                 self._frames[:] = saved["frames"]
             for name, values in self._metrics.items():

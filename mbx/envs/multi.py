@@ -32,7 +32,7 @@ def make(
     episode_length: int | None = None,
     seed: int = 0,
     min_sizes: tuple[int, int] = (0, 0),
-    reset_after: int = 0,
+    reset_solved: int = 0,
     first: int = 0,
 ) -> JaxEnvironment | HostEnvironment:
     """`num_envs` environments, num_envs / K of each of K tasks "SUITE:TASK+SUITE:TASK+…".
@@ -45,7 +45,7 @@ def make(
         seed: of host environments.
         min_sizes: observation and action dims to pad to at least (those of a model to be
             fine-tuned).
-        reset_after, first: as of `mbx.envs.make`.
+        reset_solved, first: as of `mbx.envs.make`.
 
     Raises:
         ValueError: where num_envs is no multiple of K, tasks repeat, differ in action repeat, have
@@ -69,7 +69,7 @@ def make(
             action_repeat=action_repeat,
             episode_length=episode_length,
             seed=seed + i,
-            reset_after=reset_after,
+            reset_solved=reset_solved,
             first=first // len(names),
         )
         for i, name in enumerate(names)

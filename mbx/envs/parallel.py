@@ -27,7 +27,8 @@ from mbx.envs.own import EnvironmentFailure
 from mbx.types import Part
 
 _PATIENCE = 5.0  # seconds that a worker has to end
-_EACH = ("length", "return", "frames")  # arrays of a snapshot that hold a row an environment
+# Arrays of a snapshot that hold a row an environment.
+_EACH = ("length", "return", "solved", "frames")
 
 
 class InWorker(RuntimeError):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mbx import replay
+from mbx import envs, replay
 from mbx.agents.tdmpc import settings as declared
 from mbx.agents.tdmpc.agent import make_agent, resolve, world_config
 from mbx.settings import describe, flatten, from_dict, inactive, to_dict
@@ -178,11 +178,27 @@ def test_bins_follow_from_the_rewards_that_a_suite_declares():
         assert getattr(resolve(settings, spec._replace(reward_range=())).model, name) == 3.0
 
 
-def test_a_run_trains_with_short_episodes_and_evaluates_with_whole_ones():
-    settings = declared.Settings(train=declared.Train(reset_after=2))
+def test_a_run_trains_with_short_episodes_and_evaluates_with_whole_ones(monkeypatch):
+    def still():
+        start = jnp.zeros((1,))
+        return envs.RawEnvironment(
+            "still:task",
+            (1,),
+            jnp.float32,
+            1,
+            200,
+            lambda key: (start, start),
+            lambda key, state, action: (state, state, 1.0, False),
+            reward_range=(0.0, 1.0),
+        )
+
+    monkeypatch.setitem(envs._SUITES, "still", envs.Suite(raw=lambda task: still()))
+    settings = declared.Settings(train=declared.Train(reset_solved=2))
+    own = dataclasses.replace(settings.env, name="still:task")
     for training in (True, False):
-        made = make_environment(settings, 2, seed=0, training=training)
-        assert made.spec.episode_length == 200
+        made = make_environment(
+            dataclasses.replace(settings, env=own), 2, seed=0, training=training
+        )
         state, _ = made.reset(jax.random.key(0))
         for i in range(2):
             state, step = jax.jit(made.step)(state, jnp.zeros((2, 1)), jax.random.key(i))
@@ -195,7 +211,7 @@ def test_a_run_trains_with_short_episodes_and_evaluates_with_whole_ones():
             assert bool(refused) == (copies == 1)
     offline = dataclasses.replace(settings.train, dataset="rows.npz")
     told = list(dataclasses.replace(settings, train=offline).check())
-    assert [x for x in told if "train.reset_after=2: with train.dataset" in x]
+    assert [x for x in told if "train.reset_solved=2: with train.dataset" in x]
 
 
 @pytest.mark.parametrize(("name", "given"), [("gym:Pendulum-v1", (2, 6)), (None, (8, 0))])

@@ -84,21 +84,59 @@ def test_time_limit_truncates_and_never_terminates():
         assert not row.terminated.any()
 
 
+def gapped(good: float = 1.0) -> RawEnvironment:
+    """Rewards in [-1, 1], `good` but for the third, seventh, … step of an episode, which earn 0."""
+
+    def step(key, state, action):
+        c = state + 1.0
+        return c, c, jnp.where(c[0] % 4 == 3, 0.0, good), False
+
+    start = jnp.zeros((1,))
+    return RawEnvironment(
+        "toy:gapped",
+        (1,),
+        jnp.float32,
+        1,
+        100,
+        lambda key: (start, start),
+        step,
+        can_terminate=False,
+        reward_range=(-1.0, 1.0),
+    )
+
+
 @pytest.mark.parametrize(
-    ("reset_after", "shorter"),
-    [(0, [8, 16]), (3, [3, 6, 9, 12, 15, 18]), (7, [7, 14])],
+    ("reset_solved", "good", "shorter"),
+    [
+        (0, 1.0, [8, 16]),
+        (2, 1.0, [2, 4, 6, 8, 10, 12, 14, 16, 18]),
+        (3, 1.0, [6, 12, 18]),  # the third step begins the count again, and so does each episode
+        (3, 0.81, [6, 12, 18]),
+        (3, 0.79, [8, 16]),  # nine tenths of the way from -1 to 1 are 0.8
+        (4, 1.0, [8, 16]),
+    ],
 )
-def test_three_environments_in_four_may_begin_again_sooner(reset_after, shorter):
-    made = episodic(endless(), 6, episode_length=8, reset_after=reset_after)
-    assert made.spec == episodic(endless(), 6, episode_length=8).spec
+def test_three_environments_in_four_begin_again_where_a_task_is_solved(reset_solved, good, shorter):
+    made = episodic(gapped(good), 6, episode_length=8, reset_solved=reset_solved)
+    assert made.spec == episodic(gapped(), 6, episode_length=8).spec
+    assert (made.reset(jax.random.key(0))[0].solved is None) == (reset_solved == 0)
     _, rows = rollout(made, 18)
     for number in range(6):
         ends = [i + 1 for i, row in enumerate(rows) if row.truncated[number]]
         assert ends == ([8, 16] if number in (0, 4) else shorter)
-        last = rows[ends[0] - 1]
-        assert last.episode_length[number] == last.episode_return[number] == ends[0]
+        assert rows[ends[0] - 1].episode_length[number] == ends[0]
         assert rows[ends[0]].episode_length[number] == 1
     assert not any(row.terminated.any() for row in rows)
+
+
+def test_the_highest_reward_of_a_repeated_action_is_that_of_all_its_steps():
+    made = episodic(gapped(), 2, action_repeat=2, episode_length=9, reset_solved=2)
+    _, rows = rollout(made, 6)
+    # Two environment steps each: 2, 1, 2, 1, …, of which 1.6 are enough; never two in a row.
+    assert [float(row.reward[1]) for row in rows] == [2.0, 1.0] * 3
+    assert not any(row.truncated.any() for row in rows)
+    made = episodic(gapped(), 2, action_repeat=2, episode_length=9, reset_solved=1)
+    assert [bool(row.truncated[1]) for row in rollout(made, 3)[1]] == [True] * 3
 
 
 @pytest.mark.parametrize("given", [(1.0,), (2.0, 1.0), (-np.inf, 0.0), (0.0, np.nan), (0, 1, 2)])
@@ -108,9 +146,11 @@ def test_ranges_of_rewards_that_are_none_are_refused(given):
         episodic(endless()._replace(reward_range=given), 1)
 
 
-def test_a_reset_after_the_end_is_refused():
-    with pytest.raises(ValueError, match="reset_after=8: .* toy:endless is over after 8"):
-        episodic(endless(), 6, episode_length=8, reset_after=8)
+def test_resets_that_cannot_come_are_refused():
+    with pytest.raises(ValueError, match="reset_solved=8: .* toy:gapped is over after 8"):
+        episodic(gapped(), 6, episode_length=8, reset_solved=8)
+    with pytest.raises(ValueError, match="reset_solved=3: toy:endless does not say what its rew"):
+        episodic(endless(), 6, reset_solved=3)
 
 
 def test_action_repeat_stops_at_termination():
@@ -214,8 +254,8 @@ def test_register_adds_a_suite(monkeypatch):
 
     envs.register("toy", factory)
     assert envs.make("toy:counter", 2).num_envs == 2
-    with pytest.raises(ValueError, match="reset_after=7: toy:counter makes whole environments"):
-        envs.make("toy:counter", 2, reset_after=7)
+    with pytest.raises(ValueError, match="reset_solved=7: toy:counter makes whole environments"):
+        envs.make("toy:counter", 2, reset_solved=7)
     tired = counter()._replace(can_terminate=False)
     envs.register("toy", envs.Suite(raw=lambda task: tired._replace(name=task), default_repeat=3))
     spec = envs.make("toy:slow", 2).spec

@@ -14,7 +14,9 @@ import pytest
 
 from mbx import envs
 from mbx.envs import base, multi
+from mbx.envs import gymnasium as gymnasium_suite
 from mbx.envs import gymnax as gymnax_suite
+from mbx.envs.host import SteppedEnvironment
 from mbx.types import EnvSpec
 
 
@@ -202,30 +204,57 @@ def test_specs_say_whether_episodes_can_end_early(name, can):
     assert envs.make(name, 2).spec.can_terminate is can
 
 
-def test_each_of_several_tasks_has_an_environment_with_whole_episodes():
-    names = "multi:gymnax:Pendulum-v1+gymnax:Reacher-misc"
-    made = envs.make(names, 4, reset_after=2)
-    state, _ = made.reset(jax.random.key(0))
-    for i in range(2):
-        state, step = jax.jit(made.step)(state, jnp.zeros((4, 2)), jax.random.key(i))
-    assert step.truncated.tolist() == [False, True, False, True]
+class Gapped:
+    """Rewards of 1, but for the third, seventh, … step of an episode, which earn 0."""
+
+    num_actions, action_low, action_high = 0, np.float32([-1]), np.float32([1])
+    obs_shape, obs_dtype, time_limit, ends_at, can_terminate = (1,), np.float32, 100, None, False
+    reward_range = (0.0, 1.0)
+
+    def reset(self, seed):
+        self.count = 0
+        return np.zeros(1, np.float32)
+
+    def step(self, action):
+        self.count += 1
+        return np.full(1, self.count, np.float32), float(self.count % 4 != 3), False, False
+
+    def get_state(self):
+        return b"%d" % self.count
+
+    def set_state(self, snapshot):
+        self.count = int(snapshot)
 
 
 @pytest.mark.parametrize(("first", "whole"), [(0, (0, 4)), (3, (1,)), (8, (0, 4))])
-def test_three_environments_in_four_begin_again_sooner_on_the_host(first, whole):
-    made = envs.make("gym:Pendulum-v1", 5, episode_length=7, reset_after=3, first=first)
-    steps = [made.step(np.zeros((5, 1))) for _ in range(14)]
+def test_three_environments_in_four_begin_again_where_a_host_task_is_solved(first, whole):
+    options = dict(episode_length=8, reset_solved=3, first=first)
+    made = SteppedEnvironment("toy:gapped", [Gapped() for _ in range(5)], **options)
+    steps = []
+    for i in range(18):
+        steps.append(made.step(np.zeros((5, 1))))
+        if i == 4:  # a snapshot knows that two of three steps in a row are done
+            saved = made.get_state()
+            made = SteppedEnvironment("toy:gapped", [Gapped() for _ in range(5)], **options)
+            made.set_state(saved)
     for number in range(5):
         ends = [i + 1 for i, step in enumerate(steps) if step.truncated[number]]
-        assert ends == ([7, 14] if number in whole else [3, 6, 9, 12])
+        assert ends == ([8, 16] if number in whole else [6, 12, 18])
         assert steps[ends[0] - 1].episode_length[number] == ends[0]
         assert steps[ends[0]].episode_length[number] == 1
+    for _ in range(2):
+        made.step(np.zeros((5, 1)))
+    made.reset(0)  # begins the count again, too
+    ended = [made.step(np.zeros((5, 1))).truncated.any() for _ in range(6)]
+    assert ended == [False] * 5 + [True]
 
 
-def test_several_tasks_on_the_host_share_out_their_numbers():
+def test_several_tasks_share_out_their_numbers(monkeypatch):
     names = "multi:gym:Pendulum-v1+gym:MountainCarContinuous-v0"
+    # Every reward is nearly the highest of such a range.
+    monkeypatch.setattr(gymnasium_suite._Task, "reward_range", (-1e6, 100.0), raising=False)
     for first, whole in ((0, [True, False]), (4, [False, False]), (8, [True, False])):
-        made = envs.make(names, 4, episode_length=7, reset_after=3, first=first)
+        made = envs.make(names, 4, episode_length=7, reset_solved=3, first=first)
         ended = [made.step(np.zeros((4, 1))).truncated for _ in range(3)][-1]
         assert (~ended).tolist() == whole * 2
         made.close()

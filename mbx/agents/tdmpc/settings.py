@@ -51,10 +51,11 @@ class Train(common.Train):
         0,
         "agent steps that each random action is held; 0: the task's, 4, or 1 with discrete actions",
     )
-    reset_after: int = setting(
+    reset_solved: int = setting(
         0,
-        "agent steps after which three environments in four begin another episode in training, cut "
-        "short; 0: never before the task's limit",
+        "agent steps in a row with nearly the highest reward after which three environments in "
+        "four begin another episode in training, where the suite says what its rewards can be "
+        "(dmc: does); 0: never",
     )
     pretrain_updates: int = setting(500, "updates made at once after the random actions")
     pretrain_policy: bool = setting(
@@ -293,7 +294,7 @@ class Settings(RunSettings):
 
     def environment_options(self, training: bool) -> dict[str, Any]:
         """Evaluations play whole episodes."""
-        return {"reset_after": self.train.reset_after} if training else {}
+        return {"reset_solved": self.train.reset_solved} if training else {}
 
     def updates_per_step(self) -> float:
         """Learner updates of an agent step, of settings that are `for_task`."""
@@ -321,13 +322,13 @@ class Settings(RunSettings):
 
     def check(self) -> Iterator[str]:
         tasks, copies = self.env.name.count("+") + 1, self.env.num_envs
-        reset = f"train.reset_after={self.train.reset_after}"
-        if self.train.reset_after and copies <= (tasks if self.several_tasks else 1):
+        reset = f"train.reset_solved={self.train.reset_solved}"
+        if self.train.reset_solved and copies <= (tasks if self.several_tasks else 1):
             yield (
                 f"{reset}: with env.num_envs={copies} every environment plays whole episodes, "
                 "raise that or leave it 0"
             )
-        if self.train.reset_after and self.train.dataset:
+        if self.train.reset_solved and self.train.dataset:
             yield f"{reset}: with train.dataset no episodes are played, leave it 0"
         for name in ("loss", "reanalyze"):
             size, capacity = getattr(self, name).batch_size, self.replay.capacity
