@@ -141,7 +141,7 @@ def make(
         film: a host environment that draws itself (`SteppedEnvironment.render`).
         workers: processes that step a host environment; 0: this one does.
         reset_solved: agent steps in a row with nearly the highest reward after which three
-            environments in four begin another episode (`mbx.envs.base.Solved`); 0: never.
+            environments in four begin another episode (`mbx.envs.solved.Solved`); 0: never.
         first: number of the first of them, where several processes step those of a run.
         **extra: what a suite understands besides.
 

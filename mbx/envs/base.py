@@ -22,6 +22,7 @@ import numpy as np
 
 from mbx import exchange, observations
 from mbx.envs.images import Images, Stack, of_raw
+from mbx.envs.solved import solved
 from mbx.types import Array, EnvSpec, Part, Record
 
 
@@ -177,7 +178,7 @@ def unknown_task(suite: str, task: str, known: Iterable[str]) -> ValueError:
 class EpisodeState(Record):
     """The wrapper's state: raw `[E, ...]`; length, episode_return and sums of metrics `[E]` so far
     (None without metrics); the newest images `[E, K, H, W, C]` where they are stacked; steps in a
-    row `[E]` as of `Solved`, where they count."""
+    row `[E]` as of `mbx.envs.solved`, where they count."""
 
     raw: Any
     length: Array
@@ -443,54 +444,6 @@ def check_metrics(name: str, metrics: Sequence[str]) -> None:
             f"env.metrics={tuple(metrics)} of {name}: {twice[0]!r} stands twice in the log "
             "(of each there is NAME and NAME_last, beside return and length): choose other names"
         )
-
-
-class Solved(NamedTuple):
-    """When environments truncate an episode in which nothing is left to be learned.
-
-    Once an agent can do a task, most of a long episode shows it the same few states, while each
-    reset shows it another beginning.
-
-    Attributes:
-        reward: of an agent step that counts, nine tenths of the way to the highest.
-        after: agent steps in a row `[E]` with that reward.
-    """
-
-    reward: float
-    after: np.ndarray
-
-    def so_far(self, count: Any, reward: Any) -> Any:
-        """Such steps in a row `[E]`, with one that earned `reward`, of `count` before it."""
-        return (count + 1) * (reward >= self.reward)
-
-
-def solved(spec: EnvSpec, reset_solved: int, numbers: Sequence[int]) -> Solved | None:
-    """Of three environments in four; numbers 0, 4, 8, … still see what only a whole episode shows.
-
-    Args:
-        spec: of the task.
-        reset_solved: agent steps in a row; 0: there is no such end, and the answer is None.
-        numbers: of the environments.
-
-    Raises ValueError for a task that does not say what its rewards can be, or whose episodes are
-    over before.
-    """
-    if not reset_solved:
-        return None
-    if not spec.reward_range:
-        raise ValueError(
-            f"train.reset_solved={reset_solved}: {spec.name} does not say what its rewards can be "
-            "(EnvSpec.reward_range), leave it 0"
-        )
-    if reset_solved >= spec.episode_length:
-        raise ValueError(
-            f"train.reset_solved={reset_solved}: an episode of {spec.name} is over after "
-            f"{spec.episode_length} agent steps, lower it or leave it 0"
-        )
-    low, high = spec.reward_range
-    whole = np.asarray(numbers) % 4 == 0
-    after = np.where(whole, np.iinfo(np.int32).max, reset_solved).astype(np.int32)
-    return Solved((low + 0.9 * (high - low)) * spec.action_repeat, after)
 
 
 def last_repeat(time_limit: int | None, action_repeat: int, episode_length: int | None) -> int:

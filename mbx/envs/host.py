@@ -19,10 +19,10 @@ from mbx.envs.base import (
     check_reward_range,
     is_finite,
     last_repeat,
-    solved,
 )
 from mbx.envs.images import Images, Stack, declared, see
 from mbx.envs.render import NoRenderer
+from mbx.envs.solved import solved
 
 
 class Task(Protocol):
@@ -76,7 +76,7 @@ class Task(Protocol):
 class SteppedEnvironment(HostEnvironment):
     """E tasks as one `HostEnvironment`: action rescaling and repeat, time limit, fresh resets.
 
-    reset_solved is that of `mbx.envs.base.solved`, first the number of the first task.
+    reset_solved is that of `mbx.envs.solved.solved`, first the number of the first task.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class SteppedEnvironment(HostEnvironment):
         if any(task is None for task in tasks):
             return None
         saved = {"tasks": tasks, "length": self._length, "return": self._return}
-        saved |= {} if self._enough is None else {"solved": self._solved}
+        saved["solved"] = self._solved
         saved |= {} if self._stack is None else {"frames": self._frames}
         return snapshots.encode(saved | ({"metrics": self._metrics} if self._metrics else {}))
 
@@ -253,8 +253,7 @@ class SteppedEnvironment(HostEnvironment):
             for task, one in zip(self._tasks, saved["tasks"], strict=True):
                 task.set_state(one)
             self._length[:], self._return[:] = saved["length"], saved["return"]
-            if self._enough is not None:
-                self._solved[:] = saved["solved"]
+            self._solved[:] = saved.get("solved", 0)  # of a run before there was such a count
             if self._stack is not None:
                 self._frames[:] = saved["frames"]
             for name, values in self._metrics.items():

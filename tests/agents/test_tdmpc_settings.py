@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 from mbx import envs, replay
+from mbx.agents.dreamer import settings as dreamer
 from mbx.agents.tdmpc import settings as declared
 from mbx.agents.tdmpc.agent import make_agent, resolve, world_config
 from mbx.settings import describe, flatten, from_dict, inactive, to_dict
@@ -175,7 +176,33 @@ def test_bins_follow_from_the_rewards_that_a_suite_declares():
         settings = declared.Settings(model=dataclasses.replace(auto, **{name: 3.0}))
         with pytest.raises(ValueError, match=rf"model.{name}=3.0: with model.bins='auto' .*dmc:a"):
             resolve(settings, spec)
-        assert getattr(resolve(settings, spec._replace(reward_range=())).model, name) == 3.0
+    with pytest.raises(ValueError, match=r"model.bins='auto': env.name='dmc:a' does not say what"):
+        resolve(declared.Settings(model=auto), spec._replace(reward_range=()))
+
+
+def test_heads_are_not_read_with_other_bins():
+    def told(own, other):
+        return list(declared.Settings(model=own).check_start(declared.Settings(model=other)))
+
+    usual = declared.Model()
+    for name in ("bin_min", "bin_max"):
+        moved = dataclasses.replace(usual, **{name: 3.0})
+        (reason,) = told(usual, moved)
+        assert f"model.{name}={getattr(usual, name)}: the heads" in reason
+        assert reason.endswith(
+            f"were trained with 3.0; set model.bins='fixed' and model.{name}=3.0"
+        )
+        regression = dataclasses.replace(usual, num_bins=1)
+        assert told(regression, dataclasses.replace(moved, num_bins=1)) == []
+    assert told(usual, usual) == []
+    assert list(declared.Settings().check_start(dreamer.Settings())) == []
+
+
+def test_bins_of_a_regression_are_refused():
+    for name, value in (("bins", "auto"), ("bin_min", -3.0), ("bin_max", 3.0)):
+        model = {"num_bins": 1, name: value}
+        with pytest.raises(ValueError, match=f"model.{name}=.*num_bins above 1"):
+            from_dict(declared.Settings(), {"model": model})
 
 
 def test_a_run_trains_with_short_episodes_and_evaluates_with_whole_ones(monkeypatch):

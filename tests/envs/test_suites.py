@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mbx import envs
-from mbx.envs import base, multi
+from mbx.envs import base, multi, snapshot
 from mbx.envs import gymnasium as gymnasium_suite
 from mbx.envs import gymnax as gymnax_suite
 from mbx.envs.host import SteppedEnvironment
@@ -247,6 +247,22 @@ def test_three_environments_in_four_begin_again_where_a_host_task_is_solved(firs
     made.reset(0)  # begins the count again, too
     ended = [made.step(np.zeros((5, 1))).truncated.any() for _ in range(6)]
     assert ended == [False] * 5 + [True]
+
+
+def test_a_host_run_may_begin_to_count_when_it_is_resumed():
+    before, after = (
+        SteppedEnvironment("toy:gapped", [Gapped(), Gapped()], episode_length=8, reset_solved=n)
+        for n in (0, 3)
+    )
+    for _ in range(2):
+        before.step(np.zeros((2, 1)))
+    known = snapshot.decode(before.get_state())
+    old = {name: known[name] for name in ("tasks", "length", "return")}  # of an older version
+    for given in (known, old):
+        after.set_state(snapshot.encode(given))
+        # Two steps are behind, the third earns nothing, then come three in a row.
+        ended = [bool(after.step(np.zeros((2, 1))).truncated[1]) for _ in range(4)]
+        assert ended == [False] * 3 + [True]
 
 
 def test_several_tasks_share_out_their_numbers(monkeypatch):

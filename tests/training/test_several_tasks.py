@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import jax
 import numpy as np
@@ -139,7 +140,7 @@ def test_fine_tuning_refuses_another_model(trained, tmp_path):
         run.train(config, str(tmp_path / "run"))
 
 
-def test_fine_tuning_refuses_other_bins(trained, tmp_path):
+def test_fine_tuning_refuses_other_bins(trained, tmp_path, monkeypatch):
     config = tiny_config(
         env=dict(name=MULTI), train=dict(init_from=trained[0]), loss=LEARNING["loss"]
     )
@@ -147,6 +148,18 @@ def test_fine_tuning_refuses_other_bins(trained, tmp_path):
         own = {**config, "model": {**config["model"], name: 4.0}}
         with pytest.raises(ValueError, match=f"model.{name}=4.0: .* trained with {trained_with};"):
             run.train(own, str(tmp_path / "run"))
+    # Those that follow from the task's rewards are looked at as they are then.
+    monkeypatch.setattr(multi, "_joint_range", lambda ranges: (0.0, 1.0))
+    own = {**config, "model": {**config["model"], "bins": "auto"}}
+    with pytest.raises(ValueError, match=r"model.bin_min=-1.0: .* trained with -10.0;"):
+        run.train(own, str(tmp_path / "run"))
+    source = shutil.copytree(trained[0], tmp_path / "source")
+    saved = json.loads((source / "config.json").read_text())
+    saved["model"]["bins"] = "auto"
+    (source / "config.json").write_text(json.dumps(saved))
+    config["train"]["init_from"] = str(source)
+    with pytest.raises(ValueError, match=r"model.bin_min=-10.0: .* trained with -1.0;"):
+        run.train(config, str(tmp_path / "run"))
 
 
 def test_a_dataset_keeps_every_row(trained):

@@ -81,7 +81,7 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
 
     Raises:
         ValueError: settings that discrete actions have no place for, planners that there are not,
-            updates over which no rate falls, bins beside those of the rewards.
+            updates over which no rate falls, bins of rewards that are not known or beside them.
     """
     _check_planners(settings)
     if spec.discrete:
@@ -96,6 +96,11 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
                 f"{own.learning_rate}; give optimizer.final_learning_rate as well, or leave it at "
                 f"{default}"
             )
+    if settings.model.bins == "auto" and not spec.reward_range:
+        raise ValueError(
+            f"model.bins='auto': env.name={spec.name!r} does not say what its rewards can be "
+            "(EnvSpec.reward_range); set model.bins='fixed'"
+        )
     for name in ("bin_min", "bin_max"):
         given, default = getattr(settings.model, name), getattr(type(settings.model)(), name)
         if given not in (default, now := getattr(chosen.model, name)):

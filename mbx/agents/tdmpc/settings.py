@@ -113,9 +113,12 @@ class Model:
         "fixed: from bin_min to bin_max; auto: over what an episode can return, where the suite "
         "says what its rewards can be (dmc: does)",
         choices=("fixed", "auto"),
+        needs={"has_bins": True},
     )
-    bin_min: float = setting(-10.0, "lowest bin, in symlog space", at_least=None)
-    bin_max: float = setting(10.0, "highest bin", at_least=None)
+    bin_min: float = setting(
+        -10.0, "lowest bin, in symlog space", at_least=None, needs={"has_bins": True}
+    )
+    bin_max: float = setting(10.0, "highest bin", at_least=None, needs={"has_bins": True})
     log_std_min: float = setting(-3.0, "of a Gaussian policy", at_least=None)
     log_std_max: float = setting(1.0, "of a Gaussian policy", at_least=None)
     dropout: float = setting(0.01, "in the first hidden layer of each value head", at_most=1)
@@ -282,7 +285,7 @@ class Settings(RunSettings):
 
     def check_start(self, other: RunSettings) -> Iterator[str]:
         """Heads say other numbers with other bins than those that they were trained with."""
-        if isinstance(other, Settings) and self.model.num_bins > 1:
+        if isinstance(other, Settings) and self.has_bins:
             for name in ("bin_min", "bin_max"):
                 given, trained = getattr(self.model, name), getattr(other.model, name)
                 if given != trained:
@@ -371,6 +374,11 @@ class Settings(RunSettings):
         """Planner actions that losses read of a state."""
         kept = self.replay.keep_targets if self.training_planner.enabled else 0
         return kept or self.training_planner.num_samples
+
+    @property
+    def has_bins(self) -> bool:
+        """model.num_bins above 1"""
+        return self.model.num_bins > 1
 
     @property
     def several_dynamics(self) -> bool:
