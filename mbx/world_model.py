@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from mbx import categorical, networks, observations, returns, successors
+from mbx import categorical, networks, observations, returns, running_statistics, successors
 from mbx import distributions as dist
 from mbx.heads import Heads
 from mbx.keys import streams
@@ -71,7 +71,8 @@ class WorldModel(NamedTuple):
         bins: () -> where two-hot distributions have their bins, `[K]`.
         init: key -> params: encoder, policy and, where episodic, termination; stacked heads
             dynamics `[H, ...]`, reward `[R, ...]` and value `[V, ...]`; "task" `[K, D]` for several
-            tasks.
+            tasks; "statistics" where observations are normalised.
+        see: (params, obs) -> params whose statistics hold a batch of observations more.
         project: params -> params within their constraints, after an optimiser's step.
         encode: (params, obs) -> z `[..., L]`: images by convolutions, numbers by dense layers,
             packed rows (`mbx.observations`) by both.
@@ -101,6 +102,7 @@ class WorldModel(NamedTuple):
     config: WorldModelConfig
     bins: Callable[[], Array]
     init: Callable[[Array], Params]
+    see: Callable[[Params, Array], Params]
     project: Callable[[Params], Params]
     encode: Callable[[Params, Array], Array]
     tile_heads: Callable[[Array], Array]
@@ -183,13 +185,10 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
     tasks = config.tasks
     z = jnp.zeros((1, config.latent + (tasks.embedding_dim if tasks else 0)))
     a, obs = jnp.zeros((1, config.action_dim)), jnp.zeros((1, *config.obs_shape))
-    encoded: tuple[Array, ...] = (obs,)
-    if config.mixed:
-        encoded = _image_and_vector(config, obs.astype(jnp.uint8))
-    if config.flat:
-        encoded = (_flattened(config, obs),)
+    encoded = _inputs(config, obs.astype(jnp.uint8) if config.mixed else obs)
+    size = encoded[-1].shape[-1]
     if tasks:
-        encoded = (tasks.split(obs)[0], jnp.zeros((1, tasks.embedding_dim)))
+        encoded += (jnp.zeros((1, tasks.embedding_dim)),)
     inputs = dict(
         encoder=encoded,
         dynamics=(z, a),
@@ -220,7 +219,8 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
             last = params[name].get("main", params[name])["out"]  # beside a prior, or alone
             *copies, width = last["bias"].shape
             last["bias"] = jnp.tile(_ignorance(config), (*copies, width // config.num_bins))
-    return params | ({"task": tasks.init(keys["task"])} if tasks else {})
+    params |= {"task": tasks.init(keys["task"])} if tasks else {}
+    return params | ({"statistics": running_statistics.init(size)} if config.normalizes else {})
 
 
 def _ignorance(config: WorldModelConfig) -> np.ndarray:
@@ -241,20 +241,24 @@ def _ignorance(config: WorldModelConfig) -> np.ndarray:
     return (-slope * bins).astype(np.float32)
 
 
-def _image_and_vector(config: WorldModelConfig, obs: Array) -> tuple[Array, ...]:
-    """What the mixed encoder reads of a packed row."""
-    found = observations.split(config.parts, obs)
-    return found["image"], found["vector"]
+def _inputs(config: WorldModelConfig, obs: Array) -> tuple[Array, ...]:
+    """What the encoder reads of an observation: the image of a packed row, then its numbers.
 
-
-def _flattened(config: WorldModelConfig, obs: Array) -> Array:
-    """All axes of an observation as one: `[..., *obs_shape]` -> `[..., D]`."""
-    return obs.reshape(*obs.shape[: obs.ndim - len(config.obs_shape)], -1)
+    Of several axes (`flat`) they are one, `[..., *obs_shape]` -> `[..., D]`; which of several tasks
+    it is of is left out.
+    """
+    if config.mixed:
+        found = observations.split(config.parts, obs)
+        return found["image"], found["vector"]
+    if config.flat:
+        return (obs.reshape(*obs.shape[: obs.ndim - len(config.obs_shape)], -1),)
+    return (config.tasks.split(obs)[0] if config.tasks else obs,)
 
 
 class _Entrance(NamedTuple):
     """How latents and actions enter networks, and how predicted latents come out."""
 
+    see: Callable[[Params, Array], Params]
     encode: Callable[[Params, Array], Array]
     z: Callable[[Array], Array]
     action: Callable[[Array, Array], Array]
@@ -266,18 +270,25 @@ def _entrance(config: WorldModelConfig, encoder: Any) -> _Entrance:
     """As they are for one task; with what `mbx.tasks` says for several."""
     tasks = config.tasks
 
-    def encode(params: Params, *inputs: Array) -> Array:
-        if config.mixed:
-            inputs = _image_and_vector(config, *inputs)
-        if config.flat:
-            inputs = (_flattened(config, *inputs),)
-        return encoder.apply({"params": params["encoder"]}, *inputs)
+    def see(params: Params, obs: Array) -> Params:
+        if not config.normalizes:
+            return params
+        known = running_statistics.update(params["statistics"], _inputs(config, obs)[-1])
+        return {**params, "statistics": known}
+
+    def encode(params: Params, obs: Array, *embedding: Array) -> Array:
+        *images, last = _inputs(config, obs)
+        if config.normalizes:
+            last = running_statistics.normalize(params["statistics"], last)
+        return encoder.apply({"params": params["encoder"]}, *images, last, *embedding)
 
     if tasks is None:
-        return _Entrance(encode, lambda z: z, lambda a, z: a, lambda new, z: new, lambda z: None)
+        return _Entrance(
+            see, encode, lambda z: z, lambda a, z: a, lambda new, z: new, lambda z: None
+        )
 
     def encode_task(params: Params, obs: Array) -> Array:
-        obs, one_hot = tasks.split(obs)
+        one_hot = tasks.split(obs)[1]
         embedding = one_hot @ params["task"]
         tail = jnp.concatenate([embedding, one_hot], axis=-1)
         return tasks.attach(encode(params, obs, embedding), tail)
@@ -286,6 +297,7 @@ def _entrance(config: WorldModelConfig, encoder: Any) -> _Entrance:
         return tasks.action_mask(z, config.action_dim)
 
     return _Entrance(
+        see=see,
         encode=encode_task,
         z=tasks.inputs,
         action=lambda action, z: action * mask(z),
@@ -329,6 +341,7 @@ def make_world_model(config: WorldModelConfig) -> WorldModel:
         config=config,
         bins=functools.partial(_bins, config),
         init=jax.jit(functools.partial(_init, config, modules)),
+        see=enter.see,
         project=_project,
         encode=enter.encode,
         tile_heads=lambda z: jnp.broadcast_to(z, (config.num_dynamics, *z.shape)),

@@ -56,6 +56,8 @@ class WorldModelConfig:
         tasks: several tasks in one model (`mbx.tasks`), whose observations end in a one-hot task.
         flat: observations of several axes (boards, stacked vectors) are read as one vector.
         parts: that `mbx.observations` has joined to an observation; () for one that has none.
+        normalize_observations: vectors enter the encoder in standard deviations of what the model
+            has learned from.
     """
 
     obs_shape: tuple[int, ...]
@@ -86,6 +88,7 @@ class WorldModelConfig:
     tasks: TaskSet | None = None
     flat: bool = False
     parts: tuple[Part, ...] = ()
+    normalize_observations: bool = False
 
     def __post_init__(self) -> None:
         if self.latent % self.simnorm_dim:
@@ -130,6 +133,11 @@ class WorldModelConfig:
     def pixels(self) -> bool:
         """Whether observations are, or have, images `[H, W, C]`."""
         return self.image_shape is not None
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether anything is normalised: vectors are, images and boards are not."""
+        return self.normalize_observations and (self.mixed or not (self.pixels or self.flat))
 
     @property
     def latent(self) -> int:

@@ -181,6 +181,16 @@ def test_a_run_may_start_from_one_with_other_heads(known):
         assert list(params["heads"]) == list(new.params["heads"])
 
 
+def test_statistics_of_another_run_count_as_a_hundred_batches_at_most():
+    agent = make_agent(make_settings(model=dict(normalize_observations=True)), SPEC)
+    shapes = jax.eval_shape(agent.init, jax.random.key(0))
+    for number, count in ((7.0, 7.0), (1234.0, 100.0)):
+        old = jax.tree.map(lambda x, n=number: jnp.full(x.shape, n, x.dtype), shapes)
+        params = agent.start_from(old, old, SPEC).params
+        assert params["statistics"]["count"] == count
+        assert params["statistics"]["mean"].max() == number
+
+
 def test_dreamers_window_has_the_actions_between_its_rows(known):
     spec = EnvSpec("toy:small", (3,), jnp.float32, 2, 50, 1)
     settings = dreamer.resolve(dreamer_helpers.change(Settings(), loss=dict(heads="toy")), spec)

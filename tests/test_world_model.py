@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mbx import tasks, world_model
+from mbx.types import Part
 from mbx.world_model import WorldModelConfig
 
 SIZES = dict(enc_dim=6, mlp_dim=5, latent_dim=4, simnorm_dim=2, num_bins=5, bin_min=-2, bin_max=2)
@@ -28,6 +29,7 @@ CONFIGS = {
         prior_scale=0.5,
         episodic=True,
         num_enc_layers=3,
+        normalize_observations=True,
     ),
     "tasks": WorldModelConfig(
         (5,),
@@ -96,6 +98,9 @@ class Oracle:
 
     def encode(self, obs):
         p, tail = self.params["encoder"], np.zeros((B, 0))
+        if "statistics" in self.params:
+            known = self.params["statistics"]
+            obs = (obs - known["mean"]) / np.sqrt(known["variance"] + 1e-4)
         if self.config.tasks:
             one_hot = obs[:, 3:]
             embedding = one_hot @ self.params["task"]
@@ -165,6 +170,8 @@ def case(request):
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     params = jax.tree.map(lambda x: rng.normal(0, 0.7, x.shape).astype(np.float32), shapes)
+    if config.normalize_observations:
+        params["statistics"]["variance"] = np.float32([0.01, 1.0, 9.0])
     obs = rng.normal(size=(B, 3)).astype(np.float32)
     if config.tasks:
         obs = np.concatenate([obs, np.eye(2, dtype=np.float32)[[0, 1, 1, 0]]], -1)
@@ -286,7 +293,9 @@ def test_what_is_initialised(case):
     wanted = {"encoder", "dynamics", "reward", "policy", "value"}
     wanted |= {"aux_value"} if config.num_aux else set()
     wanted |= {"termination"} if config.episodic else set()
-    assert set(shapes) == wanted | ({"task"} if config.tasks else set())
+    wanted_more = {"task"} if config.tasks else set()
+    wanted_more |= {"statistics"} if config.normalize_observations else set()
+    assert set(shapes) == wanted | wanted_more
     heads = {"dynamics": config.num_dynamics, "reward": config.num_rewards}
     for part, num in (heads | {"value": config.num_values}).items():
         assert {x.shape[0] for x in jax.tree.leaves(shapes[part])} == {num}
@@ -296,6 +305,45 @@ def test_what_is_initialised(case):
     modules = world_model._modules(config)
     zero = {name for name in wanted if getattr(modules.get(name), "zero_last", False)}
     assert zero == {"reward", "value", "aux_value"}
+
+
+@pytest.mark.parametrize("tasks_", [None, TASKS])
+def test_what_was_seen_is_normalised(tasks_):
+    """Each batch of five steps of two rows counts alike; the one-hot task does not count."""
+    size = 3 + (2 if tasks_ else 0)
+    config = WorldModelConfig((size,), 2, **SIZES, tasks=tasks_, normalize_observations=True)
+    model = world_model.make_world_model(config)
+    params = model.init(jax.random.key(0))
+    rng = np.random.default_rng(1)
+    batches = rng.normal(size=(3, 5, 2, size)).astype(np.float32) * [[[[0.1, 1, 9, 1, 1][:size]]]]
+    batches += 50 * np.arange(3)[:, None, None, None]  # they differ in the mean, too
+    new = params
+    for batch in batches:
+        new = model.see(new, jnp.float32(batch))
+    rows = batches[..., :3].reshape(-1, 3)
+    close(new["statistics"]["mean"], rows.mean(0))
+    close(new["statistics"]["variance"], rows.var(0), rtol=1e-3)
+    assert new["statistics"]["count"] == 3 and params["statistics"]["count"] == 0
+    assert {name for name in params if new[name] is not params[name]} == {"statistics"}
+    off = world_model.make_world_model(dataclasses.replace(config, normalize_observations=False))
+    assert "statistics" not in off.init(jax.random.key(0)) and off.see(params, batches) is params
+
+
+def test_vectors_are_normalised_and_neither_images_nor_boards():
+    vector = Part("v", (3,))
+    image = Part("i", (64, 64, 1))
+    for more, wanted in (
+        (dict(obs_shape=(3,)), True),
+        (dict(obs_shape=(64, 64, 3)), False),
+        (dict(obs_shape=(4, 3), flat=True), False),
+        (dict(obs_shape=(4108,), parts=(vector, image)), True),
+    ):
+        config = WorldModelConfig(action_dim=2, **SIZES, **more, normalize_observations=True)
+        assert config.normalizes == wanted, more
+        assert not dataclasses.replace(config, normalize_observations=False).normalizes
+        shapes = jax.eval_shape(world_model.make_world_model(config).init, jax.random.key(0))
+        assert ("statistics" in shapes) == wanted
+        assert not wanted or shapes["statistics"]["mean"].shape == (3,)
 
 
 def test_an_encoder_of_images_and_numbers_gives_its_layers_to_the_numbers():

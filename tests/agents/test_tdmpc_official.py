@@ -150,6 +150,7 @@ def test_other_files_are_refused_in_words(change, message):
         (dict(num_dynamics=2), "model.num_dynamics=2"),
         (dict(bin_min=-1.0), "model.bin_min=-1.0"),
         (dict(bin_max=7.0), "model.bin_max=7.0"),
+        (dict(normalize_observations=True), "model.normalize_observations=True"),
     ],
 )
 def test_models_that_the_official_code_lacks_are_refused(overrides, message):

@@ -18,6 +18,7 @@ from mbx.agents.tdmpc import reanalyze as again
 from mbx.agents.tdmpc import update as updates
 from mbx.agents.tdmpc.types import Noise, PolicyInputs, Scales, TrainState, ValueScales
 from mbx.agents.tdmpc.update import encoder_rate, learning_rates, make_optimizers
+from mbx.world_model import make_world_model
 from tests.agents.tdmpc_helpers import (
     SPEC,
     A,
@@ -258,6 +259,40 @@ def test_the_model_is_to_be_consistent_with_the_states_that_followed(monkeypatch
     with pytest.raises(Seen) as found:
         updates.learn_model(settings, model, train, batch, None, None)
     np.testing.assert_array_equal(found.value.args[4], later)
+
+
+def test_a_learner_that_normalises_learns_what_one_of_normalised_observations_does():
+    """Two updates; the batch's own statistics count in its update, and no optimiser moves them."""
+    on, off = (make_settings(model=dict(normalize_observations=x)) for x in (True, False))
+    models = [make_world_model(make_world(s)) for s in (on, off)]
+    states = [
+        updates.init_state(s, m, jax.random.key(0)) for s, m in zip((on, off), models, strict=True)
+    ]
+    step = jax.jit(updates.update_from_batch, static_argnums=(0, 1))
+    rows = np.zeros((0, 3))
+    for number in range(2):
+        obs = array(T + 1, B, 3) * [0.1, 1.0, 5.0] + [0.0, number, 2.0]
+        rows = np.concatenate([rows, obs.reshape(-1, 3)])
+        normal = (obs - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-4)
+        noise = updates.draw(on, models[0], jax.random.key(number))
+        batches = [make_batch(obs=jnp.asarray(x, jnp.float32)) for x in (obs, normal)]
+        states, metrics = zip(
+            *(
+                step(s, m, state, batch, noise)
+                for s, m, state, batch in zip((on, off), models, states, batches, strict=True)
+            ),
+            strict=True,
+        )
+        known = states[0].params["statistics"]
+        np.testing.assert_allclose(known["mean"], rows.mean(0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(known["variance"], rows.var(0), rtol=1e-4)
+        assert known["count"] == number + 1
+        for name, wanted in metrics[1].items():
+            np.testing.assert_allclose(metrics[0][name], wanted, rtol=1e-3, atol=1e-5)
+    assert "statistics" not in states[1].params
+    for name, wanted in states[1].params.items():
+        for a, b in zip(*map(jax.tree.leaves, (states[0].params[name], wanted)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=3e-5)
 
 
 def test_every_loss_has_its_coefficient_and_values_rest_where_they_are_not_due():

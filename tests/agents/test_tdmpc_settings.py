@@ -180,7 +180,7 @@ def test_bins_follow_from_the_rewards_that_a_suite_declares():
         resolve(declared.Settings(model=auto), spec._replace(reward_range=()))
 
 
-def test_heads_are_not_read_with_other_bins():
+def test_models_are_not_read_with_other_bins_or_normalisation():
     def told(own, other):
         return list(declared.Settings(model=own).check_start(declared.Settings(model=other)))
 
@@ -194,6 +194,10 @@ def test_heads_are_not_read_with_other_bins():
         )
         regression = dataclasses.replace(usual, num_bins=1)
         assert told(regression, dataclasses.replace(moved, num_bins=1)) == []
+    normed = dataclasses.replace(usual, normalize_observations=True)
+    (reason,) = told(normed, usual)
+    assert "normalize_observations=True: the encoder of train.init_from='' was trained" in reason
+    assert reason.endswith("with False, set that") and told(normed, normed) == []
     assert told(usual, usual) == []
     assert list(declared.Settings().check_start(dreamer.Settings())) == []
 

@@ -192,6 +192,7 @@ def world_config(settings: Settings, spec: EnvSpec) -> WorldModelConfig:
         num_rewards=model.num_rewards,
         prior_scale=model.prior_scale,
         prior_div=model.prior_div,
+        normalize_observations=model.normalize_observations,
     )
     # A state-value critic may have one head, which the default's two are not to refuse.
     chosen = world.critic == "q" or loss.num_heads != type(loss)().num_heads
@@ -420,6 +421,8 @@ def make_start_from(spec: EnvSpec) -> StartFrom:
     """`Agent.start_from`: parameters and, as copies of them, target networks.
 
     Of several tasks those of the same name keep their embedding; new ones get the mean of all.
+    Statistics of observations go on from the old ones, which count as a hundred batches at most: a
+    new task's take their place within some hundred updates.
     """
 
     def start_from(train: TrainState, old: TrainState, old_spec: EnvSpec) -> TrainState:
@@ -430,6 +433,9 @@ def make_start_from(spec: EnvSpec) -> StartFrom:
         if spec.tasks and params.get("task") is not None:
             names = [[task.name for task in one.tasks] for one in (old_spec, spec)]
             params["task"] = carry_over(params["task"], *names)
+        if "statistics" in params:
+            known = params["statistics"]
+            params["statistics"] = {**known, "count": jnp.minimum(known["count"], 100.0)}
         copies = {"target_value": "value", "target_aux": "aux_value", "target_policy": "policy"}
         moved = {
             field: jax.tree.map(jnp.copy, params[name])

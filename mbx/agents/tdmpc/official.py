@@ -213,7 +213,7 @@ def _repeated(state: State) -> State:
 def require_official(config: WorldModelConfig) -> None:
     """Raises ValueError, naming the setting, for a world model that the official code lacks."""
     wanted = dict(critic="q", policy="squashed", num_dynamics=1, num_rewards=1, prior_scale=0.0)
-    wanted |= dict(bin_min=-10.0, bin_max=10.0)
+    wanted |= dict(bin_min=-10.0, bin_max=10.0, normalize_observations=False)
     for name, value in wanted.items():
         if getattr(config, name) != value:
             raise ValueError(

@@ -100,6 +100,9 @@ class Model:
         "clipped samples (discrete ones have a categorical policy)",
         choices=("squashed", "tanh_mean"),
     )
+    normalize_observations: bool = setting(
+        False, "vectors enter the encoder in standard deviations of what was learned from"
+    )
     num_values: int = setting(2, "value heads; 0: the size's")
     num_dynamics: int = setting(1, "dynamics heads", at_least=1)
     num_rewards: int = setting(1, "reward heads", at_least=1)
@@ -284,16 +287,23 @@ class Settings(RunSettings):
         )
 
     def check_start(self, other: RunSettings) -> Iterator[str]:
-        """Heads say other numbers with other bins than those that they were trained with."""
-        if isinstance(other, Settings) and self.has_bins:
-            for name in ("bin_min", "bin_max"):
-                given, trained = getattr(self.model, name), getattr(other.model, name)
-                if given != trained:
-                    yield (
-                        f"model.{name}={given}: the heads of train.init_from="
-                        f"{self.train.init_from!r} were trained with {trained}; set "
-                        f"model.bins='fixed' and model.{name}={trained}"
-                    )
+        """An encoder reads, and heads say, other numbers than those that they were trained with."""
+        if not isinstance(other, Settings):
+            return
+        start = f"of train.init_from={self.train.init_from!r}"
+        normed, before = (s.model.normalize_observations for s in (self, other))
+        if normed != before:
+            yield (
+                f"model.normalize_observations={normed}: the encoder {start} was trained with "
+                f"{before}, set that"
+            )
+        for name in ("bin_min", "bin_max") if self.has_bins else ():
+            given, trained = getattr(self.model, name), getattr(other.model, name)
+            if given != trained:
+                yield (
+                    f"model.{name}={given}: the heads {start} were trained with {trained}; set "
+                    f"model.bins='fixed' and model.{name}={trained}"
+                )
 
     def environment_options(self, training: bool) -> dict[str, Any]:
         """Evaluations play whole episodes."""

@@ -45,7 +45,8 @@ from mbx.world_model import (
     choose_heads,
 )
 
-_POLICIES = ("policy", "optimist")
+# What the model's optimiser does not train.
+_OTHERS = ("policy", "optimist", "statistics")
 
 
 def init_state(settings: Settings, model: WorldModel, key: Array) -> TrainState:
@@ -80,8 +81,8 @@ def init_state(settings: Settings, model: WorldModel, key: Array) -> TrainState:
 
 
 def _trained(params: Params) -> Params:
-    """The components that the model's optimiser trains: all but the policies."""
-    return {name: p for name, p in params.items() if name not in _POLICIES}
+    """The components that the model's optimiser trains: all but policies and statistics."""
+    return {name: p for name, p in params.items() if name not in _OTHERS}
 
 
 def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
@@ -142,6 +143,7 @@ def update_from_batch(
     Args:
         shares: metrics of the caller's, exchanged with the others.
     """
+    state = state.replace(params=model.see(state.params, batch.obs))
     state, weights, of_values = weigh_actions(settings, state, batch)
     grads, zs, metrics = model_gradients(settings, model, state, batch, noise, of_values)
     metrics |= shares or {}
