@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import tasks, world_model
+from mbx import observations, tasks, world_model
 from mbx.types import Part
 from mbx.world_model import WorldModelConfig
 
@@ -344,6 +344,21 @@ def test_vectors_are_normalised_and_neither_images_nor_boards():
         shapes = jax.eval_shape(world_model.make_world_model(config).init, jax.random.key(0))
         assert ("statistics" in shapes) == wanted
         assert not wanted or shapes["statistics"]["mean"].shape == (3,)
+
+
+def test_of_packed_rows_the_numbers_are_normalised():
+    parts = (Part("v", (3,)), Part("i", (64, 64, 1)))
+    rng = np.random.default_rng(0)
+    vector = np.float32(rng.normal(size=(4, 3)) * [0.1, 1.0, 9.0])
+    image = rng.integers(0, 256, (4, 64, 64, 1), dtype=np.uint8)
+    rows = jnp.asarray(observations.join(parts, dict(v=vector, i=image)))
+    sizes = SIZES | dict(num_channels=2)
+    shape = rows.shape[1:]
+    config = WorldModelConfig(shape, 2, **sizes, parts=parts, normalize_observations=True)
+    model = world_model.make_world_model(config)
+    params = model.see(model.init(jax.random.key(0)), rows)
+    close(params["statistics"]["mean"], vector.mean(0))
+    close(params["statistics"]["variance"], vector.var(0), rtol=1e-3)
 
 
 def test_an_encoder_of_images_and_numbers_gives_its_layers_to_the_numbers():
