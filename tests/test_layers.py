@@ -25,6 +25,7 @@ FLOORS = (
         "files",
         "observations",
         "replay_storage",
+        "running_statistics",
     ),
     (
         "keys",
