@@ -4,7 +4,7 @@
     statistics = running_statistics.update(statistics, rows)    # `[..., 3]`
     inputs = running_statistics.normalize(statistics, rows)     # of mean 0 and variance 1
 
-Every batch counts alike, as in the running normalisation of SimBa (arXiv 2410.09754, section 4).
+Every batch counts alike; in SimBa's RSNorm (arXiv 2410.09754) every observation that comes does.
 They are among a model's parameters, so that whoever has those has them, but no gradient moves them.
 """
 

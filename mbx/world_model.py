@@ -186,7 +186,7 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
     z = jnp.zeros((1, config.latent + (tasks.embedding_dim if tasks else 0)))
     a, obs = jnp.zeros((1, config.action_dim)), jnp.zeros((1, *config.obs_shape))
     encoded = _inputs(config, obs.astype(jnp.uint8) if config.mixed else obs)
-    size = encoded[-1].shape[-1]
+    encoded_size = encoded[-1].shape[-1]
     if tasks:
         encoded += (jnp.zeros((1, tasks.embedding_dim)),)
     inputs = dict(
@@ -220,7 +220,9 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
             *copies, width = last["bias"].shape
             last["bias"] = jnp.tile(_ignorance(config), (*copies, width // config.num_bins))
     params |= {"task": tasks.init(keys["task"])} if tasks else {}
-    return params | ({"statistics": running_statistics.init(size)} if config.normalizes else {})
+    if config.normalize_observations:
+        params["statistics"] = running_statistics.init(encoded_size)
+    return params
 
 
 def _ignorance(config: WorldModelConfig) -> np.ndarray:
@@ -255,10 +257,16 @@ def _inputs(config: WorldModelConfig, obs: Array) -> tuple[Array, ...]:
     return (config.tasks.split(obs)[0] if config.tasks else obs,)
 
 
+def _see(config: WorldModelConfig, params: Params, obs: Array) -> Params:
+    if not config.normalize_observations:
+        return params
+    known = running_statistics.update(params["statistics"], _inputs(config, obs)[-1])
+    return {**params, "statistics": known}
+
+
 class _Entrance(NamedTuple):
     """How latents and actions enter networks, and how predicted latents come out."""
 
-    see: Callable[[Params, Array], Params]
     encode: Callable[[Params, Array], Array]
     z: Callable[[Array], Array]
     action: Callable[[Array, Array], Array]
@@ -270,22 +278,14 @@ def _entrance(config: WorldModelConfig, encoder: Any) -> _Entrance:
     """As they are for one task; with what `mbx.tasks` says for several."""
     tasks = config.tasks
 
-    def see(params: Params, obs: Array) -> Params:
-        if not config.normalizes:
-            return params
-        known = running_statistics.update(params["statistics"], _inputs(config, obs)[-1])
-        return {**params, "statistics": known}
-
     def encode(params: Params, obs: Array, *embedding: Array) -> Array:
         *images, last = _inputs(config, obs)
-        if config.normalizes:
+        if config.normalize_observations:
             last = running_statistics.normalize(params["statistics"], last)
         return encoder.apply({"params": params["encoder"]}, *images, last, *embedding)
 
     if tasks is None:
-        return _Entrance(
-            see, encode, lambda z: z, lambda a, z: a, lambda new, z: new, lambda z: None
-        )
+        return _Entrance(encode, lambda z: z, lambda a, z: a, lambda new, z: new, lambda z: None)
 
     def encode_task(params: Params, obs: Array) -> Array:
         one_hot = tasks.split(obs)[1]
@@ -297,7 +297,6 @@ def _entrance(config: WorldModelConfig, encoder: Any) -> _Entrance:
         return tasks.action_mask(z, config.action_dim)
 
     return _Entrance(
-        see=see,
         encode=encode_task,
         z=tasks.inputs,
         action=lambda action, z: action * mask(z),
@@ -341,7 +340,7 @@ def make_world_model(config: WorldModelConfig) -> WorldModel:
         config=config,
         bins=functools.partial(_bins, config),
         init=jax.jit(functools.partial(_init, config, modules)),
-        see=enter.see,
+        see=functools.partial(_see, config),
         project=_project,
         encode=enter.encode,
         tile_heads=lambda z: jnp.broadcast_to(z, (config.num_dynamics, *z.shape)),

@@ -57,7 +57,7 @@ class WorldModelConfig:
         flat: observations of several axes (boards, stacked vectors) are read as one vector.
         parts: that `mbx.observations` has joined to an observation; () for one that has none.
         normalize_observations: vectors enter the encoder in standard deviations of what the model
-            has learned from.
+            has learned from, of several tasks of all together.
     """
 
     obs_shape: tuple[int, ...]
@@ -111,6 +111,11 @@ class WorldModelConfig:
             raise ValueError(
                 f"obs_shape={image}: the pixel encoder takes 64x64xC images; resize them"
             )
+        if self.normalize_observations and not self.mixed and (self.pixels or self.flat):
+            raise ValueError(
+                f"model.normalize_observations=True: obs_shape={self.obs_shape} is an image or has "
+                "several axes, and vectors alone are normalised: leave it False"
+            )
         if self.pixels and self.tasks is not None:
             raise ValueError(
                 f"obs_shape={self.obs_shape} with tasks {self.tasks.names}: several tasks need "
@@ -133,11 +138,6 @@ class WorldModelConfig:
     def pixels(self) -> bool:
         """Whether observations are, or have, images `[H, W, C]`."""
         return self.image_shape is not None
-
-    @property
-    def normalizes(self) -> bool:
-        """Whether anything is normalised: vectors are, images and boards are not."""
-        return self.normalize_observations and (self.mixed or not (self.pixels or self.flat))
 
     @property
     def latent(self) -> int:

@@ -101,7 +101,9 @@ class Model:
         choices=("squashed", "tanh_mean"),
     )
     normalize_observations: bool = setting(
-        False, "vectors enter the encoder in standard deviations of what was learned from"
+        False,
+        "vectors enter the encoder in standard deviations of what was learned from; images and "
+        "boards cannot",
     )
     num_values: int = setting(2, "value heads; 0: the size's")
     num_dynamics: int = setting(1, "dynamics heads", at_least=1)
