@@ -79,7 +79,9 @@ def compiling(what: str, talk: bool = True) -> Iterator[None]:
         if event.startswith(_COMPILING):
             seconds.append(duration)
 
-    _say(f"compiling {what} (20 s or more the first time, kept for the next)")
+    # Of a GPU's several hundred kernels each is compiled by itself, and products are timed besides.
+    takes = "some minutes" if jax.default_backend() == "gpu" else "20 s or more"
+    _say(f"compiling {what} ({takes} the first time, kept for the next)")
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         yield

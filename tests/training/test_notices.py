@@ -70,6 +70,11 @@ def test_what_is_compiled_is_said_before_and_how_long_it_took_after(capsys, monk
             "/jax/core/compile/jaxpr_trace_duration", 9.0, fun_name="jit(toy)"
         )
     assert capsys.readouterr().err.endswith("mbx: compiled the toy in 4 s\n")
+    monkeypatch.setattr(notices.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(notices, "time", types.SimpleNamespace(monotonic=lambda: 0.0))
+    with notices.compiling("the toy"):
+        pass
+    assert "compiling the toy (some minutes the first time" in capsys.readouterr().err
     with notices.compiling("the toy", talk=False):
         pass
     assert capsys.readouterr().err == ""
