@@ -19,6 +19,7 @@ def get_config() -> config_dict.ConfigDict:
         steps=100_000,
         seed_steps=5_000,
         seed_hold=1,
+        reset_solved=-1,
         pretrain_updates=2_500,
         utd_ratio=1.0,
         log_interval=1_000,

@@ -237,7 +237,7 @@ def episodic(
     episode_length: int | None = None,
     observe: Sequence[str] = (),
     images: Images = Images(),  # noqa: B008
-    reset_solved: int = 0,
+    reset_solved: int | None = 0,
 ) -> JaxEnvironment:
     """Batch a raw environment and give it action repeat, a time limit and fresh resets.
 

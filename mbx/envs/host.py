@@ -90,7 +90,7 @@ class SteppedEnvironment(HostEnvironment):
         metrics: Sequence[str] = (),
         observe: Sequence[str] = (),
         images: Images = Images(),  # noqa: B008
-        reset_solved: int = 0,
+        reset_solved: int | None = 0,
         first: int = 0,
     ) -> None:
         check_counts(name, len(tasks), action_repeat, episode_length)

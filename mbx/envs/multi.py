@@ -32,7 +32,7 @@ def make(
     episode_length: int | None = None,
     seed: int = 0,
     min_sizes: tuple[int, int] = (0, 0),
-    reset_solved: int = 0,
+    reset_solved: int | None = 0,
     first: int = 0,
 ) -> JaxEnvironment | HostEnvironment:
     """`num_envs` environments, num_envs / K of each of K tasks "SUITE:TASK+SUITE:TASK+…".

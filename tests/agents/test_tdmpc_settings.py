@@ -144,6 +144,7 @@ def test_the_task_decides_what_is_left_to_it():
     assert (own.updates_per_step(), own.loss.discount, own.train.seed_hold) == (0.25, 0.9, 2)
     schedule = make_schedule(declared.Settings(), spec)
     assert (schedule.utd_ratio, schedule.seed_hold) == (2.0, 4)
+    assert left.train.reset_solved == 0  # its rewards are not known
     several = spec._replace(tasks=(spec, spec._replace(episode_length=500)))
     assert declared.Settings().for_task(several).loss.discount == (0.975, 0.99)
 
@@ -207,6 +208,32 @@ def test_bins_of_a_regression_are_refused():
         model = {"num_bins": 1, name: value}
         with pytest.raises(ValueError, match=f"model.{name}=.*num_bins above 1"):
             from_dict(declared.Settings(), {"model": model})
+
+
+def test_episodes_begin_again_where_a_task_is_solved_if_rewards_are_known():
+    def chosen(given=0, num_envs=4, name="dmc:reacher-easy", dataset="", **spec):
+        settings = declared.Settings(
+            train=declared.Train(reset_solved=given, dataset=dataset),
+            env=dataclasses.replace(declared.Settings().env, name=name, num_envs=num_envs),
+        )
+        assert settings.environment_options(training=False) == {}
+        wanted = settings.environment_options(training=True)["reset_solved"]
+        return settings.for_task(one._replace(**spec)).train.reset_solved, wanted
+
+    one = EnvSpec("a", (3,), "float32", 2, 200, 2, can_terminate=False, reward_range=(0.0, 1.0))
+    assert chosen() == (50, None)
+    assert chosen(-1) == (-1, 0) and chosen(30) == (30, 30)
+    for never in (dict(episode_length=199), dict(can_terminate=True), dict(reward_range=())):
+        assert chosen(**never) == (0, None)
+    assert chosen(num_envs=1) == chosen(dataset="rows.npz") == (0, None)
+    for name in ("empo:gridworld", "toy:unknown", "multi:dmc:reacher-easy+empo:gridworld"):
+        assert chosen(name=name) == (0, None)  # whole environments
+    pair = dict(name="multi:dmc:reacher-easy+dmc:reacher-hard", reward_range=())
+    for other, expected in ((one, 50), (one._replace(reward_range=()), 50)):
+        assert chosen(**pair, tasks=(other, one)) == (expected, None)
+        assert chosen(**pair, tasks=(other, one), num_envs=2) == (0, None)
+    for name, given in zip(FILES, (0, -1, -1, -1, 0, -1), strict=True):
+        assert settings_of(name).train.reset_solved == given
 
 
 def test_a_run_trains_with_short_episodes_and_evaluates_with_whole_ones(monkeypatch):

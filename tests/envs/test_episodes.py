@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from mbx import envs
-from mbx.envs.base import RawEnvironment, episodic
+from mbx.envs.base import EnvSpec, RawEnvironment, episodic
+from mbx.envs.solved import solved
 
 
 def counter(limit: int = 100) -> RawEnvironment:
@@ -139,6 +140,17 @@ def test_the_highest_reward_of_a_repeated_action_is_that_of_all_its_steps():
     assert [bool(row.truncated[1]) for row in rollout(made, 3)[1]] == [True] * 3
 
 
+def test_fifty_steps_of_a_long_episode_are_enough_where_it_is_left_to_the_task():
+    spec = EnvSpec("toy:a", (3,), "float32", 1, 200, 1, can_terminate=False, reward_range=(-1, 1))
+    assert solved(spec, None, range(6)).after.tolist()[1:] == [50, 50, 50, 2**31 - 1, 50]
+    assert solved(spec, None, [3]).reward == pytest.approx(0.8)
+    assert solved(spec, 0, [3]) is None
+    for never in (dict(episode_length=199), dict(can_terminate=True), dict(reward_range=())):
+        assert solved(spec._replace(**never), None, [3]) is None
+    made = episodic(gapped(), 2, reset_solved=None)  # a hundred steps
+    assert made.reset(jax.random.key(0))[0].solved is None
+
+
 @pytest.mark.parametrize("given", [(1.0,), (2.0, 1.0), (-np.inf, 0.0), (0.0, np.nan), (0, 1, 2)])
 def test_ranges_of_rewards_that_are_none_are_refused(given):
     assert episodic(endless()._replace(reward_range=(0, 1)), 1).spec.reward_range == (0.0, 1.0)
@@ -256,6 +268,7 @@ def test_register_adds_a_suite(monkeypatch):
     assert envs.make("toy:counter", 2).num_envs == 2
     with pytest.raises(ValueError, match="reset_solved=7: toy:counter makes whole environments"):
         envs.make("toy:counter", 2, reset_solved=7)
+    assert envs.make("toy:counter", 2, reset_solved=None).spec.name == "toy:counter"
     tired = counter()._replace(can_terminate=False)
     envs.register("toy", envs.Suite(raw=lambda task: tired._replace(name=task), default_repeat=3))
     spec = envs.make("toy:slow", 2).spec

@@ -55,7 +55,8 @@ class Train(common.Train):
         0,
         "agent steps in a row with nearly the highest reward after which three environments in "
         "four begin another episode in training, where the suite says what its rewards can be "
-        "(dmc: does); 0: never",
+        "(dmc: does); 0: the task's, 50 there; -1: never",
+        at_least=-1,
     )
     pretrain_updates: int = setting(500, "updates made at once after the random actions")
     pretrain_policy: bool = setting(
@@ -254,8 +255,8 @@ class Settings(RunSettings):
         later to its best and leaves it (docs/results/suites.md). 3e-4 is TD-MPC2's rate for its 5M
         model; a narrow one learns sooner with more, but for its policy, which then settles before
         it has explored. Later a smaller one is as good or better: what remains is to tell places
-        apart whose values differ by little. Random actions that are held find more
-        (docs/results/learning.md).
+        apart whose values differ by little. Random actions that are held find more, and episodes
+        that begin again where a task is solved show more of it (docs/results/learning.md).
         """
         from mbx import returns  # loads JAX
 
@@ -266,6 +267,7 @@ class Settings(RunSettings):
         )
         updates = self.train.utd_ratio or (0.5 if spec.discrete else 2.0)
         hold = self.train.seed_hold or (1 if spec.discrete else 4)
+        reset = self.train.reset_solved or self._usual_reset(spec)
         own = self.optimizer
         tiny = self.model.size == "tiny" and not spec.discrete
         rate = choose(own.learning_rate > 0.0, own.learning_rate, 1e-3 if tiny else PUBLISHED_RATE)
@@ -281,12 +283,25 @@ class Settings(RunSettings):
         return dataclasses.replace(
             settings,
             model=model,
-            train=dataclasses.replace(self.train, utd_ratio=updates, seed_hold=hold),
+            train=dataclasses.replace(
+                self.train, utd_ratio=updates, seed_hold=hold, reset_solved=reset
+            ),
             optimizer=dataclasses.replace(
                 own, learning_rate=rate, final_learning_rate=last, policy_lr_scale=factor
             ),
             loss=dataclasses.replace(self.loss, discount=each if spec.tasks else each[0]),
         )
+
+    def _usual_reset(self, spec: EnvSpec) -> int:
+        """`train.reset_solved` where it is left to the task, or to each of several."""
+        from mbx.envs import ends_episodes
+        from mbx.envs.solved import usual_steps
+
+        tasks = spec.tasks or (spec,)
+        alone = self.env.num_envs <= len(tasks)
+        if alone or self.train.dataset or not ends_episodes(self.env.name):
+            return 0
+        return max(map(usual_steps, tasks))
 
     def check_start(self, other: RunSettings) -> Iterator[str]:
         """An encoder reads, and heads say, other numbers than those that they were trained with."""
@@ -309,7 +324,8 @@ class Settings(RunSettings):
 
     def environment_options(self, training: bool) -> dict[str, Any]:
         """Evaluations play whole episodes."""
-        return {"reset_solved": self.train.reset_solved} if training else {}
+        given = self.train.reset_solved
+        return {"reset_solved": {0: None, -1: 0}.get(given, given)} if training else {}
 
     def updates_per_step(self) -> float:
         """Learner updates of an agent step, of settings that are `for_task`."""
@@ -338,12 +354,12 @@ class Settings(RunSettings):
     def check(self) -> Iterator[str]:
         tasks, copies = self.env.name.count("+") + 1, self.env.num_envs
         reset = f"train.reset_solved={self.train.reset_solved}"
-        if self.train.reset_solved and copies <= (tasks if self.several_tasks else 1):
+        if self.train.reset_solved > 0 and copies <= (tasks if self.several_tasks else 1):
             yield (
                 f"{reset}: with env.num_envs={copies} every environment plays whole episodes, "
                 "raise that or leave it 0"
             )
-        if self.train.reset_solved and self.train.dataset:
+        if self.train.reset_solved > 0 and self.train.dataset:
             yield f"{reset}: with train.dataset no episodes are played, leave it 0"
         for name in ("loss", "reanalyze"):
             size, capacity = getattr(self, name).batch_size, self.replay.capacity
