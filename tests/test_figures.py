@@ -161,7 +161,7 @@ def test_the_mean_panel_draws_the_mean():
         found = [bars.lines[0].get_ydata()[0] for bars in axes.containers]
         lines = [x for x in axes.lines if x.get_marker() == "."]
     np.testing.assert_allclose(found, [680.0, 510.3, 433.3], atol=0.5)
-    for line, row in zip(lines, ([386, 575, 646], [245, 502, 633]), strict=True):
+    for line, row in zip(lines, ([453, 570, 689], [245, 502, 633]), strict=True):
         mean = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
         at = [mean[step] for step in (10_000, 30_000, 50_000)]
         np.testing.assert_allclose(at, row, atol=0.51)
