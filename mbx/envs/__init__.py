@@ -142,7 +142,7 @@ def make(
         workers: processes that step a host environment; 0: this one does.
         reset_solved: agent steps in a row with nearly the highest reward after which three
             environments in four begin another episode (`mbx.envs.solved.Solved`); 0: never; None:
-            the task's (`mbx.envs.solved.usual_steps`), and never where a suite makes whole
+            the task's (`mbx.types.usual_steps`), and never where a suite makes whole
             environments.
         first: number of the first of them, where several processes step those of a run.
         **extra: what a suite understands besides.
@@ -280,14 +280,6 @@ def make_renderer(name: str, **options: Any) -> Renderer:
     found = _load(suite)
     with _names_missing_package(name, found.extra if isinstance(found, Suite) else ""):
         return maker(task, **options)
-
-
-def ends_episodes(name: str) -> bool:
-    """Whether `make` ends the episodes of the environment SUITE:TASK, and not the suite itself."""
-    suite, _, task = name.partition(":")
-    if suite == "multi":
-        return all(map(ends_episodes, task.split("+")))
-    return suite in _SUITES and isinstance(_load(suite), Suite)
 
 
 def films(name: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mbx.types import EnvSpec
+from mbx.types import EnvSpec, usual_steps
 
 
 class Solved(NamedTuple):
@@ -30,24 +30,13 @@ class Solved(NamedTuple):
         return (count + 1) * (reward >= self.reward)
 
 
-def usual_steps(spec: EnvSpec) -> int:
-    """`solved`'s `reset_solved` where it is left to the task.
-
-    50 where rewards are known and an episode is at least four times as long, else 0. 0, too, where
-    a task ends an episode that fails: the reward of such a one is the highest from its beginning
-    on, and what it asks for is that this goes on.
-    """
-    known = bool(spec.reward_range) and not spec.can_terminate
-    return 50 if known and spec.episode_length >= 200 else 0
-
-
 def solved(spec: EnvSpec, reset_solved: int | None, numbers: Sequence[int]) -> Solved | None:
     """Of three environments in four; numbers 0, 4, 8, … still see what only a whole episode shows.
 
     Args:
         spec: of the task.
         reset_solved: agent steps in a row; 0: there is no such end, and the answer is None; None:
-            `usual_steps`.
+            `mbx.types.usual_steps`.
         numbers: of the environments.
 
     Raises ValueError for a task that does not say what its rewards can be, or whose episodes are

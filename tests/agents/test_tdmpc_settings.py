@@ -226,8 +226,6 @@ def test_episodes_begin_again_where_a_task_is_solved_if_rewards_are_known():
     for never in (dict(episode_length=199), dict(can_terminate=True), dict(reward_range=())):
         assert chosen(**never) == (0, None)
     assert chosen(num_envs=1) == chosen(dataset="rows.npz") == (0, None)
-    for name in ("empo:gridworld", "toy:unknown", "multi:dmc:reacher-easy+empo:gridworld"):
-        assert chosen(name=name) == (0, None)  # whole environments
     pair = dict(name="multi:dmc:reacher-easy+dmc:reacher-hard", reward_range=())
     for other, expected in ((one, 50), (one._replace(reward_range=()), 50)):
         assert chosen(**pair, tasks=(other, one)) == (expected, None)

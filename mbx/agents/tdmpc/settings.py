@@ -294,12 +294,11 @@ class Settings(RunSettings):
 
     def _usual_reset(self, spec: EnvSpec) -> int:
         """`train.reset_solved` where it is left to the task, or to each of several."""
-        from mbx.envs import ends_episodes
-        from mbx.envs.solved import usual_steps
+        from mbx.types import usual_steps  # loads JAX
 
         tasks = spec.tasks or (spec,)
         alone = self.env.num_envs <= len(tasks)
-        if alone or self.train.dataset or not ends_episodes(self.env.name):
+        if alone or self.train.dataset:
             return 0
         return max(map(usual_steps, tasks))
 
