@@ -54,6 +54,8 @@ class EnvSpec(NamedTuple):
         metrics: names of the numbers that its steps give besides, averaged over episodes.
         parts: of an observation that was a dictionary, which `mbx.observations` joins to one array;
             () for one that is an array by itself.
+        reset_solved: agent steps in a row with nearly the highest reward after which environments
+            begin another episode, where that is left to the task (`mbx.envs.solved`); 0: never.
         world: the task's own `mbx.power.NamedWorld`, where it has one: for agents that need its
             successors.
     """
@@ -73,14 +75,4 @@ class EnvSpec(NamedTuple):
     world: Any = None
     parts: tuple[Part, ...] = ()
     reward_range: tuple[float, ...] = ()
-
-
-def usual_steps(spec: EnvSpec) -> int:
-    """`train.reset_solved` where it is left to the task (`mbx.envs.solved`).
-
-    50 where rewards are known and an episode is at least four times as long, else 0. 0, too, where
-    a task ends an episode that fails: the reward of such a one is the highest from its beginning
-    on, and what it asks for is that this goes on.
-    """
-    known = bool(spec.reward_range) and not spec.can_terminate
-    return 50 if known and spec.episode_length >= 200 else 0
+    reset_solved: int = 0

@@ -142,7 +142,7 @@ def make(
         workers: processes that step a host environment; 0: this one does.
         reset_solved: agent steps in a row with nearly the highest reward after which three
             environments in four begin another episode (`mbx.envs.solved.Solved`); 0: never; None:
-            the task's (`mbx.types.usual_steps`), and never where a suite makes whole
+            the task's, as `EnvSpec.reset_solved` says then, and never where a suite makes whole
             environments.
         first: number of the first of them, where several processes step those of a run.
         **extra: what a suite understands besides.

@@ -22,7 +22,7 @@ import numpy as np
 
 from mbx import exchange, observations
 from mbx.envs.images import Images, Stack, of_raw
-from mbx.envs.solved import solved
+from mbx.envs.solved import solved, with_usual
 from mbx.types import Array, EnvSpec, Part, Record
 
 
@@ -270,7 +270,7 @@ def episodic(
         parts=stacked_parts,
         reward_range=check_reward_range(raw.name, raw.reward_range),
     )
-
+    spec = with_usual(spec, reset_solved)
     enough = solved(spec, reset_solved, range(num_envs))
 
     def first_of(keys: Array) -> tuple[Any, Any, Array]:

@@ -22,7 +22,7 @@ from mbx.envs.base import (
 )
 from mbx.envs.images import Images, Stack, declared, see
 from mbx.envs.render import NoRenderer
-from mbx.envs.solved import solved
+from mbx.envs.solved import solved, with_usual
 
 
 class Task(Protocol):
@@ -133,6 +133,7 @@ class SteppedEnvironment(HostEnvironment):
             parts=parts,
             reward_range=check_reward_range(name, getattr(task, "reward_range", ())),
         )
+        self.spec = with_usual(self.spec, reset_solved)
         self.num_envs = len(tasks)
         self._enough = solved(self.spec, reset_solved, range(first, first + len(tasks)))
         if self._stack is not None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mbx.types import EnvSpec, usual_steps
+from mbx.types import EnvSpec
 
 
 class Solved(NamedTuple):
@@ -30,20 +30,32 @@ class Solved(NamedTuple):
         return (count + 1) * (reward >= self.reward)
 
 
+def with_usual(spec: EnvSpec, reset_solved: int | None) -> EnvSpec:
+    """A task's spec, with `EnvSpec.reset_solved` where None leaves that to the task.
+
+    50 where rewards are known and an episode is at least four times as long, else 0. 0, too, where
+    a task ends an episode that fails: the reward of such a one is the highest from its beginning
+    on, and what it asks for is that this goes on.
+    """
+    known = bool(spec.reward_range) and not spec.can_terminate
+    usual = 50 if known and spec.episode_length >= 200 else 0
+    return spec._replace(reset_solved=usual) if reset_solved is None else spec
+
+
 def solved(spec: EnvSpec, reset_solved: int | None, numbers: Sequence[int]) -> Solved | None:
     """Of three environments in four; numbers 0, 4, 8, … still see what only a whole episode shows.
 
     Args:
         spec: of the task.
         reset_solved: agent steps in a row; 0: there is no such end, and the answer is None; None:
-            `mbx.types.usual_steps`.
+            `spec.reset_solved`.
         numbers: of the environments.
 
     Raises ValueError for a task that does not say what its rewards can be, or whose episodes are
     over before.
     """
     if reset_solved is None:
-        reset_solved = usual_steps(spec)
+        reset_solved = spec.reset_solved
     if not reset_solved:
         return None
     if not spec.reward_range:

@@ -220,16 +220,16 @@ def test_episodes_begin_again_where_a_task_is_solved_if_rewards_are_known():
         wanted = settings.environment_options(training=True)["reset_solved"]
         return settings.for_task(one._replace(**spec)).train.reset_solved, wanted
 
-    one = EnvSpec("a", (3,), "float32", 2, 200, 2, can_terminate=False, reward_range=(0.0, 1.0))
+    one = EnvSpec("a", (3,), "float32", 2, 200, 2, reset_solved=50)  # as its suite has chosen
     assert chosen() == (50, None)
     assert chosen(-1) == (-1, 0) and chosen(30) == (30, 30)
-    for never in (dict(episode_length=199), dict(can_terminate=True), dict(reward_range=())):
-        assert chosen(**never) == (0, None)
+    assert chosen(reset_solved=0) == (0, None)
     assert chosen(num_envs=1) == chosen(dataset="rows.npz") == (0, None)
-    pair = dict(name="multi:dmc:reacher-easy+dmc:reacher-hard", reward_range=())
-    for other, expected in ((one, 50), (one._replace(reward_range=()), 50)):
-        assert chosen(**pair, tasks=(other, one)) == (expected, None)
+    pair = dict(name="multi:dmc:reacher-easy+dmc:reacher-hard", reset_solved=0)
+    for other in (one, one._replace(reset_solved=0)):
+        assert chosen(**pair, tasks=(other, one)) == (50, None)
         assert chosen(**pair, tasks=(other, one), num_envs=2) == (0, None)
+    assert chosen(**pair, tasks=(other, other)) == (0, None)
     for name, given in zip(FILES, (0, -1, -1, -1, 0, -1), strict=True):
         assert settings_of(name).train.reset_solved == given
 
@@ -245,6 +245,7 @@ def test_a_run_trains_with_short_episodes_and_evaluates_with_whole_ones(monkeypa
             200,
             lambda key: (start, start),
             lambda key, state, action: (state, state, 1.0, False),
+            can_terminate=False,
             reward_range=(0.0, 1.0),
         )
 
@@ -259,15 +260,22 @@ def test_a_run_trains_with_short_episodes_and_evaluates_with_whole_ones(monkeypa
         for i in range(2):
             state, step = jax.jit(made.step)(state, jnp.zeros((2, 1)), jax.random.key(i))
         assert step.truncated.tolist() == [False, training]
+        usual = declared.Settings(env=own)
+        made = make_environment(usual, 4, seed=0, training=training)
+        assert usual.for_task(made.spec).train.reset_solved == 50 * training
     pair = "multi:gymnax:Pendulum-v1+gymnax:Reacher-misc"
     for name, tasks in (("gymnax:Pendulum-v1", 1), (pair, 2)):
         for copies in (1, 2):
             env = dataclasses.replace(settings.env, name=name, num_envs=copies * tasks)
             refused = [x for x in dataclasses.replace(settings, env=env).check() if "reset" in x]
             assert bool(refused) == (copies == 1)
-    offline = dataclasses.replace(settings.train, dataset="rows.npz")
-    told = list(dataclasses.replace(settings, train=offline).check())
-    assert [x for x in told if "train.reset_solved=2: with train.dataset" in x]
+            never = dataclasses.replace(settings, env=env, train=declared.Train(reset_solved=-1))
+            assert not [x for x in never.check() if "reset" in x]
+    for given in (2, 0, -1):
+        offline = declared.Train(reset_solved=given, dataset="rows.npz")
+        told = list(dataclasses.replace(settings, train=offline).check())
+        refused = [x for x in told if "train.reset_solved=2: with train.dataset" in x]
+        assert bool(refused) == (given == 2) and (refused or "reset_solved" not in str(told))
 
 
 @pytest.mark.parametrize(("name", "given"), [("gym:Pendulum-v1", (2, 6)), (None, (8, 0))])

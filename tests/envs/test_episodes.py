@@ -11,7 +11,7 @@ import pytest
 
 from mbx import envs
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic
-from mbx.envs.solved import solved
+from mbx.envs.solved import solved, with_usual
 
 
 def counter(limit: int = 100) -> RawEnvironment:
@@ -142,13 +142,20 @@ def test_the_highest_reward_of_a_repeated_action_is_that_of_all_its_steps():
 
 def test_fifty_steps_of_a_long_episode_are_enough_where_it_is_left_to_the_task():
     spec = EnvSpec("toy:a", (3,), "float32", 1, 200, 1, can_terminate=False, reward_range=(-1, 1))
+    assert with_usual(spec, 0) is spec and with_usual(spec, 7) is spec
+    spec = with_usual(spec, None)
+    assert spec.reset_solved == 50
     assert solved(spec, None, range(6)).after.tolist()[1:] == [50, 50, 50, 2**31 - 1, 50]
     assert solved(spec, None, [3]).reward == pytest.approx(0.8)
     assert solved(spec, 0, [3]) is None
     for never in (dict(episode_length=199), dict(can_terminate=True), dict(reward_range=())):
-        assert solved(spec._replace(**never), None, [3]) is None
-    made = episodic(gapped(), 2, reset_solved=None)  # a hundred steps
-    assert made.reset(jax.random.key(0))[0].solved is None
+        other = with_usual(spec._replace(**never), None)
+        assert other.reset_solved == 0 and solved(other, None, [3]) is None
+    for length, usual in ((199, 0), (200, 50)):
+        made = episodic(gapped(), 2, episode_length=length, reset_solved=None)
+        assert made.spec.reset_solved == usual
+        assert (made.reset(jax.random.key(0))[0].solved is None) == (usual == 0)
+    assert episodic(gapped(), 2, episode_length=200).spec.reset_solved == 0
 
 
 @pytest.mark.parametrize("given", [(1.0,), (2.0, 1.0), (-np.inf, 0.0), (0.0, np.nan), (0, 1, 2)])
@@ -262,13 +269,14 @@ def test_register_adds_a_suite(monkeypatch):
     monkeypatch.setattr(envs, "_SUITES", dict(envs._SUITES))
 
     def factory(task, num_envs, *, action_repeat, episode_length, seed):
-        return episodic(counter(), num_envs, episode_length=episode_length)
+        return episodic(whole, num_envs, episode_length=episode_length)
 
+    whole = counter()._replace(can_terminate=False, reward_range=(-1.0, 1.0), time_limit=200)
     envs.register("toy", factory)
     assert envs.make("toy:counter", 2).num_envs == 2
     with pytest.raises(ValueError, match="reset_solved=7: toy:counter makes whole environments"):
         envs.make("toy:counter", 2, reset_solved=7)
-    assert envs.make("toy:counter", 2, reset_solved=None).spec.name == "toy:counter"
+    assert envs.make("toy:counter", 2, reset_solved=None).spec.reset_solved == 0  # nothing is cut
     tired = counter()._replace(can_terminate=False)
     envs.register("toy", envs.Suite(raw=lambda task: tired._replace(name=task), default_repeat=3))
     spec = envs.make("toy:slow", 2).spec

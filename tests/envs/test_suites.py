@@ -274,6 +274,12 @@ def test_several_tasks_share_out_their_numbers(monkeypatch):
         ended = [made.step(np.zeros((4, 1))).truncated for _ in range(3)][-1]
         assert (~ended).tolist() == whole * 2
         made.close()
+    made = envs.make(names, 4, episode_length=200, reset_solved=None)
+    # Left to the tasks: the car ends its episodes itself.
+    assert [task.reset_solved for task in made.spec.tasks] == [50, 0]
+    ends = np.stack([made.step(np.zeros((4, 1))).truncated for _ in range(50)])
+    assert ends[:49].sum() == 0 and ends[49].tolist() == [False, True, False, False]
+    made.close()
 
 
 def test_who_declares_the_range_of_rewards():

@@ -294,13 +294,11 @@ class Settings(RunSettings):
 
     def _usual_reset(self, spec: EnvSpec) -> int:
         """`train.reset_solved` where it is left to the task, or to each of several."""
-        from mbx.types import usual_steps  # loads JAX
-
         tasks = spec.tasks or (spec,)
         alone = self.env.num_envs <= len(tasks)
         if alone or self.train.dataset:
             return 0
-        return max(map(usual_steps, tasks))
+        return max(task.reset_solved for task in tasks)
 
     def check_start(self, other: RunSettings) -> Iterator[str]:
         """An encoder reads, and heads say, other numbers than those that they were trained with."""
