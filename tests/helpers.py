@@ -10,6 +10,7 @@ import importlib
 import json
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -231,6 +232,14 @@ def in_parts(function: Any, axes: Any, *args: Any) -> Any:
     return jax.vmap(part, in_axes=lanes, axis_name="parts")(*parts)
 
 
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Every equation of a jaxpr and of those inside of it, in their order."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in core.jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
 def exchanges(function: Any, *args: Any) -> list[tuple[str, int]]:
     """Name and numbers of every exchange of a program for PARTS devices, in their order.
 
@@ -238,14 +247,12 @@ def exchanges(function: Any, *args: Any) -> list[tuple[str, int]]:
     """
     from mbx import exchange
 
-    def found(jaxpr: Any) -> Any:
-        for equation in jaxpr.eqns:
-            name = equation.primitive.name
-            if name.startswith(("psum", "pmax", "pmin", "all_", "ppermute", "reduce_scatter")):
-                yield name, sum(x.aval.size for x in equation.outvars)
-            for inner in core.jaxprs_in_params(equation.params):
-                yield from found(inner)
-
+    kinds = ("psum", "pmax", "pmin", "all_", "ppermute", "reduce_scatter")
     mesh = jax.sharding.AbstractMesh((PARTS,), ("data",), (jax.sharding.AxisType.Auto,))
     with jax.sharding.use_abstract_mesh(mesh), exchange.taking_apart():
-        return list(found(jax.make_jaxpr(function)(*args).jaxpr))
+        jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+    return [
+        (equation.primitive.name, sum(x.aval.size for x in equation.outvars))
+        for equation in equations(jaxpr)
+        if equation.primitive.name.startswith(kinds)
+    ]

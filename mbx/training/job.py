@@ -23,7 +23,14 @@ from mbx.training import build, datasets, evaluation, learning, loop, seeds, tra
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.environments import evaluation_environment, make_environment, on_host
 from mbx.training.sharding import ONE_DEVICE, Partition, make_partition, num_shards
-from mbx.training.state import LoopState, init_state, make_schedule
+from mbx.training.state import (
+    LoopState,
+    Schedule,
+    in_shares,
+    init_state,
+    make_schedule,
+    updates_left,
+)
 
 Config = build.Config
 
@@ -97,8 +104,10 @@ class Job(NamedTuple):
         intervals: how the run is divided.
         seeds: that it trains. With more than one, leaves of its states and metrics lead with `[S]`;
             `share` gives one seed's.
-        interval: state -> (state, summed metrics).
+        interval: state -> (state, summed metrics), in one call, or where the schedule divides the
+            pretraining in several (`whole_interval`).
         evaluate: (train states, keys) -> an evaluation a seed.
+        schedule: what happens when.
         partition: the devices that hold its arrays.
     """
 
@@ -108,11 +117,43 @@ class Job(NamedTuple):
     seeds: tuple[int, ...]
     interval: Callable[[LoopState], tuple[LoopState, dict[str, Any]]]
     evaluate: Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]]
+    schedule: Schedule
     partition: Partition = ONE_DEVICE
 
     def share(self, tree: Any, index: int) -> Any:
         """The part of a state, or of metrics, that belongs to one of the seeds."""
         return seeds.pick(tree, index) if len(self.seeds) > 1 else tree
+
+
+def whole_interval(
+    job: Job,
+    state: LoopState,
+    go_on: Callable[[dict[str, Any], int], bool],
+    first: contextlib.AbstractContextManager = contextlib.nullcontext(),  # noqa: B008
+) -> tuple[LoopState, dict[str, Any]]:
+    """An interval of the run, with what is left of the pretraining: `(state, summed metrics)`.
+
+    Args:
+        job: the run's parts.
+        state: where it begins.
+        go_on: asked after every call of the program but the last, with its metrics and how many
+            updates of the pretraining are left; where it says no they stay for the next interval.
+        first: a context for the first call.
+    """
+    goal = int(np.max(state.steps)) + job.intervals.length * state.is_first.shape[-1]
+    with first:
+        state, found = job.interval(state)
+        found = jax.device_get(found)
+    sums = found
+    while True:
+        left = int(np.max(updates_left(state, job.schedule)))
+        acted = int(np.max(state.steps)) == goal
+        if (acted and not left) or (left and not go_on(found, left)):
+            return state, sums
+        state, found = job.interval(state)
+        found = jax.device_get(found)
+        more = {n: jax.tree.map(np.add, sums[n], x) if n in sums else x for n, x in found.items()}
+        sums = sums | more
 
 
 def matmul_precision(precision: str) -> contextlib.AbstractContextManager:
@@ -174,7 +215,7 @@ def prepare(config: Config, devices: Sequence[jax.Device] | None = None) -> Job:
         )
     agent = build.build_agent(settings, environment.spec)
     transfer.check(settings, agent)
-    schedule = make_schedule(settings, environment.spec)
+    schedule = in_shares(make_schedule(settings, environment.spec))
     intervals = make_intervals(settings, environment.spec.action_repeat)
     eval_env = evaluation_environment(settings, episodes, seed=seed + 1)
     if num_seeds > 1:
@@ -184,7 +225,7 @@ def prepare(config: Config, devices: Sequence[jax.Device] | None = None) -> Job:
         )
         numbers = tuple(range(settings.seed, settings.seed + num_seeds))
         evaluate = make_evaluation(settings, agent, eval_env, mesh=mesh)
-        return Job(environment, agent, intervals, numbers, interval, evaluate)
+        return Job(environment, agent, intervals, numbers, interval, evaluate, schedule)
     if settings.train.dataset:
         at_once = dataclasses.replace(schedule, seed_steps=num_envs, reanalyze_min_step=0)
         interval = learning.make_offline_interval(
@@ -199,7 +240,8 @@ def prepare(config: Config, devices: Sequence[jax.Device] | None = None) -> Job:
             agent, environment, schedule, length=intervals.length, partition=partition
         )
     evaluate = make_evaluation(settings, agent, eval_env, partition)
-    return Job(environment, agent, intervals, (settings.seed,), interval, evaluate, partition)
+    own = (settings.seed,)
+    return Job(environment, agent, intervals, own, interval, evaluate, schedule, partition)
 
 
 def make_evaluation(

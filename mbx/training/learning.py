@@ -17,16 +17,19 @@ from mbx import exchange, replay
 from mbx.agents.base import Agent
 from mbx.envs.base import strongly_typed
 from mbx.training.sharding import ONE_DEVICE, Partition
-from mbx.training.state import Ended, LoopState, Schedule, step_keys
+from mbx.training.state import Ended, LoopState, Schedule, Turn, step_keys, updates_left
 
 Array = jax.Array
 Metrics = dict[str, Array]
 
 
 def make_learn(agent: Agent) -> Callable:
-    """`learn(state, key, num) -> (state, summed metrics)`: `num` learner updates."""
+    """`learn(state, key, num, first) -> (state, summed metrics)`: `num` learner updates.
 
-    def learn(state: LoopState, key: Array, num: Array) -> tuple[LoopState, Metrics]:
+    Their keys are those of the updates from `first` on that `key` is for.
+    """
+
+    def learn(state: LoopState, key: Array, num: Array, first: Array) -> tuple[LoopState, Metrics]:
         update, (_, _, metrics), kept = traced(agent.update, state.train, state.replay, key)
         writes = not kept(1)
 
@@ -34,7 +37,7 @@ def make_learn(agent: Agent) -> Callable:
         def body(i: Array, carry: tuple[Any, Any, Metrics]) -> tuple[Any, Any, Metrics]:
             train, buffer, sums = carry
             now = buffer if writes else state.replay
-            train, new, metrics = update(train, now, jax.random.fold_in(key, i))
+            train, new, metrics = update(train, now, jax.random.fold_in(key, first + i))
             return train, new if writes else None, jax.tree.map(jnp.add, sums, metrics)
 
         carry = (state.train, state.replay if writes else None, _zeros_like(metrics))
@@ -71,33 +74,47 @@ def traced(
     return again, shapes, kept
 
 
-def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> Callable:
-    """`reanalyze(state, key, before, starting) -> (state, metrics)`: the passes that are due.
+def once_if(
+    condition: Array, function: Callable[..., tuple[Any, Metrics]], state: Any, *args: Any
+) -> tuple[Any, Metrics]:
+    """`function(state, *args)`, or the state as it is and metrics of zeros.
 
-    What it returns takes the updates made when the step began (`before`), and whether learning
-    begins with this step (`starting`): then all targets of the seed phase, which an untrained model
-    made, are made again.
+    As a loop of one turn or none: a branch would copy what it passes on, the whole replay too.
+    """
+    run, (_, shapes), _ = traced(function, state, *args)
+    num = condition.astype(jnp.int32)
+    carry = (state, _zeros_like(shapes))
+    return jax.lax.fori_loop(0, num, lambda _, carry: run(carry[0], *args), carry)
+
+
+def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> Callable:
+    """`reanalyze(state, key, before, pretraining, complete)`: the passes that are due.
+
+    What it returns gives (state, metrics). It takes the updates made when the step began
+    (`before`), whether those of this step are of the pretraining, and whether that is complete with
+    them: then all targets of the seed phase, which an untrained model made, are made again.
     """
     every = schedule.reanalyze_interval
 
-    def passes_due(state: LoopState, before: Array, starting: Array) -> Array:
+    def passes_due(state: LoopState, before: Array, pretraining: Array, complete: Array) -> Array:
         regular = state.updates // every - before // every if every else 0
         regular = jnp.where(state.steps >= schedule.reanalyze_min_step, regular, 0)
+        regular = jnp.where(pretraining, 0, regular)
         if seeds_axis is None:  # of several devices each knows its own rows: ask once a run
-            return jax.lax.cond(starting, sweep, lambda _: jnp.int32(regular), state.replay)
+            return jax.lax.cond(complete, sweep, lambda _: jnp.int32(regular), state.replay)
         # Batched seeds make the same number of passes: the fullest's.
-        return jnp.where(starting, jax.lax.pmax(sweep(state.replay), seeds_axis), regular)
+        return jnp.where(complete, jax.lax.pmax(sweep(state.replay), seeds_axis), regular)
 
     def sweep(buffer: Any) -> Array:
         return replay.sweep_length(buffer, agent.store.batch_size)
 
     def reanalyze(
-        state: LoopState, key: Array, before: Array, starting: Array
+        state: LoopState, key: Array, before: Array, pretraining: Array, complete: Array
     ) -> tuple[LoopState, Metrics]:
         train = exchange.whole(state.train)
 
         def pass_of(i: Array, buffer: Any) -> tuple[Any, Metrics]:
-            chunk = jnp.where(starting, i, -1)
+            chunk = jnp.where(complete, i, -1)
             return agent.store.reanalyze(train, buffer, jax.random.fold_in(key, i), chunk)
 
         one_pass, (_, shapes), _ = traced(pass_of, jnp.int32(0), state.replay)
@@ -107,7 +124,7 @@ def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> 
             return buffer, jax.tree.map(jnp.add, carry[1], metrics)
 
         zeros = _zeros_like(shapes)
-        passes = passes_due(state, before, starting)
+        passes = passes_due(state, before, pretraining, complete)
         buffer, sums = jax.lax.fori_loop(0, passes, body, (state.replay, zeros))
         metrics = {f"pass/{name}": value for name, value in sums.items()}
         metrics["passes"] = passes
@@ -117,30 +134,49 @@ def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> 
 
 
 def make_learn_if_due(agent: Agent, schedule: Schedule, seeds_axis: str | None = None) -> Callable:
-    """`learn_if_due(state, before, key) -> (state, metrics)`: what is due since the steps `before`.
+    """`learn_if_due(state, key, turn=None) -> (state, metrics)`: what is due after a step.
 
     Makes updates and reanalyze passes. Metrics are sums: `updates`, `update/...`, `pass/...`.
-    Seeds batched by `vmap` are along `seeds_axis`, see `mbx.training.seeds`.
+    Without a turn the pretraining is made at once. Seeds batched by `vmap` are along `seeds_axis`,
+    see `mbx.training.seeds`.
     """
     ratio = schedule.ratio
     learn = make_learn(agent)
     reanalyze = make_reanalyze(agent, schedule, seeds_axis) if agent.store else None
 
-    def learn_if_due(state: LoopState, before: Array, key: Array) -> tuple[LoopState, Metrics]:
+    def due_now(state: LoopState, turn: Turn | None) -> tuple[Array, Array, Array, Array]:
+        """Updates of the step and what it owes after them; whether they are of the pretraining, and
+        how many of that were made before."""
+        num_envs, left = state.is_first.shape[0], updates_left(state, schedule)
+        made = num_envs if turn is None else jnp.where(turn.acts, num_envs, 0)
+        started = state.steps >= schedule.seed_steps
+        starting = started & (state.steps - made < schedule.seed_steps)
+        debt = state.update_debt + jnp.where(started & ~starting, made * ratio.numerator, 0)
+        due = debt // ratio.denominator + jnp.where(starting, schedule.pretrain_updates, 0)
+        rest = debt % ratio.denominator
+        if turn is None or not schedule.pretrain_share:
+            return due, rest, starting, jnp.int32(0)
+        waiting = ~turn.acts
+        now = jnp.where(
+            turn.last & (starting | waiting),
+            jnp.minimum(due, schedule.pretrain_share),
+            jnp.where(waiting, 0, due),
+        )
+        done = jnp.where(waiting, schedule.pretrain_updates - left, 0)
+        return now, rest + (due - now) * ratio.denominator, starting | waiting, done
+
+    def learn_if_due(
+        state: LoopState, key: Array, turn: Turn | None = None
+    ) -> tuple[LoopState, Metrics]:
         update_key, reanalyze_key = jax.random.split(key)
         updates_before = state.updates
-        started = state.steps >= schedule.seed_steps
-        starting = started & (before < schedule.seed_steps)
-        earned = (state.steps - before) * ratio.numerator
-        update_debt = state.update_debt + jnp.where(started & ~starting, earned, 0)
-        due = update_debt // ratio.denominator
-        updates = due + jnp.where(starting, schedule.pretrain_updates, 0)
-        state = state.replace(update_debt=update_debt - due * ratio.denominator)
-        state, sums = learn(state, update_key, updates)
+        updates, debt, pretraining, done = due_now(state, turn)
+        state, sums = learn(state.replace(update_debt=debt), update_key, updates, done)
         metrics = {f"update/{name}": value for name, value in sums.items()}
         metrics["updates"] = updates
         if reanalyze is not None:
-            state, extra = reanalyze(state, reanalyze_key, updates_before, starting)
+            complete = pretraining & (updates_left(state, schedule) == 0)
+            state, extra = reanalyze(state, reanalyze_key, updates_before, pretraining, complete)
             metrics |= extra
         return strongly_typed(state), metrics  # as it came: one program for all of a run's states
 
@@ -148,9 +184,15 @@ def make_learn_if_due(agent: Agent, schedule: Schedule, seeds_axis: str | None =
 
 
 def repeated(
-    step: Callable[[LoopState], tuple[LoopState, Metrics]], length: int
+    step: Callable[..., tuple[LoopState, Metrics]], length: int, schedule: Schedule | None = None
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
-    """`length` steps as one scan; metrics are summed over them (but for `Ended`)."""
+    """`length` steps as one scan; metrics are summed over them (but for `Ended`).
+
+    Args:
+        step: of a state, and of its turn where there is a schedule.
+        length: how many.
+        schedule: whose pretraining is divided among calls.
+    """
 
     def summed(found: Any) -> Any:
         if isinstance(found, Ended):
@@ -158,7 +200,13 @@ def repeated(
         return jnp.sum(found, axis=0)
 
     def train_interval(state: LoopState) -> tuple[LoopState, Metrics]:
-        state, metrics = jax.lax.scan(lambda s, _: step(s), state, None, length=length)
+        if schedule is None:
+            state, metrics = jax.lax.scan(lambda s, _: step(s), state, None, length=length)
+        else:
+            acts = updates_left(state, schedule) == 0
+            state, metrics = jax.lax.scan(
+                lambda s, i: step(s, Turn(acts, i == length - 1)), state, jnp.arange(length)
+            )
         return state, jax.tree.map(summed, metrics, is_leaf=lambda x: isinstance(x, Ended))
 
     return train_interval
@@ -174,11 +222,11 @@ def make_offline_interval(
     learn_if_due = make_learn_if_due(agent, schedule)
 
     def step(state: LoopState) -> tuple[LoopState, Metrics]:
-        key, before = step_keys(state)[2], state.steps
-        return learn_if_due(state.replace(steps=before + state.is_first.shape[0]), before, key)
+        key = step_keys(state)[2]
+        return learn_if_due(state.replace(steps=state.steps + state.is_first.shape[0]), key)
 
     return partition.compile(repeated(partition.keep(step), length), donate=True)
 
 
-def _zeros_like(shapes: Metrics) -> Metrics:
+def _zeros_like(shapes: Any) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

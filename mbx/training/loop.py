@@ -2,7 +2,7 @@
 
 `make_step` joins an agent and a JAX environment into one pure function of a `LoopState`;
 `make_interval` scans it for a whole logging interval with the state donated. A host environment
-runs the same two halves (`select_action`, `store_and_learn`) around its Python call:
+runs the same parts (`select_action`, `store_step`, `learn_if_due`) around its Python call:
 `make_host_interval`.
 """
 
@@ -23,11 +23,12 @@ from mbx.envs.base import (
     JaxEnvironment,
     Timestep,
     random_actions,
+    strongly_typed,
     wide_actions,
 )
-from mbx.training.learning import make_learn_if_due, repeated
+from mbx.training.learning import make_learn_if_due, once_if, repeated
 from mbx.training.sharding import ONE_DEVICE, Partition
-from mbx.training.state import Ended, LoopState, Schedule, step_keys
+from mbx.training.state import Ended, LoopState, Schedule, Turn, step_keys, updates_left
 
 Array = jax.Array
 Metrics = dict[str, Array]
@@ -103,46 +104,42 @@ def store(
     )
 
 
-def make_store_and_learn(
-    agent: Agent, schedule: Schedule, seeds_axis: str | None = None, *, apart: bool = False
-) -> Callable:
-    """`store_and_learn(state, action, actor, targets, timestep, key) -> (state, metrics)`.
+def make_store_step(agent: Agent, *, apart: bool = False) -> Callable:
+    """`store_step(state, action, actor, targets, timestep) -> (state, metrics)`.
 
-    Stores the rows, then advances. Metrics: those of `make_learn_if_due`, `faults`, `episodes`,
-    `ended` and `episode/...`.
+    Stores the rows. Metrics: `faults`, `episodes`, `ended` and `episode/...`, sums.
 
     Args:
-        agent, schedule, seeds_axis: see `make_step`.
-        apart: the environments' metrics are left as `[E]`: devices that hold some of them each
-            need not speak to each other before the interval's end.
+        agent: see `make_step`.
+        apart: the metrics are left as `[E]`: devices that hold some of the environments each need
+            not speak to each other before the interval's end.
     """
-    learn_if_due = make_learn_if_due(agent, schedule, seeds_axis)
 
     def total(x: Array) -> Array:
         if apart:
             return x.astype(jnp.int32) if x.dtype == bool else x  # truth values are counts
         return jnp.sum(x)
 
-    def store_and_learn(
-        state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep, key: Array
+    def store_step(
+        state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep
     ) -> tuple[LoopState, Metrics]:
-        before = state.steps
         state = store(agent, state, action, actor, targets, timestep)
-        state, metrics = learn_if_due(state, before, key)
         done = timestep.terminated | timestep.truncated
-        metrics["faults"] = total(timestep.fault)
-        metrics["episodes"] = total(done)
-        metrics["episode/return"] = total(jnp.where(done, timestep.episode_return, 0.0))
-        metrics["episode/length"] = total(jnp.where(done, timestep.episode_length, 0))
-        metrics["ended"] = Ended(
-            jnp.where(done, timestep.episode_length, 0),
-            jnp.where(done, timestep.episode_return, 0.0),
-        )
+        metrics = {
+            "faults": total(timestep.fault),
+            "episodes": total(done),
+            "episode/return": total(jnp.where(done, timestep.episode_return, 0.0)),
+            "episode/length": total(jnp.where(done, timestep.episode_length, 0)),
+            "ended": Ended(
+                jnp.where(done, timestep.episode_length, 0),
+                jnp.where(done, timestep.episode_return, 0.0),
+            ),
+        }
         for name, value in timestep.metrics.items():
             metrics[f"episode/{name}"] = total(jnp.where(done, value, 0.0))
-        return state, metrics
+        return strongly_typed(state), metrics
 
-    return store_and_learn
+    return store_step
 
 
 def make_step(
@@ -152,26 +149,43 @@ def make_step(
     seeds_axis: str | None = None,
     *,
     apart: bool = False,
-) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
-    """One fused train step of all environments: `state -> (state, metrics)`.
+) -> Callable[..., tuple[LoopState, Metrics]]:
+    """One fused train step of all environments: `(state, turn=None) -> (state, metrics)`.
+
+    Without a turn it makes all updates of the pretraining where they are due.
 
     Args:
         agent, environment, schedule: of a run.
         seeds_axis: along which seeds are batched (`mbx.training.seeds`).
-        apart: see `make_store_and_learn`.
+        apart: see `make_store_step`.
     """
     num_envs = environment.num_envs
     select_action = make_select_action(agent, schedule, num_envs, environment.spec)
-    store_and_learn = make_store_and_learn(agent, schedule, seeds_axis, apart=apart)
+    store_step = make_store_step(agent, apart=apart)
+    learn_if_due = make_learn_if_due(agent, schedule, seeds_axis)
 
-    def step(state: LoopState) -> tuple[LoopState, Metrics]:
-        act_key, env_key, learn_key = step_keys(state)
+    def act(state: LoopState, act_key: Array, env_key: Array) -> tuple[LoopState, Metrics]:
         action, actor, targets = select_action(state, act_key)
         env_state, timestep = environment.step(state.env, action, env_key)
-        state = state.replace(env=env_state)
-        return store_and_learn(state, action, actor, targets, timestep, learn_key)
+        return store_step(state.replace(env=env_state), action, actor, targets, timestep)
+
+    def step(state: LoopState, turn: Turn | None = None) -> tuple[LoopState, Metrics]:
+        if turn is None:
+            act_key, env_key, learn_key = step_keys(state)
+            state, metrics = act(state, act_key, env_key)
+        else:
+            act_key, env_key, learn_key = step_keys(_under_way(state, turn))
+            state, metrics = once_if(turn.acts, act, state, act_key, env_key)
+        state, learned = learn_if_due(state, learn_key, turn)
+        return state, metrics | learned
 
     return step
+
+
+def _under_way(state: LoopState, turn: Turn) -> LoopState:
+    """Where updates are left, the state that the step which they belong to began with: by its
+    steps alone."""
+    return state.replace(steps=state.steps - jnp.where(turn.acts, 0, state.is_first.shape[0]))
 
 
 def make_interval(
@@ -182,10 +196,14 @@ def make_interval(
     length: int,
     partition: Partition = ONE_DEVICE,
 ) -> Callable[[LoopState], tuple[LoopState, Metrics]]:
-    """`length` fused steps in one compiled, donated scan; metrics are summed over them."""
+    """`length` fused steps in one compiled, donated scan; metrics are summed over them.
+
+    Where the schedule divides the pretraining (`Turn`), calls that act are followed by some that
+    make what is left of it (`updates_left`).
+    """
     apart = partition.mesh is not None
     step = partition.keep(make_step(agent, environment, schedule, apart=apart))
-    interval = repeated(step, length)
+    interval = repeated(step, length, schedule if schedule.pretrain_share else None)
 
     def summed(state: LoopState) -> tuple[LoopState, Metrics]:
         state, metrics = interval(state)
@@ -215,28 +233,38 @@ def make_host_interval(
     """
     num_envs = environment.num_envs * partition.processes
     select_action = make_select_action(agent, schedule, num_envs, environment.spec)
-    store_and_learn = make_store_and_learn(agent, schedule)
+    store_step, learn_if_due = make_store_step(agent), make_learn_if_due(agent, schedule)
 
     @jax.jit
     def train_act(state: LoopState) -> tuple[Array, Any, Any]:
         return partition.divided(select_action(state, step_keys(state)[0]))
 
-    def train_learn(
-        state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep
-    ) -> tuple[LoopState, Metrics]:
-        return store_and_learn(state, action, actor, targets, timestep, step_keys(state)[2])
+    def train_store(state: LoopState, *step: Any) -> tuple[LoopState, Metrics]:
+        return store_step(state, *step)
 
+    def train_learn(state: LoopState, turn: Turn) -> tuple[LoopState, Metrics]:
+        began = state.replace(steps=state.steps - num_envs)
+        return learn_if_due(state, step_keys(began)[2], turn)
+
+    store_now = partition.compile(train_store, donate=True)
     learn_now = partition.compile(train_learn, donate=True)
 
     def interval(state: LoopState) -> tuple[LoopState, Metrics]:
-        total, ended = None, []
-        for _ in range(length):
-            action, actor, targets = train_act(state)
-            timestep = partition.joined(environment.step(partition.local(action)))
-            state, metrics = learn_now(state, action, actor, targets, timestep)
-            ended.append(metrics.pop("ended"))
-            total = metrics if total is None else jax.tree.map(jnp.add, total, metrics)
-        return state, total | {"ended": jax.tree.map(lambda *each: np.stack(each), *ended)}
+        total, ended = {}, []
+        acts = not np.any(jax.device_get(updates_left(state, schedule)))
+        for i in range(length) if acts else [length - 1]:
+            found = {}
+            if acts:
+                action, actor, targets = train_act(state)
+                timestep = partition.joined(environment.step(partition.local(action)))
+                state, found = store_now(state, action, actor, targets, timestep)
+                ended.append(found.pop("ended"))
+            state, learned = learn_now(state, Turn(np.bool_(acts), np.bool_(i == length - 1)))
+            found |= learned
+            total = jax.tree.map(jnp.add, total, found) if total else found
+        if ended:
+            total["ended"] = jax.tree.map(lambda *each: np.stack(each), *ended)
+        return state, total
 
     return interval
 

@@ -180,6 +180,18 @@ class RunLogger:
             with contextlib.suppress(OSError):  # nobody reads it any more
                 self._bar.show(kind, step, values)
 
+    def show_pretraining(self, values: Mapping[str, float], made: int, of: int) -> None:
+        """Show how far the pretraining is; it has no row until it is over.
+
+        Args:
+            values: of the latest updates.
+            made: updates so far.
+            of: that there are.
+        """
+        if self._bar is not None:
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                self._bar.pretraining(values, made, of)
+
     def _warn_not_finite(self, kind: str, step: int, clean: Mapping[str, Any]) -> None:
         bad = [name for name, value in clean.items() if value is None]
         if bad and not self._warned:
@@ -208,6 +220,9 @@ class NoLogger:
 
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Write no row."""
+
+    def show_pretraining(self, values: Mapping[str, float], made: int, of: int) -> None:
+        """Show nothing."""
 
     def log_episodes(
         self, step: int, returns: Sequence[float], lengths: Sequence[float], tasks: Sequence[str]

@@ -59,6 +59,15 @@ class Progress:
         left = self._left(step) if kind == "train" else ""
         print(f"{kind:5s} {place}  {self._label}{shown}{left}", flush=True)
 
+    def pretraining(self, values: Mapping[str, float], made: int, of: int) -> None:
+        """Show how far the updates are that are made at once, and the losses of the latest."""
+        place = f"{made:,} of {of:,} first updates"
+        shown = _numbers(_TRAIN, values)
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{self._label}{place}  {shown}")
+            return
+        print(f"      {place}  {self._label}{shown}", flush=True)
+
     def _left(self, step: int) -> str:
         """The time that is left at the speed since the first row."""
         now = time.monotonic()

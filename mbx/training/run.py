@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Mapping
@@ -54,7 +55,7 @@ from mbx.training.curves import plot_runs
 from mbx.training.environments import evaluation_environment, make_environment
 from mbx.training.faults import Faults
 from mbx.training.interrupt import Interrupt
-from mbx.training.job import Job, begin, fresh_state, host_snapshots, prepare
+from mbx.training.job import Job, begin, fresh_state, host_snapshots, prepare, whole_interval
 from mbx.training.job import matmul_precision as matmul_precision
 from mbx.training.metrics import NoLogger, RunLogger, atomic_write, read_rows
 from mbx.training.state import LoopState
@@ -306,11 +307,15 @@ def _drive(
     with interrupt:
         for i in range(intervals.first, intervals.number):
             began = time.time()
-            with notices.compiling("the train step", talk and i == intervals.first):
-                state, sums = job.interval(state)
-                sums = jax.device_get(sums)
+            final = i + 1 == intervals.number
+            compiled = notices.compiling("the train step", talk and i == intervals.first)
+            go_on = functools.partial(_pretraining, job, seed_runs, interrupt, final)
+            state, sums = whole_interval(job, state, go_on, compiled)
             interrupt.unsaved = True
-            steps = intervals.at(i + 1)
+            steps = int(np.max(state.steps)) * repeat
+            if steps < intervals.at(i + 1):  # stopped in what a resumed run had left to make
+                checkpointer.save(steps, state, {"interval": i, "host": host_snapshots(job)})
+                break
             for index, one in enumerate(seed_runs):
                 metrics = loop.summarise(job.share(sums, index))
                 metrics["steps_per_second"] = intervals.steps / (time.time() - began)
@@ -323,7 +328,6 @@ def _drive(
                 if job.agent.check is not None:
                     job.agent.check(metrics)
                 faults[index].see(metrics, steps)
-            final = i + 1 == intervals.number
             if final or (i + 1) % intervals.eval_every == 0:
                 if compiling is not None:
                     compiling.result()
@@ -345,6 +349,23 @@ def _drive(
             if learned and compiling is None and not evaluations and ahead.possible(job):
                 compiling = ahead.start(job, state, settings.matmul_precision, talk=talk)
     return state, evaluations
+
+
+def _pretraining(
+    job: Job,
+    seed_runs: list[SeedRun],
+    interrupt: Interrupt,
+    final: bool,
+    found: dict[str, Any],
+    left: int,
+) -> bool:
+    """Show how far the pretraining is; whether it goes on. After a run's last steps it does: a
+    resumed run would have no interval left to make the rest in."""
+    interrupt.unsaved = True
+    of = job.schedule.pretrain_updates
+    for index, one in enumerate(seed_runs):
+        one.logger.show_pretraining(loop.summarise(job.share(found, index)), of - left, of)
+    return final or not job.partition.agreed(interrupt.requested)
 
 
 def log_ended(logger: RunLogger | NoLogger, job: Job, sums: Mapping[str, Any], steps: int) -> None:

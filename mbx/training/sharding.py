@@ -130,13 +130,13 @@ class Partition:
             return jax.device_put(state, state.key.sharding)
         return jax.device_put(state, self.of_state(state))
 
-    def keep(self, step: Callable[[LoopState], tuple[LoopState, Any]]) -> Callable:
+    def keep(self, step: Callable[..., tuple[LoopState, Any]]) -> Callable:
         """`step` whose state stays where it belongs."""
         if self.mesh is None:
             return step
 
-        def kept(state: LoopState) -> tuple[LoopState, Any]:
-            state, metrics = step(state)
+        def kept(state: LoopState, *args: Any) -> tuple[LoopState, Any]:
+            state, metrics = step(state, *args)
             return jax.lax.with_sharding_constraint(state, self.of_state(state)), metrics
 
         return kept

@@ -37,6 +37,8 @@ class Schedule:
             interval / utd_ratio agent steps.
         reanalyze_min_step: agent steps before the first pass.
         seed_hold: steps of every environment that a random action is held.
+        pretrain_share: of the pretraining's updates, how many one call of an interval's program
+            makes at most (`Turn`); 0: all of them.
     """
 
     seed_steps: int
@@ -45,6 +47,7 @@ class Schedule:
     reanalyze_interval: int
     reanalyze_min_step: int
     seed_hold: int = 1
+    pretrain_share: int = 0
 
     @property
     def ratio(self) -> Fraction:
@@ -80,6 +83,18 @@ def make_schedule(settings: RunSettings, spec: EnvSpec) -> Schedule:
     )
 
 
+def in_shares(schedule: Schedule) -> Schedule:
+    """The same with its pretraining in ten calls of an interval's program, of ten updates or more.
+
+    Minutes of a large model's pretraining can be watched and interrupted then. What is left is
+    counted in the state's debt, 32 bits: where it does not fit there it is made at once.
+    """
+    updates = schedule.pretrain_updates
+    share = max(10, -(-updates // 10))
+    fits = updates * schedule.ratio.denominator < 2**31
+    return dataclasses.replace(schedule, pretrain_share=share if share < updates and fits else 0)
+
+
 @flax.struct.dataclass
 class LoopState(Record):
     """All of a run: what a checkpoint holds.
@@ -96,7 +111,8 @@ class LoopState(Record):
         replay: the rows before it.
         key: the run's base key; a step's keys are folded from it and `steps`.
         steps: agent steps so far.
-        update_debt: updates that are due, in units of 1/denominator of the update-to-data ratio.
+        update_debt: updates that are due, in units of 1/denominator of the update-to-data ratio;
+            between two calls less than one, but for what is left of the pretraining.
         updates: learner updates made.
     """
 
@@ -111,6 +127,22 @@ class LoopState(Record):
     steps: Array
     update_debt: Array
     updates: Array
+
+
+class Turn(NamedTuple):
+    """What a step does where the pretraining is divided among calls of an interval's program.
+
+    It begins with the last step of an interval, which makes one share of its updates, and so do
+    the last steps of the calls that follow, which do nothing else until none is left. Where the
+    seed phase ends before an interval does, all are made at once.
+
+    Attributes:
+        acts: whether the step acts and learns; False: updates are left from an earlier call.
+        last: whether it is the last of its call.
+    """
+
+    acts: Array
+    last: Array
 
 
 class Ended(NamedTuple):
@@ -181,3 +213,8 @@ def step_keys(state: LoopState) -> tuple[Array, Array, Array]:
         jax.random.key_data(keys[1]), impl=jax.random.key_impl(state.key)
     )
     return keys[0], plain, keys[2]
+
+
+def updates_left(state: LoopState, schedule: Schedule) -> Array:
+    """Updates of the pretraining that are left for the calls to come, `[]` or `[S]`."""
+    return state.update_debt // schedule.ratio.denominator

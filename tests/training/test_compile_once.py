@@ -135,7 +135,7 @@ def test_two_seeds(tmp_path):
 @pytest.mark.slow
 def test_an_environment_of_the_host(tmp_path):
     config = short("gym:Pendulum-v1")
-    programs = ("initial_state", "train_act", "train_learn", "evaluation")
+    programs = ("initial_state", "train_act", "train_store", "train_learn", "evaluation")
     assert_once(config, str(tmp_path / "run"), *programs)
     assert_once(resumed(config), str(tmp_path / "run"), *programs)
 

@@ -17,7 +17,7 @@ from mbx.envs.base import HostEnvironment, Timestep
 from mbx.training import build, evaluation, job, loop, run
 from mbx.training.learning import make_learn_if_due
 from mbx.training.state import LoopState, Schedule, init_state, make_schedule, step_keys
-from tests.helpers import tiny_config
+from tests.helpers import equations, tiny_config
 
 CAPACITY = 60
 
@@ -76,7 +76,8 @@ def test_update_to_data_ratio_holds_for_any_number_of_environments(utd, num_envs
 
     agent = Agent(None, None, None, update, None)
     learn = make_learn_if_due(agent, Schedule(num_envs, 5, utd, 0, 0))
-    nothing = dict.fromkeys(("actor", "env", "obs", "reward", "is_first", "replay"), jnp.zeros(1))
+    names = ("actor", "env", "obs", "reward", "is_first", "replay")
+    nothing = dict.fromkeys(names, jnp.zeros(num_envs))
     zero = jnp.int32(0)
     state = LoopState(
         train=Steps(zero),
@@ -88,8 +89,7 @@ def test_update_to_data_ratio_holds_for_any_number_of_environments(utd, num_envs
     )
 
     def one(state, _):
-        before = state.steps
-        state, metrics = learn(state.replace(steps=before + num_envs), before, state.key)
+        state, metrics = learn(state.replace(steps=state.steps + num_envs), state.key)
         return state, (state.updates, metrics["updates"])
 
     end, (total, made) = jax.jit(lambda s: jax.lax.scan(one, s, None, length=200))(state)
@@ -173,19 +173,18 @@ def test_matmul_precision_reaches_the_programs(parts, trained):
     _, _, agent, _, _ = parts
     state, obs = trained[0], jnp.zeros((2, 2))
 
-    def text(precision):
-        with run.matmul_precision(precision):
-            first = jnp.zeros(2, bool)
-            return str(
-                jax.make_jaxpr(lambda t, a: agent.act(t, a, obs, first, state.key, True))(
-                    state.train, state.actor
-                )
-            )
-
     def products(precision):
         """All of them, and those that are exact."""
-        program = text(precision)
-        return program.count("dot_general["), program.count("(Precision.HIGHEST, ")
+        with run.matmul_precision(precision):
+            first = jnp.zeros(2, bool)
+            program = jax.make_jaxpr(lambda t, a: agent.act(t, a, obs, first, state.key, True))
+            found = [
+                equation.params["precision"]
+                for equation in equations(program(state.train, state.actor).jaxpr)
+                if equation.primitive.name == "dot_general"
+            ]
+        exact = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
+        return len(found), found.count(exact)
 
     # Sums that are written as products (`mbx.rows`) are exact whatever is asked for.
     number, exact = products("default")

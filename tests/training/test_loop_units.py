@@ -19,7 +19,7 @@ import pytest
 from mbx import exchange, replay
 from mbx.agents.base import Agent, Mean, Store
 from mbx.envs.base import HostEnvironment, JaxEnvironment, Timestep, random_actions
-from mbx.training import learning, loop, sharding, state
+from mbx.training import job, learning, loop, seeds, sharding, state
 from mbx.training.state import Schedule
 from mbx.types import EnvSpec
 
@@ -144,7 +144,7 @@ def begun(agent, *args, host_obs=None, **options):
     return beginning(agent, *args, **options)(jax.random.key(3), host_obs)
 
 
-def run_in_python(steps):
+def run_in_python(steps, pretrain=PRETRAIN, min_step=MIN_STEP):
     """What `steps` of the loop must come to: rows by environment, train state, passes, metrics."""
     _, env_key, base = jax.random.split(jax.random.key(3), 3)
     init_key = jax.random.split(jax.random.key(3), 3)[0]
@@ -200,7 +200,7 @@ def run_in_python(steps):
         after, old = agent_steps + E, params
         due = 0
         if agent_steps < SEED_STEPS <= after:
-            due = PRETRAIN
+            due = pretrain
         elif after > SEED_STEPS:
             debt += E * Fraction(3, 4)
             due = int(debt)
@@ -214,7 +214,7 @@ def run_in_python(steps):
         if agent_steps < SEED_STEPS <= after:
             count = -(-sum(map(len, rows)) // BATCH)
             chunks = list(range(count))
-        elif after >= MIN_STEP:
+        elif after >= min_step:
             count = params // EVERY - old // EVERY
             chunks = [-1] * count
         for j, chunk in enumerate(chunks):
@@ -422,7 +422,8 @@ def test_divided_parameters_are_gathered_once_for_an_action_and_for_passes():
     with jax.sharding.use_abstract_mesh(mesh), exchange.gathering(4):
         jaxpr = jax.make_jaxpr(select)(start, start.key).jaxpr
         due = learning.make_reanalyze(FULL, SCHEDULE, None)
-        passes = jax.make_jaxpr(due)(begun(FULL), start.key, jnp.int32(0), jnp.bool_(True)).jaxpr
+        begins = jnp.int32(0), jnp.bool_(True), jnp.bool_(True)
+        passes = jax.make_jaxpr(due)(begun(FULL), start.key, *begins).jaxpr
     for program in (jaxpr, passes):
         gathered = [x for x in program.eqns if x.primitive.name == "sharding_constraint"]
         assert len(gathered) == len(jax.tree.leaves(start.train)) > 0
@@ -460,7 +461,7 @@ def test_an_update_that_writes_has_its_replay_kept():
     inputs = (start.train, start.replay, start.key)
     assert not learning.traced(agent.update, *inputs)[2](1)
     assert learning.traced(PLAIN.update, *inputs)[2](1)
-    end, sums = jax.jit(learning.make_learn(agent))(start, start.key, 3)
+    end, sums = jax.jit(learning.make_learn(agent))(start, start.key, 3, 0)
     np.testing.assert_array_equal(end.replay.size, [3, 3])
     assert float(sums["rows"]) == 0 + E + 2 * E
     assert int(end.updates) == 3
@@ -474,11 +475,159 @@ def test_seeds_side_by_side_make_the_passes_of_the_fullest():
 
     def one(size):
         buffer = start.replay.replace(size=size)
-        begin = jnp.bool_(True)
-        return reanalyze_due(start.replace(replay=buffer), start.key, jnp.int32(0), begin)[1]
+        begins = jnp.int32(0), jnp.bool_(True), jnp.bool_(True)
+        return reanalyze_due(start.replace(replay=buffer), start.key, *begins)[1]
 
     passes = jax.jit(jax.vmap(one, axis_name="seeds"))(sizes)["passes"]
     np.testing.assert_array_equal(passes, [3, 3])  # 11 rows, 4 a pass
+
+
+# -------------------------------------------------------------------------------------------------
+# Pretraining in shares
+
+SHARED = dataclasses.replace(SCHEDULE, pretrain_updates=25, pretrain_share=10, reanalyze_min_step=0)
+in_python = functools.partial(run_in_python, pretrain=25, min_step=0)
+EACH = 3  # steps of an interval: the seed phase ends with the first one's last
+LEFT = (15, 5, 0, 0, 0)  # updates of the pretraining after each of five calls
+WHEN = (3, 3, 3, 6, 9)  # vector steps then
+
+
+def added(one, other):
+    return one | {n: jax.tree.map(np.add, one[n], x) if n in one else x for n, x in other.items()}
+
+
+def called(interval, start, pick=lambda tree: tree):
+    """The state after five calls, and the metrics of each."""
+    end, found = start, []
+    for left, steps in zip(LEFT, WHEN, strict=True):
+        end, sums = interval(end)
+        found.append(jax.device_get(pick(sums)))
+        assert int(state.updates_left(pick(end), SHARED)) == left
+        assert int(pick(end).steps) == E * steps
+    return pick(end), found
+
+
+def assert_is_the_run(end, found):
+    """It is what plain Python makes with all updates at once."""
+    wanted = in_python(WHEN[-1])
+    assert int(end.updates) == wanted.params == end.train.params
+    np.testing.assert_allclose(end.train.drawn, wanted.drawn, rtol=1e-5)
+    assert int(end.update_debt) == wanted.debt * 4
+    np.testing.assert_allclose(end.obs, wanted.obs, rtol=1e-5)
+    for e in range(E):
+        assert end.replay.size[e] == len(wanted.rows[e])
+    assert [int(sums["updates"]) for sums in found[:3]] == [10, 10, 5]
+    # Targets are all made again when the last of the updates is made, and not before.
+    swept = sum(chunk >= 0 for chunk, _ in wanted.passes)
+    assert [int(sums["passes"]) for sums in found[:3]] == [0, 0, swept] and swept > 1
+    total = functools.reduce(added, found)
+    for name in ("updates", "passes", "faults", "episodes"):
+        assert float(total[name]) == wanted.sums[name]
+    assert float(total["update/loss"]) == wanted.sums["loss"]
+    assert float(total["episode/length"]) == wanted.sums["length"]
+    np.testing.assert_allclose(total["pass/drawn"], sum(x for _, x in wanted.passes), rtol=1e-5)
+    np.testing.assert_allclose(total["pass/chunk"], sum(c for c, _ in wanted.passes))
+
+
+def test_a_pretraining_in_shares_is_the_same_run():
+    interval = loop.make_interval(FULL, ENVIRONMENT, SHARED, length=EACH)
+    end, found = called(interval, begun(FULL))
+    assert_is_the_run(end, found)
+    assert found[0]["ended"].length.any() and not found[1]["ended"].length.any()
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_seeds_share_their_pretraining_alike(batched):
+    interval = seeds.make_seeds_interval(FULL, ENVIRONMENT, SHARED, length=EACH, batched=batched)
+    both = jax.tree.map(lambda x: jnp.stack([x, x]), begun(FULL))
+    assert_is_the_run(*called(interval, both, lambda tree: seeds.pick(tree, 1)))
+
+
+def test_shares_around_a_host_environment():
+    now = begun(FULL)
+    keys_at = jax.jit(lambda i: state.step_keys(now.replace(steps=i))[1])
+    host = OnHost([keys_at(jnp.int32(E * i)) for i in range(WHEN[-1])])  # one a step, no more
+    interval = loop.make_host_interval(FULL, host, SHARED, length=EACH)
+    end, found = called(interval, begun(FULL, host, host_obs=np.asarray(now.obs)))
+    assert_is_the_run(end, found)
+
+
+def test_within_an_interval_the_pretraining_is_made_at_once():
+    """Steps that follow it in the same call act with a model that has learned."""
+    end, sums = loop.make_interval(FULL, ENVIRONMENT, SHARED, length=EACH + 1)(begun(FULL))
+    wanted = in_python(EACH + 1)
+    assert int(end.updates) == int(sums["updates"]) == wanted.params
+    assert not int(state.updates_left(end, SHARED)) and int(end.steps) == E * (EACH + 1)
+    np.testing.assert_allclose(end.train.drawn, wanted.drawn, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("updates", "ratio", "share"),
+    [
+        (500, 2.0, 50),
+        (501, 2.0, 51),
+        (25, 2.0, 10),
+        (11, 2.0, 10),
+        (10, 2.0, 0),  # one share is all
+        (0, 2.0, 0),
+        (2_500, 1.2e-6, 2_500 // 10),
+        (2_600, 1.2e-6, 0),  # times 833,333 it is no 32-bit number
+    ],
+)
+def test_ten_shares_of_ten_updates_or_more(updates, ratio, share):
+    assert state.in_shares(Schedule(0, updates, ratio, 0, 0)).pretrain_share == share
+
+
+def shares_of(answers):
+    """A run's parts whose first interval ends with a pretraining, and what is asked of go_on."""
+    asked = []
+
+    def go_on(found, left):
+        asked.append((int(found["updates"]), left))
+        return answers[len(asked) - 1]
+
+    parts = types.SimpleNamespace(
+        interval=loop.make_interval(FULL, ENVIRONMENT, SHARED, length=EACH),
+        intervals=types.SimpleNamespace(length=EACH),
+        schedule=SHARED,
+    )
+    return parts, go_on, asked
+
+
+def test_a_whole_interval_is_the_sum_of_its_calls():
+    parts, go_on, asked = shares_of([True, True])
+    end, sums = job.whole_interval(parts, begun(FULL), go_on)
+    assert asked == [(10, 15), (10, 5)]  # not after the last
+    wanted = in_python(EACH)
+    assert int(end.updates) == int(sums["updates"]) == 25 and int(end.steps) == E * EACH
+    assert float(sums["update/loss"]) == wanted.sums["loss"]
+    assert float(sums["episodes"]) == wanted.sums["episodes"] > 0
+    assert sums["ended"].length.shape == (EACH, E)
+
+
+def test_a_whole_interval_around_a_host_environment_keeps_what_acting_told():
+    """Calls that only learn say nothing of episodes."""
+    now, (parts, go_on, _) = begun(FULL), shares_of([True, True])
+    keys_at = jax.jit(lambda i: state.step_keys(now.replace(steps=i))[1])
+    host = OnHost([keys_at(jnp.int32(E * i)) for i in range(EACH)])
+    parts.interval = loop.make_host_interval(FULL, host, SHARED, length=EACH)
+    start = begun(FULL, host, host_obs=np.asarray(now.obs))
+    _, sums = job.whole_interval(parts, start, go_on)
+    wanted = in_python(EACH)
+    assert float(sums["episodes"]) == wanted.sums["episodes"] > 0
+    assert float(sums["update/loss"]) == wanted.sums["loss"]
+    assert sums["ended"].length.shape == (EACH, E)
+
+
+def test_a_pretraining_that_is_stopped_goes_on_where_it_was():
+    parts, go_on, asked = shares_of([False, False, True])
+    once, sums = job.whole_interval(parts, begun(FULL), go_on)
+    assert int(sums["updates"]) == 10 and int(once.steps) == E * EACH
+    again, sums = job.whole_interval(parts, once, go_on)
+    assert int(sums["updates"]) == 10 and int(again.steps) == E * EACH  # it has not acted
+    end, sums = job.whole_interval(parts, again, go_on)
+    assert asked == [(10, 15), (10, 5)] and int(end.steps) == 2 * E * EACH
+    assert int(end.updates) == in_python(2 * EACH).params
 
 
 # -------------------------------------------------------------------------------------------------

@@ -212,12 +212,15 @@ def test_lines_instead_of_a_bar_off_a_terminal(filled, capsys, monkeypatch):
     logger.log("setup", 0, {"parameters": 1234567.0, "replay/bytes_rows": 23.5})
     logger.log("train", 40, {"episode/return": 12.0, "loss/value": 0.25, "steps_per_second": 99.0})
     logger.log("eval", 40, {"return_mean": 34.0, "return_std": 2.0, "length_mean": 200.0})
+    logger.show_pretraining({"loss/value": 1.5}, 50, 2500)
     logger.log("train", 140, {"loss/value": 0.5})  # no episode has ended: nothing of the old one
     logger.close()
+    assert [row["step"] for row in read_rows(filled / "metrics.jsonl")][-3:] == [40, 40, 140]
     assert capsys.readouterr().out.splitlines() == [
         "setup  parameters 1,234,567  replay/bytes_rows 23.5",
         "train step 40 of 4,000  seed 1  return 12  value 0.25  steps/s 99",
         "eval  step 40 of 4,000  seed 1  return 34  ± 2  length 200",
+        "      50 of 2,500 first updates  seed 1  value 1.5",  # of which no row is kept
         "train step 140 of 4,000  seed 1  value 0.5  19 min left",  # 30 s for 100 of 3,860
     ]
 
@@ -239,6 +242,9 @@ def test_the_bar_shows_the_newest_row_and_the_last_evaluation_with_its_step(monk
     progress.show("train", 20, {"episode/return": 12.0})
     progress.show("train", 40, {"loss/value": 0.25})
     last = shown.getvalue().rsplit("\r", 1)[1]
+    progress.pretraining({"loss/value": 1.5}, 50, 2500)
+    assert "40/100" in shown.getvalue().rsplit("\r", 1)[1]
+    assert "50 of 2,500 first updates  value 1.5" in shown.getvalue().rsplit("\r", 1)[1]
     progress.close()
     assert "40/100" in last and "value 0.25  eval at 20: return 5" in last
     assert "return 12" in shown.getvalue() and "return 12" not in last  # whose speed may have a 12

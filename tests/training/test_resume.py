@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 
 import pytest
 
 from experiments import usage
 from mbx.training import resume, run, trust
 from mbx.training.checkpoint import Checkpointer
-from mbx.training.metrics import read_rows
+from mbx.training.interrupt import Interrupt
+from mbx.training.metrics import RunLogger, read_rows
 from tests.faults.small import small_config
 
 
@@ -82,6 +84,64 @@ def test_a_run_shorter_than_one_interval_of_its_resume_is_gone_on_with(
     rows = read_rows(os.path.join(workdir, "metrics.jsonl"))
     assert [row["step"] for row in rows if row["kind"] != "eval"] == [0, 20, 40, 100]
     assert os.path.exists(os.path.join(workdir, "config-until-40.json"))
+
+
+class StopsAt(Interrupt):
+    """Asked to end when the run shows its n-th share of the pretraining."""
+
+    def __init__(self, monkeypatch, n):
+        super().__init__()
+        self.left = n
+        show = RunLogger.show_pretraining
+
+        def seen(logger, values, made, of):
+            show(logger, values, made, of)
+            self.left -= 1
+            if self.left == 0:
+                assert self.unsaved
+                self.number = signal.SIGINT
+
+        monkeypatch.setattr(RunLogger, "show_pretraining", seen)
+
+
+def test_a_pretraining_is_stopped_and_goes_on_bit_for_bit(tmp_path, monkeypatch, capsys):
+    """Its first updates are five shares after the first interval; ended after two and one more."""
+    whole, workdir = str(tmp_path / "whole"), str(tmp_path / "run")
+    config = small_config(train=dict(steps=60, seed_steps=20, pretrain_updates=45))
+    run.train(config, whole)
+    shown = [line.split(" first")[0].strip() for line in capsys.readouterr().out.split("\n")]
+    assert [line for line in shown if line.endswith("of 45")] == [
+        f"{made} of 45" for made in (10, 20, 30, 40)
+    ]
+    for stops, at in (
+        (2, "stopped at 20 of 60"),
+        (1, "stopped at 20 of 60"),
+        (9, "60 environment"),
+    ):
+        with monkeypatch.context() as patched:
+            resumed = {**config, "resume": os.path.exists(workdir)}
+            result = run.train(resumed, workdir, interrupt=StopsAt(patched, stops))
+        assert str(result).startswith(at)
+    one, other = (
+        [
+            {k: v for k, v in row.items() if k not in ("time", "seconds", "steps_per_second")}
+            for row in read_rows(os.path.join(path, "metrics.jsonl"))
+        ]
+        for path in (whole, workdir)
+    )
+    assert [row["step"] for row in one] == [row["step"] for row in other] == [0, 20, 40, 40, 60, 60]
+    assert one[3:] == other[3:]  # evaluations and later rows; the first two hold other updates
+    assert (one[1]["updates"], one[2]["updates"]) == (45, 10)
+    assert (other[1]["updates"], other[2]["updates"]) == (20, 15 + 10)  # ten between have no row
+
+
+def test_a_run_that_ends_with_its_pretraining_makes_all_of_it(tmp_path, monkeypatch):
+    """None would go on with the rest: no interval is left."""
+    config = small_config(train=dict(steps=20, seed_steps=20, pretrain_updates=45))
+    result = run.train(config, str(tmp_path), interrupt=StopsAt(monkeypatch, 1))
+    assert result.signal is None
+    rows = read_rows(os.path.join(str(tmp_path), "metrics.jsonl"))
+    assert [row["updates"] for row in rows if row["kind"] == "train"] == [45]
 
 
 def test_command_lines_that_name_their_configuration_stay():
