@@ -16,6 +16,7 @@ from jax import Array
 _FOLDED = 13
 
 
+@jax.jit
 def sums(x: Array, weights: Array) -> Array:
     """Weighted sums over the last axis: `[..., F]`, `[F, n]` -> `[..., n]`.
 
@@ -39,6 +40,7 @@ def _expand(x: Array, ndim: int) -> Array:
     return x.reshape((1,) * (ndim - 1) + x.shape)
 
 
+@jax.jit
 def total(x: Array) -> Array:
     """Sum over the last axis, which stays: `[..., F]` -> `[..., 1]`.
 
@@ -56,6 +58,7 @@ def total(x: Array) -> Array:
     return jax.lax.platform_dependent(x, cpu=product, default=plain)
 
 
+@jax.jit
 def down(x: Array) -> Array:
     """Sum over all axes but the last: `[..., F]` -> `[F]`.
 
@@ -91,6 +94,7 @@ def mean(x: Array) -> Array:
     return total(x) * (1.0 / x.shape[-1])
 
 
+@jax.jit
 def largest(x: Array) -> Array:
     """Maximum over the last axis, which stays: `[..., F]` -> `[..., 1]`; NaN where there is one.
 
