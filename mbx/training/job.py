@@ -108,6 +108,7 @@ class Job(NamedTuple):
             pretraining in several (`whole_interval`).
         evaluate: (train states, keys) -> an evaluation a seed.
         schedule: what happens when.
+        initial_state: makes its first state, of `make_state`.
         partition: the devices that hold its arrays.
     """
 
@@ -118,6 +119,7 @@ class Job(NamedTuple):
     interval: Callable[[LoopState], tuple[LoopState, dict[str, Any]]]
     evaluate: Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]]
     schedule: Schedule
+    initial_state: Callable[..., LoopState]
     partition: Partition = ONE_DEVICE
 
     def share(self, tree: Any, index: int) -> Any:
@@ -205,8 +207,8 @@ def prepare(config: Config, devices: Sequence[jax.Device] | None = None) -> Job:
     share = partition.processes if partition.processes > 1 and on_host(settings) else 1
     seed, episodes = partition.own_seed(settings.seed), -(-settings.eval.episodes // share)
     own = num_envs // share
-    first = own * jax.process_index() if share > 1 else 0
-    environment = make_environment(settings, own, seed=seed, first=first)
+    offset = own * jax.process_index() if share > 1 else 0
+    environment = make_environment(settings, own, seed=seed, first=offset)
     fused = isinstance(environment, JaxEnvironment)
     if num_seeds > 1 and not fused:
         raise ValueError(
@@ -217,6 +219,7 @@ def prepare(config: Config, devices: Sequence[jax.Device] | None = None) -> Job:
     transfer.check(settings, agent)
     schedule = in_shares(make_schedule(settings, environment.spec))
     intervals = make_intervals(settings, environment.spec.action_repeat)
+    first = initial_state(agent, environment, settings, partition)
     eval_env = evaluation_environment(settings, episodes, seed=seed + 1)
     if num_seeds > 1:
         mesh = seeds.device_mesh(num_seeds)
@@ -225,7 +228,7 @@ def prepare(config: Config, devices: Sequence[jax.Device] | None = None) -> Job:
         )
         numbers = tuple(range(settings.seed, settings.seed + num_seeds))
         evaluate = make_evaluation(settings, agent, eval_env, mesh=mesh)
-        return Job(environment, agent, intervals, numbers, interval, evaluate, schedule)
+        return Job(environment, agent, intervals, numbers, interval, evaluate, schedule, first)
     if settings.train.dataset:
         at_once = dataclasses.replace(schedule, seed_steps=num_envs, reanalyze_min_step=0)
         interval = learning.make_offline_interval(
@@ -240,8 +243,8 @@ def prepare(config: Config, devices: Sequence[jax.Device] | None = None) -> Job:
             agent, environment, schedule, length=intervals.length, partition=partition
         )
     evaluate = make_evaluation(settings, agent, eval_env, partition)
-    own = (settings.seed,)
-    return Job(environment, agent, intervals, own, interval, evaluate, schedule, partition)
+    alone = (settings.seed,)
+    return Job(environment, agent, intervals, alone, interval, evaluate, schedule, first, partition)
 
 
 def make_evaluation(
@@ -297,9 +300,23 @@ def fresh_state(
     """The state of a run before its first step, from its key; of several seeds from keys `[S]`."""
     settings = build.read(config)
     make = initial_state(agent, environment, settings, partition)
+    return make_state(make, environment, settings.seed, key, partition)
+
+
+def make_state(
+    make: Callable[..., LoopState],
+    environment: JaxEnvironment | HostEnvironment,
+    seed: int,
+    key: jax.Array,
+    partition: Partition = ONE_DEVICE,
+) -> LoopState:
+    """What `initial_state` made, compiled, of a key or of keys `[S]`.
+
+    The same function twice, for shapes and then for arrays, is traced once.
+    """
     if isinstance(environment, JaxEnvironment):
         return partition.build(jax.vmap(make) if jnp.ndim(key) else make, key)
-    obs = environment.reset(partition.own_seed(settings.seed))
+    obs = environment.reset(partition.own_seed(seed))
     return partition.build(make, key, partition.joined(obs))
 
 
@@ -309,7 +326,7 @@ def initial_state(
     config: Config,
     partition: Partition = ONE_DEVICE,
 ) -> Callable[..., LoopState]:
-    """`initial_state(key) -> state`, pure: what `fresh_state` compiles. A host environment's first
+    """`initial_state(key) -> state`, pure: what `make_state` compiles. A host environment's first
     observations are its second argument."""
     settings = build.read(config)
     sizes = dict(capacity=replay_rows(settings), shards=num_shards(settings, partition))
@@ -331,7 +348,7 @@ def begin(config: Config, job: Job, checkpointer: Checkpointer) -> tuple[LoopSta
     settings, environment, agent = build.read(config), job.environment, job.agent
     keys = [jax.random.key(seed) for seed in job.seeds]
     key = jnp.stack(keys) if len(keys) > 1 else keys[0]
-    state = fresh_state(agent, environment, settings, key, job.partition)
+    state = make_state(job.initial_state, environment, settings.seed, key, job.partition)
     if settings.resume and checkpointer.latest_step() is not None:
         state, meta = checkpointer.restore(state)
         made = int(np.max(state.steps)) * environment.spec.action_repeat

@@ -55,7 +55,15 @@ from mbx.training.curves import plot_runs
 from mbx.training.environments import evaluation_environment, make_environment
 from mbx.training.faults import Faults
 from mbx.training.interrupt import Interrupt
-from mbx.training.job import Job, begin, fresh_state, host_snapshots, prepare, whole_interval
+from mbx.training.job import (
+    Job,
+    begin,
+    fresh_state,
+    host_snapshots,
+    make_state,
+    prepare,
+    whole_interval,
+)
 from mbx.training.job import matmul_precision as matmul_precision
 from mbx.training.metrics import NoLogger, RunLogger, atomic_write, read_rows
 from mbx.training.state import LoopState
@@ -225,9 +233,8 @@ def abstract_state(settings: RunSettings, job: Job) -> LoopState:
     """Shapes of a run's state; nothing is made."""
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), len(job.seeds)))
     key = keys if len(job.seeds) > 1 else jax.eval_shape(lambda keys: keys[0], keys)
-    return jax.eval_shape(
-        lambda key: fresh_state(job.agent, job.environment, settings, key, job.partition), key
-    )
+    parts = job.initial_state, job.environment, settings.seed
+    return jax.eval_shape(lambda key: make_state(*parts, key, job.partition), key)
 
 
 def set_aside_lost_rows(job: Job, workdir: str, log_dirs: list[str]) -> None:

@@ -687,6 +687,23 @@ def test_a_run_begins_at_zero_with_keys_of_their_own():
     assert begun(PLAIN).replay.targets is None
 
 
+def test_a_first_state_is_traced_once_for_its_shapes_and_itself():
+    traces = []
+
+    def initial_state(key):
+        traces.append(1)
+        return state.init_state(PLAIN, ENVIRONMENT, key=key, capacity=CAPACITY)
+
+    def make(key):
+        return job.make_state(initial_state, ENVIRONMENT, 0, key)
+
+    shapes = jax.eval_shape(make, jax.random.key(3))
+    made = make(jax.random.key(3))
+    assert len(traces) == 1
+    assert jax.tree.map(lambda x: x.shape, made) == jax.tree.map(lambda x: x.shape, shapes)
+    np.testing.assert_array_equal(made.obs, begun(PLAIN).obs)
+
+
 def test_the_keys_of_a_step_are_those_of_its_number():
     start = begun(PLAIN).replace(steps=jnp.int32(5))
     ours = jax.jit(state.step_keys)(start)
