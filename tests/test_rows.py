@@ -58,6 +58,20 @@ def test_sums_of_heads_need_no_transposed_rows() -> None:
     assert not [line for line in moved if "64" in line.split("=")[1].split("]")[0]], moved
 
 
+def test_what_is_traced_once_is_traced_again_for_a_mesh() -> None:
+    """Where rows are divided among devices `down` leaves their axes apart."""
+
+    def program() -> str:
+        return str(jax.make_jaxpr(lambda x: rows.down(x))(jnp.ones((2, 3, 4))))
+
+    mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    before = program()
+    with jax.sharding.use_abstract_mesh(mesh):
+        divided = program()
+    assert "(([0], [0])" in before and "(([0], [0])" not in divided
+    assert "(([0, 1], [0, 1])" in divided and program() == before
+
+
 @pytest.mark.parametrize("name", ["total", "mean", "largest", "down"])
 def test_other_platforms_take_the_plain_reductions(name: str) -> None:
     """What is lowered for an accelerator has the reduction itself, and no product."""

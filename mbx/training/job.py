@@ -143,19 +143,17 @@ def whole_interval(
         first: a context for the first call.
     """
     goal = int(np.max(state.steps)) + job.intervals.length * state.is_first.shape[-1]
-    with first:
-        state, found = job.interval(state)
-        found = jax.device_get(found)
-    sums = found
+    sums: dict[str, Any] = {}
     while True:
-        left = int(np.max(updates_left(state, job.schedule)))
+        with first:
+            state, found = job.interval(state)
+            found = jax.device_get(found)
+        first = contextlib.nullcontext()
+        sums |= {n: jax.tree.map(np.add, sums[n], x) if n in sums else x for n, x in found.items()}
+        left = int(np.max(updates_left(np.asarray(state.update_debt), job.schedule)))
         acted = int(np.max(state.steps)) == goal
         if (acted and not left) or (left and not go_on(found, left)):
             return state, sums
-        state, found = job.interval(state)
-        found = jax.device_get(found)
-        more = {n: jax.tree.map(np.add, sums[n], x) if n in sums else x for n, x in found.items()}
-        sums = sums | more
 
 
 def matmul_precision(precision: str) -> contextlib.AbstractContextManager:

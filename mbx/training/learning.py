@@ -147,7 +147,7 @@ def make_learn_if_due(agent: Agent, schedule: Schedule, seeds_axis: str | None =
     def due_now(state: LoopState, turn: Turn | None) -> tuple[Array, Array, Array, Array]:
         """Updates of the step and what it owes after them; whether they are of the pretraining, and
         how many of that were made before."""
-        num_envs, left = state.is_first.shape[0], updates_left(state, schedule)
+        num_envs, left = state.is_first.shape[0], updates_left(state.update_debt, schedule)
         made = num_envs if turn is None else jnp.where(turn.acts, num_envs, 0)
         started = state.steps >= schedule.seed_steps
         starting = started & (state.steps - made < schedule.seed_steps)
@@ -175,7 +175,7 @@ def make_learn_if_due(agent: Agent, schedule: Schedule, seeds_axis: str | None =
         metrics = {f"update/{name}": value for name, value in sums.items()}
         metrics["updates"] = updates
         if reanalyze is not None:
-            complete = pretraining & (updates_left(state, schedule) == 0)
+            complete = pretraining & (updates_left(state.update_debt, schedule) == 0)
             state, extra = reanalyze(state, reanalyze_key, updates_before, pretraining, complete)
             metrics |= extra
         return strongly_typed(state), metrics  # as it came: one program for all of a run's states
@@ -189,9 +189,9 @@ def repeated(
     """`length` steps as one scan; metrics are summed over them (but for `Ended`).
 
     Args:
-        step: of a state, and of its turn where there is a schedule.
+        step: of a state, and of its turn where the schedule divides the pretraining among calls.
         length: how many.
-        schedule: whose pretraining is divided among calls.
+        schedule: of the run; None: its pretraining is made at once.
     """
 
     def summed(found: Any) -> Any:
@@ -200,10 +200,10 @@ def repeated(
         return jnp.sum(found, axis=0)
 
     def train_interval(state: LoopState) -> tuple[LoopState, Metrics]:
-        if schedule is None:
+        if schedule is None or not schedule.pretrain_share:
             state, metrics = jax.lax.scan(lambda s, _: step(s), state, None, length=length)
         else:
-            acts = updates_left(state, schedule) == 0
+            acts = updates_left(state.update_debt, schedule) == 0
             state, metrics = jax.lax.scan(
                 lambda s, i: step(s, Turn(acts, i == length - 1)), state, jnp.arange(length)
             )

@@ -203,7 +203,7 @@ def make_interval(
     """
     apart = partition.mesh is not None
     step = partition.keep(make_step(agent, environment, schedule, apart=apart))
-    interval = repeated(step, length, schedule if schedule.pretrain_share else None)
+    interval = repeated(step, length, schedule)
 
     def summed(state: LoopState) -> tuple[LoopState, Metrics]:
         state, metrics = interval(state)
@@ -251,7 +251,7 @@ def make_host_interval(
 
     def interval(state: LoopState) -> tuple[LoopState, Metrics]:
         total, ended = {}, []
-        acts = not np.any(jax.device_get(updates_left(state, schedule)))
+        acts = not np.any(updates_left(np.asarray(state.update_debt), schedule))
         for i in range(length) if acts else [length - 1]:
             found = {}
             if acts:

@@ -82,8 +82,7 @@ def make_seeds_interval(
     batched = _batches() if batched is None else batched
     axis = "seeds" if batched else None
     step = loop.make_step(agent, environment, schedule, axis)
-    divided = schedule if schedule.pretrain_share else None
-    interval = learning.repeated(step, length, divided)
+    interval = learning.repeated(step, length, schedule)
 
     def together(state: LoopState) -> tuple[LoopState, dict[str, Array]]:
         shared = {name: getattr(state, name)[0] for name in _PROGRESS}

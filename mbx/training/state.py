@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mbx import replay, threefry
 from mbx.agents.base import Agent
@@ -215,6 +216,6 @@ def step_keys(state: LoopState) -> tuple[Array, Array, Array]:
     return keys[0], plain, keys[2]
 
 
-def updates_left(state: LoopState, schedule: Schedule) -> Array:
-    """Updates of the pretraining that are left for the calls to come, `[]` or `[S]`."""
-    return state.update_debt // schedule.ratio.denominator
+def updates_left(debt: Array | np.ndarray, schedule: Schedule) -> Any:
+    """Updates of the pretraining that a `LoopState.update_debt` leaves for the calls to come."""
+    return debt // schedule.ratio.denominator

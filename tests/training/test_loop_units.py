@@ -502,7 +502,7 @@ def called(interval, start, pick=lambda tree: tree):
     for left, steps in zip(LEFT, WHEN, strict=True):
         end, sums = interval(end)
         found.append(jax.device_get(pick(sums)))
-        assert int(state.updates_left(pick(end), SHARED)) == left
+        assert int(state.updates_left(pick(end).update_debt, SHARED)) == left
         assert int(pick(end).steps) == E * steps
     return pick(end), found
 
@@ -529,9 +529,12 @@ def assert_is_the_run(end, found):
     np.testing.assert_allclose(total["pass/chunk"], sum(c for c, _ in wanted.passes))
 
 
-def test_a_pretraining_in_shares_is_the_same_run():
-    interval = loop.make_interval(FULL, ENVIRONMENT, SHARED, length=EACH)
-    end, found = called(interval, begun(FULL))
+@pytest.mark.parametrize("devices", [0, 1], ids=["one device", "a mesh"])
+def test_a_pretraining_in_shares_is_the_same_run(devices):
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    on = sharding.Partition(mesh if devices else None)
+    interval = loop.make_interval(FULL, ENVIRONMENT, SHARED, length=EACH, partition=on)
+    end, found = called(interval, on.place(begun(FULL)))
     assert_is_the_run(end, found)
     assert found[0]["ended"].length.any() and not found[1]["ended"].length.any()
 
@@ -557,7 +560,7 @@ def test_within_an_interval_the_pretraining_is_made_at_once():
     end, sums = loop.make_interval(FULL, ENVIRONMENT, SHARED, length=EACH + 1)(begun(FULL))
     wanted = in_python(EACH + 1)
     assert int(end.updates) == int(sums["updates"]) == wanted.params
-    assert not int(state.updates_left(end, SHARED)) and int(end.steps) == E * (EACH + 1)
+    assert not int(state.updates_left(end.update_debt, SHARED)) and int(end.steps) == E * (EACH + 1)
     np.testing.assert_allclose(end.train.drawn, wanted.drawn, rtol=1e-5)
 
 
