@@ -466,7 +466,7 @@ def awr_weights(values: Array, temperature: ArrayLike, mode: str = "divide") -> 
       >>> print(np.array(distributions.awr_weights(jnp.array([0.0, 1.0]), 0.5)).round(3))
       [0.119 0.881]
     """
-    values = _float(values)
+    values = _below_best(_float(values))
     if mode == "divide":
         return jax.nn.softmax(values / temperature)
     if mode == "multiply":
@@ -510,11 +510,11 @@ def solve_temperature(values: Array, wanted: ArrayLike, mask: Array | None = Non
       >>> print(np.array(distributions.effective_samples(weights)).round(2))
       [2.]
     """
-    values = jax.lax.stop_gradient(_float(values))
+    values = _below_best(jax.lax.stop_gradient(_float(values)))
     mask = jnp.ones(values.shape[:-1]) if mask is None else _float(mask)
     if exchange.parts() > 1:
         values, mask = exchange.together((values.reshape(-1, values.shape[-1]), mask.reshape(-1)))
-    spread = jnp.max(mask * (jnp.max(values, axis=-1) - jnp.min(values, axis=-1)))
+    spread = jnp.max(mask * -jnp.min(values, axis=-1))
     spread = jnp.maximum(spread, 1e-8)
 
     def narrow(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -539,6 +539,16 @@ def _distrax() -> ModuleType:
         warnings.simplefilter("ignore")
         import distrax
     return distrax
+
+
+def _below_best(values: Array) -> Array:
+    """[..., N], how far each lies below the largest: 0 there.
+
+    A softmax subtracts its largest logit as well, but of logits that are large for all (60 over a
+    temperature of 1e-9) what the compiler keeps of a product before that subtraction (a fused
+    multiply-add) is larger than an exponent may be.
+    """
+    return values - jax.lax.stop_gradient(jnp.max(values, axis=-1, keepdims=True))
 
 
 def _float(x: ArrayLike) -> Array:

@@ -7,9 +7,11 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import inspect
 import json
 import pathlib
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +36,61 @@ def program(function: Any, *given: Any) -> Any:
     Called eagerly, it would be hundreds of small programs to compile.
     """
     return jax.jit(functools.partial(function, *given))
+
+
+def one_program(function: Any) -> Any:
+    """`function`, whose calls are one program each: of their arrays, with all else as it is given.
+
+    Errors about numbers (not shapes) in arrays are not to be expected of it: they are traced.
+    """
+    traced = functools.cache(_of_arrays)
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, options))
+        arrays = [isinstance(x, jax.Array | np.ndarray | np.generic) for x in leaves]
+        fixed = tuple(None if is_array else x for x, is_array in zip(leaves, arrays, strict=True))
+        given = [x for x, is_array in zip(leaves, arrays, strict=True) if is_array]
+        return traced(function, tree, tuple(arrays), _Typed(fixed))(given)
+
+    return call
+
+
+@dataclasses.dataclass(frozen=True)
+class _Typed:
+    """Values that are equal only if their types are: 1, 1.0 and True are three."""
+
+    values: tuple[Any, ...]
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, _Typed)
+        return repr(self.values) == repr(other.values) and self.values == other.values
+
+    def __hash__(self) -> int:
+        return hash(self.values)
+
+
+def _of_arrays(function: Any, tree: Any, arrays: tuple[bool, ...], fixed: _Typed) -> Any:
+    @jax.jit
+    def program(given: list[Any]) -> Any:
+        rest = iter(given)
+        pairs = zip(fixed.values, arrays, strict=True)
+        args, options = tree.unflatten(next(rest) if is_array else x for x, is_array in pairs)
+        return function(*args, **options)
+
+    return program
+
+
+def in_programs(module: Any, *names: str) -> Any:
+    """A module of whose functions (all its own, or these) a call is one program to compile, not
+    dozens of small ones."""
+    own = names or [
+        name
+        for name, found in vars(module).items()
+        if inspect.isfunction(found) and found.__module__ == module.__name__
+    ]
+    programs = {name: one_program(getattr(module, name)) for name in own}
+    return types.SimpleNamespace(**(vars(module) | programs))
 
 
 def compiled(model: Any) -> Any:

@@ -17,6 +17,9 @@ from mbx.agents.tdmpc.types import PolicyInputs
 from mbx.returns import RunningScale
 from mbx.world_model import UNIMIX, make_world_model
 from tests.agents.tdmpc_helpers import SPEC, loud, make_settings
+from tests.helpers import in_programs
+
+categorical = in_programs(categorical)
 
 B, N, P, T, A, K, ROUNDS = 2, 13, 2, 3, 4, 3, 3
 WANTED = np.array([2, 0, 3])
@@ -137,7 +140,7 @@ def parts_of(monkeypatch, num_samples, min_std, mean):
     monkeypatch.setattr(mppi, "search", search)
     config = mppi.MPPIConfig(num_samples=num_samples, num_elites=2, min_std=min_std)
     with pytest.raises(Parts) as found:
-        categorical.plan_with_draws(draws, score, mean, mean, config=config)
+        mbx.categorical.plan_with_draws(draws, score, mean, mean, config=config)
     drawn = categorical.draw(jnp.log(mean)[:, None], jnp.asarray(eps))
     return *found.value.args, np.array(drawn)
 

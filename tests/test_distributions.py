@@ -11,8 +11,11 @@ import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbx import distributions as dist
+from mbx import distributions
 from mbx.world_model import WorldModelConfig, make_world_model
+from tests.helpers import in_programs
+
+dist = in_programs(distributions)
 
 FIXTURES = Path(__file__).parent / "fixtures"
 # README tolerances: single functions, what passes through symexp, losses.
@@ -309,7 +312,7 @@ def test_advantage_weighted_regression(name):
     effective = 1 / (np.square(weights["pess"]).sum(-1) + 1e-8)
     np.testing.assert_allclose(effective.mean(), x["eff_samples_pess"], rtol=1e-5)
     # Op by op, as the reference: compiled, 1 - a^2 is not rounded in between, and better than it.
-    log_prob = dist.squashed_log_prob(x["actions"], x["raw_mean"], x["log_std"])
+    log_prob = distributions.squashed_log_prob(x["actions"], x["raw_mean"], x["log_std"])
     np.testing.assert_allclose(log_prob, x["log_prob"][..., 0], **CLOSE)
     compiled = jax.jit(dist.squashed_log_prob)(x["actions"], x["raw_mean"], x["log_std"])
     np.testing.assert_allclose(compiled, log_prob, rtol=1e-4, atol=1e-4)
@@ -328,6 +331,17 @@ def test_weights_of_equal_and_of_huge_values():
 def test_effective_samples():
     weights = jnp.array([[1.0, 0.0, 0.0, 0.0], [0.25] * 4, [0.5, 0.25, 0.25, 0.0]])
     np.testing.assert_allclose(dist.effective_samples(weights), [1.0, 4.0, 1 / 0.375], rtol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-6, 1e-12])
+def test_weights_of_large_values_and_small_temperatures_are_exact(temperature):
+    values = 60.0 + np.float32(temperature) * np.array([[0.0, 0.0, 0.0], [0.0, -1.0, -2.0]])
+    values = values.astype(np.float32)
+    logits = (values.astype(np.float64) - 60.0) / temperature
+    expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    np.testing.assert_allclose(dist.awr_weights(values, temperature), expected, **CLOSE)
+    weights = dist.awr_weights(values, 1 / temperature, mode="multiply")
+    np.testing.assert_allclose(weights, expected, **CLOSE)
 
 
 def test_the_temperature_for_so_many_effective_samples():

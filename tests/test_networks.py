@@ -11,7 +11,9 @@ import pytest
 
 from mbx import networks
 from mbx.world_model import config_for_size, count_parameters, make_world_model
-from tests.helpers import load_fixture
+from tests.helpers import in_programs, load_fixture
+
+networks = in_programs(networks)
 
 EXACT = dict(rtol=1e-5, atol=1e-6)
 FORWARD = dict(rtol=2e-4, atol=2e-5)

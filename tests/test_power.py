@@ -13,8 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbx import power
-from mbx.power import PowerParams, TabularWorld, curriculum, solve
-from tests.helpers import FIXTURES
+from mbx.power import PowerParams, TabularWorld, curriculum, solve, solver
+from tests.helpers import FIXTURES, in_programs
+
+curriculum = in_programs(curriculum)
+power = in_programs(
+    power,
+    "aggregate_ability",
+    "attained",
+    "human_aggregate",
+    "intrinsic_reward",
+    "q_r_target",
+    "q_to_z",
+    "robot_policy",
+    "soft_clamp",
+    "v_h_e_target",
+    "z_to_q",
+)
 
 ACYCLIC = ("grid_rock_1h1r", "grid_corridor_2h1r", "dag_2h2r", "dag_1h1r_sharp")
 CYCLIC = ("cyclic_2h2r", "cyclic_1h2r_noterm", "cyclic_3h1r_sum_unitweights")
@@ -129,6 +144,20 @@ def test_ties_do_not_depend_on_the_order_of_the_sums(double):
     solution = solve(shuffled, params)
     np.testing.assert_allclose(solution.pi_h, d["pi_h"], atol=1e-10)
     np.testing.assert_allclose(solution.pi_h[0, 4, 0], 0.25)  # four actions tie exactly
+
+
+@pytest.mark.parametrize("beta", [1e2, 1e7, 1e12])
+def test_policies_of_very_large_betas_are_numbers(beta):
+    """Alike actions share; of others the better one wins, by as much as in float64."""
+    q = np.array([[-7.0, -7.0, -7.0], [-7.0, -7.07, -7.0]], np.float32)
+    logs = -beta * (np.log(-q.astype(np.float64)) - np.log(7.0))
+    expected = np.exp(logs) / np.exp(logs).sum(-1, keepdims=True)
+    np.testing.assert_allclose(power.robot_policy(q, np.float32(beta)), expected, atol=1e-4)
+    h = np.array([[0.7, 0.7, 0.7], [0.7, 0.7 - 2e-7, 0.7]], np.float32)
+    logits = np.float64(np.float32(beta)) * (h.astype(np.float64) - h.max())
+    expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    soft = jax.jit(solver._soft_best)(h, jnp.float32(beta))
+    np.testing.assert_allclose(soft, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_robot_policy_transforms_and_soft_clamp_match_golden(double):

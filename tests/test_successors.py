@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbx import power, successors
-from tests.helpers import FIXTURES
+from tests.helpers import FIXTURES, in_programs
+
+power = in_programs(power, "attained", "intrinsic_reward", "q_r_target", "robot_policy")
+successors = in_programs(successors)
 
 Q_FILES = ("q_targets_b32_a16", "q_targets_ragged_empty", "q_targets_single")
 V_FILES = ("v_h_e_targets_b32", "v_h_e_targets_b5")

@@ -96,8 +96,8 @@ def robot_policy(q_r: Array, beta_r: Number) -> Array:
     """
     beta_r = jnp.asarray(beta_r, q_r.dtype)
     beta_r = beta_r if beta_r.ndim == 0 else beta_r[..., None]
-    logits = -beta_r * jnp.log(jnp.maximum(-q_r, jnp.finfo(q_r.dtype).tiny))
-    return jax.nn.softmax(logits, axis=-1)
+    logs = jnp.log(jnp.maximum(-q_r, jnp.finfo(q_r.dtype).tiny))
+    return jax.nn.softmax(-beta_r * (logs - jnp.min(logs, axis=-1, keepdims=True)), axis=-1)
 
 
 def aggregate_ability(v_h_e: Array, goal_weight: Array, zeta: Number) -> Array:
