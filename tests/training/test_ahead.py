@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mbx.training import ahead, evaluation, job, run
+from mbx.agents.base import Ahead, Diagnostics
+from mbx.training import ahead, build, evaluation, job, run
+from tests.faults import small
 from tests.helpers import FUSED, counting, once, programs_of, tiny_config
 from tests.training.test_compile_once import small_dreamer
 from tests.training.test_evaluation import KEYS, LENGTHS, OnHost, act, expect, of_lengths
@@ -62,25 +64,46 @@ def compiled_where(config, workdir):
     return counter, here, elsewhere
 
 
-def test_a_run_compiles_evaluation_and_review_beside_training_once_each(tmp_path, capsys):
-    config = tiny_config(env=dict(name="gymnax:Pendulum-v1", episode_length=20))
-    config["train"].update(steps=60)
-    config["eval"].update(interval=60, model=True, exploring=True)
+def watched(config, spec):
+    """A small agent that looks at itself with every evaluation, by two programs."""
+    agent = small.make_agent(config, spec)
+
+    def looks(name, measure):
+        def program(train, *seen):
+            return measure(train.params.T @ train.params, seen)
+
+        program.__name__ = name
+        compiled = jax.jit(program)
+
+        def call(*args):
+            return Diagnostics({name: float(compiled(*args))}, {})
+
+        return Ahead(call, lambda *args: compiled.lower(*args).compile())
+
+    return agent._replace(
+        diagnostics=looks("look_within", lambda x, seen: jnp.sum(x)),
+        review=looks("look_back", lambda x, seen: jnp.sum(x) + jnp.sum(seen[1].rewards)),
+    )
+
+
+def test_a_run_compiles_evaluation_and_looks_beside_training_once_each(tmp_path, capsys):
+    config = small.small_config(agent="watched", train=dict(steps=40))
+    config["eval"].update(exploring=True)
     config["matmul_precision"] = "highest"  # of a context that a thread has to enter by itself
+    build.register("watched", small.Settings, watched)
     counter, here, elsewhere = compiled_where(config, tmp_path / "run")
     twice = {(how, "evaluation"): 2 for how in ("traced", "compiled")}  # with and without noise
     assert programs_of(counter) == once(*FUSED) | twice
-    assert counter["compiled", "look"] == 1
-    assert elsewhere >= {"evaluation", "look"} and not here & {"evaluation", "look"}
+    looks = {"look_within", "look_back"}
+    assert all(counter["compiled", name] == 1 for name in looks)
+    assert elsewhere >= {"evaluation"} | looks and not here & ({"evaluation"} | looks)
     said = capsys.readouterr().err
     assert "compiling the evaluation beside training" in said
     assert "compiling the evaluation (" not in said
 
 
 def test_an_evaluation_before_anything_is_learned_compiles_in_front(tmp_path, capsys):
-    config = tiny_config(env=dict(name="gymnax:Pendulum-v1", episode_length=20))
-    config["train"].update(steps=60, seed_steps=100)
-    config["eval"].update(interval=60, model=False)
+    config = small.small_config(train=dict(steps=40, seed_steps=100))
     counter, here, elsewhere = compiled_where(config, tmp_path / "run")
     assert programs_of(counter) == once(*FUSED) and "evaluation" in here - elsewhere
     assert "compiling the evaluation (" in capsys.readouterr().err
@@ -90,7 +113,7 @@ def test_what_goes_wrong_ahead_is_raised_where_it_is_waited_for(monkeypatch):
     def broken(train, keys):
         raise ValueError("no such plan")
 
-    parts = job.prepare(tiny_config(env=dict(name="gymnax:Pendulum-v1")))
+    parts = job.prepare(small.small_config())
     parts = parts._replace(evaluate=parts.evaluate._replace(compile=broken))
     state = types.SimpleNamespace(train=None)
     monkeypatch.setattr(ahead, "abstract", lambda state: state)
@@ -100,10 +123,15 @@ def test_what_goes_wrong_ahead_is_raised_where_it_is_waited_for(monkeypatch):
 
 
 @pytest.mark.slow
-def test_dreamer_looks_at_its_model_without_compiling_again(tmp_path):
-    config = small_dreamer()
+@pytest.mark.parametrize(
+    ("make", "look"),
+    [(small_dreamer, "open_loop"), (tiny_config, "look")],
+    ids=["dreamer", "tdmpc"],
+)
+def test_an_agent_looks_at_its_model_without_compiling_again(make, look, tmp_path):
+    config = make()
     config["train"].update(steps=80)
-    config["eval"].update(interval=80)
+    config["eval"].update(interval=80, model=True)
     counter, here, elsewhere = compiled_where(config, tmp_path / "run")
-    assert programs_of(counter) == once(*FUSED) and counter["compiled", "open_loop"] == 1
-    assert elsewhere >= {"evaluation", "open_loop"} and "evaluation" in elsewhere - here
+    assert programs_of(counter) == once(*FUSED) and counter["compiled", look] == 1
+    assert elsewhere >= {"evaluation", look} and "evaluation" in elsewhere - here

@@ -15,10 +15,10 @@ from mbx.agents.base import Agent
 from mbx.agents.settings import Train
 from mbx.agents.tdmpc.settings import Settings
 from mbx.envs import multi
-from mbx.training import build, datasets, run, transfer
+from mbx.training import build, datasets, run, specs, transfer
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.job import begin, fresh_state, prepare
-from mbx.training.metrics import read_rows
+from mbx.training.metrics import RunLogger, read_rows
 from tests.faults.small import small_config
 from tests.helpers import register_toy, tiny_config
 
@@ -27,16 +27,36 @@ MULTI = "multi:toy:point+toy:line"
 LEARNING = dict(model=dict(critic="q"), loss=dict(value_target="td", policy_loss="svg"))
 
 
+TWO = dict(env=dict(name=MULTI, num_envs=2), train=dict(steps=40))
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A short run of two tasks that leaves its dataset behind."""
+    """A short run of two tasks."""
     workdir = str(tmp_path_factory.mktemp("runs") / "multi")
-    config = tiny_config(
-        env=dict(name=MULTI, num_envs=2),
-        replay=dict(save=True),
-        train=dict(steps=40),
-        **LEARNING,
-    )
+    run.train(tiny_config(**TWO, **LEARNING), workdir)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory):
+    """What such a run leaves for another one to start from, before it has learned anything."""
+    workdir, config = str(tmp_path_factory.mktemp("untrained")), tiny_config(**TWO, **LEARNING)
+    spec = envs.make(MULTI, 2).spec
+    agent = build.build_agent(config, spec)
+    RunLogger(workdir, config=config, quiet=True).close()
+    specs.save(spec, workdir)
+    checkpointer = Checkpointer(workdir)
+    checkpointer.save_best(5, jax.jit(agent.init)(jax.random.key(3)), 1.0)
+    checkpointer.close()
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A run of two tasks, by an agent that compiles in a second, that leaves its dataset behind."""
+    workdir = str(tmp_path_factory.mktemp("recorded") / "multi")
+    config = small_config(**TWO, replay=dict(save=True))
     run.train(config, workdir)
     return workdir, config
 
@@ -91,20 +111,19 @@ def test_tasks_of_different_action_repeats_are_refused():
         multi._joint_spec("env.name='multi:…'", specs, (0, 0))
 
 
-def test_a_run_of_several_tasks_reports_each(trained):
-    workdir, config = trained
-    rows = [r for r in read_rows(os.path.join(workdir, "metrics.jsonl")) if r["kind"] == "eval"]
-    each = [rows[-1][f"return_mean/toy:{name}"] for name in ("point", "line")]
-    assert np.isclose(np.mean(each), rows[-1]["return_mean"]) and each[0] != each[1]
-    agent, state, _ = run.load(workdir)
-    assert state.params["task"].shape == (2, 96)
-    assert (np.linalg.norm(state.params["task"], axis=-1) <= 1.0 + 1e-6).all()
+def test_a_run_of_several_tasks_reports_each(recorded):
+    rows = read_rows(os.path.join(recorded[0], "metrics.jsonl"))
+    last = [r for r in rows if r["kind"] == "eval"][-1]
+    each = [last[f"return_mean/toy:{name}"] for name in ("point", "line")]
+    assert np.isclose(np.mean(each), last["return_mean"]) and each[0] != each[1]
 
 
 @pytest.mark.slow
 def test_fine_tuning_starts_from_the_parameters_and_keeps_known_embeddings(trained, tmp_path):
-    source, config = trained
+    source = trained
     old = run.load(source)[1]
+    assert old.params["task"].shape == (2, 96)
+    assert (np.linalg.norm(old.params["task"], axis=-1) <= 1.0 + 1e-6).all()
     config = tiny_config(
         env=dict(name="multi:toy:line", num_envs=2),
         train=dict(init_from=source, steps=20),
@@ -129,10 +148,10 @@ def test_fine_tuning_starts_from_the_parameters_and_keeps_known_embeddings(train
     run.load(str(tmp_path / "run"))
 
 
-def test_fine_tuning_refuses_another_model(trained, tmp_path):
+def test_fine_tuning_refuses_another_model(untrained, tmp_path):
     config = tiny_config(
         env=dict(name=MULTI),
-        train=dict(init_from=trained[0]),
+        train=dict(init_from=untrained),
         model=dict(critic="q", num_bins=11),
         loss=LEARNING["loss"],
     )
@@ -140,30 +159,37 @@ def test_fine_tuning_refuses_another_model(trained, tmp_path):
         run.train(config, str(tmp_path / "run"))
 
 
-def test_fine_tuning_refuses_other_bins(trained, tmp_path, monkeypatch):
+def test_fine_tuning_refuses_other_bins(untrained, tmp_path, monkeypatch):
     config = tiny_config(
-        env=dict(name=MULTI), train=dict(init_from=trained[0]), loss=LEARNING["loss"]
+        env=dict(name=MULTI), train=dict(init_from=untrained), loss=LEARNING["loss"]
     )
+
+    def start(config):
+        """As a run begins; it refuses before it looks at a state."""
+        parts, settings = prepare(config), build.read(config)
+        chosen = settings.for_task(parts.environment.spec)
+        transfer.start_from(settings.train.init_from, chosen, parts.agent, None)
+
     for name, trained_with in (("bin_min", -10.0), ("bin_max", 10.0)):
         own = {**config, "model": {**config["model"], name: 4.0}}
         with pytest.raises(ValueError, match=f"model.{name}=4.0: .* trained with {trained_with};"):
-            run.train(own, str(tmp_path / "run"))
+            start(own)
     # Those that follow from the task's rewards are looked at as they are then.
     monkeypatch.setattr(multi, "_joint_range", lambda ranges: (0.0, 1.0))
     own = {**config, "model": {**config["model"], "bins": "auto"}}
     with pytest.raises(ValueError, match=r"model.bin_min=-1.0: .* trained with -10.0;"):
-        run.train(own, str(tmp_path / "run"))
-    source = shutil.copytree(trained[0], tmp_path / "source")
+        start(own)
+    source = shutil.copytree(untrained, tmp_path / "source")
     saved = json.loads((source / "config.json").read_text())
     saved["model"]["bins"] = "auto"
     (source / "config.json").write_text(json.dumps(saved))
     config["train"]["init_from"] = str(source)
     with pytest.raises(ValueError, match=r"model.bin_min=-10.0: .* trained with -1.0;"):
-        run.train(config, str(tmp_path / "run"))
+        start(config)
 
 
-def test_a_dataset_keeps_every_row(trained):
-    workdir, config = trained
+def test_a_dataset_keeps_every_row(recorded):
+    workdir, config = recorded
     path = os.path.join(workdir, "dataset.npz")
     spec = envs.make(MULTI, 2).spec
     agent = build.build_agent(config, spec)
@@ -187,8 +213,8 @@ def test_a_dataset_keeps_every_row(trained):
 
 
 @pytest.mark.slow
-def test_learning_from_a_dataset_acts_nowhere(trained, tmp_path):
-    workdir, _ = trained
+def test_learning_from_a_dataset_acts_nowhere(recorded, tmp_path):
+    workdir, _ = recorded
     path = os.path.join(workdir, "dataset.npz")
     config = tiny_config(
         env=dict(name=MULTI, num_envs=8),
@@ -226,8 +252,8 @@ def test_agents_that_cannot_start_from_another_run_say_so():
 
 
 @pytest.mark.parametrize("what", ["no file", "other task", "seeds"])
-def test_datasets_that_do_not_fit_are_refused(trained, tmp_path, what):
-    path = os.path.join(trained[0], "dataset.npz")
+def test_datasets_that_do_not_fit_are_refused(recorded, tmp_path, what):
+    path = os.path.join(recorded[0], "dataset.npz")
     config = tiny_config(env=dict(name=MULTI), train=dict(dataset=path))
     if what == "no file":
         config["train"]["dataset"] = str(tmp_path / "none.npz")
