@@ -335,9 +335,10 @@ def test_effective_samples():
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-6, 1e-12])
 def test_weights_of_large_values_and_small_temperatures_are_exact(temperature):
-    values = 60.0 + np.float32(temperature) * np.array([[0.0, 0.0, 0.0], [0.0, -1.0, -2.0]])
+    best = np.array([[60.0], [40.0]])
+    values = best + temperature * np.array([[0.0, 0.0, 0.0], [0.0, -1.0, -2.0]])
     values = values.astype(np.float32)
-    logits = (values.astype(np.float64) - 60.0) / temperature
+    logits = (values.astype(np.float64) - best) / temperature
     expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     np.testing.assert_allclose(dist.awr_weights(values, temperature), expected, **CLOSE)
     weights = dist.awr_weights(values, 1 / temperature, mode="multiply")

@@ -149,12 +149,12 @@ def test_ties_do_not_depend_on_the_order_of_the_sums(double):
 @pytest.mark.parametrize("beta", [1e2, 1e7, 1e12])
 def test_policies_of_very_large_betas_are_numbers(beta):
     """Alike actions share; of others the better one wins, by as much as in float64."""
-    q = np.array([[-7.0, -7.0, -7.0], [-7.0, -7.07, -7.0]], np.float32)
-    logs = -beta * (np.log(-q.astype(np.float64)) - np.log(7.0))
+    q = np.array([[-7.0, -7.0, -7.0], [-3.0, -3.03, -3.0]], np.float32)
+    logs = -beta * (np.log(-q.astype(np.float64)) - np.log([[7.0], [3.0]]))
     expected = np.exp(logs) / np.exp(logs).sum(-1, keepdims=True)
     np.testing.assert_allclose(power.robot_policy(q, np.float32(beta)), expected, atol=1e-4)
-    h = np.array([[0.7, 0.7, 0.7], [0.7, 0.7 - 2e-7, 0.7]], np.float32)
-    logits = np.float64(np.float32(beta)) * (h.astype(np.float64) - h.max())
+    h = np.array([[0.7, 0.7, 0.7], [0.3, 0.3 - 2e-7, 0.3]], np.float32)
+    logits = np.float64(np.float32(beta)) * (h.astype(np.float64) - h.max(-1, keepdims=True))
     expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     soft = jax.jit(solver._soft_best)(h, jnp.float32(beta))
     np.testing.assert_allclose(soft, expected, rtol=1e-5, atol=1e-6)
