@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from mbx import mppi, planners
-from tests.helpers import load_fixture
+from tests.helpers import in_programs, load_fixture
+
+mppi = in_programs(mppi)
 
 TOLERANCE = dict(rtol=1e-5, atol=1e-6)
 

@@ -13,6 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbx import replay, replay_ring
+from tests.helpers import in_programs
+
+replay = in_programs(
+    replay,
+    "init",
+    "insert",
+    "num_transitions",
+    "refresh_index",
+    "row_at",
+    "sample",
+    "sample_rows",
+    "sample_stale",
+    "targets_at",
+    "update_targets",
+)
 
 ROW = {
     "tag": jax.ShapeDtypeStruct((), jnp.int32),

@@ -11,6 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbx import returns
+from tests.helpers import in_programs
+
+discount_from_episode_length = returns.discount_from_episode_length  # of plain numbers, too
+returns = in_programs(returns)
 
 FIXTURES = Path(__file__).parent / "fixtures"
 # README tolerances of single functions.
@@ -227,11 +231,11 @@ def test_discount_weights(name):
 def test_discount_from_episode_length():
     x, config = load("tdmpc/discount_0")
     bounds = config["discount_denom"], config["discount_min"], config["discount_max"]
-    got = [returns.discount_from_episode_length(int(n), *bounds) for n in x["episode_length"]]
+    got = [discount_from_episode_length(int(n), *bounds) for n in x["episode_length"]]
     np.testing.assert_allclose(got, x["discount"], rtol=1e-12)
-    array = returns.discount_from_episode_length(jnp.asarray(x["episode_length"]))
+    array = discount_from_episode_length(jnp.asarray(x["episode_length"]))
     np.testing.assert_allclose(array, x["discount"], **CLOSE)
-    assert returns.discount_from_episode_length(500) == pytest.approx(0.99)
+    assert discount_from_episode_length(500) == pytest.approx(0.99)
 
 
 MOMENTS = ["0", "decay_half", "max1e8", "small", "six_default", "six_limit1"]
@@ -359,7 +363,7 @@ _TD = {"std_coef": 0.0, "local_bootstrap": True}
         (lambda: returns.replay_lambda_returns(_R[:1], _R[:1], _R[:1], _R[:1], 0.9, 0.9), "T >= 2"),
         (lambda: returns.replay_lambda_returns(_R, _R[:2], _R, _R, 0.9, 0.9), "terminated has"),
         (lambda: returns.discount_weights(jnp.ones(()), 0.9), "continues is a number"),
-        (lambda: returns.discount_from_episode_length(0), "length is 0"),
+        (lambda: discount_from_episode_length(0), "length is 0"),
         (
             lambda: returns.update_running_scale(returns.init_running_scale(), _R, tau=0.1),
             "x has shape",
