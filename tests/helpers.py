@@ -128,6 +128,20 @@ def tiny_config(**sections: dict[str, Any]) -> dict[str, Any]:
     return config.to_dict()
 
 
+def leave_untrained(workdir: str, config: dict[str, Any], spec: Any) -> None:
+    """What a run of `config` leaves in its directory, before it has learned anything."""
+    from mbx.training import build, specs
+    from mbx.training.checkpoint import Checkpointer
+    from mbx.training.metrics import RunLogger
+
+    agent = build.build_agent(config, spec)
+    RunLogger(workdir, config=config, quiet=True).close()
+    specs.save(spec, workdir)
+    checkpointer = Checkpointer(workdir)
+    checkpointer.save_best(5, jax.jit(agent.init)(jax.random.key(3)), 1.0)
+    checkpointer.close()
+
+
 def overridden(config: str, overrides: Any) -> dict[str, Any]:
     """A configuration file's settings with "section.name=value" changed, as on the command line.
 

@@ -311,7 +311,7 @@ def _prior_sweep(
 def _soft_best(q: Array, beta: Array) -> Array:
     """softmax(beta q); beta = inf: uniform over actions within float noise of the best."""
     tie = 1e-9 if q.dtype == jnp.float64 else 1e-6
-    q = q - jnp.max(q, axis=-1, keepdims=True)  # beta q of large betas would exceed floats' reach
+    q = q - jnp.max(q, axis=-1, keepdims=True)  # before beta, as `distributions.awr_weights`
     best = (q >= -tie).astype(q.dtype)
     best = best / jnp.sum(best, axis=-1, keepdims=True)
     return jnp.where(jnp.isinf(beta), best, jax.nn.softmax(jnp.where(jnp.isinf(beta), 0, beta) * q))

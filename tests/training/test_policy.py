@@ -17,9 +17,8 @@ from mbx import envs
 from mbx.agents.base import Agent
 from mbx.training import build, policy, run, specs
 from mbx.training.checkpoint import Checkpointer
-from mbx.training.metrics import RunLogger
 from mbx.types import EnvSpec
-from tests.helpers import tiny_config
+from tests.helpers import leave_untrained, tiny_config
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOW, HIGH = (0.0, -4.0), (2.0, 4.0)
@@ -30,13 +29,7 @@ SPEC = EnvSpec("gone:x", (2,), np.float32, 2, 7, 1, action_low=LOW, action_high=
 def workdir(tmp_path_factory):
     """The directory of a run whose environment there is not, with an untrained TD-MPC."""
     path = str(tmp_path_factory.mktemp("policy"))
-    config = tiny_config(env=dict(name="gone:x"))
-    agent = build.build_agent(config, SPEC)
-    RunLogger(path, config=config, quiet=True).close()
-    specs.save(SPEC, path)
-    checkpointer = Checkpointer(path)
-    checkpointer.save_best(5, jax.jit(agent.init)(jax.random.key(3)), 1.0)
-    checkpointer.close()
+    leave_untrained(path, tiny_config(env=dict(name="gone:x")), SPEC)
     return path
 
 

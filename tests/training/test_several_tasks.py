@@ -15,18 +15,16 @@ from mbx.agents.base import Agent
 from mbx.agents.settings import Train
 from mbx.agents.tdmpc.settings import Settings
 from mbx.envs import multi
-from mbx.training import build, datasets, run, specs, transfer
+from mbx.training import build, datasets, run, transfer
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.job import begin, fresh_state, prepare
-from mbx.training.metrics import RunLogger, read_rows
+from mbx.training.metrics import read_rows
 from tests.faults.small import small_config
-from tests.helpers import register_toy, tiny_config
+from tests.helpers import leave_untrained, register_toy, tiny_config
 
 MULTI = "multi:toy:point+toy:line"
 # Without planner targets, half as much to compile; plans of several tasks: tests/test_tasks.py.
 LEARNING = dict(model=dict(critic="q"), loss=dict(value_target="td", policy_loss="svg"))
-
-
 TWO = dict(env=dict(name=MULTI, num_envs=2), train=dict(steps=40))
 
 
@@ -41,14 +39,8 @@ def trained(tmp_path_factory):
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory):
     """What such a run leaves for another one to start from, before it has learned anything."""
-    workdir, config = str(tmp_path_factory.mktemp("untrained")), tiny_config(**TWO, **LEARNING)
-    spec = envs.make(MULTI, 2).spec
-    agent = build.build_agent(config, spec)
-    RunLogger(workdir, config=config, quiet=True).close()
-    specs.save(spec, workdir)
-    checkpointer = Checkpointer(workdir)
-    checkpointer.save_best(5, jax.jit(agent.init)(jax.random.key(3)), 1.0)
-    checkpointer.close()
+    workdir = str(tmp_path_factory.mktemp("untrained"))
+    leave_untrained(workdir, tiny_config(**TWO, **LEARNING), envs.make(MULTI, 2).spec)
     return workdir
 
 
@@ -120,13 +112,12 @@ def test_a_run_of_several_tasks_reports_each(recorded):
 
 @pytest.mark.slow
 def test_fine_tuning_starts_from_the_parameters_and_keeps_known_embeddings(trained, tmp_path):
-    source = trained
-    old = run.load(source)[1]
+    old = run.load(trained)[1]
     assert old.params["task"].shape == (2, 96)
     assert (np.linalg.norm(old.params["task"], axis=-1) <= 1.0 + 1e-6).all()
     config = tiny_config(
         env=dict(name="multi:toy:line", num_envs=2),
-        train=dict(init_from=source, steps=20),
+        train=dict(init_from=trained, steps=20),
         **LEARNING,
         eval=dict(interval=0),
     )
