@@ -125,13 +125,13 @@ def test_what_goes_wrong_ahead_is_raised_where_it_is_waited_for(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "look"),
-    [(small_dreamer, "open_loop"), (tiny_config, "look")],
+    [(small_dreamer, "open_loop"), (lambda: tiny_config(eval=dict(model=True)), "look")],
     ids=["dreamer", "tdmpc"],
 )
 def test_an_agent_looks_at_its_model_without_compiling_again(make, look, tmp_path):
     config = make()
     config["train"].update(steps=80)
-    config["eval"].update(interval=80, model=True)
+    config["eval"].update(interval=80)
     counter, here, elsewhere = compiled_where(config, tmp_path / "run")
     assert programs_of(counter) == once(*FUSED) and counter["compiled", look] == 1
     assert elsewhere >= {"evaluation", look} and "evaluation" in elsewhere - here
