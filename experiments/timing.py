@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx.training import codegen
+from mbx import codegen
 
 
 class Row(NamedTuple):

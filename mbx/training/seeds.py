@@ -15,9 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from mbx import codegen
 from mbx.agents.base import Agent
 from mbx.envs.base import JaxEnvironment
-from mbx.training import codegen, learning, loop
+from mbx.training import learning, loop
 from mbx.training.evaluation import Evaluation, as_evaluation, make_episodes
 from mbx.training.state import LoopState, Schedule
 

@@ -23,9 +23,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from mbx import exchange
+from mbx import codegen, exchange
 from mbx.agents.settings import Distributed, RunSettings
-from mbx.training import codegen
 from mbx.training.state import LoopState
 
 Array = jax.Array

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mbx.training import codegen, sharding
+from mbx import codegen
+from mbx.training import sharding
 
 
 def shares(x):
