@@ -110,12 +110,17 @@ def line_flops(line: Line, own: dict[str, Line]) -> float:
         return 2.0 * depth * math.prod(dims(line.shape))
     if line.kind == "convolution":
         return _convolution_flops(line, own)
-    if line.kind == "custom-call" and '"__cublas' in line.rest:  # a GPU's, of its library
+    if _is_library_product(line):
         contract = re.search(r'"lhs_contracting_dimensions":\[(.*?)\]', line.rest)
         left = dims(own[line.operands[0]].shape)
         depth = math.prod(left[int(i)] for i in re.findall(r"\d+", contract.group(1)))
         return 2.0 * depth * math.prod(dims(parts(line.shape)[0]))
     return 0.0
+
+
+def _is_library_product(line: Line) -> bool:
+    """Whether it is a GPU library's product: a tuple of the result and of memory to work in."""
+    return line.kind == "custom-call" and '"__cublas' in line.rest
 
 
 def whole_flops(line: Line, own: dict[str, Line], computations: dict[str, list[Line]]) -> float:
@@ -199,7 +204,8 @@ def line_bytes(
         return 2.0 * num_bytes(line.shape, outside)
     if not inner and line.kind == "dynamic-update-slice" and line.operands[1] in own:
         return 2.0 * num_bytes(own[line.operands[1]].shape, outside)
-    total = num_bytes(line.shape, outside)
+    result = parts(line.shape)[0] if _is_library_product(line) else line.shape
+    total = num_bytes(result, outside)
     for index, operand in enumerate(line.operands):
         whole = num_bytes(own[operand].shape, outside) if operand in own else 0.0
         inside = [x for x in inner if x.kind == "parameter" and x.operands == [str(index)]]

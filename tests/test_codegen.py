@@ -7,7 +7,13 @@ import jax.numpy as jnp
 import pytest
 
 from mbx import codegen
-from mbx.training import sharding
+from mbx.agents.dreamer import diagnostics as dreamer_looks
+from mbx.agents.dreamer.settings import Settings as Dreamer
+from mbx.agents.tdmpc import diagnostics as tdmpc_looks
+from mbx.agents.tdmpc.settings import Settings as Tdmpc
+from mbx.training import build, job, seeds, sharding
+from mbx.training.environments import make_environment
+from tests.faults.small import small_config
 
 
 def shares(x):
@@ -27,8 +33,84 @@ def test_a_training_program_on_a_processor_reduces_by_the_compilers_own_loops():
     assert "__ynn_fusion" in text_of(sharding.ONE_DEVICE.compile(shares))
 
 
-def test_only_processors_and_only_options_that_the_compiler_knows():
+QUICK = {
+    "xla_gpu_autotune_level": 0,
+    "xla_gpu_enable_triton_gemm": False,
+    "xla_disable_hlo_passes": "triton-softmax-rewriter",
+}
+
+
+def test_a_gpus_programs_are_compiled_quickly_where_they_run_for_little():
     assert codegen.for_training("gpu") is None
+    assert codegen.for_training("gpu", quick=True) == codegen.for_once("gpu") == QUICK
+    for platform in ("cpu", "tpu"):
+        assert codegen.for_training(platform, quick=True) == codegen.for_training(platform)
+        assert codegen.for_once(platform) is None
     assert codegen.for_training("tpu") is None
+
+
+def test_options_that_the_compiler_does_not_know_are_left_out(monkeypatch):
     assert codegen.known(xla_cpu_enable_fast_math=False)
     assert not codegen.known(xla_cpu_no_such_option=False)
+    known = {"xla_cpu_enable_fast_math": False}
+    monkeypatch.setattr(codegen, "_QUICK_ON_GPU", {"xla_gpu_no_such_option": 1, **known})
+    assert codegen.for_once("gpu") == known
+    monkeypatch.setattr(codegen, "_QUICK_ON_GPU", {"xla_gpu_no_such_option": 1})
+    assert codegen.for_once("gpu") is None
+
+
+@pytest.mark.parametrize(
+    "effort, steps, quick",
+    [
+        ("auto", 200_000, True),
+        ("auto", 200_001, False),
+        ("quick", 10_000_000, True),
+        ("full", 1, False),
+    ],
+)
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_gpu_compiler_reaches_the_programs_that_train(monkeypatch, effort, steps, quick, seeds):
+    asked = []
+    monkeypatch.setattr(codegen, "for_training", lambda *args: asked.append(args))
+    config = small_config(gpu_compiler=effort, num_seeds=seeds, train=dict(steps=steps))
+    job.prepare(build.read(config))
+    assert asked and set(asked) == {("cpu", quick)}
+    on_two = dict(enabled=True, num_processes=1)
+    alone = build.read(config | dict(num_seeds=1, distributed=config["distributed"] | on_two))
+    assert sharding.make_partition(alone).quick is quick
+
+
+def test_programs_get_the_options_of_their_kind(monkeypatch):
+    """On a GPU: what trains those of its run's, what evaluates, looks and begins the quick ones."""
+    given, jit = [], jax.jit
+
+    def compile_with(*args, compiler_options=None, **more):
+        given.append(compiler_options)
+        return jit(*args, **more)
+
+    monkeypatch.setattr(jax, "jit", compile_with)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(codegen, "for_training", lambda *args: {"train": args})
+    monkeypatch.setattr(codegen, "for_once", lambda *args: {"once": args})
+    once, mesh = {"once": ("gpu",)}, jax.make_mesh((1,), ("data",))
+    monkeypatch.setattr(sharding.Partition, "platform", "gpu")
+    for quick in (False, True):
+        for on in (None, mesh):
+            partition = sharding.Partition(on, quick=quick)
+            partition.compile(shares, donate=True)
+            partition.compile(shares)
+        assert given == 2 * [{"train": ("gpu", quick)}, once]
+        given.clear()
+    sharding.Partition(quick=True).builder(shares)
+    assert given == [once]
+    given.clear()
+    seeds.make_seeds_evaluate(None, None, make_environment(build.read(small_config()), 1, seed=0))
+    assert given == [once]
+    given.clear()
+    dreamer_looks.make_diagnostics(Dreamer())
+    assert given == [once]
+    given.clear()
+    monkeypatch.setattr(tdmpc_looks, "look", lambda *args: pytest.fail("called"))
+    with pytest.raises(pytest.fail.Exception):  # as the program begins, which is made first
+        tdmpc_looks.make_review(Tdmpc(), None)(None, None, None, None)
+    assert given == [once]

@@ -155,6 +155,8 @@ def test_a_product_of_a_gpus_library():
     line = hlo.Line("y", "(f32[16,4]{1,0}, s8[4096]{0})", "custom-call", ["x", "w"], rest)
     left = hlo.Line("x", "f32[8,16]{1,0}", "parameter", ["0"], "")
     assert hlo_costs.line_flops(line, {"x": left}) == 2 * 8 * 16 * 4
+    # The 4,096 bytes are memory to work in, of which nobody knows what is touched.
+    assert hlo_costs.line_bytes(line, {"x": left}, {}) == 4 * (8 * 16 + 16 * 4)
 
 
 def test_a_compiled_loop_and_its_products():

@@ -213,6 +213,12 @@ class RunSettings(abc.ABC):
     matmul_precision: str = setting(
         "default", "of float32 products", choices=("default", "high", "highest")
     )
+    gpu_compiler: str = setting(
+        "auto",
+        "how long a GPU's compiler may take: full, for the fastest steps; quick; auto: quick in "
+        "runs of up to 200,000 steps, which gain more by it than they lose",
+        choices=("auto", "quick", "full"),
+    )
     distributed: Distributed = section(Distributed(), "many devices and processes")
     env: Env = section(Env(), "the task")
     train: Train = section(Train(), "how long, how often")

@@ -1,8 +1,8 @@
 """What the first evaluation runs is compiled while the run already trains.
 
 A tiny model's train step leaves a part of the second core idle, so that compiling there costs less
-of the run's time than in front of the evaluation. On an accelerator it stays in front: its compiler
-chooses among kernels by timing them, which a train step beside it would disturb.
+of the run's time than in front of the evaluation. On an accelerator it stays in front, where some
+compilers choose among kernels by timing them; beside training it has not been tried there.
 """
 
 from __future__ import annotations

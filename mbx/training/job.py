@@ -222,7 +222,12 @@ def prepare(config: Config, devices: Sequence[jax.Device] | None = None) -> Job:
     if num_seeds > 1:
         mesh = seeds.device_mesh(num_seeds)
         interval = seeds.make_seeds_interval(
-            agent, environment, schedule, mesh=mesh, length=intervals.length
+            agent,
+            environment,
+            schedule,
+            mesh=mesh,
+            length=intervals.length,
+            quick=partition.quick,
         )
         numbers = tuple(range(settings.seed, settings.seed + num_seeds))
         evaluate = make_evaluation(settings, agent, eval_env, mesh=mesh)

@@ -79,8 +79,9 @@ def compiling(what: str, talk: bool = True) -> Iterator[None]:
         if event.startswith(_COMPILING):
             seconds.append(duration)
 
-    # Of a GPU's several hundred kernels each is compiled by itself, and products are timed besides.
-    takes = "some minutes" if jax.default_backend() == "gpu" else "20 s or more"
+    # A GPU's several hundred kernels are compiled one by one and, where that may take long
+    # (`codegen`), timed besides.
+    takes = "half a minute to some minutes" if jax.default_backend() == "gpu" else "20 s or more"
     _say(f"compiling {what} ({takes} the first time, kept for the next)")
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:

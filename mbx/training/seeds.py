@@ -8,6 +8,7 @@ nothing left over for a batch, takes its seeds one after another inside the same
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -72,6 +73,7 @@ def make_seeds_interval(
     length: int,
     mesh: jax.sharding.Mesh | None = None,
     batched: bool | None = None,
+    quick: bool = False,
 ) -> Callable[[LoopState], tuple[LoopState, dict[str, Array]]]:
     """`loop.make_interval` for several seeds: leaves and metrics lead with `[S]`.
 
@@ -79,6 +81,7 @@ def make_seeds_interval(
         mesh: devices among which the seeds are divided evenly.
         batched: whether a device takes its seeds together or one after another (None: together
             unless it is a processor).
+        quick: about compiling, on GPUs (`codegen`).
     """
     batched = _batches() if batched is None else batched
     axis = "seeds" if batched else None
@@ -97,7 +100,7 @@ def make_seeds_interval(
     def train_interval(state: LoopState) -> tuple[LoopState, dict[str, Array]]:
         return divided(state)
 
-    options = codegen.for_training(jax.default_backend())
+    options = codegen.for_training(jax.default_backend(), quick)
     return jax.jit(train_interval, donate_argnums=0, compiler_options=options)
 
 
@@ -122,7 +125,7 @@ def make_seeds_evaluate(
 
     divided = _divided(all_seeds, mesh)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=codegen.for_once(jax.default_backend()))
     def evaluation(train: Any, keys: Array) -> tuple:
         return divided((train, keys))
 

@@ -40,6 +40,7 @@ class Partition:
 
     mesh: jax.sharding.Mesh | None = None
     fsdp: bool = False
+    quick: bool = False  # about compiling what trains, on GPUs
 
     @property
     def size(self) -> int:
@@ -107,9 +108,11 @@ class Partition:
 
     def builder(self, make: Callable[..., LoopState], *args: Any) -> Callable[..., LoopState]:
         """The program that `build` runs, for arguments like these."""
+        options = codegen.for_once(self.platform)
         if self.mesh is None:
-            return jax.jit(make)
-        return jax.jit(make, out_shardings=self.of_state(jax.eval_shape(make, *args)))
+            return jax.jit(make, compiler_options=options)
+        places = self.of_state(jax.eval_shape(make, *args))
+        return jax.jit(make, out_shardings=places, compiler_options=options)
 
     def shapes(self, state: LoopState) -> LoopState:
         """A state given abstractly, with where its arrays belong."""
@@ -150,9 +153,10 @@ class Partition:
             donate: the first argument's memory is used again for the result, as programs that train
                 do; those have options of their own (`codegen`).
         """
-        asked: dict[str, Any] = {}
+        asked: dict[str, Any] = dict(compiler_options=codegen.for_once(self.platform))
         if donate:
-            asked = dict(donate_argnums=0, compiler_options=codegen.for_training(self.platform))
+            options = codegen.for_training(self.platform, self.quick)
+            asked = dict(donate_argnums=0, compiler_options=options)
         if self.mesh is None:
             return jax.jit(function, **asked)
 
@@ -273,8 +277,9 @@ def make_partition(settings: RunSettings, on: Sequence[jax.Device] | None = None
 
     Raises ValueError where the environments cannot be divided among them.
     """
+    quick = codegen.is_quick(settings.gpu_compiler, settings.train.steps)
     if not settings.distributed.enabled:
-        return ONE_DEVICE
+        return dataclasses.replace(ONE_DEVICE, quick=quick)
     devices = jax.device_count() if on is None else len(on)
     num_envs = settings.env.num_envs
     if num_envs % devices:
@@ -289,7 +294,7 @@ def make_partition(settings: RunSettings, on: Sequence[jax.Device] | None = None
         )
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((devices,), (_AXIS,), axis_types=auto, devices=on)
-    return Partition(mesh, settings.distributed.fsdp)
+    return Partition(mesh, settings.distributed.fsdp, quick)
 
 
 def num_shards(settings: RunSettings, partition: Partition) -> int:

@@ -20,8 +20,8 @@ VECTOR = EnvSpec("x:vector", (3,), jnp.float32, 2, 50, 1)
 IMAGE = EnvSpec("x:image", (10, 10, 2), jnp.float32, 3, 50, 1, discrete=True)
 
 # Read by whoever trains (mbx.training) or when the shapes are made, not by the agent's functions.
-GENERAL = {"agent", "seed", "num_seeds", "imports", "resume", "matmul_precision", "model.size"}
-GENERAL |= {"loss.heads"}
+GENERAL = {"agent", "seed", "num_seeds", "imports", "resume", "matmul_precision", "gpu_compiler"}
+GENERAL |= {"model.size", "loss.heads"}
 GENERAL_SECTIONS = {"distributed", "env", "train", "eval", "log", "checkpoint"}
 STORAGE = {"replay.capacity", "replay.save", "replay.shards"}
 SMALL = dict(

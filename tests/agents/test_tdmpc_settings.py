@@ -31,7 +31,7 @@ FILES = ("tdmpc", "tdmpc2", "bmpc", "tdmpc_ensemble", "efficient_tdmpc", "planne
 SPEC = EnvSpec("toy:ends", (3,), jnp.float32, 2, 50, 2)
 
 # Read by whoever trains (mbx.training), not by the agent.
-GENERAL = ("agent", "seed", "num_seeds", "imports", "resume", "matmul_precision")
+GENERAL = ("agent", "seed", "num_seeds", "imports", "resume", "matmul_precision", "gpu_compiler")
 GENERAL_SECTIONS = ("distributed", "env", "train", "eval", "log", "checkpoint")
 SCHEDULE = {"reanalyze.enabled", "reanalyze.interval", "reanalyze.min_step"}
 STORAGE = {"replay.capacity", "replay.shards", "replay.save"}

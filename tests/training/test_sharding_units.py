@@ -257,6 +257,8 @@ def test_only_one_of_several_leaves_at_once(monkeypatch, joined):
 
 def settings(num_envs=4, enabled=True, num_seeds=1, fsdp=False, shards=0):
     return types.SimpleNamespace(
+        gpu_compiler="full",
+        train=types.SimpleNamespace(steps=1),
         distributed=Distributed(enabled=enabled, fsdp=fsdp),
         env=types.SimpleNamespace(num_envs=num_envs),
         num_seeds=num_seeds,
@@ -265,7 +267,7 @@ def settings(num_envs=4, enabled=True, num_seeds=1, fsdp=False, shards=0):
 
 
 def test_the_partition_that_a_run_asks_for(monkeypatch):
-    assert sharding.make_partition(settings(enabled=False)) is ONE_DEVICE
+    assert sharding.make_partition(settings(enabled=False)) == ONE_DEVICE
     for fsdp in (False, True):
         partition = sharding.make_partition(settings(fsdp=fsdp))
         assert partition.fsdp is fsdp and partition.mesh.axis_names == ("data",)

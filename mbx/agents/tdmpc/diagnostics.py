@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import mppi, planners, replay
+from mbx import codegen, mppi, planners, replay
 from mbx.agents.base import Ahead, Diagnostics, Episodes, MakeReview
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.scoring import score_function
@@ -76,8 +76,10 @@ def make_review(settings: Settings, model: WorldModel) -> MakeReview:
     def program() -> Any:
         # It runs once an evaluation: on a processor, what LLVM would make it quicker by is less
         # than LLVM takes.
-        few = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-        return jax.jit(functools.partial(look, settings, model), compiler_options=few)
+        few = {"xla_backend_optimization_level": 0}
+        platform = jax.default_backend()
+        options = few if platform == "cpu" else codegen.for_once(platform)
+        return jax.jit(functools.partial(look, settings, model), compiler_options=options)
 
     def review(
         train: TrainState, state: replay.ReplayState, episodes: Episodes, key: Array
