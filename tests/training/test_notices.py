@@ -74,7 +74,7 @@ def test_what_is_compiled_is_said_before_and_how_long_it_took_after(capsys, monk
     monkeypatch.setattr(notices, "time", types.SimpleNamespace(monotonic=lambda: 0.0))
     with notices.compiling("the toy"):
         pass
-    assert "compiling the toy (half a minute to some minutes the first time" in capsys.readouterr().err
+    assert "the toy (half a minute to some minutes the first time" in capsys.readouterr().err
     with notices.compiling("the toy", talk=False):
         pass
     assert capsys.readouterr().err == ""
