@@ -12,7 +12,7 @@ import pytest
 
 from mbx import distributions as dist
 from mbx import replay
-from mbx.agents.tdmpc import planning, value_targets
+from mbx.agents.tdmpc import planning, reanalyze, value_targets
 from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc.agent import make_agent
 from mbx.agents.tdmpc.model_loss import value_loss, value_losses
@@ -497,6 +497,26 @@ def test_the_learner_renews_the_targets_of_its_own_batch(agent_and_replay, step,
     best = [np.asarray(x.targets.values)[renewed].max(axis=-1) for x in (new, buffer)]
     expected = np.abs(best[0] - best[1]).mean() if due else 0.0
     np.testing.assert_allclose(passed["reanalyze/value_change"].total, expected, rtol=1e-4)
+
+
+def test_a_pass_compares_rows_that_had_a_value(agent_and_replay):
+    """Of four rows one has no plan, one does not count, one was stored without a value."""
+    buffer = agent_and_replay[2]
+
+    def targets(step, values, valid):
+        actions = jnp.zeros((4, 2, 2))
+        return replay.Targets(actions, jnp.array(values), jnp.array(step), jnp.array(valid))
+
+    nan = float("nan")
+    values = [[1.0, 5.0], [9.0, 9.0], [nan, nan], [7.0, 7.0]]
+    old = targets([1, 2, 3, 4], values, [True, False, True, True])
+    new = targets([8] * 4, [[2.0, 3.0], [0.0, 0.0], [4.0, 4.0], [0.0, 0.0]], [True] * 4)
+    mask = jnp.array([True, True, True, False])
+    found = program(reanalyze.pass_metrics)(buffer, old, new, mask)
+    np.testing.assert_allclose(found["reanalyze/age"], (7 + 5) / 2)
+    np.testing.assert_allclose(found["reanalyze/value_change"], 2.0)
+    rows = int(replay.num_transitions(buffer))
+    np.testing.assert_allclose(found["reanalyze/share"], 3 / rows, rtol=1e-6)
 
 
 def test_a_sweep_refreshes_every_transition(agent_and_replay):

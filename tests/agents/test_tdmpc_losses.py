@@ -50,6 +50,49 @@ def test_the_acting_planners_expert_is_what_is_stored():
     acted = make(train, actor, obs, jax.random.key(2))
     np.testing.assert_array_equal(acted.expert, actor.gaussian)
     assert not np.array_equal(made.expert, acted.expert)
+    # A loss reads the training planner's actions and values, which are made beside it.
+    np.testing.assert_array_equal(acted.values, made.values)
+    np.testing.assert_array_equal(acted.actions, made.actions)
+
+
+def test_an_acting_expert_is_stored_without_a_second_plan():
+    """Where no loss reads more; while one copy has only had random actions, all are planned for."""
+    own = dict(VARIANTS["lambda"]["loss"], value_target="td")
+    agent = make_agent(make_settings(**dict(VARIANTS["lambda"], loss=own)), SPEC)
+    train = jax.jit(agent.init)(jax.random.key(0)).replace(step=jnp.int32(7))
+    obs, make = jnp.ones((2, 3)), jax.jit(agent.store.targets)
+    act = jax.jit(agent.act, static_argnums=5)
+    untouched = agent.init_actor(2)
+    _, actor = act(train, untouched, obs, jnp.ones(2, bool), jax.random.key(1), False)
+    planned = make(train, untouched, obs, jax.random.key(2))
+    acted = make(train, actor, obs, jax.random.key(2))
+    for name in ("expert", "actions", "values", "step", "valid"):
+        old, new = getattr(planned, name), getattr(acted, name)
+        assert (old.shape, old.dtype) == (new.shape, new.dtype)
+    assert np.isnan(acted.values).all() and np.isfinite(planned.values).all()
+    assert acted.valid.all() and (acted.step == 7).all()
+    np.testing.assert_array_equal(acted.expert, actor.gaussian)
+    shown = np.broadcast_to(actor.gaussian[:, :1], acted.actions.shape)
+    np.testing.assert_array_equal(acted.actions, shown)
+    one = make(train, actor.replace(planned=jnp.array([True, False])), obs, jax.random.key(2))
+    np.testing.assert_array_equal(one.values, planned.values)
+    np.testing.assert_array_equal(one.expert[0], actor.gaussian[0])
+    np.testing.assert_array_equal(one.expert[1], planned.expert[1])
+
+
+@pytest.mark.parametrize(
+    ("target", "policy", "alone"),
+    [
+        ("td", "kl", True),
+        ("td", "kl:1+awr:1", False),
+        ("td", "svg", False),
+        ("planner", "kl", False),
+        ("lambda", "kl", False),
+    ],
+)
+def test_which_losses_read_the_expert_alone(target, policy, alone):
+    loss = dict(value_target=target, policy_loss=policy, value_weighting="uniform")
+    assert make_settings(loss=loss).reads_expert_alone is alone
 
 
 @pytest.mark.parametrize("how", ["chosen", "final"])

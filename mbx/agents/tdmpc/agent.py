@@ -277,9 +277,30 @@ def make_act_without_planner(model: WorldModel) -> Act:
 
 
 def make_targets(settings: Settings, model: WorldModel) -> MakeTargets:
-    """`Store.targets`: the training planner's actions, values and, for distillation, its expert."""
+    """`Store.targets`: the training planner's actions, values and, for distillation, its expert.
+
+    Where the acting planner is the expert and no loss reads more, its mean is stored as the one
+    action, without a value (NaN), and the training planner does not plan.
+    """
 
     def targets(train: TrainState, actor: Any, obs: Array, key: Array) -> replay.Targets:
+        planned = functools.partial(plan, train, actor, obs, key)
+        if not (isinstance(actor, ActorState) and settings.reads_expert_alone):
+            return planned()
+        shapes = jax.eval_shape(planned)
+
+        def acted() -> replay.Targets:
+            return jax.tree.map(jnp.zeros_like, shapes).replace(
+                actions=jnp.broadcast_to(actor.gaussian[:, :1], shapes.actions.shape),
+                values=jnp.full_like(shapes.values, jnp.nan),
+                step=jnp.full_like(shapes.step, train.step),
+                valid=jnp.ones_like(shapes.valid),
+                expert=actor.gaussian,
+            )
+
+        return jax.lax.cond(jnp.all(actor.planned), acted, planned)
+
+    def plan(train: TrainState, actor: Any, obs: Array, key: Array) -> replay.Targets:
         z = model.encode(train.params, obs)
         plan = planning.plan_targets(settings, model, train.params, z, key)
         expert = None

@@ -94,20 +94,21 @@ def pass_metrics(
         mask: which of them count.
 
     Returns:
-        Means over the rows of `mask` that had a plan: its age in updates, and the change of the
-        best value found; and how many rows were planned for, as a share of all
+        Means over the rows of `mask` that had a plan: its age in updates, and, of those whose plan
+        had values, the change of the best; and how many rows were planned for, as a share of all
         transitions (a row that is drawn twice counts twice).
     """
     axis = mask.ndim - 1  # the batch's
 
     def sums(old: replay.Targets, new: replay.Targets, mask: Array, held: Array) -> Any:
         known = old.valid & mask
-        best = jnp.max(new.values, axis=-1), jnp.nan_to_num(jnp.max(old.values, axis=-1))
-        change = jnp.abs(best[0] - best[1])
+        change = jnp.abs(jnp.max(new.values, axis=-1) - jnp.max(old.values, axis=-1))
+        compared = known & jnp.isfinite(change)  # an acting expert's row has no value
         found = dict(
             known=jnp.sum(known),
             age=jnp.sum(jnp.where(known, new.step - old.step, 0)),
-            change=jnp.sum(jnp.where(known, change, 0.0)),
+            change=jnp.sum(jnp.where(compared, change, 0.0)),
+            compared=jnp.sum(compared),
             planned=jnp.sum(mask),
             held=jnp.sum(held),
         )
@@ -117,7 +118,7 @@ def pass_metrics(
     count = jnp.maximum(found["known"], 1.0)
     return {
         "reanalyze/age": found["age"] / count,
-        "reanalyze/value_change": found["change"] / count,
+        "reanalyze/value_change": found["change"] / jnp.maximum(found["compared"], 1.0),
         "reanalyze/share": found["planned"] / jnp.maximum(found["held"], 1.0),
     }
 

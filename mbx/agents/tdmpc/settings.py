@@ -508,6 +508,11 @@ class Settings(RunSettings):
         return "kl" in self.loss.policy_terms
 
     @property
+    def reads_expert_alone(self) -> bool:
+        """kl in loss.policy_loss, and no loss that reads the actions or values of plans"""
+        return self.uses_expert and not self.weighs_plans and self.loss.value_target != "planner"
+
+    @property
     def moves_value_scale(self) -> bool:
         """svg in loss.policy_loss, or loss.advantage_scale=range"""
         return self.uses_svg or (self.weighs_plans and self.loss.advantage_scale == "range")
