@@ -25,8 +25,8 @@ KEYS = {
     "targets/valid": "share of a batch's rows that have planner targets",
     "batch/mask": "share of a batch's rows that belong to the episode they begin in",
     "reanalyze/age": "learner updates since the targets that a pass renewed were made",
-    "reanalyze/value_change": "how much a pass changed the best value stored with a row, mean size, "
-    "over rows that have one (an acting expert's have not)",
+    "reanalyze/value_change": "how much a pass changed the best value stored with rows, mean size, "
+    "of those that have one (an acting expert's have not)",
     "reanalyze/share": "share of the replay's rows that a pass renewed",
     "model/latent_error_*": "squared error of the latent N steps after the last observation that "
     "the model saw, mean over its numbers",
