@@ -11,8 +11,9 @@ from mbx.agents.dreamer import diagnostics as dreamer_looks
 from mbx.agents.dreamer.settings import Settings as Dreamer
 from mbx.agents.tdmpc import diagnostics as tdmpc_looks
 from mbx.agents.tdmpc.settings import Settings as Tdmpc
-from mbx.training import build, job, seeds, sharding
+from mbx.training import build, job, loop, seeds, sharding
 from mbx.training.environments import make_environment
+from mbx.training.state import make_schedule
 from tests.faults.small import small_config
 
 
@@ -104,7 +105,14 @@ def test_programs_get_the_options_of_their_kind(monkeypatch):
     sharding.Partition(quick=True).builder(shares)
     assert given == [once]
     given.clear()
-    seeds.make_seeds_evaluate(None, None, make_environment(build.read(small_config()), 1, seed=0))
+    config = build.read(small_config(gpu_compiler="quick"))
+    env = make_environment(config, 1, seed=0)
+    agent, schedule = build.build_agent(config, env.spec), make_schedule(config, env.spec)
+    partition = sharding.make_partition(config)
+    loop.make_host_interval(agent, env, schedule, length=1, partition=partition)
+    assert given == 3 * [{"train": ("gpu", True)}]  # what acts, what stores and what learns
+    given.clear()
+    seeds.make_seeds_evaluate(None, None, env)
     assert given == [once]
     given.clear()
     dreamer_looks.make_diagnostics(Dreamer())

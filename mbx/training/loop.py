@@ -8,6 +8,7 @@ runs the same parts (`select_action`, `store_step`, `learn_if_due`) around its P
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -235,7 +236,7 @@ def make_host_interval(
     select_action = make_select_action(agent, schedule, num_envs, environment.spec)
     store_step, learn_if_due = make_store_step(agent), make_learn_if_due(agent, schedule)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=partition.training)
     def train_act(state: LoopState) -> tuple[Array, Any, Any]:
         return partition.divided(select_action(state, step_keys(state)[0]))
 

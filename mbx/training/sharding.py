@@ -53,6 +53,11 @@ class Partition:
         return jax.default_backend() if self.mesh is None else self.mesh.devices.flat[0].platform
 
     @property
+    def training(self) -> codegen.Options | None:
+        """`compiler_options` of programs that train."""
+        return codegen.for_training(self.platform, self.quick)
+
+    @property
     def processes(self) -> int:
         """Processes that run together."""
         return 1 if self.mesh is None else jax.process_count()
@@ -155,8 +160,7 @@ class Partition:
         """
         asked: dict[str, Any] = dict(compiler_options=codegen.for_once(self.platform))
         if donate:
-            options = codegen.for_training(self.platform, self.quick)
-            asked = dict(donate_argnums=0, compiler_options=options)
+            asked = dict(donate_argnums=0, compiler_options=self.training)
         if self.mesh is None:
             return jax.jit(function, **asked)
 
