@@ -93,7 +93,7 @@ class Interrupt:
 
     def _request(self, number: int) -> None:
         self.number = number
-        say("stopping: saving after this interval (again to stop at once)")
+        say("stopping: saving after what is computed now (again to stop at once)")
 
 
 def say(text: str) -> None:
