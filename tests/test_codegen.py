@@ -11,6 +11,7 @@ from mbx.agents.dreamer import diagnostics as dreamer_looks
 from mbx.agents.dreamer.settings import Settings as Dreamer
 from mbx.agents.tdmpc import diagnostics as tdmpc_looks
 from mbx.agents.tdmpc.settings import Settings as Tdmpc
+from mbx.settings import describe
 from mbx.training import build, job, loop, seeds, sharding
 from mbx.training.environments import make_environment
 from mbx.training.state import make_schedule
@@ -58,6 +59,11 @@ def test_options_that_the_compiler_does_not_know_are_left_out(monkeypatch):
     assert codegen.for_once("gpu") == known
     monkeypatch.setattr(codegen, "_QUICK_ON_GPU", {"xla_gpu_no_such_option": 1})
     assert codegen.for_once("gpu") is None
+
+
+def test_the_settings_text_says_how_long_a_run_is_compiled_quickly():
+    (told,) = (x for x in describe(Tdmpc()) if x.name == "gpu_compiler")
+    assert f"up to {codegen.QUICK_STEPS:,} steps" in told.help
 
 
 @pytest.mark.parametrize(

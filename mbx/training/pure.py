@@ -94,6 +94,11 @@ def make_train(
             "num_seeds, distributed, train.dataset and train.init_from are for runs with a "
             "directory: leave them out, seeds go along a vmap here"
         )
+    if base.gpu_compiler != "auto":
+        raise ValueError(
+            f"gpu_compiler={base.gpu_compiler!r} is for runs that mbx compiles: leave it out, and "
+            "give your own jax.jit mbx.codegen.for_training(platform, quick) as compiler_options"
+        )
     environment = make_environment(base, base.env.num_envs, seed=0)
     if not isinstance(environment, JaxEnvironment):
         raise ValueError(

@@ -290,7 +290,7 @@ def make_targets(settings: Settings, model: WorldModel) -> MakeTargets:
         shapes = jax.eval_shape(planned)
 
         def acted() -> replay.Targets:
-            return jax.tree.map(jnp.zeros_like, shapes).replace(
+            return replay.Targets(
                 actions=jnp.broadcast_to(actor.gaussian[:, :1], shapes.actions.shape),
                 values=jnp.full_like(shapes.values, jnp.nan),
                 step=jnp.full_like(shapes.step, train.step),
