@@ -15,7 +15,10 @@ if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
         os.environ.setdefault(
             "XLA_FLAGS",
             # One piece of code a program: with two workers no core is free to compile others.
-            "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+            "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
+            # Passes that make loops and long sums fast, and look through all of a program for it.
+            "--xla_disable_hlo_passes=simplify-while-loops,while-loop-invariant-code-motion,"
+            "while-loop-constant-sinking,tree_reduction_rewriter",
         )
 # Quickly compiled programs too: the other worker reads them, a test that makes the same anew, and
 # the processes that tests start.
@@ -27,6 +30,10 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 import jax
 import pytest
 
+from mbx import rows
+
+if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
+    rows.ONES = 2
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tracing makes many objects that live on: looking through them all the time finds little.
 gc.set_threshold(100_000, 20, 20)

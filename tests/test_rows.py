@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,10 +14,21 @@ from mbx import rows
 SHAPES = ((7,), (3, 13), (2, 4, 14), (5, 101), (1, 96))
 
 
+@pytest.fixture(params=[1, 2])
+def ones(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Columns of ones: as runs have it, and as tests do where they are to compile quickly."""
+    monkeypatch.setattr(rows, "ONES", request.param)
+    for name in ("total", "down"):  # that were perhaps traced with the other number
+        own = getattr(rows, name).__wrapped__
+        monkeypatch.setattr(rows, name, jax.jit(lambda x, own=own: own(x)))
+    return request.param
+
+
 def drawn(shape: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(len(shape) + shape[-1]).normal(3.0, 2.0, shape).astype(np.float32)
 
 
+@pytest.mark.usefixtures("ones")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_reductions_are_those_of_numpy(shape: tuple[int, ...]) -> None:
     x = drawn(shape)
@@ -36,6 +49,7 @@ def test_the_largest_is_found_in_every_column(place: int) -> None:
     assert np.asarray(rows.largest(x)).tolist() == [[0.0], [1.0]]
 
 
+@pytest.mark.usefixtures("ones")
 def test_a_row_that_is_not_finite_stays_so() -> None:
     x = np.zeros((4, 33), np.float32)
     x[0, 20], x[1, 5], x[2] = np.nan, np.inf, -np.inf
@@ -44,6 +58,7 @@ def test_a_row_that_is_not_finite_stays_so() -> None:
     assert np.isnan(rows.down(x)).any() and np.isnan(rows.total(x)[0, 0])
 
 
+@pytest.mark.usefixtures("ones")
 def test_heads_side_by_side_have_sums_of_their_own() -> None:
     x = drawn((3, 2, 4, 5))
     np.testing.assert_allclose(jax.vmap(rows.down)(x), x.sum((1, 2)), rtol=1e-5)
@@ -51,6 +66,7 @@ def test_heads_side_by_side_have_sums_of_their_own() -> None:
     np.testing.assert_allclose(twice, x.sum(2), rtol=1e-5)
 
 
+@pytest.mark.usefixtures("ones")
 def test_sums_of_heads_need_no_transposed_rows() -> None:
     """The product of `down` keeps heads as a batch axis: no copy of the rows in between."""
     program = jax.jit(jax.vmap(rows.down)).lower(jnp.ones((3, 64, 32))).compile().as_text()
@@ -58,6 +74,7 @@ def test_sums_of_heads_need_no_transposed_rows() -> None:
     assert not [line for line in moved if "64" in line.split("=")[1].split("]")[0]], moved
 
 
+@pytest.mark.usefixtures("ones")
 def test_what_is_traced_once_is_traced_again_for_a_mesh() -> None:
     """Where rows are divided among devices `down` leaves their axes apart."""
 
@@ -72,6 +89,19 @@ def test_what_is_traced_once_is_traced_again_for_a_mesh() -> None:
     assert "(([0, 1], [0, 1])" in divided and program() == before
 
 
+def test_runs_have_products_with_one_vector(ones: int) -> None:
+    """Of several, all but one are work for nothing."""
+    assert runpy.run_path(str(rows.__file__))["ONES"] == 1
+    for program, of in (
+        (rows.total, f"4x{ones}x"),
+        (rows.down, f"{ones}x5x" if ones > 1 else "5x"),
+    ):
+        text = jax.jit(program).lower(jnp.ones((4, 5))).as_text()
+        products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+        assert len(products) == 1 and f"-> tensor<{of}f32>" in products[0]
+
+
+@pytest.mark.usefixtures("ones")
 @pytest.mark.parametrize("name", ["total", "mean", "largest", "down"])
 def test_other_platforms_take_the_plain_reductions(name: str) -> None:
     """What is lowered for an accelerator has the reduction itself, and no product."""

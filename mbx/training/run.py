@@ -62,6 +62,7 @@ from mbx.training.job import (
     host_snapshots,
     make_state,
     prepare,
+    rare_collections,
     whole_interval,
 )
 from mbx.training.job import matmul_precision as matmul_precision
@@ -163,7 +164,9 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
     check_before(settings, job, workdir, log_dirs[0])
     job.partition.wait_for_all("checked")
     interrupt = interrupt or Interrupt()
-    with matmul_precision(settings.matmul_precision), interrupt, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        for context in (rare_collections(), matmul_precision(settings.matmul_precision), interrupt):
+            stack.enter_context(context)
         if job.partition.is_main_process:
             stack.enter_context(sole_writer(workdir))
             if settings.resume:

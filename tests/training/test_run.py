@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import itertools
 import json
 import os
@@ -22,6 +23,7 @@ from mbx.training import environments, run
 from mbx.training.checkpoint import Checkpointer, load_config
 from mbx.training.job import fresh_state
 from mbx.training.metrics import read_rows
+from tests.faults.small import small_config
 from tests.helpers import FUSED, counting, once, programs_of, register_toy, tiny_config
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -302,3 +304,29 @@ def test_the_command_tells_mistakes_in_a_line(flag, message, tmp_path):
 def test_config_is_json_and_kept(whole):
     with open(os.path.join(whole[1], "config.json")) as file:
         assert json.load(file)["env"]["name"] == "toy:point"
+
+
+@pytest.mark.parametrize(
+    "given, within",
+    [
+        ((700, 10, 10), (100_000, 10, 10)),
+        ((0, 10, 10), (0, 10, 10)),
+        ((200_000, 5, 5), (200_000, 5, 5)),
+    ],
+)
+def test_a_run_collects_garbage_rarely_and_only_its_own(given, within, tmp_path, monkeypatch):
+    seen = []
+
+    def begin(*_):
+        seen.append(gc.get_threshold())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "begin", begin)
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(*given)
+        with pytest.raises(KeyboardInterrupt):
+            run.train(small_config(), str(tmp_path))
+        assert seen == [within] and gc.get_threshold() == given
+    finally:
+        gc.set_threshold(*before)
