@@ -52,7 +52,25 @@ def matching(rows: Rows, where: Mapping[str, Any]) -> Rows:
 def rows_of(panel: Spec, series: Spec) -> Rows:
     """A line's rows, from its own "data" or its panel's, where the conditions of both hold."""
     rows = matching(read(series.get("data", panel["data"])), panel.get("where", {}))
-    return matching(rows, series["where"])
+    return first_of(matching(rows, series["where"]), series.get("first_of", ()))
+
+
+def first_of(rows: Rows, settings: Sequence[str]) -> Rows:
+    """Of every task's every seed the rows of the first of these settings that it has rows of.
+
+    Other rows are left out; no settings: all rows. Raises ValueError where no row is left.
+    """
+    if not settings:
+        return rows
+    rank = {name: i for i, name in enumerate(settings)}
+    known = [row for row in rows if row["setting"] in rank]
+    if not known:
+        raise ValueError(f"no row of {list(settings)}: mend docs/results/figures.json or the data")
+    first: dict[tuple[str, str], int] = {}
+    for row in known:
+        run = row["task"], row["seed"]
+        first[run] = min(rank[row["setting"]], first.get(run, len(rank)))
+    return [row for row in known if rank[row["setting"]] == first[row["task"], row["seed"]]]
 
 
 def layout() -> dict[str, dict[str, Any]]:

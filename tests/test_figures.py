@@ -149,6 +149,20 @@ def test_a_mean_over_tasks_by_hand(tmp_path, monkeypatch):
     assert figures.mean_published(published, ["a", "b"], "x") == {2: (5.5, 5.5, 5.5)}
 
 
+def test_of_every_run_the_first_setting_that_it_has():
+    runs = [("a", "0", "x"), ("a", "0", "y"), ("a", "1", "y"), ("b", "0", "z"), ("b", "0", "x")]
+    rows = [dict(zip(("task", "seed", "setting"), run, strict=True)) for run in runs]
+    for settings, kept in (
+        ((), (0, 1, 2, 3, 4)),
+        (("x", "y"), (0, 2, 4)),
+        (("y", "x"), (1, 2, 4)),
+        (("z",), (3,)),
+    ):
+        assert figures.first_of(rows, settings) == [rows[i] for i in kept]
+    with pytest.raises(ValueError, match=r"no row of \['q'\]"):
+        figures.first_of(rows, ("q",))
+
+
 def test_the_mean_panel_draws_the_mean():
     """The front page's first panel: the published means of 100k, and both tables' own rows."""
     from matplotlib import pyplot as plt
@@ -161,9 +175,11 @@ def test_the_mean_panel_draws_the_mean():
         found = [bars.lines[0].get_ydata()[0] for bars in axes.containers]
         lines = [x for x in axes.lines if x.get_marker() == "."]
     np.testing.assert_allclose(found, [680.0, 510.3, 433.3], atol=0.5)
-    for line, row in zip(lines, ([453, 570, 689], [245, 502, 633]), strict=True):
+    for line, last, row in zip(
+        lines, (100_000, 50_000), ([401, 577, 759], [245, 502, 633]), strict=True
+    ):
         mean = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
-        at = [mean[step] for step in (10_000, 30_000, 50_000)]
+        at = [mean[step] for step in (10_000, 30_000, last)]
         np.testing.assert_allclose(at, row, atol=0.51)
 
 
