@@ -33,7 +33,7 @@ import pytest
 from mbx import rows
 
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
-    rows.ONES = 2
+    rows.ONES = 2  # before anything is traced; half the pieces of code of a train interval
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tracing makes many objects that live on: looking through them all the time finds little.
 gc.set_threshold(100_000, 20, 20)

@@ -164,9 +164,12 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
     check_before(settings, job, workdir, log_dirs[0])
     job.partition.wait_for_all("checked")
     interrupt = interrupt or Interrupt()
-    with contextlib.ExitStack() as stack:
-        for context in (rare_collections(), matmul_precision(settings.matmul_precision), interrupt):
-            stack.enter_context(context)
+    with (
+        rare_collections(),
+        matmul_precision(settings.matmul_precision),
+        interrupt,
+        contextlib.ExitStack() as stack,
+    ):
         if job.partition.is_main_process:
             stack.enter_context(sole_writer(workdir))
             if settings.resume:
