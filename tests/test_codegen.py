@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from mbx import codegen
@@ -35,6 +36,18 @@ def test_a_training_program_on_a_processor_reduces_by_the_compilers_own_loops():
     assert "__ynn_fusion" in text_of(sharding.ONE_DEVICE.compile(shares))
 
 
+def test_a_first_state_compiled_for_itself_has_the_numbers_of_any_other_program():
+    def first(key):
+        weights = jax.random.normal(key, (8, 8))
+        return jnp.linalg.norm(weights, axis=0), jnp.tanh(weights) * 3.0 + 1.0
+
+    key = jax.random.key(0)
+    program = sharding.ONE_DEVICE.builder(first)
+    assert "xla_cpu_use_fusion_emitters" in codegen.for_first_state("cpu")
+    for own, other in zip(program(key), jax.jit(first)(key), strict=True):
+        np.testing.assert_array_equal(own, other)
+
+
 QUICK = {
     "xla_gpu_autotune_level": 0,
     "xla_gpu_enable_triton_gemm": False,
@@ -48,6 +61,8 @@ def test_a_gpus_programs_are_compiled_quickly_where_they_run_for_little():
     for platform in ("cpu", "tpu"):
         assert codegen.for_training(platform, quick=True) == codegen.for_training(platform)
         assert codegen.for_once(platform) is None
+    assert codegen.for_first_state("gpu") == QUICK
+    assert codegen.for_first_state("tpu") is None
     assert codegen.for_training("tpu") is None
 
 
@@ -88,7 +103,7 @@ def test_gpu_compiler_reaches_the_programs_that_train(monkeypatch, effort, steps
 
 
 def test_programs_get_the_options_of_their_kind(monkeypatch):
-    """On a GPU: what trains those of its run's, what evaluates, looks and begins the quick ones."""
+    """On a GPU: what trains those of its run's, what evaluates and looks the quick ones."""
     given, jit = [], jax.jit
 
     def compile_with(*args, compiler_options=None, **more):
@@ -99,6 +114,7 @@ def test_programs_get_the_options_of_their_kind(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(codegen, "for_training", lambda *args: {"train": args})
     monkeypatch.setattr(codegen, "for_once", lambda *args: {"once": args})
+    monkeypatch.setattr(codegen, "for_first_state", lambda *args: {"first": args})
     once, mesh = {"once": ("gpu",)}, jax.make_mesh((1,), ("data",))
     monkeypatch.setattr(sharding.Partition, "platform", "gpu")
     for quick in (False, True):
@@ -109,7 +125,10 @@ def test_programs_get_the_options_of_their_kind(monkeypatch):
         assert given == 2 * [{"train": ("gpu", quick)}, once]
         given.clear()
     sharding.Partition(quick=True).builder(shares)
-    assert given == [once]
+    with monkeypatch.context() as divided:
+        divided.setattr(sharding.Partition, "of_state", lambda self, state: self._named())
+        sharding.Partition(mesh).builder(shares, jnp.zeros((2, 3)))
+    assert given == 2 * [{"first": ("gpu",)}]
     given.clear()
     config = build.read(small_config(gpu_compiler="quick"))
     env = make_environment(config, 1, seed=0)

@@ -113,7 +113,7 @@ class Partition:
 
     def builder(self, make: Callable[..., LoopState], *args: Any) -> Callable[..., LoopState]:
         """The program that `build` runs, for arguments like these."""
-        options = codegen.for_once(self.platform)
+        options = codegen.for_first_state(self.platform)
         if self.mesh is None:
             return jax.jit(make, compiler_options=options)
         places = self.of_state(jax.eval_shape(make, *args))
