@@ -31,6 +31,7 @@ _QUICK_ON_GPU: Options = {
     "xla_gpu_enable_triton_gemm": False,
     "xla_disable_hlo_passes": "triton-softmax-rewriter",
 }
+_ONCE: dict[str, Options] = {"gpu": _QUICK_ON_GPU}
 # Environment steps after which the slower program has cost what compiling it quickly had saved:
 # 150 s, and 344 against 277 steps a second, of `configs/tdmpc.py` on an H100.
 QUICK_STEPS = 200_000
@@ -64,7 +65,7 @@ def for_once(platform: str) -> Options | None:
     Args:
         platform: as in `for_training`.
     """
-    return _known(_QUICK_ON_GPU) if platform == "gpu" else None
+    return _known(_ONCE.get(platform, {}))
 
 
 def for_first_state(platform: str) -> Options | None:

@@ -48,6 +48,15 @@ def test_a_first_state_compiled_for_itself_has_the_numbers_of_any_other_program(
         np.testing.assert_array_equal(own, other)
 
 
+def test_a_first_state_that_is_traced_has_the_options_of_the_program_it_is_in():
+    def first(key):
+        return jax.random.normal(key, (3,))
+
+    key = jax.random.key(0)
+    made = jax.jit(lambda key: sharding.ONE_DEVICE.build(first, key))(key)
+    np.testing.assert_array_equal(made, first(key))
+
+
 QUICK = {
     "xla_gpu_autotune_level": 0,
     "xla_gpu_enable_triton_gemm": False,
@@ -55,7 +64,8 @@ QUICK = {
 }
 
 
-def test_a_gpus_programs_are_compiled_quickly_where_they_run_for_little():
+def test_a_gpus_programs_are_compiled_quickly_where_they_run_for_little(monkeypatch):
+    monkeypatch.delitem(codegen._ONCE, "cpu")  # of all tests: conftest.py
     assert codegen.for_training("gpu") is None
     assert codegen.for_training("gpu", quick=True) == codegen.for_once("gpu") == QUICK
     for platform in ("cpu", "tpu"):
@@ -70,9 +80,9 @@ def test_options_that_the_compiler_does_not_know_are_left_out(monkeypatch):
     assert codegen.known(xla_cpu_enable_fast_math=False)
     assert not codegen.known(xla_cpu_no_such_option=False)
     known = {"xla_cpu_enable_fast_math": False}
-    monkeypatch.setattr(codegen, "_QUICK_ON_GPU", {"xla_gpu_no_such_option": 1, **known})
+    monkeypatch.setitem(codegen._ONCE, "gpu", {"xla_gpu_no_such_option": 1, **known})
     assert codegen.for_once("gpu") == known
-    monkeypatch.setattr(codegen, "_QUICK_ON_GPU", {"xla_gpu_no_such_option": 1})
+    monkeypatch.setitem(codegen._ONCE, "gpu", {"xla_gpu_no_such_option": 1})
     assert codegen.for_once("gpu") is None
 
 

@@ -112,8 +112,13 @@ class Partition:
         return self.builder(make, *args)(*args)
 
     def builder(self, make: Callable[..., LoopState], *args: Any) -> Callable[..., LoopState]:
-        """The program that `build` runs, for arguments like these."""
-        options = codegen.for_first_state(self.platform)
+        """The program that `build` runs, for arguments like these.
+
+        Where only shapes are asked for it is traced into another program, which leaves it none of
+        the compiler's options.
+        """
+        traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args))
+        options = None if traced else codegen.for_first_state(self.platform)
         if self.mesh is None:
             return jax.jit(make, compiler_options=options)
         places = self.of_state(jax.eval_shape(make, *args))
