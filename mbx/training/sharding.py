@@ -117,8 +117,7 @@ class Partition:
         Where only shapes are asked for it is traced into another program, which leaves it none of
         the compiler's options.
         """
-        traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args))
-        options = None if traced else codegen.for_first_state(self.platform)
+        options = None if _tracing() else codegen.for_first_state(self.platform)
         if self.mesh is None:
             return jax.jit(make, compiler_options=options)
         places = self.of_state(jax.eval_shape(make, *args))
@@ -231,6 +230,11 @@ class Partition:
         """Return when every process has come here."""
         if self.processes > 1:
             multihost_utils.sync_global_devices(what)
+
+
+def _tracing() -> bool:
+    """Whether a program is being traced, which all that is made here becomes a part of."""
+    return isinstance(jax.device_put(np.int32(0)), jax.core.Tracer)
 
 
 def _same(tree: Any) -> Any:

@@ -63,7 +63,7 @@ def logged(config: dict) -> set[str]:
     environment = make_environment(settings, settings.env.num_envs, seed=0)
     agent = build.build_agent(settings, environment.spec)
     key = jax.random.key(0)
-    state = jax.eval_shape(lambda key: job.fresh_state(agent, environment, settings, key), key)
+    state = jax.eval_shape(lambda: job.fresh_state(agent, environment, settings, key))
     names = set(jax.eval_shape(agent.update, state.train, state.replay, key)[2])
     if agent.store is not None:
         passed = jax.eval_shape(agent.store.reanalyze, state.train, state.replay, key, 0)
