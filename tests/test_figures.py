@@ -16,7 +16,8 @@ from mbx.training import drawing
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 # Pages whose tables all come from the data.
-MEASURED = ("suites", "tdmpc", "dreamer", "empo", "ablations", "learning", "performance")
+LEARNING = ("learning", "learning_history")
+MEASURED = ("suites", "tdmpc", "dreamer", "empo", "ablations", "performance", *LEARNING)
 
 
 @pytest.fixture(scope="module")

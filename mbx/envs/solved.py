@@ -1,7 +1,7 @@
 """Where training begins another episode because the task is solved (`train.reset_solved`).
 
 Once an agent can do a task, most of a long episode shows it the same few states, while each reset
-shows it another beginning (docs/results/learning.md, values where nobody has been).
+shows it another beginning (docs/results/learning_history.md, values where nobody has been).
 """
 
 from __future__ import annotations
