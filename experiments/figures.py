@@ -52,25 +52,7 @@ def matching(rows: Rows, where: Mapping[str, Any]) -> Rows:
 def rows_of(panel: Spec, series: Spec) -> Rows:
     """A line's rows, from its own "data" or its panel's, where the conditions of both hold."""
     rows = matching(read(series.get("data", panel["data"])), panel.get("where", {}))
-    return first_of(matching(rows, series["where"]), series.get("first_of", ()))
-
-
-def first_of(rows: Rows, settings: Sequence[str]) -> Rows:
-    """Of every task's every seed the rows of the first of these settings that it has rows of.
-
-    Other rows are left out; no settings: all rows. Raises ValueError where no row is left.
-    """
-    if not settings:
-        return rows
-    rank = {name: i for i, name in enumerate(settings)}
-    known = [row for row in rows if row["setting"] in rank]
-    if not known:
-        raise ValueError(f"no row of {list(settings)}: mend docs/results/figures.json or the data")
-    first: dict[tuple[str, str], int] = {}
-    for row in known:
-        run = row["task"], row["seed"]
-        first[run] = min(rank[row["setting"]], first.get(run, len(rank)))
-    return [row for row in known if rank[row["setting"]] == first[row["task"], row["seed"]]]
+    return matching(rows, series["where"])
 
 
 def layout() -> dict[str, dict[str, Any]]:
@@ -244,28 +226,44 @@ def table(spec: Spec) -> str:
 
     "cells": a file whose cells are shown as they are. "rows" and "columns": a row for what `where`
     finds, a column for steps (values of several seeds by commas, of several steps by blanks; with
-    "mean" their mean, so many digits, with "digits" each rounded) or for a field of the last row.
+    "mean" their mean, so many digits, with "digits" each rounded), for an agent's "published" value
+    of the row's task, or for a field of the last row. "mean_of_rows": the label of a last row with
+    the means of the rows' means.
     """
     if "cells" in spec:
         with open(RESULTS / spec["cells"], newline="") as file:
             head, *body = csv.reader(file)
         return _markdown(head, body)
-    rows, body = matching(read(spec["data"]), spec.get("where", {})), []
-    for line in spec["rows"]:
-        own = matching(rows, line["where"])
-        cells = [_cell(own, column) for column in spec["columns"]]
+    rows, body, columns = matching(read(spec["data"]), spec.get("where", {})), [], spec["columns"]
+    groups = [matching(rows, line["where"]) for line in spec["rows"]]
+    for line, own in zip(spec["rows"], groups, strict=True):
+        cells = [_cell(own, column) for column in columns]
         body.append([*line["label"], *cells, *line.get("after", ())])
-    head = [*spec["head"], *(c["head"] for c in spec["columns"]), *spec.get("after", ())]
+    if "mean_of_rows" in spec:
+        means = [_shown(np.mean([_mean(own, c) for own in groups]), c) for c in columns]
+        body.append([*spec["mean_of_rows"], *means])
+    head = [*spec["head"], *(c["head"] for c in columns), *spec.get("after", ())]
     return _markdown(head, body)
+
+
+def _mean(rows: Rows, column: Spec) -> float:
+    """Over a column's steps and all seeds, or what is published for the rows' task there."""
+    if "published" in column:
+        return load_published()[rows[0]["task"], column["published"]][column["steps"][0]][0]
+    return float(np.mean([float(r["value"]) for r in rows if int(r["step"]) in column["steps"]]))
+
+
+def _shown(mean: float, column: Spec) -> str:
+    return f"{mean:.{column['mean']}f}"
 
 
 def _cell(rows: Rows, column: Spec) -> str:
     if "field" in column:
         value = float(rows[-1][column["field"]])
         return "< 1e-6" if abs(value) < 1e-6 else format(value, column["format"])
-    values = [[row["value"] for row in rows if int(row["step"]) == s] for s in column["steps"]]
     if "mean" in column:
-        return f"{np.mean([float(v) for each in values for v in each]):.{column['mean']}f}"
+        return _shown(_mean(rows, column), column)
+    values = [[row["value"] for row in rows if int(row["step"]) == s] for s in column["steps"]]
     if "digits" in column:
         values = [[f"{float(v):.{column['digits']}f}" for v in each] for each in values]
     return " ".join(", ".join(each) for each in values if each)
