@@ -36,6 +36,10 @@ def get_config() -> config_dict.ConfigDict:
     )
     config.reanalyze.update(current_batch=True, batch_size=80)  # 20 windows of 4 rows
     config.loss.update(
-        td_rollouts=1, value_reduction="mean", policy_loss="kl", expert_source="acting"
+        td_rollouts=1,
+        value_reduction="mean",
+        policy_loss="kl",
+        entropy_scale="value",  # as declared: only SVG has the other unit
+        expert_source="acting",
     )
     return config

@@ -22,4 +22,5 @@ def get_config() -> config_dict.ConfigDict:
     config.training_planner.update(num_samples=128, num_elites=128)
     config.reanalyze.update(interval=500, batch_size=256, stale_exponent=0.0)
     config.loss.update(value_target="planner", value_weighting="weighted", policy_loss="awr")
+    config.loss.entropy_scale = "value"  # as declared: only SVG has the other unit
     return config

@@ -43,6 +43,7 @@ def get_config() -> config_dict.ConfigDict:
         value_reduction="min",
         value_target="td",
         policy_loss="svg",
+        entropy_scale="none",
         termination="hard",
     )
     return config

@@ -88,9 +88,9 @@ SWEEPS: dict[str, dict[str, Overrides]] = {
             "loss.awr_effective_samples=3",
         ),
         "svg": ("loss.policy_loss=svg",),
-        "svg, entropy by value": (
+        "svg, entropy in the unit of its loss": (
             "loss.policy_loss=svg",
-            "loss.entropy_scale=value",
+            "loss.entropy_scale=none",
         ),
         "kl": ("loss.policy_loss=kl",),
     },

@@ -159,6 +159,7 @@ def reference_settings(config: dict) -> Settings:
             value_reduction="min",
             policy_loss="svg",
             entropy_coef=config["entropy_coef"],
+            entropy_scale="none",
         ),
         optimizer=dict(
             learning_rate=config["lr"],

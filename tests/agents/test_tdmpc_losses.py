@@ -373,8 +373,8 @@ def test_initialisation_differs_from_head_to_head_and_last_layers_are_zero():
             dict(loss=dict(entropy_coef_end=0.1, entropy_start=0.5, entropy_end=0.5)),
             "entropy_start=0.5 must be less than loss.entropy_end=0.5",
         ),
-        (dict(loss=dict(entropy_scale="value", policy_loss="awr")), "svg named first"),
-        (dict(loss=dict(entropy_scale="value", policy_loss="awr:1+svg:1")), "svg named first"),
+        (dict(loss=dict(entropy_scale="none", policy_loss="awr")), "svg named first"),
+        (dict(loss=dict(entropy_scale="none", policy_loss="awr:1+svg:1")), "svg named first"),
     ],
 )
 def test_impossible_settings_are_refused(values, message):

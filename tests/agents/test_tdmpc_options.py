@@ -342,7 +342,7 @@ def test_svg_follows_the_ensembles_with_its_own_optimism(std_coef, pick):
         params["policy"], params, None, inputs, fixed_unit(2.0)
     )
     entropy = A * (0.5 * eps**2 + toy.log_std + 0.5 * np.log(2 * np.pi)).sum(-1)
-    each = -svg_value(toy, zs, eps, std_coef, pick) / 2.0 - 0.02 * entropy
+    each = -(svg_value(toy, zs, eps, std_coef, pick) + 0.02 * entropy) / 2.0
     expected = np.mean(0.5 ** np.arange(T + 1) * each.mean(1))
     np.testing.assert_allclose(ours, expected, rtol=1e-4)
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mbx import envs, replay
+from mbx import envs, presets, replay
 from mbx.agents.dreamer import settings as dreamer
 from mbx.agents.tdmpc import settings as declared
 from mbx.agents.tdmpc.agent import make_agent, resolve, world_config
@@ -380,6 +380,12 @@ def test_a_published_size_has_its_number_of_value_heads(size, heads):
     agent = make_agent(from_dict(declared.Settings(), config.to_dict()), SPEC)
     value = jax.eval_shape(agent.init, jax.random.key(0)).params["value"]
     assert {x.shape[0] for x in jax.tree.leaves(value)} == {heads}
+
+
+def test_only_the_published_preset_has_the_entropy_bonus_in_the_unit_of_its_loss():
+    # arXiv 2310.16828 adds it to Q / S. No fixture can say: S is 1 in all of them.
+    assert presets.load("tdmpc2").loss.entropy_scale == "none"
+    assert declared.Settings().loss.entropy_scale == "value"
 
 
 # Settings that would do nothing beside the others, and what they are said to need.

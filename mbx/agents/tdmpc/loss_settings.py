@@ -181,9 +181,9 @@ class Loss:
         needs={"changes_entropy": True},
     )
     entropy_scale: str = setting(
-        "none",
-        "unit of the bonus: of SVG's loss (TD-MPC2), or of values, divided by their scale, too",
-        choices=("none", "value"),
+        "value",
+        "unit of the bonus: values, divided by their scale, too; none: of SVG's loss (TD-MPC2)",
+        choices=("value", "none"),
         needs={"svg_first": True},
     )
     entropy_action_dim_power: float = setting(
