@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mbx.files import read_json
-from mbx.settings import flatten, from_dict, to_dict
+from mbx.settings import active_only, flatten, from_dict
 from mbx.training import build, trust
 from mbx.training.checkpoint import load_config
 from mbx.training.metrics import read_rows
@@ -19,6 +19,8 @@ from mbx.training.metrics import read_rows
 
 def saved_config(workdir: str) -> dict[str, Any]:
     """The configuration with which the run in `workdir` goes on where nothing else is said.
+
+    What had no effect in it is at its default now, which may have changed since it was saved.
 
     Raises:
         FileNotFoundError: where there is no run.
@@ -32,14 +34,16 @@ def saved_config(workdir: str) -> dict[str, Any]:
     values = load_config(path)
     if several:
         values["num_seeds"] = len(seeds)
-    settings = from_dict(build.settings_class(values["agent"])(), values, check_effects=False)
+    default = build.settings_class(values["agent"])()
+    values = active_only(default, values)
+    settings = from_dict(default, values)
     trust.check(settings.env.name, workdir, False)
     for name, file in settings.files().items():
         raise ValueError(
             f"the run in {workdir} was made from the file {name}={file}: name it again, with "
             "--config=… and the settings the run was started with"
         )
-    return to_dict(settings)
+    return values
 
 
 def changes(config: Mapping[str, Any], log_dir: str) -> list[str]:

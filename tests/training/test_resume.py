@@ -9,7 +9,8 @@ import signal
 import pytest
 
 from experiments import usage
-from mbx.training import resume, run, trust
+from mbx import presets
+from mbx.training import build, resume, run, trust
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.interrupt import Interrupt
 from mbx.training.metrics import RunLogger, read_rows
@@ -169,6 +170,16 @@ def test_several_seeds_are_one_run_again(tmp_path):
     dirs = [str(tmp_path / f"seed-{seed}") for seed in rows]
     (first, second) = resume.evaluations_before(dirs, 50)
     assert first == (20, 1.5) and second[0] == 40 and second[1] != second[1]
+
+
+def test_what_had_no_effect_when_it_was_saved_has_the_default_of_today(tmp_path):
+    config = presets.load("tdmpc").to_dict()
+    config["loss"].update(policy_loss="awr", entropy_scale="none")  # which was the default once
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="entropy_scale='none' has no effect here"):
+        build.read(config)
+    config["loss"]["entropy_scale"] = "value"
+    assert build.read(resume.saved_config(str(tmp_path))) == build.read(config)
 
 
 def test_what_cannot_be_gone_on_with(tmp_path, monkeypatch):
