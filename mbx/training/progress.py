@@ -32,7 +32,7 @@ class Progress:
     def __init__(self, total: int | None, initial: int, label: str = "") -> None:
         self._bar = None
         self._total, self._label = total, f"{label}  " if label else ""
-        self._first: tuple[int, float] | None = None  # after what was compiled for the first row
+        self._first: tuple[int, float] | None = None  # the first row with updates, and its time
         self._evaluated = ""
         if sys.stderr.isatty():
             from tqdm import tqdm
@@ -56,7 +56,8 @@ class Progress:
             self._bar.refresh()
             return
         place = f"step {step:,}" + (f" of {self._total:,}" if self._total else "")
-        left = self._left(step) if kind == "train" else ""
+        learning = values.get("updates", 1.0) > 0.0
+        left = self._left(step) if kind == "train" and learning else ""
         print(f"{kind:5s} {place}  {self._label}{shown}{left}", flush=True)
 
     def pretraining(self, values: Mapping[str, float], made: int, of: int) -> None:
@@ -69,7 +70,11 @@ class Progress:
         print(f"      {place}  {self._label}{shown}", flush=True)
 
     def _left(self, step: int) -> str:
-        """The time that is left at the speed since the first row."""
+        """The time that is left at the speed since the first row with updates.
+
+        Rows before it say nothing of it: random actions cost a hundredth of a learning step, and
+        the first updates come at once.
+        """
         now = time.monotonic()
         if self._first is None:
             self._first = step, now

@@ -233,6 +233,20 @@ def test_times_in_words(seconds, words):
     assert duration(seconds) == words
 
 
+def test_the_time_left_goes_by_the_speed_of_rows_with_updates(monkeypatch, capsys):
+    """Random actions up to 200, first updates at once until 300, from there 100 steps take 10 s."""
+    clock = iter([30.0, 40.0, 60.0])  # read in rows with updates alone
+    monkeypatch.setattr("mbx.training.progress.time.monotonic", lambda: next(clock))
+    progress = Progress(1000, 0)
+    for step, updates in ((100, 0.0), (200, 0.0), (300, 50.0), (400, 10.0)):
+        progress.show("train", step, {"updates": updates, "steps_per_second": 1.0})
+    progress.show("eval", 400, {"return_mean": 1.0})
+    progress.show("train", 600, {"steps_per_second": 1.0})  # an agent that counts no updates
+    lines = capsys.readouterr().out.splitlines()
+    left = [line.split("steps/s 1")[1] for line in lines if line.startswith("train")]
+    assert left == ["", "", "", "  60 s left", "  40 s left"]
+
+
 def test_the_bar_shows_the_newest_row_and_the_last_evaluation_with_its_step(monkeypatch):
     shown = io.StringIO()
     shown.isatty = lambda: True
