@@ -35,7 +35,7 @@ from mbx.agents.dreamer.settings import Settings as DreamerSettings
 from mbx.agents.dreamer.update import draw_noise
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic
 from mbx.settings import from_dict
-from mbx.training import build, loop
+from mbx.training import build, loop, memory
 from mbx.training.metrics import atomic_write
 from mbx.training.state import LoopState, Schedule, init_state
 
@@ -360,6 +360,7 @@ def asked() -> Case:
 
 def main(_: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
+    memory.dispatch_inline()  # as the commands whose operations these are
     case, given = asked(), flags.FLAGS
     if given.suite:
         result = {"suite": given.suite, "cases": run_suite(SUITES[given.suite], given.seconds)}

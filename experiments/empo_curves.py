@@ -21,7 +21,7 @@ from mbx.agents.empo import evaluation as empo_evaluation
 from mbx.agents.empo.settings import Settings
 from mbx.envs import empo as empo_envs
 from mbx.settings import from_dict
-from mbx.training import loop
+from mbx.training import loop, memory
 from mbx.training.state import Schedule, init_state
 
 from .results import write_rows
@@ -134,6 +134,7 @@ def robots(name: str, train: Any, problem: Problem) -> list[dict[str, Any]]:
 
 def main(_: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
+    memory.dispatch_inline()
     curves, comparison = [], []
     for name in WORLDS.value:
         for case in CASES.value:

@@ -25,7 +25,7 @@ from mbx.agents.empo import make_agent, resolve
 from mbx.agents.empo.settings import Settings
 from mbx.envs.empo import TIME_LIMIT
 from mbx.settings import from_dict
-from mbx.training import loop
+from mbx.training import loop, memory
 from mbx.training.state import Schedule, init_state
 
 from .results import read_rows, write_rows
@@ -132,6 +132,7 @@ def learn(variant: str, seed: int) -> list[dict[str, Any]]:
 
 def main(_: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
+    memory.dispatch_inline()
     rows: list[dict[str, Any]] = list(read_rows(OUT.value)) if os.path.exists(OUT.value) else []
     for variant in CHOSEN.value:
         if variant not in VARIANTS:

@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     from mbx.training import environments, evaluation, run
 
     logging.set_verbosity(logging.WARNING)
-    run.enable_compilation_cache()
+    run.set_up_jax()
     try:
         workdir = run_directory(arguments[1:], WORKDIR.value)
         check_film(VIDEO.value, WIDTH.value, SECONDS.value)

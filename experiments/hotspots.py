@@ -108,7 +108,7 @@ def report(config: dict[str, Any], steps: int, top: int, hlo: str | None = None)
     """
     config["train"]["log_interval"] = steps * config["env"]["num_envs"]
     config["train"]["seed_steps"] = min(config["train"]["seed_steps"], 400)
-    run.enable_compilation_cache()
+    run.set_up_jax()
     job = jobs.prepare(config)
     if not hasattr(job.interval, "lower"):
         raise ValueError(

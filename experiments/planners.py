@@ -34,6 +34,7 @@ import numpy as np
 from absl import app, flags, logging
 
 from mbx import cem, evolution, mppi, predictive, sequences, tuning
+from mbx.training import memory
 
 from . import results
 from .planner_mjx import arm
@@ -248,6 +249,7 @@ def define_flags() -> None:
 
 def main(_: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
+    memory.dispatch_inline()
     given = flags.FLAGS
     known = methods(given.samples)
     if unknown := [*(set(given.only) - {*known, "pytorch-mppi"}), *(set(given.tasks) - {*TASKS})]:

@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> None:
     from mbx.training import run
 
     logging.set_verbosity(logging.WARNING)
-    run.enable_compilation_cache()
+    run.set_up_jax()
     try:
         workdir = None
         if WORLD.value is None:

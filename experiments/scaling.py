@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from absl import app, flags, logging
 
 from mbx import envs, presets, replay
-from mbx.training import build
+from mbx.training import build, memory
 
 from .results import write_rows
 from .timing import median_time
@@ -163,6 +163,7 @@ def table(curves: list[Curve], plans: list[Curve], sizes: dict[str, dict[str, fl
 
 def main(_: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
+    memory.dispatch_inline()
     measured = replay_curves([int(x) for x in CAPACITIES.value]), plan_curves(), stored_bytes()
     replays, plans, _ = measured
     rows = [

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     from mbx.training import run, watching
 
     logging.set_verbosity(logging.WARNING)
-    run.enable_compilation_cache()
+    run.set_up_jax()
     try:
         workdir = run_directory(arguments[1:], WORKDIR.value)
         agent, train_state, settings = run.load(

@@ -59,7 +59,7 @@ def load_policy(
         >>> policy = mbx.load_policy("runs/a")  # doctest: +SKIP
         >>> action = policy(observation)  # doctest: +SKIP
     """
-    run.enable_compilation_cache()
+    run.set_up_jax()
     spec = specs.load(run_dir) if which == "best" else None
     if spec is None:
         agent, train, settings = run.load(run_dir, which=which)

@@ -38,6 +38,7 @@ from mbx.training import (
     evaluation,
     inputs,
     loop,
+    memory,
     notices,
     record,
     report,
@@ -120,8 +121,12 @@ class SeedRun(NamedTuple):
     best: Checkpointer
 
 
-def enable_compilation_cache(path: str | None = None) -> None:
-    """Keep compiled programs in the user's cache directory, so that the next start is quick."""
+def set_up_jax(path: str | None = None) -> None:
+    """Keep compiled programs in the user's cache directory, so that the next start is quick.
+
+    In a command, also have a CPU's programs run inline (`memory.dispatch_inline`).
+    """
+    memory.dispatch_inline()
     if path is None:
         root = os.environ.get("XDG_CACHE_HOME", os.path.join(os.path.expanduser("~"), ".cache"))
         path = os.path.join(root, "mbx", "xla")
@@ -157,7 +162,7 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
     settings = build.read(to_dict(config) if isinstance(config, RunSettings) else config)
     settings = transfer.resolve(environments.located(settings))
     wandb_sink.require(settings.log)
-    enable_compilation_cache()
+    set_up_jax()
     workdir = os.path.abspath(workdir)
     job = prepare(settings)
     log_dirs = [seed_workdir(job, workdir, i) for i in range(len(job.seeds))]

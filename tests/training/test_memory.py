@@ -1,4 +1,4 @@
-"""Freed buffers stay with the process: the next call of a program asks for no new pages."""
+"""Freed buffers stay with the process, and threads do not wait for each other to allocate."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
-from mbx.training import memory
+from mbx.training import memory, run
 
 PROGRAM = """
 import resource
@@ -31,11 +32,34 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def page_faults(first: str) -> int:
-    """Pages that ten calls ask for in a fresh process."""
+ARENAS = """
+import ctypes, threading
+{first}
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.malloc.argtypes = (ctypes.c_size_t,)
+heap = next(line for line in open("/proc/self/maps") if "[heap]" in line).split()[0]
+low, high = (int(end, 16) for end in heap.split("-"))
+found, together = [], threading.Barrier(3)
+
+def allocate():
+    together.wait()
+    found.append(low <= library.malloc(5000) < high)
+    together.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(2)]
+for thread in threads:
+    thread.start()
+together.wait(), together.wait()
+print(sum(found))
+"""
+
+
+def number(program: str) -> int:
+    """What a program in a fresh process prints."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
     out = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(first=first)],
+        [sys.executable, "-c", program],
         env=environment,
         check=True,
         capture_output=True,
@@ -49,8 +73,30 @@ def page_faults(first: str) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="an allocator of glibc")
 def test_programs_use_their_memory_again():
     # Ten calls with at least one array of 48 MB, in pages of 4 kB.
-    assert page_faults("") > 50_000
-    assert page_faults("import experiments") < 1_000
+    assert number(PROGRAM.format(first="")) > 50_000
+    inline = "import experiments; from mbx.training import run; run.set_up_jax()"
+    assert number(PROGRAM.format(first=inline)) < 1_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an allocator of glibc")
+def test_threads_of_a_command_allocate_from_arenas_of_their_own():
+    """In one that all share they wait for its lock, which every kernel and every pass needs."""
+    assert number(ARENAS.format(first="import experiments")) == 0
+    shared = "import os; ctypes.CDLL(None).mallopt(-8, 1)"  # M_ARENA_MAX
+    assert number(ARENAS.format(first=shared)) == 2
+
+
+def test_programs_run_inline_in_commands_alone(monkeypatch):
+    name = "jax_cpu_enable_async_dispatch"
+    monkeypatch.setattr(memory, "_kept", False)
+    run.set_up_jax()
+    before = jax.config.values[name]
+    try:
+        monkeypatch.setattr(memory, "_kept", True)
+        run.set_up_jax()
+        assert before is True and jax.config.values[name] is False
+    finally:
+        jax.config.update(name, before)
 
 
 def test_elsewhere_it_does_nothing(monkeypatch):
