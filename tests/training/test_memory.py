@@ -88,13 +88,13 @@ def test_threads_of_a_command_allocate_from_arenas_of_their_own():
 
 def test_programs_run_inline_in_commands_alone(monkeypatch):
     name = "jax_cpu_enable_async_dispatch"
-    monkeypatch.setattr(memory, "_kept", False)
-    run.set_up_jax()
-    before = jax.config.values[name]
+    before = jax.config.values[name]  # False where a test before this one imported a command
     try:
-        monkeypatch.setattr(memory, "_kept", True)
-        run.set_up_jax()
-        assert before is True and jax.config.values[name] is False
+        for kept in (False, True):
+            jax.config.update(name, True)
+            monkeypatch.setattr(memory, "_kept", kept)
+            run.set_up_jax()
+            assert jax.config.values[name] is not kept
     finally:
         jax.config.update(name, before)
 
