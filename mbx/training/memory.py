@@ -17,11 +17,10 @@ import os
 import sys
 
 # Names and numbers of malloc.h and sys/mman.h.
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MADV_HUGEPAGE = 14
 _NEVER = -1  # the largest size there is
 _PAGE, _MOST = 2**21, 2**33
-_PIECE = 2**26  # an arena grows by such pieces, and keeps one that it would have to ask for again
 
 _kept = False
 
@@ -38,11 +37,7 @@ def keep_freed_pages() -> bool:
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):
         return False
-    options = (
-        (_M_MMAP_THRESHOLD, _NEVER),
-        (_M_TRIM_THRESHOLD, _NEVER),
-        (_M_TOP_PAD, _PIECE),
-    )
+    options = ((_M_MMAP_THRESHOLD, _NEVER), (_M_TRIM_THRESHOLD, _NEVER))
     _kept = all([library.mallopt(name, value) == 1 for name, value in options])
     if _kept:
         _use_large_pages(library)
