@@ -236,10 +236,11 @@ def _norm_mish_forward(x: Array, scale: Array, bias: Array) -> tuple[Array, tupl
 def _norm_mish_backward(residuals: tuple[Array, ...], grad: Array) -> tuple[Array, Array, Array]:
     normal, inverse, slope, scale = residuals
     dy = grad * slope
-    dn = dy * _expand(scale, dy.ndim)
-    projection = normal * rows.mean(dn * normal)
-    dx = inverse * (dn - rows.mean(dn) - projection)
-    return dx, rows.down(dy * normal), rows.down(dy)
+    # Sums over rows and over columns are of the same products: each is written to memory once.
+    scaled, weights = dy * normal, scale[:, None] * (1.0 / scale.size)
+    projection = normal * rows.sums(scaled, weights)
+    dx = inverse * (dy * _expand(scale, dy.ndim) - rows.sums(dy, weights) - projection)
+    return dx, rows.down(scaled), rows.down(dy)
 
 
 norm_mish.defvjp(_norm_mish_forward, _norm_mish_backward)

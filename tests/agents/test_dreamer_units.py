@@ -14,6 +14,7 @@ import pytest
 import scipy.stats
 
 from mbx.agents.dreamer import diagnostics, optimizers, policy, world_model
+from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer.types import State
 from tests.agents import dreamer_helpers
 from tests.agents.dreamer_helpers import make_settings
@@ -30,6 +31,38 @@ def test_the_continue_loss_is_a_cross_entropy(discounted):
     wanted = -(target * np.log(p) + (1 - target) * np.log(1 - p))
     found = world_model.continue_loss(settings, jnp.asarray(logit), jnp.asarray(ends))
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_a_hidden_layer_and_its_written_out_derivative_by_differences(kind):
+    draw = np.random.default_rng(0)
+    x, weights = draw.normal(size=(2, 3, 4)), draw.normal(size=(2, 3, 5))
+    given = {"kernel": draw.normal(size=(4, 5)), "scale": 1.0 + 0.3 * draw.normal(size=5)}
+    given["bias" if kind == "rms" else "shift"] = draw.normal(size=5)
+
+    def plain(x, kernel, scale, bias=0.0, shift=0.0):
+        y = x @ kernel + bias
+        y = y - y.mean(-1, keepdims=True) if kind == "layer" else y
+        epsilon = 1e-3 if kind == "layer" else 1e-4
+        y = scale * y / np.sqrt((y**2).mean(-1, keepdims=True) + epsilon) + shift
+        return ((y / (1.0 + np.exp(-y))) * weights).sum()
+
+    def ours(args):
+        own = {name: args[name] for name in ("kernel", "bias") if name in args}
+        own["norm"] = {name: args[name] for name in ("scale", "shift") if name in args}
+        return jnp.sum(nets.layer(own, args["x"]) * weights)
+
+    args = {"x": x, **given}
+    value, slopes = jax.value_and_grad(ours)(jax.tree.map(jnp.float32, args))
+    assert value == pytest.approx(plain(**args), rel=1e-5)
+    for name, array in args.items():
+        wanted = np.zeros(array.shape)
+        for place in np.ndindex(array.shape):
+            step = np.zeros(array.shape)
+            step[place] = 1e-5
+            above, below = ({**args, name: array + sign * step} for sign in (1, -1))
+            wanted[place] = (plain(**above) - plain(**below)) / 2e-5
+        np.testing.assert_allclose(slopes[name], wanted, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize(

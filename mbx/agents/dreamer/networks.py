@@ -18,11 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mbx import derivatives, exchange, networks, rows
 from mbx import distributions as dist
-from mbx import exchange
 from mbx.agents.dreamer.settings import SIZES, Model
 from mbx.heads import Heads
-from mbx.networks import matmul
 from mbx.observations import is_packed, joined
 from mbx.settings import from_dict
 from mbx.types import Array, Params, Part
@@ -130,20 +129,20 @@ def init_linear(
 
 def linear(params: Params, x: Array, dtype: str = "float32") -> Array:
     """`[..., in] -> [..., out]`."""
-    y = matmul(x.astype(dtype), params["kernel"].astype(dtype))
+    y = networks.matmul(x.astype(dtype), params["kernel"].astype(dtype))
     return add_bias(params, y)
 
 
 def add_bias(params: Params, y: Array) -> Array:
     """y plus the bias, where the layer has one."""
-    return y + _row(params["bias"], y) if "bias" in params else y
+    return networks.add_bias(y, params["bias"].astype(y.dtype)) if "bias" in params else y
 
 
 def block_linear(params: Params, x: Array, dtype: str = "float32") -> Array:
     """`[..., in] -> [..., out]` with a block-diagonal kernel `[G, in/G, out/G]`."""
     kernel = exchange.whole(params["kernel"].astype(dtype))
     if kernel.shape[0] == 1:
-        return add_bias(params, matmul(x.astype(dtype), kernel[0]))
+        return add_bias(params, networks.matmul(x.astype(dtype), kernel[0]))
     return add_bias(params, _block_matmul(x.astype(dtype), kernel))
 
 
@@ -159,15 +158,15 @@ def block_linear_parts(params: Params, x: Array, num: int, dtype: str = "float32
     if "bias" not in params:
         return results
     biases = jnp.split(params["bias"].reshape(kernels[0].shape[0], -1), num, axis=-1)
-    return [y + _row(bias.reshape(-1), y) for y, bias in zip(results, biases, strict=True)]
+    return [add_bias({"bias": b.reshape(-1)}, y) for y, b in zip(results, biases, strict=True)]
 
 
 def _block_matmul(x: Array, kernel: Array) -> Array:
     """`[..., G in]`, `[G, in, out]` -> `[..., G out]`, with blocks as the leading axis of the
     product: transposed by the compiler they cost more than here."""
     blocks, fan_in, _ = kernel.shape
-    rows = jnp.swapaxes(x.reshape(-1, blocks, fan_in), 0, 1)
-    return jnp.swapaxes(rows @ kernel, 0, 1).reshape(*x.shape[:-1], -1)
+    stacked = jnp.swapaxes(x.reshape(-1, blocks, fan_in), 0, 1)
+    return jnp.swapaxes(stacked @ kernel, 0, 1).reshape(*x.shape[:-1], -1)
 
 
 def init_norm(kind: str, size: int) -> Params:
@@ -178,18 +177,54 @@ def init_norm(kind: str, size: int) -> Params:
 
 def norm(params: Params, x: Array) -> Array:
     """RMSNorm (eps 1e-4), or LayerNorm (eps 1e-3) where the parameters hold a shift; float32."""
-    y = x.astype(jnp.float32)
-    if "shift" not in params:
-        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + 1e-4)
-        return y * inverse * _row(params["scale"], y)
-    y = y - jnp.mean(y, axis=-1, keepdims=True)
-    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + 1e-3)
-    return y * inverse * _row(params["scale"], y) + _row(params["shift"], y)
+    shift = params.get("shift")
+    y = _normalise(x.astype(jnp.float32), shift)[0] * _row(params["scale"], x)
+    return y if shift is None else y + _row(shift, x)
 
 
 def norm_silu(params: Params, x: Array) -> Array:
-    """silu(norm(x)), float32."""
-    return jax.nn.silu(norm(params, x))
+    """silu(norm(x)), float32.
+
+    Its derivative is written out: the compiler's own evaluates the exponential again and adds up
+    rows and columns one number after another.
+    """
+    return _norm_silu(x.astype(jnp.float32), params["scale"], params.get("shift"))
+
+
+@derivatives.Written
+def _norm_silu(x: Array, scale: Array, shift: Array | None) -> Array:
+    return _norm_silu_forward(x, scale, shift)[0]
+
+
+def _norm_silu_forward(x: Array, scale: Array, shift: Array | None) -> tuple[Array, tuple]:
+    normal, inverse = _normalise(x, shift)
+    y = normal * _row(scale, x)
+    y = y if shift is None else y + _row(shift, x)
+    gate = jax.nn.sigmoid(y)
+    return y * gate, (normal, inverse, gate, scale, shift)
+
+
+def _norm_silu_backward(residuals: tuple, grad: Array) -> tuple[Array, Array, Array | None]:
+    normal, inverse, gate, scale, shift = residuals
+    y = normal * _row(scale, grad)
+    y = y if shift is None else y + _row(shift, grad)
+    dy = grad * (gate + y * gate * (1.0 - gate))
+    # Sums over rows and over columns are of the same products: each is written to memory once.
+    scaled, weights = dy * normal, scale[:, None] * (1.0 / scale.size)
+    dx = dy * _row(scale, dy) - normal * rows.sums(scaled, weights)
+    if shift is None:
+        return inverse * dx, rows.down(scaled), None
+    return inverse * (dx - rows.sums(dy, weights)), rows.down(scaled), rows.down(dy)
+
+
+_norm_silu.defvjp(_norm_silu_forward, _norm_silu_backward)
+
+
+def _normalise(x: Array, shift: Array | None) -> tuple[Array, Array]:
+    """x, less its mean if there is a shift, over its root mean square; the inverse `[..., 1]`."""
+    x, epsilon = (x, 1e-4) if shift is None else (x - rows.mean(x), 1e-3)
+    inverse = jax.lax.rsqrt(rows.mean(jnp.square(x)) + epsilon)
+    return x * inverse, inverse
 
 
 def init_layer(key: Array, kind: str, fan_in: int, out: int) -> Params:
@@ -263,4 +298,4 @@ def two_hot_loss(config: ModelConfig, logits: Array, target: Array) -> Array:
 
 
 def _row(x: Array, like: Array) -> Array:
-    return x.astype(like.dtype).reshape((1,) * (like.ndim - 1) + x.shape)
+    return x.reshape((1,) * (like.ndim - 1) + x.shape)
