@@ -3,7 +3,9 @@
     python -m experiments.train --config=configs/dreamerv3.py --config.env.name=dmc:walker-walk
 
 The continue head holds the discount, the actor learns by REINFORCE for all actions, reward and
-value use bins in real space, LaProp with adaptive clipping trains everything.
+value use bins in real space, LaProp with adaptive clipping trains everything. The official rate is
+one for all sizes; small models learn sooner with larger ones of the model and the critic,
+`--config.optimizer.learning_rates='(3e-4,4e-5,3e-4)'` (docs/results/dreamer.md).
 """
 
 from ml_collections import config_dict
