@@ -35,8 +35,9 @@ from mbx.agents.dreamer.settings import Settings as DreamerSettings
 from mbx.agents.dreamer.update import draw_noise
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic
 from mbx.settings import from_dict
-from mbx.training import build, loop, memory
+from mbx.training import build, loop, memory, sharding
 from mbx.training.metrics import atomic_write
+from mbx.training.sharding import Partition, cores_for, make_partition, num_shards
 from mbx.training.state import LoopState, Schedule, init_state
 
 from .benchmark_cases import FUSED, PRESETS, SIZES, SUITES, Case
@@ -62,6 +63,15 @@ def make_config(case: Case) -> config_dict.ConfigDict:
         config.loss.batch_size = case.batch
     config.model.dtype = case.dtype
     config.env.num_envs = case.envs
+    return config
+
+
+def resolved(case: Case) -> dict[str, Any]:
+    """The configuration with as many cores as the command that trains uses for such a run."""
+    config = make_config(case).to_dict()
+    if jax.default_backend() == "cpu":
+        there = jax.local_device_count()
+        config["distributed"]["cores"] = case.cores or cores_for(build.read(config), there)
     return config
 
 
@@ -112,8 +122,9 @@ def targets_of(agent: Agent, train: Any, obs: jax.Array, key: jax.Array) -> Any:
 class Rows:
     """Rows of one case, measured as they are added: all operations, or those it asks for."""
 
-    def __init__(self, case: Case) -> None:
-        self.case, self.rate, self.rows = case, gemm_rate(case.dtype), []
+    def __init__(self, case: Case, partition: Partition) -> None:
+        self.case, self.partition = case, partition
+        self.rate, self.rows = gemm_rate(case.dtype), []
 
     def wants(self, name: str) -> bool:
         """Whether the case asks for an operation."""
@@ -123,10 +134,8 @@ class Rows:
         """Measure `function(*args)`, see `measure`."""
         if not self.wants(name):
             return
-        row = measure(
-            name, function, *args, rate=self.rate, repeats=self.case.repeats, donate=donate
-        )
-        self.rows.append(row)
+        asked: dict[str, Any] = dict(rate=self.rate, repeats=self.case.repeats, donate=donate)
+        self.rows.append(measure(name, function, *args, partition=self.partition, **asked))
 
     def report(self, config: dict[str, Any], environment: Any) -> dict[str, Any]:
         """What `--json` writes; floors by the better of two measured matrix-multiply rates.
@@ -149,7 +158,7 @@ class Rows:
             obs=spec.obs_shape,
             action=spec.action_dim,
             dtype=case.dtype,
-            device=str(jax.devices()[0]),
+            device=f"{self.partition.size} x {jax.devices()[0]}",
             jax=jax.__version__,
             gemm_gflops=rate / 1e9,
             rows=[r._asdict() for r in rows],
@@ -163,24 +172,26 @@ class Rows:
 
 def benchmark(case: Case) -> dict[str, Any]:
     """Measure every operation of a case; returns what `--json` writes."""
-    config = make_config(case).to_dict()
+    config = resolved(case)
     environment = envs.make(case.env, case.envs) if case.env else toy_environment(case)
     if case.preset == "dreamer":
         return benchmark_dreamer(case, config, environment)
-    agent = build.build_agent(config, environment.spec)
-    key = jax.random.key(0)
-    state = init_state(agent, environment, key=key, capacity=max(700, 10_000 // case.envs))
-    state = filled(agent, state, environment.spec, 600)
-    first, rows = jnp.zeros(case.envs, bool), Rows(case)
+    settings = build.read(config)
+    agent, partition = build.build_agent(settings, environment.spec), make_partition(settings)
+    key, capacity = jax.random.key(0), max(700, 10_000 // case.envs)
+    sizes = dict(capacity=capacity, shards=num_shards(settings, partition))
+    state = init_state(agent, environment, key=key, **sizes)
+    state = partition.place(filled(agent, state, environment.spec, 600))
+    first, rows = jnp.zeros(case.envs, bool), Rows(case, partition)
 
     def act(train: Any, actor: Any, obs: jax.Array, key: jax.Array) -> Any:
         return agent.act(train, actor, obs, first, threefry.unrolled(key), False)
 
     def update(train: Any, buffer: Any, key: jax.Array) -> Any:
-        return agent.update(train, buffer, threefry.unrolled(key))
+        return agent.update(train, buffer, threefry.unrolled(key))[0]
 
     rows.add("plan", act, state.train, state.actor, state.obs, key)
-    rows.add("update", update, state.train, state.replay, key)
+    rows.add("update", update, state.train, state.replay, key, donate=True)
     action = jnp.zeros((case.envs, environment.spec.action_dim))
     rows.add("environment", environment.step, state.env, action, key)
     if agent.store:
@@ -207,7 +218,8 @@ def benchmark(case: Case) -> dict[str, Any]:
     # The toy system times one update beside one plan, a task what training on it does: UTD 1.
     ratio = 1.0 if case.env else 1.0 / case.envs
     schedule = Schedule(0, 0, ratio, config["reanalyze"]["interval"], 0)
-    step = loop.make_step(agent, environment, schedule)
+    step = loop.make_step(agent, environment, schedule, apart=partition.mesh is not None)
+    step = partition.keep(step)
     rows.add(FUSED, lambda s: step(s)[0], state, donate=True)
     return rows.report(config, environment)
 
@@ -216,9 +228,10 @@ def benchmark_dreamer(case: Case, config: dict[str, Any], environment: Any) -> d
     """Acting, the whole update, and its two scans by themselves."""
     num, key = case.envs, jax.random.key(0)
     own = dreamer.resolve(from_dict(DreamerSettings(), config), environment.spec)
-    agent, net = dreamer.build_agent(own), own.model
-    state = init_state(agent, environment, key=key, capacity=2_000)
-    state = filled(agent, state, environment.spec, 600)
+    agent, net, partition = dreamer.build_agent(own), own.model, make_partition(own)
+    sizes = dict(capacity=2_000, shards=num_shards(own, partition))
+    state = init_state(agent, environment, key=key, **sizes)
+    state = partition.place(filled(agent, state, environment.spec, 600))
     first, model = jnp.zeros(num, bool), state.train.params["model"]["rssm"]
     noise, lead = draw_noise(own, key), (own.loss.batch_length, own.loss.batch_size)
     tokens = jnp.ones((*lead, net.units))
@@ -243,9 +256,13 @@ def benchmark_dreamer(case: Case, config: dict[str, Any], environment: Any) -> d
         start = rssm.initial(net, model, (lead[0] * lead[1],))
         return rssm.imagine(net, model, start, lambda f, a: jnp.tanh(a), actions, noise.prior)
 
-    rows = Rows(case)
+    rows = Rows(case, partition)
     rows.add("act", act, state.train, state.actor, state.obs, key)
-    rows.add("update", agent.update, state.train, state.replay, key)
+
+    def update(both: Any, key: jax.Array) -> Any:
+        return agent.update(*both, key)[:2]
+
+    rows.add("update", update, (state.train, state.replay), key, donate=True)
     rows.add("observe scan", observe, model, tokens)
     rows.add("observe scan with gradient", observe_gradient, model, tokens)
     rows.add("imagine scan", imagine, model, noise.action)
@@ -333,6 +350,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("action", 6, "Action size.")
     flags.DEFINE_string("env", None, "A task, as brax:ant, in place of --obs and --action.")
     flags.DEFINE_integer("envs", 1, "Environments planned for at once.")
+    flags.DEFINE_integer("cores", 0, "Cores that are a device each; 0: as in training, 1: none.")
     flags.DEFINE_integer("repeats", 15, "Timed calls an operation.", lower_bound=3)
     flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Compute dtype.")
     flags.DEFINE_list("only", [], "Operations to measure (default: all).")
@@ -355,6 +373,7 @@ def asked() -> Case:
         repeats=given.repeats,
         dtype=given.dtype,
         only=tuple(given.only),
+        cores=given.cores,
     )
 
 
@@ -362,10 +381,11 @@ def main(_: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     memory.dispatch_inline()  # as the commands whose operations these are
     case, given = asked(), flags.FLAGS
+    jax.config.update("jax_num_cpu_devices", case.cores or sharding.available_cores())
     if given.suite:
         result = {"suite": given.suite, "cases": run_suite(SUITES[given.suite], given.seconds)}
     elif case.preset == "sizes":
-        chosen = dict(repeats=case.repeats, dtype=case.dtype, envs=case.envs)
+        chosen = dict(repeats=case.repeats, dtype=case.dtype, envs=case.envs, cores=case.cores)
         results = run_suite(tuple(size._replace(**chosen) for size in SIZES), given.seconds)
         print(f"\n{sizes_table(results)}")
         result = {"preset": "sizes", "cases": results}

@@ -18,6 +18,7 @@ class Case(NamedTuple):
     repeats: int = 15
     dtype: str = "float32"
     only: tuple[str, ...] = ()
+    cores: int = 0
 
 
 PRESETS = ("tdmpc2", "sizes", "default", "dreamer", "empo")

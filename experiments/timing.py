@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import codegen
+from mbx.training.sharding import ONE_DEVICE, Partition
 
 
 class Row(NamedTuple):
@@ -78,15 +78,23 @@ def gemm_rate(dtype: str, sizes: tuple[int, ...] = (1024, 2048), repeats: int = 
 
 
 def measure(
-    name: str, function: Callable, *args: Any, rate: float, repeats: int, donate: bool = False
+    name: str,
+    function: Callable,
+    *args: Any,
+    rate: float,
+    repeats: int,
+    donate: bool = False,
+    partition: Partition = ONE_DEVICE,
 ) -> Row:
-    """Compile and time `function(*args)`; with `donate` its result replaces the first argument."""
+    """Compile and time `function(*args)`; with `donate` its result replaces the first argument.
+
+    On a partition's devices, if these are several: the arguments lie there.
+    """
     flops = count_flops(jax.make_jaxpr(function)(*args).jaxpr)
     start = time.perf_counter()
     # As it is compiled inside a program that trains.
-    options = codegen.for_training(jax.default_backend())
-    donated = 0 if donate else ()
-    program = jax.jit(function, donate_argnums=donated, compiler_options=options)
+    asked: dict[str, Any] = dict(compiler_options=partition.training)
+    program = jax.jit(partition.traced(function), donate_argnums=0 if donate else (), **asked)
     compiled = program.lower(*args).compile()
     compile_s = time.perf_counter() - start
     carry = [jax.tree.map(jnp.copy, args[0]) if donate else args[0]]

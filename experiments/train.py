@@ -64,6 +64,7 @@ def train(config: dict[str, Any], workdir: str) -> None:
             settings = build.read(config)
             if settings.num_seeds > 1:
                 seeds.use_all_cores(settings.num_seeds)
+            settings = sharding.use_cores(settings, workdir)
             result = run.train(settings, workdir, interrupt=signals)
     except Exception as error:
         print(in_words(error), file=sys.stderr)

@@ -118,9 +118,7 @@ def apart(function: Callable[..., T], axes: Any, *args: Any, out: Any = None) ->
         >>> exchange.apart(lambda x: exchange.total(jnp.sum(x)), (0,), jnp.ones(4)).tolist()
         4.0
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    names = tuple(mesh.auto_axes) if _allowed.value and not _axes.value else ()
-    num = math.prod(mesh.shape[name] for name in names)
+    mesh, names, num = jax.sharding.get_abstract_mesh(), _divisible(), devices()
 
     def spec(axis: int | None) -> jax.P:
         return jax.P() if axis is None else jax.P(*[None] * axis, names)
@@ -145,6 +143,23 @@ def apart(function: Callable[..., T], axes: Any, *args: Any, out: Any = None) ->
         out_specs=jax.tree.map(spec, out, is_leaf=none),
         check_vma=False,
     )(*args)
+
+
+def _divisible() -> tuple[str, ...]:
+    """The mesh's axes that `apart` divides along here; () where it divides nothing."""
+    free = _allowed.value and not _axes.value
+    return tuple(jax.sharding.get_abstract_mesh().auto_axes) if free else ()
+
+
+def devices() -> int:
+    """Devices that `apart` would divide a batch among here; 1 inside of it.
+
+    Examples:
+        >>> exchange.devices()
+        1
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return math.prod(mesh.shape[name] for name in _divisible())
 
 
 def parts() -> int:

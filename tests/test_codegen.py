@@ -112,7 +112,7 @@ def test_gpu_compiler_reaches_the_programs_that_train(monkeypatch, effort, steps
     monkeypatch.setattr(codegen, "for_training", lambda *args: asked.append(args))
     config = small_config(gpu_compiler=effort, num_seeds=seeds, train=dict(steps=steps))
     job.prepare(build.read(config))
-    assert asked and set(asked) == {("cpu", quick)}
+    assert asked and {args[:2] for args in asked} == {("cpu", quick)}
     on_two = dict(enabled=True, num_processes=1)
     alone = build.read(config | dict(num_seeds=1, distributed=config["distributed"] | on_two))
     assert sharding.make_partition(alone).quick is quick
@@ -132,14 +132,18 @@ def test_programs_get_the_options_of_their_kind(monkeypatch):
     monkeypatch.setattr(codegen, "for_once", lambda *args: {"once": args})
     monkeypatch.setattr(codegen, "for_first_state", lambda *args: {"first": args})
     once, mesh = {"once": ("gpu",)}, jax.make_mesh((1,), ("data",))
+
+    def of(kind, cores=False):
+        return {"train": ("gpu", quick, cores)} if kind == "train" else {"once": ("gpu", cores)}
+
     monkeypatch.setattr(sharding.Partition, "platform", "gpu")
     for quick in (False, True):
-        for on in (None, mesh):
-            partition = sharding.Partition(on, quick=quick)
+        for on, cores in ((None, False), (mesh, False), (mesh, True)):
+            partition = sharding.Partition(on, quick=quick, cores=cores)
             partition.compile(shares, donate=True)
             partition.compile(shares)
-        assert given == 2 * [{"train": ("gpu", quick)}, once]
-        given.clear()
+            assert given == [of("train", cores), of("once", cores)]
+            given.clear()
     sharding.Partition(quick=True).builder(shares)
     with monkeypatch.context() as divided:
         divided.setattr(sharding.Partition, "of_state", lambda self, state: self._named())
@@ -151,7 +155,7 @@ def test_programs_get_the_options_of_their_kind(monkeypatch):
     agent, schedule = build.build_agent(config, env.spec), make_schedule(config, env.spec)
     partition = sharding.make_partition(config)
     loop.make_host_interval(agent, env, schedule, length=1, partition=partition)
-    assert given == 3 * [{"train": ("gpu", True)}]  # what acts, what stores and what learns
+    assert given == 3 * [of("train")]  # what acts, what stores and what learns
     given.clear()
     seeds.make_seeds_evaluate(None, None, env)
     assert given == [once]

@@ -67,6 +67,12 @@ class Distributed:
     process_id: int = setting(
         -1, "number of this process; -1: found out", at_least=-1, needs={"enabled": True}
     )
+    cores: int = setting(
+        0,
+        "cores that are a device each, of a run on one machine's processor; 0: as many as there "
+        "are and its environments divide among; 1: one device, whose threads share every operation",
+        needs={"enabled": False, "num_seeds": 1},
+    )
     fsdp: bool = setting(False, "divide large parameters, too", needs={"enabled": True})
     heartbeat_timeout: int = setting(
         60,
@@ -266,6 +272,21 @@ class RunSettings(abc.ABC):
     def rows_before_learning(self) -> int:
         """Agent steps over all environments that must be stored before the first update."""
         return 2 * self.env.num_envs
+
+    def draws(self) -> tuple[int, ...]:
+        """Every number of rows or windows that is drawn from the replay at once.
+
+        Cores that are devices each draw their share where it is whole; 1, as here: never.
+        """
+        return (1,)
+
+    def gains_by_cores(self) -> bool:
+        """Whether the cores of a processor are better each a device, with a share of every batch.
+
+        So it is where the model is small and its operations too short for threads to share. Of a
+        large one every core would read all parameters for its few rows.
+        """
+        return False
 
     def reanalyze_interval(self) -> int:
         """Learner updates between two passes over stored planner targets; 0: none are made."""

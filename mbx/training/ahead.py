@@ -18,8 +18,8 @@ from mbx.training.state import LoopState
 
 
 def possible(job: Job) -> bool:
-    """Whether a run's evaluations can be compiled ahead: one seed, one process, one CPU device."""
-    alone = job.partition.processes == 1 and job.partition.mesh is None
+    """Whether a run's evaluations can be compiled ahead: one seed, one process, one CPU."""
+    alone = job.partition.processes == 1 and (job.partition.mesh is None or job.partition.cores)
     return alone and job.partition.platform == "cpu" and isinstance(job.evaluate, Ahead)
 
 

@@ -6,6 +6,7 @@ neither the training environments nor training's random stream.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -233,10 +234,20 @@ def _make_host(
 ) -> Ahead:
     num, longest = environment.num_envs, environment.spec.episode_length
     seen = seen_steps(longest)
+    # Cores divide the episodes; the devices of several processes each play their process's own.
+    on = partition if partition.cores else ONE_DEVICE
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=on.once)
+    @on.traced
     def evaluation(train: Any, actor: Any, obs: Array, first: Array, key: Array) -> tuple:
-        return act(train, actor, obs, first, threefry.unrolled(key), True)
+        made = act(train, actor, on.divided(obs), first, threefry.unrolled(key), True)
+        return on.divided(made)
+
+    def placed(train: Any, actor: Any) -> tuple[Any, Any]:
+        """The acting state and where it lies: divided, or with the parameters."""
+        if partition.cores:
+            return actor, on.of_environments(actor)
+        return actor, jax.tree.map(lambda _: _place_of(train), actor)
 
     def evaluate(train: Any, key: Array) -> Evaluation:
         train = partition.copy_here(train)
@@ -244,9 +255,7 @@ def _make_host(
             key = jax.random.fold_in(key, jax.process_index())
         seed_key, step_key = jax.random.split(key)
         obs = environment.reset(int(jax.random.randint(seed_key, (), 0, 2**31 - 1)))
-        actor = init_actor(num)
-        if place := _place_of(train):
-            actor = jax.device_put(actor, place)
+        actor = jax.tree.map(jax.device_put, *placed(train, init_actor(num)))
         active, total = np.ones(num, bool), np.zeros(num, np.float32)
         length, i = np.zeros(num, np.int32), 0
         metrics = {name: np.zeros(num) for name in logged_metrics(environment.spec)}
@@ -280,8 +289,8 @@ def _make_host(
         shape, spec = jax.ShapeDtypeStruct, environment.spec
         obs = shape((num, *spec.obs_shape), spec.obs_dtype)
         flags = shape((num,), bool)
-        actor = jax.eval_shape(lambda: init_actor(num))
-        actor = jax.tree.map(lambda x: x.update(sharding=_place_of(train)), actor)
+        actor, places = placed(train, jax.eval_shape(lambda: init_actor(num)))
+        actor = jax.tree.map(lambda x, place: x.update(sharding=place), actor, places)
         evaluation.lower(train, actor, obs, flags, key).compile()
         if not record:
             return None

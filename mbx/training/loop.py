@@ -206,6 +206,7 @@ def make_interval(
     step = partition.keep(make_step(agent, environment, schedule, apart=apart))
     interval = repeated(step, length, schedule)
 
+    @functools.wraps(interval)
     def summed(state: LoopState) -> tuple[LoopState, Metrics]:
         state, metrics = interval(state)
         own = {name: jnp.sum(x) for name, x in metrics.items() if _of_environments(name)}
@@ -237,6 +238,7 @@ def make_host_interval(
     store_step, learn_if_due = make_store_step(agent), make_learn_if_due(agent, schedule)
 
     @functools.partial(jax.jit, compiler_options=partition.training)
+    @partition.traced
     def train_act(state: LoopState) -> tuple[Array, Any, Any]:
         return partition.divided(select_action(state, step_keys(state)[0]))
 

@@ -9,7 +9,6 @@ nothing left over for a batch, takes its seeds one after another inside the same
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from mbx.agents.base import Agent
 from mbx.envs.base import JaxEnvironment
 from mbx.training import learning, loop
 from mbx.training.evaluation import Evaluation, as_evaluation, make_episodes
+from mbx.training.sharding import available_cores
 from mbx.training.state import LoopState, Schedule
 
 Array = jax.Array
@@ -42,8 +42,7 @@ def use_all_cores(num_seeds: int) -> None:
     Small models keep one core busy and no more. Only before anything has run on a device, and only
     of use without an accelerator.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    jax.config.update("jax_num_cpu_devices", device_count_for(num_seeds, cores or 1))
+    jax.config.update("jax_num_cpu_devices", device_count_for(num_seeds, available_cores()))
 
 
 def device_mesh(num_seeds: int) -> jax.sharding.Mesh | None:

@@ -25,6 +25,7 @@ from jax.experimental import multihost_utils
 
 from mbx import codegen, exchange
 from mbx.agents.settings import Distributed, RunSettings
+from mbx.training.checkpoint import load_config
 from mbx.training.state import LoopState
 
 Array = jax.Array
@@ -41,6 +42,7 @@ class Partition:
     mesh: jax.sharding.Mesh | None = None
     fsdp: bool = False
     quick: bool = False  # about compiling what trains, on GPUs
+    cores: bool = False  # whether its devices are the cores of a CPU
 
     @property
     def size(self) -> int:
@@ -55,7 +57,12 @@ class Partition:
     @property
     def training(self) -> codegen.Options | None:
         """`compiler_options` of programs that train."""
-        return codegen.for_training(self.platform, self.quick)
+        return codegen.for_training(self.platform, self.quick, self.cores)
+
+    @property
+    def once(self) -> codegen.Options | None:
+        """`compiler_options` of programs that run once in a while."""
+        return codegen.for_once(self.platform, self.cores)
 
     @property
     def processes(self) -> int:
@@ -162,7 +169,7 @@ class Partition:
             donate: the first argument's memory is used again for the result, as programs that train
                 do; those have options of their own (`codegen`).
         """
-        asked: dict[str, Any] = dict(compiler_options=codegen.for_once(self.platform))
+        asked: dict[str, Any] = dict(compiler_options=self.once)
         if donate:
             asked = dict(donate_argnums=0, compiler_options=self.training)
         if self.mesh is None:
@@ -175,13 +182,25 @@ class Partition:
                     return jax.lax.with_sharding_constraint(x, self.of_state(x))
                 return jax.lax.with_sharding_constraint(x, self._named())
 
-            mesh = jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
-            gathering = exchange.gathering(self.size if self.fsdp else 1)
-            with mesh, exchange.taking_apart(not self.fsdp), gathering:
-                result = function(*args)
+            result = self.traced(function)(*args)
             return jax.tree.map(place, result, is_leaf=lambda x: isinstance(x, LoopState))
 
         return jax.jit(constrained, **asked)
+
+    def traced(self, function: Callable) -> Callable:
+        """A function as it is to be traced for the mesh's devices: with that mesh set."""
+        if self.mesh is None:
+            return function
+        abstract = self.mesh.abstract_mesh
+
+        @functools.wraps(function)
+        def inside(*args: Any) -> Any:
+            mesh = jax.sharding.use_abstract_mesh(abstract)
+            gathering = exchange.gathering(self.size if self.fsdp else 1)
+            with mesh, exchange.taking_apart(not self.fsdp), gathering:
+                return function(*args)
+
+        return inside
 
     def divided(self, tree: Any) -> Any:
         """Inside a program: a tree whose leaves lead with the environments, divided."""
@@ -269,6 +288,51 @@ def initialize(distributed: Distributed) -> None:
     multihost_utils.sync_global_devices("mbx starts")
 
 
+def use_cores(settings: RunSettings, workdir: str) -> RunSettings:
+    """Make cores of this machine's processor a device each; the settings with how many.
+
+    Only before anything has run on a device. Nothing changes for several seeds, processes or an
+    accelerator. A run that is resumed keeps what it had.
+
+    Raises ValueError for a number of cores where the run is an accelerator's.
+    """
+    asked = settings.distributed.cores
+    if settings.distributed.enabled or settings.num_seeds > 1:
+        return settings
+    if settings.resume and not asked and os.path.exists(os.path.join(workdir, "config.json")):
+        asked = load_config(workdir).get("distributed", {}).get("cores", 1)
+    count = asked or cores_for(settings, available_cores())
+    jax.config.update("jax_num_cpu_devices", count)
+    if (platform := jax.default_backend()) != "cpu":
+        if settings.distributed.cores > 1 and not settings.resume:
+            raise ValueError(
+                f"distributed.cores={asked} is for a run on a processor, and this one is on a "
+                f"{platform}: leave it 0, or set JAX_PLATFORMS=cpu"
+            )
+        count = 0
+    own = dataclasses.replace(settings.distributed, cores=count)
+    return dataclasses.replace(settings, distributed=own)
+
+
+def cores_for(settings: RunSettings, available: int) -> int:
+    """Cores that are a device each: the most that the environments divide among evenly.
+
+    Where they do not divide at all two share plans and batches. One for agents that do not gain.
+    """
+    if not settings.gains_by_cores():
+        return 1
+    num_envs = settings.env.num_envs
+    most = max(n for n in range(1, max(available, 1) + 1) if num_envs % n == 0)
+    return most if most > 1 else min(available, 2)
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def abandon() -> None:
     """Of several processes, end this one at once, with status 1; alone, do nothing.
 
@@ -288,11 +352,23 @@ def make_partition(settings: RunSettings, on: Sequence[jax.Device] | None = None
         settings: of the run.
         on: other devices, of a topology that is compiled for, say.
 
-    Raises ValueError where the environments cannot be divided among them.
+    Raises ValueError where the environments cannot be divided among them, or cores are no devices.
     """
     quick = codegen.is_quick(settings.gpu_compiler, settings.train.steps)
+    auto = (jax.sharding.AxisType.Auto,)
+    cores = settings.distributed.cores
     if not settings.distributed.enabled:
-        return dataclasses.replace(ONE_DEVICE, quick=quick)
+        if cores <= 1 or on is not None:
+            return dataclasses.replace(ONE_DEVICE, quick=quick)
+        own = jax.devices()[:cores]
+        if len(own) < cores or own[0].platform != "cpu":
+            raise ValueError(
+                f"distributed.cores={cores}: jax has {len(own)} {own[0].platform} device(s) here; "
+                f"call jax.config.update('jax_num_cpu_devices', {cores}) before anything runs, or "
+                "set distributed.cores=1"
+            )
+        mesh = jax.make_mesh((cores,), (_AXIS,), axis_types=auto, devices=own)
+        return Partition(mesh, cores=True)
     devices = jax.device_count() if on is None else len(on)
     num_envs = settings.env.num_envs
     if num_envs % devices:
@@ -305,11 +381,16 @@ def make_partition(settings: RunSettings, on: Sequence[jax.Device] | None = None
             f"distributed.enabled=True with num_seeds={settings.num_seeds}: seeds are divided "
             "among devices by themselves, leave distributed.enabled=False"
         )
-    auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((devices,), (_AXIS,), axis_types=auto, devices=on)
     return Partition(mesh, settings.distributed.fsdp, quick)
 
 
 def num_shards(settings: RunSettings, partition: Partition) -> int:
-    """Shards of the replay: as configured, or one a device."""
-    return settings.replay.shards or partition.size
+    """Shards of the replay: as configured, or one a device.
+
+    Of cores one in all where they cannot share environments and draws evenly: rows then travel.
+    """
+    num, shared = partition.size, (settings.env.num_envs, *settings.draws())
+    if partition.cores and any(n % num for n in shared):
+        num = 1
+    return settings.replay.shards or num

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import mppi, planners
+from mbx import exchange, mppi, planners
 from mbx.agents.tdmpc import agent as agents
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.types import TrainState
@@ -25,6 +25,7 @@ from tests.agents.tdmpc_helpers import (
     make_batch,
     std,
 )
+from tests.helpers import PARTS, in_parts
 
 
 @pytest.mark.parametrize("name", ["planner", "training_planner"])
@@ -54,6 +55,25 @@ def test_the_score_of_a_plan(name, aggregate, std_coef, pick):
     latents = np.stack([state for _, state in heads]).var(axis=0).mean(axis=-1)
     expected = pick([value for value, _ in heads], axis=0) + 0.3 * latents
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("states", [1, PARTS])
+def test_devices_that_cannot_divide_the_states_divide_the_candidates(monkeypatch, states):
+    """Each scores its own, with its own noise, and they come back in their order."""
+    settings, model, toy = ensemble()
+    z, actions = array(states, 2), np.clip(array(states, 2 * PARTS, 2, A), -1, 1)
+    score = planning.score_function(settings, model, toy.params(), jnp.asarray(z), settings.planner)
+    asked = jax.random.key(0), jnp.asarray(actions)
+    whole, divided = score(*asked), []
+
+    def apart(function, axes, *args, out):
+        divided.append(jax.tree.leaves(args)[-1].shape)
+        return jnp.concatenate(list(in_parts(function, axes, *args)), axis=out)
+
+    monkeypatch.setattr(exchange, "devices", lambda: PARTS)
+    monkeypatch.setattr(exchange, "apart", apart)
+    np.testing.assert_allclose(score(*asked), whole, **CLOSE)
+    assert len(divided) == (states == 1)
 
 
 @pytest.fixture

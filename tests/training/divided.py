@@ -149,7 +149,9 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", told["devices"])
     config = on_host(*told["host"]) if "host" in told else config_of(told["agent"])
     processes = told.get("processes", 1)
-    if processes * told["devices"] > 1:
+    if told.get("cores"):
+        config["distributed"]["cores"] = told["devices"]
+    elif processes * told["devices"] > 1:
         config["distributed"].update(
             enabled=True,
             num_processes=processes,

@@ -91,6 +91,16 @@ def test_eight_devices_update_as_one(alone):
     check(results(start(agent="empo", devices=8))[0], alone("empo"))
 
 
+def test_two_cores_update_as_one_device(alone):
+    check(results(start(agent="empo", devices=2, cores=True))[0], alone("empo"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["tdmpc", "dreamer"])
+def test_two_cores_update_other_agents_as_one_device(agent, alone):
+    check(results(start(agent=agent, devices=2, cores=True))[0], alone(agent))
+
+
 @pytest.mark.slow
 def test_two_processes_update_as_one(alone):
     for ours in processes(2, 1, agent="empo"):

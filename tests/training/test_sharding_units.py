@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 
 import flax.struct
@@ -11,10 +12,14 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
+from mbx import presets
 from mbx.agents.settings import Distributed
-from mbx.training import sharding
+from mbx.settings import to_dict
+from mbx.training import build, sharding
 from mbx.training.sharding import ONE_DEVICE, Partition
 from mbx.training.state import LoopState
+from tests.faults.small import small_config
+from tests.helpers import tiny_config
 
 AUTO = (jax.sharding.AxisType.Auto,)
 FOUR = jax.sharding.AbstractMesh((4,), ("data",), axis_types=AUTO)
@@ -255,11 +260,12 @@ def test_only_one_of_several_leaves_at_once(monkeypatch, joined):
     assert left == ([1] if joined else [])
 
 
-def settings(num_envs=4, enabled=True, num_seeds=1, fsdp=False, shards=0):
+def settings(num_envs=4, enabled=True, num_seeds=1, fsdp=False, shards=0, cores=0, draws=(8,)):
     return types.SimpleNamespace(
         gpu_compiler="full",
         train=types.SimpleNamespace(steps=1),
-        distributed=Distributed(enabled=enabled, fsdp=fsdp),
+        distributed=Distributed(enabled=enabled, fsdp=fsdp, cores=cores),
+        draws=lambda: draws,
         env=types.SimpleNamespace(num_envs=num_envs),
         num_seeds=num_seeds,
         replay=types.SimpleNamespace(shards=shards),
@@ -283,3 +289,93 @@ def test_the_partition_that_a_run_asks_for(monkeypatch):
 def test_shards_are_as_many_as_devices_unless_configured():
     assert sharding.num_shards(settings(), Partition(FOUR)) == 4
     assert sharding.num_shards(settings(shards=8), Partition(FOUR)) == 8
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "draws", "shards"), [(4, (8, 4), 4), (4, (8, 6), 1), (2, (8,), 1), (4, (1,), 1)]
+)
+def test_cores_draw_their_share_where_all_of_it_is_whole(num_envs, draws, shards):
+    of = settings(num_envs=num_envs, draws=draws, enabled=False)
+    assert sharding.num_shards(of, Partition(FOUR, cores=True)) == shards
+    assert sharding.num_shards(of, Partition(FOUR)) == 4  # which is refused where it is drawn
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "available", "cores"),
+    [(4, 1, 1), (4, 2, 2), (4, 3, 2), (4, 16, 4), (6, 4, 3), (1, 16, 2), (5, 4, 2), (1, 1, 1)],
+)
+def test_cores_that_a_run_has_use_for(num_envs, available, cores):
+    config = small_config(env=dict(num_envs=num_envs))
+    assert sharding.cores_for(build.read(config), available) == 1  # it does not say that it gains
+    config = tiny_config(env=dict(num_envs=num_envs))
+    assert sharding.cores_for(build.read(config), available) == cores
+
+
+@pytest.mark.parametrize(
+    ("agent", "size", "gains"),
+    [
+        ("tdmpc", "tiny", True),
+        ("tdmpc", "1", True),
+        ("tdmpc", "5", False),
+        ("dreamer", "1m", True),
+        ("dreamer", "12m", False),
+    ],
+)
+def test_small_models_gain_by_cores(agent, size, gains):
+    config = presets.load(agent)
+    config.model.size = size
+    assert build.read(config.to_dict()).gains_by_cores() is gains
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """What jax was told, on a machine whose cores and devices a test chooses."""
+    told = {}
+
+    def made(cores=2, platform="cpu"):
+        monkeypatch.setattr(sharding, "available_cores", lambda: cores)
+        monkeypatch.setattr(jax, "default_backend", lambda: platform)
+        return told
+
+    monkeypatch.setattr(jax.config, "update", told.__setitem__)
+    return made
+
+
+def test_the_command_makes_cores_devices(machine, tmp_path):
+    told = machine(cores=2)
+    used = sharding.use_cores(build.read(tiny_config()), str(tmp_path))
+    assert told == {"jax_num_cpu_devices": 2} and used.distributed.cores == 2
+    used = sharding.use_cores(build.read(tiny_config(distributed=dict(cores=1))), str(tmp_path))
+    assert told == {"jax_num_cpu_devices": 1} and used.distributed.cores == 1
+
+
+@pytest.mark.parametrize("kept", [1, 3, None])
+def test_a_resumed_run_keeps_its_cores(machine, tmp_path, kept):
+    told = machine(cores=2)
+    saved = build.read(tiny_config(distributed=dict(cores=kept or 0)))
+    values = to_dict(saved)
+    if kept is None:  # of a version that had one device
+        del values["distributed"]["cores"]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    used = sharding.use_cores(build.read(tiny_config(resume=True)), str(tmp_path))
+    assert used.distributed.cores == told["jax_num_cpu_devices"] == (kept or 1)
+
+
+def test_seeds_processes_and_accelerators_have_no_use_for_cores(machine, tmp_path):
+    told = machine(cores=2)
+    for other in (dict(num_seeds=2), dict(distributed=dict(enabled=True))):
+        given = build.read(tiny_config(**other))
+        assert sharding.use_cores(given, str(tmp_path)) == given and told == {}
+    machine(cores=2, platform="gpu")
+    assert sharding.use_cores(build.read(tiny_config()), str(tmp_path)).distributed.cores == 0
+    with pytest.raises(ValueError, match="distributed.cores=2 is for .* on a gpu: leave it 0"):
+        sharding.use_cores(build.read(tiny_config(distributed=dict(cores=2))), str(tmp_path))
+
+
+def test_the_partition_of_cores(monkeypatch):
+    with pytest.raises(ValueError, match=r"cores=2: jax has 1 cpu device.*num_cpu_devices', 2"):
+        sharding.make_partition(settings(enabled=False, cores=2))
+    assert sharding.make_partition(settings(enabled=False, cores=1)).mesh is None
+    mesh = jax.make_mesh((1,), ("data",), axis_types=AUTO)
+    alone = Partition(mesh, cores=True).training
+    assert alone == Partition(mesh).training | {"xla_cpu_multi_thread_eigen": False}

@@ -283,6 +283,14 @@ class Settings(RunSettings):
         """Learner updates of an agent step: the train ratio over the rows of a batch."""
         return self.train.train_ratio / (self.loss.batch_size * self.loss.sequence)
 
+    def draws(self) -> tuple[int, ...]:
+        """Sequences of a batch."""
+        return (self.loss.batch_size,)
+
+    def gains_by_cores(self) -> bool:
+        """Measured: acting does; an update of these takes as long."""
+        return self.model.size in ("tiny", "1m")
+
     def rows_before_learning(self) -> int:
         """Agent steps over all environments until each holds a sequence and the row before it."""
         return (self.loss.sequence + 1) * self.env.num_envs

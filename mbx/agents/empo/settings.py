@@ -331,6 +331,10 @@ class Settings(RunSettings):
         """Learner updates of an agent step."""
         return self.train.utd_ratio
 
+    def draws(self) -> tuple[int, ...]:
+        """Rows from which the states of a batch are chosen."""
+        return (self.loss.batch_size * self.loss.candidates,)
+
     def check(self) -> Iterator[str]:
         """Rules over several sections."""
         if self.env.name.startswith("empo:maps/"):

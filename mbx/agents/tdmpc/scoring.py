@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from mbx import mppi, returns, threefry
+from mbx import exchange, mppi, returns, threefry
 from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
 from mbx.keys import streams
 from mbx.traced import choose, possible
@@ -186,20 +186,24 @@ def score_function(
     z: Array,
     planner: Planner | TrainingPlanner,
 ) -> mppi.ScoreFn:
-    """`estimate_value` from states `z` `[B, L]`, in the form `mppi.plan` takes."""
+    """`estimate_value` from states `z` `[B, L]`, in the form `mppi.plan` takes.
+
+    Devices that cannot divide the states evenly divide the candidates.
+    """
+
+    def estimate(params: Params, z: Array, actions: Array, eps: Array, heads: Any) -> Array:
+        return estimate_value(
+            settings, model, params, z, actions, planner=planner, eps=eps, heads=heads
+        )
 
     def score(key: Array, actions: Array) -> Array:
         keys = streams(key, "eps", "heads")
         batch, num, _, action_dim = actions.shape
-        return estimate_value(
-            settings,
-            model,
-            params,
-            z,
-            actions,
-            planner=planner,
-            eps=threefry.normal(keys["eps"], (batch, num, action_dim)),
-            heads=choose_heads(keys["heads"], model.config.num_values, settings.loss.num_heads),
-        )
+        eps = threefry.normal(keys["eps"], (batch, num, action_dim))
+        heads = choose_heads(keys["heads"], model.config.num_values, settings.loss.num_heads)
+        if batch % exchange.devices() == 0:
+            return estimate(params, z, actions, eps, heads)
+        axes = (None, None, 1, 1, None)
+        return exchange.apart(estimate, axes, params, z, actions, eps, heads, out=1)
 
     return score

@@ -1,0 +1,70 @@
+"""Cores that are a device each: what a run with them compiles, where it lies, how it goes on."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers import FUSED
+
+HOST = ("initial_state", "train_act", "train_store", "train_learn", "evaluation")
+
+# Two devices, in a process of its own: their number is fixed once jax has started.
+PROGRAM = """
+import json, sys
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+from mbx.training import checkpoint, run
+from tests.faults.small import small_config
+from tests.helpers import counting, programs_of
+from tests.training.test_compile_once import resumed, short
+agent, task, num_envs, programs, workdir = json.loads(sys.argv[1])
+if agent == "small":
+    config = small_config(num_seeds=1, train=dict(steps=60))
+    config["checkpoint"]["interval"] = 60
+else:
+    config = short(task)
+config["env"]["num_envs"] = num_envs
+config["distributed"]["cores"] = 2
+results = []
+for told in (config, resumed(config)):
+    with counting() as counter:
+        results.append(run.train(told, workdir))
+    # A trace that is found again is counted as one: what is lowered and compiled says it.
+    made = {name: times for (how, name), times in programs_of(counter).items() if how == "compiled"}
+    assert made == dict.fromkeys(programs, 1), programs_of(counter)
+print(json.dumps([[result.steps, len(result.evaluations)] for result in results]))
+"""
+
+
+def told(*given):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(given)],
+        cwd=pathlib.Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_run_of_two_cores_compiles_every_program_once_and_goes_on(tmp_path):
+    (steps, _), (later, _) = told("small", "", 2, FUSED, str(tmp_path / "run"))
+    assert (steps, later) == (60, 80)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_envs", [2, 1])
+@pytest.mark.parametrize(
+    ("task", "programs"), [("gymnax:Pendulum-v1", FUSED), ("gym:Pendulum-v1", HOST)]
+)
+def test_planners_on_two_cores(tmp_path, task, programs, num_envs):
+    (steps, evaluations), (later, _) = told(
+        "tdmpc", task, num_envs, programs, str(tmp_path / "run")
+    )
+    assert (steps, later, evaluations) == (60, 80, 2)
