@@ -73,7 +73,27 @@ def test_without_devices_a_batch_is_whole():
         assert exchange.parts() == 1
         return exchange.total(x) + exchange.together(y)
 
+    assert exchange.devices() == 1
     assert exchange.apart(function, (0, None), jnp.ones(3), 2.0).tolist() == [3.0] * 3
+
+
+def test_devices_that_a_batch_would_be_divided_among():
+    mesh = jax.sharding.AbstractMesh((3,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    inside = []
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert exchange.devices() == 1  # where parameters are divided, too, nothing is taken apart
+        with exchange.taking_apart():
+            assert exchange.devices() == 3
+            jax.make_jaxpr(lambda x: exchange.apart(look(inside), (0,), x, out=0))(jnp.ones(6))
+    assert inside == [(1, (2,))]
+
+
+def look(found):
+    def part(x):
+        found.append((exchange.devices(), x.shape))
+        return x
+
+    return part
 
 
 MASK = np.array([[1, 1, 1, 1, 1, 1, 1, 1], [1, 0, 0, 1, 0, 0, 1, 0], [0, 0, 0, 1, 0, 0, 0, 0.0]])

@@ -18,11 +18,18 @@ PROGRAM = """
 import json, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
-from mbx.training import checkpoint, run
+from mbx import exchange
+from mbx.training import run
 from tests.faults.small import small_config
 from tests.helpers import counting, programs_of
 from tests.training.test_compile_once import resumed, short
 agent, task, num_envs, programs, workdir = json.loads(sys.argv[1])
+apart, candidates = exchange.apart, []
+def counted(function, axes, *args, out=None):
+    if out == 1:  # as of the candidates' values, [B, N]
+        candidates.append(jax.tree.leaves(args)[-1].shape)
+    return apart(function, axes, *args, out=out)
+exchange.apart = counted
 if agent == "small":
     config = small_config(num_seeds=1, train=dict(steps=60))
     config["checkpoint"]["interval"] = 60
@@ -37,7 +44,7 @@ for told in (config, resumed(config)):
     # A trace that is found again is counted as one: what is lowered and compiled says it.
     made = {name: times for (how, name), times in programs_of(counter).items() if how == "compiled"}
     assert made == dict.fromkeys(programs, 1), programs_of(counter)
-print(json.dumps([[result.steps, len(result.evaluations)] for result in results]))
+print(json.dumps([results[0].steps, results[1].steps, len(results[0].evaluations), candidates]))
 """
 
 
@@ -50,12 +57,12 @@ def told(*given):
         timeout=500,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "on 2 cpu device(s)" in done.stderr and "the evaluation beside training" in done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_a_run_of_two_cores_compiles_every_program_once_and_goes_on(tmp_path):
-    (steps, _), (later, _) = told("small", "", 2, FUSED, str(tmp_path / "run"))
-    assert (steps, later) == (60, 80)
+    assert told("small", "", 2, FUSED, str(tmp_path / "run")) == [60, 80, 1, []]
 
 
 @pytest.mark.slow
@@ -64,7 +71,8 @@ def test_a_run_of_two_cores_compiles_every_program_once_and_goes_on(tmp_path):
     ("task", "programs"), [("gymnax:Pendulum-v1", FUSED), ("gym:Pendulum-v1", HOST)]
 )
 def test_planners_on_two_cores(tmp_path, task, programs, num_envs):
-    (steps, evaluations), (later, _) = told(
-        "tdmpc", task, num_envs, programs, str(tmp_path / "run")
-    )
-    assert (steps, later, evaluations) == (60, 80, 2)
+    workdir = str(tmp_path / "run")
+    *steps, evaluations, candidates = told("tdmpc", task, num_envs, programs, workdir)
+    assert (steps, evaluations) == ([60, 80], 2)
+    # One state is not divided: its candidates are, in the plans of acting too.
+    assert bool(candidates) == (num_envs == 1)

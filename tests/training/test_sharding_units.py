@@ -377,5 +377,6 @@ def test_the_partition_of_cores(monkeypatch):
         sharding.make_partition(settings(enabled=False, cores=2))
     assert sharding.make_partition(settings(enabled=False, cores=1)).mesh is None
     mesh = jax.make_mesh((1,), ("data",), axis_types=AUTO)
-    alone = Partition(mesh, cores=True).training
-    assert alone == Partition(mesh).training | {"xla_cpu_multi_thread_eigen": False}
+    alone, threads = Partition(mesh, cores=True), Partition(mesh)
+    single = {"xla_cpu_multi_thread_eigen": False}
+    assert alone.training == threads.training | single and alone.once == threads.once | single
