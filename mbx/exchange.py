@@ -147,8 +147,7 @@ def apart(function: Callable[..., T], axes: Any, *args: Any, out: Any = None) ->
 
 def _divisible() -> tuple[str, ...]:
     """The mesh's axes that `apart` divides along here; () where it divides nothing."""
-    free = _allowed.value and not _axes.value
-    return tuple(jax.sharding.get_abstract_mesh().auto_axes) if free else ()
+    return tuple(jax.sharding.get_abstract_mesh().auto_axes) if _allowed.value else ()
 
 
 def devices() -> int:

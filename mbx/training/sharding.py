@@ -300,7 +300,7 @@ def use_cores(settings: RunSettings, workdir: str) -> RunSettings:
     if settings.distributed.enabled or settings.num_seeds > 1:
         return settings
     if settings.resume and not asked and os.path.exists(os.path.join(workdir, "config.json")):
-        asked = load_config(workdir).get("distributed", {}).get("cores", 1)
+        asked = load_config(workdir).get("distributed", {}).get("cores", 0) or 1
     count = asked or cores_for(settings, available_cores())
     jax.config.update("jax_num_cpu_devices", count)
     if (platform := jax.default_backend()) != "cpu":

@@ -62,7 +62,7 @@ def told(*given):
 
 
 def test_a_run_of_two_cores_compiles_every_program_once_and_goes_on(tmp_path):
-    assert told("small", "", 2, FUSED, str(tmp_path / "run")) == [60, 80, 1, []]
+    assert told("small", "", 2, FUSED, str(tmp_path / "run")) == [60, 80, 2, []]
 
 
 @pytest.mark.slow

@@ -327,6 +327,30 @@ def test_small_models_gain_by_cores(agent, size, gains):
     assert build.read(config.to_dict()).gains_by_cores() is gains
 
 
+@pytest.mark.parametrize(
+    ("agent", "sections", "draws"),
+    [
+        ("tdmpc", dict(reanalyze=dict(enabled=False)), (128,)),
+        ("tdmpc", dict(reanalyze=dict(batch_size=99)), (128, 99)),
+        ("tdmpc", dict(reanalyze=dict(batch_size=99, slices=True)), (128, 25)),
+        ("tdmpc", dict(reanalyze=dict(batch_size=99, current_batch=True)), (128, 25)),
+        (
+            "tdmpc",
+            dict(loss=dict(batch_size=7), reanalyze=dict(batch_size=99, current_batch=True)),
+            (7, 7),
+        ),
+        ("dreamer", dict(loss=dict(batch_size=6)), (6,)),
+        ("empo", dict(loss=dict(batch_size=6, candidates=3)), (18,)),
+    ],
+)
+def test_what_a_learner_draws_at_once(agent, sections, draws):
+    config = presets.load(agent).to_dict()
+    for section, values in sections.items():
+        config[section].update(values)
+    assert config["loss"].get("horizon", 3) == 3  # windows of a pass have 4 rows
+    assert build.read(config).draws() == draws
+
+
 @pytest.fixture
 def machine(monkeypatch):
     """What jax was told, on a machine whose cores and devices a test chooses."""
@@ -349,8 +373,9 @@ def test_the_command_makes_cores_devices(machine, tmp_path):
     assert told == {"jax_num_cpu_devices": 1} and used.distributed.cores == 1
 
 
-@pytest.mark.parametrize("kept", [1, 3, None])
+@pytest.mark.parametrize("kept", [0, 1, 3, None])
 def test_a_resumed_run_keeps_its_cores(machine, tmp_path, kept):
+    """0: of a run from Python or on an accelerator, which had one device."""
     told = machine(cores=2)
     saved = build.read(tiny_config(distributed=dict(cores=kept or 0)))
     values = to_dict(saved)
@@ -359,6 +384,8 @@ def test_a_resumed_run_keeps_its_cores(machine, tmp_path, kept):
     (tmp_path / "config.json").write_text(json.dumps(values))
     used = sharding.use_cores(build.read(tiny_config(resume=True)), str(tmp_path))
     assert used.distributed.cores == told["jax_num_cpu_devices"] == (kept or 1)
+    other = build.read(tiny_config(resume=True, distributed=dict(cores=2)))
+    assert sharding.use_cores(other, str(tmp_path)).distributed.cores == 2
 
 
 def test_seeds_processes_and_accelerators_have_no_use_for_cores(machine, tmp_path):
