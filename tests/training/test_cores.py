@@ -20,6 +20,7 @@ import jax
 jax.config.update("jax_num_cpu_devices", 2)
 from mbx import exchange
 from mbx.training import run
+from mbx.training.sharding import Partition
 from tests.faults.small import small_config
 from tests.helpers import counting, programs_of
 from tests.training.test_compile_once import resumed, short
@@ -30,6 +31,11 @@ def counted(function, axes, *args, out=None):
         candidates.append(jax.tree.leaves(args)[-1].shape)
     return apart(function, axes, *args, out=out)
 exchange.apart = counted
+divided, constraints = Partition.divided, []
+def noted(self, tree):
+    constraints.append(self.size)
+    return divided(self, tree)
+Partition.divided = noted
 if agent == "small":
     config = small_config(num_seeds=1, train=dict(steps=60))
     config["checkpoint"]["interval"] = 60
@@ -44,7 +50,8 @@ for told in (config, resumed(config)):
     # A trace that is found again is counted as one: what is lowered and compiled says it.
     made = {name: times for (how, name), times in programs_of(counter).items() if how == "compiled"}
     assert made == dict.fromkeys(programs, 1), programs_of(counter)
-print(json.dumps([results[0].steps, results[1].steps, len(results[0].evaluations), candidates]))
+steps = [result.steps for result in results]
+print(json.dumps([*steps, len(results[0].evaluations), constraints, candidates]))
 """
 
 
@@ -62,7 +69,8 @@ def told(*given):
 
 
 def test_a_run_of_two_cores_compiles_every_program_once_and_goes_on(tmp_path):
-    assert told("small", "", 2, FUSED, str(tmp_path / "run")) == [60, 80, 2, []]
+    # Each of the two evaluations that are compiled divides its episodes where they begin.
+    assert told("small", "", 2, FUSED, str(tmp_path / "run")) == [60, 80, 2, [2, 2], []]
 
 
 @pytest.mark.slow
@@ -72,7 +80,9 @@ def test_a_run_of_two_cores_compiles_every_program_once_and_goes_on(tmp_path):
 )
 def test_planners_on_two_cores(tmp_path, task, programs, num_envs):
     workdir = str(tmp_path / "run")
-    *steps, evaluations, candidates = told("tdmpc", task, num_envs, programs, workdir)
+    *steps, evaluations, divided, candidates = told("tdmpc", task, num_envs, programs, workdir)
     assert (steps, evaluations) == ([60, 80], 2)
+    # Of the host's programs what acts, and an evaluation's observations and what it makes of them.
+    assert divided == [2] * (2 if programs == FUSED else 6)
     # One state is not divided: its candidates are, in the plans of acting too.
     assert bool(candidates) == (num_envs == 1)
