@@ -31,6 +31,7 @@ T = TypeVar("T")
 _allowed = jax.make_user_context(False)
 _axes = jax.make_user_context(())
 _gathering = jax.make_user_context(1)
+_alike = jax.make_user_context(False)
 
 _LARGE = 2**18  # numbers
 
@@ -59,6 +60,29 @@ def gathering(parts: int) -> AbstractContextManager[None]:
         1
     """
     return _gathering(parts)
+
+
+def all_alike(alike: bool) -> AbstractContextManager[None]:
+    """A context in which every device holds all states: the compiler has no rows to divide.
+
+    Whoever makes much of each state then takes them `apart` (`alike`).
+
+    Examples:
+        >>> with exchange.all_alike(True):
+        ...     exchange.alike()
+        True
+    """
+    return _alike(alike)
+
+
+def alike() -> bool:
+    """Whether every device holds all states.
+
+    Examples:
+        >>> exchange.alike()
+        False
+    """
+    return bool(_alike.value)
 
 
 def divided_axis(shape: tuple[int, ...], parts: int) -> int | None:

@@ -43,6 +43,7 @@ class Partition:
     fsdp: bool = False
     quick: bool = False  # about compiling what trains, on GPUs
     cores: bool = False  # whether its devices are the cores of a CPU
+    alike: bool = False  # whether they cannot divide the environments: every core holds all
 
     @property
     def size(self) -> int:
@@ -197,7 +198,8 @@ class Partition:
         def inside(*args: Any) -> Any:
             mesh = jax.sharding.use_abstract_mesh(abstract)
             gathering = exchange.gathering(self.size if self.fsdp else 1)
-            with mesh, exchange.taking_apart(not self.fsdp), gathering:
+            alike, apart = exchange.all_alike(self.alike), exchange.taking_apart(not self.fsdp)
+            with mesh, apart, gathering, alike:
                 return function(*args)
 
         return inside
@@ -368,7 +370,7 @@ def make_partition(settings: RunSettings, on: Sequence[jax.Device] | None = None
                 "set distributed.cores=1"
             )
         mesh = jax.make_mesh((cores,), (_AXIS,), axis_types=auto, devices=own)
-        return Partition(mesh, cores=True)
+        return Partition(mesh, cores=True, alike=settings.env.num_envs % cores > 0)
     devices = jax.device_count() if on is None else len(on)
     num_envs = settings.env.num_envs
     if num_envs % devices:

@@ -57,8 +57,11 @@ def test_the_score_of_a_plan(name, aggregate, std_coef, pick):
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("states", [1, PARTS])
-def test_devices_that_cannot_divide_the_states_divide_the_candidates(monkeypatch, states):
+@pytest.mark.parametrize(
+    ("states", "alike", "out"),
+    [(1, False, 1), (1, True, 1), (PARTS, False, None), (PARTS, True, 0)],
+)
+def test_devices_divide_candidates_or_states_that_are_not_divided(monkeypatch, states, alike, out):
     """Each scores its own, with its own noise, and they come back in their order."""
     settings, model, toy = ensemble()
     z, actions = array(states, 2), np.clip(array(states, 2 * PARTS, 2, A), -1, 1)
@@ -67,13 +70,14 @@ def test_devices_that_cannot_divide_the_states_divide_the_candidates(monkeypatch
     whole, divided = score(*asked), []
 
     def apart(function, axes, *args, out):
-        divided.append(jax.tree.leaves(args)[-1].shape)
+        divided.append(out)
         return jnp.concatenate(list(in_parts(function, axes, *args)), axis=out)
 
     monkeypatch.setattr(exchange, "devices", lambda: PARTS)
     monkeypatch.setattr(exchange, "apart", apart)
-    np.testing.assert_allclose(score(*asked), whole, **CLOSE)
-    assert len(divided) == (states == 1)
+    with exchange.all_alike(alike):
+        np.testing.assert_allclose(score(*asked), whole, **CLOSE)
+    assert divided == ([] if out is None else [out])
 
 
 @pytest.fixture

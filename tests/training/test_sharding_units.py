@@ -403,6 +403,13 @@ def test_the_partition_of_cores(monkeypatch):
     with pytest.raises(ValueError, match=r"cores=2: jax has 1 cpu device.*num_cpu_devices', 2"):
         sharding.make_partition(settings(enabled=False, cores=2))
     assert sharding.make_partition(settings(enabled=False, cores=1)).mesh is None
+    three = 3 * jax.devices()
+    monkeypatch.setattr(jax, "devices", lambda: three)
+    monkeypatch.setattr(jax, "make_mesh", lambda shape, *_, **__: shape)
+    for num_envs, alike in ((3, False), (6, False), (4, True), (1, True)):
+        asked = settings(enabled=False, cores=3, num_envs=num_envs)
+        assert sharding.make_partition(asked) == Partition((3,), cores=True, alike=alike)
+    monkeypatch.undo()
     mesh = jax.make_mesh((1,), ("data",), axis_types=AUTO)
     alone, threads = Partition(mesh, cores=True), Partition(mesh)
     single = {"xla_cpu_multi_thread_eigen": False}

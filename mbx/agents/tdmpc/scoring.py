@@ -188,7 +188,8 @@ def score_function(
 ) -> mppi.ScoreFn:
     """`estimate_value` from states `z` `[B, L]`, in the form `mppi.plan` takes.
 
-    Devices that cannot divide the states evenly divide the candidates.
+    Devices that cannot divide the states evenly divide the candidates; those that all hold the same
+    states are told to divide them.
     """
 
     def estimate(params: Params, z: Array, actions: Array, eps: Array, heads: Any) -> Array:
@@ -201,9 +202,11 @@ def score_function(
         batch, num, _, action_dim = actions.shape
         eps = threefry.normal(keys["eps"], (batch, num, action_dim))
         heads = choose_heads(keys["heads"], model.config.num_values, settings.loss.num_heads)
-        if batch % exchange.devices() == 0:
+        even = batch % exchange.devices() == 0
+        if even and not exchange.alike():  # divided by the compiler, as the states are
             return estimate(params, z, actions, eps, heads)
-        axes = (None, None, 1, 1, None)
-        return exchange.apart(estimate, axes, params, z, actions, eps, heads, out=1)
+        axes = (None, 0, 0, 0, None) if even else (None, None, 1, 1, None)
+        given = (params, z, actions, eps, heads)
+        return exchange.apart(estimate, axes, *given, out=0 if even else 1)
 
     return score
