@@ -243,11 +243,12 @@ def _make_host(
         made = act(train, actor, on.divided(obs), first, threefry.unrolled(key), True)
         return on.divided(made)
 
-    def placed(train: Any, actor: Any) -> tuple[Any, Any]:
-        """The acting state and where it lies: divided, or with the parameters."""
+    def places(train: Any, actor: Any) -> Any:
+        """Where the acting state lies: divided, or with the parameters."""
         if partition.cores:
-            return actor, on.of_environments(actor)
-        return actor, jax.tree.map(lambda _: _place_of(train), actor)
+            return on.of_environments(actor)
+        place = _place_of(train)
+        return jax.tree.map(lambda _: place, actor)
 
     def evaluate(train: Any, key: Array) -> Evaluation:
         train = partition.copy_here(train)
@@ -255,7 +256,8 @@ def _make_host(
             key = jax.random.fold_in(key, jax.process_index())
         seed_key, step_key = jax.random.split(key)
         obs = environment.reset(int(jax.random.randint(seed_key, (), 0, 2**31 - 1)))
-        actor = jax.tree.map(jax.device_put, *placed(train, init_actor(num)))
+        actor = init_actor(num)
+        actor = jax.tree.map(jax.device_put, actor, places(train, actor))
         active, total = np.ones(num, bool), np.zeros(num, np.float32)
         length, i = np.zeros(num, np.int32), 0
         metrics = {name: np.zeros(num) for name in logged_metrics(environment.spec)}
@@ -289,8 +291,8 @@ def _make_host(
         shape, spec = jax.ShapeDtypeStruct, environment.spec
         obs = shape((num, *spec.obs_shape), spec.obs_dtype)
         flags = shape((num,), bool)
-        actor, places = placed(train, jax.eval_shape(lambda: init_actor(num)))
-        actor = jax.tree.map(lambda x, place: x.update(sharding=place), actor, places)
+        actor = jax.eval_shape(lambda: init_actor(num))
+        actor = jax.tree.map(lambda x, on: x.update(sharding=on), actor, places(train, actor))
         evaluation.lower(train, actor, obs, flags, key).compile()
         if not record:
             return None

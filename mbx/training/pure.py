@@ -89,7 +89,8 @@ def make_train(
             "anything in step; leave one of them out"
         )
     base = build.read(config)
-    if base.num_seeds > 1 or base.distributed.enabled or base.train.dataset or base.train.init_from:
+    several = base.num_seeds > 1 or base.distributed.enabled or base.distributed.cores > 1
+    if several or base.train.dataset or base.train.init_from:
         raise ValueError(
             "num_seeds, distributed, train.dataset and train.init_from are for runs with a "
             "directory: leave them out, seeds go along a vmap here"

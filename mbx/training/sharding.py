@@ -360,7 +360,7 @@ def make_partition(settings: RunSettings, on: Sequence[jax.Device] | None = None
     auto = (jax.sharding.AxisType.Auto,)
     cores = settings.distributed.cores
     if not settings.distributed.enabled:
-        if cores <= 1 or on is not None:
+        if cores <= 1:
             return dataclasses.replace(ONE_DEVICE, quick=quick)
         own = jax.devices()[:cores]
         if len(own) < cores or own[0].platform != "cpu":

@@ -165,6 +165,10 @@ def test_runs_that_are_no_pure_function_are_refused(config):
         mbx.train_fn("gym:Pendulum-v1", config)
     with pytest.raises(ValueError, match="num_seeds, distributed, .* with a directory"):
         mbx.train_fn("toy:point", config, num_seeds=2)
+    with pytest.raises(
+        ValueError, match="num_seeds, distributed, .* are for runs with a directory"
+    ):
+        mbx.train_fn("toy:point", config, distributed=dict(cores=2))
     with pytest.raises(ValueError, match="gpu_compiler='full' .* your own jax.jit"):
         mbx.train_fn("toy:point", config, gpu_compiler="full")
 
