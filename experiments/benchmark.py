@@ -87,8 +87,9 @@ def toy_environment(case: Case) -> Any:
         x = 0.95 * state + 0.1 * jnp.sum(action)
         return x, x, -jnp.mean(jnp.square(x)), jnp.bool_(False)
 
+    # It never ends an episode and says so: no model learns a termination that has no place in it.
     raw = RawEnvironment("toy:linear", (size,), jnp.float32, action, 500, reset, step)
-    return episodic(raw, case.envs)
+    return episodic(raw._replace(can_terminate=False), case.envs)
 
 
 def filled(agent: Any, state: LoopState, spec: EnvSpec, steps: int) -> LoopState:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import partial_eval
 
 from mbx.training.sharding import ONE_DEVICE, Partition
 
@@ -90,7 +91,9 @@ def measure(
 
     On a partition's devices, if these are several: the arguments lie there.
     """
-    flops = count_flops(jax.make_jaxpr(function)(*args).jaxpr)
+    traced = jax.make_jaxpr(function)(*args).jaxpr
+    # A product that nothing reads is none: the compiler leaves it out as well.
+    flops = count_flops(partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars))[0])
     start = time.perf_counter()
     # As it is compiled inside a program that trains.
     asked: dict[str, Any] = dict(compiler_options=partition.training)

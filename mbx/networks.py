@@ -101,6 +101,44 @@ def _matmul_backward(residuals: tuple[Array, Array], grad: Array) -> tuple[Array
 matmul.defvjp(lambda x, kernel: (x @ exchange.whole(kernel), (x, kernel)), _matmul_backward)
 
 
+@derivatives.Written
+def matmul_joined(inputs: tuple[Array, ...], kernel: Array) -> Array:
+    """`matmul` of inputs `[..., in_i]` behind one another -> `[..., out]`.
+
+    The gradient of a narrow input, under a quarter of all columns, is a product of its own; that of
+    a wide one is cut out of that of all. So where nothing asks for the gradient of latents, that of
+    actions is all that is computed (the policy's loss).
+
+    Examples:
+        >>> networks.matmul_joined((jnp.ones((1, 2)), jnp.ones((1, 1))), jnp.ones((3, 1))).tolist()
+        [[3.0]]
+    """
+    return jnp.concatenate(inputs, axis=-1) @ exchange.whole(kernel)
+
+
+def _matmul_joined_forward(inputs: tuple[Array, ...], kernel: Array) -> tuple[Array, Any]:
+    x = jnp.concatenate(inputs, axis=-1)
+    return x @ exchange.whole(kernel), (x, inputs, kernel)
+
+
+def _matmul_joined_backward(residuals: Any, grad: Array) -> tuple[tuple[Array, ...], Array]:
+    x, inputs, kernel = residuals
+    d_x, d_kernel = _matmul_backward((x, kernel), grad)
+    ends = np.cumsum([y.shape[-1] for y in inputs])
+
+    def own(end: int, size: int) -> Array:
+        part = slice(end - size, end)
+        # Rows cut out of a kernel are copied, columns cut out of a result are read where they lie.
+        if 4 * size < x.shape[-1]:
+            return grad @ exchange.whole(kernel)[part].T
+        return d_x[..., part]
+
+    return tuple(own(end, y.shape[-1]) for end, y in zip(ends, inputs, strict=True)), d_kernel
+
+
+matmul_joined.defvjp(_matmul_joined_forward, _matmul_joined_backward)
+
+
 _IMAGES = ("NHWC", "HWIO", "NHWC")
 
 
@@ -183,8 +221,10 @@ class Dense(nn.Module):
         kernel = self.param("kernel", init, (sum(sizes), self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         kernel, inputs = kernel.astype(self.dtype), tuple(x.astype(self.dtype) for x in inputs)
-        if len({x.shape[:-1] for x in inputs}) == 1:
-            out = matmul(jnp.concatenate(inputs, axis=-1), kernel)
+        if len(inputs) == 1:
+            out = matmul(*inputs, kernel)
+        elif len({x.shape[:-1] for x in inputs}) == 1:
+            out = matmul_joined(inputs, kernel)
         else:  # inputs that broadcast: multiply each before it is repeated
             kernels = jnp.split(exchange.whole(kernel), np.cumsum(sizes)[:-1])
             parts = [matmul(x, own) for x, own in zip(inputs, kernels, strict=True)]
@@ -509,8 +549,6 @@ def apply_ensemble(
     num = num_heads(params)
     # Repeating the inputs keeps heads the leading axis of every product; one wide product for all
     # heads would need its results, and all their gradients, transposed.
-    if len({x.shape[:-1] for x in inputs}) == 1:
-        inputs = (jnp.concatenate(inputs, axis=-1),)  # once, not once a head
     repeated = [jnp.broadcast_to(x, (num, *x.shape)) for x in inputs]
     return apply_heads(module, params, *repeated, dropout_key=dropout_key)
 

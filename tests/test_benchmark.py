@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments import benchmark, checkpoint_cost, latency, paired, timing
 from experiments.benchmark import Case
+from mbx.training import build
 from mbx.types import EnvSpec
 
 TINY = Case(preset="default", size="tiny", batch=8, envs=2, repeats=3)
@@ -45,6 +47,28 @@ def test_flops_are_those_of_the_products():
     row = timing.measure("square", lambda x: x @ x, jnp.ones((64, 64)), rate=1e9, repeats=3)
     assert row.gflop == pytest.approx(2 * 64**3 / 1e9)
     assert row.floor_ms == pytest.approx(2 * 64**3 / 1e6)
+
+
+def test_a_product_that_nothing_reads_is_no_work():
+    """Inside a jitted function and outside: the compiler leaves both out."""
+
+    @jax.jit
+    def both(x):
+        return x @ x, x @ x.T
+
+    def function(x):
+        x @ x
+        return both(x)[1]
+
+    row = timing.measure("product", function, jnp.ones((64, 64)), rate=1e9, repeats=1)
+    assert row.gflop == pytest.approx(2 * 64**3 / 1e9)
+
+
+def test_the_toy_task_asks_for_no_termination():
+    """TD-MPC2 in PyTorch has no such head, and the benchmark is read beside it."""
+    spec = benchmark.toy_environment(TINY).spec
+    agent = build.build_agent(benchmark.resolved(TINY), spec)
+    assert "termination" not in jax.eval_shape(agent.init, jax.random.key(0)).params
 
 
 def test_the_rest_of_a_step_is_what_its_parts_do_not_need():
