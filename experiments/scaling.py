@@ -3,7 +3,8 @@
     python -m experiments.scaling --out=docs/results/scaling.csv     # two minutes on a laptop
 
 Expected: insert and sample are flat, plans are linear in samples, horizon and rounds. Prints the
-numbers as Markdown and writes those that `experiments.figures` draws.
+numbers as Markdown and writes those that `experiments.figures` draws. Programs are compiled and
+divided among the machine's cores as those of a run are.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import jax
 import jax.numpy as jnp
 from absl import app, flags, logging
 
-from mbx import envs, presets, replay
-from mbx.training import build, memory
+from mbx import envs, exchange, presets, replay
+from mbx.training import build, memory, sharding
+from mbx.training.sharding import Partition
 
 from .results import write_rows
 from .timing import median_time
@@ -49,27 +51,50 @@ class Curve(NamedTuple):
     y: list[float]
 
 
-def make_agent(**sections: dict[str, Any]) -> Any:
-    """The agent of configs/tdmpc.py with settings replaced."""
+class Setup(NamedTuple):
+    """An agent, where the arrays of its run lie, and in how many shards its replay is."""
+
+    agent: Any
+    partition: Partition
+    shards: int
+
+
+def make_setup(num_envs: int, **sections: dict[str, Any]) -> Setup:
+    """That of configs/tdmpc.py with settings replaced, on as many cores as its run would use."""
     config = presets.load("tdmpc").to_dict()
     for name, values in sections.items():
         config[name].update(values)
-    return build.build_agent(config, envs.make("gymnax:Pendulum-v1", _ENVS).spec)
+    config["env"]["num_envs"] = num_envs
+    if jax.default_backend() == "cpu":
+        there = jax.local_device_count()
+        config["distributed"]["cores"] = sharding.cores_for(build.read(config), there)
+    settings = build.read(config)
+    partition = sharding.make_partition(settings)
+    agent = build.build_agent(settings, envs.make("gymnax:Pendulum-v1", num_envs).spec)
+    return Setup(agent, partition, sharding.num_shards(settings, partition))
 
 
-def empty_replay(agent: Any, capacity: int) -> replay.ReplayState:
+def empty_replay(setup: Setup, capacity: int) -> replay.ReplayState:
     """A replay of `capacity` transitions over all environments."""
     return replay.init(
-        agent.example_row(),
+        setup.agent.example_row(),
         num_envs=_ENVS,
         capacity=capacity // _ENVS,
-        target_spec=agent.store.spec,
+        target_spec=setup.agent.store.spec,
+        shards=setup.shards,
     )
 
 
-def milliseconds(function: Callable, *args: Any, donate: bool = False) -> float:
+def milliseconds(
+    partition: Partition, function: Callable, *args: Any, donate: bool = False
+) -> float:
     """Median of `function(*args)`; with `donate` its result replaces the first argument."""
-    compiled = jax.jit(function, donate_argnums=0 if donate else ()).lower(*args).compile()
+    program = jax.jit(
+        partition.traced(function),
+        donate_argnums=0 if donate else (),
+        compiler_options=partition.training,
+    )
+    compiled = program.lower(*args).compile()
     carry = [jax.tree.map(jnp.copy, args[0]) if donate else args[0]]
 
     def call() -> Any:
@@ -84,7 +109,8 @@ def milliseconds(function: Callable, *args: Any, donate: bool = False) -> float:
 
 def replay_curves(capacities: list[int]) -> list[Curve]:
     """One insertion of a row an environment, and one sampled batch, in full replays."""
-    agent = make_agent()
+    setup = make_setup(_ENVS)
+    agent, partition = setup.agent, setup.partition
     key = jax.random.key(0)
     train = jax.jit(agent.init)(key)
     obs = jnp.zeros((_ENVS, 3))
@@ -102,17 +128,23 @@ def replay_curves(capacities: list[int]) -> list[Curve]:
                 state, jax.random.fold_in(key, i), batch_size=_BATCH, length=_LENGTH
             )
             leaves = jax.tree.leaves((drawn.rows, drawn.targets))
-            return total + sum(jnp.sum(x.astype(jnp.float32)) for x in leaves)
 
-        return jax.lax.fori_loop(0, _IN_ONE_CALL, one, jnp.float32(0))
+            def add(total: jax.Array, leaves: list[jax.Array]) -> jax.Array:
+                return total + sum(jnp.sum(x.astype(jnp.float32)) for x in leaves)
+
+            return exchange.apart(add, (0, 1), total, leaves, out=0)  # as an update reads it
+
+        return jax.lax.fori_loop(0, _IN_ONE_CALL, one, jnp.zeros(exchange.devices()))
 
     times: dict[str, list[float]] = {"insert": [], "sample": []}
     for capacity in capacities:
-        state = empty_replay(agent, capacity)
+        state = empty_replay(setup, capacity)
         num = jnp.full((_ENVS,), capacity // _ENVS, jnp.int32)
         full = state.replace(size=num, transitions=num - 1)
-        times["insert"].append(milliseconds(insert, full, donate=True) / _IN_ONE_CALL)
-        times["sample"].append(milliseconds(sample, full) / _IN_ONE_CALL)
+        if partition.mesh is not None:
+            full = jax.device_put(full, partition.of_environments(full))
+        times["insert"].append(milliseconds(partition, insert, full, donate=True) / _IN_ONE_CALL)
+        times["sample"].append(milliseconds(partition, sample, full) / _IN_ONE_CALL)
     return [Curve(name, capacities, y) for name, y in times.items()]
 
 
@@ -124,14 +156,17 @@ def plan_curves() -> list[Curve]:
         times = []
         for size in sizes:
             plan = base | {name: size, "num_elites": 16, "num_proposals": 8, "extra_iterations": 0}
-            agent = make_agent(planner=plan)
+            agent, partition, _ = make_setup(1, planner=plan)
             train = jax.jit(agent.init)(jax.random.key(0))
 
             def act(train: Any, actor: Any, agent: Any = agent) -> Any:
                 first = jnp.zeros(1, bool)
                 return agent.act(train, actor, jnp.zeros((1, 3)), first, jax.random.key(1), False)
 
-            times.append(milliseconds(act, train, agent.init_actor(1)))
+            args = train, agent.init_actor(1)
+            if partition.mesh is not None:
+                args = jax.device_put(args, partition.of_parameters(args))
+            times.append(milliseconds(partition, act, *args))
         curves.append(Curve(name, list(sizes), times))
     return curves
 
@@ -140,8 +175,8 @@ def stored_bytes() -> dict[str, dict[str, float]]:
     """Bytes of a transition by how targets are stored."""
     result = {}
     for name, settings in _STORED.items():
-        agent = make_agent(replay=settings)
-        state = jax.eval_shape(lambda agent=agent: empty_replay(agent, 1000))
+        setup = make_setup(_ENVS, replay=settings)
+        state = jax.eval_shape(lambda setup=setup: empty_replay(setup, 1000))
         result[name] = replay.bytes_per_transition(state)
     return result
 
@@ -164,6 +199,7 @@ def table(curves: list[Curve], plans: list[Curve], sizes: dict[str, dict[str, fl
 def main(_: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     memory.dispatch_inline()
+    jax.config.update("jax_num_cpu_devices", sharding.available_cores())
     measured = replay_curves([int(x) for x in CAPACITIES.value]), plan_curves(), stored_bytes()
     replays, plans, _ = measured
     rows = [

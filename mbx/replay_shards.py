@@ -1,10 +1,10 @@
 """A replay in equal shards of its environments: every draw takes the same number of rows from each.
 
 A batch is laid out shard by shard along its last index axis, so that an index drawn from a replay
-says by its place which shard it reads. Nothing here knows of devices: a shard is a slice of the
-environment axis that all operations are batched over. Where that axis is divided over as many
-devices, the compiler keeps every one of them on its own device, without communication; on fewer
-devices, or one, the same numbers come out.
+says by its place which shard it reads. A shard is a slice of the environment axis. Where that axis
+is divided over as many devices (`mbx.exchange`), every one of them works on its own shard, without
+communication; on other numbers of devices, or one, operations are batched over the shards, and the
+same numbers come out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from mbx import exchange
 from mbx.replay_storage import Index, ReplayState, dims
 
 PyTree = Any
@@ -64,13 +65,12 @@ def draw(
         return local(state, key, batch_size, *([] if own is None else [own[0]]))
     check_batch(batch_size, shards)
 
-    def one(shard: Array, part: ReplayState, key: Array | None, own: Array | None) -> T:
+    def one(shard: Array, key: Array | None, own: Array | None, part: ReplayState) -> T:
         extra = () if own is None else (own,)
         return _shifted(local(part, key, batch_size // shards, *extra), shard * dims(part)[0])
 
     keys = None if key is None else jax.random.split(key, shards)
-    parts = jax.vmap(one, out_axes=axis)(jnp.arange(shards), _split(state), keys, own)
-    return merge_axis(parts, axis)
+    return _each(one, state, (jnp.arange(shards), keys, own), out=axis)
 
 
 def look(local: Callable[..., T], state: ReplayState, index: Index) -> T:
@@ -80,8 +80,7 @@ def look(local: Callable[..., T], state: ReplayState, index: Index) -> T:
     """
     if state.shards == 1:
         return local(state, index)
-    axis = index.env.ndim - 1
-    return merge_axis(_each(local, state, index, (), axis), axis)
+    return _at_index(local, state, index, (), out=index.env.ndim - 1)
 
 
 def change(
@@ -93,29 +92,54 @@ def change(
     """
     if state.shards == 1:
         return local(state, index, *trees)
-    return _merged(_each(local, state, index, trees, 0), state.shards)
+    return _at_index(local, state, index, trees, out=0).replace(shards=state.shards)
 
 
-def _each(
-    local: Callable[..., Any], state: ReplayState, index: Index, trees: tuple, out_axes: int
+def _at_index(
+    local: Callable[..., Any], state: ReplayState, index: Index, trees: tuple, out: int
 ) -> Any:
-    shards, axis = state.shards, index.env.ndim - 1
-    check_batch(index.env.shape[axis], shards)
+    axis = index.env.ndim - 1
+    check_batch(index.env.shape[axis], state.shards)
 
     def one(shard: Array, part: ReplayState, index: Index, *trees: PyTree) -> Any:
         return local(part, Index(index.env - shard * dims(part)[0], index.slot), *trees)
 
-    inputs = split_axis((index, *trees), shards, axis)
-    mapped = jax.vmap(one, in_axes=(0, 0, *[axis] * len(inputs)), out_axes=out_axes)
-    return mapped(jnp.arange(shards), _split(state), *inputs)
+    return _each(one, state, (jnp.arange(state.shards),), (index, *trees), axis=axis, out=out)
 
 
 def rowwise(local: Callable[..., ReplayState], state: ReplayState, *trees: PyTree) -> ReplayState:
     """`local(state, *trees)` of every shard with its environments' part of trees `[E, ...]`."""
     if state.shards == 1:
         return local(state, *trees)
-    parts = jax.vmap(local)(_split(state), *split_axis(trees, state.shards, 0))
-    return _merged(parts, state.shards)
+    return _each(local, state, (), trees, out=0).replace(shards=state.shards)
+
+
+def _each(
+    local: Callable[..., Any],
+    state: ReplayState,
+    own: tuple = (),
+    trees: tuple = (),
+    *,
+    axis: int = 0,
+    out: int,
+) -> Any:
+    """`local(*own, part, *trees)` of every shard, with results behind one another along `out`.
+
+    Args:
+      local: a shard's own, of a replay that is one shard.
+      own: leaves `[shards, ...]`, of which each shard gets its entry.
+      trees: leaves with the rows of all shards along `axis`.
+    """
+    shards, whole = state.shards, state.replace(shards=1)
+    if exchange.devices() == shards:
+
+        def here(own: tuple, part: ReplayState, trees: tuple) -> Any:
+            return local(*jax.tree.map(lambda x: x[0], own), part, *trees)
+
+        return exchange.apart(here, (0, 0, axis), own, whole, trees, out=out)
+    inputs = (*own, split_axis(whole, shards, 0), *split_axis(trees, shards, axis))
+    axes = (*[0] * (len(own) + 1), *[axis] * len(trees))
+    return merge_axis(jax.vmap(local, in_axes=axes, out_axes=out)(*inputs), out)
 
 
 def check_batch(batch_size: int, shards: int) -> None:
@@ -125,14 +149,6 @@ def check_batch(batch_size: int, shards: int) -> None:
             f"a batch of {batch_size} cannot be drawn evenly from {shards} replay shards: choose "
             f"loss.batch_size and reanalyze.batch_size as multiples of {shards}, or fewer shards"
         )
-
-
-def _split(state: ReplayState) -> ReplayState:
-    return split_axis(state.replace(shards=1), state.shards, 0)
-
-
-def _merged(parts: ReplayState, shards: int) -> ReplayState:
-    return merge_axis(parts, 0).replace(shards=shards)
 
 
 def _shifted(result: T, first: Array) -> T:

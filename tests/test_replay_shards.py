@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -128,3 +130,65 @@ def test_what_does_not_divide_is_refused(whole):
         replay.sample_rows(whole, jax.random.key(0), batch_size=3)
     with pytest.raises(ValueError, match=r"num_envs is 3, which 2 shards cannot share"):
         replay.init(ROW, num_envs=3, capacity=4, shards=2)
+
+
+# Two devices, in a process of its own: their number is fixed once jax has started.
+ON_TWO = """
+import re
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+import jax.numpy as jnp
+import numpy as np
+from mbx import replay
+from mbx.agents.dreamer import sequences
+from mbx.training.sharding import Partition
+from tests.test_replay_shards import ENVS, ROW, SPEC, targets
+
+CAPACITY, MADE = 1009, 1
+
+
+def step(state, inputs):
+    time, key = inputs
+    obs = 100.0 * jnp.arange(ENVS) + time
+    ends = time % 4 == jnp.arange(ENVS) % 3 + 1
+    state = replay.insert(state, dict(obs=obs, is_first=obs < 0, is_last=ends), targets(obs, MADE))
+    keys = jax.random.split(key, 3)
+    stale, index = replay.sample_stale(state, keys[0], time, batch_size=4, exponent=1.0)
+    state = replay.update_targets(state, index, targets(-stale["obs"], MADE + 1))
+    drawn = replay.sample(state, keys[1], batch_size=6, length=2)
+    run = sequences.sample(state, keys[2], batch_size=4, length=2, fresh=2)
+    state = sequences.write(state, run.index, {"obs": run.rows["obs"] + 0.5})
+    swept = replay.refresh_index(state, jnp.int32(time), 4)
+    return state, (index, drawn, run, swept, replay.targets_at(state, run.index))
+
+
+def steps(state, key):
+    times = jnp.arange(5.0, 25.0)
+    return jax.lax.scan(step, state, (times, jax.random.split(key, times.size)))
+
+
+state = replay.init(ROW, num_envs=ENVS, capacity=CAPACITY, target_spec=SPEC, shards=2)
+for time in range(5):
+    obs = 100.0 * jnp.arange(ENVS) + time
+    state = replay.insert(state, dict(obs=obs, is_first=obs < 0, is_last=obs < 0), targets(obs, 0))
+alone = jax.jit(steps)(state, jax.random.key(0))
+
+mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+two = Partition(mesh, cores=True)
+state = jax.device_put(state, two.of_environments(state))
+program = jax.jit(two.traced(steps), donate_argnums=0)
+program = program.lower(state, jax.random.key(0)).compile()
+text = program.as_text()
+assert re.search(rf"\\[2,{CAPACITY}", text)
+print(re.findall(rf"\\[[12,]*{CAPACITY}[\\],][^ ]* copy\\(", text))
+print(re.findall("all-[a-z]+|collective-[a-z]+", text))
+apart = program(state, jax.random.key(0))
+jax.tree.map(np.testing.assert_array_equal, alone, apart)
+"""
+
+
+def test_on_as_many_devices_every_one_has_its_shard():
+    """The same numbers, with nothing exchanged and no copy of what is stored."""
+    done = subprocess.run([sys.executable, "-c", ON_TWO], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n[]\n"
