@@ -157,7 +157,6 @@ def step(state, inputs):
     state = replay.update_targets(state, index, targets(-stale["obs"], MADE + 1))
     drawn = replay.sample(state, keys[1], batch_size=6, length=2)
     run = sequences.sample(state, keys[2], batch_size=4, length=2, fresh=2)
-    state = sequences.write(state, run.index, {"obs": run.rows["obs"] + 0.5})
     swept = replay.refresh_index(state, jnp.int32(time), 4)
     return state, (index, drawn, run, swept, replay.targets_at(state, run.index))
 
@@ -167,11 +166,17 @@ def steps(state, key):
     return jax.lax.scan(step, state, (times, jax.random.split(key, times.size)))
 
 
+def write(state, key):
+    run = sequences.sample(state, key, batch_size=4, length=2)
+    return sequences.write(state, run.index, {"obs": run.rows["obs"] + 0.5})
+
+
 state = replay.init(ROW, num_envs=ENVS, capacity=CAPACITY, target_spec=SPEC, shards=2)
 for time in range(5):
     obs = 100.0 * jnp.arange(ENVS) + time
     state = replay.insert(state, dict(obs=obs, is_first=obs < 0, is_last=obs < 0), targets(obs, 0))
 alone = jax.jit(steps)(state, jax.random.key(0))
+written = jax.jit(write)(alone[0], jax.random.key(1))
 
 mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 two = Partition(mesh, cores=True)
@@ -184,6 +189,9 @@ print(re.findall(rf"\\[[12,]*{CAPACITY}[\\],][^ ]* copy\\(", text))
 print(re.findall("all-[a-z]+|collective-[a-z]+", text))
 apart = program(state, jax.random.key(0))
 jax.tree.map(np.testing.assert_array_equal, alone, apart)
+apart = jax.jit(two.traced(write))(apart[0], jax.random.key(1))
+jax.tree.map(np.testing.assert_array_equal, written, apart)
+assert not np.array_equal(written.data["obs"], alone[0].data["obs"])
 """
 
 
