@@ -37,11 +37,11 @@ from mbx.envs.base import EnvSpec, RawEnvironment, episodic
 from mbx.settings import from_dict
 from mbx.training import build, loop, memory, sharding
 from mbx.training.metrics import atomic_write
-from mbx.training.sharding import Partition, cores_for, make_partition, num_shards
+from mbx.training.sharding import Partition, make_partition, num_shards
 from mbx.training.state import LoopState, Schedule, init_state
 
 from .benchmark_cases import FUSED, PRESETS, SIZES, SUITES, Case
-from .timing import gemm_rate, measure
+from .timing import gemm_rate, measure, on_cores
 
 
 def make_config(case: Case) -> config_dict.ConfigDict:
@@ -68,11 +68,7 @@ def make_config(case: Case) -> config_dict.ConfigDict:
 
 def resolved(case: Case) -> dict[str, Any]:
     """The configuration with as many cores as the command that trains uses for such a run."""
-    config = make_config(case).to_dict()
-    if jax.default_backend() == "cpu":
-        there = jax.local_device_count()
-        config["distributed"]["cores"] = case.cores or cores_for(build.read(config), there)
-    return config
+    return on_cores(make_config(case).to_dict(), case.cores)
 
 
 def toy_environment(case: Case) -> Any:

@@ -21,7 +21,7 @@ from mbx.training import build, memory, sharding
 from mbx.training.sharding import Partition
 
 from .results import write_rows
-from .timing import median_time
+from .timing import measure, on_cores
 
 OUT = flags.DEFINE_string("out", "scaling.csv", "File to write.")
 CALLS = flags.DEFINE_integer("calls", 15, "Timed calls an operation.", lower_bound=3)
@@ -65,10 +65,7 @@ def make_setup(num_envs: int, **sections: dict[str, Any]) -> Setup:
     for name, values in sections.items():
         config[name].update(values)
     config["env"]["num_envs"] = num_envs
-    if jax.default_backend() == "cpu":
-        there = jax.local_device_count()
-        config["distributed"]["cores"] = sharding.cores_for(build.read(config), there)
-    settings = build.read(config)
+    settings = build.read(on_cores(config))
     partition = sharding.make_partition(settings)
     agent = build.build_agent(settings, envs.make("gymnax:Pendulum-v1", num_envs).spec)
     return Setup(agent, partition, sharding.num_shards(settings, partition))
@@ -89,22 +86,8 @@ def milliseconds(
     partition: Partition, function: Callable, *args: Any, donate: bool = False
 ) -> float:
     """Median of `function(*args)`; with `donate` its result replaces the first argument."""
-    program = jax.jit(
-        partition.traced(function),
-        donate_argnums=0 if donate else (),
-        compiler_options=partition.training,
-    )
-    compiled = program.lower(*args).compile()
-    carry = [jax.tree.map(jnp.copy, args[0]) if donate else args[0]]
-
-    def call() -> Any:
-        out = compiled(carry[0], *args[1:])
-        carry[0] = out if donate else carry[0]
-        return out
-
-    for _ in range(2):
-        jax.block_until_ready(call())
-    return 1e3 * median_time(call, CALLS.value)
+    asked: dict[str, Any] = dict(repeats=CALLS.value, donate=donate, partition=partition)
+    return measure("", function, *args, rate=1.0, **asked).median_ms
 
 
 def replay_curves(capacities: list[int]) -> list[Curve]:

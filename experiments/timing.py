@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
 
+from mbx.training import build, sharding
 from mbx.training.sharding import ONE_DEVICE, Partition
 
 
@@ -76,6 +77,14 @@ def gemm_rate(dtype: str, sizes: tuple[int, ...] = (1024, 2048), repeats: int = 
         seconds = median_time(lambda m=multiply, x=x: m(x, x), repeats)
         best = max(best, 2.0 * n**3 / seconds)
     return best
+
+
+def on_cores(config: dict[str, Any], cores: int = 0) -> dict[str, Any]:
+    """The configuration with as many cores as the command that trains uses; or as are given."""
+    if jax.default_backend() == "cpu":
+        usual = sharding.cores_for(build.read(config), jax.local_device_count())
+        config["distributed"]["cores"] = cores or usual
+    return config
 
 
 def measure(

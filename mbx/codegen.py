@@ -7,10 +7,6 @@ products stay the library's. Those loops take vectors of 512 bits where the proc
 XLA's own choice is 256. A run's first state is made once, in milliseconds: XLA's older way of
 writing loops makes the same numbers of it and compiles in two thirds of the time.
 
-Threads that share an operation meet after it, which takes as long as the operation where models are
-small: a plan of the tiny model needs 19 ms of two threads and 16 of one. Where a run's cores are a
-device each (`mbx.training.sharding`), operations are therefore a single thread's.
-
 On a GPU, XLA writes kernels for products and normalisations by Triton, several of each, and times
 them. Compiled quickly, products are cuBLAS's, chosen by its rules, and nothing is timed: the
 default's train interval compiles in half a minute in place of three and makes a fifth fewer steps a
@@ -29,8 +25,6 @@ _TRAINING_ON_CPU: Options = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
     "xla_cpu_prefer_vector_width": 512,
 }
-# Of a core that is a device: no operation is divided among threads, which meet after each.
-_A_CORE: Options = {"xla_cpu_multi_thread_eigen": False}
 _FIRST_ON_CPU: Options = {"xla_cpu_use_fusion_emitters": False}
 _QUICK_ON_GPU: Options = {
     "xla_gpu_autotune_level": 0,
@@ -53,26 +47,25 @@ def is_quick(effort: str, steps: int) -> bool:
     return effort == "quick" or (effort == "auto" and steps <= QUICK_STEPS)
 
 
-def for_training(platform: str, quick: bool = False, a_core: bool = False) -> Options | None:
+def for_training(platform: str, quick: bool = False) -> Options | None:
     """`compiler_options` for `jax.jit` of a program that trains on such devices; None: no others.
 
     Args:
         platform: of the devices, as `jax.Device.platform`.
         quick: about compiling, where the devices are GPUs.
-        a_core: whether each device is one core of a CPU.
     """
     if platform == "cpu":
-        return _known(_TRAINING_ON_CPU | (_A_CORE if a_core else {}))
+        return _known(_TRAINING_ON_CPU)
     return _known(_QUICK_ON_GPU) if platform == "gpu" and quick else None
 
 
-def for_once(platform: str, a_core: bool = False) -> Options | None:
+def for_once(platform: str) -> Options | None:
     """`compiler_options` of a program that runs once in a while: what evaluates or looks.
 
     Args:
-        platform, a_core: as in `for_training`.
+        platform: as in `for_training`.
     """
-    return _known(_ONCE.get(platform, {}) | (_A_CORE if a_core else {}))
+    return _known(_ONCE.get(platform, {}))
 
 
 def for_first_state(platform: str) -> Options | None:

@@ -133,8 +133,8 @@ def test_programs_get_the_options_of_their_kind(monkeypatch):
     monkeypatch.setattr(codegen, "for_first_state", lambda *args: {"first": args})
     once, mesh = {"once": ("gpu",)}, jax.make_mesh((1,), ("data",))
 
-    def of(kind, cores=False):
-        return {"train": ("gpu", quick, cores)} if kind == "train" else {"once": ("gpu", cores)}
+    def of(kind):
+        return {"train": ("gpu", quick)} if kind == "train" else once
 
     monkeypatch.setattr(sharding.Partition, "platform", "gpu")
     for quick in (False, True):
@@ -142,7 +142,7 @@ def test_programs_get_the_options_of_their_kind(monkeypatch):
             partition = sharding.Partition(on, quick=quick, cores=cores)
             partition.compile(shares, donate=True)
             partition.compile(shares)
-            assert given == [of("train", cores), of("once", cores)]
+            assert given == [of("train"), of("once")]
             given.clear()
     sharding.Partition(quick=True).builder(shares)
     with monkeypatch.context() as divided:

@@ -58,12 +58,12 @@ class Partition:
     @property
     def training(self) -> codegen.Options | None:
         """`compiler_options` of programs that train."""
-        return codegen.for_training(self.platform, self.quick, self.cores)
+        return codegen.for_training(self.platform, self.quick)
 
     @property
     def once(self) -> codegen.Options | None:
         """`compiler_options` of programs that run once in a while."""
-        return codegen.for_once(self.platform, self.cores)
+        return codegen.for_once(self.platform)
 
     @property
     def processes(self) -> int:

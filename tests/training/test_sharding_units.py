@@ -410,7 +410,3 @@ def test_the_partition_of_cores(monkeypatch):
         asked = settings(enabled=False, cores=3, num_envs=num_envs)
         assert sharding.make_partition(asked) == Partition((3,), cores=True, alike=alike)
     monkeypatch.undo()
-    mesh = jax.make_mesh((1,), ("data",), axis_types=AUTO)
-    alone, threads = Partition(mesh, cores=True), Partition(mesh)
-    single = {"xla_cpu_multi_thread_eigen": False}
-    assert alone.training == threads.training | single and alone.once == threads.once | single
