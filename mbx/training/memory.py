@@ -6,8 +6,11 @@ asked for the next time, 4 kB by 4 kB: up to 40 % of the time of programs with a
 
 Threads keep arenas of their own. One arena for all would keep everything, but threads that compile
 or multiply wait for its lock: the default's train interval then compiles in 30 s instead of 20, and
-a process that has compiled it runs it at two thirds of the speed. A block too large for another
-thread's arena is the operating system's again; `dispatch_inline` has the main thread ask for it.
+a process that has compiled it runs it at two thirds of the speed. Another thread's arena is in
+pieces of 64 MB. A larger block is the operating system's again, and so is an empty piece, unless
+the padding at the top of an arena is as large. What a program on one device needs, the main thread
+asks for (`dispatch_inline`); on several, programs run in threads of their own and ask for blocks
+that fit (`mbx.codegen`).
 """
 
 from __future__ import annotations
@@ -17,10 +20,10 @@ import os
 import sys
 
 # Names and numbers of malloc.h and sys/mman.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _MADV_HUGEPAGE = 14
 _NEVER = -1  # the largest size there is
-_PAGE, _MOST = 2**21, 2**33
+_PAGE, _PIECE, _MOST = 2**21, 2**26, 2**33
 
 _kept = False
 
@@ -37,8 +40,8 @@ def keep_freed_pages() -> bool:
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):
         return False
-    options = ((_M_MMAP_THRESHOLD, _NEVER), (_M_TRIM_THRESHOLD, _NEVER))
-    _kept = all([library.mallopt(name, value) == 1 for name, value in options])
+    options = {_M_MMAP_THRESHOLD: _NEVER, _M_TRIM_THRESHOLD: _NEVER, _M_TOP_PAD: _PIECE}
+    _kept = all([library.mallopt(*option) == 1 for option in options.items()])
     if _kept:
         _use_large_pages(library)
     return _kept

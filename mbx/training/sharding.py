@@ -58,7 +58,7 @@ class Partition:
     @property
     def training(self) -> codegen.Options | None:
         """`compiler_options` of programs that train."""
-        return codegen.for_training(self.platform, self.quick)
+        return codegen.for_training(self.platform, self.quick, self.size)
 
     @property
     def once(self) -> codegen.Options | None:

@@ -31,6 +31,34 @@ for _ in range(10):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
+DEVICES = """
+{first}
+import functools, resource
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from mbx.training import run, sharding
+jax.config.update("jax_num_cpu_devices", 2)
+run.set_up_jax()
+partition = sharding.Partition(jax.make_mesh((2,), ("data",)), cores=True)
+rows = PartitionSpec("data")
+x = jax.device_put(jnp.ones((1_000_000, 20)), NamedSharding(partition.mesh, rows))
+
+@functools.partial(jax.jit, compiler_options={options})
+@functools.partial(jax.shard_map, mesh=partition.mesh, in_specs=rows, out_specs=rows)
+def program(x):  # two temporary arrays of 40 MB on each device
+    for _ in range(3):
+        x = jnp.minimum(x @ x[:20], 1.0)
+    return x.sum(keepdims=True)
+
+def faults(calls):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(calls):
+        program(x).block_until_ready()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults(6)
+print(faults(4))
+"""
 
 ARENAS = """
 import ctypes, threading
@@ -76,6 +104,21 @@ def test_programs_use_their_memory_again():
     assert number(PROGRAM.format(first="")) > 50_000
     inline = "import experiments; from mbx.training import run; run.set_up_jax()"
     assert number(PROGRAM.format(first=inline)) < 1_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an allocator of glibc")
+@pytest.mark.parametrize(
+    "first, options, kept",
+    [
+        ("import experiments", "partition.training", True),
+        ("import experiments", "sharding.ONE_DEVICE.training", False),
+        ("", "partition.training", False),
+    ],
+)
+def test_programs_on_several_devices_use_their_memory_again(first, options, kept):
+    # Four calls on two devices: without the one or the other at least 40 MB each time.
+    faults = number(DEVICES.format(first=first, options=options))
+    assert faults < 1_000 if kept else faults > 20_000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an allocator of glibc")
