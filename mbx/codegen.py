@@ -4,10 +4,11 @@ On a CPU, XLA hands sums and maxima, with the arithmetic in front of them, to a 
 (YNNPACK). In those that a learner has most of, over the 101 bins or 96 units of many rows, its own
 loops are faster: the default's train interval takes two thirds of the time with them. Matrix
 products stay the library's. Those loops take vectors of 512 bits where the processor has them;
-XLA's own choice is 256. On several devices of one processor a program asks for its temporary memory
-in blocks that the C library keeps for the thread of each (`mbx.training.memory`). A run's first
-state is made once, in milliseconds: XLA's older way of writing loops makes the same numbers of it
-and compiles in two thirds of the time.
+XLA's own choice is 256. On several devices of one processor a large program asks for its temporary
+memory in blocks that the C library keeps for the thread of each (`mbx.training.memory`); it cannot
+be written to the cache of compiled programs then. A run's first state is made once, in
+milliseconds: XLA's older way of writing loops makes the same numbers of it and compiles in two
+thirds of the time.
 
 On a GPU, XLA writes kernels for products and normalisations by Triton, several of each, and times
 them. Compiled quickly, products are cuBLAS's, chosen by its rules, and nothing is timed: the
@@ -29,7 +30,7 @@ _TRAINING_ON_CPU: Options = {
 }
 # Less than the 64 MB that glibc gives a thread in one piece: a larger block is the operating
 # system's again after every call.
-_SEVERAL_ON_CPU: Options = {"xla_multiheap_size_constraint_per_heap": 64_000_000}
+_PIECES_ON_CPU: Options = {"xla_multiheap_size_constraint_per_heap": 64_000_000}
 _FIRST_ON_CPU: Options = {"xla_cpu_use_fusion_emitters": False}
 _QUICK_ON_GPU: Options = {
     "xla_gpu_autotune_level": 0,
@@ -52,16 +53,16 @@ def is_quick(effort: str, steps: int) -> bool:
     return effort == "quick" or (effort == "auto" and steps <= QUICK_STEPS)
 
 
-def for_training(platform: str, quick: bool = False, devices: int = 1) -> Options | None:
+def for_training(platform: str, quick: bool = False, pieces: bool = False) -> Options | None:
     """`compiler_options` for `jax.jit` of a program that trains on such devices; None: no others.
 
     Args:
         platform: of the devices, as `jax.Device.platform`.
         quick: about compiling, where the devices are GPUs.
-        devices: that the program runs on.
+        pieces: whether each device of a processor asks for its memory in pieces.
     """
     if platform == "cpu":
-        return _known(_TRAINING_ON_CPU | (_SEVERAL_ON_CPU if devices > 1 else {}))
+        return _known(_TRAINING_ON_CPU | (_PIECES_ON_CPU if pieces else {}))
     return _known(_QUICK_ON_GPU) if platform == "gpu" and quick else None
 
 

@@ -81,17 +81,18 @@ def test_a_gpus_programs_are_compiled_quickly_where_they_run_for_little(monkeypa
     assert codegen.for_first_state("tpu") is None
     assert codegen.for_training("tpu") is None
     for platform in ("gpu", "tpu"):
-        assert codegen.for_training(platform, devices=2) == codegen.for_training(platform)
+        assert codegen.for_training(platform, pieces=True) == codegen.for_training(platform)
 
 
-def test_on_several_devices_of_a_processor_temporary_memory_is_in_pieces():
-    one, two = codegen.for_training("cpu"), codegen.for_training("cpu", devices=2)
-    (limit,) = set(two.items()) - set(one.items())
-    assert set(one.items()) < set(two.items())
+def test_temporary_memory_in_pieces_that_a_thread_keeps():
+    usual, pieces = codegen.for_training("cpu"), codegen.for_training("cpu", pieces=True)
+    (limit,) = set(pieces.items()) - set(usual.items())
+    assert set(usual.items()) < set(pieces.items())
     assert limit[0] == "xla_multiheap_size_constraint_per_heap"
     assert limit[1] < memory._PIECE == 64 * 2**20
     mesh = jax.make_mesh((1,), ("data",))
-    assert sharding.Partition(mesh).training == one
+    assert sharding.Partition(mesh).training == usual
+    assert sharding.Partition(mesh, pieces=True).training == pieces
 
 
 def test_options_that_the_compiler_does_not_know_are_left_out(monkeypatch):
@@ -146,7 +147,7 @@ def test_programs_get_the_options_of_their_kind(monkeypatch):
     once, mesh = {"once": ("gpu",)}, jax.make_mesh((1,), ("data",))
 
     def of(kind):
-        return {"train": ("gpu", quick, 1)} if kind == "train" else once
+        return {"train": ("gpu", quick, False)} if kind == "train" else once
 
     monkeypatch.setattr(sharding.Partition, "platform", "gpu")
     for quick in (False, True):

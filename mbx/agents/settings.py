@@ -288,6 +288,14 @@ class RunSettings(abc.ABC):
         """
         return False
 
+    def large_updates(self) -> bool:
+        """Whether an update asks each of several cores for more memory than a thread keeps, 64 MB.
+
+        Such a program is faster with its memory in pieces, and is compiled at every start
+        (`mbx.training.memory`).
+        """
+        return False
+
     def reanalyze_interval(self) -> int:
         """Learner updates between two passes over stored planner targets; 0: none are made."""
         return 0

@@ -62,12 +62,13 @@ def driver() -> str:
 
 
 @contextlib.contextmanager
-def compiling(what: str, talk: bool = True) -> Iterator[None]:
+def compiling(what: str, talk: bool = True, kept: bool = True) -> Iterator[None]:
     """Say that the first use of a program compiles it, and afterwards how long that took.
 
     Args:
         what: the program.
         talk: False: say nothing.
+        kept: whether the next start finds it compiled.
     """
     if not talk:
         yield
@@ -82,7 +83,8 @@ def compiling(what: str, talk: bool = True) -> Iterator[None]:
     # A GPU's several hundred kernels are compiled one by one and, where that may take long
     # (`codegen`), timed besides.
     takes = "half a minute to some minutes" if jax.default_backend() == "gpu" else "20 s or more"
-    _say(f"compiling {what} ({takes} the first time, kept for the next)")
+    when = "the first time, kept for the next" if kept else "at every start"
+    _say(f"compiling {what} ({takes} {when})")
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         yield

@@ -326,7 +326,9 @@ def _drive(
         for i in range(intervals.first, intervals.number):
             began = time.time()
             final = i + 1 == intervals.number
-            compiled = notices.compiling("the train step", talk and i == intervals.first)
+            compiled = notices.compiling(
+                "the train step", talk and i == intervals.first, not job.partition.pieces
+            )
             go_on = functools.partial(_pretraining, job, seed_runs, interrupt, final)
             state, sums = whole_interval(job, state, go_on, compiled)
             interrupt.unsaved = True

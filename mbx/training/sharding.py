@@ -25,6 +25,7 @@ from jax.experimental import multihost_utils
 
 from mbx import codegen, exchange
 from mbx.agents.settings import Distributed, RunSettings
+from mbx.training import memory
 from mbx.training.checkpoint import load_config
 from mbx.training.state import LoopState
 
@@ -44,6 +45,7 @@ class Partition:
     quick: bool = False  # about compiling what trains, on GPUs
     cores: bool = False  # whether its devices are the cores of a CPU
     alike: bool = False  # whether they cannot divide the environments: every core holds all
+    pieces: bool = False  # whether its programs ask for memory in pieces (`memory.keep_pieces`)
 
     @property
     def size(self) -> int:
@@ -58,7 +60,7 @@ class Partition:
     @property
     def training(self) -> codegen.Options | None:
         """`compiler_options` of programs that train."""
-        return codegen.for_training(self.platform, self.quick, self.size)
+        return codegen.for_training(self.platform, self.quick, self.pieces)
 
     @property
     def once(self) -> codegen.Options | None:
@@ -370,7 +372,9 @@ def make_partition(settings: RunSettings, on: Sequence[jax.Device] | None = None
                 "set distributed.cores=1"
             )
         mesh = jax.make_mesh((cores,), (_AXIS,), axis_types=auto, devices=own)
-        return Partition(mesh, cores=True, alike=settings.env.num_envs % cores > 0)
+        pieces = settings.large_updates() and memory.keep_pieces()
+        alike = settings.env.num_envs % cores > 0
+        return Partition(mesh, cores=True, alike=alike, pieces=pieces)
     devices = jax.device_count() if on is None else len(on)
     num_envs = settings.env.num_envs
     if num_envs % devices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import types
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from mbx.agents.base import Ahead, Diagnostics
-from mbx.training import ahead, build, evaluation, job, run
+from mbx.training import ahead, build, evaluation, job, run, sharding
 from tests.faults import small
 from tests.helpers import FUSED, counting, once, programs_of, tiny_config
 from tests.training.test_compile_once import small_dreamer
@@ -102,11 +103,18 @@ def test_a_run_compiles_evaluation_and_looks_beside_training_once_each(tmp_path,
     assert "compiling the evaluation (" not in said
 
 
-def test_an_evaluation_before_anything_is_learned_compiles_in_front(tmp_path, capsys):
+@pytest.mark.parametrize("pieces", [False, True])
+def test_an_evaluation_before_anything_is_learned_compiles_in_front(
+    pieces, tmp_path, capsys, monkeypatch
+):
+    alone = dataclasses.replace(sharding.ONE_DEVICE, pieces=pieces)
+    monkeypatch.setattr(sharding, "ONE_DEVICE", alone)
     config = small.small_config(train=dict(steps=40, seed_steps=100))
     counter, here, elsewhere = compiled_where(config, tmp_path / "run")
     assert programs_of(counter) == once(*FUSED) and "evaluation" in here - elsewhere
-    assert "compiling the evaluation (" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "compiling the evaluation (20 s or more the first time, kept for the next)" in said
+    assert ("compiling the train step (20 s or more at every start)" in said) is pieces
 
 
 def test_what_goes_wrong_ahead_is_raised_where_it_is_waited_for(monkeypatch):

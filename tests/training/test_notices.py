@@ -75,6 +75,9 @@ def test_what_is_compiled_is_said_before_and_how_long_it_took_after(capsys, monk
     with notices.compiling("the toy"):
         pass
     assert "the toy (half a minute to some minutes the first time" in capsys.readouterr().err
+    with notices.compiling("the toy", kept=False):
+        pass
+    assert "(half a minute to some minutes at every start)" in capsys.readouterr().err
     with notices.compiling("the toy", talk=False):
         pass
     assert capsys.readouterr().err == ""

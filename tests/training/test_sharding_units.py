@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from mbx import presets
 from mbx.agents.settings import Distributed
 from mbx.settings import to_dict
-from mbx.training import build, sharding
+from mbx.training import build, memory, sharding
 from mbx.training.sharding import ONE_DEVICE, Partition
 from mbx.training.state import LoopState
 from tests.faults.small import small_config
@@ -266,6 +266,7 @@ def settings(num_envs=4, enabled=True, num_seeds=1, fsdp=False, shards=0, cores=
         train=types.SimpleNamespace(steps=1),
         distributed=Distributed(enabled=enabled, fsdp=fsdp, cores=cores),
         draws=lambda: draws,
+        large_updates=lambda: False,
         env=types.SimpleNamespace(num_envs=num_envs),
         num_seeds=num_seeds,
         replay=types.SimpleNamespace(shards=shards),
@@ -325,6 +326,34 @@ def test_small_models_gain_by_cores(agent, size, gains):
     config = presets.load(agent)
     config.model.size = size
     assert build.read(config.to_dict()).gains_by_cores() is gains
+
+
+@pytest.mark.parametrize(
+    ("agent", "changes", "large"),
+    [
+        ("tdmpc", {}, False),
+        ("dreamer", {}, False),  # 16 sequences, dreams of 16 rows from 8 each
+        ("dreamer", {"imagination.rows": 31}, False),
+        ("dreamer", {"imagination.rows": 32}, True),  # 8,192 dreamed rows
+        ("dreamer", {"imagination.rows": 0}, True),  # from all 32
+        ("dreamer", {"imagination.rows": 32, "imagination.horizon": 14}, False),
+        ("dreamer", {"imagination.rows": 0, "loss.batch_size": 8}, False),
+        ("dreamerv3", {}, True),
+    ],
+)
+def test_large_updates_on_several_cores_have_their_memory_in_pieces(
+    agent, changes, large, monkeypatch
+):
+    called, two = [], 2 * jax.devices()
+    monkeypatch.setattr(memory, "keep_pieces", lambda: called.append(True) or not called[1:])
+    monkeypatch.setattr(jax, "devices", lambda: two)
+    monkeypatch.setattr(jax, "make_mesh", lambda shape, *_, **__: shape)
+    for cores, kept in ((1, False), (2, True), (2, False)):  # where the allocator took the setting
+        config = presets.load(agent)
+        config.update_from_flattened_dict(changes | {"distributed.cores": cores})
+        partition = sharding.make_partition(build.read(config.to_dict()))
+        assert partition.pieces is (large and kept)
+    assert len(called) == 2 * large
 
 
 @pytest.mark.parametrize(

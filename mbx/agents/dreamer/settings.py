@@ -291,6 +291,11 @@ class Settings(RunSettings):
         """Measured: acting does; an update of these takes as long."""
         return self.model.size in ("tiny", "1m")
 
+    def large_updates(self) -> bool:
+        """By its dreamed rows, 14 kB each of the tiny model."""
+        starts = self.loss.batch_size * (self.imagination.rows or self.loss.batch_length)
+        return starts * (self.imagination.horizon + 1) > 8_000
+
     def rows_before_learning(self) -> int:
         """Agent steps over all environments until each holds a sequence and the row before it."""
         return (self.loss.sequence + 1) * self.env.num_envs
