@@ -49,6 +49,19 @@ def test_flops_are_those_of_the_products():
     assert row.floor_ms == pytest.approx(2 * 64**3 / 1e6)
 
 
+def test_the_machines_rate_is_that_of_products_as_large_as_it_needs(monkeypatch):
+    sizes = {"cpu": (4, 8), "gpu": (8, 16)}
+    monkeypatch.setattr(timing, "square_sizes", sizes.get)
+    monkeypatch.setattr(timing, "median_time", lambda call, repeats: call().shape[0] ** 2)
+    for platform, largest in (("cpu", 8), ("gpu", 16)):
+        monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
+        assert timing.gemm_rate("float32") == 2 * largest  # 2 n^3 in n^2 seconds
+    monkeypatch.undo()
+    # 8192^3 is a millisecond of an H200, two seconds and more of two cores.
+    assert max(timing.square_sizes("cpu")) == 2048
+    assert max(timing.square_sizes("gpu")) == max(timing.square_sizes("tpu")) == 8192
+
+
 def test_a_product_that_nothing_reads_is_no_work():
     """Inside a jitted function and outside: the compiler leaves both out."""
 
