@@ -339,6 +339,7 @@ def test_small_models_gain_by_cores(agent, size, gains):
         ("dreamer", {"imagination.rows": 32, "imagination.horizon": 14}, False),
         ("dreamer", {"imagination.rows": 0, "loss.batch_size": 8}, False),
         ("dreamerv3", {}, True),
+        ("dreamerv3", {"model.size": "12m"}, False),  # has arrays of more than 64 MB
     ],
 )
 def test_large_updates_on_several_cores_have_their_memory_in_pieces(

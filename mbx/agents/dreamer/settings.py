@@ -292,9 +292,9 @@ class Settings(RunSettings):
         return self.model.size in ("tiny", "1m")
 
     def large_updates(self) -> bool:
-        """By its dreamed rows, 14 kB each of the tiny model."""
+        """By its dreamed rows, 14 kB each of tiny. Larger models have arrays that fit no piece."""
         starts = self.loss.batch_size * (self.imagination.rows or self.loss.batch_length)
-        return starts * (self.imagination.horizon + 1) > 8_000
+        return self.gains_by_cores() and starts * (self.imagination.horizon + 1) > 8_000
 
     def rows_before_learning(self) -> int:
         """Agent steps over all environments until each holds a sequence and the row before it."""
