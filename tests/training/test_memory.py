@@ -129,8 +129,8 @@ def test_programs_on_several_devices_use_their_memory_again(first, then, options
 def test_that_programs_in_pieces_are_not_kept_compiled_is_no_warning(monkeypatch):
     name = "jax_persistent_cache_min_compile_time_secs"
     before, options = jax.config.values[name], codegen.for_training("cpu", pieces=True)
-    set_options = types.SimpleNamespace(mallopt=lambda name, value: 1)
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: set_options)
+    library = types.SimpleNamespace(mallopt=lambda name, value: 1)
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: library)
     monkeypatch.setattr(memory, "_kept", True)
 
     def compiled(rows):
@@ -150,6 +150,8 @@ def test_that_programs_in_pieces_are_not_kept_compiled_is_no_warning(monkeypatch
         compiled(6_001)
     finally:
         jax.config.update(name, before)
+    library.mallopt = lambda name, value: 0  # refused
+    assert not memory.keep_pieces()
     monkeypatch.setattr(memory, "_kept", False)
     assert not memory.keep_pieces()
 
