@@ -39,7 +39,13 @@ if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
 codegen._ONCE["cpu"] = {"xla_cpu_enable_fast_math": False}
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tracing makes many objects that live on: looking through them all the time finds little.
-gc.set_threshold(100_000, 20, 20)
+gc.set_threshold(300_000, 20, 50)
+
+
+def pytest_collection_finish():
+    """What was imported stays, so that no collection looks through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

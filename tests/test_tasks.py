@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -108,16 +109,9 @@ def test_every_task_has_its_discount(model_and_params):
     def value(discount):
         settings = Settings()
         loss = dataclasses.replace(settings.loss, discount=discount)
-        return scoring.estimate_value(
-            dataclasses.replace(settings, loss=loss),
-            model,
-            params,
-            z,
-            actions,
-            planner=settings.planner,
-            eps=eps,
-            heads=None,
-        )
+        own = dataclasses.replace(settings, loss=loss)
+        estimate = functools.partial(scoring.estimate_value, planner=settings.planner, heads=None)
+        return program(estimate, own, model)(params, z, actions, eps=eps)
 
     both = value((0.9, 0.99))
     np.testing.assert_allclose(both[:3], value(0.9)[:3], rtol=1e-5)

@@ -37,7 +37,7 @@ def used(monkeypatch):
             seen.append(tuple(np.asarray(jax.random.key_data(args[position])).tolist()))
             # Numbers do not matter here, and drawing them one by one is slow to compile.
             drawn = jax.eval_shape(lambda: original(*args, **kwargs))
-            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), drawn)
+            return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), drawn)
 
         monkeypatch.setattr(module, name, spy)
 

@@ -67,7 +67,7 @@ def test_devices_divide_candidates_or_states_that_are_not_divided(monkeypatch, s
     z, actions = array(states, 2), np.clip(array(states, 2 * PARTS, 2, A), -1, 1)
     score = planning.score_function(settings, model, toy.params(), jnp.asarray(z), settings.planner)
     asked = jax.random.key(0), jnp.asarray(actions)
-    whole, divided = score(*asked), []
+    whole, divided = jax.jit(score)(*asked), []
 
     def apart(function, axes, *args, out):
         divided.append(out)
@@ -76,7 +76,7 @@ def test_devices_divide_candidates_or_states_that_are_not_divided(monkeypatch, s
     monkeypatch.setattr(exchange, "devices", lambda: PARTS)
     monkeypatch.setattr(exchange, "apart", apart)
     with exchange.all_alike(alike):
-        np.testing.assert_allclose(score(*asked), whole, **CLOSE)
+        np.testing.assert_allclose(jax.jit(lambda *x: score(*x))(*asked), whole, **CLOSE)
     assert divided == ([] if out is None else [out])
 
 

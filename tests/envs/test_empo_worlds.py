@@ -123,7 +123,7 @@ def test_large_worlds_fall_back_to_shortest_ways_with_one_line(tmp_path, capsys)
     few = dict(model="auto", max_states=10)
     found = chosen(name, humans=few)
     assert found.world.num_states is None and found.solution is None and found.prior == "paths"
-    policy = found.world.human_policy(found.world.example_state)
+    policy = jax.jit(found.world.human_policy)(found.world.example_state)
     assert policy.shape == (1, 2, 5)
     np.testing.assert_allclose(policy.sum(-1), 1.0, rtol=1e-5)
     chosen(name, humans=few)

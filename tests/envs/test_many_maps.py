@@ -38,7 +38,7 @@ def folder(tmp_path):
 
 def begins(world):
     """Where the human and the robot may stand when an episode begins."""
-    states = jax.vmap(world.init)(jax.random.split(jax.random.key(0), 40))
+    states = jax.jit(jax.vmap(world.init))(jax.random.split(jax.random.key(0), 40))
     return {tuple(x) for x in np.asarray(states.now.agents)[:, :, 0].tolist()}
 
 
@@ -48,7 +48,7 @@ def test_a_folders_maps_are_trained_on_or_held_out(folder):
     trained, new = begins(found.world), begins(found.held_out)
     assert len(trained) == 3 and len(new) == 1 and trained | new == every
     assert found.params == PowerParams(zeta=2.0)
-    even = found.world.human_policy(found.world.example_state)
+    even = jax.jit(found.world.human_policy)(found.world.example_state)
     np.testing.assert_allclose(even, 0.25)
     assert found.prior == "uniform"
 

@@ -17,7 +17,7 @@ from mbx.training import evaluation, loop, run
 from mbx.training.faults import Faults
 from mbx.training.metrics import read_rows
 from tests.faults.small import small_config
-from tests.helpers import tiny_config
+from tests.helpers import program, tiny_config
 
 
 def broken(where):
@@ -83,7 +83,7 @@ def test_the_transition_to_a_fault_is_not_stored():
         terminated=jnp.bool_(False),
     )
     environment = envs.episodic(broken("obs"), 1)
-    env, obs = environment.reset(jax.random.key(0))
+    (env, obs), step_once = environment.reset(jax.random.key(0)), jax.jit(environment.step)
     no = jnp.zeros(1, bool)
     state = loop.LoopState(
         train=None,
@@ -102,10 +102,11 @@ def test_the_transition_to_a_fault_is_not_stored():
     class Forgets:
         replay_extras = None
 
+    store = program(loop.store, Forgets)
     for i in range(7):  # two whole episodes, and the first step of the third
         action = jnp.zeros((1, 1))
-        env, step = environment.step(state.env, action, jax.random.key(i))
-        state = loop.store(Forgets, state.replace(env=env), action, None, None, step)
+        env, step = step_once(state.env, action, jax.random.key(i))
+        state = store(state.replace(env=env), action, None, None, step)
     size = int(state.replay.size[0])
     assert size == 7 and np.isfinite(state.replay.data["obs"][0, :size]).all()
     assert state.replay.data["is_first"][0, :size].tolist() == [True, False, False] * 2 + [True]

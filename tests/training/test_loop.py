@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from fractions import Fraction
 
@@ -39,17 +40,18 @@ def parts():
     return config, environment, agent, schedule, interval
 
 
-def fresh(parts, seed=0):
+@pytest.fixture(scope="module")
+def begin(parts):
+    """The first state of a seed, compiled once for all tests."""
     _, environment, agent, _, _ = parts
-    return jax.jit(lambda key: init_state(agent, environment, key=key, capacity=CAPACITY))(
-        jax.random.key(seed)
-    )
+    program = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=CAPACITY))
+    return lambda seed=0: program(jax.random.key(seed))
 
 
 @pytest.fixture(scope="module")
-def trained(parts):
+def trained(parts, begin):
     """The state after 40 vector steps, the metrics of the four intervals, and what was donated."""
-    interval, state, metrics = parts[4], fresh(parts), []
+    interval, state, metrics = parts[4], begin(), []
     first = state
     for _ in range(4):
         state, sums = interval(state)
@@ -154,14 +156,14 @@ def test_the_state_is_donated_and_nothing_recompiles(parts, trained):
     assert interval._cache_size() == 1
 
 
-def test_the_compiled_step_never_copies_the_replay(parts):
-    text = parts[4].lower(fresh(parts)).compile().as_text()
+def test_the_compiled_step_never_copies_the_replay(parts, begin):
+    text = parts[4].lower(begin()).compile().as_text()
     storage = re.findall(rf"= \(?\w+\[2,{CAPACITY}[\],][^ ]* copy\(", text)
     assert re.search(rf"\[2,{CAPACITY}", text) and not storage
 
 
-def test_an_interval_moves_nothing_between_host_and_device(parts, trained):
-    interval, state = parts[4], fresh(parts)
+def test_an_interval_moves_nothing_between_host_and_device(parts, trained, begin):
+    interval, state = parts[4], begin()
     with jax.transfer_guard("disallow"):
         state, _ = interval(state)
     assert int(state.steps) == int(trained[0].steps) // 4
@@ -192,13 +194,13 @@ def test_matmul_precision_reaches_the_programs(parts, trained):
     assert products("highest") == (number, number)
 
 
-def test_one_interval_of_2n_is_two_of_n_bit_for_bit(parts, trained):
-    interval, state = parts[4], fresh(parts)
+def test_one_interval_of_2n_is_two_of_n_bit_for_bit(parts, trained, begin):
+    interval, state = parts[4], begin()
+    copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state))
     for _ in range(4):
-        saved = jax.tree.map(jnp.copy, state)
-        state, _ = interval(saved)
-    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(trained[0]), strict=True):
-        assert bool(jnp.all(a == b))
+        state, _ = interval(copy(state))
+    same = jax.jit(lambda *states: jax.tree.map(lambda a, b: jnp.all(a == b), *states))
+    assert jax.tree.all(same(state, trained[0]))
 
 
 class OnHost(HostEnvironment):
@@ -230,10 +232,10 @@ class OnHost(HostEnvironment):
 
 
 @pytest.mark.slow
-def test_host_loop_equals_the_fused_loop(parts, trained):
+def test_host_loop_equals_the_fused_loop(parts, trained, begin):
     """Of an agent that only counts: `test_loop_units.py`."""
     _, environment, agent, schedule, _ = parts
-    state = fresh(parts)
+    state = begin()
     keys = [step_keys(state.replace(steps=jnp.int32(2 * i)))[1] for i in range(40)]
     host = OnHost(environment, keys)
     host.state = jax.tree.map(jnp.copy, state.env)
@@ -289,7 +291,8 @@ def test_random_evaluation_gives_whole_episodes():
 def test_sampled_windows_reach_the_learner_masked(trained):
     """No transition of a window crosses an episode's end."""
     state = trained[0]
-    sample = replay.sample(state.replay, jax.random.key(0), batch_size=64, length=3)
+    draw = jax.jit(functools.partial(replay.sample, batch_size=64, length=3))
+    sample = draw(state.replay, jax.random.key(0))
     last, mask = np.asarray(sample.rows["is_last"]), np.asarray(sample.mask)
     crossed = np.cumsum(last[:-1], axis=0) > 0
     assert not (mask & crossed).any() and mask.any() and (~mask).any()
