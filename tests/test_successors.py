@@ -35,24 +35,21 @@ def test_q_targets_match_golden_in_any_order_and_with_nan_padding(name, toleranc
     d = load(name)
     shape = d["expected_value"].shape
     segments = shape[0] * shape[1]
-    values, probs = jnp.asarray(d["value_table"])[d["succ_state"]], jnp.asarray(d["succ_prob"])
-    ids = jnp.asarray(d["segment"])
+    values, probs = d["value_table"][d["succ_state"]], d["succ_prob"]
+    ids = d["segment"]
     got = successors.segment_expectation(values, probs, ids, segments)
-    np.testing.assert_allclose(got.reshape(shape), d["expected_value"], rtol=tolerance)
+    np.testing.assert_allclose(np.reshape(got, shape), d["expected_value"], rtol=tolerance)
     order = d["shuffle"]
     shuffled = successors.segment_expectation(values[order], probs[order], ids[order], segments)
-    np.testing.assert_allclose(shuffled.reshape(shape), d["expected_value"], rtol=tolerance)
-    table = jnp.asarray(np.append(d["value_table"], np.nan))  # state -1: NaN
+    np.testing.assert_allclose(np.reshape(shuffled, shape), d["expected_value"], rtol=tolerance)
+    table = np.append(d["value_table"], np.nan)  # state -1: NaN
     padded = successors.segment_expectation(
-        table[d["padded_state"]],
-        jnp.asarray(d["padded_prob"]),
-        jnp.asarray(d["padded_segment"]),
-        segments,
+        table[d["padded_state"]], d["padded_prob"], d["padded_segment"], segments
     )
-    target = float(d["gamma_r"]) * padded.reshape(shape)
+    target = float(d["gamma_r"]) * np.asarray(padded).reshape(shape)
     np.testing.assert_allclose(target, d["q_target"], rtol=tolerance)
-    counts = successors.segment_mass(jnp.ones_like(probs), ids, segments)
-    np.testing.assert_array_equal(counts.reshape(shape), d["count"])
+    counts = successors.segment_mass(np.ones_like(probs), ids, segments)
+    np.testing.assert_array_equal(np.reshape(counts, shape), d["count"])
 
 
 @pytest.mark.parametrize("name", Q_FILES)
@@ -67,38 +64,38 @@ def test_dense_and_flat_forms_agree_with_golden(name, tolerance):
     ):
         k = int((probs[b, a] > 0).sum())
         states[b, a, k], probs[b, a, k] = s, p
-    values = jnp.where(jnp.asarray(probs) > 0, jnp.asarray(d["value_table"])[states], jnp.nan)
+    values = np.where(probs > 0, d["value_table"][states], np.nan)
     gamma = float(d["gamma_r"])
-    dense = power.q_r_target(values, jnp.asarray(probs), gamma)
+    dense = power.q_r_target(values, probs, gamma)
     np.testing.assert_allclose(dense, d["q_target"], rtol=tolerance)
-    flat = successors.flatten(jnp.asarray(states), jnp.asarray(probs), len(d["succ_prob"]))
+    flat = successors.flatten(states, probs, len(d["succ_prob"]))
     assert int(flat.overflow) == 0 and float(flat.fill) == 1.0
     np.testing.assert_array_equal(flat.state, d["succ_state"])
     np.testing.assert_array_equal(flat.segment, d["segment"])
     got = successors.segment_expectation(
-        jnp.asarray(d["value_table"])[flat.state], flat.prob, flat.segment, shape[0] * shape[1]
+        d["value_table"][flat.state], flat.prob, flat.segment, shape[0] * shape[1]
     )
-    np.testing.assert_allclose(gamma * got.reshape(shape), d["q_target"], rtol=tolerance)
+    np.testing.assert_allclose(gamma * np.reshape(got, shape), d["q_target"], rtol=tolerance)
 
 
 @pytest.mark.parametrize("name", V_FILES)
 def test_v_h_e_targets_match_golden(name, tolerance):
     d = load(name)
     entries, trans = len(d["entry_trans"]), d["succ_trans"]
-    policy = power.robot_policy(jnp.asarray(d["Q_r"]), d["beta_r"])
+    policy = np.asarray(power.robot_policy(d["Q_r"], d["beta_r"]))
     np.testing.assert_allclose(policy, d["pi_r"], rtol=0, atol=max(tolerance, 1e-12))
     weight = policy[trans, d["succ_action"]]
-    value, achieved = jnp.asarray(d["succ_value"]), jnp.asarray(d["succ_achieved"])
+    value, achieved = d["succ_value"], d["succ_achieved"]
 
     def target(terminal):
         got = power.attained(value, achieved, d["gamma_h"], terminal)
-        prob = jnp.asarray(d["succ_prob"]) * weight
-        return successors.segment_expectation(got, prob, jnp.asarray(d["succ_entry"]), entries)
+        prob = d["succ_prob"] * weight
+        return successors.segment_expectation(got, prob, d["succ_entry"], entries)
 
     np.testing.assert_allclose(
         target(None), d["target_ignore_terminal"], rtol=tolerance, atol=tolerance
     )
-    ended = jnp.asarray(d["terminal"][trans])
+    ended = d["terminal"][trans]
     np.testing.assert_allclose(
         target(ended), d["target_terminal_keep_achieved"], rtol=tolerance, atol=tolerance
     )

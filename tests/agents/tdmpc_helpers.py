@@ -100,7 +100,8 @@ def loud(tree, key=7):
     """Parameters with nothing zero in them, so that every path shows; NumPy compiles nothing."""
     rng = np.random.default_rng(key)
     return jax.tree.map(
-        lambda x: jnp.asarray(np.asarray(x) + 0.3 * rng.normal(size=x.shape), x.dtype), tree
+        lambda x: jnp.asarray((np.asarray(x) + 0.3 * rng.normal(size=x.shape)).astype(x.dtype)),
+        tree,
     )
 
 

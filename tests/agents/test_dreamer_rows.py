@@ -217,15 +217,15 @@ def test_nothing_of_a_fault_is_learned_from():
         step = Timestep(obs, final, zero + 1.0, no, fault, zero, zero, fault)
         action = jnp.full((2, 2), 0.1)
         state = program(loop.store, agent)(state, action, dreamer.init_actor(NET, 2), None, step)
-    data = state.replay.data
-    assert all(np.all(np.isfinite(x)) for x in data.values() if x.dtype == jnp.float32)
+    data = jax.device_get(state.replay.data)
+    assert all(np.all(np.isfinite(x)) for x in data.values() if x.dtype == np.float32)
     assert data["is_first"][0, 4] and not np.any(np.asarray(data["is_last"]))
     assert data["reward"][0, 4] == 0.0  # that of the fault is not the next episode's
     columns = {name: x[:1, 1:7].swapaxes(0, 1) for name, x in data.items()}
     batch, _ = update.make_batch(change(CONTEXT, loss=dict(batch_size=1)), columns)
     logits = jax.random.normal(jax.random.key(0), (5, 1, 21))
     losses = [
-        behaviour.replay_critic(CONTEXT, logits, jnp.zeros((5, 1)), values, batch)
+        program(behaviour.replay_critic, CONTEXT)(logits, jnp.zeros((5, 1)), values, batch)
         for values in (jnp.ones((5, 1)), jnp.ones((5, 1)).at[2:].set(50.0))
     ]
     # The break is before batch row 2: row 1 has no target, and none before it sees what follows.

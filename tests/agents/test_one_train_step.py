@@ -69,11 +69,12 @@ def test_planner_values_are_successor_expectations(step):
     z = jnp.asarray(out["z"]).reshape(-1, out["z"].shape[-1])
     states = np.repeat(np.arange(len(z)), N)
     flat = jnp.asarray(actions.reshape(-1, A))
-    reward = jax.jit(model.decode)(model.reward(params, z[states][None], flat))[0, 0]
+    before = np.asarray(z)[states]
+    reward = jax.jit(model.decode)(model.reward(params, before[None], flat))[0, 0]
     heads = [
         model.step(
             {**params, "dynamics": jax.tree.map(lambda p, h=h: p[h : h + 1], params["dynamics"])},
-            z[states][None],
+            before[None],
             flat,
         )[0]
         for h in range(H)
