@@ -113,9 +113,10 @@ def test_every_task_has_its_discount(model_and_params):
         estimate = functools.partial(scoring.estimate_value, planner=settings.planner, heads=None)
         return program(estimate, own, model)(params, z, actions, eps=eps)
 
-    both = value((0.9, 0.99))
-    np.testing.assert_allclose(both[:3], value(0.9)[:3], rtol=1e-5)
-    np.testing.assert_allclose(both[3:], value(0.99)[3:], rtol=1e-5)
+    both, low, high = value((0.9, 0.99)), value(0.9), value(0.99)
+    assert np.all(np.abs(low - high) > 1e-3 * np.abs(high))
+    np.testing.assert_allclose(both[:3], low[:3], rtol=1e-5)
+    np.testing.assert_allclose(both[3:], high[3:], rtol=1e-5)
 
 
 def test_embeddings_have_norm_one_at_most_and_move_on_to_other_tasks():
