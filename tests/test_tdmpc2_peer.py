@@ -1,0 +1,89 @@
+"""TD-MPC2 in PyTorch, which mbx's times stand beside, has the same networks as mbx and TD-MPC2."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+from mbx.world_model import MODEL_SIZES
+from tests.helpers import load_fixture
+
+EXPERIMENTS = pathlib.Path(__file__).parents[1] / "experiments"
+
+
+def test_its_sizes_are_those_of_mbx():
+    tree = ast.parse((EXPERIMENTS / "tdmpc2_peer.py").read_text())
+    found = next(
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SIZES"
+    )
+    names = ("enc_dim", "mlp_dim", "latent_dim", "num_values")
+    for size, widths in ast.literal_eval(found).items():
+        assert widths == tuple(MODEL_SIZES[size][name] for name in names)
+        assert MODEL_SIZES[size]["num_enc_layers"] == 2
+
+
+@pytest.fixture
+def peer(monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    yield importlib.import_module("tdmpc2_peer")
+    sys.modules.pop("tdmpc2_peer", None)
+
+
+def test_its_parameters_are_as_many_as_the_published_models(peer, monkeypatch):
+    counts, _ = load_fixture("tdmpc", "param_counts")
+    seen = set()
+    for (size, obs, action, task), total in zip(counts["rows"], counts["total"], strict=True):
+        if str(size) not in peer.SIZES or task:
+            continue
+        monkeypatch.setattr(peer, "OBS", int(obs))
+        monkeypatch.setattr(peer, "ACTION", int(action))
+        agent = peer.Agent(str(size))
+        ours = sum(p.numel() for p in (*agent.parameters, *agent.policy.parameters()))
+        assert ours == total
+        seen.add(str(size))
+    assert seen == {"1", "5"}
+
+
+def test_it_learns_and_plans(peer):
+    import torch
+
+    torch.manual_seed(0)
+    agent = peer.Agent("tiny")
+    obs, action = torch.randn(4, 32, peer.OBS), torch.rand(3, 32, peer.ACTION) * 2.0 - 1.0
+    reward = 3.0 + torch.zeros(3, 32, 1)
+
+    def predicted():
+        with torch.no_grad():
+            pair = torch.cat([agent.encoder(obs[0]), action[0]], -1)
+            return float(agent.decode(agent.reward(pair)).mean())
+
+    slow = [x.clone() for x in agent.targets.stacked]
+    before = predicted()
+    for _ in range(200):
+        agent.update(obs, action, reward)
+    assert abs(predicted() - 3.0) < 0.5 < abs(before - 3.0)
+    assert not all(torch.equal(a, b) for a, b in zip(slow, agent.targets.stacked, strict=True))
+    chosen, mean = agent.plan(obs[0, :1], torch.zeros(peer.HORIZON, peer.ACTION))
+    assert chosen.shape == (peer.ACTION,) and float(chosen.abs().max()) <= 1.0
+    assert mean.shape == (peer.HORIZON, peer.ACTION) and float(mean.std()) > 0.0
+
+
+def test_its_codes_are_those_of_the_reference(peer):
+    import torch
+
+    logits, values = torch.randn(5, peer.BINS), np.array([0.0, 1.0, -3.7, 250.0, 1e6], np.float32)
+    ours = peer.cross_entropy(logits, torch.from_numpy(values)[:, None]).numpy()[:, 0]
+    place = (np.clip(np.sign(values) * np.log1p(np.abs(values)), -10.0, 10.0) + 10.0) / 0.2
+    low, share = np.divmod(place + 1e-6, 1.0)
+    low, rows = low.astype(int), np.arange(5)
+    log = torch.log_softmax(logits, -1).numpy()
+    wanted = -((1.0 - share) * log[rows, low] + share * log[rows, (low + 1) % peer.BINS])
+    np.testing.assert_allclose(ours, wanted, rtol=2e-4, atol=2e-4)
