@@ -184,7 +184,7 @@ def test_the_mean_panel_draws_the_mean():
         lines = [x for x in axes.lines if x.get_marker() == "."]
     np.testing.assert_allclose(found, [680.0, 510.3, 433.3], atol=0.5)
     for line, last, row in zip(
-        lines, (100_000, 50_000), ([468, 625, 762], [245, 502, 633]), strict=True
+        lines, (100_000, 50_000), ([454, 625, 761], [245, 502, 633]), strict=True
     ):
         mean = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
         at = [mean[step] for step in (10_000, 30_000, last)]
