@@ -48,7 +48,7 @@ def mlp(inputs, hidden, outputs, activation=None, dropout=0.0):
 
 
 class Heads(nn.Module):
-    """Networks of one shape, mapped over their stacked parameters."""
+    """Networks of one shape, mapped over their stacked parameters; dropout is for losses alone."""
 
     def __init__(self, networks):
         super().__init__()
@@ -61,6 +61,7 @@ class Heads(nn.Module):
         def one(parameters):
             return torch.func.functional_call(self.base[0], parameters, (x,))
 
+        self.base[0].train(torch.is_grad_enabled())
         values = [p.detach() if detach else p for p in self.stacked]
         parameters = dict(zip(self.names, values, strict=True))
         return torch.vmap(one, randomness="different")(parameters)

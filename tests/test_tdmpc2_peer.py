@@ -31,7 +31,7 @@ def test_its_sizes_are_those_of_mbx():
 
 @pytest.fixture
 def peer(monkeypatch):
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="needs PyTorch: pip install -e '.[torch]'")
     monkeypatch.syspath_prepend(str(EXPERIMENTS))
     yield importlib.import_module("tdmpc2_peer")
     sys.modules.pop("tdmpc2_peer", None)
@@ -53,27 +53,43 @@ def test_its_parameters_are_as_many_as_the_published_models(peer, monkeypatch):
 
 
 def test_it_learns_and_plans(peer):
+    """Where the first action's size is the reward, all of it comes to choose large ones."""
     import torch
 
     torch.manual_seed(0)
     agent = peer.Agent("tiny")
     obs, action = torch.randn(4, 32, peer.OBS), torch.rand(3, 32, peer.ACTION) * 2.0 - 1.0
-    reward = 3.0 + torch.zeros(3, 32, 1)
+    reward = 3.0 * action[..., :1]
 
-    def predicted():
+    def predicted(of):
         with torch.no_grad():
-            pair = torch.cat([agent.encoder(obs[0]), action[0]], -1)
-            return float(agent.decode(agent.reward(pair)).mean())
+            z, chosen = agent.encoder(obs[0]), torch.zeros(32, peer.ACTION)
+            chosen[:, 0] = of
+            value = agent.value(z, chosen, "mean", agent.targets)
+            return float(agent.decode(agent.reward(torch.cat([z, chosen], -1))).mean()), value
 
     slow = [x.clone() for x in agent.targets.stacked]
-    before = predicted()
-    for _ in range(200):
+    for _ in range(600):
         agent.update(obs, action, reward)
-    assert abs(predicted() - 3.0) < 0.5 < abs(before - 3.0)
     assert not all(torch.equal(a, b) for a, b in zip(slow, agent.targets.stacked, strict=True))
-    chosen, mean = agent.plan(obs[0, :1], torch.zeros(peer.HORIZON, peer.ACTION))
-    assert chosen.shape == (peer.ACTION,) and float(chosen.abs().max()) <= 1.0
-    assert mean.shape == (peer.HORIZON, peer.ACTION) and float(mean.std()) > 0.0
+    (low, bad), (high, good) = predicted(-0.8), predicted(0.8)
+    assert -3.4 < low < -1.4 and 1.4 < high < 3.4 and (bad < good).float().mean() > 0.9
+    with torch.no_grad():
+        mean = torch.tanh(agent.policy(agent.encoder(obs[0]))[:, : peer.ACTION]).mean(0)
+    assert mean[0] > 0.5
+    chosen, plan = agent.plan(obs[0, :1], torch.zeros(peer.HORIZON, peer.ACTION))
+    assert chosen.shape == (peer.ACTION,) and 0.3 < float(chosen[0]) <= 1.0
+    assert plan.shape == (peer.HORIZON, peer.ACTION) and float(plan[:, 0].min()) > 0.3
+
+
+def test_dropout_is_for_losses_alone(peer):
+    import torch
+
+    agent = peer.Agent("tiny")
+    with torch.no_grad():  # the last layer starts at random here, and shows what is before it
+        z, action = agent.encoder(torch.randn(64, peer.OBS)), torch.zeros(64, peer.ACTION)
+        assert torch.equal(*(agent.value(z, action, "all") for _ in range(2)))
+    assert not torch.equal(*(agent.value(z, action, "all") for _ in range(2)))
 
 
 def test_its_codes_are_those_of_the_reference(peer):

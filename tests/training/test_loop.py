@@ -42,10 +42,10 @@ def parts():
 
 @pytest.fixture(scope="module")
 def begin(parts):
-    """The first state of a seed, compiled once for all tests."""
+    """Makes the first state, compiled once for all tests."""
     _, environment, agent, _, _ = parts
     program = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=CAPACITY))
-    return lambda seed=0: program(jax.random.key(seed))
+    return lambda: program(jax.random.key(0))
 
 
 @pytest.fixture(scope="module")

@@ -116,13 +116,8 @@ def test_programs_use_their_memory_again():
     "first, then, options, kept",
     [
         ("import experiments", "memory.keep_pieces()", "partition.training", True),
-        pytest.param(
-            *("import experiments", "memory.keep_pieces()", "sharding.ONE_DEVICE.training", False),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *("import experiments", "", "partition.training", False), marks=pytest.mark.slow
-        ),
+        ("import experiments", "memory.keep_pieces()", "sharding.ONE_DEVICE.training", False),
+        ("import experiments", "", "partition.training", False),
     ],
 )
 def test_programs_on_several_devices_use_their_memory_again(first, then, options, kept):
