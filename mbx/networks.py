@@ -336,9 +336,26 @@ def dropout(key: Array, x: Array, rate: float) -> Array:
         >>> sorted(set(kept.ravel().tolist())), bool(abs(kept.mean() - 1.0) < 0.1)
         ([0.0, 4.0], True)
     """
-    # A compiler would rather draw the numbers a second time on the way back than keep the mask.
-    keep = jax.lax.optimization_barrier(_kept(key, 1.0 - rate, x.shape))
+    keep = _drawn_once(functools.partial(_kept, key, 1.0 - rate, x.shape), x.shape)
     return jnp.where(keep, x / (1.0 - rate), 0.0)
+
+
+def _drawn_once(draw: Callable[[], Array], shape: tuple[int, ...]) -> Array:
+    """The mask `draw()`, kept for the way back, where a compiler would rather draw it again.
+
+    On a CPU as a branch that is always taken, since barriers are gone before operations are joined
+    there, and what a branch gives is joined to nothing. On an accelerator a branch may wait for the
+    host.
+    """
+
+    def kept() -> Array:
+        return jax.lax.optimization_barrier(draw())
+
+    def taken() -> Array:
+        always = jax.lax.optimization_barrier(jnp.bool_(True))  # or the branch would be none
+        return jax.lax.cond(always, draw, lambda: jnp.zeros(shape, bool))
+
+    return jax.lax.platform_dependent(cpu=taken, default=kept)
 
 
 def _kept(key: Array, share: float, shape: tuple[int, ...]) -> Array:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from experiments import timing
-from mbx import networks
+from mbx import networks, threefry
+from mbx.networks import dropout as drop
 from mbx.world_model import config_for_size, count_parameters, make_world_model
 from tests.helpers import in_programs, load_fixture
 
@@ -198,6 +199,16 @@ def test_dropout_needs_a_key_and_keeps_the_mean():
     )
     y = layer.apply({"params": ones}, x, rngs={"dropout": jax.random.key(2)})
     assert abs(float(jnp.mean(y < 0)) - 0.25) < 0.03  # dropped units lie below the mean
+
+
+def test_dropout_is_drawn_once():
+    def loss(kernel, x, key):
+        kept = drop(threefry.unrolled(key), x @ kernel, 0.5)
+        return jnp.sum(jnp.tanh(kept @ kernel.T))  # what is kept is read on the way back, too
+
+    args = jnp.ones((4, 8)), jnp.ones((2, 4)), jax.random.key(0)
+    program = jax.jit(jax.value_and_grad(loss)).lower(*args).compile().as_text()
+    assert program.count(str(threefry.PARITY)) == 1  # a constant of the generator
 
 
 def test_tiny_is_about_two_hundred_thousand_parameters():
