@@ -151,7 +151,12 @@ class Model:
 class Reanalyze:
     """How stored planner targets are made again with newer parameters."""
 
-    enabled: bool = setting(True, "make stored targets again", needs=_STORED)
+    enabled: bool = setting(
+        True,
+        "make stored targets again; without, values stay those of an old policy's actions "
+        "(docs/planner_targets.md)",
+        needs=_STORED,
+    )
     interval: int = setting(10, "learner updates between passes", at_least=1, needs=_REANALYZE)
     batch_size: int = setting(128, "transitions a pass", at_least=1, needs=_REANALYZE)
     min_step: int = setting(
