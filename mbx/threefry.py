@@ -21,7 +21,7 @@ from jax import Array, lax
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _SHIFTS = {shift for four in _ROTATIONS for by in four for shift in (by, 32 - by)}
-PARITY = np.uint32(0x1BD11BDA)
+_PARITY = np.uint32(0x1BD11BDA)
 # Fewer numbers than this are not worth a loop of their own.
 _SMALL = 256
 
@@ -34,7 +34,7 @@ def _hash(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
     def all_of(x: Array | np.uint32) -> Array:
         return lax.broadcast(x, low.shape)
 
-    words = (key[0], key[1], key[0] ^ key[1] ^ PARITY)
+    words = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     shifts = {by: all_of(np.uint32(by)) for by in _SHIFTS}
     x, y = lax.add(high, all_of(words[0])), lax.add(low, all_of(words[1]))
     for i in range(5):

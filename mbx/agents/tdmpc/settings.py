@@ -153,7 +153,7 @@ class Reanalyze:
 
     enabled: bool = setting(
         True,
-        "make stored targets again; without, values stay those of an old policy's actions "
+        "make stored targets again; without, agents learned little on dm_control "
         "(docs/planner_targets.md)",
         needs=_STORED,
     )
