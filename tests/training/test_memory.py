@@ -150,10 +150,21 @@ def test_that_programs_in_pieces_are_not_kept_compiled_is_no_warning(monkeypatch
         compiled(6_001)
     finally:
         jax.config.update(name, before)
-    library.mallopt = lambda name, value: 0  # refused
-    assert not memory.keep_pieces()
-    monkeypatch.setattr(memory, "_kept", False)
-    assert not memory.keep_pieces()
+
+
+@pytest.mark.parametrize(
+    "answer, kept, expected", [(1, True, True), (0, True, False), (1, False, False)]
+)
+def test_pieces_are_kept_where_pages_are_and_the_allocator_agrees(
+    monkeypatch, answer, kept, expected
+):
+    asked = []
+    library = types.SimpleNamespace(mallopt=lambda *option: asked.append(option) or answer)
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: library)
+    monkeypatch.setattr(memory, "_kept", kept)
+    with warnings.catch_warnings():  # keep_pieces() adds a filter
+        assert memory.keep_pieces() is expected
+    assert asked == ([(-2, 2**26)] if kept else [])  # M_TOP_PAD, 64 MB
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an allocator of glibc")
