@@ -14,7 +14,9 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -52,8 +54,10 @@ class Checkpointer:
         if keep < 1:
             raise ValueError(f"checkpoint.keep={keep}: keep at least one checkpoint")
         workdir = os.path.abspath(workdir)
-        self._all = _Directory(os.path.join(workdir, "checkpoints"), keep)
-        self._best = _Directory(os.path.join(workdir, "best"), 2)
+        self._opened = contextlib.ExitStack()
+        place = _plain(workdir, self._opened)
+        self._all = _Directory(workdir, place, "checkpoints", keep)
+        self._best = _Directory(workdir, place, "best", 2)
         best = self._read_best()
         self._best_score = None if best is None else float(best["score"])
 
@@ -144,16 +148,32 @@ class Checkpointer:
         self.wait()
         self._all.manager.close()
         self._best.manager.close()
+        self._opened.close()
+
+
+def _plain(workdir: str, opened: contextlib.ExitStack) -> str:
+    """A path of plain characters to `workdir`: itself, or a link until `opened` is closed.
+
+    orbax takes a path for a pattern of names ("lr=[0.1]" matches no folder, "a*b" its neighbours)
+    and for a URL ("gs:"): what it wrote there could not be read again.
+    """
+    if re.fullmatch(r"[\w./ +=,@%-]*", workdir):
+        return workdir
+    os.makedirs(workdir, exist_ok=True)
+    folder = tempfile.TemporaryDirectory(prefix="mbx-", ignore_cleanup_errors=True)
+    link = os.path.join(opened.enter_context(folder), "run")
+    os.symlink(workdir, link)
+    return link
 
 
 class _Directory:
     """One orbax directory of states with JSON beside them."""
 
-    def __init__(self, path: str, keep: int) -> None:
-        self.path = path
+    def __init__(self, workdir: str, place: str, name: str, keep: int) -> None:
+        self.path = path = os.path.join(workdir, name)
         # Several processes meet at barriers that orbax names by the step alone: a best state and a
         # checkpoint of one step, saved beside each other, would meet at each other's.
-        own = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=os.path.basename(path))
+        own = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
             create=True,
@@ -161,7 +181,9 @@ class _Directory:
             multiprocessing_options=own,
         )
         handlers = dict(state=ocp.StandardCheckpointHandler(), meta=ocp.JsonCheckpointHandler())
-        self.manager = ocp.CheckpointManager(path, options=options, item_handlers=handlers)
+        self.manager = ocp.CheckpointManager(
+            os.path.join(place, name), options=options, item_handlers=handlers
+        )
         self._inode = _inode(path)
         self._clean = False
 

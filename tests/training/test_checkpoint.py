@@ -371,6 +371,22 @@ def test_a_relative_workdir_does(tmp_path, open_checkpointer, monkeypatch):
     assert (tmp_path / "run" / "checkpoints" / "1").is_dir()
 
 
+@pytest.mark.parametrize(
+    "name", ["lr=[0.1]", "[old]", "back\\slash", "a*b", "what?", "gs:", "für 50%", "new\nline"]
+)
+def test_checkpoints_are_read_in_folders_of_every_name(tmp_path, open_checkpointer, name):
+    """orbax takes some of these for patterns or for URLs; `acb` would match `a*b`."""
+    folder = tmp_path / name / "run"
+    for workdir, value in ((tmp_path / "acb" / "run", 7), (folder, 1)):
+        checkpointer = open_checkpointer(workdir)
+        checkpointer.save(1, small(value), {})
+        checkpointer.save_best(1, small(value), 2.0)
+        checkpointer.close()
+    again = open_checkpointer(folder)
+    assert again.restore(small(0))[0]["x"][0] == again.restore_best(small(0))[0]["x"][0] == 1
+    assert sorted(os.listdir(folder)) == ["best", "checkpoints"]
+
+
 def test_load_config(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no run"):
         load_config(str(tmp_path))
