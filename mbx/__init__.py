@@ -1,22 +1,74 @@
 """mbx: model-based reinforcement learning as pure functions over immutable pytrees.
 
-Import the part you need: `mbx.mppi` plans in any model, `mbx.returns` computes returns,
-`mbx.replay` is a replay buffer on the device, `mbx.agents` holds the agents. `mbx.train` trains
-one, `mbx.train_fn` gives that as a pure function, `mbx.load_policy` lets it act.
+`mbx.train` trains an agent, `mbx.train_fn` gives that as a pure function, `mbx.load_policy` lets a
+trained one act. Every part works alone: `mbx.mppi` plans in any model, `mbx.returns` computes
+returns, `mbx.replay` is a replay buffer on the device, `mbx.agents` holds the agents. What is named
+here is imported when it is first used.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mbx import agents as agents
+    from mbx import categorical as categorical
+    from mbx import distributions as distributions
+    from mbx import envs as envs
+    from mbx import heads as heads
+    from mbx import mppi as mppi
+    from mbx import networks as networks
+    from mbx import observations as observations
+    from mbx import planners as planners
+    from mbx import power as power
+    from mbx import replay as replay
+    from mbx import returns as returns
+    from mbx import successors as successors
+    from mbx import types as types
+    from mbx import world_model as world_model
+    from mbx.api import train as train
+    from mbx.api import train_fn as train_fn
+    from mbx.training.policy import load_policy as load_policy
 
 __version__ = "0.1.0"
 
+_FUNCTIONS = {
+    "train": "mbx.api",
+    "train_fn": "mbx.api",
+    "load_policy": "mbx.training.policy",
+}
+_MODULES = (
+    "agents",
+    "categorical",
+    "distributions",
+    "envs",
+    "heads",
+    "mppi",
+    "networks",
+    "observations",
+    "planners",
+    "power",
+    "replay",
+    "returns",
+    "successors",
+    "types",
+    "world_model",
+)
+# Former places of modules, by the name that scripts import them by: `from mbx import presets`.
+_FORMER: dict[str, str] = {}
+
+__all__ = ["__version__", *_FUNCTIONS, *_MODULES]
+
 
 def __getattr__(name: str) -> object:
-    """`train`, `train_fn` and `load_policy`, loaded with what they need when they are asked for."""
-    import importlib
-
-    where = {
-        "train": "mbx.api",
-        "train_fn": "mbx.api",
-        "load_policy": "mbx.training.policy",
-    }
-    if name in where:
-        return getattr(importlib.import_module(where[name]), name)
+    """A public function or module, imported with what it needs."""
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
+    if name in _MODULES or name in _FORMER:
+        return importlib.import_module(_FORMER.get(name, f"mbx.{name}"))
     raise AttributeError(f"module 'mbx' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

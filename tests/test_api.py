@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -55,3 +57,18 @@ def test_settings_by_section_and_by_name():
         api._change(values, "horizon", 2)
     with pytest.raises(ValueError, match="horizn=2 is no settings .*mend the name"):
         api._change(values, "horizn", 2)
+
+
+def test_the_package_shows_what_is_public_and_loads_no_simulator():
+    code = (
+        "import sys, mbx; print(*(n for n in ('jax', 'gymnasium') if n in sys.modules)); "
+        "print(*dir(mbx)); print(mbx.mppi.plan.__module__, mbx.train.__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded, names, modules = done.stdout.splitlines()
+    assert loaded == "" and modules == "mbx.mppi mbx.api"
+    public = "train train_fn load_policy distributions returns networks world_model mppi heads"
+    public += " successors categorical replay observations planners power envs agents types"
+    assert set(names.split()) == {*public.split(), "__version__"} == set(mbx.__all__)
+    with pytest.raises(AttributeError, match="module 'mbx' has no attribute 'plan'"):
+        _ = mbx.plan
