@@ -1,4 +1,4 @@
-"""iLQR through the world model: `jax.jacfwd` needs `derivatives.forward_mode`.
+"""iLQR through the world model: `jax.jacfwd` needs `gradients.forward_mode`.
 
     python examples/ilqr.py
 
@@ -11,7 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from mbx import derivatives
+from mbx.fast import gradients
 from mbx.world_model import config_for_size, make_world_model
 
 
@@ -47,7 +47,7 @@ def solve(step, cost, final_cost, z, actions, *, iterations=15):
     def improve(actions, _):
         feedback = jnp.zeros((*actions.shape, z.shape[0]))
         before, states, actions, last = follow(z, actions, feedback, jnp.zeros((len(actions), 1)))
-        with derivatives.forward_mode():
+        with gradients.forward_mode():
             of_step = jax.vmap(jax.jacfwd(step, (0, 1)))(states, actions)
             of_cost = jax.vmap(jax.grad(cost, (0, 1)))(states, actions)
             curvature = jax.vmap(jax.hessian(cost, (0, 1)))(states, actions)

@@ -27,13 +27,14 @@ import jax.numpy as jnp
 from absl import app, flags, logging
 from ml_collections import config_dict
 
-from mbx import envs, presets, replay, threefry
+from mbx import envs, presets, replay
 from mbx.agents.base import Agent
 from mbx.agents.dreamer import agent as dreamer
 from mbx.agents.dreamer import rssm
 from mbx.agents.dreamer.settings import Settings as DreamerSettings
 from mbx.agents.dreamer.update import draw_noise
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic
+from mbx.fast import rng
 from mbx.settings import from_dict
 from mbx.training import build, loop, memory, sharding
 from mbx.training.metrics import atomic_write
@@ -182,10 +183,10 @@ def benchmark(case: Case) -> dict[str, Any]:
     first, rows = jnp.zeros(case.envs, bool), Rows(case, partition)
 
     def act(train: Any, actor: Any, obs: jax.Array, key: jax.Array) -> Any:
-        return agent.act(train, actor, obs, first, threefry.unrolled(key), False)
+        return agent.act(train, actor, obs, first, rng.unrolled(key), False)
 
     def update(train: Any, buffer: Any, key: jax.Array) -> Any:
-        return agent.update(train, buffer, threefry.unrolled(key))[0]
+        return agent.update(train, buffer, rng.unrolled(key))[0]
 
     rows.add("plan", act, state.train, state.actor, state.obs, key)
     rows.add("update", update, state.train, state.replay, key, donate=True)

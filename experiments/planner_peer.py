@@ -40,7 +40,7 @@ def main() -> None:
             total += float(one)
         return total
 
-    # As mbx.tuning.tune: all pairs once, the better half again, until one is left.
+    # As mbx.planners.tuning.tune: all pairs once, the better half again, until one is left.
     left, sums, seed = list(map(tuple, asked["pairs"])), {}, 0
     while True:
         seed += 1

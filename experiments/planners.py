@@ -9,10 +9,10 @@ Two tasks are formulas (planner_tasks.py); the third, `arm`, is simulated by MJX
     python -m experiments.planners --peer=peer/bin/python --out=runs/planners.csv
 
 All plan the same episodes with as many simulated sequences a plan. Temperature and deviation of
-each are found by `mbx.tuning.tune` on episodes from other starts, with as many trials for each.
-With --peer pytorch-mppi is measured, too, in the environment of that interpreter, on the tasks that
-are formulas. Rows of the same
-task and method in an --out that is there are replaced, the others stay.
+each are found by `mbx.planners.tuning.tune` on episodes from other starts, with as many trials for
+each. With --peer pytorch-mppi is measured, too, in the environment of that interpreter, on the
+tasks that are formulas. Rows of the same task and method in an --out that is there are replaced,
+the others stay.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
 
-from mbx import cem, evolution, mppi, predictive, sequences, tuning
+from mbx import mppi
+from mbx.planners import bases, cem, evosax, predictive, tuning
 from mbx.training import memory
 
 from . import results
@@ -66,14 +67,14 @@ def methods(samples: int) -> dict[str, Method]:
     # All samples are weighed and the deviation stays: the textbook's, as pytorch-mppi does.
     once = dataclasses.replace(three, iterations=1, num_samples=samples, num_elites=samples)
 
-    def of(basis: Callable[[int], sequences.Basis]) -> Callable[[int], Any]:
-        return lambda horizon: sequences.over(mppi.plan, basis(horizon))
+    def of(basis: Callable[[int], bases.Basis]) -> Callable[[int], Any]:
+        return lambda horizon: bases.over(mppi.plan, basis(horizon))
 
-    def knots(horizon: int) -> sequences.Basis:
-        return sequences.control_points(horizon // 4, horizon=horizon, kind="cubic")
+    def knots(horizon: int) -> bases.Basis:
+        return bases.control_points(horizon // 4, horizon=horizon, kind="cubic")
 
-    def smooth(horizon: int) -> sequences.Basis:
-        return sequences.smoothing(1.0, horizon=horizon)
+    def smooth(horizon: int) -> bases.Basis:
+        return bases.smoothing(1.0, horizon=horizon)
 
     found = {
         "mppi": Method(lambda _: mppi.plan, three),
@@ -85,8 +86,8 @@ def methods(samples: int) -> dict[str, Method]:
         "predictive": Method(lambda _: predictive.plan, three),
     }
     try:
-        found["evosax:CMA_ES"] = Method(lambda _: evolution.planner("CMA_ES"), three)
-        evolution.planner("CMA_ES")
+        found["evosax:CMA_ES"] = Method(lambda _: evosax.planner("CMA_ES"), three)
+        evosax.planner("CMA_ES")
     except ValueError:
         del found["evosax:CMA_ES"]
     return found
@@ -203,7 +204,7 @@ def measure_random(task: Task, settings: Any) -> dict[str, Any]:
 def measure_peer(python: str, name: str, settings: Any) -> dict[str, Any]:
     """The row of pytorch-mppi, run by another interpreter."""
     share = np.random.default_rng(1).uniform(size=(settings.pairs, 2))
-    low, high = np.log([[0.01, 0.05], [100.0, 2.0]])  # as mbx.tuning.tune
+    low, high = np.log([[0.01, 0.05], [100.0, 2.0]])  # as mbx.planners.tuning.tune
     asked = dict(
         task=name,
         samples=settings.samples,

@@ -56,7 +56,19 @@ _MODULES = (
     "world_model",
 )
 # Former places of modules, by the name that scripts import them by: `from mbx import presets`.
-_FORMER: dict[str, str] = {}
+_FORMER: dict[str, str] = {
+    "cem": "mbx.planners.cem",
+    "derivatives": "mbx.fast.gradients",
+    "evolution": "mbx.planners.evosax",
+    "keys": "mbx.types",
+    "muon": "mbx.optim",
+    "predictive": "mbx.planners.predictive",
+    "risk": "mbx.planners.risk",
+    "running_statistics": "mbx.observations",
+    "sequences": "mbx.planners.bases",
+    "tasks": "mbx.types",
+    "tuning": "mbx.planners.tuning",
+}
 
 __all__ = ["__version__", *_FUNCTIONS, *_MODULES]
 

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from mbx import derivatives, exchange, rows
+from mbx import exchange
+from mbx.fast import gradients, reductions
 
 # Added to 1 - a^2 before the logarithm of the tanh Jacobian.
 _JACOBIAN_EPS = 1e-6
@@ -133,15 +134,15 @@ def two_hot_mean(logits: Array, bins: Array) -> Array:
     return symexp(_softmax_mean(logits, bins))
 
 
-@derivatives.Written
+@gradients.Written
 def _softmax_mean(logits: Array, bins: Array) -> Array:
     """sum_k softmax(logits)_k bins_k: [..., K], [K] -> [...]."""
     return _softmax_mean_forward(logits, bins)[0]
 
 
 def _softmax_mean_forward(logits: Array, bins: Array) -> tuple[Array, tuple[Array, ...]]:
-    e = jnp.exp(logits - jax.lax.stop_gradient(rows.largest(logits)))
-    sums = rows.sums(e, jnp.stack([bins, jnp.ones_like(bins)], axis=1))
+    e = jnp.exp(logits - jax.lax.stop_gradient(reductions.largest(logits)))
+    sums = reductions.sums(e, jnp.stack([bins, jnp.ones_like(bins)], axis=1))
     mean, total = sums[..., 0] / sums[..., 1], sums[..., 1]
     return mean, (e, total, mean, bins)
 
@@ -220,7 +221,7 @@ def two_hot_linear_cross_entropy(logits: Array, y: ArrayLike, bins: Array) -> Ar
     return cross_entropy(logits, two_hot_linear(y, bins))
 
 
-@derivatives.Written
+@gradients.Written
 def cross_entropy(logits: Array, target: Array) -> Array:
     """-sum_k target_k log_softmax(logits)_k: [..., K], [..., K] -> [...].
 
@@ -233,10 +234,10 @@ def cross_entropy(logits: Array, target: Array) -> Array:
 
 
 def _cross_entropy_forward(logits: Array, target: Array) -> tuple[Array, tuple[Array, ...]]:
-    shifted = logits - jax.lax.stop_gradient(rows.largest(logits))
+    shifted = logits - jax.lax.stop_gradient(reductions.largest(logits))
     e = jnp.exp(shifted)
-    total, mass = rows.total(e), rows.total(target)
-    loss = mass * jnp.log(total) - rows.total(target * shifted)
+    total, mass = reductions.total(e), reductions.total(target)
+    loss = mass * jnp.log(total) - reductions.total(target * shifted)
     return loss[..., 0], (e, total, shifted, target, mass)
 
 
@@ -303,7 +304,7 @@ def _moved_bins(logits: Array, bins: Array, shift: ArrayLike, scale: ArrayLike) 
     return symlog(symexp(symlog_bins * scale) + shift)
 
 
-@derivatives.Written
+@gradients.Written
 def _share(mass: Array, lower: Array, weight: Array) -> Array:
     """Masses [..., K] moved to the bins `lower` and, by their `weight`, the ones above.
 

@@ -23,8 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from mbx import exchange, observations
-from mbx.keys import streams
-from mbx.types import Array, EnvSpec, Params
+from mbx.types import Array, EnvSpec, Params, streams
 
 
 class Window(NamedTuple):

@@ -27,7 +27,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mbx import exchange, threefry
+from mbx import exchange
+from mbx.fast import rng
 
 ScoreFn = Callable[[Array, Array], Any]  # (key, actions) -> values, or (values, auxiliaries)
 Tell = Callable[[Array, Any, Array, Array], tuple[Any, Array]]  # see `search`
@@ -299,10 +300,10 @@ def draw(key: Array, mean: Array, num_samples: int, config: MPPIConfig) -> Draws
         ((1, 64, 2, 1), (1, 8))
     """
     batch, horizon, action_dim = mean.shape
-    noise_key, score_key, choice_key, action_key = jax.random.split(threefry.unrolled(key), 4)
+    noise_key, score_key, choice_key, action_key = jax.random.split(rng.unrolled(key), 4)
     shape = (batch, num_samples, horizon, action_dim)
     return Draws(
-        candidate=lambda i: threefry.normal(jax.random.fold_in(noise_key, i), shape),
+        candidate=lambda i: rng.normal(jax.random.fold_in(noise_key, i), shape),
         score=lambda i: jax.random.fold_in(score_key, i),
         gumbel=jax.random.gumbel(choice_key, (batch, config.num_elites)),
         action=jax.random.normal(action_key, (batch, action_dim)),

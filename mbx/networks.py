@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mbx import derivatives, exchange, rows, threefry
+from mbx import exchange
+from mbx.fast import gradients, reductions, rng
 
 Params = Any
 
@@ -72,7 +73,7 @@ def linear_init(stddev: float = 0.02) -> Callable[..., Array]:
     return jax.nn.initializers.normal(stddev)
 
 
-@derivatives.Written
+@gradients.Written
 def matmul(x: Array, kernel: Array) -> Array:
     """`[..., in] @ [in, out]` -> `[..., out]`.
 
@@ -101,7 +102,7 @@ def _matmul_backward(residuals: tuple[Array, Array], grad: Array) -> tuple[Array
 matmul.defvjp(lambda x, kernel: (x @ exchange.whole(kernel), (x, kernel)), _matmul_backward)
 
 
-@derivatives.Written
+@gradients.Written
 def matmul_joined(inputs: tuple[Array, ...], kernel: Array) -> Array:
     """`matmul` of inputs `[..., in_i]` behind one another -> `[..., out]`.
 
@@ -142,7 +143,7 @@ matmul_joined.defvjp(_matmul_joined_forward, _matmul_joined_backward)
 _IMAGES = ("NHWC", "HWIO", "NHWC")
 
 
-@functools.partial(derivatives.Written, nondiff_argnums=(2, 3))
+@functools.partial(gradients.Written, nondiff_argnums=(2, 3))
 def conv(x: Array, kernel: Array, stride: int = 1, padding: str = "SAME") -> Array:
     """Convolution of images: `[N, H, W, C]`, `[K, K, C, O]` -> `[N, H', W', O]`.
 
@@ -232,9 +233,9 @@ class Dense(nn.Module):
         return add_bias(out, bias.astype(self.dtype))
 
 
-@derivatives.Written
+@gradients.Written
 def add_bias(x: Array, bias: Array) -> Array:
-    """`[..., F]` + `[F]`; its derivative is written out for the bias's (`rows.down`).
+    """`[..., F]` + `[F]`; its derivative is written out for the bias's (`reductions.down`).
 
     Examples:
         >>> networks.add_bias(jnp.ones((2, 2)), jnp.array([1.0, 2.0])).tolist()
@@ -244,11 +245,11 @@ def add_bias(x: Array, bias: Array) -> Array:
 
 
 add_bias.defvjp(
-    lambda x, bias: (x + _expand(bias, x.ndim), None), lambda _, grad: (grad, rows.down(grad))
+    lambda x, bias: (x + _expand(bias, x.ndim), None), lambda _, grad: (grad, reductions.down(grad))
 )
 
 
-@derivatives.Written
+@gradients.Written
 def norm_mish(x: Array, scale: Array, bias: Array) -> Array:
     """mish(layer_norm(x) * scale + bias) over the last axis of `[..., F]`; scale, bias `[F]`.
 
@@ -278,9 +279,9 @@ def _norm_mish_backward(residuals: tuple[Array, ...], grad: Array) -> tuple[Arra
     dy = grad * slope
     # Sums over rows and over columns are of the same products: each is written to memory once.
     scaled, weights = dy * normal, scale[:, None] * (1.0 / scale.size)
-    projection = normal * rows.sums(scaled, weights)
-    dx = inverse * (dy * _expand(scale, dy.ndim) - rows.sums(dy, weights) - projection)
-    return dx, rows.down(scaled), rows.down(dy)
+    projection = normal * reductions.sums(scaled, weights)
+    dx = inverse * (dy * _expand(scale, dy.ndim) - reductions.sums(dy, weights) - projection)
+    return dx, reductions.down(scaled), reductions.down(dy)
 
 
 norm_mish.defvjp(_norm_mish_forward, _norm_mish_backward)
@@ -288,8 +289,8 @@ norm_mish.defvjp(_norm_mish_forward, _norm_mish_backward)
 
 def _normalise(x: Array) -> tuple[Array, Array]:
     """x with mean 0 and variance 1 over the last axis, and the inverse deviation `[..., 1]`."""
-    centred = x - rows.mean(x)
-    variance = rows.mean(jnp.square(centred))
+    centred = x - reductions.mean(x)
+    variance = reductions.mean(jnp.square(centred))
     inverse = jax.lax.rsqrt(variance + LAYER_NORM_EPSILON)
     return centred * inverse, inverse
 
@@ -364,7 +365,7 @@ def _kept(key: Array, share: float, shape: tuple[int, ...]) -> Array:
     if exchange.parts() == 1:
         return jax.random.bernoulli(key, share, shape)
     whole = (*shape[:-2], count * exchange.parts(), shape[-1])
-    keep = jax.random.bernoulli(threefry.unrolled(key), share, whole)
+    keep = jax.random.bernoulli(rng.unrolled(key), share, whole)
     return jax.lax.dynamic_slice_in_dim(keep, exchange.first_row(count), count, axis=-2)
 
 

@@ -14,7 +14,7 @@ t+1); it exists iff both are written, row t is not `is_last` and row t+1 is not 
 `insert_step` writes rows by this convention.
 
 Sharding: every array leads with E. With `shards` above 1 every operation is batched over equal
-blocks of environments (`mbx.replay_shards`), which devices can hold without communication.
+blocks of environments (`mbx.replay_storage`), which devices can hold without communication.
 """
 
 from __future__ import annotations
@@ -27,15 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mbx import exchange, replay_shards
-from mbx.replay_ring import (
-    draw_transitions,
-    holds,
-    is_last_occurrence,
-    locate,
-    slot_of,
-    transition_change,
-)
+from mbx import exchange, replay_storage
 from mbx.replay_storage import Index as Index
 from mbx.replay_storage import ReplayState as ReplayState
 from mbx.replay_storage import Targets as Targets
@@ -49,10 +41,16 @@ from mbx.replay_storage import (
     check_targets,
     decode,
     dims,
+    draw_transitions,
+    holds,
+    is_last_occurrence,
+    locate,
     read,
     require_targets,
     row_storage,
+    slot_of,
     target_storage,
+    transition_change,
     write,
     write_targets,
 )
@@ -146,7 +144,7 @@ def insert(
     num_envs = dims(state)[0]
     rows = check_rows(state, dict(rows))
     mask = jnp.ones((num_envs,), bool) if mask is None else check_mask(mask, (num_envs,))
-    return replay_shards.rowwise(_insert, state, rows, targets, mask)
+    return replay_storage.rowwise(_insert, state, rows, targets, mask)
 
 
 def _insert(
@@ -259,7 +257,7 @@ def update_targets(
     shape = index.env.shape
     check_targets(state, targets, shape)
     mask = jnp.ones(shape, bool) if mask is None else check_mask(mask, shape)
-    return replay_shards.change(_update_targets, state, index, targets, mask)
+    return replay_storage.change(_update_targets, state, index, targets, mask)
 
 
 def _update_targets(state: ReplayState, index: Index, targets: Targets, mask: Array) -> ReplayState:
@@ -314,7 +312,7 @@ def sample(state: ReplayState, key: Array, *, batch_size: int, length: int) -> S
             f"length is {length} with a capacity of {capacity} rows: choose 1 <= length < capacity"
         )
     local = functools.partial(_sample, length=length)
-    return replay_shards.draw(local, state, key, batch_size, axis=1)
+    return replay_storage.draw(local, state, key, batch_size, axis=1)
 
 
 def _sample(state: ReplayState, key: Array, batch_size: int, *, length: int) -> Sample:
@@ -351,7 +349,7 @@ def sample_rows(state: ReplayState, key: Array, *, batch_size: int) -> tuple[PyT
       (2,)
     """
     check_positive("batch_size", batch_size)
-    return replay_shards.draw(_sample_rows, state, key, batch_size, axis=0)
+    return replay_storage.draw(_sample_rows, state, key, batch_size, axis=0)
 
 
 def _sample_rows(state: ReplayState, key: Array, batch_size: int) -> tuple[PyTree, Index]:
@@ -400,7 +398,7 @@ def sample_stale(
     """
     check_positive("batch_size", batch_size)
     local = functools.partial(_sample_stale, step=step, exponent=exponent)
-    return replay_shards.draw(local, state, key, batch_size, axis=0)
+    return replay_storage.draw(local, state, key, batch_size, axis=0)
 
 
 def _sample_stale(
@@ -447,7 +445,7 @@ def refresh_index(
     check_positive("batch_size", batch_size)
     start = jnp.asarray(chunk_start, jnp.int32) // state.shards
     local = functools.partial(_refresh_index, chunk_start=start)
-    return replay_shards.draw(local, state, None, batch_size, axis=0)
+    return replay_storage.draw(local, state, None, batch_size, axis=0)
 
 
 def _refresh_index(
@@ -489,10 +487,10 @@ def leading_columns(state: ReplayState, tree: PyTree, num: int) -> PyTree:
     """
     if state.shards == 1:
         return jax.tree.map(lambda x: x[:, :num], tree)
-    replay_shards.check_batch(num, state.shards)
-    parts = replay_shards.split_axis(tree, state.shards, 1)
+    replay_storage.check_batch(num, state.shards)
+    parts = replay_storage.split_axis(tree, state.shards, 1)
     own = jax.tree.map(lambda x: x[:, :, : num // state.shards], parts)
-    return replay_shards.merge_axis(own, 1)
+    return replay_storage.merge_axis(own, 1)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -516,7 +514,7 @@ def row_at(state: ReplayState, index: Index) -> PyTree:
     def local(state: ReplayState, index: Index) -> PyTree:
         return jax.tree.map(lambda leaf: read(leaf, index), state.data)
 
-    return replay_shards.look(local, state, index)
+    return replay_storage.look(local, state, index)
 
 
 def targets_at(state: ReplayState, index: Index) -> Targets | None:
@@ -541,7 +539,7 @@ def targets_at(state: ReplayState, index: Index) -> Targets | None:
     def local(state: ReplayState, index: Index) -> Targets:
         return decode(jax.tree.map(lambda leaf: read(leaf, index), state.targets))
 
-    return replay_shards.look(local, state, index)
+    return replay_storage.look(local, state, index)
 
 
 def target_age(state: ReplayState, index: Index, step: Array | int) -> Array:
@@ -570,7 +568,7 @@ def target_age(state: ReplayState, index: Index, step: Array | int) -> Array:
         age = jnp.asarray(step, jnp.int32) - read(state.targets.step, index)
         return jnp.where(read(state.targets.valid, index), jnp.maximum(age, 0), NEVER)
 
-    return replay_shards.look(local, state, index)
+    return replay_storage.look(local, state, index)
 
 
 def num_transitions(state: ReplayState) -> Array:

@@ -1,5 +1,5 @@
 """How the replay keeps rows and planner targets in memory: the types, reads and writes by index,
-the encoding of targets, and the checks of shapes.
+the encoding of targets, the checks of shapes, ring arithmetic, and shards.
 
 `mbx.replay` is the interface; what is here knows slots, not episodes. Axes: E environments, C
 capacity, N candidate actions, A action dims.
@@ -8,8 +8,8 @@ capacity, N candidate actions, A action dims.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import flax.struct
 import jax
@@ -20,8 +20,11 @@ from mbx import exchange
 from mbx.types import Record
 
 PyTree = Any
+T = TypeVar("T")
 
 _INT8_SCALE = 127.0
+# Uniform draws per wanted window: the first one that is a transition is used.
+_TRIES = 4
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "int8": jnp.int8}
 
 
@@ -364,3 +367,219 @@ def bytes_per_transition(state: ReplayState) -> dict[str, float]:
         )
 
     return {"rows": total(state.data), "targets": total(state.targets)}
+
+
+# -------------------------------------------------------------------------------------------------
+# Ring arithmetic: which rows a replay holds, oldest first, and which of them are transitions. An
+# offset counts rows from the oldest one of an environment; a slot is its place in memory.
+
+
+def slot_of(state: ReplayState, env: Array, offset: Array) -> Array:
+    """Slot of the row that is `offset` rows younger than the oldest one."""
+    capacity = dims(state)[1]
+    return (state.position[env] - state.size[env] + offset) % capacity
+
+
+def holds(state: ReplayState, index: Index) -> Array:
+    """Whether a row is written at index [...]."""
+    num_envs, capacity = dims(state)
+    inside = (index.env >= 0) & (index.env < num_envs) & (index.slot >= 0) & (index.slot < capacity)
+    env = jnp.clip(index.env, 0, num_envs - 1)
+    oldest = state.position[env] - state.size[env]
+    return inside & ((index.slot - oldest) % capacity < state.size[env])
+
+
+def locate(counts: Array, flat: Array) -> tuple[Array, Array]:
+    """Maps 0 .. sum(counts)-1 one to one onto (env, offset < counts[env]). O(log E) an element."""
+    ends = jnp.cumsum(counts)
+    env = jnp.searchsorted(ends, flat, side="right").astype(jnp.int32)
+    env = jnp.minimum(env, counts.shape[0] - 1)
+    offset = flat - (ends[env] - counts[env])
+    return env, jnp.clip(offset, 0, jnp.maximum(counts[env] - 1, 0))
+
+
+def draw_transitions(state: ReplayState, key: Array, num: int) -> tuple[Array, Array, Array]:
+    """Uniform transitions: env, offset of the first row, and whether one was found, each [num]."""
+    counts = jnp.maximum(state.size - 1, 0)
+    total = jnp.sum(counts)
+    # maxval 0 would give 0 without complaint: keep the range legal and answer "not found" instead.
+    flat = jax.random.randint(key, (_TRIES, num), 0, jnp.maximum(total, 1), dtype=jnp.int32)
+    env, offset = locate(counts, flat)
+    good = is_transition(state, env, offset) & (total > 0)
+    # Given that a try is good it is uniform over transitions, so the first good one is, too.
+    first = jnp.argmax(good, axis=0)[None, :]
+    env, offset, good = (jnp.take_along_axis(x, first, axis=0)[0] for x in (env, offset, good))
+    return env, offset, good
+
+
+def is_transition(state: ReplayState, env: Array, offset: Array) -> Array:
+    """[...] bool: whether the row at (env, offset) [...] and the next are one transition."""
+    last = read(state.data["is_last"], Index(env, slot_of(state, env, offset)))
+    first = read(state.data["is_first"], Index(env, slot_of(state, env, offset + 1)))
+    return ~last & ~first & (offset + 1 < state.size[env])
+
+
+def transition_change(state: ReplayState, rows: PyTree) -> Array:
+    """Transitions gained (with the newest row held) minus lost (with the oldest row), [E] int32."""
+    num_envs, capacity = dims(state)
+    env = jnp.arange(num_envs, dtype=jnp.int32)
+    newest = Index(env, (state.position - 1) % capacity)
+    gained = (state.size > 0) & ~read(state.data["is_last"], newest) & ~rows["is_first"]
+    lost = (state.size == capacity) & is_transition(state, env, jnp.zeros_like(env))
+    return gained.astype(jnp.int32) - lost.astype(jnp.int32)
+
+
+def is_last_occurrence(state: ReplayState, index: Index, mask: Array) -> Array:
+    """[M] bool: unmasked, and no later unmasked element of `index` [M] names the same row. O(M log
+    M)."""
+    num_envs, capacity = dims(state)
+    name = jnp.where(mask, index.env * capacity + index.slot, num_envs * capacity)
+    order = jnp.argsort(name, stable=True)
+    ordered = name[order]
+    ends_run = jnp.concatenate([ordered[1:] != ordered[:-1], jnp.ones((1,), bool)])
+    return jnp.zeros(name.shape, bool).at[order].set(ends_run, unique_indices=True) & mask
+
+
+# -------------------------------------------------------------------------------------------------
+# Shards: every draw takes the same number of rows from equal blocks of environments. A batch is
+# laid out shard by shard along its last index axis, so that an index drawn from a replay says by
+# its place which shard it reads. Where the environment axis is divided over as many devices
+# (`mbx.exchange`), each works on its own shard, without communication; on other numbers of devices,
+# or one, operations are batched over the shards, and the same numbers come out.
+
+
+def split_axis(tree: PyTree, shards: int, axis: int) -> PyTree:
+    """Leaves `[..., B, ...] -> [..., shards, B / shards, ...]` at `axis`."""
+
+    def split(x: Array) -> Array:
+        return x.reshape(*x.shape[:axis], shards, x.shape[axis] // shards, *x.shape[axis + 1 :])
+
+    return jax.tree.map(split, tree)
+
+
+def merge_axis(tree: PyTree, axis: int) -> PyTree:
+    """Leaves `[..., shards, B / shards, ...] -> [..., B, ...]` at `axis`."""
+
+    def merge(x: Array) -> Array:
+        return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+
+    return jax.tree.map(merge, tree)
+
+
+def draw(
+    local: Callable[..., T],
+    state: ReplayState,
+    key: Array | None,
+    batch_size: int,
+    *,
+    axis: int,
+    own: Array | None = None,
+) -> T:
+    """`local(state, key, batch_size)` of every shard for its share of the batch, along `axis`.
+
+    Each shard gets a key of its own; None for a `local` that draws nothing at random.
+
+    Args:
+      own: `[shards, ...]`, of which `local` takes its shard's part as a fourth argument.
+
+    Raises:
+      ValueError: the batch is no multiple of the shards.
+    """
+    shards = state.shards
+    if shards == 1:
+        return local(state, key, batch_size, *([] if own is None else [own[0]]))
+    check_batch(batch_size, shards)
+
+    def one(shard: Array, key: Array | None, own: Array | None, part: ReplayState) -> T:
+        extra = () if own is None else (own,)
+        return _shifted(local(part, key, batch_size // shards, *extra), shard * dims(part)[0])
+
+    keys = None if key is None else jax.random.split(key, shards)
+    return _each(one, state, (jnp.arange(shards), keys, own), out=axis)
+
+
+def look(local: Callable[..., T], state: ReplayState, index: Index) -> T:
+    """`local(state, index)` of every shard for its part of the batch, `[..., B, ...]`.
+
+    index `[..., B]`: laid out as drawn. Raises ValueError where B is no multiple of the shards.
+    """
+    if state.shards == 1:
+        return local(state, index)
+    return _at_index(local, state, index, (), out=index.env.ndim - 1)
+
+
+def change(
+    local: Callable[..., ReplayState], state: ReplayState, index: Index, *trees: PyTree
+) -> ReplayState:
+    """The replay after `local(state, index, *trees)` of every shard.
+
+    index `[..., B]`: laid out as drawn. trees: leaves `[..., B, ...]`. Raises as `look`.
+    """
+    if state.shards == 1:
+        return local(state, index, *trees)
+    return _at_index(local, state, index, trees, out=0).replace(shards=state.shards)
+
+
+def _at_index(
+    local: Callable[..., Any], state: ReplayState, index: Index, trees: tuple, out: int
+) -> Any:
+    axis = index.env.ndim - 1
+    check_batch(index.env.shape[axis], state.shards)
+
+    def one(shard: Array, part: ReplayState, index: Index, *trees: PyTree) -> Any:
+        return local(part, Index(index.env - shard * dims(part)[0], index.slot), *trees)
+
+    return _each(one, state, (jnp.arange(state.shards),), (index, *trees), axis=axis, out=out)
+
+
+def rowwise(local: Callable[..., ReplayState], state: ReplayState, *trees: PyTree) -> ReplayState:
+    """`local(state, *trees)` of every shard with its environments' part of trees `[E, ...]`."""
+    if state.shards == 1:
+        return local(state, *trees)
+    return _each(local, state, (), trees, out=0).replace(shards=state.shards)
+
+
+def _each(
+    local: Callable[..., Any],
+    state: ReplayState,
+    own: tuple = (),
+    trees: tuple = (),
+    *,
+    axis: int = 0,
+    out: int,
+) -> Any:
+    """`local(*own, part, *trees)` of every shard, with results behind one another along `out`.
+
+    Args:
+      local: a shard's own, of a replay that is one shard.
+      own: leaves `[shards, ...]`, of which each shard gets its entry.
+      trees: leaves with the rows of all shards along `axis`.
+    """
+    shards, whole = state.shards, state.replace(shards=1)
+    if exchange.devices() == shards:
+
+        def here(own: tuple, part: ReplayState, trees: tuple) -> Any:
+            return local(*jax.tree.map(lambda x: x[0], own), part, *trees)
+
+        return exchange.apart(here, (0, 0, axis), own, whole, trees, out=out)
+    inputs = (*own, split_axis(whole, shards, 0), *split_axis(trees, shards, axis))
+    axes = (*[0] * (len(own) + 1), *[axis] * len(trees))
+    return merge_axis(jax.vmap(local, in_axes=axes, out_axes=out)(*inputs), out)
+
+
+def check_batch(batch_size: int, shards: int) -> None:
+    """Raises ValueError where a batch cannot be shared out evenly."""
+    if batch_size % shards:
+        raise ValueError(
+            f"a batch of {batch_size} cannot be drawn evenly from {shards} replay shards: choose "
+            f"loss.batch_size and reanalyze.batch_size as multiples of {shards}, or fewer shards"
+        )
+
+
+def _shifted(result: T, first: Array) -> T:
+    """Every index in `result` with its environments counted from the first shard's."""
+
+    def shift(x: Any) -> Any:
+        return Index(x.env + first, x.slot) if isinstance(x, Index) else x
+
+    return jax.tree.map(shift, result, is_leaf=lambda x: isinstance(x, Index))

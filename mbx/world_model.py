@@ -23,13 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from mbx import categorical, networks, observations, returns, running_statistics, successors
+from mbx import categorical, networks, observations, returns, successors
 from mbx import distributions as dist
 from mbx.heads import Heads
-from mbx.keys import streams
-from mbx.tasks import limit_norm
 from mbx.traced import possible
-from mbx.types import Array, Params
+from mbx.types import Array, Params, limit_norm, streams
 from mbx.world_model_config import (
     CRITICS,
     MODEL_SIZES,
@@ -221,7 +219,7 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
             last["bias"] = jnp.tile(_ignorance(config), (*copies, width // config.num_bins))
     params |= {"task": tasks.init(keys["task"])} if tasks else {}
     if config.normalize_observations:
-        params["statistics"] = running_statistics.init(encoded_size)
+        params["statistics"] = observations.init(encoded_size)
     return params
 
 
@@ -260,7 +258,7 @@ def _inputs(config: WorldModelConfig, obs: Array) -> tuple[Array, ...]:
 def _see(config: WorldModelConfig, params: Params, obs: Array) -> Params:
     if not config.normalize_observations:
         return params
-    known = running_statistics.update(params["statistics"], _inputs(config, obs)[-1])
+    known = observations.update(params["statistics"], _inputs(config, obs)[-1])
     return {**params, "statistics": known}
 
 
@@ -275,13 +273,13 @@ class _Entrance(NamedTuple):
 
 
 def _entrance(config: WorldModelConfig, encoder: Any) -> _Entrance:
-    """As they are for one task; with what `mbx.tasks` says for several."""
+    """As they are for one task; with what `mbx.types` says for several."""
     tasks = config.tasks
 
     def encode(params: Params, obs: Array, *embedding: Array) -> Array:
         *images, last = _inputs(config, obs)
         if config.normalize_observations:
-            last = running_statistics.normalize(params["statistics"], last)
+            last = observations.normalize(params["statistics"], last)
         return encoder.apply({"params": params["encoder"]}, *images, last, *embedding)
 
     if tasks is None:

@@ -9,8 +9,7 @@ import dataclasses
 from typing import Any
 
 from mbx.observations import is_packed, layout
-from mbx.tasks import TaskSet
-from mbx.types import Part
+from mbx.types import Part, TaskSet
 
 CRITICS = ("q", "v")
 POLICIES = ("squashed", "tanh_mean", "categorical")
@@ -53,7 +52,7 @@ class WorldModelConfig:
         log_std_min, log_std_max: of the policy.
         dropout: in the first hidden layer of each value head.
         dtype: of computations.
-        tasks: several tasks in one model (`mbx.tasks`), whose observations end in a one-hot task.
+        tasks: several tasks in one model (`mbx.types`), whose observations end in a one-hot task.
         flat: observations of several axes (boards, stacked vectors) are read as one vector.
         parts: that `mbx.observations` has joined to an observation; () for one that has none.
         normalize_observations: vectors enter the encoder in standard deviations of what the model

@@ -30,13 +30,13 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 import jax
 import pytest
 
-from mbx import codegen, rows
+from mbx.fast import compiler, reductions
 
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
-    rows.ONES = 2  # before anything is traced; half the pieces of code of a train interval
+    reductions.ONES = 2  # before anything is traced; half the pieces of code of a train interval
 # Options for programs that run once in a while, as on a GPU: JAX refuses to trace one that has some
 # into another. This one says what is so anyway.
-codegen._ONCE["cpu"] = {"xla_cpu_enable_fast_math": False}
+compiler._ONCE["cpu"] = {"xla_cpu_enable_fast_math": False}
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tracing makes many objects that live on: looking through them all the time finds little.
 gc.set_threshold(300_000, 20, 50)

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import cem, mppi, planners, traced
+from mbx import mppi, planners, traced
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.settings import Settings
+from mbx.planners import cem
 from mbx.settings import from_dict
 from tests.agents.tdmpc_helpers import Toy, toy_model
 from tests.helpers import program

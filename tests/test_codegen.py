@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import codegen
 from mbx.agents.dreamer import diagnostics as dreamer_looks
 from mbx.agents.dreamer.settings import Settings as Dreamer
 from mbx.agents.tdmpc import diagnostics as tdmpc_looks
 from mbx.agents.tdmpc.settings import Settings as Tdmpc
+from mbx.fast import compiler
 from mbx.settings import describe
 from mbx.training import build, job, loop, memory, seeds, sharding
 from mbx.training.environments import make_environment
@@ -44,9 +44,9 @@ def test_a_first_state_compiled_for_itself_has_the_numbers_of_any_other_program(
     key = jax.random.key(0)
     program = sharding.ONE_DEVICE.builder(first)
     option = {"xla_cpu_use_fusion_emitters": False}
-    assert codegen.for_first_state("cpu") == (option if codegen.known(**option) else None)
+    assert compiler.for_first_state("cpu") == (option if compiler.known(**option) else None)
     # Said, since the tests' flags are those of a first state (conftest.py).
-    usual = {"xla_cpu_use_fusion_emitters": True} if codegen.known(**option) else None
+    usual = {"xla_cpu_use_fusion_emitters": True} if compiler.known(**option) else None
     for own, other in zip(program(key), jax.jit(first, compiler_options=usual)(key), strict=True):
         np.testing.assert_array_equal(own, other)
 
@@ -71,21 +71,21 @@ QUICK = {
 
 
 def test_a_gpus_programs_are_compiled_quickly_where_they_run_for_little(monkeypatch):
-    monkeypatch.delitem(codegen._ONCE, "cpu")  # of all tests: conftest.py
-    assert codegen.for_training("gpu") is None
-    assert codegen.for_training("gpu", quick=True) == codegen.for_once("gpu") == QUICK
+    monkeypatch.delitem(compiler._ONCE, "cpu")  # of all tests: conftest.py
+    assert compiler.for_training("gpu") is None
+    assert compiler.for_training("gpu", quick=True) == compiler.for_once("gpu") == QUICK
     for platform in ("cpu", "tpu"):
-        assert codegen.for_training(platform, quick=True) == codegen.for_training(platform)
-        assert codegen.for_once(platform) is None
-    assert codegen.for_first_state("gpu") == QUICK
-    assert codegen.for_first_state("tpu") is None
-    assert codegen.for_training("tpu") is None
+        assert compiler.for_training(platform, quick=True) == compiler.for_training(platform)
+        assert compiler.for_once(platform) is None
+    assert compiler.for_first_state("gpu") == QUICK
+    assert compiler.for_first_state("tpu") is None
+    assert compiler.for_training("tpu") is None
     for platform in ("gpu", "tpu"):
-        assert codegen.for_training(platform, pieces=True) == codegen.for_training(platform)
+        assert compiler.for_training(platform, pieces=True) == compiler.for_training(platform)
 
 
 def test_temporary_memory_in_pieces_that_a_thread_keeps():
-    usual, pieces = codegen.for_training("cpu"), codegen.for_training("cpu", pieces=True)
+    usual, pieces = compiler.for_training("cpu"), compiler.for_training("cpu", pieces=True)
     (limit,) = set(pieces.items()) - set(usual.items())
     assert set(usual.items()) < set(pieces.items())
     assert limit[0] == "xla_multiheap_size_constraint_per_heap"
@@ -96,18 +96,18 @@ def test_temporary_memory_in_pieces_that_a_thread_keeps():
 
 
 def test_options_that_the_compiler_does_not_know_are_left_out(monkeypatch):
-    assert codegen.known(xla_cpu_enable_fast_math=False)
-    assert not codegen.known(xla_cpu_no_such_option=False)
+    assert compiler.known(xla_cpu_enable_fast_math=False)
+    assert not compiler.known(xla_cpu_no_such_option=False)
     known = {"xla_cpu_enable_fast_math": False}
-    monkeypatch.setitem(codegen._ONCE, "gpu", {"xla_gpu_no_such_option": 1, **known})
-    assert codegen.for_once("gpu") == known
-    monkeypatch.setitem(codegen._ONCE, "gpu", {"xla_gpu_no_such_option": 1})
-    assert codegen.for_once("gpu") is None
+    monkeypatch.setitem(compiler._ONCE, "gpu", {"xla_gpu_no_such_option": 1, **known})
+    assert compiler.for_once("gpu") == known
+    monkeypatch.setitem(compiler._ONCE, "gpu", {"xla_gpu_no_such_option": 1})
+    assert compiler.for_once("gpu") is None
 
 
 def test_the_settings_text_says_how_long_a_run_is_compiled_quickly():
     (told,) = (x for x in describe(Tdmpc()) if x.name == "gpu_compiler")
-    assert f"up to {codegen.QUICK_STEPS:,} steps" in told.help
+    assert f"up to {compiler.QUICK_STEPS:,} steps" in told.help
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_settings_text_says_how_long_a_run_is_compiled_quickly():
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_gpu_compiler_reaches_the_programs_that_train(monkeypatch, effort, steps, quick, seeds):
     asked = []
-    monkeypatch.setattr(codegen, "for_training", lambda *args: asked.append(args))
+    monkeypatch.setattr(compiler, "for_training", lambda *args: asked.append(args))
     config = small_config(gpu_compiler=effort, num_seeds=seeds, train=dict(steps=steps))
     job.prepare(build.read(config))
     assert asked and {args[:2] for args in asked} == {("cpu", quick)}
@@ -141,9 +141,9 @@ def test_programs_get_the_options_of_their_kind(monkeypatch):
 
     monkeypatch.setattr(jax, "jit", compile_with)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(codegen, "for_training", lambda *args: {"train": args})
-    monkeypatch.setattr(codegen, "for_once", lambda *args: {"once": args})
-    monkeypatch.setattr(codegen, "for_first_state", lambda *args: {"first": args})
+    monkeypatch.setattr(compiler, "for_training", lambda *args: {"train": args})
+    monkeypatch.setattr(compiler, "for_once", lambda *args: {"once": args})
+    monkeypatch.setattr(compiler, "for_first_state", lambda *args: {"first": args})
     once, mesh = {"once": ("gpu",)}, jax.make_mesh((1,), ("data",))
 
     def of(kind):

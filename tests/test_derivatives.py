@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import derivatives, networks
 from mbx import distributions as dist
+from mbx import networks
+from mbx.fast import gradients
 from mbx.world_model import config_for_size, make_world_model
 
 
@@ -45,7 +46,7 @@ def test_forward_mode_is_what_finite_differences_say(functions, name):
     f, step = jax.jit(functions[name]), 5e-3
     x = jnp.linspace(-0.8, 0.9, 10)
     reverse = jax.jit(jax.jacrev(f))(x)  # first: what JAX has cached must not serve inside
-    with derivatives.forward_mode():
+    with gradients.forward_mode():
         forward = jax.jit(jax.jacfwd(f))(x)
     shifts = step * np.eye(10, dtype=np.float32)
     differences = [(f(x + s) - f(x - s)) / (2 * step) for s in shifts]
@@ -67,7 +68,7 @@ def test_forward_mode_of_images_and_moved_distributions():
 
     for f, x in ((filtered, kernel), (moved, jnp.array([1.1, 0.37]))):
         reverse = jax.jit(jax.jacrev(f))(x)
-        with derivatives.forward_mode():
+        with gradients.forward_mode():
             forward = jax.jit(jax.jacfwd(f))(x)
         np.testing.assert_allclose(forward, reverse, atol=1e-5, rtol=1e-4)
 
@@ -77,7 +78,7 @@ def test_reverse_mode_keeps_the_written_derivatives(functions):
         return jax.grad(lambda x: functions["step"](x)[0])(x)
 
     f, x = functions["step"], jnp.ones(10)
-    with derivatives.forward_mode():
+    with gradients.forward_mode():
         assert "custom_vjp" not in str(jax.make_jaxpr(f)(x))
         inside = jax.jit(gradient)(x)
     # Of three layers: products and biases; of two of them norms with Mish.

@@ -20,9 +20,9 @@ import pytest
 import mbx
 
 KIT = (
-    "returns mppi categorical cem predictive sequences risk tuning evolution muon replay "
-    "distributions networks world_model successors planners heads derivatives exchange traced keys "
-    "threefry presets power api"
+    "returns mppi categorical planners planners.cem planners.predictive planners.bases "
+    "planners.risk planners.tuning planners.evosax optim replay distributions networks world_model "
+    "successors heads fast.gradients exchange traced types observations fast.rng presets power api"
 ).split()
 # Where not all that is public is meant for users (docs/interface.md).
 TRAINING = {

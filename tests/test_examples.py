@@ -22,7 +22,8 @@ from examples import (
     own_review,
     own_world,
 )
-from mbx import derivatives, distributions, envs
+from mbx import distributions, envs
+from mbx.fast import gradients
 from mbx.settings import to_dict
 from mbx.training import build, run
 from mbx.training.environments import make_environment
@@ -127,7 +128,7 @@ def test_ilqr_through_a_learned_model_against_finite_differences_and_the_world()
     assert jnp.linalg.norm(x - goal) < 0.1 * jnp.linalg.norm(start - goal)
     both = jax.jit(lambda x: jnp.append(step(x[:16], x[16:]), cost(x[:16], x[16:]) / 10.0))
     at = jnp.append(z, found[0])
-    with derivatives.forward_mode():
+    with gradients.forward_mode():
         forward = jax.jit(jax.jacfwd(both))(at)
 
     def differences(size):

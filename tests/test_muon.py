@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from mbx import muon
+from mbx import optim
 from mbx.agents.dreamer import optimizers
 from mbx.agents.tdmpc import update
 from tests.agents.tdmpc_helpers import make_settings, make_world
@@ -149,6 +149,6 @@ def test_dreamers_rate_rises_and_a_clip_of_0_is_none(grads):
 
 def test_a_gradient_of_zero_moves_nothing():
     params = {"kernel": jnp.zeros((3, 2))}
-    optimizer = muon.scale_by_muon(optax.scale_by_adam())
+    optimizer = optim.scale_by_muon(optax.scale_by_adam())
     found, _ = optimizer.update(params, optimizer.init(params))
     assert not np.asarray(found["kernel"]).any()

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from experiments import timing
-from mbx import networks, threefry
+from mbx import networks
+from mbx.fast import rng
 from mbx.networks import dropout as drop
 from mbx.world_model import config_for_size, count_parameters, make_world_model
 from tests.helpers import in_programs, load_fixture
@@ -204,7 +205,7 @@ def test_dropout_needs_a_key_and_keeps_the_mean():
 def test_dropout_is_drawn_once():
     def loss(kernels, x, keys):  # of several heads, as an ensemble's
         hidden = jnp.einsum("bi,hij->hbj", x, kernels)
-        kept = jax.vmap(lambda key, own: drop(key, own, 0.5))(threefry.unrolled(keys), hidden)
+        kept = jax.vmap(lambda key, own: drop(key, own, 0.5))(rng.unrolled(keys), hidden)
         return jnp.sum(jnp.tanh(kept @ kernels.mT))  # what is kept is read on the way back, too
 
     args = jnp.ones((2, 4, 8)), jnp.ones((2, 4)), jax.random.split(jax.random.key(0))

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from experiments import planner_mjx
-from mbx import cem, evolution, mppi, planners, predictive, risk, sequences, tuning
+from mbx import mppi, planners
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.agent import resolve
 from mbx.agents.tdmpc.settings import Settings
+from mbx.planners import bases, cem, evosax, predictive, risk, tuning
 from mbx.settings import from_dict
 from tests.agents.tdmpc_helpers import SPEC, Toy, toy_model
 
@@ -111,7 +112,7 @@ def natural_spline(at, values, steps):
 
 
 def test_control_points_by_hand():
-    points = functools.partial(sequences.control_points, horizon=5)
+    points = functools.partial(bases.control_points, horizon=5)
     zero = points(2, kind="zero").forward @ [1.0, 2.0]
     assert zero.tolist() == [1.0, 1.0, 1.0, 2.0, 2.0]
     linear = points(3).forward @ [0.0, 1.0, -1.0]
@@ -119,7 +120,7 @@ def test_control_points_by_hand():
     cubic = points(3, kind="cubic").forward @ [0.0, 1.0, -1.0]
     expected = natural_spline(np.array([0.0, 2.0, 4.0]), np.array([0.0, 1.0, -1.0]), range(5))
     np.testing.assert_allclose(cubic, expected, atol=1e-12)
-    for kind, num in itertools.product(sequences.KINDS, (1, 2, 5)):
+    for kind, num in itertools.product(bases.KINDS, (1, 2, 5)):
         basis = points(num, kind=kind)
         assert basis.forward.shape == (5, num)
         np.testing.assert_array_equal(basis.forward[0], np.eye(num)[0])
@@ -129,22 +130,22 @@ def test_control_points_by_hand():
 
 
 def test_smoothing_weighs_neighbours_by_a_gaussian():
-    forward = sequences.smoothing(1.5, horizon=6).forward
+    forward = bases.smoothing(1.5, horizon=6).forward
     for t in range(6):
         weights = np.array([np.exp(-((t - s) ** 2) / (2 * 1.5**2)) for s in range(6)])
         np.testing.assert_allclose(forward[t], weights / weights.sum(), rtol=1e-6)
-    np.testing.assert_array_equal(sequences.smoothing(0.0, horizon=6).forward, np.eye(6))
-    traced = sequences.smoothing(jnp.float32(1.5), horizon=6).forward
+    np.testing.assert_array_equal(bases.smoothing(0.0, horizon=6).forward, np.eye(6))
+    traced = bases.smoothing(jnp.float32(1.5), horizon=6).forward
     np.testing.assert_allclose(traced, forward, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: sequences.control_points(2, horizon=4, kind="square"), "kind='square': choose"),
-        (lambda: sequences.control_points(5, horizon=4), "num=5 control points: 1 to horizon=4"),
-        (lambda: sequences.control_points(0, horizon=4), "num=0 control points"),
-        (lambda: sequences.smoothing(-1.0, horizon=4), "width=-1.0 must be 0 or more"),
+        (lambda: bases.control_points(2, horizon=4, kind="square"), "kind='square': choose"),
+        (lambda: bases.control_points(5, horizon=4), "num=5 control points: 1 to horizon=4"),
+        (lambda: bases.control_points(0, horizon=4), "num=0 control points"),
+        (lambda: bases.smoothing(-1.0, horizon=4), "width=-1.0 must be 0 or more"),
     ],
 )
 def test_impossible_sequences_are_refused(make, message):
@@ -170,10 +171,10 @@ def stub(seen, selection="best"):
 
 
 BASES = {
-    "linear": sequences.control_points(2, horizon=T),
-    "smooth": sequences.smoothing(0.8, horizon=T),
-    "both": sequences.chain(
-        sequences.control_points(3, horizon=T, kind="cubic"), sequences.smoothing(0.8, horizon=T)
+    "linear": bases.control_points(2, horizon=T),
+    "smooth": bases.smoothing(0.8, horizon=T),
+    "both": bases.chain(
+        bases.control_points(3, horizon=T, kind="cubic"), bases.smoothing(0.8, horizon=T)
     ),
 }
 
@@ -185,7 +186,7 @@ def test_a_planner_searches_among_parameters(name, selection):
     seen, config = [], mppi.MPPIConfig(num_samples=3, num_elites=1, selection=selection)
     mean, std = uniform(1, T, A), uniform(1, T, A, seed=1, low=0.2)
     proposals = uniform(1, 3, T, A, seed=2)
-    plan = sequences.over(stub(seen), BASES[name])(
+    plan = bases.over(stub(seen), BASES[name])(
         jax.random.key(0), score, mean, std, proposals=proposals, config=config, action_mask="mask"
     )
     (given,) = seen
@@ -209,7 +210,7 @@ def test_a_planner_searches_among_parameters(name, selection):
     np.testing.assert_allclose(plan.std[0], spread, rtol=1e-5)
     assert plan.aux is None
     with pytest.raises(ValueError, match="the basis is of horizon=4 and the plan of 3 steps"):
-        sequences.over(mppi.plan, BASES[name])(
+        bases.over(mppi.plan, BASES[name])(
             jax.random.key(0), score, mean[:, 1:], std[:, 1:], config=config
         )
 
@@ -220,9 +221,9 @@ def test_a_width_of_smoothing_may_be_traced_behind_control_points(selection):
     mean, std = np.zeros((B, T, A), np.float32), np.full((B, T, A), 0.5, np.float32)
 
     def found(width):
-        points = sequences.control_points(2, horizon=T)
-        basis = sequences.chain(points, sequences.smoothing(width, horizon=T))
-        plan = sequences.over(mppi.plan, basis)
+        points = bases.control_points(2, horizon=T)
+        basis = bases.chain(points, bases.smoothing(width, horizon=T))
+        plan = bases.over(mppi.plan, basis)
         return plan(jax.random.key(0), score, mean, std, config=config)
 
     constant, traced = jax.jit(lambda: found(0.7))(), jax.jit(found)(jnp.float32(0.7))
@@ -232,7 +233,7 @@ def test_a_width_of_smoothing_may_be_traced_behind_control_points(selection):
 def test_auxiliaries_pass_through():
     proposals, config = uniform(1, 3, T, A), mppi.MPPIConfig(num_samples=3, num_elites=1)
     for basis in BASES.values():
-        plan = sequences.over(stub([]), basis)(
+        plan = bases.over(stub([]), basis)(
             jax.random.key(0),
             lambda key, actions: (score(key, actions), {"last": actions[:, :, -1]}),
             proposals[:, 0],
@@ -428,7 +429,7 @@ class Herd:
 @pytest.fixture
 def toys(monkeypatch):
     known = {"Walk": Walk, "Herd": Herd}
-    monkeypatch.setattr(evolution, "_algorithm", known.__getitem__)
+    monkeypatch.setattr(evosax, "_algorithm", known.__getitem__)
 
 
 def test_an_optimiser_that_holds_a_distribution_is_its_loop(toys):
@@ -467,7 +468,7 @@ def test_an_optimiser_that_holds_a_population_begins_with_what_is_given(toys):
 
 def test_costs_that_are_not_finite_are_as_the_worst():
     values = jnp.array([[1.0, jnp.nan, -3.0], [jnp.nan, jnp.inf, jnp.nan]])
-    assert evolution._costs(values).tolist() == [[-1.0, 3.0, 3.0], [0.0, 0.0, 0.0]]
+    assert evosax._costs(values).tolist() == [[-1.0, 3.0, 3.0], [0.0, 0.0, 0.0]]
 
 
 def test_what_an_optimiser_cannot_do_is_refused(toys, monkeypatch):
@@ -528,7 +529,7 @@ def test_the_acting_planner_has_its_basis_and_its_name():
         )
     )
     basis = planning._basis(own.planner)
-    forward = sequences.smoothing(0.5, horizon=3).forward @ [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    forward = bases.smoothing(0.5, horizon=3).forward @ [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
     np.testing.assert_allclose(basis.forward, forward, atol=1e-6)
     assert planning._basis(settings().planner) is None
     model, params = toy_model(own), Toy(own).params()
@@ -584,11 +585,11 @@ PLANNERS = {
     "icem": (cem.icem, cem.ICEMConfig(**SMALL)),
     "predictive": (predictive.plan, mppi.MPPIConfig(**SMALL)),
     "knots": (
-        sequences.over(mppi.plan, sequences.control_points(6, horizon=20, kind="cubic")),
+        bases.over(mppi.plan, bases.control_points(6, horizon=20, kind="cubic")),
         mppi.MPPIConfig(**SMALL),
     ),
     "smooth": (
-        sequences.over(mppi.plan, sequences.smoothing(1.0, horizon=20)),
+        bases.over(mppi.plan, bases.smoothing(1.0, horizon=20)),
         mppi.MPPIConfig(**SMALL),
     ),
 }
@@ -610,12 +611,12 @@ def test_each_method_swings_the_true_pendulum_up(name):
 @pytest.mark.parametrize("name", ["CMA_ES", "SNES", "PSO"])
 def test_optimisers_of_evosax_swing_it_up(name):
     pytest.importorskip("evosax")
-    plan = evolution.planner(name)
+    plan = evosax.planner(name)
     with jax.numpy_rank_promotion("allow"):
         heights = solves(plan, mppi.MPPIConfig(**SMALL))
     assert heights.min() > 0.9
     with pytest.raises(ValueError, match="evosax has no 'Nobody': choose one of"):
-        evolution.planner("Nobody")
+        evosax.planner("Nobody")
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbx import replay, replay_ring
+from mbx import replay, replay_storage
 from tests.helpers import in_programs
 
 replay = in_programs(
@@ -160,12 +160,12 @@ def test_draws_cover_every_row_with_a_successor_exactly_once(steps):
     state, model = play(steps + 50, steps)
     counts = jnp.maximum(state.size - 1, 0)
     total = int(counts.sum())
-    env, offset = replay_ring.locate(counts, jnp.arange(total, dtype=jnp.int32))
+    env, offset = replay_storage.locate(counts, jnp.arange(total, dtype=jnp.int32))
     pairs = Counter(zip(np.asarray(env).tolist(), np.asarray(offset).tolist(), strict=True))
     wanted = [(e, k) for e, rows in enumerate(model.rows) for k in range(len(rows) - 1)]
     assert pairs == Counter(wanted)
     if total:
-        good = np.asarray(replay_ring.is_transition(state, env, offset))
+        good = np.asarray(replay_storage.is_transition(state, env, offset))
         assert {p for p, g in zip(pairs, good, strict=True) if g} == set(model.transitions())
 
 
@@ -253,7 +253,7 @@ def test_update_targets_round_trip(picks, mask, steps):
     after = update_targets(state, index, new, jnp.asarray(mask))
     before = jax.tree.map(np.asarray, state.targets)
     want = jax.tree.map(np.array, before)
-    held = np.asarray(replay_ring.holds(state, index))
+    held = np.asarray(replay_storage.holds(state, index))
     for i in range(12):
         if mask[i] and held[i]:
             for leaf, value in zip(jax.tree.leaves(want), jax.tree.leaves(new), strict=True):

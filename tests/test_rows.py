@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import rows
+from mbx.fast import reductions
 
 SHAPES = ((7,), (3, 13), (2, 4, 14), (5, 101), (1, 96))
 
@@ -17,10 +17,10 @@ SHAPES = ((7,), (3, 13), (2, 4, 14), (5, 101), (1, 96))
 @pytest.fixture(params=[1, 2])
 def ones(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Columns of ones: as runs have it, and as tests do where they are to compile quickly."""
-    monkeypatch.setattr(rows, "ONES", request.param)
+    monkeypatch.setattr(reductions, "ONES", request.param)
     for name in ("total", "down"):  # that were perhaps traced with the other number
-        own = getattr(rows, name).__wrapped__
-        monkeypatch.setattr(rows, name, jax.jit(lambda x, own=own: own(x)))
+        own = getattr(reductions, name).__wrapped__
+        monkeypatch.setattr(reductions, name, jax.jit(lambda x, own=own: own(x)))
     return request.param
 
 
@@ -35,41 +35,41 @@ def test_reductions_are_those_of_numpy(shape: tuple[int, ...]) -> None:
     weights = drawn((shape[-1], 2))
     lead = tuple(range(len(shape) - 1))
     exact = x.astype(np.float64)
-    np.testing.assert_allclose(rows.total(x), exact.sum(-1, keepdims=True), rtol=1e-5)
-    np.testing.assert_allclose(rows.mean(x), exact.mean(-1, keepdims=True), rtol=1e-5)
-    np.testing.assert_array_equal(rows.largest(x), x.max(-1, keepdims=True))
-    np.testing.assert_allclose(rows.sums(x, weights), exact @ weights, rtol=1e-5)
-    np.testing.assert_allclose(rows.down(x), exact.sum(lead), rtol=1e-5)
+    np.testing.assert_allclose(reductions.total(x), exact.sum(-1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(reductions.mean(x), exact.mean(-1, keepdims=True), rtol=1e-5)
+    np.testing.assert_array_equal(reductions.largest(x), x.max(-1, keepdims=True))
+    np.testing.assert_allclose(reductions.sums(x, weights), exact @ weights, rtol=1e-5)
+    np.testing.assert_allclose(reductions.down(x), exact.sum(lead), rtol=1e-5)
 
 
 @pytest.mark.parametrize("place", range(101))
 def test_the_largest_is_found_in_every_column(place: int) -> None:
     x = np.zeros((2, 101), np.float32)
     x[1, place] = 1.0
-    assert np.asarray(rows.largest(x)).tolist() == [[0.0], [1.0]]
+    assert np.asarray(reductions.largest(x)).tolist() == [[0.0], [1.0]]
 
 
 @pytest.mark.usefixtures("ones")
 def test_a_row_that_is_not_finite_stays_so() -> None:
     x = np.zeros((4, 33), np.float32)
     x[0, 20], x[1, 5], x[2] = np.nan, np.inf, -np.inf
-    found = np.asarray(rows.largest(x))[:, 0]
+    found = np.asarray(reductions.largest(x))[:, 0]
     assert np.isnan(found[0]) and found[1] == np.inf and found[2] == -np.inf and found[3] == 0.0
-    assert np.isnan(rows.down(x)).any() and np.isnan(rows.total(x)[0, 0])
+    assert np.isnan(reductions.down(x)).any() and np.isnan(reductions.total(x)[0, 0])
 
 
 @pytest.mark.usefixtures("ones")
 def test_heads_side_by_side_have_sums_of_their_own() -> None:
     x = drawn((3, 2, 4, 5))
-    np.testing.assert_allclose(jax.vmap(rows.down)(x), x.sum((1, 2)), rtol=1e-5)
-    twice = jax.vmap(jax.vmap(rows.down))(x)
+    np.testing.assert_allclose(jax.vmap(reductions.down)(x), x.sum((1, 2)), rtol=1e-5)
+    twice = jax.vmap(jax.vmap(reductions.down))(x)
     np.testing.assert_allclose(twice, x.sum(2), rtol=1e-5)
 
 
 @pytest.mark.usefixtures("ones")
 def test_sums_of_heads_need_no_transposed_rows() -> None:
     """The product of `down` keeps heads as a batch axis: no copy of the rows in between."""
-    program = jax.jit(jax.vmap(rows.down)).lower(jnp.ones((3, 64, 32))).compile().as_text()
+    program = jax.jit(jax.vmap(reductions.down)).lower(jnp.ones((3, 64, 32))).compile().as_text()
     moved = [line for line in program.splitlines() if " transpose(" in line or " copy(" in line]
     assert not [line for line in moved if "64" in line.split("=")[1].split("]")[0]], moved
 
@@ -79,7 +79,7 @@ def test_what_is_traced_once_is_traced_again_for_a_mesh() -> None:
     """Where rows are divided among devices `down` leaves their axes apart."""
 
     def program() -> str:
-        return str(jax.make_jaxpr(lambda x: rows.down(x))(jnp.ones((2, 3, 4))))
+        return str(jax.make_jaxpr(lambda x: reductions.down(x))(jnp.ones((2, 3, 4))))
 
     mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     before = program()
@@ -91,10 +91,10 @@ def test_what_is_traced_once_is_traced_again_for_a_mesh() -> None:
 
 def test_runs_have_products_with_one_vector(ones: int) -> None:
     """Of several, all but one are work for nothing."""
-    assert runpy.run_path(str(rows.__file__))["ONES"] == 1
+    assert runpy.run_path(str(reductions.__file__))["ONES"] == 1
     for program, of in (
-        (rows.total, f"4x{ones}x"),
-        (rows.down, f"{ones}x5x" if ones > 1 else "5x"),
+        (reductions.total, f"4x{ones}x"),
+        (reductions.down, f"{ones}x5x" if ones > 1 else "5x"),
     ):
         text = jax.jit(program).lower(jnp.ones((4, 5))).as_text()
         products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
@@ -106,9 +106,11 @@ def test_runs_have_products_with_one_vector(ones: int) -> None:
 def test_other_platforms_take_the_plain_reductions(name: str) -> None:
     """What is lowered for an accelerator has the reduction itself, and no product."""
     lowered = (
-        jax.jit(getattr(rows, name)).trace(jnp.ones((8, 101))).lower(lowering_platforms=("cuda",))
+        jax.jit(getattr(reductions, name))
+        .trace(jnp.ones((8, 101)))
+        .lower(lowering_platforms=("cuda",))
     )
     text = lowered.as_text()
     assert "stablehlo.reduce" in text and "dot_general" not in text
-    own = jax.jit(getattr(rows, name)).lower(jnp.ones((8, 101))).as_text()
+    own = jax.jit(getattr(reductions, name)).lower(jnp.ones((8, 101))).as_text()
     assert ("dot_general" in own) == (name != "largest")

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import tasks
+from mbx import types
 from mbx.agents.tdmpc import planning, scoring
 from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc.settings import Settings
 from mbx.world_model import config_for_size, discount_of, make_world_model
 from tests.helpers import compiled, program
 
-TASKS = tasks.TaskSet(("short", "long"), (1, 3), embedding_dim=5)
+TASKS = types.TaskSet(("short", "long"), (1, 3), embedding_dim=5)
 
 
 @pytest.fixture(scope="module", params=["v", "q"])
@@ -122,9 +122,9 @@ def test_every_task_has_its_discount(model_and_params):
 def test_embeddings_have_norm_one_at_most_and_move_on_to_other_tasks():
     embeddings = TASKS.init(jax.random.key(0))
     assert (jnp.linalg.norm(embeddings, axis=-1) <= 1.0 + 1e-6).all()
-    limited = tasks.limit_norm(jnp.asarray([[3.0, 4.0], [0.3, 0.4]]))
+    limited = types.limit_norm(jnp.asarray([[3.0, 4.0], [0.3, 0.4]]))
     np.testing.assert_allclose(limited, [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)
-    moved = tasks.carry_over(jnp.asarray([[1.0], [3.0]]), ("a", "b"), ("new", "b"))
+    moved = types.carry_over(jnp.asarray([[1.0], [3.0]]), ("a", "b"), ("new", "b"))
     np.testing.assert_allclose(moved, [[2.0], [3.0]])
 
 
@@ -134,4 +134,4 @@ def test_embeddings_have_norm_one_at_most_and_move_on_to_other_tasks():
 )
 def test_impossible_tasks_are_refused(names, dims, says):
     with pytest.raises(ValueError, match=says):
-        tasks.TaskSet(names, dims)
+        types.TaskSet(names, dims)

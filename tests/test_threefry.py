@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import threefry
+from mbx.fast import rng
 
 KEY = jax.random.fold_in(jax.random.key(7), 3)
 
@@ -32,35 +32,35 @@ def data(keys):
     ],
 )
 def test_draws_are_jaxs(draw):
-    np.testing.assert_array_equal(jax.jit(draw)(KEY), jax.jit(draw)(threefry.unrolled(KEY)))
+    np.testing.assert_array_equal(jax.jit(draw)(KEY), jax.jit(draw)(rng.unrolled(KEY)))
 
 
 def test_keys_keep_their_words():
     keys = jax.random.split(KEY, 3)
-    np.testing.assert_array_equal(data(keys), data(threefry.unrolled(keys)))
+    np.testing.assert_array_equal(data(keys), data(rng.unrolled(keys)))
 
 
 def test_other_generators_are_left_alone():
     key = jax.random.key(1, impl="rbg")
-    assert jax.random.key_impl(threefry.unrolled(key)) == jax.random.key_impl(key)
+    assert jax.random.key_impl(rng.unrolled(key)) == jax.random.key_impl(key)
     with jax.threefry_partitionable(False):
-        assert jax.random.key_impl(threefry.unrolled(KEY)) == "threefry2x32"
+        assert jax.random.key_impl(rng.unrolled(KEY)) == "threefry2x32"
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (1, 43, 3, 2), (5, 61)])  # the last: an odd number
 def test_normal_is_jaxs(shape):
-    for key in (KEY, threefry.unrolled(KEY)):
-        np.testing.assert_array_equal(threefry.normal(key, shape), jax.random.normal(KEY, shape))
+    for key in (KEY, rng.unrolled(KEY)):
+        np.testing.assert_array_equal(rng.normal(key, shape), jax.random.normal(KEY, shape))
     keys = jax.random.split(KEY, 2)
     np.testing.assert_array_equal(
-        jax.vmap(lambda k: threefry.normal(k, shape))(keys),
+        jax.vmap(lambda k: rng.normal(k, shape))(keys),
         jax.vmap(lambda k: jax.random.normal(k, shape))(keys),
     )
 
 
 def test_rounds_of_a_key_are_compiled_once_however_many_read_it():
     def draws(key):
-        key = threefry.unrolled(key)
+        key = rng.unrolled(key)
         for i in range(3):  # keys of keys of keys
             key = jax.random.split(jax.random.fold_in(key, i))[1]
         return [scale * jax.random.uniform(key, (4, scale)) for scale in (1, 2, 3)]

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import observations, tasks, world_model
-from mbx.types import Part
+from mbx import observations, world_model
+from mbx.types import Part, TaskSet
 from mbx.world_model import WorldModelConfig
 
 SIZES = dict(enc_dim=6, mlp_dim=5, latent_dim=4, simnorm_dim=2, num_bins=5, bin_min=-2, bin_max=2)
-TASKS = tasks.TaskSet(("a", "b"), (2, 1), embedding_dim=3)
+TASKS = TaskSet(("a", "b"), (2, 1), embedding_dim=3)
 CONFIGS = {
     "priors": WorldModelConfig(
         (3,),

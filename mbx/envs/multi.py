@@ -19,7 +19,7 @@ import numpy as np
 from mbx.envs import snapshot as snapshots
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Timestep
 from mbx.observations import is_packed
-from mbx.tasks import pad
+from mbx.types import pad
 
 Array = jax.Array
 

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import exchange, threefry
+from mbx import exchange
 from mbx.agents.base import Ahead, Episodes
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, random_actions
+from mbx.fast import rng
 from mbx.training.sharding import ONE_DEVICE, Partition
 
 Array = jax.Array
@@ -153,7 +154,7 @@ def make_episodes(
             i, env_state, obs, actor, active, total, length, metrics, kept = carry
             act_key, env_key = jax.random.split(jax.random.fold_in(step_key, i))
             is_first = jnp.full(num, i == 0)
-            action, actor = act(train, actor, obs, is_first, threefry.unrolled(act_key), True)
+            action, actor = act(train, actor, obs, is_first, rng.unrolled(act_key), True)
             env_state, timestep = environment.step(env_state, action, env_key)
             reward = jnp.where(timestep.fault, jnp.nan, timestep.reward)
             total = total + jnp.where(active, reward, 0.0)
@@ -240,7 +241,7 @@ def _make_host(
     @functools.partial(jax.jit, compiler_options=on.once)
     @on.traced
     def evaluation(train: Any, actor: Any, obs: Array, first: Array, key: Array) -> tuple:
-        made = act(train, actor, on.divided(obs), first, threefry.unrolled(key), True)
+        made = act(train, actor, on.divided(obs), first, rng.unrolled(key), True)
         return on.divided(made)
 
     def places(train: Any, actor: Any) -> Any:

@@ -10,8 +10,8 @@ a process that has compiled it runs it at two thirds of the speed. Another threa
 pieces of 64 MB. A larger block is the operating system's again, and so is an empty piece, unless
 the padding at the top of an arena is as large. What a program on one device needs, the main thread
 asks for (`dispatch_inline`); on several, programs run in threads of their own. Those that need more
-than a piece ask for blocks that fit (`mbx.codegen`), and `keep_pieces` has the padding. It is not
-for all: the default took 6 % longer with it.
+than a piece ask for blocks that fit (`mbx.fast.compiler`), and `keep_pieces` has the padding. It is
+not for all: the default took 6 % longer with it.
 """
 
 from __future__ import annotations

@@ -21,10 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import observations, threefry
+from mbx import observations
 from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
 from mbx.envs.base import strongly_typed
+from mbx.fast import rng
 from mbx.files import atomic_write
 from mbx.training import build, run, specs
 from mbx.training.checkpoint import Checkpointer, load_settings
@@ -116,7 +117,7 @@ class Policy:
             *rest, key = carry
             now, later = jax.random.split(jax.random.wrap_key_data(key, impl="threefry2x32"))
             actor = jax.tree.unflatten(actor_structure, rest)
-            action, actor = act(train, actor, obs, first, threefry.unrolled(now), True)
+            action, actor = act(train, actor, obs, first, rng.unrolled(now), True)
             carry = [*jax.tree.leaves(strongly_typed(actor)), jax.random.key_data(later)]
             return in_units(spec, action), carry
 

@@ -98,7 +98,7 @@ def make_train(
     if base.gpu_compiler != "auto":
         raise ValueError(
             f"gpu_compiler={base.gpu_compiler!r} is for runs that mbx compiles: leave it out, and "
-            "give your own jax.jit mbx.codegen.for_training(platform, quick) as compiler_options"
+            "give your own jax.jit compiler_options=mbx.fast.compiler.for_training(platform, quick)"
         )
     environment = make_environment(base, base.env.num_envs, seed=0)
     if not isinstance(environment, JaxEnvironment):

@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from mbx import codegen
 from mbx.agents.base import Agent
 from mbx.envs.base import JaxEnvironment
+from mbx.fast import compiler
 from mbx.training import learning, loop
 from mbx.training.evaluation import Evaluation, as_evaluation, make_episodes
 from mbx.training.sharding import available_cores
@@ -99,7 +99,7 @@ def make_seeds_interval(
     def train_interval(state: LoopState) -> tuple[LoopState, dict[str, Array]]:
         return divided(state)
 
-    options = codegen.for_training(jax.default_backend(), quick)
+    options = compiler.for_training(jax.default_backend(), quick)
     return jax.jit(train_interval, donate_argnums=0, compiler_options=options)
 
 
@@ -124,7 +124,7 @@ def make_seeds_evaluate(
 
     divided = _divided(all_seeds, mesh)
 
-    @functools.partial(jax.jit, compiler_options=codegen.for_once(jax.default_backend()))
+    @functools.partial(jax.jit, compiler_options=compiler.for_once(jax.default_backend()))
     def evaluation(train: Any, keys: Array) -> tuple:
         return divided((train, keys))
 

@@ -5,7 +5,7 @@ environments (their states, the acting state, the replay) is divided along it; p
 optimisers are copies, or divided as well where they are large (`distributed.fsdp`). The programs
 stay those of one device: the compiler divides them, so that losses, gradients and percentiles are
 those of the whole batch. The replay draws its batches in as many shards as there are devices
-(`mbx.replay_shards`), so that rows never travel.
+(`mbx.replay_storage`), so that rows never travel.
 
 This file is the only one that knows of devices and processes (besides `mbx.training.seeds`).
 """
@@ -23,8 +23,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from mbx import codegen, exchange
+from mbx import exchange
 from mbx.agents.settings import Distributed, RunSettings
+from mbx.fast import compiler
 from mbx.training import memory
 from mbx.training.checkpoint import load_config
 from mbx.training.state import LoopState
@@ -58,14 +59,14 @@ class Partition:
         return jax.default_backend() if self.mesh is None else self.mesh.devices.flat[0].platform
 
     @property
-    def training(self) -> codegen.Options | None:
+    def training(self) -> compiler.Options | None:
         """`compiler_options` of programs that train."""
-        return codegen.for_training(self.platform, self.quick, self.pieces)
+        return compiler.for_training(self.platform, self.quick, self.pieces)
 
     @property
-    def once(self) -> codegen.Options | None:
+    def once(self) -> compiler.Options | None:
         """`compiler_options` of programs that run once in a while."""
-        return codegen.for_once(self.platform)
+        return compiler.for_once(self.platform)
 
     @property
     def processes(self) -> int:
@@ -127,7 +128,7 @@ class Partition:
         Where only shapes are asked for it is traced into another program, which leaves it none of
         the compiler's options.
         """
-        options = None if _tracing() else codegen.for_first_state(self.platform)
+        options = None if _tracing() else compiler.for_first_state(self.platform)
         if self.mesh is None:
             return jax.jit(make, compiler_options=options)
         places = self.of_state(jax.eval_shape(make, *args))
@@ -358,7 +359,7 @@ def make_partition(settings: RunSettings, on: Sequence[jax.Device] | None = None
 
     Raises ValueError where the environments cannot be divided among them, or cores are no devices.
     """
-    quick = codegen.is_quick(settings.gpu_compiler, settings.train.steps)
+    quick = compiler.is_quick(settings.gpu_compiler, settings.train.steps)
     auto = (jax.sharding.AxisType.Auto,)
     cores = settings.distributed.cores
     if not settings.distributed.enabled:

@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import replay, threefry
+from mbx import replay
 from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, strongly_typed
+from mbx.fast import rng
 from mbx.types import Record
 
 Array = jax.Array
@@ -185,7 +186,7 @@ def init_state(
     else:
         env_state, obs = None, jnp.asarray(host_obs)
     state = LoopState(
-        train=agent.init(threefry.unrolled(init_key)),
+        train=agent.init(rng.unrolled(init_key)),
         actor=agent.init_actor(num_envs),
         env=env_state,
         obs=jnp.copy(obs),
@@ -208,7 +209,7 @@ def init_state(
 
 def step_keys(state: LoopState) -> tuple[Array, Array, Array]:
     """The keys of the step that comes next: for acting, the environment and learning."""
-    keys = jax.random.split(threefry.unrolled(jax.random.fold_in(state.key, state.steps)), 3)
+    keys = jax.random.split(rng.unrolled(jax.random.fold_in(state.key, state.steps)), 3)
     # Environments may keep their key in their state, whose type must not change.
     plain = jax.random.wrap_key_data(
         jax.random.key_data(keys[1]), impl=jax.random.key_impl(state.key)

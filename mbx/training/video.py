@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import envs, threefry
+from mbx import envs
 from mbx.envs.base import JaxEnvironment
 from mbx.envs.host import SteppedEnvironment
 from mbx.envs.render import Renderer
+from mbx.fast import rng
 from mbx.pictures import write_picture
 from mbx.training.build import Config, read
 from mbx.training.environments import make_environment
@@ -146,7 +147,7 @@ def _record_host(
 
     @jax.jit
     def choose(train: Any, actor: Any, obs: Array, first: Array, key: Array) -> tuple:
-        return act(train, actor, obs, first, threefry.unrolled(key), True)
+        return act(train, actor, obs, first, rng.unrolled(key), True)
 
     try:
         obs = environment.reset(int(jax.random.randint(seed_key, (), 0, 2**31 - 1)))

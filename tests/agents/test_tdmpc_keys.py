@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import networks, tasks
+from mbx import networks, types
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.update import draw, init_state
-from mbx.keys import streams
+from mbx.types import streams
 from mbx.world_model import make_world_model
 from tests.agents.tdmpc_helpers import make_model, make_settings, make_world
 
@@ -66,7 +66,7 @@ def test_no_two_draws_of_an_update_share_a_stream(used):
 def test_no_two_components_of_a_model_and_its_optimist_are_initialised_alike(used):
     settings = make_settings(**ALL)
     world = make_world(
-        settings, obs_shape=(3 + 2,), tasks=tasks.TaskSet(("a", "b"), (1, 2), embedding_dim=4)
+        settings, obs_shape=(3 + 2,), tasks=types.TaskSet(("a", "b"), (1, 2), embedding_dim=4)
     )
     with jax.disable_jit():
         model = make_world_model(world)

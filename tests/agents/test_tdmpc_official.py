@@ -13,8 +13,8 @@ from experiments import import_tdmpc2
 from experiments.export_tdmpc2 import state_dict
 from mbx import envs
 from mbx.agents.tdmpc import official
-from mbx.tasks import TaskSet
 from mbx.training import run
+from mbx.types import TaskSet
 from mbx.world_model import make_world_model
 from mbx.world_model_config import WorldModelConfig
 from tests.helpers import FIXTURES, compiled, load_fixture, register_toy

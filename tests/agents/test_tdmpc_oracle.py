@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import envs, threefry
+from mbx import envs
+from mbx.fast import rng
 from mbx.training import job
 from tests.agents import tdmpc_oracle as oracle
 from tests.agents.tdmpc_oracle import Draws, Var, best
@@ -289,9 +290,7 @@ def replace_draws(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(jax.random, "uniform", uniform)
     patch.setattr(jax.random, "randint", randint)
-    patch.setattr(
-        threefry, "normal", lambda key, shape: jnp.asarray(Draws.normal(shape), jnp.float32)
-    )
+    patch.setattr(rng, "normal", lambda key, shape: jnp.asarray(Draws.normal(shape), jnp.float32))
     for name in ("normal", "gumbel"):
         numbers = getattr(Draws, name)
         patch.setattr(

@@ -13,7 +13,7 @@ from mbx import exchange, mppi, planners
 from mbx.agents.tdmpc import agent as agents
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.types import TrainState
-from mbx.keys import streams
+from mbx.types import streams
 from tests.agents.tdmpc_helpers import (
     CLOSE,
     A,

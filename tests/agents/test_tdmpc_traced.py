@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import cem
 from mbx.agents.tdmpc import planning, policy_loss, scoring, update, value_targets
 from mbx.agents.tdmpc.agent import resolve
 from mbx.agents.tdmpc.settings import Settings
+from mbx.planners import cem
 from mbx.settings import flatten
 from mbx.world_model import make_world_model
 from tests.agents.tdmpc_helpers import (

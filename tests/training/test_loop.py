@@ -188,7 +188,7 @@ def test_matmul_precision_reaches_the_programs(parts, trained):
         exact = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
         return len(found), found.count(exact)
 
-    # Sums that are written as products (`mbx.rows`) are exact whatever is asked for.
+    # Sums that are written as products (`mbx.fast.reductions`) are exact whatever is asked for.
     number, exact = products("default")
     assert number - exact > 50
     assert products("highest") == (number, number)

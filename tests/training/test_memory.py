@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mbx import codegen
+from mbx.fast import compiler
 from mbx.training import memory, run
 
 PROGRAM = """
@@ -128,7 +128,7 @@ def test_programs_on_several_devices_use_their_memory_again(first, then, options
 
 def test_that_programs_in_pieces_are_not_kept_compiled_is_no_warning(monkeypatch):
     name = "jax_persistent_cache_min_compile_time_secs"
-    before, options = jax.config.values[name], codegen.for_training("cpu", pieces=True)
+    before, options = jax.config.values[name], compiler.for_training("cpu", pieces=True)
     library = types.SimpleNamespace(mallopt=lambda name, value: 1)
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: library)
     monkeypatch.setattr(memory, "_kept", True)

@@ -63,7 +63,7 @@ def test_it_acts_as_the_agent_with_the_same_keys(workdir, planning):
     checkpointer.close()
     act = jax.jit(
         lambda actor, obs, first, key: agent.act(
-            train, actor, obs, first, mbx.threefry.unrolled(key), True
+            train, actor, obs, first, mbx.fast.rng.unrolled(key), True
         )
     )
     planning.reset()

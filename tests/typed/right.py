@@ -9,22 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 import mbx
-from mbx import (
-    derivatives,
-    distributions,
-    envs,
-    heads,
-    mppi,
-    planners,
-    power,
-    replay,
-    returns,
-    successors,
-)
+from mbx import distributions, envs, heads, mppi, planners, power, replay, returns, successors
 from mbx.agents.base import Agent, Diagnostics, Mean, Store
 from mbx.agents.settings import RunSettings
 from mbx.envs.base import RawEnvironment, Timestep
 from mbx.envs.empo.multigrid import packed
+from mbx.fast import gradients
 from mbx.power import curriculum
 from mbx.training import build, run
 from mbx.training.policy import Policy
@@ -54,13 +44,13 @@ def score(key: jax.Array, actions: jax.Array) -> jax.Array:
 
 
 def of_mppi(key: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
-    """mbx.mppi and mbx.derivatives."""
+    """mbx.mppi and mbx.fast.gradients."""
     config = mppi.MPPIConfig(iterations=3, num_samples=64, num_elites=8, temperature=std.max())
     plan: mppi.Plan = mppi.plan(key, score, mean, std, has_aux=False, config=config)
     fitted = mppi.refit(
         plan.actions, plan.values, num_elites=8, temperature=0.5, min_std=0.1, max_std=1.0
     )
-    with derivatives.forward_mode():
+    with gradients.forward_mode():
         return plan.action + fitted.mean[:, 0] + plan.std[:, 0] + plan.chosen
 
 

@@ -21,13 +21,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import codegen, replay
 from mbx import distributions as dist
+from mbx import replay
 from mbx.agents.base import Ahead, Diagnostics, MakeDiagnostics
 from mbx.agents.dreamer import encoders, rssm, sequences
 from mbx.agents.dreamer.settings import Settings
 from mbx.agents.dreamer.types import TrainState
 from mbx.agents.dreamer.update import make_batch
+from mbx.fast import compiler
 from mbx.pictures import to_gif
 from mbx.types import Array
 
@@ -42,7 +43,7 @@ ENDED = 0.25  # brightness of what follows an episode's end
 
 def make_diagnostics(settings: Settings) -> MakeDiagnostics:
     """`Agent.diagnostics` of Dreamer's agent."""
-    options = codegen.for_once(jax.default_backend())
+    options = compiler.for_once(jax.default_backend())
     predict = jax.jit(functools.partial(open_loop, settings), compiler_options=options)
 
     def diagnose(train: TrainState, state: replay.ReplayState, key: Array) -> Diagnostics:

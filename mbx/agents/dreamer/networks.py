@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import derivatives, exchange, networks, rows
 from mbx import distributions as dist
+from mbx import exchange, networks
 from mbx.agents.dreamer.settings import SIZES, Model
+from mbx.fast import gradients, reductions
 from mbx.heads import Heads
 from mbx.observations import is_packed, joined
 from mbx.settings import from_dict
@@ -191,7 +192,7 @@ def norm_silu(params: Params, x: Array) -> Array:
     return _norm_silu(x.astype(jnp.float32), params["scale"], params.get("shift"))
 
 
-@derivatives.Written
+@gradients.Written
 def _norm_silu(x: Array, scale: Array, shift: Array | None) -> Array:
     return _norm_silu_forward(x, scale, shift)[0]
 
@@ -211,10 +212,14 @@ def _norm_silu_backward(residuals: tuple, grad: Array) -> tuple[Array, Array, Ar
     dy = grad * (gate + y * gate * (1.0 - gate))
     # Sums over rows and over columns are of the same products: each is written to memory once.
     scaled, weights = dy * normal, scale[:, None] * (1.0 / scale.size)
-    dx = dy * _row(scale, dy) - normal * rows.sums(scaled, weights)
+    dx = dy * _row(scale, dy) - normal * reductions.sums(scaled, weights)
     if shift is None:
-        return inverse * dx, rows.down(scaled), None
-    return inverse * (dx - rows.sums(dy, weights)), rows.down(scaled), rows.down(dy)
+        return inverse * dx, reductions.down(scaled), None
+    return (
+        inverse * (dx - reductions.sums(dy, weights)),
+        reductions.down(scaled),
+        reductions.down(dy),
+    )
 
 
 _norm_silu.defvjp(_norm_silu_forward, _norm_silu_backward)
@@ -222,8 +227,8 @@ _norm_silu.defvjp(_norm_silu_forward, _norm_silu_backward)
 
 def _normalise(x: Array, shift: Array | None) -> tuple[Array, Array]:
     """x, less its mean if there is a shift, over its root mean square; the inverse `[..., 1]`."""
-    x, epsilon = (x, 1e-4) if shift is None else (x - rows.mean(x), 1e-3)
-    inverse = jax.lax.rsqrt(rows.mean(jnp.square(x)) + epsilon)
+    x, epsilon = (x, 1e-4) if shift is None else (x - reductions.mean(x), 1e-3)
+    inverse = jax.lax.rsqrt(reductions.mean(jnp.square(x)) + epsilon)
     return x * inverse, inverse
 
 

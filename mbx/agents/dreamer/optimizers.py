@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mbx.muon import scale_by_muon
+from mbx.optim import scale_by_muon
 from mbx.types import Array, Params
 
 
@@ -133,7 +133,7 @@ def adam(
 def muon(
     learning_rate: float, *, clip: float, eps: float, warmup: int = 0
 ) -> optax.GradientTransformation:
-    """`adam`, with Muon for the matrices (`mbx.muon`)."""
+    """`adam`, with Muon for the matrices (`mbx.optim`)."""
     rate = optax.linear_schedule(0.0, learning_rate, warmup) if warmup else learning_rate
     clipping = optax.clip_by_global_norm(clip) if clip else optax.identity()
     scale = scale_by_muon(optax.scale_by_adam(eps=eps))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mbx import replay, replay_ring, replay_shards, replay_storage
+from mbx import replay, replay_storage
 from mbx.replay import Index, ReplayState
 from mbx.types import Array
 
@@ -55,7 +55,7 @@ def sample(
     each, over = divmod(fresh, state.shards)
     shares = each + ((jnp.arange(state.shards) - turn) % state.shards < over)
     local = functools.partial(_sample, length=length)
-    return replay_shards.draw(local, state, key, batch_size, axis=1, own=shares)
+    return replay_storage.draw(local, state, key, batch_size, axis=1, own=shares)
 
 
 def _sample(
@@ -66,7 +66,7 @@ def _sample(
     counts = jnp.maximum(state.size - length + 1, 0)
     total = jnp.maximum(jnp.sum(counts), 1)
     flat = jax.random.randint(draw_key, (batch_size,), 0, total, dtype=jnp.int32)
-    env, offset = replay_ring.locate(counts, flat)
+    env, offset = replay_storage.locate(counts, flat)
     column = jnp.arange(batch_size, dtype=jnp.int32)
     newest = (column + jax.random.randint(env_key, (), 0, num_envs)) % num_envs
     env = jnp.where(column < fresh, newest, env)
@@ -74,7 +74,7 @@ def _sample(
     offsets = offset[None] + jnp.arange(length, dtype=jnp.int32)[:, None]
     offsets = jnp.minimum(offsets, jnp.maximum(state.size[env] - 1, 0)[None])
     env = jnp.broadcast_to(env[None], offsets.shape)
-    index = Index(env, replay_ring.slot_of(state, env, offsets))
+    index = Index(env, replay_storage.slot_of(state, env, offsets))
     return Sequences(replay.row_at(state, index), index)
 
 
@@ -83,13 +83,13 @@ def write(state: ReplayState, index: Index, fields: dict[str, Array]) -> ReplayS
 
     Of a row that occurs more than once one occurrence is written, the same one for all fields.
     """
-    return replay_shards.change(_write, state, index, fields)
+    return replay_storage.change(_write, state, index, fields)
 
 
 def _write(state: ReplayState, index: Index, fields: dict[str, Array]) -> ReplayState:
     capacity = replay_storage.dims(state)[1]
     flat = Index(index.env.reshape(-1), index.slot.reshape(-1))
-    once = replay_ring.is_last_occurrence(state, flat, jnp.ones(flat.env.shape, bool))
+    once = replay_storage.is_last_occurrence(state, flat, jnp.ones(flat.env.shape, bool))
     target = Index(flat.env, jnp.where(once, flat.slot, capacity))
     data = dict(state.data)
     for name, value in fields.items():

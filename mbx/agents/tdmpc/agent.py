@@ -38,10 +38,8 @@ from mbx.agents.tdmpc.types import (
 )
 from mbx.agents.tdmpc.update import draw, init_state, update_from_batch
 from mbx.heads import make_heads
-from mbx.keys import streams
-from mbx.tasks import TaskSet, carry_over
 from mbx.traced import possible
-from mbx.types import Array, EnvSpec, Metrics, Part
+from mbx.types import Array, EnvSpec, Metrics, Part, TaskSet, carry_over, streams
 from mbx.world_model import (
     WorldModel,
     WorldModelConfig,

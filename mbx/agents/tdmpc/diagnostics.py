@@ -23,14 +23,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import codegen, mppi, planners, replay
+from mbx import mppi, planners, replay
 from mbx.agents.base import Ahead, Diagnostics, Episodes, MakeReview
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.scoring import score_function
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, TrainState, make_batch
-from mbx.keys import streams
-from mbx.types import Array, Params
+from mbx.fast import compiler
+from mbx.types import Array, Params, streams
 from mbx.world_model import WorldModel, discount_of, head_values
 
 WINDOWS = 64  # B
@@ -78,7 +78,7 @@ def make_review(settings: Settings, model: WorldModel) -> MakeReview:
         # than LLVM takes.
         few = {"xla_backend_optimization_level": 0}
         platform = jax.default_backend()
-        options = few if platform == "cpu" else codegen.for_once(platform)
+        options = few if platform == "cpu" else compiler.for_once(platform)
         return jax.jit(functools.partial(look, settings, model), compiler_options=options)
 
     def review(

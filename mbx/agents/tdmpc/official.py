@@ -25,8 +25,7 @@ import jax
 import numpy as np
 
 from mbx.agents.tdmpc.types import TrainState
-from mbx.tasks import TaskSet
-from mbx.types import Params
+from mbx.types import Params, TaskSet
 from mbx.world_model_config import MODEL_SIZES, WorldModelConfig
 
 State = dict[str, np.ndarray]

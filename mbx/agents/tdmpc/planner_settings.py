@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from mbx.settings import NONZERO, setting
 
-INTERPOLATIONS = ("zero", "linear", "cubic")  # mbx.sequences.KINDS
+INTERPOLATIONS = ("zero", "linear", "cubic")  # mbx.planners.bases.KINDS
 SELECTIONS = ("sample", "best", "mean")
 TEMPERATURE_MODES = ("multiply", "divide")
 

@@ -18,13 +18,14 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import io_callback
 
-from mbx import categorical, mppi, planners, sequences, threefry
+from mbx import categorical, mppi, planners
 from mbx.agents.base import See
 from mbx.agents.tdmpc.scoring import plan_discount, score_function
 from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
-from mbx.keys import streams
+from mbx.fast import rng
+from mbx.planners import bases
 from mbx.traced import possible
-from mbx.types import Array, Params
+from mbx.types import Array, Params, streams
 from mbx.world_model import WorldModel, action_mean, masked
 
 
@@ -169,9 +170,7 @@ def plan_to_act(
     batch, horizon, action_dim = mean.shape
     proposals = None
     if planner.num_proposals:
-        eps = threefry.normal(
-            keys["proposals"], (horizon, batch, planner.num_proposals, action_dim)
-        )
+        eps = rng.normal(keys["proposals"], (horizon, batch, planner.num_proposals, action_dim))
         proposals = policy_trajectories(model, params, z, eps)
     if planner.num_proposals and possible(planner.proposal_noise > 0.0):
         noise = jax.random.normal(keys["proposal_noise"], proposals.shape)
@@ -205,16 +204,16 @@ def plan_to_act(
     return plan
 
 
-def _basis(planner: Planner) -> sequences.Basis | None:
+def _basis(planner: Planner) -> bases.Basis | None:
     """What plans are made of, None where that is an action a step."""
     basis = None
     if planner.knots:
-        basis = sequences.control_points(
+        basis = bases.control_points(
             planner.knots, horizon=planner.horizon, kind=planner.interpolation
         )
     if possible(planner.smoothing > 0.0):
-        smooth = sequences.smoothing(planner.smoothing, horizon=planner.horizon)
-        basis = smooth if basis is None else sequences.chain(basis, smooth)
+        smooth = bases.smoothing(planner.smoothing, horizon=planner.horizon)
+        basis = smooth if basis is None else bases.chain(basis, smooth)
     return basis
 
 
@@ -281,7 +280,7 @@ def _policy_search(
     def repeat(x: Array) -> Array:
         return jnp.broadcast_to(x[:, None], (x.shape[0], horizon, x.shape[1]))
 
-    eps = threefry.normal(key, (horizon, z.shape[0], config.num_samples, mean.shape[-1]))
+    eps = rng.normal(key, (horizon, z.shape[0], config.num_samples, mean.shape[-1]))
     return config, dict(
         mean=repeat(action_mean(model, mean)),
         std=repeat(jnp.exp(log_std)),
@@ -298,7 +297,7 @@ def _acting_search(
     start = dict(mean=mean, std=jnp.full_like(mean, planner.max_std))
     if planner.num_proposals:
         shape = (planner.horizon, z.shape[0], planner.num_proposals, mean.shape[-1])
-        eps, bounds = threefry.normal(key, shape), planner.proposal_log_std
+        eps, bounds = rng.normal(key, shape), planner.proposal_log_std
         start["proposals"] = _samples_of_policies(model, params, z, eps, bounds)
     return search_config(planner), start
 

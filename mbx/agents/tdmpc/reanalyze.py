@@ -19,8 +19,7 @@ from mbx import exchange, replay
 from mbx.agents.base import MakeTargets, Mean, Reanalyze
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import TrainState
-from mbx.keys import streams
-from mbx.types import Array, Metrics
+from mbx.types import Array, Metrics, streams
 
 
 def num_rows(settings: Settings) -> int:

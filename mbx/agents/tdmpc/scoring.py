@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from mbx import exchange, mppi, returns, threefry
+from mbx import exchange, mppi, returns
 from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
-from mbx.keys import streams
+from mbx.fast import rng
 from mbx.traced import choose, possible
-from mbx.types import Array, Params
+from mbx.types import Array, Params, streams
 from mbx.world_model import (
     WorldModel,
     choose_heads,
@@ -200,7 +200,7 @@ def score_function(
     def score(key: Array, actions: Array) -> Array:
         keys = streams(key, "eps", "heads")
         batch, num, _, action_dim = actions.shape
-        eps = threefry.normal(keys["eps"], (batch, num, action_dim))
+        eps = rng.normal(keys["eps"], (batch, num, action_dim))
         heads = choose_heads(keys["heads"], model.config.num_values, settings.loss.num_heads)
         even = batch % exchange.devices() == 0
         if even and not exchange.alike():  # divided by the compiler, as the states are

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mbx import exchange, muon, returns, threefry
+from mbx import exchange, optim, returns
 from mbx.agents.base import Mean
 from mbx.agents.tdmpc.model_loss import model_loss
 from mbx.agents.tdmpc.policy_loss import (
@@ -36,9 +36,9 @@ from mbx.agents.tdmpc.types import (
     ValueScales,
 )
 from mbx.agents.tdmpc.value_targets import plan_weights, value_targets
-from mbx.keys import streams
+from mbx.fast import rng
 from mbx.traced import possible
-from mbx.types import Array, Metrics, Params
+from mbx.types import Array, Metrics, Params, streams
 from mbx.world_model import (
     WorldModel,
     WorldModelConfig,
@@ -102,7 +102,7 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
         return keys[name] if used and world.dropout > 0.0 else None
 
     def normal(name: str, shape: tuple[int, ...]) -> Array:
-        return threefry.normal(keys[name], shape)
+        return rng.normal(keys[name], shape)
 
     def rollouts() -> Array:
         starts = loss.horizon + loss.value_last_state
@@ -446,8 +446,8 @@ def make_optimizers(
     clip = optax.clip_by_global_norm(own.grad_clip_norm)
     rate = own.learning_rate * own.policy_lr_scale
     if own.name == "muon":
-        scale = muon.scale_by_muon(optax.scale_by_adam())
-        policy = muon.scale_by_muon(optax.scale_by_adam(eps=own.policy_adam_eps))
+        scale = optim.scale_by_muon(optax.scale_by_adam())
+        policy = optim.scale_by_muon(optax.scale_by_adam(eps=own.policy_adam_eps))
         model = optax.chain(clip, scale, optax.partition(groups, labels))
         return model, optax.chain(clip, policy, group(rate))
     model = optax.chain(clip, optax.scale_by_adam(), optax.partition(groups, labels))

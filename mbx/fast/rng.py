@@ -98,7 +98,7 @@ def unrolled(key: Array) -> Array:
 
     Examples:
         >>> key = jax.random.key(0)
-        >>> bool(jax.random.uniform(threefry.unrolled(key)) == jax.random.uniform(key))
+        >>> bool(jax.random.uniform(rng.unrolled(key)) == jax.random.uniform(key))
         True
     """
     own = jax.random.key_impl(key) == "threefry2x32" and jax.config.jax_threefry_partitionable
@@ -113,7 +113,7 @@ def normal(key: Array, shape: tuple[int, ...]) -> Array:
     two halves keeps the two apart.
 
     Examples:
-        >>> threefry.normal(jax.random.key(0), (2, 3)).shape
+        >>> rng.normal(jax.random.key(0), (2, 3)).shape
         (2, 3)
     """
     size = math.prod(shape)

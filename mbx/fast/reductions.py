@@ -25,7 +25,7 @@ def sums(x: Array, weights: Array) -> Array:
 
     Examples:
         >>> weights = jnp.array([[1.0, 0.0], [1.0, 10.0]])
-        >>> rows.sums(jnp.array([1.0, 2.0]), weights).tolist()
+        >>> reductions.sums(jnp.array([1.0, 2.0]), weights).tolist()
         [3.0, 20.0]
     """
 
@@ -48,7 +48,7 @@ def total(x: Array) -> Array:
     """Sum over the last axis, which stays: `[..., F]` -> `[..., 1]`.
 
     Examples:
-        >>> rows.total(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
+        >>> reductions.total(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
         [[3.0], [7.0]]
     """
 
@@ -67,7 +67,7 @@ def down(x: Array) -> Array:
     """Sum over all axes but the last: `[..., F]` -> `[F]`.
 
     Examples:
-        >>> rows.down(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
+        >>> reductions.down(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
         [4.0, 6.0]
     """
     lead = tuple(range(x.ndim - 1))
@@ -94,7 +94,7 @@ def mean(x: Array) -> Array:
     """Mean over the last axis, which stays: `[..., F]` -> `[..., 1]`.
 
     Examples:
-        >>> rows.mean(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
+        >>> reductions.mean(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
         [[1.5], [3.5]]
     """
     return total(x) * (1.0 / x.shape[-1])
@@ -105,7 +105,7 @@ def largest(x: Array) -> Array:
     """Maximum over the last axis, which stays: `[..., F]` -> `[..., 1]`; NaN where there is one.
 
     Examples:
-        >>> rows.largest(jnp.array([[1.0, 2.0], [4.0, 3.0]])).tolist()
+        >>> reductions.largest(jnp.array([[1.0, 2.0], [4.0, 3.0]])).tolist()
         [[2.0], [4.0]]
     """
 

@@ -3,7 +3,7 @@
 Reverse mode (`jax.grad`, `jax.vjp`, `jax.jacrev`) takes the derivatives that the layers write out
 for speed. JAX cannot push tangents through those, so forward mode needs the switch:
 
-    with derivatives.forward_mode():
+    with gradients.forward_mode():
         jacobian = jax.jacfwd(lambda z: model.step(params, z, action))(z)
 """
 
@@ -28,7 +28,7 @@ def forward_mode() -> AbstractContextManager[None]:
     function jitted outside is compiled once more inside.
 
     Examples:
-        >>> with derivatives.forward_mode():
+        >>> with gradients.forward_mode():
         ...     slope = jax.jacfwd(networks.mish)(jnp.float32(0.0))
         >>> round(float(slope), 3)
         0.6

@@ -1,7 +1,7 @@
 """Plans made of fewer numbers than steps: control points, smoothing, and both, for any planner.
 
-    basis = sequences.control_points(5, horizon=20, kind="cubic")
-    plan = sequences.over(mppi.plan, basis)(key, score, mean, std, config=config)
+    basis = bases.control_points(5, horizon=20, kind="cubic")
+    plan = bases.over(mppi.plan, basis)(key, score, mean, std, config=config)
 
 A basis is two matrices: from parameters to actions and back. `over` lets a planner search among
 the parameters while the score, the warm start and the result stay sequences of actions.
@@ -50,9 +50,9 @@ def control_points(num: int, *, horizon: int, kind: str = "linear") -> Basis:
         ValueError: another kind, or no such number of points.
 
     Examples:
-        >>> sequences.control_points(2, horizon=3, kind="linear").forward.tolist()
+        >>> bases.control_points(2, horizon=3, kind="linear").forward.tolist()
         [[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]
-        >>> sequences.control_points(2, horizon=4, kind="zero").back.round(2).tolist()
+        >>> bases.control_points(2, horizon=4, kind="zero").back.round(2).tolist()
         [[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]]
     """
     if kind not in KINDS:
@@ -89,7 +89,7 @@ def smoothing(width: ArrayLike, *, horizon: int) -> Basis:
         ValueError: a width below 0.
 
     Examples:
-        >>> sequences.smoothing(0.5, horizon=3).forward.round(2).tolist()
+        >>> bases.smoothing(0.5, horizon=3).forward.round(2).tolist()
         [[0.88, 0.12, 0.0], [0.11, 0.79, 0.11], [0.0, 0.12, 0.88]]
     """
     own: Any = np if isinstance(width, int | float) else jnp  # a traced one stays in the program
@@ -105,8 +105,8 @@ def chain(first: Basis, second: Basis) -> Basis:
     """The sequences of `first`, made into actions by `second`.
 
     Examples:
-        >>> points = sequences.control_points(2, horizon=4, kind="zero")
-        >>> both = sequences.chain(points, sequences.smoothing(1.0, horizon=4))
+        >>> points = bases.control_points(2, horizon=4, kind="zero")
+        >>> both = bases.chain(points, sequences.smoothing(1.0, horizon=4))
         >>> both.forward.shape, both.back.shape
         ((4, 2), (2, 4))
     """
@@ -129,10 +129,10 @@ def over(plan: Any, basis: Basis) -> Any:
         ValueError: when it is called with a mean of another horizon than the basis'.
 
     Examples:
-        >>> basis = sequences.control_points(2, horizon=5, kind="linear")
+        >>> basis = bases.control_points(2, horizon=5, kind="linear")
         >>> score = lambda key, actions: -jnp.square(actions[..., 0] - 0.5).sum(-1)
         >>> mean, config = jnp.zeros((1, 5, 1)), mppi.MPPIConfig(num_samples=32, num_elites=4)
-        >>> plan = lambda key: sequences.over(mppi.plan, basis)(
+        >>> plan = lambda key: bases.over(mppi.plan, basis)(
         ...     key, score, mean, mean + 1.0, config=config
         ... )
         >>> jax.eval_shape(plan, jax.random.key(0)).actions.shape

@@ -1,6 +1,6 @@
 """Muon for the matrices of a network, another optimiser for the rest.
 
-    scale = muon.scale_by_muon(optax.scale_by_adam())
+    scale = optim.scale_by_muon(optax.scale_by_adam())
     optimizer = optax.chain(scale, optax.scale_by_learning_rate(3e-4))
 
 Momentum of a matrix is made nearly orthogonal (Newton-Schulz steps, `optax.contrib.scale_by_muon`)
@@ -29,7 +29,7 @@ def is_matrix(path: tuple[Any, ...], leaf: Array) -> bool:
 
     Examples:
         >>> params = {"kernel": jnp.zeros((3, 2)), "bias": jnp.zeros((1, 2))}
-        >>> jax.tree_util.tree_map_with_path(muon.is_matrix, params)
+        >>> jax.tree_util.tree_map_with_path(optim.is_matrix, params)
         {'bias': False, 'kernel': True}
     """
     return getattr(path[-1], "key", None) == "kernel" and 2 <= leaf.ndim <= 4
@@ -46,7 +46,7 @@ def scale_by_muon(
 
     Examples:
         >>> import optax
-        >>> optimizer = muon.scale_by_muon(optax.identity())
+        >>> optimizer = optim.scale_by_muon(optax.identity())
         >>> grads = {"kernel": jnp.eye(2), "bias": jnp.ones(2)}
         >>> step = lambda grads: optimizer.update(grads, optimizer.init(grads))[0]
         >>> jax.eval_shape(step, grads)["kernel"].shape

@@ -1,6 +1,6 @@
 """The optimisers of evosax as planners, with the signature of `mppi.plan`.
 
-    plan = evolution.planner("CMA_ES")
+    plan = evosax.planner("CMA_ES")
     plan(key, score, mean, std, config=mppi.MPPIConfig(num_samples=32))
 
 Each state has an optimiser of its own, whose solutions are whole action sequences. As planners they
@@ -40,7 +40,7 @@ def planner(name: str) -> Any:
             its own.
 
     Examples:
-        >>> plan = evolution.planner("CMA_ES")  # doctest: +SKIP
+        >>> plan = evosax.planner("CMA_ES")  # doctest: +SKIP
     """
     kind = _algorithm(name)
 
@@ -128,7 +128,7 @@ def holds_population(name: str) -> bool:
     """Whether an algorithm holds a population, and so can begin with one; else a distribution.
 
     Examples:
-        >>> evolution.holds_population("CMA_ES")  # doctest: +SKIP
+        >>> evosax.holds_population("CMA_ES")  # doctest: +SKIP
         False
     """
     return not hasattr(_algorithm(name), "get_mean")

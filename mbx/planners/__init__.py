@@ -4,7 +4,7 @@
     python -m experiments.train --import=my_module --config.planner.name=mine
 
 With mbx come `mppi`, `cem`, `icem`, `predictive`, and the optimisers of evosax as `evosax:CMA_ES`,
-`evosax:SNES`, … (`mbx.evolution`).
+`evosax:SNES`, … (`mbx.planners.evosax`).
 
 A planner of one's own keeps all that stands around it: warm start, the policy's proposals and
 prior, exploration noise, the stored targets and experts, reanalyze.
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from mbx import categorical, cem, evolution, mppi, predictive, sequences
+from mbx import categorical, mppi
 from mbx.mppi import Array, MPPIConfig, Plan, ScoreFn
+from mbx.planners import bases, cem, evosax, predictive
 
 
 class PlanFn(Protocol):
@@ -97,7 +98,7 @@ def plan(
     std: Array,
     *,
     discrete: bool = False,
-    basis: sequences.Basis | None = None,
+    basis: bases.Basis | None = None,
     **given: Any,
 ) -> Plan:
     """`mppi.plan` by the planner of a name, whose result is looked at while it is traced.
@@ -106,7 +107,7 @@ def plan(
         name: of the planner.
         key, score_fn, mean, std, given: as `mppi.plan` takes them.
         discrete: by its function for discrete actions (`mbx.categorical`).
-        basis: what plans are made of (`mbx.sequences`); None: of one action a step.
+        basis: what plans are made of (`mbx.planners.bases`); None: of one action a step.
 
     Raises:
         ValueError: for an unknown name, for one that has no such function, and where it returned no
@@ -130,7 +131,7 @@ def plan(
             "register yours with discrete="
         )
     if basis is not None:
-        search = sequences.over(search, basis)
+        search = bases.over(search, basis)
     made = search(key, score_fn, mean, std, **given)
     if not isinstance(made, Plan):
         raise ValueError(f"planner {name!r} returned a {type(made).__name__}, wanted an mppi.Plan")
@@ -163,7 +164,7 @@ def find(name: str) -> Planner:
     """
     if name.startswith(_EVOSAX):
         own = name.removeprefix(_EVOSAX)
-        return Planner(evolution.planner(own), begins=evolution.holds_population(own))
+        return Planner(evosax.planner(own), begins=evosax.holds_population(own))
     if name not in _KNOWN:
         known = (*_KNOWN, f"{_EVOSAX}ALGORITHM")
         raise ValueError(
