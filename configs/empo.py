@@ -11,7 +11,7 @@ Steps are environment steps summed over environments; curriculum durations are l
 
 from ml_collections import config_dict
 
-from mbx.agents.empo.settings import Settings
+from mbx.empo.agent.settings import Settings
 from mbx.settings import to_dict
 
 

@@ -4,7 +4,7 @@
     python -m experiments.empo_layouts --workdir=runs/layouts      # what humans reach beside it
 
 512 generated maps of 7x7 to train on, 16 others to evaluate on: a human, a robot, a rock in the
-gap between two rooms, doors (`mbx.envs.empo.multigrid.generate`). Only what differs from
+gap between two rooms, doors (`mbx.empo.multigrid.generate`). Only what differs from
 configs/empo.py is set here.
 """
 

@@ -25,7 +25,13 @@ from mbx.training.build import settings_class
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Parts of the package in the order of the reference; "" is what lies directly in mbx.
-PARTS = {"Kit": "", "Agents": "agents", "Environments": "envs", "Training": "training"}
+PARTS = {
+    "Kit": "",
+    "Agents": "agents",
+    "Environments": "envs",
+    "EMPO": "empo",
+    "Training": "training",
+}
 # Pages that do not lie in docs/.
 BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/fixtures/README.md")
 _TABLE = ("| setting | default | what it does |", "|---|---|---|")

@@ -12,11 +12,11 @@ from __future__ import annotations
 import jax
 
 from configs import empo
-from mbx.agents.empo import resolve
-from mbx.agents.empo.evaluation import exact_policy, goal_reaching, random_policy
-from mbx.agents.empo.game import Game
-from mbx.agents.empo.robots import learned_policy
-from mbx.envs.empo import multigrid, register_world
+from mbx.empo import multigrid, register_world
+from mbx.empo.agent import resolve
+from mbx.empo.agent.evaluation import exact_policy, goal_reaching, random_policy
+from mbx.empo.agent.game import Game
+from mbx.empo.agent.robots import learned_policy
 from mbx.power import PowerParams
 from mbx.training import environments, run
 

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import envs, presets, successors
-from mbx.agents.empo import make_agent
-from mbx.agents.empo.settings import Settings
-from mbx.envs import empo as empo_envs
-from mbx.envs.empo import multigrid
+from mbx.empo import multigrid
+from mbx.empo import suite as empo_envs
+from mbx.empo.agent import make_agent
+from mbx.empo.agent.settings import Settings
 from mbx.power import World, joint_index, profiles
 from mbx.settings import from_dict
 from mbx.training import loop

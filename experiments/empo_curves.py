@@ -16,10 +16,10 @@ import jax
 from absl import app, flags, logging
 
 from mbx import envs
-from mbx.agents.empo import Problem, make_agent, resolve
-from mbx.agents.empo import evaluation as empo_evaluation
-from mbx.agents.empo.settings import Settings
-from mbx.envs import empo as empo_envs
+from mbx.empo import suite as empo_envs
+from mbx.empo.agent import Problem, make_agent, resolve
+from mbx.empo.agent import evaluation as empo_evaluation
+from mbx.empo.agent.settings import Settings
 from mbx.settings import from_dict
 from mbx.training import loop, memory
 from mbx.training.state import Schedule, init_state

@@ -22,10 +22,10 @@ import jax
 import numpy as np
 from absl import app, flags, logging
 
-from mbx.agents.empo import evaluation as empo_evaluation
-from mbx.agents.empo import resolve
-from mbx.agents.empo.types import Problem
-from mbx.envs.empo.multigrid.many import Choice, choose
+from mbx.empo.agent import evaluation as empo_evaluation
+from mbx.empo.agent import resolve
+from mbx.empo.agent.types import Problem
+from mbx.empo.multigrid.many import Choice, choose
 from mbx.training import environments, run
 
 from .map_by_map import Sizes, known_by_map, reached_by_map, row

@@ -20,10 +20,10 @@ import numpy as np
 from absl import app, flags, logging
 
 from mbx import envs
-from mbx.agents.empo import evaluation as empo_evaluation
-from mbx.agents.empo import make_agent, resolve
-from mbx.agents.empo.settings import Settings
-from mbx.envs.empo import TIME_LIMIT
+from mbx.empo import TIME_LIMIT
+from mbx.empo.agent import evaluation as empo_evaluation
+from mbx.empo.agent import make_agent, resolve
+from mbx.empo.agent.settings import Settings
 from mbx.settings import from_dict
 from mbx.training import loop, memory
 from mbx.training.state import Schedule, init_state

@@ -6,7 +6,7 @@
 
 Every human keeps one goal through an episode and acts by its prior. Where the world is small enough
 to be solved there are also the exact robot, a helper that knows what humans want and one that
-infers it (`mbx.agents.empo.robots`), and of a run the learner's errors.
+infers it (`mbx.empo.agent.robots`), and of a run the learner's errors.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import jax
 import numpy as np
 from absl import app, flags, logging
 
-from mbx.agents.empo import evaluation as empo_evaluation
-from mbx.agents.empo import resolve, robots
-from mbx.envs.empo import TIME_LIMIT, named_world
+from mbx.empo import TIME_LIMIT, named_world
+from mbx.empo.agent import evaluation as empo_evaluation
+from mbx.empo.agent import resolve, robots
+from mbx.empo.power.named import NamedWorld
 from mbx.power import PowerParams
-from mbx.power.named import NamedWorld
 from mbx.training import environments, run
 
 from .results import write_rows

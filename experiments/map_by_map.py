@@ -18,15 +18,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx.agents.empo import evaluation as empo_evaluation
-from mbx.agents.empo.robots import assisting
-from mbx.envs.empo.multigrid import make_grid
-from mbx.envs.empo.multigrid.export import export
-from mbx.envs.empo.multigrid.family import Family, Situation
-from mbx.envs.empo.multigrid.layout import Layout
-from mbx.envs.empo.multigrid.state import pack, unpack
+from mbx.empo.agent import evaluation as empo_evaluation
+from mbx.empo.agent.robots import assisting
+from mbx.empo.multigrid import make_grid
+from mbx.empo.multigrid.export import export
+from mbx.empo.multigrid.family import Family, Situation
+from mbx.empo.multigrid.layout import Layout
+from mbx.empo.multigrid.state import pack, unpack
+from mbx.empo.power.worlds import dense_successors
 from mbx.power import Assistance, PowerParams, World, profiles, solve, solve_assistance
-from mbx.power.worlds import dense_successors
 
 from .results import read_rows, write_rows
 

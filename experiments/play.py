@@ -38,10 +38,10 @@ TRUST = flags.DEFINE_bool("trust", False, "Run the environment's file of somebod
 
 def make(workdir: str | None, world: str | None) -> tuple[Any, Callable | None]:
     """(game, values) as the flags say. Raises ValueError for what they cannot mean."""
-    from mbx.agents import empo
-    from mbx.agents.empo.game import Game
-    from mbx.agents.empo.robots import make_robot
-    from mbx.envs.empo import named_world
+    from mbx.empo import agent as empo
+    from mbx.empo import named_world
+    from mbx.empo.agent.game import Game
+    from mbx.empo.agent.robots import make_robot
     from mbx.power import PowerParams
     from mbx.training import environments, run
 
@@ -72,7 +72,7 @@ def make(workdir: str | None, world: str | None) -> tuple[Any, Callable | None]:
 
 
 def main(arguments: list[str]) -> None:
-    from mbx.agents.empo.playing import pressed, session
+    from mbx.empo.agent.playing import pressed, session
     from mbx.training import run
 
     logging.set_verbosity(logging.WARNING)

@@ -9,7 +9,10 @@ here is imported when it is first used.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+import importlib.abc
+import importlib.machinery
+import sys
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mbx import agents as agents
@@ -55,8 +58,10 @@ _MODULES = (
     "types",
     "world_model",
 )
-# Former places of modules, by the name that scripts import them by: `from mbx import presets`.
+# Former places of modules below mbx, and where they are: `import mbx.envs.empo.multigrid` works.
 _FORMER: dict[str, str] = {
+    "agents.empo": "mbx.empo.agent",
+    "envs.empo": "mbx.empo",
     "cem": "mbx.planners.cem",
     "derivatives": "mbx.fast.gradients",
     "evolution": "mbx.planners.evosax",
@@ -84,3 +89,25 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _Former(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules, and what lies in them, by the names in `_FORMER`."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        for former, now in _FORMER.items():
+            if f"{name}.".startswith(f"mbx.{former}."):
+                origin = now + name[len(f"mbx.{former}") :]
+                return importlib.machinery.ModuleSpec(name, self, origin=origin)
+        return None
+
+    def create_module(self, spec: Any) -> Any:
+        module = importlib.import_module(spec.origin)
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__ = module.__spec__.loader_state  # where the import system put the alias's
+
+
+sys.meta_path.insert(0, _Former())  # before paths, by which parts of a package would load twice

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Ground first. A module may import from lower floors, and a package from itself. Training knows
 # environments and they do not know it, so it has a floor of its own.
 FLOORS = (
-    ("exchange", "traced", "types"),
+    ("empo", "exchange", "traced", "types"),
     ("fast",),
     (
         "settings",
@@ -28,15 +28,18 @@ FLOORS = (
     ),
     ("optim", "pictures", "returns", "mppi", "successors", "world_model_config"),
     ("replay", "categorical", "heads"),
-    ("world_model", "power", "planners"),
-    ("agents",),
+    ("world_model", "empo.power", "planners"),
+    ("power", "agents"),
+    ("empo.agent",),
     ("rssm", "envs"),
+    ("empo.multigrid",),
+    ("empo.suite",),
     ("training",),
     ("presets",),
     ("api", "cli"),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
-AGENTS = FLOOR_OF["agents"]
+AGENTS = FLOOR_OF["empo.agent"]  # agents and what they are made of
 
 # Command lines, configuration files, loggers and simulators.
 ABOVE = frozenset(
@@ -56,8 +59,12 @@ def source_modules() -> dict[str, str]:
 
 
 def room(module: str) -> str:
-    """The part of mbx that has a floor: mbx.agents.base -> agents; '' for mbx itself."""
-    return (module.split(".") + [""])[1].replace("__init__", "")
+    """The part of mbx that has a floor: mbx.agents.base -> agents; '' for mbx itself.
+
+    EMPO's folder reaches over several floors, so its parts have one each.
+    """
+    parts = [part for part in module.split(".")[1:] if part != "__init__"]
+    return ".".join(parts[: 2 if parts[:1] == ["empo"] else 1])
 
 
 def imported(module: str, source: str) -> set[str]:

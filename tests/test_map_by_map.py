@@ -12,11 +12,11 @@ import pytest
 from experiments import map_by_map
 from experiments.map_by_map import Sizes, in_words, known_by_map, reached_by_map, row
 from experiments.results import read_rows, write_rows
-from mbx.envs.empo import multigrid as mg
-from mbx.envs.empo.multigrid.export import TooManyStates
-from mbx.envs.empo.multigrid.family import family_world, make_family
+from mbx.empo import multigrid as mg
+from mbx.empo.multigrid.export import TooManyStates
+from mbx.empo.multigrid.family import family_world, make_family
+from mbx.empo.power.worlds import dense_successors
 from mbx.power import HumanModel, PowerParams, World, solve_assistance
-from mbx.power.worlds import dense_successors
 
 # A rock before the human, which only the robot can push away; no rock, the robot itself in the way.
 MAPS = ("######\n##.###\n#>o..#\n##4###\n######", "######\n##.###\n#>2.##\n######\n######")

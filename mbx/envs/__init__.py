@@ -71,7 +71,7 @@ _SUITES: dict[str, str | Suite | Factory] = {
     "gym": "mbx.envs.gymnasium",
     "jax": "mbx.envs.jax_own",
     "dmc": "mbx.envs.dmc",
-    "empo": "mbx.envs.empo",
+    "empo": "mbx.empo.suite",
     "multi": "mbx.envs.multi",
 }
 _RENDERERS: dict[str, Callable[[str], Renderer]] = {}

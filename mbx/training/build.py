@@ -1,6 +1,6 @@
 """Agents by name: from a configuration to its settings, and from them to the agent.
 
-An agent is a package `mbx.agents.NAME` with `make_agent(settings, spec)` and, in its module
+An agent is a package (of `PACKAGES`) with `make_agent(settings, spec)` and, in its module
 `settings`, the class `Settings`. `register` adds one's own (examples/own_agent.py). Nothing here
 loads JAX before an agent is made.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Config = RunSettings | Mapping[str, Any]
 MakeAgent = Callable[[Any, "EnvSpec"], "Agent"]
 
-_PACKAGES = {name: f"mbx.agents.{name}" for name in ("tdmpc", "dreamer", "empo")}
+PACKAGES = {"tdmpc": "mbx.agents.tdmpc", "dreamer": "mbx.agents.dreamer", "empo": "mbx.empo.agent"}
 _REGISTERED: dict[str, tuple[type[RunSettings], MakeAgent]] = {}
 
 
@@ -44,12 +44,12 @@ def settings_class(name: str) -> type[RunSettings]:
     """
     if name in _REGISTERED:
         return _REGISTERED[name][0]
-    if name not in _PACKAGES:
+    if name not in PACKAGES:
         raise ValueError(
-            f"config.agent={name!r}: choose one of {(*_PACKAGES, *_REGISTERED)}, or register your "
+            f"config.agent={name!r}: choose one of {(*PACKAGES, *_REGISTERED)}, or register your "
             "own before"
         )
-    return importlib.import_module(f"{_PACKAGES[name]}.settings").Settings
+    return importlib.import_module(f"{PACKAGES[name]}.settings").Settings
 
 
 def read(config: Config) -> RunSettings:
@@ -86,5 +86,5 @@ def build_agent(config: Config, spec: EnvSpec) -> Agent:
     if settings.agent in _REGISTERED:
         make_agent = _REGISTERED[settings.agent][1]
     else:
-        make_agent = importlib.import_module(_PACKAGES[settings.agent]).make_agent
+        make_agent = importlib.import_module(PACKAGES[settings.agent]).make_agent
     return checked(make_agent(settings, spec), settings.agent, spec)

@@ -57,7 +57,7 @@ def kept(settings: RunSettings, log_dir: str) -> RunSettings:
 
 
 def _say_what_a_map_reads(path: str) -> None:
-    from mbx.envs.empo.multigrid import load_world
+    from mbx.empo.multigrid import load_world
 
     humans = load_world(path)[2]
     if humans is not None and humans.file:

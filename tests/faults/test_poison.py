@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from mbx import envs, power, replay
-from mbx.agents.empo import learners, make_agent, targets
-from mbx.envs import empo
-from mbx.power.named import NamedWorld
+from mbx.empo import suite as empo
+from mbx.empo.agent import learners, make_agent, targets
+from mbx.empo.power.named import NamedWorld
 from mbx.training import build
 from mbx.training.environments import make_environment
-from tests.agents.empo_helpers import AT_ONCE, TABLES, environment_of, load, problem_of, settings_of
+from tests.empo.helpers import AT_ONCE, TABLES, environment_of, load, problem_of, settings_of
 from tests.helpers import tiny_config
 
 NUM_ENVS, ROWS, BREAK = 2, 12, 5  # the step from row BREAK - 1 to row BREAK was a fault

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from mbx import envs
-from mbx.agents.empo import settings as empo
 from mbx.agents.settings import RunSettings
-from mbx.envs.empo.multigrid.layout import load_map
+from mbx.empo.agent import settings as empo
+from mbx.empo.multigrid.layout import load_map
 from mbx.settings import to_dict
 from mbx.training import build, datasets, inputs, record, run, rundir, transfer
 from mbx.training.checkpoint import Checkpointer, load_config, load_settings
@@ -117,7 +117,7 @@ def example(tmp_path_factory) -> pathlib.Path:
     """A run directory with one file of every kind."""
     workdir = tmp_path_factory.mktemp("example")
     run.train(small_config(train=dict(steps=40), replay=dict(save=True)), str(workdir))
-    maps = importlib.resources.files("mbx.envs.empo.multigrid") / "maps"
+    maps = importlib.resources.files("mbx.empo.multigrid") / "maps"
     known = sorted(path.name for path in maps.iterdir() if path.name.endswith(".yaml"))
     (workdir / "mine.yaml").write_bytes((maps / known[0]).read_bytes())
     return workdir

@@ -12,8 +12,8 @@ import mbx
 from mbx import distributions, envs, heads, mppi, planners, power, replay, returns, successors
 from mbx.agents.base import Agent, Diagnostics, Mean, Store
 from mbx.agents.settings import RunSettings
+from mbx.empo.multigrid import packed
 from mbx.envs.base import RawEnvironment, Timestep
-from mbx.envs.empo.multigrid import packed
 from mbx.fast import gradients
 from mbx.power import curriculum
 from mbx.training import build, run
@@ -73,7 +73,7 @@ def of_power(world: power.TabularWorld, x: jax.Array) -> jax.Array:
 
 
 def of_packed(grid: jax.Array, layout: Any, state: Any) -> jax.Array:
-    """mbx.envs.empo.multigrid.packed."""
+    """mbx.empo.multigrid.packed."""
     packed.check_fields(packed.grid_fields(layout, state))
     fields = packed.decode(grid)
     packed.check_fields(fields)

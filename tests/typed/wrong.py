@@ -6,8 +6,8 @@ import jax
 import mbx
 from mbx import distributions, envs, heads, mppi, planners, power, replay, returns, successors
 from mbx.agents.base import Agent, Diagnostics
+from mbx.empo.multigrid import packed
 from mbx.envs.base import RawEnvironment, Timestep
-from mbx.envs.empo.multigrid import packed
 from mbx.training import build, run
 
 x = jax.random.key(0)

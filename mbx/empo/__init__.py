@@ -1,0 +1,20 @@
+"""EMPO: robots that softly maximise the power of the humans around them, whole in one folder.
+
+power        equations, exact solver, what a world is (public as `mbx.power`)
+agent        the learner: agent `empo`
+multigrid    grid worlds whose successors can be listed
+suite        worlds as environments: suite `empo:`
+worlds       two worlds of the reference as data
+"""
+
+import importlib
+from typing import Any
+
+_SUITE = ("TIME_LIMIT", "make", "make_renderer", "named_world", "register_world", "solved_world")
+
+
+def __getattr__(name: str) -> Any:
+    """The public names of `suite`, loaded on first use: `mbx.empo.agent.settings` needs no JAX."""
+    if name not in _SUITE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.suite"), name)

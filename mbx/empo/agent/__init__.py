@@ -1,0 +1,35 @@
+"""EMPO phase 2: a robot policy that softly maximises the power of the humans around it.
+
+    settings      every setting, its default, its range
+    agent         acts and learns: `make_agent(settings, spec)`
+    models        networks or tables for V_h^e, X_h, Q_r
+    targets       successors of a batch of states, and what is learned from them
+    learners      a step of the networks, or of the tables
+    robots        the learned one, and those to compare it with
+    evaluation    errors against the exact solution, what humans reach
+    game          a world in which somebody plays one of the humans
+    diagnostics   numbers, episodes and maps beside the log
+    idle          settings that a world leaves without effect
+
+The theory is in `mbx.power`; where the algorithm comes from is in docs/sources.md#empo.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mbx.empo.agent.agent import make_agent, resolve
+    from mbx.empo.agent.types import Problem, TrainState
+
+__all__ = ["Problem", "TrainState", "make_agent", "resolve"]
+
+_HOMES = {"make_agent": "agent", "Problem": "types", "TrainState": "types", "resolve": "agent"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used: `mbx.empo.agent.settings` loads no JAX."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,181 @@
+"""How well EMPO's robot does: against the exact solution, and in what humans reach beside it.
+
+exact_errors         V_h^e and pi_r against `solve`, at given states of a listed world
+play, goal_reaching  what humans reach beside a robot, see `mbx.empo.agent.robots`
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mbx import replay
+from mbx.empo.agent.acting import policy_of
+from mbx.empo.agent.robots import (
+    Policy,
+    Robot,
+    as_robot,
+    exact_policy,
+    frozen_policy,
+    learned_policy,
+    random_policy,
+)
+from mbx.empo.agent.types import Problem, TrainState
+from mbx.empo.power import Solution
+from mbx.empo.power.codec import make_codec
+from mbx.empo.power.worlds import World, draw_actions, draw_goals
+from mbx.types import Array
+
+__all__ = [
+    "Episodes",
+    "exact_errors",
+    "exact_policy",
+    "frozen_policy",
+    "goal_reaching",
+    "learned_policy",
+    "play",
+    "random_policy",
+    "summarise",
+    "visited_states",
+]
+
+
+def visited_states(world: World, buffer: replay.ReplayState) -> np.ndarray:
+    """Numbers of the non-terminal states that the replay holds, each once."""
+    held = np.arange(buffer.data["is_last"].shape[1])[None] < np.asarray(buffer.size)[:, None]
+    held = held & ~np.asarray(buffer.data["is_last"])
+    codec = make_codec(world)
+    obs = jnp.asarray(np.asarray(buffer.data["obs"])[held])
+    index = jax.jit(jax.vmap(lambda o: world.index(codec.unpack(o)[0])))(obs)
+    return np.unique(np.asarray(index))
+
+
+def exact_errors(
+    problem: Problem, solution: Solution, train: TrainState, states: Array
+) -> dict[str, float]:
+    """Mean absolute errors at the given non-terminal states of a `tabular_world`.
+
+    V_h^e: over all pairs, those whose goal is achieved in the state, those that are not but have an
+    exact value above 0.001, and the rest. pi_r: mean absolute error and total variation. Only goals
+    of positive weight count.
+    """
+    model, world = problem.model, problem.world
+    states = jnp.asarray(states, jnp.int32)
+    latents = model.trunk(train.params, model.encode(states))
+    v = np.clip(np.asarray(model.v_h_e(train.params, latents)), 0.0, 1.0)
+    pi = np.asarray(policy_of(problem, train, states))
+    exact_v = np.moveaxis(np.asarray(solution.V_h_e)[:, :, states], -1, 0)
+    exact_pi = np.asarray(solution.pi_r)[states]
+    achieved = np.asarray(jax.vmap(world.achieved)(states))
+    present = np.broadcast_to(np.asarray(world.goal_weight) > 0, v.shape)
+    positive = present & ~achieved & (exact_v > 1e-3)
+    groups = {
+        "v_h_e": present,
+        "v_h_e_achieved": present & achieved,
+        "v_h_e_positive": positive,
+        "v_h_e_rest": present & ~achieved & ~positive,
+    }
+    error = np.abs(v - exact_v)
+    result = {name: float(error[group].mean()) for name, group in groups.items() if group.any()}
+    result["pi_r"] = float(np.abs(pi - exact_pi).mean())
+    result["pi_r_tv"] = float(0.5 * np.abs(pi - exact_pi).sum(axis=-1).mean())
+    return result
+
+
+class Episodes(NamedTuple):
+    """Episodes `[E]` in which every human keeps one goal.
+
+    goals `[E, H]`. reached `[E, H]` bool, at some step after the first state. value `[E, H]`,
+    gamma^(steps - 1) where reached, else 0: what V_h^e is. states `[E, length + 1, ...]`; over
+    `[E, length + 1]` bool: the episode had ended before, the state is its last.
+    """
+
+    goals: Array
+    reached: Array
+    value: Array
+    states: Any
+    over: Array
+
+
+def play(
+    world: World,
+    policy: Policy | Robot,
+    key: Array,
+    *,
+    episodes: int,
+    length: int,
+    gamma: float = 0.99,
+) -> Episodes:
+    """Episodes beside a robot: goals drawn by the goal weights, humans acting by their prior."""
+    base = world.num_actions ** jnp.arange(world.num_robots)
+    robot = as_robot(policy)
+
+    def step(carry: tuple, key: Array) -> tuple[tuple, tuple]:
+        state, memory, goals, reached, value, discount, over = carry
+        human_key, robot_key, chance_key = jax.random.split(key, 3)
+        humans = draw_actions(world, state, goals, human_key)
+        chosen = robot.act(memory, state, robot_key)
+        robots = (chosen // base % world.num_actions).astype(jnp.int32)
+        following, prob, _ = world.successors(state, jnp.concatenate([humans, robots]))
+        chosen = jax.random.categorical(chance_key, jnp.log(prob))
+        following = jax.tree.map(lambda x: x[chosen], following)
+        memory = robot.observe(memory, state, humans, following)
+        state = jax.tree.map(lambda old, new: jnp.where(over, old, new), state, following)
+        there = jnp.take_along_axis(world.achieved(state), goals[:, None], axis=1)[:, 0] & ~over
+        value = jnp.where(there & ~reached, discount, value)
+        seen = state, over
+        over = over | world.terminal(state)
+        return (state, memory, goals, reached | there, value, gamma * discount, over), seen
+
+    def episode(key: Array) -> Episodes:
+        world_key, goal_key, step_key = jax.random.split(key, 3)
+        state, goals = world.init(world_key), draw_goals(world, goal_key)
+        none = jnp.zeros(world.num_humans, bool)
+        value, over = jnp.zeros(world.num_humans), jnp.bool_(False)
+        start = (state, robot.begin(goals), goals, none, value, jnp.float32(1), over)
+        carry, (states, over) = jax.lax.scan(step, start, jax.random.split(step_key, length))
+        states = jax.tree.map(lambda x, xs: jnp.concatenate([x[None], xs]), state, states)
+        over = jnp.concatenate([jnp.zeros(1, bool), over])
+        return Episodes(goals, carry[3], carry[4], states, over)
+
+    return jax.vmap(episode)(jax.random.split(key, episodes))
+
+
+def goal_reaching(
+    world: World,
+    policy: Policy | Robot,
+    key: Array,
+    *,
+    episodes: int,
+    length: int,
+    gamma: float = 0.99,
+) -> dict[str, float]:
+    """What humans reach beside a robot, see `play`.
+
+    Returns `reached`, the share of (episode, human) pairs whose goal holds at some step after the
+    first state; `discounted`, the mean of `Episodes.value`; `all_reached`, the share of episodes in
+    which every human got there; and standard errors over episodes.
+    """
+
+    @jax.jit
+    def compute(key: Array) -> tuple[Array, Array]:
+        played = play(world, policy, key, episodes=episodes, length=length, gamma=gamma)
+        return played.reached, played.value
+
+    return summarise(*compute(key))
+
+
+def summarise(reached: Array, value: Array) -> dict[str, float]:
+    """The numbers of `goal_reaching` from `[E, H]` each."""
+    reached, value = np.asarray(reached, np.float64), np.asarray(value, np.float64)
+    each, root = (reached.mean(axis=1), value.mean(axis=1)), np.sqrt(len(reached))
+    return {
+        "reached": float(each[0].mean()),
+        "reached_error": float(each[0].std() / root),
+        "discounted": float(each[1].mean()),
+        "discounted_error": float(each[1].std() / root),
+        "all_reached": float(reached.min(axis=1).mean()),
+    }

@@ -1,0 +1,154 @@
+"""A world in which somebody plays one of the humans: the robots and the other humans move as ever.
+
+    game = Game(world, robot, jax.random.key(0), human=0)
+    print(game.text())
+    turn = game.step("forward")        # turn.robots: what the robots did meanwhile
+
+`python -m experiments.play RUN` is a terminal for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mbx.empo.agent.robots import Policy, Robot, as_robot
+from mbx.empo.power.worlds import Views, World, draw_actions, draw_goals
+from mbx.types import Array
+
+
+class Turn(NamedTuple):
+    """What happened in a step.
+
+    Attributes:
+        humans: names of the actions of all humans, the player's among them.
+        robots: of the robots.
+        reached: whether the player arrived at the goal, in this step.
+    """
+
+    humans: tuple[str, ...]
+    robots: tuple[str, ...]
+    reached: bool
+
+
+class Game:
+    """A world, its robots, and a human whose actions are given.
+
+    A player that arrives takes another goal, by the goals' weights, until the world ends; robots
+    that know the goals are told, robots that infer them start again.
+
+    Args:
+        world: one that can be shown as text.
+        robot: the robots' policy.
+        key: of chance.
+        human: which human is played, from 0.
+        goal: the first goal, from 0; None: drawn, as the others' are.
+
+    Raises:
+        ValueError: for a world without text, a human or a goal that there is not.
+
+    Attributes:
+        state: of the world.
+        goals: `[H]`, what the humans want.
+        steps, arrivals: how many there have been.
+        over: the world has ended.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        robot: Policy | Robot,
+        key: Array,
+        *,
+        human: int = 0,
+        goal: int | None = None,
+    ) -> None:
+        if world.views is None or world.views.text is None:
+            raise ValueError("this world cannot be shown as text: play on a map, multigrid/NAME")
+        if not 0 <= human < world.num_humans:
+            raise ValueError(f"human={human + 1}: the world has humans 1 to {world.num_humans}")
+        if goal is not None and not (
+            0 <= goal < world.num_goals and world.goal_weight[human, goal] > 0
+        ):
+            raise ValueError(f"goal={goal + 1}: the world has goals 1 to {world.num_goals}")
+        self.world, self.human, self._views = world, human, world.views
+        self._robot = as_robot(robot)
+        self._move = jax.jit(self._moved)
+        start_key, goal_key, self._key = jax.random.split(key, 3)
+        self.state = world.init(start_key)
+        self.goals = draw_goals(world, goal_key)
+        if goal is not None:
+            self.goals = self.goals.at[human].set(goal)
+        self._memory = self._robot.begin(self.goals)
+        self.steps = self.arrivals = 0
+        self.over = bool(world.terminal(self.state))
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """What the player can do."""
+        return self._views.actions
+
+    @property
+    def goal(self) -> int:
+        """What the player is after, from 0."""
+        return int(self.goals[self.human])
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The player's cell, column and row from 0."""
+        x, y = np.asarray(self._views.positions(self.state))[self.human]
+        return int(x), int(y)
+
+    def text(self) -> str:
+        """The map as it is now, the player's goal marked where cells are empty."""
+        shown = [self.goal if h == self.human else -1 for h in range(self.world.num_humans)]
+        assert self._views.text is not None
+        return self._views.text(self.state, shown)
+
+    def step(self, action: str) -> Turn:
+        """One step of everybody, the player's as given.
+
+        Raises:
+            ValueError: for an action that there is not, and after the end.
+        """
+        if action not in self.actions:
+            raise ValueError(f"action={action!r}: choose one of {self.actions}")
+        if self.over:
+            raise ValueError("the world has ended: make another game")
+        move_key, goal_key, self._key = jax.random.split(self._key, 3)
+        number = jnp.int32(self.actions.index(action))
+        self.state, self._memory, humans, robots, reached, over = self._move(
+            self.state, self._memory, self.goals, number, move_key
+        )
+        self.steps, self.over = self.steps + 1, bool(over)
+        arrived = bool(reached[self.human])
+        if bool(jnp.any(reached)):
+            self.arrivals += arrived
+            self.goals = jnp.where(reached, draw_goals(self.world, goal_key), self.goals)
+            self._memory = self._robot.begin(self.goals)
+        names = [tuple(self.actions[int(a)] for a in each) for each in (humans, robots)]
+        return Turn(*names, reached=arrived)
+
+    def _moved(self, state: Any, memory: Any, goals: Array, action: Array, key: Array) -> tuple:
+        world = self.world
+        human_key, robot_key, chance_key = jax.random.split(key, 3)
+        humans = draw_actions(world, state, goals, human_key).at[self.human].set(action)
+        base = world.num_actions ** jnp.arange(world.num_robots)
+        robots = self._robot.act(memory, state, robot_key) // base % world.num_actions
+        robots = robots.astype(jnp.int32)
+        following, prob, _ = world.successors(state, jnp.concatenate([humans, robots]))
+        chosen = jax.random.categorical(chance_key, jnp.log(prob))
+        after = jax.tree.map(lambda x: x[chosen], following)
+        memory = self._robot.observe(memory, state, humans, after)
+        reached = jnp.take_along_axis(world.achieved(after), goals[:, None], axis=1)[:, 0]
+        return after, memory, humans, robots, reached, world.terminal(after)
+
+
+def look(views: Views, text: str, position: tuple[int, int]) -> str:
+    """The text with the cell at `position` in reverse video, for terminals."""
+    columns, _ = views.size
+    at = position[1] * (columns + 1) + position[0]
+    return f"{text[:at]}\x1b[7m{text[at]}\x1b[0m{text[at + 1 :]}"

@@ -1,0 +1,406 @@
+"""What EMPO's agent learns with: networks or lookup tables, one interface.
+
+A `Model` reads a state as a code (`encode`: features, or the state's number), and gives Q_r, V_h^e
+for every human and goal at once, and X_h. Networks: one state encoder, trained through V_h^e; the
+heads of Q_r and X_h see its output without a gradient into it, and the features themselves; or Q_r
+has an encoder of its own, and its head sees that one's output. V_h^e is a product of a state vector
+and a goal vector, so that all goals of a state cost one encoding.
+Tables are arrays with one row a state. Axes: N states, H humans, G goals, R joint robot actions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mbx import networks
+from mbx.empo import power
+from mbx.empo.power.worlds import World
+from mbx.networks import MLP
+from mbx.types import Array, Params
+
+# What a network cannot tell from 0: actions with -Q_r below twice this count as equally good. Only
+# those all of whose successors are terminal, worth nearly 0 to the robot, lie there.
+Q_FLOOR = 1e-3
+
+
+class Model(NamedTuple):
+    """Functions of parameters and codes of N states.
+
+    Attributes:
+        init: key -> params, a dict of "v_h_e", "q_r" and perhaps "x_h", "u_r", "v_r".
+        encode: states `[N, ...]` -> codes.
+        trunk: (params, codes) -> latents that the heads read; evaluated once a state.
+        q_r: (params, latents) -> `[N, R]`, below 0.
+        v_h_e: (params, latents) -> `[N, H, G]`, unclamped.
+        x_h: (params, latents) -> `[N, H]`; None where X_h is the sum over goals.
+        y: (params, latents) -> `[N]`, at least 1, what U_r = -y^eta is made of; None where that is
+            by eq. (8).
+        v_r: (params, latents) -> `[N]`, below 0; None where V_r is by eq. (9).
+        dropping: key -> the model with dropout, for losses; None where there is none.
+    """
+
+    init: Callable[[Array], Params]
+    encode: Callable[[Any], Array]
+    trunk: Callable[[Params, Array], Any]
+    q_r: Callable[[Params, Any], Array]
+    v_h_e: Callable[[Params, Any], Array]
+    x_h: Callable[[Params, Any], Array] | None
+    y: Callable[[Params, Any], Array] | None = None
+    v_r: Callable[[Params, Any], Array] | None = None
+    dropping: Callable[[Array], Model] | None = None
+
+
+def q_from_raw(raw: Array, head: str, eta: float, xi: float) -> Array:
+    """The output of Q_r's last layer as a value below 0.
+
+    Args:
+        raw: `[..., R]`; for "dueling" `[..., 1 + R]`, a level and an advantage a joint action.
+        head: "exp" -exp(raw); "dueling" -exp(level + advantage - its mean), as the level is much
+            the larger part and changes with every update; "softplus" -softplus(raw); "z"
+            -sigmoid(raw)^(-eta xi), at most -1. All but the last end at -2 Q_FLOOR, with the
+            gradient going through.
+        eta: of eq. (8).
+        xi: of eq. (8).
+    """
+    if head == "dueling":
+        level, advantage = raw[..., :1], raw[..., 1:]
+        raw, head = level + advantage - jnp.mean(advantage, axis=-1, keepdims=True), "exp"
+    if head == "z":
+        return power.z_to_q(jax.nn.sigmoid(raw), eta, xi)
+    if head not in ("exp", "softplus"):
+        raise ValueError(f"model.q_head={head!r}: choose exp, dueling, softplus or z")
+    size = jnp.exp(jnp.minimum(raw, 30.0)) if head == "exp" else jax.nn.softplus(raw)
+    size = size + Q_FLOOR
+    return -(size + jax.lax.stop_gradient(jnp.maximum(size, 2.0 * Q_FLOOR) - size))
+
+
+class GridEncoder(nn.Module):
+    """Features `[N, D]` that begin with a picture -> `[N, features]`, in (-1, 1).
+
+    A convolution 3x3 and `depth` residual ones of width `width` over the picture; then a layer each
+    of `hidden` and of `features` over all its cells and the rest of the features.
+    """
+
+    picture: tuple[int, int, int]
+    width: int
+    depth: int
+    hidden: int
+    features: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        channels, rows, columns = self.picture
+        size = channels * rows * columns
+        picture = x[:, :size].reshape(-1, channels, rows, columns).transpose(0, 2, 3, 1)
+
+        def layer(inputs: Array, name: str) -> Array:
+            scale = nn.initializers.variance_scaling(2.0, "fan_in", "truncated_normal")
+            kernel = self.param(name, scale, (3, 3, inputs.shape[-1], self.width))
+            bias = self.param(f"{name}_bias", nn.initializers.zeros, (self.width,))
+            return networks.conv(inputs, kernel) + bias.reshape(1, 1, 1, -1)
+
+        y = jax.nn.relu(layer(picture, "conv_0"))
+        for number in range(self.depth):
+            y = jax.nn.relu(y + layer(y, f"conv_{number + 1}"))
+        flat = y.reshape(len(x), -1)
+        return MLP([self.hidden], self.features, nn.tanh, name="dense")(flat, x[:, size:])
+
+
+class DroppingMLP(nn.Module):
+    """An `MLP` with dropout behind every hidden layer, where a "dropout" key is given to `apply`.
+
+    As in the heads of the original's networks (github.com/mensch72/empo).
+    """
+
+    hidden: Sequence[int]
+    features: int
+    dropout: float
+
+    @nn.compact
+    def __call__(self, *inputs: Array) -> Array:
+        for number, size in enumerate(self.hidden):
+            x = networks.NormedDense(size, name=f"layer_{number}")(*inputs)
+            if self.has_rng("dropout"):
+                x = networks.dropout(self.make_rng("dropout"), x, self.dropout)
+            inputs = (x,)
+        return networks.Dense(self.features, name="out")(*inputs)
+
+
+def _check_options(
+    world: World,
+    encoder: str,
+    q_encoder: str,
+    q_head: str,
+    x_h: str,
+    u_r: str,
+    v_r: str,
+    max_goals: int,
+) -> None:
+    if encoder not in ("mlp", "conv", "identity"):
+        raise ValueError(f"model.encoder={encoder!r}: choose mlp, conv or identity")
+    if encoder == "conv" and world.channels is None:
+        raise ValueError(
+            "model.encoder='conv' needs a world whose features begin with a picture, as those of "
+            "empo:maps/SOURCE do: choose mlp or identity"
+        )
+    for name, value in (("u_r", u_r), ("v_r", v_r)):
+        if value not in ("formula", "network"):
+            raise ValueError(f"model.{name}={value!r}: choose formula or network")
+    if q_encoder not in ("shared", "joint", "own", "split"):
+        raise ValueError(f"model.q_encoder={q_encoder!r}: choose shared, joint, own or split")
+    if q_encoder != "shared" and encoder == "identity":
+        raise ValueError(
+            f"model.q_encoder={q_encoder!r} with model.encoder='identity': there is no encoder"
+        )
+    if q_encoder == "split" and q_head != "dueling":
+        raise ValueError(
+            f"model.q_encoder='split' with model.q_head={q_head!r}: only dueling has two parts, "
+            "choose own"
+        )
+    if x_h not in ("sum", "network"):
+        raise ValueError(f"model.x_h={x_h!r}: choose sum or network")
+    if world.num_goals > max_goals:
+        raise ValueError(f"the world has {world.num_goals} goals a human: at most {max_goals}")
+
+
+def _describe_goals(world: World) -> Array:
+    """What a goal's network reads: whose it is, one-hot, and its features, `[H, G, H + F]`."""
+    humans, goals = world.num_humans, world.num_goals
+    identity = jnp.eye(humans).reshape(humans, 1, humans)
+    whose = jnp.broadcast_to(identity, (humans, goals, humans))
+    return jnp.concatenate([whose, world.goal_features], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Networks:
+    """The modules of `network_model`, and what each computes.
+
+    A network's latents are (features, V_h^e's encoding of them); with the encoder "identity" both
+    are the features.
+    """
+
+    world: World
+    described: Array
+    hidden: int
+    encoder: str
+    q_encoder: str
+    q_head: str
+    eta: float
+    xi: float
+    body: Any
+    state: nn.Module
+    goal: nn.Module
+    advantage: nn.Module  # of Q_r where that is not dueling
+    # A network of its own, so that the jitter of the level does not reach the advantage.
+    level: nn.Module
+    ability: nn.Module
+    scalar: nn.Module
+    others: tuple[str, ...]  # of "x_h", "u_r", "v_r" those that are networks
+    dropout: float = 0.0
+    drop_key: Array | None = None
+
+    def model(self) -> Model:
+        def dropping(key: Array) -> Model:
+            return dataclasses.replace(self, drop_key=key).model()
+
+        return Model(
+            self.init,
+            jax.vmap(self.world.features),
+            self.trunk,
+            self.q_r,
+            self.v_h_e,
+            self.x_h if "x_h" in self.others else None,
+            self.y if "u_r" in self.others else None,
+            self.v_r if "v_r" in self.others else None,
+            dropping if self.dropout > 0.0 else None,
+        )
+
+    def _head(self, number: int, head: nn.Module, params: Params, *inputs: Array) -> Array:
+        """A head's output; `number` is that of its key, where numbers are dropped."""
+        rngs = None
+        if self.drop_key is not None:
+            rngs = {"dropout": jax.random.fold_in(self.drop_key, number)}
+        return head.apply({"params": params}, *inputs, rngs=rngs)
+
+    def init(self, key: Array) -> Params:
+        keys = jax.random.split(key, 5)
+        features = jnp.zeros((1, *self.world.features(self.world.example_state).shape))
+        latent = features if self.encoder == "identity" else jnp.zeros((1, self.hidden))
+        inputs = (features,) if self.encoder == "identity" else (features, latent)
+        params = {
+            "v_h_e": {
+                "state": self.state.init(keys[0], latent)["params"],
+                "goal": self.goal.init(keys[1], self.described)["params"],
+            },
+            "q_r": self._init_q(keys[2], features, latent, inputs),
+        }
+        if self.encoder != "identity":
+            params["v_h_e"]["encoder"] = self.body.init(keys[3], features)["params"]
+        for number, name in enumerate(name for name in self.others if name != "x_h"):
+            own_key = jax.random.fold_in(keys[4], 1 + number)
+            params[name] = self.scalar.init(own_key, *inputs)["params"]
+        if "x_h" in self.others:
+            params["x_h"] = self.ability.init(keys[4], *inputs)["params"]
+        return params
+
+    def _init_q(
+        self, key: Array, features: Array, latent: Array, inputs: tuple[Array, ...]
+    ) -> Params:
+        read = inputs if self.q_encoder == "shared" else (latent,)
+        params = self.advantage.init(key, *read)["params"]
+        if self.q_head == "dueling":
+            level = self.level.init(jax.random.fold_in(key, 1), *read)["params"]
+            params = {"advantage": params, "level": level}
+        if self.q_encoder in ("shared", "joint"):
+            return params
+        encoded = self.body.init(jax.random.fold_in(key, 2), features)["params"]
+        params = {"heads": params, "encoder": encoded}
+        if self.q_encoder == "split":
+            encoded = self.body.init(jax.random.fold_in(key, 3), features)["params"]
+            params["level_encoder"] = encoded
+        return params
+
+    def trunk(self, params: Params, features: Array) -> tuple[Array, Array]:
+        if self.encoder == "identity":
+            return features, features
+        return features, self.body.apply({"params": params["v_h_e"]["encoder"]}, features)
+
+    def _read(self, latents: tuple[Array, Array]) -> tuple[Array, ...]:
+        """What heads other than V_h^e's see."""
+        features, latent = latents
+        if self.encoder == "identity":
+            return (features,)
+        return features, jax.lax.stop_gradient(latent)
+
+    def v_h_e(self, params: Params, latents: tuple[Array, Array]) -> Array:
+        own = params["v_h_e"]
+        state = self._head(0, self.state, own["state"], latents[1])
+        goal = self.goal.apply({"params": own["goal"]}, self.described)
+        return jnp.einsum("nf,hgf->nhg", state, goal)
+
+    def q_r(self, params: Params, latents: tuple[Array, Array]) -> Array:
+        own, read = params["q_r"], self._read(latents)
+        of_level = read
+        if self.q_encoder == "joint":
+            read = of_level = latents[1:]
+        elif self.q_encoder != "shared":
+            read = of_level = (self.body.apply({"params": own["encoder"]}, latents[0]),)
+            if self.q_encoder == "split":
+                of_level = (self.body.apply({"params": own["level_encoder"]}, latents[0]),)
+            own = own["heads"]
+        if self.q_head == "dueling":
+            level = self._head(1, self.level, own["level"], *of_level)
+            advantage = self._head(2, self.advantage, own["advantage"], *read)
+            raw = jnp.concatenate([level, advantage], axis=-1)
+        else:
+            raw = self._head(2, self.advantage, own, *read)
+        return q_from_raw(raw, self.q_head, self.eta, self.xi)
+
+    def x_h(self, params: Params, latents: tuple[Array, Array]) -> Array:
+        return self._head(3, self.ability, params["x_h"], *self._read(latents))
+
+    def _scalar(self, name: str, params: Params, latents: tuple[Array, Array]) -> Array:
+        number = 4 + self.others.index(name)
+        return self._head(number, self.scalar, params[name], *self._read(latents))
+
+    def y(self, params: Params, latents: tuple[Array, Array]) -> Array:
+        raw = self._scalar("u_r", params, latents)[:, 0]
+        return 1.0 + jnp.exp(jnp.minimum(raw, 30.0))
+
+    def v_r(self, params: Params, latents: tuple[Array, Array]) -> Array:
+        head = "exp" if self.q_head == "dueling" else self.q_head
+        return q_from_raw(self._scalar("v_r", params, latents), head, self.eta, self.xi)[:, 0]
+
+
+def network_model(
+    world: World,
+    *,
+    hidden: int,
+    encoder: str,
+    q_head: str,
+    x_h: str,
+    eta: float,
+    xi: float,
+    q_encoder: str = "shared",
+    u_r: str = "formula",
+    v_r: str = "formula",
+    conv: tuple[int, int] | None = None,
+    dropout: float = 0.0,
+    max_goals: int = 4096,
+) -> Model:
+    """Networks of width `hidden`.
+
+    encoder: "mlp" | "conv" of width and depth `conv`, see `GridEncoder` | "identity" (the heads see
+        features only).
+    q_encoder: "shared" | "joint", V_h^e's, trained through Q_r, too | "own", another one of that
+        kind that is trained through Q_r | "split", two of them, of the level and of the advantage
+        of a dueling head.
+    u_r, v_r: "formula" | "network" of their own; V_r's has the head of Q_r's.
+    dropout: behind the hidden layers of heads that read a state, in losses (`Model.dropping`).
+
+    Raises ValueError for an unknown option, or more goals than are reasonable to evaluate at once.
+    """
+    _check_options(world, encoder, q_encoder, q_head, x_h, u_r, v_r, max_goals)
+    q_from_raw(jnp.zeros(2), q_head, eta, xi)
+    body: Any = MLP([hidden], hidden, nn.tanh)
+    if encoder == "conv":
+        assert world.channels is not None and conv is not None
+        body = GridEncoder(world.channels, *conv, hidden, hidden)
+    kinds = (("x_h", x_h), ("u_r", u_r), ("v_r", v_r))
+    others = tuple(name for name, kind in kinds if kind == "network")
+    head: Any = functools.partial(DroppingMLP, dropout=dropout) if dropout else MLP
+    own = _Networks(
+        world=world,
+        described=_describe_goals(world),
+        hidden=hidden,
+        encoder=encoder,
+        q_encoder=q_encoder,
+        q_head=q_head,
+        eta=eta,
+        xi=xi,
+        body=body,
+        state=head([hidden], hidden),
+        goal=MLP([hidden], hidden),
+        advantage=head([hidden, hidden], world.num_actions**world.num_robots),
+        level=head([hidden, hidden], 1),
+        ability=head([hidden], world.num_humans),
+        scalar=head([hidden], 1),
+        others=others,
+        dropout=dropout,
+    )
+    return own.model()
+
+
+def table_model(world: World) -> Model:
+    """Arrays with a row a state: Q_r starts at -1, V_h^e at 0.5; X_h is the sum over goals.
+
+    From V_h^e = 0 every state not yet met would have no ability, and rewards beyond all measure
+    would reach those that were.
+
+    Raises ValueError for a world without state numbers.
+    """
+    if world.num_states is None:
+        raise ValueError("model.kind='tables' needs a world that numbers its states: use networks")
+    num_robot_actions = world.num_actions**world.num_robots
+
+    def init(key: Array) -> Params:
+        return {
+            "v_h_e": jnp.full((world.num_states, world.num_humans, world.num_goals), 0.5),
+            "q_r": -jnp.ones((world.num_states, num_robot_actions)),
+        }
+
+    return Model(
+        init=init,
+        encode=jax.vmap(world.index),
+        trunk=lambda params, index: index,
+        q_r=lambda params, index: params["q_r"][index],
+        v_h_e=lambda params, index: params["v_h_e"][index],
+        x_h=None,
+    )

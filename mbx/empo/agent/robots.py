@@ -1,0 +1,186 @@
+"""Robots to compare with, and the learned one: what `evaluation.play` and games are played beside.
+
+learned    the learner's policy
+exact      the policy of the exact solution, of a listed world
+helper     knows what humans want, and makes their ways as short as it can (listed worlds)
+inferring  watches what humans do, and helps with what it takes them to want (listed worlds)
+random     uniformly random actions
+frozen     action 0 for ever, which is to stand still
+
+A policy is a function of the state; a `Robot` has a memory beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mbx.empo.agent.acting import acting_policy
+from mbx.empo.agent.types import Problem, TrainState
+from mbx.empo.power import Assistance, Solution, solve_assistance
+from mbx.empo.power.named import NamedWorld
+from mbx.empo.power.worlds import World, goal_distribution
+from mbx.types import Array
+
+ROBOTS = ("learned", "exact", "helper", "inferring", "random", "frozen")
+
+Policy = Callable[[Any, Array], Array]
+
+
+class Robot(NamedTuple):
+    """Robots' policy with a memory, of one un-batched episode.
+
+    Attributes:
+        begin: goals `[H]` -> memory. Only a robot that is told what humans want reads them.
+        act: (memory, state, key) -> joint robot action.
+        observe: (memory, state, humans' actions `[H]`, the state that followed) -> memory.
+    """
+
+    begin: Callable[[Array], Any]
+    act: Callable[[Any, Any, Array], Array]
+    observe: Callable[[Any, Any, Array, Any], Any]
+
+
+def as_robot(policy: Policy | Robot) -> Robot:
+    """A policy as a robot without memory; a robot as it is."""
+    if isinstance(policy, Robot):
+        return policy
+    return Robot(
+        lambda goals: (),
+        lambda memory, state, key: policy(state, key),
+        lambda memory, state, humans, following: memory,
+    )
+
+
+def make_robot(
+    name: str,
+    found: NamedWorld,
+    gamma: float,
+    problem: Problem | None = None,
+    train: TrainState | None = None,
+) -> Robot:
+    """A robot by its name, one of ROBOTS.
+
+    Args:
+        name: which.
+        found: the world.
+        gamma: the humans' discount, by which helpers count steps.
+        problem: of "learned".
+        train: of "learned".
+
+    Raises:
+        ValueError: for an unknown name, "learned" without a train state, and a robot that needs a
+            listed world where this is none, or one too large for it.
+    """
+    if name not in ROBOTS:
+        raise ValueError(f"robot={name!r}: choose one of {ROBOTS}")
+    if name in ("exact", "helper", "inferring") and found.solution is None:
+        raise ValueError(
+            f"robot={name!r}: this world's states are not listed; choose learned, random or frozen"
+        )
+    if name == "learned":
+        if problem is None or train is None:
+            raise ValueError("robot='learned': needs a run")
+        return as_robot(learned_policy(problem, train))
+    if name == "exact":
+        exact = exact_policy(found.solution)
+        return as_robot(lambda state, key: exact(found.world.index(state), key))
+    if name in ("helper", "inferring"):
+        make = helper_robot if name == "helper" else inferring_robot
+        return make(found, gamma)
+    return as_robot(random_policy(found.world) if name == "random" else frozen_policy)
+
+
+def learned_policy(problem: Problem, train: TrainState) -> Policy:
+    """The learner's robot, as it acts where it does not learn."""
+
+    def policy(state: Any, key: Array) -> Array:
+        one = jax.tree.map(lambda x: jnp.asarray(x)[None], state)
+        return jax.random.categorical(key, jnp.log(acting_policy(problem, train, one)[0]))
+
+    return policy
+
+
+def exact_policy(solution: Solution) -> Policy:
+    """The robot of an exact solution, of a world whose states are numbers (`tabular_world`)."""
+    return lambda state, key: jax.random.categorical(key, jnp.log(solution.pi_r[state]))
+
+
+def random_policy(world: World) -> Policy:
+    """Uniformly random joint robot actions."""
+    return lambda state, key: jax.random.randint(key, (), 0, world.num_actions**world.num_robots)
+
+
+def frozen_policy(state: Any, key: Array) -> Array:
+    """Every robot does action 0."""
+    return jnp.int32(0)
+
+
+def helper_robot(found: NamedWorld, gamma: float) -> Robot:
+    """Told what humans want, it lets them arrive as soon as they can: `mbx.empo.power.assistance`.
+
+    Of actions that are equally good it takes the first, to stand still.
+    """
+    return assisting(found.world, _assistance(found, gamma))
+
+
+def assisting(world: World, best: Assistance) -> Robot:
+    """The helper of a world by its best values."""
+    bits = 1 << jnp.arange(world.num_humans)
+
+    def begin(goals: Array) -> tuple[Array, Array]:
+        which = jnp.argmax(jnp.all(best.goals == goals[None], axis=1))
+        return which, jnp.int32(0)
+
+    def act(memory: tuple[Array, Array], state: Any, key: Array) -> Array:
+        which, arrived = memory
+        return jnp.argmax(best.q[which, arrived, world.index(state)]).astype(jnp.int32)
+
+    def observe(memory: tuple, state: Any, humans: Array, following: Any) -> tuple:
+        which, arrived = memory
+        there = _at(world, following, best.goals[which])
+        return which, arrived | jnp.sum(there * bits).astype(jnp.int32)
+
+    return Robot(begin, act, observe)
+
+
+def inferring_robot(found: NamedWorld, gamma: float) -> Robot:
+    """It holds a belief about what each human wants, by Bayes' rule from what the human does.
+
+    It acts as if it would know for certain after the next step (QMDP): the expected value, by its
+    belief, of what is best for known goals. The belief starts at the goals' weights.
+    """
+    world, best = found.world, _assistance(found, gamma)
+    humans = jnp.arange(world.num_humans)
+    bits = 1 << humans
+
+    def begin(goals: Array) -> tuple[Array, Array]:
+        weights = goal_distribution(world)
+        return jnp.log(weights), jnp.zeros(weights.shape, bool)
+
+    def act(memory: tuple[Array, Array], state: Any, key: Array) -> Array:
+        belief, arrived = memory
+        each = jax.nn.softmax(belief, axis=-1)[humans[None], best.goals]  # [C, H]
+        done = jnp.sum(arrived[humans[None], best.goals] * bits[None], axis=1)
+        worth = best.q[jnp.arange(len(best.goals)), done, world.index(state)]
+        return jnp.argmax(jnp.prod(each, axis=1) @ worth).astype(jnp.int32)
+
+    def observe(memory: tuple, state: Any, actions: Array, following: Any) -> tuple:
+        belief, arrived = memory
+        likely = world.human_policy(state)[humans, :, actions]  # [H, G]
+        belief = belief + jnp.log(jnp.maximum(likely, 1e-9))
+        return belief, arrived | world.achieved(following)
+
+    return Robot(begin, act, observe)
+
+
+def _assistance(found: NamedWorld, gamma: float) -> Assistance:
+    return solve_assistance(found.table, found.solution.pi_h, gamma)
+
+
+def _at(world: World, state: Any, goals: Array) -> Array:
+    """`[H]` bool: whose goal holds in a state."""
+    return jnp.take_along_axis(world.achieved(state), goals[:, None], axis=1)[:, 0]

@@ -1,0 +1,361 @@
+"""Settings of EMPO's agent; the defaults here are its default configuration.
+
+Names are those of flags: `settings.loss.room` is `--config.loss.room`. Nothing here loads JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from mbx.agents import settings as common
+from mbx.agents.settings import RunSettings
+from mbx.settings import NONZERO, section, setting
+
+MODELS = ("auto", "exact", "paths", "uniform", "file")  # `mbx.empo.power.humans`, which loads JAX
+
+_OWN_HUMANS = {"model": ("auto", "exact", "paths", "uniform", "file")}
+_NETWORKS = {"model.kind": "networks"}
+_TABLES = {"model.kind": "tables"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Env(common.Env):
+    """The world and how many copies of it are stepped together."""
+
+    varied_starts: float = setting(
+        0.0, "share of training episodes that begin all over the world", at_most=1
+    )
+    walk: int = setting(
+        64,
+        "most random steps to where they begin, where neither are states listed nor maps many",
+        needs={"varied_starts": NONZERO},
+    )
+    maps: int = setting(
+        64, "maps of empo:maps/SOURCE to train on: generated, or at most so many files", at_least=1
+    )
+    held_out: int = setting(16, "further maps of it, on which only evaluations begin")
+    map_seed: int = setting(0, "of the generator, or of the draw of files held out")
+
+
+@dataclasses.dataclass(frozen=True)
+class Train(common.Train):
+    """How long a run is and how often it learns."""
+
+    utd_ratio: float = setting(0.0625, "updates per agent step: two a step of 32 worlds")
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval(common.Eval):
+    """Evaluations: of returns, and of what humans reach beside different robots."""
+
+    review_episodes: int = setting(
+        256, "episodes of the learned, a random and a frozen robot each; 0: no comparison"
+    )
+    lookahead: bool = setting(
+        False,
+        "the robot acts, where it does not learn, by Q_r as eq. (4) has it from the values of all "
+        "successors, not by Q_r's own network",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Power:
+    """The robot's idea of power: arXiv 2508.00159, equations (1) to (9)."""
+
+    source: str = setting(
+        "world",
+        "world: the parameters that the world comes with, if any; config: those below",
+        choices=("world", "config"),
+    )
+    beta_h: float = setting(10.0, "inverse temperature of the human prior, eq. (2)")
+    gamma_h: float = setting(0.95, "the humans' discount", above=0, at_most=1)
+    beta_r: float = setting(40.0, "exponent of the robot's power-law policy, eq. (5)")
+    gamma_r: float = setting(0.95, "the robot's discount", above=0, at_most=1)
+    zeta: float = setting(1.0, "humans' risk aversion over goals, eq. (7)", at_least=1)
+    xi: float = setting(1.0, "inequality aversion over humans, eq. (8)", at_least=1)
+    eta: float = setting(1.1, "inequality aversion over time, eq. (8)", at_least=1)
+    terminal_v_r: float = setting(-1e-10, "V_r of terminal states, below 0", at_least=None)
+    reduce: str = setting("mean", "over humans in eq. (8)", choices=("mean", "sum"))
+    nu_h: float = setting(0.0, "share of uniform actions in the human prior, eq. (2)", at_most=1)
+    optimistic: bool = setting(
+        False, "humans expect robots to help: a maximum instead of a minimum in eq. (1)"
+    )
+
+    def check(self) -> Iterator[str]:
+        """Rules that a range does not express."""
+        for name in ("gamma_h", "gamma_r"):
+            if getattr(self, name) >= 1.0:
+                yield f"{name}={getattr(self, name)}: give a discount below 1"
+        if self.terminal_v_r >= 0.0:
+            yield f"terminal_v_r={self.terminal_v_r}: give a number below 0, -1e-10 say"
+
+
+@dataclasses.dataclass(frozen=True)
+class Humans:
+    """Who lives in the world: the prior that robots reckon with, and how humans act by it."""
+
+    model: str = setting(
+        "world",
+        "prior; world: as the world says; auto: exact in small worlds, else shortest paths",
+        choices=("world", *MODELS),
+    )
+    beta: float = setting(
+        3.0, "inverse temperature an action of paths", needs={"model": ("auto", "paths")}
+    )
+    file: str = setting("", ".npy table [H, G, S, A] of a listed world", needs={"model": "file"})
+    max_states: int = setting(5_000, "most states that are listed", at_least=1, needs=_OWN_HUMANS)
+    max_joint: int = setting(
+        64, "most joint actions with which states are listed", at_least=1, needs=_OWN_HUMANS
+    )
+    epsilon: float = setting(0.0, "share of uniformly random human actions", at_most=1)
+    resample: float = setting(0.01, "probability of another goal before one is reached", at_most=1)
+
+    def check(self) -> Iterator[str]:
+        """A file goes with its model."""
+        if self.model == "file" and not self.file:
+            yield "file='' with humans.model='file': name a .npy file"
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What V_h^e, X_h and Q_r are held in."""
+
+    kind: str = setting(
+        "networks",
+        "networks, or tables: for worlds that number their states",
+        choices=("networks", "tables"),
+    )
+    hidden: int = setting(128, "width of networks", at_least=1, needs=_NETWORKS)
+    encoder: str = setting(
+        "mlp",
+        "of states; conv: over the picture of empo:maps/SOURCE; identity: heads see features only",
+        choices=("mlp", "conv", "identity"),
+        needs=_NETWORKS,
+    )
+    q_encoder: str = setting(
+        "shared",
+        "of Q_r: V_h^e's without a gradient into it; joint: with one; its own; or split, one each "
+        "of the two parts of q_head=dueling",
+        choices=("shared", "joint", "own", "split"),
+        needs=_NETWORKS,
+    )
+    conv_width: int = setting(32, "channels of conv", at_least=1, needs={"model.encoder": "conv"})
+    conv_depth: int = setting(
+        2, "residual layers of conv after its first", needs={"model.encoder": "conv"}
+    )
+    q_head: str = setting(
+        "exp",
+        "how the last layer becomes Q_r below 0; dueling: a level and an advantage an action; z: "
+        "for worlds without termination",
+        choices=("exp", "dueling", "softplus", "z"),
+        needs=_NETWORKS,
+    )
+    x_h: str = setting(
+        "sum",
+        "X_h as the sum over goals, or a network of its own",
+        choices=("sum", "network"),
+        needs=_NETWORKS,
+    )
+    u_r: str = setting(
+        "formula",
+        "U_r by eq. (8), or a network of its own",
+        choices=("formula", "network"),
+        needs=_NETWORKS,
+    )
+    v_r: str = setting(
+        "formula",
+        "V_r by eq. (9), or a network of its own, once that has had its stage",
+        choices=("formula", "network"),
+        needs=_NETWORKS,
+    )
+    dropout: float = setting(
+        0.0,
+        "share of the numbers behind hidden layers of heads that losses leave out",
+        at_most=0.99,
+        needs=_NETWORKS,
+    )
+    table_rate_power: float = setting(
+        1.0, "a table's entry moves by n^-power of the way to its n-th target ...", needs=_TABLES
+    )
+    table_min_rate: float = setting(
+        0.02, "... but at least this; 1.0 for exact human actions", at_most=1, needs=_TABLES
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """Targets, and how far from them an estimate is."""
+
+    batch_size: int = setting(32, "states an update", at_least=1)
+    candidates: int = setting(
+        1,
+        "rows drawn for each state of a batch; the different states among them are equally likely",
+        at_least=1,
+    )
+    advantage_coef: float = setting(
+        0.0, "of the squared error of log(-Q_r) less its mean over actions", needs=_NETWORKS
+    )
+    q_loss: str = setting(
+        "gamma",
+        "of Q_r: gamma counts relative errors, mse squared ones",
+        choices=("gamma", "mse"),
+        needs=_NETWORKS,
+    )
+    human_expectation: str = setting(
+        "fresh",
+        "over human actions: exact, fresh draws, or the rollout's (its goals persist: biased)",
+        choices=("exact", "fresh", "rollout"),
+    )
+    human_samples: int = setting(
+        1, "draws of human actions a state", at_least=1, needs={"human_expectation": "fresh"}
+    )
+    room: float = setting(1.5, "successors a joint action for which there is room; 0: every slot")
+    max_lost: float = setting(
+        0.01, "share of robot actions whose successors may not fit before the run stops", at_most=1
+    )
+    unique: int = setting(0, "room for distinct successors; 0: every successor is evaluated")
+    ability_floor: float = setting(
+        1e-3, "least X_h in targets; the metric zero_ability counts where it is used", above=0
+    )
+    target_interval: int = setting(
+        0, "updates between hard copies of the parameters; 0: 1 for tables, 20 for networks"
+    )
+    target_rate: float = setting(
+        0.0,
+        "share of the way to the parameters that targets' copy of them, by which the robot acts, "
+        "goes with every update; 0: hard copies",
+        at_most=1,
+        needs=_NETWORKS,
+    )
+
+    def check(self) -> Iterator[str]:
+        """Copies are made in one way."""
+        if self.target_rate and self.target_interval:
+            yield (
+                f"target_interval={self.target_interval} has no effect with target_rate="
+                f"{self.target_rate}: set one of them"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """Adam with weight decay, of networks."""
+
+    learning_rate_v: float = setting(1e-3, "of V_h^e", needs=_NETWORKS)
+    learning_rate_q: float = setting(1e-3, "of Q_r, X_h, U_r and V_r", needs=_NETWORKS)
+    weight_decay: float = setting(1e-4, "of all parameters", needs=_NETWORKS)
+    grad_clip_norm: float = setting(10.0, "largest norm of a gradient", above=0, needs=_NETWORKS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Curriculum:
+    """Stages of learning, in learner updates: see `mbx.empo.power.curriculum`."""
+
+    steps: int = setting(0, "of the run, for the decay; 0: as many as there are", needs=_NETWORKS)
+    v_h_e_steps: int = setting(1_000, "V_h^e alone")
+    x_h_steps: int = setting(300, "then X_h, too", needs={"model.x_h": "network"})
+    u_r_steps: int = setting(300, "then U_r, too", needs={"model.u_r": "network"})
+    q_r_steps: int = setting(1_000, "then Q_r, too")
+    v_r_steps: int = setting(300, "then V_r, too", needs={"model.v_r": "network"})
+    ramp_steps: int = setting(2_000, "then beta_r rises from 0")
+    epsilon_start: float = setting(1.0, "share of random robot actions at first", at_most=1)
+    epsilon_end: float = setting(0.1, "and at last", at_most=1)
+    epsilon_steps: int = setting(5_000, "from first to last")
+    gamma_h_ramp: int = setting(0, "updates in which gamma_h rises; 0: none")
+    gamma_h_start: float = setting(0.0, "from here", at_most=1, needs={"gamma_h_ramp": NONZERO})
+    gamma_r_ramp: int = setting(0, "updates in which gamma_r rises once Q_r is learned; 0: none")
+    gamma_r_start: float = setting(0.0, "from here", at_most=1, needs={"gamma_r_ramp": NONZERO})
+    constant_fraction: float = setting(
+        0.7, "share of the run after which learning rates fall", at_most=1, needs=_NETWORKS
+    )
+    decay: str = setting("1/t", "how they fall", choices=("1/t", "1/sqrt_t"), needs=_NETWORKS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(RunSettings):
+    """All of a run of EMPO's agent.
+
+    Steps are environment steps summed over environments; the curriculum counts learner updates
+    (steps times `train.utd_ratio`).
+    """
+
+    agent: str = setting("empo", "which agent")
+    env: Env = section(
+        Env(name="empo:multigrid/gates_2h2r", num_envs=32, episode_length=30),
+        "the world; episode_length 0: until it ends, or 50",
+    )
+    train: Train = section(
+        Train(steps=160_000, seed_steps=640, log_interval=3_200), "how long, how often"
+    )
+    eval: Eval = section(Eval(interval=32_000, episodes=64), "evaluations")
+    checkpoint: common.Checkpoint = section(
+        common.Checkpoint(interval=32_000), "when the state is saved"
+    )
+    replay: common.Replay = section(
+        common.Replay(capacity=65_536), "rows, each a state and the humans' goals"
+    )
+    humans: Humans = section(Humans(), "who lives there")
+    power: Power = section(Power(), "what the robot maximises")
+    model: Model = section(Model(), "what is learned")
+    loss: Loss = section(Loss(), "what is minimised")
+    optimizer: Optimizer = section(Optimizer(), "of networks")
+    curriculum: Curriculum = section(Curriculum(), "stages, in learner updates")
+
+    def files(self) -> dict[str, str]:
+        """The world's map and the table of its humans' prior."""
+        table = {"humans.file": self.humans.file} if self.humans.model == "file" else {}
+        return super().files() | table
+
+    def with_files(self, paths: Mapping[str, str]) -> Self:
+        """These settings with other paths for those."""
+        changed = super().with_files(paths)
+        if "humans.file" not in paths:
+            return changed
+        humans = dataclasses.replace(self.humans, file=paths["humans.file"])
+        return dataclasses.replace(changed, humans=humans)
+
+    def environment_options(self, training: bool) -> dict[str, Any]:
+        """Parameters and humans for the world; evaluations begin where it begins."""
+        if not self.env.name.startswith("empo:"):
+            return {}
+        options = {f: dataclasses.asdict(getattr(self, f)) for f in ("power", "humans")}
+        env = self.env
+        if training:
+            options |= {"varied_starts": env.varied_starts, "walk": env.walk}
+        maps = (env.maps, env.held_out, env.map_seed)
+        return options | {"maps": maps, "on_held_out": not training}
+
+    def updates_per_step(self) -> float:
+        """Learner updates of an agent step."""
+        return self.train.utd_ratio
+
+    def draws(self) -> tuple[int, ...]:
+        """Rows from which the states of a batch are chosen."""
+        return (self.loss.batch_size * self.loss.candidates,)
+
+    def check(self) -> Iterator[str]:
+        """Rules over several sections."""
+        if self.env.name.startswith("empo:maps/"):
+            if self.env.walk != Env().walk:
+                yield (
+                    f"env.walk={self.env.walk} has no effect with env.name={self.env.name!r}: "
+                    "varied starts on many maps scatter what moves"
+                )
+        else:
+            for name in ("maps", "held_out", "map_seed"):
+                value = getattr(self.env, name)
+                if value != getattr(Env(), name):
+                    yield (
+                        f"env.{name}={value} has no effect with env.name={self.env.name!r}: it is "
+                        "for empo:maps/SOURCE"
+                    )
+        exact, tables = self.loss.human_expectation == "exact", self.model.kind == "tables"
+        if tables and not exact and self.model.table_min_rate > 0.5:
+            yield (
+                f"model.table_min_rate={self.model.table_min_rate} with loss.human_expectation="
+                f"{self.loss.human_expectation!r}: drawn targets are noisy, lower it (0.02, say)"
+            )
+        if not tables and self.loss.q_loss == "gamma" and self.model.q_head == "z":
+            yield "model.q_head='z' with loss.q_loss='gamma': choose q_loss=mse"

@@ -1,0 +1,369 @@
+"""EMPO's targets: every successor of a batch of states, evaluated once and summed by segment.
+
+    draw_profiles   joint human actions to average over: all of them, or drawn ones
+    expand          their successors for every joint robot action, one flat list (stage collect)
+    make_targets    V_r and V_h^e of each successor (encode, forward), expected values (aggregate)
+
+Axes: B states, H humans, G goals a human, P joint human actions, R joint robot actions, K
+successors of a joint action, C capacity of the flat list.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mbx import exchange, successors
+from mbx.empo import power
+from mbx.empo.agent.models import Model
+from mbx.empo.power.equations import Number, PowerParams
+from mbx.empo.power.worlds import World, goal_distribution, profiles
+from mbx.successors import Successors
+from mbx.types import Array, Metrics, Params
+
+# How far the probabilities of a joint action's successors may be from 1 for rounding alone.
+MASS_TOLERANCE = 1e-3
+
+
+class Profiles(NamedTuple):
+    """Joint human actions and what they weigh.
+
+    Attributes:
+        actions: `[B, P, H]` int32.
+        weight: `[B, P]`, for Q_r: sums to one.
+        entry: `[B, H, G, P]`, for V_h^e of human h and goal g: sums over P to `coverage`.
+        coverage: `[B, H, G]`, 1 for every goal where the expectation is exact, else the share of
+            draws in which h pursued g.
+    """
+
+    actions: Array
+    weight: Array
+    entry: Array
+    coverage: Array
+
+
+class Targets(NamedTuple):
+    """What a batch of states is learned towards.
+
+    Attributes:
+        q_r: `[B, R]`.
+        known: `[B, R]` bool, where all successors were there and are finite; else q_r is no target.
+        v_h_e: `[B, H, G]`.
+        coverage: `[B, H, G]`, how much of v_h_e's expectation was there; 0: it is no target.
+        policy: `[B, R]`, pi_r.
+        x_h: `[B, H]`, abilities by the frozen parameters, at least `loss.ability_floor`.
+        y: `[B]`, the aggregate of `x_h` over humans that U_r is made of; None where no network
+            learns it.
+        v_r: `[B]`, eq. (9) by the frozen parameters; None likewise.
+    """
+
+    q_r: Array
+    known: Array
+    v_h_e: Array
+    coverage: Array
+    policy: Array
+    x_h: Array
+    y: Array | None = None
+    v_r: Array | None = None
+
+
+def exact_profiles(world: World, states: Any) -> Profiles:
+    """All joint human actions with their probabilities: humans independent given the state.
+
+    For Q_r each human acts by its goal-marginal; for V_h^e of (h, g) human h pursues g.
+    """
+    prior = jax.vmap(world.human_policy)(states)  # [B, H, G, A]
+    table = jnp.asarray(profiles(world.num_humans, world.num_actions))  # [P, H]
+    humans = jnp.arange(world.num_humans)[:, None]
+    own = jnp.moveaxis(prior, 2, -1)[:, humans, table.T]  # [B, H, P, G]
+    own = jnp.moveaxis(own, -1, 2)
+    each = jnp.einsum("bhgp,hg->bhp", own, goal_distribution(world))
+    mine = jnp.eye(world.num_humans, dtype=bool)[None, :, :, None]
+    others = jnp.prod(jnp.where(mine, 1.0, each[:, None]), axis=2)  # [B, H, P]
+    batch = prior.shape[0]
+    return Profiles(
+        jnp.broadcast_to(table, (batch, *table.shape)).astype(jnp.int32),
+        jnp.prod(each, axis=1),
+        own * others[:, :, None],
+        jnp.ones(prior.shape[:3]),
+    )
+
+
+def fresh_profiles(world: World, states: Any, key: Array, num: int) -> Profiles:
+    """`num` draws a state: goals by the goal distribution, actions by the prior for them."""
+    goal_key, action_key = jax.random.split(key)
+    prior = jax.vmap(world.human_policy)(states)
+    batch = prior.shape[0]
+    logits = jnp.log(goal_distribution(world))[None, None]
+    goals = jax.random.categorical(
+        goal_key, jnp.broadcast_to(logits, (batch, num, *logits.shape[2:]))
+    )  # [B, P, H]
+    chosen = jnp.take_along_axis(prior[:, None], goals[..., None, None], axis=3)[..., 0, :]
+    actions = jax.random.categorical(action_key, jnp.log(chosen))
+    return drawn_profiles(world, goals, actions)
+
+
+def drawn_profiles(world: World, goals: Array, actions: Array) -> Profiles:
+    """Profiles of given goals and actions, `[B, P, H]` each."""
+    batch, num = goals.shape[:2]
+    entry = jnp.moveaxis(jax.nn.one_hot(goals, world.num_goals), 1, -1) / num  # [B, H, G, P]
+    return Profiles(
+        actions.astype(jnp.int32), jnp.full((batch, num), 1.0 / num), entry, jnp.sum(entry, -1)
+    )
+
+
+def expand(
+    world: World,
+    states: Any,
+    human_actions: Array,
+    capacity: int | None,
+    mask: Array,
+    listed: tuple[Any, Array] | None = None,
+) -> tuple[Successors, Array, Metrics]:
+    """Successors of every (state, human profile, robot action), one flat list.
+
+    Args:
+        world: what follows what.
+        states: `[B, ...]`.
+        human_actions: `[B, P, H]`.
+        capacity: room in the list; None: for every slot.
+        mask: `[B]`, states to count.
+        listed: (states, prob) `[B, P, R, K, ...]`, where they are known already.
+
+    Returns:
+        The list, with segments (b * P + p) * R + r; `[B, P, R]` bool, segments some of whose
+        successors are missing, in the world's K or in the list; and metrics: n_successors, fill,
+        overflow (how many are missing), mass_error (the largest |1 - sum prob|).
+    """
+    robots = jnp.asarray(profiles(world.num_robots, world.num_actions), jnp.int32)
+    batch, num = human_actions.shape[:2]
+
+    def of_profile(state: Any, humans: Array) -> tuple[Any, Array, Array]:
+        return jax.vmap(lambda r: world.successors(state, jnp.concatenate([humans, r])))(robots)
+
+    def of_state(state: Any, humans: Array) -> tuple[Any, Array, Array]:
+        return jax.vmap(lambda h: of_profile(state, h))(humans)
+
+    if listed is None:
+        following, prob, overflow = jax.vmap(of_state)(states, human_actions)  # [B, P, R, K, ...]
+    else:
+        following, prob = listed
+        overflow = jnp.zeros(prob.shape[:3], bool)
+    pairs = (batch, num * len(robots))
+    dense = jax.tree.map(lambda x: x.reshape(*pairs, *x.shape[3:]), following)
+    prob = prob.reshape(*pairs, -1)
+    num_segments = pairs[0] * pairs[1]
+    if capacity is None or capacity >= prob.size:
+        flat = _every_slot(dense, prob)
+    else:
+        flat = successors.flatten(dense, prob, capacity)
+    mass = successors.segment_mass(flat.prob, flat.segment, num_segments).reshape(batch, -1)
+    lost = (jnp.abs(1.0 - mass) > MASS_TOLERANCE).reshape(batch, num, len(robots))
+    metrics = {
+        "n_successors": flat.count.astype(jnp.float32),
+        "fill": exchange.mean(flat.fill),
+        "overflow": (flat.overflow + jnp.sum(overflow & mask[:, None, None])).astype(jnp.float32),
+        "mass_error": exchange.mean(
+            exchange.largest(jnp.max(jnp.where(mask[:, None], jnp.abs(1.0 - mass), 0.0)))
+        ),
+    }
+    return flat, lost, metrics
+
+
+def _every_slot(states: Any, prob: Array) -> Successors:
+    """All slots as they lie, empty ones among them: no compaction, nothing can overflow."""
+    num_segments, room = prob.shape[0] * prob.shape[1], prob.shape[2]
+    flat = prob.reshape(-1)
+    segment = jnp.arange(flat.size, dtype=jnp.int32) // room
+    listed = jax.tree.map(lambda x: x.reshape(flat.size, *x.shape[3:]), states)
+    none = jnp.int32(0)
+    return Successors(listed, flat, segment, flat > 0.0, none, jnp.zeros(num_segments))
+
+
+def values(
+    model: Model,
+    world: World,
+    params: Params,
+    codes: Array,
+    p: PowerParams,
+    ability_floor: float,
+    use_v_r: Array | bool = True,
+) -> tuple[Array, Array, Array]:
+    """V_r `[N]`, V_h^e clamped `[N, H, G]` and X_h `[N, H]` of states, by frozen parameters.
+
+    use_v_r: whether V_r is by its network, if it has one, or still by eq. (9).
+    """
+    with jax.named_scope("stage2_encode"):
+        latents = model.trunk(params, codes)
+    with jax.named_scope("stage3_forward"):
+        v = jnp.clip(model.v_h_e(params, latents), 0.0, 1.0)
+        q = model.q_r(params, latents)
+        x = _ability(model, world, params, latents, p.zeta, ability_floor)
+        v_r = _robot_value(model, params, latents, x, q, p)
+        if model.v_r is not None:
+            v_r = jnp.where(use_v_r, model.v_r(params, latents), v_r)
+    return v_r, v, x
+
+
+def _robot_value(
+    model: Model, params: Params, latents: Any, x: Array, q: Array, p: PowerParams
+) -> Array:
+    """V_r `[N]` by eq. (9); U_r by its network, if it has one, or by eq. (8)."""
+    if model.y is None:
+        reward = power.intrinsic_reward(x, p.xi, p.eta, reduce=p.reduce)
+    else:
+        reward = -(model.y(params, latents) ** p.eta)
+    return reward + jnp.sum(power.robot_policy(q, p.beta_r) * q, axis=-1)
+
+
+def _ability(
+    model: Model, world: World, params: Params, latents: Any, zeta: Number, floor: float
+) -> Array:
+    """X_h `[N, H]`, eq. (7), by its network or as the sum over goals; at least `floor`."""
+    if model.x_h is None:
+        v = jnp.clip(model.v_h_e(params, latents), 0.0, 1.0)
+        x = power.aggregate_ability(v, world.goal_weight[None], zeta)
+    else:
+        x = jnp.clip(model.x_h(params, latents), 0.0, 1.0)
+    return jnp.maximum(x, floor)
+
+
+def make_targets(
+    model: Model,
+    world: World,
+    params: Params,
+    states: Any,
+    human: Profiles,
+    p: PowerParams,
+    mask: Array,
+    *,
+    capacity: int | None = None,
+    unique: int = 0,
+    ability_floor: float = power.ABILITY_FLOOR,
+    listed: tuple[Any, Array] | None = None,
+    use_v_r: Array | bool = True,
+) -> tuple[Targets, Metrics]:
+    """Eqs. (4) and (6) for a batch of states, from frozen parameters.
+
+    Of a part of a batch (`mbx.exchange`) the metrics are its shares.
+
+    Args:
+        model: networks or tables.
+        world: what follows what.
+        params: frozen parameters of the model.
+        states: `[B, ...]`.
+        human: human actions to average over.
+        p: parameters in force at this step.
+        mask: `[B]` bool, rows that exist.
+        capacity: see `expand`.
+        unique: room for distinct successors, each evaluated once; 0: every successor is. Results
+            do not depend on it.
+        ability_floor: least X_h.
+        listed: see `expand`.
+        use_v_r: see `values`.
+
+    Returns:
+        The targets, and metrics: those of `expand`, lost_targets (share of robot actions without a
+        target because successors are missing), broken_targets (because the world gave a successor
+        that is not finite) and zero_ability (how often X_h was at the floor).
+    """
+    batch, num = human.weight.shape
+    num_robot = world.num_actions**world.num_robots
+    with jax.named_scope("stage1_collect"):
+        flat, lost, metrics = expand(world, states, human.actions, capacity, mask, listed)
+        ended = jax.vmap(world.terminal)(flat.state)
+        achieved = jax.vmap(world.achieved)(flat.state)
+        codes = model.encode(flat.state)
+
+    def evaluate(codes: Array) -> tuple[Array, Array, Array]:
+        return values(model, world, params, codes, p, ability_floor, use_v_r)
+
+    if unique:
+        keys = _keys(world, flat.state)
+        (v_r, v, x), count = successors.map_unique(evaluate, codes, keys, flat.valid, unique)
+        metrics["n_unique"] = count.astype(jnp.float32)
+    else:
+        v_r, v, x = evaluate(codes)
+    # Humans whose ability is at the floor: U_r there is a stand-in, not a number to rely on.
+    powerless = (x <= ability_floor) & (flat.valid & ~ended)[:, None]
+    metrics["zero_ability"] = jnp.sum(powerless).astype(jnp.float32)
+
+    shape = (batch, num, num_robot)
+    with jax.named_scope("stage4_aggregate"):
+        v_r = jnp.where(ended, p.terminal_v_r, v_r)
+        expected = successors.segment_expectation(
+            v_r, flat.prob, flat.segment, batch * num * num_robot
+        ).reshape(shape)
+        q_target = p.gamma_r * jnp.einsum("bpr,bp->br", expected, human.weight)
+    with jax.named_scope("stage5_v_h_e"):
+        latents = model.trunk(params, model.encode(states))
+        q_here = model.q_r(params, latents)
+        policy = power.robot_policy(q_here, p.beta_r)
+        here = _ability(model, world, params, latents, p.zeta, ability_floor)
+        wide = jnp.broadcast_to(ended[:, None, None], v.shape)
+        attained = power.attained(v, achieved, p.gamma_h, wide)
+        expected = successors.segment_expectation(
+            attained, flat.prob, flat.segment, batch * num * num_robot
+        ).reshape(*shape, *v.shape[1:])
+        total = jnp.einsum("bprhg,br,bhgp->bhg", expected, policy, human.entry)
+        v_target = total / jnp.maximum(human.coverage, 1e-9)
+    targets = Targets(
+        q_target, jnp.ones_like(q_target, bool), v_target, human.coverage, policy, here
+    )
+    if model.y is not None:
+        whose = jnp.repeat(jnp.arange(batch), here.shape[1])
+        y, _ = successors.segment_reward(here.ravel(), whose, batch, p.xi, p.eta, p.reduce)
+        targets = targets._replace(y=y)
+    if model.v_r is not None:
+        v_r = _robot_value(model, params, latents, here, q_here, p)
+        targets = targets._replace(v_r=v_r)
+    targets, lost = _without_lost(targets, lost, human, mask)
+    targets, broken = _without_broken(targets, mask)
+    return targets, metrics | lost | broken
+
+
+def _without_lost(
+    targets: Targets, lost: Array, human: Profiles, mask: Array
+) -> tuple[Targets, Metrics]:
+    """No targets where successors are missing, `lost` `[B, P, R]`, and their share.
+
+    They would count 0, better than anything there is.
+    """
+    known = ~jnp.any(lost & (human.weight > 0.0)[:, :, None], axis=1)
+    gap = (human.entry > 0.0) & jnp.any(lost, axis=2)[:, None, None]
+    coverage = jnp.where(jnp.any(gap, axis=-1), 0.0, targets.coverage)
+    targets = targets._replace(known=targets.known & known, coverage=coverage)
+    return targets, {"lost_targets": _share(~known, mask)}
+
+
+def _without_broken(targets: Targets, mask: Array) -> tuple[Targets, Metrics]:
+    """No targets where the world had no number for a successor, and their share."""
+    sound, whole = jnp.isfinite(targets.q_r), jnp.isfinite(targets.v_h_e)
+    return targets._replace(
+        q_r=jnp.where(sound, targets.q_r, -1.0),
+        known=targets.known & sound,
+        v_h_e=jnp.where(whole, targets.v_h_e, 0.0),
+        coverage=jnp.where(whole, targets.coverage, 0.0),
+    ), {"broken_targets": _share(~sound, mask)}
+
+
+def _share(which: Array, mask: Array) -> Array:
+    """Of the robot's actions `[B, R]` in rows that exist."""
+    rows = exchange.total(jnp.sum(mask).astype(jnp.float32))
+    return jnp.sum(which & mask[:, None]) / jnp.maximum(rows * which.shape[1], 1.0)
+
+
+def _keys(world: World, states: Any) -> Array:
+    """What tells successors apart: the state's number, or all its words."""
+    if world.num_states is not None:
+        return jax.vmap(world.index)(states)
+    leaves = [jnp.asarray(x) for x in jax.tree.leaves(states)]
+    words = [
+        jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
+        if jnp.issubdtype(x.dtype, jnp.floating)
+        else x.astype(jnp.int32)
+        for x in leaves
+    ]
+    return jnp.concatenate([w.reshape(w.shape[0], -1) for w in words], axis=1)

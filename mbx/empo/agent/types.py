@@ -1,0 +1,71 @@
+"""Types that the parts of EMPO's agent share."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.struct
+
+from mbx.empo.agent.models import Model
+from mbx.empo.agent.settings import Settings
+from mbx.empo.power.curriculum import Curriculum
+from mbx.empo.power.equations import PowerParams
+from mbx.empo.power.worlds import World
+from mbx.types import Array, Params, Record
+
+
+@flax.struct.dataclass
+class TrainState(Record):
+    """All that learning changes.
+
+    Attributes:
+        params: "v_h_e", "q_r" and perhaps "x_h", "u_r", "v_r", networks' weights or tables.
+        target: the frozen copy that targets are made with; None where it would be `params`.
+        opt_state: of the optimisers, or how often each table entry was visited.
+        step: int32, updates made.
+    """
+
+    params: Params
+    target: Params | None
+    opt_state: Any
+    step: Array
+
+    @property
+    def frozen(self) -> Params:
+        """The parameters that targets and policies are made with."""
+        return self.params if self.target is None else self.target
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A world with the settings it is learned by, and what follows from both.
+
+    Attributes:
+        settings: the run's.
+        world: the world.
+        params: of the equations, the world's own or those of `settings.power`.
+        curriculum: `settings.curriculum` for the networks that exist.
+        model: networks or tables.
+        capacity: successors of a batch for which there is room; None: every slot.
+        target_interval: updates between hard copies of the parameters.
+        target_rate: share of the way that the copy goes with every update instead; 0: none.
+        stored: observations hold the successors (environment `empo:NAME@stored`).
+        held_out: the world begun on maps that nobody trains on, where there are such.
+    """
+
+    settings: Settings
+    world: World
+    params: PowerParams
+    curriculum: Curriculum
+    model: Model
+    capacity: int | None
+    target_interval: int
+    stored: bool
+    held_out: World | None = None
+    target_rate: float = 0.0
+
+    @property
+    def num_robot_actions(self) -> int:
+        """Joint robot actions R."""
+        return self.world.num_actions**self.world.num_robots

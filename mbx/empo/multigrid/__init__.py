@@ -1,0 +1,31 @@
+"""A multigrid world in pure JAX whose successors can be listed: `empo:multigrid/NAME`.
+
+    layout = parse_map(text, goals=..., horizon=...)     # or load_map("rock_gate")
+    grid = make_grid(layout)                             # outcomes and goals as pure functions
+    world = make_world("rock_gate")                      # what EMPO's agent trains on
+
+`layout` reads maps, `dynamics` lists what a joint action can lead to (`effects` what actions do,
+`chances` who wins and who stumbles), `export` lists all states for the exact solver, `packed` is
+the grid with one integer a cell.
+"""
+
+from mbx.empo.multigrid.dynamics import Grid, make_grid
+from mbx.empo.multigrid.export import enumerate_states, export
+from mbx.empo.multigrid.layout import Layout, load_map, load_world, parse_map
+from mbx.empo.multigrid.render import make_render
+from mbx.empo.multigrid.state import State
+from mbx.empo.multigrid.world import make_world
+
+__all__ = [
+    "Grid",
+    "Layout",
+    "State",
+    "enumerate_states",
+    "export",
+    "load_map",
+    "load_world",
+    "make_grid",
+    "make_render",
+    "make_world",
+    "parse_map",
+]

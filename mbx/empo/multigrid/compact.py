@@ -1,0 +1,156 @@
+"""What networks read of a map and of what happens on it: channels a cell, and compact features.
+
+    channels      of the compressed grid as it is now (`packed.channels`), those that some map uses;
+                  a plane for each agent and direction; a mask of each human's goals; without the
+                  border, which is wall
+    global 4      share of the time left, chances: stumbling, entering magic walls, their hardening
+    agent 13      x, y, direction one-hot, may enter magic walls, pushes rocks, kind and colour of
+                  what it carries, paused, out, action that it is made to take next
+    interactive   kill buttons 5 each (x, y, enabled, who triggers it, whom it hits), pause switches
+                  6 (on, too), disabling switches 6 (what they disable), control buttons 7 (the
+                  action learned, and whose); 4 of each, 96 in all, 0 where there is none; left out
+                  where no map has a button
+
+The compact features are those of the reference (docs/sources.md#empo), numbers in [0, 1]. Planes of
+agents and goals are added, since its grid has neither a direction nor a goal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mbx.empo.multigrid import packed
+from mbx.empo.multigrid.layout import BUTTONS, GROUPS, ITEMS, Layout
+from mbx.empo.multigrid.objects import COLORS
+from mbx.empo.multigrid.state import CARRIED, State, goal_cells
+from mbx.types import Array
+
+SLOTS = 4  # buttons of a kind
+GLOBAL, AGENT, INTERACTIVE = 4, 13, 96
+_KILL, _PAUSE, _CONTROL, _DISABLE = range(len(BUTTONS))
+_ORDER = (_KILL, _PAUSE, _DISABLE, _CONTROL)  # of the interactive features
+_NUMBERS = {_KILL: 5, _PAUSE: 6, _DISABLE: 6, _CONTROL: 7}
+
+
+def make_features(
+    template: Layout, places: Any, starts: State
+) -> tuple[Callable[[Layout, State], Array], tuple[int, int, int]]:
+    """`features(layout, state) -> [D]`, and the shape (C, Y, X) of the channels it begins with.
+
+    Args:
+        template: a layout with as much of everything as any map.
+        places: `[L, ...]`, grids of all maps there will be: a channel that none of them uses is
+            left out.
+        starts: `[L, ...]`.
+
+    Raises:
+        ValueError: for more than SLOTS buttons of a kind.
+    """
+    for kind, name in enumerate(BUTTONS):
+        count = int((template.button_kind == kind).sum())
+        if count > SLOTS:
+            raise ValueError(f"{count} buttons of kind {name} on one map: at most {SLOTS}")
+    rows, columns = template.wall.shape
+    drawn = np.asarray(packed.channels(places.grid))
+    people = [packed.COLORS_OF[name] for name in ("yellow", "grey")]
+    used = drawn.any(axis=(0, 2, 3))
+    used[[packed.CHANNELS - packed.COLORS + color for color in people]] = True
+    kept = np.flatnonzero(used)
+    cells = jnp.arange(rows * columns).reshape(rows, columns)
+
+    def planes(layout: Layout, state: State) -> Array:
+        grid = packed.channels(packed.encode(packed.grid_fields(layout, state)))[kept]
+        agents = state.agents.astype(jnp.int32)
+        at = cells[None] == (agents[:, 1] * columns + agents[:, 0])[:, None, None]
+        looks = jax.nn.one_hot(agents[:, 2], 4) * (state.alive > 0)[:, None]
+        looking = (at[:, None] * looks[:, :, None, None]).reshape(-1, rows, columns)
+        goals = goal_cells(layout).reshape(-1, rows, columns)
+        return jnp.concatenate([grid, looking, goals])[:, 1:-1, 1:-1]
+
+    def features(layout: Layout, state: State) -> Array:
+        parts = (
+            planes(layout, state).ravel(),
+            global_features(layout, state),
+            agent_features(layout, state).ravel(),
+            interactive_features(layout, state) if len(template.buttons) else jnp.zeros(0),
+        )
+        return jnp.concatenate([part.astype(jnp.float32) for part in parts])
+
+    num_goals = int(np.prod(template.goals.shape[:2]))
+    return features, (len(kept) + 4 * len(template.agents) + num_goals, rows - 2, columns - 2)
+
+
+def global_features(layout: Layout, state: State) -> Array:
+    """`[4]`."""
+    left = 1.0 - state.time / layout.horizon if layout.horizon else jnp.float32(1.0)
+    chances = (layout.stumble, layout.magic_entry, layout.magic_solidify)
+    return jnp.stack([jnp.asarray(value, jnp.float32) for value in (left, *chances)])
+
+
+def agent_features(layout: Layout, state: State) -> Array:
+    """`[N, 13]`."""
+    rows, columns = layout.wall.shape
+    human = jnp.asarray(layout.is_human)
+    agents = state.agents.astype(jnp.float32)
+    num = len(layout.agents)
+    kind, color = jnp.zeros(num), jnp.zeros(num)
+    colors = jnp.asarray(layout.item_color)
+    for item, what in enumerate(layout.item_kind):
+        holds = (state.items[item, 0] == CARRIED) & (state.items[item, 1] == jnp.arange(num))
+        kind = jnp.where(holds, (int(what) + 1) / len(ITEMS), kind)
+        color = jnp.where(holds, (colors[item] + 1) / len(COLORS), color)
+    paused = jnp.zeros(num, bool)
+    for button in np.flatnonzero(layout.button_kind == _PAUSE):
+        works = (state.buttons[button, 0] > 0) & (state.buttons[button, 1] > 0)
+        paused |= works & (human == (layout.button_target[button] == GROUPS.index("humans")))
+    forced = state.forced if state.forced.shape[0] else jnp.zeros(num)
+    columns_of = [
+        agents[:, 0] / (columns - 1),
+        agents[:, 1] / (rows - 1),
+        *jax.nn.one_hot(state.agents[:, 2], 4).T,
+        jnp.asarray(layout.may_enter_magic),
+        ~human,
+        kind,
+        color,
+        paused,
+        state.alive == 0,
+        forced / layout.num_actions,
+    ]
+    return jnp.stack([jnp.asarray(column, jnp.float32) for column in columns_of], axis=-1)
+
+
+def interactive_features(layout: Layout, state: State) -> Array:
+    """`[96]`."""
+    rows, columns = layout.wall.shape
+    places = jnp.asarray(layout.buttons)
+    result = []
+    for kind in _ORDER:
+        own = np.flatnonzero(layout.button_kind == kind)
+        slots = jnp.zeros((SLOTS, _NUMBERS[kind]))
+        for slot, button in enumerate(own):
+            enabled, on, action, learner = state.buttons[button].astype(jnp.float32)
+            trigger, target = int(layout.button_trigger[button]), int(layout.button_target[button])
+            numbers = [
+                places[button, 0] / (columns - 1),
+                places[button, 1] / (rows - 1),
+                enabled,
+                float(trigger == 0),
+            ]
+            if kind == _DISABLE:
+                numbers += [1.0, (target + 1) / len(BUTTONS)]
+            else:
+                numbers.append(float(target == 0))
+            if kind == _PAUSE:
+                numbers.append(on)
+            if kind == _CONTROL:
+                numbers += [action / layout.num_actions, learner / len(layout.agents)]
+            there = places[button, 0] > 0
+            values = jnp.stack([jnp.asarray(value, jnp.float32) for value in numbers])
+            slots = slots.at[slot].set(jnp.where(there, values, 0.0))
+        result.append(slots.ravel())
+    return jnp.concatenate(result)

@@ -1,0 +1,302 @@
+"""What a joint action can lead to.
+
+Agents act one after the other. Those that reach for the same cell contend for it: one of them,
+each with the same probability, comes first, the others after everyone else (so they find it taken,
+unless the first could not move). A cell that an agent stood on when the step began stays closed to
+others for that step. Leaving unsteady ground, an agent goes astray to its left or right with half
+the stumbling probability each. A magic wall lets an agent through from its magic side with a
+probability, and may turn to stone when it does not. These rules reproduce the transitions of
+the reference's multigrid (docs/sources.md#empo), which the fixtures `grid_rock_1h1r` and
+`grid_corridor_2h1r` hold.
+
+What actions do is in `effects`, chance in `chances`. Axes: N agents, K outcomes of a joint action.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mbx.empo.multigrid import chances, effects
+from mbx.empo.multigrid import layout as maps
+from mbx.empo.multigrid.effects import Kinds, Turn
+from mbx.empo.multigrid.layout import Layout
+from mbx.empo.multigrid.state import (
+    UNSTEADY,
+    Board,
+    Scene,
+    State,
+    initial_state,
+    make_board,
+    to_scene,
+    to_state,
+)
+
+Array = jax.Array
+Scalars = tuple[Array, ...]
+
+MAX_OUTCOMES = 4096
+
+
+class Grid(NamedTuple):
+    """A layout's pure functions of one un-batched state.
+
+    Attributes:
+        initial: the state an episode starts in.
+        outcomes: (state, actions `[N]`) -> (states `[K, ...]`, prob `[K]`, 0 for unused ones).
+        terminal: state -> bool, the horizon is reached (never without one).
+        achieved: state -> `[H, G]` bool.
+        num_outcomes: K, which no joint action exceeds.
+        board: what the rules read.
+        outcomes_of: (board, state, actions) -> as `outcomes`, for any board of the same shape.
+    """
+
+    layout: Layout
+    initial: State
+    outcomes: Callable[[State, Array], tuple[State, Array]]
+    terminal: Callable[[State], Array]
+    achieved: Callable[[State], Array]
+    num_outcomes: int
+    board: Board
+    outcomes_of: Callable[[Board, State, Array], tuple[State, Array]]
+
+
+class Bounds(NamedTuple):
+    """Most ways of each kind of chance in one joint action, and the ways of one magic answer."""
+
+    contests: int
+    slips: int
+    magic: int
+    magic_ways: int
+
+    @property
+    def total(self) -> int:
+        """K."""
+        return self.contests * self.slips * self.magic
+
+
+def make_bounds(layout: Layout) -> Bounds:
+    """The bounds that follow from the layout.
+
+    Raises ValueError where a joint action could have more than MAX_OUTCOMES outcomes.
+    """
+    num = len(layout.agents)
+    shaky = min(num, int(layout.unsteady.sum())) if layout.stumble else 0
+    sides = sum(4 if side == 4 else 1 for side in layout.magic_side.tolist())
+    asking = min(int(layout.may_enter_magic.sum()), sides)
+    ways = 3 if layout.magic_solidify else 2
+    bounds = Bounds(chances.max_winners(num), 3**shaky, ways**asking, ways)
+    if bounds.total > MAX_OUTCOMES:
+        raise ValueError(
+            f"{num} agents, {shaky} of them on unsteady ground and {asking} at magic walls at once,"
+            f" make up to {bounds.total} outcomes of a joint action, more than {MAX_OUTCOMES}: draw"
+            " fewer agents, less unsteady ground or fewer magic walls"
+        )
+    return bounds
+
+
+# What of a board differs between maps of one family; the rest decides which rules there are.
+OWN = (
+    "terrain",
+    "door_cell",
+    "door_color",
+    "item_color",
+    "button_cell",
+    "magic_cell",
+    "magic_side",
+)
+
+
+def make_outcomes(layout: Layout) -> Callable[[Board, State, Array], tuple[State, Array]]:
+    """`outcomes_of` of `Grid`."""
+    flat = _flat_outcomes(layout)
+    return lambda board, state, actions: flat(board, {}, state, actions)
+
+
+def make_outcomes_anywhere(layout: Layout) -> Callable[[Board, State, Array], tuple[State, Array]]:
+    """The same where every state has a board of its own: at the same speed when vmapped over both.
+
+    Args:
+        layout: one that has as much of everything as any of the boards, of the same kinds.
+    """
+    flat, same = _flat_outcomes(layout), make_board(layout)
+
+    def outcomes(board: Board, state: State, actions: Array) -> tuple[State, Array]:
+        return flat(same, {name: getattr(board, name) for name in OWN}, state, actions)
+
+    return outcomes
+
+
+def _flat_outcomes(layout: Layout) -> Callable[..., tuple[State, Array]]:
+    """(board, what of it is a state's own, state, actions) -> outcomes."""
+    kinds, bounds, example = effects.make_kinds(layout), make_bounds(layout), initial_state(layout)
+    width, tick = layout.wall.shape[1], int(layout.horizon > 0)
+    step = functools.partial(_step, kinds, bounds, width)
+
+    def batched(
+        board: Board, own: dict[str, Array], states: State, actions: Array
+    ) -> tuple[State, Array]:
+        # Of things the numbers come first, as in a shared board; of the ground the scenes do.
+        own = {name: x if name == "terrain" else x.T for name, x in own.items()}
+        board = board._replace(**own)
+        # Always so; but the compiler cannot know, and leaves the stages alone.
+        runs = states.time[0] >= 0
+        start, moves = staged(runs, lambda: (to_scene(states, width), tuple(actions.T)))
+        after, prob = staged(
+            runs,
+            lambda: jax.vmap(lambda outcome: step(board, start, moves, outcome))(
+                jnp.arange(bounds.total, dtype=jnp.int32)
+            ),
+        )
+        shape = (bounds.total, states.time.shape[0])
+        after = jax.tree.map(lambda x: jnp.broadcast_to(x, shape), after)
+        write = jax.vmap(lambda s: to_state(s, example, width, states.time + tick), out_axes=1)
+        return staged(runs, lambda: write(after)), prob.T
+
+    return flatten_vmaps(batched)
+
+
+def staged(runs: Array, function: Callable[[], Any]) -> Any:
+    """`function()` where `runs`, else zeros; what it returns is computed once.
+
+    Compilers fuse cheap operations into whatever uses them and so compute them again for every use:
+    across a whole step that is ten times the work. They do not reach into a branch.
+    """
+    shapes = jax.eval_shape(function)
+    nothing = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # noqa: E731
+    return jax.lax.cond(runs, function, nothing)
+
+
+def flatten_vmaps(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function(shared, *arguments)` under any nest of `vmap`s as one call with one batch axis.
+
+    One long axis is what becomes vector code; a nest of vmaps ends in axes of a few entries. Where
+    `shared` is vmapped too, the nest stays as it is.
+
+    Args:
+        function: takes what is common to the whole batch and arguments with one leading axis, of
+            equal size everywhere, and returns such.
+    """
+
+    def plain(shared: Any, *arguments: Any) -> Any:
+        one = function(shared, *jax.tree.map(lambda x: x[None], arguments))
+        return jax.tree.map(lambda x: x[0], one)
+
+    flat = jax.custom_batching.custom_vmap(lambda shared, *arguments: function(shared, *arguments))
+    single = jax.custom_batching.custom_vmap(plain)
+
+    def spread(size: int, batched: Any, tree: Any) -> Any:
+        return jax.tree.map(
+            lambda x, is_in: x if is_in else jnp.broadcast_to(x, (size, *x.shape)), tree, batched
+        )
+
+    def all_of(tree: Any) -> Any:
+        return jax.tree.map(lambda x: True, tree)
+
+    def nested(inner: Any, size: int, in_batched: Any, arguments: Any) -> Any:
+        axes = jax.tree.map(lambda x: 0 if x else None, tuple(in_batched))
+        result = jax.vmap(inner, in_axes=axes, axis_size=size)(*arguments)
+        return result, all_of(result)
+
+    @single.def_vmap
+    def _(size: int, in_batched: Any, shared: Any, *arguments: Any) -> Any:
+        if any(jax.tree.leaves(in_batched[0])):
+            return nested(plain, size, in_batched, (shared, *arguments))
+        arguments = spread(size, tuple(in_batched[1:]), arguments)
+        result = flat(shared, *arguments)
+        return result, all_of(result)
+
+    @flat.def_vmap
+    def _(size: int, in_batched: Any, shared: Any, *arguments: Any) -> Any:
+        if any(jax.tree.leaves(in_batched[0])):
+            return nested(function, size, in_batched, (shared, *arguments))
+        arguments = spread(size, tuple(in_batched[1:]), arguments)
+        inner = jax.tree.leaves(arguments)[0].shape[1]
+        joined = jax.tree.map(lambda x: x.reshape(size * inner, *x.shape[2:]), arguments)
+        result = flat(shared, *joined)
+        return jax.tree.map(lambda x: x.reshape(size, inner, *x.shape[1:]), result), all_of(result)
+
+    return single
+
+
+def _step(
+    kinds: Kinds,
+    bounds: Bounds,
+    width: int,
+    board: Board,
+    scene: Scene,
+    actions: Scalars,
+    outcome: Array,
+) -> tuple[Scene, Array]:
+    """The `outcome`-th scene that a joint action can lead to, and its probability."""
+    num, start = len(actions), scene
+    actions, scene = effects.commanded(board, kinds, scene, actions)
+    steps = [(actions[i] == maps.FORWARD) & scene.alive[i] for i in range(num)]
+    heading, prob, rest = scene.heading, jnp.float32(1.0), outcome
+    if bounds.slips > 1:
+        shaky = [
+            steps[i] & ((effects.terrain(board, scene.cell[i]) & UNSTEADY) != 0) for i in range(num)
+        ]
+        turns, prob, rest = chances.stumbles(tuple(shaky), rest, board.stumble)
+        heading = tuple((h + t) & 3 for h, t in zip(heading, turns, strict=True))
+        scene = scene._replace(heading=heading)
+    deltas = tuple(effects.delta(h, width) for h in heading)
+    ahead = tuple(c + d for c, d in zip(scene.cell, deltas, strict=True))
+    answer = (jnp.int32(0),) * num
+    if bounds.magic > 1:
+        asking = tuple(
+            steps[i]
+            & effects.magic_ahead(board, scene.solid, ahead[i], heading[i], board.may_enter[i])
+            for i in range(num)
+        )
+        answer, chance, rest = chances.answers(
+            asking, rest, board.magic_entry, board.magic_solidify, bounds.magic_ways
+        )
+        prob = prob * chance
+    reaches = [(actions[i] >= maps.FORWARD) & scene.alive[i] for i in range(num)]
+    claims = tuple(jnp.where(reaches[i], ahead[i], -1 - i) for i in range(num))
+    fits = rest < bounds.contests
+    rest = jnp.minimum(rest, bounds.contests - 1)
+    order, chance, rest = chances.contend(claims, rest, bounds.contests)
+    prob = jnp.where(fits & (rest == 0), prob * chance, 0.0)
+    for agent in order:
+        agent = effects.once(agent, num)
+        turn = Turn(
+            agent,
+            *(effects.pick(v, agent) for v in (scene.cell, heading, ahead, deltas)),
+            *(effects.pick(tuple(v), agent) for v in (board.is_human, board.may_enter)),
+            effects.pick(answer, agent),
+            start.cell,
+            tuple(b[1] for b in start.buttons),
+        )
+        scene = effects.act(board, kinds, scene, turn, effects.pick(actions, agent))
+    return effects.remembered(kinds, start, scene, actions), prob
+
+
+def achieved(layout: Layout, state: State) -> Array:
+    """`[H, G]` bool: which goals hold in a state. The layout's goals may be traced."""
+    rectangles, humans = jnp.asarray(layout.goals), jnp.asarray(layout.humans)
+    x, y = (state.agents[humans, c].astype(jnp.int32)[:, None] for c in (0, 1))
+    inside = (rectangles[..., 0] <= x) & (x <= rectangles[..., 2])
+    inside &= (rectangles[..., 1] <= y) & (y <= rectangles[..., 3])
+    return inside & (state.alive[humans] > 0)[:, None]
+
+
+def make_grid(layout: Layout) -> Grid:
+    """The layout's functions. Raises ValueError for far too many outcomes, see `make_bounds`."""
+    outcomes, board = make_outcomes(layout), make_board(layout)
+    num_outcomes = make_bounds(layout).total
+    return Grid(
+        layout=layout,
+        initial=initial_state(layout),
+        outcomes=functools.partial(outcomes, board),
+        terminal=lambda state: (state.time >= layout.horizon) & (layout.horizon > 0),
+        achieved=functools.partial(achieved, layout),
+        num_outcomes=num_outcomes,
+        board=board,
+        outcomes_of=outcomes,
+    )

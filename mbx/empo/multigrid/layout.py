@@ -1,0 +1,452 @@
+"""Maps: text to arrays; every mistake is reported with its place.
+
+    #  wall      .  floor     ~  lava: an agent that enters is out for the rest of the episode
+    o  rock: pushed by robots alone      b  block: pushed by every agent
+    D  closed door    L  locked door (opens for whoever carries a key of its colour)    k  key
+    *  ball      x  box (may hold a key or a ball; toggling opens it)
+    u  unsteady ground      m  magic wall: let through with a probability
+    ,  coloured floor and s switch: walked over, without effect
+    K  kill button   P  pause switch   C  control button   X  disabling switch   (see `effects`)
+    > v < ^  a human facing that way     1 2 3 4  a robot facing right, down, left, up
+
+`objects.read_legend` gives further symbols: colours, contents, sides. Actions are still, left,
+right, forward; toggle where something can be toggled; pick up and drop where something can be
+carried. Agents are numbered in reading order. Source: docs/sources.md#empo.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import inspect
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mbx.empo.multigrid import objects
+from mbx.empo.multigrid.objects import BUTTONS, COLORS, GROUPS, HUMANS, ITEMS, ROBOTS
+from mbx.empo.power.equations import PowerParams, check_params
+from mbx.empo.power.humans import HumanModel
+
+DIRECTIONS = np.array([(1, 0), (0, 1), (-1, 0), (0, -1)], np.int32)  # right, down, left, up
+STILL, LEFT, RIGHT, FORWARD, TOGGLE, PICK_UP, DROP = range(7)
+OPEN, CLOSED, LOCKED = range(3)
+NONE = -1  # no colour, no content
+_WANTED = ("map", "goals", "horizon")
+_OPTIONAL = (
+    "goal_weight",
+    "stumble",
+    "legend",
+    "drop",
+    "magic_entry",
+    "magic_solidify",
+    "magic_users",
+    "power",
+    "humans",
+)
+
+
+class Layout(NamedTuple):
+    """A map: what never changes, and how an episode starts. Cells are (x, y), x to the right.
+
+    Attributes:
+        wall, lava, unsteady, switch: `[height, width]` bool.
+        floor: `[height, width]`, its colour or NONE.
+        agents: `[N, 3]` x, y, direction.
+        is_human: `[N]`.
+        movable: `[M, 2]`, cells of blocks and rocks.
+        heavy: `[M]`, rocks: robots only push them.
+        doors: `[D, 2]`.
+        door_state, door_color: `[D]`.
+        items: `[Q, 2]`, cells of keys, balls and boxes; what a box holds has the box's cell.
+        item_kind, item_color: `[Q]`, of ITEMS, and their colours.
+        item_box: `[Q]`, the box it lies in or NONE.
+        buttons: `[U, 2]`.
+        button_kind: `[U]`, of BUTTONS.
+        button_trigger, button_target: `[U]`, of GROUPS (the target of a disabling switch of
+            BUTTONS).
+        magic: `[W, 2]`.
+        magic_side: `[W]`, of `objects.SIDES`.
+        goals: `[H, G, 4]` rectangles x1, y1, x2, y2, both ends included.
+        goal_weight: `[H, G]`.
+        horizon: steps of an episode, 0 for one without end.
+        stumble: probability of a step off unsteady ground going astray.
+        magic_entry: probability of being let through a magic wall.
+        magic_solidify: of a refusal turning the wall into stone.
+        magic_users: "humans", "robots" or "all".
+        drop: whether what is carried can be put down.
+    """
+
+    wall: np.ndarray
+    lava: np.ndarray
+    unsteady: np.ndarray
+    switch: np.ndarray
+    floor: np.ndarray
+    agents: np.ndarray
+    is_human: np.ndarray
+    movable: np.ndarray
+    heavy: np.ndarray
+    doors: np.ndarray
+    door_state: np.ndarray
+    door_color: np.ndarray
+    items: np.ndarray
+    item_kind: np.ndarray
+    item_color: np.ndarray
+    item_box: np.ndarray
+    buttons: np.ndarray
+    button_kind: np.ndarray
+    button_trigger: np.ndarray
+    button_target: np.ndarray
+    magic: np.ndarray
+    magic_side: np.ndarray
+    goals: np.ndarray
+    goal_weight: np.ndarray
+    horizon: int
+    stumble: float
+    magic_entry: float
+    magic_solidify: float
+    magic_users: str
+    drop: bool
+
+    @property
+    def num_actions(self) -> int:
+        """Actions of an agent: 4, with things to toggle 5, with things to carry 6 or 7."""
+        if len(self.items):
+            return 7 if self.drop else 6
+        return 5 if len(self.doors) + len(self.buttons) else 4
+
+    @property
+    def humans(self) -> np.ndarray:
+        """Numbers of the agents that are human."""
+        return np.flatnonzero(self.is_human)
+
+    @property
+    def robots(self) -> np.ndarray:
+        """Numbers of the agents that are robots."""
+        return np.flatnonzero(~self.is_human)
+
+    @property
+    def may_enter_magic(self) -> np.ndarray:
+        """`[N]` bool: the agents that magic walls let through."""
+        return {"humans": self.is_human, "robots": ~self.is_human}.get(
+            self.magic_users, np.ones(len(self.agents), bool)
+        )
+
+
+def parse_map(
+    text: str,
+    *,
+    goals: Any,
+    horizon: int,
+    goal_weight: Any = None,
+    stumble: float = 0.5,
+    legend: Any = None,
+    drop: bool = True,
+    magic_entry: float = 0.5,
+    magic_solidify: float = 0.0,
+    magic_users: str = "humans",
+) -> Layout:
+    """A layout from a text map.
+
+    Args:
+        goals: rectangles `[G, 4]`, the same for every human, or `[H, G, 4]`.
+        goal_weight: `[H, G]` or `[G]`, positive, default equal; divided by its sum per human.
+        legend: see `objects`; the others: see `Layout`.
+
+    Raises:
+        ValueError: naming line and column, for unknown symbols and ragged lines, and for maps
+            without a human or a robot, an open border, goals outside the map or out of a human's
+            reach, and impossible numbers.
+    """
+    symbols = objects.read_legend({} if legend is None else legend)
+    cells = _cells(text.strip("\n").splitlines(), "".join(symbols) + HUMANS + ROBOTS)
+    things = {kind: [] for kind in objects.OPTIONS}
+    for (y, x), symbol in np.ndenumerate(cells):
+        if symbol in symbols:
+            things[symbols[symbol]["type"]].append((x, y, symbols[symbol]))
+    agents, is_human = _agents(cells)
+    if horizon < 0:
+        raise ValueError(f"horizon={horizon}: steps of an episode, or 0 for one without end")
+    chances = {"stumble": stumble, "magic_entry": magic_entry, "magic_solidify": magic_solidify}
+    for name, value in chances.items():
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"{name}={value}: a probability lies in [0, 1]")
+    if magic_users not in (*GROUPS, "all"):
+        raise ValueError(f"magic_users={magic_users!r}: choose one of {(*GROUPS, 'all')}")
+    where = {kind: _mask(cells.shape, found) for kind, found in things.items()}
+    _check_border(where["wall"])
+    rectangles, weight = _goals(goals, goal_weight, int(is_human.sum()), cells.shape)
+    floor = np.full(cells.shape, NONE, np.int8)
+    for x, y, spec in things["floor"]:
+        floor[y, x] = COLORS.index(spec["color"])
+    rocks, blocks = things["rock"], things["block"]
+    layout = Layout(
+        wall=where["wall"],
+        lava=where["lava"],
+        unsteady=where["unsteady"],
+        switch=where["switch"],
+        floor=floor,
+        agents=agents,
+        is_human=is_human,
+        movable=_places(rocks + blocks),
+        heavy=np.arange(len(rocks) + len(blocks)) < len(rocks),
+        **_doors(things["door"]),
+        **_items(things),
+        **_buttons(things),
+        magic=_places(things["magic_wall"]),
+        magic_side=_numbers(things["magic_wall"], "side", objects.SIDES),
+        goals=rectangles,
+        goal_weight=weight,
+        horizon=int(horizon),
+        drop=bool(drop),
+        magic_users=magic_users,
+        **{name: float(value) for name, value in chances.items()},
+    )
+    _check_reach(layout)
+    return layout
+
+
+def load_map(name: str) -> Layout:
+    """The map alone of `load_world`."""
+    return load_world(name)[0]
+
+
+def load_world(name: str) -> tuple[Layout, PowerParams | None, HumanModel | None]:
+    """A map that comes with the package, or a YAML file by its path.
+
+    The file has the fields map, goals and horizon, and may have the other ones of `parse_map`; and
+    `power`, parameters of the equations (those it leaves out are the theory's defaults), and
+    `humans`, see `HumanModel`. Without them these are None.
+
+    Raises:
+        ValueError: for an unknown name, missing or unknown fields, and impossible values.
+        FileNotFoundError: for a path where nothing is.
+    """
+    folder = importlib.resources.files("mbx.empo.multigrid") / "maps"
+    known = sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name[-5:] == ".yaml")
+    if name in known:
+        return _one(name, _documents(name, (folder / f"{name}.yaml").read_text()))
+    if not name.endswith(".yaml"):
+        raise ValueError(f"map {name!r} is unknown: choose one of {known}, or give a .yaml file")
+    return _one(name, _documents(name, _text(name)))
+
+
+def read_worlds(path: str) -> list[tuple[Layout, PowerParams | None, HumanModel | None]]:
+    """The maps of a YAML file, one or several with a line `---` between them; see `load_world`."""
+    documents = [fields for fields in _documents(path, _text(path)) if fields is not None]
+    return [_world(path, fields) for fields in documents or [None]]
+
+
+def _text(path: str) -> str:
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            f"map {path!r}: there is no such file in {os.getcwd()}: mend the path"
+        )
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _documents(name: str, text: str) -> list[Any]:
+    import yaml
+
+    try:
+        return list(yaml.safe_load_all(text))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"map {name!r} is no YAML: {reason}") from error
+
+
+def _one(name: str, documents: list[Any]) -> tuple[Layout, PowerParams | None, HumanModel | None]:
+    if len(documents) > 1:
+        raise ValueError(f"map {name!r} has {len(documents)} maps: for many, name it empo:maps/…")
+    return _world(name, documents[0] if documents else None)
+
+
+def _world(name: str, fields: Any) -> tuple[Layout, PowerParams | None, HumanModel | None]:
+    """The map that a file's fields describe."""
+    if not isinstance(fields, dict) or not set(_WANTED) <= fields.keys() <= {*_WANTED, *_OPTIONAL}:
+        raise ValueError(
+            f"map {name!r} must have the fields {sorted(_WANTED)}, may have "
+            f"{sorted(_OPTIONAL)}, and no others"
+        )
+    try:
+        params = _section(name, "power", PowerParams, fields.pop("power", None))
+        humans = _section(name, "humans", HumanModel, fields.pop("humans", None))
+        if params is not None:
+            check_params(params)
+        return parse_map(fields.pop("map"), **fields), params, humans
+    except ValueError as error:
+        raise ValueError(f"map {name!r}: {error}") from error
+    except (TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"map {name!r}: a field is not of its kind ({reason})") from error
+
+
+def _section(name: str, section: str, kind: Any, values: Any) -> Any:
+    """A section of a map's file as its type; None where there is none."""
+    if values is None:
+        return None
+    known = tuple(inspect.signature(kind).parameters)
+    if not isinstance(values, dict) or not set(values) <= set(known):
+        raise ValueError(f"{section}={values!r}, choose among {known}")
+    for field, value in values.items():
+        if isinstance(value, str) != isinstance(
+            inspect.signature(kind).parameters[field].default, str
+        ):
+            raise ValueError(f"{section}.{field}={value!r} has the wrong type")
+    return kind(**values)
+
+
+def reachable(layout: Layout, agent: int) -> np.ndarray:
+    """`[height, width]` bool: where an agent might get if everything that can move or open did."""
+    closed = layout.wall | layout.lava
+    for x, y in layout.buttons:
+        closed[y, x] = True
+    if not layout.may_enter_magic[agent] or layout.magic_entry == 0.0:
+        for x, y in layout.magic:
+            closed[y, x] = True
+    keys = layout.item_color[layout.item_kind == ITEMS.index("key")]
+    for (x, y), state, color in zip(
+        layout.doors, layout.door_state, layout.door_color, strict=True
+    ):
+        closed[y, x] |= state == LOCKED and color not in keys
+    x, y, _ = layout.agents[agent]
+    found = np.zeros_like(closed)
+    found[y, x] = True
+    while True:
+        near = found.copy()
+        near[1:] |= found[:-1]
+        near[:-1] |= found[1:]
+        near[:, 1:] |= found[:, :-1]
+        near[:, :-1] |= found[:, 1:]
+        near &= ~closed
+        if (near == found).all():
+            return found
+        found = near
+
+
+def _cells(rows: list[str], symbols: str) -> np.ndarray:
+    if not rows:
+        raise ValueError("the map is empty: draw at least one cell")
+    for y, row in enumerate(rows):
+        if len(row) != len(rows[0]):
+            raise ValueError(
+                f"line {y + 1} of the map has {len(row)} cells, the first has {len(rows[0])}: make "
+                "all lines equally long"
+            )
+        for x, symbol in enumerate(row):
+            if symbol not in symbols:
+                raise ValueError(
+                    f"line {y + 1}, column {x + 1} of the map: {symbol!r} is unknown, choose one "
+                    f"of {symbols!r} or explain it in the legend"
+                )
+    return np.array([list(row) for row in rows])
+
+
+def _mask(shape: tuple[int, ...], found: list) -> np.ndarray:
+    mask = np.zeros(shape, bool)
+    for x, y, _ in found:
+        mask[y, x] = True
+    return mask
+
+
+def _places(found: list) -> np.ndarray:
+    return np.array([(x, y) for x, y, _ in found], np.int32).reshape(-1, 2)
+
+
+def _numbers(found: list, option: str, names: tuple[str, ...]) -> np.ndarray:
+    return np.array([names.index(spec[option]) for *_, spec in found], np.int32)
+
+
+def _doors(found: list) -> dict[str, np.ndarray]:
+    # Closed ones first: so they are numbered.
+    found = sorted(found, key=lambda thing: objects.DOOR_STATES.index(thing[2]["state"]))
+    return {
+        "doors": _places(found),
+        "door_state": _numbers(found, "state", objects.DOOR_STATES),
+        "door_color": _numbers(found, "color", COLORS),
+    }
+
+
+def _items(things: dict[str, list]) -> dict[str, np.ndarray]:
+    listed = [(thing, NONE) for kind in ITEMS for thing in things[kind]]
+    for number, ((x, y, spec), _) in enumerate(list(listed)):
+        if spec.get("holds"):
+            listed.append(((x, y, spec["holds"]), number))
+    found = [thing for thing, _ in listed]
+    return {
+        "items": _places(found),
+        "item_kind": _numbers(found, "type", ITEMS),
+        "item_color": _numbers(found, "color", COLORS),
+        "item_box": np.array([box for _, box in listed], np.int32),
+    }
+
+
+def _buttons(things: dict[str, list]) -> dict[str, np.ndarray]:
+    found = [thing for kind in BUTTONS for thing in things[kind]]
+    targets = [
+        (GROUPS if spec["target"] in GROUPS else BUTTONS).index(spec["target"])
+        for *_, spec in found
+    ]
+    return {
+        "buttons": _places(found),
+        "button_kind": _numbers(found, "type", BUTTONS),
+        "button_trigger": _numbers(found, "trigger", GROUPS),
+        "button_target": np.array(targets, np.int32),
+    }
+
+
+def _agents(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    found = [
+        (x, y, (HUMANS + ROBOTS).index(symbol))
+        for (y, x), symbol in np.ndenumerate(cells)
+        if symbol in HUMANS + ROBOTS
+    ]
+    kinds = np.array([kind < len(HUMANS) for _, _, kind in found], bool)
+    for some, name, symbols in ((kinds, "human", HUMANS), (~kinds, "robot", ROBOTS)):
+        if not some.any():
+            raise ValueError(f"the map has no {name}: place one of {symbols!r}")
+    return np.array([(x, y, kind % 4) for x, y, kind in found], np.int32), kinds
+
+
+def _check_border(wall: np.ndarray) -> None:
+    if not np.concatenate([wall[0], wall[-1], wall[:, 0], wall[:, -1]]).all():
+        raise ValueError("the map's border must be wall ('#') all around")
+
+
+def _check_reach(layout: Layout) -> None:
+    for human, rectangles in zip(layout.humans, layout.goals, strict=True):
+        free = reachable(layout, human)
+        for x1, y1, x2, y2 in rectangles.tolist():
+            if not free[y1 : y2 + 1, x1 : x2 + 1].any():
+                x, y, _ = layout.agents[human]
+                raise ValueError(
+                    f"goal {(x1, y1, x2, y2)} can never be reached by the human at column {x + 1}, "
+                    f"line {y + 1} of the map, whatever is opened or moved: change goal or map"
+                )
+
+
+def _goals(
+    goals: Any, goal_weight: Any, humans: int, shape: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    rectangles = np.asarray(goals, np.int32)
+    if rectangles.ndim == 2:
+        rectangles = np.broadcast_to(rectangles, (humans, *rectangles.shape))
+    if rectangles.ndim != 3 or rectangles.shape[0] != humans or rectangles.shape[2] != 4:
+        raise ValueError(
+            f"goals have shape {np.shape(goals)}: give rectangles [G, 4] or [{humans}, G, 4]"
+        )
+    height, width = shape
+    for x1, y1, x2, y2 in rectangles.reshape(-1, 4):
+        if not (0 <= x1 <= x2 < width and 0 <= y1 <= y2 < height):
+            raise ValueError(
+                f"goal {(int(x1), int(y1), int(x2), int(y2))} does not lie in the {width}x{height} "
+                "map: give x1 <= x2 and y1 <= y2 inside it"
+            )
+    weight = (
+        np.ones(rectangles.shape[:2]) if goal_weight is None else np.asarray(goal_weight, float)
+    )
+    weight = np.broadcast_to(weight, rectangles.shape[:2])
+    if (weight <= 0).any():
+        raise ValueError(f"goal_weight={np.asarray(goal_weight).tolist()}: all must be positive")
+    return np.array(rectangles), weight / weight.sum(axis=1, keepdims=True)

@@ -1,0 +1,151 @@
+"""What robots can do at best for humans whose goals they know: an oracle, and an upper bound.
+
+The robots choose, in every state of a listed world, what makes the mean over humans of
+gamma^(steps - 1) at the first arrival largest: humans' ways are made as short as they can be. No
+robot lets humans arrive sooner, in that mean; one that does not know the goals, as EMPO's, has to
+keep all of them within reach instead. Public names are those of `mbx.power`.
+
+Axes: C combinations of goals (human 0 fastest), M sets of humans that have arrived (bit h: human
+h), S states, R joint robot actions, P joint human actions, K successors.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from mbx.empo.power.worlds import TabularWorld, check_world, dense_successors, profiles
+
+LARGEST = 200_000_000  # numbers of one array
+
+
+class Assistance(NamedTuple):
+    """The best values that robots can give to humans with known goals.
+
+    Attributes:
+        q: `[C, M, S, R]`, of a joint robot action, the best ones following.
+        goals: `[C, H]` int, the goals of each combination.
+        residual: the largest change that another sweep would make.
+    """
+
+    q: Array
+    goals: Array
+    residual: Array
+
+
+def solve_assistance(
+    world: TabularWorld,
+    human_policy: Any,
+    gamma: float,
+    *,
+    tol: float = 1e-6,
+    max_iterations: int = 10_000,
+) -> Assistance:
+    """Value iteration over states, goals and who has arrived.
+
+    Args:
+        world: its transitions.
+        human_policy: `[H, G, S, A]`, how humans act, `Solution.pi_h` say.
+        gamma: discount of an arrival, below 1.
+        tol: residual to stop at.
+        max_iterations: sweeps at most.
+
+    Raises:
+        ValueError: for an inconsistent world, a policy of another shape, and a world with too
+            many goals, humans or states for arrays of at most LARGEST numbers.
+
+    Examples:
+        >>> from mbx.empo import named_world
+        >>> found = named_world("grid_rock_1h1r")
+        >>> best = power.solve_assistance(found.table, found.solution.pi_h, 0.99)
+        >>> best.q.shape  # of 5 goals, arrived or not
+        (5, 2, 243, 4)
+    """
+    check_world(world)
+    humans, robots = np.asarray(world.humans), np.asarray(world.robots)
+    num_goals, num_actions = np.asarray(world.goal_weight).shape[1], int(world.num_actions)
+    shape = (len(humans), num_goals, int(world.num_states), num_actions)
+    policy = np.asarray(human_policy)
+    if policy.shape != shape:
+        raise ValueError(f"human_policy has shape {policy.shape}: give [H, G, S, A] = {shape}")
+    if not 0.0 < gamma < 1.0:
+        raise ValueError(f"gamma={gamma}: give a discount above 0 and below 1")
+    following, prob = dense_successors(world)
+    weights = num_actions ** np.concatenate([humans, robots])
+    human_actions = profiles(len(humans), num_actions)
+    joint = (human_actions @ weights[: len(humans)])[:, None]
+    joint = joint + profiles(len(robots), num_actions) @ weights[len(humans) :]
+    following, prob = following[:, joint], prob[:, joint]  # [S, P, R, K]
+    combinations = profiles(len(humans), num_goals)
+    kept = len(combinations) * 2 ** len(humans) * shape[2] * joint.shape[1]
+    if max(kept, 2 ** len(humans) * following.size) > LARGEST:
+        raise ValueError(
+            f"{len(humans)} humans with {num_goals} goals in {shape[2]} states: too many for the "
+            f"best help to be computed, {LARGEST:,} numbers at most"
+        )
+    achieved = np.moveaxis(np.asarray(world.achieved).astype(bool), -1, 0)
+    q, residual = _solve(
+        jnp.asarray(combinations),
+        jnp.asarray(policy, jnp.float32),
+        jnp.asarray(human_actions),
+        jnp.asarray(following),
+        jnp.asarray(np.where(np.asarray(world.terminal)[:, None, None, None], 0.0, prob)),
+        jnp.asarray(achieved),
+        jnp.float32(gamma),
+        jnp.float32(tol),
+        max_iterations=max_iterations,
+    )
+    return Assistance(q, jnp.asarray(combinations), jnp.max(residual))
+
+
+@functools.partial(jax.jit, static_argnames="max_iterations")
+def _solve(
+    combinations: Array,
+    policy: Array,
+    human_actions: Array,
+    following: Array,
+    prob: Array,
+    achieved: Array,
+    gamma: Array,
+    tol: Array,
+    *,
+    max_iterations: int,
+) -> tuple[Array, Array]:
+    """`[C, M, S, R]` and `[C]` of one combination after the other."""
+    num = policy.shape[0]
+    every = jnp.arange(num)
+    sets = jnp.arange(2**num)
+    count = jnp.sum(sets[:, None] >> every[None] & 1, axis=1)
+
+    def of_goals(goals: Array) -> tuple[Array, Array]:
+        own = policy[every, goals]  # [H, S, A]
+        chance = jnp.prod(own[every[:, None], :, human_actions.T], axis=0).T  # [S, P]
+        weight = chance[:, :, None, None] * prob.astype(jnp.float32)
+        arriving = jnp.sum(achieved[:, every, goals] << every[None], axis=1)  # [S]
+        after = sets[:, None, None, None, None] | arriving[following][None]
+        gain = (count[after] - count[:, None, None, None, None]) / num
+
+        def sweep(values: Array) -> Array:
+            worth = gain + gamma * values[after, following[None]]
+            return jnp.einsum("sprk,msprk->msr", weight, worth)
+
+        def step(carry: tuple) -> tuple:
+            values, _, steps = carry
+            better = jnp.max(sweep(values), axis=-1)
+            return better, jnp.max(jnp.abs(better - values)), steps + 1
+
+        def running(carry: tuple) -> Array:
+            return (carry[1] > tol) & (carry[2] < max_iterations)
+
+        nothing = jnp.zeros((len(sets), following.shape[0]))
+        values, residual, _ = jax.lax.while_loop(
+            running, step, (nothing, jnp.float32(jnp.inf), jnp.int32(0))
+        )
+        return sweep(values), residual
+
+    return jax.lax.map(of_goals, combinations)

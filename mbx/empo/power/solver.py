@@ -1,0 +1,375 @@
+"""The exact solver of small worlds: equations (1)-(9) by jitted sweeps over all states.
+
+Phase 1 gives the human prior, phase 2 the robot policy. The successors of every (state, joint
+action) are one segment of a flat list, so a sweep is a gather and a segment sum. Public names are
+those of `mbx.power`.
+
+Axes: S states, H humans, G goals a human, A actions of an agent, R joint robot actions, P joint
+human actions, N transitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from mbx.empo.power.equations import (
+    ABILITY_FLOOR,
+    PowerParams,
+    aggregate_ability,
+    attained,
+    human_aggregate,
+    robot_policy,
+)
+from mbx.empo.power.worlds import TabularWorld, check_world, joint_index, profiles
+
+
+class Solution(NamedTuple):
+    """The exact solution of a world. Joint robot actions are little-endian (`profiles`).
+
+    Attributes:
+        V_hm, Q_hm, pi_h: `[H, G, S]`, `[H, G, S, A]` twice: equations (1) to (3); values 0 where
+            the state is terminal or the goal achieved in it, pi_h there 0 or one-hot on action 0
+            ("still").
+        V_h_e, X_h, U_r, V_r, Q_r, pi_r: `[H, G, S]`, `[H, S]`, `[S]` twice, `[S, R]` twice:
+            equations (4) to (9), 0 where terminal, except V_r = terminal_v_r.
+        y: `[S]`, of equation (8).
+        residual: largest change the equations would still make (relative above 1).
+        iterations: sweeps of both phases.
+        converged: residual <= tol.
+        zero_ability: non-terminal (human, state) pairs whose X_h is at the floor, so that U_r there
+            is no number to rely on.
+        unreachable: goals of positive weight with V_h^e = 0 in every state.
+    """
+
+    V_hm: Array
+    Q_hm: Array
+    pi_h: Array
+    V_h_e: Array
+    X_h: Array
+    U_r: Array
+    V_r: Array
+    Q_r: Array
+    pi_r: Array
+    residual: Array
+    iterations: Array
+    y: Array
+    converged: Array
+    zero_ability: Array
+    unreachable: Array
+
+
+def solve(
+    world: TabularWorld,
+    params: PowerParams,
+    *,
+    tol: float | None = None,
+    max_iterations: int = 20_000,
+    damping: float = 0.0,
+    human_policy: Any = None,
+) -> Solution:
+    """Solve equations (1)-(9) by sweeps over all states, in the precision that JAX is set to.
+
+    Acyclic worlds take as many sweeps as they are deep; cyclic ones run until the residual is at
+    most tol. Where a large beta_r makes them oscillate, sweeps are damped by themselves: the step
+    halves whenever 100 of them bring no new low. A result that did not converge says so
+    (`converged`, `residual`).
+
+    Args:
+      world: arrays or numpy arrays; checked by `check_world`.
+      params: parameters.
+      tol: residual to stop at; None: 1e-12 in float64, 1e-6 in float32.
+      max_iterations: sweeps of each phase.
+      damping: in [0, 1), share of the old values kept in every sweep from the start.
+      human_policy: [H, G, S, A], a prior to take instead of phase 1's; V_hm and Q_hm are then 0.
+
+    Raises:
+      ValueError: an inconsistent world or parameter, or a policy that is none.
+
+    Examples:
+      >>> from mbx.empo import named_world
+      >>> found = named_world("grid_rock_1h1r")
+      >>> solution = power.solve(found.table, found.params)
+      >>> bool(solution.converged)
+      True
+    """
+    check_world(world)
+    _check_params(params, max_iterations, damping)
+    dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
+    tol = tol if tol is not None else (1e-12 if dtype == jnp.float64 else 1e-6)
+    arrays, layout = _arrange(world, dtype)
+    if human_policy is not None:
+        shape = (*np.asarray(world.achieved).shape, layout.actions)
+        human_policy = _check_policy(np.asarray(human_policy), shape, np.asarray(world.terminal))
+        human_policy = jnp.asarray(human_policy, dtype)
+    numbers = PowerParams(
+        *(  # type: ignore[arg-type]  # words are no numbers: None, and arguments of their own
+            None if name in ("reduce", "optimistic") else jnp.asarray(value, dtype)
+            for name, value in params._asdict().items()
+        )
+    )
+    return _solve(
+        arrays,
+        numbers,
+        jnp.asarray(tol, dtype),
+        jnp.asarray(1.0 - damping, dtype),
+        human_policy,
+        layout=layout,
+        reduce=params.reduce,
+        optimistic=bool(params.optimistic),
+        max_iterations=max_iterations,
+    )
+
+
+class _Layout(NamedTuple):
+    """Static sizes: states, humans, robots, actions."""
+
+    states: int
+    humans: int
+    robots: int
+    actions: int
+
+
+class _Arrays(NamedTuple):
+    """segment `[N]`: (s * P + p) * R + r, of canonical human and robot profiles p, r."""
+
+    segment: Array
+    following: Array
+    prob: Array
+    terminal: Array
+    achieved: Array
+    weight: Array
+
+
+def _check_params(params: PowerParams, max_iterations: int, damping: float) -> None:
+    for name in ("zeta", "xi", "eta"):
+        if not float(getattr(params, name)) > 0.0:
+            raise ValueError(f"params.{name}={getattr(params, name)}: must be positive")
+    for name in ("gamma_h", "gamma_r", "nu_h"):
+        if not 0.0 <= float(getattr(params, name)) <= 1.0:
+            raise ValueError(f"params.{name}={getattr(params, name)}: must lie in [0, 1]")
+    for name in ("beta_h", "beta_r"):
+        if not float(getattr(params, name)) >= 0.0:
+            raise ValueError(f"params.{name}={getattr(params, name)}: must not be negative")
+    if not float(params.terminal_v_r) < 0.0:
+        raise ValueError(f"params.terminal_v_r={params.terminal_v_r}: must be below 0")
+    if params.reduce not in ("mean", "sum"):
+        raise ValueError(f"params.reduce={params.reduce!r}: choose mean or sum")
+    if max_iterations < 1 or not 0.0 <= damping < 1.0:
+        raise ValueError(
+            f"max_iterations={max_iterations}, damping={damping}: at least 1, and in [0, 1)"
+        )
+
+
+def _check_policy(policy: np.ndarray, shape: tuple[int, ...], terminal: np.ndarray) -> np.ndarray:
+    """The policy, 0 in terminal states."""
+    if policy.shape != shape:
+        raise ValueError(f"human_policy has shape {policy.shape}: give [H, G, S, A] = {shape}")
+    over = terminal.astype(bool)
+    total = policy.sum(axis=-1)[:, :, ~over]
+    if (policy < 0).any() or (np.abs(total - 1.0) > 1e-4).any():
+        raise ValueError("human_policy: give probabilities that sum to one over actions")
+    return np.where(over[None, None, :, None], 0.0, policy)
+
+
+def _arrange(world: TabularWorld, dtype: np.dtype) -> tuple[_Arrays, _Layout]:
+    """Transitions with their joint action split into a human and a robot profile."""
+    humans, robots = np.asarray(world.humans), np.asarray(world.robots)
+    num_actions = int(world.num_actions)
+    layout = _Layout(int(world.num_states), len(humans), len(robots), num_actions)
+    actions = profiles(len(humans) + len(robots), num_actions)[np.asarray(world.succ_joint)]
+    human = joint_index(actions[:, humans], num_actions)
+    robot = joint_index(actions[:, robots], num_actions)
+    state = np.asarray(world.succ_state).astype(np.int64)
+    segment = (state * num_actions ** len(humans) + human) * num_actions ** len(robots) + robot
+    order = np.argsort(segment, kind="stable")
+    arrays = _Arrays(
+        segment=jnp.asarray(segment[order], jnp.int32),
+        following=jnp.asarray(np.asarray(world.succ_next)[order], jnp.int32),
+        prob=jnp.asarray(np.asarray(world.succ_prob)[order], dtype),
+        terminal=jnp.asarray(world.terminal, bool),
+        achieved=jnp.asarray(world.achieved, bool),
+        weight=jnp.asarray(world.goal_weight, dtype),
+    )
+    return arrays, layout
+
+
+@partial(jax.jit, static_argnames=("layout", "reduce", "optimistic", "max_iterations"))
+def _solve(
+    a: _Arrays,
+    p: PowerParams,
+    tol: Array,
+    step: Array,
+    given: Array | None,
+    *,
+    layout: _Layout,
+    reduce: str,
+    optimistic: bool,
+    max_iterations: int,
+) -> Solution:
+    running = ~a.terminal
+    shape = a.achieved.shape
+    iterate = partial(_iterate, tol=tol, step=step, max_iterations=max_iterations)
+    prior = partial(_prior_sweep, a, p, layout, optimistic)
+    v_hm, residual_1, count_1 = jnp.zeros(shape, a.prob.dtype), jnp.zeros_like(tol), jnp.int32(0)
+    if given is None:
+        v_hm, residual_1, count_1 = iterate(lambda v: prior(v)[0], v_hm)
+        v_hm, q_hm, pi_h = prior(v_hm)
+    else:
+        q_hm, pi_h = jnp.zeros_like(given), given
+    others, own = _human_profiles(a, pi_h, layout)
+    marginal = others[0] * jnp.einsum("g,gsp->sp", _normal(a.weight)[0], own[0])
+
+    def value(v: Array, pi_r: Array) -> Array:
+        """Eq. (6) for given robot policy, one sweep: [H, G, S]."""
+        expected = _expect(a, attained(v, a.achieved, p.gamma_h, _wide(a.terminal, v)), layout)
+        expected = jnp.einsum("hgspr,sr->hgsp", expected, pi_r)
+        new = jnp.sum(expected * own * others[:, None], axis=-1)
+        return jnp.where(_wide(running, new), new, 0.0)
+
+    def robot(v_r: Array) -> tuple[Array, Array]:
+        q = p.gamma_r * jnp.einsum("spr,sp->sr", _expect(a, v_r, layout), marginal)
+        q = jnp.where(running[:, None], q, 0.0)
+        safe = jnp.where(running[:, None], q, -1.0)
+        return q, jnp.where(running[:, None], robot_policy(safe, p.beta_r), 0.0)
+
+    def reward(v: Array) -> tuple[Array, Array, Array]:
+        x_h = aggregate_ability(jnp.moveaxis(v, 1, -1), a.weight[:, None, :], p.zeta)
+        y = human_aggregate(x_h.T, p.xi, reduce=reduce)
+        return x_h, jnp.where(running, y, 0.0), jnp.where(running, -(y**p.eta), 0.0)
+
+    def sweep(values: tuple[Array, Array]) -> tuple[Array, Array]:
+        v, v_r = values
+        q, pi_r = robot(v_r)
+        v = value(v, pi_r)
+        v_r = jnp.where(running, reward(v)[2] + jnp.sum(pi_r * q, axis=-1), p.terminal_v_r)
+        return v, v_r
+
+    # V_h^e under a uniform robot first: from V = 0 the first rewards would be astronomical.
+    uniform = jnp.where(running[:, None], 1.0 / layout.actions**layout.robots, 0.0)
+    uniform = jnp.broadcast_to(uniform, (layout.states, layout.actions**layout.robots))
+    v, _, count_2 = iterate(lambda v: value(v, uniform), jnp.zeros(shape, a.prob.dtype))
+    v_r = jnp.where(running, -jnp.ones_like(a.prob, shape=running.shape), p.terminal_v_r)
+    (v, v_r), residual_2, count_3 = iterate(sweep, (v, v_r))
+    q_r, pi_r = robot(v_r)
+    x_h, y, u_r = reward(v)
+    residual = jnp.maximum(residual_1, residual_2)
+    return Solution(
+        v_hm,
+        q_hm,
+        pi_h,
+        v,
+        x_h,
+        u_r,
+        v_r,
+        q_r,
+        pi_r,
+        residual,
+        count_1 + count_2 + count_3,
+        y,
+        converged=residual <= tol,
+        zero_ability=jnp.sum((x_h <= ABILITY_FLOOR) & _wide(running, x_h)),
+        unreachable=(a.weight > 0) & jnp.all(v <= 0.0, axis=-1),
+    )
+
+
+def _expect(a: _Arrays, values: Array, layout: _Layout) -> Array:
+    """sum_s' P(s'|s, p, r) values(s'): `[..., S]` -> `[..., S, P, R]`."""
+    segments = layout.states * layout.actions ** (layout.humans + layout.robots)
+    weighted = jnp.moveaxis(values[..., a.following], -1, 0)
+    weighted = weighted * a.prob.reshape((-1,) + (1,) * (values.ndim - 1))
+    total = jax.ops.segment_sum(weighted, a.segment, segments, indices_are_sorted=True)
+    split = (layout.states, layout.actions**layout.humans, layout.actions**layout.robots)
+    return jnp.moveaxis(total, 0, -1).reshape(*values.shape[:-1], *split)
+
+
+def _prior_sweep(
+    a: _Arrays, p: PowerParams, layout: _Layout, optimistic: bool, v: Array
+) -> tuple[Array, Array, Array]:
+    """Eqs. (1)-(3): V_hm `[H, G, S]` -> new V_hm, Q_hm, pi_h."""
+    robot = jnp.max if optimistic else jnp.min
+    profile = robot(_expect(a, attained(v, a.achieved, p.gamma_h), layout), axis=-1)
+    # Which joint human actions have human h do a; the others are believed uniform.
+    choice = jax.nn.one_hot(profiles(layout.humans, layout.actions), layout.actions)
+    believed = choice.astype(v.dtype) / layout.actions ** (layout.humans - 1)
+    q = jnp.einsum("hgsp,pha->hgsa", profile, believed)
+    terminal = _wide(a.terminal, v)
+    open_ = ~a.achieved & ~terminal
+    q = jnp.where(open_[..., None], q, 0.0)
+    pi = p.nu_h / layout.actions + (1.0 - p.nu_h) * _soft_best(q, p.beta_h)
+    still = jax.nn.one_hot(jnp.zeros(v.shape, jnp.int32), layout.actions, dtype=v.dtype)
+    pi = jnp.where(open_[..., None], pi, jnp.where(terminal[..., None], 0.0, still))
+    return jnp.sum(pi * q, axis=-1), q, pi
+
+
+def _soft_best(q: Array, beta: Array) -> Array:
+    """softmax(beta q); beta = inf: uniform over actions within float noise of the best."""
+    tie = 1e-9 if q.dtype == jnp.float64 else 1e-6
+    q = q - jnp.max(q, axis=-1, keepdims=True)  # before beta, as `distributions.awr_weights`
+    best = (q >= -tie).astype(q.dtype)
+    best = best / jnp.sum(best, axis=-1, keepdims=True)
+    return jnp.where(jnp.isinf(beta), best, jax.nn.softmax(jnp.where(jnp.isinf(beta), 0, beta) * q))
+
+
+def _human_profiles(a: _Arrays, pi_h: Array, layout: _Layout) -> tuple[Array, Array]:
+    """Probabilities of joint human actions p, as two factors whose product is a distribution.
+
+    others `[H, S, P]`: all humans but h, each by its goal-marginal. own `[H, G, S, P]`: human h
+    by its policy for g.
+    """
+    marginal = jnp.einsum("hg,hgsa->hsa", _normal(a.weight), pi_h)
+    profile = profiles(layout.humans, layout.actions)
+    index = jnp.asarray(profile.T)  # [H, P]
+    each = jax.vmap(lambda m, i: m[:, i])(marginal, index)  # [H, S, P]
+    own = jax.vmap(lambda m, i: m[:, :, i])(pi_h, index)  # [H, G, S, P]
+    mine = jnp.eye(layout.humans, dtype=bool)[:, :, None, None]
+    return jnp.prod(jnp.where(mine, 1.0, each[None]), axis=1), own
+
+
+def _normal(weight: Array) -> Array:
+    return weight / jnp.sum(weight, axis=-1, keepdims=True)
+
+
+def _wide(x: Array, like: Array) -> Array:
+    """`[S]` beside `[..., S]`: leading axes of size one, so that rank promotion stays explicit."""
+    return jnp.broadcast_to(x.reshape((1,) * (like.ndim - 1) + x.shape), like.shape)
+
+
+def _iterate(
+    sweep: Callable[[Any], Any], start: Any, *, tol: Array, step: Array, max_iterations: int
+) -> tuple[Any, Array, Array]:
+    """Iterate x <- x + step (sweep(x) - x) until the largest relative change of a sweep is <= tol.
+
+    Returns (values, residual, sweeps). The step halves when 100 sweeps bring no new low residual.
+    """
+    patience, smallest = 100, 1.0 / 64.0
+
+    def change(old: Array, new: Array) -> Array:
+        return jnp.max(jnp.abs(new - old) / jnp.maximum(1.0, jnp.abs(old)))
+
+    def body(carry: tuple) -> tuple:
+        x, _, count, step, best, since = carry
+        new = sweep(x)
+        residual = jnp.max(jnp.stack(jax.tree.leaves(jax.tree.map(change, x, new))))
+        # Within tol the step is taken whole: the values returned satisfy the equations.
+        taken = jnp.where(residual <= tol, 1.0, step)
+        x = jax.tree.map(lambda old, now: old + taken * (now - old), x, new)
+        since = jnp.where(residual < best, 0, since + 1)
+        stuck = since >= patience
+        step = jnp.where(stuck, jnp.maximum(0.5 * step, jnp.minimum(step, smallest)), step)
+        best = jnp.minimum(best, residual)
+        return x, residual, count + 1, step, best, jnp.where(stuck, 0, since)
+
+    def unfinished(carry: tuple) -> Array:
+        return ~(carry[1] <= tol) & (carry[2] < max_iterations)
+
+    infinity = jnp.full_like(tol, jnp.inf)
+    carry = (start, infinity, jnp.int32(0), step, infinity, jnp.int32(0))
+    x, residual, count, *_ = jax.lax.while_loop(unfinished, body, carry)
+    return x, residual, count

@@ -1,0 +1,416 @@
+"""What EMPO needs to know of a world: `TabularWorld` (arrays) and `World` (pure functions).
+
+A `TabularWorld` lists every transition; `mbx.power.solve` solves it. A `World` is what the agent
+trains on: functions over one un-batched state. `tabular_world` makes the second from the first.
+Both are re-exported by `mbx.power`. Axes: S states, J joint actions, K successors of a joint
+action, H humans, G goals a human, A actions of an agent, R joint robot actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+
+class TabularWorld(NamedTuple):
+    """A finite world as the list of its N transitions of positive probability.
+
+    Source: docs/sources.md#empo.
+
+    Attributes:
+        succ_state, succ_joint, succ_next: `[N]` int, s, j, s'.
+        succ_prob: `[N]`, sums to one for every (s, j) of a non-terminal s.
+        terminal: `[S]` bool.
+        achieved: `[H, G, S]` 0/1, judged on the successor.
+        goal_weight: `[H, G]`, w_g of equation (7); normalised per human it is also the goal
+            distribution of the human marginal.
+        humans, robots: agent numbers; a joint action is j = sum_i a_i num_actions^i over all agents
+            i (agent 0 fastest).
+    """
+
+    succ_state: Any
+    succ_joint: Any
+    succ_next: Any
+    succ_prob: Any
+    terminal: Any
+    achieved: Any
+    goal_weight: Any
+    humans: Any
+    robots: Any
+    num_actions: int
+    num_states: int
+
+
+class Views(NamedTuple):
+    """How people look at a world's states.
+
+    Attributes:
+        render: (state, goals `[H]`) -> uint8 `[height, width, 3]`.
+        positions: state -> `[H, 2]` int, the cell (x, y) that each human stands on.
+        size: (columns, rows) of the cells.
+        blocked: `[rows, columns]` bool, cells that nobody can stand on, on any map.
+        text: (state, goals `[H]`, -1 for one not to show) -> lines; not to be traced.
+        actions: what an agent's actions are called.
+        robots: as `positions`, `[R, 2]`, of the robots.
+        walls: state -> `[rows, columns]` bool, the cells of its own map that nobody can stand on;
+            None where all states are of one map.
+    """
+
+    render: Callable[[Any, Array], Array]
+    positions: Callable[[Any], Array]
+    size: tuple[int, int]
+    blocked: np.ndarray
+    text: Callable[[Any, Any], str] | None = None
+    actions: tuple[str, ...] = ()
+    robots: Callable[[Any], Array] | None = None
+    walls: Callable[[Any], Array] | None = None
+
+
+class World(NamedTuple):
+    """A world as pure functions of one un-batched state (any pytree).
+
+    Attributes:
+        num_goals: goals a human, padded to the largest number; goal_weight 0 marks an absent one.
+        max_successors: K, of one joint action.
+        num_states: `index(state)` lies below it; None where there is no such number (networks
+            only).
+        example_state: one state.
+        init: key -> state.
+        successors: (state, joint [humans + robots] int32, humans first) -> (states `[K, ...]`, prob
+            `[K]` padded with 0, overflow bool: some did not fit in K).
+        terminal: state -> bool.
+        achieved: state -> `[H, G]` bool.
+        human_policy: state -> `[H, G, A]`, the prior pi_h: exact, heuristic or uniform.
+        features: state -> float32 `[D]`.
+        index: state -> int32.
+        goal_features: `[H, G, F]` float32.
+        goal_weight: `[H, G]`.
+        views: how to look at a state; None where there is nothing to see.
+        states: every state `[S, ...]` in the order of `index`, where they are listed.
+        channels: (channels, rows, columns) of the picture that `features` begin with; None where
+            they do not.
+        scatter: key -> a state with everything that moves anywhere; None where that is not known.
+    """
+
+    num_humans: int
+    num_robots: int
+    num_actions: int
+    num_goals: int
+    max_successors: int
+    num_states: int | None
+    example_state: Any
+    init: Callable[[Array], Any]
+    successors: Callable[[Any, Array], tuple[Any, Array, Array]]
+    terminal: Callable[[Any], Array]
+    achieved: Callable[[Any], Array]
+    human_policy: Callable[[Any], Array]
+    features: Callable[[Any], Array]
+    index: Callable[[Any], Array]  # type: ignore[assignment]  # the name of a tuple's method
+    goal_features: Array
+    goal_weight: Array
+    views: Views | None = None
+    states: Any = None
+    channels: tuple[int, int, int] | None = None
+    scatter: Callable[[Array], Any] | None = None
+
+
+def goal_distribution(world: World) -> Array:
+    """`[H, G]` probabilities proportional to the goal weights.
+
+    Examples:
+        >>> from mbx.empo import named_world
+        >>> world = named_world("grid_rock_1h1r").world
+        >>> print(np.array(power.goal_distribution(world).sum(-1)).round(3))
+        [1.]
+    """
+    return world.goal_weight / jnp.sum(world.goal_weight, axis=-1, keepdims=True)
+
+
+def draw_goals(world: World, key: Array) -> Array:
+    """One goal a human, `[H]` int32, by the goal distribution.
+
+    Examples:
+        >>> from mbx.empo import named_world
+        >>> world = named_world("grid_rock_1h1r").world
+        >>> power.draw_goals(world, jax.random.key(0)).shape  # one human
+        (1,)
+    """
+    logits = jnp.log(goal_distribution(world))
+    return jax.random.categorical(key, logits).astype(jnp.int32)
+
+
+def draw_actions(world: World, state: Any, goals: Array, key: Array) -> Array:
+    """The humans' actions `[H]` int32, each by its prior for its goal.
+
+    Examples:
+        >>> from mbx.empo import named_world
+        >>> world = named_world("grid_rock_1h1r").world
+        >>> state = power.make_varied_start(world, 10)(jax.random.key(0))
+        >>> goals = power.draw_goals(world, jax.random.key(1))
+        >>> power.draw_actions(world, state, goals, jax.random.key(2)).shape
+        (1,)
+    """
+    policy = jnp.take_along_axis(world.human_policy(state), goals[:, None, None], axis=1)[:, 0]
+    return jax.random.categorical(key, jnp.log(policy)).astype(jnp.int32)
+
+
+def make_varied_start(world: World, walk: int) -> Callable[[Array], Any]:
+    """`start(key) -> state`: a state that is not over, from all over the world.
+
+    Where states are listed each is equally likely; a world that scatters what moves does that;
+    elsewhere it is where uniformly random agents are after 0 to `walk` steps from an ordinary
+    start.
+
+    Examples:
+        >>> from mbx.empo import named_world
+        >>> world = named_world("grid_rock_1h1r").world
+        >>> start = power.make_varied_start(world, 10)
+        >>> start(jax.random.key(0)).shape  # the number of a state
+        ()
+    """
+    if world.states is not None:
+        with jax.ensure_compile_time_eval():  # also where a run's state is only traced, to be read
+            running = ~np.asarray(jax.jit(jax.vmap(world.terminal))(world.states))
+            allowed = jnp.asarray(np.flatnonzero(running))
+        listed = lambda i: jax.tree.map(lambda x: x[i], world.states)  # noqa: E731
+        return lambda key: listed(jax.random.choice(key, allowed))
+    if world.scatter is not None:
+        return world.scatter
+    num_agents = world.num_humans + world.num_robots
+
+    def step(key: Array, state: Any) -> Any:
+        action_key, chance_key = jax.random.split(key)
+        joint = jax.random.randint(action_key, (num_agents,), 0, world.num_actions)
+        following, prob, _ = world.successors(state, joint)
+        chosen = jax.random.categorical(chance_key, jnp.log(prob))
+        after = jax.tree.map(lambda x: x[chosen], following)
+        over = world.terminal(after)
+        return jax.tree.map(lambda old, new: jnp.where(over, old, new), state, after)
+
+    def start(key: Array) -> Any:
+        begin_key, length_key, step_key = jax.random.split(key, 3)
+        length = jax.random.randint(length_key, (), 0, walk + 1)
+        return jax.lax.fori_loop(
+            0,
+            length,
+            lambda i, state: step(jax.random.fold_in(step_key, i), state),
+            world.init(begin_key),
+        )
+
+    return start
+
+
+def profiles(num_agents: int, num_actions: int) -> np.ndarray:
+    """`[num_actions ** num_agents, num_agents]`: the actions of each joint index, agent 0 fastest.
+
+    Little-endian: index = sum_i a_i num_actions^i, `joint_index` is the inverse.
+
+    Examples:
+        >>> power.profiles(2, 2).tolist()
+        [[0, 0], [1, 0], [0, 1], [1, 1]]
+    """
+    index = np.arange(num_actions**num_agents)[:, None]
+    return index // num_actions ** np.arange(num_agents)[None, :] % num_actions
+
+
+def joint_index(actions: Any, num_actions: int) -> Any:
+    """`[..., n]` actions to `[...]` little-endian joint indices (numpy in, numpy out).
+
+    Examples:
+        >>> power.joint_index(np.array([[0, 1], [2, 1]]), 3).tolist()  # agent 0 fastest
+        [3, 5]
+    """
+    shape = (1,) * (actions.ndim - 1) + (-1,)
+    weights = (num_actions ** np.arange(actions.shape[-1])).reshape(shape)
+    return (actions * weights).sum(axis=-1)
+
+
+def check_world(
+    world: TabularWorld, *, normalised_weights: bool = False, tolerance: float = 1e-5
+) -> None:
+    """Check that a world is one.
+
+    Args:
+        normalised_weights: also insist that every human's goal weights sum to one. Without that X_h
+            may exceed 1, y fall below 1 and U_r rise above -1.
+
+    Raises:
+        ValueError: naming the field, the value and the remedy, for an inconsistent world.
+
+    Examples:
+        >>> from mbx.empo import named_world
+        >>> table = named_world("grid_rock_1h1r").table
+        >>> power.check_world(table)
+        >>> power.check_world(table._replace(num_actions=0))
+        Traceback (most recent call last):
+            ...
+        ValueError: succ_joint holds 0..15: must lie in 0..-1
+    """
+    w = TabularWorld(*(np.asarray(field) for field in world))
+    agents = sorted([*w.humans.tolist(), *w.robots.tolist()])
+    if not len(w.humans) or not len(w.robots) or agents != list(range(len(agents))):
+        raise ValueError(
+            f"humans={w.humans.tolist()}, robots={w.robots.tolist()}: at least one of each, and "
+            "together they must number the agents 0..n-1, each once"
+        )
+    num_joint, num_states = int(w.num_actions) ** len(agents), int(w.num_states)
+    for name, values, bound in (
+        ("succ_state", w.succ_state, num_states),
+        ("succ_next", w.succ_next, num_states),
+        ("succ_joint", w.succ_joint, num_joint),
+    ):
+        if values.size and (values.min() < 0 or values.max() >= bound):
+            raise ValueError(
+                f"{name} holds {values.min()}..{values.max()}: must lie in 0..{bound - 1}"
+            )
+    expected = (len(w.humans), w.goal_weight.shape[-1], num_states)
+    if w.achieved.shape != expected or w.terminal.shape != (num_states,):
+        raise ValueError(
+            f"achieved {w.achieved.shape} and terminal {w.terminal.shape} should be "
+            f"[H, G, S] = {expected} and [S] = ({num_states},)"
+        )
+    if not np.all(w.succ_prob >= 0):
+        raise ValueError(f"succ_prob has the entry {w.succ_prob.min()}: must not be negative")
+    mass = np.zeros((num_states, num_joint))
+    np.add.at(mass, (w.succ_state, w.succ_joint), w.succ_prob)
+    wrong = ~(np.abs(mass - 1.0) <= tolerance) & ~w.terminal[:, None]
+    if wrong.any():
+        s, j = np.argwhere(wrong)[0]
+        raise ValueError(
+            f"succ_prob sums to {mass[s, j]:.6g} at state {s}, joint action {j} ({wrong.sum()} such"
+            " pairs): every non-terminal pair must sum to 1; list all its successors"
+        )
+    totals = w.goal_weight.sum(axis=-1)
+    if np.any(w.goal_weight < 0) or np.any(totals <= 0):
+        raise ValueError(f"goal_weight={w.goal_weight}: no negative weight, a positive sum a human")
+    if normalised_weights and np.any(np.abs(totals - 1.0) > tolerance):
+        raise ValueError(
+            f"goal_weight sums to {totals.tolist()} per human: divide each row by its sum, or "
+            "opt out with normalised_weights=False"
+        )
+
+
+def never_achieved(world: TabularWorld) -> np.ndarray:
+    """`[H, G]` bool: goals of positive weight that hold in no state that any transition enters.
+
+    Examples:
+        >>> from mbx.empo import named_world
+        >>> table = named_world("grid_rock_1h1r").table
+        >>> power.never_achieved(table).tolist()
+        [[False, False, True, True, False]]
+    """
+    entered = np.zeros(int(world.num_states), bool)
+    entered[np.asarray(world.succ_next)] = True
+    reached = (np.asarray(world.achieved).astype(bool) & entered).any(axis=-1)
+    return ~reached & (np.asarray(world.goal_weight) > 0)
+
+
+def tabular_world(
+    world: TabularWorld,
+    human_policy: Any = None,
+    *,
+    start: Any = None,
+    features: Any = None,
+    views: Views | None = None,
+) -> World:
+    """A `World` whose state is the state's number, int32.
+
+    Args:
+      world: transitions; checked.
+      human_policy: a `Solution` (its pi_h) or an array [H, G, S, A]; None for uniform.
+      start: [n] states an episode begins in, each equally likely; None for those that no
+        transition enters from another state, or state 0 where there is none.
+      features: [S, D] float; None for one-hot.
+      views: of state numbers.
+
+    Raises:
+      ValueError: an inconsistent world or a policy of the wrong shape.
+
+    Examples:
+        >>> from mbx.empo import named_world
+        >>> table = named_world("grid_rock_1h1r").table
+        >>> power.tabular_world(table).num_states
+        243
+    """
+    check_world(world)
+    num_states, num_actions = int(world.num_states), int(world.num_actions)
+    humans, robots = np.asarray(world.humans), np.asarray(world.robots)
+    num_goals = np.asarray(world.goal_weight).shape[1]
+    policy = _given_policy(human_policy, (len(humans), num_goals, num_states, num_actions))
+    following, probs = dense_successors(world)
+    begin = _starts(world) if start is None else np.atleast_1d(np.asarray(start))
+    begin = jnp.asarray(begin, jnp.int32)
+    table = None if features is None else jnp.asarray(features, jnp.float32)
+    order = np.concatenate([humans, robots])
+    weight = jnp.asarray(num_actions**order, jnp.int32)
+    following, probs = jnp.asarray(following), jnp.asarray(probs, jnp.float32)
+    terminal = jnp.asarray(world.terminal, bool)
+    achieved = jnp.moveaxis(jnp.asarray(world.achieved, bool), -1, 0)
+    policy = jnp.moveaxis(jnp.asarray(policy, jnp.float32), 2, 0)
+    eye = jnp.eye(len(humans) * num_goals).reshape(len(humans), num_goals, -1)
+
+    def successors(state: Array, joint: Array) -> tuple[Array, Array, Array]:
+        j = jnp.sum(joint * weight)
+        return following[state, j], probs[state, j], jnp.bool_(False)
+
+    def encode(state: Array) -> Array:
+        return jax.nn.one_hot(state, num_states) if table is None else table[state]
+
+    return World(
+        num_humans=len(humans),
+        num_robots=len(robots),
+        num_actions=num_actions,
+        num_goals=num_goals,
+        max_successors=following.shape[-1],
+        num_states=num_states,
+        example_state=jnp.int32(0),
+        init=lambda key: jax.random.choice(key, begin),
+        successors=successors,
+        terminal=lambda state: terminal[state],
+        achieved=lambda state: achieved[state],
+        human_policy=lambda state: policy[state],
+        features=encode,
+        index=lambda state: state,
+        goal_features=eye,
+        goal_weight=jnp.asarray(world.goal_weight, jnp.float32),
+        views=views,
+        states=jnp.arange(num_states, dtype=jnp.int32),
+    )
+
+
+def _given_policy(human_policy: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """A policy [H, G, S, A] as given, of a `Solution`, or uniform."""
+    policy = getattr(human_policy, "pi_h", human_policy)
+    policy = np.full(shape, 1.0 / shape[-1]) if policy is None else np.asarray(policy)
+    if policy.shape != shape:
+        raise ValueError(f"human_policy has shape {policy.shape}: give [H, G, S, A] = {shape}")
+    return policy
+
+
+def dense_successors(world: TabularWorld) -> tuple[np.ndarray, np.ndarray]:
+    """Successors and probabilities `[S, J, K]` of a listed world, padded with probability 0."""
+    num_agents = len(world.humans) + len(world.robots)
+    num_joint = int(world.num_actions) ** num_agents
+    pair = np.asarray(world.succ_state).astype(np.int64) * num_joint + np.asarray(world.succ_joint)
+    order = np.argsort(pair, kind="stable")
+    pair = pair[order]
+    rank = np.arange(pair.size) - np.searchsorted(pair, pair)
+    capacity = int(rank.max(initial=0)) + 1
+    shape = (int(world.num_states), num_joint, capacity)
+    following, probs = np.zeros(shape, np.int32), np.zeros(shape)
+    following.reshape(-1)[pair * capacity + rank] = np.asarray(world.succ_next)[order]
+    probs.reshape(-1)[pair * capacity + rank] = np.asarray(world.succ_prob)[order]
+    return following, probs
+
+
+def _starts(world: TabularWorld) -> np.ndarray:
+    entered = np.zeros(int(world.num_states), bool)
+    state, following = np.asarray(world.succ_state), np.asarray(world.succ_next)
+    entered[following[state != following]] = True
+    sources = np.flatnonzero(~entered & ~np.asarray(world.terminal).astype(bool))
+    return sources if sources.size else np.zeros(1, int)

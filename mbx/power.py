@@ -1,0 +1,23 @@
+"""Public names of EMPO's equations, exact solver and worlds: `mbx.empo.power`.
+
+`power.solve(world, power.PowerParams())` is the exact solution of a small world.
+"""
+
+import sys
+
+from mbx.empo.power import *  # noqa: F403
+from mbx.empo.power import (
+    __all__,  # noqa: F401
+    assistance,
+    codec,
+    curriculum,
+    equations,
+    humans,
+    named,
+    solver,
+    worlds,
+)
+
+# `import mbx.power.curriculum` finds it, although this is a module and no package.
+for _part in (assistance, codec, curriculum, equations, humans, named, solver, worlds):
+    sys.modules[_part.__name__.replace("mbx.empo.power", __name__)] = _part

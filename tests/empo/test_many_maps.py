@@ -1,0 +1,129 @@
+"""Worlds of many maps by name: from a folder, a file or a generator, some held out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from mbx import envs
+from mbx.empo import named_world
+from mbx.empo.agent.settings import Settings
+from mbx.empo.multigrid import many
+from mbx.power import HumanModel, PowerParams
+from mbx.settings import from_dict
+from mbx.training import inputs
+
+TEXT = """map: |
+  ######
+  #{row}#
+  ######
+goals: [[1, 1, 4, 1]]
+horizon: 0
+power: {{zeta: 2.0}}
+humans: {{model: uniform}}
+"""
+ROWS = (">..1", ">.1.", ">1..", "1.>.")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Four maps that differ in where the agents stand."""
+    for number, row in enumerate(ROWS):
+        (tmp_path / f"{number}.yaml").write_text(TEXT.format(row=row))
+    return f"{tmp_path}/"
+
+
+def begins(world):
+    """Where the human and the robot may stand when an episode begins."""
+    states = jax.jit(jax.vmap(world.init))(jax.random.split(jax.random.key(0), 40))
+    return {tuple(x) for x in np.asarray(states.now.agents)[:, :, 0].tolist()}
+
+
+def test_a_folders_maps_are_trained_on_or_held_out(folder):
+    found = many.make_many(folder, many.Choice(maps=64, held_out=1, seed=2))
+    every = {(1, 4), (1, 3), (1, 2), (3, 1)}
+    trained, new = begins(found.world), begins(found.held_out)
+    assert len(trained) == 3 and len(new) == 1 and trained | new == every
+    assert found.params == PowerParams(zeta=2.0)
+    even = jax.jit(found.world.human_policy)(found.world.example_state)
+    np.testing.assert_allclose(even, 0.25)
+    assert found.prior == "uniform"
+
+
+def test_which_maps_and_whose_power_are_choices(folder, monkeypatch):
+    monkeypatch.setattr(many, "make_family", lambda layouts, names: SimpleNamespace(layouts=names))
+    monkeypatch.setattr(many, "family_world", lambda *given: given)
+
+    def chosen(*choice, **given):
+        found = many.make_many(folder, many.Choice(*choice), **given)
+        return found, tuple(found.world[0].layouts[i][-6:] for i in found.world[1])
+
+    names = [f"{number}.yaml" for number in range(4)]
+    assert sorted(chosen(9, 0)[1]) == names and chosen(9, 0)[0].held_out is None
+    assert len({chosen(9, 1, seed)[1] for seed in range(9)}) > 1
+    two, trained = chosen(2, 1)
+    assert trained == chosen(9, 1)[1][:2]
+    assert two.held_out[1].tolist() == [0] and two.world[1].tolist() == [1, 2]
+    assert two.world[2:] == (HumanModel("uniform"), 0.0) == two.held_out[2:]
+    paths, params = HumanModel("paths"), PowerParams(nu_h=0.4)
+    given = chosen(2, 1, humans=paths, params=params, default=PowerParams())[0]
+    assert given.params == params and given.world[2:] == (paths, 0.4) == given.held_out[2:]
+    assert chosen(2, 1, default=params)[0].params == PowerParams(zeta=2.0)
+
+
+def test_environments_begin_on_the_maps_they_are_for(folder):
+    settings = from_dict(
+        Settings(),
+        {"env": {"name": f"empo:maps/{folder}", "held_out": 2, "maps": 1, "map_seed": 3}},
+    )
+    seen, worlds = {}, []
+    for training in (True, False):
+        options = settings.environment_options(training)
+        environment = envs.make(settings.env.name, 8, **options)
+        _, obs = jax.jit(environment.reset)(jax.random.key(0))
+        seen[training] = np.unique(np.asarray(obs), axis=0)
+        worlds.append(environment.spec.world)
+    assert worlds[0] is worlds[1]  # made once
+    assert len(seen[True]) == 1 and len(seen[False]) > 1
+    assert not (seen[False] == seen[True]).all(axis=1).any()
+
+
+def test_a_run_keeps_a_folder_as_one_file(folder, tmp_path):
+    run = tmp_path / "run"
+    settings = from_dict(Settings(), {"env": {"name": f"empo:maps/{folder}@stored"}})
+    assert settings.files() == {"env.name": folder}
+    inputs.keep(settings, str(run))
+    inputs.check(settings, str(run))
+    kept = inputs.kept(settings, str(run))
+    assert kept.env.name == f"empo:maps/{run}/inputs/env.name.yaml@stored"
+    again = many.make_many(str(run / "inputs/env.name.yaml"), many.Choice(9, 1, 2))
+    want = many.make_many(folder, many.Choice(9, 1, 2))
+    assert begins(again.world) == begins(want.world)
+    assert begins(again.held_out) == begins(want.held_out)
+    (tmp_path / "9.yaml").write_text(TEXT.format(row=".>1."))
+    with pytest.raises(ValueError, match="env.name=.* is not what the run .* began with"):
+        inputs.check(settings, str(run))
+    assert from_dict(Settings(), {"env": {"name": "empo:maps/rocks"}}).files() == {}
+
+
+def test_choices_that_cannot_be_made_are_told(folder, tmp_path):
+    with pytest.raises(ValueError, match="has 4 maps, of which env.held_out=4"):
+        many.make_many(folder, many.Choice(1, 4))
+    with pytest.raises(ValueError, match="maps 'caves': choose one of"):
+        named_world("maps/caves")
+    with pytest.raises(ValueError, match="env.maps=0"):
+        many.make_many(folder, many.Choice(0, 1))
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        named_world(f"maps/{tmp_path}/nowhere.yaml")
+    with pytest.raises(ValueError, match="has 2 maps: for many"):
+        (tmp_path / "two.yaml").write_text("\n---\n".join([TEXT.format(row=ROWS[0])] * 2))
+        named_world(f"multigrid/{tmp_path}/two.yaml")
+    (tmp_path / "two.yaml").write_text(TEXT.format(row=">1..").replace("zeta: 2.0", "zeta: 1.5"))
+    with pytest.raises(ValueError, match="says other things of power or humans"):
+        many.make_many(folder, many.Choice(1, 1))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="holds no .yaml file"):
+        many.make_many(f"{tmp_path}/empty", many.Choice(1, 1))

@@ -1,0 +1,370 @@
+"""The multigrid world: the reference's transitions, objects one by one, maps, EMPO on it."""
+
+from __future__ import annotations
+
+import pathlib
+
+import imageio.v2 as imageio
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mbx import pictures
+from mbx.empo import multigrid as mg
+from mbx.empo import suite as empo_envs
+from mbx.empo.multigrid import chances
+from mbx.empo.multigrid import state as grid_state
+from mbx.empo.multigrid.layout import FORWARD, PICK_UP, RIGHT, STILL, TOGGLE
+from mbx.empo.power.worlds import check_world, profiles
+from mbx.power import PowerParams, solve
+
+FOLDER = pathlib.Path(__file__).parents[1] / "fixtures" / "empo"
+GOAL = [[1, 1, 1, 1]]
+FIXTURES = {
+    "grid_rock_1h1r": (
+        "######\n#1o..#\n##>###\n######",
+        [[1, 1, 1, 1], [2, 1, 2, 1], [3, 1, 3, 1], [4, 1, 4, 1], [2, 2, 2, 2]],
+    ),
+    "grid_corridor_2h1r": (
+        "#####\n#>.>#\n##1##\n#####",
+        [[1, 1, 1, 1], [2, 1, 2, 1], [3, 1, 3, 1]],
+    ),
+}
+
+
+def make(text, goals=GOAL, horizon=9, **fields):
+    return mg.make_grid(mg.parse_map(text, goals=goals, horizon=horizon, **fields))
+
+
+def step(grid, state, *actions):
+    """The one outcome of a joint action without chance."""
+    states, prob = jax.jit(grid.outcomes)(state, jnp.asarray(actions, jnp.int32))
+    assert float(prob[0]) == 1.0 and float(prob.sum()) == 1.0
+    return jax.tree.map(lambda x: x[0], states)
+
+
+def place(state, agent):
+    return tuple(np.asarray(state.agents[agent]).tolist())
+
+
+@pytest.mark.parametrize("name", list(FIXTURES))
+def test_every_transition_of_the_reference(name):
+    a = dict(np.load(FOLDER / f"{name}.npz"))
+    text, goals = FIXTURES[name]
+    grid = make(text, goals, int(a["step_count"].max()))
+    table, flat = mg.export(grid)
+    check_world(table)
+    assert (table.num_states, len(table.succ_prob)) == (len(a["agent_state"]), len(a["succ_prob"]))
+    states = grid_state.unpack(flat, grid.initial)
+
+    def key(agents, movable, time):
+        return (*np.ravel(agents).tolist(), *np.ravel(movable).tolist(), int(time))
+
+    theirs = {
+        key(*row): s
+        for s, row in enumerate(zip(a["agent_state"], a["mobile_xy"], a["step_count"], strict=True))
+    }
+    to = np.array(
+        [theirs[key(*row)] for row in zip(states.agents, states.movable, states.time, strict=True)]
+    )
+    ours = dict(
+        zip(
+            zip(to[table.succ_state], table.succ_joint, to[table.succ_next], strict=True),
+            table.succ_prob,
+            strict=True,
+        )
+    )
+    expected = zip(a["succ_state"], a["succ_joint"], a["succ_next"], a["succ_prob"], strict=True)
+    for s, j, following, prob in expected:
+        np.testing.assert_allclose(ours[s, j, following], prob, rtol=1e-6)
+    weighted = a["goal_weight"] > 0
+    same = [
+        np.array_equal(table.achieved[h, g], a["achieved"][h, k][to])
+        for h in range(len(table.humans))
+        for k in range(weighted.shape[1])
+        for g in range(len(goals))
+    ]
+    assert sum(same) >= weighted.sum()  # every goal of theirs is one of these rectangles
+    np.testing.assert_array_equal(table.terminal, a["terminal"][to])
+
+
+def test_rocks_are_for_robots_and_blocks_for_all():
+    grid = make("#######\n#>o...#\n#>b...#\n#1o...#\n#######")
+    after = step(grid, grid.initial, FORWARD, FORWARD, FORWARD)
+    assert [place(after, i)[:2] for i in range(3)] == [(1, 1), (2, 2), (2, 3)]
+    assert after.movable.tolist() == [[2, 1], [3, 3], [3, 2]]  # rocks first
+    # Not two at once, nor against a wall, nor into lava.
+    grid = make("#######\n#1oo.>#\n#1o####\n#1o~..#\n#######")
+    after = step(grid, grid.initial, *[FORWARD] * 4)
+    np.testing.assert_array_equal(after.movable, grid.initial.movable)
+    assert [place(after, i)[0] for i in (0, 2, 3)] == [1, 1, 1]
+
+
+def test_doors_and_keys():
+    grid = make("#######\n#>Lk..#\n#1D...#\n#######")
+    assert grid.layout.num_actions == 7
+    shut = step(grid, grid.initial, FORWARD, FORWARD)
+    assert place(shut, 0) == (1, 1, 0) and place(shut, 1) == (1, 2, 0)
+    tried = step(grid, grid.initial, TOGGLE, TOGGLE)
+    assert tried.doors.tolist() == [0, 2]  # D opens, L stays locked (closed doors come first)
+    through = step(grid, tried, STILL, FORWARD)
+    assert place(through, 1) == (2, 2, 0)
+    open_still = step(grid, through, STILL, RIGHT)
+    assert open_still.doors.tolist() == [0, 2]
+    keyed = make("#######\n#>kL..#\n#1....#\n#######")
+    assert place(step(keyed, keyed.initial, FORWARD, STILL), 0) == (1, 1, 0)  # a key is in the way
+    has = step(keyed, keyed.initial, PICK_UP, STILL)
+    assert has.items.tolist() == [[grid_state.CARRIED, 0]]
+    there = step(keyed, has, FORWARD, STILL)
+    assert step(keyed, there, TOGGLE, STILL).doors.tolist() == [0]
+    assert step(keyed, keyed.initial, TOGGLE, STILL).doors.tolist() == [2]
+
+
+def test_lava_ends_an_agents_episode():
+    grid = make("######\n#>~..#\n#1...#\n######", [[2, 1, 3, 1]])
+    after = step(grid, grid.initial, FORWARD, STILL)
+    assert after.alive.tolist() == [0, 1] and not bool(grid.achieved(after).any())
+    assert place(step(grid, after, FORWARD, STILL), 0) == place(after, 0)
+
+
+def outcomes(grid, *actions):
+    states, prob = jax.jit(grid.outcomes)(grid.initial, jnp.asarray(actions, jnp.int32))
+    found: dict = {}
+    for k in np.flatnonzero(np.asarray(prob)):
+        key = tuple(
+            place(jax.tree.map(lambda x, k=k: x[k], states), i) for i in range(len(actions))
+        )
+        found[key] = found.get(key, 0.0) + float(prob[k])
+    np.testing.assert_allclose(sum(found.values()), 1.0, rtol=1e-6)
+    return found
+
+
+def test_contest_for_a_cell_has_one_winner():
+    grid = make("#####\n#>.3#\n##4##\n#####")
+    assert grid.num_outcomes == chances.max_winners(3) == 3
+    found = outcomes(grid, FORWARD, FORWARD, FORWARD)
+    assert len(found) == 3
+    np.testing.assert_allclose(list(found.values()), 1 / 3, rtol=1e-6)
+    assert sorted(cell[:2] for key in found for cell in key).count((2, 1)) == 3
+
+
+def test_unsteady_ground_and_the_bound_on_outcomes():
+    text = "#####\n#...#\n#v..#\n#u1.#\n#...#\n#####"
+    grid = make(text, stumble=0.4)
+    assert grid.num_outcomes == 2 * 3
+    onto = step(grid, grid.initial, FORWARD, STILL)
+    states, prob = grid.outcomes(onto, jnp.array([FORWARD, STILL]))
+    ends = {
+        place(jax.tree.map(lambda x, k=k: x[k], states), 0)[:2]: round(float(prob[k]), 5)
+        for k in np.flatnonzero(np.asarray(prob))
+    }
+    # Straight on, or right into the wall (facing down, its right is the wall at x 0): it stays.
+    assert ends == {(1, 4): 0.6, (1, 3): 0.2}
+    assert make(text.replace("u", "."), stumble=0.4).num_outcomes == 2
+    assert [chances.max_winners(n) for n in (1, 2, 3, 4, 5)] == [1, 2, 3, 4, 6]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ways_to_settle_contests_against_brute_force(seed):
+    rng = np.random.default_rng(seed)
+    claims = rng.integers(0, 3, 4)
+    got: dict = {}
+    for k in range(chances.max_winners(4)):
+        claimed = tuple(jnp.asarray(claims))
+        order, prob, rest = chances.contend(claimed, jnp.int32(k), chances.max_winners(4))
+        if rest == 0:
+            key = tuple(int(i) for i in order)
+            got[key] = got.get(key, 0.0) + float(prob)
+    blocks = [np.flatnonzero(claims == c) for c in np.unique(claims)]
+    expected: dict = {}
+    for choice in np.ndindex(*(len(b) for b in blocks)):
+        first = sorted(int(b[i]) for b, i in zip(blocks, choice, strict=True))
+        order = (*first, *(i for i in range(4) if i not in first))
+        expected[order] = expected.get(order, 0.0) + 1 / np.prod([len(b) for b in blocks])
+    assert got.keys() == expected.keys()
+    for order, prob in expected.items():
+        np.testing.assert_allclose(got[order], prob, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "message"),
+    [
+        ("####\n#>?#\n#1.#\n####", {}, "line 2, column 3"),
+        ("####\n#>1\n####", {}, "line 2"),
+        ("####\n#>.#\n####", {}, "no robot"),
+        ("####\n#1.#\n####", {}, "no human"),
+        ("####\n.>1#\n####", {}, "border"),
+        ("####\n#>1#\n####", dict(goals=[[1, 1, 9, 1]]), "does not lie"),
+        ("####\n#>1#\n####", dict(goals=[[0, 0, 0, 0]]), "can never be reached"),
+        ("####\n#>1#\n####", dict(goals=[1, 1]), "rectangles"),
+        ("####\n#>1#\n####", dict(horizon=-1), "horizon=-1"),
+        ("####\n#>1#\n####", dict(stumble=2.0), "stumble=2.0"),
+        ("####\n#>1#\n####", dict(goal_weight=[0.0]), "goal_weight"),
+    ],
+)
+def test_bad_maps_are_told(text, fields, message):
+    with pytest.raises(ValueError, match=message):
+        mg.parse_map(text, **{"goals": GOAL, "horizon": 5, **fields})
+
+
+DOOR_SYMBOL = {"R": {"type": "door", "color": "red", "state": "locked"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "message"),
+    [
+        ("####\n#>R#\n#1##\n####", dict(legend={"R": {"type": "gate"}}), "type 'gate'"),
+        ("####\n#>R#\n#1##\n####", dict(legend={">": {"type": "wall"}}), "symbol '>'"),
+        ("####\n#>R#\n#1##\n####", dict(legend=["R"]), "give a mapping"),
+        ("####\n#>R#\n#1##\n####", dict(legend={"R": {"type": "door", "colour": 1}}), "colour"),
+        ("####\n#>R#\n#1##\n####", dict(legend={"R": {"type": "key", "color": "pink"}}), "pink"),
+        (
+            "####\n#>R#\n#1##\n####",
+            dict(legend={"R": {"type": "box", "holds": {"type": "wall"}}}),
+            "hold a wall",
+        ),
+        (
+            "####\n#>R#\n#1##\n####",
+            dict(legend={"R": {"type": "control_button", "target": "humans"}}),
+            "both humans",
+        ),
+        # The goal lies behind a lock without its key, lava, a button, a wall for robots only.
+        ("#####\n#>R.#\n#1#k#\n#####", dict(goals=[[3, 1, 3, 1]], legend=DOOR_SYMBOL), "never"),
+        ("#####\n#>~.#\n#1###\n#####", dict(goals=[[3, 1, 3, 1]]), "column 2, line 2"),
+        ("#####\n#>K.#\n#1###\n#####", dict(goals=[[3, 1, 3, 1]]), "never"),
+        ("#####\n#>m.#\n#1###\n#####", dict(goals=[[3, 1, 3, 1]], magic_users="robots"), "never"),
+        ("####\n#>1#\n####", dict(magic_entry=1.5), "magic_entry=1.5"),
+        ("####\n#>1#\n####", dict(magic_users="cats"), "magic_users='cats'"),
+    ],
+)
+def test_bad_legends_and_goals_out_of_reach_are_told(text, fields, message):
+    with pytest.raises(ValueError, match=message):
+        mg.parse_map(text, **{"goals": GOAL, "horizon": 5, **fields})
+
+
+def test_far_too_many_outcomes_are_refused():
+    text = "########\n" + "#>uuuu1#\n" * 4 + "########"
+    with pytest.raises(ValueError, match="more than 4096: draw fewer agents"):
+        make(text)
+
+
+def test_one_program_serves_boards_of_one_shape():
+    one, two = make("######\n#>.1.#\n######"), make("######\n#>#1.#\n######")
+    boards = jax.tree.map(lambda *x: jnp.stack(x), one.board, two.board)
+    act = jnp.asarray([FORWARD, FORWARD])
+    states, prob = jax.jit(jax.vmap(one.outcomes_of, in_axes=(0, None, None)))(
+        boards, one.initial, act
+    )
+    assert states.agents[:, 0, 0, 0].tolist() == [2, 1]  # the second board's wall stops the human
+    assert states.agents[:, 0, 1, 0].tolist() == [4, 4]
+    np.testing.assert_allclose(prob.sum(-1), 1.0)
+
+
+def test_without_a_horizon_time_stands_still():
+    grid = make("####\n#>.#\n#1.#\n####", horizon=0)
+    after = step(grid, grid.initial, FORWARD, STILL)
+    assert int(after.time) == 0 and not bool(grid.terminal(after))
+
+
+def test_pictures_show_where_things_are():
+    grid = make("#####\n#>k.#\n#1~.#\n#####", [[3, 1, 3, 1]])
+    picture = jax.jit(mg.make_render(grid.layout))
+    before = np.asarray(picture(grid.initial))
+    assert before.shape == (4 * 24, 5 * 24, 3) and before.dtype == np.uint8
+    after = step(grid, grid.initial, PICK_UP, STILL)
+    changed = (np.asarray(picture(after)) != before).any(-1)
+    cells = changed.reshape(4, 24, 5, 24).any((1, 3))
+    assert np.argwhere(cells).tolist() == [[1, 1], [1, 2]]  # its bearer, and where the key lay
+    framed = (np.asarray(picture(grid.initial, jnp.asarray([0]))) != before).any(-1)
+    assert np.argwhere(framed.reshape(4, 24, 5, 24).any((1, 3))).tolist() == [[1, 3]]
+
+
+def test_picture_files(tmp_path):
+    frames = [np.full((4, 6, 3), 40 * k, np.uint8) for k in range(3)]
+    pictures.write_picture(str(tmp_path / "a.gif"), frames)
+    pictures.write_picture(str(tmp_path / "a.png"), frames[1])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.gif", "a.png"]  # no rest of writing
+    assert imageio.imread(tmp_path / "a.png").tolist() == frames[1].tolist()
+    assert len(imageio.mimread(tmp_path / "a.gif")) == 3
+    for wrong, message in ((frames[0] / 2, "float64"), (frames[0][0], r"shape \(6, 3\)")):
+        with pytest.raises(ValueError, match=message):
+            pictures.write_picture(str(tmp_path / "b.png"), wrong)
+    with pytest.raises(ValueError, match="at least one frame"):
+        pictures.write_picture(str(tmp_path / "b.gif"), [])
+    with pytest.raises(ValueError, match="must end in"):
+        pictures.write_picture(str(tmp_path / "b.jpg"), frames[0])
+
+
+def test_bad_files_names_and_priors_are_told(tmp_path):
+    with pytest.raises(ValueError, match="rock_gate"):
+        mg.load_map("rock_gat")
+    with pytest.raises(FileNotFoundError, match="map 'absent.yaml': there is no .*: mend the path"):
+        mg.load_map("absent.yaml")
+    path = tmp_path / "x.yaml"
+    path.write_text("map: |\n  ####\nhorizon: 3\n")
+    with pytest.raises(ValueError, match="goals"):
+        mg.load_map(str(path))
+    with pytest.raises(ValueError, match="humans.model='clever'"):
+        mg.make_world("rock_gate", "clever")
+    with pytest.raises(ValueError, match="more than 5 reachable"):
+        mg.export(mg.make_grid(mg.load_map("rock_gate")), limit=5)
+
+
+def test_states_survive_packing():
+    grid = mg.make_grid(mg.load_map("room_2h2r"))
+    state = step(grid, grid.initial, RIGHT, RIGHT, RIGHT, RIGHT)
+    flat = grid_state.pack(state)
+    again = grid_state.unpack(flat, grid.initial)
+    jax.tree.map(np.testing.assert_array_equal, again, state)
+    assert [x.dtype for x in again] == [x.dtype for x in state]
+
+
+def human_success(table, solution, robot_policy):
+    """V_h^e of the first state when the robot acts by `robot_policy` [S, R]."""
+    moves = profiles(len(table.humans) + len(table.robots), table.num_actions)
+    humans, robots = np.asarray(table.humans), np.asarray(table.robots)
+    human = moves[table.succ_joint][:, humans[0]]
+    robot = moves[table.succ_joint][:, robots[0]]
+    ways = solution.pi_h[0][:, table.succ_state, human] * robot_policy[table.succ_state, robot]
+    value = np.zeros(table.achieved.shape[1:])
+    for _ in range(12):
+        reached = table.achieved[0][:, table.succ_next]
+        term = ways * table.succ_prob * (reached + (1 - reached) * value[:, table.succ_next])
+        value = np.stack([np.bincount(table.succ_state, row, table.num_states) for row in term])
+    return value[:, 0]
+
+
+@pytest.mark.parametrize("name", ["rock_gate", "door"])
+def test_the_solved_robot_opens_the_way(name):
+    grid = mg.make_grid(mg.load_map(name))
+    table, _ = mg.export(grid)
+    solution = jax.device_get(solve(table, PowerParams(beta_r=50.0)))
+    solved = human_success(table, solution, np.asarray(solution.pi_r))
+    frozen = np.zeros_like(solution.pi_r)
+    frozen[:, 0] = 1.0
+    idle = human_success(table, solution, frozen)
+    assert solved.mean() > idle.mean() + 0.05, (solved, idle)
+
+
+def test_a_run_on_a_grid_leaves_its_review_behind(tmp_path):
+    from configs import empo
+    from mbx.training import run
+    from mbx.training.metrics import read_rows
+
+    config = empo.get_config().to_dict()
+    assert config["env"]["name"] == "empo:multigrid/gates_2h2r"  # what trains by default
+    layout = mg.parse_map("####\n#>.#\n#1.#\n####", goals=[[2, 1, 2, 1]], horizon=0)
+    empo_envs.register_world("small", lambda: mg.make_world(layout, "paths"))
+    config["env"].update(name="empo:small", num_envs=2, episode_length=5)
+    config["train"].update(steps=20, seed_steps=8, log_interval=20, utd_ratio=0.5)
+    config["eval"].update(episodes=2, review_episodes=4)
+    config["model"]["hidden"], config["loss"]["batch_size"] = 8, 4
+    config["replay"]["capacity"] = 32
+    run.train(config, str(tmp_path))
+    (row,) = [r for r in read_rows(str(tmp_path / "metrics.jsonl")) if r["kind"] == "eval"]
+    for robot in ("learned", "random", "frozen"):
+        assert 0.0 <= row[f"reached_{robot}"] <= 1.0
+    frames = imageio.mimread(tmp_path / "episode.gif")
+    assert len(frames) > 1 and frames[0].shape[:2] == (4 * 24, 4 * 24)
+    assert imageio.imread(tmp_path / "value_map.png").shape[0] > 100

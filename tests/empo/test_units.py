@@ -1,0 +1,380 @@
+"""Small parts of EMPO's targets and evaluation by hand."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib import figure
+
+from mbx import replay
+from mbx.empo.agent import agent, diagnostics, evaluation, targets
+from mbx.empo.agent.robots import Robot
+from mbx.empo.agent.types import TrainState
+from mbx.empo.power.worlds import Views, World
+from tests.empo.helpers import TABLES, exact_tables, load, problem_of, settings_of
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "wanted"),
+    [({}, {}, 20), (TABLES, {}, 1), ({}, dict(target_interval=7), 7)],
+)
+def test_how_often_parameters_are_copied(model, loss, wanted):
+    settings = settings_of(model=model, loss=loss)
+    assert problem_of(load("dag_2h2r"), settings).target_interval == wanted
+
+
+def test_copies_are_made_after_every_interval_of_updates():
+    problem = SimpleNamespace(target_interval=3, target_rate=0.0)
+    now, then = {"w": 1.0}, {"w": 2.0}
+    for step, copied in ((0, False), (1, False), (2, True), (3, False), (5, True)):
+        train = agent._advance(problem, TrainState(now, then, {}, jnp.int32(step)))
+        assert int(train.step) == step + 1 and train.params is now
+        assert float(train.target["w"]) == (1.0 if copied else 2.0)
+    assert agent._advance(problem, TrainState(now, None, {}, jnp.int32(2))).target is None
+
+
+def test_copies_follow_the_parameters_by_a_share_of_the_way():
+    problem = SimpleNamespace(target_interval=3, target_rate=0.25)
+    train = TrainState({"w": 1.0}, {"w": 2.0}, {}, jnp.int32(0))
+    for wanted in (1.75, 1.5625, 1.421875):
+        train = agent._advance(problem, train)
+        assert float(train.target["w"]) == wanted and train.params == {"w": 1.0}
+    problem = problem_of(load("dag_2h2r"), settings_of(loss=dict(target_rate=0.25)))
+    assert problem.target_rate == 0.25
+
+
+@pytest.mark.parametrize(("candidates", "drawn"), [(1, 3), (2, 6)])
+def test_a_batch_is_one_candidate_a_row_or_chosen_among_more(monkeypatch, candidates, drawn):
+    found = load("dag_2h2r")
+    settings = settings_of(loss=dict(batch_size=3, candidates=candidates))
+    problem, seen = problem_of(found, settings), []
+
+    def sample(buffer, key, *, batch_size, length):
+        seen.append((batch_size, length))
+        rows = {"obs": jnp.zeros((2, batch_size, 5), jnp.int32)}
+        return replay.Sample(rows, None, jnp.ones((1, batch_size), bool), None)
+
+    monkeypatch.setattr(replay, "sample", sample)
+    batch = jax.eval_shape(lambda key: agent._sample(problem, None, key), jax.random.key(0))
+    assert seen == [(drawn, 1)] and batch.mask.shape == (1, 3)
+    assert batch.rows["obs"].shape == (2, 3, 5)
+    if candidates == 1:  # as it was drawn: nothing is ordered
+        same = SimpleNamespace()
+        monkeypatch.setattr(replay, "sample", lambda *_, **__: same)
+        assert agent._sample(problem, None, jax.random.key(0)) is same
+
+
+def test_shares_are_of_the_actions_of_rows_that_exist():
+    which = jnp.asarray([[True, False, False], [True, True, False], [True, True, True]])
+    mask = jnp.asarray([True, True, False])
+    np.testing.assert_allclose(targets._share(which, mask), 3 / 6)
+    assert float(targets._share(which, jnp.zeros(3, bool))) == 0.0
+
+
+def test_what_is_broken_is_no_target_and_finite():
+    q = jnp.asarray([[-2.0, jnp.nan], [-jnp.inf, -3.0]])
+    v = jnp.asarray([[[0.5, jnp.inf]], [[0.25, 0.75]]])
+    known = jnp.asarray([[True, True], [True, False]])
+    made = targets.Targets(q, known, v, jnp.ones((2, 1, 2)), q, q)
+    found, told = jax.jit(targets._without_broken)(made, jnp.asarray([True, True]))
+    np.testing.assert_array_equal(found.q_r, [[-2.0, -1.0], [-1.0, -3.0]])
+    np.testing.assert_array_equal(found.known, [[True, False], [False, False]])
+    np.testing.assert_array_equal(found.v_h_e, [[[0.5, 0.0]], [[0.25, 0.75]]])
+    np.testing.assert_array_equal(found.coverage, [[[1.0, 0.0]], [[1.0, 1.0]]])
+    assert float(told["broken_targets"]) == 0.5
+
+
+def test_what_is_lost_is_no_target():
+    """Two human profiles: the second is never played in row 0, and only for goal 1 in row 1."""
+    lost = jnp.zeros((2, 2, 3), bool).at[:, 1, 2].set(True)
+    weight = jnp.asarray([[1.0, 0.0], [0.5, 0.5]])
+    entry = jnp.asarray([[[[1.0, 0.0], [1.0, 0.0]]], [[[1.0, 0.0], [0.5, 0.5]]]])
+    human = targets.Profiles(jnp.zeros((2, 2, 1), jnp.int32), weight, entry, jnp.ones((2, 1, 2)))
+    made = targets.Targets(*[jnp.ones((2, 3))] * 6)._replace(
+        known=jnp.ones((2, 3), bool), coverage=human.coverage
+    )
+    found, told = jax.jit(targets._without_lost)(made, lost, human, jnp.ones(2, bool))
+    np.testing.assert_array_equal(found.known, [[True] * 3, [True, True, False]])
+    np.testing.assert_array_equal(found.coverage, [[[1.0, 1.0]], [[1.0, 0.0]]])
+    np.testing.assert_allclose(told["lost_targets"], 1 / 6)
+
+
+def test_numbers_of_episodes():
+    reached = np.array([[True, True], [True, False], [False, False], [True, True]])
+    value = np.array([[0.5, 1.0], [0.25, 0.0], [0.0, 0.0], [1.0, 1.0]])
+    told = evaluation.summarise(reached, value)
+    assert told == {
+        "reached": 0.625,
+        "reached_error": np.std([1.0, 0.5, 0.0, 1.0]) / 2,
+        "discounted": value.mean(),
+        "discounted_error": np.std([0.75, 0.125, 0.0, 1.0]) / 2,
+        "all_reached": 0.5,
+    }
+
+
+def test_states_of_episodes_one_after_the_other():
+    x = np.arange(24).reshape(2, 3, 4)
+    joined = diagnostics._joined({"x": x, "n": x[..., 0]})
+    np.testing.assert_array_equal(joined["x"], x.reshape(6, 4))
+    np.testing.assert_array_equal(joined["n"], [0, 4, 8, 12, 16, 20])
+
+
+def corridor(length):
+    """One human walks right for ever along cells 0, 1, ...; goals are to be at cell 1 or 3. The
+    robot's second action holds everybody back. The last cell ends the episode."""
+
+    def successors(state, actions):
+        new = jnp.where(actions[1] == 1, state, jnp.minimum(state + 1, length - 1))
+        return new[None], jnp.ones(1), jnp.ones(1, bool)
+
+    fields = dict.fromkeys(World._fields)
+    return World(**fields)._replace(
+        num_humans=1,
+        num_robots=1,
+        num_actions=2,
+        init=lambda key: jnp.int32(0),
+        successors=successors,
+        terminal=lambda state: state == length - 1,
+        achieved=lambda state: (state == jnp.asarray([1, 3]))[None],
+        goal_weight=jnp.full((1, 2), 0.5),
+        human_policy=lambda state: jnp.broadcast_to(jnp.asarray([1.0, 0.0]), (1, 2, 2)),
+    )
+
+
+def test_what_is_reached_and_when():
+    world, length = corridor(5), 6
+
+    played = jax.jit(
+        lambda key: evaluation.play(
+            world, evaluation.frozen_policy, key, episodes=8, length=length, gamma=0.5
+        )
+    )(jax.random.key(0))
+    goals = np.asarray(played.goals)[:, 0]
+    assert set(goals) == {0, 1} and np.asarray(played.reached).all()
+    np.testing.assert_allclose(played.value[:, 0], np.where(goals == 0, 1.0, 0.25))
+    np.testing.assert_array_equal(played.states, [[0, 1, 2, 3, 4, 4, 4]] * 8)
+    np.testing.assert_array_equal(played.over, [[False] * 5 + [True] * 2] * 8)
+    held = jax.jit(
+        lambda key: evaluation.play(world, lambda s, k: jnp.int32(1), key, episodes=2, length=2)
+    )(jax.random.key(0))
+    assert not np.any(held.reached) and not np.any(held.value) and not np.any(held.states)
+
+
+def test_a_robot_remembers_what_followed():
+    """It holds everybody back from when it has seen a human step onto cell 2."""
+    robot = Robot(
+        begin=lambda goals: -goals[0],
+        act=lambda memory, state, key: jnp.where(memory == 2, 1, 0),
+        observe=lambda memory, state, humans, following: following + 10 * humans[0],
+    )
+    played = jax.jit(lambda key: evaluation.play(corridor(5), robot, key, episodes=2, length=4))(
+        jax.random.key(0)
+    )
+    np.testing.assert_array_equal(played.states, [[0, 1, 2, 2, 2]] * 2)
+
+
+def seen_world():
+    """Two humans on 3 x 2 cells; a state's number is where the first is, the second is opposite."""
+
+    def positions(state):
+        x, y = state % 3, state // 3
+        return jnp.stack([jnp.stack([x, y]), jnp.stack([2 - x, 1 - y])])
+
+    return SimpleNamespace(
+        views=SimpleNamespace(
+            size=(3, 2),
+            positions=positions,
+            blocked=np.array([[False, True, False], [False, False, False]]),
+            walls=None,
+            render=lambda state, goals: (10 * state + goals[0]) * jnp.ones((1, 1, 3), jnp.int32),
+        )
+    )
+
+
+def episodes_of(states, over, goals=None):
+    none = np.zeros((len(states), 2))
+    goals = np.zeros((len(states), 2), int) if goals is None else goals
+    return evaluation.Episodes(goals, none > 0, none, np.asarray(states), np.asarray(over, bool))
+
+
+def test_a_map_of_values_is_their_mean_by_the_humans_cell():
+    states, over = [[0, 4, 4], [4, 5, 5]], [[0, 0, 1], [0, 0, 1]]
+    values = np.random.default_rng(0).uniform(size=(6, 2, 1))
+    mean, count = diagnostics.value_map(seen_world(), episodes_of(states, over), values)
+    there = {}
+    for number, (state, ended) in enumerate(zip(np.ravel(states), np.ravel(over), strict=True)):
+        x, y = state % 3, state // 3
+        for human, cell in ((0, (y, x)), (1, (1 - y, 2 - x))):
+            if not ended:
+                there.setdefault((human, *cell), []).append(values[number, human, 0])
+    assert count.sum() == 8 and mean.shape == (2, 1, 2, 3)
+    for index in np.ndindex(2, 2, 3):
+        held = there.get(index, [])
+        assert count[index] == len(held)
+        wanted = np.mean(held) if held else 0.0
+        np.testing.assert_allclose(mean[index[0], 0, index[1], index[2]], wanted)
+
+
+def test_a_map_is_drawn_a_row_a_human_and_a_column_a_goal(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    mean = np.random.default_rng(0).uniform(size=(2, 3, 2, 3))
+    count = np.array([[[1, 0, 2], [0, 0, 1]], [[1, 1, 1], [0, 3, 1]]])
+    diagnostics.draw_map(mean, count, seen_world())
+    np.testing.assert_allclose(drawn[0].get_size_inches(), (1.0 + 3 * 2.2, 0.6 + 2 * 2.3))
+    for number, (human, goal) in enumerate(np.ndindex(2, 3)):
+        axis = drawn[0].axes[number]
+        assert axis.get_title() == f"human {human + 1}, goal {goal + 1}"
+        shown, wall = (np.ma.filled(image.get_array(), np.nan) for image in axis.images)
+        np.testing.assert_array_equal(shown, np.where(count[human] > 0, mean[human, goal], np.nan))
+        np.testing.assert_array_equal(wall, [[np.nan, 1.0, np.nan], [np.nan] * 3])
+        assert [image.get_clim() for image in axis.images] == [(0.0, 1.0), (0.0, 1.5)]
+
+
+def test_frames_are_of_the_first_episodes_with_the_last_state_twice():
+    states = [[0, 1, 2], [3, 4, 4], [5, 5, 5], [1, 2, 3]]
+    over = [[0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 0, 0]]
+    goals = np.array([[1, 0], [2, 0], [3, 0], [4, 0]])
+    frames = diagnostics._frames(seen_world(), episodes_of(states, over, goals))
+    wanted = [1, 11, 21, 21, 32, 42, 42, 53, 53]
+    assert [int(frame[0, 0, 0]) for frame in frames] == wanted
+
+
+def test_what_each_robot_lets_humans_reach_is_told_beside_pictures_of_the_learned(monkeypatch):
+    """Of four episodes humans reach their goal in one, two or none, by the robot."""
+    for name, does in (("learned_policy", 1), ("random_policy", 2)):
+        monkeypatch.setattr(evaluation, name, lambda *_, does=does: lambda *_: jnp.int32(does))
+
+    def play(world, policy, key, *, episodes, length, gamma):
+        number = jnp.arange(episodes)[:, None]
+        reached = number < policy(jnp.int32(0), key)
+        states = number + jnp.arange(length + 1)[None]
+        return evaluation.Episodes(0 * number, reached, gamma * reached, states, states > 5)
+
+    monkeypatch.setattr(evaluation, "play", play)
+    drawn = []
+    monkeypatch.setattr(
+        diagnostics, "looks", lambda problem, train, played: played.states + train.params
+    )
+    monkeypatch.setattr(diagnostics, "pictures", lambda *given: drawn.append(given) or {"x": b"y"})
+    world, params = seen_world(), SimpleNamespace(gamma_h=0.5)
+    problem = SimpleNamespace(world=world, params=params, held_out=None)
+    train = TrainState(jnp.int32(1), None, {}, jnp.int32(0))
+    look = diagnostics.make_diagnostics(problem, 4, 2)
+    found = look(train, None, jax.random.key(0))
+    errors = {1: np.sqrt(3) / 8, 2: 0.25, 0: 0.0}
+    assert found.metrics == pytest.approx(
+        {
+            f"{what}_{robot}{ending}": number
+            for robot, num in (("learned", 1), ("random", 2), ("frozen", 0))
+            for what, ending, number in (
+                ("reached", "", num / 4),
+                ("reached", "_error", errors[num]),
+                ("all_reached", "", num / 4),
+            )
+        }
+    )
+    # Beside the maps held out as many more are told, of episodes on these.
+    elsewhere = []
+    beside = lambda world, *given, **sizes: elsewhere.append(world) or play(world, *given, **sizes)  # noqa: E731
+    monkeypatch.setattr(evaluation, "play", beside)
+    problem.held_out = other = seen_world()
+    more = diagnostics.make_diagnostics(problem, 4, 2)(train, None, jax.random.key(0)).metrics
+    new = {name.replace("reached_", "reached_new_"): x for name, x in found.metrics.items()}
+    assert more == pytest.approx(found.metrics | new)
+    assert [one is other for one in elsewhere] == [False, True]
+    assert found.files == {"x": b"y"} and len(drawn) == 2
+    shown, learned, looked = drawn[0]
+    assert shown is world
+    np.testing.assert_array_equal(learned.reached[:, 0], [True, False, False, False])
+    np.testing.assert_array_equal(looked, np.arange(4)[:, None] + np.arange(3) + 1)
+
+
+def test_pictures_of_many_maps_are_of_the_first_that_is_held_out(monkeypatch):
+    begun = []
+
+    def play(world, policy, key, *, episodes, length, gamma):
+        begun.append((world, episodes))
+        none = jnp.zeros((episodes, 1))
+        return evaluation.Episodes(none, none, none, none + world.init(key), none)
+
+    monkeypatch.setattr(evaluation, "play", play)
+    monkeypatch.setattr(diagnostics, "looks", lambda problem, train, played: played.states)
+    drawn = []
+    monkeypatch.setattr(diagnostics, "pictures", lambda *given: drawn.append(given) or {})
+    views = Views(None, None, (3, 2), np.zeros((2, 3), bool), walls=lambda state: None)
+    worlds = [
+        World(*[None] * 6, jnp.int32(first), lambda key: jnp.int32(0), *[None] * 8, views=views)
+        for first in (5, 7)
+    ]
+    for held_out, first in ((worlds[1], 7), (None, 5)):
+        given = SimpleNamespace(world=worlds[0], params=SimpleNamespace(gamma_h=0.5))
+        given.held_out = held_out
+        train = TrainState(jnp.int32(1), None, {}, jnp.int32(0))
+        diagnostics.make_diagnostics(given, 100, 2)(train, None, jax.random.key(0))
+        assert begun[-1][1] == diagnostics.ON_ONE_MAP
+        world, played, looked = drawn.pop()
+        assert world is worlds[0] and not drawn
+        np.testing.assert_array_equal(played.states, np.full((64, 1), first))
+        np.testing.assert_array_equal(looked, played.states)
+
+
+def test_what_is_drawn_of_states_is_what_was_learned_of_them():
+    found = load("dag_2h2r")
+    problem = problem_of(found, settings_of(model=TABLES, power=dict(zeta=2.0, source="config")))
+    tables = exact_tables(found)
+    train = TrainState(tables, None, {}, jnp.int32(10**6))
+    states = np.array([[0, 3, 5], [2, 1, 0]])
+    values, policy = jax.jit(functools.partial(diagnostics.looks, problem))(
+        train, episodes_of(states, states < 0)
+    )
+    v_h_e = np.asarray(tables["v_h_e"])[states.reshape(-1)]
+    np.testing.assert_allclose(values[..., :-1], v_h_e, rtol=1e-6)
+    x_h = (np.asarray(found.world.goal_weight) * v_h_e**2).sum(axis=-1)
+    np.testing.assert_allclose(values[..., -1], x_h, rtol=1e-5)
+    q = -np.asarray(tables["q_r"])[states.reshape(-1)].astype(float)
+    want = q ** -float(problem.params.beta_r)
+    np.testing.assert_allclose(policy, want / want.sum(axis=-1, keepdims=True), rtol=1e-3)
+
+
+def test_a_map_of_robots_has_the_shares_of_each_ones_actions():
+    world = seen_world()
+    world.num_robots, world.num_actions = 2, 3
+    world.views.robots = world.views.positions
+    states = [[0, 4, 4]]
+    joint = np.random.default_rng(0).dirichlet(np.ones(9), size=3)
+    mean, count = diagnostics.robot_map(world, episodes_of(states, [[0, 0, 0]]), joint)
+    assert mean.shape == (2, 3, 2, 3) and count.sum() == 6
+    each = joint.reshape(3, 3, 3)  # state, second robot, first
+    np.testing.assert_allclose(mean[0, :, 0, 0], each[0].sum(axis=0))
+    np.testing.assert_allclose(mean[0, :, 1, 1], each[1:].sum(axis=1).mean(axis=0))
+    np.testing.assert_allclose(mean[1, :, 1, 2], each[0].sum(axis=1))
+    np.testing.assert_allclose(mean[1, :, 0, 1], each[1:].sum(axis=2).mean(axis=0))
+
+
+def test_files_are_an_episode_and_maps_with_the_walls_of_theirs(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(diagnostics, "draw_map", lambda *given, **more: drawn.append((given, more)))
+    world = seen_world()
+    world.num_humans, world.num_goals, world.num_robots, world.num_actions = 2, 1, 2, 2
+    world.views.robots, world.views.actions = world.views.positions, ()
+    world.views.render = lambda state, goals: jnp.zeros((8, 8, 3), jnp.uint8)
+    played = episodes_of([[0, 4]], [[0, 0]])
+    looked = np.random.default_rng(0).uniform(size=(2, 2, 2)), np.full((2, 4), 0.25)
+    files = diagnostics.pictures(world, played, looked)
+    assert list(files) == ["episode.gif", "value_map.png", "robot_map.png"]
+    assert files["episode.gif"][:4] == b"GIF8"
+    values, robots = drawn
+    np.testing.assert_array_equal(values[0][0], diagnostics.value_map(world, played, looked[0])[0])
+    assert values[1]["titles"][1] == ["human 2, goal 1", "$X_2$"]
+    np.testing.assert_allclose(robots[0][0][0, :, 0, 0], 0.5)
+    assert robots[1]["titles"][1] == ["robot 2: action 0", "robot 2: action 1"]
+    assert values[1]["blocked"] is robots[1]["blocked"] is world.views.blocked
+    world.views.walls, world.views.robots = lambda state: jnp.full((2, 3), state == 0), None
+    assert list(diagnostics.pictures(world, played, looked)) == ["episode.gif", "value_map.png"]
+    assert drawn[-1][1]["blocked"].all()
