@@ -5,7 +5,8 @@
     python -m experiments.figures --random=dmc:walker-walk,gymnax:CartPole-v1    # into random.csv
 
 docs/results/figures.json says what each figure and table shows, docs/results/manifest.json what
-made the data. A table stands in its page between <!-- table: NAME --> and <!-- end of table -->.
+made the data. A table stands in its page between <!-- table: NAME --> and <!-- end of table -->,
+a comparison in words between <!-- claim: NAME --> and <!-- end of claim -->.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import pathlib
 import re
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,7 +107,12 @@ def draw_panel(axes: Any, panel: Spec) -> None:
     for i, series in enumerate(panel["series"]):
         own = rows_of(panel, series)
         curves = [mean_of_tasks(own, tasks)] if tasks else curves_of(own)
-        draw_seeds(axes, series["label"], curves, drawing.color(i))
+        label = series["label"]
+        if tasks:
+            label += f" ({in_words(seeds_of_tasks(own, tasks))})"
+        elif len(curves) == 1:
+            label += " (1 seed)"
+        draw_seeds(axes, label, curves, drawing.color(i))
         for curve in curves:
             axes.plot(curve.steps, curve.values, ".", color=drawing.color(i), markersize=3)
         limit = max(limit, *(curve.steps[-1] for curve in curves))
@@ -133,6 +140,21 @@ def _legend(axes: Any) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
+def _share_legend(figure: Any, panels: Sequence[Any], title: str) -> None:
+    """One legend over all panels, under the figure's title; panels' titles say the seeds."""
+    entries = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            if seeds := re.search(r" \(\d+ seeds?\)$", label):
+                axes.set_title(axes.get_title() + seeds[0])
+            entries.setdefault(re.sub(r" \(\d+ seeds?\)$", "", label), handle)
+        axes.get_legend().remove()
+        axes.set(xlabel="", ylabel="")
+    panels[-1].set_xlabel("environment steps")
+    shown = {"loc": "outside upper center", "ncols": len(entries), "title_fontsize": 11}
+    figure.legend(entries.values(), entries.keys(), title=title, **shown)
+
+
 def draw_relation(axes: Any, panel: Spec) -> None:
     """Columns `x` and `y` of a file, a line for every series, means over what is left."""
     for i, series in enumerate(panel["series"]):
@@ -153,25 +175,40 @@ def draw_relation(axes: Any, panel: Spec) -> None:
     _legend(axes)
 
 
+def seeds_of_tasks(rows: Rows, tasks: Sequence[str]) -> list[int]:
+    """Seeds of each task."""
+    return [len(curves_of(matching(rows, {"task": task}))) for task in tasks]
+
+
+def in_words(seeds: Sequence[int]) -> str:
+    """How many tasks have how many seeds: "11 tasks with 1 seed, 4 with 3"."""
+    tasks = [(n, seeds.count(n)) for n in sorted(set(seeds))]
+    (first, count), *others = tasks
+    words = [f"{count} tasks with {first} seed{'s' if first > 1 else ''}"]
+    return ", ".join(words + [f"{count} with {n}" for n, count in others])
+
+
 def what_lines_mean(panels: Sequence[Spec]) -> str:
-    """How many seeds a line stands for and what the shade is, for the figure's lowest line."""
-    seeds = set()
+    """What lines, shades and dots are, for the figure's footer; the legend counts the seeds."""
+    seeds: list[int] = []
     for panel in panels:
-        if "x" not in panel:
-            seeds |= {len(curves_of(rows_of(panel, series))) for series in panel["series"]}
+        if "x" not in panel and "tasks" not in panel:
+            seeds += [len(curves_of(rows_of(panel, series))) for series in panel["series"]]
+    many = sorted({n for n in seeds if n > 1})
     if not seeds:
         return ""
-    if seeds == {1}:
-        return "One seed a line, its evaluations as dots."
-    shade = {
-        True: "range of the seeds",
-        False: "bootstrap 95 % interval of the mean",
-    }
-    many = sorted(n for n in seeds if n > 1)
+    if not many:
+        return "One seed per line, its evaluations as dots."
+    shade = {True: "range of the seeds", False: "bootstrap 95 % interval of the mean"}
     words = " and ".join(dict.fromkeys(shade[n < 5] for n in many))
-    numbers = " or ".join(map(str, many))
-    single = "; where there is one seed, the line is that seed" if 1 in seeds else ""
-    return f"Line: mean of {numbers} seeds. Shade: {words}. Thin lines: the seeds{single}."
+    words = f"the mean of {' or '.join(map(str, many))} seeds (thin lines). Shade: {words}."
+    if 1 in seeds:
+        words = f"{seeds.count(1)} of {len(seeds)} lines show one seed, the others {words}"
+    elif any("tasks" in panel for panel in panels):
+        words = f"Mean over tasks: seeds in the legend. Other lines show {words}"
+    else:
+        words = f"Lines show {words}"
+    return words
 
 
 def draw(path: str, figure: Spec) -> str:
@@ -182,10 +219,11 @@ def draw(path: str, figure: Spec) -> str:
         panels = figure["panels"]
         columns = min(figure.get("columns", 2), len(panels))
         lines = -(-len(panels) // columns)
+        width, height = figure.get("panel_size", (3.6, 3.7))
         drawn, grid = plt.subplots(
             lines,
             columns,
-            figsize=(3.6 * columns, 3.7 * lines + 0.4),
+            figsize=(width * columns, height * lines + 0.4),
             layout="constrained",
             squeeze=False,
             sharey=figure.get("same_scale", False),
@@ -194,8 +232,13 @@ def draw(path: str, figure: Spec) -> str:
             axes.set_axis_off()
         for axes, panel in zip(grid.flat, panels, strict=False):
             (draw_relation if "x" in panel else draw_panel)(axes, panel)
-        drawn.suptitle(figure["title"], fontsize=11)
+        title = "\n".join(textwrap.wrap(figure["title"], int(10 * width * columns)))
+        if figure.get("one_legend"):
+            _share_legend(drawn, list(grid.flat[: len(panels)]), title)
+        else:
+            drawn.suptitle(title, fontsize=11)
         words = " ".join(filter(None, [what_lines_mean(panels), figure.get("note", "")]))
+        words = "\n".join(textwrap.wrap(words, int(14 * width * columns)))
         drawn.supxlabel(words, fontsize=8)
         text = drawing.to_svg(drawn, figure["title"])
     return text.rstrip() + f"\n<!-- made from {digest(figure)} -->\n"
@@ -280,18 +323,60 @@ def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return text.replace("| --- ", "|---").replace("--- |", "---|") + "\n"
 
 
+def runs_at(sides: Sequence[Spec], step: int) -> list[float]:
+    """Values of runs at a step, each once, in ascending order."""
+    rows = [row for side in sides for row in matching(read(side["data"]), side["where"])]
+    return sorted({float(row["value"]) for row in rows if int(row["step"]) == step})
+
+
+def claim(spec: Spec, tables: Mapping[str, Spec]) -> str:
+    """A comparison of figures.json in words that are computed from the data.
+
+    "one" and "other": lists of a file and `where`, whose runs are compared at "step". Or "table"
+    and "published": the tasks of a table whose mean at "step" is under an agent's published mean.
+    """
+    if "table" in spec:
+        of_table, column = tables[spec["table"]], {"steps": [spec["step"]]}
+        rows = matching(read(of_table["data"]), of_table["where"])
+        under = []
+        for line in of_table["rows"]:
+            own = matching(rows, line["where"])
+            pair = _mean(own, column), _mean(own, column | {"published": spec["published"]})
+            if pair[0] < pair[1]:
+                under.append(f"{line['label'][0]} ({pair[0]:.0f}, {pair[1]:.0f})")
+        number = len(of_table["rows"])
+        below = "; below: " + ", ".join(under) if under else ""
+        return f"at or above it on {number - len(under)} of {number} tasks{below}"
+    one, other = (runs_at(spec[side], spec["step"]) for side in ("one", "other"))
+    if one[0] > other[-1]:
+        order = "every run of the first is above every run of the second"
+    elif one[-1] < other[0]:
+        order = "every run of the first is below every run of the second"
+    else:
+        order = "the ranges overlap"
+    first, second = (f"{x[0]:.0f} to {x[-1]:.0f} ({len(x)} runs)" for x in (one, other))
+    return f"{first} against {second}: {order}"
+
+
+_CLAIMED = re.compile(r"(<!-- claim: ([\w-]+) -->).*?(<!-- end of claim -->)", re.DOTALL)
 _MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
-def fill(text: str, tables: Mapping[str, Spec]) -> str:
-    """A page with its tables as the data gives them. Raises ValueError for an unknown name."""
+def fill(text: str, known: Mapping[str, Mapping[str, Spec]]) -> str:
+    """A page with tables and claims as the data gives them. ValueError for an unknown name."""
+    tables, claims = known["tables"], known.get("claims", {})
 
     def one(found: re.Match) -> str:
         if found[2] not in tables:
             raise ValueError(f"table {found[2]!r} is not in docs/results/figures.json")
         return f"{found[1]}\n{table(tables[found[2]])}\n{found[3]}"
 
-    return _MARKED.sub(one, text)
+    def sentence(found: re.Match) -> str:
+        if found[2] not in claims:
+            raise ValueError(f"claim {found[2]!r} is not in docs/results/figures.json")
+        return found[1] + claim(claims[found[2]], tables) + found[3]
+
+    return _CLAIMED.sub(sentence, _MARKED.sub(one, text))
 
 
 def pages() -> list[pathlib.Path]:
@@ -326,7 +411,7 @@ def out_of_date() -> list[str]:
     """Figures and pages that are not as the data gives them."""
     known = layout()
     wrong = [path for path, figure in known["figures"].items() if not is_current(path, figure)]
-    wrong += [str(p) for p in pages() if fill(p.read_text(), known["tables"]) != p.read_text()]
+    wrong += [str(p) for p in pages() if fill(p.read_text(), known) != p.read_text()]
     return wrong
 
 
@@ -353,7 +438,7 @@ def main(_: list[str]) -> None:
             print(path)
         for page in pages():
             text = page.read_text()
-            if (filled := fill(text, known["tables"])) != text:
+            if (filled := fill(text, known)) != text:
                 atomic_write(str(page), filled.encode())
                 print(page.relative_to(ROOT))
     except (ValueError, KeyError, OSError) as error:

@@ -172,7 +172,7 @@ def test_a_mean_over_tasks_by_hand(tmp_path, monkeypatch):
 
 
 def test_the_mean_panel_draws_the_mean():
-    """The front page's first panel: the published means of 100k, and both tables' own rows."""
+    """The front page's first panel: published means of 100k, the table's own row, and its seeds."""
     from matplotlib import pyplot as plt
 
     panel = figures.layout()["figures"]["docs/figures/overview.svg"]["panels"][0]
@@ -183,23 +183,72 @@ def test_the_mean_panel_draws_the_mean():
         found = [bars.lines[0].get_ydata()[0] for bars in axes.containers]
         lines = [x for x in axes.lines if x.get_marker() == "."]
     np.testing.assert_allclose(found, [680.0, 510.3, 433.3], atol=0.5)
-    for line, last, row in zip(
-        lines, (100_000, 50_000), ([454, 625, 761], [245, 502, 633]), strict=True
-    ):
-        mean = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
-        at = [mean[step] for step in (10_000, 30_000, last)]
-        np.testing.assert_allclose(at, row, atol=0.51)
+    (label,) = [x.get_label() for x in axes.lines if "mbx" in x.get_label()]
+    mean = dict(zip(lines[0].get_xdata(), lines[0].get_ydata(), strict=True))
+    assert len(lines) == 1 and label.endswith("(11 tasks with 1 seed, 4 with 3)")
+    at = [mean[step] for step in (10_000, 30_000, 100_000)]
+    np.testing.assert_allclose(at, [454, 625, 761], atol=0.51)
 
 
 def test_a_page_is_filled_between_its_marks(data):
     (data / "b.csv").write_text("a,b\n1,2\n")
     page = "x\n<!-- table: b -->\n\nold\n\n<!-- end of table -->\ny | 1 |\n"
-    filled = figures.fill(page, {"b": {"cells": "b.csv"}})
+    filled = figures.fill(page, {"tables": {"b": {"cells": "b.csv"}}})
     assert filled == page.replace("old\n", "| a | b |\n|---|---|\n| 1 | 2 |\n")
-    assert figures.fill(page.replace("old\n\n", ""), {"b": {"cells": "b.csv"}}) == filled
-    assert figures.fill(filled, {"b": {"cells": "b.csv"}}) == filled
+    known = {"tables": {"b": {"cells": "b.csv"}}}
+    assert figures.fill(page.replace("old\n\n", ""), known) == filled
+    assert figures.fill(filled, known) == filled
     with pytest.raises(ValueError, match=r"table 'b' is not in"):
-        figures.fill(page, {})
+        figures.fill(page, {"tables": {}})
+
+
+def test_comparisons_in_words_are_computed(tmp_path, monkeypatch):
+    """A run more that overlaps changes the sentence; a run in two files counts once."""
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    head = "task,setting,seed,step,value\n"
+    rows = ["t,new,0,10,5", "t,new,1,10,4", "t,old,0,10,3", "t,old,1,10,1", "t,old,1,20,9"]
+    (tmp_path / "a.csv").write_text(head + "\n".join(rows) + "\n")
+    (tmp_path / "b.csv").write_text(head + "t,x,0,10,3\nt,y,0,10,4.4\n")
+    one, other = ([{"data": "a.csv", "where": {"setting": s}}] for s in ("new", "old"))
+    again = [{"data": "b.csv", "where": {"setting": s}} for s in ("x", "y")]
+    spec = {"one": one, "other": [*other, again[0]], "step": 10}
+    words = "4 to 5 (2 runs) against 1 to 3 (2 runs): every run of the first is {} every run of "
+    assert figures.claim(spec, {}) == words.format("above") + "the second"
+    below = figures.claim(spec | {"one": other, "other": one}, {})
+    assert below.endswith("every run of the first is below every run of the second")
+    overlap = figures.claim(spec | {"other": [*other, *again]}, {})
+    assert overlap == "4 to 5 (2 runs) against 1 to 4 (3 runs): the ranges overlap"
+
+    published = {("t", "p"): {10: (4, 0, 9)}, ("u", "p"): {10: (0.5, 0, 1)}}
+    monkeypatch.setattr(figures, "load_published", lambda: published)
+    (tmp_path / "a.csv").write_text(head + "t,new,0,10,3\nt,new,1,10,4\nu,new,0,10,0.5\n")
+    lines = [{"label": [name], "where": {"task": name}} for name in ("t", "u")]
+    tables = {"all": {"data": "a.csv", "where": {"setting": "new"}, "rows": lines}}
+    spec = {"table": "all", "published": "p", "step": 10}
+    assert figures.claim(spec, tables) == "at or above it on 1 of 2 tasks; below: t (4, 4)"
+    page = "mbx is <!-- claim: c -->?<!-- end of claim -->."
+    known = {"tables": tables, "claims": {"c": spec}}
+    assert figures.fill(page, known).startswith("mbx is <!-- claim: c -->at or above it on 1")
+    with pytest.raises(ValueError, match="claim 'c' is not in"):
+        figures.fill(page, {"tables": {}})
+
+
+def test_every_claim_stands_in_some_page_and_no_page_compares_seeds_by_hand():
+    text = "".join(page.read_text() for page in figures.pages())
+    assert set(re.findall(r"<!-- claim: ([\w-]+) -->", text)) == set(figures.layout()["claims"])
+    assert not re.search(r"all \w+ seeds (are )?past all|all three seeds of one", text)
+
+
+def test_the_headline_names_its_advantage_and_its_seeds():
+    """Solved training episodes end early in the runs of dm_control: every page says so."""
+    for path, figure in figures.layout()["figures"].items():
+        if path.split("/")[-1] in ("overview.svg", "dmc15.svg"):
+            assert "train.reset_solved" in figure["note"]
+            assert "rate of 3e-4" not in str(figure)
+    for page in ("README.md", "docs/results/learning.md"):
+        assert "train.reset_solved" in (ROOT / page).read_text(), page
+    learning = (RESULTS / "learning.md").read_text()
+    assert "from 646 to 689" in learning and "One seed on eleven tasks" in learning
 
 
 def test_a_figure_follows_both_themes_and_its_data(data):
@@ -210,7 +259,8 @@ def test_a_figure_follows_both_themes_and_its_data(data):
     assert first == figures.draw("figure.svg", figure)
     for words in ("A task", "of s (2 seeds)", "best possible", "environment steps"):
         assert f"{words}</text>" in first, words
-    assert "Line: mean of 2 seeds. Shade: range of the seeds. Thin lines: the seeds." in first
+    for words in ("Lines show the mean of 2 seeds (thin", "Shade: range"):
+        assert words in first, words
     assert "<title>All &lt;of&gt; it</title>" in first
     assert "prefers-color-scheme: dark" in first and "var(--ink)" in first
     assert not re.search(r"(fill|stroke): #", first.partition("</style>")[2])  # all by theme
@@ -228,7 +278,7 @@ def test_a_line_of_a_file_of_its_own(data):
     assert {row["seed"] for row in figures.rows_of(panel, series[0])} == {"0", "1"}
     figure = {"title": "Both", "panels": [panel]}
     drawn = figures.draw("figure.svg", figure)
-    for words in ("elsewhere", "of s (2 seeds)", "where there is one seed"):
+    for words in ("elsewhere", "of s (2 seeds)", "1 of 2 lines show one seed", "(1 seed)"):
         assert words in drawn, words
     (data / "own.csv").write_text(rows.replace("7", "8"))
     assert figures.digest(figure) not in drawn
