@@ -1,4 +1,4 @@
-"""What a run writes down while it goes: JSONL, CSV, TensorBoard, Weights & Biases, a progress bar.
+"""The log of a run: JSONL and CSV files, and what else gets their rows.
 
 metrics.jsonl has one object a row: kind ("setup", "train", "eval"), step (environment steps), time
 (seconds since the epoch) and the values. metrics.csv holds the same in long form: kind, step, name,
@@ -9,7 +9,6 @@ resumed run first drops the rows after its checkpoint.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
@@ -17,14 +16,13 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mbx.agents.settings import Log
 from mbx.files import atomic_write, parse_json, written
 from mbx.settings import flatten
-from mbx.training import wandb_sink
-from mbx.training.progress import Progress
+from mbx.training import sinks
 
 _EPISODE = ["step", "episode", "task", "return", "length"]
 _COMPARED = ("eval/return_mean", "train/episode/return")  # by TensorBoard's hyperparameters
@@ -32,19 +30,19 @@ _TRAINING = ["step", "environment", "task", "return", "length"]
 
 
 class RunLogger:
-    """Writes the files of a run directory and shows progress.
+    """Writes the files of a run directory and mirrors their rows (`mbx.training.sinks`).
 
     Args:
         workdir: the run directory.
         config: written to config.json when a run starts.
-        log: what else takes the rows.
+        log: which services get the rows, too.
         resume_step: None for a new run, else the step it continues from: rows after it go.
         progress_total: environment steps of the run.
         quiet: show no progress.
         label: what the shown numbers are of, where that is not the whole run.
 
     Raises:
-        ImportError, ValueError: as `wandb_sink.WandbSink`.
+        ImportError, ValueError: as `sinks.Wandb`.
     """
 
     def __init__(
@@ -60,20 +58,23 @@ class RunLogger:
     ) -> None:
         os.makedirs(workdir, exist_ok=True)
         self.workdir = workdir
+        resumed = resume_step is not None
         # First: where it fails there is no run yet, and the next attempt finds the directory free.
-        self._wandb = wandb_sink.open_sink(
-            workdir, log, config=config, resume=resume_step is not None
-        )
+        wandb = sinks.Wandb(workdir, log, config, resumed) if log.wandb else None
         self._jsonl = os.path.join(workdir, "metrics.jsonl")
         self._csv = os.path.join(workdir, "metrics.csv")
         self._episodes = os.path.join(workdir, "episodes.csv")
         self._training = os.path.join(workdir, "training_episodes.csv")
         self._write_config(config, resume_step)
         self._rewrite(-1 if resume_step is None else resume_step)
-        self._tensorboard = _tensorboard(os.path.join(workdir, "tb"), resume_step)
-        if self._tensorboard is not None and config:
-            self._tensorboard.settings(dict(flatten(config)), _COMPARED)
-        self._bar = None if quiet else Progress(progress_total, resume_step or 0, label)
+        purge = None if resume_step is None else resume_step + 1
+        self._sinks = sinks.Sinks(
+            TensorBoard=sinks.open_tensorboard(os.path.join(workdir, "tb"), purge),
+            wandb=wandb,
+            progress=None if quiet else sinks.Progress(progress_total, resume_step or 0, label),
+        )
+        if config:
+            self._sinks.call("settings", dict(flatten(config)), _COMPARED)
         self._warned = False
 
     def _write_config(self, config: Mapping[str, Any], resume_step: int | None) -> None:
@@ -131,8 +132,8 @@ class RunLogger:
 
         Args:
             steps: environment steps at which they ended.
-            environments: number of the environment that each was of.
-            tasks: its name each, "" for a single task.
+            environments: number of each one's environment.
+            tasks: each one's name, "" for a single task.
             returns, lengths: of the episodes.
         """
         each = zip(steps, environments, tasks, returns, lengths, strict=True)
@@ -143,8 +144,7 @@ class RunLogger:
 
     def log_picture(self, name: str, step: int, content: bytes) -> None:
         """Show the content of a picture's or a film's file in TensorBoard."""
-        if self._tensorboard is not None:
-            self._tensorboard.picture(name, step, content)
+        self._sinks.call("picture", name, step, content)
 
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Append one row. Values that are not finite are written as null, with one warning a run.
@@ -154,6 +154,7 @@ class RunLogger:
 
         Raises:
             ValueError: a value whose name is a field of the row.
+            OSError: the row cannot be written.
         """
         taken = sorted({"kind", "step", "time"} & values.keys())
         if taken:
@@ -169,28 +170,12 @@ class RunLogger:
             )
         with written(self._jsonl), open(self._jsonl, "ab") as file:
             file.write(_line(row))
-        with written(self._csv), open(self._csv, "a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(_long(row))
-        if self._tensorboard is not None:
-            finite = {name: value for name, value in values.items() if clean[name] is not None}
-            self._tensorboard.log(kind, step, finite)
-        if self._wandb is not None:
-            self._wandb.log(kind, int(step), values)
-        if self._bar is not None:
-            with contextlib.suppress(OSError):  # nobody reads it any more
-                self._bar.show(kind, step, values)
+        _append(self._csv, _long(row))
+        self._sinks.call("log", kind, int(step), values)
 
     def show_pretraining(self, values: Mapping[str, float], made: int, of: int) -> None:
-        """Show how far the pretraining is; it has no row until it is over.
-
-        Args:
-            values: of the latest updates.
-            made: updates so far.
-            of: that there are.
-        """
-        if self._bar is not None:
-            with contextlib.suppress(OSError):  # nobody reads it any more
-                self._bar.pretraining(values, made, of)
+        """Show the progress of the pretraining, which has no row until it is over."""
+        self._sinks.call("pretraining", values, made, of)
 
     def _warn_not_finite(self, kind: str, step: int, clean: Mapping[str, Any]) -> None:
         bad = [name for name, value in clean.items() if value is None]
@@ -204,39 +189,19 @@ class RunLogger:
 
     def close(self) -> None:
         """Flush and close."""
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-        if self._wandb is not None:
-            self._wandb.close()
-        if self._bar is not None:
-            self._bar.close()
+        self._sinks.call("close")
 
 
 class NoLogger:
-    """A logger for processes that leave writing to another one."""
+    """A logger of a process that leaves writing to another one: its methods do nothing."""
 
     def __init__(self, workdir: str) -> None:
         self.workdir = workdir
 
-    def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Write no row."""
-
-    def show_pretraining(self, values: Mapping[str, float], made: int, of: int) -> None:
-        """Show nothing."""
-
-    def log_episodes(
-        self, step: int, returns: Sequence[float], lengths: Sequence[float], tasks: Sequence[str]
-    ) -> None:
-        """Write no episode."""
-
-    def log_picture(self, name: str, step: int, content: bytes) -> None:
-        """Show no picture."""
-
-    def log_training(self, *episodes: Sequence[Any]) -> None:
-        """Write no episode."""
-
-    def close(self) -> None:
-        """Close no file."""
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name not in vars(RunLogger):
+            raise AttributeError(name)
+        return lambda *_: None
 
 
 def _append(path: str, rows: Sequence[Sequence[Any]]) -> None:
@@ -308,12 +273,3 @@ def _line(row: Mapping[str, Any]) -> bytes:
 def _long(row: Mapping[str, Any]) -> list[list[Any]]:
     fields = {k: v for k, v in row.items() if k not in ("kind", "step", "time")}
     return [[row["kind"], row["step"], k, "" if v is None else repr(v)] for k, v in fields.items()]
-
-
-def _tensorboard(path: str, resume_step: int | None) -> Any:
-    """Its event file; None where the package is missing."""
-    try:
-        from mbx.training.tensorboard import Scalars
-    except ImportError:
-        return None
-    return Scalars(path, None if resume_step is None else resume_step + 1)

@@ -46,10 +46,10 @@ from mbx.training import (
     room,
     rundir,
     seeds,
+    sinks,
     specs,
     transfer,
     trust,
-    wandb_sink,
 )
 from mbx.training.checkpoint import Checkpointer, load_settings
 from mbx.training.curves import plot_runs
@@ -161,7 +161,7 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
     require_float32()
     settings = build.read(to_dict(config) if isinstance(config, RunSettings) else config)
     settings = transfer.resolve(environments.located(settings))
-    wandb_sink.require(settings.log)
+    sinks.require_wandb(settings.log)
     set_up_jax()
     workdir = os.path.abspath(workdir)
     job = prepare(settings)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import csv
-import errno
-import io
 import json
 import os
-import pathlib
-import shutil
 import stat
 import sys
 import types
@@ -17,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx.training import metrics, run
+from mbx.training import run
 from mbx.training.metrics import RunLogger, atomic_write, read_rows
-from mbx.training.progress import Progress, duration
 
 
 def jsonl(workdir) -> str:
@@ -133,135 +128,11 @@ def test_a_value_cannot_take_the_name_of_a_field(tmp_path, name):
 
 
 def test_without_tensorboard_everything_else_is_written(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mbx.training.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
     logger = RunLogger(str(tmp_path), config={})
     logger.log("train", 1, {"x": 1.0})
     logger.close()
     assert len(read_rows(jsonl(tmp_path))) == 1 and not (tmp_path / "tb").exists()
-
-
-def events_of(path: pathlib.Path) -> list:
-    """The records of an event file: 8 bytes length, 4 of its checksum, the event, 4 of its."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    data, events = path.read_bytes(), []
-    while data:
-        size = int.from_bytes(data[:8], "little")
-        events.append(Event.FromString(data[12 : 12 + size]))
-        data = data[16 + size :]
-    return events
-
-
-def test_tensorboard_gets_every_value_and_hides_what_a_resumed_run_makes_again(tmp_path):
-    logger = RunLogger(str(tmp_path), config={})
-    logger.log("train", 20, {"x": 1.5, "y": -2.0})
-    logger.close()
-    first = events_of(next((tmp_path / "tb").iterdir()))
-    assert [e.session_log.status for e in first] == [0, 0, 0]
-    values = [(v.tag, e.step, v.simple_value) for e in first for v in e.summary.value]
-    assert values == [("train/x", 20, 1.5), ("train/y", 20, -2.0)]
-    shutil.rmtree(tmp_path / "tb")  # its name ends in the second
-    RunLogger(str(tmp_path), config={}, resume_step=20).close()
-    purge = events_of(next((tmp_path / "tb").iterdir()))[1]
-    assert (purge.step, purge.session_log.status) == (21, 1)
-
-
-def test_tensorboard_gets_settings_pictures_and_films(tmp_path):
-    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
-
-    config = {"agent": "tdmpc", "loss": {"rho": 0.5, "heads": [1, 2]}, "resume": True}
-    logger = RunLogger(str(tmp_path), config=config)
-    png = b"\x89PNG\r\n\x1a\n" + bytes([0, 0, 0, 13]) + b"IHDR" + bytes([0, 0, 1, 2, 0, 0, 0, 7])
-    logger.log_picture("model.png", 40, png)
-    logger.log_picture("film.gif", 60, b"GIF89a" + bytes([5, 1, 9, 0]))
-    logger.log_picture("notes.txt", 60, b"words")
-    logger.close()
-    events = events_of(next((tmp_path / "tb").iterdir()))
-    values = [(event.step, value) for event in events for value in event.summary.value]
-    data = [HParamsPluginData.FromString(v.metadata.plugin_data.content) for _, v in values[:3]]
-    assert [m.name.tag for m in data[0].experiment.metric_infos] == list(metrics._COMPARED)
-    given = data[1].session_start_info.hparams
-    assert given["agent"].string_value == "tdmpc" and given["loss.rho"].number_value == 0.5
-    assert given["loss.heads"].string_value == "[1, 2]" and given["resume"].bool_value
-    shown = [(step, v.tag, v.image.width, v.image.height) for step, v in values[3:]]
-    assert shown == [(40, "model.png", 258, 7), (60, "film.gif", 261, 9)]
-    assert values[3][1].image.encoded_image_string == png
-
-
-def test_an_event_file_that_cannot_be_written_ends_the_run_by_name(tmp_path, monkeypatch):
-    from mbx.training import tensorboard
-
-    monkeypatch.setattr(tensorboard, "_FLUSH_SECONDS", -1)
-    logger = RunLogger(str(tmp_path), config={})
-
-    def full() -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(logger._tensorboard._writer, "flush", full)
-        with pytest.raises(OSError, match=f"{tmp_path}/tb cannot be written .*free space there"):
-            logger.log("train", 20, {"x": 1.0})
-    logger.close()
-
-
-def test_lines_instead_of_a_bar_off_a_terminal(filled, capsys, monkeypatch):
-    clock = iter([100.0, 130.0])
-    fake = types.SimpleNamespace(monotonic=lambda: next(clock))
-    monkeypatch.setattr("mbx.training.progress.time", fake)
-    logger = RunLogger(str(filled), config={}, resume_step=30, progress_total=4000, label="seed 1")
-    logger.log("setup", 0, {"parameters": 1234567.0, "replay/bytes_rows": 23.5})
-    logger.log("train", 40, {"episode/return": 12.0, "loss/value": 0.25, "steps_per_second": 99.0})
-    logger.log("eval", 40, {"return_mean": 34.0, "return_std": 2.0, "length_mean": 200.0})
-    logger.show_pretraining({"loss/value": 1.5}, 50, 2500)
-    logger.log("train", 140, {"loss/value": 0.5})  # no episode has ended: nothing of the old one
-    logger.close()
-    assert [row["step"] for row in read_rows(filled / "metrics.jsonl")][-3:] == [40, 40, 140]
-    assert capsys.readouterr().out.splitlines() == [
-        "setup  parameters 1,234,567  replay/bytes_rows 23.5",
-        "train step 40 of 4,000  seed 1  return 12  value 0.25  steps/s 99",
-        "eval  step 40 of 4,000  seed 1  return 34  ± 2  length 200",
-        "      50 of 2,500 first updates  seed 1  value 1.5",  # of which no row is kept
-        "train step 140 of 4,000  seed 1  value 0.5  19 min left",  # 30 s for 100 of 3,860
-    ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(3.4, "3 s"), (89, "89 s"), (90, "2 min"), (5000, "83 min"), (7500, "2 h 5 min")],
-)
-def test_times_in_words(seconds, words):
-    assert duration(seconds) == words
-
-
-def test_the_time_left_goes_by_the_speed_of_rows_with_updates(monkeypatch, capsys):
-    """Random actions up to 200, first updates at once until 300, from there 100 steps take 10 s."""
-    clock = iter([30.0, 40.0, 60.0])  # read in rows with updates alone
-    monkeypatch.setattr("mbx.training.progress.time.monotonic", lambda: next(clock))
-    progress = Progress(1000, 0)
-    for step, updates in ((100, 0.0), (200, 0.0), (300, 50.0), (400, 10.0)):
-        progress.show("train", step, {"updates": updates, "steps_per_second": 1.0})
-    progress.show("eval", 400, {"return_mean": 1.0})
-    progress.show("train", 600, {"steps_per_second": 1.0})  # an agent that counts no updates
-    lines = capsys.readouterr().out.splitlines()
-    left = [line.split("steps/s 1")[1] for line in lines if line.startswith("train")]
-    assert left == ["", "", "", "  60 s left", "  40 s left"]
-
-
-def test_the_bar_shows_the_newest_row_and_the_last_evaluation_with_its_step(monkeypatch):
-    shown = io.StringIO()
-    shown.isatty = lambda: True
-    monkeypatch.setattr("sys.stderr", shown)
-    progress = Progress(100, 0)
-    progress.show("eval", 20, {"return_mean": 5.0})
-    progress.show("train", 20, {"episode/return": 12.0})
-    progress.show("train", 40, {"loss/value": 0.25})
-    last = shown.getvalue().rsplit("\r", 1)[1]
-    progress.pretraining({"loss/value": 1.5}, 50, 2500)
-    assert "40/100" in shown.getvalue().rsplit("\r", 1)[1]
-    assert "50 of 2,500 first updates  value 1.5" in shown.getvalue().rsplit("\r", 1)[1]
-    progress.close()
-    assert "40/100" in last and "value 0.25  eval at 20: return 5" in last
-    assert "return 12" in shown.getvalue() and "return 12" not in last  # whose speed may have a 12
 
 
 def test_every_episode_of_an_evaluation_is_kept_and_a_resumed_run_makes_later_ones_again(tmp_path):
