@@ -38,7 +38,7 @@ JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of text."
 
 
 def main(arguments: list[str]) -> None:
-    from mbx.training import environments, evaluation, run
+    from mbx.training import environments, run
 
     logging.set_verbosity(logging.WARNING)
     run.set_up_jax()
@@ -53,16 +53,27 @@ def main(arguments: list[str]) -> None:
         )
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"error: {error}")
-    environment = environments.evaluation_environment(settings, EPISODES.value, seed=SEED.value)
+    made = environments.evaluation_environment(settings, EPISODES.value, seed=SEED.value)
+    with environments.opened(made) as environment:
+        play(environment, agent, train_state, settings, workdir)
+    if drawn:
+        make_video(agent, train_state, settings, renderer, jax.random.key(SEED.value))
+
+
+def play(
+    environment: Any, agent: Any, train_state: Any, settings: RunSettings, workdir: str
+) -> None:
+    """Evaluate the checkpoint, and random actions where they are asked for; print the results."""
+    from mbx.training import evaluation, run
+
     key = jax.random.key(SEED.value)
+    print(f"evaluating {workdir}, {EPISODES.value} episodes", file=sys.stderr)
     evaluate = evaluation.make_evaluate(agent.act, agent.init_actor, environment)
     with run.matmul_precision(settings.matmul_precision):
         results = {CHECKPOINT.value: evaluate(train_state, key)}
     if RANDOM.value:
         results["random"] = evaluation.make_random(environment)(key)
     show(settings.env.name, results)
-    if drawn:
-        make_video(agent, train_state, settings, renderer, key)
 
 
 def check_film(video: str | None, width: int, seconds: float) -> None:
@@ -98,6 +109,7 @@ def make_video(
     """Write the video that was asked for."""
     from mbx.training import video
 
+    print(f"filming {VIDEO.value}", file=sys.stderr)
     episode = video.record(
         agent.act, agent.init_actor, train_state, settings, key, renderer=renderer
     )

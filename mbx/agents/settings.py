@@ -167,8 +167,16 @@ class Eval:
     """Evaluations without exploration noise."""
 
     interval: int = setting(3_000, "environment steps between evaluations; 0: only at the end")
-    episodes: int = setting(20, "episodes of an evaluation", at_least=1)
+    episodes: int = setting(20, "episodes of an evaluation; 0, with interval=0: no evaluation")
     exploring: bool = setting(False, "evaluate the agent as it acts in training, too")
+
+    def check(self) -> Iterator[str]:
+        """Without episodes there is nothing to do at an interval."""
+        if self.interval and not self.episodes:
+            yield (
+                f"episodes=0 with eval.interval={self.interval}: no evaluation is made; set "
+                "eval.interval=0, too, or give it episodes"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

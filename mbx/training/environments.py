@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from mbx import envs
 from mbx.agents.settings import RunSettings
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment
 from mbx.training.build import Config, read
+
+Environment = TypeVar("Environment", bound=JaxEnvironment | HostEnvironment)
 
 
 def make_environment(
@@ -81,7 +86,25 @@ def on_host(config: Config) -> bool:
 
 def _probe(config: Config) -> JaxEnvironment | HostEnvironment:
     """One environment of each task, closed again where it holds something."""
-    environment = evaluation_environment(config, 1, seed=0)
-    if isinstance(environment, HostEnvironment):
-        environment.close()
-    return environment
+    with opened(evaluation_environment(config, 1, seed=0)) as environment:
+        return environment
+
+
+@contextlib.contextmanager
+def opened(environment: Environment) -> Iterator[Environment]:
+    """The environment, closed at the end where it holds something.
+
+    Whatever `close()` raises is a warning: the work is done by then.
+    """
+    try:
+        yield environment
+    finally:
+        if isinstance(environment, HostEnvironment):
+            try:
+                environment.close()
+            except Exception as error:
+                warnings.warn(
+                    f"env.name={environment.spec.name!r}: close() raised "
+                    f"{type(error).__name__}: {error}",
+                    stacklevel=3,
+                )

@@ -29,7 +29,7 @@ class Interrupt:
     def __init__(self, *, ends_process: bool = False) -> None:
         self.number: int | None = None
         self.unsaved = False
-        self.farewell = "stopped before the first step: nothing was made that could be lost"
+        self.farewell = "stopped before the first step: nothing is lost"
         self._ends_process = ends_process
         self._depth = 0
         self._old: dict[int, Any] = {}

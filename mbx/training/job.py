@@ -20,9 +20,15 @@ import numpy as np
 from mbx.agents.base import Agent, Ahead, Episodes
 from mbx.agents.settings import RunSettings
 from mbx.envs.base import HostEnvironment, JaxEnvironment
+from mbx.settings import inactive
 from mbx.training import build, datasets, evaluation, learning, loop, seeds, transfer
 from mbx.training.checkpoint import Checkpointer
-from mbx.training.environments import evaluation_environment, make_environment, on_host
+from mbx.training.environments import (
+    evaluation_environment,
+    make_environment,
+    on_host,
+    opened,
+)
 from mbx.training.sharding import ONE_DEVICE, Partition, make_partition, num_shards
 from mbx.training.state import (
     LoopState,
@@ -107,10 +113,11 @@ class Job(NamedTuple):
             `share` gives one seed's.
         interval: state -> (state, summed metrics), in one call, or where the schedule divides the
             pretraining in several (`whole_interval`).
-        evaluate: (train states, keys) -> an evaluation a seed.
+        evaluate: (train states, keys) -> an evaluation a seed; None where there is none.
         schedule: what happens when.
         initial_state: makes its first state, of `make_state`.
         partition: the devices that hold its arrays.
+        close: frees what its environments hold.
     """
 
     environment: JaxEnvironment | HostEnvironment
@@ -118,10 +125,11 @@ class Job(NamedTuple):
     intervals: Intervals
     seeds: tuple[int, ...]
     interval: Callable[[LoopState], tuple[LoopState, dict[str, Any]]]
-    evaluate: Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]]
+    evaluate: Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]] | None
     schedule: Schedule
     initial_state: Callable[..., LoopState]
     partition: Partition = ONE_DEVICE
+    close: Callable[[], None] = lambda: None
 
     def share(self, tree: Any, index: int) -> Any:
         """The part of a state, or of metrics, that belongs to one of the seeds."""
@@ -210,13 +218,21 @@ def replay_rows(settings: RunSettings) -> int:
 
 
 def prepare(config: Config, devices: Sequence[jax.Device] | None = None) -> Job:
-    """Environment, agent and programs of a run. Raises ValueError for impossible settings.
+    """Environment, agent and programs of a run; `Job.close` it. Raises ValueError for impossible
+    settings, with nothing left open.
 
     Args:
         config: of the run.
         devices: that its arrays are divided among, where they are not those of this machine.
     """
-    settings = build.read(config)
+    with contextlib.ExitStack() as stack:
+        job = _prepare(build.read(config), devices, stack)
+        return job._replace(close=stack.pop_all().close)
+
+
+def _prepare(
+    settings: RunSettings, devices: Sequence[jax.Device] | None, stack: contextlib.ExitStack
+) -> Job:
     num_envs, num_seeds = settings.env.num_envs, settings.num_seeds
     partition = make_partition(settings, devices)
     # Every process steps its own share of host environments.
@@ -224,7 +240,9 @@ def prepare(config: Config, devices: Sequence[jax.Device] | None = None) -> Job:
     seed, episodes = partition.own_seed(settings.seed), -(-settings.eval.episodes // share)
     own = num_envs // share
     offset = own * jax.process_index() if share > 1 else 0
-    environment = make_environment(settings, own, seed=seed, first=offset)
+    environment = stack.enter_context(
+        opened(make_environment(settings, own, seed=seed, first=offset))
+    )
     fused = isinstance(environment, JaxEnvironment)
     if num_seeds > 1 and not fused:
         raise ValueError(
@@ -236,7 +254,11 @@ def prepare(config: Config, devices: Sequence[jax.Device] | None = None) -> Job:
     schedule = in_shares(make_schedule(settings, environment.spec))
     intervals = make_intervals(settings, environment.spec.action_repeat)
     first = initial_state(agent, environment, settings, partition)
-    eval_env = evaluation_environment(settings, episodes, seed=seed + 1)
+    eval_env = None
+    if episodes:
+        eval_env = stack.enter_context(
+            opened(evaluation_environment(settings, episodes, seed=seed + 1))
+        )
     if num_seeds > 1:
         mesh = seeds.device_mesh(num_seeds)
         interval = seeds.make_seeds_interval(
@@ -271,12 +293,14 @@ def prepare(config: Config, devices: Sequence[jax.Device] | None = None) -> Job:
 def make_evaluation(
     settings: RunSettings,
     agent: Agent,
-    eval_env: JaxEnvironment | HostEnvironment,
+    eval_env: JaxEnvironment | HostEnvironment | None,
     partition: Partition = ONE_DEVICE,
     *,
     mesh: jax.sharding.Mesh | None = None,
-) -> Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]]:
+) -> Callable[[Any, list[jax.Array]], list[evaluation.Evaluation]] | None:
     """`Job.evaluate` on `eval_env`; with `eval.exploring` also acting as in training."""
+    if eval_env is None:
+        return None
 
     def make(
         act: Callable, record: bool = False
@@ -293,7 +317,7 @@ def make_evaluation(
 
     # A review reads rows of the whole replay, which one process has only alone.
     without = make(agent.act, record=agent.review is not None and partition.processes == 1)
-    if not settings.eval.exploring:
+    if not settings.eval.exploring or "eval.exploring" in inactive(settings):
         return without
     within = make(lambda *args: agent.act(*args[:-1], False))
 

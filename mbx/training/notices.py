@@ -61,6 +61,11 @@ def driver() -> str:
     return found[0] if found else ""
 
 
+def evaluating(steps: int) -> None:
+    """Say that an evaluation begins, which may take longer than the steps before it."""
+    _say(f"evaluating at step {steps:,}")
+
+
 @contextlib.contextmanager
 def compiling(what: str, talk: bool = True, kept: bool = True) -> Iterator[None]:
     """Say that the first use of a program compiles it, and afterwards how long that took.

@@ -15,7 +15,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mbx.files import atomic_write
@@ -280,8 +280,8 @@ def _machine(runs: Sequence[Run]) -> str:
     rows, lasts = [], [run.attempts[-1] if run.attempts else {} for run in runs]
     for name in ("machine", "devices", "commit", "changed_files", "started", "ended", "versions"):
         cells = []
-        for last in lasts:
-            value = last.get(name)
+        for run, last in zip(runs, lasts, strict=True):
+            value = (run.attempts[0] if name == "started" and run.attempts else last).get(name)
             if isinstance(value, dict):
                 value = ", ".join(f"{k} {v}" for k, v in value.items())
             cells.append("" if value is None else _text(value))
@@ -289,8 +289,13 @@ def _machine(runs: Sequence[Run]) -> str:
             rows.append([name.replace("_", " "), *cells])
     if not rows:
         return "<p>Not recorded: there is no run.json.</p>"
-    attempts = [str(len(run.attempts)) for run in runs]
+    attempts = [_text(", ".join(map(_how_it_ended, run.attempts))) for run in runs]
     return _table(_heads(runs), [*rows, ["attempts", *attempts]])
+
+
+def _how_it_ended(attempt: Mapping[str, Any]) -> str:
+    """One start of a run: where it began and what became of it."""
+    return f"from step {attempt.get('from_step')}: {attempt.get('outcome') or 'killed or running'}"
 
 
 def _pictures(runs: Sequence[Run]) -> str:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from mbx.agents.settings import RunSettings
 from mbx.files import read_json
-from mbx.settings import active_only, flatten, from_dict
+from mbx.settings import active_only, flatten, from_dict, to_dict
 from mbx.training import build, trust
 from mbx.training.checkpoint import load_config
 from mbx.training.metrics import read_rows
+from mbx.types import EnvSpec
 
 
 def saved_config(workdir: str) -> dict[str, Any]:
@@ -46,20 +48,31 @@ def saved_config(workdir: str) -> dict[str, Any]:
     return values
 
 
-def changes(config: Mapping[str, Any], log_dir: str) -> list[str]:
-    """The settings in which a resumed run differs from its config.json, with both values."""
+def changes(settings: RunSettings, log_dir: str, spec: EnvSpec) -> list[str]:
+    """The settings in which a resumed run differs from its config.json, with both values in force.
+
+    Args:
+        settings: of the resumed run.
+        log_dir: where its config.json is.
+        spec: its task, which fills in what is left to it.
+    """
     path = os.path.join(log_dir, "config.json")
     try:
-        old = dict(flatten(read_json(path)))
+        before = read_json(path)
     except (FileNotFoundError, ValueError):  # damaged: `rundir.check` has said so
         return []
-    new = dict(flatten(json.loads(json.dumps(config))))
+    old, new = dict(flatten(before)), dict(flatten(json.loads(json.dumps(to_dict(settings)))))
     ours = ("resume", "num_seeds", "seed")  # each of several seeds has its own
-    return [
-        f"{name}={value!r} (was {old[name]!r})"
-        for name, value in new.items()
-        if name in old and name not in ours and old[name] != value
-    ]
+    changed = [n for n, x in new.items() if n in old and n not in ours and old[n] != x]
+    if not changed:
+        return []
+    try:
+        saved = from_dict(type(settings)(), active_only(type(settings)(), before))
+        in_force = dict(flatten(to_dict(saved.for_task(spec))))
+    except ValueError:  # of another version
+        in_force = old
+    now = dict(flatten(to_dict(settings.for_task(spec))))
+    return [f"{name}={now[name]!r} (was {in_force[name]!r})" for name in changed]
 
 
 def evaluations_before(log_dirs: Sequence[str], step: int) -> list[tuple[int, float]]:

@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import os
 import time
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
@@ -27,9 +28,9 @@ import numpy as np
 
 from mbx import replay
 from mbx.agents.base import Agent, Diagnostics
-from mbx.agents.settings import RunSettings
+from mbx.agents.settings import RunSettings, Train
 from mbx.files import sole_writer
-from mbx.settings import to_dict
+from mbx.settings import flatten, to_dict
 from mbx.training import (
     ahead,
     build,
@@ -53,7 +54,7 @@ from mbx.training import (
 )
 from mbx.training.checkpoint import Checkpointer, load_settings
 from mbx.training.curves import plot_runs
-from mbx.training.environments import evaluation_environment, make_environment
+from mbx.training.environments import evaluation_environment, make_environment, opened
 from mbx.training.faults import Faults
 from mbx.training.interrupt import Interrupt
 from mbx.training.job import (
@@ -165,10 +166,16 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
     set_up_jax()
     workdir = os.path.abspath(workdir)
     job = prepare(settings)
+    with contextlib.closing(job):
+        return _train(settings, job, workdir, interrupt or Interrupt(), started)
+
+
+def _train(
+    settings: RunSettings, job: Job, workdir: str, interrupt: Interrupt, started: float
+) -> Result:
     log_dirs = [seed_workdir(job, workdir, i) for i in range(len(job.seeds))]
     check_before(settings, job, workdir, log_dirs[0])
     job.partition.wait_for_all("checked")
-    interrupt = interrupt or Interrupt()
     with (
         rare_collections(),
         matmul_precision(settings.matmul_precision),
@@ -183,6 +190,7 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
         checkpointer = Checkpointer(workdir, keep=settings.checkpoint.keep)
         stack.callback(checkpointer.close)
         state, made = begin(settings, job, checkpointer)
+        check_steps(settings.train, made, job.intervals.steps)
         job = job._replace(intervals=job.intervals.going_on(made, settings.train.steps))
         going = record.Attempt()
         if job.partition.is_main_process:
@@ -190,7 +198,7 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
             going = stack.enter_context(record.attempt(workdir, made))
         if len(job.seeds) > 1:
             state = seeds.place(state, seeds.device_mesh(len(job.seeds)))
-        changed = resume.changes(to_dict(settings), log_dirs[0]) if made else []
+        changed = resume.changes(settings, log_dirs[0], job.environment.spec) if made else []
         seed_runs = open_seed_runs(stack, settings, job, workdir, checkpointer)
         shapes = jax.eval_shape(lambda state: job.share(state, 0), state)
         for one in seed_runs if not made else ():
@@ -238,6 +246,27 @@ def check_before(settings: RunSettings, job: Job, workdir: str, log_dir: str) ->
     room.check(
         to_dict(settings), workdir, abstract_state(settings, job), rows, devices=job.partition.size
     )
+
+
+def check_steps(train: Train, made: int, interval: int) -> None:
+    """Raise ValueError for fewer steps than a resumed run has made; warn where none of them learns.
+
+    Args:
+        train: settings of the run.
+        made: environment steps that it has made before.
+        interval: environment steps of an interval, which a run's steps are rounded up to.
+    """
+    if train.steps + interval <= made:
+        raise ValueError(
+            f"train.steps={train.steps}, but the run has made {made} steps already: give at least "
+            "as many, or begin another run with fewer"
+        )
+    if train.seed_steps >= train.steps and not train.dataset:
+        warnings.warn(
+            f"train.seed_steps={train.seed_steps} of train.steps={train.steps}: every action is "
+            "random and nothing is learned; lower train.seed_steps, or raise train.steps",
+            stacklevel=2,
+        )
 
 
 def abstract_state(settings: RunSettings, job: Job) -> LoopState:
@@ -344,11 +373,11 @@ def _drive(
                 one.logger.log("train", steps, metrics)
                 log_ended(one.logger, job, job.share(sums, index), steps)
                 if settings.train.check_finite:
-                    check_finite(metrics, steps)
+                    check_finite(metrics, steps, settings)
                 if job.agent.check is not None:
                     job.agent.check(metrics)
                 faults[index].see(metrics, steps)
-            if final or (i + 1) % intervals.eval_every == 0:
+            if job.evaluate and (final or (i + 1) % intervals.eval_every == 0):
                 if compiling is not None:
                     compiling.result()
                 new = compiling is None and not evaluations
@@ -407,6 +436,8 @@ def evaluate_seeds(
 ) -> list[float]:
     """Evaluate every seed, log that with its diagnostics and keep its best: the mean returns."""
     keys = [evaluation_key(jax.random.key(seed), interval) for seed in job.seeds]
+    if job.partition.is_main_process:
+        notices.evaluating(steps)
     means = []
     for i, result in enumerate(job.evaluate(state.train, keys)):
         one, train = seed_runs[i], job.share(state.train, i)
@@ -459,8 +490,8 @@ def load(
     try:
         settings = load_settings(workdir)
         trust.check(settings.env.name, workdir, trusted)
-        environment = evaluation_environment(settings, 1, seed=0)
-        agent = build.build_agent(settings, environment.spec)
+        with opened(evaluation_environment(settings, 1, seed=0)) as environment:
+            agent = build.build_agent(settings, environment.spec)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise ValueError(
@@ -472,8 +503,10 @@ def load(
         train_state, _ = checkpointer.restore_best(example)
     else:
         # Made here: what checks an environment runs it, which it cannot inside of a trace.
-        environment = make_environment(settings, settings.env.num_envs, seed=0)
-        full = jax.eval_shape(lambda: fresh_state(agent, environment, settings, jax.random.key(0)))
+        with opened(make_environment(settings, settings.env.num_envs, seed=0)) as environment:
+            full = jax.eval_shape(
+                lambda: fresh_state(agent, environment, settings, jax.random.key(0))
+            )
         step = None if which == "latest" else int(which)
         train_state = checkpointer.restore(full, step=step)[0].train
     checkpointer.close()
@@ -489,13 +522,15 @@ def require_float32() -> None:
         )
 
 
-def check_finite(metrics: Mapping[str, float], steps: int) -> None:
+def check_finite(metrics: Mapping[str, float], steps: int, settings: RunSettings) -> None:
     """Raises FloatingPointError for a metric that is not finite; the environment's are its own."""
     bad = [n for n, x in metrics.items() if not np.isfinite(x) and not n.startswith("episode/")]
     if bad:
+        names = [name for name, _ in flatten(to_dict(settings))]
+        rate = next((n for n in names if n.rpartition(".")[2].startswith("learning_rate")), "")
         raise FloatingPointError(
-            f"{bad[0]} is not finite at step {steps}: lower optimizer.learning_rate, or resume "
-            "from the last checkpoint with other settings "
+            f"{bad[0]} is not finite at step {steps}: lower {rate or 'the learning rate'}, or "
+            "resume from the last checkpoint with other settings "
             "(train.check_finite=False goes on regardless)"
         )
 

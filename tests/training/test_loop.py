@@ -280,6 +280,10 @@ def test_evaluation_also_plays_as_in_training_where_that_is_asked_for(parts):
         summary = evaluate(None, [jax.random.key(0)])[0].summary()
         assert ("return_mean_exploring" in summary) == asked
     assert summary["return_mean"] > summary["return_mean_exploring"] + 1
+    sampled = build.read({"agent": "dreamer", "eval": dict(action="sample")})
+    assert sampled.eval.exploring  # which would play the very same episodes again
+    summary = job.make_evaluation(sampled, agent, tests)(None, [jax.random.key(0)])[0].summary()
+    assert "return_mean_exploring" not in summary
 
 
 def test_random_evaluation_gives_whole_episodes():

@@ -63,6 +63,17 @@ def cells(text: str, name: str) -> list[str]:
     return [re.sub("<.*?>", "", cell) for cell in re.findall(r"<td>(.*?)</td>", row[1])]
 
 
+def test_each_attempt_says_how_it_ended(tmp_path):
+    first = {"started": "2026-11-22T20:00:00Z", "ended": None, "from_step": 0, "outcome": None}
+    last = {"started": "2026-11-22T23:40:13Z", "ended": "2026-11-22T23:40:13Z", "from_step": 400}
+    text = json.dumps({"attempts": [first, last | {"outcome": "complete"}]})
+    found = report.page([make_run(tmp_path / "a", run_json=text)])
+    assert cells(found, "started") == ["2026-11-22T20:00:00Z"]
+    assert cells(found, "ended") == ["2026-11-22T23:40:13Z"]
+    (attempts,) = cells(found, "attempts")
+    assert attempts == "from step 0: killed or running, from step 400: complete"
+
+
 def test_every_section_says_what_the_run_holds(run):
     write_picture(f"{run}/episode.gif", np.zeros((2, 8, 8, 3), np.uint8))
     write_picture(f"{run}/curve.png", np.zeros((8, 8, 3), np.uint8))

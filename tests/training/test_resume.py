@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
 
+import numpy as np
 import pytest
 
 from experiments import usage
 from mbx import presets
+from mbx.settings import to_dict
 from mbx.training import build, resume, run, trust
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.interrupt import Interrupt
 from mbx.training.metrics import RunLogger, read_rows
+from mbx.types import EnvSpec
 from tests.faults.small import small_config
 
 
@@ -143,6 +147,18 @@ def test_a_run_that_ends_with_its_pretraining_makes_all_of_it(tmp_path, monkeypa
     assert result.signal is None
     rows = read_rows(os.path.join(str(tmp_path), "metrics.jsonl"))
     assert [row["updates"] for row in rows if row["kind"] == "train"] == [45]
+
+
+def test_a_change_is_told_of_what_was_in_force(tmp_path):
+    """A learning rate of 0 stands for the one that the model's size chooses."""
+    spec = EnvSpec("toy:small", (3,), np.float32, 2, 50, 1)
+    before = build.settings_class("tdmpc")()
+    (tmp_path / "config.json").write_text(json.dumps(to_dict(before)))
+    rate = dataclasses.replace(before.optimizer, learning_rate=5e-4)
+    settings = dataclasses.replace(before, optimizer=rate, resume=True)
+    told = resume.changes(settings, str(tmp_path), spec)
+    assert before.optimizer.learning_rate == 0.0
+    assert told == ["optimizer.learning_rate=0.0005 (was 0.001)"]
 
 
 def test_command_lines_that_name_their_configuration_stay():

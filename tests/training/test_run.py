@@ -14,14 +14,17 @@ import subprocess
 import sys
 import time
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mbx.envs import own
+from mbx.settings import flatten, to_dict
 from mbx.training import environments, run
 from mbx.training.checkpoint import Checkpointer, load_config
-from mbx.training.job import fresh_state
+from mbx.training.job import fresh_state, prepare
 from mbx.training.metrics import read_rows
 from tests.faults.small import small_config
 from tests.helpers import FUSED, counting, once, programs_of, register_toy, tiny_config
@@ -163,12 +166,95 @@ def test_a_run_is_not_overwritten(whole):
         run.train(tiny_config(), whole[1])
 
 
+RATES = {
+    "tdmpc": "optimizer.learning_rate",
+    "dreamer": "optimizer.learning_rates",
+    "empo": "optimizer.learning_rate_v",
+}
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_a_metric_that_is_not_finite_is_told_unless_that_is_not_wanted(value):
     metrics = {"loss/value": value, "loss/reward": 1.0}
-    with pytest.raises(FloatingPointError, match="loss/value is not finite at step 40"):
-        run.check_finite(metrics, 40)
-    run.check_finite({"loss/reward": 1.0}, 40)
+    for agent, rate in RATES.items():
+        settings = run.build.settings_class(agent)()
+        with pytest.raises(
+            FloatingPointError, match=f"value is not finite at step 40: lower {rate},"
+        ):
+            run.check_finite(metrics, 40, settings)
+        assert rate in dict(flatten(to_dict(settings)))  # the advice names a setting of the agent
+        run.check_finite({"loss/reward": 1.0}, 40, settings)
+
+
+class Counted(gymnasium.Env):
+    """A simulator that counts its instances: how many are open, and the most at one time."""
+
+    max_episode_steps = 10
+    observation_space = gymnasium.spaces.Box(-9, 9, (3,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    made, opened, most, breaks = 0, 0, 0, False
+
+    def __init__(self):
+        Counted.made += 1
+        Counted.opened += 1
+        Counted.most = max(Counted.most, Counted.opened)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        if Counted.breaks:
+            raise ConnectionError("gone")
+        return np.zeros(3, np.float32), float(action[0]), False, False, {}
+
+    def close(self):
+        Counted.opened -= 1
+
+
+@pytest.fixture
+def counted():
+    """A run in `Counted`, of which no instance is open yet."""
+    config = small_config()
+    config["env"]["name"], config["env"]["kwargs"] = own.name_of(Counted)
+    Counted.made, Counted.opened, Counted.most, Counted.breaks = 0, 0, 0, False
+    return config
+
+
+def test_every_environment_that_a_run_made_is_closed(counted, tmp_path):
+    run.train(counted, str(tmp_path / "a"))
+    run.load(str(tmp_path / "a"), which="latest", trusted=True)
+    assert Counted.made > 4 and Counted.opened == 0
+    Counted.breaks = True  # also of a run that fails, and of one that cannot be prepared
+    with pytest.raises(RuntimeError, match="gone"):
+        run.train(counted, str(tmp_path / "b"))
+    with pytest.raises(ValueError, match="seed_steps"):
+        prepare(counted | {"train": counted["train"] | dict(seed_steps=0)})
+    assert Counted.opened == 0
+
+
+def test_without_evaluations_one_instance_is_enough(counted, tmp_path):
+    counted["env"].update(num_envs=1)
+    counted["eval"].update(interval=0, episodes=0)
+    assert run.train(counted, str(tmp_path / "a")).evaluations == []
+    assert Counted.most == 1
+    counted["eval"].update(interval=40)
+    with pytest.raises(ValueError, match="episodes=0 with eval.interval=40"):
+        run.train(counted, str(tmp_path / "b"))
+
+
+def test_a_run_in_which_nothing_learns_is_warned_of(tmp_path):
+    with pytest.warns(UserWarning, match="seed_steps=80 of train.steps=80: every action is random"):
+        run.train(small_config(train=dict(seed_steps=80)), str(tmp_path / "a"))
+
+
+def test_fewer_steps_than_a_run_has_are_refused(tmp_path):
+    workdir = str(tmp_path / "a")
+    run.train(small_config(train=dict(steps=80)), workdir)
+    with pytest.raises(ValueError, match="train.steps=40, but the run has made 80"):
+        run.train(small_config(resume=True, train=dict(steps=40)), workdir)
+    assert load_config(workdir)["train"]["steps"] == 80
+    assert run.train(small_config(resume=True, train=dict(steps=80)), workdir).steps == 80
 
 
 @pytest.mark.slow

@@ -38,6 +38,9 @@ class Train(common.Train):
 class Eval(common.Eval):
     """Evaluations."""
 
+    exploring: bool = setting(
+        False, "evaluate the agent as it acts in training, too", needs={"action": "mode"}
+    )
     action: str = setting("mode", "of the policy in evaluations", choices=("mode", "sample"))
 
 
