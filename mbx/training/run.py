@@ -261,7 +261,7 @@ def check_steps(train: Train, made: int, interval: int) -> None:
             f"train.steps={train.steps}, but the run has made {made} steps already: give at least "
             "as many, or begin another run with fewer"
         )
-    if train.seed_steps >= train.steps and not train.dataset:
+    if train.seed_steps >= train.steps + bool(train.pretrain_updates) and not train.dataset:
         warnings.warn(
             f"train.seed_steps={train.seed_steps} of train.steps={train.steps}: every action is "
             "random and nothing is learned; lower train.seed_steps, or raise train.steps",

@@ -244,8 +244,8 @@ def test_without_evaluations_one_instance_is_enough(counted, tmp_path):
 
 
 def test_a_run_in_which_nothing_learns_is_warned_of(tmp_path):
-    with pytest.warns(UserWarning, match="seed_steps=80 of train.steps=80: every action is random"):
-        run.train(small_config(train=dict(seed_steps=80)), str(tmp_path / "a"))
+    with pytest.warns(UserWarning, match="seed_steps=90 of train.steps=80: every action is random"):
+        run.train(small_config(train=dict(seed_steps=90)), str(tmp_path / "a"))
 
 
 def test_fewer_steps_than_a_run_has_are_refused(tmp_path):
