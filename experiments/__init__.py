@@ -5,7 +5,7 @@ Modules that `--import` names are imported next, whichever the command.
 
 import sys
 
-from mbx import extensions
+from mbx.config import extensions
 from mbx.training import memory
 
 memory.keep_freed_pages()

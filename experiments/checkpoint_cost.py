@@ -39,7 +39,7 @@ def define_flags() -> None:
 
 def random_state(config: str, size: str) -> Any:
     """A training state of a configuration on its own task, its floats drawn at random."""
-    from mbx import presets
+    from mbx.config import presets
 
     settings = presets.load(config)
     settings.model.size = size

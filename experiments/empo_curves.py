@@ -16,6 +16,7 @@ import jax
 from absl import app, flags, logging
 
 from mbx import envs
+from mbx.commands.results import write_rows
 from mbx.empo import suite as empo_envs
 from mbx.empo.agent import Problem, make_agent, resolve
 from mbx.empo.agent import evaluation as empo_evaluation
@@ -23,8 +24,6 @@ from mbx.empo.agent.settings import Settings
 from mbx.settings import from_dict
 from mbx.training import loop, memory
 from mbx.training.state import Schedule, init_state
-
-from .results import write_rows
 
 OUT = flags.DEFINE_string("out", "docs/results/empo", "How the names of both files begin.")
 WORLDS = flags.DEFINE_list("worlds", ["grid_rock_1h1r", "grid_corridor_2h1r"], "Worlds.")

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 from absl import app, flags, logging
 
+from mbx.commands.results import write_rows
 from mbx.empo.agent import evaluation as empo_evaluation
 from mbx.empo.agent import resolve
 from mbx.empo.agent.types import Problem
@@ -29,7 +30,6 @@ from mbx.empo.multigrid.many import Choice, choose
 from mbx.training import environments, run
 
 from .map_by_map import Sizes, known_by_map, reached_by_map, row
-from .results import write_rows
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory.", required=True)
 WHICH = flags.DEFINE_string("which", "latest", "latest, best, or the step of a checkpoint.")

@@ -20,6 +20,7 @@ import numpy as np
 from absl import app, flags, logging
 
 from mbx import envs
+from mbx.commands.results import read_rows, write_rows
 from mbx.empo import TIME_LIMIT
 from mbx.empo.agent import evaluation as empo_evaluation
 from mbx.empo.agent import make_agent, resolve
@@ -27,8 +28,6 @@ from mbx.empo.agent.settings import Settings
 from mbx.settings import from_dict
 from mbx.training import loop, memory
 from mbx.training.state import Schedule, init_state
-
-from .results import read_rows, write_rows
 
 OUT = flags.DEFINE_string("out", "runs/empo_networks.csv", "CSV file.")
 WORLD = flags.DEFINE_string("world", "multigrid/rock_loop", "A listed world.")

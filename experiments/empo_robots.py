@@ -18,14 +18,13 @@ import jax
 import numpy as np
 from absl import app, flags, logging
 
+from mbx.commands.results import write_rows
 from mbx.empo import TIME_LIMIT, named_world
 from mbx.empo.agent import evaluation as empo_evaluation
 from mbx.empo.agent import resolve, robots
 from mbx.empo.power.named import NamedWorld
 from mbx.power import PowerParams
 from mbx.training import environments, run
-
-from .results import write_rows
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory.")
 WORLDS = flags.DEFINE_list("worlds", [], "Worlds instead of a run, with nobody learned.")

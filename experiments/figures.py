@@ -388,7 +388,7 @@ def measure_random(tasks: Sequence[str], episodes: int) -> None:
     """Put the return of uniformly random actions on some tasks into random.csv."""
     import jax
 
-    from mbx import presets
+    from mbx.config import presets
     from mbx.training import environments, evaluation
 
     rows = {row["task"]: row for row in read("random.csv")}

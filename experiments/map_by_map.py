@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mbx.commands.results import read_rows, write_rows
 from mbx.empo.agent import evaluation as empo_evaluation
 from mbx.empo.agent.robots import assisting
 from mbx.empo.multigrid import make_grid
@@ -27,8 +28,6 @@ from mbx.empo.multigrid.layout import Layout
 from mbx.empo.multigrid.state import pack, unpack
 from mbx.empo.power.worlds import dense_successors
 from mbx.power import Assistance, PowerParams, World, profiles, solve, solve_assistance
-
-from .results import read_rows, write_rows
 
 
 class Sizes(NamedTuple):

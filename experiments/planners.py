@@ -34,10 +34,10 @@ import numpy as np
 from absl import app, flags, logging
 
 from mbx import mppi
+from mbx.commands import results
 from mbx.planners import bases, cem, evosax, predictive, tuning
 from mbx.training import memory
 
-from . import results
 from .planner_mjx import arm
 from .planner_tasks import TASKS as FORMULAS
 from .planner_tasks import Task

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from absl import app, flags, logging
 
+from mbx.commands.results import write_rows
+
 from .held_actions import DRAWS, measure
-from .results import write_rows
 
 TASKS = flags.DEFINE_list("tasks", ["dmc:finger-spin"], "SUITE:TASK,SUITE:TASK.")
 HOLDS = flags.DEFINE_list("holds", ["1", "4", "8"], "Agent steps that an action is held.")

@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
+from mbx.commands import jobs as processes
+from mbx.commands import results
 from mbx.files import atomic_write
 from mbx.training import curves, statistics
 
-from . import jobs as processes
-from . import results, suites
+from . import suites
 from .suites import Run, Runs, Suite
 
 SUITE = flags.DEFINE_enum("suite", None, list(suites.SUITES), "Which suite.")

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from absl import app, flags, logging
 
 from mbx import envs, exchange, presets, replay
+from mbx.commands.results import write_rows
 from mbx.training import build, memory, sharding
 from mbx.training.sharding import Partition
 
-from .results import write_rows
 from .timing import measure, on_cores
 
 OUT = flags.DEFINE_string("out", "scaling.csv", "File to write.")

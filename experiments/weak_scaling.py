@@ -33,7 +33,7 @@ _LENGTH = 20
 
 def make_config(told: dict[str, Any]) -> dict[str, Any]:
     """The configuration of one process."""
-    from mbx import presets
+    from mbx.config import presets
 
     config = presets.load("tdmpc")
     config.model.size = told["size"]

@@ -73,6 +73,8 @@ _FORMER: dict[str, str] = {
     "sequences": "mbx.planners.bases",
     "tasks": "mbx.types",
     "tuning": "mbx.planners.tuning",
+    "extensions": "mbx.config.extensions",
+    "presets": "mbx.config.presets",
 }
 
 __all__ = ["__version__", *_FUNCTIONS, *_MODULES]

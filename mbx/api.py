@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from mbx import presets
 from mbx.agents.base import Agent
+from mbx.config import presets
 from mbx.envs import own
 from mbx.settings import describe
 from mbx.training import build, pure, run

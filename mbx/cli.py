@@ -1,27 +1,30 @@
-"""The command `mbx`: `mbx train --config=tdmpc` is `python -m experiments.train --config=tdmpc`.
-
-The commands are the modules of `experiments`: in a checkout that of the checkout, in an installed
-package its copy inside `mbx`.
-"""
+"""The command `mbx`: `mbx train --config=tdmpc` is `python -m experiments.train --config=tdmpc`."""
 
 from __future__ import annotations
 
 import ast
+import pathlib
 import runpy
 import sys
 
 import mbx
-from mbx.presets import home
+from mbx.config import extensions
+from mbx.training import memory
+
+_JOBS = {
+    "Train": ("train", "sweep"),
+    "See what came of it": ("evaluate", "plot", "report", "watch", "play"),
+    "Take a policy along": ("export", "export_tdmpc2", "import_tdmpc2"),
+}
 
 
 def commands() -> dict[str, str]:
-    """Every command with the first sentence of its module's docstring."""
+    """Every command with the first sentence of its module's docstring, by what they are for."""
     found = {}
-    for path in sorted(home("experiments")[1].glob("*.py")):
-        source = path.read_text()
-        if "\nif __name__ ==" in source:
-            words = ast.get_docstring(ast.parse(source)) or ""
-            found[path.stem] = words.partition("\n")[0]
+    for name in (name for names in _JOBS.values() for name in names):
+        source = pathlib.Path(__file__).with_name("commands") / f"{name}.py"
+        words = ast.get_docstring(ast.parse(source.read_text())) or ""
+        found[name] = words.partition("\n")[0]
     return found
 
 
@@ -30,8 +33,10 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     known = commands()
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print("usage: mbx COMMAND [ARGUMENTS]\n\nCommands (each has --help):")
-        print("\n".join(f"  {name:18}{words}" for name, words in known.items()))
+        print("usage: mbx COMMAND [ARGUMENTS]      each has --help")
+        for job, names in _JOBS.items():
+            print(f"\n{job}:")
+            print("\n".join(f"  {name:16}{known[name]}" for name in names))
         return
     if arguments[0] == "--version":
         print(mbx.__version__)
@@ -39,11 +44,9 @@ def main(arguments: list[str] | None = None) -> None:
     name = arguments[0].replace("-", "_")
     if name not in known:
         sys.exit(f"error: mbx {arguments[0]}: unknown, choose one of {', '.join(known)}")
-    package, folder = home("experiments")
-    if package == "experiments":  # of the checkout, whatever else is called so
-        sys.path.insert(0, str(folder.parent))
-    sys.argv = [f"mbx {name}", *arguments[1:]]
-    runpy.run_module(f"{package}.{name}", run_name="__main__", alter_sys=False)
+    memory.keep_freed_pages()  # before jax loads
+    sys.argv = [f"mbx {name}", *extensions.load(arguments[1:])]
+    runpy.run_module(f"mbx.commands.{name}", run_name="__main__", alter_sys=False)
 
 
 if __name__ == "__main__":

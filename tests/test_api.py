@@ -11,7 +11,8 @@ import pytest
 
 import mbx
 from examples.own_gymnasium import Tank
-from mbx import api, presets
+from mbx import api
+from mbx.config import presets
 from tests.faults.small import small_config
 
 

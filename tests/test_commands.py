@@ -9,9 +9,9 @@ import shlex
 import jax
 import pytest
 
-from experiments import usage
-from mbx import extensions, presets
 from mbx.agents.settings import RunSettings
+from mbx.config import extensions, presets
+from mbx.config import help as usage
 from mbx.settings import active_only, to_dict
 from mbx.training import build, run
 from mbx.training.metrics import read_rows
@@ -44,7 +44,8 @@ def declared(module: str) -> set[str]:
 
     Read from the sources: two commands declare flags of one name and cannot both be imported.
     """
-    source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+    own = ROOT / "mbx" / "commands" / f"{module.rpartition('.')[2]}.py"
+    source = (own if own.exists() else ROOT / f"{module.replace('.', '/')}.py").read_text()
     names = set(re.findall(r'(?:DEFINE_\w+\(|add_argument\()\s*"(?:--)?([\w-]+)"', source))
     for imported in re.findall(r"from experiments(?: import |\.)([\w, ]+)", source):
         for other in imported.replace(" import", ",").split(","):

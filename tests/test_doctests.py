@@ -22,18 +22,18 @@ import mbx
 KIT = (
     "returns mppi categorical planners planners.cem planners.predictive planners.bases "
     "planners.risk planners.tuning planners.evosax optim replay distributions networks world_model "
-    "successors heads fast.gradients exchange traced types observations fast.rng presets power api"
+    "successors heads fast.gradients exchange traced types observations fast.rng power api"
 ).split()
 # Where not all that is public is meant for users (docs/interface.md).
 TRAINING = {
     "envs": ("make", "register", "num_tasks", "make_renderer"),
     "training.run": ("train", "load"),
     "training.policy": ("load_policy",),
-    "training.build": ("register", "settings_class", "read", "build_agent"),
+    "training.build": ("build_agent",),
 }
 MODULES = [importlib.import_module(f"mbx.{name}") for name in (*KIT, *TRAINING)]
 MANY = {f"mbx.{name}" for name in ("distributions", "replay", "networks", "power")}
-SCOPE = {"jax": jax, "jnp": jnp, "np": np, "mbx": mbx}
+SCOPE = {"jax": jax, "jnp": jnp, "np": np, "mbx": mbx, "presets": mbx.presets}
 SCOPE |= {module.__name__.rpartition(".")[2]: module for module in MODULES}
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import jobs
-from mbx import extensions, mppi, planners
+from mbx import mppi, planners
+from mbx.commands import jobs
+from mbx.config import extensions
 from mbx.training import build, run
 from mbx.training.checkpoint import load_settings
 from tests.helpers import tiny_config

@@ -10,7 +10,8 @@ import re
 import numpy as np
 import pytest
 
-from experiments import figures, results
+from experiments import figures
+from mbx.commands import results
 from mbx.training import drawing
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

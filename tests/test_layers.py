@@ -19,7 +19,6 @@ FLOORS = (
     ("fast",),
     (
         "settings",
-        "extensions",
         "distributions",
         "networks",
         "files",
@@ -31,12 +30,14 @@ FLOORS = (
     ("world_model", "empo.power", "planners"),
     ("power", "agents"),
     ("empo.agent",),
+    ("config",),
     ("rssm", "envs"),
     ("empo.multigrid",),
     ("empo.suite",),
     ("training",),
-    ("presets",),
-    ("api", "cli"),
+    ("api",),
+    ("commands",),
+    ("cli",),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 AGENTS = FLOOR_OF["empo.agent"]  # agents and what they are made of

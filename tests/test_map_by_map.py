@@ -11,7 +11,7 @@ import pytest
 
 from experiments import map_by_map
 from experiments.map_by_map import Sizes, in_words, known_by_map, reached_by_map, row
-from experiments.results import read_rows, write_rows
+from mbx.commands.results import read_rows, write_rows
 from mbx.empo import multigrid as mg
 from mbx.empo.multigrid.export import TooManyStates
 from mbx.empo.multigrid.family import family_world, make_family

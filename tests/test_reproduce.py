@@ -12,8 +12,9 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import jobs, reproduce, results, suites
+from experiments import reproduce, suites
 from experiments.suites import Gate, Run, Task, judge, value_at
+from mbx.commands import jobs, results
 from mbx.training import build
 from mbx.training.curves import Curve
 from mbx.training.environments import environment_spec
@@ -170,7 +171,7 @@ def test_runs_are_processes_that_go_on_and_leave_a_record(tmp_path):
 def test_a_command_names_no_place_on_this_machine(tmp_path):
     job = jobs.make_job("t", 1, str(tmp_path / "w"), config="configs/tdmpc.py", steps=9)
     assert jobs._shown(job) == (
-        "python -m experiments.train --config=configs/tdmpc.py --config.resume=True "
+        "mbx train --config=configs/tdmpc.py --config.resume=True "
         "--config.seed=1 --config.train.steps=9"
     )
 

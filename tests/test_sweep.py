@@ -12,7 +12,8 @@ import time
 
 import pytest
 
-from experiments import grid, jobs, usage
+from mbx.commands import grid, jobs
+from mbx.config import help as usage
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = "configs/tdmpc.py"
@@ -78,7 +79,7 @@ def test_runs_are_named_by_what_differs_and_take_what_is_shared(tmp_path):
     job = found[3]
     assert job.workdir == f"{tmp_path}/loss.rho=0.7-s1"
     assert job.steps == 2000 and job.metric == "eval/x"
-    assert job.command[6:] == (
+    assert job.command[7:] == (
         "--config.seed=1",
         "--config.train.steps=2000",
         "--config.loss.rho=0.7",
@@ -90,7 +91,7 @@ def test_runs_are_named_by_what_differs_and_take_what_is_shared(tmp_path):
 def test_the_job_array_makes_one_run_a_job(tmp_path):
     text = grid.slurm(["--set=loss.rho=0.5,0.7", "--out=a b"], 6, workers=2)
     assert "#SBATCH --array=0-5%2\n" in text
-    command = "python -m experiments.sweep --set=loss.rho=0.5,0.7 '--out=a b'"
+    command = "mbx sweep --set=loss.rho=0.5,0.7 '--out=a b'"
     assert f'\n{command} --only="$SLURM_ARRAY_TASK_ID" &\n' in text
     (tmp_path / "script.sh").write_text(text)
     assert subprocess.run(["bash", "-n", tmp_path / "script.sh"]).returncode == 0

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from experiments import usage
+from mbx.config import help as usage
 from mbx.settings import describe
 from mbx.training.build import settings_class
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mbx import extensions
+from mbx.config import extensions
 from mbx.envs import snapshot
 from mbx.envs.base import EnvSpec, HostEnvironment, Timestep
 from mbx.envs.own import EnvironmentFailure

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mbx import envs, extensions
+from mbx import envs
+from mbx.config import extensions
 from mbx.envs import snapshot
 from mbx.envs.host import SteppedEnvironment
 

@@ -28,8 +28,8 @@ import orbax.checkpoint as ocp
 from flax import struct
 from jax.experimental import multihost_utils
 
-from mbx import extensions
 from mbx.agents.settings import RunSettings
+from mbx.config import extensions
 from mbx.files import read_json
 from mbx.settings import from_dict
 from mbx.training import digests, inputs

@@ -12,9 +12,9 @@ import importlib
 import importlib.util
 from collections.abc import Iterable, Mapping
 
-from mbx.training import build
+from mbx.config.agents import PACKAGES
 
-AGENTS = tuple(build.PACKAGES)
+AGENTS = tuple(PACKAGES)
 
 COMMON = {
     "return_mean": "mean return of the evaluation's episodes, without noise: what a run is judged "
@@ -51,7 +51,7 @@ def keys(agent: str) -> Mapping[str, str]:
 
 def own(agent: str) -> Mapping[str, str]:
     """The names that an agent of mbx adds; {} for one from outside."""
-    module = f"{build.PACKAGES.get(agent)}.glossary"
+    module = f"{PACKAGES.get(agent)}.glossary"
     if agent not in AGENTS or importlib.util.find_spec(module) is None:
         return {}
     return importlib.import_module(module).KEYS

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import import_tdmpc2
-from experiments.export_tdmpc2 import state_dict
 from mbx import envs
 from mbx.agents.tdmpc import official
+from mbx.commands import import_tdmpc2
+from mbx.commands.export_tdmpc2 import state_dict
 from mbx.training import run
 from mbx.types import TaskSet
 from mbx.world_model import make_world_model

@@ -16,8 +16,9 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from examples.own_gymnasium import Tank
-from experiments import train, usage
 from mbx import envs
+from mbx.commands import train
+from mbx.config import help as usage
 from mbx.envs import own
 from mbx.envs.base import RawEnvironment
 from mbx.envs.raw_check import check_raw

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import train
 from mbx import envs
+from mbx.commands import train
 from mbx.envs import gymnasium as gymnasium_suite
 from mbx.envs import parallel, worker
 

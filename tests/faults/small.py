@@ -86,7 +86,7 @@ def small_config(**sections: Any) -> dict[str, Any]:
 
 def main() -> None:
     """The command of the first lines."""
-    from experiments import train
+    from mbx.commands import train
 
     parser = argparse.ArgumentParser()
     parser.add_argument("workdir")

@@ -14,6 +14,7 @@ import pytest
 
 import mbx
 from mbx.agents.base import Agent, Mean
+from mbx.config import agents
 from mbx.settings import section, setting, to_dict
 from mbx.training import build, pure, run
 from tests.faults import small
@@ -60,7 +61,7 @@ def config():
     given = small.small_config()
     build.register("small-rate", Settings, make_agent)
     yield {**given, **to_dict(Settings())}
-    del build._REGISTERED["small-rate"]
+    del agents._REGISTERED["small-rate"]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments import usage
+from mbx.config import help as usage
 from mbx.training import build, job, run
 from tests.helpers import register_toy, tiny_config
 

@@ -10,8 +10,8 @@ import signal
 import numpy as np
 import pytest
 
-from experiments import usage
-from mbx import presets
+from mbx.config import help as usage
+from mbx.config import presets
 from mbx.settings import to_dict
 from mbx.training import build, resume, run, trust
 from mbx.training.checkpoint import Checkpointer

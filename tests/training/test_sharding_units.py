@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
-from mbx import presets
 from mbx.agents.settings import Distributed
+from mbx.config import presets
 from mbx.settings import to_dict
 from mbx.training import build, memory, sharding
 from mbx.training.sharding import ONE_DEVICE, Partition

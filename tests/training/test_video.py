@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments import evaluate
 from mbx import envs
 from mbx.agents.tdmpc.settings import Env, Settings
+from mbx.commands import evaluate
 from mbx.envs import gymnax, gymnax_pictures
 from mbx.envs.base import random_actions
 from mbx.envs.render import Renderer, mujoco_drawing

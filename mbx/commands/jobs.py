@@ -1,6 +1,6 @@
 """Training runs as processes: several at a time, resumable, each with a record of what made it.
 
-Every run is a `python -m experiments.train` of its own with `--config.resume=True`, so that runs
+Every run is an `mbx train` of its own with `--config.resume=True`, so that runs
 which were stopped go on and complete ones are not repeated. Beside the run directory lie its
 output (DIRECTORY.log) and a record of every attempt (DIRECTORY.attempts.jsonl).
 """
@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from mbx import extensions
+from mbx.config import extensions
 from mbx.training import record
 from mbx.training.curves import Curve, load_curve
 from mbx.training.metrics import read_lines
@@ -65,7 +65,8 @@ def make_job(
     command = (
         sys.executable,
         "-m",
-        f"{__package__}.train",
+        "mbx.cli",
+        "train",
         f"--config={config}",
         f"--workdir={workdir}",
         _RESUME,
@@ -178,8 +179,8 @@ def _run(job: Job, place: int | None, devices: int, running: set[int]) -> int:
 
 def _shown(job: Job) -> str:
     """The command as somebody else would type it: without this machine's paths."""
-    kept = [part for part in job.command[1:] if not part.startswith("--workdir=")]
-    return " ".join(["python", *kept])
+    kept = [part for part in job.command[3:] if not part.startswith("--workdir=")]
+    return " ".join(["mbx", *kept])
 
 
 def attempts(job: Job) -> list[dict[str, Any]]:

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import mbx
-from mbx import extensions, presets
 from mbx.agents.settings import RunSettings
+from mbx.config import extensions, presets
+from mbx.config.agents import read, settings_class
 from mbx.settings import Declared, describe, flatten, in_words
-from mbx.training.build import read, settings_class
 
 DEFAULT = "configs/tdmpc.py"
 # Shown by the general help.
@@ -108,7 +108,7 @@ def config_help(path: str) -> str:
     Raises ValueError where the file does not exist.
     """
     values, found = load(path), declared(path)
-    title = ast.get_docstring(ast.parse(presets.find(_without_argument(path)).read_text())) or path
+    title = presets.read(path).words.strip() or path
     lines = [title, "", f"Settings of {path} and their values there:"]
     section = ""
     for one in found.values():
@@ -154,7 +154,7 @@ def with_run_config(arguments: Sequence[str]) -> list[str]:
     resumes = flags.get("config.resume", "").lower() in ("true", "1")
     if config_argument(arguments) is not None or not resumes or not flags.get("workdir"):
         return list(arguments)
-    path = pathlib.Path(__file__).with_name("resumed.py")
+    path = pathlib.Path(__file__).parents[1] / "commands" / "resumed.py"
     return [f"--config={path}:{flags['workdir']}", *arguments]
 
 
@@ -249,8 +249,7 @@ def run_directory(arguments: list[str], flag: str | None) -> str:
 
 def config_files() -> list[str]:
     """The configuration files that come with the package, as they are given to --config."""
-    in_checkout = presets.home("configs")[0] == "configs"
-    return [f"configs/{name}.py" if in_checkout else name for name in presets.names()]
+    return [f"configs/{name}.py" for name in presets.names()]
 
 
 def load(path: str) -> dict[str, Any]:
@@ -283,11 +282,6 @@ def with_found_config(arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def _without_argument(path: str) -> str:
-    """FILE of FILE:ARGUMENT, which gives get_config an argument."""
-    return path.partition(":")[0]
-
-
 def _setting(found: Declared, value: Any) -> str:
     return _columns(f"--config.{found.name}={shlex.quote(str(value))}", in_words(found))
 
@@ -300,7 +294,7 @@ def _columns(flag: str, text: str, column: int = _COLUMN) -> str:
 
 
 def _summary(path: str) -> str:
-    words = ast.get_docstring(ast.parse(presets.find(path).read_text())) or ""
+    words = presets.read(path).words
     return words.partition("\n\n")[0].replace("\n", " ")
 
 

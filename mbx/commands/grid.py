@@ -8,10 +8,11 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from mbx.config import help as usage
 from mbx.training import compare, curves, groups, tables
 
 from . import jobs as processes
-from . import results, usage
+from . import results
 from .jobs import Job
 
 _UNSAFE = re.compile(r"[^\w.=+-]+")  # in the name of a directory
@@ -99,7 +100,7 @@ def slurm(arguments: Sequence[str], number: int, workers: int) -> str:
         number: of runs.
         workers: jobs at a time.
     """
-    command = shlex.join(["python", "-m", f"{__package__}.sweep", *arguments])
+    command = shlex.join(["mbx", "sweep", *arguments])
     return f"""#!/bin/bash
 #SBATCH --job-name=mbx-sweep
 #SBATCH --array=0-{number - 1}%{workers}

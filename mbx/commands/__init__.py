@@ -1,0 +1,1 @@
+"""What users type: `mbx NAME`, a module each."""

@@ -1,0 +1,67 @@
+"""Write a TD-MPC2 run's best model as a checkpoint that the official PyTorch code loads.
+
+    python -m experiments.export_tdmpc2 runs/walker model.pt
+
+Needs PyTorch (`pip install 'mbx[torch]'`) and a model that the official code can have:
+`configs/tdmpc2.py` on vector observations.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from absl import app, logging
+
+
+def main(arguments: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
+    try:
+        if len(arguments) != 3:
+            raise ValueError("give a run directory and the file to write")
+        write(arguments[1], arguments[2])
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(f"error: {error}")
+    print(arguments[2])
+
+
+def write(workdir: str, path: str) -> None:
+    """Write the best model of a run.
+
+    Raises:
+        ImportError: without PyTorch.
+        ValueError: for a run of another agent, or a model that the official code cannot have.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError("PyTorch writes .pt files: pip install 'mbx[torch]'") from error
+    arrays = state_dict(workdir)
+    state = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    # Modules that take their numbers from the stacked heads before each use: shapes alone.
+    shapes = {name: array for name, array in state.items() if ".module." in name}
+    state |= {name: torch.empty_like(array, device="meta") for name, array in shapes.items()}
+    temporary = f"{path}.tmp-{os.getpid()}"
+    torch.save({"model": state}, temporary)
+    os.replace(temporary, path)
+
+
+def state_dict(workdir: str) -> dict[str, Any]:
+    """The arrays of that checkpoint, by the official names. Raises ValueError as `write`."""
+    import numpy as np
+
+    from mbx.agents.tdmpc import official
+    from mbx.agents.tdmpc.agent import world_config
+    from mbx.training import environments, run
+
+    _, train, settings = run.load(workdir)
+    if settings.agent != "tdmpc":
+        raise ValueError(f"{workdir} is of agent {settings.agent!r}: only 'tdmpc' has such a model")
+    config = world_config(settings, environments.environment_spec(settings))
+    state = official.to_state(train.params, train.target_value, config)
+    return {name: np.array(array, np.float32) for name, array in state.items()}
+
+
+if __name__ == "__main__":
+    app.run(main)

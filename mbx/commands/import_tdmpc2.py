@@ -1,0 +1,112 @@
+r"""Make a run directory of an official TD-MPC2 checkpoint, to evaluate, plan with or fine-tune.
+
+    python -m experiments.import_tdmpc2 model.pt --task=dmc:walker-walk --workdir=runs/official
+    python -m experiments.evaluate runs/official
+    python -m experiments.train --config=configs/tdmpc2.py --config.train.init_from=runs/official \
+        --config.env.name=dmc:walker-walk --config.model.size=5
+
+Needs PyTorch (`pip install 'mbx[torch]'`). A model of several tasks takes their names in its order:
+--task=multi:dmc:walker-stand+dmc:walker-walk+... . Its settings are those of configs/tdmpc2.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from absl import app, flags, logging
+
+TASK = flags.DEFINE_string("task", None, "The task it was trained on.", required=True)
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Run directory to make.", required=True, allow_override=True
+)
+
+
+def main(arguments: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
+    try:
+        if len(arguments) != 2:
+            raise ValueError(f"give one checkpoint, not {len(arguments) - 1}")
+        settings = write_run(read(arguments[1]), TASK.value, WORKDIR.value)
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(f"error: {error}")
+    print(f"{WORKDIR.value}: a model of size {settings.model.size} for {settings.env.name}")
+
+
+def read(path: str) -> dict[str, Any]:
+    """The arrays of a PyTorch checkpoint. Nothing in the file is executed.
+
+    Raises:
+        ImportError: without PyTorch.
+        ValueError: for a file that is not a dict of arrays.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError("PyTorch reads .pt files: pip install 'mbx[torch]'") from error
+    import pickle
+
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{path}: not a PyTorch file of weights alone: {reason}") from error
+    found = found.get("model", found) if isinstance(found, dict) else found
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: holds {type(found).__name__}, not a dict of arrays")
+    arrays = {k: v for k, v in found.items() if isinstance(v, torch.Tensor) and not v.is_meta}
+    return {name: array.float().numpy() for name, array in arrays.items()}
+
+
+def write_run(arrays: dict[str, Any], task: str, workdir: str) -> Any:
+    """Write the run directory of a model; returns its settings.
+
+    Raises:
+        ValueError: for a model or a task that do not fit each other, or a directory in use.
+    """
+    import jax
+
+    from mbx.agents.tdmpc import official
+    from mbx.agents.tdmpc.settings import Settings
+    from mbx.config import presets
+    from mbx.files import atomic_write
+    from mbx.settings import active_only, to_dict
+    from mbx.training import build, environments
+    from mbx.training.checkpoint import Checkpointer
+
+    if os.path.isdir(workdir) and os.listdir(workdir):
+        raise ValueError(f"workdir={workdir} is not empty: choose another directory")
+    state = official.clean(arrays)
+    fields = official.world_fields(state)
+    config = presets.load("tdmpc2")
+    config.env.name = task
+    config.model.update(size=official.size_name(state), episodic=str(fields["episodic"]))
+    for name in ("num_values", "num_bins", "log_std_min", "log_std_max"):
+        config.model[name] = fields[name]
+    if "_task_emb.weight" in state:
+        config.model.task_dim = state["_task_emb.weight"].shape[1]
+        config.env.pad_to = (fields["obs_shape"][0], fields["action_dim"])
+    # What the preset says about termination has no place in a model without that head.
+    settings = build.read(active_only(Settings(), config.to_dict()))
+    spec = environments.environment_spec(settings)
+    tasks = None
+    if spec.tasks:
+        names, dims = zip(*((one.name, one.action_dim) for one in spec.tasks), strict=True)
+        tasks = official.TaskSet(names, dims, settings.model.task_dim)
+    obs_dim = spec.obs_shape[0] - len(spec.tasks)
+    official.check_task(state, obs_dim, spec.action_dim, tasks)
+    agent = build.build_agent(settings, spec)
+    train = official.with_parameters(agent.init(jax.random.key(0)), state)
+    os.makedirs(workdir, exist_ok=True)
+    text = json.dumps(to_dict(settings), indent=2)
+    atomic_write(os.path.join(workdir, "config.json"), text.encode())
+    checkpointer = Checkpointer(workdir)
+    checkpointer.save_best(0, jax.tree.map(jax.numpy.asarray, train), 0.0)
+    checkpointer.close()
+    return settings
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,1 @@
+"""From names, files, flags and keywords to the settings of a run."""
