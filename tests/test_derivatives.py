@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from mbx import distributions as dist
-from mbx import networks
 from mbx.fast import gradients
 from mbx.world_model import config_for_size, make_world_model
 
@@ -61,7 +60,7 @@ def test_forward_mode_of_images_and_moved_distributions():
     bins, logits = jnp.linspace(-2.0, 2.0, 5), jnp.array([[0.3, -0.2, 0.9, 0.1, 0.4]])
 
     def filtered(k):
-        return jnp.tanh(networks.conv(image, k, 2, "VALID")).ravel()
+        return jnp.tanh(gradients.conv(image, k, 2, "VALID")).ravel()
 
     def moved(x):
         return dist.shift_logits(logits * x[0], bins, x[1]).ravel()

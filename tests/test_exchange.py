@@ -18,6 +18,7 @@ from mbx.agents.tdmpc.model_loss import termination_loss, time_weighted
 from mbx.agents.tdmpc.policy_loss import move_value_scale
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Counts, ValueScales
+from mbx.fast import gradients
 from tests.helpers import PARTS, in_parts
 
 
@@ -209,7 +210,7 @@ def test_a_layer_gathers_its_kernel_on_both_ways_and_keeps_its_part_of_the_gradi
     kernel, x = jnp.ones((256, 1024)), jnp.ones((8, 256))
 
     def gradient(kernel, x):
-        found = jax.grad(lambda k: jnp.sum(jnp.square(networks.matmul(x, k))))(kernel)
+        found = jax.grad(lambda k: jnp.sum(jnp.square(gradients.matmul(x, k))))(kernel)
         return exchange.total((found, found[0]))
 
     # On both ways the argument itself is gathered: no whole kernel is kept from one to the other.

@@ -11,6 +11,7 @@ import pytest
 
 from experiments import timing
 from mbx import networks
+from mbx.fast import gradients as written
 from mbx.fast import rng
 from mbx.networks import dropout as drop
 from mbx.world_model import config_for_size, count_parameters, make_world_model
@@ -93,7 +94,7 @@ def test_written_out_gradients_are_the_automatic_ones():
     mix = jnp.cos(jnp.arange(60.0)).reshape(2, 5, 6)
 
     def ours(x, w, scale, bias):
-        return jnp.sum(networks.norm_mish(networks.matmul(x, w), scale, bias) * mix)
+        return jnp.sum(written.norm_mish(written.matmul(x, w), scale, bias) * mix)
 
     def plain(x, w, scale, bias):
         y = x @ w
@@ -127,7 +128,7 @@ def test_gradients_of_joined_inputs_are_the_automatic_ones():
     def gradients(multiply):
         return jax.grad(lambda *args: jnp.sum(jnp.sin(multiply(*args))), (0, 1))(inputs, kernel)
 
-    ours, automatic = gradients(networks.matmul_joined), gradients(networks.matmul_joined.fun)
+    ours, automatic = gradients(written.matmul_joined), gradients(written.matmul_joined.fun)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, automatic
     )
@@ -243,7 +244,7 @@ def test_kernel_gradient_keeps_divided_axes_apart():
     x, kernel = jnp.linspace(-1, 1, 4 * 8 * 3).reshape(4, 8, 3), jnp.ones((3, 5))
 
     def gradient(x, kernel):
-        return jax.grad(lambda kernel: jnp.sum(jnp.sin(networks.matmul(x, kernel))))(kernel)
+        return jax.grad(lambda kernel: jnp.sum(jnp.sin(written.matmul(x, kernel))))(kernel)
 
     alone = gradient(x, kernel)
     assert "reshape" in str(jax.make_jaxpr(gradient)(x, kernel))
@@ -276,7 +277,7 @@ def test_conv_derivatives_are_the_automatic_ones(side, taps, stride, padding):
     def gradients(conv):
         return jax.grad(lambda x, k: jnp.sum(jnp.sin(conv(x, k, stride, padding))), (0, 1))
 
-    ours, automatic = gradients(networks.conv), gradients(networks.conv.fun)
+    ours, automatic = gradients(written.conv), gradients(written.conv.fun)
     for a, b in zip(ours(x, kernel), automatic(x, kernel), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
@@ -287,7 +288,7 @@ def test_conv_derivatives_need_no_permuted_axes():
 
     def steps(kernel):
         def step(kernel, _):
-            return kernel - jax.grad(lambda k: jnp.sum(networks.conv(x, k) ** 2))(kernel), None
+            return kernel - jax.grad(lambda k: jnp.sum(written.conv(x, k) ** 2))(kernel), None
 
         return jax.lax.scan(step, kernel, None, length=3)[0]
 

@@ -1,4 +1,4 @@
-"""Derivatives that are written out, and the switch for forward mode.
+"""Layers whose derivatives are written out, and the switch for forward mode.
 
 Reverse mode (`jax.grad`, `jax.vjp`, `jax.jacrev`) takes the derivatives that the layers write out
 for speed. JAX cannot push tangents through those, so forward mode needs the switch:
@@ -15,6 +15,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from mbx import exchange
+from mbx.fast import reductions
+
+LAYER_NORM_EPSILON = 1e-5
 
 # Part of the key of JAX's caches: a jitted function is traced again where the switch differs.
 _forward = jax.make_user_context(False)
@@ -53,3 +61,260 @@ class Written:
     def __call__(self, *args: Any) -> Any:
         """The function, with the derivative that the mode asks for."""
         return (self.fun if _forward.value else self._reverse)(*args)
+
+
+@Written
+def matmul(x: Array, kernel: Array) -> Array:
+    """`[..., in] @ [in, out]` -> `[..., out]`.
+
+    Its derivative is written out so that the kernel's gradient comes out as `[in, out]` at once;
+    the automatic one is transposed, which costs a strided copy of the whole batch.
+
+    Examples:
+        >>> gradients.matmul(jnp.ones((1, 2)), jnp.array([[1.0], [2.0]])).tolist()
+        [[3.0]]
+    """
+    return x @ exchange.whole(kernel)
+
+
+def _matmul_backward(residuals: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+    x, kernel = residuals
+    grad_rows = grad
+    # Where the compiler divides rows among devices, flattening [T, B, F] would gather them on each.
+    if not jax.sharding.get_abstract_mesh().auto_axes:
+        x, grad_rows = (y.reshape(-1, y.shape[-1]) for y in (x, grad))
+    rows = tuple(range(x.ndim - 1))
+    d_kernel = jax.lax.dot_general(x, grad_rows, ((rows, rows), ((), ())))
+    return grad @ exchange.whole(kernel).T, d_kernel
+
+
+# Kept for the way back as it is held, so that no gathered kernel lives from one way to the other.
+matmul.defvjp(lambda x, kernel: (x @ exchange.whole(kernel), (x, kernel)), _matmul_backward)
+
+
+@Written
+def matmul_joined(inputs: tuple[Array, ...], kernel: Array) -> Array:
+    """`matmul` of inputs `[..., in_i]` behind one another -> `[..., out]`.
+
+    The gradient of a narrow input, under a quarter of all columns, is a product of its own; that of
+    a wide one is cut out of that of all. So where nothing asks for the gradient of latents, that of
+    actions is all that is computed (the policy's loss).
+
+    Examples:
+        >>> gradients.matmul_joined((jnp.ones((1, 2)), jnp.ones((1, 1))), jnp.ones((3, 1))).tolist()
+        [[3.0]]
+    """
+    return jnp.concatenate(inputs, axis=-1) @ exchange.whole(kernel)
+
+
+def _matmul_joined_forward(inputs: tuple[Array, ...], kernel: Array) -> tuple[Array, Any]:
+    x = jnp.concatenate(inputs, axis=-1)
+    return x @ exchange.whole(kernel), (x, inputs, kernel)
+
+
+def _matmul_joined_backward(residuals: Any, grad: Array) -> tuple[tuple[Array, ...], Array]:
+    x, inputs, kernel = residuals
+    d_x, d_kernel = _matmul_backward((x, kernel), grad)
+    ends = np.cumsum([y.shape[-1] for y in inputs])
+
+    def own(end: int, size: int) -> Array:
+        part = slice(end - size, end)
+        # Rows cut out of a kernel are copied, columns cut out of a result are read where they lie.
+        if 4 * size < x.shape[-1]:
+            return grad @ exchange.whole(kernel)[part].T
+        return d_x[..., part]
+
+    return tuple(own(end, y.shape[-1]) for end, y in zip(ends, inputs, strict=True)), d_kernel
+
+
+matmul_joined.defvjp(_matmul_joined_forward, _matmul_joined_backward)
+
+
+_IMAGES = ("NHWC", "HWIO", "NHWC")
+
+
+@functools.partial(Written, nondiff_argnums=(2, 3))
+def conv(x: Array, kernel: Array, stride: int = 1, padding: str = "SAME") -> Array:
+    """Convolution of images: `[N, H, W, C]`, `[K, K, C, O]` -> `[N, H', W', O]`.
+
+    On a CPU its derivatives are written out as convolutions of transposed arrays. The automatic
+    ones keep the arrays and permute the meaning of their axes instead, which XLA's fast kernels do
+    not take inside a loop: there they cost twenty to thirty times as much.
+
+    Examples:
+        >>> gradients.conv(jnp.ones((1, 2, 2, 1)), jnp.ones((1, 1, 1, 3))).shape
+        (1, 2, 2, 3)
+    """
+    return jax.lax.conv_general_dilated(
+        x, kernel, (stride, stride), padding, dimension_numbers=_IMAGES
+    )
+
+
+def _conv_forward(x: Array, kernel: Array, stride: int, padding: str) -> tuple[Array, Any]:
+    return conv(x, kernel, stride, padding), (x, kernel)
+
+
+def _conv_backward(
+    stride: int, padding: str, residuals: tuple[Array, Array], grad: Array
+) -> tuple[Array, Array]:
+    def automatic(x: Array, kernel: Array, grad: Array) -> tuple[Array, Array]:
+        return jax.vjp(lambda *args: conv.fun(*args, stride, padding), x, kernel)[1](grad)
+
+    def transposed(x: Array, kernel: Array, grad: Array) -> tuple[Array, Array]:
+        # Per axis: the output's length when its steps are spread by the stride; padding before.
+        sides, taps = x.shape[1:3], kernel.shape[:2]
+        pads = jax.lax.padtype_to_pads(sides, taps, (stride, stride), padding)
+        spread = [(n - 1) * stride + 1 for n in grad.shape[1:3]]
+        axes = range(2)
+        before = [taps[i] - 1 - pads[i][0] for i in axes]
+        after = [sides[i] - spread[i] - before[i] + taps[i] - 1 for i in axes]
+        d_x = jax.lax.conv_general_dilated(
+            grad,
+            jnp.swapaxes(kernel[::-1, ::-1], 2, 3),
+            (1, 1),
+            list(zip(before, after, strict=True)),
+            lhs_dilation=(stride, stride),
+            dimension_numbers=_IMAGES,
+        )
+        # A stride may leave last rows and columns unused; the others meet every tap.
+        used = [min(sides[i], taps[i] - 1 + spread[i] - pads[i][0]) for i in axes]
+        rest = [taps[i] - 1 + spread[i] - used[i] - pads[i][0] for i in axes]
+        d_kernel = jax.lax.conv_general_dilated(
+            jnp.swapaxes(x[:, : used[0], : used[1]], 0, 3),
+            jnp.moveaxis(grad, 0, 2),
+            (1, 1),
+            [(pads[i][0], rest[i]) for i in axes],
+            rhs_dilation=(stride, stride),
+            dimension_numbers=_IMAGES,
+        )
+        return d_x, jnp.moveaxis(d_kernel, 0, 2)
+
+    return jax.lax.platform_dependent(*residuals, grad, cpu=transposed, default=automatic)
+
+
+conv.defvjp(_conv_forward, _conv_backward)
+
+
+@Written
+def add_bias(x: Array, bias: Array) -> Array:
+    """`[..., F]` + `[F]`; its derivative is written out for the bias's (`reductions.down`).
+
+    Examples:
+        >>> gradients.add_bias(jnp.ones((2, 2)), jnp.array([1.0, 2.0])).tolist()
+        [[2.0, 3.0], [2.0, 3.0]]
+    """
+    return x + expand(bias, x.ndim)
+
+
+add_bias.defvjp(
+    lambda x, bias: (x + expand(bias, x.ndim), None), lambda _, grad: (grad, reductions.down(grad))
+)
+
+
+@Written
+def norm_mish(x: Array, scale: Array, bias: Array) -> Array:
+    """mish(layer_norm(x) * scale + bias) over the last axis of `[..., F]`; scale, bias `[F]`.
+
+    The same numbers as the two functions one after the other; its derivative is written out, since
+    the compiler's own evaluates the exponentials of this chain several times over.
+
+    Examples:
+        >>> one = jnp.ones(2)
+        >>> print(np.array(gradients.norm_mish(jnp.array([[1.0, 3.0]]), one, 0.0 * one)).round(2))
+        [[-0.3   0.87]]
+    """
+    return _norm_mish_forward(x, scale, bias)[0]
+
+
+def _norm_mish_forward(x: Array, scale: Array, bias: Array) -> tuple[Array, tuple[Array, ...]]:
+    normal, inverse = layer_norm(x)
+    y = normal * expand(scale, x.ndim) + expand(bias, x.ndim)
+    e = jnp.exp(jnp.minimum(y, 20.0))
+    n = e * (e + 2.0)
+    gate = n / (n + 2.0)
+    slope = gate + 4.0 * y * e * (e + 1.0) / jnp.square(n + 2.0)
+    return y * gate, (normal, inverse, slope, scale)
+
+
+def _norm_mish_backward(residuals: tuple[Array, ...], grad: Array) -> tuple[Array, Array, Array]:
+    normal, inverse, slope, scale = residuals
+    dy = grad * slope
+    # Sums over rows and over columns are of the same products: each is written to memory once.
+    scaled, weights = dy * normal, scale[:, None] * (1.0 / scale.size)
+    projection = normal * reductions.sums(scaled, weights)
+    dx = inverse * (dy * expand(scale, dy.ndim) - reductions.sums(dy, weights) - projection)
+    return dx, reductions.down(scaled), reductions.down(dy)
+
+
+norm_mish.defvjp(_norm_mish_forward, _norm_mish_backward)
+
+
+def layer_norm(x: Array) -> tuple[Array, Array]:
+    """x with mean 0 and variance 1 over the last axis, and the inverse deviation `[..., 1]`."""
+    centred = x - reductions.mean(x)
+    variance = reductions.mean(jnp.square(centred))
+    inverse = jax.lax.rsqrt(variance + LAYER_NORM_EPSILON)
+    return centred * inverse, inverse
+
+
+@Written
+def norm_silu(x: Array, scale: Array, shift: Array | None) -> Array:
+    return _norm_silu_forward(x, scale, shift)[0]
+
+
+def _norm_silu_forward(x: Array, scale: Array, shift: Array | None) -> tuple[Array, tuple]:
+    normal, inverse = shifted_norm(x, shift)
+    y = normal * expand(scale, x.ndim)
+    y = y if shift is None else y + expand(shift, x.ndim)
+    gate = jax.nn.sigmoid(y)
+    return y * gate, (normal, inverse, gate, scale, shift)
+
+
+def _norm_silu_backward(residuals: tuple, grad: Array) -> tuple[Array, Array, Array | None]:
+    normal, inverse, gate, scale, shift = residuals
+    y = normal * expand(scale, grad.ndim)
+    y = y if shift is None else y + expand(shift, grad.ndim)
+    dy = grad * (gate + y * gate * (1.0 - gate))
+    # Sums over rows and over columns are of the same products: each is written to memory once.
+    scaled, weights = dy * normal, scale[:, None] * (1.0 / scale.size)
+    dx = dy * expand(scale, dy.ndim) - normal * reductions.sums(scaled, weights)
+    if shift is None:
+        return inverse * dx, reductions.down(scaled), None
+    return (
+        inverse * (dx - reductions.sums(dy, weights)),
+        reductions.down(scaled),
+        reductions.down(dy),
+    )
+
+
+norm_silu.defvjp(_norm_silu_forward, _norm_silu_backward)
+
+
+def shifted_norm(x: Array, shift: Array | None) -> tuple[Array, Array]:
+    """x, less its mean if there is a shift, over its root mean square; the inverse `[..., 1]`."""
+    x, epsilon = (x, 1e-4) if shift is None else (x - reductions.mean(x), 1e-3)
+    inverse = jax.lax.rsqrt(reductions.mean(jnp.square(x)) + epsilon)
+    return x * inverse, inverse
+
+
+def drawn_once(draw: Callable[[], Array], shape: tuple[int, ...]) -> Array:
+    """The mask `draw()`, kept for the way back, where a compiler would rather draw it again.
+
+    On a CPU as a branch that is always taken, since barriers are gone before operations are joined
+    there, and what a branch gives is joined to nothing. On an accelerator a branch may wait for the
+    host.
+    """
+
+    def kept() -> Array:
+        return jax.lax.optimization_barrier(draw())
+
+    def taken() -> Array:
+        always = jax.lax.optimization_barrier(jnp.bool_(True))  # or the branch would be none
+        return jax.lax.cond(always, draw, lambda: jnp.zeros(shape, bool))
+
+    return jax.lax.platform_dependent(cpu=taken, default=kept)
+
+
+def expand(x: Array, ndim: int) -> Array:
+    """`x` `[F]` with leading axes of size one, so that rank promotion stays explicit."""
+    return x.reshape((1,) * (ndim - 1) + x.shape)

@@ -166,7 +166,7 @@ class Partition:
     def compile(self, function: Callable, *, donate: bool = False) -> Callable:
         """`jit`; on a mesh everything but the state a function gives back is copied everywhere.
 
-        The function is traced with that mesh set, for `mbx.networks.matmul` and `mbx.exchange`,
+        The function is traced with that mesh set, for `gradients.matmul` and `mbx.exchange`,
         which takes batches apart unless parameters are divided as well.
 
         Args:

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import distributions as dist
-from mbx import exchange, networks
+from mbx import exchange
 from mbx.agents.dreamer.settings import SIZES, Model
-from mbx.fast import gradients, reductions
+from mbx.fast import gradients
 from mbx.heads import Heads
 from mbx.observations import is_packed, joined
 from mbx.settings import from_dict
@@ -130,20 +130,20 @@ def init_linear(
 
 def linear(params: Params, x: Array, dtype: str = "float32") -> Array:
     """`[..., in] -> [..., out]`."""
-    y = networks.matmul(x.astype(dtype), params["kernel"].astype(dtype))
+    y = gradients.matmul(x.astype(dtype), params["kernel"].astype(dtype))
     return add_bias(params, y)
 
 
 def add_bias(params: Params, y: Array) -> Array:
     """y plus the bias, where the layer has one."""
-    return networks.add_bias(y, params["bias"].astype(y.dtype)) if "bias" in params else y
+    return gradients.add_bias(y, params["bias"].astype(y.dtype)) if "bias" in params else y
 
 
 def block_linear(params: Params, x: Array, dtype: str = "float32") -> Array:
     """`[..., in] -> [..., out]` with a block-diagonal kernel `[G, in/G, out/G]`."""
     kernel = exchange.whole(params["kernel"].astype(dtype))
     if kernel.shape[0] == 1:
-        return add_bias(params, networks.matmul(x.astype(dtype), kernel[0]))
+        return add_bias(params, gradients.matmul(x.astype(dtype), kernel[0]))
     return add_bias(params, _block_matmul(x.astype(dtype), kernel))
 
 
@@ -179,57 +179,13 @@ def init_norm(kind: str, size: int) -> Params:
 def norm(params: Params, x: Array) -> Array:
     """RMSNorm (eps 1e-4), or LayerNorm (eps 1e-3) where the parameters hold a shift; float32."""
     shift = params.get("shift")
-    y = _normalise(x.astype(jnp.float32), shift)[0] * _row(params["scale"], x)
+    y = gradients.shifted_norm(x.astype(jnp.float32), shift)[0] * _row(params["scale"], x)
     return y if shift is None else y + _row(shift, x)
 
 
 def norm_silu(params: Params, x: Array) -> Array:
-    """silu(norm(x)), float32.
-
-    Its derivative is written out: the compiler's own evaluates the exponential again and adds up
-    rows and columns one number after another.
-    """
-    return _norm_silu(x.astype(jnp.float32), params["scale"], params.get("shift"))
-
-
-@gradients.Written
-def _norm_silu(x: Array, scale: Array, shift: Array | None) -> Array:
-    return _norm_silu_forward(x, scale, shift)[0]
-
-
-def _norm_silu_forward(x: Array, scale: Array, shift: Array | None) -> tuple[Array, tuple]:
-    normal, inverse = _normalise(x, shift)
-    y = normal * _row(scale, x)
-    y = y if shift is None else y + _row(shift, x)
-    gate = jax.nn.sigmoid(y)
-    return y * gate, (normal, inverse, gate, scale, shift)
-
-
-def _norm_silu_backward(residuals: tuple, grad: Array) -> tuple[Array, Array, Array | None]:
-    normal, inverse, gate, scale, shift = residuals
-    y = normal * _row(scale, grad)
-    y = y if shift is None else y + _row(shift, grad)
-    dy = grad * (gate + y * gate * (1.0 - gate))
-    # Sums over rows and over columns are of the same products: each is written to memory once.
-    scaled, weights = dy * normal, scale[:, None] * (1.0 / scale.size)
-    dx = dy * _row(scale, dy) - normal * reductions.sums(scaled, weights)
-    if shift is None:
-        return inverse * dx, reductions.down(scaled), None
-    return (
-        inverse * (dx - reductions.sums(dy, weights)),
-        reductions.down(scaled),
-        reductions.down(dy),
-    )
-
-
-_norm_silu.defvjp(_norm_silu_forward, _norm_silu_backward)
-
-
-def _normalise(x: Array, shift: Array | None) -> tuple[Array, Array]:
-    """x, less its mean if there is a shift, over its root mean square; the inverse `[..., 1]`."""
-    x, epsilon = (x, 1e-4) if shift is None else (x - reductions.mean(x), 1e-3)
-    inverse = jax.lax.rsqrt(reductions.mean(jnp.square(x)) + epsilon)
-    return x * inverse, inverse
+    """silu(norm(x)), float32."""
+    return gradients.norm_silu(x.astype(jnp.float32), params["scale"], params.get("shift"))
 
 
 def init_layer(key: Array, kind: str, fan_in: int, out: int) -> Params:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from mbx import networks
 from mbx.empo import power
 from mbx.empo.power.worlds import World
+from mbx.fast import gradients
 from mbx.networks import MLP
 from mbx.types import Array, Params
 
@@ -104,7 +105,7 @@ class GridEncoder(nn.Module):
             scale = nn.initializers.variance_scaling(2.0, "fan_in", "truncated_normal")
             kernel = self.param(name, scale, (3, 3, inputs.shape[-1], self.width))
             bias = self.param(f"{name}_bias", nn.initializers.zeros, (self.width,))
-            return networks.conv(inputs, kernel) + bias.reshape(1, 1, 1, -1)
+            return gradients.conv(inputs, kernel) + bias.reshape(1, 1, 1, -1)
 
         y = jax.nn.relu(layer(picture, "conv_0"))
         for number in range(self.depth):
