@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import benchmark, checkpoint_cost, latency, paired, timing
+from experiments import benchmark, latency, paired, timing
 from experiments.benchmark import Case
 from mbx.training import build
 from mbx.types import EnvSpec
@@ -136,40 +136,3 @@ def test_latencies_are_of_single_calls_and_the_first_one_counts_apart():
         [found["first"], found["median"], found["p99"], found["worst"], found["calls"]],
         [500.0, 2.0, 2.98, 3.0, 4],
     )
-
-
-def test_checkpoints_are_saved_by_turns_without_and_with_digests(monkeypatch):
-    saved = []
-
-    class Checkpointer:
-        def __init__(self, directory, *, keep):
-            self.step = 0
-
-        def save(self, step, state, meta):
-            assert step == self.step + 1
-            self.step = step
-            saved.append(bool(checkpoint_cost.digests.of_tree(state)))
-
-        def wait(self):
-            saved.append("written")
-
-        def close(self):
-            saved.append("closed")
-
-    monkeypatch.setattr(checkpoint_cost, "Checkpointer", Checkpointer)
-    rows = checkpoint_cost.measure({"x": np.ones(3, np.float32)}, "nowhere", 2)
-    assert saved[::2] == [False, True, True, False, False, True, "closed"]
-    assert saved[1::2] == 6 * ["written"]
-    assert {name: len(found) for name, found in rows.items()} == {"without": 2, "with": 2}
-    rows = {
-        "without": [[2.0, 1.0], [4.0, 1.0], [5.0, 2.0]],
-        "with": [[3.0, 2.0], [5.0, 1.5], [5.0, 2.0]],
-    }
-    found = checkpoint_cost.summary(rows)
-    assert (found["seconds_without"], found["seconds_with"], found["seconds_ratio"]) == (
-        4.0,
-        5.0,
-        1.25,
-    )
-    assert (found["processor_seconds_without"], found["processor_seconds_with"]) == (1.0, 2.0)
-    assert found["processor_seconds_ratio"] == 1.5

@@ -37,8 +37,7 @@ def test_every_picture_has_an_entry_and_is_shown(manifest):
         if path.suffix in {".png", ".svg", ".gif", ".jpg"}
     }
     drawn = set(figures.layout()["figures"])
-    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.html")}
-    assert pages == set(manifest["pages"])
+    assert not list((ROOT / "docs").rglob("*.html"))  # a command writes what it shows
     assert pictures == drawn | set(manifest["pictures"])
     shown = set()
     for page in figures.pages():
@@ -75,7 +74,7 @@ def test_every_number_of_the_front_page_comes_from_somewhere(manifest):
     sources = {
         *(f"{int(re.search(r'train.steps=([0-9]+)', film)[1]):,}" for film in films),
         re.search(r"python_requires = >=([0-9.]+)", (ROOT / "setup.cfg").read_text())[1],
-        re.search(r"`python -m pytest` takes about ([0-9]+) minutes", suite)[1],
+        re.search(r"takes about ([0-9]+) minutes", suite)[1],
         "64x64",  # what the encoders of images are built for
         *re.findall(r"arxiv.org/abs/([0-9.]+)", text),
     }
