@@ -17,12 +17,12 @@ import sys
 
 from absl import app, flags
 
+from mbx.analysis import compare, groups, tables
+from mbx.analysis.curves import plot_runs
 from mbx.commands import jobs as processes
 from mbx.commands import results
 from mbx.commands.jobs import Job
-from mbx.training import compare, groups, tables
 from mbx.training.checkpoint import load_config
-from mbx.training.curves import plot_runs
 
 Overrides = tuple[str, ...]
 

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
+from mbx.analysis import drawing
+from mbx.analysis.curves import MARKERS, Curve, draw_published, draw_seeds, value_at
 from mbx.files import atomic_write
-from mbx.training import drawing
-from mbx.training.curves import MARKERS, Curve, draw_published, draw_seeds, value_at
 
 from .suites import Published, load_published
 
@@ -77,7 +77,7 @@ def curves_of(rows: Rows) -> list[Curve]:
 def mean_of_tasks(rows: Rows, tasks: Sequence[str]) -> Curve:
     """The mean over tasks of each task's mean over seeds, at the first task's steps.
 
-    A step that a task was not evaluated at is left out (`mbx.training.curves.value_at`). Raises
+    A step that a task was not evaluated at is left out (`mbx.analysis.curves.value_at`). Raises
     ValueError where no step is left.
     """
     curves = [curves_of(matching(rows, {"task": task})) for task in tasks]

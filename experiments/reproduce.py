@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
+from mbx.analysis import curves, statistics
 from mbx.commands import jobs as processes
 from mbx.commands import results
 from mbx.files import atomic_write
-from mbx.training import curves, statistics
 
 from . import suites
 from .suites import Run, Runs, Suite

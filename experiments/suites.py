@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mbx.training.curves import Curve, value_at
+from mbx.analysis.curves import Curve, value_at
 
 PUBLISHED = pathlib.Path(__file__).resolve().parents[1] / "docs/results/published.csv"
 

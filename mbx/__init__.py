@@ -72,6 +72,7 @@ _FORMER: dict[str, str] = {
     "running_statistics": "mbx.observations",
     "sequences": "mbx.planners.bases",
     "tasks": "mbx.types",
+    "training.curves": "mbx.analysis.curves",
     "tuning": "mbx.planners.tuning",
     "extensions": "mbx.config.extensions",
     "presets": "mbx.config.presets",

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mbx.agents.base import Agent
+from mbx.analysis import report
 from mbx.config import presets
 from mbx.envs import own
 from mbx.settings import describe
@@ -53,7 +54,7 @@ def train(
     values = _values(environment, config, steps, settings)
     values["seed"] = seed
     workdir = workdir or default_workdir(values)
-    run.train(values, workdir)
+    run.train(values, workdir, at_end=report.at_end)
     rows = read_rows(os.path.join(_first(values, workdir), "metrics.jsonl"))
     scored = any(row.get("return_mean") is not None for row in rows)
     agent, state, _ = run.load(

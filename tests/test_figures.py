@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from experiments import figures
+from mbx.analysis import drawing
 from mbx.commands import results
-from mbx.training import drawing
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"

@@ -35,6 +35,7 @@ FLOORS = (
     ("empo.multigrid",),
     ("empo.suite",),
     ("training",),
+    ("analysis",),
     ("api",),
     ("commands",),
     ("cli",),

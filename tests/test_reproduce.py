@@ -14,9 +14,9 @@ import pytest
 
 from experiments import reproduce, suites
 from experiments.suites import Gate, Run, Task, judge, value_at
+from mbx.analysis.curves import Curve
 from mbx.commands import jobs, results
 from mbx.training import build
-from mbx.training.curves import Curve
 from mbx.training.environments import environment_spec
 from mbx.types import EnvSpec
 from tests.helpers import overridden

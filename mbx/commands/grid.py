@@ -8,8 +8,8 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from mbx.analysis import compare, curves, groups, tables
 from mbx.config import help as usage
-from mbx.training import compare, curves, groups, tables
 
 from . import jobs as processes
 from . import results

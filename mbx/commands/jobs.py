@@ -21,9 +21,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from mbx.analysis.curves import Curve, load_curve
 from mbx.config import extensions
 from mbx.training import record
-from mbx.training.curves import Curve, load_curve
 from mbx.training.metrics import read_lines
 
 _RESUME = "--config.resume=True"  # left out where there is no directory yet

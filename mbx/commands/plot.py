@@ -19,8 +19,8 @@ import sys
 
 from absl import app, flags
 
-from mbx.training import compare, groups, tables
-from mbx.training.curves import plot_runs
+from mbx.analysis import compare, groups, tables
+from mbx.analysis.curves import plot_runs
 
 OUT = flags.DEFINE_string("out", "curve.png", "Picture to write.")
 METRIC = flags.DEFINE_string("metric", "eval/return_mean", "KIND/NAME of metrics.jsonl.")

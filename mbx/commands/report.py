@@ -15,7 +15,7 @@ import sys
 
 from absl import app, flags
 
-from mbx.training import report
+from mbx.analysis import report
 
 OUT = flags.DEFINE_string("out", "report.html", "File to write.")
 

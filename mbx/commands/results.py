@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mbx.analysis.curves import Curve
 from mbx.files import atomic_write
-from mbx.training.curves import Curve
 
 from .jobs import Job, attempts, processor_hours
 

@@ -48,6 +48,7 @@ def train(config: dict[str, Any], workdir: str) -> None:
     1: an error, in words. 128 + N: stopped by signal N (130: Ctrl-C), and saved.
     """
     from mbx import files
+    from mbx.analysis import report
     from mbx.training import build, interrupt, notices, run, seeds, sharding
 
     files.tolerate_closed_output()
@@ -64,7 +65,7 @@ def train(config: dict[str, Any], workdir: str) -> None:
             if settings.num_seeds > 1:
                 seeds.use_all_cores(settings.num_seeds)
             settings = sharding.use_cores(settings, workdir)
-            result = run.train(settings, workdir, interrupt=signals)
+            result = run.train(settings, workdir, interrupt=signals, at_end=report.at_end)
     except Exception as error:
         print(in_words(error), file=sys.stderr)
         sharding.abandon()

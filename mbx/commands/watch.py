@@ -36,7 +36,8 @@ TRUST = flags.DEFINE_bool("trust", False, "Run the environment's file of somebod
 
 def main(arguments: list[str]) -> None:
     from mbx import envs
-    from mbx.training import run, watching
+    from mbx.analysis import watching
+    from mbx.training import run
 
     logging.set_verbosity(logging.WARNING)
     run.set_up_jax()

@@ -4,7 +4,7 @@
     result = run.train(config, "runs/pendulum")
 
 A run directory holds config.json, run.json, metrics.jsonl, metrics.csv, episodes.csv,
-training_episodes.csv, tb/, checkpoints/, best/, curve.png, report.html (wandb.json with wandb/
+training_episodes.csv, tb/, checkpoints/, best/ (wandb.json with wandb/
 where `log.wandb` asks for that, and inputs/ with the user's own files that the environment is made
 from).
 That of several seeds holds one such directory a seed (`seed-0`, …; each reads as a run of its own)
@@ -19,7 +19,7 @@ import functools
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -42,7 +42,6 @@ from mbx.training import (
     memory,
     notices,
     record,
-    report,
     resume,
     room,
     rundir,
@@ -53,7 +52,6 @@ from mbx.training import (
     trust,
 )
 from mbx.training.checkpoint import Checkpointer, load_settings
-from mbx.training.curves import plot_runs
 from mbx.training.environments import evaluation_environment, make_environment, opened
 from mbx.training.faults import Faults
 from mbx.training.interrupt import Interrupt
@@ -141,7 +139,13 @@ def evaluation_key(key: jax.Array, interval: int) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(key, _EVALUATION), interval)
 
 
-def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -> Result:
+def train(
+    config: Config,
+    workdir: str,
+    *,
+    interrupt: Interrupt | None = None,
+    at_end: Callable[[str], None] | None = None,
+) -> Result:
     """Train as `config` says, in `workdir`; with `resume` continue what is there.
 
     Args:
@@ -149,6 +153,8 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
             their names, as a configuration file makes them.
         workdir: the run directory.
         interrupt: what signals do to the run; by default they ask it to save and end.
+        at_end: called with `workdir` when the run ends or fails and its logs are closed
+            (`mbx.analysis.report.at_end` draws its curve and writes its report).
 
     Raises:
         ValueError: for impossible settings, before any compile.
@@ -167,11 +173,16 @@ def train(config: Config, workdir: str, *, interrupt: Interrupt | None = None) -
     workdir = os.path.abspath(workdir)
     job = prepare(settings)
     with contextlib.closing(job):
-        return _train(settings, job, workdir, interrupt or Interrupt(), started)
+        return _train(settings, job, workdir, interrupt or Interrupt(), at_end, started)
 
 
 def _train(
-    settings: RunSettings, job: Job, workdir: str, interrupt: Interrupt, started: float
+    settings: RunSettings,
+    job: Job,
+    workdir: str,
+    interrupt: Interrupt,
+    at_end: Callable[[str], None] | None,
+    started: float,
 ) -> Result:
     log_dirs = [seed_workdir(job, workdir, i) for i in range(len(job.seeds))]
     check_before(settings, job, workdir, log_dirs[0])
@@ -194,7 +205,8 @@ def _train(
         job = job._replace(intervals=job.intervals.going_on(made, settings.train.steps))
         going = record.Attempt()
         if job.partition.is_main_process:
-            stack.callback(report.at_end, workdir)  # also of a run that fails, its logs closed
+            if at_end is not None:
+                stack.callback(at_end, workdir)
             going = stack.enter_context(record.attempt(workdir, made))
         if len(job.seeds) > 1:
             state = seeds.place(state, seeds.device_mesh(len(job.seeds)))
@@ -224,8 +236,6 @@ def _train(
         stopped = interrupt.number if steps < planned else None
         going.outcome = "complete" if stopped is None else f"stopped by signal {stopped}"
     evaluations = before + evaluations
-    if any(np.isfinite(mean) for _, mean in evaluations) and job.partition.is_main_process:
-        plot_runs([one.workdir for one in seed_runs], os.path.join(workdir, "curve.png"))
     return Result(
         workdir, steps, evaluations, time.time() - started, planned, stopped, len(job.seeds)
     )

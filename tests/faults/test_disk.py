@@ -86,7 +86,7 @@ READ = """
 from tests.faults.small import small_config
 small_config()
 from mbx.training import run
-from mbx.training.curves import load_curve
+from mbx.analysis.curves import load_curve
 print([run.load(sys.argv[1], which=which)[1].step.item() for which in ("best", "latest")])
 print(len(load_curve(sys.argv[1], "train/loss")[0]))
 sys.exit()

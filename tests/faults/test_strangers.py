@@ -19,12 +19,12 @@ import pytest
 
 from mbx import envs
 from mbx.agents.settings import RunSettings
+from mbx.analysis.curves import load_curve
 from mbx.empo.agent import settings as empo
 from mbx.empo.multigrid.layout import load_map
 from mbx.settings import to_dict
 from mbx.training import build, datasets, inputs, record, run, rundir, transfer
 from mbx.training.checkpoint import Checkpointer, load_config, load_settings
-from mbx.training.curves import load_curve
 from mbx.training.job import fresh_state
 from mbx.training.metrics import read_rows
 from tests.faults.small import make_agent, small_config

@@ -71,8 +71,6 @@ def test_a_run_leaves_everything_behind(whole):
         "metrics.csv",
         "episodes.csv",
         "training_episodes.csv",
-        "curve.png",
-        "report.html",
         "checkpoints",
         "best",
         "tb",

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from mbx.analysis import report
 from mbx.training import build, job, loop, metrics, run, seeds
 from mbx.training.state import make_schedule
 from tests.faults.small import small_config
@@ -80,7 +81,8 @@ def small(tmp_path_factory):
 def test_every_seed_keeps_its_own_log_and_reads_as_a_run(small):
     workdir, (steps, evaluations) = small
     assert steps == 80 and len(evaluations) == 2
-    assert os.path.exists(os.path.join(workdir, "curve.png"))
+    report.at_end(workdir)
+    assert {"curve.png", "report.html"} <= set(os.listdir(workdir))
     finals = []
     for seed in (4, 5):
         path = os.path.join(workdir, f"seed-{seed}")

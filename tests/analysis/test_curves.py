@@ -13,8 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from mbx.agents.tdmpc.settings import Env, Settings
-from mbx.settings import to_dict
-from mbx.training.curves import (
+from mbx.analysis.curves import (
     Curve,
     aggregate,
     draw_published,
@@ -23,6 +22,7 @@ from mbx.training.curves import (
     load_reference,
     plot_runs,
 )
+from mbx.settings import to_dict
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from mbx.training.statistics import (
+from mbx.analysis.statistics import (
     improvement_interval,
     interquartile_mean,
     mean_of_tasks,

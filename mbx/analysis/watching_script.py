@@ -1,4 +1,4 @@
-"""Style, body and script of the page that `mbx.training.watching` writes."""
+"""Style, body and script of the page that `mbx.analysis.watching` writes."""
 
 from __future__ import annotations
 

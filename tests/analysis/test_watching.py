@@ -15,8 +15,8 @@ from mbx import envs, mppi
 from mbx.agents.tdmpc.agent import init_actor, make_act, make_agent, resolve, world_config
 from mbx.agents.tdmpc.planning import plan_to_act
 from mbx.agents.tdmpc.settings import Env, Settings
-from mbx.training import watching
-from mbx.training.watching import Episode, Round, Step
+from mbx.analysis import watching
+from mbx.analysis.watching import Episode, Round, Step
 from mbx.world_model import make_world_model
 from tests.agents.tdmpc_helpers import PLAIN, loud, replaced
 from tests.browser import look_at

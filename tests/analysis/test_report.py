@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from mbx.agents.tdmpc.settings import Env, Settings, Train
+from mbx.analysis import charts, report, runs
 from mbx.pictures import write_picture
 from mbx.settings import to_dict
-from mbx.training import charts, report, runs
 from tests.browser import look_at
 
 ROOT = pathlib.Path(__file__).parents[2]

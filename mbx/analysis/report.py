@@ -18,11 +18,10 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mbx.files import atomic_write
-from mbx.settings import flatten
-from mbx.training import charts, drawing, glossary
-from mbx.training.charts import Line, chart
-from mbx.training.runs import (
+from mbx.analysis import charts, drawing
+from mbx.analysis.charts import Line, chart
+from mbx.analysis.curves import plot_runs
+from mbx.analysis.runs import (
     Run,
     complaints,
     defaults,
@@ -33,6 +32,9 @@ from mbx.training.runs import (
     starts,
     times,
 )
+from mbx.files import atomic_write
+from mbx.settings import flatten
+from mbx.training import glossary
 
 _MOST_BYTES = 2_000_000  # of the pictures of a run
 _STYLE = """
@@ -101,10 +103,15 @@ def write(paths: Sequence[str], out: str) -> None:
 
 
 def at_end(workdir: str) -> None:
-    """Write WORKDIR/report.html; what goes wrong is told and ends nothing."""
+    """Write WORKDIR/report.html and draw WORKDIR/curve.png; an error is printed and ends nothing.
+
+    For `mbx.training.run.train`, where a training is worth more than its report.
+    """
     try:
         write([workdir], os.path.join(workdir, "report.html"))
-    except Exception as error:  # a training is worth more than its report
+        if any(read_run(path, "").curve("eval", "return_mean")[0] for path in seeds_of(workdir)):
+            plot_runs([workdir], os.path.join(workdir, "curve.png"))
+    except Exception as error:
         print(f"no report.html: {type(error).__name__}: {error}", file=sys.stderr)
 
 

@@ -16,7 +16,7 @@ _POINTS = 300  # a line has no more: that many fit on a screen
 
 
 class Line(NamedTuple):
-    """A named line through points; color: its number in `mbx.training.drawing.PALETTE`."""
+    """A named line through points; color: its number in `mbx.analysis.drawing.PALETTE`."""
 
     name: str
     color: int

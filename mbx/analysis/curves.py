@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mbx.training import groups
+from mbx.analysis import groups
 from mbx.training.metrics import read_rows
 
 MARKERS = "Dos^v"  # of published points, one a source

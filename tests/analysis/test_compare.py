@@ -12,10 +12,10 @@ import pytest
 
 from mbx.agents.dreamer.settings import Settings as Dreamer
 from mbx.agents.tdmpc.settings import Settings
+from mbx.analysis import compare, groups, tables
+from mbx.analysis.curves import draw_runs
+from mbx.analysis.groups import Group
 from mbx.settings import to_dict
-from mbx.training import compare, groups, tables
-from mbx.training.curves import draw_runs
-from mbx.training.groups import Group
 
 
 def run(path: pathlib.Path, values=(), *, settings=None, **changes) -> str:

@@ -18,13 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx.agents.base import Agent
+from mbx.analysis import charts, drawing
+from mbx.analysis.charts import Line, chart
+from mbx.analysis.watching_script import BODY, SCRIPT, STYLE
 from mbx.envs.base import JaxEnvironment
 from mbx.envs.render import Renderer
-from mbx.training import charts, drawing
 from mbx.training.build import Config
-from mbx.training.charts import Line, chart
 from mbx.training.environments import make_environment
-from mbx.training.watching_script import BODY, SCRIPT, STYLE
 
 _DIMS = 6  # of actions that are drawn
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mbx.training import statistics
-from mbx.training.curves import Curve, load_curve, value_at
-from mbx.training.groups import Group
+from mbx.analysis import statistics
+from mbx.analysis.curves import Curve, load_curve, value_at
+from mbx.analysis.groups import Group
+from mbx.analysis.tables import Cell, Table
 from mbx.training.metrics import read_rows
-from mbx.training.tables import Cell, Table
 
 _NOTHING = [math.nan, math.nan, math.nan]
 
@@ -29,7 +29,7 @@ def scores(
     returns need no common scale.
 
     Args:
-        groups: as `mbx.training.groups.group` makes them; the first of a task is what the others
+        groups: as `mbx.analysis.groups.group` makes them; the first of a task is what the others
             are compared with.
         metric: KIND/NAME of the rows.
         step: environment steps; None: the last that every run has reached. Runs without an
