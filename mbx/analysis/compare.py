@@ -85,11 +85,16 @@ def _center(values: np.ndarray) -> list[Cell]:
 
 
 def _better(values: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> list[Cell]:
-    """The probability of improvement over tasks, and its interval."""
+    """The probability of improvement over tasks, and its interval from five seeds on.
+
+    Of fewer, resampling says nothing: two seeds that are both better would give [1, 1].
+    """
     if not all(x.size for x in (*values, *others)):
         return list(_NOTHING)
     probability = statistics.probability_of_improvement(values, others)
-    return [probability, *_ends(statistics.improvement_interval(values, others))]
+    fewest = sum(min(x.size, y.size) for x, y in zip(values, others, strict=True))
+    interval = statistics.improvement_interval(values, others) if fewest >= 5 else None
+    return [probability, *_ends(interval)]
 
 
 def _over_tasks(

@@ -6,6 +6,7 @@ import csv
 import itertools
 import math
 import os
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 from mbx.analysis import groups
 from mbx.training.metrics import read_rows
 
+_WIDEST = 90  # characters of a line below the axes
 MARKERS = "Dos^v"  # of published points, one a source
 
 
@@ -79,7 +81,7 @@ def load_reference(path: str) -> tuple[np.ndarray, ...]:
             f"{path} does not exist: give a CSV of published values with columns "
             "step,mean,lcb,ucb or step,reward,seed"
         )
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets write such a mark
         reader = csv.DictReader(file)
         rows, columns = list(reader), set(reader.fieldnames or ())
     if not rows or not (
@@ -90,16 +92,30 @@ def load_reference(path: str) -> tuple[np.ndarray, ...]:
             "step,mean,lcb,ucb or step,reward,seed"
         )
     if "mean" in columns:
-        return tuple(np.array([float(r[k]) for r in rows]) for k in ("step", "mean", "lcb", "ucb"))
+        names = ("step", "mean", "lcb", "ucb")
+        found = [[_number(row, name, path, i) for i, row in enumerate(rows, 2)] for name in names]
+        return tuple(map(np.array, found))
     seeds: dict[str, dict[float, list[float]]] = {}
-    for row in rows:  # a few published seeds hold two runs, which count as one
+    for i, row in enumerate(rows, 2):  # a few published seeds hold two runs, which count as one
         own = seeds.setdefault(row["seed"], {})
-        own.setdefault(float(row["step"]), []).append(float(row["reward"]))
+        step, reward = (_number(row, name, path, i) for name in ("step", "reward"))
+        own.setdefault(step, []).append(reward)
     steps = sorted(set.intersection(*map(set, seeds.values())))
     if not steps:
         raise ValueError(f"{path}: its {len(seeds)} seeds share no step, so they have no mean")
     values = np.array([[np.mean(own[step]) for step in steps] for own in seeds.values()])
     return np.array(steps), values.mean(axis=0), values.min(axis=0), values.max(axis=0)
+
+
+def _number(row: dict[str, str | None], name: str, path: str, line: int) -> float:
+    """A cell of a CSV. Raises ValueError, naming file, line and column, where it is no number."""
+    try:
+        return float(row[name] or "")
+    except ValueError:
+        raise ValueError(
+            f"{path}, line {line}: {name!r} is {row[name]!r}, not a number: fill in the cell, or "
+            "remove the line"
+        ) from None
 
 
 def draw_seeds(axes: Any, name: str, curves: Sequence[Curve], color: str) -> None:
@@ -112,7 +128,9 @@ def draw_seeds(axes: Any, name: str, curves: Sequence[Curve], color: str) -> Non
     steps, mean, low, high = aggregate(curves)
     seeds = f" ({len(curves)} seeds)" if len(curves) > 1 else ""
     marker = "" if steps[0] < steps[-1] else "o"
-    axes.plot(steps, mean, color=color, label=name + seeds, marker=marker, markevery=[0])
+    label = f"{name}{seeds}"
+    label = f" {label}" if label.startswith("_") else label  # matplotlib hides such names
+    axes.plot(steps, mean, color=color, label=label, marker=marker, markevery=[0])
     axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
 
 
@@ -181,12 +199,16 @@ def draw_runs(
             curves[name] = own
     if not curves:
         raise ValueError(f"none of {list(run_dirs)} has the metric {metric!r}")
+    wrapped = {name: textwrap.fill(name, _WIDEST) for name in curves}
+    lines = sum(1 + name.count("\n") for name in wrapped.values())
+    below = lines > 8 or any(len(name) > 40 for name in curves)
     if axes is None:
         import matplotlib.pyplot as plt
 
-        axes = plt.subplots(figsize=(7, 4.2), constrained_layout=True)[1]
+        height = 4.2 + 0.17 * lines * below
+        axes = plt.subplots(figsize=(7, height), constrained_layout=True)[1]
     for i, (name, own) in enumerate(curves.items()):
-        draw_seeds(axes, name, own, f"C{i % 10}")
+        draw_seeds(axes, wrapped[name], own, f"C{i % 10}")
     limit = max(c.steps[-1] for own in curves.values() for c in own)
     for path, marker in zip(references, itertools.cycle(MARKERS), strict=False):
         source = os.path.basename(os.path.dirname(os.path.abspath(path)))
@@ -195,7 +217,10 @@ def draw_runs(
     axes.set_ylabel(metric if ylabel is None else ylabel)
     axes.set_title(title or "")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    if below:  # long names would leave no room for the curves
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0.0, -0.16), borderaxespad=0.0)
+    else:
+        axes.legend(fontsize=8)
     return axes
 
 

@@ -14,7 +14,7 @@ from mbx.settings import flatten
 from mbx.training.checkpoint import load_config
 
 # What changes nothing that is learned, or is what the runs of one group differ in.
-_IGNORED = ("seed", "num_seeds", "resume", "imports", "log", "checkpoint", "distributed")
+_IGNORED = ("seed", "num_seeds", "resume", "imports", "log", "checkpoint", "distributed", "eval")
 _TASK, _KWARGS = "env.name", "env.kwargs"
 
 

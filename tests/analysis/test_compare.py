@@ -57,6 +57,11 @@ def test_runs_are_grouped_by_the_settings_that_differ(tmp_path):
     assert named(groups.group(runs[:1] + runs[2:])) == {(TASK, ""): ["a", "c"]}
 
 
+def test_settings_of_evaluations_make_no_groups(tmp_path):
+    runs = [run(tmp_path / "a"), run(tmp_path / "b", eval__episodes=7, eval__interval=900)]
+    assert named(groups.group(runs)) == {(TASK, ""): ["a", "b"]}
+
+
 def test_agents_tasks_and_arguments_of_the_environment_make_groups(tmp_path):
     runs = [
         run(tmp_path / "a", env__kwargs={"leak": 0.1}),
@@ -150,6 +155,9 @@ def test_unfinished_runs_do_not_count_and_one_seed_has_no_interval(two):
     one = compare.scores([a._replace(runs=a.runs[:1]), b], step=20)
     cells = dict(zip(one.columns, one.rows[0], strict=True))
     assert "task" not in cells and cells["mean at 20"] == 1 and math.isnan(cells["IQM low"])
+    few = compare.scores([a, b], step=20)  # three seeds of a kind, where resampling says nothing
+    cells = dict(zip(few.columns, few.rows[1], strict=True))
+    assert cells["P(better than x=1)"] == 6.5 / 9 and math.isnan(cells["P low"])
     later = compare.scores([a, b], step=100)
     assert [row[1] for row in later.rows] == [0, 0]
     with pytest.raises(ValueError, match="metric 'eval/absent'"):

@@ -17,6 +17,7 @@ from mbx.analysis.curves import (
     Curve,
     aggregate,
     draw_published,
+    draw_runs,
     draw_seeds,
     load_curve,
     load_reference,
@@ -151,6 +152,32 @@ def test_a_reference_of_another_form_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ValueError, match="published.csv has .*step,reward,seed"):
         load_reference(str(path))
+
+
+def test_a_file_of_a_spreadsheet_is_read_and_an_empty_cell_is_named(tmp_path):
+    path = tmp_path / "published.csv"
+    path.write_text("step,mean,lcb,ucb\n0,1,0,2\n", encoding="utf-8-sig")
+    assert [x.tolist() for x in load_reference(str(path))] == [[0], [1], [0], [2]]
+    for text, cell in (
+        ("step,mean,lcb,ucb\n0,1,0,2\n9,,4,6\n", "'mean' is ''"),
+        ("step,reward,seed\n0,1,1\n9,x,1\n", "'reward' is 'x'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=f"published.csv, line 3: {cell}, not a number"):
+            load_reference(str(path))
+
+
+@pytest.mark.parametrize(
+    "labels", [["a", "b"], ["_a", "b"], ["x" * 41, "b"], ["setting=value, " * 12, "$" + "y" * 80]]
+)
+def test_names_of_every_length_leave_room_for_the_curves(runs, labels):
+    axes = draw_runs(runs[:2], labels=labels)
+    axes.figure.draw_without_rendering()
+    assert axes.get_position().width > 0.7
+    shown = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert [text.replace("\n", " ").strip() for text in shown] == [one.strip() for one in labels]
+    box, frame = (x.get_window_extent() for x in (axes.get_legend(), axes.figure))
+    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= frame.x1
 
 
 @pytest.mark.parametrize(("name", "magic"), [("a.png", b"\x89PNG"), ("new/a.pdf", b"%PDF")])
