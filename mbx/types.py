@@ -64,6 +64,7 @@ class EnvSpec(NamedTuple):
         can_terminate: episodes may end before their time limit.
         action_low, action_high: what -1 and 1 mean in the task's own units, A numbers each; ()
             where that is -1 and 1. Of discrete actions action_low is the number of the first.
+        action_shape, action_dtype: of the action that the environment itself takes; None: `[A]`.
         reward_range: the lowest and the highest reward of an environment step; () where the suite
             does not say.
         metrics: names of the numbers that its steps give besides, averaged over episodes.
@@ -91,6 +92,8 @@ class EnvSpec(NamedTuple):
     parts: tuple[Part, ...] = ()
     reward_range: tuple[float, ...] = ()
     reset_solved: int = 0
+    action_shape: tuple[int, ...] | None = None
+    action_dtype: str = "float32"
 
 
 def streams(key: Array, *names: str) -> dict[str, Array]:

@@ -313,5 +313,7 @@ def _names_missing_package(name: str, extra: str = "") -> Iterator[None]:
     try:
         yield
     except ImportError as error:
+        if error.name is None:  # no module is missing: its own words
+            raise ImportError(f"env.name={name!r}: {error}") from error
         remedy = f"pip install -e '.[{extra}]'" if extra else "pip install -e ."
         raise ImportError(f"env.name={name!r} needs {error.name}: {remedy}") from error

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import exchange, observations
-from mbx.envs.images import Images, Stack, of_raw
+from mbx.envs.images import Images, Stack, check_pictures, of_raw
 from mbx.envs.solved import solved, with_usual
 from mbx.types import Array, EnvSpec, Part, Record
 
@@ -40,7 +40,8 @@ class Timestep(NamedTuple):
         fault: the observation or the reward was not finite; the episode is then truncated, the
             reward 0 and `final_obs` as it came.
         metrics: by name, of the episode including this step: the mean of each of `EnvSpec.metrics`
-            over its agent steps, and as NAME_last its newest value.
+            over its environment steps, and as NAME_last its newest value; NaN of an episode that
+            ended without it.
     """
 
     obs: Any
@@ -100,7 +101,13 @@ class HostEnvironment(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Free what the environments hold."""
+        """Free what the environments hold; a second time there is nothing left to do."""
+
+    def __enter__(self) -> HostEnvironment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class RawEnvironment(NamedTuple):
@@ -119,8 +126,7 @@ class RawEnvironment(NamedTuple):
         can_terminate: episodes may end before their time limit.
         action_low, action_high: as in `EnvSpec`, where `step` rescales actions to other units.
         reward_range: as in `EnvSpec`.
-        metrics: names of further numbers of a step, for the log (success, cost); of an agent step
-            its last environment step counts.
+        metrics: names of further numbers of a step, for the log (success, cost).
     """
 
     name: str
@@ -202,8 +208,11 @@ def with_one_array(
     """
     if not isinstance(raw.obs_shape, Mapping):
         check_no_parts(raw.name, observe)
+        if len(raw.obs_shape) == 3:
+            check_pictures(raw.name, {"": raw.obs_shape}, raw.obs_dtype)
         return raw, ()
     parts = observations.choose(raw.name, raw.obs_shape, raw.obs_dtype, observe)
+    check_pictures(raw.name, {p.name: p.shape for p in parts if p.is_image}, raw.obs_dtype)
     shape, dtype = observations.joined(parts)
 
     def join(obs: Any) -> Array:
@@ -293,7 +302,7 @@ def episodic(
         step_key, reset_key = jax.random.split(key)
         keys = jax.random.split(step_key, num_envs)
         result = advance(keys, state, jnp.clip(action, -1.0, 1.0))
-        new, final_obs, reward, terminated, values = result
+        new, final_obs, reward, terminated, values, repeats = result
         fault = ~is_finite(observations.numbers(parts, final_obs), reward)
         reward, terminated = jnp.where(fault, 0.0, reward), terminated & ~fault
         frames = None
@@ -318,9 +327,10 @@ def episodic(
         # Of several devices each looks at its own environments.
         given = done, jax.random.split(reset_key, num_envs), new, frames, final_obs
         after, frames, obs = exchange.apart(renewed, (0, 0, 0, 0, 0), *given, out=0)
-        sums = {name: state.metrics[name] + value for name, value in values.items()}
-        metrics = {name: value / count for name, value in sums.items()}
-        metrics |= {f"{name}_last": value for name, value in values.items()}
+        sums = {name: state.metrics[name] + value for name, (value, _) in values.items()}
+        behind = state.length * action_repeat + repeats  # only the last agent step is shorter
+        metrics = {name: value / behind for name, value in sums.items()}
+        metrics |= {f"{name}_last": value for name, (_, value) in values.items()}
         timestep = Timestep(
             obs, final_obs, reward, terminated, truncated, total, count, fault, metrics
         )
@@ -336,8 +346,8 @@ def episodic(
 def _advance(
     raw: RawEnvironment, action_repeat: int, length: int, last: int
 ) -> Callable[[Array, EpisodeState, Array], tuple]:
-    """One agent step of all environments: (raw state, obs, reward, terminated, metrics), each
-    `[E, ...]`.
+    """One agent step of all environments: (raw state, obs, reward, terminated, metrics, environment
+    steps), each `[E, ...]`; metrics are pairs of a sum over these steps and the newest.
 
     Args:
         raw: one of them.
@@ -348,26 +358,29 @@ def _advance(
 
     def single(key: Array, state: Any, action: Array) -> tuple:
         state, obs, reward, terminated, *rest = raw.step(key, state, action)
-        metrics = {name: jnp.asarray(rest[0][name], jnp.float32) for name in raw.metrics}
-        return state, obs, jnp.asarray(reward, jnp.float32), jnp.asarray(terminated, bool), metrics
+        metrics = {name: (jnp.asarray(rest[0][name], jnp.float32),) * 2 for name in raw.metrics}
+        reward, terminated = jnp.asarray(reward, jnp.float32), jnp.asarray(terminated, bool)
+        return state, obs, reward, terminated, metrics, 1
 
     def repeated(key: Array, state: Any, action: Array, steps: Array) -> tuple:
         def again(i: Array, carry: Any) -> Any:
-            key, state, obs, reward, terminated, metrics = carry
+            key, state, obs, reward, terminated, metrics, done = carry
             key, now = jax.random.split(key)
             new = single(now, state, action)
             stop = terminated | (i >= steps)
-            state, obs, metrics = _where(stop, (state, obs, metrics), (*new[:2], new[4]))
+            sums = {name: (metrics[name][0] + x, x) for name, (x, _) in new[4].items()}
+            state, obs, metrics = _where(stop, (state, obs, metrics), (*new[:2], sums))
             reward = reward + jnp.where(stop, 0.0, new[2])
-            return key, state, obs, reward, jnp.where(stop, terminated, new[3]), metrics
+            terminated = jnp.where(stop, terminated, new[3])
+            return key, state, obs, reward, terminated, metrics, done + ~stop
 
         key, now = jax.random.split(key)
-        first = (key, *single(now, state, action))
-        return jax.lax.fori_loop(1, action_repeat, again, first)[1:]
+        *first, done = single(now, state, action)
+        return jax.lax.fori_loop(1, action_repeat, again, (key, *first, jnp.int32(done)))[1:]
 
     def advance(keys: Array, state: EpisodeState, action: Array) -> tuple:
         if action_repeat == 1:
-            return jax.vmap(single)(keys, state.raw, action)
+            return jax.vmap(single, out_axes=(0, 0, 0, 0, 0, None))(keys, state.raw, action)
         steps = jnp.where(state.length == length - 1, last, action_repeat)
         return jax.vmap(repeated)(keys, state.raw, action, steps)
 
@@ -403,6 +416,39 @@ def is_finite(obs: Any, reward: Any) -> Any:
     """`[E]` bool: whether a step's observation `[E, ...]` and reward `[E]` are numbers."""
     xp = np if isinstance(obs, np.ndarray) else jnp
     return xp.all(xp.isfinite(obs), axis=tuple(range(1, obs.ndim))) & xp.isfinite(reward)
+
+
+def in_units(spec: EnvSpec, action: Any) -> Any:
+    """Actions `[E, A]` as the environment takes them: in its space, of its shape and type.
+
+    Returns:
+        `[E, *action_shape]`; `[E]` numbers of actions where they are discrete. What JAX traces is
+        float32 `[E, A]` still: `in_space` does the rest with NumPy.
+    """
+    xp = np if isinstance(action, np.ndarray) else jnp
+    if spec.discrete:
+        first = int(spec.action_low[0]) if spec.action_low else 0
+        chosen = xp.argmax(action, axis=-1).astype(np.int64 if xp is np else np.int32)
+        return chosen + chosen.dtype.type(first)
+    action = xp.clip(action, -1.0, 1.0)
+    if spec.action_high:
+        low, high = (np.asarray(x, np.float32)[None] for x in (spec.action_low, spec.action_high))
+        action = xp.clip(low + 0.5 * (action + 1.0) * (high - low), low, high)
+    return in_space(spec, action) if xp is np else action
+
+
+def in_space(spec: EnvSpec, action: np.ndarray) -> np.ndarray:
+    """Continuous actions `[E, A]` in the environment's units, of its own type and shape.
+
+    Whole numbers are rounded; a number that rounding took beyond a bound is that bound.
+    """
+    dtype = np.dtype(spec.action_dtype)
+    action = (np.rint(action) if dtype.kind in "iu" else action).astype(dtype)
+    if spec.action_high:
+        low, high = (np.asarray(x).astype(dtype) for x in (spec.action_low, spec.action_high))
+        action = np.clip(action, low, high)
+    shape = spec.action_shape
+    return action if shape is None else action.reshape(len(action), *shape)
 
 
 def random_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:

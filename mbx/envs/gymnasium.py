@@ -14,12 +14,12 @@ import numpy as np
 
 from mbx import observations
 from mbx.envs import gymnasium_state, own
-from mbx.envs.base import Suite, unknown_task
+from mbx.envs.base import Suite
 from mbx.envs.gymnasium_check import (
-    check_api,
+    check_first,
     check_spaces,
-    check_steps,
     has_numbers,
+    limits_found,
     time_limit,
 )
 from mbx.envs.host import Task
@@ -29,7 +29,7 @@ from mbx.envs.render import NoRenderer
 # Tasks that only ever end by their time limit.
 _ENDLESS = ("Pendulum-v1", "HalfCheetah", "Swimmer-v")
 _PACE = 0.05  # seconds a step, where it has no clock
-_CHECKED: set[str] = set()  # environments of one's own, once a process
+_CHECKED: dict[str, Any] = {}  # environments of one's own, once a process
 
 
 def load(task: str, seed: int, **kwargs: Any) -> Task:
@@ -43,27 +43,21 @@ def load(task: str, seed: int, **kwargs: Any) -> Task:
         FileNotFoundError: where the file or module of one's own has gone.
         EnvironmentFailure: where its own code fails.
     """
-    import gymnasium
-
     name = f"gym:{task}"
     if own.is_own(name):
-        key = f"{name} {kwargs}"
-        if key not in _CHECKED:
-            other = own.make(name, kwargs)
-            check_api(name, other)
-            check_spaces(name, other)
-            check_steps(name, other)
-            other.close()
-            _CHECKED.add(key)
+        key, found = f"{name} {kwargs}", own.given_or_found(name)
+        if _CHECKED.get(key) is not found:
+            check_first(name, kwargs)
+            _CHECKED[key] = found
         env = own.make(name, kwargs)
         return _Task(env, task, time_limit(env))
-    registry = gymnasium.registry
-    if task not in registry:
-        raise unknown_task("gym", task, registry)
-    limit = registry[task].max_episode_steps
-    env = gymnasium.make(task, max_episode_steps=-1, **kwargs)
+    import gymnasium
+
+    env = own.make_registered(name, task, kwargs | {"max_episode_steps": -1})
     check_spaces(name, env)
-    return _Task(env, task, limit)
+    limit = gymnasium.registry[env.spec.id].max_episode_steps or time_limit(env)
+    limit = kwargs.get("max_episode_steps", limit)
+    return _Task(env, task, None if limit == -1 else limit)
 
 
 class _Task:
@@ -83,26 +77,22 @@ class _Task:
         if self.num_actions:
             self.action_low = np.array([space.start])
         else:
-            self.action_low = space.low.reshape(-1).astype(np.float32)
-            self.action_high = space.high.reshape(-1).astype(np.float32)
-        self._first_action = int(space.start) if self.num_actions else 0
+            self.action_low, self.action_high = space.low.reshape(-1), space.high.reshape(-1)
+            self.action_shape, self.action_dtype = space.shape, space.dtype.name
+        self.limits_found = limits_found(env)
         self._space = env.observation_space
-        shape, dtype = _declared(self._space)
-        self.obs_shape, self.obs_dtype = shape, dtype
-        if isinstance(shape, dict):
-            self.obs_shape, self.obs_dtype = observations.flat(shape), observations.flat(dtype)
+        self.obs_shape, self.obs_dtype = map(observations.flat, _declared(self._space))
+        if not _parts(self._space):
+            self.obs_shape, self.obs_dtype = self.obs_shape[""], self.obs_dtype[""]
 
     def reset(self, seed: int | None) -> Any:
         try:
-            return self._observe(self._env.reset(seed=seed)[0])
+            # Simulators in C take 31 bits.
+            return self._observe(self._env.reset(seed=seed and seed % 2**31)[0])
         except Exception as error:
             raise own.failure(self._name, "reset()", error) from error
 
     def step(self, action: np.ndarray | int) -> tuple[Any, float, bool, bool]:
-        if self.num_actions:
-            action = self._first_action + int(action)
-        else:
-            action = action.reshape(self._env.action_space.shape)
         try:
             obs, reward, terminated, truncated, self.info = self._env.step(action)
             return self._observe(obs), float(reward), bool(terminated), bool(truncated)
@@ -134,14 +124,21 @@ def _declared(space: Any, alone: bool = True) -> tuple[Any, Any]:
         return {n: x for n, (x, _) in found.items()}, {n: x for n, (_, x) in found.items()}
     if not has_numbers(space):
         return (), np.str_ if isinstance(space, Text) else np.object_
-    shape = space.shape if isinstance(space, Box) else utils.flatten_space(space).shape
-    if len(shape) == 3 and (not alone or space.dtype == np.uint8):
+    if not isinstance(space, Box):
+        return utils.flatten_space(space).shape, np.float32
+    shape, low, high = space.shape or (1,), space.low.min(initial=0), space.high.max(initial=0)
+    if space.dtype == np.uint8 and (len(shape) == 3 or (len(shape) == 2 and high == 255)):
+        return shape, np.uint8
+    if len(shape) == 3 and not alone:
         return shape, space.dtype.type
-    return shape or (1,), np.float32
+    if len(shape) == 3 and not 0 <= low <= high <= 1:  # no image: a board of numbers
+        return (int(np.prod(shape)),), np.float32
+    return shape, np.float32
 
 
 def _observed(space: Any, obs: Any) -> Any:
-    """An observation as `_declared` says. Raises ValueError where a Box has another shape."""
+    """An observation as `_declared` says, but for its shape. Raises ValueError where a Box has
+    another one."""
     from gymnasium.spaces import Box, utils
 
     if parts := _parts(space):
@@ -150,10 +147,9 @@ def _observed(space: Any, obs: Any) -> Any:
         return {name: _observed(one, pairs[name]) for name, one in parts.items()}
     if not has_numbers(space):
         return obs
-    dtype = _declared(space)[1]
     if not isinstance(space, Box):
         return np.asarray(utils.flatten(space, obs), np.float32)
-    found = np.asarray(obs, dtype)
+    found = np.asarray(obs, _declared(space)[1])
     if found.shape != space.shape:
         raise ValueError(
             f"an observation of shape {found.shape}, observation_space says {space.shape}"

@@ -17,9 +17,9 @@ import numpy as np
 from mbx.envs import snapshot as snapshots
 
 # What never changes while an environment is stepped, or belongs to the process.
-_LEFT_OUT = ("env", "spec", "_cached_spec", "mujoco_renderer", "model", "data")
+_FIXED = ("env", "spec", "_cached_spec", "mujoco_renderer", "model", "data")
 # Results of MuJoCo's last step whose sizes vary with the contacts; every step makes them again.
-_OF_CONTACTS = ("contact", "efc_", "iefc_", "island", "map_")
+_OF_CONTACTS = ("contact", "efc_", "iefc_", "iacc", "ifrc_", "island", "map_")
 
 
 def get(env: Any) -> bytes | None:
@@ -29,7 +29,7 @@ def get(env: Any) -> bytes | None:
     if physics is not None:
         saved["mujoco"] = _get_mujoco(*physics)
     try:
-        saved["layers"] = [_plain(layer, physics is not None) for layer in _layers(env)]
+        saved["layers"] = [_plain(layer, physics) for layer in _layers(env)]
         return snapshots.encode(saved)
     except TypeError:
         return None
@@ -45,14 +45,18 @@ def put(env: Any, snapshot: bytes) -> None:
         saved, physics = snapshots.decode(snapshot), _physics(env)
         for layer, values in zip(_layers(env), saved["layers"], strict=True):
             for name in values:
-                if name in _LEFT_OUT or _is_code(layer, name):
+                if _is_code(layer, name) or _is_fixed(layer, name, vars(layer).get(name), physics):
                     raise snapshots.SnapshotError(f"it sets {type(layer).__name__}.{name}")
         if (physics is None) != ("mujoco" not in saved):
             raise snapshots.SnapshotError("with MuJoCo or without")
         if physics is not None:
             _put_mujoco(*physics, saved["mujoco"])
         for layer, values in zip(_layers(env), saved["layers"], strict=True):
-            vars(layer).update(values)
+            now = vars(layer)
+            for name in [n for n in now if n not in values and not _is_code(layer, n)]:
+                if not _is_fixed(layer, name, now[name], physics):
+                    del now[name]  # it came later
+            now.update(values)
 
 
 def _layers(env: Any) -> list[Any]:
@@ -65,21 +69,48 @@ def _layers(env: Any) -> list[Any]:
     return layers
 
 
-def _plain(layer: Any, with_mujoco: bool) -> dict[str, Any]:
+def _plain(layer: Any, physics: tuple[Any, Any] | None) -> dict[str, Any]:
     """Attributes of a layer that are its state. Raises TypeError where others may be."""
-    from gymnasium import Space
-
     if any(getattr(kind, "__slots__", ()) for kind in type(layer).__mro__):
         raise TypeError("attributes outside of vars()")
-    left_out = _LEFT_OUT if with_mujoco else _LEFT_OUT[:3]
-    constant = (Space, type, types.ModuleType, types.FunctionType)
-    values = {}
-    for name, value in vars(layer).items():
-        kept = name not in left_out and not name.startswith("_ezpickle")
-        if kept and not isinstance(value, constant) and not _is_code(layer, name):
-            snapshots.encode(value)
-            values[name] = value
+    values = {
+        name: value
+        for name, value in vars(layer).items()
+        if not _is_fixed(layer, name, value, physics) and not _is_code(layer, name)
+    }
+    snapshots.encode(values)
+    _check_separate(list(values.values()), set())
     return values
+
+
+def _is_fixed(layer: Any, name: str, value: Any, physics: tuple[Any, Any] | None) -> bool:
+    """Whether an attribute is no state: what the environment was made with, or MuJoCo's own."""
+    import gymnasium
+
+    kinds = (gymnasium.Space, gymnasium.envs.registration.EnvSpec, type)
+    if isinstance(value, (*kinds, types.ModuleType, types.FunctionType)):
+        return True
+    if physics is not None and (name == "mujoco_renderer" or any(value is x for x in physics)):
+        return True
+    inner = name == "env" and isinstance(layer, gymnasium.Wrapper)  # a layer of its own
+    return inner or name.startswith("_ezpickle") or (value is None and name in _FIXED)
+
+
+def _check_separate(tree: Any, seen: set[int]) -> None:
+    """Raise TypeError where two attributes are one object, or views of one array: read from a
+    snapshot they would be two."""
+    if isinstance(tree, np.ndarray):
+        while isinstance(tree.base, np.ndarray):
+            tree = tree.base
+        if not isinstance(tree.base, bytes | None):
+            raise TypeError("memory of something else")
+    if isinstance(tree, np.ndarray | np.random.Generator | list | dict):
+        if id(tree) in seen:
+            raise TypeError("one object under two names")
+        seen.add(id(tree))
+    inner = tree.values() if isinstance(tree, dict) else tree
+    for one in inner if isinstance(tree, dict | list | tuple) else ():
+        _check_separate(one, seen)
 
 
 def _is_code(layer: Any, name: str) -> bool:

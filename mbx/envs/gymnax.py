@@ -81,6 +81,9 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
         high = jnp.broadcast_to(jnp.asarray(space.high, jnp.float32), space.shape).reshape(-1)
         if not np.isfinite([low, high]).all():
             raise ValueError(f"env.name={name!r} has unbounded actions, {space}: bounds are needed")
+        rounded = bool((low + (high - low) != high).any())
+        kind = np.dtype(getattr(space, "dtype", None) or np.float32)
+        whole = jnp.int32 if kind.kind in "iu" else None
     seen = env.observation_space(params)
     shape: Any
     dtype: Any
@@ -115,7 +118,10 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
         if discrete:
             real = jnp.argmax(action)
         else:
-            real = (low + 0.5 * (action + 1.0) * (high - low)).reshape(space.shape)
+            real = low + 0.5 * (action + 1.0) * (high - low)
+            real = jnp.rint(real).astype(whole) if whole else real
+            # A rounding may lie beyond a bound.
+            real = (jnp.clip(real, low, high) if rounded else real).reshape(space.shape)
         obs, new, reward, done, info = env.step_env(key, state, real, params)
         new = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype).reshape(b.shape), new, state)
         terminated = jnp.asarray(ends(new, done, info), bool).reshape(())

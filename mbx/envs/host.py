@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -17,10 +18,12 @@ from mbx.envs.base import (
     check_metrics,
     check_no_parts,
     check_reward_range,
+    in_units,
     is_finite,
     last_repeat,
 )
-from mbx.envs.images import Images, Stack, declared, see
+from mbx.envs.images import Images, Stack, check_pictures, declared, see
+from mbx.envs.own import close
 from mbx.envs.render import NoRenderer
 from mbx.envs.solved import solved, with_usual
 
@@ -37,7 +40,9 @@ class Task(Protocol):
         ends_at: steps after which the simulator itself ends an episode, None where it does not.
         can_terminate: episodes may end before their time limit.
 
-    Where all rewards lie in a range that is known, `reward_range` says so, as in `EnvSpec`.
+    Where all rewards lie in a range that is known, `reward_range` says so, as in `EnvSpec`, and
+    `action_shape` and `action_dtype` where an action is no float32 `[A]`. `info` is the last step's
+    dictionary of further numbers, where there is one (`env.metrics`).
     """
 
     num_actions: int
@@ -98,7 +103,8 @@ class SteppedEnvironment(HostEnvironment):
         task = tasks[0]
         time_limit, longest = task.time_limit, task.ends_at
         if time_limit is None and episode_length is None:
-            raise ValueError(f"env.name={name!r} has no time limit: set env.episode_length")
+            found = getattr(task, "limits_found", "")
+            raise ValueError(f"env.name={name!r} has no time limit: set env.episode_length{found}")
         if longest and episode_length and (episode_length - 1) * action_repeat >= longest:
             raise ValueError(
                 f"env.episode_length={episode_length} with action_repeat={action_repeat} exceeds "
@@ -111,12 +117,15 @@ class SteppedEnvironment(HostEnvironment):
         if self._drawn:
             shape, dtype = (images.drawn_size, images.drawn_size, 3), np.uint8
             self._images = images.once_drawn()
-        shape, dtype = declared(name, self._images, shape, dtype)
-        if isinstance(shape, Mapping):
-            self._parts = observations.choose(name, shape, dtype, observe)
+        shapes, dtypes = declared(name, self._images, shape, dtype)
+        if isinstance(shapes, Mapping):
+            self._parts = observations.choose(name, shapes, dtypes, observe)
             shape, dtype = observations.joined(self._parts)
+            check_pictures(name, {part.name: shapes[part.name] for part in self._parts}, dtypes)
         else:
+            shape, dtype = shapes, dtypes
             check_no_parts(name, observe)
+            check_pictures(name, {"": shape}, {"": dtype})
         self._stack, shape, parts = Stack.of(images.stack, shape, self._parts)
         self.spec = EnvSpec(
             name,
@@ -132,6 +141,8 @@ class SteppedEnvironment(HostEnvironment):
             action_high=() if task.num_actions else tuple(map(float, task.action_high)),
             parts=parts,
             reward_range=check_reward_range(name, getattr(task, "reward_range", ())),
+            action_shape=getattr(task, "action_shape", None),
+            action_dtype=getattr(task, "action_dtype", "float32"),
         )
         self.spec = with_usual(self.spec, reset_solved)
         self.num_envs = len(tasks)
@@ -141,6 +152,7 @@ class SteppedEnvironment(HostEnvironment):
             self._frames = np.zeros(frames, dtype)
         # Of the episodes so far: sums, counts and newest values, `[3, E]` each.
         self._metrics = {name: np.zeros((3, self.num_envs), np.float32) for name in metrics}
+        self._missed: set[str] = set()  # metrics that an episode ended without
         self._tasks = list(tasks)
         self._length = np.zeros(self.num_envs, np.int32)
         self._return = np.zeros(self.num_envs, np.float32)
@@ -165,7 +177,8 @@ class SteppedEnvironment(HostEnvironment):
         return self._obs.copy()
 
     def step(self, action: np.ndarray) -> Timestep:
-        results = [self._step(i, a) for i, a in enumerate(np.clip(action, -1.0, 1.0))]
+        actions = in_units(self.spec, np.asarray(action))
+        results = [self._step(i, one) for i, one in enumerate(actions)]
         final_obs = np.stack([r[0] for r in results])
         reward = np.array([r[1] for r in results], np.float32)
         fault = ~is_finite(observations.numbers(self.spec.parts, final_obs), reward)
@@ -189,40 +202,50 @@ class SteppedEnvironment(HostEnvironment):
             obs, final_obs, reward, terminated, truncated, total, length, fault, metrics
         )
 
-    def _episode_metrics(self, done: np.ndarray) -> dict[str, np.ndarray]:
-        """`Timestep.metrics`: means over the steps whose `info` had the number, and newest values.
+    def _note_metrics(self, i: int) -> None:
+        """Add what the last environment step's `info` holds; None is not there yet."""
+        for name, values in self._metrics.items():
+            value = self._tasks[i].info.get(name)
+            if value is None:
+                continue
+            try:
+                number = float(value)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"env.metrics={tuple(self._metrics)}: info[{name!r}] of {self.spec.name} is "
+                    f"{value!r}: let it be a number, or leave it out"
+                ) from error
+            values[:, i] = values[0, i] + number, values[1, i] + 1, number
 
-        Raises ValueError where an episode ended without it.
-        """
+    def _episode_metrics(self, done: np.ndarray) -> dict[str, np.ndarray]:
+        """`Timestep.metrics`: means over the environment steps whose `info` had the number, and
+        newest values; NaN of an episode that ended without it."""
         found = {}
         for name, values in self._metrics.items():
-            for i, task in enumerate(self._tasks):
-                if name in task.info:
-                    number = float(task.info[name])
-                    values[:, i] = values[0, i] + number, values[1, i] + 1, number
-            missing = np.flatnonzero(done & (values[1] == 0))
-            if missing.size:
-                there = sorted(map(str, self._tasks[missing[0]].info))
-                raise ValueError(
+            without = done & (values[1] == 0)
+            if without.any() and name not in self._missed:
+                self._missed.add(name)
+                there = sorted(map(str, self._tasks[np.flatnonzero(without)[0]].info))
+                warnings.warn(
                     f"env.metrics={tuple(self._metrics)}: an episode of {self.spec.name} ended and "
-                    f"no step's info had {name!r} (the last one has {there}): mend the name"
+                    f"no step's info had {name!r} (the last one has {there}): such episodes do not "
+                    "count; correct the name if it is misspelt",
+                    stacklevel=2,
                 )
-            found[name] = values[0] / np.maximum(values[1], 1)
-            found[f"{name}_last"] = values[2].copy()
+            found[name] = np.where(without, np.nan, values[0] / np.maximum(values[1], 1))
+            found[f"{name}_last"] = np.where(without, np.nan, values[2])
             values[:, done] = 0.0
         return found
 
-    def _step(self, i: int, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
+    def _step(self, i: int, action: Any) -> tuple[np.ndarray, float, bool, bool]:
         task, total = self._tasks[i], 0.0
-        if task.num_actions:
-            real = int(np.argmax(action))
-        else:
-            low, high = task.action_low, task.action_high
-            real = (low + 0.5 * (action + 1.0) * (high - low)).astype(np.float32)
         is_last = self._length[i] == self.spec.episode_length - 1
         for _ in range(self._last if is_last else self.spec.action_repeat):
-            obs, reward, terminated, truncated = task.step(real)
+            # What an environment does to its array is its own affair.
+            obs, reward, terminated, truncated = task.step(action.copy())
             total += reward
+            if self._metrics:
+                self._note_metrics(i)
             if terminated or truncated:
                 break
         return self._seen(i, obs), total, terminated, truncated
@@ -273,8 +296,8 @@ class SteppedEnvironment(HostEnvironment):
         return float(self._tasks[0].seconds)
 
     def close(self) -> None:
-        for task in self._tasks:
-            task.close()
+        while self._tasks:
+            close(self.spec.name, self._tasks.pop())
 
 
 def _picture(name: str, draw: Callable[[], Any]) -> np.ndarray:

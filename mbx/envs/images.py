@@ -87,6 +87,7 @@ def declared(name: str, images: Images, shape: Any, dtype: Any) -> tuple[Any, An
             f"{images.settings()}: {name} observes numbers, {shape}, and no image: leave it out"
             + ("" if images.pixels else "; env.pixels=True draws tasks of dmc: and gym:")
         )
+    check_pictures(name, seen, dtypes)
     if images.grey and not any(one[2] == 3 for one in seen.values()):
         raise ValueError(
             f"env.grey=True: images of {name} are {list(seen.values())}, and three channels are "
@@ -103,6 +104,26 @@ def declared(name: str, images: Images, shape: Any, dtype: Any) -> tuple[Any, An
         dtypes[one] = np.uint8 if images.pixels else dtypes[one]
     named = isinstance(shape, Mapping)
     return (shapes, dtypes) if named else (shapes[""], dtypes[""])
+
+
+def check_pictures(name: str, shapes: Mapping[str, Sequence[int]], dtypes: Any) -> None:
+    """Raise ValueError for pictures, by the names of parts, that have no channels or have them
+    first."""
+    for part, shape in shapes.items():
+        dtype = dtypes[part] if isinstance(dtypes, Mapping) else dtypes
+        if np.dtype(dtype) != np.uint8:
+            continue
+        which = f"observation {part!r}".removesuffix(" ''")
+        if len(shape) == 2:
+            raise ValueError(
+                f"env.name={name!r}: its {which} is a grey picture, uint8{list(shape)}: add an "
+                "axis, [height, width, 1] (AtariPreprocessing: grayscale_newaxis=True)"
+            )
+        if len(shape) == 3 and shape[0] in (1, 3, 4) and min(shape[1:]) > 8:
+            raise ValueError(
+                f"env.name={name!r}: its {which}, uint8{list(shape)}, has its channels first: give "
+                "them last, [height, width, channels] (np.moveaxis(image, 0, -1))"
+            )
 
 
 def _named(x: Any) -> dict[str, Any]:

@@ -22,10 +22,15 @@ import os
 import sys
 import sysconfig
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 SUITES = ("gym", "jax")
+_PICKLED = (("args", tuple), ("kwargs", dict))  # what gymnasium.utils.EzPickle keeps
+WORKER = "MBX_WORKER"  # environment variable of the processes of `env.workers`
 
 
 class EnvironmentFailure(RuntimeError):
@@ -112,12 +117,9 @@ def make(name: str, kwargs: Mapping[str, Any]) -> Any:
 
     Raises as `find`, and ValueError where it does not take these arguments.
     """
-    found = _GIVEN.get(name) or find(name)
+    found = given_or_found(name)
     if isinstance(found, str):
-        import gymnasium
-
-        with own_code(name, "making it"):
-            return gymnasium.make(found, **kwargs)
+        return make_registered(name, found, kwargs)
     if not callable(found):
         if kwargs:
             raise ValueError(f"env.kwargs={dict(kwargs)}: {name} is an object, leave them out")
@@ -135,6 +137,42 @@ def make(name: str, kwargs: Mapping[str, Any]) -> Any:
         return found(**kwargs)
 
 
+def given_or_found(name: str) -> Any:
+    """What `name_of` was given in this process under that name, else what `find` finds."""
+    return _GIVEN.get(name) or find(name)
+
+
+def make_registered(name: str, task: str, kwargs: Mapping[str, Any]) -> Any:
+    """`gymnasium.make(task, **kwargs)`, for the environment SUITE:TASK.
+
+    Raises:
+        ValueError: in Gymnasium's words, for a task that is not registered, a package that it
+            lacks, and arguments that it does not take.
+        ImportError: where the task has moved to another package.
+        EnvironmentFailure: where its own code fails.
+    """
+    import gymnasium
+
+    try:
+        with own_code(name, "making it"):
+            return gymnasium.make(task, **kwargs)
+    except EnvironmentFailure as failed:
+        error = failed.__cause__
+        if isinstance(error, gymnasium.error.UnregisteredEnv):
+            close = difflib.get_close_matches(task, list(gymnasium.registry), n=3, cutoff=0.6)
+            raise ValueError(
+                f"env.name={name!r}: {str(error).removesuffix('.')} (of similar names: {close}). A "
+                f"task that a package registers is gym:PACKAGE:{task}, which imports PACKAGE"
+            ) from error
+        if isinstance(error, gymnasium.error.Error):
+            raise ValueError(f"env.name={name!r}: {error}") from error
+        if isinstance(error, ImportError):
+            raise error from None
+        if isinstance(error, TypeError) and kwargs:
+            raise ValueError(f"env.kwargs={dict(kwargs)}: {name}: {error}") from error
+        raise
+
+
 # -------------------------------------------------------------------------------------------------
 # From Python
 
@@ -149,12 +187,14 @@ def name_of(environment: Any) -> tuple[str, dict[str, Any]]:
             one, or an instance (which is not stepped itself: a run makes copies of its own).
 
     Returns:
-        `env.name` and `env.kwargs`. What cannot be imported again (a lambda, a class inside a
-        function) is found by this process alone.
+        `env.name` and `env.kwargs`. What cannot be imported again (a lambda, a class in a
+        notebook's cell or inside a function) is found by this process alone.
 
     Raises:
-        ValueError: for an instance of which copies cannot be made.
+        ValueError: for an instance of which equal copies cannot be made.
+        EnvironmentFailure: in a worker of `env.workers`, which imports a script that trains.
     """
+    check_guard()
     target, kwargs = environment, {}
     if isinstance(target, functools.partial):
         if target.args:
@@ -164,38 +204,121 @@ def name_of(environment: Any) -> tuple[str, dict[str, Any]]:
         target, kwargs = target.func, dict(target.keywords)
     elif not isinstance(target, type | types.FunctionType | types.MethodType):
         return _name_of_instance(target)
-    suite = _suite(target(**kwargs))
-    what, path = target.__qualname__, inspect.getsourcefile(target)
+    what, path = target.__qualname__, _source(target)  # an environment may change the directory
+    suite = _suite(made := target(**kwargs))
+    close(f"{suite}:{what}", made)
     if path and "<" not in what:
-        name = f"{suite}:{os.path.abspath(path)}:{what}"
         with contextlib.suppress(AttributeError):
             if functools.reduce(getattr, what.split("."), sys.modules[target.__module__]) is target:
-                return name, kwargs
+                return f"{suite}:{path}:{what}", kwargs
     name = f"{suite}:python:{what}"
     _GIVEN[name] = target
     return name, kwargs
 
 
-def _name_of_instance(instance: Any) -> tuple[str, dict[str, Any]]:
-    spec = getattr(instance, "spec", None)
-    if spec is not None and _suite(instance) == "gym":
-        import gymnasium
+def check_guard() -> None:
+    """Raise EnvironmentFailure in a worker process: a script begins a run where it is imported."""
+    if os.environ.get(WORKER):
+        raise EnvironmentFailure(
+            "env.workers: a worker imports this script to find its environment, and the script "
+            'begins a run at its top: guard it with if __name__ == "__main__":'
+        )
 
-        if gymnasium.registry.get(spec.id) is not None:
-            module = getattr(inspect.getmodule(type(instance.unwrapped)), "__name__", "")
-            place = "" if module.startswith("gymnasium.") else f"{module}:"
-            return f"gym:{place}{spec.id}", dict(spec.kwargs)
-    kind, kwargs = type(instance), dict(getattr(instance, "_ezpickle_kwargs", None) or {})
+
+def close(name: str, environment: Any) -> None:
+    """Close an environment; an error of its own in doing so is a warning."""
+    try:
+        if hasattr(environment, "close"):
+            environment.close()
+    except Exception as error:
+        warnings.warn(
+            f"env.name={name!r}: close() raised {type(error).__name__}: {error}", stacklevel=2
+        )
+
+
+def _source(target: Any) -> str | None:
+    """The absolute path of the file that defines a class or a function, None without one."""
+    try:
+        path = inspect.getsourcefile(target)
+    except (TypeError, OSError):  # a builtin, a notebook's cell
+        return None
+    return os.path.abspath(path) if path and os.path.isfile(path) else None
+
+
+def _name_of_instance(instance: Any) -> tuple[str, dict[str, Any]]:
+    import gymnasium
+
+    kind = type(instance)
+    if isinstance(instance, gymnasium.vector.VectorEnv):
+        raise ValueError(
+            f"environment={kind.__name__}(…) is a vector environment: give a single one, of which "
+            "env.num_envs makes copies"
+        )
+    spec = getattr(instance, "spec", None)
+    if spec is not None and _suite(instance) == "gym" and spec.id in gymnasium.registry:
+        return _name_of_registered(instance, spec)
+    if isinstance(instance, gymnasium.Wrapper):
+        raise _copies_unknown(instance, f"how {kind.__name__} was put around it")
     if callable(instance) and not hasattr(instance, "reset"):
         raise ValueError(f"environment={instance!r}: give a function or a class")
-    unknown = [name for name in inspect.signature(kind).parameters if name not in kwargs]
+    signature = inspect.signature(kind)
+    given = dict(getattr(instance, "__dict__", {}))
+    with contextlib.suppress(TypeError):
+        pickled = (given.get(f"_ezpickle_{part}", kind()) for part, kind in _PICKLED)
+        given |= signature.bind_partial(*next(pickled), **next(pickled)).arguments
+    unknown = [name for name in signature.parameters if name not in given]
+    if not unknown:
+        found = name_of(functools.partial(kind, **{n: given[n] for n in signature.parameters}))
+        copy = make(*found)
+        unknown = [n for n in signature.parameters if not _same(copy, instance, n)]
+        close(found[0], copy)
     if unknown:
-        raise ValueError(
-            f"environment={kind.__name__}(…): a run makes copies of it and cannot know which "
-            f"{unknown[0]} this one was made with: give the class {kind.__name__}, or "
-            f"functools.partial({kind.__name__}, {unknown[0]}=…)"
-        )
-    return name_of(functools.partial(kind, **kwargs))
+        raise _copies_unknown(instance, f"which {unknown[0]} this one was made with", unknown[0])
+    return found
+
+
+def _same(one: Any, other: Any, name: str) -> bool:
+    """Whether two environments have equal attributes of that name, or neither has one."""
+    pair = [getattr(each, "__dict__", {}).get(name) for each in (one, other)]
+    try:
+        return bool(np.all(pair[0] == pair[1]))
+    except ValueError:
+        return False
+
+
+def _copies_unknown(instance: Any, what: str, argument: str = "") -> ValueError:
+    kind = type(instance).__name__
+    give = f"the class {kind}, functools.partial({kind}, {argument}=…) or " if argument else ""
+    return ValueError(
+        f"environment={kind}(…): a run makes copies of it and cannot know {what}: give {give}"
+        "a function that makes it"
+    )
+
+
+def _name_of_registered(instance: Any, spec: Any) -> tuple[str, dict[str, Any]]:
+    """Of what `gymnasium.make` gave, with its arguments and its time limit."""
+    import gymnasium
+
+    kwargs, registered = dict(spec.kwargs), gymnasium.registry[spec.id]
+    if spec.max_episode_steps != registered.max_episode_steps:
+        kwargs["max_episode_steps"] = spec.max_episode_steps or -1
+    if spec.additional_wrappers:
+        fresh = gymnasium.make(spec.id, **kwargs)
+        same = fresh.spec.additional_wrappers == spec.additional_wrappers
+        close(f"gym:{spec.id}", fresh)
+        if not same:
+            wrapper = spec.additional_wrappers[-1].name
+            raise _copies_unknown(instance, f"how {wrapper} was put around {spec.id}")
+    module = inspect.getmodule(type(instance.unwrapped))
+    place = getattr(module, "__name__", "__main__")
+    if place.startswith("gymnasium."):
+        return f"gym:{spec.id}", kwargs
+    if place == "__main__":
+        place = _source(type(instance.unwrapped)) or "python"
+    name = f"gym:{place}:{spec.id}"
+    if place == "python":
+        _GIVEN[name] = functools.partial(gymnasium.make, spec.id)
+    return name, kwargs
 
 
 def _suite(made: Any) -> str:

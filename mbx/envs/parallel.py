@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from mbx.config import extensions
-from mbx.envs import snapshot
+from mbx.envs import own, snapshot
 from mbx.envs.base import EnvSpec, HostEnvironment, Timestep
 from mbx.envs.own import EnvironmentFailure
 from mbx.types import Part
@@ -53,6 +53,7 @@ class ParallelEnvironment(HostEnvironment):
     def __init__(
         self, name: str, num_envs: int, workers: int, *, seed: int = 0, options: Mapping[str, Any]
     ) -> None:
+        own.check_guard()
         self.num_envs = num_envs
         shares = np.array_split(np.arange(num_envs), min(workers, num_envs))
         self._shares = [slice(int(one[0]), int(one[-1]) + 1) for one in shares]
@@ -63,11 +64,11 @@ class ParallelEnvironment(HostEnvironment):
             for _ in self._shares:
                 self._workers.append(_Worker(name))
             for worker, share in zip(self._workers, self._shares, strict=True):
-                own = dict(
+                share_of = dict(
                     seeds=[int(one) for one in seeds[share]],
                     first=options.get("first", 0) + share.start,
                 )
-                worker.ask("make", dict(options, name=name) | own)
+                worker.ask("make", dict(options, name=name) | share_of)
             found = [worker.answer() for worker in self._workers][0]
             parts = tuple(Part(*one) for one in found.pop("parts"))
             found["obs_dtype"] = np.dtype(found["obs_dtype"]).type
@@ -147,7 +148,12 @@ class _Worker:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "mbx.envs.worker", str(there.fileno()), *extensions.flags()],
             pass_fds=[there.fileno()],
-            env=dict(os.environ, PYTHONPATH=os.pathsep.join(places), JAX_PLATFORMS="cpu"),
+            env=dict(
+                os.environ,
+                PYTHONPATH=os.pathsep.join(places),
+                JAX_PLATFORMS="cpu",
+                **{own.WORKER: "1"},
+            ),
             start_new_session=True,
         )
         there.close()

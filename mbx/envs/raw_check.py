@@ -5,6 +5,7 @@ Shapes and types are those that tracing says; numbers come from a reset and some
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from mbx import observations
 from mbx.envs.base import RawEnvironment
+from mbx.envs.gymnasium_check import warn_of_sizes
 
 _STEPS = 3
 
@@ -77,11 +79,23 @@ def _check_numbers(refuse: Any, raw: RawEnvironment, key: jax.Array, action: jax
         ]
         if terminated:
             break
+    rewards, seen = [], []
     for what, value in jax.device_get(values):
         for name, x in observations.flat(value).items():
             if not np.isfinite(np.asarray(x, float)).all():
                 which = f"{name!r} of {what}" if name else what
                 refuse(which, np.asarray(x).tolist(), "finite numbers")
+            if what.startswith("reward"):
+                rewards.append(x)
+            elif np.asarray(x).dtype.kind == "f":
+                seen.append(np.asarray(x))
+    warn_of_sizes(raw.name, rewards, seen)
+    if any(x.ndim == 3 and not 0 <= x.min() <= x.max() <= 1 for x in seen):
+        warnings.warn(
+            f"env.name={raw.name!r}: its observation has three axes, an image from 0 to 1 to "
+            "Dreamer, and other numbers: flatten it to a vector",
+            stacklevel=2,
+        )
 
 
 def _check_observation(refuse: Any, raw: RawEnvironment, obs: Any, what: str) -> None:

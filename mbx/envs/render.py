@@ -7,9 +7,10 @@ program; the other draws it. How simulators' models are drawn stands here, too.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,7 +97,8 @@ class MujocoPictures:
             vis.quality.offsamples = 0
             for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
                 self._scene.flags[flag] = 0
-        self._target = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
+        with _drawing():
+            self._target = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
         vis.quality.offsamples = smoothed
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._target)
         self._whole = mujoco.MjrRect(0, 0, width, height)
@@ -130,7 +132,7 @@ class MujocoPictures:
 def _gl_context(width: int, height: int) -> Any:
     """An OpenGL context that needs no window, made current. Raises NoRenderer."""
     chosen = os.environ.get("MUJOCO_GL", "").lower().strip()
-    try:
+    with _drawing():
         if chosen in _DISABLED:
             raise RuntimeError(f"MUJOCO_GL={chosen} turns it off")
         if not chosen and sys.platform == "linux":
@@ -139,9 +141,16 @@ def _gl_context(width: int, height: int) -> Any:
             from mujoco.gl_context import GLContext
         context = GLContext(width, height)
         context.make_current()
+    return context
+
+
+@contextlib.contextmanager
+def _drawing() -> Iterator[None]:
+    """Raise NoRenderer for whatever keeps OpenGL from drawing."""
+    try:
+        yield
     except Exception as error:  # every way to fail has a type of its own
         raise NoRenderer(
-            f"no OpenGL renderer ({type(error).__name__}: {error}): install EGL (libegl1) or "
-            "OSMesa (libosmesa6, with MUJOCO_GL=osmesa)"
+            f"no OpenGL renderer ({type(error).__name__}: {error}): set MUJOCO_GL=egl with EGL "
+            "installed (libegl1), or MUJOCO_GL=osmesa with OSMesa (libosmesa6)"
         ) from error
-    return context

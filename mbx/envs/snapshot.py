@@ -16,7 +16,7 @@ import numpy as np
 
 _PLAIN = (bool, int, float, str)
 _GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
-_NUMBERS = "biuf"  # kinds of arrays: no objects, which would be unpickled
+_KINDS = "biufSU"  # of arrays: no objects, which would be unpickled
 
 
 class SnapshotError(ValueError):
@@ -59,7 +59,7 @@ def _pack(x: Any) -> Any:
         return {"bytes": base64.b64encode(x).decode()}
     if isinstance(x, np.random.Generator):
         return {"generator": _pack(x.bit_generator.state)}
-    if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in _NUMBERS:
+    if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in _KINDS:
         content = base64.b64encode(np.ascontiguousarray(x).tobytes()).decode()
         kind = "array" if isinstance(x, np.ndarray) else "scalar"
         return {kind: [x.dtype.str, list(x.shape), content]}
@@ -82,7 +82,7 @@ def _unpack(x: Any) -> Any:
         return _generator(_unpack(content))
     if kind in ("array", "scalar"):
         dtype, shape, data = np.dtype(content[0]), content[1], base64.b64decode(content[2])
-        if dtype.kind not in _NUMBERS:
+        if dtype.kind not in _KINDS:
             raise SnapshotError(f"an array of {dtype}")
         array = np.frombuffer(data, dtype).reshape(shape).copy()
         return array if kind == "array" else array[()]

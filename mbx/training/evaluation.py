@@ -7,6 +7,7 @@ neither the training environments nor training's random stream.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -53,7 +54,9 @@ class Evaluation(NamedTuple):
             each["return_mean_exploring"] = float(np.mean(self.exploring))
         if np.isnan(self.returns).any():
             each["faulty_episodes"] = int(np.isnan(self.returns).sum())
-        each |= {f"episode/{name}": float(np.mean(x)) for name, x in self.metrics.items()}
+        for name, x in self.metrics.items():  # NaN of an episode that ended without it
+            there = x[~np.isnan(x)]
+            each[f"episode/{name}"] = float(np.mean(there)) if there.size else math.nan
         return each | {
             "return_mean": float(np.mean(self.returns)),
             "return_std": float(np.std(self.returns)),

@@ -137,7 +137,8 @@ def make_store_step(agent: Agent, *, apart: bool = False) -> Callable:
             ),
         }
         for name, value in timestep.metrics.items():
-            metrics[f"episode/{name}"] = total(jnp.where(done, value, 0.0))
+            there = done & ~jnp.isnan(value)  # an episode may end without it
+            metrics[f"episode/{name}"] = Mean(total(jnp.where(there, value, 0.0)), total(there))
         return strongly_typed(state), metrics
 
     return store_step
@@ -209,8 +210,8 @@ def make_interval(
     @functools.wraps(interval)
     def summed(state: LoopState) -> tuple[LoopState, Metrics]:
         state, metrics = interval(state)
-        own = {name: jnp.sum(x) for name, x in metrics.items() if _of_environments(name)}
-        return state, metrics | own
+        own = {name: x for name, x in metrics.items() if _of_environments(name)}
+        return state, metrics | jax.tree.map(jnp.sum, own)
 
     return partition.compile(summed if apart else interval, donate=True)
 

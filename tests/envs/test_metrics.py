@@ -72,7 +72,8 @@ def stepped(environment, num):
 def test_means_of_the_episode_so_far_and_newest_values(kind):
     for repeat, mean, last in (
         (1, [1.0, 1.5, 2.0, 2.5, 1.0], [1.0, 2.0, 3.0, 4.0, 1.0]),
-        (2, [2.0, 3.0, 2.0], [2.0, 4.0, 2.0]),  # of two steps the second
+        (2, [1.5, 2.5, 1.5], [2.0, 4.0, 2.0]),  # over environment steps, as rewards are summed
+        (3, [2.0, 2.5, 2.0], [3.0, 4.0, 3.0]),  # the last agent step is a single one
     ):
         environment = (
             envs.episodic(counting(), 2, action_repeat=repeat)
@@ -87,8 +88,32 @@ def test_means_of_the_episode_so_far_and_newest_values(kind):
 def test_a_number_that_only_some_steps_have_is_averaged_over_these():
     steps = stepped(on_host(1, ["success"]), 8)
     assert [s.metrics["success"][0] for s in steps] == [0, 0, 0, 1] * 2
-    with pytest.raises(ValueError, match=r"no step's info had 'succes' \(.*\['cost', 'success'\]"):
-        stepped(on_host(1, ["succes"]), 4)
+
+
+def test_episodes_without_a_number_do_not_count():
+    with pytest.warns(UserWarning, match=r"had 'succes' \(.*\['cost', 'success'\]\).*misspelt"):
+        environment = on_host(1, ["succes", "cost"])
+        steps = stepped(environment, 8)  # a warning once, and no error
+    assert np.isnan([steps[3].metrics[n][0] for n in ("succes", "succes_last")]).all()
+    assert steps[3].metrics["cost"] == 2.5
+    found = evaluation.Evaluation(np.ones(3), np.ones(3), metrics={"a": np.float32([1, np.nan, 4])})
+    assert found.summary()["episode/a"] == 2.5
+
+
+def test_none_is_no_number_yet_and_text_is_none(monkeypatch):
+    given = [None, 3.0, np.float32(5.0), "far"]
+
+    class Late(Counting):
+        def step(self, action):
+            obs, reward, terminated, truncated, _ = super().step(action)
+            return obs, reward, terminated, truncated, {"cost": given[(self.count - 1) % 4]}
+
+    monkeypatch.setitem(own._GIVEN, "gym:python:Late", Late)
+    environment = envs.make("gym:python:Late", 1, metrics=["cost"])
+    steps = stepped(environment, 3)
+    assert [s.metrics["cost"][0] for s in steps] == [0.0, 3.0, 4.0]
+    with pytest.raises(ValueError, match=r"info\['cost'\] of gym:python:Late is 'far'"):
+        stepped(environment, 1)
 
 
 def test_a_snapshot_holds_the_sums():

@@ -162,6 +162,7 @@ def world_config(settings: Settings, spec: EnvSpec) -> WorldModelConfig:
         ValueError: value heads in use that the model does not have.
     """
     model, loss = settings.model, settings.loss
+    _check_image(spec)
     tasks = None
     if spec.tasks:
         names, dims = zip(*((task.name, task.action_dim) for task in spec.tasks), strict=True)
@@ -205,6 +206,24 @@ def world_config(settings: Settings, spec: EnvSpec) -> WorldModelConfig:
             f"{world.num_values} value heads, set it to their number"
         )
     return world
+
+
+def _check_image(spec: EnvSpec) -> None:
+    """Raise ValueError for images that the encoder does not read."""
+    image = observations.layout(spec.parts).image_shape or tuple(spec.obs_shape)
+    if len(image) != 3 or _is_board(spec):
+        return
+    if image[:2] != (64, 64):
+        raise ValueError(
+            f"env.name={spec.name!r}: images of {list(image)} are observed, and the pixel encoder "
+            "takes 64x64xC: env.image_size=64 resizes them"
+        )
+    if np.dtype(spec.obs_dtype) != np.uint8:
+        raise ValueError(
+            f"env.name={spec.name!r}: images of {np.dtype(spec.obs_dtype)} are observed, the pixel "
+            "encoder takes uint8: let the environment give 0 to 255 (env.pixels=True casts those "
+            "of a task in JAX)"
+        )
 
 
 def _is_board(spec: EnvSpec) -> bool:
