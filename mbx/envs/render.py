@@ -151,6 +151,6 @@ def _drawing() -> Iterator[None]:
         yield
     except Exception as error:  # every way to fail has a type of its own
         raise NoRenderer(
-            f"no OpenGL renderer ({type(error).__name__}: {error}): set MUJOCO_GL=egl with EGL "
-            "installed (libegl1), or MUJOCO_GL=osmesa with OSMesa (libosmesa6)"
+            f"no OpenGL renderer ({type(error).__name__}: {error}): install EGL (libegl1) and set "
+            "MUJOCO_GL=egl, or OSMesa (libosmesa6) and MUJOCO_GL=osmesa"
         ) from error

@@ -295,7 +295,8 @@ def test_metrics_are_sums_and_summaries_means(whole):
     assert float(sums["update/loss"]) == expected["loss"]
     assert float(sums["episode/length"]) == expected["length"]
     assert float(sums["episode/return"]) == expected["return"]
-    assert float(sums["episode/success"]) == 7.0 * expected["episodes"]
+    success = sums["episode/success"]  # of those episodes that have it
+    assert [float(x) for x in success] == [7.0 * expected["episodes"], expected["episodes"]]
     told = loop.summarise(sums)
     assert told["loss"] == pytest.approx(expected["loss"] / expected["updates"])
     assert told["episode/length"] == 3.0 and told["episode/success"] == 7.0
@@ -310,7 +311,7 @@ def test_devices_sum_their_environments_at_an_intervals_end(whole):
     metrics = jax.eval_shape(step, begun(FULL))[1]
     for name in ("faults", "episodes"):
         assert (metrics[name].shape, metrics[name].dtype) == ((E,), jnp.int32)
-    assert metrics["episode/return"].shape == metrics["episode/success"].shape == (E,)
+    assert metrics["episode/return"].shape == metrics["episode/success"].total.shape == (E,)
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     partition = sharding.Partition(mesh)
     interval = loop.make_interval(FULL, ENVIRONMENT, SCHEDULE, length=STEPS, partition=partition)
@@ -371,7 +372,7 @@ def test_a_host_environment_gives_the_same_run(whole):
         assert x.shape == (STEPS, E) and (x[np.asarray(y) == 0] == 0).all()
         np.testing.assert_allclose(x, y, rtol=1e-5)
     assert np.sum(told["ended"].length) == float(told["episode/length"])
-    apart = ("update/even", "ended")
+    apart = ("update/even", "ended", "episode/success")
     assert {n: float(x) for n, x in told.items() if n not in apart} == pytest.approx(
         {n: float(x) for n, x in sums.items() if n not in apart}, rel=1e-5
     )
