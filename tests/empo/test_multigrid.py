@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend import core
 
 from mbx import pictures
 from mbx.empo import multigrid as mg
@@ -16,8 +17,10 @@ from mbx.empo import suite as empo_envs
 from mbx.empo.multigrid import chances
 from mbx.empo.multigrid import state as grid_state
 from mbx.empo.multigrid.layout import FORWARD, PICK_UP, RIGHT, STILL, TOGGLE
+from mbx.empo.multigrid.paths import make_paths
 from mbx.empo.power.worlds import check_world, profiles
 from mbx.power import PowerParams, solve
+from tests.empo.test_multigrid_oracle import WORLDS
 
 FOLDER = pathlib.Path(__file__).parents[1] / "fixtures" / "empo"
 GOAL = [[1, 1, 1, 1]]
@@ -368,3 +371,47 @@ def test_a_run_on_a_grid_leaves_its_review_behind(tmp_path):
     frames = imageio.mimread(tmp_path / "episode.gif")
     assert len(frames) > 1 and frames[0].shape[:2] == (4 * 24, 4 * 24)
     assert imageio.imread(tmp_path / "value_map.png").shape[0] > 100
+
+
+def equations(jaxpr):
+    """Of a program and of those inside it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jax.tree.leaves(
+            list(equation.params.values()),
+            is_leaf=lambda x: isinstance(x, core.ClosedJaxpr | core.Jaxpr),
+        ):
+            if isinstance(inner, core.ClosedJaxpr | core.Jaxpr):
+                yield from equations(getattr(inner, "jaxpr", inner))
+
+
+def test_no_sum_of_a_world_depends_on_the_precision():
+    """With JAX_ENABLE_X64 sums of int32 are int64, unless they name their type."""
+    for name in ("unsteady", "items"):
+        text, fields = WORLDS[name]
+        layout = mg.parse_map(text, goals=[[1, 1, 3, 3]], horizon=9, **fields)
+        grid = mg.make_grid(layout)
+        actions = jnp.zeros((2, len(layout.agents)), jnp.int32)
+        states = jax.tree.map(lambda x: jnp.stack([x, x]), grid.initial)
+        with jax.enable_x64(True):
+            programs = (
+                jax.make_jaxpr(jax.vmap(grid.outcomes))(states, actions),
+                jax.make_jaxpr(jax.vmap(make_paths(layout, 3.0)))(states),
+            )
+        for program in programs:
+            for equation in equations(program.jaxpr):
+                if equation.primitive.name in ("reduce_sum", "reduce_prod", "cumsum"):
+                    found = equation.outvars[0].aval.dtype
+                    assert found not in (np.int64, np.uint64), (name, equation)
+
+
+def test_a_map_is_the_same_world_in_64_bits():
+    text = "#####\n#>.o#\n##1.#\n#####"
+    tables = []
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            table, flat = mg.export(make(text, horizon=4))
+            tables.append((flat, *table))
+    assert tables[0][-1] > 50  # states
+    for one, other in zip(*tables, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -197,7 +197,8 @@ def _make_policy(layout: Layout, beta: float) -> Callable[[State, Array, list[Wa
         x, y, d = (state.agents[human, c].astype(jnp.int32) for c in range(3))
         held = (state.items[:, 0] == CARRIED) & (state.items[:, 1] == human)
         key_items = np.flatnonzero(layout.item_kind == _KEY)
-        hand = jnp.sum(held[key_items] * jnp.arange(1, 1 + len(key_items))) if len(held) else 0
+        numbers = jnp.arange(1, 1 + len(key_items), dtype=jnp.int32)
+        hand = jnp.sum(held[key_items] * numbers, dtype=jnp.int32) if len(held) else 0
         dx, dy = jnp.asarray(DIRECTIONS)[d]
         now, ahead = v[:, hand, d, y, x], v[:, hand, d, y + dy, x + dx]
         enter = ways.enter[hand, d, y + dy, x + dx]

@@ -203,7 +203,9 @@ def _bytes(state: State) -> list[Array]:
     count = flat.shape[1]
     flat = jnp.pad(flat, ((0, 0), (0, -count % 4))).astype(jnp.int32) & 255
     shifts = jnp.asarray([0, 8, 16, 24], jnp.int32)
-    words = jnp.sum(flat.T.reshape(-1, 4, num) << shifts[None, :, None], axis=1)
+    # The type is named: with 64 bits the sum would have them, and shifts by 24 cut no bytes off.
+    shifted = flat.T.reshape(-1, 4, num) << shifts[None, :, None]
+    words = jnp.sum(shifted, axis=1, dtype=jnp.int32)
     return [(words[k // 4] << (24 - 8 * (k % 4))) >> 24 for k in range(count)]
 
 
