@@ -48,7 +48,7 @@ def settings_of(**sections):
 def environment_of(found, num_envs=1, option="", **more):
     """The world as an environment of at most 20 steps an episode."""
     empo_envs.register_world("test", lambda: found)
-    return envs.make(f"empo:test{option}", num_envs, episode_length=20, **more)
+    return envs.make(f"empo:test{option}", num_envs, **{"episode_length": 20} | more)
 
 
 def problem_of(found, settings, option=""):

@@ -256,7 +256,8 @@ def test_after_warm_up_all_networks_learn_and_copies_are_hard():
     settings = settings_of(
         model=dict(hidden=16, x_h="network", u_r="network", v_r="network", q_encoder="own"),
         loss=dict(batch_size=4, target_interval=2),
-        curriculum=AT_ONCE | dict(x_h_steps=0, u_r_steps=0, v_r_steps=0),
+        # Learning rates fall from the first update: no warm-up, no share of the run before that.
+        curriculum=AT_ONCE | dict(x_h_steps=0, u_r_steps=0, v_r_steps=0, constant_fraction=0.0),
     )
     before, after, metrics, _ = one_update(settings, found)
     for name in ("v_h_e", "q_r", "x_h", "u_r", "v_r"):
@@ -268,7 +269,7 @@ def test_after_warm_up_all_networks_learn_and_copies_are_hard():
 def test_a_table_moves_by_the_mean_of_a_state_s_targets_and_counts_visits():
     found, settings = load("dag_2h2r"), settings_of(model=TABLES, curriculum=AT_ONCE)
     before, after, _, _ = one_update(settings, found)
-    counts = np.asarray(after.opt_state["q_r"])
+    counts = np.asarray(after.opt_state["q_r"])[:, 0]
     assert counts.sum() == 32 and counts.max() > 1  # few states, many draws of each
     met = jnp.asarray(np.flatnonzero(counts), jnp.int32)
     _, targets, _ = targets_of(found, met, before.params)
@@ -420,9 +421,9 @@ def test_the_loss_on_the_advantage_sees_no_level():
     _, targets, _ = targets_of(found, states)
     codes = problem.model.encode(states)
     loss = jax.jit(
-        lambda q: learners._loss(
+        lambda q: learners.losses(
             problem, params, codes, targets._replace(q_r=q), jnp.ones(4, bool)
-        )[1]["loss/advantage"]
+        )["loss/advantage"]
     )
     q = problem.model.q_r(params, problem.model.trunk(params, codes))
     assert float(loss(5.0 * q)) < 1e-6
@@ -442,3 +443,74 @@ def test_heads_stay_in_their_range_with_a_living_gradient():
             jax.value_and_grad(lambda x, h=head: empo_models.q_from_raw(x, h, 1.1, 1.0))
         )(raw)
         assert bool(jnp.all(q <= -2 * empo_models.Q_FLOOR)) and bool(jnp.all(slope < 0))
+
+
+@pytest.mark.parametrize("q_encoder", ["shared", "joint", "own", "split"])
+def test_a_stage_trains_what_it_says(q_encoder):
+    """What is not trained reaches no parameter, by no encoder that it shares with what is."""
+    found, stages = load("dag_2h2r"), power.curriculum.NETWORKS
+    nets = dict.fromkeys(("x_h", "u_r", "v_r"), "network")
+    settings = settings_of(
+        model=nets | dict(hidden=4, q_encoder=q_encoder, q_head="dueling"),
+        curriculum={f"{name}_steps": 1 for name in (*stages, "ramp")},
+    )
+    problem = problem_of(found, settings)
+    train = jax.jit(functools.partial(learners.init_state, problem))(jax.random.key(0))
+    states, every = running(found)[:4], jnp.ones(4, bool)
+    _, targets, _ = targets_of(found, states)
+    targets = targets._replace(y=jnp.full(4, 2.0), v_r=jnp.full(4, -3.0))
+    other = {
+        "v_h_e": dict(v_h_e=targets.v_h_e[::-1] + 0.1),
+        "q_r": dict(q_r=targets.q_r[:, ::-1] * 3.0),
+        "u_r": dict(y=targets.y + 1.0),
+        "v_r": dict(v_r=targets.v_r - 1.0),
+    }
+
+    @jax.jit
+    def after(step, targets):
+        new, _ = learners.learn_networks(problem, train.replace(step=step), states, targets, every)
+        return new.params
+
+    for stage in range(len(stages)):
+        plain = after(jnp.int32(stage), targets)
+        for number, name in enumerate(stages):
+            assert changed(train.params[name], plain[name]) == (number <= stage)
+            if name in other:
+                moved = after(jnp.int32(stage), targets._replace(**other[name]))
+                assert changed(plain, moved) == (number <= stage), (stage, name)
+
+
+def test_a_table_counts_the_targets_that_there_are():
+    """An action without a target keeps its rate for when it has one."""
+    found = load("dag_2h2r")
+    problem = problem_of(found, settings_of(model=TABLES, curriculum=AT_ONCE))
+    train = jax.jit(functools.partial(learners.init_state, problem))(jax.random.key(0))
+    states = running(found)[:3]
+    _, targets, _ = targets_of(found, states)
+    known = np.ones(targets.known.shape, bool)
+    known[0], known[1, 2] = False, False
+    learn = jax.jit(functools.partial(learners.learn_tables, problem))
+    every = jnp.ones(3, bool)
+    new, _ = learn(train, states, targets._replace(known=jnp.asarray(known)), every)
+    np.testing.assert_array_equal(np.asarray(new.opt_state["q_r"])[np.asarray(states)], known)
+
+
+def test_a_time_limit_is_no_end():
+    """Exact tables stay what they are where every episode is cut after a step: values go on."""
+    found, settings = load("cyclic_1h2r_noterm"), settings_of(model=TABLES, curriculum=AT_ONCE)
+    state, _ = train(found, settings, 1, episode_length=1)
+    assert np.asarray(state.replay.data["is_last"]).any()
+    assert not np.asarray(state.replay.data["terminated"]).any()
+    exact, problem = exact_tables(found), problem_of(found, settings)
+    rows = state.replay
+
+    @jax.jit
+    def update(params, key):
+        agent = make_agent(settings, environment_of(found).spec)
+        before = learners.init_state(problem, key).replace(params=params)
+        return agent.update(before, rows, key)[0]
+
+    after = update(exact, jax.random.key(0))
+    assert np.asarray(after.opt_state["q_r"]).sum() > 0
+    for name, table in exact.items():
+        np.testing.assert_allclose(after.params[name], table, rtol=1e-4, atol=1e-4)

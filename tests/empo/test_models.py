@@ -88,7 +88,7 @@ def test_losses_drop_and_their_targets_do_not():
     def compute(key):
         model = problem.model
         codes, params = model.encode(jnp.arange(3)), model.init(key)
-        _, losses = learners._loss(problem, params, codes, wanted, jnp.ones(3, bool), key)
+        losses = learners.losses(problem, params, codes, wanted, jnp.ones(3, bool), key)
         latents = model.trunk(params, codes)
         values = [
             (one.v_h_e(params, latents), one.q_r(params, latents), one.x_h(params, latents))

@@ -101,7 +101,7 @@ def test_losses_and_heads_by_hand():
             problem.model, found.world, params, states, human, found.params, every
         )
         made = made._replace(y=jnp.array([1.0, 2.0, 9.0]), v_r=jnp.array([-2.0, -4.0, -9.0]))
-        return learners._loss(problem, params, codes, made, mask)[1]
+        return learners.losses(problem, params, codes, made, mask)
 
     losses = compute(params)
     y = 1.0 + np.exp(0.5)

@@ -43,7 +43,8 @@ def config_of(agent: str) -> dict:
 
         config = empo.get_config().to_dict()
         config["env"].update(name="empo:grid_rock_1h1r", episode_length=5)
-        config["model"]["hidden"], config["loss"]["batch_size"] = 8, 16
+        config["model"].update(hidden=8, dropout=0.5)
+        config["loss"]["batch_size"] = 16
     config["env"]["num_envs"] = NUM_ENVS
     config["replay"].update(capacity=400, shards=8)
     config["train"].update(steps=10_000, seed_steps=10_000, log_interval=20 * NUM_ENVS)

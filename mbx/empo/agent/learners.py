@@ -23,7 +23,7 @@ def init_state(problem: Problem, key: Array) -> TrainState:
     if problem.settings.model.kind == "tables":
         opt_state = {
             "v_h_e": jnp.zeros_like(params["v_h_e"]),
-            "q_r": jnp.zeros(params["q_r"].shape[0]),
+            "q_r": jnp.zeros_like(params["q_r"]),
         }
     else:
         optimizer = _optimizer(problem)
@@ -56,12 +56,17 @@ def learn_networks(
         drop_key: for a model with dropout.
     """
     codes = problem.model.encode(states)
-    gradients, metrics = jax.grad(_loss, argnums=1, has_aux=True)(
-        problem, train.params, codes, targets, mask, drop_key
-    )
+    on = _active(problem, train.step)
+
+    def loss(params: Params) -> tuple[Array, Metrics]:
+        """Of networks that are trained: others' losses reach an encoder that they share."""
+        each = losses(problem, params, codes, targets, mask, drop_key)
+        network = {name: name.removeprefix("loss/") for name in each} | {"loss/advantage": "q_r"}
+        return sum(on[network[name]] * value for name, value in each.items()), each
+
+    gradients, metrics = jax.grad(loss, has_aux=True)(train.params)
     gradients, metrics = exchange.total((gradients, metrics | (shares or {})))
     settings, optimizer = problem.settings.optimizer, _optimizer(problem)
-    on = _active(problem, train.step)
     params, opt_state = {}, {}
     for name, own in train.params.items():
         base = settings.learning_rate_v if name == "v_h_e" else settings.learning_rate_q
@@ -74,15 +79,15 @@ def learn_networks(
     return train.replace(params=params, opt_state=opt_state), metrics
 
 
-def _loss(
+def losses(
     problem: Problem,
     params: Params,
     codes: Array,
     targets: Targets,
     mask: Array,
     drop_key: Array | None = None,
-) -> tuple[Array, Metrics]:
-    """The sum of all networks' losses, and each: mean squared errors, of Q_r by `q_loss`."""
+) -> Metrics:
+    """Every network's loss: mean squared errors, of Q_r by `q_loss`."""
     whole, world = problem.model, problem.world
     model = whole.dropping(drop_key) if whole.dropping and drop_key is not None else whole
     coverage = targets.coverage * mask[:, None, None]
@@ -95,12 +100,12 @@ def _loss(
     v_loss = jnp.sum(coverage * jnp.square(v - targets.v_h_e)) / covered
     q = model.q_r(params, latents)
     q_loss = jnp.sum(q_errors(problem.settings.loss.q_loss, q, targets.q_r) * known)
-    losses = {"loss/v_h_e": v_loss, "loss/q_r": q_loss / jnp.maximum(pairs, 1.0)}
+    found = {"loss/v_h_e": v_loss, "loss/q_r": q_loss / jnp.maximum(pairs, 1.0)}
     coef = problem.settings.loss.advantage_coef
     if coef:
         error = jnp.square(log_advantage(q) - log_advantage(targets.q_r))
         error = jnp.sum(jnp.where(all_known, error, 0.0))
-        losses["loss/advantage"] = coef * error / jnp.maximum(states * q.shape[1], 1.0)
+        found["loss/advantage"] = coef * error / jnp.maximum(states * q.shape[1], 1.0)
     if model.x_h is not None:
         # Targets are of the whole network.
         v = v if model is whole else whole.v_h_e(params, latents)
@@ -108,14 +113,14 @@ def _loss(
         want = power.aggregate_ability(clean, world.goal_weight[None], problem.params.zeta)
         x = power.soft_clamp(model.x_h(params, latents), power.ABILITY_FLOOR, 1.0)
         error = jnp.square(x - want) * mask[:, None]
-        losses["loss/x_h"] = jnp.sum(error) / (jnp.maximum(rows, 1.0) * x.shape[1])
+        found["loss/x_h"] = jnp.sum(error) / (jnp.maximum(rows, 1.0) * x.shape[1])
     mean = lambda error: jnp.sum(error * mask) / jnp.maximum(rows, 1.0)  # noqa: E731
     if model.y is not None:
-        losses["loss/u_r"] = mean(jnp.square(model.y(params, latents) - targets.y))
+        found["loss/u_r"] = mean(jnp.square(model.y(params, latents) - targets.y))
     if model.v_r is not None:
         v_r = model.v_r(params, latents)
-        losses["loss/v_r"] = mean(q_errors(problem.settings.loss.q_loss, v_r, targets.v_r))
-    return sum(losses.values()), losses
+        found["loss/v_r"] = mean(q_errors(problem.settings.loss.q_loss, v_r, targets.v_r))
+    return found
 
 
 def q_errors(kind: str, q: Array, target: Array) -> Array:
@@ -154,12 +159,8 @@ def learn_tables(
     """
     settings = problem.settings.model
     index = jnp.where(mask, problem.model.encode(states), problem.world.num_states)  # else dropped
-    weights = {
-        "v_h_e": targets.coverage,
-        "q_r": jnp.ones(index.shape),
-    }
+    weights = {"v_h_e": targets.coverage, "q_r": targets.known.astype(jnp.float32)}
     wanted = {"v_h_e": targets.v_h_e, "q_r": targets.q_r}
-    has_target = {"v_h_e": targets.coverage > 0.0, "q_r": targets.known}
     on = _active(problem, train.step)
     params, counts, metrics = {}, {}, {}
     # What is written depends, by nothing, on all that was read of the tables: so the compiler knows
@@ -173,8 +174,7 @@ def learn_tables(
         rate = jnp.maximum(times, 1.0) ** -settings.table_rate_power
         rate = jnp.maximum(rate, settings.table_min_rate)
         share = rate * weight / jnp.maximum(times - before, 1e-9)
-        share = share.reshape(share.shape + (1,) * (table.ndim - share.ndim))
-        error = jnp.where(has_target[name], wanted[name] - table[index], 0.0) + nothing
+        error = jnp.where(weights[name] > 0.0, wanted[name] - table[index], 0.0) + nothing
         params[name] = table.at[index].add(share * error, mode="drop")
         metrics[f"loss/{name}"] = jnp.sum(
             jnp.where(mask.reshape((-1,) + (1,) * (error.ndim - 1)), jnp.square(error), 0.0)
