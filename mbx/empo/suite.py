@@ -156,7 +156,6 @@ def raw_environment(
     *,
     stored: bool = False,
     resample: float = RESAMPLE_PROBABILITY,
-    epsilon: float = 0.0,
     varied_starts: float = 0.0,
     walk: int = 64,
 ) -> RawEnvironment:
@@ -167,7 +166,6 @@ def raw_environment(
         world: the world.
         stored: observations end with the successors of the state for drawn human actions.
         resample: probability with which a human takes another goal before it has reached one.
-        epsilon: share of uniformly random human actions, which the prior does not know of.
         varied_starts: share of episodes that begin anywhere, see `make_varied_start`.
         walk: of `make_varied_start`.
     """
@@ -199,11 +197,6 @@ def raw_environment(
         place, goals, _ = state
         human_key, chance_key, goal_key, resample_key, record_key = jax.random.split(key, 5)
         humans = draw_actions(world, place, goals, human_key)
-        if epsilon:
-            which_key, any_key = jax.random.split(jax.random.fold_in(human_key, 1))
-            anything = jax.random.randint(any_key, humans.shape, 0, world.num_actions)
-            random = jax.random.bernoulli(which_key, epsilon, humans.shape)
-            humans = jnp.where(random, anything, humans)
         robots = jnp.argmax(action) // base % world.num_actions
         following, prob, _ = world.successors(
             place, jnp.concatenate([humans, robots.astype(jnp.int32)])
@@ -261,14 +254,14 @@ def make(
     if action_repeat not in (None, 1):
         raise ValueError(f"env.action_repeat={action_repeat} for empo:{task}: must be 1")
     name, stored = _without_option(task)
-    found, acting = _chosen_world(name, power, humans, maps)
+    found, resample = _chosen_world(name, power, humans, maps)
     raw = raw_environment(
         f"empo:{task}",
         found.held_out if on_held_out and found.held_out else found.world,
         stored=stored,
         varied_starts=varied_starts,
         walk=walk,
-        **acting,
+        resample=resample,
     )
     environment = episodic(raw, num_envs, episode_length=episode_length)
     return environment._replace(spec=environment.spec._replace(world=found))
@@ -279,16 +272,20 @@ def _chosen_world(
     power: Mapping[str, Any] | None,
     humans: Mapping[str, Any] | None,
     maps: tuple[int, int, int],
-) -> tuple[NamedWorld, dict[str, float]]:
-    """The world with settings' parameters and humans, and how its humans act."""
+) -> tuple[NamedWorld, float]:
+    """The world with settings' parameters and humans, and how often these change their goals."""
     values, people = dict(power or {"source": "world"}), dict(humans or {"model": "world"})
     own = values.pop("source") == "world"
     params = PowerParams(**values) if values else None
     if params is not None:
         check_params(params)
-    acting = {key: people.pop(key) for key in ("epsilon", "resample") if key in people}
+    epsilon, resample = people.pop("epsilon", 0.0), people.pop("resample", RESAMPLE_PROBABILITY)
     model = None if people["model"] == "world" else HumanModel(**people)
-    return named_world(name, None if own else params, model, params, maps), acting
+    found = named_world(name, None if own else params, model, params, maps)
+    world, held_out = (
+        each and each._replace(epsilon=epsilon) for each in (found.world, found.held_out)
+    )
+    return dataclasses.replace(found, world=world, held_out=held_out), resample
 
 
 def _without_option(task: str) -> tuple[str, bool]:

@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 from matplotlib import figure
 
-from mbx import replay
+from mbx import envs, replay
+from mbx.empo import suite
 from mbx.empo.agent import agent, diagnostics, evaluation, targets
+from mbx.empo.agent.game import Game
 from mbx.empo.agent.robots import Robot
 from mbx.empo.agent.types import TrainState
+from mbx.empo.power.codec import make_codec, make_records
 from mbx.empo.power.worlds import Views, World
 from tests.empo.helpers import TABLES, exact_tables, load, problem_of, settings_of
 
@@ -378,3 +381,63 @@ def test_files_are_an_episode_and_maps_with_the_walls_of_theirs(monkeypatch):
     world.views.walls, world.views.robots = lambda state: jnp.full((2, 3), state == 0), None
     assert list(diagnostics.pictures(world, played, looked)) == ["episode.gif", "value_map.png"]
     assert drawn[-1][1]["blocked"].all()
+
+
+def test_humans_act_at_random_wherever_they_act():
+    """`humans.epsilon`: in environments, next to robots, in games; not in what is learned from."""
+    world = corridor(5)._replace(
+        num_humans=2,
+        num_actions=8,
+        max_successors=1,
+        example_state=jnp.int32(0),
+        # The state is what the second human has done.
+        successors=lambda state, actions: (actions[1:2], jnp.ones(1), jnp.bool_(False)),
+        terminal=lambda state: state < 0,
+        achieved=lambda state: jnp.zeros((2, 2), bool),
+        goal_weight=jnp.full((2, 2), 0.5),
+        human_policy=lambda state: jnp.broadcast_to(jax.nn.one_hot(0, 8), (2, 2, 8)),
+        views=Views(None, None, None, None, text=lambda *_: "", actions=tuple("abcdefgh")),
+    )
+    suite.register_world("acting", lambda: world)
+    key, frozen, num = jax.random.key(0), evaluation.frozen_policy, 200
+    for epsilon, kinds in ((0.0, 1), (1.0, 8)):
+        humans = dict(model="world", epsilon=epsilon)
+        made = envs.make("empo:acting", num, humans=humans, episode_length=9)
+        own = made.spec.world.world
+        game, records, codec = Game(own, frozen, key), make_records(own), make_codec(own)
+
+        @jax.jit
+        def drawn(keys, made=made, own=own, game=game, records=records, codec=codec):
+            _, now = made.step(made.reset(key)[0], jnp.zeros((num, 8)), key)
+            turn = lambda k: game._moved(jnp.int32(0), (), game.goals, jnp.int32(0), k)[0]  # noqa: E731
+            return (
+                jax.vmap(codec.unpack)(now.obs)[0],
+                evaluation.play(own, frozen, key, episodes=num, length=1).states[:, 1],
+                jax.vmap(turn)(keys),
+                jax.vmap(lambda k: records.draw(jnp.int32(0), k).actions)(keys)[:, 1],
+            )
+
+        *acting, learned = drawn(jax.random.split(key, num))
+        assert [len(set(np.asarray(x).tolist())) for x in acting] == [kinds] * 3
+        assert not np.any(learned)
+
+
+def test_an_evaluation_computes_only_the_robot_that_plays(monkeypatch):
+    """The learned robot is asked once a step of its own episodes, not while others play."""
+    asked = []
+
+    def learned(problem, train):
+        def policy(state, key):
+            jax.debug.callback(lambda _: asked.append(1), state)
+            return jnp.int32(0)
+
+        return policy
+
+    monkeypatch.setattr(evaluation, "learned_policy", learned)
+    world = corridor(5)._replace(num_actions=2)
+    params = SimpleNamespace(gamma_h=0.5)
+    problem = SimpleNamespace(world=world, params=params, held_out=None)
+    train = TrainState(jnp.int32(1), None, {}, jnp.int32(0))
+    found = diagnostics.make_diagnostics(problem, 4, 3)(train, None, jax.random.key(0))
+    jax.effects_barrier()
+    assert len(asked) == 4 * 3 and found.metrics["reached_learned"] > 0

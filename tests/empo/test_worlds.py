@@ -169,8 +169,9 @@ def test_humans_may_act_at_random_and_change_their_minds():
     found = load("grid_rock_1h1r")
     codec = power.make_codec(found.world)
 
-    def first_step(**options):
-        raw = empo_envs.raw_environment("empo:x", found.world, **options)
+    def first_step(epsilon=0.0, **options):
+        world = found.world._replace(epsilon=epsilon)
+        raw = empo_envs.raw_environment("empo:x", world, **options)
 
         def one(key):
             state, obs = raw.reset(key)

@@ -112,10 +112,12 @@ def make_records(world: World) -> Records:
     slots = (len(robots), world.max_successors)
     nothing = jnp.zeros(humans, jnp.int32)
 
+    known = world._replace(epsilon=0.0)  # what is learned from is the prior
+
     def draw(state: Any, key: Array) -> Record:
         goal_key, action_key = jax.random.split(key)
         goals = draw_goals(world, goal_key)
-        actions = draw_actions(world, state, goals, action_key)
+        actions = draw_actions(known, state, goals, action_key)
         following, prob, _ = jax.vmap(
             lambda r: world.successors(state, jnp.concatenate([actions, r]))
         )(robots)

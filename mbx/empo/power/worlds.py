@@ -95,6 +95,8 @@ class World(NamedTuple):
         channels: (channels, rows, columns) of the picture that `features` begin with; None where
             they do not.
         scatter: key -> a state with everything that moves anywhere; None where that is not known.
+        epsilon: share of uniformly random actions that humans take, which the prior does not know
+            of.
     """
 
     num_humans: int
@@ -117,6 +119,7 @@ class World(NamedTuple):
     states: Any = None
     channels: tuple[int, int, int] | None = None
     scatter: Callable[[Array], Any] | None = None
+    epsilon: float = 0.0
 
 
 def goal_distribution(world: World) -> Array:
@@ -145,7 +148,7 @@ def draw_goals(world: World, key: Array) -> Array:
 
 
 def draw_actions(world: World, state: Any, goals: Array, key: Array) -> Array:
-    """The humans' actions `[H]` int32, each by its prior for its goal.
+    """The humans' actions `[H]` int32: by the prior for their goals, a share `epsilon` uniform.
 
     Examples:
         >>> from mbx.empo import named_world
@@ -156,7 +159,12 @@ def draw_actions(world: World, state: Any, goals: Array, key: Array) -> Array:
         (1,)
     """
     policy = jnp.take_along_axis(world.human_policy(state), goals[:, None, None], axis=1)[:, 0]
-    return jax.random.categorical(key, jnp.log(policy)).astype(jnp.int32)
+    chosen = jax.random.categorical(key, jnp.log(policy)).astype(jnp.int32)
+    if not world.epsilon:
+        return chosen
+    which_key, any_key = jax.random.split(jax.random.fold_in(key, 1))
+    anything = jax.random.randint(any_key, chosen.shape, 0, world.num_actions)
+    return jnp.where(jax.random.bernoulli(which_key, world.epsilon, chosen.shape), anything, chosen)
 
 
 def make_varied_start(world: World, walk: int) -> Callable[[Array], Any]:
@@ -355,7 +363,7 @@ def tabular_world(
     eye = jnp.eye(len(humans) * num_goals).reshape(len(humans), num_goals, -1)
 
     def successors(state: Array, joint: Array) -> tuple[Array, Array, Array]:
-        j = jnp.sum(joint * weight)
+        j = jnp.sum(joint * weight, dtype=jnp.int32)
         return following[state, j], probs[state, j], jnp.bool_(False)
 
     def encode(state: Array) -> Array:
