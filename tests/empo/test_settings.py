@@ -65,7 +65,11 @@ from tests.helpers import other_value, recorded
         (dict(power=dict(zeta=0.5)), "config.power.zeta=0.5: give at least 1"),
         (dict(power=dict(eta=-1.0)), "config.power.eta=-1.0: give at least 1"),
         (dict(power=dict(gamma_r=1.5)), "config.power.gamma_r=1.5: give more than 0 and at most 1"),
-        (dict(power=dict(gamma_h=1.0)), "config.power.gamma_h=1.0: give a discount below 1"),
+        (dict(power=dict(gamma_r=1.0)), "config.power.gamma_r=1.0: give a discount below 1"),
+        (
+            dict(curriculum=dict(epsilon_start=0.1, epsilon_steps=7)),
+            "epsilon_steps=7 has no effect with epsilon_start=epsilon_end=0.1",
+        ),
         (dict(power=dict(terminal_v_r=5.0)), "config.power.terminal_v_r=5.0: give a number below"),
     ],
 )

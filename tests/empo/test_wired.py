@@ -148,6 +148,8 @@ CHANGES = {
 }
 # The same where the world leaves them without effect, and what is said of it.
 IDLE = {
+    "loss.room": ("listed", {}, 99.0, "at most . successors"),
+    "loss.max_lost": ("listed", dict(loss=dict(batch_size=2, room=0.0)), 0.5, "room for every"),
     "env.walk": ("listed", dict(env=dict(varied_starts=0.5)), 9, "its states are listed"),
     "humans.beta": ("map", dict(humans=dict(model="auto")), 2.0, "are 'exact', not 'paths'"),
     "humans.max_states": (
@@ -199,7 +201,7 @@ def test_every_setting_is_asked_about():
     common = {f"{s}.{f.name}" for s in ("env", "eval") for f in fields(getattr(shared, s.title()))}
     own = {x for x in declared if x.split(".")[0] in ("env", "eval", "humans")} - common
     assert own | ELSEWHERE == {*CHANGES, "loss.max_lost"}
-    assert {*IDLE} <= {*CHANGES}
+    assert {*IDLE} <= {*CHANGES, "loss.room", "loss.max_lost"}
 
 
 def test_a_seed_that_chooses_no_map_is_refused(names):

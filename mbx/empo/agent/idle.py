@@ -29,6 +29,11 @@ def check_world(settings: Settings, spec: EnvSpec) -> None:
 def _idle(settings: Settings, spec: EnvSpec) -> Iterator[tuple[str, str, str]]:
     """Section, name and reason of every setting that does nothing in this world."""
     found: Any = spec.world
+    room, most = settings.loss.room, found.world.max_successors
+    if room > most:
+        yield "loss", "room", f"a joint action has at most {most} successors there"
+    if (not room or room >= most) and (found.table is not None or found.prior):
+        yield "loss", "max_lost", f"loss.room={room} has room for every successor"
     prior = found.prior or "exact"  # of one's own humans nobody knows what they reckon with
     if settings.env.varied_starts and found.world.states is not None:
         yield "env", "walk", "its states are listed, and each is as likely"

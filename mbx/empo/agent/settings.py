@@ -85,9 +85,8 @@ class Power:
 
     def check(self) -> Iterator[str]:
         """Rules that a range does not express."""
-        for name in ("gamma_h", "gamma_r"):
-            if getattr(self, name) >= 1.0:
-                yield f"{name}={getattr(self, name)}: give a discount below 1"
+        if self.gamma_r >= 1.0:
+            yield f"gamma_r={self.gamma_r}: give a discount below 1"
         if self.terminal_v_r >= 0.0:
             yield f"terminal_v_r={self.terminal_v_r}: give a number below 0, -1e-10 say"
 
@@ -271,6 +270,15 @@ class Curriculum:
         0.7, "share of the run after which learning rates fall", at_most=1, needs=_NETWORKS
     )
     decay: str = setting("1/t", "how they fall", choices=("1/t", "1/sqrt_t"), needs=_NETWORKS)
+
+    def check(self) -> Iterator[str]:
+        """Exploration that does not change takes no time."""
+        steps = self.epsilon_steps
+        if self.epsilon_start == self.epsilon_end and steps != type(self)().epsilon_steps:
+            yield (
+                f"epsilon_steps={steps} has no effect with epsilon_start=epsilon_end="
+                f"{self.epsilon_end}: leave it {type(self)().epsilon_steps}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

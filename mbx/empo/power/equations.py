@@ -28,7 +28,8 @@ class PowerParams(NamedTuple):
 
     Attributes:
         beta_h: inverse temperature of the human prior (inf: uniform over the best actions).
-        gamma_h, gamma_r: discounts.
+        gamma_h, gamma_r: discounts, gamma_r below 1. With gamma_h = 1 V_h^e is the probability of
+            ever reaching the goal.
         beta_r: exponent of the robot's policy.
         zeta: >= 1, risk aversion over goals' values.
         xi: >= 1, inequality aversion over humans.
@@ -60,12 +61,12 @@ def check_params(params: PowerParams) -> None:
         >>> power.check_params(power.PowerParams(gamma_h=1.5))
         Traceback (most recent call last):
             ...
-        ValueError: power.gamma_h=1.5: give a discount above 0 and below 1
+        ValueError: power.gamma_h=1.5: give a discount above 0 and at most 1
     """
     limits = {
         "beta_h": (params.beta_h >= 0, "at least 0"),
         "beta_r": (params.beta_r >= 0, "at least 0"),
-        "gamma_h": (0 < params.gamma_h < 1, "a discount above 0 and below 1"),
+        "gamma_h": (0 < params.gamma_h <= 1, "a discount above 0 and at most 1"),
         "gamma_r": (0 < params.gamma_r < 1, "a discount above 0 and below 1"),
         "zeta": (params.zeta >= 1, "at least 1"),
         "xi": (params.xi >= 1, "at least 1"),
