@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbx import power
+from mbx.empo.power import curriculum as schedules
 from mbx.power import PowerParams, TabularWorld, curriculum, solve, solver
 from tests.helpers import FIXTURES, in_programs
 
@@ -116,7 +118,8 @@ def test_damped_sweeps_reach_the_same_fixed_point(name, double):
 
 def test_an_unconverged_result_says_so():
     _, world, params = load("cyclic_1h2r_noterm")
-    solution = solve(world, params, max_iterations=5)
+    with pytest.warns(RuntimeWarning, match="solve did not converge"):
+        solution = solve(world, params, max_iterations=5)
     assert not bool(solution.converged) and float(solution.residual) > 1e-3
 
 
@@ -553,3 +556,49 @@ def test_a_tabular_world_as_functions_lists_the_same_transitions():
     assert starts and not starts & entered
     with pytest.raises(ValueError, match="human_policy has shape"):
         power.tabular_world(table, np.ones((1, 2)))
+
+
+@pytest.mark.parametrize("decay", ["1/t", "1/sqrt_t"])
+def test_every_schedule_moves_from_its_start_to_its_end(decay):
+    """Whatever has no length, too: rates that begin to fall at once are no rates of 0."""
+    steps = jnp.arange(200)
+    for stages, rises, fraction in itertools.product((0, 4), (0, 6), (0.0, 0.5)):
+        plan = schedules.Curriculum(
+            steps=40,
+            **{f"{name}_steps": stages for name in ("v_h_e", "x_h", "q_r", "ramp")},
+            **{f"{name}_ramp": rises for name in ("gamma_h", "gamma_r")},
+            epsilon_steps=rises,
+            constant_fraction=fraction,
+            decay=decay,
+        )
+        rate = np.asarray(schedules.learning_rate(plan, steps, 0.1))
+        assert rate[0] == np.float32(0.1) and (np.diff(rate) <= 0).all() and 0 < rate[-1] < 0.05
+        assert float(schedules.beta_r(plan, steps, 5.0)[-1]) == 5.0
+        for gamma in (schedules.gamma_h, schedules.gamma_r):
+            assert float(gamma(plan, steps, 0.9)[-1]) == np.float32(0.9)
+        assert float(schedules.epsilon(plan, steps)[-1]) == pytest.approx(plan.epsilon_end)
+        assert int(schedules.stage(plan, steps)[-1]) == 6
+
+
+def test_values_that_may_be_off_are_told():
+    """One state for ever: V_r = -1 / (1 - gamma_r), which sweeps approach from above."""
+    table = chain(1, achieved_at=0, terminal_end=False)
+    params = PowerParams(gamma_r=0.9999)
+    with pytest.warns(RuntimeWarning, match="solve did not converge .* off by up to .* = 2e"):
+        solution = solve(table, params, max_iterations=50)
+    assert not bool(solution.converged)
+    with pytest.warns(RuntimeWarning, match="solve converged only to a residual") as told:
+        solution = solve(table, params, tol=1e-3)
+    bound = float(re.search(r"= ([\d.e+-]+) ", str(told[0].message))[1])
+    assert abs(float(solution.V_r[0]) / -1e4 - 1.0) < bound and bool(solution.converged)
+    table = chain(3, achieved_at=2)
+    with pytest.warns(RuntimeWarning, match="solve_assistance did not converge"):
+        power.solve_assistance(table, np.full((1, 1, 3, 2), 0.5), 0.99, max_iterations=2)
+
+
+def test_without_a_humans_discount_v_h_e_is_a_probability(double):
+    """One try in two moves on: the goal is reached for certain, late or early."""
+    table = chain(3, achieved_at=2)
+    solution = solve(table, PowerParams(gamma_h=1.0, beta_h=0.0))
+    power.check_params(PowerParams(gamma_h=1.0))
+    np.testing.assert_allclose(solution.V_h_e[0, 0, :2], 1.0, atol=1e-9)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from mbx.empo.power.solver import warn_of_error
 from mbx.empo.power.worlds import TabularWorld, check_world, dense_successors, profiles
 
 LARGEST = 200_000_000  # numbers of one array
@@ -54,6 +55,8 @@ def solve_assistance(
         gamma: discount of an arrival, below 1.
         tol: residual to stop at.
         max_iterations: sweeps at most.
+
+    Warns, as `solve`, where values may be off.
 
     Raises:
         ValueError: for an inconsistent world, a policy of another shape, and a world with too
@@ -100,7 +103,9 @@ def solve_assistance(
         jnp.float32(tol),
         max_iterations=max_iterations,
     )
-    return Assistance(q, jnp.asarray(combinations), jnp.max(residual))
+    left = jnp.max(residual)
+    warn_of_error("solve_assistance", float(left), tol, gamma)
+    return Assistance(q, jnp.asarray(combinations), left)
 
 
 @functools.partial(jax.jit, static_argnames="max_iterations")

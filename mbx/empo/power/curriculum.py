@@ -104,9 +104,10 @@ def beta_r(c: Curriculum, step: Array, nominal: Array | float) -> Array:
 
 def learning_rate(c: Curriculum, step: Array, base: float) -> Array:
     """Constant, then base * t0/t or base * sqrt(t0/t) from t0 = `decay_start`."""
-    ratio = c.decay_start / jnp.maximum(jnp.asarray(step), max(c.decay_start, 1))
+    start = max(c.decay_start, 1.0)  # a run that decays at once does so from its first update
+    ratio = start / jnp.maximum(jnp.asarray(step), start)
     factor = ratio if c.decay == "1/t" else jnp.sqrt(ratio)
-    return base * jnp.where(jnp.asarray(step) < c.decay_start, 1.0, factor)
+    return base * jnp.where(jnp.asarray(step) < start, 1.0, factor)
 
 
 def gamma_h(c: Curriculum, step: Array, nominal: float) -> Array:

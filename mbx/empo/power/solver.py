@@ -10,6 +10,7 @@ human actions, N transitions.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ from mbx.empo.power.equations import (
     robot_policy,
 )
 from mbx.empo.power.worlds import TabularWorld, check_world, joint_index, profiles
+
+LOOSE = 1e-3  # relative error of values above which a solution says that it may have it
 
 
 class Solution(NamedTuple):
@@ -78,8 +81,10 @@ def solve(
 
     Acyclic worlds take as many sweeps as they are deep; cyclic ones run until the residual is at
     most tol. Where a large beta_r makes them oscillate, sweeps are damped by themselves: the step
-    halves whenever 100 of them bring no new low. A result that did not converge says so
-    (`converged`, `residual`).
+    halves whenever 100 of them bring no new low. Values lie within residual / (1 - gamma) of the
+    solution, relative above 1.
+
+    Warns, with that bound, of a solution that did not converge or whose bound is above LOOSE.
 
     Args:
       world: arrays or numpy arrays; checked by `check_world`.
@@ -114,7 +119,7 @@ def solve(
             for name, value in params._asdict().items()
         )
     )
-    return _solve(
+    solution = _solve(
         arrays,
         numbers,
         jnp.asarray(tol, dtype),
@@ -124,6 +129,24 @@ def solve(
         reduce=params.reduce,
         optimistic=bool(params.optimistic),
         max_iterations=max_iterations,
+    )
+    gammas = [gamma for gamma in (float(params.gamma_h), float(params.gamma_r)) if gamma < 1.0]
+    warn_of_error("solve", float(solution.residual), float(tol), max(gammas, default=1.0))
+    return solution
+
+
+def warn_of_error(function: str, residual: float, tol: float, gamma: float) -> None:
+    """Warn where values that sweeps left at `residual` may be far from the solution."""
+    bound = residual / (1.0 - gamma) if gamma < 1.0 else float("inf")
+    if residual <= tol and (bound <= LOOSE or gamma >= 1.0):
+        return
+    state = "converged only to" if residual <= tol else "did not converge and stopped at"
+    warnings.warn(
+        f"{function} {state} a residual of {residual:.2g}, so values may be off by up to "
+        f"residual / (1 - gamma) = {bound:.2g} (relative above 1): raise max_iterations, lower tol "
+        f"(in 64 bits, JAX_ENABLE_X64=1) or lower gamma={gamma:g}",
+        RuntimeWarning,
+        stacklevel=3,
     )
 
 
