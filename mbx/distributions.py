@@ -11,14 +11,12 @@ from __future__ import annotations
 import math
 import warnings
 from types import ModuleType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from mbx import exchange
 from mbx.fast import gradients, reductions
 
 # Added to 1 - a^2 before the logarithm of the tanh Jacobian.
@@ -486,48 +484,6 @@ def effective_samples(weights: Array) -> Array:
       [1.0, 2.0]
     """
     return 1.0 / jnp.sum(jnp.square(weights), axis=-1)
-
-
-def solve_temperature(values: Array, wanted: ArrayLike, mask: Array | None = None) -> Array:
-    """The temperature at which softmax(values / temperature) has `wanted` effective samples.
-
-    That is the mean over all states; it grows with the temperature in each of them, so bisection
-    finds it (within 10^-4 to 10^4 of the widest state's range of values). It has the part of the
-    dual variable in REPS (Peters et al. 2010) and MPO (arXiv 1806.06920), whose constraint is on
-    the KL divergence from equal weights instead.
-
-    Args:
-      values: [..., N].
-      wanted: effective samples of a state, above 1 and below N.
-      mask: [...], the states that count (None: all).
-
-    Returns:
-      a float32 scalar, without gradient.
-
-    Examples:
-      >>> values = jnp.array([[0.0, 1.0, 2.0]])
-      >>> temperature = distributions.solve_temperature(values, 2.0)
-      >>> weights = distributions.awr_weights(values, temperature)
-      >>> print(np.array(distributions.effective_samples(weights)).round(2))
-      [2.]
-    """
-    values = _below_best(jax.lax.stop_gradient(_float(values)))
-    mask = jnp.ones(values.shape[:-1]) if mask is None else _float(mask)
-    if exchange.parts() > 1:
-        values, mask = exchange.together((values.reshape(-1, values.shape[-1]), mask.reshape(-1)))
-    spread = jnp.max(mask * -jnp.min(values, axis=-1))
-    spread = jnp.maximum(spread, 1e-8)
-
-    def narrow(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds
-        middle = 0.5 * (low + high)
-        each = effective_samples(jax.nn.softmax(values / (spread * jnp.exp(middle))))
-        mean = jnp.sum(mask * each) / jnp.maximum(jnp.sum(mask), 1.0)
-        return jnp.where(mean < wanted, middle, low), jnp.where(mean < wanted, high, middle)
-
-    limit = jnp.log(jnp.float32(1e4))
-    low, high = jax.lax.fori_loop(0, 24, narrow, (-limit, limit))
-    return spread * jnp.exp(0.5 * (low + high))
 
 
 # -------------------------------------------------------------------------------------------------

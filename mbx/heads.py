@@ -16,6 +16,7 @@ head reads. Axes: T transitions of a window, B batch, L numbers of a latent, A a
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -67,8 +68,15 @@ def squared_error(prediction: Array, target: Array) -> Array:
     return jnp.mean(jnp.square(prediction - target), axis=tuple(range(2, target.ndim)))
 
 
+def no_metrics(prediction: Any, target: Any) -> Mapping[str, Array]:
+    """No metrics."""
+    return {}
+
+
 class Head(NamedTuple):
     """A head.
+
+    On several devices a custom `loss` or `metrics` is given the rows of the whole batch.
 
     Attributes:
         network: task -> a flax module (or anything with `init(key, *inputs)` and `apply`).
@@ -84,7 +92,7 @@ class Head(NamedTuple):
     target: Callable[[Window], Array]
     coef: float = 1.0
     loss: Callable[[Array, Array], Array] = squared_error
-    metrics: Callable[[Array, Array], Mapping[str, Array]] = lambda prediction, target: {}
+    metrics: Callable[[Array, Array], Mapping[str, Array]] = no_metrics
 
 
 _KNOWN: dict[str, Head] = {}
@@ -175,18 +183,31 @@ class Heads:
             read = _inputs(name, head, window)
             prediction = self.modules[name].apply({"params": params[name]}, *read)
             target = jax.lax.stop_gradient(head.target(window))
+            # A custom loss may compare rows, so that it is given those of all devices.
+            compares = head.loss is not squared_error or head.metrics is not no_metrics
+            if compares:
+                prediction, target = (
+                    jax.tree.map(functools.partial(exchange.together, axis=1), tree)
+                    for tree in (prediction, target)
+                )
             try:
-                losses[name] = head.loss(prediction, target)
+                loss = head.loss(prediction, target)
             except ValueError as error:
                 raise ValueError(f"head {name!r}: {error}") from error
             found = {
                 f"{name}/{metric}": x for metric, x in head.metrics(prediction, target).items()
             }
-            for what, x in {f"the loss of head {name!r}": losses[name], **found}.items():
-                if jnp.shape(x) != window.mask.shape:
-                    raise ValueError(
-                        f"{what} is {_words(x)}, wanted {list(window.mask.shape)}, which is [T, B]"
-                    )
+            steps, rows = window.mask.shape
+            wanted = (steps, rows * (exchange.parts() if compares else 1))
+            for what, x in {f"the loss of head {name!r}": loss, **found}.items():
+                if jnp.shape(x) != wanted:
+                    raise ValueError(f"{what} is {_words(x)}, wanted {list(wanted)}, as [T, B]")
+            if wanted[1] > rows:
+                own = exchange.first_row(rows) + jnp.arange(rows)
+                loss, found = jax.tree.map(
+                    functools.partial(jnp.take, indices=own, axis=1), (loss, found)
+                )
+            losses[name] = loss
             metrics |= found
         return losses, metrics
 

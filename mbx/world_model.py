@@ -26,7 +26,6 @@ from jax.typing import ArrayLike
 from mbx import categorical, networks, observations, returns, successors
 from mbx import distributions as dist
 from mbx.heads import Heads
-from mbx.traced import possible
 from mbx.types import Array, Params, limit_norm, streams
 from mbx.world_model_config import (
     CRITICS,
@@ -129,7 +128,6 @@ def _modules(config: WorldModelConfig) -> dict[str, Any]:
             hidden=(c.mlp_dim, c.mlp_dim),
             dtype=jnp.dtype(c.dtype),
             scale=c.prior_scale,
-            prior_div=c.prior_div,
         )
         distributional = functools.partial(head, prior_features=1, combine=_shift(c))
     reward = distributional(features=c.num_bins, zero_last=True)
@@ -540,7 +538,7 @@ def reduce_dynamics(x: Array, how: str, std_coef: ArrayLike) -> Array:
     """
     if x.shape[0] == 1:
         return jnp.squeeze(x, 0)
-    if how == "mean" or (how == "from_std_coef" and not possible(std_coef != 0.0)):
+    if how == "mean" or (how == "from_std_coef" and not std_coef):
         x = jnp.moveaxis(x, 0, -1)
         return successors.dense_expectation(x, jnp.full_like(x, 1.0 / x.shape[-1]))
     return returns.reduce_heads(x, how, std_coef)

@@ -41,7 +41,6 @@ class WorldModelConfig:
         aux_joint: one network for all of them.
         prior_scale: weight of the frozen random networks beside dynamics, reward and value heads
             (docs/sources.md, entry ensembles); 0 for none.
-        prior_div: how much narrower than the heads those are.
         num_channels: of the pixel encoder.
         simnorm_dim: group of latent dims that a softmax normalises.
         num_bins, bin_min, bin_max: of predicted rewards and values, in symlog space.
@@ -71,7 +70,6 @@ class WorldModelConfig:
     num_aux: int = 0
     aux_joint: bool = False
     prior_scale: float = 0.0
-    prior_div: int = 16
     num_channels: int = 32
     simnorm_dim: int = 8
     num_bins: int = 101
@@ -95,7 +93,7 @@ class WorldModelConfig:
                 f"latent_dim={self.latent} is not divisible by simnorm_dim={self.simnorm_dim}: "
                 "choose a latent_dim that is a multiple of it"
             )
-        for field in ("num_values", "num_dynamics", "num_rewards", "prior_div"):
+        for field in ("num_values", "num_dynamics", "num_rewards"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}={getattr(self, field)}: must be at least 1")
         for field, value, choices in (

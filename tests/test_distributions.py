@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -343,36 +342,6 @@ def test_weights_of_large_values_and_small_temperatures_are_exact(temperature):
     np.testing.assert_allclose(dist.awr_weights(values, temperature), expected, **CLOSE)
     weights = dist.awr_weights(values, 1 / temperature, mode="multiply")
     np.testing.assert_allclose(weights, expected, **CLOSE)
-
-
-def test_the_temperature_for_so_many_effective_samples():
-    # Two values that differ by d: (1 + x)^2 / (1 + x^2) = 1.5 with x = exp(-d / temperature).
-    for d in (1e-3, 0.5, 2000.0):
-        found = dist.solve_temperature(jnp.array([[60.0, 60.0 + d]]), 1.5)
-        np.testing.assert_allclose(found, -d / np.log(2.0 - np.sqrt(3.0)), rtol=0.01)
-    rng = np.random.default_rng(0)
-    values = rng.normal(0.0, [[0.03], [0.3], [4.0], [1e3]], (4, 8))
-    mask = np.array([1.0, 1.0, 1.0, 0.0])
-
-    def error(temperature, wanted):
-        weights = np.exp((values[:3] - values[:3].max(-1, keepdims=True)) / temperature)
-        return np.mean(weights.sum(-1) ** 2 / (weights**2).sum(-1)) - wanted
-
-    for wanted in (2.0, 3.0, 6.5):
-        expected = scipy.optimize.brentq(error, 1e-4, 1e4, args=(wanted,))
-        found = jax.jit(dist.solve_temperature)(values, wanted, mask)
-        np.testing.assert_allclose(found, expected, rtol=1e-4)
-        for unit in (1e-6, 1e7):  # temperatures are found in whatever units values have
-            scaled = jax.jit(dist.solve_temperature)(unit * values, wanted, mask)
-            np.testing.assert_allclose(scaled, unit * expected, rtol=1e-4)
-    # Where all values are alike every temperature is as good; the weights stay equal.
-    same = jnp.full((2, 4), 7.0)
-    weights = dist.awr_weights(same, dist.solve_temperature(same, 2.0))
-    np.testing.assert_array_equal(weights, jnp.full((2, 4), 0.25))
-    grad = jax.grad(lambda v: jnp.sum(dist.awr_weights(v, dist.solve_temperature(v, 2.0))[..., 0]))
-    held = float(dist.solve_temperature(values, 2.0))
-    expected = jax.grad(lambda v: jnp.sum(dist.awr_weights(v, held)[..., 0]))(values)
-    np.testing.assert_allclose(grad(values), expected, rtol=1e-5, atol=1e-8)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import distributions, exchange, heads, networks, returns
+from mbx import exchange, heads, networks, returns
 from mbx.agents.dreamer import encoders
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.tdmpc import agent as tdmpc
@@ -109,13 +109,12 @@ def test_a_time_weighted_loss_divides_by_the_whole_batchs_counts():
     assert np.isclose(jnp.sum(shares), (rows * [1.0, 0.5, 0.25]).mean(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("balance", [True, False])
-def test_terminations_weigh_by_the_whole_batchs_shares(balance):
+def test_terminations_are_a_mean_over_the_whole_batch():
     logit = jnp.asarray(np.linspace(-2, 2, 24).reshape(3, 1, 8), jnp.float32)
     ends = jnp.asarray((LOSS % 3 == 0) * 1.0, jnp.float32)
     mask = jnp.asarray(MASK, jnp.float32)
-    whole = termination_loss(logit, ends, mask, balance)
-    shares = in_parts(lambda *x: termination_loss(*x, balance), (2, 1, 1), logit, ends, mask)
+    whole = termination_loss(logit, ends, mask)
+    shares = in_parts(termination_loss, (2, 1, 1), logit, ends, mask)
     assert np.isclose(jnp.sum(shares), whole, rtol=1e-6)
 
 
@@ -133,14 +132,6 @@ def test_percentiles_are_those_of_all_rows():
     low, high = np.percentile(LOSS[0], (5, 95))
     moved = 1 + settings.optimizer.tau * (high - low - 1)
     np.testing.assert_allclose(found, [moved] * PARTS, rtol=1e-6)
-
-
-def test_a_temperature_is_solved_for_the_whole_batch():
-    values = jnp.asarray(np.sin(np.arange(24.0)).reshape(8, 3))
-    mask = jnp.asarray([1.0, 0, 1, 1, 1, 1, 0, 1])
-    whole = distributions.solve_temperature(values, 2.0, mask)
-    found = in_parts(lambda v, m: distributions.solve_temperature(v, 2.0, m), (0, 0), values, mask)
-    np.testing.assert_allclose(found, [whole] * PARTS, rtol=1e-5)
 
 
 def test_the_largest_of_all_parts():

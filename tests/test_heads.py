@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from examples import observation_head, own_head
-from mbx import heads
+from mbx import heads, networks
 from mbx.agents.dreamer import agent as dreamer
 from mbx.agents.dreamer import world_model
 from mbx.agents.dreamer.settings import Settings
@@ -23,6 +23,7 @@ from mbx.types import EnvSpec
 from tests.agents import dreamer_helpers
 from tests.agents.tdmpc_helpers import SPEC, B, T, empty_replay, make_batch, make_settings
 from tests.agents.tdmpc_helpers import toy_model as closed_form
+from tests.helpers import in_parts
 
 MASK = np.array([[1.0, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 1.0]], np.float32)
 
@@ -271,3 +272,38 @@ def test_a_head_from_outside_is_learned_by_the_ordinary_commands(config, tmp_pat
     command("plot", run, f"--out={tmp_path / 'curve.png'}", own)
     command("export", run, f"--out={tmp_path / 'policy.mbx'}", own)
     assert (tmp_path / "policy.mbx").stat().st_size > 1000
+
+
+def infonce(found, wanted):
+    logits = jnp.einsum("tip,tjp->tij", found, wanted)
+    return jax.nn.logsumexp(logits, axis=-1) - jnp.sum(found * wanted, axis=-1)
+
+
+def test_a_loss_that_compares_rows_is_given_those_of_all_devices(monkeypatch):
+    """The parts' losses and gradients add up to the whole batch's."""
+    head = heads.Head(
+        network=lambda spec: networks.MLP(hidden=(4,), features=3),
+        inputs=lambda window: (window.latents[1:],),
+        target=lambda window: window.encoded[1:],
+        loss=infonce,
+        metrics=lambda found, wanted: {"error": infonce(found, wanted)},
+    )
+    monkeypatch.setitem(heads._KNOWN, "infonce", head)
+    made = heads.make_heads({"infonce": None}, EnvSpec("toy:a", (3,), jnp.float32, 1, 50, 1))
+    params, z = (
+        made.init(jax.random.key(0), 3, (3,)),
+        jax.random.normal(jax.random.key(1), (3, 8, 3)),
+    )
+    one = jnp.ones((2, 8))
+    window = heads.Window(z, z, z, one[..., None], one, one, one)
+
+    def total(params, window):
+        losses, metrics = made.losses(params, window)
+        return jnp.sum(losses["infonce"]), jnp.sum(metrics["infonce/error"])
+
+    whole, wanted = jax.jit(jax.value_and_grad(total, has_aux=True))(params, window)
+    parts, grads = in_parts(jax.value_and_grad(total, has_aux=True), (None, 1), params, window)
+    np.testing.assert_allclose(jax.tree.map(jnp.sum, parts), whole, rtol=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a.sum(0), b, rtol=1e-4, atol=1e-5), grads, wanted
+    )

@@ -10,8 +10,6 @@ import pytest
 
 from mbx import optim
 from mbx.agents.dreamer import optimizers
-from mbx.agents.tdmpc import update
-from tests.agents.tdmpc_helpers import make_settings, make_world
 
 BETA, STEPS, RATE = 0.95, 3, 0.01
 
@@ -106,35 +104,6 @@ PATHS = [
     ("pixels", "conv_0", "kernel"),
     ("task_embedding",),
 ]
-
-
-def test_the_model_of_tdmpc_keeps_its_groups_and_rates(grads):
-    """Clip, Muon or Adam, then the rate of the group; random priors are not trained."""
-    settings = make_settings(
-        optimizer=dict(name="muon", learning_rate=RATE, encoder_lr_scale=0.3, grad_clip_norm=1.0)
-    )
-    model, _ = update.make_optimizers(settings, make_world(settings))
-    found = steps_of(model, grads)
-    norms = [np.sqrt(sum((x**2).sum() for x in jax.tree.leaves(one))) for one in grads]
-    clipped = [jax.tree.map(lambda x, n=n: x / n, g) for g, n in zip(grads, norms, strict=True)]
-    for path in PATHS:
-        rate = RATE * (0.3 if path[0] == "encoder" else 1.0)
-        for got, expected in zip(found, by_loop(clipped, *path), strict=True):
-            np.testing.assert_allclose(leaf(got, *path), -rate * expected, rtol=2e-3, atol=2e-6)
-        assert not leaf(found[-1], "value", "prior", "kernel").any()
-
-
-def test_the_policy_of_tdmpc_decays_too(grads):
-    settings = make_settings(
-        optimizer=dict(name="muon", learning_rate=RATE, policy_lr_scale=2.0, weight_decay=0.1)
-    )
-    policy = update.make_optimizers(settings, make_world(settings))[1]
-    small = [{"dense": one["encoder"]["dense"]} for one in grads]
-    found = steps_of(policy, small)
-    for name in ("kernel", "bias"):
-        expected = by_loop(small, "dense", name, eps=1e-5)[-1] + 0.1  # of parameters that are 1
-        got = leaf(found[-1], "dense", name)
-        np.testing.assert_allclose(got, -2 * RATE * expected, rtol=2e-3, atol=2e-6)
 
 
 def test_dreamers_rate_rises_and_a_clip_of_0_is_none(grads):

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mbx.analysis import groups
-from mbx.files import prepare_output
 from mbx.training.metrics import read_rows
 
 _WIDEST = 90  # characters of a line below the axes
@@ -261,7 +260,7 @@ def save(figure: Any, out: str) -> None:
     """Write a figure, whole or not at all, and close it; folders are made."""
     import matplotlib.pyplot as plt
 
-    prepare_output(out)
+    os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
     base, extension = os.path.splitext(out)
     temporary = f"{base}.tmp{extension or '.png'}"
     try:

@@ -52,13 +52,14 @@ def state_dict(workdir: str) -> dict[str, Any]:
     import numpy as np
 
     from mbx.agents.tdmpc import official
-    from mbx.agents.tdmpc.agent import world_config
+    from mbx.agents.tdmpc.agent import resolve, world_config
     from mbx.training import environments, run
 
     _, train, settings = run.load(workdir)
     if settings.agent != "tdmpc":
         raise ValueError(f"{workdir} is of agent {settings.agent!r}: only 'tdmpc' has such a model")
-    config = world_config(settings, environments.environment_spec(settings))
+    spec = environments.environment_spec(settings)
+    config = world_config(resolve(settings, spec), spec)
     state = official.to_state(train.params, train.target_value, config)
     return {name: np.array(array, np.float32) for name, array in state.items()}
 

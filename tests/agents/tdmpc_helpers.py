@@ -243,7 +243,6 @@ VARIANTS = {
             head_strategy="split",
             final_rho=0.125,
             termination="soft",
-            termination_balance=True,
             aux_gammas=(0.5, 0.8),
             entropy_coef_end=1e-6,
             entropy_schedule="exponential",

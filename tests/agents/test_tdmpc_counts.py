@@ -34,7 +34,6 @@ ALL = dict(
         value_target="planner",
         value_last_state=True,
         aux_gammas=(0.7,),
-        termination_balance=True,
         encoder_consistency_coef=1.0,
         heads="toy:0.1",
         policy_loss="awr:1+kl:1+bc:1",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -11,14 +13,17 @@ import numpy as np
 import pytest
 from matplotlib import figure
 
-from mbx import mppi, replay
+from mbx import replay
 from mbx.agents.base import Episodes
 from mbx.agents.tdmpc import diagnostics
+from mbx.agents.tdmpc.agent import world_config
+from mbx.agents.tdmpc.scoring import score_function
 from mbx.agents.tdmpc.types import Batch
 from mbx.training import run
 from mbx.training.glossary import undescribed
 from mbx.training.metrics import read_rows
-from tests.agents.tdmpc_helpers import Toy, make_settings, toy_model
+from mbx.world_model import make_world_model
+from tests.agents.tdmpc_helpers import SPEC, Toy, loud, make_settings, replaced, toy_model
 from tests.helpers import tiny_config
 
 STEPS, WINDOWS, DEEPEST = 4, 3, 2
@@ -122,7 +127,9 @@ def test_rounds_begin_with_the_policys_value_and_improve_on_it(settings):
     toy, model = Toy(settings), toy_model(settings)
     z = np.random.default_rng(1).normal(size=(8, 2)).astype(np.float32)
     key = jax.random.key(0)
-    plans = jax.jit(lambda z: diagnostics.plans_by_round(settings, model, toy.params(), z, key))(z)
+    plans = jax.jit(
+        lambda z: diagnostics.plans_by_round(settings, model, toy.params(), z, jnp.int32(0), key)
+    )(z)
     assert plans.shape == (4, 8)
     # The policy's actions follow the first dynamics head; the score is a mean over both.
     head, heads, total, alive = z, [z, z], 0.0, np.ones((2, 8))
@@ -146,12 +153,15 @@ def test_a_look_puts_what_was_predicted_beside_what_came(monkeypatch, settings, 
     obs, last = rng.normal(size=(2, WINDOWS, 2)), rng.normal(size=(WINDOWS, 2))
     episodes = played(obs=obs.astype(np.float32), last_obs=last.astype(np.float32))
     monkeypatch.setattr(diagnostics, "newest_windows", lambda *_: batch)
-    monkeypatch.setattr(diagnostics, "plans_by_round", lambda settings, model, params, z, key: z)
+    monkeypatch.setattr(
+        diagnostics, "plans_by_round", lambda settings, model, params, z, step, key: z
+    )
+    monkeypatch.setattr(diagnostics, "training_gain", lambda *_: jnp.arange(3.0))
     monkeypatch.setattr(diagnostics, "PLANNED", 5)
 
     @jax.jit
     def both(params):
-        z, train = batch.obs, SimpleNamespace(params=params)
+        z, train = batch.obs, SimpleNamespace(params=params, step=0)
         found = diagnostics.look(settings, model, train, None, episodes, jax.random.key(0))
         return found, dict(
             zip(
@@ -169,27 +179,60 @@ def test_a_look_puts_what_was_predicted_beside_what_came(monkeypatch, settings, 
     wanted["realised"], wanted["known"] = diagnostics.realised_returns(episodes, GAMMA, ending)
     assert sorted(np.asarray(found.chosen)) == [0, 1, 2, 3, 4]  # the last was not reached
     wanted |= dict(chosen=found.chosen, plans=obs.reshape(-1, 2)[found.chosen])
+    wanted["training"] = np.arange(3.0)
     assert wanted.keys() == set(found._fields)
     for name, value in wanted.items():
         np.testing.assert_allclose(getattr(found, name), value, rtol=1e-5, err_msg=name)
 
 
-def test_the_policys_own_actions_are_no_proposal(monkeypatch, settings):
-    class Seen(Exception):
-        pass
+def test_discrete_plans_are_plans_that_exist():
+    """Against all 27 sequences of three actions in a model with random parameters."""
+    settings = make_settings(
+        planner=dict(horizon=3, iterations=4, num_samples=64, num_elites=8, prior_updates=4)
+    )
+    spec = SPEC._replace(action_dim=3, discrete=True)
+    widths = dict(enc_dim=8, mlp_dim=8, latent_dim=8)
+    world = dataclasses.replace(world_config(settings, spec), **widths)
+    model = make_world_model(world)
+    params = loud(model.init(jax.random.key(3)))
+    z = jax.jit(model.encode)(params, jax.random.normal(jax.random.key(4), (6, 3)))
 
-    def plan(*_, proposals, **__):
-        raise Seen(proposals)
+    @jax.jit
+    def both(z):
+        step, key = jnp.int32(9), jax.random.key(0)
+        plans = diagnostics.plans_by_round(settings, model, params, z, step, key)
+        every = jnp.asarray(list(itertools.product(np.eye(3), repeat=3)), jnp.float32)
+        score = score_function(settings, model, params, z, settings.planner)
+        return plans, score(key, jnp.broadcast_to(every, (6, 27, 3, 3)))
 
-    toy, model, num = Toy(settings), toy_model(settings), settings.planner.num_proposals
-    made = jnp.arange(8.0 * (num + 1) * 2 * 2).reshape(8, num + 1, 2, 2)
-    monkeypatch.setattr(diagnostics.planning, "policy_trajectories", lambda *_: made)
-    planner = SimpleNamespace(plan=plan, config=mppi.MPPIConfig)
-    monkeypatch.setattr(diagnostics.planners, "find", lambda name: planner)
-    with pytest.raises(Seen) as found:
-        z = jnp.zeros((8, 2))
-        diagnostics.plans_by_round(settings, model, toy.params(), z, jax.random.key(0))
-    np.testing.assert_array_equal(found.value.args[0], made[:, 1:])
+    plans, values = (np.asarray(x) for x in both(z))
+    assert plans.shape == (5, 6)
+    for k, each in enumerate(plans):  # the policy's, and those after each round
+        gap = np.abs(each[:, None] - values).min(axis=1)
+        np.testing.assert_allclose(gap, 0.0, atol=1e-4, err_msg=str(k))
+    np.testing.assert_allclose(plans[-1], values.max(axis=1), rtol=1e-4)
+
+
+def test_the_training_planners_gain_is_over_the_policys_own_action(settings):
+    """One round of horizon 1, all actions averaged: the mean value of samples, less the mean's."""
+    own = replaced(
+        settings,
+        training_planner=dict(enabled=False, num_samples=512),
+        loss=dict(value_best_n=512),
+    )
+    toy, model = Toy(own), toy_model(own)
+    z = np.random.default_rng(1).normal(size=(4, 2)).astype(np.float32)
+    key = jax.random.key(0)
+    gain = jax.jit(lambda z: diagnostics.training_gain(own, model, toy.params(), z, key))(z)
+
+    def value(action):
+        after = toy.step(z, action)
+        values = toy.alive(after) * toy.values(after).mean(axis=0)
+        return (toy.rewards(z, action).mean(axis=0) + GAMMA * values).mean(axis=0)
+
+    eps = np.random.default_rng(2).normal(size=(4000, 1, 2))
+    samples = np.mean([value(toy.act(z, e)) for e in eps], axis=0)
+    np.testing.assert_allclose(gain, samples - value(toy.act(z, 0.0)), atol=0.1)
 
 
 def test_the_newest_windows_are_kept(monkeypatch):
@@ -234,6 +277,7 @@ def look(**changes) -> diagnostics.Look:
         known=np.array([True, False, True]),
         chosen=np.array([2, 0]),
         plans=np.array([[1.0, 3.0], [2.0, 4.0], [5.0, 7.0]]),
+        training=np.array([0.5, 1.5]),
     )
     return diagnostics.Look(**fields | changes)
 
@@ -258,6 +302,7 @@ def test_the_numbers_are_those_by_hand():
             "model/planner_gain": 4.0,
             "model/gain_by_round_1": 0.25,
             "model/gain_by_round_2": 1.0,
+            "model/training_gain": 1.0,
             "model/termination_precision": 0.5,  # of two that were said one was
             "model/termination_recall": 0.5,  # of two that were one was said
         }

@@ -87,7 +87,7 @@ def test_model_losses_over_heads(name):
     total = dict(consistency=consistency, encoder_consistency=consistency, reward=reward)
     if config["episodic"]:
         logit = jnp.moveaxis(jnp.asarray(a["term_logits"])[..., 0], 0, 1)
-        total["termination"] = losses.termination_loss(logit, a["terminated"][..., 0], mask, False)
+        total["termination"] = losses.termination_loss(logit, a["terminated"][..., 0], mask)
         np.testing.assert_allclose(total["termination"], a["termination_loss"], **SINGLE)
     names = ("consistency", "encoder_consistency", "reward", "termination")
     coefficients = {f"{name}_coef": config[f"{name}_coef"] for name in names}

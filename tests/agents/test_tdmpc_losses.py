@@ -11,7 +11,6 @@ import pytest
 
 from mbx import returns
 from mbx import settings as declared
-from mbx.agents.tdmpc import model_loss as losses
 from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc import value_targets
 from mbx.agents.tdmpc.agent import make_agent, world_config
@@ -130,7 +129,7 @@ def test_the_optimists_unit_of_values_follows_values(policy_loss, value_scale):
     own = dict(policy_loss=policy_loss, value_scale=value_scale, value_target="td")
     settings = make_settings(
         model=dict(num_dynamics=2),
-        loss=dict(own, optimist=True, optimist_std_coef=0.5, optimist_entropy_scale=0.0),
+        loss=dict(own, optimist=True, entropy_coef=0.0),
     )
     model = make_model(settings)
     state = program(init_state, settings, model)(jax.random.key(0))
@@ -152,7 +151,7 @@ def test_the_optimists_unit_of_values_follows_values(policy_loss, value_scale):
         value = functools.partial(policies.policy_value, std_coef=std_coef)
         return np.asarray(program(value, settings, model)(params, inputs.zs, action, None))
 
-    optimists = values(state.params["optimist"], noise.optimist_eps, 0.5)
+    optimists = values(state.params["optimist"], noise.optimist_eps, 1.0)
     moving = optimists[0]
     if policy_loss == "svg":  # the policy's values move the unit, once
         moving = values(state.params["policy"], noise.policy_eps, 0.0)[0]
@@ -300,20 +299,6 @@ def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():
     np.testing.assert_allclose(ours[:2, 1], expected[:2, 1], rtol=1e-5)
 
 
-def test_termination_balance_weighs_both_kinds_alike():
-    """One end and three other steps that count, one that does not: half of the weight each."""
-    logit, mask = jnp.zeros((1, 1, 5)), jnp.array([[1.0, 1.0, 1.0, 1.0, 0.0]])
-    terminated = jnp.array([[1.0, 0.0, 0.0, 0.0, 1.0]])
-    grad = jax.jit(jax.grad(losses.termination_loss), static_argnums=3)
-    for balance, (end, other) in {False: (1.0, 1.0), True: (2.0, 2.0 / 3.0)}.items():
-        wanted = np.array([-end, other, other, other, 0.0]) * 0.5 / 4.0
-        found = grad(logit, terminated, mask, balance)[0, 0]
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
-    # Without any end steps weigh as they are.
-    found = grad(logit, jnp.zeros((1, 5)), mask, True)[0, 0]
-    np.testing.assert_allclose(found, [0.125] * 4 + [0.0], rtol=1e-6)
-
-
 def test_initialisation_differs_from_head_to_head_and_last_layers_are_zero():
     model = make_world_model(make_world(variant("ensemble")))
     params = jax.jit(model.init)(jax.random.key(0))
@@ -351,17 +336,9 @@ def test_initialisation_differs_from_head_to_head_and_last_layers_are_zero():
         (dict(loss=dict(value_target="td", td_horizon=0)), "td_horizon=0"),
         (dict(loss=dict(head_strategy="all")), "head_strategy"),
         (dict(model=dict(num_dynamics=3)), "batch_size=128 is not divisible .*num_dynamics=3"),
-        (dict(loss=dict(awr_effective_samples=8.0)), "8 planner actions"),
-        (
-            dict(
-                loss=dict(awr_effective_samples=8.0),
-                replay=dict(keep_targets=0),
-                training_planner=dict(num_samples=8),
-            ),
-            "8 planner actions",
-        ),
-        (dict(loss=dict(awr_effective_samples=1.0)), "between 1 and that"),
-        (dict(loss=dict(awr_effective_samples=2.0, advantage_scale="range")), "no effect"),
+        (dict(replay=dict(keep_targets=64)), "keep_targets=64 exceeds .*num_samples=32: lower"),
+        (dict(loss=dict(value_best_n=50)), "value_best_n=50 exceeds the 8 planner actions"),
+        (dict(model=dict(num_bins=1, prior_scale=1.0)), "prior_scale=1.0 .*num_bins=1 has none"),
         *(
             (
                 dict(training_planner=dict(search="acting", proposal_log_std=bounds)),
@@ -394,7 +371,13 @@ DISCRETE = SPEC._replace(discrete=True)
         (dict(planner=dict(name="cem")), DISCRETE, "planner.name='cem'.*leave it at 'mppi'"),
         (dict(loss=dict(jacobian=0.5)), DISCRETE, "loss.jacobian=0.5.*leave it at 0.0"),
         (dict(loss=dict(expert_min_std=0.1)), DISCRETE, "expert_min_std=0.1.*leave it at 0.05"),
-        (dict(planner=dict(knots=2)), DISCRETE, "planner.knots=2.*leave it at 0"),
+        (dict(planner=dict(max_std=3.0)), DISCRETE, "planner.max_std=3.0 has no .*leave it at 2.0"),
+        (dict(model=dict(log_std_min=-5.0)), DISCRETE, "log_std_min=-5.0.*leave it at -3.0"),
+        (
+            dict(loss=dict(termination_coef=2.0), model=dict(episodic="auto")),
+            SPEC._replace(can_terminate=False),
+            "termination_coef=2.0.*no terminations",
+        ),
         (dict(planner=dict(name="predictive")), DISCRETE, "name='predictive'.*leave it at 'mppi'"),
         (dict(planner=dict(action_noise=1.5)), DISCRETE, "action_noise=1.5.*1 at most"),
         (dict(planner=dict(proposal_noise=1.1)), DISCRETE, "proposal_noise=1.1.*1 at most"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jax
@@ -13,7 +14,7 @@ from mbx import envs
 from mbx.agents.tdmpc import official
 from mbx.commands import import_tdmpc2
 from mbx.commands.export_tdmpc2 import state_dict
-from mbx.training import run
+from mbx.training import environments, run
 from mbx.types import TaskSet
 from mbx.world_model import make_world_model
 from mbx.world_model_config import WorldModelConfig
@@ -158,7 +159,7 @@ def test_models_that_the_official_code_lacks_are_refused(overrides, message):
         official.require_official(WorldModelConfig(obs_shape=(3,), action_dim=1, **overrides))
 
 
-def test_a_run_directory_is_loaded_like_any_other(tmp_path):
+def test_a_run_directory_is_loaded_like_any_other(tmp_path, monkeypatch):
     register_toy()
     spec = envs.make("toy:point", 1).spec
     fields = dict(enc_dim=96, mlp_dim=96, latent_dim=64, num_values=2)
@@ -176,6 +177,14 @@ def test_a_run_directory_is_loaded_like_any_other(tmp_path):
     assert back.keys() == arrays.keys()
     for name, array in arrays.items():
         np.testing.assert_array_equal(back[name], array, err_msg=name)
+    own = dataclasses.replace(settings.model, bins="auto")  # as resolved: not the official range
+    other = dataclasses.replace(settings, model=own)
+    monkeypatch.setattr(run, "load", lambda workdir: (agent, train, other))
+    found = environments.environment_spec(settings)._replace(reward_range=(0.0, 1.0))
+    with monkeypatch.context() as patched:
+        patched.setattr(environments, "environment_spec", lambda settings: found)
+        with pytest.raises(ValueError, match="model.bin_min=-1.0: the official TD-MPC2 has -10.0"):
+            state_dict(workdir)
     with pytest.raises(ValueError, match="is not empty"):
         import_tdmpc2.write_run(arrays, "toy:point", workdir)
     with pytest.raises(ValueError, match="the model reads"):

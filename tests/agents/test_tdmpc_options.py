@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -395,8 +396,7 @@ def test_means_are_over_the_actions_that_a_task_has():
 
 @pytest.mark.parametrize(("entropy_scale", "unit"), [("none", 1.0), ("value", 2.0)])
 def test_the_optimist_is_optimistic_and_its_entropy_counts_more(entropy_scale, unit):
-    loss = dict(optimist_std_coef=0.6, optimist_entropy_scale=50.0, entropy_coef=0.01)
-    loss |= dict(entropy_scale=entropy_scale)
+    loss = dict(entropy_coef=0.01, entropy_scale=entropy_scale)
     settings, model, toy = ensemble(
         loss=dict(loss, policy_loss="svg", optimist=True), optimizer=dict(tau=0.0)
     )
@@ -407,7 +407,7 @@ def test_the_optimist_is_optimistic_and_its_entropy_counts_more(entropy_scale, u
         settings, model, params["policy"], params, inputs, fixed_unit(2.0).value
     )
     entropy = A * (0.5 * eps**2 + toy.log_std + 0.5 * np.log(2 * np.pi)).sum(-1)
-    each = -svg_value(toy, zs, eps, 0.6, np.max) / 2.0 - 50.0 * 0.01 / unit * entropy
+    each = -svg_value(toy, zs, eps, 1.0, np.max) / 2.0 - 100.0 * 0.01 / unit * entropy
     np.testing.assert_allclose(ours, np.mean(0.5 ** np.arange(T + 1) * each.mean(1)), rtol=1e-4)
 
 
@@ -539,3 +539,30 @@ def test_gradients_are_clipped_by_their_common_norm():
     clipped = jax.tree.map(lambda x: x / 0.1, moments)
     np.testing.assert_allclose(optax.tree.norm(clipped), 0.5, rtol=1e-5)
     assert SPEC.action_dim == A
+
+
+@pytest.mark.parametrize("dims", [6, 4])
+def test_the_logged_entropy_and_std_are_those_by_hand(dims):
+    """Of a Gaussian in six dims, or of a task that has four of them, whatever power of A the bonus
+    is multiplied by."""
+    settings = make_settings(loss=dict(policy_loss="bc", entropy_action_dim_power=2.0))
+    model = make_world_model(dataclasses.replace(make_world(settings), action_dim=6))
+    mask, shape = jnp.arange(6) < dims, (T + 1, 500)
+    gaussian = jnp.zeros((*shape, 6)), jnp.log(0.5) * jnp.broadcast_to(mask, (*shape, 6))
+    model = model._replace(policy=lambda params, z: jax.tree.map(lambda x: x[: len(z)], gaussian))
+    if dims < 6:
+        model = model._replace(action_mask=lambda z: jnp.broadcast_to(mask * 1.0, (len(z), 500, 6)))
+    eps = np.random.default_rng(0).normal(size=(*shape, 6))
+    eps /= np.sqrt((eps**2).mean(axis=(0, 1)))
+    inputs = PolicyInputs(
+        jnp.zeros((*shape, 8)),
+        jnp.ones(shape),
+        jnp.asarray(eps),
+        None,
+        behaviour=jnp.zeros((T, 500, 6)),
+    )
+    scales = fixed_unit(1.0)
+    _, (_, metrics) = policies.policy_loss(settings, model, {}, {}, None, inputs, scales)
+    nats = dims * (0.5 * np.log(2 * np.pi * np.e) + np.log(0.5))
+    np.testing.assert_allclose(np.mean(metrics["entropy"]), nats, rtol=1e-4)
+    np.testing.assert_allclose(np.mean(metrics["std"]), 0.5, rtol=1e-5)

@@ -249,7 +249,8 @@ def test_without_stored_plans_samples_of_the_policy_are_scored_in_every_update()
     settings, model, toy = ensemble(training_planner=dict(enabled=False, num_samples=N))
     train = TrainState(toy.params(), *[None] * 10, jnp.int32(0))
     batch, key = make_batch(obs=jnp.asarray(array(T + 1, B, 3))), jax.random.key(2)
-    new = agents.plan_batch(settings, model, train, batch, key)
+    valid = jnp.ones((T + 1, B), bool).at[2, 1].set(False)  # an episode's last row
+    new = agents.plan_batch(settings, model, train, batch, valid, key)
     z = np.asarray(batch.obs)[..., :2].reshape(-1, 2)
     eps = jax.random.normal(streams(key, "policy", "plan")["policy"], (1, len(z), N, A))
     actions = rolled(toy, z, np.asarray(eps))[:, :, 0]
@@ -259,4 +260,4 @@ def test_without_stored_plans_samples_of_the_policy_are_scored_in_every_update()
     after = [toy.alive(state) * toy.values(state).mean(0) for state in steps]
     expected = reward + 0.9 * np.mean(after, axis=0)
     np.testing.assert_allclose(new.plan_values, expected.reshape(T + 1, B, N), rtol=1e-4, atol=1e-5)
-    assert new.plan_valid.all()
+    np.testing.assert_array_equal(new.plan_valid, valid)

@@ -45,7 +45,6 @@ PASSED_ON = {
     "loss.td_dynamics_reduction",
     "loss.td_ema_policy",
     "loss.td_std_coef",
-    "model.prior_div",
     "optimizer.lr_decay_start",
     "optimizer.lr_decay_updates",
     "optimizer.policy_tau",
@@ -112,6 +111,21 @@ def test_bmpc_is_bmpc():
     assert s.reanalyze.current_batch and s.reanalyze.interval == 10
     assert s.reanalyze.batch_size == 20 * (s.loss.horizon + 1)
     assert not s.train.pretrain_policy and s.loss.expert_mean == "chosen"
+
+
+@pytest.mark.parametrize("size", ["tiny", "5"])
+@pytest.mark.parametrize("name", ["tdmpc2", "bmpc", "tdmpc_ensemble", "planner_targets"])
+def test_presets_of_published_agents_train_at_the_published_rate_at_every_size(name, size):
+    settings = settings_of(name)
+    model = dataclasses.replace(settings.model, size=size)
+    own = dataclasses.replace(settings, model=model).for_task(SPEC).optimizer
+    rates = own.learning_rate, own.final_learning_rate, own.learning_rate * own.policy_lr_scale
+    assert rates == (3e-4, 3e-4, 3e-4)
+
+
+def test_the_ensemble_reanalyzes_every_ten_agent_steps():
+    s = settings_of("tdmpc_ensemble")
+    assert s.reanalyze.interval / s.train.utd_ratio == 10
 
 
 def test_planner_targets_holds_its_designs_table():
@@ -421,7 +435,28 @@ CURRENT = dict(reanalyze=dict(current_batch=True))
             "svg in loss.policy_loss",
         ),
         ({}, dict(loss=dict(kl_forward=True)), "kl in loss.policy_loss"),
-        ({}, dict(loss=dict(optimist_std_coef=2.0)), "loss.optimist=True"),
+        (
+            dict(
+                loss=dict(value_weighting="weighted", value_temperature=2.0),
+            ),
+            dict(loss=dict(awr_temperature=2.0)),
+            "loss.value_temperature=0",
+        ),
+        (
+            dict(model=dict(num_dynamics=2), loss=dict(value_reduction="local"), planner=dict()),
+            dict(loss=dict(td_std_coef=5.0)),
+            "heads that value targets average",
+        ),
+        (
+            dict(model=dict(num_dynamics=2), loss=dict(td_all_dynamics=False)),
+            dict(loss=dict(td_dynamics_reduction="min")),
+            "loss.td_all_dynamics=True",
+        ),
+        (
+            dict(training_planner=dict(search="acting", num_proposals=1)),
+            dict(loss=dict(optimist=True)),
+            "two or more samples of the policy",
+        ),
         (
             dict(loss=dict(value_target="td", policy_loss="svg")),
             dict(training_planner=dict(iterations=4)),
@@ -457,8 +492,6 @@ ICEM = dict(name="icem", horizon=4)
 BASES = [("tdmpc", lambda: settings_of("tdmpc"))]
 BASES += [(name, functools.partial(settings_of, name)) for name in FILES[1:]]
 BASES += [(name, functools.partial(variant, name)) for name in VARIANTS]
-KNOTS = dict(horizon=3, knots=2)
-BASES += [("knots", lambda: make_settings(planner=KNOTS))]
 BASES += [("icem", lambda: make_settings(planner=ICEM, training_planner=ICEM))]
 # Other values of settings whose default says too little about them.
 OTHER = {
@@ -467,10 +500,7 @@ OTHER = {
     "loss.policy_loss": "awr",
     "model.episodic": "False",
     "planner.extra_iterations_action_dim": 2,
-    "planner.keep_elites": 1.0,
-    "training_planner.keep_elites": 1.0,
     "planner.name": "cem",
-    "planner.knots": 2,
     "training_planner.name": "cem",
     "training_planner.proposal_log_std": (-2.5, 0.5),
 }

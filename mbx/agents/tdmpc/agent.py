@@ -38,7 +38,6 @@ from mbx.agents.tdmpc.types import (
 )
 from mbx.agents.tdmpc.update import draw, init_state, update_from_batch
 from mbx.heads import make_heads
-from mbx.traced import possible
 from mbx.types import Array, EnvSpec, Metrics, Part, TaskSet, carry_over, streams
 from mbx.world_model import (
     WorldModel,
@@ -84,6 +83,9 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
     _check_planners(settings)
     if spec.discrete:
         _check_discrete(settings, spec)
+    if settings.model.episodic == "auto" and not spec.can_terminate:
+        here = f"env.name={spec.name!r} has no terminations"
+        _refuse(settings, _TERMINATING, here)
     chosen = settings.for_task(spec)
     own, usual = chosen.optimizer, type(chosen.optimizer)()
     for name in ("lr_decay_start", "lr_decay_updates"):
@@ -123,15 +125,38 @@ def _check_planners(settings: Settings) -> None:
         )
 
 
-# What is of continuous actions alone.
-_CONTINUOUS = {
-    "loss": ("expert_std_scale", "expert_min_std", "entropy_action_dim_power", "jacobian"),
-    "planner": ("knots", "smoothing"),
+# Settings that some tasks have no use for, with what shipped configurations, which are not written
+# for a kind of task, say in place of the default.
+_CONTINUOUS: dict[str, tuple[Any, ...]] = {
+    "loss.expert_std_scale": (),
+    "loss.expert_min_std": (),
+    "loss.entropy_action_dim_power": (),
+    "loss.jacobian": (),
+    "model.policy": ("squashed",),
+    "model.log_std_min": (-10.0,),
+    "model.log_std_max": (2.0,),
+    "planner.max_std": (1.0,),
+    "training_planner.max_std": (2.0,),
+    "training_planner.proposal_log_std": ((-2.0, 1.0),),
+}
+_TERMINATING: dict[str, tuple[Any, ...]] = {
+    "loss.termination": ("hard",),
+    "loss.termination_coef": (),
 }
 
 
+def _refuse(settings: Settings, names: dict[str, tuple[Any, ...]], here: str) -> None:
+    """Raises ValueError for changed settings among `names`, which have no effect `here`."""
+    for full, published in names.items():
+        section, _, name = full.partition(".")
+        own = getattr(settings, section)
+        value, default = getattr(own, name), getattr(type(own)(), name)
+        if value not in (default, *published):
+            raise ValueError(f"{full}={value} has no effect: {here}, leave it at {default}")
+
+
 def _check_discrete(settings: Settings, spec: EnvSpec) -> None:
-    """Raises ValueError for what is of continuous actions alone."""
+    """Raises ValueError for what only continuous actions have."""
     here = f"env.name={spec.name!r} has discrete actions"
     if spec.tasks:
         raise ValueError(f"{here}, which several tasks in one model cannot have: train them apart")
@@ -143,15 +168,10 @@ def _check_discrete(settings: Settings, spec: EnvSpec) -> None:
                 f"{section}.name={own.name!r} plans continuous actions alone and {here}: leave it "
                 "at 'mppi', or register your planner with discrete="
             )
-    for section, names in _CONTINUOUS.items():
-        own = getattr(settings, section)
-        for name in names:
-            value, default = getattr(own, name), getattr(type(own), name)
-            if possible(value != default):
-                raise ValueError(f"{section}.{name}={value}: {here}, leave it at {default}")
+    _refuse(settings, _CONTINUOUS, here)
     for name in ("proposal_noise", "action_noise"):
         value = getattr(settings.planner, name)
-        if not possible(value <= 1.0):
+        if value > 1.0:
             raise ValueError(f"planner.{name}={value}: {here}, it is a share of them: 1 at most")
 
 
@@ -190,7 +210,6 @@ def world_config(settings: Settings, spec: EnvSpec) -> WorldModelConfig:
         num_dynamics=model.num_dynamics,
         num_rewards=model.num_rewards,
         prior_scale=model.prior_scale,
-        prior_div=model.prior_div,
         normalize_observations=model.normalize_observations,
     )
     # A state-value critic may have one head, which the default's two are not to refuse.
@@ -254,10 +273,6 @@ def make_act(settings: Settings, model: WorldModel, see: See | None = None) -> A
     def act(
         train: TrainState, actor: Any, obs: Array, is_first: Array, key: Array, evaluate: bool
     ) -> tuple[Array, Any]:
-        share = None
-        if settings.planner.prior_updates:
-            start, end = settings.planner.prior_start, settings.planner.prior_updates
-            share = planning.policy_share(train.step, start, end)
         plan = planning.plan_to_act(
             settings,
             model,
@@ -266,7 +281,7 @@ def make_act(settings: Settings, model: WorldModel, see: See | None = None) -> A
             mppi.warm_start(actor.mean if carries_expert else actor, is_first),
             key,
             evaluate=evaluate,
-            share=share,
+            share=planning.prior_share(settings.planner, train.step),
             see=see,
         )
         if not carries_expert:
@@ -390,7 +405,8 @@ def make_learn(
             shifted = shift_images(batch.obs, keys["shift"], parts=model.config.parts)
             batch = batch._replace(obs=shifted)
         if settings.reads_plans and not stored:
-            batch = plan_batch(settings, model, train, batch, keys["plan"])
+            valid = ~sample.rows["is_last"]
+            batch = plan_batch(settings, model, train, batch, valid, keys["plan"])
         noise = draw(settings, model, keys["draw"])
         made = (sample.targets.valid[:-1], sample.targets.step[:-1]) if stored else None
         given = train, batch, noise, sample.mask, made
@@ -441,9 +457,13 @@ def batch_shares(
 
 
 def plan_batch(
-    settings: Settings, model: WorldModel, train: TrainState, batch: Batch, key: Array
+    settings: Settings, model: WorldModel, train: TrainState, batch: Batch, valid: Array, key: Array
 ) -> Batch:
-    """A batch with samples of the policy, scored by today's model, in the place of stored plans."""
+    """A batch with samples of the policy, scored by the current model, in place of stored plans.
+
+    Args:
+        valid: `[T+1, B]`, False for the last row of an episode, in which nothing is planned.
+    """
     z = model.encode(train.params, batch.obs.reshape(-1, *batch.obs.shape[2:]))
     plan = planning.plan_targets(settings, model, train.params, z, key)
     lead = batch.obs.shape[:2]
@@ -451,7 +471,7 @@ def plan_batch(
     return batch._replace(
         plan_actions=actions.reshape(*lead, *actions.shape[1:]),
         plan_values=values.reshape(*lead, *values.shape[1:]),
-        plan_valid=jnp.ones(lead, bool),
+        plan_valid=valid,
     )
 
 

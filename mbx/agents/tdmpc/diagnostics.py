@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import mppi, planners, replay
+from mbx import mppi, replay
 from mbx.agents.base import Ahead, Diagnostics, Episodes, MakeReview
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.scoring import score_function
@@ -54,6 +54,8 @@ class Look(NamedTuple):
         chosen: states that are planned from, `[P]`; the known ones come first.
         plans: the value of the policy's own actions and of the plan after each round, by the model,
             `[K + 1, P]`.
+        training: what the training planner gains in the states that windows begin in, `[B]`; None
+            where no loss reads it.
     """
 
     mask: Array
@@ -67,6 +69,7 @@ class Look(NamedTuple):
     known: Array
     chosen: Array
     plans: Array
+    training: Array | None = None
 
 
 def make_review(settings: Settings, model: WorldModel) -> MakeReview:
@@ -105,7 +108,7 @@ def look(
     key: Array,
 ) -> Look:
     """Everything that is measured of the newest windows and of the evaluation's episodes."""
-    keys = streams(key, "sample", "choose", "plan")
+    keys = streams(key, "sample", "choose", "plan", "training")
     params = train.params
     batch = newest_windows(settings, state, keys["sample"])
     deepest = len(batch.action)
@@ -131,7 +134,10 @@ def look(
         value=values[: len(starts)],
         known=known,
         chosen=chosen,
-        plans=plans_by_round(settings, model, params, start[chosen], keys["plan"]),
+        plans=plans_by_round(settings, model, params, start[chosen], train.step, keys["plan"]),
+        training=training_gain(settings, model, params, z[0], keys["training"])
+        if settings.reads_plans
+        else None,
     )
 
 
@@ -221,19 +227,22 @@ def realised_returns(episodes: Episodes, gamma: Any, last_value: Array) -> tuple
 
 
 def plans_by_round(
-    settings: Settings, model: WorldModel, params: Params, z: Array, key: Array
+    settings: Settings, model: WorldModel, params: Params, z: Array, step: Array, key: Array
 ) -> Array:
     """Values, by the model, of the policy's actions and of the plan's mean after each round.
 
-    A planner that remembers more than its Gaussian from round to round is begun again in each.
+    Plans are made as those that act in an evaluation, without a warm start: with the agent's own
+    planner, its proposals and its prior. A planner that remembers more than its Gaussian from round
+    to round is begun again in each. Discrete actions: the likeliest of each step is the plan.
 
     Args:
         z: `[P, L]`.
+        step: updates made.
 
     Returns:
         `[K + 1, P]`.
     """
-    keys = streams(key, "proposals", "rounds", "score")
+    keys = streams(key, "proposals", "proposal_noise", "rounds", "score")
     planner = dataclasses.replace(settings.planner, std_coef=settings.planner.evaluation_std_coef)
     config = planning.search_config(planner)
     num, horizon, action_dim = len(z), planner.horizon, model.config.action_dim
@@ -242,30 +251,44 @@ def plans_by_round(
         one = dataclasses.replace(config, iterations=1, extra_iterations=0)
         number = config.rounds(action_dim)
     score = score_function(settings, model, params, z, planner)
-    # The policy's own actions come first. Everything is asked once, of all: each further question
-    # of the model would be as much again to compile.
-    eps = jax.random.normal(keys["proposals"], (horizon, num, planner.num_proposals, action_dim))
-    eps = jnp.concatenate([jnp.zeros((horizon, num, 1, action_dim)), eps], axis=2)
-    trajectories = planning.policy_trajectories(model, params, z, eps)
-    own, proposals = trajectories[:, :1], trajectories[:, 1:]
+    own = planning.policy_trajectories(model, params, z, jnp.zeros((horizon, num, 1, action_dim)))
+    proposals = planning.policy_proposals(
+        planner, model, params, z, keys["proposals"], keys["proposal_noise"]
+    )
 
     def next_round(gaussian: tuple[Array, Array], key: Array) -> tuple[Any, Array]:
-        plan = planners.find(planner.name).plan(
-            key,
-            score,
-            *gaussian,
-            proposals=proposals if planner.num_proposals else None,
-            action_mask=model.action_mask(z),
-            config=one,
+        plan = planning.search(
+            planner, model, z, key, score, *gaussian, proposals=proposals, config=one
         )
         return (plan.mean, plan.std), plan.mean
 
-    mean = jnp.zeros((num, horizon, action_dim))
-    start = (mean, jnp.full_like(mean, config.max_std))
+    mean, share = jnp.zeros((num, horizon, action_dim)), planning.prior_share(planner, step)
+    start = planning.plan_start(planner, model, params, z, mean, share)
     rounds = jax.random.split(keys["rounds"], number)
     _, means = jax.lax.scan(next_round, start, rounds)
+    if model.config.policy == "categorical":  # probabilities: the likeliest action of each step
+        means = jax.nn.one_hot(jnp.argmax(means, axis=-1), action_dim)
     candidates = jnp.concatenate([own, jnp.swapaxes(means, 0, 1)], axis=1)
     return score(keys["score"], candidates).T
+
+
+def training_gain(
+    settings: Settings, model: WorldModel, params: Params, z: Array, key: Array
+) -> Array:
+    """What the training planner's best actions are worth more than the policy's own, `[B]`.
+
+    The mean of the `loss.value_best_n` best that it finds from `z` `[B, L]`, less the value of the
+    policy's mean action, both as it scores them.
+    """
+    keys = streams(key, "plan", "score")
+    found = planning.plan_targets(settings, model, params, z, keys["plan"])
+    best = jax.lax.top_k(found.values, min(settings.loss.value_best_n, found.values.shape[1]))[0]
+    planner = settings.training_planner
+    horizon = planner.horizon if planner.enabled else 1
+    eps = jnp.zeros((horizon, len(z), 1, model.config.action_dim))
+    own = planning.policy_trajectories(model, params, z, eps)
+    score = score_function(settings, model, params, z, planner)
+    return jnp.mean(best, axis=1) - score(keys["score"], own)[:, 0]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -296,6 +319,8 @@ def summarise(found: Look, shown: list[int]) -> dict[str, float]:
     gain, shares = shares_of_gain(planned)
     result["model/planner_gain"] = gain
     result |= {f"model/gain_by_round_{k + 1}": share for k, share in enumerate(shares)}
+    if found.training is not None:
+        result["model/training_gain"] = _mean(found.training[found.mask[0] > 0])
     if found.said is not None:
         precision, recall = precision_recall(found.said > 0.5, found.ended > 0.5, found.mask > 0.5)
         result |= {"model/termination_precision": precision, "model/termination_recall": recall}

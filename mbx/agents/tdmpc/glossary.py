@@ -15,10 +15,13 @@ KEYS = {
     "value/target": "mean target of the value: whether values grow towards what returns imply",
     "grad_norm/model": "norm of the model's gradient before clipping",
     "grad_norm/policy": "norm of the policy's gradient before clipping",
-    "policy/std": "mean standard deviation of the policy before tanh",
-    "policy/entropy": "entropy of the policy, in nats",
+    "policy/std": "mean standard deviation of the policy over the action dims of a task; of "
+    "actions, or with model.policy=squashed before tanh",
+    "policy/entropy": "entropy of the policy in nats, sum over action dims: -log pi of one sample "
+    "a state; with model.policy=squashed before tanh (but for loss.jacobian)",
     "policy/effective_samples": "how many stored actions the policy's weights spread over",
-    "policy/kl": "divergence of the policy from the planner's Gaussian, in nats",
+    "policy/kl": "divergence of the policy from the planner's Gaussian in nats, mean over "
+    "action dims",
     "policy/scale": "what values are divided by in the policy's loss",
     "policy/trust": "how far the policy moved from its target, in the units of its trust region",
     "targets/age": "learner updates since the planner targets of a batch were made",
@@ -44,6 +47,8 @@ KEYS = {
     "model/planner_gain": "what planning is worth beyond the policy, by the model",
     "model/gain_by_round_*": "share of that gain after the planner's N-th round; not logged where "
     "there is none",
+    "model/training_gain": "what the training planner's best actions (loss.value_best_n) are worth "
+    "beyond the policy's, in states of the replay, by the model",
     "model/termination_precision": "share of the predicted ends of episodes, one step ahead, that "
     "were ends",
     "model/termination_recall": "share of the ends of episodes that were predicted",

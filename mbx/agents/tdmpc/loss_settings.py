@@ -1,216 +1,223 @@
 """The TD-MPC agent's settings of what is minimised.
 
-The properties that `needs` names are in `settings`. Nothing here loads JAX.
+The conditions that `needs` names are in `settings`. Nothing here loads JAX.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 from mbx.agents.settings import HEADS_HELP, head_terms
 from mbx.settings import NONZERO, setting
-from mbx.traced import choose, possible
 
 POLICY_LOSSES = ("awr", "svg", "kl", "bc")
 
 _EXPERT = {"uses_expert": True}
+_EPISODIC = {"model.episodic": ("auto", "True")}
+_IMAGINED = {"imagines_targets": True, "several_dynamics": True}
+_ROLLOUTS = {"value_target": "td", "model.critic": "v"}
+_SCHEDULE = {"changes_entropy": True}
 
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
     """What is minimised."""
 
-    batch_size: int = setting(128, "training windows", at_least=1)
-    horizon: int = setting(3, "transitions of a window", at_least=1)
-    rho: float = setting(0.5, "weight rho^t of step t", at_most=1, needs={"final_rho": 0.0})
-    final_rho: float = setting(0.0, "rho^horizon, in place of rho; 0: rho itself counts", at_most=1)
+    batch_size: int = setting(128, "Training windows of a batch.", at_least=1)
+    horizon: int = setting(3, "Transitions of a window.", at_least=1)
+    rho: float = setting(0.5, "Weight rho^t of step t.", at_most=1, needs={"final_rho": 0.0})
+    final_rho: float = setting(
+        0.0, "Weight rho^horizon, which determines rho; 0 = rho itself counts.", at_most=1
+    )
     head_strategy: str = setting(
         "split",
-        "dynamics heads that feed value and policy: a share of the batch each, head 0, or all",
+        "Dynamics heads that feed value and policy: a share of the batch each, head 0, or all.",
         choices=("split", "single", "concat"),
         needs={"several_dynamics": True},
     )
-    consistency_coef: float = setting(20.0, "of predicted latents")
-    encoder_consistency_coef: float = setting(0.0, "of the encoder towards the dynamics")
+    consistency_coef: float = setting(20.0, "Coefficient of predicted latents.")
+    encoder_consistency_coef: float = setting(
+        0.0, "Coefficient of the encoder's consistency with the dynamics."
+    )
     encoder_consistency_warmup: float = setting(
         0.0,
-        "share of the run before that starts",
+        "Share of the run before the encoder's consistency starts.",
         at_most=1,
         needs={"encoder_consistency_coef": NONZERO},
     )
-    reward_coef: float = setting(0.1, "of rewards")
-    value_coef: float = setting(0.1, "of values")
-    termination_coef: float = setting(
-        1.0, "of terminations", needs={"model.episodic": ("auto", "True")}
+    reward_coef: float = setting(0.1, "Coefficient of rewards.")
+    value_coef: float = setting(0.1, "Coefficient of values.")
+    termination_coef: float = setting(1.0, "Coefficient of terminations.", needs=_EPISODIC)
+    num_heads: int = setting(
+        2, "Value heads that targets, plans and SVG use at a time, drawn anew.", at_least=1
     )
-    termination_balance: bool = setting(
-        False,
-        "rare terminations weigh as much as continuations",
-        needs={"model.episodic": ("auto", "True")},
-    )
-    num_heads: int = setting(2, "value heads used at a time", at_least=1)
     value_reduction: str = setting(
         "mean",
-        "over them in value targets; local: every head follows its own",
+        "Reduction over those heads in value targets; local = every head follows its own.",
         choices=("min", "mean", "local"),
         needs={"value_target": ("planner", "td")},
     )
     value_target: str = setting(
         "planner",
-        "one step from the planner's actions, TD from the policy's, or a lambda return",
+        "Value targets: one step from the planner's actions, TD from the policy's, or a lambda "
+        "return.",
         choices=("planner", "td", "lambda"),
     )
-    lambda_: float = setting(0.95, "of lambda returns", at_most=1, needs={"value_target": "lambda"})
-    td_rollouts: int = setting(
-        4, "imagined actions a state", at_least=1, needs={"value_target": "td", "model.critic": "v"}
+    lambda_: float = setting(
+        0.95, "Lambda of lambda returns.", at_most=1, needs={"value_target": "lambda"}
     )
-    td_horizon: int = setting(
-        1,
-        "steps that imagined rollouts last",
-        at_least=1,
-        needs={"value_target": "td", "model.critic": "v"},
-    )
+    td_rollouts: int = setting(4, "Imagined actions a state.", at_least=1, needs=_ROLLOUTS)
+    td_horizon: int = setting(1, "Steps of imagined rollouts.", at_least=1, needs=_ROLLOUTS)
     td_std_coef: float = setting(
-        0.0, "optimism of value targets", at_least=None, needs={"targets_know_std": True}
+        0.0,
+        "Weight of the ensembles' standard deviation in value targets: above 0 optimism, below 0 "
+        "pessimism.",
+        at_least=None,
+        needs={"targets_know_std": True},
     )
     td_dynamics_reduction: str = setting(
         "mean",
-        "of value targets over dynamics heads; from_std_coef: by the sign of td_std_coef",
+        "Reduction of value targets over dynamics heads; from_std_coef = by the sign of "
+        "td_std_coef.",
         choices=("mean", "min", "max", "from_std_coef"),
-        needs={"imagines_targets": True, "several_dynamics": True},
+        needs=_IMAGINED | {"td_all_dynamics": True},
     )
     td_all_dynamics: bool = setting(
-        True,
-        "over all of them, or one at random",
-        needs={"imagines_targets": True, "several_dynamics": True},
+        True, "Value targets use all dynamics heads, not one at random.", needs=_IMAGINED
     )
     td_ema_policy: bool = setting(
-        False, "the EMA policy acts in value targets", needs={"targets_follow_policy": True}
+        False, "The EMA policy acts in value targets.", needs={"targets_follow_policy": True}
     )
     aux_gammas: tuple[float, ...] = setting(
-        (), "discounts of auxiliary value heads", at_least=None, above=0
+        (), "Discounts of auxiliary value heads.", at_least=None, above=0
     )
-    aux_joint: bool = setting(False, "one network for all of them", needs={"aux_gammas": NONZERO})
-    aux_coef: float = setting(0.1, "of auxiliary values", needs={"aux_gammas": NONZERO})
+    aux_joint: bool = setting(
+        False, "One network for all auxiliary values.", needs={"aux_gammas": NONZERO}
+    )
+    aux_coef: float = setting(
+        0.1, "Coefficient of auxiliary values.", needs={"aux_gammas": NONZERO}
+    )
     value_weighting: str = setting(
         "best_n",
-        "of planner actions in value targets",
+        "Weights of planner actions in value targets.",
         choices=("uniform", "weighted", "best_n"),
         needs={"value_target": "planner"},
     )
     value_best_n: int = setting(
-        4, "planner actions in use", at_least=1, needs={"value_weighting": "best_n"}
-    )
-    model_correction: float = setting(
-        0.0,
-        "share of the model's error at the action taken that planner targets are corrected by",
-        at_most=1,
-        needs={"value_target": "planner", "model.critic": "v"},
+        4,
+        "Planner actions that value targets average.",
+        at_least=1,
+        needs={"value_weighting": "best_n"},
     )
     value_temperature: float = setting(
         0.0,
-        "of the weights of planner actions in value targets; 0: those of the policy's",
+        "Temperature of the weights of planner actions in value targets; 0 = awr_temperature.",
         needs={"value_weighting": "weighted"},
     )
     value_last_state: bool = setting(
         False,
-        "values learn in the state that a window ends in, too: T+1 states, not T",
+        "Values learn in the state that a window ends in, too: T+1 states, not T.",
         needs={"imagines_targets": True},
     )
     value_scale: str = setting(
         "running",
-        "unit of values: running percentile range (TD-MPC2), or return EMA (DreamerV3)",
+        "Unit of values: running percentile range (TD-MPC2), or return EMA (DreamerV3).",
         choices=("running", "return_ema"),
         needs={"scales_values": True},
     )
-    policy_loss: str = setting("svg", "awr, svg, kl, bc, or a mixture, as svg:1+kl:0.5")
-    policy_coef: float = setting(1.0, "of the policy's loss")
+    policy_loss: str = setting("svg", "Policy loss: awr, svg, kl, bc, or a mixture, svg:1+kl:0.5.")
+    policy_coef: float = setting(1.0, "Coefficient of the policy's loss.")
     policy_std_coef: float = setting(
-        0.0, "optimism of svg", at_least=None, needs={"uses_svg": True, "has_ensembles": True}
+        0.0,
+        "Weight of the ensembles' standard deviation in SVG: above 0 optimism, below 0 pessimism.",
+        at_least=None,
+        needs={"uses_svg": True, "has_ensembles": True},
     )
     kl_forward: bool = setting(
-        False, "KL(expert || policy) instead of KL(policy || expert)", needs=_EXPERT
+        False, "KL(expert || policy) in place of KL(policy || expert).", needs=_EXPERT
     )
     expert_source: str = setting(
         "reanalyze",
-        "of the expert of new rows: the training planner, or the acting one",
+        "Expert of new transitions: the training planner, or the acting one.",
         choices=("reanalyze", "acting"),
         needs=_EXPERT,
     )
     expert_mean: str = setting(
         "chosen",
-        "the planner's action, or its final mean",
+        "Mean of the expert: the planner's action, or its final mean.",
         choices=("chosen", "final"),
         needs=_EXPERT,
     )
-    expert_std_scale: float = setting(1.0, "of the expert's standard deviation", needs=_EXPERT)
-    expert_min_std: float = setting(0.05, "lowest standard deviation of an expert", needs=_EXPERT)
-    kl_scale_min: float = setting(
-        1.0, "least range of the KL, whose running range is its unit", above=0, needs=_EXPERT
+    expert_std_scale: float = setting(
+        1.0, "Factor of the expert's standard deviation.", needs=_EXPERT
     )
-    trust_region_coef: float = setting(0.0, "of the KL from the EMA policy")
+    expert_min_std: float = setting(0.05, "Lowest standard deviation of an expert.", needs=_EXPERT)
+    kl_scale_min: float = setting(
+        1.0,
+        "Lowest value of the KL's running range, which is its unit.",
+        above=0,
+        needs=_EXPERT,
+    )
+    trust_region_coef: float = setting(0.0, "Coefficient of the KL from the EMA policy.")
     awr_temperature: float = setting(
         0.5,
-        "of the weights of planner actions",
+        "Temperature of the weights of planner actions.",
         above=0,
-        needs={"weighs_plans": True, "awr_effective_samples": 0.0},
-    )
-    awr_effective_samples: float = setting(
-        0.0,
-        "the temperature is solved for so many a state, 2 to 4 say; 0: awr_temperature",
-        needs={"weighs_plans": True},
+        needs={"weighs_by_temperature": True},
     )
     advantage_scale: str = setting(
         "none",
-        "unit of values in those weights: none, the values' running range, or a state's own std",
-        choices=("none", "range", "state"),
+        "Unit of values in the weights of planner actions: none, or the values' running range.",
+        choices=("none", "range"),
         needs={"weighs_plans": True},
     )
-    entropy_coef: float = setting(1e-4, "of the entropy bonus")
-    entropy_coef_end: float = setting(-1.0, "where it goes; below 0: it stays", at_least=None)
-    entropy_start: float = setting(
-        0.0, "from this share of the run", at_most=1, needs={"changes_entropy": True}
+    entropy_coef: float = setting(1e-4, "Coefficient of the entropy bonus.")
+    entropy_coef_end: float = setting(
+        -1.0, "Coefficient at the schedule's end; below 0 = constant.", at_least=None
     )
-    entropy_end: float = setting(1.0, "to this", at_most=1, needs={"changes_entropy": True})
+    entropy_start: float = setting(
+        0.0, "Share of the run at which the schedule begins.", at_most=1, needs=_SCHEDULE
+    )
+    entropy_end: float = setting(
+        1.0, "Share of the run at which the schedule ends.", at_most=1, needs=_SCHEDULE
+    )
     entropy_schedule: str = setting(
         "linear",
-        "in between",
+        "Shape of the schedule.",
         choices=("linear", "exponential"),
-        needs={"changes_entropy": True},
+        needs=_SCHEDULE,
     )
     entropy_scale: str = setting(
         "value",
-        "unit of the bonus: values, divided by their scale, too; none: of SVG's loss (TD-MPC2)",
+        "Unit of the bonus: values, divided by their scale as SVG's; none = of SVG's loss "
+        "(TD-MPC2).",
         choices=("value", "none"),
         needs={"svg_first": True},
     )
     entropy_action_dim_power: float = setting(
-        1.0, "the bonus grows with this power of the action dims"
+        1.0, "Power of the number of action dims that multiplies the bonus."
     )
     jacobian: float = setting(
         0.0,
-        "share of the tanh Jacobian in the entropy; 0: TD-MPC2",
+        "Share of the tanh Jacobian in the entropy; 0 = TD-MPC2.",
         at_most=1,
         needs={"model.policy": "squashed"},
     )
     optimist: bool = setting(
         False,
-        "a second, optimistic policy whose samples join the training planner's",
-        needs={"reads_plans": True},
+        "A second, optimistic policy whose samples join the training planner's.",
+        needs={"samples_optimist": True},
     )
-    optimist_std_coef: float = setting(
-        1.0, "its optimism", at_least=None, needs={"optimist": True, "has_ensembles": True}
-    )
-    optimist_entropy_scale: float = setting(100.0, "of its entropy bonus", needs={"optimist": True})
     termination: str = setting(
         "soft",
-        "predicted terminations in targets and plans: their probability, or cut at one half",
+        "Predicted terminations in targets and plans: their probability, or cut at one half.",
         choices=("soft", "hard"),
-        needs={"model.episodic": ("auto", "True")},
+        needs=_EPISODIC,
     )
-    discount: float = setting(0.0, "per agent step; 0: from the episode length", at_most=1)
+    discount: float = setting(
+        0.0, "Discount of an agent step; 0 = from the episode length.", at_most=1
+    )
     heads: str = setting("", HEADS_HELP)
 
     @property
@@ -224,12 +231,9 @@ class Loss:
         return head_terms(self.heads)
 
     @property
-    def time_weight(self) -> Any:
+    def time_weight(self) -> float:
         """Weight of a window's step relative to the one before it."""
-        last = self.final_rho ** (1.0 / self.horizon)
-        if not possible(self.final_rho <= 0.0):
-            return last
-        return choose(self.final_rho > 0.0, last, self.rho)
+        return self.final_rho ** (1.0 / self.horizon) if self.final_rho else self.rho
 
     def check(self) -> Iterator[str]:
         for parse, text in ((parse_mixture, self.policy_loss), (head_terms, self.heads)):
@@ -241,14 +245,16 @@ class Loss:
             yield f"aux_gammas={self.aux_gammas}: every discount must be below 1"
         if self.discount == 1.0:
             yield "discount=1.0: give less than 1, or 0 to derive it from the episode length"
-        if self.entropy_coef_end >= 0.0 and self.entropy_schedule == "exponential":
+        if self.entropy_coef_end < 0.0:
+            return
+        if self.entropy_schedule == "exponential":
             for name in ("entropy_coef", "entropy_coef_end"):
                 if getattr(self, name) == 0.0:
                     yield (
                         f"{name}=0 cannot be part of an exponential schedule: give a small "
                         "positive number or loss.entropy_schedule='linear'"
                     )
-        if self.entropy_coef_end >= 0.0 and self.entropy_start >= self.entropy_end:
+        if self.entropy_start >= self.entropy_end:
             yield (
                 f"entropy_start={self.entropy_start} must be less than "
                 f"loss.entropy_end={self.entropy_end}: lower it"

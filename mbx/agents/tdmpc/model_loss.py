@@ -20,7 +20,6 @@ from mbx import exchange
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Counts, Noise, ValueTarget
 from mbx.heads import Heads, Window, masked_mean
-from mbx.traced import possible
 from mbx.types import Array, Metrics, Params
 from mbx.world_model import WorldModel, masked
 
@@ -88,32 +87,18 @@ def reward_loss(logits: Array, reward: Array, bins: Array) -> Array:
 
 
 def termination_loss(
-    logit: Array, terminated: Array, mask: Array, balance: bool, counts: Counts = _NO_COUNTS
+    logit: Array, terminated: Array, mask: Array, counts: Counts = _NO_COUNTS
 ) -> Array:
     """Binary cross-entropy over the states of all heads: a scalar.
 
     Args:
         logit: `[T, H, B]`.
         terminated, mask: `[T, B]`.
-        balance: terminations weigh together as much as continuations, since they are rare; a batch
-            without any weighs as it is.
         counts: of the whole batch, where they are known.
     """
-    terminated = jnp.broadcast_to(terminated[:, None], logit.shape)
-    mask = jnp.broadcast_to(mask[:, None], logit.shape)
-    if counts.rows is None:
-        sums = jnp.sum(mask * terminated), jnp.sum(mask * (1.0 - terminated)), jnp.sum(mask)
-        ends, goes, count = exchange.total(sums)
-    else:
-        count, ends = (logit.shape[1] * jnp.sum(x) for x in (counts.rows, counts.ends))
-        goes = count - ends
-    weight = mask
-    if balance:
-        both = (ends > 0.0) & (goes > 0.0)
-        share = jnp.where(terminated > 0.0, ends, goes)
-        weight = mask * jnp.where(both, 0.5 * (ends + goes) / jnp.maximum(share, 1.0), 1.0)
-    bce = jax.nn.softplus(logit) - logit * terminated
-    return jnp.sum(bce * weight) / jnp.maximum(count, 1.0)
+    rows = exchange.total(jnp.sum(mask)) if counts.rows is None else jnp.sum(counts.rows)
+    bce = jax.nn.softplus(logit) - logit * terminated[:, None]
+    return jnp.sum(jnp.mean(bce, axis=1) * mask) / jnp.maximum(rows, 1.0)
 
 
 def value_loss(logits: Array, target: ValueTarget, bins: Array, rho: float) -> Array:
@@ -148,7 +133,7 @@ def consistency_losses(
     rest = batch.mask, settings.loss.time_weight, batch.counts.rows
     still = jax.lax.stop_gradient
     losses = {"consistency": time_weighted(consistency(zs, still(encoded)), *rest)}
-    if possible(settings.loss.encoder_consistency_coef > 0.0):
+    if settings.loss.encoder_consistency_coef:
         loss = time_weighted(consistency(still(zs), encoded), *rest)
         started = progress >= settings.loss.encoder_consistency_warmup
         losses["encoder_consistency"] = jnp.where(started, loss, 0.0)
@@ -270,7 +255,7 @@ def model_loss(
         The loss, and the latents `[T+1, H, B, L]` rolled out with metrics.
     """
     zs = rollout(model, params, model.encode(params, batch.obs[0]), batch.action)
-    if possible(settings.loss.encoder_consistency_coef > 0.0):
+    if settings.loss.encoder_consistency_coef:
         encoded = model.encode(params, batch.obs[1:])
     latents = slice(model.config.latent)  # what belongs to a task follows them, equal in both
     losses = consistency_losses(
@@ -289,7 +274,6 @@ def model_loss(
             logit,
             batch.terminated,
             batch.mask,
-            settings.loss.termination_balance,
             batch.counts,
         )
     extra: Metrics = {}

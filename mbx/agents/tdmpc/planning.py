@@ -23,8 +23,6 @@ from mbx.agents.base import See
 from mbx.agents.tdmpc.scoring import plan_discount, score_function
 from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
 from mbx.fast import rng
-from mbx.planners import bases
-from mbx.traced import possible
 from mbx.types import Array, Params, streams
 from mbx.world_model import WorldModel, action_mean, masked
 
@@ -167,34 +165,15 @@ def plan_to_act(
             config, action_noise=0.0, selection=planner.evaluation_selection
         )
     keys = streams(key, "proposals", "proposal_noise", "plan")
-    batch, horizon, action_dim = mean.shape
-    proposals = None
-    if planner.num_proposals:
-        eps = rng.normal(keys["proposals"], (horizon, batch, planner.num_proposals, action_dim))
-        proposals = policy_trajectories(model, params, z, eps)
-    if planner.num_proposals and possible(planner.proposal_noise > 0.0):
-        noise = jax.random.normal(keys["proposal_noise"], proposals.shape)
-        proposals = _disturbed(model, proposals, planner.proposal_noise, noise)
-        proposals = masked(model, proposals, z[:, None, None])
+    proposals = policy_proposals(
+        planner, model, params, z, keys["proposals"], keys["proposal_noise"]
+    )
     score = score_function(settings, model, params, z, planner)
     if see is not None:
         score = _seen(score, see)
-    std = jnp.full_like(mean, config.max_std)
-    if share is not None:
-        if model.config.policy == "categorical":
-            mean = categorical.probabilities(mean)
-        mean, std = blend(share, policy_gaussian(model, params, z, horizon), (mean, std))
-    plan = planners.plan(
-        planner.name,
-        keys["plan"],
-        score,
-        mean,
-        std,
-        proposals=proposals,
-        action_mask=model.action_mask(z),
-        discrete=model.config.policy == "categorical",
-        basis=_basis(planner),
-        config=config,
+    start = plan_start(planner, model, params, z, mean, share)
+    plan = search(
+        planner, model, z, keys["plan"], score, *start, proposals=proposals, config=config
     )
     if see is not None:
         discount = plan_discount(settings, model, planner, z)
@@ -204,17 +183,70 @@ def plan_to_act(
     return plan
 
 
-def _basis(planner: Planner) -> bases.Basis | None:
-    """What plans are made of, None where that is an action a step."""
-    basis = None
-    if planner.knots:
-        basis = bases.control_points(
-            planner.knots, horizon=planner.horizon, kind=planner.interpolation
-        )
-    if possible(planner.smoothing > 0.0):
-        smooth = bases.smoothing(planner.smoothing, horizon=planner.horizon)
-        basis = smooth if basis is None else bases.chain(basis, smooth)
-    return basis
+def search(
+    planner: Planner | TrainingPlanner,
+    model: WorldModel,
+    z: Array,
+    key: Array,
+    score: mppi.ScoreFn,
+    mean: Array,
+    std: Array,
+    **given: Any,
+) -> mppi.Plan:
+    """`mppi.plan` by a planner's own method, among the actions that the model's policy has."""
+    return planners.plan(
+        planner.name,
+        key,
+        score,
+        mean,
+        std,
+        action_mask=model.action_mask(z),
+        discrete=model.config.policy == "categorical",
+        **given,
+    )
+
+
+def plan_start(
+    planner: Planner, model: WorldModel, params: Params, z: Array, mean: Array, share: Any
+) -> tuple[Array, Array]:
+    """Where an acting plan starts: `mean` with the highest standard deviation, `[B, T, A]` each.
+
+    Args:
+        share: of the policy's own Gaussian in it, None for none.
+    """
+    std = jnp.full_like(mean, planner.max_std)
+    if share is None:
+        return mean, std
+    if model.config.policy == "categorical":
+        mean = categorical.probabilities(mean)
+    return blend(share, policy_gaussian(model, params, z, planner.horizon), (mean, std))
+
+
+def prior_share(planner: Planner, step: Array) -> Array | None:
+    """`policy_share` after `step` updates, None for a planner that never starts there."""
+    if not planner.prior_updates:
+        return None
+    return policy_share(step, planner.prior_start, planner.prior_updates)
+
+
+def policy_proposals(
+    planner: Planner,
+    model: WorldModel,
+    params: Params,
+    z: Array,
+    key: Array,
+    noise_key: Array,
+) -> Array | None:
+    """The policy's trajectories among an acting plan's candidates, `[B, P, T, A]`; None for 0."""
+    if not planner.num_proposals:
+        return None
+    shape = (planner.horizon, z.shape[0], planner.num_proposals, model.config.action_dim)
+    proposals = policy_trajectories(model, params, z, rng.normal(key, shape))
+    if not planner.proposal_noise:
+        return proposals
+    noise = jax.random.normal(noise_key, proposals.shape)
+    proposals = _disturbed(model, proposals, planner.proposal_noise, noise)
+    return masked(model, proposals, z[:, None, None])
 
 
 def _disturbed(model: WorldModel, actions: Array, much: Array | float, noise: Array) -> Array:
@@ -253,19 +285,13 @@ def plan_targets(
     """
     planner = settings.training_planner
     keys = streams(key, "policy", "plan")
-    search = _acting_search if planner.enabled and planner.search == "acting" else _policy_search
-    config, start = search(settings, model, params, z, keys["policy"])
-    plan = planners.plan(
-        planner.name,
-        keys["plan"],
-        score_function(settings, model, params, z, planner),
-        action_mask=model.action_mask(z),
-        discrete=model.config.policy == "categorical",
-        config=config,
-        **start,
-    )
-    chosen = plan.chosen
-    return Planned(plan.actions[:, :, 0], plan.values, chosen, plan.mean[:, 0], plan.std[:, 0])
+    acting = planner.enabled and planner.search == "acting"
+    begin = _acting_search if acting else _policy_search
+    config, start = begin(settings, model, params, z, keys["policy"])
+    score = score_function(settings, model, params, z, planner)
+    plan = search(planner, model, z, keys["plan"], score, config=config, **start)
+    first = plan.mean[:, 0], plan.std[:, 0]
+    return Planned(plan.actions[:, :, 0], plan.values, plan.chosen, *first)
 
 
 def _policy_search(

@@ -14,6 +14,8 @@ planner-targets, ensembles and behaviour.
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -23,7 +25,6 @@ from mbx import distributions as dist
 from mbx.agents.tdmpc.model_loss import repeat_for_heads, select_latents, time_weighted
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales, ValueScales
-from mbx.traced import choose, possible
 from mbx.types import Array, Metrics, Params
 from mbx.world_model import (
     WorldModel,
@@ -33,6 +34,8 @@ from mbx.world_model import (
     reduce_dynamics,
 )
 
+# The second policy's: weight of the ensembles' standard deviation, factor of its entropy bonus.
+OPTIMISM, OPTIMIST_ENTROPY = 1.0, 100.0
 # Least probability of an action in an expert that is distilled: its logarithm has to be finite.
 EXPERT_LEAST = 1e-3
 
@@ -111,7 +114,7 @@ def policy_value(
     if model.config.critic == "q":
         q = head_values(model, params["value"], z, action, heads, dropout)
         mean = jnp.mean(q, axis=0)
-        return mean + std_coef * returns.ensemble_std(q) if possible(std_coef != 0.0) else mean
+        return mean + std_coef * returns.ensemble_std(q) if std_coef else mean
     reward = model.reward_mean(params, z[None], action)
     z_next = model.step(params, model.tile_heads(z), action)
     alive = continue_prob(model, params, z_next, settings.loss.termination)
@@ -119,7 +122,7 @@ def policy_value(
     discount = discount if alive is None else discount * alive
     value = head_values(model, params["value"], z_next, None, heads, dropout)
     score = jnp.mean(reward, axis=0) + discount * jnp.mean(value, axis=0)
-    if possible(std_coef != 0.0):
+    if std_coef:
         std = returns.ensemble_std(reward) + discount * returns.ensemble_std(value)
         score = score + std_coef * std
     return reduce_dynamics(score, "from_std_coef", std_coef)
@@ -158,10 +161,22 @@ def policy_entropy(
     if mask is not None:
         eps, num = eps * mask, jnp.sum(mask, axis=-1)
     log_prob = dist.gaussian_log_prob(eps, log_std)
-    if model.config.policy == "squashed" and possible(settings.loss.jacobian > 0.0):
+    if model.config.policy == "squashed" and settings.loss.jacobian:
         share = settings.loss.jacobian
         log_prob = dist.squash(mean, mean + jnp.exp(log_std) * eps, log_prob, share)[2]
     return dist.scaled_entropy(log_prob, num, settings.loss.entropy_action_dim_power)
+
+
+def in_nats(settings: Settings, model: WorldModel, entropy: Array, mask: Array | None) -> Array:
+    """The entropy itself of what `policy_entropy` gives, in nats."""
+    if model.config.policy == "categorical":
+        return entropy
+    num: Array | int = model.config.action_dim
+    if mask is not None:
+        num = jnp.sum(mask, axis=-1)
+    entropy = entropy / num**settings.loss.entropy_action_dim_power
+    # A dim that a task lacks has the density of a unit Gaussian at 0.
+    return entropy - 0.5 * math.log(2.0 * math.pi) * (model.config.action_dim - num)
 
 
 def entropy_coefficient(settings: Settings, progress: Array | float) -> Array | float:
@@ -174,7 +189,7 @@ def entropy_coefficient(settings: Settings, progress: Array | float) -> Array | 
     first = loss.entropy_coef
     if not settings.changes_entropy:
         return first
-    last = choose(loss.entropy_coef_end >= 0.0, loss.entropy_coef_end, first)
+    last = loss.entropy_coef_end
     span = loss.entropy_end - loss.entropy_start
     share = jnp.clip((progress - loss.entropy_start) / span, 0.0, 1.0)
     if loss.entropy_schedule == "linear":
@@ -340,8 +355,8 @@ def policy_loss(
     """
     params = {**params, "policy": policy}
     mean, log_std = model.policy(params, inputs.zs)
-    mask = model.action_mask(inputs.zs)
-    entropy = policy_entropy(settings, model, mean, log_std, inputs.eps, mask)
+    actions = model.action_mask(inputs.zs)
+    entropy = policy_entropy(settings, model, mean, log_std, inputs.eps, actions)
     entropy_coef = entropy_coefficient(settings, progress)
     total: Array | float = 0.0
     metrics: Metrics = {}
@@ -357,16 +372,16 @@ def policy_loss(
         count = inputs.counts.of_policy(name, loss.shape[0])
         total = total + time_weighted(loss, mask, settings.loss.time_weight, count)
         metrics |= extra
-    if possible(settings.loss.trust_region_coef > 0.0):
+    if settings.loss.trust_region_coef:
         target = model.policy({**params, "policy": target_policy}, inputs.zs)
         target = jax.lax.stop_gradient(target)
         trust, moved = trust_region(settings, model, (mean, log_std), target, inputs, scales.trust)
         total = total + settings.loss.trust_region_coef * trust
         scales = scales._replace(trust=moved)
         metrics["trust"] = trust * exchange.parts()  # of which, as of all here, a mean is taken
-    metrics["entropy"] = entropy
+    metrics["entropy"] = in_nats(settings, model, entropy, actions)
     if model.config.policy != "categorical":
-        metrics["std"] = jnp.exp(log_std)
+        metrics["std"] = mean_over_actions(jnp.exp(log_std), actions)
     return settings.loss.policy_coef * total, (scales, metrics)
 
 
@@ -390,9 +405,8 @@ def optimist_loss(
     params = {**params, "policy": optimist}
     mean, log_std = model.policy(params, inputs.zs)
     action = model.act(mean, log_std, inputs.eps)
-    std_coef = settings.loss.optimist_std_coef
     q = policy_value(
-        settings, model, params, inputs.zs, action, inputs.heads, std_coef, inputs.dropout
+        settings, model, params, inputs.zs, action, inputs.heads, OPTIMISM, inputs.dropout
     )
     if settings.moves_value_scale:
         scale = value_scale(settings, scales)
@@ -403,6 +417,6 @@ def optimist_loss(
     entropy_coef = entropy_coefficient(settings, progress)
     if settings.svg_first and settings.loss.entropy_scale == "value":
         entropy_coef = entropy_coef / scale
-    bonus = settings.loss.optimist_entropy_scale * entropy_coef * entropy
+    bonus = OPTIMIST_ENTROPY * entropy_coef * entropy
     rest = settings.loss.time_weight, inputs.counts.of_policy("optimist", q.shape[0])
     return time_weighted(-q / scale - bonus, inputs.mask, *rest), scales

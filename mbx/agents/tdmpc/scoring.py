@@ -17,7 +17,6 @@ from jax.typing import ArrayLike
 from mbx import exchange, mppi, returns
 from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
 from mbx.fast import rng
-from mbx.traced import choose, possible
 from mbx.types import Array, Params, streams
 from mbx.world_model import (
     WorldModel,
@@ -77,7 +76,7 @@ def trajectory_estimate(
             estimate = total + factors[t + 1] * jnp.mean(value, axis=0)
             value_std = factors[t + 1] * returns.ensemble_std(value)
             std = _safe_sqrt(variance + jnp.square(value_std))
-            scores.append(estimate + std_coef * std if possible(std_coef != 0.0) else estimate)
+            scores.append(estimate + std_coef * std if std_coef else estimate)
             stds.append(std)
     score = sum(scores[1:], scores[0]) / len(scores)
     std = sum(stds[1:], stds[0]) / len(stds)
@@ -141,7 +140,7 @@ def estimate_value(
     estimate = trajectory_estimate(
         rewards, values, factors, std_coef=planner.std_coef, aggregate=planner.aggregate
     )
-    if possible(planner.disagreement != 0.0):
+    if planner.disagreement:
         latents = state[..., : model.config.latent]
         return estimate.value + planner.disagreement * latent_disagreement(latents)
     return estimate.value
@@ -151,10 +150,7 @@ def plan_discount(
     settings: Settings, model: WorldModel, planner: Planner | TrainingPlanner, z: Array
 ) -> Any:
     """The discount inside plans: the planner's own, or the agent's where that is 0."""
-    own = planner.discount
-    if not possible(own <= 0.0):
-        return own
-    return choose(own > 0.0, own, discount_of(model, settings.loss.discount, z))
+    return planner.discount or discount_of(model, settings.loss.discount, z)
 
 
 def rollout_rewards(

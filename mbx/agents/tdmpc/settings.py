@@ -2,15 +2,16 @@
 
 What a section does is described where it acts: the planners in `planning`, value targets in
 `value_targets`, losses in `model_loss` and `policy_loss`, optimisers in `update`. Steps are
-environment steps (action repeat included) summed over environments; "share of the run" is of its
-learner updates. Nothing here loads JAX.
+environment steps (action repeat included) summed over environments; "share of the run" counts
+learner updates. Learning rates, the discount and coefficients of losses may be traced numbers
+(`mbx.train_fn`). Nothing here loads JAX.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from mbx.agents import settings as common
@@ -18,7 +19,6 @@ from mbx.agents.settings import RunSettings
 from mbx.agents.tdmpc.loss_settings import Loss
 from mbx.agents.tdmpc.planner_settings import Planner, TrainingPlanner
 from mbx.settings import NONZERO, section, setting
-from mbx.traced import choose, possible
 
 if TYPE_CHECKING:
     from mbx.types import EnvSpec
@@ -32,12 +32,23 @@ _STORED = {"stores_plans": True}
 _REANALYZE = {"enabled": True, "stores_plans": True}
 
 
+def given(number: Any) -> bool:
+    """Whether a number that 0 leaves to the task is given; a traced one is."""
+    return not isinstance(number, int | float) or number > 0
+
+
+def _when(words: str, holds: Callable[[Any], bool]) -> Any:
+    """A condition over several settings that `needs` names; `words` say what it takes."""
+    return property(holds, doc=words)
+
+
 @dataclasses.dataclass(frozen=True)
 class Env(common.Env):
     """The task and how many copies of it are stepped together."""
 
     name: str = setting(
-        "gymnax:Pendulum-v1", "SUITE:TASK, or multi:SUITE:TASK+SUITE:TASK for several at once"
+        "gymnax:Pendulum-v1",
+        "Task as SUITE:TASK, or multi:SUITE:TASK+SUITE:TASK for several at once.",
     )
 
 
@@ -45,25 +56,25 @@ class Env(common.Env):
 class Train(common.Train):
     """How long a run is, and how often it learns."""
 
-    steps: int = setting(10_000, "environment steps of the run", at_least=1)
-    log_interval: int = setting(200, "environment steps between log rows", at_least=1)
+    steps: int = setting(10_000, "Environment steps of the run.", at_least=1)
+    log_interval: int = setting(200, "Environment steps between log rows.", at_least=1)
     seed_hold: int = setting(
         0,
-        "agent steps that each random action is held; 0: the task's, 4, or 1 with discrete actions",
+        "Agent steps that each random action is held; 0 = 4, or 1 with discrete actions.",
     )
     reset_solved: int = setting(
         0,
-        "agent steps in a row with nearly the highest reward after which three environments in "
+        "Agent steps in a row with nearly the highest reward after which three environments in "
         "four begin another episode in training, where the suite says what its rewards can be "
-        "(dmc: does); 0: the task's, 50 there; -1: never",
+        "(dmc: does); 0 = the task's, 50 there; -1 = never.",
         at_least=-1,
     )
-    pretrain_updates: int = setting(500, "updates made at once after the random actions")
+    pretrain_updates: int = setting(500, "Updates made at once after the random actions.")
     pretrain_policy: bool = setting(
-        True, "the policy learns in those, too", needs={"pretrain_updates": NONZERO}
+        True, "The policy learns in those, too.", needs={"pretrain_updates": NONZERO}
     )
     utd_ratio: float = setting(
-        0.0, "learner updates per agent step; 0: the task's, 2, or 0.5 with discrete actions"
+        0.0, "Learner updates per agent step; 0 = 2, or 0.5 with discrete actions."
     )
 
 
@@ -72,17 +83,20 @@ class Replay(common.Replay):
     """What is stored of the past."""
 
     keep_targets: int = setting(
-        8, "planner actions stored with a transition, best first; 0: all", needs=_STORED
+        8, "Planner actions stored with a transition, best first; 0 = all.", needs=_STORED
     )
     actions_dtype: str = setting(
         "float32",
-        "of stored planner actions",
+        "Type of stored planner actions.",
         choices=("float32", "bfloat16", "int8"),
         needs=_STORED,
     )
     values_dtype: str = setting(
-        "float32", "of stored planner values", choices=("float32", "bfloat16"), needs=_STORED
+        "float32", "Type of stored planner values.", choices=("float32", "bfloat16"), needs=_STORED
     )
+
+
+_BINS = {"has_bins": True}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,51 +105,56 @@ class Model:
 
     size: str = setting(
         "tiny",
-        "millions of parameters, as TD-MPC2 published them; tiny: about 0.2",
+        "Millions of parameters, as TD-MPC2 published them; tiny = about 0.2.",
         choices=MODEL_SIZES,
     )
-    critic: str = setting("v", "v: V(z); q: Q(z, a)", choices=("q", "v"))
+    critic: str = setting("v", "Critic: v = V(z); q = Q(z, a).", choices=("q", "v"))
     policy: str = setting(
         "tanh_mean",
-        "of continuous actions: Gaussian squashed by tanh, or Gaussian around tanh(mean) with "
-        "clipped samples (discrete ones have a categorical policy)",
+        "Policy of continuous actions: Gaussian squashed by tanh, or Gaussian around tanh(mean) "
+        "with clipped samples (discrete actions have a categorical policy).",
         choices=("squashed", "tanh_mean"),
     )
     normalize_observations: bool = setting(
         False,
-        "vectors enter the encoder in standard deviations of what was learned from; images and "
-        "boards cannot",
+        "Vectors enter the encoder in standard deviations of what was learned from; images and "
+        "boards cannot.",
     )
-    num_values: int = setting(2, "value heads; 0: the size's")
-    num_dynamics: int = setting(1, "dynamics heads", at_least=1)
-    num_rewards: int = setting(1, "reward heads", at_least=1)
-    prior_scale: float = setting(0.0, "of frozen random networks beside all heads; 0: none")
-    prior_div: int = setting(
-        16, "how much narrower those are", at_least=1, needs={"prior_scale": NONZERO}
+    num_values: int = setting(2, "Value heads; 0 = the size's.")
+    num_dynamics: int = setting(1, "Dynamics heads.", at_least=1)
+    num_rewards: int = setting(1, "Reward heads.", at_least=1)
+    prior_scale: float = setting(
+        0.0, "Scale of frozen random networks added to dynamics, reward and value heads; 0 = none."
     )
-    num_bins: int = setting(101, "of predicted rewards and values; 1: regression", at_least=1)
+    num_bins: int = setting(
+        101, "Bins of predicted rewards and values; 1 = regression.", at_least=1
+    )
     bins: str = setting(
         "fixed",
-        "fixed: from bin_min to bin_max; auto: over what an episode can return, where the suite "
-        "says what its rewards can be (dmc: does)",
+        "Range of the bins: fixed = from bin_min to bin_max; auto = over what an episode can "
+        "return, where the suite says what its rewards can be (dmc: does).",
         choices=("fixed", "auto"),
-        needs={"has_bins": True},
+        needs=_BINS,
     )
-    bin_min: float = setting(
-        -10.0, "lowest bin, in symlog space", at_least=None, needs={"has_bins": True}
+    bin_min: float = setting(-10.0, "Lowest bin, in symlog space.", at_least=None, needs=_BINS)
+    bin_max: float = setting(10.0, "Highest bin, in symlog space.", at_least=None, needs=_BINS)
+    log_std_min: float = setting(
+        -3.0, "Lowest log standard deviation of a Gaussian policy.", at_least=None
     )
-    bin_max: float = setting(10.0, "highest bin", at_least=None, needs={"has_bins": True})
-    log_std_min: float = setting(-3.0, "of a Gaussian policy", at_least=None)
-    log_std_max: float = setting(1.0, "of a Gaussian policy", at_least=None)
-    dropout: float = setting(0.01, "in the first hidden layer of each value head", at_most=1)
+    log_std_max: float = setting(
+        1.0, "Highest log standard deviation of a Gaussian policy.", at_least=None
+    )
+    dropout: float = setting(
+        0.01, "Dropout in the first hidden layer of each value head.", at_most=1
+    )
     episodic: str = setting(
         "auto",
-        "termination head: where the task can end by itself",
+        "Termination head; auto = where the task can end by itself.",
         choices=("auto", "True", "False"),
     )
-    dtype: str = setting("float32", "of computations", choices=("float32", "bfloat16"))
+    dtype: str = setting("float32", "Type of computations.", choices=("float32", "bfloat16"))
     task_dim: int = setting(
-        96, "numbers in the embedding of each of several tasks", needs={"several_tasks": True}
+        96, "Size of the embedding of each of several tasks.", needs={"several_tasks": True}
     )
 
     def check(self) -> Iterator[str]:
@@ -145,92 +164,102 @@ class Model:
                     f"{low}={getattr(self, low)} is more than model.{high}={getattr(self, high)}: "
                     "exchange them"
                 )
+        if self.num_bins == 1 and self.prior_scale:
+            yield (
+                f"prior_scale={self.prior_scale} shifts a distribution over bins and model.num_bins"
+                "=1 has none: set prior_scale=0.0 or raise num_bins"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class Reanalyze:
-    """How stored planner targets are made again with newer parameters."""
+    """How stored planner targets are refreshed with newer parameters."""
 
     enabled: bool = setting(
         True,
-        "make stored targets again; without, agents learned little on dm_control "
-        "(docs/planner_targets.md)",
+        "Refresh stored targets; without, agents learned little on dm_control "
+        "(docs/planner_targets.md).",
         needs=_STORED,
     )
-    interval: int = setting(10, "learner updates between passes", at_least=1, needs=_REANALYZE)
-    batch_size: int = setting(128, "transitions a pass", at_least=1, needs=_REANALYZE)
+    interval: int = setting(
+        10,
+        "Learner updates between passes, whatever train.utd_ratio.",
+        at_least=1,
+        needs=_REANALYZE,
+    )
+    batch_size: int = setting(128, "Transitions of a pass.", at_least=1, needs=_REANALYZE)
     min_step: int = setting(
         1_000,
-        "environment steps before the first pass",
+        "Environment steps before the first pass.",
         needs=_REANALYZE | {"current_batch": False},
     )
     stale_exponent: float = setting(
         1.0,
-        "0: rows are drawn uniformly; larger: stale targets first",
+        "Priority of stale targets; 0 = transitions are drawn uniformly.",
         needs=_REANALYZE | {"current_batch": False, "slices": False},
     )
     current_batch: bool = setting(
         False,
-        "the windows that the learner is about to learn from instead of rows of their own",
+        "Refresh the windows that the learner is about to learn from, not others.",
         needs=_REANALYZE,
     )
     slices: bool = setting(
-        False, "whole windows instead of single rows", needs=_REANALYZE | {"current_batch": False}
+        False,
+        "Refresh whole windows, not single transitions.",
+        needs=_REANALYZE | {"current_batch": False},
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """Adam or Muon with one clip of the global norm; rates of the model's components."""
+    """Adam with one clip of the global norm; rates of the model's components."""
 
-    name: str = setting(
-        "adam",
-        "adam, or muon: the matrices by it, all else by adam, at the same rates",
-        choices=("adam", "muon"),
-    )
     learning_rate: float = setting(
         0.0,
-        "of everything that has no factor below; 0: 1e-3 of the tiny model with continuous "
-        "actions, 3e-4 of others",
+        "Base learning rate; 0 = 1e-3 for the tiny model with continuous actions, otherwise 3e-4.",
     )
     final_learning_rate: float = setting(
-        0.0, "what it falls to; 0: 3e-4 where learning_rate is 0 as well, else it stays"
+        0.0, "Learning rate after the decay; 0 = 3e-4 where learning_rate is 0, else no decay."
     )
     lr_decay_start: int = setting(
-        10_000, "updates before it begins to; the policy's stays", needs={"rate_falls": True}
+        10_000,
+        "Updates before the model's rate begins to fall; the policy's stays.",
+        needs={"rate_falls": True},
     )
     lr_decay_updates: int = setting(
         30_000,
-        "updates over which it then falls there, linearly",
+        "Updates over which it then falls, linearly.",
         at_least=1,
         needs={"rate_falls": True},
     )
-    encoder_lr_scale: float = setting(0.3, "factor of the encoder's rate")
+    encoder_lr_scale: float = setting(0.3, "Factor of the encoder's rate.")
     encoder_lr_step_at: float = setting(
-        1.0, "share of the run after which that rate steps; 1: never", at_most=1
+        1.0, "Share of the run after which the encoder's rate steps; 1 = never.", at_most=1
     )
     encoder_lr_step_scale: float = setting(
-        1.0, "by this factor; 0: frozen", needs={"steps_encoder_rate": True}
+        1.0, "Factor of that step; 0 = frozen.", needs={"steps_encoder_rate": True}
     )
-    ensemble_lr_scaling: bool = setting(False, "rates grow with the number of heads")
-    policy_lr_scale: float = setting(0.0, "factor of the policy's rate; 0: that rate is 3e-4")
-    policy_adam_eps: float = setting(1e-5, "Adam's epsilon for the policy")
-    weight_decay: float = setting(0.0, "AdamW's; 0: Adam")
-    grad_clip_norm: float = setting(20.0, "largest global norm of a gradient")
-    value_every: int = setting(1, "model updates between two of the values", at_least=1)
-    policy_every: int = setting(1, "and of the policy", at_least=1)
-    tau: float = setting(0.01, "step of the target network towards the values", at_most=1)
+    ensemble_lr_scaling: bool = setting(False, "Rates grow with the number of heads.")
+    policy_lr_scale: float = setting(0.0, "Factor of the policy's rate; 0 = that rate is 3e-4.")
+    weight_decay: float = setting(0.0, "Weight decay of AdamW; 0 = Adam.")
+    grad_clip_norm: float = setting(20.0, "Largest global norm of a gradient.")
+    value_every: int = setting(1, "Model updates between two updates of the values.", at_least=1)
+    policy_every: int = setting(1, "Model updates between two updates of the policy.", at_least=1)
+    tau: float = setting(0.01, "Step of the target network towards the values.", at_most=1)
     policy_tau: float = setting(
-        0.01, "step of the EMA policy", at_most=1, needs={"keeps_target_policy": True}
+        0.01,
+        "Step of the EMA policy towards the policy.",
+        at_most=1,
+        needs={"keeps_target_policy": True},
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Eval(common.Eval):
-    """Evaluations, and a look at the model with each."""
+    """Evaluations, and diagnostics of the model with each."""
 
     model: bool = setting(
-        True, "after every evaluation measure the model, too: model/… in the log, model.png"
+        True, "Diagnostics of the model after every evaluation: model/* in the log, model.png."
     )
 
 
@@ -238,7 +267,7 @@ class Eval(common.Eval):
 class Settings(RunSettings):
     """All settings of a run with this agent.
 
-    A property that `needs` names says in its docstring what it takes to be true.
+    Conditions that `needs` names (`_when`) stand at the end.
     """
 
     agent: str = setting("tdmpc", "which agent")
@@ -266,19 +295,24 @@ class Settings(RunSettings):
         from mbx import returns  # loads JAX
 
         settings = super().for_task(spec)
-        given, lengths = self.loss.discount, [s.episode_length for s in spec.tasks or (spec,)]
+        lengths = [s.episode_length for s in spec.tasks or (spec,)]
         each = tuple(
-            choose(given > 0.0, given, returns.discount_from_episode_length(n)) for n in lengths
+            self.loss.discount
+            if given(self.loss.discount)
+            else returns.discount_from_episode_length(n)
+            for n in lengths
         )
         updates = self.train.utd_ratio or (0.5 if spec.discrete else 2.0)
         hold = self.train.seed_hold or (1 if spec.discrete else 4)
         reset = self.train.reset_solved or self._usual_reset(spec)
         own = self.optimizer
         tiny = self.model.size == "tiny" and not spec.discrete
-        rate = choose(own.learning_rate > 0.0, own.learning_rate, 1e-3 if tiny else PUBLISHED_RATE)
-        last = choose(own.learning_rate > 0.0, rate, PUBLISHED_RATE)
-        last = choose(own.final_learning_rate > 0.0, own.final_learning_rate, last)
-        factor = choose(own.policy_lr_scale > 0.0, own.policy_lr_scale, PUBLISHED_RATE / rate)
+        rate, last = (1e-3 if tiny else PUBLISHED_RATE), PUBLISHED_RATE
+        if given(own.learning_rate):
+            rate = last = own.learning_rate
+        if given(own.final_learning_rate):
+            last = own.final_learning_rate
+        factor = own.policy_lr_scale if given(own.policy_lr_scale) else PUBLISHED_RATE / rate
         model = self.model
         if model.bins == "auto" and spec.reward_range:
             known = [g for g in (*each, *self.loss.aux_gammas) if isinstance(g, float) and g < 1.0]
@@ -391,16 +425,18 @@ class Settings(RunSettings):
                 f"loss.batch_size={self.loss.batch_size} is not divisible by model.num_dynamics="
                 f"{heads}: change it, or choose loss.head_strategy='concat' or 'single'"
             )
-        wanted, stored = self.loss.awr_effective_samples, self.stored_actions
-        if wanted and not 1.0 < wanted < stored:
+        kept, made = self.replay.keep_targets, self.training_planner.num_samples
+        if self.stores_plans and kept > made:
             yield (
-                f"loss.awr_effective_samples={wanted} of a state's {stored} planner actions: "
-                "choose a number between 1 and that, or 0 for awr_temperature as it is"
+                f"replay.keep_targets={kept} exceeds training_planner.num_samples={made}: lower "
+                "it, or 0 for all"
             )
-        if wanted and self.loss.advantage_scale == "range":
+        best, usual = self.loss.value_best_n, Loss.value_best_n
+        averaged = self.loss.value_target == "planner" and self.loss.value_weighting == "best_n"
+        if averaged and best != usual and best > self.stored_actions:
             yield (
-                "loss.advantage_scale='range' has no effect where loss.awr_effective_samples "
-                "chooses the temperature: set it to 'none' or 'state'"
+                f"loss.value_best_n={best} exceeds the {self.stored_actions} planner actions of a "
+                "state (replay.keep_targets, training_planner.num_samples): lower it"
             )
         if self.uses_expert and self.model.policy == "squashed":
             yield (
@@ -419,182 +455,146 @@ class Settings(RunSettings):
         kept = self.replay.keep_targets if self.training_planner.enabled else 0
         return kept or self.training_planner.num_samples
 
-    @property
-    def has_bins(self) -> bool:
-        """model.num_bins above 1"""
-        return self.model.num_bins > 1
-
-    @property
-    def several_dynamics(self) -> bool:
-        """model.num_dynamics above 1"""
-        return self.model.num_dynamics > 1
-
-    @property
-    def has_ensembles(self) -> bool:
-        """two or more heads of dynamics, rewards or (loss.num_heads) values"""
-        values = self.model.num_values != 1 and self.loss.num_heads > 1
-        return values or self.model.num_rewards > 1 or self.several_dynamics
-
-    @property
-    def weighs_elites(self) -> bool:
-        """planner.name other than 'cem', 'icem' and 'predictive'"""
-        return self.planner.name not in ("cem", "icem", "predictive")
-
-    @property
-    def training_weighs_elites(self) -> bool:
-        """training_planner.name other than 'cem', 'icem' and 'predictive'"""
-        return self.training_planner.name not in ("cem", "icem", "predictive")
-
-    @property
-    def chooses_elites(self) -> bool:
-        """planner.name other than 'predictive' (which takes the best)"""
-        return self.planner.name != "predictive"
-
-    @property
-    def plans_ahead(self) -> bool:
-        """planner.horizon above 1"""
-        return self.planner.horizon > 1
-
-    @property
-    def plans_far(self) -> bool:
-        """planner.horizon above 3 (shorter plans have one frequency)"""
-        return self.planner.horizon > 3
-
-    @property
-    def trains_far(self) -> bool:
-        """training_planner.horizon above 3 (shorter plans have one frequency)"""
-        return self.training_planner.horizon > 3
-
-    @property
-    def plans_again(self) -> bool:
-        """planner.iterations above 1, or planner.extra_iterations"""
-        return self.planner.iterations > 1 or self.planner.extra_iterations > 0
-
-    @property
-    def trains_again(self) -> bool:
-        """training_planner.iterations above 1, or training_planner.extra_iterations"""
-        planner = self.training_planner
-        return planner.iterations > 1 or planner.extra_iterations > 0
-
-    @property
-    def trains_ahead(self) -> bool:
-        """training_planner.horizon above 1"""
-        return self.training_planner.horizon > 1
-
-    @property
-    def reads_plans(self) -> bool:
-        """a loss that reads planner actions (loss.value_target planner or lambda, or awr or kl in
-        loss.policy_loss)"""
-        terms = self.loss.policy_terms
-        return self.loss.value_target in ("planner", "lambda") or "awr" in terms or "kl" in terms
-
-    @property
-    def stores_plans(self) -> bool:
-        """training_planner.enabled, and a loss that reads planner actions (loss.value_target
-        planner or lambda, or awr or kl in loss.policy_loss)"""
-        return self.training_planner.enabled and self.reads_plans
-
-    @property
-    def weighs_plans(self) -> bool:
-        """awr in loss.policy_loss, loss.value_target=lambda, or loss.value_weighting=weighted with
-        loss.value_target=planner"""
-        lambda_ = self.loss.value_target == "lambda"
-        return "awr" in self.loss.policy_terms or lambda_ or self.weighs_values
-
-    @property
-    def weighs_values(self) -> bool:
-        """loss.value_weighting=weighted with loss.value_target=planner"""
-        return self.loss.value_target == "planner" and self.loss.value_weighting == "weighted"
-
-    @property
-    def uses_svg(self) -> bool:
-        """svg in loss.policy_loss"""
-        return "svg" in self.loss.policy_terms
-
-    @property
-    def policy_reads_model(self) -> bool:
-        """svg in loss.policy_loss, or loss.optimist"""
-        return self.uses_svg or self.loss.optimist
-
-    @property
-    def svg_first(self) -> bool:
-        """svg named first in loss.policy_loss, whose value scale it is"""
-        return next(iter(self.loss.policy_terms)) == "svg"
-
-    @property
-    def uses_expert(self) -> bool:
-        """kl in loss.policy_loss"""
-        return "kl" in self.loss.policy_terms
-
-    @property
-    def reads_expert_alone(self) -> bool:
-        """kl in loss.policy_loss, and no loss that reads the actions or values of plans"""
-        return self.uses_expert and not self.weighs_plans and self.loss.value_target != "planner"
-
-    @property
-    def moves_value_scale(self) -> bool:
-        """svg in loss.policy_loss, or loss.advantage_scale=range"""
-        return self.uses_svg or (self.weighs_plans and self.loss.advantage_scale == "range")
-
-    @property
-    def scales_values(self) -> bool:
-        """svg in loss.policy_loss, loss.advantage_scale=range, or loss.optimist"""
-        return self.moves_value_scale or (self.loss.optimist and self.reads_plans)
-
-    @property
-    def imagines_targets(self) -> bool:
-        """model.critic=v with loss.value_target planner or td"""
-        return self.model.critic == "v" and self.loss.value_target != "lambda"
-
-    @property
-    def targets_know_std(self) -> bool:
-        """heads that value targets average: model.critic=v with several dynamics, reward or value
-        heads, or loss.value_reduction=mean with loss.num_heads above 1; not
-        loss.value_target=lambda"""
-        if self.loss.value_target == "lambda":
-            return False
-        values = self.loss.value_reduction == "mean" and self.loss.num_heads > 1
-        imagined = self.model.critic == "v" and (
-            self.model.num_rewards > 1 or self.several_dynamics
-        )
-        return (values and self.model.num_values != 1) or imagined
-
-    @property
-    def targets_follow_policy(self) -> bool:
-        """loss.value_target=td, model.critic=q, or loss.aux_gammas"""
-        return (
-            self.loss.value_target == "td" or self.model.critic == "q" or bool(self.loss.aux_gammas)
-        )
-
-    @property
-    def keeps_target_policy(self) -> bool:
-        """loss.trust_region_coef above 0, or loss.td_ema_policy"""
-        return self.loss.td_ema_policy or possible(self.loss.trust_region_coef > 0.0)
-
-    @property
-    def changes_entropy(self) -> bool:
-        """loss.entropy_coef_end at least 0"""
-        return possible(self.loss.entropy_coef_end >= 0.0)
+    has_bins = _when("model.num_bins above 1", lambda s: s.model.num_bins > 1)
+    several_dynamics = _when("model.num_dynamics above 1", lambda s: s.model.num_dynamics > 1)
+    averages_values = _when(
+        "model.num_values and loss.num_heads above 1",
+        lambda s: s.model.num_values != 1 and s.loss.num_heads > 1,
+    )
+    has_ensembles = _when(
+        "two or more heads of dynamics, rewards or (loss.num_heads) values",
+        lambda s: s.averages_values or s.model.num_rewards > 1 or s.several_dynamics,
+    )
+    weighs_elites = _when(
+        "planner.name other than 'cem', 'icem' and 'predictive'",
+        lambda s: s.planner.name not in ("cem", "icem", "predictive"),
+    )
+    training_weighs_elites = _when(
+        "training_planner.name other than 'cem', 'icem' and 'predictive'",
+        lambda s: s.training_planner.name not in ("cem", "icem", "predictive"),
+    )
+    chooses_elites = _when(
+        "planner.name other than 'predictive' (which takes the best)",
+        lambda s: s.planner.name != "predictive",
+    )
+    plans_ahead = _when("planner.horizon above 1", lambda s: s.planner.horizon > 1)
+    trains_ahead = _when(
+        "training_planner.horizon above 1", lambda s: s.training_planner.horizon > 1
+    )
+    reads_plans = _when(
+        "a loss that reads planner actions (loss.value_target planner or lambda, or awr or kl in "
+        "loss.policy_loss)",
+        lambda s: s.loss.value_target != "td" or bool({"awr", "kl"} & s.loss.policy_terms.keys()),
+    )
+    stores_plans = _when(
+        "training_planner.enabled, and a loss that reads planner actions (loss.value_target "
+        "planner or lambda, or awr or kl in loss.policy_loss)",
+        lambda s: s.training_planner.enabled and s.reads_plans,
+    )
+    weighs_values = _when(
+        "loss.value_weighting=weighted with loss.value_target=planner",
+        lambda s: s.loss.value_target == "planner" and s.loss.value_weighting == "weighted",
+    )
+    weighs_plans = _when(
+        "awr in loss.policy_loss, loss.value_target=lambda, or loss.value_weighting=weighted with "
+        "loss.value_target=planner",
+        lambda s: (
+            "awr" in s.loss.policy_terms or s.loss.value_target == "lambda" or s.weighs_values
+        ),
+    )
+    weighs_by_temperature = _when(
+        "awr in loss.policy_loss, loss.value_target=lambda, or loss.value_weighting=weighted with "
+        "loss.value_target=planner and loss.value_temperature=0",
+        lambda s: (
+            s.weighs_plans
+            and not (
+                s.weighs_values and s.loss.value_temperature and "awr" not in s.loss.policy_terms
+            )
+        ),
+    )
+    uses_svg = _when("svg in loss.policy_loss", lambda s: "svg" in s.loss.policy_terms)
+    svg_first = _when(
+        "svg named first in loss.policy_loss, whose value scale it is",
+        lambda s: next(iter(s.loss.policy_terms)) == "svg",
+    )
+    uses_expert = _when("kl in loss.policy_loss", lambda s: "kl" in s.loss.policy_terms)
+    reads_expert_alone = _when(
+        "kl in loss.policy_loss, and no loss that reads the actions or values of plans",
+        lambda s: s.uses_expert and not s.weighs_plans and s.loss.value_target != "planner",
+    )
+    samples_optimist = _when(
+        "a loss that reads planner actions, and two or more samples of the policy in the training "
+        "planner (num_samples, or num_proposals where it searches as the acting one)",
+        lambda s: (
+            s.reads_plans
+            and 1
+            < (
+                s.training_planner.num_proposals
+                if s.training_planner.enabled and s.training_planner.search == "acting"
+                else s.training_planner.num_samples
+            )
+        ),
+    )
+    moves_value_scale = _when(
+        "svg in loss.policy_loss, or loss.advantage_scale=range",
+        lambda s: s.uses_svg or (s.weighs_plans and s.loss.advantage_scale == "range"),
+    )
+    scales_values = _when(
+        "svg in loss.policy_loss, loss.advantage_scale=range, or loss.optimist",
+        lambda s: s.moves_value_scale or (s.loss.optimist and s.reads_plans),
+    )
+    imagines_targets = _when(
+        "model.critic=v with loss.value_target planner or td",
+        lambda s: s.model.critic == "v" and s.loss.value_target != "lambda",
+    )
+    targets_know_std = _when(
+        "heads that value targets average: model.critic=v with several reward heads (or several "
+        "dynamics heads and loss.td_dynamics_reduction=from_std_coef), or "
+        "loss.value_reduction=mean with several value heads; not loss.value_target=lambda",
+        lambda s: (
+            s.loss.value_target != "lambda"
+            and (
+                (s.loss.value_reduction == "mean" and s.averages_values)
+                or (s.imagines_targets and (s.model.num_rewards > 1 or s.reduces_by_sign))
+            )
+        ),
+    )
+    reduces_by_sign = _when(
+        "several dynamics heads and loss.td_dynamics_reduction=from_std_coef",
+        lambda s: (
+            s.several_dynamics
+            and s.loss.td_all_dynamics
+            and s.loss.td_dynamics_reduction == "from_std_coef"
+        ),
+    )
+    targets_follow_policy = _when(
+        "loss.value_target=td, model.critic=q, or loss.aux_gammas",
+        lambda s: s.loss.value_target == "td" or s.model.critic == "q" or bool(s.loss.aux_gammas),
+    )
+    keeps_target_policy = _when(
+        "loss.trust_region_coef above 0, or loss.td_ema_policy",
+        lambda s: s.loss.td_ema_policy or s.loss.trust_region_coef > 0.0,
+    )
+    changes_entropy = _when(
+        "loss.entropy_coef_end at least 0", lambda s: s.loss.entropy_coef_end >= 0.0
+    )
+    steps_encoder_rate = _when(
+        "optimizer.encoder_lr_step_at below 1", lambda s: s.optimizer.encoder_lr_step_at < 1.0
+    )
 
     @property
     def rate_falls(self) -> bool:
         """optimizer.final_learning_rate other than optimizer.learning_rate, or neither given and
         model.size=tiny"""
         rate, last = self.optimizer.learning_rate, self.optimizer.final_learning_rate
-        if possible(last > 0.0):
-            return possible(last != rate)
-        return possible(rate <= 0.0) and self.model.size == "tiny"
-
-    @property
-    def steps_encoder_rate(self) -> bool:
-        """optimizer.encoder_lr_step_at below 1"""
-        return possible(self.optimizer.encoder_lr_step_at < 1.0)
+        if given(last):
+            return not (isinstance(rate, float) and isinstance(last, float) and rate == last)
+        return not given(rate) and self.model.size == "tiny"
 
     @property
     def follows_progress(self) -> bool:
         """A loss depends on the share of the run that is done."""
-        warms_up = possible(self.loss.encoder_consistency_warmup > 0.0)
-        return self.changes_entropy or warms_up
+        return self.changes_entropy or self.loss.encoder_consistency_warmup > 0.0
 
 
 def bin_range(rewards: tuple[float, ...], steps: float) -> tuple[float, float]:

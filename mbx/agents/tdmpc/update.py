@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mbx import exchange, optim, returns
+from mbx import exchange, returns
 from mbx.agents.base import Mean
 from mbx.agents.tdmpc.model_loss import model_loss
 from mbx.agents.tdmpc.policy_loss import (
@@ -37,7 +37,6 @@ from mbx.agents.tdmpc.types import (
 )
 from mbx.agents.tdmpc.value_targets import plan_weights, value_targets
 from mbx.fast import rng
-from mbx.traced import possible
 from mbx.types import Array, Metrics, Params, streams
 from mbx.world_model import (
     WorldModel,
@@ -47,6 +46,7 @@ from mbx.world_model import (
 
 # What the model's optimiser does not train.
 _OTHERS = ("policy", "optimist", "statistics")
+POLICY_EPS = 1e-5  # Adam's for the policy, TD-MPC2's
 
 
 def init_state(settings: Settings, model: WorldModel, key: Array) -> TrainState:
@@ -149,7 +149,7 @@ def update_from_batch(
     metrics |= shares or {}
     inputs = policy_inputs(settings, zs, batch, weights, noise)
     due = policy_due(settings, state.step)
-    if due is None and not settings.policy_reads_model:
+    if due is None and not (settings.uses_svg or settings.loss.optimist):
         policy_grads, moved, extra = policy_gradients(settings, model, state, inputs)
         grads, policy_grads, metrics, extra = exchange.total((grads, policy_grads, metrics, extra))
         state, norms = move_model(settings, model, state, grads)
@@ -196,9 +196,9 @@ def weigh_actions(
         values = batch.plan_values[0].reshape(-1)
         unit, scales = move_value_scale(settings, scales, values)
         state = state.replace(scale=scales.running, return_ema=scales.ema)
-    weigh = functools.partial(plan_weights, settings, batch.plan_values, unit, batch.plan_valid)
-    weights = weigh()
-    if settings.weighs_values and possible(settings.loss.value_temperature > 0.0):
+    weigh = functools.partial(plan_weights, settings, batch.plan_values, unit)
+    weights = weigh(settings.loss.awr_temperature)
+    if settings.weighs_values and settings.loss.value_temperature:
         return state, weights, weigh(settings.loss.value_temperature)
     return state, weights, weights
 
@@ -413,11 +413,7 @@ def encoder_rate(settings: Settings) -> float | optax.Schedule:
     if not settings.steps_encoder_rate:
         return lr
     step = own.encoder_lr_step_at * settings.total_updates()
-    if isinstance(step, float):
-        step = int(step)
-    else:  # traced; in float32, where a share may come out as one update sooner or later
-        step = jnp.where(own.encoder_lr_step_at < 1.0, jnp.floor(step), jnp.inf)
-    return lambda count: lr * jnp.where(count < step, 1.0, own.encoder_lr_step_scale)
+    return lambda count: lr * jnp.where(count < int(step), 1.0, own.encoder_lr_step_scale)
 
 
 def make_optimizers(
@@ -439,21 +435,16 @@ def make_optimizers(
 
     def group(rate: float | optax.Schedule) -> optax.GradientTransformation:
         scale = optax.scale_by_learning_rate(rate)
-        return optax.chain(decay, scale) if possible(own.weight_decay > 0.0) else scale
+        return optax.chain(decay, scale) if own.weight_decay else scale
 
     groups = {name: group(rate) for name, rate in rates.items()}
     groups |= dict(encoder=group(encoder_rate(settings)), prior=optax.set_to_zero())
     clip = optax.clip_by_global_norm(own.grad_clip_norm)
     rate = own.learning_rate * own.policy_lr_scale
-    if own.name == "muon":
-        scale = optim.scale_by_muon(optax.scale_by_adam())
-        policy = optim.scale_by_muon(optax.scale_by_adam(eps=own.policy_adam_eps))
-        model = optax.chain(clip, scale, optax.partition(groups, labels))
-        return model, optax.chain(clip, policy, group(rate))
     model = optax.chain(clip, optax.scale_by_adam(), optax.partition(groups, labels))
-    adam = optax.adam(rate, eps=own.policy_adam_eps)
-    if possible(own.weight_decay > 0.0):
-        adam = optax.adamw(rate, eps=own.policy_adam_eps, weight_decay=own.weight_decay)
+    adam = optax.adam(rate, eps=POLICY_EPS)
+    if own.weight_decay:
+        adam = optax.adamw(rate, eps=POLICY_EPS, weight_decay=own.weight_decay)
     return model, optax.chain(clip, adam)
 
 

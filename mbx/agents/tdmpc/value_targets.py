@@ -23,7 +23,6 @@ from mbx import distributions as dist
 from mbx import exchange, networks, returns
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, TrainState, ValueTarget
-from mbx.traced import choose, possible
 from mbx.types import Array, Params
 from mbx.world_model import (
     WorldModel,
@@ -35,35 +34,18 @@ from mbx.world_model import (
 
 
 def plan_weights(
-    settings: Settings,
-    values: Array,
-    scale: Array | float,
-    mask: Array | None = None,
-    temperature: ArrayLike = 0.0,
+    settings: Settings, values: Array, scale: Array | float, temperature: ArrayLike
 ) -> Array:
-    """Weights over the N planner actions of a state: softmax of scaled values, `[..., N]`.
-
-    `loss.advantage_scale` "none" divides by the temperature alone, "range" also by `scale`, "state"
-    by the standard deviation over this state's actions. With `loss.awr_effective_samples` the
-    temperature is the one at which states have so many in the mean: one number for the whole batch,
-    so that states where the choice of action matters more than elsewhere have fewer (with "state"
-    all have about as many).
+    """Weights over the N planner actions of a state: softmax of values / temperature, `[..., N]`.
 
     Args:
         values: `[..., N]`.
-        scale: unit of values.
-        mask: `[...]`, the states that count for that mean.
-        temperature: in the place of the settings', 0 for theirs.
+        scale: unit of values, for `loss.advantage_scale="range"`.
+        temperature: above 0.
     """
-    loss = settings.loss
-    if loss.advantage_scale == "range":
+    if settings.loss.advantage_scale == "range":
         values = values / scale
-    elif loss.advantage_scale == "state":
-        values = values / (jnp.std(values, axis=-1, keepdims=True) + 1e-6)
-    own, wanted = loss.awr_temperature, loss.awr_effective_samples
-    if possible(temperature <= 0.0) and possible(wanted > 0.0):
-        own = choose(wanted > 0.0, dist.solve_temperature(values, wanted, mask), own)
-    return dist.awr_weights(values, choose(temperature > 0.0, temperature, own), mode="divide")
+    return dist.awr_weights(values, temperature, mode="divide")
 
 
 def value_actions(
@@ -220,33 +202,6 @@ def v_targets(
     return bootstrap(settings, total, values, factor, ended)
 
 
-def model_error(
-    settings: Settings,
-    model: WorldModel,
-    params: Params,
-    target_value: Params,
-    encoded: Array,
-    batch: Batch,
-    noise: Noise,
-) -> Array:
-    """By how much a transition was worth more than the model says of its state and action.
-
-    Its own reward and the target value of the state that followed, less the imagined ones. As a
-    control variate of the planner's targets it takes from them what the model wrongly promises
-    wherever the agent acts about as the planner does. Source: docs/sources.md, model-correction.
-
-    Args:
-        encoded: latents `[T+1, B, L]`.
-
-    Returns:
-        `[V', T, B]`, of no meaning where `batch.mask` is 0.
-    """
-    actions = batch.action[..., None, :]
-    said = v_targets(settings, model, params, target_value, encoded[:-1], actions, noise)
-    came = q_targets(settings, model, params, target_value, encoded[1:], batch, noise)
-    return came - said[..., 0]
-
-
 def lambda_targets(
     settings: Settings,
     model: WorldModel,
@@ -362,12 +317,6 @@ def imagined_target(
     if settings.loss.value_target == "planner":
         actions, weights = value_actions(settings, batch, weights)
         samples = v_targets(settings, model, params, target_value, z, actions[:states], noise)
-        if possible(settings.loss.model_correction > 0.0):
-            error = batch.mask[None] * model_error(
-                settings, model, params, target_value, encoded, batch, noise
-            )
-            error = jnp.pad(error, ((0, 0), (0, states - error.shape[1]), (0, 0)))
-            samples = samples + settings.loss.model_correction * error[..., None]
         return ValueTarget(samples, weights[:states], mask, count)
     mean, log_std = model.policy(params, z)
     actions = model.act(mean[..., None, :], log_std[..., None, :], noise.rollout_eps[0])

@@ -38,6 +38,7 @@ def get_config() -> config_dict.ConfigDict:
         rescore_proposals=True,
         evaluation_selection="sample",
     )
+    config.optimizer.learning_rate = 3e-4
     config.loss.update(
         batch_size=256,
         value_reduction="min",

@@ -41,7 +41,8 @@ def get_config() -> config_dict.ConfigDict:
         extra_iterations_action_dim=15,
         discount=1.0,
     )
-    config.reanalyze.batch_size = 64
+    # Every 10 agent steps: an interval counts learner updates, of which a step has four.
+    config.reanalyze.update(interval=40, batch_size=64)
     config.loss.update(
         td_rollouts=4,
         value_reduction="local",
