@@ -40,9 +40,20 @@ def written(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        remedy = "free space there" if full else "mend its directory or permissions"
+        remedy = "free space there" if full else "correct its directory or permissions"
         reason = error.strerror or error
-        raise OSError(f"{path} cannot be written ({reason}): {remedy}, and resume") from error
+        raise OSError(f"{path} cannot be written ({reason}): {remedy}") from error
+
+
+def prepare_output(path: str) -> None:
+    """Make the folder of a file that will be written. Raises OSError where that will fail."""
+    folder = os.path.dirname(os.path.abspath(path))
+    with written(path):
+        os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, "no permission")
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, "it is a directory")
 
 
 def read_json(path: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mbx.analysis import groups
+from mbx.files import prepare_output
 from mbx.training.metrics import read_rows
 
 _WIDEST = 90  # characters of a line below the axes
@@ -260,7 +261,7 @@ def save(figure: Any, out: str) -> None:
     """Write a figure, whole or not at all, and close it; folders are made."""
     import matplotlib.pyplot as plt
 
-    os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
+    prepare_output(out)
     base, extension = os.path.splitext(out)
     temporary = f"{base}.tmp{extension or '.png'}"
     try:

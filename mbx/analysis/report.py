@@ -32,7 +32,7 @@ from mbx.analysis.runs import (
     starts,
     times,
 )
-from mbx.files import atomic_write
+from mbx.files import atomic_write, prepare_output
 from mbx.settings import flatten
 from mbx.training import glossary
 
@@ -98,7 +98,7 @@ def page(paths: Sequence[str], names: Sequence[str] | None = None) -> str:
 def write(paths: Sequence[str], out: str) -> None:
     """Write the report of run directories to a file; folders are made. Raises as `page`."""
     text = page(paths)
-    os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
+    prepare_output(out)
     atomic_write(out, text.encode())
 
 

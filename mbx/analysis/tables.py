@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mbx.files import atomic_write
+from mbx.files import atomic_write, prepare_output
 
 Cell = str | int | float
 
@@ -42,7 +42,7 @@ def render(table: Table, form: str) -> str:
 def write(path: str, table: Table) -> None:
     """Write the table in the format that the file's ending names; folders are made."""
     text = render(table, os.path.splitext(path)[1].removeprefix("."))
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    prepare_output(path)
     atomic_write(path, text.encode())
 
 

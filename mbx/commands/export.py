@@ -22,11 +22,13 @@ CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, latest, or a step.
 
 
 def main(arguments: list[str]) -> None:
+    from mbx import files
     from mbx.training.policy import PLATFORMS, load_policy
 
     logging.set_verbosity(logging.WARNING)
     try:
         workdir = run_directory(arguments[1:], None)
+        files.prepare_output(OUT.value)
         policy = load_policy(workdir, PLANNER.value, batch=BATCH.value, which=CHECKPOINT.value)
         size = policy.save(OUT.value)
     except (ValueError, OSError, ImportError) as error:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mbx.analysis.curves import Curve
-from mbx.files import atomic_write
+from mbx.files import atomic_write, prepare_output
 
 from .jobs import Job, attempts, processor_hours
 
@@ -36,7 +35,7 @@ def write_curves(path: str, series: Iterable[Series]) -> None:
     for one in series:
         for step, value in zip(one.curve.steps, one.curve.values, strict=True):
             writer.writerow([one.task, one.setting, one.seed, f"{step:.0f}", f"{value:.6g}"])
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    prepare_output(path)
     atomic_write(path, text.getvalue().encode())
 
 
@@ -48,7 +47,7 @@ def write_rows(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         cells = [row[name] for name in rows[0]]
         writer.writerow(f"{cell:.6g}" if isinstance(cell, float) else cell for cell in cells)
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    prepare_output(path)
     atomic_write(path, text.getvalue().encode())
 
 

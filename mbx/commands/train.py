@@ -55,7 +55,6 @@ def train(config: dict[str, Any], workdir: str) -> None:
     logging.set_verbosity(logging.FATAL)  # libraries' traces of errors that are reported below
     try:
         with (
-            notices.without_closed_loops(),
             notices.without_foreign_deprecations(),
             interrupt.Interrupt(ends_process=True) as signals,
         ):

@@ -11,14 +11,13 @@ environments written in JAX.
 
 from __future__ import annotations
 
-import os
 import sys
 
 import jax
 from absl import app, flags, logging
 
 from mbx.config.help import run_directory
-from mbx.files import atomic_write
+from mbx.files import atomic_write, prepare_output
 
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Run directory (or the first argument).", allow_override=True
@@ -42,6 +41,7 @@ def main(arguments: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     run.set_up_jax()
     try:
+        prepare_output(OUT.value)
         workdir = run_directory(arguments[1:], WORKDIR.value)
         agent, train_state, settings = run.load(
             workdir, which=CHECKPOINT.value, trusted=TRUST.value
@@ -64,7 +64,6 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"error: {error}")
     title = f"{settings.agent} on {settings.env.name}"
     text = watching.page(episode, title, candidates=CANDIDATES.value, steps=STEPS.value)
-    os.makedirs(os.path.dirname(os.path.abspath(OUT.value)), exist_ok=True)
     atomic_write(OUT.value, text.encode())
     print(f"{OUT.value}: {len(episode.steps)} steps, {len(text) / 1e3:.0f} kB")
 

@@ -32,7 +32,7 @@ from mbx.agents.settings import RunSettings
 from mbx.config import extensions
 from mbx.files import read_json
 from mbx.settings import from_dict
-from mbx.training import digests, inputs
+from mbx.training import digests, inputs, notices
 from mbx.training.build import settings_class
 
 FORMAT_VERSION = 2
@@ -53,6 +53,7 @@ class Checkpointer:
     def __init__(self, workdir: str, *, keep: int = 3) -> None:
         if keep < 1:
             raise ValueError(f"checkpoint.keep={keep}: keep at least one checkpoint")
+        notices.ignore_closed_loops()
         workdir = os.path.abspath(workdir)
         self._opened = contextlib.ExitStack()
         place = _plain(workdir, self._opened)

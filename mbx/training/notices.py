@@ -134,25 +134,23 @@ def missed_gpu(chosen: str | None) -> str:
     )
 
 
-@contextlib.contextmanager
-def without_closed_loops() -> Iterator[None]:
-    """Leave out the traces of writes that end after their checkpoint was given up.
+def ignore_closed_loops() -> None:
+    """From now on leave out the traces of a checkpoint's other files where one of them failed.
 
-    Where one of a checkpoint's files cannot be written, the storage library closes the loop that
-    the others report to, and each of them prints a trace; the error itself is raised.
+    The storage library then closes the event loop that the others report to, and each of them
+    prints a trace, also long after the error itself was raised.
     """
     shown = sys.unraisablehook
+    if getattr(shown, "ignores_closed_loops", False):
+        return
 
     def show(found: Any) -> None:
         error = found.exc_value
         if not (type(error) is RuntimeError and str(error) == "Event loop is closed"):
             shown(found)
 
+    show.ignores_closed_loops = True  # type: ignore[attr-defined]
     sys.unraisablehook = show
-    try:
-        yield
-    finally:
-        sys.unraisablehook = shown
 
 
 def _say(text: str) -> None:

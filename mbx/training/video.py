@@ -20,6 +20,7 @@ from mbx.envs.base import JaxEnvironment
 from mbx.envs.host import SteppedEnvironment
 from mbx.envs.render import Renderer
 from mbx.fast import rng
+from mbx.files import prepare_output
 from mbx.pictures import write_picture
 from mbx.training.build import Config, read
 from mbx.training.environments import make_environment
@@ -55,6 +56,7 @@ def check(config: Config, path: str) -> Renderer | None:
     """
     if not path.endswith(".gif"):
         raise ValueError(f"video={path!r}: must end in .gif")
+    prepare_output(path)
     if envs.films(read(config).env.name):
         environment = _host(config)
         try:

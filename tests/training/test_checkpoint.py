@@ -168,6 +168,22 @@ def test_a_damaged_checkpoint_is_skipped(saved, tmp_path, open_checkpointer, pat
     assert meta == {"interval": 1}
 
 
+def test_after_a_read_that_failed_nothing_is_printed_behind_the_error(saved, tmp_path):
+    """The other arrays' reads report to an event loop that is closed by then."""
+    shutil.copytree(saved, tmp_path / "run")
+    for path in tmp_path.rglob("d/*"):
+        path.unlink()
+    read = (
+        "import sys, warnings; warnings.simplefilter('ignore')\n"
+        "from tests.training.test_checkpoint import Checkpointer, make_state\n"
+        "try: Checkpointer(sys.argv[1]).restore(make_state(0))\n"
+        "except OSError as error: sys.exit(f'error: {error}')"
+    )
+    command = [sys.executable, "-c", read, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and "loop" not in done.stderr
+
+
 @pytest.mark.parametrize("keep", [1, 2])
 def test_after_falling_back_saving_goes_on(tmp_path, open_checkpointer, keep):
     """The next save may have a lower step than the damaged one; it must not be left out."""

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mbx import files
 from mbx.training import run
 from mbx.training.metrics import RunLogger, atomic_write, read_rows
 
@@ -189,6 +190,18 @@ def test_atomic_write_keeps_the_old_content_when_it_fails(tmp_path, monkeypatch)
     with pytest.raises(OSError, match="disk full"):
         atomic_write(str(path), b"new")
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["config.json"]
+
+
+def test_where_a_file_goes_is_checked_before_it_is_made(tmp_path, monkeypatch):
+    files.prepare_output(str(tmp_path / "new" / "deep" / "a.png"))
+    assert (tmp_path / "new" / "deep").is_dir()
+    (tmp_path / "file").touch()
+    for path, reason in ((tmp_path / "file" / "a", "exists"), (tmp_path / "new", "directory")):
+        with pytest.raises(OSError, match=f"{path} cannot be written .*{reason}.*: correct its"):
+            files.prepare_output(str(path))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(OSError, match="no permission"):
+        files.prepare_output(str(tmp_path / "a"))
 
 
 def test_written_files_follow_the_umask(tmp_path):
