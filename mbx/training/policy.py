@@ -24,7 +24,7 @@ import numpy as np
 from mbx import observations
 from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
-from mbx.envs.base import strongly_typed
+from mbx.envs.base import in_space, in_units, strongly_typed
 from mbx.fast import rng
 from mbx.files import atomic_write
 from mbx.training import build, run, specs
@@ -168,7 +168,8 @@ class Policy:
                 agent does not see, or the array that `mbx.observations.join` makes of it.
 
         Returns:
-            `[A]` or `[batch, A]` in the environment's units; a number, or `[batch]` of them, where
+            `[A]` or `[batch, A]` in the environment's units, of the shape and the type that it
+            takes (`spec.action_shape`, `spec.action_dtype`); a number, or `[batch]` of them, where
             actions are discrete.
 
         Raises:
@@ -191,6 +192,8 @@ class Policy:
         action, self._carry = self._compiled(self._leaves, self._carry, obs, self._first)
         self._first = np.zeros(self._num, bool)
         action = np.asarray(action)
+        if not self.spec.discrete:
+            action = in_space(self.spec, action)
         if self._batch:
             return action
         return int(action[0]) if self.spec.discrete else action[0]
@@ -233,18 +236,6 @@ class Policy:
             file.writestr("about.json", json.dumps(about))
         atomic_write(path, content.getvalue())
         return content.tell()
-
-
-def in_units(spec: EnvSpec, action: Array) -> Array:
-    """Actions `[E, A]` as the environment takes them; `[E]` numbers where they are discrete."""
-    if spec.discrete:
-        first = int(spec.action_low[0]) if spec.action_low else 0
-        return jnp.argmax(action, axis=-1).astype(jnp.int32) + first
-    action = jnp.clip(action, -1.0, 1.0)
-    if not spec.action_high:
-        return action
-    low, high = (np.asarray(x, np.float32)[None] for x in (spec.action_low, spec.action_high))
-    return low + 0.5 * (action + 1.0) * (high - low)
 
 
 def _used(step: Any, leaves: list, *inputs: Any) -> list[int]:

@@ -28,7 +28,7 @@ _KINDS = {
     "action_low": list,
     "action_high": list,
 }
-_IF_ANY = ("parts", "reward_range")
+_IF_ANY = ("parts", "reward_range", "action_shape", "action_dtype")
 
 
 def save(spec: EnvSpec, workdir: str) -> None:
@@ -36,7 +36,8 @@ def save(spec: EnvSpec, workdir: str) -> None:
     if spec.tasks or spec.world is not None:
         return
     values = {name: getattr(spec, name) for name in _KINDS}
-    values |= {name: found for name in _IF_ANY if (found := getattr(spec, name))}
+    unset = EnvSpec._field_defaults
+    values |= {name: x for name in _IF_ANY if (x := getattr(spec, name)) != unset[name]}
     os.makedirs(workdir, exist_ok=True)  # of one of several seeds: nothing made it yet
     values["obs_dtype"] = np.dtype(spec.obs_dtype).name
     atomic_write(os.path.join(workdir, "spec.json"), json.dumps(values, indent=2).encode())
@@ -51,7 +52,8 @@ def load(workdir: str) -> EnvSpec | None:
     for name, kind in _KINDS.items():
         if not isinstance(values.get(name), kind):
             raise ValueError(f"{path}: field {name!r} is missing or no {kind.__name__}")
-    parts, rewards = (values.get(name, []) for name in _IF_ANY)
+    parts, rewards = (values.get(name, []) for name in _IF_ANY[:2])
+    shape, action_dtype = values.get("action_shape"), values.get("action_dtype", "float32")
     values = {name: values[name] for name in _KINDS}
     try:
         parts = tuple(Part(str(name), tuple(map(int, shape))) for name, shape in parts)
@@ -62,8 +64,13 @@ def load(workdir: str) -> EnvSpec | None:
     except TypeError as error:
         raise ValueError(f"{path}: field 'obs_dtype': {error}") from error
     try:
+        own = dict(action_shape=None if shape is None else tuple(map(int, shape)))
+        own["action_dtype"] = np.dtype(action_dtype).name
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: fields 'action_shape', 'action_dtype': {error}") from error
+    try:
         rewards = check_reward_range(values["name"], rewards)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: field 'reward_range': {error}") from error
     lists = {name: tuple(x) for name, x in values.items() if isinstance(x, list)}
-    return EnvSpec(**{**values, **lists}, parts=parts, reward_range=rewards)
+    return EnvSpec(**{**values, **lists}, parts=parts, reward_range=rewards, **own)

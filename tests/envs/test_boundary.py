@@ -6,6 +6,7 @@ import functools
 import os
 import subprocess
 import sys
+import tempfile
 import warnings
 
 import gymnasium
@@ -19,7 +20,9 @@ from hypothesis import strategies as st
 
 from mbx import envs
 from mbx.envs import own
+from mbx.envs.base import in_space, in_units
 from mbx.envs.gymnax import adapt
+from mbx.training import specs
 from tests.envs.spaces import ACTIONS, OBSERVATIONS, Recorder, boxes
 
 INFOS = st.lists(
@@ -59,6 +62,9 @@ def test_what_a_host_environment_is_given_and_gives(observed, acted, infos, repe
         warnings.filterwarnings("ignore", "env.metrics=")  # where no step has it
         made = envs.make(name, 1, action_repeat=repeat, metrics=["cost"])
         spec, length = made.spec, -(-7 // repeat)
+        with tempfile.TemporaryDirectory() as folder:
+            specs.save(spec, folder)
+            assert specs.load(folder) == spec._replace(obs_dtype=np.dtype(spec.obs_dtype))
         assert spec.episode_length == length
         log.clear()
         for i, action in enumerate(agent_actions(spec, length)):
@@ -76,6 +82,11 @@ def test_what_a_host_environment_is_given_and_gives(observed, acted, infos, repe
             np.testing.assert_allclose(step.metrics["cost"][0], mean, rtol=1e-6)
             last = numbers[-1] if numbers else mean
             np.testing.assert_allclose(step.metrics["cost_last"][0], last)
+        # A policy's action is in the space, too, after its program in float32.
+        for action in agent_actions(spec, 3, seed=1):
+            found = np.asarray(in_units(spec, jnp.asarray(action)))
+            found = found if spec.discrete else in_space(spec, found)
+            assert acted.contains(found[0] if spec.discrete else found[0, ...])
         if isinstance(acted, spaces.Box):  # the ends of the agent's range are those of the space
             np.testing.assert_allclose(log[0][0], acted.low, atol=1e-6)
             if repeat < 7 and length > 1:
