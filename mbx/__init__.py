@@ -62,6 +62,7 @@ _MODULES = (
 _FORMER: dict[str, str] = {
     "agents.empo": "mbx.empo.agent",
     "envs.empo": "mbx.empo",
+    "envs.own": "mbx.envs.custom",
     "cem": "mbx.planners.cem",
     "derivatives": "mbx.fast.gradients",
     "evolution": "mbx.planners.evosax",

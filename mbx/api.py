@@ -14,7 +14,7 @@ from typing import Any
 from mbx.agents.base import Agent
 from mbx.analysis import report
 from mbx.config import presets
-from mbx.envs import own
+from mbx.envs import custom
 from mbx.settings import describe
 from mbx.training import build, pure, run
 from mbx.training.metrics import read_rows
@@ -33,7 +33,7 @@ def train(
 
     Args:
         environment: its name, SUITE:TASK; or a class, a function that makes it, a
-            `functools.partial` of one, or an instance (`mbx.envs.own.name_of`).
+            `functools.partial` of one, or an instance (`mbx.envs.custom.name_of`).
         config: a configuration that comes with mbx, by name, a file, or nested mappings.
         steps: environment steps; None: the configuration's.
         seed: of everything.
@@ -106,7 +106,7 @@ def _values(
     if isinstance(environment, str):
         values["env"]["name"] = environment
     else:
-        values["env"]["name"], values["env"]["kwargs"] = own.name_of(environment)
+        values["env"]["name"], values["env"]["kwargs"] = custom.name_of(environment)
     if steps is not None:
         values["train"]["steps"] = steps
     for name, value in settings.items():
@@ -122,7 +122,7 @@ def default_workdir(config: Mapping[str, Any]) -> str:
         >>> api.default_workdir(config)[:26]  # and the time
         'runs/gymnax-Pendulum-v1-s0'
     """
-    task = own.label(config["env"]["name"])
+    task = custom.label(config["env"]["name"])
     return os.path.join("runs", f"{task}-s{config['seed']}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 

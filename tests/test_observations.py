@@ -24,7 +24,7 @@ from mbx.agents.dreamer.settings import Settings as DreamerSettings
 from mbx.agents.dreamer.update import observe_dict
 from mbx.agents.tdmpc.agent import shift_images
 from mbx.agents.tdmpc.settings import Settings
-from mbx.envs import own
+from mbx.envs import custom
 from mbx.envs.base import RawEnvironment
 from mbx.envs.raw_check import check_raw
 from mbx.training import specs
@@ -172,7 +172,7 @@ class Robot(gymnasium.Env):
 
 
 def test_a_gymnasium_dictionary_is_one_row_of_bytes(monkeypatch):
-    monkeypatch.setitem(own._GIVEN, "gym:python:Robot", Robot)
+    monkeypatch.setitem(custom._GIVEN, "gym:python:Robot", Robot)
     with pytest.raises(ValueError, match="'order' is text"):
         envs.make("gym:python:Robot", 2)
     environment = envs.make("gym:python:Robot", 2, observe=["arm/angle", "arm/gear", "camera"])

@@ -79,7 +79,7 @@ def in_words(error: Exception) -> str:
 
     An error in an environment's own code comes with that code's traceback.
     """
-    from mbx.envs.own import EnvironmentFailure
+    from mbx.envs.custom import EnvironmentFailure
 
     if isinstance(error, EnvironmentFailure):
         return "".join(traceback.format_exception(error.__cause__)) + f"error: {error}"

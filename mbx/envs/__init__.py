@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from mbx.envs import own
+from mbx.envs import custom
 from mbx.envs.base import (
     EnvSpec,
     HostEnvironment,
@@ -35,12 +35,12 @@ from mbx.envs.base import (
     check_no_parts,
     episodic,
 )
+from mbx.envs.custom import EnvironmentFailure
 from mbx.envs.host import SteppedEnvironment
 from mbx.envs.images import Images
-from mbx.envs.own import EnvironmentFailure
-from mbx.envs.parallel import ParallelEnvironment
 from mbx.envs.raw_check import check_raw
 from mbx.envs.render import NoRenderer, Renderer
+from mbx.envs.vector import ParallelEnvironment
 
 __all__ = [
     "EnvSpec",
@@ -205,7 +205,7 @@ def make(
     with _names_missing_package(name, suite.extra):
         if suite.raw is not None:
             raw = suite.raw(task, **(kwargs or {}))
-            if not isinstance(_SUITES[suite_name], str) or own.is_own(name):
+            if not isinstance(_SUITES[suite_name], str) or custom.is_own(name):
                 check_raw(raw)
             return episodic(raw, num_envs, observe=observe, images=images, **options)
     if images.pixels and suite.pixels is None:

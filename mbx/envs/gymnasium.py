@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from mbx import observations
-from mbx.envs import gymnasium_state, own
+from mbx.envs import custom, gymnasium_snapshot
 from mbx.envs.base import Suite
-from mbx.envs.gymnasium_check import (
+from mbx.envs.checks import (
     check_first,
     check_spaces,
     has_numbers,
@@ -44,16 +44,16 @@ def load(task: str, seed: int, **kwargs: Any) -> Task:
         EnvironmentFailure: where its own code fails.
     """
     name = f"gym:{task}"
-    if own.is_own(name):
-        key, found = f"{name} {kwargs}", own.given_or_found(name)
+    if custom.is_own(name):
+        key, found = f"{name} {kwargs}", custom.given_or_found(name)
         if _CHECKED.get(key) is not found:
             check_first(name, kwargs)
             _CHECKED[key] = found
-        env = own.make(name, kwargs)
+        env = custom.make(name, kwargs)
         return _Task(env, task, time_limit(env))
     import gymnasium
 
-    env = own.make_registered(name, task, kwargs | {"max_episode_steps": -1})
+    env = custom.make_registered(name, task, kwargs | {"max_episode_steps": -1})
     check_spaces(name, env)
     limit = gymnasium.registry[env.spec.id].max_episode_steps or time_limit(env)
     limit = kwargs.get("max_episode_steps", limit)
@@ -90,20 +90,20 @@ class _Task:
             # Simulators in C take 31 bits.
             return self._observe(self._env.reset(seed=seed and seed % 2**31)[0])
         except Exception as error:
-            raise own.failure(self._name, "reset()", error) from error
+            raise custom.failure(self._name, "reset()", error) from error
 
     def step(self, action: np.ndarray | int) -> tuple[Any, float, bool, bool]:
         try:
             obs, reward, terminated, truncated, self.info = self._env.step(action)
             return self._observe(obs), float(reward), bool(terminated), bool(truncated)
         except Exception as error:
-            raise own.failure(self._name, "step()", error) from error
+            raise custom.failure(self._name, "step()", error) from error
 
     def get_state(self) -> bytes | None:
-        return gymnasium_state.get(self._env)
+        return gymnasium_snapshot.get(self._env)
 
     def set_state(self, snapshot: bytes) -> None:
-        gymnasium_state.put(self._env, snapshot)
+        gymnasium_snapshot.put(self._env, snapshot)
 
     def close(self) -> None:
         self._env.close()
@@ -205,7 +205,7 @@ def _drawn(task: str, seed: int, **kwargs: Any) -> _Drawn:
     name = f"gym:{task}"
     try:
         plain = load(task, seed, **(kwargs | {"render_mode": "rgb_array"}))
-    except (ValueError, TypeError, own.EnvironmentFailure) as error:
+    except (ValueError, TypeError, custom.EnvironmentFailure) as error:
         raise NoRenderer(
             f"{name} is not made with render_mode='rgb_array' ({error}): let it take that argument "
             "and give uint8 [height, width, 3] from render()"

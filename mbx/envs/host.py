@@ -22,8 +22,8 @@ from mbx.envs.base import (
     is_finite,
     last_repeat,
 )
+from mbx.envs.custom import close
 from mbx.envs.images import Images, Stack, check_pictures, declared, see
-from mbx.envs.own import close
 from mbx.envs.render import NoRenderer
 from mbx.envs.solved import solved, with_usual
 

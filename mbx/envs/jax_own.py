@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from mbx.envs import gymnax, own
+from mbx.envs import custom, gymnax
 from mbx.envs.base import RawEnvironment, Suite
 
 _INTERFACE = ("reset_env", "step_env", "action_space", "observation_space")
@@ -25,11 +25,11 @@ def raw(task: str, **kwargs: Any) -> RawEnvironment:
         EnvironmentFailure: where its own code fails.
     """
     name = f"jax:{task}"
-    if not own.is_own(name):
+    if not custom.is_own(name):
         raise ValueError(
             f"env.name={name!r}: say where it is, jax:path/to/file.py:make or jax:module:make"
         )
-    made = own.make(name, kwargs)
+    made = custom.make(name, kwargs)
     if not isinstance(made, RawEnvironment):
         env, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
         lacking = [field for field in _INTERFACE if not hasattr(env, field)]
@@ -38,7 +38,7 @@ def raw(task: str, **kwargs: Any) -> RawEnvironment:
                 f"env.name={name!r} is a {type(env).__name__} without {lacking[0]}: give a "
                 "mbx.envs.RawEnvironment, or an object of gymnax's interface"
             )
-        with own.own_code(name, "its spaces"):
+        with custom.own_code(name, "its spaces"):
             made = gymnax.adapt(name, env, env.default_params if params is None else params)
     return made._replace(
         name=name,
@@ -52,7 +52,7 @@ def _named(name: str, what: str, function: Callable) -> Callable:
 
     @functools.wraps(function)
     def wrapped(*args: Any) -> Any:
-        with own.own_code(name, f"{what}()"):
+        with custom.own_code(name, f"{what}()"):
             return function(*args)
 
     return wrapped

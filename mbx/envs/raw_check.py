@@ -15,7 +15,7 @@ import numpy as np
 
 from mbx import observations
 from mbx.envs.base import RawEnvironment
-from mbx.envs.gymnasium_check import warn_of_sizes
+from mbx.envs.checks import warn_of_sizes
 
 _STEPS = 3
 

@@ -1,4 +1,4 @@
-"""A process of `mbx.envs.parallel`: steps its share of host environments, as it is asked.
+"""A process of `mbx.envs.vector`: steps its share of host environments, as it is asked.
 
 python -m mbx.envs.worker FILE_DESCRIPTOR [--import=MODULE ...]
 """

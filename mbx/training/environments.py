@@ -61,7 +61,7 @@ def located(settings: RunSettings) -> RunSettings:
 
     Raises FileNotFoundError where there is none.
     """
-    env = dataclasses.replace(settings.env, name=envs.own.located(settings.env.name))
+    env = dataclasses.replace(settings.env, name=envs.custom.located(settings.env.name))
     return dataclasses.replace(settings, env=env)
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 
-from mbx.envs import own
+from mbx.envs import custom
 
 
 def remember(name: str) -> None:
     """Note that this user trains with an environment of his own."""
-    new = set(own.own_names(name)) - _known()
+    new = set(custom.own_names(name)) - _known()
     if not new:
         return
     with contextlib.suppress(OSError):  # a read-only home: `check` says what to do
@@ -33,7 +33,7 @@ def check(name: str, workdir: str, trusted: bool) -> None:
     Raises:
         ValueError: he never trained with it.
     """
-    foreign = [] if trusted else sorted(set(own.own_names(name)) - _known())
+    foreign = [] if trusted else sorted(set(custom.own_names(name)) - _known())
     if foreign:
         raise ValueError(
             f"the run in {workdir} executes {foreign[0].partition(':')[2]}, which no run of yours "

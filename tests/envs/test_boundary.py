@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbx import envs
-from mbx.envs import own
+from mbx.envs import custom
 from mbx.envs.base import in_space, in_units
 from mbx.envs.gymnax import adapt
 from mbx.training import specs
@@ -37,7 +37,7 @@ INFOS = st.lists(
 
 
 def named(what, name="gym:python:Recorder"):
-    own._GIVEN[name] = what
+    custom._GIVEN[name] = what
     return name
 
 
@@ -157,7 +157,7 @@ WRAPPED = {
 def test_an_instance_is_trained_in_as_it_is_or_refused(how):
     instance = WRAPPED[how](gymnasium.make("Pendulum-v1", g=3.0))
     try:
-        name, kwargs = own.name_of(instance)
+        name, kwargs = custom.name_of(instance)
     except ValueError as error:
         assert "put around" in str(error) and "give a function that makes it" in str(error)
         assert how in (
@@ -199,14 +199,14 @@ def test_instances_are_copied_by_attributes_that_say_how():
         def __init__(self, mass, parts=()):
             self.mass, self.parts = mass, parts
 
-    name, kwargs = own.name_of(Kept(3.0, parts=[1]))
-    assert kwargs == {"mass": 3.0, "parts": [1]} and own.make(name, kwargs).parts == [1]
+    name, kwargs = custom.name_of(Kept(3.0, parts=[1]))
+    assert kwargs == {"mass": 3.0, "parts": [1]} and custom.make(name, kwargs).parts == [1]
     with pytest.raises(ValueError, match="which length this one was made with: give the class"):
-        own.name_of(Remembers(length=1.0))
+        custom.name_of(Remembers(length=1.0))
     with pytest.raises(ValueError, match="which hidden"):
-        own.name_of(Remembers(length=0.0, hidden=3))
+        custom.name_of(Remembers(length=0.0, hidden=3))
     with pytest.raises(ValueError, match=r"vector environment: .*env.num_envs"):
-        own.name_of(gymnasium.make_vec("Pendulum-v1", num_envs=2, vectorization_mode="sync"))
+        custom.name_of(gymnasium.make_vec("Pendulum-v1", num_envs=2, vectorization_mode="sync"))
     name = named(lambda: gymnasium.make_vec("Pendulum-v1", 2, vectorization_mode="sync"))
     with pytest.raises(ValueError, match=r"vector environment, SyncVectorEnv: .*env.num_envs"):
         envs.make(name, 1)
@@ -227,7 +227,7 @@ class Counted(Recorder):
 
 
 def test_what_is_opened_is_closed():
-    name, _ = own.name_of(Counted)
+    name, _ = custom.name_of(Counted)
     assert Counted.open == 0
     with envs.make(name, 3) as made:
         assert Counted.open == 3
@@ -414,14 +414,14 @@ with open(os.environ["COUNT"], "a") as file:
 from tests.envs.spaces import Recorder
 from gymnasium import spaces, register, make
 from mbx import envs
-from mbx.envs import own
+from mbx.envs import custom
 class Env(Recorder):
     def __init__(self):
         super().__init__(spaces.Box(-1, 1), spaces.Box(-1, 1))
 register("Scripted-v0", Env, max_episode_steps=20)
-name, kwargs = own.name_of(make("Scripted-v0"))
+name, kwargs = custom.name_of(make("Scripted-v0"))
 print(name, envs.make(name, 1, kwargs=kwargs).spec.episode_length)
-name, kwargs = own.name_of(Env)
+name, kwargs = custom.name_of(Env)
 print(name, envs.make(name, 1, kwargs=kwargs).spec.episode_length)
 envs.make(name, 1, workers=1).close()
 """

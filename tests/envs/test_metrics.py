@@ -12,7 +12,7 @@ import pytest
 from gymnasium.spaces import Box
 
 from mbx import envs
-from mbx.envs import own
+from mbx.envs import custom
 from mbx.envs.raw_check import check_raw
 from mbx.training import build, evaluation, run
 from mbx.training.metrics import read_rows
@@ -51,7 +51,7 @@ class Counting(gymnasium.Env):
 
 
 def on_host(num_envs, metrics, **options):
-    own._GIVEN["gym:python:Counting"] = Counting
+    custom._GIVEN["gym:python:Counting"] = Counting
     return envs.make("gym:python:Counting", num_envs, metrics=metrics, **options)
 
 
@@ -108,7 +108,7 @@ def test_none_is_no_number_yet_and_text_is_none(monkeypatch):
             obs, reward, terminated, truncated, _ = super().step(action)
             return obs, reward, terminated, truncated, {"cost": given[(self.count - 1) % 4]}
 
-    monkeypatch.setitem(own._GIVEN, "gym:python:Late", Late)
+    monkeypatch.setitem(custom._GIVEN, "gym:python:Late", Late)
     environment = envs.make("gym:python:Late", 1, metrics=["cost"])
     steps = stepped(environment, 3)
     assert [s.metrics["cost"][0] for s in steps] == [0.0, 3.0, 4.0]

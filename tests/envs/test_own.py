@@ -19,7 +19,7 @@ from examples.own_gymnasium import Tank
 from mbx import envs
 from mbx.commands import train
 from mbx.config import help as usage
-from mbx.envs import own
+from mbx.envs import custom
 from mbx.envs.base import RawEnvironment
 from mbx.envs.raw_check import check_raw
 from mbx.training import run
@@ -87,7 +87,7 @@ def test_a_class_in_a_file_is_stepped_in_its_own_units(folder):
 @pytest.mark.parametrize(("what", "limit", "first"), [("heavy", 9, 100.0), ("OwnScale-v0", 6, 1.0)])
 def test_functions_and_registered_ids_of_a_module(folder, monkeypatch, what, limit, first):
     monkeypatch.chdir(folder)
-    name = own.located(f"gym:scale:{what}")
+    name = custom.located(f"gym:scale:{what}")
     assert name == f"gym:{folder}/scale.py:{what}"  # as a run records it
     monkeypatch.chdir("/")
     environment = envs.make(name, 1)
@@ -99,10 +99,11 @@ def test_functions_and_registered_ids_of_a_module(folder, monkeypatch, what, lim
 
 def test_modules_that_are_installed_keep_their_names():
     name = "gym:gymnasium.envs:Pendulum-v1"
-    assert own.located(name) == name and envs.make(name, 1).spec.episode_length == 200
-    assert own.located("brax:fast") == "brax:fast"
+    assert custom.located(name) == name and envs.make(name, 1).spec.episode_length == 200
+    assert custom.located("brax:fast") == "brax:fast"
     assert (
-        own.label("gym:/a/b/tank.py:Tank") == "gym-Tank" and own.label("brax:fast") == "brax-fast"
+        custom.label("gym:/a/b/tank.py:Tank") == "gym-Tank"
+        and custom.label("brax:fast") == "brax-fast"
     )
 
 
@@ -117,7 +118,7 @@ def test_a_jax_environment_in_a_file(folder):
 def test_gymnax_objects_are_taken_as_gymnax_itself_is():
     from gymnax.environments.classic_control.pendulum import Pendulum
 
-    given, kwargs = own.name_of(Pendulum)
+    given, kwargs = custom.name_of(Pendulum)
     own_one, its = envs.make(given, 2, kwargs=kwargs), envs.make("gymnax:Pendulum-v1", 2)
     key, action = jax.random.key(3), jnp.array([[0.3], [-1.0]])
     a, b = (e.step(e.reset(key)[0], action, key)[1] for e in (own_one, its))
@@ -127,14 +128,14 @@ def test_gymnax_objects_are_taken_as_gymnax_itself_is():
 
 def test_names_of_what_python_gives():
     path = os.path.abspath(sys.modules[Tank.__module__].__file__)
-    assert own.name_of(Tank) == (f"gym:{path}:Tank", {})
-    assert own.name_of(functools.partial(Tank, leak=0.2)) == (f"gym:{path}:Tank", {"leak": 0.2})
+    assert custom.name_of(Tank) == (f"gym:{path}:Tank", {})
+    assert custom.name_of(functools.partial(Tank, leak=0.2)) == (f"gym:{path}:Tank", {"leak": 0.2})
     pendulum = gymnasium.make("Pendulum-v1", g=9.0)
-    assert own.name_of(pendulum) == ("gym:Pendulum-v1", {"g": 9.0})
-    assert own.name_of(Tank(leak=0.3)) == (f"gym:{path}:Tank", {"leak": 0.3})
-    name, _ = own.name_of(lambda: Tank(leak=0.3))
+    assert custom.name_of(pendulum) == ("gym:Pendulum-v1", {"g": 9.0})
+    assert custom.name_of(Tank(leak=0.3)) == (f"gym:{path}:Tank", {"leak": 0.3})
+    name, _ = custom.name_of(lambda: Tank(leak=0.3))
     assert envs.make(name, 1)._tasks[0]._env.leak == 0.3
-    own._GIVEN.clear()  # as in another process
+    custom._GIVEN.clear()  # as in another process
     with pytest.raises(FileNotFoundError, match="given from Python .* give it again"):
         envs.make(name, 1)
 
@@ -297,7 +298,7 @@ FAULTY = {
 def test_a_faulty_environment_is_refused_in_words(fault, monkeypatch):
     kind, message = FAULTY[fault]
     name = f"gym:python:{fault}"
-    monkeypatch.setitem(own._GIVEN, name, kind)
+    monkeypatch.setitem(custom._GIVEN, name, kind)
     with pytest.raises(ValueError, match=message) as told:
         envs.make(name, 1)
     assert str(told.value).startswith(f"env.name={name!r}") and "\n" not in str(told.value)
@@ -307,7 +308,7 @@ def test_errors_of_an_environment_keep_their_traceback(monkeypatch):
     def broken(self, action):
         return {}["level"]
 
-    monkeypatch.setitem(own._GIVEN, "gym:python:Broken", wrong(step=broken))
+    monkeypatch.setitem(custom._GIVEN, "gym:python:Broken", wrong(step=broken))
     with pytest.raises(envs.EnvironmentFailure, match=r"step\(\).* raised KeyError: 'level'") as e:
         envs.make("gym:python:Broken", 1)
     words = train.in_words(e.value)
@@ -321,7 +322,7 @@ def test_dictionaries_and_choices_become_one_vector(monkeypatch):
         observation_space = Dict(b=Box(-9, 9, (2,), np.float64), a=Discrete(3))
         result = ({"a": 2, "b": np.array([4.0, 5.0])}, 1.0, False, False, {})
 
-    monkeypatch.setitem(own._GIVEN, "gym:python:Mixed", Mixed)
+    monkeypatch.setitem(custom._GIVEN, "gym:python:Mixed", Mixed)
     environment = envs.make("gym:python:Mixed", 1)
     assert environment.spec.obs_shape == (5,)
     assert environment.reset(0).tolist() == [[4.0, 5.0, 0.0, 0.0, 1.0]]  # the space's order

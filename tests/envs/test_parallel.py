@@ -15,7 +15,7 @@ import pytest
 from mbx import envs
 from mbx.commands import train
 from mbx.envs import gymnasium as gymnasium_suite
-from mbx.envs import parallel, worker
+from mbx.envs import vector, worker
 
 SOURCE = textwrap.dedent(
     """
@@ -74,7 +74,7 @@ class InThread:
 
 
 def threads(monkeypatch):
-    monkeypatch.setattr(parallel.subprocess, "Popen", InThread)
+    monkeypatch.setattr(vector.subprocess, "Popen", InThread)
 
 
 def same(one, other):

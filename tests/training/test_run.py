@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx.envs import own
+from mbx.envs import custom
 from mbx.settings import flatten, to_dict
 from mbx.training import environments, run
 from mbx.training.checkpoint import Checkpointer, load_config
@@ -214,7 +214,7 @@ class Counted(gymnasium.Env):
 def counted():
     """A run in `Counted`, of which no instance is open yet."""
     config = small_config()
-    config["env"]["name"], config["env"]["kwargs"] = own.name_of(Counted)
+    config["env"]["name"], config["env"]["kwargs"] = custom.name_of(Counted)
     Counted.made, Counted.opened, Counted.most, Counted.breaks = 0, 0, 0, False
     return config
 

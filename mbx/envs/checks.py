@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mbx.envs import own
-from mbx.envs.own import own_code
+from mbx.envs import custom
+from mbx.envs.custom import own_code
 
 _STEPS = 5
 # TD-MPC's bins end at a reward of symexp(10); what is far from order 1 trains nothing.
@@ -23,13 +23,13 @@ _LARGE_REWARD, _LARGE_OBSERVATION = 22_025.0, 10_000.0
 
 def check_first(name: str, kwargs: dict[str, Any]) -> None:
     """Make an environment of one's own, reset and step it; raise ValueError for what is wrong."""
-    env = own.make(name, kwargs)
+    env = custom.make(name, kwargs)
     try:
         check_api(name, env)
         check_spaces(name, env)
         check_steps(name, env)
     finally:
-        own.close(name, env)
+        custom.close(name, env)
 
 
 def warn_of_sizes(name: str, rewards: list[Any], observations: list[Any]) -> None:

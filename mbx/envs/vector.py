@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from mbx.config import extensions
-from mbx.envs import own, snapshot
+from mbx.envs import custom, snapshot
 from mbx.envs.base import EnvSpec, HostEnvironment, Timestep
-from mbx.envs.own import EnvironmentFailure
+from mbx.envs.custom import EnvironmentFailure
 from mbx.types import Part
 
 _PATIENCE = 5.0  # seconds that a worker has to end
@@ -53,7 +53,7 @@ class ParallelEnvironment(HostEnvironment):
     def __init__(
         self, name: str, num_envs: int, workers: int, *, seed: int = 0, options: Mapping[str, Any]
     ) -> None:
-        own.check_guard()
+        custom.check_guard()
         self.num_envs = num_envs
         shares = np.array_split(np.arange(num_envs), min(workers, num_envs))
         self._shares = [slice(int(one[0]), int(one[-1]) + 1) for one in shares]
@@ -152,7 +152,7 @@ class _Worker:
                 os.environ,
                 PYTHONPATH=os.pathsep.join(places),
                 JAX_PLATFORMS="cpu",
-                **{own.WORKER: "1"},
+                **{custom.WORKER: "1"},
             ),
             start_new_session=True,
         )
