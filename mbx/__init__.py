@@ -65,6 +65,7 @@ _FORMER: dict[str, str] = {
     "envs.own": "mbx.envs.custom",
     "cem": "mbx.planners.cem",
     "derivatives": "mbx.fast.gradients",
+    "exchange": "mbx.fast.collectives",
     "evolution": "mbx.planners.evosax",
     "keys": "mbx.types",
     "muon": "mbx.optim",

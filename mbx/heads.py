@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mbx import exchange, observations
+from mbx import observations
+from mbx.fast import collectives
 from mbx.types import Array, EnvSpec, Params, streams
 
 
@@ -187,7 +188,7 @@ class Heads:
             compares = head.loss is not squared_error or head.metrics is not no_metrics
             if compares:
                 prediction, target = (
-                    jax.tree.map(functools.partial(exchange.together, axis=1), tree)
+                    jax.tree.map(functools.partial(collectives.all_gather, axis=1), tree)
                     for tree in (prediction, target)
                 )
             try:
@@ -198,12 +199,12 @@ class Heads:
                 f"{name}/{metric}": x for metric, x in head.metrics(prediction, target).items()
             }
             steps, rows = window.mask.shape
-            wanted = (steps, rows * (exchange.parts() if compares else 1))
+            wanted = (steps, rows * (collectives.axis_size() if compares else 1))
             for what, x in {f"the loss of head {name!r}": loss, **found}.items():
                 if jnp.shape(x) != wanted:
                     raise ValueError(f"{what} is {_words(x)}, wanted {list(wanted)}, as [T, B]")
             if wanted[1] > rows:
-                own = exchange.first_row(rows) + jnp.arange(rows)
+                own = collectives.row_offset(rows) + jnp.arange(rows)
                 loss, found = jax.tree.map(
                     functools.partial(jnp.take, indices=own, axis=1), (loss, found)
                 )
@@ -244,7 +245,7 @@ def masked_mean(x: Array, mask: Array, count: Array | None = None) -> Array:
         >>> float(heads.masked_mean(jnp.array([[1.0, 9.0]]), jnp.array([[1.0, 0.0]])))
         1.0
     """
-    count = exchange.total(jnp.sum(mask)) if count is None else jnp.sum(count)
+    count = collectives.psum(jnp.sum(mask)) if count is None else jnp.sum(count)
     return jnp.sum(x * mask) / jnp.maximum(count, 1.0)
 
 

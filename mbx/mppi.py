@@ -27,8 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mbx import exchange
-from mbx.fast import rng
+from mbx.fast import collectives, rng
 
 ScoreFn = Callable[[Array, Array], Any]  # (key, actions) -> values, or (values, auxiliaries)
 Tell = Callable[[Array, Any, Array, Array], tuple[Any, Array]]  # see `search`
@@ -201,7 +200,7 @@ def refit(
         raise ValueError(
             f"num_elites={num_elites} must lie in 1..{values.shape[-1]} (the number of candidates)"
         )
-    elite_values, elite_index = exchange.top_k(_ranked(values, nonfinite), num_elites)
+    elite_values, elite_index = collectives.top_k(_ranked(values, nonfinite), num_elites)
     elite_actions = jnp.take_along_axis(actions, elite_index[..., None, None], axis=-3)
 
     finite = jnp.isfinite(elite_values)
@@ -469,7 +468,7 @@ def _aux_of_chosen(
         rounds = config.rounds(last.mean.shape[-1])
         again = score(draws.score(jnp.int32(rounds + 1)), last.mean[:, None])[1]
         return jax.tree.map(lambda x: x[:, 0], again)
-    elites = exchange.top_k(_ranked(values, config.nonfinite), config.num_elites)[1]
+    elites = collectives.top_k(_ranked(values, config.nonfinite), config.num_elites)[1]
     states = jnp.arange(values.shape[0])
     which = elites[states, _place(last, draws.gumbel, config.selection)]
     return jax.tree.map(lambda x: x[states, which], aux)

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mbx import exchange
-from mbx.fast import gradients, rng
+from mbx.fast import collectives, gradients, rng
 
 Params = Any
 
@@ -93,7 +92,7 @@ class Dense(nn.Module):
         elif len({x.shape[:-1] for x in inputs}) == 1:
             out = gradients.matmul_joined(inputs, kernel)
         else:  # inputs that broadcast: multiply each before it is repeated
-            kernels = jnp.split(exchange.whole(kernel), np.cumsum(sizes)[:-1])
+            kernels = jnp.split(collectives.replicate(kernel), np.cumsum(sizes)[:-1])
             parts = [gradients.matmul(x, own) for x, own in zip(inputs, kernels, strict=True)]
             out = functools.reduce(jnp.add, parts)
         return gradients.add_bias(out, bias.astype(self.dtype))
@@ -135,7 +134,7 @@ class NormedDense(nn.Module):
 def dropout(key: Array, x: Array, rate: float) -> Array:
     """`x` `[..., B, F]` with the share `rate` of its numbers 0, the others as much larger.
 
-    Of a part of a batch (`mbx.exchange`) those of its rows that it would be in the whole.
+    Of a part of a batch (`mbx.fast.collectives`) those of its rows that it would be in the whole.
 
     Examples:
         >>> kept = networks.dropout(jax.random.key(0), jnp.ones((100, 100)), 0.75)
@@ -149,11 +148,11 @@ def dropout(key: Array, x: Array, rate: float) -> Array:
 def _kept(key: Array, share: float, shape: tuple[int, ...]) -> Array:
     """Which of `[..., B, F]` dropout keeps; of a part of a batch, its rows of the whole's."""
     count = shape[-2] if len(shape) > 1 else 1
-    if exchange.parts() == 1:
+    if collectives.axis_size() == 1:
         return jax.random.bernoulli(key, share, shape)
-    whole = (*shape[:-2], count * exchange.parts(), shape[-1])
+    whole = (*shape[:-2], count * collectives.axis_size(), shape[-1])
     keep = jax.random.bernoulli(rng.unrolled(key), share, whole)
-    return jax.lax.dynamic_slice_in_dim(keep, exchange.first_row(count), count, axis=-2)
+    return jax.lax.dynamic_slice_in_dim(keep, collectives.row_offset(count), count, axis=-2)
 
 
 class MLP(nn.Module):
@@ -188,7 +187,7 @@ class MLP(nn.Module):
 
 def _conv_layer(x: Array, kernel: Array, strides: Any, padding: str, **_: Any) -> Array:
     """`conv` as `nn.Conv` calls it; the rest are that layer's defaults."""
-    return gradients.conv(x, exchange.whole(kernel), strides[0], padding)
+    return gradients.conv(x, collectives.replicate(kernel), strides[0], padding)
 
 
 class ConvEncoder(nn.Module):

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import exchange
+from mbx.fast import collectives
 from mbx.types import Array, Params, Part
 
 # What did not vary so far is no more than a hundred times as large once it does.
@@ -257,9 +257,9 @@ def update(statistics: Params, rows: Array) -> Params:
     """
     mean, variance, count = (statistics[name] for name in ("mean", "variance", "count"))
     off = rows.reshape(-1, rows.shape[-1]).astype(jnp.float32) - mean[None]
-    share = 1.0 / exchange.parts()
+    share = 1.0 / collectives.axis_size()
     moments = jnp.mean(off, axis=0) * share, jnp.mean(off**2, axis=0) * share
-    moved, squares = exchange.total(moments)
+    moved, squares = collectives.psum(moments)
     weight = 1.0 / (count + 1.0)
     own = jnp.maximum(squares - moved**2, 0.0)
     return dict(

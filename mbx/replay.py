@@ -27,7 +27,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mbx import exchange, replay_storage
+from mbx import replay_storage
+from mbx.fast import collectives
 from mbx.replay_storage import Index as Index
 from mbx.replay_storage import ReplayState as ReplayState
 from mbx.replay_storage import Targets as Targets
@@ -413,7 +414,7 @@ def _sample_stale(
     # without targets.
     score = jnp.where(age == NEVER, 1e6, jnp.minimum(score, 1e5))
     score = jnp.where(is_last_occurrence(state, index, good), score, jnp.where(good, -1e6, -1e9))
-    _, best = exchange.top_k(score + jax.random.gumbel(gumbel_key, score.shape), batch_size)
+    _, best = collectives.top_k(score + jax.random.gumbel(gumbel_key, score.shape), batch_size)
     slot = jnp.where(good, index.slot, dims(state)[1])
     index = Index(env[best], slot[best])
     return row_at(state, index), index

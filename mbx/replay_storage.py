@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mbx import exchange
+from mbx.fast import collectives
 from mbx.types import Record
 
 PyTree = Any
@@ -175,7 +175,7 @@ def _encode(stored: Targets, targets: Targets) -> Targets:
     keep = stored.values.shape[2]
     if values.shape[-1] > keep:
         # top_k ranks NaN highest, so NaN must look worst.
-        _, best = exchange.top_k(jnp.where(jnp.isnan(values), -jnp.inf, values), keep)
+        _, best = collectives.top_k(jnp.where(jnp.isnan(values), -jnp.inf, values), keep)
         values = jnp.take_along_axis(values, best, axis=-1)
         actions = jnp.take_along_axis(actions, best[..., None], axis=-2)
     if stored.actions.dtype == jnp.int8:
@@ -444,7 +444,7 @@ def is_last_occurrence(state: ReplayState, index: Index, mask: Array) -> Array:
 # Shards: every draw takes the same number of rows from equal blocks of environments. A batch is
 # laid out shard by shard along its last index axis, so that an index drawn from a replay says by
 # its place which shard it reads. Where the environment axis is divided over as many devices
-# (`mbx.exchange`), each works on its own shard, without communication; on other numbers of devices,
+# (`fast.collectives`), each works on its own shard, without communication; on other numbers,
 # or one, operations are batched over the shards, and the same numbers come out.
 
 
@@ -556,12 +556,12 @@ def _each(
       trees: leaves with the rows of all shards along `axis`.
     """
     shards, whole = state.shards, state.replace(shards=1)
-    if exchange.devices() == shards:
+    if collectives.num_devices() == shards:
 
         def here(own: tuple, part: ReplayState, trees: tuple) -> Any:
             return local(*jax.tree.map(lambda x: x[0], own), part, *trees)
 
-        return exchange.apart(here, (0, 0, axis), own, whole, trees, out=out)
+        return collectives.shard_map(here, (0, 0, axis), own, whole, trees, out=out)
     inputs = (*own, split_axis(whole, shards, 0), *split_axis(trees, shards, axis))
     axes = (*[0] * (len(own) + 1), *[axis] * len(trees))
     return merge_axis(jax.vmap(local, in_axes=axes, out_axes=out)(*inputs), out)

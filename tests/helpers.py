@@ -274,7 +274,7 @@ def once(*programs: str) -> dict[tuple[str, str], int]:
     return {(how, name): 1 for how in _EVENTS.values() for name in programs}
 
 
-# Parts of a batch that are put together by `mbx.exchange`, where tests divide one.
+# Parts of a batch that are put together by `mbx.fast.collectives`, where tests divide one.
 PARTS = 4
 
 
@@ -284,7 +284,7 @@ def in_parts(function: Any, axes: Any, *args: Any) -> Any:
     axes: for each argument the axis of its leaves that is divided, None for none; or a tree of
     those, as the argument is one.
     """
-    from mbx import exchange
+    from mbx.fast import collectives
 
     def split(axis: int | None, tree: Any) -> Any:
         def one(x: Any) -> Any:
@@ -294,7 +294,7 @@ def in_parts(function: Any, axes: Any, *args: Any) -> Any:
         return tree if axis is None else jax.tree.map(one, tree)
 
     def part(*own: Any) -> Any:
-        with exchange._axes(("parts",)):
+        with collectives._axes(("parts",)):
             return function(*own)
 
     none = functools.partial(jax.tree.map, is_leaf=lambda x: x is None)
@@ -316,11 +316,11 @@ def exchanges(function: Any, *args: Any) -> list[tuple[str, int]]:
 
     Traced alone, so that the devices need not be there.
     """
-    from mbx import exchange
+    from mbx.fast import collectives
 
     kinds = ("psum", "pmax", "pmin", "all_", "ppermute", "reduce_scatter")
     mesh = jax.sharding.AbstractMesh((PARTS,), ("data",), (jax.sharding.AxisType.Auto,))
-    with jax.sharding.use_abstract_mesh(mesh), exchange.taking_apart():
+    with jax.sharding.use_abstract_mesh(mesh), collectives.data_parallel():
         jaxpr = jax.make_jaxpr(function)(*args).jaxpr
     return [
         (equation.primitive.name, sum(x.aval.size for x in equation.outvars))

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Ground first. A module may import from lower floors, and a package from itself. Training knows
 # environments and they do not know it, so it has a floor of its own.
 FLOORS = (
-    ("empo", "exchange", "traced", "types"),
+    ("empo", "traced", "types"),
     ("fast",),
     (
         "settings",

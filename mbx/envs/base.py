@@ -20,9 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import exchange, observations
+from mbx import observations
 from mbx.envs.images import Images, Stack, check_pictures, of_raw
 from mbx.envs.solved import solved, with_usual
+from mbx.fast import collectives
 from mbx.types import Array, EnvSpec, Part, Record
 
 
@@ -326,7 +327,7 @@ def episodic(
 
         # Of several devices each looks at its own environments.
         given = done, jax.random.split(reset_key, num_envs), new, frames, final_obs
-        after, frames, obs = exchange.apart(renewed, (0, 0, 0, 0, 0), *given, out=0)
+        after, frames, obs = collectives.shard_map(renewed, (0, 0, 0, 0, 0), *given, out=0)
         sums = {name: state.metrics[name] + value for name, (value, _) in values.items()}
         behind = state.length * action_repeat + repeats  # only the last agent step is shorter
         metrics = {name: value / behind for name, value in sums.items()}

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mbx import exchange
-from mbx.fast import reductions
+from mbx.fast import collectives, reductions
 
 LAYER_NORM_EPSILON = 1e-5
 
@@ -74,7 +73,7 @@ def matmul(x: Array, kernel: Array) -> Array:
         >>> gradients.matmul(jnp.ones((1, 2)), jnp.array([[1.0], [2.0]])).tolist()
         [[3.0]]
     """
-    return x @ exchange.whole(kernel)
+    return x @ collectives.replicate(kernel)
 
 
 def _matmul_backward(residuals: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
@@ -85,11 +84,11 @@ def _matmul_backward(residuals: tuple[Array, Array], grad: Array) -> tuple[Array
         x, grad_rows = (y.reshape(-1, y.shape[-1]) for y in (x, grad))
     rows = tuple(range(x.ndim - 1))
     d_kernel = jax.lax.dot_general(x, grad_rows, ((rows, rows), ((), ())))
-    return grad @ exchange.whole(kernel).T, d_kernel
+    return grad @ collectives.replicate(kernel).T, d_kernel
 
 
 # Kept for the way back as it is held, so that no gathered kernel lives from one way to the other.
-matmul.defvjp(lambda x, kernel: (x @ exchange.whole(kernel), (x, kernel)), _matmul_backward)
+matmul.defvjp(lambda x, kernel: (x @ collectives.replicate(kernel), (x, kernel)), _matmul_backward)
 
 
 @Written
@@ -104,12 +103,12 @@ def matmul_joined(inputs: tuple[Array, ...], kernel: Array) -> Array:
         >>> gradients.matmul_joined((jnp.ones((1, 2)), jnp.ones((1, 1))), jnp.ones((3, 1))).tolist()
         [[3.0]]
     """
-    return jnp.concatenate(inputs, axis=-1) @ exchange.whole(kernel)
+    return jnp.concatenate(inputs, axis=-1) @ collectives.replicate(kernel)
 
 
 def _matmul_joined_forward(inputs: tuple[Array, ...], kernel: Array) -> tuple[Array, Any]:
     x = jnp.concatenate(inputs, axis=-1)
-    return x @ exchange.whole(kernel), (x, inputs, kernel)
+    return x @ collectives.replicate(kernel), (x, inputs, kernel)
 
 
 def _matmul_joined_backward(residuals: Any, grad: Array) -> tuple[tuple[Array, ...], Array]:
@@ -121,7 +120,7 @@ def _matmul_joined_backward(residuals: Any, grad: Array) -> tuple[tuple[Array, .
         part = slice(end - size, end)
         # Rows cut out of a kernel are copied, columns cut out of a result are read where they lie.
         if 4 * size < x.shape[-1]:
-            return grad @ exchange.whole(kernel)[part].T
+            return grad @ collectives.replicate(kernel)[part].T
         return d_x[..., part]
 
     return tuple(own(end, y.shape[-1]) for end, y in zip(ends, inputs, strict=True)), d_kernel

@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import exchange
 from mbx.agents.base import Ahead, Episodes
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, random_actions
-from mbx.fast import rng
+from mbx.fast import collectives, rng
 from mbx.training.sharding import ONE_DEVICE, Partition
 
 Array = jax.Array
@@ -137,7 +136,7 @@ def make_episodes(
     seen = seen_steps(longest)
 
     def evaluation(train: Any, key: Array) -> tuple:
-        train = exchange.whole(train)
+        train = collectives.replicate(train)
         reset_key, step_key = jax.random.split(key)
         env_state, obs = partition.divided(environment.reset(reset_key))
 

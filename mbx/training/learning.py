@@ -13,9 +13,10 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from mbx import exchange, replay
+from mbx import replay
 from mbx.agents.base import Agent
 from mbx.envs.base import strongly_typed
+from mbx.fast import collectives
 from mbx.training.sharding import ONE_DEVICE, Partition
 from mbx.training.state import Ended, LoopState, Schedule, Turn, step_keys, updates_left
 
@@ -111,7 +112,7 @@ def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> 
     def reanalyze(
         state: LoopState, key: Array, before: Array, pretraining: Array, complete: Array
     ) -> tuple[LoopState, Metrics]:
-        train = exchange.whole(state.train)
+        train = collectives.replicate(state.train)
 
         def pass_of(i: Array, buffer: Any) -> tuple[Any, Metrics]:
             chunk = jnp.where(complete, i, -1)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import exchange, replay
+from mbx import replay
 from mbx.agents.base import Agent, Mean
 from mbx.envs.base import (
     EnvSpec,
@@ -27,6 +27,7 @@ from mbx.envs.base import (
     strongly_typed,
     wide_actions,
 )
+from mbx.fast import collectives
 from mbx.training.learning import make_learn_if_due, once_if, repeated
 from mbx.training.sharding import ONE_DEVICE, Partition
 from mbx.training.state import Ended, LoopState, Schedule, Turn, step_keys, updates_left
@@ -41,7 +42,7 @@ def make_select_action(agent: Agent, schedule: Schedule, num_envs: int, spec: En
     def select_action(state: LoopState, key: Array) -> tuple[Array, Any, Any]:
         act_key, target_key = jax.random.split(key)
         # Where parameters are divided: once, not in every step that a planner looks ahead.
-        train = exchange.whole(state.train)
+        train = collectives.replicate(state.train)
 
         def explore(_: None) -> tuple[Array, Any]:
             latent_key, random_key = act_key, act_key

@@ -23,9 +23,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from mbx import exchange
 from mbx.agents.settings import Distributed, RunSettings
-from mbx.fast import compiler
+from mbx.fast import collectives, compiler
 from mbx.training import memory
 from mbx.training.checkpoint import load_config
 from mbx.training.state import LoopState
@@ -100,7 +99,7 @@ class Partition:
         """Shardings of a train state: copies, or along the longest axis that can be divided."""
 
         def one(x: Any) -> Any:
-            axis = exchange.divided_axis(x.shape, self.size) if self.fsdp else None
+            axis = collectives.sharded_axis(x.shape, self.size) if self.fsdp else None
             if axis is None:
                 return self._named()
             return self._named(*[_AXIS if i == axis else None for i in range(x.ndim)])
@@ -166,7 +165,7 @@ class Partition:
     def compile(self, function: Callable, *, donate: bool = False) -> Callable:
         """`jit`; on a mesh everything but the state a function gives back is copied everywhere.
 
-        The function is traced with that mesh set, for `gradients.matmul` and `mbx.exchange`,
+        The function is traced with that mesh set, for `gradients.matmul` and `fast.collectives`,
         which takes batches apart unless parameters are divided as well.
 
         Args:
@@ -200,8 +199,11 @@ class Partition:
         @functools.wraps(function)
         def inside(*args: Any) -> Any:
             mesh = jax.sharding.use_abstract_mesh(abstract)
-            gathering = exchange.gathering(self.size if self.fsdp else 1)
-            alike, apart = exchange.all_alike(self.alike), exchange.taking_apart(not self.fsdp)
+            gathering = collectives.sharded_parameters(self.size if self.fsdp else 1)
+            alike, apart = (
+                collectives.replicated_states(self.alike),
+                collectives.data_parallel(not self.fsdp),
+            )
             with mesh, apart, gathering, alike:
                 return function(*args)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import exchange, heads, returns
+from mbx import heads, returns
 from mbx.agents.tdmpc import agent as agents
 from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc.counts import counted
@@ -17,6 +17,7 @@ from mbx.agents.tdmpc.model_loss import model_loss
 from mbx.agents.tdmpc.types import BATCH_AXES, Batch, Counts, Noise, Scales, TrainState, ValueScales
 from mbx.agents.tdmpc.update import init_state
 from mbx.agents.tdmpc.value_targets import value_targets
+from mbx.fast import collectives
 from mbx.replay import Sample, Targets
 from mbx.world_model import make_world_model
 from tests.agents.tdmpc_helpers import SPEC, A, B, T, Toy, make_batch, make_settings, make_world
@@ -118,11 +119,13 @@ def test_losses_of_parts_with_those_counts_add_up_to_the_wholes(monkeypatch):
         policy, (_, extra) = policies.policy_loss(settings, model, *args)
         args = params["optimist"], params, inputs, units
         optimist, _ = policies.optimist_loss(settings, model, *args)
-        return metrics | dict(policy=policy, trust=exchange.mean(extra["trust"]), optimist=optimist)
+        return metrics | dict(
+            policy=policy, trust=collectives.mean_share(extra["trust"]), optimist=optimist
+        )
 
     whole = jax.jit(losses)(batch, noise, weights)
-    calls, total = [], exchange.total
-    monkeypatch.setattr(exchange, "total", lambda tree: calls.append(tree) or total(tree))
+    calls, total = [], collectives.psum
+    monkeypatch.setattr(collectives, "psum", lambda tree: calls.append(tree) or total(tree))
     parts = functools.partial(in_parts, losses, (1, BATCH_AXES, 1))
     assert {"loss/aux_value", "loss/termination", "loss/encoder_consistency"} <= whole.keys()
     assert {"loss/heads/toy", "heads/toy/bias", "value/target"} <= whole.keys()

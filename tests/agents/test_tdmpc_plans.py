@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import exchange, mppi, planners
+from mbx import mppi, planners
 from mbx.agents.tdmpc import agent as agents
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.types import TrainState
+from mbx.fast import collectives
 from mbx.types import streams
 from tests.agents.tdmpc_helpers import (
     CLOSE,
@@ -73,9 +74,9 @@ def test_devices_divide_candidates_or_states_that_are_not_divided(monkeypatch, s
         divided.append(out)
         return jnp.concatenate(list(in_parts(function, axes, *args)), axis=out)
 
-    monkeypatch.setattr(exchange, "devices", lambda: PARTS)
-    monkeypatch.setattr(exchange, "apart", apart)
-    with exchange.all_alike(alike):
+    monkeypatch.setattr(collectives, "num_devices", lambda: PARTS)
+    monkeypatch.setattr(collectives, "shard_map", apart)
+    with collectives.replicated_states(alike):
         np.testing.assert_allclose(jax.jit(lambda *x: score(*x))(*asked), whole, **CLOSE)
     assert divided == ([] if out is None else [out])
 

@@ -17,7 +17,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from mbx import exchange
+from mbx.fast import collectives
 from mbx.training import build, job, loop, run, sharding
 from mbx.training.state import make_schedule
 
@@ -162,7 +162,7 @@ def main() -> None:
             heartbeat_timeout=20,
         )
     if told.get("fsdp"):
-        exchange._LARGE = 2**10  # so that this small model is divided as a large one
+        collectives._LARGE = 2**10  # so that this small model is divided as a large one
     sharding.initialize(build.read(config).distributed)
     jax.devices()  # here processes wait for one another; then one of them may fall behind
     time.sleep(told.get("late", 0))

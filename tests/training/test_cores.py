@@ -18,19 +18,19 @@ PROGRAM = """
 import json, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
-from mbx import exchange
+from mbx.fast import collectives
 from mbx.training import run
 from mbx.training.sharding import Partition
 from tests.faults.small import small_config
 from tests.helpers import counting, programs_of
 from tests.training.test_compile_once import resumed, short
 agent, task, num_envs, programs, workdir = json.loads(sys.argv[1])
-apart, candidates = exchange.apart, []
+apart, candidates = collectives.shard_map, []
 def counted(function, axes, *args, out=None):
     if out == 1 and axes[0] is None:  # as of the candidates' values, [B, N], by whole parameters
         candidates.append(jax.tree.leaves(args)[-1].shape)
     return apart(function, axes, *args, out=out)
-exchange.apart = counted
+collectives.shard_map = counted
 divided, constraints = Partition.divided, []
 def noted(self, tree):
     constraints.append(self.size)

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import exchange, replay
+from mbx import replay
 from mbx.agents.base import Agent, Mean, Store
 from mbx.envs.base import HostEnvironment, JaxEnvironment, Timestep, random_actions
+from mbx.fast import collectives
 from mbx.training import job, learning, loop, seeds, sharding, state
 from mbx.training.state import Schedule
 from mbx.types import EnvSpec
@@ -420,7 +421,7 @@ def test_divided_parameters_are_gathered_once_for_an_action_and_for_passes():
     """Before the planner's loops, in which every step would gather them again."""
     mesh = jax.sharding.AbstractMesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     start, select = begun(PLAIN), loop.make_select_action(PLAIN, SCHEDULE, E, SPEC)
-    with jax.sharding.use_abstract_mesh(mesh), exchange.gathering(4):
+    with jax.sharding.use_abstract_mesh(mesh), collectives.sharded_parameters(4):
         jaxpr = jax.make_jaxpr(select)(start, start.key).jaxpr
         due = learning.make_reanalyze(FULL, SCHEDULE, None)
         begins = jnp.int32(0), jnp.bool_(True), jnp.bool_(True)

@@ -15,11 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mbx import exchange, returns
+from mbx import returns
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer import policy, rssm
 from mbx.agents.dreamer.settings import Settings
 from mbx.agents.dreamer.types import Batch, Behaviour, Given, Imagined, ModelOutput, Noise, State
+from mbx.fast import collectives
 from mbx.types import Array, Params
 
 stop = jax.lax.stop_gradient
@@ -107,7 +108,7 @@ def imagined_losses(
     weights = stop(returns.discount_weights(continues, gamma))[:-1]
     targets = returns.lambda_returns(rewards[1:], gamma * continues[1:], values[1:], critic.lambda_)
     # Of all parts of a batch: percentiles, spreads and extremes are no sums of the parts'.
-    all_targets, all_values, all_slow, all_weights = exchange.together(
+    all_targets, all_values, all_slow, all_weights = collectives.all_gather(
         stop((targets, values[:-1], slow_values, weights)), axis=1
     )
     ema = returns.update_return_ema(
@@ -146,7 +147,7 @@ def imagined_losses(
         "dream_reward": rewards[1:],
         "dream_continue": continues[1:],
     }
-    metrics = {name: exchange.mean(x) for name, x in metrics.items()}
+    metrics = {name: collectives.mean_share(x) for name, x in metrics.items()}
     critic_loss = weights * (main + critic.regularizer * regulariser)
     return Behaviour(actor_loss, critic_loss, targets, ema, stop(metrics))
 

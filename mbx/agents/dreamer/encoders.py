@@ -14,12 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from mbx import distributions as dist
-from mbx import exchange
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer.networks import ModelConfig
 from mbx.agents.dreamer.settings import Model
 from mbx.agents.dreamer.types import Observation
-from mbx.fast import gradients
+from mbx.fast import collectives, gradients
 from mbx.types import Array, Params
 
 # The official code's, which small images and models cannot always have.
@@ -72,7 +71,7 @@ def _init_conv(key: Array, fan_in: int, out: int, bias: bool = True) -> Params:
 
 
 def _conv(params: Params, x: Array, dtype: str) -> Array:
-    y = gradients.conv(x.astype(dtype), exchange.whole(params["kernel"].astype(dtype)))
+    y = gradients.conv(x.astype(dtype), collectives.replicate(params["kernel"].astype(dtype)))
     return nets.add_bias(params, y)
 
 

@@ -19,9 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import distributions as dist
-from mbx import exchange
 from mbx.agents.dreamer.settings import SIZES, Model
-from mbx.fast import gradients
+from mbx.fast import collectives, gradients
 from mbx.heads import Heads
 from mbx.observations import is_packed, joined
 from mbx.settings import from_dict
@@ -141,7 +140,7 @@ def add_bias(params: Params, y: Array) -> Array:
 
 def block_linear(params: Params, x: Array, dtype: str = "float32") -> Array:
     """`[..., in] -> [..., out]` with a block-diagonal kernel `[G, in/G, out/G]`."""
-    kernel = exchange.whole(params["kernel"].astype(dtype))
+    kernel = collectives.replicate(params["kernel"].astype(dtype))
     if kernel.shape[0] == 1:
         return add_bias(params, gradients.matmul(x.astype(dtype), kernel[0]))
     return add_bias(params, _block_matmul(x.astype(dtype), kernel))
@@ -154,7 +153,7 @@ def block_linear_parts(params: Params, x: Array, num: int, dtype: str = "float32
     A product for each: cut from one result, whose blocks lie between them, they cost a CPU several
     times as much as the product itself.
     """
-    kernels = jnp.split(exchange.whole(params["kernel"].astype(dtype)), num, axis=-1)
+    kernels = jnp.split(collectives.replicate(params["kernel"].astype(dtype)), num, axis=-1)
     results = [_block_matmul(x.astype(dtype), kernel) for kernel in kernels]
     if "bias" not in params:
         return results

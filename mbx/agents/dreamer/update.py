@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mbx import exchange, observations, replay
+from mbx import observations, replay
 from mbx.agents.dreamer import optimizers, policy, rssm, sequences
 from mbx.agents.dreamer.behaviour import behaviour_losses
 from mbx.agents.dreamer.networks import ModelConfig
@@ -31,6 +31,7 @@ from mbx.agents.dreamer.types import (
     TrainState,
 )
 from mbx.agents.dreamer.world_model import model_losses, scaled_sum
+from mbx.fast import collectives
 from mbx.types import Array, Metrics, Params
 
 
@@ -45,7 +46,7 @@ def make_update(settings: Settings) -> Callable:
     def learn(carry: tuple[TrainState, State], part: tuple[Batch, Array]) -> Any:
         (train, state), (batch, key) = carry, part
         noise = by_row(settings, draw_noise(settings, key))
-        train, metrics, states = exchange.apart(
+        train, metrics, states = collectives.shard_map(
             learn_apart, (None, 1, 0, NOISE_AXES), train, batch, state, noise, out=(None, None, 1)
         )
         return (train, jax.tree.map(lambda x: x[-1], states)), (metrics, states)
@@ -154,7 +155,7 @@ def update_from_batch(
 ) -> tuple[TrainState, Metrics, State]:
     """One learner step with given draws: the deterministic core of `update`.
 
-    Of a part of a batch (`mbx.exchange`) it is the step on the whole: parts exchange the gradients
+    On several devices (`fast.collectives`) it is the step on the whole batch: they exchange gradients
     of the world model, the imagined returns, whose percentiles scale the actor's loss, and the
     gradients of actor and critic ("joint": the returns and all gradients).
 
@@ -189,7 +190,7 @@ def step_gradients(
     if settings.loss.updates == "joint":
         grads, output, result, terms = joint_gradients(settings, state, batch, carry, noise)
         shares = grads, model_metrics(output) | behaviour_metrics(result, terms)
-        grads, metrics = exchange.total(shares)
+        grads, metrics = collectives.psum(shares)
         return Step(grads, *apply(grads), output, result, terms, metrics)
 
     def model_loss(model: Params) -> tuple[Array, ModelOutput]:
@@ -197,7 +198,7 @@ def step_gradients(
         return scaled_sum(settings, output.losses), output
 
     model_grads, output = jax.grad(model_loss, has_aux=True)(state.params["model"])
-    model_grads, metrics = exchange.total((model_grads, model_metrics(output)))
+    model_grads, metrics = collectives.psum((model_grads, model_metrics(output)))
     params, opt_state = apply({"model": model_grads})
 
     def behaviour_loss(own: Params) -> tuple[Array, Any]:
@@ -208,7 +209,7 @@ def step_gradients(
 
     own = {name: state.params[name] for name in ("actor", "critic")}
     grads, (terms, result) = jax.grad(behaviour_loss, has_aux=True)(own)
-    grads, extra = exchange.total((grads, behaviour_metrics(result, terms)))
+    grads, extra = collectives.psum((grads, behaviour_metrics(result, terms)))
     moved, moved_opt = apply(grads)
     return Step(
         {"model": model_grads, **grads},
@@ -242,7 +243,7 @@ def behaviour_sum(settings: Settings, terms: dict[str, Array]) -> Array:
     """Mean losses of actor and critic, the replay loss by its coefficient."""
     coef = settings.critic.replay_coef if "replay_value" in terms else None
     scales = {"replay_value": coef}
-    return sum(scales.get(name, 1.0) * exchange.mean(loss) for name, loss in terms.items())
+    return sum(scales.get(name, 1.0) * collectives.mean_share(loss) for name, loss in terms.items())
 
 
 def make_optimizers(settings: Settings) -> dict[str, optax.GradientTransformation]:
@@ -289,13 +290,17 @@ def move_slow_critic(settings: Settings, critic: Params, slow: Params, step: Arr
 
 def model_metrics(output: ModelOutput) -> Metrics:
     """Scalars to log of the world model: mean losses, what else was measured; shares of a part."""
-    return {f"loss/{name}": exchange.mean(x) for name, x in output.losses.items()} | output.metrics
+    return {
+        f"loss/{name}": collectives.mean_share(x) for name, x in output.losses.items()
+    } | output.metrics
 
 
 def behaviour_metrics(result: Behaviour, terms: dict[str, Array]) -> Metrics:
     """Those of actor and critic."""
     names = {"policy": "actor_loss", "value": "critic_loss", "replay_value": "replay_critic_loss"}
-    return {names[name]: exchange.mean(loss) for name, loss in terms.items()} | result.metrics
+    return {
+        names[name]: collectives.mean_share(loss) for name, loss in terms.items()
+    } | result.metrics
 
 
 def grad_norms(grads: Params) -> Metrics:

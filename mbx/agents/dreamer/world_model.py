@@ -13,11 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mbx import categorical, exchange
+from mbx import categorical
 from mbx.agents.dreamer import encoders, rssm
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer.settings import Settings
 from mbx.agents.dreamer.types import Batch, Given, ModelOutput, State
+from mbx.fast import collectives
 from mbx.heads import Window, masked_mean
 from mbx.observations import is_packed, named
 from mbx.types import Array, Metrics, Params
@@ -58,10 +59,12 @@ def model_losses(
         keep_gradient=bool(loss.free_nats) and loss.free_nats_gradient,
     )
     metrics = {
-        "kl": exchange.mean(kl),
-        "kl_clipped": exchange.mean(kl < loss.free_nats),
-        "posterior_entropy": exchange.mean(jnp.sum(categorical.entropy(posterior), axis=-1)),
-        "prior_entropy": exchange.mean(jnp.sum(categorical.entropy(prior), axis=-1)),
+        "kl": collectives.mean_share(kl),
+        "kl_clipped": collectives.mean_share(kl < loss.free_nats),
+        "posterior_entropy": collectives.mean_share(
+            jnp.sum(categorical.entropy(posterior), axis=-1)
+        ),
+        "prior_entropy": collectives.mean_share(jnp.sum(categorical.entropy(prior), axis=-1)),
     }
     if net.heads is not None:
         more, extra = head_losses(net, model["heads"], features, batch)
@@ -92,7 +95,7 @@ def head_losses(
         for found in net.heads.losses(params, window)
     )
     # Of a part of a batch these are shares of a mean; a loss is what a mean is yet taken of.
-    return jax.tree.map(lambda x: x * exchange.parts(), losses), metrics
+    return jax.tree.map(lambda x: x * collectives.axis_size(), losses), metrics
 
 
 def continue_loss(settings: Settings, logit: Array, terminated: Array) -> Array:
@@ -109,4 +112,6 @@ def scaled_sum(settings: Settings, losses: dict[str, Array]) -> Array:
     scales = {"dynamics": own.dynamics_coef, "representation": own.representation_coef}
     if settings.model.heads is not None:
         scales |= {f"heads/{name}": coef for name, coef in settings.model.heads.coefs.items()}
-    return sum(scales.get(name, 1.0) * exchange.mean(loss) for name, loss in losses.items())
+    return sum(
+        scales.get(name, 1.0) * collectives.mean_share(loss) for name, loss in losses.items()
+    )

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import exchange, mppi, networks, observations, planners, replay
+from mbx import mppi, networks, observations, planners, replay
 from mbx.agents.base import Act, Agent, MakeTargets, See, StartFrom, Store, Update
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.counts import counted
@@ -37,6 +37,7 @@ from mbx.agents.tdmpc.types import (
     make_batch,
 )
 from mbx.agents.tdmpc.update import draw, init_state, update_from_batch
+from mbx.fast import collectives
 from mbx.heads import make_heads
 from mbx.types import Array, EnvSpec, Metrics, Part, TaskSet, carry_over, streams
 from mbx.world_model import (
@@ -412,7 +413,11 @@ def make_learn(
         given = train, batch, noise, sample.mask, made
         # Where several dynamics heads feed the policy, their rows are ordered head by head.
         mixed = model.config.num_dynamics > 1 and settings.loss.head_strategy != "single"
-        return own(*given) if mixed else exchange.apart(own, (None, 1, BATCH_AXES, 1, 1), *given)
+        return (
+            own(*given)
+            if mixed
+            else collectives.shard_map(own, (None, 1, BATCH_AXES, 1, 1), *given)
+        )
 
     def own(
         train: TrainState, batch: Batch, noise: Noise, mask: Array, made: Any
@@ -443,12 +448,12 @@ def batch_shares(
         made: the learner step at which they were made, `[T, B]`.
         counts: of the whole batch, where they are known.
     """
-    metrics = {"batch/mask": exchange.mean(mask)}
+    metrics = {"batch/mask": collectives.mean_share(mask)}
     if valid is not None:
         valid = valid & mask
         age = jnp.where(valid, step - made, 0)
         if counts.rows is None:
-            num, rows = exchange.total((jnp.sum(valid), jnp.sum(mask)))
+            num, rows = collectives.psum((jnp.sum(valid), jnp.sum(mask)))
         else:
             num, rows = jnp.sum(counts.stored), jnp.sum(counts.rows)
         metrics["targets/age"] = jnp.sum(age) / jnp.maximum(num, 1)

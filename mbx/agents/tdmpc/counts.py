@@ -1,6 +1,6 @@
 """How many rows of a batch its losses are means over, of a whole batch that is divided.
 
-Devices learn from a part of a batch each (`mbx.exchange`), and every loss divides by what the whole
+Devices learn from a part of a batch each (`fast.collectives`), and losses divide by what the whole
 batch has. Those numbers depend on masks alone, so that all of them can travel together before an
 update's first loss, in one exchange.
 """
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from mbx import exchange
 from mbx.agents.tdmpc.policy_loss import state_mask
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Counts
 from mbx.agents.tdmpc.value_targets import target_mask
+from mbx.fast import collectives
 
 
 def counted(settings: Settings, critic: str, batch: Batch) -> Batch:
@@ -24,7 +24,7 @@ def counted(settings: Settings, critic: str, batch: Batch) -> Batch:
     Args:
         critic: "q" or "v".
     """
-    if exchange.parts() == 1:
+    if collectives.axis_size() == 1:
         return batch
     mask, valid = batch.mask, batch.plan_valid
     masks = dict(
@@ -32,5 +32,5 @@ def counted(settings: Settings, critic: str, batch: Batch) -> Batch:
     )
     if valid is not None:
         masks |= dict(plans=state_mask(mask) * valid, stored=mask * valid[:-1])
-    counts = exchange.total({name: jnp.sum(x, axis=1) for name, x in masks.items()})
+    counts = collectives.psum({name: jnp.sum(x, axis=1) for name, x in masks.items()})
     return batch._replace(counts=Counts(**counts))

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from mbx import distributions as dist
-from mbx import exchange
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Counts, Noise, ValueTarget
+from mbx.fast import collectives
 from mbx.heads import Heads, Window, masked_mean
 from mbx.types import Array, Metrics, Params
 from mbx.world_model import WorldModel, masked
@@ -29,12 +29,12 @@ _NO_COUNTS = Counts()
 def time_weighted(loss: Array, mask: Array, rho: float, count: Array | None = None) -> Array:
     """Mean over time of rho^t times the masked batch mean: `[T, B]` -> scalar (TD-MPC2).
 
-    Of a part of a batch (`mbx.exchange`) its share of that mean.
+    Of a part of a batch (`mbx.fast.collectives`) its share of that mean.
 
     Args:
         count: rows of the whole batch in the mask, `[T]`, where they are known.
     """
-    count = exchange.total(jnp.sum(mask, axis=1)) if count is None else count
+    count = collectives.psum(jnp.sum(mask, axis=1)) if count is None else count
     per_step = jnp.sum(loss * mask, axis=1) / jnp.maximum(count, 1.0)
     return jnp.mean(rho ** jnp.arange(loss.shape[0]) * per_step)
 
@@ -96,7 +96,7 @@ def termination_loss(
         terminated, mask: `[T, B]`.
         counts: of the whole batch, where they are known.
     """
-    rows = exchange.total(jnp.sum(mask)) if counts.rows is None else jnp.sum(counts.rows)
+    rows = collectives.psum(jnp.sum(mask)) if counts.rows is None else jnp.sum(counts.rows)
     bce = jax.nn.softplus(logit) - logit * terminated[:, None]
     return jnp.sum(jnp.mean(bce, axis=1) * mask) / jnp.maximum(rows, 1.0)
 

@@ -20,11 +20,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from mbx import categorical, exchange, returns
+from mbx import categorical, returns
 from mbx import distributions as dist
 from mbx.agents.tdmpc.model_loss import repeat_for_heads, select_latents, time_weighted
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales, ValueScales
+from mbx.fast import collectives
 from mbx.types import Array, Metrics, Params
 from mbx.world_model import (
     WorldModel,
@@ -83,7 +84,7 @@ def move_value_scale(
     settings: Settings, scales: ValueScales, values: Array
 ) -> tuple[Array, ValueScales]:
     """Move the unit of values with `values` `[n]`: the unit in use, and both forms."""
-    values = exchange.together(values)
+    values = collectives.all_gather(values)
     if settings.loss.value_scale == "return_ema":
         scales = scales._replace(ema=returns.update_return_ema(scales.ema, values))
     else:
@@ -251,7 +252,7 @@ def distillation(
     valid = inputs.mask * inputs.valid
     first = jax.lax.stop_gradient(jnp.where(valid[0] > 0, kl[0], 0.0))
     scale = returns.update_running_scale(
-        scale, exchange.together(first), tau=settings.optimizer.tau, min_=loss.kl_scale_min
+        scale, collectives.all_gather(first), tau=settings.optimizer.tau, min_=loss.kl_scale_min
     )
     return (kl / scale.value)[:-1], valid[:-1], scale
 
@@ -326,7 +327,7 @@ def trust_region(
         kl = dist.gaussian_kl(old_mean, jnp.exp(old_log_std), mean, jnp.exp(log_std))
         kl = jnp.sum(kl, axis=-1)
     first = jax.lax.stop_gradient(kl[0])
-    first = exchange.together(first)
+    first = collectives.all_gather(first)
     scale = returns.update_running_scale(scale, first, tau=settings.optimizer.tau)
     rest = settings.loss.time_weight, inputs.counts.of_policy("trust", kl.shape[0])
     return time_weighted(kl / scale.value, inputs.mask, *rest), scale
@@ -378,7 +379,9 @@ def policy_loss(
         trust, moved = trust_region(settings, model, (mean, log_std), target, inputs, scales.trust)
         total = total + settings.loss.trust_region_coef * trust
         scales = scales._replace(trust=moved)
-        metrics["trust"] = trust * exchange.parts()  # of which, as of all here, a mean is taken
+        metrics["trust"] = (
+            trust * collectives.axis_size()
+        )  # of which, as of all here, a mean is taken
     metrics["entropy"] = in_nats(settings, model, entropy, actions)
     if model.config.policy != "categorical":
         metrics["std"] = mean_over_actions(jnp.exp(log_std), actions)

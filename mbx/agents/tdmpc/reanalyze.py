@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mbx import exchange, replay
+from mbx import replay
 from mbx.agents.base import MakeTargets, Mean, Reanalyze
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import TrainState
+from mbx.fast import collectives
 from mbx.types import Array, Metrics, streams
 
 
@@ -111,9 +112,9 @@ def pass_metrics(
             planned=jnp.sum(mask),
             held=jnp.sum(held),
         )
-        return exchange.total(jax.tree.map(lambda x: x.astype(jnp.float32), found))
+        return collectives.psum(jax.tree.map(lambda x: x.astype(jnp.float32), found))
 
-    found = exchange.apart(sums, (axis, axis, axis, 0), old, new, mask, state.transitions)
+    found = collectives.shard_map(sums, (axis, axis, axis, 0), old, new, mask, state.transitions)
     count = jnp.maximum(found["known"], 1.0)
     return {
         "reanalyze/age": found["age"] / count,

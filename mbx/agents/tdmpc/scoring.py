@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from mbx import exchange, mppi, returns
+from mbx import mppi, returns
 from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
-from mbx.fast import rng
+from mbx.fast import collectives, rng
 from mbx.types import Array, Params, streams
 from mbx.world_model import (
     WorldModel,
@@ -198,11 +198,13 @@ def score_function(
         batch, num, _, action_dim = actions.shape
         eps = rng.normal(keys["eps"], (batch, num, action_dim))
         heads = choose_heads(keys["heads"], model.config.num_values, settings.loss.num_heads)
-        even = batch % exchange.devices() == 0
-        if even and not exchange.alike():  # divided by the compiler, as the states are
+        even = batch % collectives.num_devices() == 0
+        if (
+            even and not collectives.states_are_replicated()
+        ):  # divided by the compiler, as the states are
             return estimate(params, z, actions, eps, heads)
         axes = (None, 0, 0, 0, None) if even else (None, None, 1, 1, None)
         given = (params, z, actions, eps, heads)
-        return exchange.apart(estimate, axes, *given, out=0 if even else 1)
+        return collectives.shard_map(estimate, axes, *given, out=0 if even else 1)
 
     return score

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mbx import exchange, returns
+from mbx import returns
 from mbx.agents.base import Mean
 from mbx.agents.tdmpc.model_loss import model_loss
 from mbx.agents.tdmpc.policy_loss import (
@@ -36,7 +36,7 @@ from mbx.agents.tdmpc.types import (
     ValueScales,
 )
 from mbx.agents.tdmpc.value_targets import plan_weights, value_targets
-from mbx.fast import rng
+from mbx.fast import collectives, rng
 from mbx.types import Array, Metrics, Params, streams
 from mbx.world_model import (
     WorldModel,
@@ -137,7 +137,7 @@ def update_from_batch(
 ) -> tuple[TrainState, Metrics]:
     """One learner step on `batch` with given random numbers: the deterministic core of `update`.
 
-    Of a part of a batch (`mbx.exchange`) it is the step on the whole: gradients are added up
+    Of a part of a batch (`fast.collectives`) it is the step on the whole: gradients are added up
     before they are used, those of a policy that reads no model together with the model's.
 
     Args:
@@ -151,7 +151,9 @@ def update_from_batch(
     due = policy_due(settings, state.step)
     if due is None and not (settings.uses_svg or settings.loss.optimist):
         policy_grads, moved, extra = policy_gradients(settings, model, state, inputs)
-        grads, policy_grads, metrics, extra = exchange.total((grads, policy_grads, metrics, extra))
+        grads, policy_grads, metrics, extra = collectives.psum(
+            (grads, policy_grads, metrics, extra)
+        )
         state, norms = move_model(settings, model, state, grads)
         state, more = move_policy(settings, model, moved(state), policy_grads)
         return move_targets(settings, state), metrics | norms | extra | more
@@ -159,7 +161,7 @@ def update_from_batch(
     def learn(state: TrainState) -> tuple[TrainState, Metrics]:
         return learn_policy(settings, model, state, inputs, noise)
 
-    grads, metrics = exchange.total((grads, metrics))
+    grads, metrics = collectives.psum((grads, metrics))
     state, norms = move_model(settings, model, state, grads)
     metrics |= norms
     if due is None:
@@ -213,7 +215,7 @@ def learn_model(
 ) -> tuple[TrainState, Array, Metrics]:
     """One step on world model and values: (state, latents `[S, H, B, L]`, metrics)."""
     grads, zs, metrics = model_gradients(settings, model, state, batch, noise, weights)
-    grads, metrics = exchange.total((grads, metrics))
+    grads, metrics = collectives.psum((grads, metrics))
     state, norms = move_model(settings, model, state, grads)
     return state, zs, metrics | norms
 
@@ -281,7 +283,7 @@ def learn_policy(
 ) -> tuple[TrainState, Metrics]:
     """One step on the policy, and on the optimistic one, with the updated model and values."""
     grads, moved, metrics = policy_gradients(settings, model, state, inputs)
-    grads, metrics = exchange.total((grads, metrics))
+    grads, metrics = collectives.psum((grads, metrics))
     state, norms = move_policy(settings, model, moved(state), grads)
     if settings.loss.optimist:
         state, extra = learn_optimist(settings, model, state, inputs, noise)
@@ -316,7 +318,7 @@ def policy_gradients(
 
 
 def _policy_metrics(value: Array, extra: Metrics) -> Metrics:
-    means = {f"policy/{name}": exchange.mean(x) for name, x in extra.items()}
+    means = {f"policy/{name}": collectives.mean_share(x) for name, x in extra.items()}
     return {"loss/policy": value} | means
 
 
@@ -346,7 +348,7 @@ def learn_optimist(
         return optimist_loss(settings, model, optimist, params, inputs, units, share)
 
     (value, units), grads = jax.value_and_grad(loss, has_aux=True)(params["optimist"])
-    value, grads = exchange.total((value, grads))
+    value, grads = collectives.psum((value, grads))
     updates, opt_state = optimizer.update(grads, state.optimist_opt_state, params["optimist"])
     params = {**params, "optimist": optax.apply_updates(params["optimist"], updates)}
     state = state.replace(

@@ -20,9 +20,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from mbx import distributions as dist
-from mbx import exchange, networks, returns
+from mbx import networks, returns
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, TrainState, ValueTarget
+from mbx.fast import collectives
 from mbx.types import Array, Params
 from mbx.world_model import (
     WorldModel,
@@ -63,7 +64,7 @@ def value_actions(
     if loss.value_weighting == "weighted":
         return actions, weights
     if loss.value_weighting == "best_n" and loss.value_best_n < values.shape[-1]:
-        values, index = exchange.top_k(values, loss.value_best_n)
+        values, index = collectives.top_k(values, loss.value_best_n)
         actions = jnp.take_along_axis(actions, index[..., None], axis=-2)
     return actions, jnp.full_like(values, 1.0 / values.shape[-1])
 

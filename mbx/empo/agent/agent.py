@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mbx import exchange, replay
+from mbx import replay
 from mbx.agents.base import Agent, Update
 from mbx.empo import power
 from mbx.empo.agent import targets as empo_targets
@@ -38,6 +38,7 @@ from mbx.empo.power.curriculum import RAMP_STAGE, Curriculum
 from mbx.empo.power.equations import PowerParams
 from mbx.empo.power.named import NamedWorld
 from mbx.empo.power.worlds import World
+from mbx.fast import collectives
 from mbx.types import Array, EnvSpec, Metrics
 
 
@@ -193,7 +194,7 @@ def _make_update(problem: Problem) -> Update:
         given = train, states, human, listed, batch.mask[0], drop_key
         # Tables are written by the whole batch: a state that is met often moves once.
         axes = (None, 0, 0, 0, 0, None)
-        new, metrics = own(*given) if tables else exchange.apart(own, axes, *given)
+        new, metrics = own(*given) if tables else collectives.shard_map(own, axes, *given)
         return _advance(problem, new), buffer, metrics | _stage(problem, train.step)
 
     def own(
@@ -205,7 +206,7 @@ def _make_update(problem: Problem) -> Update:
         drop_key: Array | None,
     ) -> tuple[TrainState, Metrics]:
         p = params_at(problem, train.step)
-        room = problem.capacity and -(-problem.capacity // exchange.parts())
+        room = problem.capacity and -(-problem.capacity // collectives.axis_size())
         targets, shares = empo_targets.make_targets(
             problem.model,
             problem.world,
@@ -245,7 +246,7 @@ def _sample(problem: Problem, buffer: replay.ReplayState, key: Array) -> replay.
     repeated = jnp.zeros(num, bool).at[order].set(again)
     score = jax.random.uniform(jax.random.fold_in(key, 1), (num,))
     score = score - repeated - 2.0 * ~batch.mask[0]
-    chosen = exchange.top_k(score, loss.batch_size)[1]
+    chosen = collectives.top_k(score, loss.batch_size)[1]
     rows = jax.tree.map(lambda x: x[:, chosen], batch.rows)
     return batch._replace(rows=rows, mask=batch.mask[:, chosen])
 
@@ -283,7 +284,7 @@ def _progress(
 
     def mean(x: Array, weight: Array) -> Array:
         weight = weight.astype(jnp.float32) * mask.reshape((-1,) + (1,) * (x.ndim - 1))
-        return jnp.sum(x * weight) / jnp.maximum(exchange.total(jnp.sum(weight)), 1e-9)
+        return jnp.sum(x * weight) / jnp.maximum(collectives.psum(jnp.sum(weight)), 1e-9)
 
     every = jnp.ones(mask.shape)
     u_r = power.intrinsic_reward(targets.x_h, p.xi, p.eta, reduce=p.reduce)
@@ -298,7 +299,9 @@ def _progress(
     for human in range(problem.world.num_humans):
         metrics[f"x_h_{human + 1}"] = mean(targets.x_h[:, human], every)
     if problem.settings.model.kind == "networks" and problem.settings.model.q_head == "z":
-        metrics["z_unrepresentable"] = exchange.mean((targets.q_r > -1.0).astype(jnp.float32))
+        metrics["z_unrepresentable"] = collectives.mean_share(
+            (targets.q_r > -1.0).astype(jnp.float32)
+        )
     return metrics
 
 

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mbx import exchange
 from mbx.empo import power
 from mbx.empo.agent.models import Q_FLOOR
 from mbx.empo.agent.targets import Targets
 from mbx.empo.agent.types import Problem, TrainState
+from mbx.fast import collectives
 from mbx.types import Array, Metrics, Params
 
 
@@ -44,7 +44,7 @@ def learn_networks(
 ) -> tuple[TrainState, Metrics]:
     """One optimiser step of each network that this stage trains.
 
-    Of a part of a batch (`mbx.exchange`) it is the step on the whole: its gradients are added up.
+    On several devices (`fast.collectives`) it is the step on the whole batch: gradients are summed.
 
     Args:
         problem: what is learned and how.
@@ -65,7 +65,7 @@ def learn_networks(
         return sum(on[network[name]] * value for name, value in each.items()), each
 
     gradients, metrics = jax.grad(loss, has_aux=True)(train.params)
-    gradients, metrics = exchange.total((gradients, metrics | (shares or {})))
+    gradients, metrics = collectives.psum((gradients, metrics | (shares or {})))
     settings, optimizer = problem.settings.optimizer, _optimizer(problem)
     params, opt_state = {}, {}
     for name, own in train.params.items():
@@ -94,7 +94,7 @@ def losses(
     known = targets.known & mask[:, None]
     all_known = jnp.all(known, axis=1, keepdims=True)
     counted = (jnp.sum(coverage + 1e-9), jnp.sum(mask), jnp.sum(known), jnp.sum(all_known))
-    covered, rows, pairs, states = exchange.total(tuple(x.astype(jnp.float32) for x in counted))
+    covered, rows, pairs, states = collectives.psum(tuple(x.astype(jnp.float32) for x in counted))
     latents = model.trunk(params, codes)
     v = power.soft_clamp(model.v_h_e(params, latents), 0.0, 1.0)
     v_loss = jnp.sum(coverage * jnp.square(v - targets.v_h_e)) / covered

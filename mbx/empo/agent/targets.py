@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mbx import exchange, successors
+from mbx import successors
 from mbx.empo import power
 from mbx.empo.agent.models import Model
 from mbx.empo.power.equations import Number, PowerParams
 from mbx.empo.power.worlds import World, goal_distribution, profiles
+from mbx.fast import collectives
 from mbx.successors import Successors
 from mbx.types import Array, Metrics, Params
 
@@ -163,10 +164,10 @@ def expand(
     lost = (jnp.abs(1.0 - mass) > MASS_TOLERANCE).reshape(batch, num, len(robots))
     metrics = {
         "n_successors": flat.count.astype(jnp.float32),
-        "fill": exchange.mean(flat.fill),
+        "fill": collectives.mean_share(flat.fill),
         "overflow": (flat.overflow + jnp.sum(overflow & mask[:, None, None])).astype(jnp.float32),
-        "mass_error": exchange.mean(
-            exchange.largest(jnp.max(jnp.where(mask[:, None], jnp.abs(1.0 - mass), 0.0)))
+        "mass_error": collectives.mean_share(
+            collectives.pmax(jnp.max(jnp.where(mask[:, None], jnp.abs(1.0 - mass), 0.0)))
         ),
     }
     return flat, lost, metrics
@@ -247,7 +248,7 @@ def make_targets(
 ) -> tuple[Targets, Metrics]:
     """Eqs. (4) and (6) for a batch of states, from frozen parameters.
 
-    Of a part of a batch (`mbx.exchange`) the metrics are its shares.
+    Of a part of a batch (`mbx.fast.collectives`) the metrics are its shares.
 
     Args:
         model: networks or tables.
@@ -351,7 +352,7 @@ def _without_broken(targets: Targets, mask: Array) -> tuple[Targets, Metrics]:
 
 def _share(which: Array, mask: Array) -> Array:
     """Of the robot's actions `[B, R]` in rows that exist."""
-    rows = exchange.total(jnp.sum(mask).astype(jnp.float32))
+    rows = collectives.psum(jnp.sum(mask).astype(jnp.float32))
     return jnp.sum(which & mask[:, None]) / jnp.maximum(rows * which.shape[1], 1.0)
 
 

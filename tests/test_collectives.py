@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import exchange, heads, networks, returns
+from mbx import heads, networks, returns
 from mbx.agents.dreamer import encoders
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.tdmpc import agent as tdmpc
@@ -18,14 +18,14 @@ from mbx.agents.tdmpc.model_loss import termination_loss, time_weighted
 from mbx.agents.tdmpc.policy_loss import move_value_scale
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Counts, ValueScales
-from mbx.fast import gradients
+from mbx.fast import collectives, gradients
 from tests.helpers import PARTS, in_parts
 
 
 def test_a_sum_over_all_parts_comes_back_in_its_place_and_type():
     def function(x):
         tree = dict(a=x, b=jnp.sum(x), c=jnp.int32(2), d=x[:, None] + jnp.ones((1, 3)))
-        return exchange.total(tree)
+        return collectives.psum(tree)
 
     x = jnp.arange(8.0)
     found = in_parts(function, (0,), x)
@@ -41,8 +41,8 @@ def test_one_array_of_a_type_travels():
     tree = [jnp.ones(3), jnp.ones((2, 2)), jnp.int32(1), jnp.float32(1.0)]
 
     def part(x):
-        with exchange._axes(("parts",)):
-            return exchange.total(jax.tree.map(lambda y: y + x.astype(y.dtype), tree))
+        with collectives._axes(("parts",)):
+            return collectives.psum(jax.tree.map(lambda y: y + x.astype(y.dtype), tree))
 
     text = str(jax.make_jaxpr(jax.vmap(part, axis_name="parts"))(jnp.ones(PARTS)))
     assert text.count("= psum[") == 2  # of eight floats, and of an integer
@@ -51,47 +51,51 @@ def test_one_array_of_a_type_travels():
 
 def test_shares_of_a_mean_add_up_to_it():
     x = jnp.asarray([1.0, 5.0, 2.0, 8.0, 0.0, 4.0, 4.0, 8.0])
-    assert float(jnp.sum(in_parts(exchange.mean, (0,), x))) == 4.0
-    assert float(exchange.mean(x)) == 4.0
+    assert float(jnp.sum(in_parts(collectives.mean_share, (0,), x))) == 4.0
+    assert float(collectives.mean_share(x)) == 4.0
 
 
 def test_rows_of_all_parts_behind_one_another():
     x = jnp.arange(16.0).reshape(2, 8)
-    both = in_parts(lambda x: exchange.together((x, 2.0 * x[:1]), axis=-1), (1,), x)
+    both = in_parts(lambda x: collectives.all_gather((x, 2.0 * x[:1]), axis=-1), (1,), x)
     for i in range(PARTS):
         np.testing.assert_array_equal(both[0][i], x)
         np.testing.assert_array_equal(both[1][i], 2.0 * x[:1])
 
 
 def test_a_parts_first_row():
-    found = in_parts(lambda x: x[0] - exchange.first_row(x.shape[0]), (0,), jnp.arange(12))
+    found = in_parts(lambda x: x[0] - collectives.row_offset(x.shape[0]), (0,), jnp.arange(12))
     assert found.tolist() == [0] * PARTS
-    assert exchange.first_row(3) == 0
+    assert collectives.row_offset(3) == 0
 
 
 def test_without_devices_a_batch_is_whole():
     def function(x, y):
-        assert exchange.parts() == 1
-        return exchange.total(x) + exchange.together(y)
+        assert collectives.axis_size() == 1
+        return collectives.psum(x) + collectives.all_gather(y)
 
-    assert exchange.devices() == 1
-    assert exchange.apart(function, (0, None), jnp.ones(3), 2.0).tolist() == [3.0] * 3
+    assert collectives.num_devices() == 1
+    assert collectives.shard_map(function, (0, None), jnp.ones(3), 2.0).tolist() == [3.0] * 3
 
 
 def test_devices_that_a_batch_would_be_divided_among():
     mesh = jax.sharding.AbstractMesh((3,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     inside = []
     with jax.sharding.use_abstract_mesh(mesh):
-        assert exchange.devices() == 1  # where parameters are divided, too, nothing is taken apart
-        with exchange.taking_apart():
-            assert exchange.devices() == 3
-            jax.make_jaxpr(lambda x: exchange.apart(look(inside), (0,), x, out=0))(jnp.ones(6))
+        assert (
+            collectives.num_devices() == 1
+        )  # where parameters are divided, too, nothing is taken apart
+        with collectives.data_parallel():
+            assert collectives.num_devices() == 3
+            jax.make_jaxpr(lambda x: collectives.shard_map(look(inside), (0,), x, out=0))(
+                jnp.ones(6)
+            )
     assert inside == [(1, (2,))]
 
 
 def look(found):
     def part(x):
-        found.append((exchange.devices(), x.shape))
+        found.append((collectives.num_devices(), x.shape))
         return x
 
     return part
@@ -136,8 +140,8 @@ def test_percentiles_are_those_of_all_rows():
 
 def test_the_largest_of_all_parts():
     x = jnp.asarray([-3.0, 5.0, 2.0, 4.0])
-    assert in_parts(lambda x: exchange.largest(x[0]), (0,), x).tolist() == [5.0] * PARTS
-    assert float(exchange.largest(x[0])) == -3.0
+    assert in_parts(lambda x: collectives.pmax(x[0]), (0,), x).tolist() == [5.0] * PARTS
+    assert float(collectives.pmax(x[0])) == -3.0
 
 
 def test_dropout_keeps_the_rows_that_it_keeps_of_the_whole():
@@ -173,13 +177,13 @@ def test_the_best_are_those_of_top_k_where_rows_are_divided():
 
     def divided(x):
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            return exchange.top_k(x, 3)
+            return collectives.top_k(x, 3)
 
     program = jax.jit(divided)
     assert "top_k" not in program.lower(x).as_text()
     for found, wanted in zip(program(x), jax.lax.top_k(x, 3), strict=True):
         np.testing.assert_array_equal(found, wanted)
-    for found, wanted in zip(exchange.top_k(x, 3), jax.lax.top_k(x, 3), strict=True):
+    for found, wanted in zip(collectives.top_k(x, 3), jax.lax.top_k(x, 3), strict=True):
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -190,7 +194,7 @@ def test_the_best_are_those_of_top_k_where_rows_are_divided():
 def constraints(function, *args):
     """Of a program for four devices: where constraints take their array from, and what they say."""
     mesh = jax.sharding.AbstractMesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    with jax.sharding.use_abstract_mesh(mesh), exchange.gathering(4):
+    with jax.sharding.use_abstract_mesh(mesh), collectives.sharded_parameters(4):
         jaxpr = jax.make_jaxpr(function)(*args).jaxpr
     found = [x for x in jaxpr.eqns if x.primitive.name == "sharding_constraint"]
     places = [jaxpr.invars.index(x.invars[0]) if x.invars[0] in jaxpr.invars else -1 for x in found]
@@ -202,7 +206,7 @@ def test_a_layer_gathers_its_kernel_on_both_ways_and_keeps_its_part_of_the_gradi
 
     def gradient(kernel, x):
         found = jax.grad(lambda k: jnp.sum(jnp.square(gradients.matmul(x, k))))(kernel)
-        return exchange.total((found, found[0]))
+        return collectives.psum((found, found[0]))
 
     # On both ways the argument itself is gathered: no whole kernel is kept from one to the other.
     gathered, part = (0, jax.P()), (-1, jax.P(None, ("data",)))
@@ -212,7 +216,7 @@ def test_a_layer_gathers_its_kernel_on_both_ways_and_keeps_its_part_of_the_gradi
 
 
 def test_numbers_of_python_in_a_total_stay_what_they_are():
-    assert not constraints(lambda x: exchange.total((2.0, 3, x)), jnp.ones(4))
+    assert not constraints(lambda x: collectives.psum((2.0, 3, x)), jnp.ones(4))
 
 
 @pytest.mark.parametrize(
