@@ -155,9 +155,9 @@ def update_from_batch(
 ) -> tuple[TrainState, Metrics, State]:
     """One learner step with given draws: the deterministic core of `update`.
 
-    On several devices (`fast.collectives`) it is the step on the whole batch: they exchange gradients
-    of the world model, the imagined returns, whose percentiles scale the actor's loss, and the
-    gradients of actor and critic ("joint": the returns and all gradients).
+    On several devices (`fast.collectives`) it is the step on the whole batch: they exchange
+    gradients of the world model, the imagined returns, whose percentiles scale the actor's loss,
+    and the gradients of actor and critic ("joint": the returns and all gradients).
 
     Returns:
         The new state, metrics and the posterior states `[T, B, ...]` of the batch.
