@@ -11,12 +11,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from mbx import config as configuration
 from mbx.agents.base import Agent
+from mbx.agents.settings import RunSettings
 from mbx.analysis import report
-from mbx.config import presets
 from mbx.envs import custom
-from mbx.settings import describe
-from mbx.training import build, pure, run
+from mbx.training import pure, run
 from mbx.training.metrics import read_rows
 
 
@@ -36,10 +36,11 @@ def train(
             `functools.partial` of one, or an instance (`mbx.envs.custom.name_of`).
         config: a configuration that comes with mbx, by name, a file, or nested mappings.
         steps: environment steps; None: the configuration's.
-        seed: of everything.
+        seed: seed of all random numbers.
         workdir: the run directory; None: runs/TASK-sSEED-TIME.
-        **settings: further settings: whole sections, `model=dict(size="1")`, or single ones by
-            their last name where only one section has it, `batch_size=64`.
+        **settings: further settings, as a command line names them, `**{"loss.batch_size": 64}`;
+            by their last part where only one setting has it, `utd_ratio=1`; or whole sections,
+            `model=dict(size="1")`. `imports` names modules that register what is used.
 
     Returns:
         The agent, the train state that evaluated best (the last one where none did), and the rows
@@ -51,15 +52,14 @@ def train(
     Examples:
         >>> agent, state, rows = mbx.train("gymnax:Pendulum-v1", steps=10_000)  # doctest: +SKIP
     """
-    values = _values(environment, config, steps, settings)
-    values["seed"] = seed
-    workdir = workdir or default_workdir(values)
-    run.train(values, workdir, at_end=report.at_end)
-    rows = read_rows(os.path.join(_first(values, workdir), "metrics.jsonl"))
+    here = os.getcwd()  # an environment may go to another directory when it is made
+    chosen = _settings(environment, config, steps, {"seed": seed, **settings})
+    workdir = os.path.join(here, workdir or default_workdir(chosen))
+    run.train(chosen, workdir, at_end=report.at_end)
+    first = os.path.join(workdir, f"seed-{seed}") if chosen.num_seeds > 1 else workdir
+    rows = read_rows(os.path.join(first, "metrics.jsonl"))
     scored = any(row.get("return_mean") is not None for row in rows)
-    agent, state, _ = run.load(
-        _first(values, workdir), which="best" if scored else "latest", trusted=True
-    )
+    agent, state, _ = run.load(first, which="best" if scored else "latest", trusted=True)
     return agent, state, rows
 
 
@@ -76,8 +76,7 @@ def train_fn(
 
     Args:
         environment, config, steps, settings: as of `train`; the environment is written in JAX.
-        axis_name: that of the `vmap` the function will be under; with it runs made together are
-            faster.
+        axis_name: name of the `vmap` axis over runs, if there is one; runs are faster with it.
         batched: whether a `vmap` makes its runs together or one after another inside the same
             program, each as it is alone (None: together unless on a processor).
 
@@ -92,63 +91,29 @@ def train_fn(
         >>> run = mbx.train_fn("gymnax:Pendulum-v1", steps=5_000)  # doctest: +SKIP
         >>> trained = jax.jit(jax.vmap(run))(jnp.arange(4))  # doctest: +SKIP
     """
-    return pure.make_train(_values(environment, config, steps, settings), axis_name, batched)
+    return pure.make_train(_settings(environment, config, steps, settings), axis_name, batched)
 
 
-def _values(
+def _settings(
     environment: Any,
     config: str | Mapping[str, Any],
     steps: int | None,
     settings: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The configuration that the arguments of `train` stand for."""
-    values = presets.load(config).to_dict() if isinstance(config, str) else _copy(config)
+) -> RunSettings:
+    """The settings that the arguments of `train` stand for."""
+    changes = dict(settings) if steps is None else {"train.steps": steps, **settings}
     if isinstance(environment, str):
-        values["env"]["name"] = environment
-    else:
-        values["env"]["name"], values["env"]["kwargs"] = custom.name_of(environment)
-    if steps is not None:
-        values["train"]["steps"] = steps
-    for name, value in settings.items():
-        _change(values, name, value)
-    return values
+        return configuration.load(config, {"env.name": environment, **changes})
+    if environment is None or isinstance(environment, int | float | Mapping):
+        raise ValueError(
+            f"environment={environment!r}: give a task's name (SUITE:TASK), a class, a function "
+            "that makes the environment, or an instance"
+        )
+    name, kwargs = custom.name_of(environment)
+    return configuration.load(config, {"env.name": name, "env.kwargs": kwargs, **changes})
 
 
-def default_workdir(config: Mapping[str, Any]) -> str:
-    """runs/ENVIRONMENT-sSEED-TIME.
-
-    Examples:
-        >>> config = presets.load("tdmpc").to_dict()
-        >>> api.default_workdir(config)[:26]  # and the time
-        'runs/gymnax-Pendulum-v1-s0'
-    """
-    task = custom.label(config["env"]["name"])
-    return os.path.join("runs", f"{task}-s{config['seed']}-{time.strftime('%Y%m%d-%H%M%S')}")
-
-
-def _first(values: Mapping[str, Any], workdir: str) -> str:
-    """The directory of the run's first seed."""
-    several = values.get("num_seeds", 1) > 1
-    return os.path.join(workdir, f"seed-{values['seed']}") if several else workdir
-
-
-def _change(values: dict[str, Any], name: str, value: Any) -> None:
-    """Set a section, or a setting by its last name. Raises ValueError where that is not one."""
-    if isinstance(value, Mapping) and isinstance(values.get(name), dict):
-        values[name].update(value)
-        return
-    declared = describe(build.settings_class(values["agent"])())
-    full = [one.name for one in declared if one.name.split(".")[-1] == name and not one.is_section]
-    if name in full:
-        full = [name]
-    if len(full) != 1:
-        hint = f"say which, {full[0].replace('.', '=dict(')}=…)" if full else "mend the name"
-        raise ValueError(f"{name}={value!r} is {len(full) or 'no'} settings {full}: {hint}")
-    *sections, last = full[0].split(".")
-    for section in sections:
-        values = values[section]
-    values[last] = value
-
-
-def _copy(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in config.items()}
+def default_workdir(settings: RunSettings) -> str:
+    """runs/TASK-sSEED-TIME."""
+    when = time.strftime("%Y%m%d-%H%M%S")
+    return os.path.join("runs", f"{custom.label(settings.env.name)}-s{settings.seed}-{when}")

@@ -3,50 +3,75 @@
 from __future__ import annotations
 
 import ast
+import faulthandler
+import importlib
 import pathlib
-import runpy
 import sys
 
 import mbx
+from mbx import files
 from mbx.config import extensions
 from mbx.training import memory
 
 _JOBS = {
     "Train": ("train", "sweep"),
-    "See what came of it": ("evaluate", "plot", "report", "watch", "play"),
-    "Take a policy along": ("export", "export_tdmpc2", "import_tdmpc2"),
+    "Look at runs": ("evaluate", "plot", "report", "watch", "play"),
+    "Use a policy elsewhere": ("export", "export_tdmpc2", "import_tdmpc2"),
 }
-
-
-def commands() -> dict[str, str]:
-    """Every command with the first sentence of its module's docstring, by what they are for."""
-    found = {}
-    for name in (name for names in _JOBS.values() for name in names):
-        source = pathlib.Path(__file__).with_name("commands") / f"{name}.py"
-        words = ast.get_docstring(ast.parse(source.read_text())) or ""
-        found[name] = words.partition("\n")[0]
-    return found
+COMMANDS = [name for names in _JOBS.values() for name in names]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command that the first argument names with the arguments that follow."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    known = commands()
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print("usage: mbx COMMAND [ARGUMENTS]      each has --help")
-        for job, names in _JOBS.items():
-            print(f"\n{job}:")
-            print("\n".join(f"  {name:16}{known[name]}" for name in names))
+    """Run the command that the first argument names with the arguments that follow.
+
+    Ends the process with a line for a mistake of the user, and status 1.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal may have fewer signs than we write
+            stream.reconfigure(errors="replace")
+    files.tolerate_closed_output()
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(usage())
         return
-    if arguments[0] == "--version":
+    if given[0] == "--version":
         print(mbx.__version__)
         return
-    name = arguments[0].replace("-", "_")
-    if name not in known:
-        sys.exit(f"error: mbx {arguments[0]}: unknown, choose one of {', '.join(known)}")
-    memory.keep_freed_pages()  # before jax loads
-    sys.argv = [f"mbx {name}", *extensions.load(arguments[1:])]
-    runpy.run_module(f"mbx.commands.{name}", run_name="__main__", alter_sys=False)
+    name = given[0].replace("-", "_")
+    if name not in COMMANDS:
+        sys.exit(f"error: mbx {given[0]}: unknown, choose one of {', '.join(COMMANDS)}")
+    start()
+    try:
+        rest = extensions.load(given[1:])
+        importlib.import_module(f"mbx.commands.{name}").main(rest)
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(f"error: {error}")
+
+
+def start() -> None:
+    """Prepare a process that runs a command, before jax is imported.
+
+    Large buffers are kept by the allocator, and what libraries log is not shown: the errors of
+    theirs that end a command are reported by it.
+    """
+    from absl import logging
+
+    memory.keep_freed_pages()
+    faulthandler.enable()
+    logging.use_absl_handler()
+    logging.set_verbosity(logging.FATAL)
+
+
+def usage() -> str:
+    """Every command with the first sentence of its module's docstring, by what it is for."""
+    lines = ["usage: mbx COMMAND [ARGUMENTS]      (each has --help)"]
+    for job, names in _JOBS.items():
+        lines += ["", f"{job}:"]
+        for name in names:
+            source = pathlib.Path(__file__).with_name("commands") / f"{name}.py"
+            words = ast.get_docstring(ast.parse(source.read_text())) or ""
+            lines.append(f"  {name:16}{words.partition(chr(10))[0]}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
     @dataclasses.dataclass(frozen=True)
     class Loss:
-        value_target: str = setting("planner", "of the values", choices=("planner", "lambda"))
-        lambda_: float = setting(0.95, "trace", at_most=1, needs={"value_target": "lambda"})
+        value_target: str = setting("planner", "Targets of values.", choices=("planner", "lambda"))
+        lambda_: float = setting(0.95, "Trace.", at_most=1, needs={"value_target": "lambda"})
 
     @dataclasses.dataclass(frozen=True)
     class Settings:
-        seed: int = setting(0, "of everything")
-        loss: Loss = section(Loss(), "what is minimised")
+        seed: int = setting(0, "Seed of all random numbers.")
+        loss: Loss = section(Loss(), "What is minimised.")
 
 From such a class everything else is derived: the nested dictionary that configuration files and
 flags change (`to_dict`), the checked object that the code reads (`from_dict`), `--help` and the
@@ -18,17 +18,20 @@ or of the whole, which yields sentences. Nothing here loads JAX.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import math
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 NONZERO = object()  # in `needs`: any value but 0, False, "" and ()
+_TASK = "task."
+_TYPES = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
 
 
 class Declared(NamedTuple):
@@ -52,6 +55,18 @@ class Declared(NamedTuple):
     is_section: bool = False
 
 
+class Fact(NamedTuple):
+    """Something about a task on which the effect of settings depends.
+
+    Attributes:
+        words: what a task is where it holds, "a task with images".
+        holds: says so of an environment's spec.
+    """
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
 def setting(
     default: Any,
     help: str,
@@ -73,8 +88,9 @@ def setting(
         needs: settings without which this one has no effect: a dotted name (or the bare name of a
             setting of the same section) with the value it must have, a tuple of such values, or
             `NONZERO`. The bare name of a property of the whole settings is a condition over several
-            of them, whose docstring says in words what it takes. A setting that has no effect and
-            is not at its default is refused.
+            of them, whose docstring says in words what it takes. "task.NAME": True is a condition
+            on the task, a `Fact` of the whole settings' class. A setting that has no effect and is
+            not at its default is refused.
     """
     metadata: dict[str, Any] = dict(
         help=help, at_least=at_least, above=above, at_most=at_most, choices=choices
@@ -93,9 +109,14 @@ def section(default: Any, help: str = "") -> Any:
     return dataclasses.field(default=default, metadata={"help": help, "section": True})
 
 
+def declared_fields(settings: Any) -> tuple[dataclasses.Field, ...]:
+    """The fields of settings or a section that are settings or sections themselves."""
+    return tuple(field for field in dataclasses.fields(settings) if "help" in field.metadata)
+
+
 def to_dict(settings: Any) -> dict[str, Any]:
     """The settings as nested dictionaries, a section each."""
-    values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    values = {f.name: getattr(settings, f.name) for f in declared_fields(settings)}
     return {
         name: to_dict(value) if dataclasses.is_dataclass(value) else value
         for name, value in values.items()
@@ -114,10 +135,11 @@ def from_dict(default: T, values: Mapping[str, Any], *, check_effects: bool = Tr
         ValueError: for an unknown name, a value of the wrong type or out of range, a broken rule,
             or a changed setting that has no effect; names the setting, its value and the remedy.
     """
-    settings = _read(default, values, "")
+    known = [one.name for one in describe(default)]
+    settings = _read(default, values, "", known)
     _check_rules(settings, "")
     if check_effects:
-        _check_effects(settings, default)
+        refuse_without_effect(settings, default)
     return settings
 
 
@@ -130,15 +152,67 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + name, value
 
 
+def put(values: dict[str, Any], name: str, value: Any) -> None:
+    """Set one value of nested dictionaries by its dotted name; sections on the way are made."""
+    *path, last = name.split(".")
+    for part in path:
+        values = values.setdefault(part, {})
+    values[last] = value
+
+
+def full_name(name: str, settings: Any, of: str = "") -> str:
+    """The dotted name of the setting that `name` means: its own, or its last part where that is
+    enough. An entry of a dictionary ("env.kwargs.mass") is a setting, too.
+
+    Args:
+        name: as somebody wrote it.
+        settings: all that there are.
+        of: whose they are, for the message: " of agent 'tdmpc'".
+
+    Raises:
+        ValueError: where it is none, with those that are near, or several.
+    """
+    found = {one.name: one.default for one in describe(settings) if not one.is_section}
+    holder = name
+    while holder not in found and "." in holder:
+        holder = holder.rpartition(".")[0]
+    if name in found or isinstance(found.get(holder), dict):
+        return name
+    short = [one for one in found if one.rpartition(".")[2] == name]
+    if len(short) > 1:
+        raise ValueError(f"config.{name} is {len(short)} settings: say which of {_listed(short)}")
+    return short[0] if short else _unknown(name, found, of)
+
+
+def parse(text: str, default: Any) -> Any:
+    """The value that a text on a command line stands for, of a setting with such a default.
+
+    Numbers, True, False, None, tuples and dictionaries are Python's, whole numbers also 1e4, and
+    several values a,b. What is none of these is text.
+    """
+    if isinstance(default, str):
+        return text
+    try:
+        value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
+    except (SyntaxError, ValueError):
+        value = text
+    if isinstance(default, bool) and value in (0, 1):
+        return bool(value)
+    if isinstance(default, tuple) and not isinstance(value, tuple | list):
+        parts = text.split(",") if isinstance(value, str) else (value,)
+        value = tuple(part.strip() if isinstance(part, str) else part for part in parts if part)
+    return value
+
+
 def describe(settings: Any, prefix: str = "") -> Iterator[Declared]:
     """What is declared of every setting, in order; the sections too, with `default` None."""
-    for field in dataclasses.fields(settings):
+    own = {field.name for field in declared_fields(settings)}
+    for field in declared_fields(settings):
         name, value = prefix + field.name, getattr(settings, field.name)
         if field.metadata.get("section"):
             yield Declared(name, None, field.metadata["help"], "", {}, True)
             yield from describe(value, f"{name}.")
         else:
-            own = {f.name for f in dataclasses.fields(settings)}
             needs = {
                 prefix + other if other in own else other: required
                 for other, required in field.metadata["needs"].items()
@@ -157,8 +231,13 @@ def in_words(found: Declared) -> str:
     return found.help
 
 
-def inactive(settings: Any) -> dict[str, str]:
-    """The settings that have no effect beside the others, by dotted name, with what each needs."""
+def inactive(settings: Any, spec: Any = None) -> dict[str, str]:
+    """The settings that have no effect with the others, by dotted name, with what each needs.
+
+    Args:
+        settings: of a run.
+        spec: of its environment; without it conditions on the task count as met.
+    """
     values = dict(flatten(to_dict(settings)))
     needs = {declared.name: declared.needs for declared in describe(settings)}
     found: dict[str, str] = {}
@@ -168,9 +247,7 @@ def inactive(settings: Any) -> dict[str, str]:
             for other, required in needs[name].items():
                 if other in found:
                     found[name] = found[other]
-                elif not _meets(
-                    values[other] if other in values else getattr(settings, other), required
-                ):
+                elif not _meets(settings, values, other, required, spec):
                     found[name] = requirement(settings, other, required)
                 if name in found:
                     break
@@ -179,52 +256,72 @@ def inactive(settings: Any) -> dict[str, str]:
 
 
 def requirement(settings: Any, other: str, required: Any) -> str:
-    """What a setting that `needs` names must be, in words."""
+    """What a setting, or the task, must be that `needs` names, in words."""
+    if other.startswith(_TASK):
+        return settings.FACTS[other.removeprefix(_TASK)].words
     condition = getattr(type(settings), other, None)
     if isinstance(condition, property):
         return " ".join((condition.__doc__ or "").split())
-    return f"{other}={_required_words(required)}"
+    if required is NONZERO:
+        return f"{other}=something other than 0"
+    several = required if isinstance(required, tuple) else (required,)
+    return f"{other}={' or '.join(map(repr, several))}"
 
 
-def active_only(default: T, values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values`, with every setting that has no effect beside the others put back to its default.
+def refuse_without_effect(
+    settings: Any, default: Any, spec: Any = None, among: Collection[str] | None = None
+) -> None:
+    """Raise ValueError for a changed setting that has no effect.
 
-    For configurations that were written when such settings were not refused.
-
-    Raises:
-        ValueError: as `from_dict`, for what is wrong with a setting by itself.
+    Args:
+        settings: of a run.
+        default: the same by default.
+        spec: of its environment, where that is known.
+        among: names of the settings that are checked; None: all.
     """
-    settings = _read(default, values, "")
-    new, normal = to_dict(settings), to_dict(default)
-    for name in inactive(settings):
-        *path, last = name.split(".")
-        here, there = new, normal
-        for part in path:
-            here, there = here[part], there[part]
-        here[last] = there[last]
-    return new
+    values, normal = dict(flatten(to_dict(settings))), dict(flatten(to_dict(default)))
+    for name, needed in inactive(settings, spec).items():
+        if values[name] != normal[name] and (among is None or name in among):
+            raise ValueError(
+                f"config.{name}={values[name]!r} has no effect here: it needs {needed}; leave it "
+                f"at {normal[name]!r}"
+            )
 
 
-def _read(default: Any, values: Mapping[str, Any], prefix: str) -> Any:
+def _read(default: Any, values: Mapping[str, Any], prefix: str, known: list[str]) -> Any:
     if not isinstance(values, Mapping):
         raise ValueError(f"config.{prefix.rstrip('.')}={values!r}: a section of settings is needed")
-    fields = {field.name: field for field in dataclasses.fields(default)}
-    for name in values:
-        if name not in fields:
-            close = difflib.get_close_matches(name, fields, n=3) or list(fields)
-            raise ValueError(
-                f"config.{prefix}{name} is not a setting: did you mean one of {close}?"
-            )
+    fields = {field.name: field for field in declared_fields(default)}
     types = typing.get_type_hints(type(default))
     new = {}
     for name, value in values.items():
-        field, full = fields[name], prefix + name
+        full = prefix + name
+        if name not in fields:
+            _unknown(full, known)
+        field = fields[name]
         if field.metadata.get("section"):
-            new[name] = _read(getattr(default, name), value, f"{full}.")
+            new[name] = _read(getattr(default, name), value, f"{full}.", known)
         else:
             new[name] = _convert(value, types[name], full)
             _check_value(new[name], field.metadata, full)
     return dataclasses.replace(default, **new)
+
+
+def _unknown(name: str, known: Iterable[str], of: str = "") -> typing.NoReturn:
+    """Raise ValueError for a name that no setting has, with those that are near."""
+    last = {one: one.rpartition(".")[2] for one in known}
+    near = difflib.get_close_matches(name.rpartition(".")[2], set(last.values()), n=3)
+    close = [one for part in near for one in last if last[one] == part]
+    close = difflib.get_close_matches(name, close, n=3, cutoff=0.0) or difflib.get_close_matches(
+        name, last, n=3
+    )
+    if not close:
+        raise ValueError(f"config.{name} is not a setting{of}: --help with --config lists them all")
+    raise ValueError(f"config.{name} is not a setting{of}: did you mean {_listed(close)}?")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:-1]) + " or " * (len(names) > 1) + names[-1]
 
 
 def _convert(value: Any, kind: Any, name: str) -> Any:
@@ -243,8 +340,8 @@ def _convert(value: Any, kind: Any, name: str) -> Any:
         and not (origin is int and not number)
     ):
         return value
-    wanted = getattr(kind, "__name__", str(kind))
-    raise ValueError(f"config.{name}={value!r}: give a value of type {wanted}")
+    wanted = _TYPES.get(origin, f"a {getattr(origin, '__name__', kind)}")
+    raise ValueError(f"config.{name}={value!r}: give {wanted}")
 
 
 def _check_value(value: Any, limits: Mapping[str, Any], name: str) -> None:
@@ -279,30 +376,17 @@ def _allowed(limits: Mapping[str, Any]) -> str:
 
 
 def _check_rules(settings: Any, prefix: str) -> None:
-    for field in dataclasses.fields(settings):
+    for field in declared_fields(settings):
         if field.metadata.get("section"):
             _check_rules(getattr(settings, field.name), f"{prefix}{field.name}.")
     for problem in getattr(settings, "check", tuple)():
         raise ValueError(f"config.{prefix}{problem}")
 
 
-def _check_effects(settings: Any, default: Any) -> None:
-    values, normal = dict(flatten(to_dict(settings))), dict(flatten(to_dict(default)))
-    for name, needed in inactive(settings).items():
-        if values[name] != normal[name]:
-            raise ValueError(
-                f"config.{name}={values[name]!r} has no effect here: it needs {needed}; leave it "
-                f"at {normal[name]!r}"
-            )
-
-
-def _meets(value: Any, required: Any) -> bool:
+def _meets(settings: Any, values: Mapping[str, Any], other: str, required: Any, spec: Any) -> bool:
+    if other.startswith(_TASK):
+        return spec is None or settings.FACTS[other.removeprefix(_TASK)].holds(spec) == required
+    value = values[other] if other in values else getattr(settings, other)
     if required is NONZERO:
         return bool(value)
     return value in (required if isinstance(required, tuple) else (required,))
-
-
-def _required_words(required: Any) -> str:
-    if required is NONZERO:
-        return "something other than 0"
-    return " or ".join(map(repr, required if isinstance(required, tuple) else (required,)))

@@ -99,17 +99,27 @@ def compiled(model: Any) -> Any:
     return model._replace(**{name: jax.jit(getattr(model, name)) for name in names})
 
 
+def active_only(default: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """`values` with every setting that has no effect put back to its default."""
+    from mbx.settings import flatten, from_dict, inactive, put, to_dict
+
+    settings = from_dict(default, values, check_effects=False)
+    new, normal = to_dict(settings), dict(flatten(to_dict(default)))
+    for name in inactive(settings):
+        put(new, name, normal[name])
+    return new
+
+
 def tiny_config(**sections: dict[str, Any]) -> dict[str, Any]:
     """configs/tdmpc.py on the toy environment, small enough to compile in seconds.
 
     Keyword arguments update whole sections: tiny_config(train=dict(utd_ratio=2.0)).
     """
-    from configs import tdmpc
     from mbx.agents.tdmpc.settings import Settings
-    from mbx.settings import active_only
+    from mbx.config import presets
 
     register_toy()
-    config = tdmpc.get_config()
+    config = presets.load("tdmpc")
     config.env.update(name="toy:point", num_envs=2)
     config.model.update(size="tiny", num_bins=21)
     config.planner.update(iterations=2, num_samples=12, num_elites=4, num_proposals=2)

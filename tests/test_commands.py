@@ -9,12 +9,13 @@ import shlex
 import jax
 import pytest
 
+from mbx import config
 from mbx.agents.settings import RunSettings
-from mbx.config import extensions, presets
-from mbx.config import help as usage
-from mbx.settings import active_only, to_dict
-from mbx.training import build, run
+from mbx.config import extensions
+from mbx.settings import to_dict
+from mbx.training import run
 from mbx.training.metrics import read_rows
+from tests.helpers import active_only
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -42,11 +43,13 @@ EVERY = sorted(
 def declared(module: str) -> set[str]:
     """Names of the flags that a module, or one of `experiments` that it imports, declares.
 
-    Read from the sources: two commands declare flags of one name and cannot both be imported.
+    Read from the sources: two tools declare flags of one name and cannot both be imported.
     """
     own = ROOT / "mbx" / "commands" / f"{module.rpartition('.')[2]}.py"
     source = (own if own.exists() else ROOT / f"{module.replace('.', '/')}.py").read_text()
-    names = set(re.findall(r'(?:DEFINE_\w+\(|add_argument\()\s*"(?:--)?([\w-]+)"', source))
+    if "add_run(" in source:
+        source += (own.parent / "__init__.py").read_text()
+    names = set(re.findall(r'(?:DEFINE_\w+\(|\badd\w*\()\s*"(?:--)?([\w-]+)"', source))
     for imported in re.findall(r"from experiments(?: import |\.)([\w, ]+)", source):
         for other in imported.replace(" import", ",").split(","):
             if (ROOT / "experiments" / f"{other.strip()}.py").exists():
@@ -62,23 +65,9 @@ def check_flags(module: str, arguments: list[str]) -> None:
             assert name in declared(module), f"{module} has no flag --{name}"
 
 
-def read_settings(arguments: list[str]) -> RunSettings:
-    """What a command line asks for: a file that exists, and flags with values they may have."""
-    assert usage.unknown_flag(arguments) is None
-    arguments, kwargs = usage.with_kwargs(arguments)
-    path = usage.config_argument(arguments)
-    config = presets.load(path)
-    config.env.kwargs.update(kwargs)
-    for argument in arguments:
-        name, _, value = argument.removeprefix("--config.").partition("=")
-        if argument.startswith("--config."):
-            *sections, last = name.split(".")
-            section = config
-            for one in sections:
-                section = section[one]
-            old = section[last]
-            section[last] = type(old)(value) if not isinstance(old, bool) else value == "True"
-    return build.read(config.to_dict())
+def read_settings(words: list[str]) -> RunSettings:
+    """What the flags of a command that are settings ask for."""
+    return config.load([word for word in words if word.startswith("--config")])
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +94,7 @@ def test_a_command_of_the_documents_starts(page, command):
         words = [*words[:2], *extensions.load(words[2:])]
         check_flags(words[1], words[2:])
         if any(word.startswith("--config=") for word in words) and "ablate" not in words[1]:
-            read_settings(words[2:])
+            read_settings(words)
 
 
 # What a command is made small by; a number is only ever lowered.
@@ -150,7 +139,7 @@ def small(settings: RunSettings) -> RunSettings:
         values["env"]["num_envs"] = 2
     if "model" in values and "size" in values["model"]:
         values["model"]["size"] = "tiny"
-    return build.read(active_only(type(settings)(), values))
+    return config.load(active_only(type(settings)(), values))
 
 
 def trained() -> list[str]:

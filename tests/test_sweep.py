@@ -12,8 +12,7 @@ import time
 
 import pytest
 
-from mbx.commands import grid, jobs
-from mbx.config import help as usage
+from mbx.commands import jobs, sweep
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = "configs/tdmpc.py"
@@ -30,17 +29,17 @@ CONFIG = "configs/tdmpc.py"
     ],
 )
 def test_values_are_split_at_commas_outside_brackets_and_quotes(text, values):
-    assert grid.split(text) == values
+    assert sweep.split(text) == values
 
 
 def test_every_combination_is_made_once():
-    assert grid.combinations(["a.x=1,2", "b=u", "config.c=3,4,3"]) == [
+    assert sweep.combinations(["a.x=1,2", "b=u", "config.c=3,4,3"]) == [
         ("a.x=1", "b=u", "c=3"),
         ("a.x=1", "b=u", "c=4"),
         ("a.x=2", "b=u", "c=3"),
         ("a.x=2", "b=u", "c=4"),
     ]
-    assert grid.combinations([]) == [()]
+    assert sweep.combinations([]) == [()]
 
 
 @pytest.mark.parametrize(
@@ -58,18 +57,18 @@ def test_every_combination_is_made_once():
 )
 def test_mistakes_are_told_before_anything_runs(given, message):
     with pytest.raises(ValueError, match=message):
-        grid.make_jobs(CONFIG, given, seeds=1, folder="out", metric="eval/return_mean")
+        sweep.make_jobs(CONFIG, given, seeds=1, folder="out", metric="eval/return_mean")
 
 
 def test_a_command_line_that_asks_for_nothing_trains_nothing():
     with pytest.raises(ValueError, match="nothing is swept: give --set=SETTING=VALUE,VALUE"):
-        grid.check_arguments([])
-    grid.check_arguments(["--seeds=5"])
+        sweep.check_arguments([])
+    sweep.check_arguments(["--seeds=5"])
 
 
 def test_runs_are_named_by_what_differs_and_take_what_is_shared(tmp_path):
     given = ["loss.rho=0.5,0.7", "train.steps=2e3", "env.kwargs.leak=0.1", "model.size=1"]
-    found = grid.make_jobs(CONFIG, given, seeds=2, folder=str(tmp_path), metric="eval/x")
+    found = sweep.make_jobs(CONFIG, given, seeds=2, folder=str(tmp_path), metric="eval/x")
     assert [(j.label, j.seed) for j in found] == [
         ("loss.rho=0.5", 0),
         ("loss.rho=0.7", 0),
@@ -89,7 +88,7 @@ def test_runs_are_named_by_what_differs_and_take_what_is_shared(tmp_path):
 
 
 def test_the_job_array_makes_one_run_a_job(tmp_path):
-    text = grid.slurm(["--set=loss.rho=0.5,0.7", "--out=a b"], 6, workers=2)
+    text = sweep.slurm(["--set=loss.rho=0.5,0.7", "--out=a b"], 6, workers=2)
     assert "#SBATCH --array=0-5%2\n" in text
     command = "mbx sweep --set=loss.rho=0.5,0.7 '--out=a b'"
     assert f'\n{command} --only="$SLURM_ARRAY_TASK_ID" &\n' in text

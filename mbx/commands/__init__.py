@@ -1,1 +1,50 @@
-"""What users type: `mbx NAME`, a module each."""
+"""What users type: `mbx NAME`, a module each with `main(arguments)`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+
+
+def make_parser(words: str | None) -> argparse.ArgumentParser:
+    """A parser of a command's arguments; its help is the docstring of the command's module."""
+    return argparse.ArgumentParser(
+        "mbx",
+        description=words,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def add_run(parser: argparse.ArgumentParser, *, trust: bool = True) -> None:
+    """The arguments of a command that opens one run; `run_directory` reads the first two."""
+    parser.add_argument("run", nargs="?", help="Run directory.")
+    parser.add_argument("--workdir", help="Run directory, instead of the argument.")
+    parser.add_argument("--checkpoint", default="best", help="best, latest, or a step.")
+    if trust:
+        words = "Run the environment's file of somebody else's run."
+        parser.add_argument("--trust", action="store_true", help=words)
+
+
+def run_directory(options: argparse.Namespace) -> str:
+    """The run directory, absolute: an environment may go to another directory when it is made.
+
+    Raises ValueError where it is given twice or not at all.
+    """
+    given = [path for path in (options.run, options.workdir) if path is not None]
+    if len(given) != 1:
+        raise ValueError(f"give one run directory, as argument or --workdir, not {len(given)}")
+    return os.path.abspath(given[0])
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of a whole number that is at least `least`."""
+
+    def whole(text: str) -> int:
+        number = float(text)
+        if number != int(number) or number < least:
+            raise argparse.ArgumentTypeError(f"{text}: give a whole number, at least {least}")
+        return int(number)
+
+    return whole

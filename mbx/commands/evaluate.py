@@ -5,80 +5,66 @@
     python -m experiments.evaluate runs/pendulum --video=episode.gif
 
 The run directory says which agent and environment; --random adds a random policy for comparison,
---video draws one more episode: gym: tasks by their own render(), which a class of your own has to
-have, too; simulators by MuJoCo, through EGL.
+--video draws one more episode: gym: tasks by their own render(), which a custom class has to have,
+too; simulators by MuJoCo, through EGL.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import sys
 from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags, logging
 
+from mbx import envs
 from mbx.agents.settings import RunSettings
-from mbx.config.help import run_directory
-
-WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Run directory (or the first argument).", allow_override=True
-)
-EPISODES = flags.DEFINE_integer("episodes", 20, "Episodes.", lower_bound=1)
-CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, latest, or a step.")
-SEED = flags.DEFINE_integer("seed", 12345, "Seed of the evaluation's environments and planner.")
-RANDOM = flags.DEFINE_bool("random", False, "Also evaluate uniformly random actions.")
-VIDEO = flags.DEFINE_string("video", None, "Also draw an episode into this .gif.")
-WIDTH = flags.DEFINE_integer("video_width", 0, "Pixels (0: as drawn).", lower_bound=0)
-SECONDS = flags.DEFINE_float("video_seconds", 0.0, "Of the film (0: whole).", lower_bound=0.0)
-TRUST = flags.DEFINE_bool("trust", False, "Run the environment's file of somebody else's run.")
-JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of text.")
+from mbx.commands import add_run, at_least, make_parser, run_directory
+from mbx.training import environments, evaluation, run, trust, video
+from mbx.training.checkpoint import load_settings
 
 
 def main(arguments: list[str]) -> None:
-    from mbx.training import environments, run
-
-    logging.set_verbosity(logging.WARNING)
+    parser = make_parser(__doc__)
+    add_run(parser)
+    add = parser.add_argument
+    add("--episodes", type=at_least(1), default=20, help="Episodes.")
+    add("--seed", type=int, default=12345, help="Seed of the environments and the planner.")
+    add("--random", action="store_true", help="Also evaluate uniformly random actions.")
+    add("--video", help="Also draw an episode into this .gif.")
+    add("--video_width", type=at_least(0), default=0, help="Pixels (0: as drawn).")
+    add("--video_seconds", type=float, default=0.0, help="Length of the film (0: whole).")
+    add("--json", action="store_true", help="Print one JSON object instead of text.")
+    options = parser.parse_args(arguments)
+    workdir = run_directory(options)
+    check_film(options.video, options.video_width, options.video_seconds)
+    path = options.video and os.path.abspath(options.video)
     run.set_up_jax()
-    try:
-        workdir = run_directory(arguments[1:], WORKDIR.value)
-        check_film(VIDEO.value, WIDTH.value, SECONDS.value)
-        drawn, renderer = (False, None)
-        if VIDEO.value:
-            drawn, renderer = find_renderer(workdir, VIDEO.value, trusted=TRUST.value)
-        agent, train_state, settings = run.load(
-            workdir, which=CHECKPOINT.value, trusted=TRUST.value
-        )
-    except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"error: {error}")
-    made = environments.evaluation_environment(settings, EPISODES.value, seed=SEED.value)
+    drawn, renderer = find_renderer(workdir, path, trusted=options.trust) if path else (False, None)
+    agent, train_state, settings = run.load(
+        workdir, which=options.checkpoint, trusted=options.trust
+    )
+    key = jax.random.key(options.seed)
+    made = environments.evaluation_environment(settings, options.episodes, seed=options.seed)
     with environments.opened(made) as environment:
-        play(environment, agent, train_state, settings, workdir)
+        print(f"evaluating {workdir}, {options.episodes} episodes", file=sys.stderr)
+        evaluate = evaluation.make_evaluate(agent.act, agent.init_actor, environment)
+        with run.matmul_precision(settings.matmul_precision):
+            results = {options.checkpoint: evaluate(train_state, key)}
+        if options.random:
+            results["random"] = evaluation.make_random(environment)(key)
+    show(settings.env.name, results, as_json=options.json)
     if drawn:
-        make_video(agent, train_state, settings, renderer, jax.random.key(SEED.value))
+        make_video(agent, train_state, settings, renderer, key, path, options)
 
 
-def play(
-    environment: Any, agent: Any, train_state: Any, settings: RunSettings, workdir: str
-) -> None:
-    """Evaluate the checkpoint, and random actions where they are asked for; print the results."""
-    from mbx.training import evaluation, run
-
-    key = jax.random.key(SEED.value)
-    print(f"evaluating {workdir}, {EPISODES.value} episodes", file=sys.stderr)
-    evaluate = evaluation.make_evaluate(agent.act, agent.init_actor, environment)
-    with run.matmul_precision(settings.matmul_precision):
-        results = {CHECKPOINT.value: evaluate(train_state, key)}
-    if RANDOM.value:
-        results["random"] = evaluation.make_random(environment)(key)
-    show(settings.env.name, results)
-
-
-def check_film(video: str | None, width: int, seconds: float) -> None:
+def check_film(path: str | None, width: int, seconds: float) -> None:
     """Raises ValueError for a film's size or length where no film is asked for."""
     for name, value in (("video_width", width), ("video_seconds", seconds)):
-        if value and not video:
+        if value < 0 or (value and not path):
             raise ValueError(f"--{name}={value} is of a film: give --video=episode.gif, too")
 
 
@@ -89,10 +75,6 @@ def find_renderer(workdir: str, path: str, *, trusted: bool = False) -> tuple[bo
 
     Raises ValueError for environments that are not drawn and files that are not .gif.
     """
-    from mbx import envs
-    from mbx.training import trust, video
-    from mbx.training.checkpoint import load_settings
-
     try:
         settings = load_settings(workdir)
         trust.check(settings.env.name, workdir, trusted)  # before its file is executed
@@ -103,40 +85,39 @@ def find_renderer(workdir: str, path: str, *, trusted: bool = False) -> tuple[bo
 
 
 def make_video(
-    agent: Any, train_state: Any, settings: RunSettings, renderer: Any, key: jax.Array
+    agent: Any,
+    train_state: Any,
+    settings: RunSettings,
+    renderer: Any,
+    key: jax.Array,
+    path: str,
+    options: argparse.Namespace,
 ) -> None:
     """Write the video that was asked for."""
-    from mbx.training import video
-
-    print(f"filming {VIDEO.value}", file=sys.stderr)
+    print(f"filming {path}", file=sys.stderr)
     episode = video.record(
         agent.act, agent.init_actor, train_state, settings, key, renderer=renderer
     )
-    video.write(VIDEO.value, video.shortened(episode, width=WIDTH.value, seconds=SECONDS.value))
-    if not JSON.value:
-        print(f"{VIDEO.value}: {episode.length} steps, return {episode.total:.1f}")
+    size = dict(width=options.video_width, seconds=options.video_seconds)
+    video.write(path, video.shortened(episode, **size))
+    if not options.json:
+        print(f"{options.video}: {episode.length} steps, return {episode.total:.1f}")
 
 
-def show(task: str, results: dict[str, Any]) -> None:
+def show(task: str, results: dict[str, Any], *, as_json: bool = False) -> None:
     """Print evaluations by name."""
-    if JSON.value:
-        print(
-            json.dumps(
-                {k: {**r.summary(), "returns": r.returns.tolist()} for k, r in results.items()}
-            )
-        )
+    if as_json:
+        found = {k: {**r.summary(), "returns": r.returns.tolist()} for k, r in results.items()}
+        print(json.dumps(found))
         return
     for name, result in results.items():
         s = result.summary()
         print(
             f"{task} {name}: {s['return_mean']:.1f} ± {s['return_std']:.1f} "
-            f"(min {s['return_min']:.1f}, max {s['return_max']:.1f}) over {EPISODES.value} episodes"
+            f"(min {s['return_min']:.1f}, max {s['return_max']:.1f}) "
+            f"over {len(result.returns)} episodes"
         )
-        for name, value in s.items():
-            if name.startswith("return_mean/"):
-                print(f"  {name.removeprefix('return_mean/')}: {value:.1f}")
+        for key, value in s.items():
+            if key.startswith("return_mean/"):
+                print(f"  {key.removeprefix('return_mean/')}: {value:.1f}")
         print("  " + " ".join(f"{x:.1f}" for x in np.sort(result.returns)))
-
-
-if __name__ == "__main__":
-    app.run(main)

@@ -9,37 +9,27 @@ The file holds the program for CPUs, NVIDIA GPUs and TPUs, the parameters and th
 
 from __future__ import annotations
 
-import sys
+import os
 
-from absl import app, flags, logging
-
-from mbx.config.help import run_directory
-
-OUT = flags.DEFINE_string("out", "policy.mbx", "File to write.")
-PLANNER = flags.DEFINE_bool("planner", True, "Plan every action; --no-planner: the network alone.")
-BATCH = flags.DEFINE_integer("batch", None, "Observations of a call; none: a single one.")
-CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, latest, or a step.")
+from mbx.commands import add_run, at_least, make_parser, run_directory
+from mbx.files import prepare_output
+from mbx.training.policy import PLATFORMS, load_policy
 
 
 def main(arguments: list[str]) -> None:
-    from mbx import files
-    from mbx.training.policy import PLATFORMS, load_policy
-
-    logging.set_verbosity(logging.WARNING)
-    try:
-        workdir = run_directory(arguments[1:], None)
-        files.prepare_output(OUT.value)
-        policy = load_policy(workdir, PLANNER.value, batch=BATCH.value, which=CHECKPOINT.value)
-        size = policy.save(OUT.value)
-    except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"error: {error}")
+    parser = make_parser(__doc__)
+    add_run(parser, trust=False)
+    add = parser.add_argument
+    add("--out", default="policy.mbx", help="File to write.")
+    add("--no-planner", "--noplanner", action="store_true", help="The policy network alone.")
+    add("--batch", type=at_least(1), help="Observations of a call; none: a single one.")
+    options = parser.parse_args(arguments)
+    out, workdir = os.path.abspath(options.out), run_directory(options)
+    prepare_output(out)
+    plans = not options.no_planner
+    policy = load_policy(workdir, plans, batch=options.batch, which=options.checkpoint)
+    size = policy.save(out)
     print(
-        f"{OUT.value}: {size / 1e3:.0f} kB for {', '.join(PLATFORMS)}; observations "
-        f"{policy.spec.obs_shape}, {'with' if PLANNER.value else 'without'} the planner"
+        f"{options.out}: {size / 1e3:.0f} kB for {', '.join(PLATFORMS)}; observations "
+        f"{policy.spec.obs_shape}, {'with' if plans else 'without'} the planner"
     )
-
-
-if __name__ == "__main__":
-    # absl writes noplanner.
-    sys.argv = ["--noplanner" if a == "--no-planner" else a for a in sys.argv]
-    app.run(main)

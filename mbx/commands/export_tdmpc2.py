@@ -9,21 +9,23 @@ Needs PyTorch (`pip install 'mbx[torch]'`) and a model that the official code ca
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
-from absl import app, logging
+import numpy as np
+
+from mbx.agents.tdmpc import official
+from mbx.agents.tdmpc.agent import resolve, world_config
+from mbx.commands import make_parser
+from mbx.training import environments, run
 
 
 def main(arguments: list[str]) -> None:
-    logging.set_verbosity(logging.WARNING)
-    try:
-        if len(arguments) != 3:
-            raise ValueError("give a run directory and the file to write")
-        write(arguments[1], arguments[2])
-    except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"error: {error}")
-    print(arguments[2])
+    parser = make_parser(__doc__)
+    parser.add_argument("run", help="Run directory.")
+    parser.add_argument("out", help="File to write.")
+    options = parser.parse_args(arguments)
+    write(os.path.abspath(options.run), os.path.abspath(options.out))
+    print(options.out)
 
 
 def write(workdir: str, path: str) -> None:
@@ -49,12 +51,6 @@ def write(workdir: str, path: str) -> None:
 
 def state_dict(workdir: str) -> dict[str, Any]:
     """The arrays of that checkpoint, by the official names. Raises ValueError as `write`."""
-    import numpy as np
-
-    from mbx.agents.tdmpc import official
-    from mbx.agents.tdmpc.agent import resolve, world_config
-    from mbx.training import environments, run
-
     _, train, settings = run.load(workdir)
     if settings.agent != "tdmpc":
         raise ValueError(f"{workdir} is of agent {settings.agent!r}: only 'tdmpc' has such a model")
@@ -62,7 +58,3 @@ def state_dict(workdir: str) -> dict[str, Any]:
     config = world_config(resolve(settings, spec), spec)
     state = official.to_state(train.params, train.target_value, config)
     return {name: np.array(array, np.float32) for name, array in state.items()}
-
-
-if __name__ == "__main__":
-    app.run(main)

@@ -13,26 +13,30 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import pickle
 from typing import Any
 
-from absl import app, flags, logging
+import jax
 
-TASK = flags.DEFINE_string("task", None, "The task it was trained on.", required=True)
-WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Run directory to make.", required=True, allow_override=True
-)
+from mbx.agents.tdmpc import official
+from mbx.agents.tdmpc.settings import Settings
+from mbx.commands import make_parser
+from mbx.config import presets
+from mbx.files import atomic_write
+from mbx.settings import from_dict, to_dict
+from mbx.training import build, environments
+from mbx.training.checkpoint import Checkpointer
 
 
 def main(arguments: list[str]) -> None:
-    logging.set_verbosity(logging.WARNING)
-    try:
-        if len(arguments) != 2:
-            raise ValueError(f"give one checkpoint, not {len(arguments) - 1}")
-        settings = write_run(read(arguments[1]), TASK.value, WORKDIR.value)
-    except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"error: {error}")
-    print(f"{WORKDIR.value}: a model of size {settings.model.size} for {settings.env.name}")
+    parser = make_parser(__doc__)
+    parser.add_argument("model", help="Checkpoint to read.")
+    parser.add_argument("--task", required=True, help="The task it was trained on.")
+    parser.add_argument("--workdir", required=True, help="Run directory to make.")
+    options = parser.parse_args(arguments)
+    workdir = os.path.abspath(options.workdir)
+    settings = write_run(read(options.model), options.task, workdir)
+    print(f"{options.workdir}: a model of size {settings.model.size} for {settings.env.name}")
 
 
 def read(path: str) -> dict[str, Any]:
@@ -46,8 +50,6 @@ def read(path: str) -> dict[str, Any]:
         import torch
     except ImportError as error:
         raise ImportError("PyTorch reads .pt files: pip install 'mbx[torch]'") from error
-    import pickle
-
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError) as error:
@@ -66,16 +68,6 @@ def write_run(arrays: dict[str, Any], task: str, workdir: str) -> Any:
     Raises:
         ValueError: for a model or a task that do not fit each other, or a directory in use.
     """
-    import jax
-
-    from mbx.agents.tdmpc import official
-    from mbx.agents.tdmpc.settings import Settings
-    from mbx.config import presets
-    from mbx.files import atomic_write
-    from mbx.settings import active_only, to_dict
-    from mbx.training import build, environments
-    from mbx.training.checkpoint import Checkpointer
-
     if os.path.isdir(workdir) and os.listdir(workdir):
         raise ValueError(f"workdir={workdir} is not empty: choose another directory")
     state = official.clean(arrays)
@@ -89,7 +81,7 @@ def write_run(arrays: dict[str, Any], task: str, workdir: str) -> Any:
         config.model.task_dim = state["_task_emb.weight"].shape[1]
         config.env.pad_to = (fields["obs_shape"][0], fields["action_dim"])
     # What the preset says about termination has no place in a model without that head.
-    settings = build.read(active_only(Settings(), config.to_dict()))
+    settings = from_dict(Settings(), config.to_dict(), check_effects=False)
     spec = environments.environment_spec(settings)
     tasks = None
     if spec.tasks:
@@ -106,7 +98,3 @@ def write_run(arrays: dict[str, Any], task: str, workdir: str) -> Any:
     checkpointer.save_best(0, jax.tree.map(jax.numpy.asarray, train), 0.0)
     checkpointer.close()
     return settings
-
-
-if __name__ == "__main__":
-    app.run(main)

@@ -11,47 +11,33 @@ q quit. `=` marks your goal, the map's symbols are those of map files (docs/empo
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
-from absl import app, flags, logging
 
-from mbx.config.help import run_directory
-
-WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Run directory (or the first argument).", allow_override=True
-)
-WORLD = flags.DEFINE_string("world", None, "A world instead of a run: multigrid/NAME or a path.")
-CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, latest, or a step.")
-ROBOT = flags.DEFINE_string(
-    "robot", None, "learned, exact, helper, inferring, random or frozen (learned, or exact)."
-)
-HUMAN = flags.DEFINE_integer("human", 1, "Which human you are.", lower_bound=1)
-GOAL = flags.DEFINE_integer("goal", 0, "Your first goal; 0: drawn.", lower_bound=0)
-SEED = flags.DEFINE_integer("seed", 0, "Seed of chance and of the other humans.")
-KEYS = flags.DEFINE_string("keys", None, "Keys to play by, instead of yours.")
-TRUST = flags.DEFINE_bool("trust", False, "Run the environment's file of somebody else's run.")
+from mbx.commands import add_run, at_least, make_parser, run_directory
+from mbx.empo import agent as empo
+from mbx.empo import named_world
+from mbx.empo.agent.game import Game
+from mbx.empo.agent.playing import pressed, session
+from mbx.empo.agent.robots import make_robot
+from mbx.power import PowerParams
+from mbx.training import environments, run
 
 
-def make(workdir: str | None, world: str | None) -> tuple[Any, Callable | None]:
-    """(game, values) as the flags say. Raises ValueError for what they cannot mean."""
-    from mbx.empo import agent as empo
-    from mbx.empo import named_world
-    from mbx.empo.agent.game import Game
-    from mbx.empo.agent.robots import make_robot
-    from mbx.power import PowerParams
-    from mbx.training import environments, run
-
+def make(workdir: str | None, options: argparse.Namespace) -> tuple[Any, Callable | None]:
+    """(game, values) as the options say. Raises ValueError for what they cannot mean."""
     problem = train = values = None
-    if world is not None:
-        found = named_world(world, default=PowerParams())
+    if options.world is not None:
+        found = named_world(options.world, default=PowerParams())
         params = found.params or PowerParams()
     else:
         assert workdir is not None
-        _, train, settings = run.load(workdir, which=CHECKPOINT.value, trusted=TRUST.value)
+        _, train, settings = run.load(workdir, which=options.checkpoint, trusted=options.trust)
         if settings.agent != "empo":
             raise ValueError(f"{workdir} is a run of agent {settings.agent!r}, not empo")
         spec = environments.make_environment(settings, 1, seed=0).spec
@@ -63,33 +49,32 @@ def make(workdir: str | None, world: str | None) -> tuple[Any, Callable | None]:
             codes = model.encode(jax.tree.map(lambda x: jax.numpy.asarray(x)[None], state))
             return model.v_h_e(train.params, model.trunk(train.params, codes))[0].clip(0.0, 1.0)
 
-    name = ROBOT.value or ("exact" if train is None else "learned")
+    name = options.robot or ("exact" if train is None else "learned")
     robot = make_robot(name, found, float(params.gamma_h), problem, train)
-    goal = GOAL.value - 1 if GOAL.value else None
-    key = jax.random.key(SEED.value)
-    game = Game(found.world, robot, key, human=HUMAN.value - 1, goal=goal)
+    goal = options.goal - 1 if options.goal else None
+    key = jax.random.key(options.seed)
+    game = Game(found.world, robot, key, human=options.human - 1, goal=goal)
     return game, values if name == "learned" else None
 
 
 def main(arguments: list[str]) -> None:
-    from mbx.empo.agent.playing import pressed, session
-    from mbx.training import run
-
-    logging.set_verbosity(logging.WARNING)
+    parser = make_parser(__doc__)
+    add_run(parser)
+    add = parser.add_argument
+    add("--world", help="A world instead of a run: multigrid/NAME or a path.")
+    add("--robot", help="learned, exact, helper, inferring, random or frozen (learned, or exact).")
+    add("--human", type=at_least(1), default=1, help="Which human you are.")
+    add("--goal", type=at_least(0), default=0, help="Your first goal; 0: drawn.")
+    add("--seed", type=int, default=0, help="Seed of chance and of the other humans.")
+    add("--keys", help="Keys to play by, instead of yours.")
+    options = parser.parse_args(arguments)
+    workdir = None
+    if options.world is None:
+        workdir = run_directory(options)
+    elif options.run or options.workdir:
+        raise ValueError("give a run directory or --world, not both")
     run.set_up_jax()
-    try:
-        workdir = None
-        if WORLD.value is None:
-            workdir = run_directory(arguments[1:], WORKDIR.value)
-        elif arguments[1:] or WORKDIR.value:
-            raise ValueError("give a run directory or --world, not both")
-        game, values = make(workdir, WORLD.value)
-    except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"error: {error}")
-    keys = pressed(sys.stdin) if KEYS.value is None else KEYS.value
+    game, values = make(workdir, options)
+    keys = pressed(sys.stdin) if options.keys is None else options.keys
     with contextlib.suppress(KeyboardInterrupt):
         session(game, keys, sys.stdout, values=values, color=sys.stdout.isatty())
-
-
-if __name__ == "__main__":
-    app.run(main)

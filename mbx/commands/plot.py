@@ -2,7 +2,6 @@
 
     python -m experiments.plot runs/a runs/b --out=curve.png
     python -m experiments.plot runs/* --out=curve.png --reference=cartpole-swingup.csv
-
     python -m experiments.plot runs/sweep --out=curve.png --table=scores.tex
 
 Runs are grouped by task and by the settings in which they differ, which name the curves, or by
@@ -15,53 +14,48 @@ is better than the first: .md, .csv or .tex.
 
 from __future__ import annotations
 
-import sys
-
-from absl import app, flags
-
 from mbx.analysis import compare, groups, tables
 from mbx.analysis.curves import plot_runs
-
-OUT = flags.DEFINE_string("out", "curve.png", "Picture to write.")
-METRIC = flags.DEFINE_string("metric", "eval/return_mean", "KIND/NAME of metrics.jsonl.")
-LABELS = flags.DEFINE_list("labels", None, "One label a run; equal labels are one group.")
-TABLE = flags.DEFINE_multi_string("table", [], "Tables to write: .md, .csv or .tex.")
-STEP = flags.DEFINE_float("step", None, "Environment steps of the table (default: all runs').")
-XLABEL = flags.DEFINE_string("xlabel", None, "Name of the horizontal axis.")
-YLABEL = flags.DEFINE_string("ylabel", None, "Name of the vertical axis (default: the metric).")
-REFERENCE = flags.DEFINE_multi_string(
-    "reference", [], "CSV files of published values: step,mean,lcb,ucb or step,reward,seed."
-)
-TITLE = flags.DEFINE_string("title", None, "Title.")
+from mbx.commands import make_parser
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) < 2:
-        sys.exit("error: no run directory given: python -m experiments.plot RUN_DIR [RUN_DIR ...]")
-    try:
-        plot_runs(
-            argv[1:],
-            OUT.value,
-            metric=METRIC.value,
-            labels=LABELS.value,
-            references=REFERENCE.value,
-            title=TITLE.value,
-            ylabel=YLABEL.value,
-            **({} if XLABEL.value is None else {"xlabel": XLABEL.value}),
-        )
-        if TABLE.value:
-            if LABELS.value:
-                found = groups.labelled(argv[1:], LABELS.value)
-            else:
-                found = groups.group(groups.find_runs(argv[1:]))
-            table = compare.scores(found, metric=METRIC.value, step=STEP.value)
-            for path in TABLE.value:
-                tables.write(path, table)
-            print(tables.render(table, "md"))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-    print(OUT.value)
-
-
-if __name__ == "__main__":
-    app.run(main)
+def main(arguments: list[str]) -> None:
+    parser = make_parser(__doc__)
+    add = parser.add_argument
+    add("runs", nargs="+", help="Run directories, or folders of them.")
+    add("--out", default="curve.png", help="Picture to write.")
+    add("--metric", default="eval/return_mean", help="KIND/NAME of metrics.jsonl.")
+    add("--labels", help="One label a run, separated by commas; equal labels are one group.")
+    add("--table", action="append", default=[], help="Table to write: .md, .csv or .tex.")
+    add("--step", type=float, help="Environment steps of the table (default: all runs').")
+    add("--xlabel", help="Name of the horizontal axis.")
+    add("--ylabel", help="Name of the vertical axis (default: the metric).")
+    add("--title", help="Title.")
+    add(
+        "--reference",
+        action="append",
+        default=[],
+        help="CSV file of published values: step,mean,lcb,ucb or step,reward,seed.",
+    )
+    options = parser.parse_args(arguments)
+    labels = options.labels.split(",") if options.labels else None
+    plot_runs(
+        options.runs,
+        options.out,
+        metric=options.metric,
+        labels=labels,
+        references=options.reference,
+        title=options.title,
+        ylabel=options.ylabel,
+        **({} if options.xlabel is None else {"xlabel": options.xlabel}),
+    )
+    if options.table:
+        if labels:
+            found = groups.labelled(options.runs, labels)
+        else:
+            found = groups.group(groups.find_runs(options.runs))
+        table = compare.scores(found, metric=options.metric, step=options.step)
+        for path in options.table:
+            tables.write(path, table)
+        print(tables.render(table, "md"))
+    print(options.out)

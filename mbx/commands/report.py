@@ -4,31 +4,22 @@
     python -m experiments.report runs/a runs/b runs/c
 
 Curves, evaluations, losses, where time went, settings that are not the default, machine and
-versions, warnings, films. The file needs nothing else and asks nothing of the network. Each
+versions, warnings, films. The file needs nothing else and loads nothing from the network. Each
 training writes one at its end, RUN/report.html.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-
-from absl import app, flags
 
 from mbx.analysis import report
-
-OUT = flags.DEFINE_string("out", "report.html", "File to write.")
-
-
-def main(argv: list[str]) -> None:
-    if len(argv) < 2:
-        sys.exit("error: no run directory given: python -m experiments.report RUN [RUN ...]")
-    try:
-        report.write(argv[1:], OUT.value)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-    print(f"{OUT.value}: {os.path.getsize(OUT.value) / 1e3:.0f} kB")
+from mbx.commands import make_parser
 
 
-if __name__ == "__main__":
-    app.run(main)
+def main(arguments: list[str]) -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("runs", nargs="+", help="Run directories.")
+    parser.add_argument("--out", default="report.html", help="File to write.")
+    options = parser.parse_args(arguments)
+    report.write(options.runs, options.out)
+    print(f"{options.out}: {os.path.getsize(options.out) / 1e3:.0f} kB")

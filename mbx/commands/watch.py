@@ -4,8 +4,8 @@
     python -m experiments.watch runs/a --seed=3 --steps=60 --candidates=32
 
 The page shows the candidates of every round, the elites among them, the mean that they were
-refitted to, the action that was taken, and the return that was predicted beside the one that
-followed. It needs nothing else and asks nothing of the network. For agents that plan, in
+refitted to, the action that was taken, and the return that was predicted with the one that
+followed. It needs nothing else and loads nothing from the network. For agents that plan, in
 environments written in JAX.
 """
 
@@ -14,59 +14,41 @@ from __future__ import annotations
 import sys
 
 import jax
-from absl import app, flags, logging
 
-from mbx.config.help import run_directory
+from mbx import envs
+from mbx.analysis import watching
+from mbx.commands import add_run, at_least, make_parser, run_directory
 from mbx.files import atomic_write, prepare_output
-
-WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Run directory (or the first argument).", allow_override=True
-)
-OUT = flags.DEFINE_string("out", "plans.html", "File to write.")
-CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best, latest, or a step.")
-SEED = flags.DEFINE_integer("seed", 12345, "Seed of the environment and the planner.")
-STEPS = flags.DEFINE_integer("steps", 100, "Steps that are shown at most.", lower_bound=1)
-CANDIDATES = flags.DEFINE_integer(
-    "candidates", 48, "Candidates of a round that are shown at most, elites first.", lower_bound=1
-)
-MOST = flags.DEFINE_integer("most", 1000, "Steps that are played at most.", lower_bound=1)
-TRUST = flags.DEFINE_bool("trust", False, "Run the environment's file of somebody else's run.")
+from mbx.training import run
 
 
 def main(arguments: list[str]) -> None:
-    from mbx import envs
-    from mbx.analysis import watching
-    from mbx.training import run
-
-    logging.set_verbosity(logging.WARNING)
+    parser = make_parser(__doc__)
+    add_run(parser)
+    add = parser.add_argument
+    add("--out", default="plans.html", help="File to write.")
+    add("--seed", type=int, default=12345, help="Seed of the environment and the planner.")
+    add("--steps", type=at_least(1), default=100, help="Steps that are shown at most.")
+    add("--candidates", type=at_least(1), default=48, help="Candidates shown of a round at most.")
+    add("--most", type=at_least(1), default=1000, help="Steps that are played at most.")
+    options = parser.parse_args(arguments)
+    workdir, out = run_directory(options), os.path.abspath(options.out)
+    prepare_output(out)
     run.set_up_jax()
+    agent, train_state, settings = run.load(
+        workdir, which=options.checkpoint, trusted=options.trust
+    )
     try:
-        prepare_output(OUT.value)
-        workdir = run_directory(arguments[1:], WORKDIR.value)
-        agent, train_state, settings = run.load(
-            workdir, which=CHECKPOINT.value, trusted=TRUST.value
+        renderer = envs.make_renderer(settings.env.name)
+    except (ValueError, envs.NoRenderer) as error:
+        print(f"without pictures: {error}", file=sys.stderr)
+        renderer = None
+    key = jax.random.key(options.seed)
+    with run.matmul_precision(settings.matmul_precision):
+        episode = watching.record(
+            agent, train_state, settings, key, renderer=renderer, most=options.most
         )
-        try:
-            renderer = envs.make_renderer(settings.env.name)
-        except (ValueError, envs.NoRenderer) as error:
-            print(f"without pictures: {error}", file=sys.stderr)
-            renderer = None
-        with run.matmul_precision(settings.matmul_precision):
-            episode = watching.record(
-                agent,
-                train_state,
-                settings,
-                jax.random.key(SEED.value),
-                renderer=renderer,
-                most=MOST.value,
-            )
-    except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"error: {error}")
     title = f"{settings.agent} on {settings.env.name}"
-    text = watching.page(episode, title, candidates=CANDIDATES.value, steps=STEPS.value)
-    atomic_write(OUT.value, text.encode())
-    print(f"{OUT.value}: {len(episode.steps)} steps, {len(text) / 1e3:.0f} kB")
-
-
-if __name__ == "__main__":
-    app.run(main)
+    text = watching.page(episode, title, candidates=options.candidates, steps=options.steps)
+    atomic_write(out, text.encode())
+    print(f"{options.out}: {len(episode.steps)} steps, {len(text) / 1e3:.0f} kB")

@@ -1,10 +1,10 @@
-"""Modules of one's own that a command imports first, so that what they register has a name.
+"""Custom modules that a command imports first, so that what they register has a name.
 
-    python -m experiments.train --import=my_agents --config=tdmpc --config.planner.name=mine
-    python -m experiments.evaluate runs/mine --import=path/to/my_agents.py
+    mbx train --import=my_agents --config=tdmpc --config.planner.name=mine
+    mbx evaluate runs/mine --import=path/to/my_agents.py
 
-A run records them (`imports` in its configuration), and whoever opens it gives them again: nothing
-that a run directory names is imported by itself.
+A run records them (`imports` in its configuration), and whoever opens it gives them again or has
+imported them: nothing that a run directory names is imported by itself.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _FLAG = "--import"
 _LOADED: dict[str, str] = {}
 
 
 def load(arguments: Sequence[str]) -> list[str]:
-    """Import what `--import=NAME`, also several of them, names; returns the other arguments.
+    """Import what `--import=NAME` names, which may be given several times.
 
     Args:
-        arguments: of a command. NAME is a module, or a file ending in .py.
+        arguments: of a command.
+
+    Returns:
+        The other arguments.
 
     Raises:
-        SystemExit: with a message, where there is no such module or file. What importing it raises
-            comes as it is.
+        ValueError: where there is no such module or file.
     """
     rest = []
     for argument in arguments:
@@ -35,10 +37,27 @@ def load(arguments: Sequence[str]) -> list[str]:
         if name != _FLAG:
             rest.append(argument)
         elif not given or not value:
-            sys.exit(f"error: {argument}: give a module or a file, {_FLAG}=my_module")
+            raise ValueError(f"{argument}: give a module or a file, {_FLAG}=my_module")
         else:
-            _import(value)
+            import_all([value])
     return rest
+
+
+def import_all(names: str | Iterable[str]) -> None:
+    """Import modules, or files ending in .py, each once. What that raises comes as it is.
+
+    Raises:
+        ValueError: where there is no such module or file.
+    """
+    for name in [names] if isinstance(names, str) else names:
+        if _short(name) in _LOADED:
+            continue
+        _LOADED[_short(name)] = os.path.abspath(name) if name.endswith(".py") else name
+        try:
+            _import(name)
+        except BaseException:
+            del _LOADED[_short(name)]
+            raise
 
 
 def loaded() -> tuple[str, ...]:
@@ -52,7 +71,7 @@ def flags() -> tuple[str, ...]:
 
 
 def require(names: Sequence[str], source: str) -> None:
-    """Raise ValueError, with the flags to give, where modules of a run are not imported yet.
+    """Raise ValueError, saying how to import them, where modules of a run are not imported yet.
 
     Raises it as well where `names` is no list of names.
 
@@ -65,38 +84,42 @@ def require(names: Sequence[str], source: str) -> None:
     wrong = [name for name in names if not isinstance(name, str)]
     if wrong:
         raise ValueError(f"{source}: imports={names!r}: {wrong[0]!r} is no module's name")
-    missing = [name for name in names if _short(name) not in _LOADED]
+    missing = [name for name in names if _short(name) not in _LOADED and not _is_imported(name)]
     if missing:
         raise ValueError(
-            f"{source} needs modules of its own: give "
+            f"{source} needs custom modules: give "
             + " ".join(f"{_FLAG}={name}" for name in missing)
-            + " again, if you trust them"
+            + " again (in Python, import them first or give imports=), if you trust them"
         )
 
 
+def _is_imported(name: str) -> bool:
+    """Whether this process has imported a module, or a file under any name, by itself."""
+    if not name.endswith(".py"):
+        return name in sys.modules
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return os.path.realpath(name) in {os.path.realpath(path) for path in files if path}
+
+
 def _import(name: str) -> None:
-    """Import a module by name or file, once."""
-    short = _short(name)
-    if short in _LOADED:
+    if _is_imported(name):
         return
     if name.endswith(".py"):
         path = os.path.abspath(name)
         if not os.path.isfile(path):
-            sys.exit(f"error: {_FLAG}={name}: {path} does not exist")
-        spec = importlib.util.spec_from_file_location(short, path)
+            raise ValueError(f"{_FLAG}={name}: {path} does not exist")
+        spec = importlib.util.spec_from_file_location(_short(name), path)
         module = importlib.util.module_from_spec(spec)
-        sys.modules[short] = module
+        sys.modules[_short(name)] = module
         spec.loader.exec_module(module)
-        name = path
-    else:
-        sys.path.insert(0, os.getcwd())  # as for `python -m`, whatever the command is called by
-        try:
-            if importlib.util.find_spec(name.partition(".")[0]) is None:
-                sys.exit(f"error: {_FLAG}={name}: no such module here or installed")
-            importlib.import_module(name)
-        finally:
-            sys.path.remove(os.getcwd())
-    _LOADED[short] = name
+        return
+    sys.path.insert(0, os.getcwd())  # as for `python -m`, whatever the command is called by
+    try:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            raise ValueError(f"{_FLAG}={name}: no such module here or installed")
+        importlib.import_module(name)
+    finally:
+        sys.path.remove(os.getcwd())
 
 
 def _short(name: str) -> str:

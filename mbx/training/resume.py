@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from mbx.agents.settings import RunSettings
+from mbx.config import settings_class
 from mbx.files import read_json
-from mbx.settings import active_only, flatten, from_dict, to_dict
-from mbx.training import build, trust
+from mbx.settings import flatten, from_dict, to_dict
+from mbx.training import trust
 from mbx.training.checkpoint import load_config
 from mbx.training.metrics import read_rows
 from mbx.types import EnvSpec
@@ -21,8 +22,6 @@ from mbx.types import EnvSpec
 
 def saved_config(workdir: str) -> dict[str, Any]:
     """The configuration with which the run in `workdir` goes on where nothing else is said.
-
-    What had no effect in it is at its default now, which may have changed since it was saved.
 
     Raises:
         FileNotFoundError: where there is no run.
@@ -36,9 +35,7 @@ def saved_config(workdir: str) -> dict[str, Any]:
     values = load_config(path)
     if several:
         values["num_seeds"] = len(seeds)
-    default = build.settings_class(values["agent"])()
-    values = active_only(default, values)
-    settings = from_dict(default, values)
+    settings = from_dict(settings_class(values["agent"])(), values)
     trust.check(settings.env.name, workdir, False)
     for name, file in settings.files().items():
         raise ValueError(
@@ -67,7 +64,7 @@ def changes(settings: RunSettings, log_dir: str, spec: EnvSpec) -> list[str]:
     if not changed:
         return []
     try:
-        saved = from_dict(type(settings)(), active_only(type(settings)(), before))
+        saved = from_dict(type(settings)(), before, check_effects=False)
         in_force = dict(flatten(to_dict(saved.for_task(spec))))
     except ValueError:  # of another version
         in_force = old

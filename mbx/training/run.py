@@ -29,6 +29,7 @@ import numpy as np
 from mbx import replay
 from mbx.agents.base import Agent, Diagnostics
 from mbx.agents.settings import RunSettings, Train
+from mbx.config import load as load_configuration
 from mbx.files import sole_writer
 from mbx.settings import flatten, to_dict
 from mbx.training import (
@@ -166,7 +167,7 @@ def train(
     """
     started = time.time()
     require_float32()
-    settings = build.read(to_dict(config) if isinstance(config, RunSettings) else config)
+    settings = load_configuration(config)
     settings = transfer.resolve(environments.located(settings))
     sinks.require_wandb(settings.log)
     set_up_jax()
