@@ -11,8 +11,6 @@ import pytest
 
 import mbx
 from examples.own_gymnasium import Tank
-from mbx import api
-from mbx.config import presets
 from tests.faults.small import small_config
 
 
@@ -45,19 +43,6 @@ def test_a_class_of_ones_own_with_its_arguments(tmp_path, monkeypatch):
     assert policy.spec.name.endswith("own_gymnasium.py:Tank")
     action = policy(np.zeros(3))
     assert 0.0 <= action[0] <= 2.0 and 0.0 <= action[1] <= 5.0
-
-
-def test_settings_by_section_and_by_name():
-    values = presets.load("tdmpc").to_dict()
-    api._change(values, "model", dict(size="1"))
-    api._change(values, "utd_ratio", 2.0)
-    api._change(values, "num_seeds", 2)
-    assert values["model"]["size"] == "1" and values["model"]["dropout"] > 0
-    assert values["train"]["utd_ratio"] == 2.0 and values["num_seeds"] == 2
-    with pytest.raises(ValueError, match="horizon=2 is 3 settings .*'planner.horizon'.* say which"):
-        api._change(values, "horizon", 2)
-    with pytest.raises(ValueError, match="horizn=2 is no settings .*mend the name"):
-        api._change(values, "horizn", 2)
 
 
 def test_the_package_shows_what_is_public_and_loads_no_simulator():

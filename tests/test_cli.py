@@ -15,7 +15,6 @@ import pytest
 
 import mbx
 from mbx import cli
-from mbx.config import help as usage
 from mbx.config import presets
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -40,16 +39,6 @@ def test_a_configuration_that_is_not_there_is_named_with_those_that_are(name):
         presets.find(name)
 
 
-def test_a_name_on_the_command_line_becomes_the_path_of_its_file():
-    path = str(presets.find("tdmpc"))
-    assert usage.with_found_config(["--config=tdmpc", "--config.seed=1"]) == [
-        f"--config={path}",
-        "--config.seed=1",
-    ]
-    assert usage.with_found_config(["--config", "tdmpc:3"]) == ["--config", f"{path}:3"]
-    assert usage.with_found_config(["--workdir=a"]) == ["--workdir=a"]
-
-
 def test_the_command_lists_the_commands_with_what_they_do(capsys):
     cli.main([])
     listed = capsys.readouterr().out
@@ -58,16 +47,6 @@ def test_the_command_lists_the_commands_with_what_they_do(capsys):
         assert f"  {name} " not in listed
     with pytest.raises(SystemExit, match="mbx fly: unknown, choose one of .*train"):
         cli.main(["fly"])
-
-
-def test_every_command_that_computes_keeps_its_libraries_logs_off_the_screen():
-    """JAX and orbax tell absl of all they do, which `app.run` would show."""
-    texts = {path.stem: path.read_text() for path in (ROOT / "mbx" / "commands").glob("*.py")}
-    commands = {name for name, text in texts.items() if "app.run(" in text}
-    quiet = {name for name in commands if "logging.set_verbosity(logging." in texts[name]}
-    assert commands - quiet == {  # what computes nothing itself: reads, draws, starts others
-        *("plot", "report", "sweep")
-    }
 
 
 def test_a_wheel_adds_one_name_and_trains_by_name_in_an_empty_directory(tmp_path):

@@ -47,6 +47,8 @@ def declared(module: str) -> set[str]:
     """
     own = ROOT / "mbx" / "commands" / f"{module.rpartition('.')[2]}.py"
     source = (own if own.exists() else ROOT / f"{module.replace('.', '/')}.py").read_text()
+    if "parse_arguments(" in source:
+        return {"config", "workdir", "help"}
     if "add_run(" in source:
         source += (own.parent / "__init__.py").read_text()
     names = set(re.findall(r'(?:DEFINE_\w+\(|\badd\w*\()\s*"(?:--)?([\w-]+)"', source))

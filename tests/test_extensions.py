@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import mppi, planners
+import mbx
+from mbx import config, mppi, planners
 from mbx.commands import jobs
 from mbx.config import extensions
 from mbx.training import build, run
@@ -45,14 +47,14 @@ def test_modules_and_files_are_imported_once_and_taken_off_the_command_line(clea
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--import=nowhere.py", "error: --import=nowhere.py: .*nowhere.py does not exist"),
-        ("--import=no_such_module", "error: --import=no_such_module: no such module"),
-        ("--import", "error: --import: give a module or a file"),
-        ("--import=", "error: --import=: give a module or a file"),
+        ("--import=nowhere.py", "--import=nowhere.py: .*nowhere.py does not exist"),
+        ("--import=no_such_module", "--import=no_such_module: no such module"),
+        ("--import", "--import: give a module or a file"),
+        ("--import=", "--import=: give a module or a file"),
     ],
 )
 def test_what_is_not_there_is_said(clean, flag, message):
-    with pytest.raises(SystemExit, match=message):
+    with pytest.raises(ValueError, match=message):
         extensions.load([flag])
 
 
@@ -60,15 +62,47 @@ def test_a_run_asks_for_its_modules_and_imports_nothing_itself(clean):
     (clean / "run").mkdir()
     config = tiny_config() | {"imports": [str(clean / "by_file.py"), "by_name"]}
     (clean / "run" / "config.json").write_text(json.dumps(config))
-    words = "config.json needs modules of its own: give --import=.*by_file.py --import=by_name"
+    words = "config.json needs custom modules: give --import=.*by_file.py --import=by_name"
     for read in (load_settings, run.load):
         with pytest.raises(ValueError, match=words):
             read(str(clean / "run"))
-    with pytest.raises(ValueError, match="config.imports needs modules of its own"):
+    with pytest.raises(ValueError, match="config.imports needs custom modules"):
         build.read(config)
     assert sys.count_of_imports == 0
     extensions.load(["--import=by_file.py", "--import=by_name"])
     assert load_settings(str(clean / "run")).imports == tuple(config["imports"])
+
+
+def by_flag(name):
+    extensions.load([f"--import={name}"])
+
+
+def by_keyword(name):
+    assert config.load(tiny_config(), {"imports": [name]}).imports == extensions.loaded()
+
+
+def by_hand(name):
+    sys.path.insert(0, "")
+    importlib.import_module(name.removesuffix(".py"))
+    sys.path.remove("")
+
+
+def of_a_policy(name):
+    with pytest.raises(FileNotFoundError):  # the run is not there, but the module is
+        mbx.load_policy("nowhere", imports=[name])
+
+
+@pytest.mark.parametrize("door", [by_flag, by_keyword, by_hand, of_a_policy])
+@pytest.mark.parametrize("name", ["by_name", "by_file.py"])
+def test_a_module_counts_whichever_way_it_was_imported(clean, door, name):
+    recorded = str(clean / name) if name.endswith(".py") else name
+    values = tiny_config() | {"imports": (recorded,)}
+    with pytest.raises(ValueError, match="give --import=.*in Python, import them first"):
+        config.load(values)
+    door(name)
+    assert recorded in config.load(values).imports
+    door(name)
+    assert sys.count_of_imports == 1
 
 
 def test_a_module_of_the_working_directory_comes_before_others_of_its_name(clean, monkeypatch):

@@ -73,11 +73,11 @@ def test_json_and_exponents_are_read_as_the_declared_type():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"sead": 1}, r"config\.sead is not a setting: did you mean one of \['seed'\]"),
+        ({"sead": 1}, r"config\.sead is not a setting: did you mean seed"),
         ({"loss": {"lambda": 1}}, r"config\.loss\.lambda is not a setting.*lambda_"),
         ({"loss": 3}, r"config\.loss=3: a section"),
-        ({"seed": 1.5}, r"config\.seed=1\.5: give a value of type int"),
-        ({"seed": True}, r"config\.seed=True: give a value of type int"),
+        ({"seed": 1.5}, r"config\.seed=1\.5: give a whole number"),
+        ({"seed": True}, r"config\.seed=True: give a whole number"),
         ({"names": "ab"}, r"config\.names='ab'"),
         ({"seed": -1}, r"config\.seed=-1: give at least 0"),
         ({"size": 0}, r"config\.size=0: give at least 1"),
@@ -111,13 +111,6 @@ def test_a_condition_over_several_settings_is_a_property_and_its_docstring():
     with pytest.raises(ValueError, match=r"config\.tail=3 has no effect.*needs two or more names;"):
         read(tail=3, names=("a",))
     assert read(tail=3, names=("a", "b")).tail == 3
-
-
-def test_what_has_no_effect_can_be_put_back():
-    old = {"tail": 3, "names": ["a"], "loss": {"lambda_": 0.5, "optimism": 1.0, "bound": 2.0}}
-    new = settings.active_only(Whole(), old)
-    assert new["tail"] == 0 and new["loss"]["lambda_"] == 0.95 and new["loss"]["bound"] == 2.0
-    assert read(**new).names == ("a",)
 
 
 def test_what_needs_an_inactive_setting_is_inactive_too():

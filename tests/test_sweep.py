@@ -49,8 +49,8 @@ def test_every_combination_is_made_once():
         (["loss.rho=0.5,"], "write SETTING=VALUE or SETTING=VALUE,VALUE"),
         (["a=1", "a=2"], "a is given twice, give all its values at once"),
         (["seed=0,1"], "--set=seed=0,1: not here, use --seeds"),
-        (["loss.roh=0.5"], r"loss.roh is not a setting of .* did you mean one of \['loss.rho'"),
-        (["loss.rho=0.5,x"], "config.loss.rho=x: give a value like 0.5"),
+        (["loss.roh=0.5"], "loss.roh is not a setting of .* did you mean loss.rho"),
+        (["loss.rho=0.5,x"], "config.loss.rho='x': give a number"),
         (["loss.rho=0.5,-1"], "config.loss.rho=-1"),
         (["loss.awr_temperature=0.1", "loss.policy_loss=svg"], "has no effect here"),
     ],
@@ -62,8 +62,7 @@ def test_mistakes_are_told_before_anything_runs(given, message):
 
 def test_a_command_line_that_asks_for_nothing_trains_nothing():
     with pytest.raises(ValueError, match="nothing is swept: give --set=SETTING=VALUE,VALUE"):
-        sweep.check_arguments([])
-    sweep.check_arguments(["--seeds=5"])
+        sweep.main([])
 
 
 def test_runs_are_named_by_what_differs_and_take_what_is_shared(tmp_path):
@@ -94,25 +93,6 @@ def test_the_job_array_makes_one_run_a_job(tmp_path):
     assert f'\n{command} --only="$SLURM_ARRAY_TASK_ID" &\n' in text
     (tmp_path / "script.sh").write_text(text)
     assert subprocess.run(["bash", "-n", tmp_path / "script.sh"]).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("given", "means"),
-    [
-        ("--config.train.steps=1e4", "--config.train.steps=10000"),
-        ("--config.train.steps=2500.0", "--config.train.steps=2500"),
-        ("--config.train.steps=1.5", "--config.train.steps=1.5"),  # refused by the flag
-        ("--config.train.steps=many", "--config.train.steps=many"),
-        ("--config.loss.rho=1e4", "--config.loss.rho=1e4"),
-        ("--config.model.size=1", "--config.model.size=1"),
-        ("--config.log.wandb=1e4", "--config.log.wandb=1e4"),
-        ("--config.resume=1", "--config.resume=1"),
-        ("--workdir=1e4", "--workdir=1e4"),
-    ],
-)
-def test_whole_numbers_may_have_an_exponent(given, means):
-    config = f"--config={CONFIG}"
-    assert usage.with_whole_numbers([config, given]) == [config, means]
 
 
 STOPS = """

@@ -11,6 +11,7 @@ environments written in JAX.
 
 from __future__ import annotations
 
+import os
 import sys
 
 import jax

@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ import numpy as np
 from mbx import observations
 from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
+from mbx.config import extensions
 from mbx.envs.base import in_space, in_units, strongly_typed
 from mbx.fast import rng
 from mbx.files import atomic_write
@@ -41,6 +42,7 @@ def load_policy(
     batch: int | None = None,
     which: str = "best",
     seed: int = 0,
+    imports: Sequence[str] = (),
 ) -> Policy:
     """The policy of a run, compiled and warmed up.
 
@@ -50,6 +52,7 @@ def load_policy(
         batch: observations of a call; None: one, without a leading axis.
         which: "best" (by evaluation return); "latest" or a checkpoint's step need the environment.
         seed: of the planner's samples.
+        imports: modules, or files ending in .py, that register what the run uses.
 
     Raises:
         ValueError: where the directory holds no run of this version, or its agent has no policy
@@ -60,6 +63,7 @@ def load_policy(
         >>> policy = mbx.load_policy("runs/a")  # doctest: +SKIP
         >>> action = policy(observation)  # doctest: +SKIP
     """
+    extensions.import_all(imports)
     run.set_up_jax()
     spec = specs.load(run_dir) if which == "best" else None
     if spec is None:

@@ -16,9 +16,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from examples.own_gymnasium import Tank
-from mbx import envs
+from mbx import config, envs
 from mbx.commands import train
-from mbx.config import help as usage
 from mbx.envs import custom
 from mbx.envs.base import RawEnvironment
 from mbx.envs.raw_check import check_raw
@@ -166,14 +165,11 @@ def test_arguments_that_an_environment_does_not_take(folder):
 
 
 def test_arguments_on_the_command_line():
-    rest, found = usage.with_kwargs(
-        ["--config=a", "--config.env.kwargs.mass=2.5", "--config.env.kwargs.kind=steel"]
-        + ["--config.env.kwargs.parts=[1, 'b']", "--config.seed=1"]
+    found = config.load(
+        ["--config=tdmpc", "--config.env.kwargs.mass=2.5", "--config.env.kwargs.kind=steel"]
+        + ["--config.env.kwargs.parts=[1, 'b']", "--config.env.kwargs.loud"]
     )
-    assert rest == ["--config=a", "--config.seed=1"]
-    assert found == {"mass": 2.5, "kind": "steel", "parts": [1, "b"]}
-    with pytest.raises(ValueError, match="kwargs.mass: write --config.env.kwargs.mass=VALUE"):
-        usage.with_kwargs(["--config.env.kwargs.mass"])
+    assert found.env.kwargs == {"mass": 2.5, "kind": "steel", "parts": [1, "b"], "loud": True}
 
 
 def test_a_run_is_found_again_from_elsewhere_and_a_strangers_code_is_not_run(

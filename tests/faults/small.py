@@ -87,13 +87,15 @@ def small_config(**sections: Any) -> dict[str, Any]:
 def main() -> None:
     """The command of the first lines."""
     from mbx.commands import train
+    from mbx.config import load
 
     parser = argparse.ArgumentParser()
     parser.add_argument("workdir")
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--resume", action="store_true")
     given = parser.parse_args()
-    train.train(small_config(resume=given.resume, train=dict(steps=given.steps)), given.workdir)
+    config = small_config(resume=given.resume, train=dict(steps=given.steps))
+    train.train(load(config), given.workdir)
 
 
 if __name__ == "__main__":

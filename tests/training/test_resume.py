@@ -10,8 +10,7 @@ import signal
 import numpy as np
 import pytest
 
-from mbx.config import help as usage
-from mbx.config import presets
+from mbx.commands import train
 from mbx.settings import to_dict
 from mbx.training import build, resume, run, trust
 from mbx.training.checkpoint import Checkpointer
@@ -42,12 +41,12 @@ def test_checkpoints_by_the_clock_or_not(minutes, saved, tmp_path):
 
 def test_the_directory_is_enough_and_changes_are_said(begun, capsys):
     first, workdir = begun
-    path = os.path.abspath(os.path.join(usage.__file__, "..", "resumed.py"))
-    given = [f"--workdir={workdir}", "--config.resume=True", "--config.train.steps=80"]
-    arguments = usage.with_run_config(given)
-    assert arguments == [f"--config={path}:{workdir}", *given]
-    assert usage.unknown_flag([*arguments, "--config.train.step=80"]).startswith("--config.train")
-    assert usage.load(f"{path}:{workdir}")["train.steps"] == 40
+    given = [f"--workdir={workdir}", "--config.resume=True"]
+    asked, there = train.chosen([*given, "--config.train.steps=80"])
+    assert (asked.train.steps, asked.resume, there) == (80, True, workdir)
+    assert train.chosen(given)[0].train.steps == 40
+    with pytest.raises(ValueError, match="config.train.step is not a setting.* train.steps"):
+        train.chosen([*given, "--config.train.step=80"])
     config = resume.saved_config(workdir)
     assert config == {**config, "resume": False} and config["env"]["name"] == "toy:point"
     config["resume"], config["train"]["steps"], config["eval"]["episodes"] = True, 80, 3
@@ -161,16 +160,6 @@ def test_a_change_is_told_of_what_was_in_force(tmp_path):
     assert told == ["optimizer.learning_rate=0.0005 (was 0.001)"]
 
 
-def test_command_lines_that_name_their_configuration_stay():
-    for arguments in (
-        ["--config=a.py", "--workdir=x", "--config.resume=True"],
-        ["--workdir=x"],
-        ["--workdir=x", "--config.resume=False"],
-        ["--config.resume=True"],
-    ):
-        assert usage.with_run_config(arguments) == arguments
-
-
 def test_several_seeds_are_one_run_again(tmp_path):
     for seed in (3, 4):
         os.makedirs(tmp_path / f"seed-{seed}")
@@ -186,16 +175,6 @@ def test_several_seeds_are_one_run_again(tmp_path):
     dirs = [str(tmp_path / f"seed-{seed}") for seed in rows]
     (first, second) = resume.evaluations_before(dirs, 50)
     assert first == (20, 1.5) and second[0] == 40 and second[1] != second[1]
-
-
-def test_what_had_no_effect_when_it_was_saved_has_the_default_of_today(tmp_path):
-    config = presets.load("tdmpc").to_dict()
-    config["loss"].update(policy_loss="awr", entropy_scale="none")  # which was the default once
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="entropy_scale='none' has no effect here"):
-        build.read(config)
-    config["loss"]["entropy_scale"] = "value"
-    assert build.read(resume.saved_config(str(tmp_path))) == build.read(config)
 
 
 def test_what_cannot_be_gone_on_with(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mbx import envs
+from mbx import commands, envs
 from mbx.agents.tdmpc.settings import Env, Settings
 from mbx.commands import evaluate
 from mbx.envs import gymnax, gymnax_pictures
@@ -168,11 +168,15 @@ def test_without_a_renderer_the_evaluation_goes_on_without_the_video(tmp_path, m
 
 
 def test_the_run_directory_is_the_argument_or_the_flag():
-    assert evaluate.run_directory(["runs/a"], None) == "runs/a"
-    assert evaluate.run_directory([], "runs/a") == "runs/a"
-    for arguments, flag in (([], None), (["a"], "b"), (["a", "b"], None)):
+    def directory(*arguments):
+        parser = commands.make_parser("")
+        commands.add_run(parser)
+        return commands.run_directory(parser.parse_args(arguments))
+
+    assert directory("runs/a") == directory("--workdir=runs/a") == os.path.abspath("runs/a")
+    for arguments in ([], ["a", "--workdir=b"]):
         with pytest.raises(ValueError, match="give one run directory"):
-            evaluate.run_directory(arguments, flag)
+            directory(*arguments)
 
 
 OWN = """
