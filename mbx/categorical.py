@@ -23,7 +23,7 @@ from jax import Array
 from jax.scipy.special import log_ndtr
 
 from mbx import mppi
-from mbx.mppi import MPPIConfig, Plan, Refit, ScoreFn
+from mbx.mppi import Key, MPPIConfig, Plan, Refit, ScoreFn
 
 # -------------------------------------------------------------------------------------------------
 # Distributions over A classes
@@ -136,12 +136,11 @@ def probabilities(weights: Array, mask: Array | None = None, least: Array | floa
 
 
 def plan(
-    key: Array,
+    key: Key,
     score_fn: ScoreFn,
     mean: Array,
     std: Array,
     *,
-    proposals: Array | None = None,
     config: MPPIConfig,
     **given: Any,
 ) -> Plan:
@@ -173,69 +172,35 @@ def plan(
         >>> found.action.tolist(), found.mean[0].argmax(-1).tolist()
         ([[0.0, 0.0, 1.0]], [2, 0])
     """
-    num_proposals = 0 if proposals is None else proposals.shape[1]
-    draws = mppi.draw(key, mean, config.num_samples - num_proposals, config)
-    return plan_with_draws(draws, score_fn, mean, std, proposals=proposals, config=config, **given)
-
-
-def plan_with_draws(
-    draws: mppi.Draws,
-    score_fn: ScoreFn,
-    mean: Array,
-    std: Array,
-    *,
-    proposals: Array | None = None,
-    initial: Array | None = None,
-    action_mask: Array | None = None,
-    has_aux: bool = False,
-    config: MPPIConfig,
-) -> Plan:
-    """`plan` with its random numbers given: the deterministic core.
-
-    Examples:
-        >>> mean, config = jnp.zeros((1, 2, 3)), mppi.MPPIConfig(num_samples=8, num_elites=2)
-        >>> draws = mppi.draw(jax.random.key(0), mean, 8, config)
-        >>> score = lambda key, actions: actions[..., 0].sum(-1)
-        >>> plan = lambda mean: categorical.plan_with_draws(draws, score, mean, mean, config=config)
-        >>> jax.eval_shape(plan, mean).actions.shape
-        (1, 8, 2, 3)
-    """
-    mppi.check_shapes(mean, std, proposals, initial, config)
-    if has_aux and config.selection == "mean":
+    if given.get("has_aux") and config.selection == "mean":
         raise ValueError("selection='mean' chooses no candidate to have auxiliaries: 'best' does")
-    batch, _, size = mean.shape
-    mask = mppi.expand_mask(action_mask, batch, size)
+    return mppi.search(key, score_fn, mean, std, _rounds, config=config, **given)
+
+
+def _rounds(frame: mppi.Frame) -> mppi.Rounds:
+    size, mask, config = frame.mask.shape[-1], frame.mask, frame.config
     num = jnp.sum(mask, axis=-1, keepdims=True)
     least = jnp.minimum(jnp.square(config.min_std), 1.0 / num)
-    one_hot = jnp.eye(size)
+    one_hot = jnp.eye(size, dtype=jnp.float32)
 
     def sample(i: Array, last: Refit) -> Array:
-        actions = draw(jnp.log(last.mean)[:, None], draws.candidate(i))
+        actions = draw(jnp.log(last.mean)[:, None], frame.draws.candidate(i))
         if 2 * size <= actions.shape[1]:
             # An action that there is not leaves its candidate as it was drawn.
             begin = jnp.where(mask[:, 0, :, None] > 0.0, one_hot, actions[:, :size, 0])
             actions = actions.at[:, :size, 0].set(begin)
-        if initial is not None:
-            actions = jnp.where(i == 0, initial[:, initial.shape[1] - actions.shape[1] :], actions)
         return actions
 
     def floored(last: Refit, new: Refit) -> Refit:
         return new._replace(mean=probabilities(new.mean, mask, least))
 
-    found = mppi.search(
-        draws,
-        score_fn,
-        probabilities(mean, mask),
-        std,
-        sample,
-        blend=floored,
-        proposals=proposals,
-        mask=mask,
-        has_aux=has_aux,
-        config=config,
-    )
-    first, chosen, noise = found.mean[:, 0], found.chosen, config.action_noise
-    if config.selection == "mean":
-        chosen = jax.nn.one_hot(jnp.argmax(first, axis=-1), size)
-    action = disturb(chosen, first, noise, draws.action)
-    return found._replace(action=action, chosen=chosen)
+    def select(last: Refit) -> tuple[Array, Array]:
+        first = last.mean[:, 0]
+        if config.selection == "mean":
+            chosen = jax.nn.one_hot(jnp.argmax(first, axis=-1), size, dtype=jnp.float32)
+        else:
+            chosen = mppi.select_first(last, frame.draws, config.selection)
+        return chosen, disturb(chosen, first, config.action_noise, frame.draws.action)
+
+    begin = probabilities(frame.mean, mask)
+    return mppi.Rounds(sample, floored, begin=begin, select=select)

@@ -30,7 +30,6 @@ from jax import Array
 from mbx.fast import collectives, rng
 
 ScoreFn = Callable[[Array, Array], Any]  # (key, actions) -> values, or (values, auxiliaries)
-Tell = Callable[[Array, Any, Array, Array], tuple[Any, Array]]  # see `search`
 
 TEMPERATURE_MODES = ("multiply", "divide")
 SELECTIONS = ("sample", "best", "mean")
@@ -162,6 +161,9 @@ class Draws(NamedTuple):
     action: Array
 
 
+Key = Array | Draws
+
+
 def refit(
     actions: Array,
     values: Array,
@@ -232,8 +234,53 @@ def _ranked(values: Array, nonfinite: str) -> Array:
     return jnp.where(jnp.isfinite(values), values, -jnp.inf)
 
 
+class Frame(NamedTuple):
+    """What `search` hands to a planner before the first round.
+
+    Attributes:
+        draws: the random numbers.
+        mean, std: `[B, T, A]` float32, as they were given; the mean is masked.
+        mask: `[B, 1, A]`.
+        num: candidates a round besides the proposals, N - P.
+        rounds: rounds there will be.
+        config: settings.
+    """
+
+    draws: Draws
+    mean: Array
+    std: Array
+    mask: Array
+    num: int
+    rounds: int
+    config: Any
+
+
+class Rounds(NamedTuple):
+    """What a planner does in a round; all else is `search`.
+
+    Attributes:
+        sample: (round, the last refit) -> candidates `[B, N - P, T, A]`, which `search` clips and
+            masks.
+        blend: (the last refit, this round's) -> what the next round begins with.
+        memory: a pytree that goes from round to round, for a planner that keeps more than the last
+            refit. `sample` then takes it as a third argument and returns (candidates, memory).
+        tell: with a memory: (round, memory, the candidates, their values `[B, N - P]`) -> (memory,
+            mean `[B, T, A]`, which replaces the refitted one).
+        begin: mean `[B, T, A]` of round one; None: as it was given.
+        select: (the last refit) -> first action `[B, A]` without and with exploration noise; None:
+            as `config.selection` and `config.action_noise` say.
+    """
+
+    sample: Callable[..., Any]
+    blend: Callable[[Refit, Refit], Refit] = lambda last, new: new
+    memory: Any = None
+    tell: Callable[[Array, Any, Array, Array], tuple[Any, Array]] | None = None
+    begin: Array | None = None
+    select: Callable[[Refit], tuple[Array, Array]] | None = None
+
+
 def plan(
-    key: Array,
+    key: Key,
     score_fn: ScoreFn,
     mean: Array,
     std: Array,
@@ -246,10 +293,11 @@ def plan(
 ) -> Plan:
     """Refine a Gaussian over action sequences and select an action. Actions lie in [-1, 1].
 
+    Everything is computed in float32, whatever the precision of arguments and scores.
     Source: TD-MPC2 (arXiv 2310.16828), section 3.2.
 
     Args:
-        key: consumed.
+        key: consumed; or the random numbers themselves (`Draws`).
         score_fn: (key, actions `[B, n, T, A]`) -> values `[B, n]`, higher is better.
         mean, std: `[B, T, A]`, where round one samples from.
         proposals: `[B, P, T, A]`, candidates that join every round in the place of P samples
@@ -262,8 +310,8 @@ def plan(
             selected elite's; with `selection="mean"` the mean is scored once more for them.
 
     Raises:
-        ValueError: shapes do not fit `config`, values are not `[B, n]`, or auxiliaries do not lead
-            with that.
+        ValueError: shapes do not fit `config`, values are not numbers `[B, n]`, or auxiliaries do
+            not lead with that.
 
     Examples:
         >>> def score(key, actions):  # [B, N, T, A] -> [B, N]
@@ -274,13 +322,12 @@ def plan(
         >>> bool(abs(plan.action[0, 0] - 0.5) < 0.1), plan.actions.shape
         (True, (1, 64, 2, 1))
     """
-    check_shapes(mean, std, proposals, initial, config)
-    num_proposals = 0 if proposals is None else proposals.shape[1]
-    return plan_with_draws(
-        draw(key, mean, config.num_samples - num_proposals, config),
+    return search(
+        key,
         score_fn,
         mean,
         std,
+        _gaussian,
         proposals=proposals,
         initial=initial,
         action_mask=action_mask,
@@ -289,123 +336,64 @@ def plan(
     )
 
 
-def draw(key: Array, mean: Array, num_samples: int, config: MPPIConfig) -> Draws:
-    """The random numbers of one plan from `mean` `[B, T, A]` with `num_samples` drawn a round.
+plan_with_draws = plan
 
-    Examples:
-        >>> config = mppi.MPPIConfig(num_samples=64, num_elites=8)
-        >>> draws = mppi.draw(jax.random.key(0), jnp.zeros((1, 2, 1)), 64, config)
-        >>> draws.candidate(jnp.int32(0)).shape, draws.gumbel.shape
-        ((1, 64, 2, 1), (1, 8))
-    """
+
+def _gaussian(frame: Frame) -> Rounds:
+    def sample(i: Array, last: Refit) -> Array:
+        return last.mean[:, None] + last.std[:, None] * frame.draws.candidate(i)
+
+    return Rounds(sample)
+
+
+def draw(key: Array, mean: Array, num_samples: int, config: MPPIConfig) -> Draws:
+    """The random numbers of one plan from `mean` `[B, T, A]` with `num_samples` drawn a round."""
     batch, horizon, action_dim = mean.shape
     noise_key, score_key, choice_key, action_key = jax.random.split(rng.unrolled(key), 4)
     shape = (batch, num_samples, horizon, action_dim)
     return Draws(
         candidate=lambda i: rng.normal(jax.random.fold_in(noise_key, i), shape),
         score=lambda i: jax.random.fold_in(score_key, i),
-        gumbel=jax.random.gumbel(choice_key, (batch, config.num_elites)),
-        action=jax.random.normal(action_key, (batch, action_dim)),
+        gumbel=jax.random.gumbel(choice_key, (batch, config.num_elites), jnp.float32),
+        action=jax.random.normal(action_key, (batch, action_dim), jnp.float32),
     )
 
 
-def plan_with_draws(
-    draws: Draws,
+def search(
+    key: Key,
     score_fn: ScoreFn,
     mean: Array,
     std: Array,
+    method: Callable[[Frame], Rounds],
     *,
     proposals: Array | None = None,
     initial: Array | None = None,
     action_mask: Array | None = None,
     has_aux: bool = False,
-    config: MPPIConfig,
+    config: Any,
 ) -> Plan:
-    """`plan` with its random numbers given: the deterministic core.
-
-    Examples:
-        >>> mean = jnp.zeros((1, 2, 1))
-        >>> config = mppi.MPPIConfig(num_samples=64, num_elites=8)
-        >>> draws = mppi.draw(jax.random.key(0), mean, 64, config)
-        >>> score = lambda key, actions: -jnp.square(actions - 0.5).sum((-2, -1))
-        >>> plan = lambda mean: mppi.plan_with_draws(draws, score, mean, mean + 1.0, config=config)
-        >>> jax.eval_shape(plan, mean).values.shape
-        (1, 64)
-    """
-    mask = expand_mask(action_mask, *mean.shape[::2])
-
-    def sample(i: Array, last: Refit) -> Array:
-        noise = draws.candidate(i)
-        actions = jnp.clip(last.mean[:, None] + last.std[:, None] * noise, -1.0, 1.0)
-        actions = actions * mask[:, None]
-        if initial is not None:
-            first = initial[:, initial.shape[1] - actions.shape[1] :]
-            actions = jnp.where(i == 0, first, actions)
-        return actions
-
-    check_shapes(mean, std, proposals, initial, config)
-    return search(
-        draws,
-        score_fn,
-        mean,
-        std,
-        sample,
-        proposals=proposals,
-        mask=mask,
-        has_aux=has_aux,
-        config=config,
-    )
-
-
-def search(
-    draws: Draws,
-    score_fn: ScoreFn,
-    mean: Array,
-    std: Array,
-    sample: Callable[..., Array],
-    *,
-    blend: Callable[[Refit, Refit], Refit] = lambda last, new: new,
-    memory: Any = None,
-    tell: Tell | None = None,
-    proposals: Array | None = None,
-    mask: Array,
-    has_aux: bool = False,
-    config: MPPIConfig,
-) -> Plan:
-    """The rounds of a planner that samples, scores and refits; the frame for planners of that kind.
+    """The frame of every planner that samples, scores and refits in rounds.
 
     Args:
-        draws: the random numbers of the plan.
-        score_fn: as `plan` takes it.
-        mean, std: `[B, T, A]`, where round one begins.
-        sample: (round, what the last one was refitted to) -> candidates `[B, N - P, T, A]` beside
-            the proposals, in [-1, 1] and 0 where the mask is.
-        blend: (the last refit, that of this round) -> what the next round begins with.
-        memory: a pytree that goes from round to round, of a planner that knows more than the last
-            refit. `sample` then takes it as a third argument, and returns (candidates, memory).
-        tell: with a memory: (round, memory, the candidates, their values `[B, N - P]`) -> (memory,
-            mean `[B, T, A]`, which takes the place of the refitted one).
-        proposals: `[B, P, T, A]`, as `plan` takes them.
-        mask: `[B, 1, A]`, see `expand_mask`.
-        has_aux: as `plan` takes it.
-        config: of refitting and selecting.
-
-    Examples:
-        >>> mean = jnp.zeros((1, 2, 1))
-        >>> config = mppi.MPPIConfig(num_samples=64, num_elites=8)
-        >>> draws = mppi.draw(jax.random.key(0), mean, 64, config)
-        >>> score = lambda key, actions: -jnp.square(actions - 0.5).sum((-2, -1))
-        >>> sample = lambda i, last: jnp.clip(last.mean[:, None] + draws.candidate(i), -1.0, 1.0)
-        >>> mask = mppi.expand_mask(None, 1, 1)
-        >>> of = dict(mask=mask, config=config)
-        >>> plan = lambda mean: mppi.search(draws, score, mean, mean + 1.0, sample, **of)
-        >>> jax.eval_shape(plan, mean).values.shape
-        (1, 64)
+        method: what this planner does in a round; it is called once.
+        key, score_fn, mean, std, proposals, initial, action_mask, has_aux, config: see `plan`.
     """
-    score = checked_score(score_fn, has_aux)
+    _check_arrays(mean=mean, std=std, proposals=proposals, initial=initial)
+    check_shapes(mean, std, proposals, initial, config)
+    mean, std, proposals, initial = jax.tree.map(
+        lambda x: x.astype(jnp.float32), (mean, std, proposals, initial)
+    )
     batch, horizon, action_dim = mean.shape
-    rounds = config.rounds(action_dim)
-    mean, std = mean * mask, std * mask
+    num, elites, rounds = config.num_samples, config.num_elites, config.rounds(action_dim)
+    own = num - (0 if proposals is None else proposals.shape[1])
+    draws = key if isinstance(key, Draws) else draw(key, mean, own, config)
+    mask = _expand_mask(action_mask, batch, action_dim)
+    mean = mean * mask
+    sample, blend, memory, tell, begin, select = method(
+        Frame(draws, mean, std, mask, own, rounds, config)
+    )
+    mean = mean if begin is None else begin * mask
+    score = checked_score(score_fn, has_aux)
     once = proposals is not None and not config.rescore_proposals
     fixed = score(draws.score(jnp.int32(rounds)), proposals) if once else None
 
@@ -415,6 +403,9 @@ def search(
             sampled = sample(i, last)
         else:
             sampled, memory = sample(i, last, memory)
+        sampled = jnp.clip(sampled, -1.0, 1.0) * mask[:, None]
+        if initial is not None:
+            sampled = jnp.where(i == 0, initial[:, num - own :], sampled)
         actions = sampled if proposals is None else jnp.concatenate([proposals, sampled], axis=1)
         scored = score(draws.score(i), sampled if once else actions)
         if once:
@@ -422,7 +413,7 @@ def search(
         new = refit(
             actions,
             scored[0],
-            num_elites=config.num_elites,
+            num_elites=elites,
             temperature=config.temperature,
             temperature_mode=config.temperature_mode,
             min_std=config.min_std,
@@ -431,29 +422,28 @@ def search(
         )
         new = blend(last, new)
         if tell is not None:
-            memory, mean = tell(i, memory, sampled, scored[0][:, num - sampled.shape[1] :])
-            new = new._replace(mean=mean)
+            memory, told = tell(i, memory, sampled, scored[0][:, num - own :])
+            new = new._replace(mean=told)
         return new._replace(mean=new.mean * mask, std=new.std * mask), actions, scored, memory
 
-    num, elites = config.num_samples, config.num_elites
-    start = Refit(
-        mean=mean,
-        std=std,
-        elite_actions=jnp.zeros((batch, elites, horizon, action_dim)),
-        elite_values=jnp.zeros((batch, elites)),
-        weights=jnp.zeros((batch, elites)),
-    )
-    actions, scored = jnp.zeros((batch, num, horizon, action_dim)), (jnp.zeros((batch, num)), None)
+    def zeros(*shape: int) -> Array:
+        return jnp.zeros(shape, jnp.float32)
+
+    begun = zeros(batch, elites, horizon, action_dim), zeros(batch, elites), zeros(batch, elites)
+    actions, values, aux = zeros(batch, num, horizon, action_dim), zeros(batch, num), None
     if has_aux:
         shapes = jax.eval_shape(lambda: score(draws.score(jnp.int32(0)), actions))
-        scored = scored[0], jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
-    carry = start, actions, scored, memory
+        aux = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
+    carry = Refit(mean, std * mask, *begun), actions, (values, aux), memory
     last, actions, (values, aux), _ = jax.lax.fori_loop(0, rounds, one_round, carry)
     if has_aux:
         aux = _aux_of_chosen(draws, score, last, values, aux, config)
-    chosen = _select(last, draws.gumbel, config.selection)
-    action = chosen + config.action_noise * last.std[:, 0] * draws.action
-    action = jnp.clip(action, -1.0, 1.0) * mask[:, 0]
+    if select is None:
+        chosen = select_first(last, draws, config.selection)
+        action = chosen + config.action_noise * last.std[:, 0] * draws.action
+        action = jnp.clip(action, -1.0, 1.0) * mask[:, 0]
+    else:
+        chosen, action = select(last)
     return Plan(action, last.mean, last.std, actions, values, chosen * mask[:, 0], aux)
 
 
@@ -493,13 +483,13 @@ def warm_start(mean: Array, is_first: Array) -> Array:
     return jnp.where(is_first[:, None, None], 0.0, shifted)
 
 
-def _select(last: Refit, gumbel: Array, selection: str) -> Array:
+def select_first(last: Refit, draws: Draws, selection: str) -> Array:
     """The first action of the chosen elite, or of the mean: `[B, A]`."""
     if selection == "mean":
         return last.mean[:, 0]
     if selection == "best":
         return last.elite_actions[:, 0, 0]
-    chosen = _place(last, gumbel, selection)
+    chosen = _place(last, draws.gumbel, selection)
     first = last.elite_actions[:, :, 0]  # [B, K, A]
     return jnp.take_along_axis(first, chosen[:, None, None], axis=1)[:, 0]
 
@@ -511,15 +501,10 @@ def _place(last: Refit, gumbel: Array, selection: str) -> Array:
     return jnp.argmax(jnp.log(last.weights) + gumbel, axis=-1)
 
 
-def expand_mask(action_mask: Array | None, batch: int, action_dim: int) -> Array:
-    """`[A]`, `[B, A]` or None (all) as `[B, 1, A]`.
-
-    Examples:
-        >>> mppi.expand_mask(jnp.array([1, 0]), 3, 2).shape
-        (3, 1, 2)
-    """
+def _expand_mask(action_mask: Array | None, batch: int, action_dim: int) -> Array:
+    """`[A]`, `[B, A]` or None (all) as `[B, 1, A]`."""
     if action_mask is None:
-        return jnp.ones((batch, 1, action_dim))
+        return jnp.ones((batch, 1, action_dim), jnp.float32)
     mask = jnp.asarray(action_mask, jnp.float32)
     mask = mask[None] if mask.ndim == 1 else mask
     return jnp.broadcast_to(mask, (batch, action_dim))[:, None]
@@ -530,18 +515,19 @@ def _check_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{field}={value!r}: choose one of {choices}")
 
 
+def _check_arrays(**arrays: Any) -> None:
+    for name, x in arrays.items():
+        if x is not None and not (hasattr(x, "astype") and jnp.ndim(x)):
+            raise ValueError(
+                f"{name} is {x!r}: give an array [B, ..., T, A], for example "
+                "jnp.full_like(mean, 1.0) as std"
+            )
+
+
 def check_shapes(
     mean: Array, std: Array, proposals: Array | None, initial: Array | None, config: MPPIConfig
 ) -> None:
-    """Raises ValueError where the arguments of a plan do not fit each other or `config`.
-
-    Examples:
-        >>> mean = jnp.zeros((1, 2, 1))
-        >>> mppi.check_shapes(mean, mean[0], None, None, mppi.MPPIConfig())
-        Traceback (most recent call last):
-            ...
-        ValueError: mean (1, 2, 1) and std (2, 1) must both be [B, T, A]
-    """
+    """Raises ValueError where the arguments of a plan do not fit each other or `config`."""
     if mean.ndim != 3 or mean.shape != std.shape:
         raise ValueError(f"mean {mean.shape} and std {std.shape} must both be [B, T, A]")
     batch, horizon, action_dim = mean.shape
@@ -562,16 +548,10 @@ def check_shapes(
 def checked_score(
     score_fn: ScoreFn, has_aux: bool = False
 ) -> Callable[[Array, Array], tuple[Array, Any]]:
-    """`score_fn` as values and auxiliaries (None without), looked at while it is traced.
+    """`score_fn` as float32 values and auxiliaries (None without), checked while it is traced.
 
-    It raises ValueError where values are not `[B, N]`, or auxiliaries do not lead with that.
-
-    Examples:
-        >>> score = mppi.checked_score(lambda key, actions: actions.sum())
-        >>> score(jax.random.key(0), jnp.zeros((1, 4, 2, 1)))
-        Traceback (most recent call last):
-            ...
-        ValueError: score_fn returned float32[] for actions [1, 4, 2, ...
+    It raises ValueError where values are not numbers `[B, N]`, or auxiliaries do not lead with
+    that.
     """
 
     def score(key: Array, actions: Array) -> tuple[Array, Any]:
@@ -579,7 +559,7 @@ def checked_score(
         shown = f"for actions {list(actions.shape)} = [B, N, T, A]"
         if has_aux and not (type(values) is tuple and len(values) == 2):
             raise ValueError(
-                f"score_fn returned a {type(values).__name__} {shown}: with has_aux=True return "
+                f"score_fn returned {_described(values)} alone {shown}: with has_aux=True return "
                 "(values, auxiliaries)"
             )
         if has_aux:
@@ -590,13 +570,19 @@ def checked_score(
                     f"auxiliary {jax.tree_util.keystr(path) or 'array'} of score_fn has the shape "
                     f"{list(jnp.shape(x))} {shown}: return [B, N, ...] = {[*want, '...']}"
                 )
-        got = type(values).__name__
-        if hasattr(values, "dtype"):
-            got = f"{values.dtype}{list(values.shape)}"
-            if values.shape == want and values.dtype != bool:
-                return values, aux
+        if getattr(values, "shape", None) == want and _is_real(values.dtype):
+            return values.astype(jnp.float32), aux
         raise ValueError(
-            f"score_fn returned {got} {shown}: return a number a candidate, [B, N] = {list(want)}"
+            f"score_fn returned {_described(values)} {shown}: return a number a candidate, "
+            f"[B, N] = {list(want)}"
         )
 
     return score
+
+
+def _is_real(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+
+
+def _described(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else type(x).__name__

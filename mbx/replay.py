@@ -414,7 +414,8 @@ def _sample_stale(
     # without targets.
     score = jnp.where(age == NEVER, 1e6, jnp.minimum(score, 1e5))
     score = jnp.where(is_last_occurrence(state, index, good), score, jnp.where(good, -1e6, -1e9))
-    _, best = collectives.top_k(score + jax.random.gumbel(gumbel_key, score.shape), batch_size)
+    score = score + jax.random.gumbel(gumbel_key, score.shape, score.dtype)
+    _, best = collectives.top_k(score, batch_size)
     slot = jnp.where(good, index.slot, dims(state)[1])
     index = Index(env[best], slot[best])
     return row_at(state, index), index

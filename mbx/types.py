@@ -152,7 +152,7 @@ class TaskSet:
     def init(self, key: Array) -> Array:
         """Embeddings `[K, D]`, uniform in [-1, 1] and then of norm 1 at most."""
         shape = (self.num, self.embedding_dim)
-        return limit_norm(jax.random.uniform(key, shape, minval=-1.0, maxval=1.0))
+        return limit_norm(jax.random.uniform(key, shape, jnp.float32, -1.0, 1.0))
 
     def split(self, obs: Array) -> tuple[Array, Array]:
         """Padded observation and one-hot task `[..., K]`."""

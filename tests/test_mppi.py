@@ -434,7 +434,10 @@ def test_auxiliaries_are_those_of_the_chosen_plan(planner, selection, rescore):
 @pytest.mark.parametrize(
     ("aux", "message"),
     [
-        (lambda a: quadratic(None, a), "returned a .*Tracer.* return .values, auxiliaries."),
+        (
+            lambda a: quadratic(None, a),
+            r"returned float32\[3, 64\] alone .* return .values, auxiliaries.",
+        ),
         (lambda a: (quadratic(None, a), {"c": a[:, 0]}), r"\['c'\] .* shape \[3, 2, 2\] .*'...'"),
         (lambda a: (quadratic(None, a), 1.0), r"auxiliary array .* has the shape \[\]"),
         (lambda a: (a, {}), r"score_fn returned float32\[3, 64, 2, 2\] for .* \[B, N\]"),
@@ -467,3 +470,18 @@ def test_the_mean_is_scored_once_more_with_a_key_of_its_own(extra):
     found = mppi._aux_of_chosen(draws, score, last, None, None, config)
     assert found["key"].tolist() == [5 + extra] * 2  # 0 .. 3 are the rounds', 4 the proposals'
     np.testing.assert_array_equal(found["plan"], mean)
+
+
+@pytest.mark.parametrize("given", [dict(std=1.0), dict(mean=[0.0]), dict(initial=1)])
+def test_arguments_that_are_no_arrays_are_refused_by_name(given):
+    mean, std = start()
+    arrays = {"mean": mean, "std": std} | given
+    with pytest.raises(ValueError, match=f"{list(given)[0]} is .*: give an array"):
+        mppi.plan(
+            jax.random.key(0),
+            quadratic,
+            arrays.pop("mean"),
+            arrays.pop("std"),
+            **arrays,
+            config=settings(),
+        )

@@ -59,7 +59,7 @@ def test_predictive_sampling_is_its_loop(mask):
         action_noise=0.5,
         max_std=0.6,
     )
-    got = predictive.plan_with_draws(
+    got = predictive.plan(
         draws, score, mean, std, proposals=proposals, action_mask=mask, config=config
     )
     for b in range(B):

@@ -58,9 +58,9 @@ def _counters(shape: tuple[int, ...]) -> tuple[Array, Array]:
 
 
 def _bits(key: Array, width: int, shape: tuple[int, ...]) -> Array:
-    if width == 64:
-        raise ValueError("random numbers of 64 bits: use the key that jax.random.key made")
     x, y = _hash(key, *_counters(shape))
+    if width == 64:
+        return (x.astype("uint64") << 32) | y.astype("uint64")
     return jax.lax.convert_element_type(x ^ y, f"uint{width}")
 
 
@@ -120,7 +120,7 @@ def normal(key: Array, shape: tuple[int, ...]) -> Array:
     fast = unrolled(key)
     on_mesh = jax.sharding.get_abstract_mesh().auto_axes  # whose devices divide plain loops
     if size < _SMALL or on_mesh or jax.random.key_impl(fast) != _IMPL:
-        return jax.random.normal(fast, shape)
+        return jax.random.normal(fast, shape, jnp.float32)
     half = -(-size // 2)
 
     def in_turn(words: Array) -> Array:
@@ -131,7 +131,7 @@ def normal(key: Array, shape: tuple[int, ...]) -> Array:
         jax.random.key_data(key),
         cpu=in_turn,
         default=lambda words: jax.random.normal(
-            jax.random.wrap_key_data(words, impl="threefry2x32"), shape
+            jax.random.wrap_key_data(words, impl="threefry2x32"), shape, jnp.float32
         ),
     )
 

@@ -20,7 +20,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from mbx import mppi
-from mbx.mppi import Array, MPPIConfig, Plan, Refit, ScoreFn
+from mbx.mppi import Array, Key, MPPIConfig, Plan, Refit, ScoreFn
 from mbx.traced import possible
 
 
@@ -49,7 +49,13 @@ class ICEMConfig(MPPIConfig):
 
 
 def cem(
-    key: Array, score_fn: ScoreFn, mean: Array, std: Array, *, config: MPPIConfig, **given: Any
+    key: Key,
+    score_fn: ScoreFn,
+    mean: Array,
+    std: Array,
+    *,
+    config: MPPIConfig,
+    **given: Any,
 ) -> Plan:
     """The cross-entropy method; arguments, result and errors are those of `mppi.plan`.
 
@@ -63,16 +69,15 @@ def cem(
         >>> bool(abs(plan.action[0, 0] - 0.5) < 0.1)
         True
     """
-    return mppi.plan(key, score_fn, mean, std, config=_alike(config), **given)
+    return mppi.plan(key, score_fn, mean, std, config=_equal_weights(config), **given)
 
 
 def icem(
-    key: Array,
+    key: Key,
     score_fn: ScoreFn,
     mean: Array,
     std: Array,
     *,
-    proposals: Array | None = None,
     config: ICEMConfig,
     **given: Any,
 ) -> Plan:
@@ -80,63 +85,23 @@ def icem(
 
     Of the paper's parts two are left out: every round has as many candidates (shapes are fixed when
     a program is compiled), and elites are not carried to the next step of the environment.
-
-    Examples:
-        >>> mean = jnp.zeros((1, 4, 1))
-        >>> score = lambda key, actions: -jnp.square(actions - 0.5).sum((-2, -1))
-        >>> config = cem.ICEMConfig(num_samples=64, num_elites=8)
-        >>> plan = lambda key: cem.icem(key, score, mean, jnp.ones_like(mean), config=config)
-        >>> jax.eval_shape(plan, jax.random.key(0)).action.shape
-        (1, 1)
     """
-    num_proposals = 0 if proposals is None else proposals.shape[1]
-    draws = mppi.draw(key, mean, config.num_samples - num_proposals, config)
-    return icem_with_draws(draws, score_fn, mean, std, proposals=proposals, config=config, **given)
+    return mppi.search(key, score_fn, mean, std, _rounds, config=_equal_weights(config), **given)
 
 
-def icem_with_draws(
-    draws: mppi.Draws,
-    score_fn: ScoreFn,
-    mean: Array,
-    std: Array,
-    *,
-    proposals: Array | None = None,
-    initial: Array | None = None,
-    action_mask: Array | None = None,
-    has_aux: bool = False,
-    config: ICEMConfig,
-) -> Plan:
-    """`icem` with its random numbers given.
-
-    Examples:
-        >>> mean = jnp.zeros((1, 4, 1))
-        >>> score = lambda key, actions: -jnp.square(actions - 0.5).sum((-2, -1))
-        >>> config = cem.ICEMConfig(num_samples=64, num_elites=8)
-        >>> draws = mppi.draw(jax.random.key(0), mean, 64, config)
-        >>> plan = lambda mean: cem.icem_with_draws(draws, score, mean, mean + 1.0, config=config)
-        >>> jax.eval_shape(plan, mean).action.shape
-        (1, 1)
-    """
-    mppi.check_shapes(mean, std, proposals, initial, config)
-    batch, horizon, action_dim = mean.shape
-    rounds = config.rounds(action_dim)
-    mask = mppi.expand_mask(action_mask, batch, action_dim)
+def _rounds(frame: mppi.Frame) -> mppi.Rounds:
+    config, horizon = frame.config, frame.mean.shape[1]
     mix = jnp.asarray(noise_matrix(horizon, config.noise_beta), jnp.float32)
-    room = config.num_samples - (0 if proposals is None else proposals.shape[1])
     # One candidate of the last round is the mean.
-    kept = min(round(config.keep_elites * config.num_elites), room - 1)
+    kept = min(round(config.keep_elites * config.num_elites), frame.num - 1)
 
     def sample(i: Array, last: Refit) -> Array:
-        noise = jnp.einsum("ts,bnsa->bnta", mix, draws.candidate(i))
-        actions = jnp.clip(last.mean[:, None] + last.std[:, None] * noise, -1.0, 1.0)
-        actions = actions * mask[:, None]
-        if initial is not None:
-            actions = jnp.where(i == 0, initial[:, initial.shape[1] - room :], actions)
+        noise = jnp.einsum("ts,bnsa->bnta", mix, frame.draws.candidate(i))
+        actions = last.mean[:, None] + last.std[:, None] * noise
         if kept:
             again = jnp.where(i == 0, actions[:, :kept], last.elite_actions[:, :kept])
             actions = jnp.concatenate([again, actions[:, kept:]], axis=1)
-        middle = jnp.clip(last.mean, -1.0, 1.0)
-        middle = jnp.where((i == rounds - 1) & (i > 0), middle, actions[:, -1])
+        middle = jnp.where((i == frame.rounds - 1) & (i > 0), last.mean, actions[:, -1])
         return jnp.concatenate([actions[:, :-1], middle[:, None]], axis=1)
 
     def blend(last: Refit, new: Refit) -> Refit:
@@ -146,18 +111,7 @@ def icem_with_draws(
             std=old * last.std + (1.0 - old) * new.std,
         )
 
-    return mppi.search(
-        draws,
-        score_fn,
-        mean,
-        std,
-        sample,
-        blend=blend,
-        proposals=proposals,
-        mask=mask,
-        has_aux=has_aux,
-        config=_alike(config),
-    )
+    return mppi.Rounds(sample, blend)
 
 
 def noise_matrix(horizon: int, beta: ArrayLike) -> Any:
@@ -176,5 +130,5 @@ def noise_matrix(horizon: int, beta: ArrayLike) -> Any:
     return matrix / own.linalg.norm(matrix, axis=1, keepdims=True)
 
 
-def _alike(config: MPPIConfig) -> MPPIConfig:
+def _equal_weights(config: MPPIConfig) -> MPPIConfig:
     return dataclasses.replace(config, temperature=0.0, temperature_mode="multiply")

@@ -12,6 +12,7 @@ Source: Lange 2022, arXiv 2212.04180 (evosax).
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -44,84 +45,68 @@ def planner(name: str) -> Any:
     """
     kind = _algorithm(name)
 
+    population = holds_population(name)
+
     def plan(
-        key: Array,
-        score_fn: ScoreFn,
-        mean: Array,
-        std: Array,
-        *,
-        proposals: Array | None = None,
-        initial: Array | None = None,
-        action_mask: Array | None = None,
-        has_aux: bool = False,
-        config: MPPIConfig,
+        key: Array, score_fn: ScoreFn, mean: Array, std: Array, *, config: MPPIConfig, **given: Any
     ) -> Plan:
-        mppi.check_shapes(mean, std, proposals, initial, config)
-        batch, horizon, action_dim = mean.shape
-        num = config.num_samples - (0 if proposals is None else proposals.shape[1])
-        with jax.ensure_compile_time_eval():
-            search = _made(kind, name, num, jnp.zeros((horizon, action_dim)))
-        population = holds_population(name)
-        if initial is not None and not population:
+        if given.get("initial") is not None and not population:
             raise ValueError(
                 f"planner 'evosax:{name}' makes candidates of its own and cannot begin with those "
                 "of a policy: set training_planner.search='acting', or choose another planner"
             )
-        draw_key, init_key, ask_key, tell_key = jax.random.split(key, 4)
-        draws = mppi.draw(draw_key, mean, num, config)
-        mask = mppi.expand_mask(action_mask, batch, action_dim)
-
-        def each(key: Array, i: Array) -> Array:
-            return jax.random.split(jax.random.fold_in(key, i), batch)
-
-        def params(spread: Array) -> Any:
-            own = search.default_params
-            return own.replace(std_init=jnp.mean(spread)) if hasattr(own, "std_init") else own
-
-        def begin(key: Array, start: Any, spread: Array) -> Any:
-            return search.init(key, *start, params(spread))
-
-        def ask(key: Array, state: Any, spread: Array) -> Any:
-            return search.ask(key, state, params(spread))
-
-        def learn(key: Array, state: Any, actions: Array, costs: Array, spread: Array) -> Any:
-            return search.tell(key, actions, costs, state, params(spread))[0]
-
-        def sample(i: Array, last: Refit, memory: Any) -> tuple[Array, Any]:
-            actions, memory = jax.vmap(ask)(each(ask_key, i), memory, std)
-            if population:  # nothing to ask before there is one
-                first = last.mean[:, None] + std[:, None] * draws.candidate(i)
-                first = first if initial is None else initial[:, initial.shape[1] - num :]
-                actions = jnp.where(i == 0, first, actions)
-            return jnp.clip(actions, -1.0, 1.0) * mask[:, None], memory
-
-        def tell(i: Array, memory: Any, actions: Array, values: Array) -> tuple[Any, Array]:
-            costs, keys = _costs(values), each(tell_key, i)
-            new = jax.vmap(learn)(keys, memory, actions, costs, std)
-            if not population:
-                return new, jax.vmap(search.get_mean)(new)
-            started = jax.vmap(begin)(each(init_key, i), (actions, costs), std)
-            new = jax.tree.map(lambda a, b: jnp.where(i == 0, a, b), started, new)
-            return new, new.best_solution.reshape(mean.shape)
-
-        starts: tuple[Any, ...] = (mean * mask,)
-        if population:
-            starts = jnp.zeros((batch, num, horizon, action_dim)), jnp.zeros((batch, num))
-        return mppi.search(
-            draws,
-            score_fn,
-            mean,
-            std,
-            sample,
-            memory=jax.vmap(begin)(each(init_key, jnp.int32(0)), starts, std),
-            tell=tell,
-            proposals=proposals,
-            mask=mask,
-            has_aux=has_aux,
-            config=config,
-        )
+        draw_key, *keys = jax.random.split(key, 4)
+        method = functools.partial(_rounds, name, kind, population, keys)
+        return mppi.search(draw_key, score_fn, mean, std, method, config=config, **given)
 
     return plan
+
+
+def _rounds(
+    name: str, kind: Any, population: bool, keys: list[Array], frame: mppi.Frame
+) -> mppi.Rounds:
+    init_key, ask_key, tell_key = keys
+    (batch, horizon, action_dim), std = frame.mean.shape, frame.std
+    with jax.ensure_compile_time_eval():
+        search = _made(kind, name, frame.num, jnp.zeros((horizon, action_dim), jnp.float32))
+
+    def each(key: Array, i: Array) -> Array:
+        return jax.random.split(jax.random.fold_in(key, i), batch)
+
+    def params(spread: Array) -> Any:
+        own = search.default_params
+        return own.replace(std_init=jnp.mean(spread)) if hasattr(own, "std_init") else own
+
+    def begin(key: Array, start: Any, spread: Array) -> Any:
+        return search.init(key, *start, params(spread))
+
+    def ask(key: Array, state: Any, spread: Array) -> Any:
+        return search.ask(key, state, params(spread))
+
+    def learn(key: Array, state: Any, actions: Array, costs: Array, spread: Array) -> Any:
+        return search.tell(key, actions, costs, state, params(spread))[0]
+
+    def sample(i: Array, last: Refit, memory: Any) -> tuple[Array, Any]:
+        actions, memory = jax.vmap(ask)(each(ask_key, i), memory, std)
+        if population:  # nothing to ask before there is one
+            first = last.mean[:, None] + std[:, None] * frame.draws.candidate(i)
+            actions = jnp.where(i == 0, first, actions)
+        return actions, memory
+
+    def tell(i: Array, memory: Any, actions: Array, values: Array) -> tuple[Any, Array]:
+        costs, keys = _costs(values), each(tell_key, i)
+        new = jax.vmap(learn)(keys, memory, actions, costs, std)
+        if not population:
+            return new, jax.vmap(search.get_mean)(new)
+        started = jax.vmap(begin)(each(init_key, i), (actions, costs), std)
+        new = jax.tree.map(lambda a, b: jnp.where(i == 0, a, b), started, new)
+        return new, new.best_solution.reshape(frame.mean.shape)
+
+    starts: tuple[Any, ...] = (frame.mean,)
+    if population:
+        starts = jnp.zeros((batch, frame.num, horizon, action_dim)), jnp.zeros((batch, frame.num))
+    memory = jax.vmap(begin)(each(init_key, jnp.int32(0)), starts, std)
+    return mppi.Rounds(sample, memory=memory, tell=tell)
 
 
 def holds_population(name: str) -> bool:
