@@ -260,7 +260,7 @@ CONTEXT = make_settings(
     imagination=dict(horizon=2, continues="soft", first_continue="predicted"),
     critic=dict(replay_gradient=True),
     replay=dict(context=True, fresh=1),
-    optimizer=dict(name="laprop", learning_rates=(0.0, 0.0, 0.0), clips=(0.3, 0.3, 0.3)),
+    optimizer=dict(name="laprop", learning_rates=(0.0, 0.0, 0.0), warmup=0),
 )
 
 

@@ -27,7 +27,7 @@ OWN = change(
 
 
 def slow(name):
-    return pytest.param(name, marks=pytest.mark.slow)
+    return pytest.param(*(name if type(name) is tuple else (name,)), marks=pytest.mark.slow)
 
 
 def test_each_part_imagines_the_trajectories_that_start_in_its_rows():
@@ -107,11 +107,13 @@ def test_the_model_is_scored_on_the_means_of_all_rows(monkeypatch):
         np.testing.assert_allclose(jnp.sum(shares[name]), x, rtol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("updates", ["sequential", slow("joint")])
-def test_an_update_exchanges_gradients_and_returns(updates):
-    """Traced for devices that are not there."""
-    settings = agents.resolve(change(OWN, loss=dict(updates=updates)), SPEC)
-    agent = agents.make_agent(change(OWN, loss=dict(updates=updates)), SPEC)
+@pytest.mark.parametrize(
+    ("updates", "context"), [("sequential", False), slow(("joint", False)), ("joint", True)]
+)
+def test_an_update_exchanges_gradients_and_returns(updates, context):
+    """Traced for devices that are not there; stored latents need no exchange."""
+    own = change(OWN, loss=dict(updates=updates), replay=dict(context=context))
+    settings, agent = agents.resolve(own, SPEC), agents.make_agent(own, SPEC)
     given = dict(num_envs=PARTS, capacity=100, shards=PARTS)
     held = jax.eval_shape(lambda: replay.init(agent.example_row(), **given))
     train = jax.eval_shape(agent.init, jax.random.key(0))

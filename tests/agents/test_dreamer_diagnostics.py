@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from matplotlib import figure
 
 from mbx import replay
@@ -35,7 +36,7 @@ def test_dreams_ignore_what_comes_after_the_context():
     predict = jax.jit(diagnostics.open_loop, static_argnums=0)
     truth, one, inside = predict(config, train, state, jax.random.key(0))
     truth, one = truth["vector"], one["vector"]
-    assert truth.shape == one.shape == (LENGTH, diagnostics.BATCH, 3) and inside.all()
+    assert truth.shape == one.shape == (LENGTH, diagnostics.SEQUENCES, 3) and inside.all()
     changed = state.replace(data={**state.data, "obs": state.data["obs"] + 1.0})
     # The same windows of other observations: if dreams saw nothing, only the context would matter.
     start = jnp.argmin(truth[0, :, 0])
@@ -46,6 +47,27 @@ def test_dreams_ignore_what_comes_after_the_context():
     np.testing.assert_allclose(other["vector"][:, start], one[:, start], rtol=1e-4, atol=1e-5)
     _, moved, _ = predict(config, train, changed, jax.random.key(0))
     assert np.abs(moved["vector"] - one).max() > 1e-3
+
+
+@pytest.mark.parametrize(("shards", "length"), [(1, 8), (3, 8), (5, 8), (1, 1)])
+def test_any_number_of_shards_and_rows_can_be_looked_at(shards, length):
+    """Sixteen sequences, or as few more as shards divide; of one row there is nothing imagined."""
+    config = change(CONFIG, loss=dict(batch_length=length), critic=dict(replay_loss="none"))
+    config = change(config, imagination=dict(rows=0))
+    given = dict(num_envs=shards, capacity=40, shards=shards)
+    state = jax.eval_shape(lambda: replay.init(dreamer.example_row(config), **given))
+    train = jax.eval_shape(lambda key: dreamer.init_state(config, key), jax.random.key(0))
+    found = jax.eval_shape(
+        lambda *args: diagnostics.open_loop(config, *args), train, state, jax.random.key(0)
+    )
+    num = {1: 16, 3: 18, 5: 20}[shards]
+    assert found[0]["vector"].shape == found[1]["vector"].shape == (length, num, 3)
+    errors = diagnostics._errors(
+        *(np.ones((length, num, 3)) * x for x in (2.0, 1.0)),
+        np.ones((length, num), bool),
+        diagnostics._context(config),
+    )
+    assert errors == ({} if length == 1 else {1: 1.0, 4: 1.0})
 
 
 def test_rows_of_the_next_episode_do_not_count():

@@ -18,6 +18,7 @@ from mbx.agents.dreamer.settings import Settings
 from mbx.settings import from_dict
 from mbx.training import job
 from mbx.training.state import Schedule
+from mbx.types import Part
 from tests.agents import dreamer_helpers as ref
 from tests.agents.dreamer_helpers import CONTEXT, NET, change, make_settings, moved
 from tests.agents.test_dreamer_steps import official_case
@@ -58,11 +59,14 @@ def test_a_clip_of_zero_is_none():
     np.testing.assert_allclose(updates["b"], [-1e-2, 1e-2, 0.0], rtol=1e-5)
 
 
-def test_adaptive_clipping_acts_on_the_official_tensors():
+@pytest.mark.parametrize("case", ["continuous", "discrete"])  # of one vector, and of two
+def test_adaptive_clipping_acts_on_the_official_tensors(case):
     """One step of LaProp from the official gradients, in NumPy, tensor by official tensor."""
-    x, n, config, _ = official_case("continuous")
+    x, n, config, _ = official_case(case)
+    parts = tuple(Part(key, x[key].shape[2:]) for key in ref.vector_keys(x))
+    config = change(config, model=dict(parts=parts))
     own = dict(name="laprop", learning_rates=(1e-2, 1e-2, 1e-2), clips=(0.05, 0.05, 0.05))
-    config = change(config, optimizer=own | dict(epsilons=(0.1, 0.1, 0.1)))
+    config = change(config, optimizer=own | dict(epsilons=(0.1, 0.1, 0.1), warmup=0))
     moved, clipped = {}, 0
     for name in [name[2:] for name in x if name.startswith("p/")]:
         if name.startswith("slowval"):

@@ -452,3 +452,38 @@ def test_official_context(name):
         (batch.obs["vector"], "obs_vec"),
     ):
         close(np.swapaxes(np.asarray(field), 0, 1)[fresh], x[key][fresh])
+
+
+def test_official_chunks_of_a_sequence():
+    """Later chunks go on from the state and the action that the chunk before them ended with."""
+    x, _ = load_fixture("dreamer", "official_context_0")
+    later = x["data_consec"][:, 0] > 0
+    chunk, deter = x["data_vec"].shape[1] - 1, x["data_dyn_deter"].shape[-1]
+    config = make_settings(
+        ModelConfig(vector_dim=3, action_dim=1, deter=deter, stoch=3, classes=4, blocks=1),
+        replay=dict(context=True),
+        loss=dict(batch_length=chunk, parts=2),
+    )
+
+    def both(name):
+        """A chunk of other rows, then the fixture's, whose first row ends the chunk before."""
+        data = x[f"data_{name}"][later]
+        return batch_major(np.concatenate([np.zeros_like(data[:, 1:]), data], axis=1))
+
+    rows = {name: both(name) for name in ("reward", "is_first", "is_last", "action")} | {
+        "obs": both("vec"),
+        "terminated": both("is_terminal"),
+        "deter": both("dyn_deter"),
+        "stoch": np.argmax(both("dyn_stoch"), axis=-1),
+    }
+    batch, _ = update.make_batch(config, rows)
+    for field, key in (
+        (batch.action, "prev_action"),
+        (batch.is_first, "obs_is_first"),
+        (batch.is_last, "obs_is_last"),
+        (batch.terminated, "obs_is_terminal"),
+        (batch.reward, "obs_reward"),
+        (batch.obs["vector"], "obs_vec"),
+    ):
+        close(np.swapaxes(np.asarray(field)[chunk:], 0, 1), x[key][later])
+    close(x["carry_h"][later], x["running_h"][later])  # as tests of `loss.parts` have it here

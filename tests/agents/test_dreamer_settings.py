@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from mbx import replay
 from mbx.agents.dreamer import agent as dreamer
 from mbx.agents.dreamer import diagnostics
-from mbx.agents.dreamer.settings import Settings
+from mbx.agents.dreamer.settings import Optimizer, Settings
+from mbx.config import presets
 from mbx.settings import describe, flatten, from_dict, inactive, to_dict
 from mbx.types import EnvSpec
 from tests.helpers import other_value, recorded
@@ -109,3 +112,63 @@ def test_every_setting_changes_a_program_or_is_refused(declared, before):
         assert name in str(error)
         return
     assert programs != before
+
+
+CONTINUOUS = EnvSpec("x:arm", (3,), np.float32, 2, 50, 1)
+DISCRETE = CONTINUOUS._replace(discrete=True)
+IMAGES = CONTINUOUS._replace(obs_shape=(8, 8, 3), obs_dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("spec", "section", "change", "needed"),
+    [
+        (DISCRETE, "actor", dict(action_clip=0.5), "continuous actions"),
+        (DISCRETE, "model", dict(init_std=1.0), "continuous actions"),
+        (DISCRETE, "model", dict(min_std=0.2), "continuous actions"),
+        (DISCRETE, "model", dict(max_std=2.0), "continuous actions"),
+        (CONTINUOUS, "model", dict(policy_unimix=0.1), "discrete actions"),
+        (CONTINUOUS, "model", dict(depth=8), "images"),
+        (CONTINUOUS, "model", dict(decoder_blocks=2), "images"),
+        (IMAGES, "model", dict(encoder_layers=2), "a vector"),
+        (IMAGES, "model", dict(decoder_layers=2), "a vector"),
+    ],
+)
+def test_settings_without_effect_in_the_task_are_refused(spec, section, change, needed):
+    settings = from_dict(Settings(), {section: change})
+    name, value = f"{section}.{list(change)[0]}", list(change.values())[0]
+    with pytest.raises(ValueError, match=f"config.{name}={value} has no effect .*{needed}"):
+        dreamer.resolve(settings, spec)
+    others = {DISCRETE: CONTINUOUS, CONTINUOUS: DISCRETE, IMAGES: CONTINUOUS}
+    suited = IMAGES if needed == "images" else others[spec]
+    dreamer.resolve(settings, suited)
+
+
+@pytest.mark.parametrize("preset", ["dreamer", "dreamerv3"])
+@pytest.mark.parametrize("spec", [CONTINUOUS, DISCRETE, IMAGES])
+def test_presets_suit_every_task(preset, spec):
+    dreamer.resolve(from_dict(Settings(), presets.load(preset).to_dict()), spec)
+
+
+def test_an_empty_action_space_is_refused():
+    with pytest.raises(ValueError, match=r"x:arm.*action space is empty"):
+        dreamer.resolve(Settings(), CONTINUOUS._replace(action_dim=0))
+
+
+def test_what_is_automatic_follows_the_optimizer():
+    """The name alone gives the official optimiser, or Adam's numbers."""
+    official = Optimizer(name="laprop").resolved()
+    assert (official.clips, official.epsilons) == ((0.3,) * 3, (1e-20,) * 3)
+    assert official.warmup == 1_000
+    for name in ("adam", "muon"):
+        own = Optimizer(name=name).resolved()
+        assert (own.clips, own.epsilons, own.warmup) == ((1.0,) * 3, (1e-8, 1e-5, 1e-5), 0)
+    given = Optimizer(name="laprop", clips=(1.0, 2.0, 3.0), warmup=0).resolved()
+    assert given.clips == (1.0, 2.0, 3.0) and given.warmup == 0
+    shipped = from_dict(Settings(), presets.load("dreamerv3").to_dict()).optimizer
+    assert shipped.resolved() == dataclasses.replace(official, learning_rates=(4e-5,) * 3)
+
+
+def test_evaluations_that_would_be_played_twice_are_refused():
+    with pytest.raises(ValueError, match="exploring=True with eval.action='sample'"):
+        from_dict(Settings(), dict(eval=dict(action="sample")))
+    from_dict(Settings(), dict(eval=dict(action="sample", exploring=False)))

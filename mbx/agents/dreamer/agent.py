@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -54,8 +55,13 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
             f"config.env.name={spec.name!r} holds several tasks, but agent='dreamer' learns one: "
             "choose one of them, or agent tdmpc (configs/tdmpc.py)"
         )
+    if spec.action_dim < 1:
+        raise ValueError(
+            f"config.env.name={spec.name!r}: its action space is empty, of shape "
+            f"({spec.action_dim},): there is nothing to choose; give it at least one action"
+        )
     shape = tuple(spec.obs_shape)
-    seen: dict[str, Any]
+    seen: dict[str, Any] = {}
     if observations.is_packed(spec.parts):
         image, size = observations.layout(spec.parts)
         seen = dict(image_shape=image, vector_dim=size, parts=tuple(spec.parts))
@@ -63,7 +69,7 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
         integers = np.issubdtype(np.dtype(spec.obs_dtype), np.integer)
         seen = dict(image_shape=shape, image_scale=255.0 if integers else 1.0)
     else:
-        seen = dict(vector_dim=math.prod(shape), vector_shape=shape)
+        seen = dict(vector_dim=math.prod(shape), vector_shape=shape, parts=tuple(spec.parts))
     own = {f.name: getattr(settings.model, f.name) for f in dataclasses.fields(Model)}
     factors = (spec.action_dim,) if spec.discrete else ()
     model = ModelConfig(**own, **seen, action_dim=spec.action_dim, factors=factors)
@@ -76,8 +82,32 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
             "config.actor.gradient='reparam' needs continuous actions, but those of "
             f"{spec.name} are discrete: use 'reinforce' or 'auto'"
         )
+    _check_effects(settings, model, spec)
     actor = dataclasses.replace(settings.actor, gradient=gradient)
     return dataclasses.replace(settings, model=model, actor=actor)
+
+
+def _check_effects(settings: Settings, model: ModelConfig, spec: EnvSpec) -> None:
+    """Raises ValueError for a changed setting that has no effect in this task."""
+    vectors, images = bool(model.vector_dim), model.image_shape is not None
+    for name, needed, given in (
+        ("model.init_std", "continuous actions", not spec.discrete),
+        ("model.min_std", "continuous actions", not spec.discrete),
+        ("model.max_std", "continuous actions", not spec.discrete),
+        ("actor.action_clip", "continuous actions", not spec.discrete),
+        ("model.policy_unimix", "discrete actions", spec.discrete),
+        ("model.depth", "images", images),
+        ("model.decoder_blocks", "images", images),
+        ("model.encoder_layers", "a vector", vectors),
+        ("model.decoder_layers", "a vector", vectors),
+    ):
+        value, normal = (operator.attrgetter(name)(x) for x in (settings, Settings()))
+        none = name == "model.policy_unimix" and value == 0.0  # true of continuous actions, too
+        if value != normal and not given and not none:
+            raise ValueError(
+                f"config.{name}={value!r} has no effect with env.name={spec.name!r}: it needs "
+                f"{needed}; leave it at {normal!r}"
+            )
 
 
 def build_agent(settings: Settings) -> Agent:

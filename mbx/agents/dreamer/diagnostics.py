@@ -33,7 +33,7 @@ from mbx.pictures import to_gif
 from mbx.types import Array
 
 CONTEXT = 5
-BATCH = 16  # sequences that errors are averaged over
+SEQUENCES = 16  # that errors are averaged over, or as few more as replay shards divide
 SHOWN = 4  # of them in pictures
 ENTRIES = 6  # of a vector in pictures
 LINE = 3  # pixels between pictures
@@ -78,10 +78,11 @@ def open_loop(
     sample_key, seen_key, imagine_key = jax.random.split(key, 3)
     net, model = settings.model, train.params["model"]
     length, context = settings.loss.batch_length, _context(settings)
-    rows = sequences.sample(state, sample_key, batch_size=BATCH, length=length + 1).rows
+    num = -(-SEQUENCES // state.shards) * state.shards
+    rows = sequences.sample(state, sample_key, batch_size=num, length=length + 1).rows
     batch, carry = make_batch(settings, rows)
     if carry is None:
-        carry = rssm.initial(net, model["rssm"], (BATCH,))
+        carry = rssm.initial(net, model["rssm"], (num,))
     tokens = encoders.encode(net, model["encoder"], batch.obs)
     seen = rssm.observe(
         net,
@@ -90,11 +91,11 @@ def open_loop(
         tokens[:context],
         batch.action[:context],
         batch.is_first[:context],
-        jax.random.uniform(seen_key, (context, BATCH, net.stoch)),
+        jax.random.uniform(seen_key, (context, num, net.stoch)),
     )
     last = jax.tree.map(lambda x: x[-1], seen.states)
     actions = jnp.concatenate([batch.action[context:], batch.action[-1:]])
-    draws = jax.random.uniform(imagine_key, (length - context, BATCH, net.stoch))
+    draws = jax.random.uniform(imagine_key, (length - context, num, net.stoch))
     imagined, _ = rssm.imagine(
         net, model["rssm"], last, lambda features, action: action, actions, draws
     )
@@ -116,9 +117,9 @@ def _errors(
 ) -> dict[int, float]:
     error = np.square(truth - prediction).mean(axis=tuple(range(2, truth.ndim)))
     error = np.where(inside, error, 0.0).sum(axis=1) / np.maximum(inside.sum(axis=1), 1)
-    imagined = error[context:]
-    steps = sorted({1, min(5, len(imagined)), min(15, len(imagined))})
-    return {n: float(imagined[n - 1]) for n in steps}
+    imagined = error[context:]  # none where a sequence is one row
+    steps = {min(n, len(imagined)) for n in (1, 5, 15)} - {0}
+    return {n: float(imagined[n - 1]) for n in sorted(steps)}
 
 
 def draw_curves(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from mbx.optim import scale_by_muon
@@ -29,11 +30,11 @@ class Tensor(NamedTuple):
 
     Attributes:
         name: leaves of one name are one tensor.
-        parts: equal parts of the last axis, each a tensor of its own.
+        sizes: of the parts of the last axis that are a tensor each; () where there is one.
     """
 
     name: str
-    parts: int = 1
+    sizes: tuple[int, ...] = ()
 
 
 def clip_adaptively(
@@ -51,8 +52,9 @@ def clip_adaptively(
     code of DreamerV3.
     """
 
-    def squares(leaf: Array, parts: int) -> Array:
-        return jnp.sum(jnp.square(leaf.reshape(-1, parts, leaf.shape[-1] // parts)), axis=(0, 2))
+    def squares(leaf: Array, sizes: tuple[int, ...]) -> Array:
+        parts = jnp.split(leaf, np.cumsum(sizes)[:-1], axis=-1) if sizes else [leaf]
+        return jnp.stack([jnp.sum(jnp.square(part)) for part in parts])
 
     def update(grads: Params, state: Any, params: Params) -> tuple[Params, Any]:
         flat, tree = jax.tree_util.tree_flatten_with_path(grads)
@@ -60,13 +62,16 @@ def clip_adaptively(
         pairs = list(zip(tensors, (x for _, x in flat), jax.tree.leaves(params), strict=True))
         norms: dict[str, Array] = {}
         for tensor, grad, param in pairs:
-            both = jnp.stack([squares(grad, tensor.parts), squares(param, tensor.parts)])
+            both = jnp.stack([squares(grad, tensor.sizes), squares(param, tensor.sizes)])
             norms[tensor.name] = norms.get(tensor.name, 0.0) + both
         clipped = []
         for tensor, grad, _ in pairs:
             norm, own = jnp.sqrt(norms[tensor.name])
             divisor = jnp.maximum(1.0, norm / (ratio * jnp.maximum(own, minimum)))
-            divisor = jnp.repeat(divisor, grad.shape[-1] // tensor.parts)
+            if tensor.sizes:
+                divisor = jnp.repeat(
+                    divisor, np.asarray(tensor.sizes), total_repeat_length=grad.shape[-1]
+                )
             clipped.append(grad / divisor.reshape((1,) * (grad.ndim - 1) + (-1,)))
         return jax.tree.unflatten(tree, clipped), state
 

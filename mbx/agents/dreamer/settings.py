@@ -38,10 +38,16 @@ class Train(common.Train):
 class Eval(common.Eval):
     """Evaluations."""
 
-    exploring: bool = setting(
-        False, "evaluate the agent as it acts in training, too", needs={"action": "mode"}
-    )
+    exploring: bool = setting(False, "evaluate the agent as it acts in training, too")
     action: str = setting("mode", "of the policy in evaluations", choices=("mode", "sample"))
+
+    def check(self) -> Iterator[str]:
+        """Rules over several settings."""
+        if self.exploring and self.action == "sample":
+            yield (
+                "exploring=True with eval.action='sample' would play every evaluation twice with "
+                "the same actions: set eval.exploring=False"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +55,12 @@ class Replay(common.Replay):
     """What is stored of the past, and what of it is drawn."""
 
     context: bool = setting(False, "sequences start from stored latents, which updates write back")
-    fresh: int = setting(0, "sequences of a batch that are an environment's newest rows")
+    fresh: int = setting(
+        0,
+        "Sequences of each batch that are an environment's newest rows. They repeat a row about "
+        "fresh * train.train_ratio / loss.batch_size times (32 in dreamerv3.py); the official "
+        "queue gives each once.",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +140,7 @@ class Loss:
         "world model, then behaviour in the updated one; or one joint gradient",
         choices=("sequential", "joint"),
     )
-    free_nats: float = setting(0.1, "KL of a row that costs nothing (1 suits images)")
+    free_nats: float = setting(0.1, "KL of a row that costs nothing, in nats.")
     free_nats_gradient: bool = setting(
         False, "that floor changes the value only", needs={"free_nats": NONZERO}
     )
@@ -245,19 +256,36 @@ class Optimizer:
         choices=("adam", "laprop", "muon"),
     )
     learning_rates: tuple[float, float, float] = setting((2e-4, 3e-4, 1e-3), "step sizes")
-    clips: tuple[float, float, float] = setting(
-        (1.0, 1.0, 1.0),
-        "largest norm of a gradient; laprop: of a tensor's, relative to the parameter's; 0: any",
+    clips: tuple[float, ...] = setting(
+        (),
+        "Largest norm of a gradient; laprop: of a tensor's, relative to the parameter's. 0 = any; "
+        "() = automatic: 0.3 for laprop, otherwise 1.",
     )
-    epsilons: tuple[float, float, float] = setting(
-        (1e-8, 1e-5, 1e-5), "added to the root mean square of gradients"
+    epsilons: tuple[float, ...] = setting(
+        (),
+        "Numbers added to the root mean square of gradients. () = automatic: 1e-20 for laprop, "
+        "otherwise 1e-8, 1e-5 and 1e-5.",
     )
-    warmup: int = setting(0, "updates over which the rates rise from 0")
+    warmup: int = setting(
+        -1,
+        "Updates over which the rates rise from 0. -1 = automatic: 1,000 for laprop, otherwise 0.",
+        at_least=-1,
+    )
+
+    def resolved(self) -> Optimizer:
+        """The same with numbers in the place of what is automatic."""
+        official = self.name == "laprop"
+        return dataclasses.replace(
+            self,
+            clips=self.clips or ((0.3,) * 3 if official else (1.0,) * 3),
+            epsilons=self.epsilons or ((1e-20,) * 3 if official else (1e-8, 1e-5, 1e-5)),
+            warmup=self.warmup if self.warmup >= 0 else 1_000 * official,
+        )
 
     def check(self) -> Iterator[str]:
         """Rules over several settings."""
         for name in ("learning_rates", "clips", "epsilons"):
-            if len(getattr(self, name)) != 3:
+            if len(getattr(self, name)) not in ((3,) if name == "learning_rates" else (0, 3)):
                 yield f"{name}={getattr(self, name)}: give three numbers, one each of {GROUPS}"
 
 

@@ -8,6 +8,7 @@ Axes: T time, B batch, N imagined trajectories, H imagined steps.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -248,7 +249,7 @@ def behaviour_sum(settings: Settings, terms: dict[str, Array]) -> Array:
 
 def make_optimizers(settings: Settings) -> dict[str, optax.GradientTransformation]:
     """An optimiser for each group of parameters."""
-    own, result = settings.optimizer, {}
+    own, result = settings.optimizer.resolved(), {}
     for i, group in enumerate(GROUPS):
         numbers = dict(clip=own.clips[i], eps=own.epsilons[i], warmup=own.warmup)
         if own.name == "laprop":
@@ -275,10 +276,13 @@ _JOINED = {
 def official_tensor(net: ModelConfig, group: str, path: str) -> optimizers.Tensor:
     """The tensor that a leaf of a group of parameters is, or is a part of, in the official code."""
     if group == "model":
+        if path.startswith("decoder/vector/out/"):  # a linear output each part of the vector
+            sizes = tuple(math.prod(part.shape) for part in net.parts if not part.is_image)
+            return optimizers.Tensor(path, sizes if len(sizes) > 1 else ())
         joined = path in _JOINED and (net.core == "dense" or not path.startswith("rssm/in_"))
         return optimizers.Tensor(_JOINED[path] if joined else path)
     means_and_stds = group == "actor" and path.startswith("out/") and not net.discrete
-    return optimizers.Tensor(path, 2 if means_and_stds else 1)
+    return optimizers.Tensor(path, (net.action_dim,) * 2 if means_and_stds else ())
 
 
 def move_slow_critic(settings: Settings, critic: Params, slow: Params, step: Array) -> Params:

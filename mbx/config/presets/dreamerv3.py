@@ -32,11 +32,5 @@ def get_config() -> config_dict.ConfigDict:
     config.imagination.update(rows=0, continues="soft", first_continue="predicted")
     config.actor.gradient = "reinforce"
     config.critic.replay_gradient = True
-    config.optimizer.update(
-        name="laprop",
-        learning_rates=(4e-5, 4e-5, 4e-5),
-        clips=(0.3, 0.3, 0.3),
-        epsilons=(1e-20, 1e-20, 1e-20),
-        warmup=1_000,
-    )
+    config.optimizer.update(name="laprop", learning_rates=(4e-5, 4e-5, 4e-5))
     return config
