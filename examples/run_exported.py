@@ -15,7 +15,7 @@ from jax import export
 
 
 class Policy:
-    """`policy(observation)` gives the action in the environment's units; `reset` at an episode."""
+    """`policy(observation)`: the environment's observation in, its action out; `reset` first."""
 
     def __init__(self, path):
         with zipfile.ZipFile(path) as file:
@@ -34,25 +34,83 @@ class Policy:
         self._first = np.ones(self.about["obs_shape"][0], bool)
 
     def __call__(self, observation):
-        if isinstance(observation, dict):
-            observation = self._join(observation)
-        obs = np.asarray(observation, self.about["obs_dtype"]).reshape(self.about["obs_shape"])
+        obs = as_seen(self.about, observation)
         action, self._memory = self._act(self._params, self._memory, obs, self._first)
         self._first = np.zeros_like(self._first)
-        return np.asarray(action) if self.about["batch"] else np.asarray(action)[0]
+        action = in_space(self.about, np.asarray(action))
+        return action if self.about["batch"] else action[0]
 
-    def _join(self, observation):
-        """One array of the parts: images and numbers, as bytes where there are both."""
-        num, images, numbers = self.about["obs_shape"][0], [], []
-        for name, shape in self.about["parts"]:
-            if len(shape) == 3:
-                images.append(np.asarray(observation[name], np.uint8).reshape(num, *shape))
-            else:
-                numbers.append(np.asarray(observation[name], np.float32).reshape(num, -1))
-        joined = [np.concatenate(x, axis=-1) for x in (images, numbers) if x]
-        if len(joined) == 1:
-            return joined[0]
-        return np.concatenate([x.view(np.uint8).reshape(num, -1) for x in joined], axis=-1)
+
+def as_seen(about, observation):
+    """One array of the environment's observation; ValueError for one that does not fit."""
+    num, *shape = about["obs_shape"]
+    if not about["parts"] or not isinstance(observation, dict | tuple):
+        obs = one_part(about, "", shape, observation)
+        return finite("", obs.astype(about["obs_dtype"]))
+    given, images, numbers = named(observation), [], []
+    for name, shape in about["parts"]:
+        if name not in given:
+            raise ValueError(f"an observation without {name!r}")
+        array = one_part(about, name, shape, given[name])
+        if len(shape) == 3:
+            images.append(array.astype(np.uint8))
+        else:
+            numbers.append(finite(name, array.astype(np.float32)).reshape(num, -1))
+    joined = [np.concatenate(x, axis=-1) for x in (images, numbers) if x]
+    if len(joined) == 2:  # as bytes
+        joined = [np.concatenate([x.view(np.uint8).reshape(num, -1) for x in joined], axis=-1)]
+    return joined[0].reshape(about["obs_shape"])
+
+
+def named(observation, path=""):
+    """Parts by name: arm/angle of dictionaries in dictionaries, places of tuples."""
+    if isinstance(observation, tuple):
+        observation = dict(enumerate(observation))
+    if not isinstance(observation, dict):
+        return {path: observation}
+    found = {}
+    for name, one in observation.items():
+        found |= named(one, f"{path}/{name}" if path else str(name))
+    return found
+
+
+def one_part(about, name, shape, value):
+    """A part `[batch, *shape]`; numbers of choices become one-hot."""
+    num, array = about["obs_shape"][0], np.asarray(value)
+    choices = dict(about["choices"]).get(name, ())
+    wanted = [num, *shape]
+    if choices and shape == [len(choices)]:  # a single value each
+        array = np.ones(wanted)
+    elif choices and array.size == num * len(choices) and list(array.shape) != wanted:
+        columns = array.reshape(num, -1).T.astype(int)
+        hot = [
+            np.arange(n) == x[:, None] - low for x, (low, n) in zip(columns, choices, strict=True)
+        ]
+        if not all(one.any(1).all() for one in hot):
+            raise ValueError(f"the observation {name!r} is {value}, beyond its choices {choices}")
+        array = np.concatenate(hot, axis=1)
+    if array.size != np.prod(wanted):
+        raise ValueError(f"the observation {name!r} has shape {array.shape}, wanted {wanted}")
+    return array.reshape(wanted)
+
+
+def finite(name, array):
+    if not np.isfinite(array).all():
+        raise ValueError(f"the observation {name!r} is not finite: {array}")
+    return array
+
+
+def in_space(about, action):
+    """An action in the shape and the type that the environment takes, within its bounds."""
+    if about["discrete"]:
+        return action
+    dtype = np.dtype(about["action_dtype"])
+    action = (np.rint(action) if dtype.kind in "iu" else action).astype(dtype)
+    if about["action_high"]:
+        bounds = (np.asarray(about[name]).astype(dtype) for name in ("action_low", "action_high"))
+        action = np.clip(action, *bounds)
+    shape = about["action_shape"]
+    return action if shape is None else action.reshape(len(action), *shape)
 
 
 if __name__ == "__main__":

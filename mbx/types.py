@@ -70,6 +70,8 @@ class EnvSpec(NamedTuple):
         metrics: names of the numbers that its steps give besides, averaged over episodes.
         parts: of an observation that was a dictionary, which `mbx.observations` joins to one array;
             () for one that is an array by itself.
+        choices: names of the parts that are one-hot ("" where there are no parts), with the first
+            number and how many there are of each choice that the environment itself gives.
         reset_solved: agent steps in a row with nearly the highest reward after which environments
             begin another episode, where that is left to the task (`mbx.envs.solved`); 0: never.
         world: the task's own `mbx.power.NamedWorld`, where it has one: for agents that need its
@@ -90,6 +92,7 @@ class EnvSpec(NamedTuple):
     action_high: tuple[float, ...] = ()
     world: Any = None
     parts: tuple[Part, ...] = ()
+    choices: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = ()
     reward_range: tuple[float, ...] = ()
     reset_solved: int = 0
     action_shape: tuple[int, ...] | None = None

@@ -8,6 +8,7 @@ MultiDiscrete, MultiBinary) become vectors, one-hot; Dict and Tuple have named p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,7 @@ class _Task:
         self.obs_shape, self.obs_dtype = map(observations.flat, _declared(self._space))
         if not _parts(self._space):
             self.obs_shape, self.obs_dtype = self.obs_shape[""], self.obs_dtype[""]
+        self.choices = tuple(_choices(self._space))
 
     def reset(self, seed: int | None) -> Any:
         try:
@@ -155,6 +157,19 @@ def _observed(space: Any, obs: Any) -> Any:
             f"an observation of shape {found.shape}, observation_space says {space.shape}"
         )
     return found.reshape(space.shape or (1,))
+
+
+def _choices(space: Any, name: str = "") -> Iterator[tuple[str, tuple[tuple[int, int], ...]]]:
+    """Numbers that become one-hot, as `EnvSpec.choices`."""
+    from gymnasium.spaces import Discrete, MultiDiscrete
+
+    for inner, one in _parts(space).items():
+        yield from _choices(one, f"{name}/{inner}" if name else inner)
+    if isinstance(space, Discrete):
+        yield name, ((int(space.start), int(space.n)),)
+    elif isinstance(space, MultiDiscrete):
+        pairs = zip(space.start.flat, space.nvec.flat, strict=True)
+        yield name, tuple((int(start), int(n)) for start, n in pairs)
 
 
 def _parts(space: Any) -> dict[str, Any]:

@@ -40,9 +40,9 @@ class Task(Protocol):
         ends_at: steps after which the simulator itself ends an episode, None where it does not.
         can_terminate: episodes may end before their time limit.
 
-    Where all rewards lie in a range that is known, `reward_range` says so, as in `EnvSpec`, and
-    `action_shape` and `action_dtype` where an action is no float32 `[A]`. `info` is the last step's
-    dictionary of further numbers, where there is one (`env.metrics`).
+    Where all rewards lie in a range that is known, `reward_range` says so, as in `EnvSpec`, and so
+    do `choices`, and `action_shape` and `action_dtype` where an action is no float32 `[A]`. `info`
+    is the last step's dictionary of further numbers, where there is one (`env.metrics`).
     """
 
     num_actions: int
@@ -141,6 +141,7 @@ class SteppedEnvironment(HostEnvironment):
             action_high=() if task.num_actions else tuple(map(float, task.action_high)),
             parts=parts,
             reward_range=check_reward_range(name, getattr(task, "reward_range", ())),
+            choices=getattr(task, "choices", ()),
             action_shape=getattr(task, "action_shape", None),
             action_dtype=getattr(task, "action_dtype", "float32"),
         )

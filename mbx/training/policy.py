@@ -164,43 +164,29 @@ class Policy:
             self._first = self._first | np.asarray(which, bool)
 
     def __call__(self, observation: Any) -> np.ndarray | int:
-        """The action for an observation `[...]`, or for `[batch, ...]` of them.
+        """The action for an observation, or `[batch, ...]` of them.
 
         Args:
-            observation: an array; of a task whose observations are dictionaries, the dictionary
-                (`spec.parts` says of what; a choice is one-hot), with or without parts that the
-                agent does not see, or the array that `mbx.observations.join` makes of it.
+            observation: as the environment gives it (the number of a `Discrete`, a dictionary or
+                tuple of parts), with or without parts that the agent does not see; or as the agent
+                sees it (one-hot; the array that `mbx.observations.join` makes of parts).
 
         Returns:
-            `[A]` or `[batch, A]` in the environment's units, of the shape and the type that it
-            takes (`spec.action_shape`, `spec.action_dtype`); a number, or `[batch]` of them, where
-            actions are discrete.
+            The action in the environment's own units, shape and type, or `[batch, ...]` of them; an
+            int, or `[batch]` int32, where actions are discrete.
 
         Raises:
-            ValueError: for an observation of another shape.
+            ValueError: for an observation of another shape, or one that is not finite.
         """
-        if isinstance(observation, Mapping):
-            if not self.spec.parts:
-                raise ValueError(
-                    f"an observation that is a dictionary: this policy takes {self._shape[1:]}"
-                )
-            observation = observations.join(self.spec.parts, observations.flat(observation))
-        obs = np.asarray(observation, self.spec.obs_dtype)
-        wanted = self.observation_shape
-        if obs.shape != wanted:
-            raise ValueError(
-                f"an observation of shape {obs.shape}: this policy takes {wanted} (load_policy's "
-                "batch says how many at once)"
-            )
+        obs = as_seen(self.spec, observation, self._shape[: 1 if self._batch else 0])
         obs = obs.reshape(self._shape)
         action, self._carry = self._compiled(self._leaves, self._carry, obs, self._first)
         self._first = np.zeros(self._num, bool)
         action = np.asarray(action)
-        if not self.spec.discrete:
-            action = in_space(self.spec, action)
-        if self._batch:
-            return action
-        return int(action[0]) if self.spec.discrete else action[0]
+        if self.spec.discrete:
+            return action if self._batch else int(action[0])
+        action = in_space(self.spec, action)
+        return action if self._batch else action[0]
 
     def save(self, path: str) -> int:
         """Write the policy to one file for CPUs, NVIDIA GPUs and TPUs: its bytes.
@@ -224,22 +210,107 @@ class Policy:
         named = {f"params_{i}": np.asarray(x) for i, x in enumerate(self._leaves)}
         named |= {f"memory_{i}": np.asarray(x) for i, x in enumerate(self._begun)}
         np.savez(arrays, **named)
-        about = {
-            "task": self.spec.name,
-            "obs_shape": self._shape,
-            "obs_dtype": np.dtype(self.spec.obs_dtype).name,
-            "parts": self.spec.parts,
-            "batch": self._batch,
-            "discrete": self.spec.discrete,
-            "platforms": PLATFORMS,
-            "jax": jax.__version__,
-        }
         with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
             file.writestr("program", exported.serialize())
             file.writestr("arrays.npz", arrays.getvalue())
-            file.writestr("about.json", json.dumps(about))
+            file.writestr("about.json", json.dumps(self._about()))
         atomic_write(path, content.getvalue())
         return content.tell()
+
+    def _about(self) -> dict[str, Any]:
+        """What the program of an exported file takes and gives, as JSON."""
+        spec = self.spec
+        names = ("parts", "choices", "discrete", "action_shape", "action_dtype")
+        return {name: getattr(spec, name) for name in (*names, "action_low", "action_high")} | {
+            "task": spec.name,
+            "obs_shape": self._shape,
+            "obs_dtype": np.dtype(spec.obs_dtype).name,
+            "batch": self._batch,
+            "platforms": PLATFORMS,
+            "jax": jax.__version__,
+        }
+
+
+def as_seen(spec: EnvSpec, observation: Any, lead: tuple[int, ...] = ()) -> np.ndarray:
+    """An observation of the environment as the agent sees it, `[*lead, *obs_shape]`.
+
+    Args:
+        spec: the task.
+        observation: as of `Policy`.
+        lead: leading axes.
+
+    Raises:
+        ValueError: naming the part that is missing, of another shape or not finite.
+
+    Examples:
+        >>> spec = types.EnvSpec("x:y", (3,), np.float32, 1, 9, 1, choices=(("", ((5, 3),)),))
+        >>> policy.as_seen(spec, 6).tolist()
+        [0.0, 1.0, 0.0]
+    """
+    choices = dict(spec.choices)
+    if isinstance(observation, Mapping) or (spec.parts and isinstance(observation, tuple)):
+        if not spec.parts:
+            raise ValueError(
+                f"an observation that is a dictionary: this policy takes {list(spec.obs_shape)}"
+            )
+        given = observations.flat(_by_name(observation))
+        if missing := [part.name for part in spec.parts if part.name not in given]:
+            raise ValueError(f"an observation without {missing[0]!r}: it has {sorted(given)}")
+        values = {
+            part.name: _part(given[part.name], part.name, part.shape, lead, choices)
+            for part in spec.parts
+        }
+        obs = observations.join(spec.parts, values)
+    else:
+        obs = _part(observation, "", spec.obs_shape, lead, choices)
+    obs = np.asarray(obs, spec.obs_dtype)
+    if not np.all(np.isfinite(observations.numbers(spec.parts, obs))):
+        raise ValueError(
+            f"an observation of {spec.name} that is not finite: correct the sensor, or repeat the "
+            "last action"
+        )
+    return obs
+
+
+def _by_name(observation: Any) -> Any:
+    """Tuples as dictionaries of their places."""
+    if isinstance(observation, tuple):
+        observation = {str(i): one for i, one in enumerate(observation)}
+    if isinstance(observation, Mapping):
+        return {name: _by_name(one) for name, one in observation.items()}
+    return observation
+
+
+def _part(
+    value: Any,
+    name: str,
+    shape: tuple[int, ...],
+    lead: tuple[int, ...],
+    choices: Mapping[str, Any],
+) -> np.ndarray:
+    """A part of an observation `[*lead, *shape]`; the numbers of choices become one-hot."""
+    array = np.asarray(value)
+    named = f"an observation whose {name!r}" if name else "an observation that"
+    entries = choices.get(name, ())
+    if entries and shape == (len(entries),):  # a single value each
+        array = np.ones((*lead, *shape), np.float32)
+    elif entries and array.shape != (*lead, *shape) and array.size == np.prod(lead) * len(entries):
+        hot = []
+        for column, (first, count) in zip(array.reshape(-1, len(entries)).T, entries, strict=True):
+            if not np.isin(column, np.arange(first, first + count)).all():
+                raise ValueError(
+                    f"{named} is {value}: this policy takes {first} to {first + count - 1}"
+                )
+            hot.append(np.eye(count, dtype=np.float32)[column.astype(int) - first])
+        array = np.concatenate(hot, axis=1)
+    flat = len(shape) == 1 and array.shape[: len(lead)] == lead
+    if array.shape != (*lead, *shape) and not (flat and array.size == np.prod((*lead, *shape))):
+        batch = " (load_policy's batch says how many at once)" if not name else ""
+        raise ValueError(
+            f"{named} has the shape {list(array.shape)}: this policy takes "
+            f"{list((*lead, *shape))}{batch}"
+        )
+    return array.reshape((*lead, *shape))
 
 
 def _used(step: Any, leaves: list, *inputs: Any) -> list[int]:

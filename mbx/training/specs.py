@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -28,16 +30,34 @@ _KINDS = {
     "action_low": list,
     "action_high": list,
 }
-_IF_ANY = ("parts", "reward_range", "action_shape", "action_dtype")
+
+
+def _action_dtype(value: Any) -> str:
+    if np.dtype(value).kind not in "iuf":
+        raise ValueError(f"{value!r} is no type of numbers")
+    return np.dtype(value).name
+
+
+# Fields that are left out where they are at their defaults, and how they are read.
+_IF_ANY: dict[str, Callable[[Any], Any]] = {
+    "parts": lambda found: tuple(Part(str(name), tuple(map(int, shape))) for name, shape in found),
+    "reward_range": lambda found: check_reward_range("the task", found),
+    "choices": lambda found: tuple(
+        (str(name), tuple((int(first), int(count)) for first, count in entries))
+        for name, entries in found
+    ),
+    "action_shape": lambda found: tuple(map(int, found)),
+    "action_dtype": _action_dtype,
+}
 
 
 def save(spec: EnvSpec, workdir: str) -> None:
     """Write spec.json, where the task is no more than that."""
     if spec.tasks or spec.world is not None:
         return
-    values = {name: getattr(spec, name) for name in _KINDS}
-    unset = EnvSpec._field_defaults
-    values |= {name: x for name in _IF_ANY if (x := getattr(spec, name)) != unset[name]}
+    usual = EnvSpec._field_defaults
+    values = {name: getattr(spec, name) for name in (*_KINDS, *_IF_ANY)}
+    values = {n: x for n, x in values.items() if n in _KINDS or x != usual[n]}
     os.makedirs(workdir, exist_ok=True)  # of one of several seeds: nothing made it yet
     values["obs_dtype"] = np.dtype(spec.obs_dtype).name
     atomic_write(os.path.join(workdir, "spec.json"), json.dumps(values, indent=2).encode())
@@ -48,29 +68,15 @@ def load(workdir: str) -> EnvSpec | None:
     path = os.path.join(workdir, "spec.json")
     if not os.path.exists(path):
         return None
-    values = read_json(path)
+    found = read_json(path)
     for name, kind in _KINDS.items():
-        if not isinstance(values.get(name), kind):
+        if not isinstance(found.get(name), kind):
             raise ValueError(f"{path}: field {name!r} is missing or no {kind.__name__}")
-    parts, rewards = (values.get(name, []) for name in _IF_ANY[:2])
-    shape, action_dtype = values.get("action_shape"), values.get("action_dtype", "float32")
-    values = {name: values[name] for name in _KINDS}
-    try:
-        parts = tuple(Part(str(name), tuple(map(int, shape))) for name, shape in parts)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: field 'parts' holds no names with shapes: {error}") from error
-    try:
-        values["obs_dtype"] = np.dtype(values["obs_dtype"])
-    except TypeError as error:
-        raise ValueError(f"{path}: field 'obs_dtype': {error}") from error
-    try:
-        own = dict(action_shape=None if shape is None else tuple(map(int, shape)))
-        own["action_dtype"] = np.dtype(action_dtype).name
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: fields 'action_shape', 'action_dtype': {error}") from error
-    try:
-        rewards = check_reward_range(values["name"], rewards)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: field 'reward_range': {error}") from error
-    lists = {name: tuple(x) for name, x in values.items() if isinstance(x, list)}
-    return EnvSpec(**{**values, **lists}, parts=parts, reward_range=rewards, **own)
+    values = {n: tuple(found[n]) if isinstance(found[n], list) else found[n] for n in _KINDS}
+    for name, read in {"obs_dtype": np.dtype, **_IF_ANY}.items():
+        if name in found:
+            try:
+                values[name] = read(found[name])
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path}: field {name!r}: {error}") from error
+    return EnvSpec(**values)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import pathlib
 import subprocess
 import sys
 
+import gymnasium
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
+from hypothesis import strategies as st
 
 import mbx
+from examples import run_exported
 from mbx import envs
 from mbx.agents.base import Agent
+from mbx.envs.gymnasium import _Task as Task
+from mbx.envs.host import SteppedEnvironment
 from mbx.training import build, policy, run, specs
 from mbx.training.checkpoint import Checkpointer
 from mbx.types import EnvSpec
@@ -84,7 +93,7 @@ def test_it_acts_as_the_agent_with_the_same_keys(workdir, planning):
 def test_without_the_planner_it_is_the_policy_s_mean(workdir, alone):
     obs = np.float32([[0.1, 0.2], [-3.0, 0.4], [0.0, 0.0]])
     train = jax.tree.unflatten(alone._structure, _all_leaves(workdir))
-    model = build.importlib.import_module("mbx.agents.tdmpc.agent")
+    model = importlib.import_module("mbx.agents.tdmpc.agent")
     settings = run.load_settings(workdir)
     world = model.make_world_model(model.world_config(settings, SPEC))
     mean, _ = world.policy(train.params, world.encode(train.params, obs))
@@ -111,25 +120,15 @@ def test_a_reset_of_some_of_a_batch(alone):
 
 
 def test_what_it_does_not_take(workdir, planning):
-    with pytest.raises(ValueError, match=r"an observation of shape \(3,\): .* takes \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"an observation that has the shape \[3\]: .* takes \[2\]"
+    ):
         planning(np.zeros(3))
     with pytest.raises(ValueError, match="batch=0: give at least 1"):
         mbx.load_policy(workdir, batch=0)
     agent = Agent(None, None, None, None, None)
     with pytest.raises(ValueError, match="agent 'tdmpc' has no policy beside the planner"):
         policy.Policy(agent, None, SPEC, run.load_settings(workdir), planner=False)
-
-
-def test_units_of_actions():
-    choice = SPEC._replace(discrete=True, action_low=(1.0,), action_high=())
-    assert policy.in_units(choice, jnp.eye(2)[::-1]).tolist() == [2, 1]
-    choice = choice._replace(action_low=())  # numbered from 0
-    assert policy.in_units(choice, jnp.eye(2)[::-1]).tolist() == [1, 0]
-    third = np.array([LOW]) + np.subtract([HIGH], [LOW]) / 3
-    found = policy.in_units(SPEC, jnp.array([[-1 / 3, -1 / 3], [2.0, -3.0]]))
-    np.testing.assert_allclose(found, [*third, (HIGH[0], LOW[1])], rtol=1e-6)
-    plain = SPEC._replace(action_low=(), action_high=())
-    assert policy.in_units(plain, jnp.full((1, 2), 3.0)).tolist() == [[1.0, 1.0]]
 
 
 @pytest.mark.parametrize("name", ["gymnax:Reacher-misc", "gym:Pendulum-v1", "gym:CartPole-v1"])
@@ -198,3 +197,123 @@ def test_a_run_s_directory_is_enough(tmp_path, monkeypatch):
     assert action.shape == (2,) and 0 <= action[0] <= 2 and -4 <= action[1] <= 4
     with pytest.raises(ValueError, match="planner=False: agent 'small'"):
         mbx.load_policy(str(tmp_path / "run"), planner=False)
+
+
+class Sampled(gymnasium.Env):
+    """An environment of any spaces that gives samples and keeps the actions it gets."""
+
+    max_episode_steps = 5
+
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        self.given = self.observation_space.sample()
+        return self.given, {}
+
+    def step(self, action):
+        self.taken, self.given = action, self.observation_space.sample()
+        return self.given, 0.0, False, False, {}
+
+
+def box(low, high, shape, dtype):
+    return st.builds(spaces.Box, st.just(low), st.just(high), st.just(shape), st.just(dtype))
+
+
+CHOICES = st.one_of(
+    st.builds(spaces.Discrete, st.integers(1, 4), start=st.integers(-3, 3)),
+    st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 3), min_size=1, max_size=3)),
+    st.just(spaces.MultiDiscrete([[2, 3], [1, 2]], start=[[0, -1], [5, 0]])),
+    st.builds(spaces.MultiBinary, st.sampled_from([2, (2, 2)])),
+)
+BOXES = st.one_of(
+    box(-2, 3, (), np.float32),
+    box(-2, 3, (3,), np.float64),
+    box(-2, 3, (2, 2), np.float32),
+    box(0, 9, (2,), np.int64),
+    box(0, 1, (3,), np.bool_),
+)
+IMAGE = st.just(spaces.Box(0, 255, (9, 9, 3), np.uint8))
+NUMBERS = st.one_of(CHOICES, BOXES)
+NESTED = st.one_of(
+    st.builds(lambda a, b: spaces.Tuple((a, b)), NUMBERS, NUMBERS),
+    st.builds(lambda a, b: spaces.Dict(image=a, inner=spaces.Dict(x=b)), IMAGE, NUMBERS),
+    st.builds(lambda a, b: spaces.Dict(a=spaces.Tuple((a,)), b=b), NUMBERS, NUMBERS),
+)
+ACTIONS = st.one_of(
+    st.builds(spaces.Discrete, st.integers(1, 4), start=st.integers(-3, 3)),
+    box(-1, 0.2, (2, 3), np.float32),
+    box(-0.3, 7, (), np.float32),
+    box(0, 10, (3,), np.int64),
+    box(-5, 5, (2, 1), np.int8),
+    box(-1e-3, 0.7, (1,), np.float64),
+)
+
+
+@hypothesis.settings(deadline=None, max_examples=150)
+@hypothesis.given(st.one_of(NUMBERS, IMAGE, NESTED), ACTIONS, st.integers(0, 99))
+def test_policies_and_files_take_and_give_what_the_environment_does(seen, acted, seed):
+    """For spaces of every kind: what training sees of an observation and does with an action."""
+    env = Sampled(seen, acted)
+    for space in (seen, acted):
+        space.seed(seed)
+    environment = SteppedEnvironment("gym:x", [Task(env, "x", 5)], seed=None)
+    spec = environment.spec
+    wanted = environment.reset(seed)[0]
+    one = object.__new__(policy.Policy)
+    one.spec, one._batch, one._shape = spec, None, (1, *spec.obs_shape)
+    about = json.loads(json.dumps(one._about()))
+    np.testing.assert_array_equal(policy.as_seen(spec, env.given), wanted)
+    np.testing.assert_array_equal(run_exported.as_seen(about, env.given)[0], wanted)
+    np.testing.assert_array_equal(policy.as_seen(spec, wanted), wanted)  # one-hot, joined
+    action = np.random.default_rng(seed).uniform(-1.3, 1.3, (1, spec.action_dim)).astype(np.float32)
+    environment.step(action)
+    traced = np.asarray(policy.in_units(spec, jnp.asarray(action)))
+    exported = run_exported.in_space(about, traced)[0]
+    given = traced[0] if spec.discrete else policy.in_space(spec, traced)[0]
+    for one in (given, exported):
+        np.testing.assert_allclose(one, env.taken, rtol=1e-6)
+        assert acted.contains(one) and np.shape(one) == np.shape(env.taken)
+
+
+PARTS = (mbx.types.Part("level", (2,)), mbx.types.Part("alarm", (3,)))
+ALARM = SPEC._replace(obs_shape=(5,), parts=PARTS, choices=(("alarm", ((0, 3),)),))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"level": [1.0], "alarm": 1}, "'level'.* shape"),
+        ({"level": [1.0, 2.0], "alarm": [1, 2]}, "'alarm'.* shape"),
+        ({"level": [1.0, 2.0], "alarm": 3}, "'alarm'.* is 3"),
+        ({"level": [1.0, 2.0]}, "without 'alarm'"),
+        ({"level": [np.nan, 2.0], "alarm": 1}, "not finite"),
+        (np.float32([0, np.inf, 1, 0, 0]), "not finite"),
+        (np.zeros(4), "shape"),
+    ],
+)
+def test_observations_that_do_not_fit_are_named(given, words):
+    one = object.__new__(policy.Policy)
+    one.spec, one._batch, one._shape = ALARM, None, (1, 5)
+    about = json.loads(json.dumps(one._about()))
+    for call in (lambda: policy.as_seen(ALARM, given), lambda: run_exported.as_seen(about, given)):
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+def test_a_batch_of_numbers_of_choices():
+    spec = SPEC._replace(obs_shape=(3,), choices=(("", ((4, 3),)),))
+    wanted = np.eye(3)[[2, 0]]
+    for given in ([6, 4], [[6], [4]], wanted):
+        np.testing.assert_array_equal(policy.as_seen(spec, given, (2,)), wanted)
+
+
+def test_a_spec_keeps_the_spaces_of_an_environment(tmp_path):
+    for changes in (dict(action_shape=()), dict(action_shape=(1, 2), action_dtype="int64")):
+        spec = ALARM._replace(obs_dtype=np.dtype(np.float32), **changes)
+        specs.save(spec, str(tmp_path))
+        assert specs.load(str(tmp_path)) == spec
+    path = tmp_path / "spec.json"
+    path.write_text(path.read_text().replace("int64", "O"))
+    with pytest.raises(ValueError, match="field 'action_dtype': 'O' is no type of numbers"):
+        specs.load(str(tmp_path))
