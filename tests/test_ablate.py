@@ -31,7 +31,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_variant_is_accepted():
     """Settings that exist, are in range and have an effect together."""
-    code = "import json; from experiments import ablate; print(json.dumps(ablate.SWEEPS))"
+    code = "import json; from benchmarks import ablate; print(json.dumps(ablate.SWEEPS))"
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
     spec = EnvSpec("x:continuous", (24,), np.float32, 6, 500, 2)
@@ -48,23 +48,23 @@ def test_a_sweep_leaves_figure_table_and_data(tmp_path):
     tiny = ("env.num_envs=2", "loss.batch_size=8", "planner.num_samples=16", "planner.num_elites=4")
     done = python(
         "-m",
-        "experiments.ablate",
+        "benchmarks.ablate",
         "--sweep=targets",
         "--seeds=1",
         "--steps=60",
         "--eval_interval=30",
         "--episodes=1",
         f"--out={tmp_path}/runs",
-        f"--keep={tmp_path}/kept",
         *(f"--set={x}" for x in (*tiny, "train.seed_steps=20", "train.pretrain_updates=1")),
         *("--set=env.episode_length=10", "--set=replay.capacity=200"),
         "--set=train.log_interval=20",
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "runs/targets.png").exists()
-    assert (tmp_path / "runs/targets.md").read_text().count("\n| ") == 2
-    rows = (tmp_path / "kept/targets.csv").read_text().splitlines()
+    folder = tmp_path / "runs/targets"
+    assert (folder / "curves.png").exists()
+    assert (folder / "scores.md").read_text().count("\n| ") == 2
+    rows = (folder / "curves.csv").read_text().splitlines()
     assert rows[0] == "task,setting,seed,step,value" and len(rows) == 5
     assert rows[1].startswith("gymnax:Pendulum-v1,stored,0,")
-    manifest = json.loads((tmp_path / "kept/targets.json").read_text())
+    manifest = json.loads((folder / "runs.json").read_text())
     assert [run["run"] for run in manifest["runs"]] == ["stored seed 0", "legacy seed 0"]

@@ -7,26 +7,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import benchmark, latency, paired, timing
-from experiments.benchmark import Case
+from benchmarks import speed
+from benchmarks.speed import Case
 from mbx.training import build
 from mbx.types import EnvSpec
 
+GEMM_RATE = speed.gemm_rate
 TINY = Case(preset="default", size="tiny", batch=8, envs=2, repeats=3)
 
 
 @pytest.fixture(autouse=True)
 def no_measurement(monkeypatch):
-    monkeypatch.setattr(benchmark, "gemm_rate", lambda dtype: 1e11)
+    monkeypatch.setattr(speed, "gemm_rate", lambda dtype: 1e11)
 
 
 @pytest.mark.slow
 def test_only_the_operations_that_are_asked_for():
-    result = benchmark.benchmark(TINY._replace(only=("insert", "sample")))
+    result = speed.benchmark(TINY._replace(only=("insert", "sample")))
     assert [row["name"] for row in result["rows"]] == ["insert", "sample"]
     assert result["env"] == "toy:linear" and "steps_per_second" not in result
     with pytest.raises(ValueError, match="--only=plam"):
-        benchmark.benchmark(TINY._replace(only=("sample", "plam")))
+        speed.benchmark(TINY._replace(only=("sample", "plam")))
 
 
 @pytest.mark.slow
@@ -36,30 +37,30 @@ def test_a_suite_goes_on_and_ends_in_time(capsys):
         TINY._replace(only=("sample",)),
         TINY._replace(only=("sample",)),
     )
-    results = benchmark.run_suite(cases[:2], seconds=1e9)
+    results = speed.run_suite(cases[:2], seconds=1e9)
     out = capsys.readouterr().out
     assert len(results) == 1 and "Failed" in out and "| sample |" in out
-    assert benchmark.run_suite(cases[2:], seconds=-1.0) == []
+    assert speed.run_suite(cases[2:], seconds=-1.0) == []
     assert "Not run" in capsys.readouterr().out
 
 
 def test_flops_are_those_of_the_products():
-    row = timing.measure("square", lambda x: x @ x, jnp.ones((64, 64)), rate=1e9, repeats=3)
+    row = speed.measure("square", lambda x: x @ x, jnp.ones((64, 64)), rate=1e9, repeats=3)
     assert row.gflop == pytest.approx(2 * 64**3 / 1e9)
     assert row.floor_ms == pytest.approx(2 * 64**3 / 1e6)
 
 
 def test_the_machines_rate_is_that_of_products_as_large_as_it_needs(monkeypatch):
     sizes = {"cpu": (4, 8), "gpu": (8, 16)}
-    monkeypatch.setattr(timing, "square_sizes", sizes.get)
-    monkeypatch.setattr(timing, "median_time", lambda call, repeats: call().shape[0] ** 2)
+    monkeypatch.setattr(speed, "square_sizes", sizes.get)
+    monkeypatch.setattr(speed, "median_time", lambda call, repeats: call().shape[0] ** 2)
     for platform, largest in (("cpu", 8), ("gpu", 16)):
         monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
-        assert timing.gemm_rate("float32") == 2 * largest  # 2 n^3 in n^2 seconds
+        assert GEMM_RATE("float32") == 2 * largest  # 2 n^3 in n^2 seconds
     monkeypatch.undo()
     # 8192^3 is a millisecond of an H200, two seconds and more of two cores.
-    assert max(timing.square_sizes("cpu")) == 2048
-    assert max(timing.square_sizes("gpu")) == max(timing.square_sizes("tpu")) == 8192
+    assert max(speed.square_sizes("cpu")) == 2048
+    assert max(speed.square_sizes("gpu")) == max(speed.square_sizes("tpu")) == 8192
 
 
 def test_a_product_that_nothing_reads_is_no_work():
@@ -73,14 +74,14 @@ def test_a_product_that_nothing_reads_is_no_work():
         x @ x
         return both(x)[1]
 
-    row = timing.measure("product", function, jnp.ones((64, 64)), rate=1e9, repeats=1)
+    row = speed.measure("product", function, jnp.ones((64, 64)), rate=1e9, repeats=1)
     assert row.gflop == pytest.approx(2 * 64**3 / 1e9)
 
 
 def test_the_toy_task_asks_for_no_termination():
     """TD-MPC2 in PyTorch has no such head, and the benchmark is read beside it."""
-    spec = benchmark.toy_environment(TINY).spec
-    agent = build.build_agent(benchmark.resolved(TINY), spec)
+    spec = speed.toy_environment(TINY).spec
+    agent = build.build_agent(speed.resolved(TINY), spec)
     assert "termination" not in jax.eval_shape(agent.init, jax.random.key(0)).params
 
 
@@ -88,17 +89,17 @@ def test_the_rest_of_a_step_is_what_its_parts_do_not_need():
     times = {"plan": 3.0, "update": 4.0, "environment": 1.0, "fused step": 10.0}
     rows = [dict(name=name, median_ms=ms, ratio=ms / 2) for name, ms in times.items()]
     result = dict(size="tiny", batch=128, gemm_gflops=99.0, rows=rows)
-    assert benchmark.rest_of_step(result) == pytest.approx(0.2)
-    table = benchmark.sizes_table([result])
+    assert speed.rest_of_step(result) == pytest.approx(0.2)
+    table = speed.sizes_table([result])
     assert table.splitlines()[-1] == "| tiny, 128 | 99 | 3.0 | 1.50 | 4.0 | 2.00 | 20% |"
 
 
 def test_every_case_of_the_suites_has_a_configuration():
     for case in (
-        *benchmark.SIZES,
-        *(case for cases in benchmark.SUITES.values() for case in cases),
+        *speed.SIZES,
+        *(case for cases in speed.SUITES.values() for case in cases),
     ):
-        config = benchmark.make_config(case)
+        config = speed.make_config(case)
         assert config.model.size == case.size and config.env.num_envs == case.envs
 
 
@@ -109,10 +110,10 @@ def test_two_checkouts_are_timed_in_turn_and_compared_round_by_round():
         asked.append(where)
         return next(clock)
 
-    times = paired.alternate(measure, "a", "b", 3)
+    times = speed.alternate(measure, "a", "b", 3)
     assert asked == ["a", "b", "b", "a", "a", "b"]
     np.testing.assert_array_equal(times, [[10.0, 11.0], [20.0, 24.0], [30.0, 27.0]])
-    found = paired.summary(times)
+    found = speed.spread(times)
     assert (found["before_ms"], found["after_ms"], found["rounds"]) == (20.0, 24.0, 3)
     np.testing.assert_allclose([found["ratio"], found["least"], found["largest"]], [1.1, 0.9, 1.2])
 
@@ -130,7 +131,7 @@ def test_latencies_are_of_single_calls_and_the_first_one_counts_apart():
             self.seen.append((observation.shape, observation.dtype))
 
     policy = Policy()
-    found = latency.summary(latency.seconds(policy, 4, clock=lambda: next(clock)))
+    found = speed.latency(speed.seconds_per_action(policy, 4, clock=lambda: next(clock)))
     assert policy.seen == ["reset"] + [((2,), np.float32)] * 4
     np.testing.assert_allclose(
         [found["first"], found["median"], found["p99"], found["worst"], found["calls"]],

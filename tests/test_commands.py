@@ -92,7 +92,7 @@ def test_a_command_of_the_documents_starts(page, command):
             assert f"\n{extra} =\n" in (ROOT / "setup.cfg").read_text(), extra
     elif words[0] != "-m":
         assert (ROOT / words[0]).exists()
-    elif words[1].startswith("experiments.") and "--help" not in words:
+    elif words[1].startswith(("experiments.", "benchmarks.")) and "--help" not in words:
         words = [*words[:2], *extensions.load(words[2:])]
         check_flags(words[1], words[2:])
         if any(word.startswith("--config=") for word in words) and "ablate" not in words[1]:

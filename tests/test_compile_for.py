@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import types
-
 import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments import compile_for
-from experiments.chips import CHIPS, Chip
+from benchmarks import aot
 from mbx.training import build, sharding
 from mbx.training.state import LoopState
 from tests.helpers import tiny_config
@@ -20,48 +17,20 @@ from tests.helpers import tiny_config
 )
 def test_topologies_that_there_are_not(name):
     with pytest.raises(ValueError, match=f"--topology={name}: give a kind and a shape, v5e:4x4"):
-        compile_for.find_topology(name)
+        aot.find_topology(name)
 
 
 @pytest.mark.parametrize("name", ["v5e:4x4", "h100:8"])
 def test_a_compiler_that_is_not_installed_is_named(name, monkeypatch):
-    monkeypatch.setattr(compile_for.importlib.util, "find_spec", lambda package: None)
+    monkeypatch.setattr(aot.importlib.util, "find_spec", lambda package: None)
     package = "libtpu" if name.startswith("v") else "jax_cuda12_plugin"
     with pytest.raises(ImportError, match=f"{name} needs the compiler .* {package}: pip install"):
-        compile_for.find_topology(name)
+        aot.find_topology(name)
 
 
 def test_more_cpu_devices_than_jax_has():
     with pytest.raises(ValueError, match="JAX has started with 1 CPU devices"):
-        compile_for.find_topology("cpu:4096")
-
-
-def test_libtpu_is_told_only_what_the_reader_has_not(monkeypatch):
-    environment = {"TPU_SKIP_MDS_QUERY": "0"}
-    monkeypatch.setattr(compile_for.os, "environ", environment)
-    compile_for.set_environment("cpu:8")
-    assert environment == {"TPU_SKIP_MDS_QUERY": "0", "JAX_PLATFORMS": "cpu"}
-    compile_for.set_environment("v5e:4x4")
-    assert environment["TPU_SKIP_MDS_QUERY"] == "0"
-    assert environment["TPU_WORKER_HOSTNAMES"] == "localhost"
-
-
-def placed(shape, *axes):
-    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    at = jax.NamedSharding(mesh, jax.P(*axes))
-    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=at)
-
-
-def test_a_state_that_is_too_large_is_refused_before_compiling():
-    state = types.SimpleNamespace(replay=placed((1000, 3), "data"), train=placed((500,)))
-    settings = build.read(tiny_config())
-    chip = Chip(1.0, 1.0, memory=14_000.0, exchange=1.0)
-    fits = compile_for.Topology("v5e:1x1", [], 1, chip)
-    compile_for.check_memory(settings, state, fits)  # 12,000 and 2,000 bytes
-    small = fits._replace(chip=chip._replace(memory=13_999.0))
-    with pytest.raises(ValueError, match=r"replay.capacity=400 .* need .* on every chip"):
-        compile_for.check_memory(settings, state, small)
-    compile_for.check_memory(settings, state, fits._replace(chip=None))
+        aot.find_topology("cpu:4096")
 
 
 def test_a_run_is_divided_among_other_devices_than_this_machines():
@@ -81,50 +50,48 @@ def test_abstract_states_know_where_they_belong():
     assert (found.obs.shape, found.obs.dtype) == (shape.shape, shape.dtype)
 
 
-@pytest.fixture(scope="module")
-def told():
-    """A program whose state is half donated, as a command tells it."""
-
+def compiled(*donated):
     def program(state, x):
         return dict(replay=state["replay"] + 1.0, train=state["train"] @ x)
 
-    def of(*donated):
-        state = dict(replay=jnp.zeros((8, 8)), train=jnp.ones((4, 8)))
-        compiled = jax.jit(program, donate_argnums=donated).lower(state, jnp.ones((8, 8))).compile()
-        topology = compile_for.Topology("v5e:2x2", [None] * 4, 1, CHIPS["v5e"])
-        return compile_for.study(compiled, topology, steps=2)
-
-    rest = dict(config="toy", topology="v5e:2x2", devices=4, hosts=1, num_envs=4)
-    return dict(**rest, programs=dict(interval=of(), init=of(0)))
+    state = dict(replay=jnp.zeros((8, 8)), train=jnp.ones((4, 8)))
+    return jax.jit(program, donate_argnums=donated).lower(state, jnp.ones((8, 8))).compile()
 
 
-def test_what_is_read_of_a_program(told):
-    kept, donated = told["programs"]["interval"], told["programs"]["init"]
-    assert kept["memory"]["arguments"] == 4 * (64 + 32 + 64)
-    assert (kept["memory"]["aliased"], donated["memory"]["aliased"]) == (0, 4 * (64 + 32))
-    assert kept["flops"] == 2 * 4 * 8 * 8
-    assert kept["floor"]["compute"] == kept["flops"] / 197e12 / 2
-    assert kept["collectives"] == [] and kept["floor"]["exchange"] == 0.0
-
-
-def test_what_is_shown_of_it(told):
-    one = dict(
-        kind="all-gather",
-        shape="f32[8]",
-        bytes=32.0,
-        times=4.0,
-        loops=("mbx/a.py:3",),
-        branch=True,
-        scope="top_k",
-        source="mbx/mppi.py:1",
-        devices=4,
-    )
-    program = told["programs"]["interval"] | dict(
-        collectives=[one, one, one | dict(kind="all-reduce", bytes=8.0, times=2.0)],
-        replay_not_aliased=["state.replay.size"],
-    )
-    text = compile_for.table({**told, "programs": dict(interval=program)})
-    assert "| 4 all-gather, 1 all-reduce |" in text  # a step, of two
-    assert "| all-gather f32[8] | 4 | 32 | mbx/a.py:3, a branch | mbx/mppi.py:1 `top_k` |" in text
-    assert "interval: copied, not aliased: state.replay.size" in text
+def test_what_is_read_of_a_program():
+    topology = aot.Topology("v5e:2x2", [None] * 4, 1, 16e9)
+    kept, donated = aot.study(compiled(), topology), aot.study(compiled(0), topology)
+    assert kept["argument"] == 4 * (64 + 32 + 64)
+    assert (kept["alias"], donated["alias"]) == (0, 4 * (64 + 32))
+    assert kept["flops"] == pytest.approx(2 * 4 * 8 * 8 + 64)  # and the sums
+    assert kept["collectives"] == {}
+    told = kept | dict(config="toy", topology="v5e:2x2", devices=4, hosts=1, envs=4)
+    text = aot.in_words(told | {"collectives": {"all-reduce": 7}, "argument": 2_000_000})
     assert "toy for v5e:2x2: 4 devices of 1 hosts, 4 environments" in text
+    assert "argument 2.0 MB" in text and text.endswith("collectives: 7 all-reduce")
+
+
+def test_a_program_that_does_not_fit_is_refused_with_the_numbers():
+    small = aot.Topology("v5e:1x1", [], 1, 500.0)
+    with pytest.raises(ValueError, match=r"needs 0.00 GB on every chip .* Lower replay.capacity"):
+        aot.study(compiled(), small)
+
+
+def test_collectives_are_counted_once_each():
+    class Program:
+        def memory_analysis(self):
+            return type("M", (), {f"{name}_size_in_bytes": 0 for name in aot.HELD})
+
+        def cost_analysis(self):
+            return None
+
+        def as_text(self):
+            return """
+  %all-reduce.1 = f32[8] all-reduce(%a), channel_id=1
+  %ag = (f32[1], f32[4]) all-gather-start(%b), dimensions={0}
+  %agd = f32[4] all-gather-done(%ag)
+  ROOT %x.2 = f32[8] all-reduce(%all-reduce.1), to_apply=%sum
+"""
+
+    found = aot.study(Program(), aot.Topology("cpu:2", [], 1, None))
+    assert found["collectives"] == {"all-reduce": 2, "all-gather": 1} and found["flops"] == 0.0

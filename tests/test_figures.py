@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 
-from experiments import figures
+from benchmarks import figures
 from mbx.analysis import drawing
 from mbx.commands import results
 

@@ -1,43 +1,54 @@
-"""What is read from a compiled program: FLOPs, bytes, and what the profiler timed."""
+"""Where a step's time goes: what is read of a program, what is timed, what is recorded."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from experiments import hotspots
-
-
-def compiled_operations(function, *args):
-    return hotspots.operations(jax.jit(function).lower(*args).compile().as_text())
-
-
-def test_flops_of_products_in_fusions_and_loops():
-    def chain(x, w):
-        return jax.lax.scan(lambda x, _: (jnp.tanh(x @ w + 1.0), None), x, length=3)[0]
-
-    ops = compiled_operations(chain, jnp.ones((8, 16)), jnp.ones((16, 16)))
-    assert {op.flops for op in ops.values() if op.flops and op.kind != "while"} == {2.0 * 8 * 16**2}
-
-
-def test_only_the_slices_of_a_large_array_count():
-    def read(table, i):
-        return jax.lax.dynamic_slice(table, (i, 0), (2, 64)) * 3.0
-
-    ops = compiled_operations(read, jnp.ones((10_000, 64)), 5)
-    (hot,) = [op for op in ops.values() if op.kind == "fusion" and op.shape == "f32[2,64]"]
-    assert 2 * 2 * 64 * 4 <= hot.bytes < 3 * 2 * 64 * 4  # read and written once, and an index
+from benchmarks import hotspots
+from examples import own_agent  # noqa: F401  registers "shooting", a small agent
+from mbx.settings import to_dict
+from mbx.training.build import settings_class
 
 
 def test_the_profiler_times_the_operations_of_the_program():
-    x = jnp.ones((512, 512))
-    program = jax.jit(lambda x: jnp.sin(x @ x) @ x).lower(x).compile()
+    def chain(x):
+        return jnp.sin(jax.lax.scan(lambda x, _: (jnp.tanh(x @ x + 1.0), None), x, length=3)[0])
+
+    x = jnp.ones((256, 256))
+    program = jax.jit(chain).lower(x).compile()
     jax.block_until_ready(program(x))
     busy, calls, wall = hotspots.recorded(lambda: program(x))
     ops = hotspots.operations(program.as_text())
-    timed = [name for name in busy if name in ops and ops[name].flops]
-    assert sum(ops[name].flops * calls[name] for name in timed) == pytest.approx(4.0 * 512**3)
-    assert 0.0 < sum(busy[name] for name in timed) / 1e9 < 16 * wall
-    text = hotspots.table(ops, busy, calls, (1e11, 1e10), top=3)  # whichever took longest
-    assert "matrix products" in text and "| 268.44 |" in text
+    products = [name for name in busy if name in ops and ops[name][0] == "product"]
+    assert sum(calls[name] for name in products) == 3  # one in every turn of the loop
+    assert 0.0 < sum(busy[name] for name in products) / 1e9 < 16 * wall
+    text = hotspots.table(ops, busy, calls, top=3)
+    assert "matrix products" in text and "| 3 |" in text
+
+
+def test_what_an_operation_is_for():
+    assert hotspots.sort_of("fusion.3", "product") == "matrix products"
+    assert hotspots.sort_of("copy_concatenate_fusion.1", "fusion") == "moving data"
+    assert hotspots.sort_of("tanh_fusion.1", "fusion") == "everything else"
+
+
+def test_the_interval_that_is_recorded_acts_and_learns(monkeypatch):
+    """Not one of those in which only pretraining is made."""
+    config = to_dict(settings_class("shooting")())
+    config["train"]["pretrain_updates"] = 500
+    seen = {}
+
+    def recorded(call):
+        program, before = (cell.cell_contents for cell in call.__closure__)
+        began, first = int(before.steps), np.array(before.train.params)
+        after, _ = program(before)
+        seen.update(steps=int(after.steps) - began, learned=(after.train.params != first).any())
+        raise StopIteration
+
+    monkeypatch.setattr(hotspots, "recorded", recorded)
+    with pytest.raises(StopIteration):
+        hotspots.report(config, 5, 3)
+    assert seen["steps"] == 5 * config["env"]["num_envs"] and seen["learned"]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import timing
+from benchmarks import speed
 from mbx import networks
 from mbx.fast import gradients as written
 from mbx.fast import rng
@@ -143,7 +143,7 @@ def test_a_gradient_that_nothing_asks_for_costs_nothing():
     def by_action(a):
         return jax.grad(lambda a: jnp.sum(jnp.sin(layer.apply(params, z, a))))(a)
 
-    row = timing.measure("gradient", by_action, a, rate=1e9, repeats=1)
+    row = speed.measure("gradient", by_action, a, rate=1e9, repeats=1)
     assert row.gflop * 1e9 == pytest.approx(2 * 4 * 64 * 66 + 2 * 4 * 64 * 2)
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import planner_mjx
+from benchmarks import planners as compared
 from mbx import mppi, planners
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.agent import resolve
@@ -609,8 +609,8 @@ def test_optimisers_of_evosax_swing_it_up(name):
 def test_the_arm_is_simulated_as_mujoco_does_it_and_pays_for_its_tips_height():
     import mujoco
 
-    task = planner_mjx.arm()
-    model = mujoco.MjModel.from_xml_string(planner_mjx.XML)
+    task = compared.arm()
+    model = mujoco.MjModel.from_xml_string(compared.XML)
     rng = np.random.default_rng(0)
     states = rng.normal(size=(3, 2, 4)).astype(np.float32)
     actions = rng.uniform(-1.0, 1.0, size=(3, 2, 2)).astype(np.float32)

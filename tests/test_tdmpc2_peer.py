@@ -13,11 +13,11 @@ import pytest
 from mbx.world_model import MODEL_SIZES
 from tests.helpers import load_fixture
 
-EXPERIMENTS = pathlib.Path(__file__).parents[1] / "experiments"
+FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 
 
 def test_its_sizes_are_those_of_mbx():
-    tree = ast.parse((EXPERIMENTS / "tdmpc2_peer.py").read_text())
+    tree = ast.parse((FOLDER / "peer_tdmpc2.py").read_text())
     found = next(
         node.value
         for node in tree.body
@@ -32,9 +32,9 @@ def test_its_sizes_are_those_of_mbx():
 @pytest.fixture
 def peer(monkeypatch):
     pytest.importorskip("torch", reason="needs PyTorch: pip install -e '.[torch]'")
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    yield importlib.import_module("tdmpc2_peer")
-    sys.modules.pop("tdmpc2_peer", None)
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield importlib.import_module("peer_tdmpc2")
+    sys.modules.pop("peer_tdmpc2", None)
 
 
 def test_its_parameters_are_as_many_as_the_published_models(peer, monkeypatch):

@@ -1,6 +1,6 @@
-"""TD-MPC2's plan and update in PyTorch, timed: what `experiments.benchmark` is compared with.
+"""TD-MPC2's plan and update in PyTorch, timed: what `benchmarks.speed` is compared with.
 
-    python experiments/tdmpc2_peer.py --size=1 --batch=256
+    python benchmarks/peer_tdmpc2.py --size=1 --batch=256
 
 It needs PyTorch and nothing of mbx, so that it runs in an environment of its own. The networks, the
 planner and the losses are those of TD-MPC2 (Hansen et al. 2024, sections 3.1 and 3.2, appendix), as

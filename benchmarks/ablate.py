@@ -1,28 +1,25 @@
 r"""Sweep one setting over several seeds, draw one figure, write one table.
 
-    python -m experiments.ablate --sweep=rounds --seeds=3 --out=runs/rounds
-    python -m experiments.ablate --sweep=reanalyze --seeds=3 --workers=2 --steps=6000
-    python -m experiments.ablate --sweep=replay_loss --config=configs/dreamer.py \
+    python -m benchmarks.ablate --sweep=rounds --seeds=3 --out=runs/rounds
+    python -m benchmarks.ablate --sweep=reanalyze --seeds=3 --workers=2 --steps=6000
+    python -m benchmarks.ablate --sweep=replay_loss --config=configs/dreamer.py \
         --set=env.name=gymnax:Catch-bsuite --steps=10000
 
-Every run is a `python -m experiments.train` of its own in OUT/SWEEP-VARIANT-sSEED; complete runs
-are not repeated and the others go on where they were. OUT/SWEEP.png and OUT/SWEEP.md come last, and
-with --keep=FOLDER the curves and what made them: FOLDER/SWEEP.csv, FOLDER/SWEEP.json.
+Every run is one of `mbx train` in OUT/SWEEP-VARIANT-sSEED; complete runs are not repeated and the
+others continue. OUT/SWEEP holds the figure, the table of scores, the curves and what made them.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+from typing import Any
 
 from absl import app, flags
 
-from mbx.analysis import compare, groups, tables
-from mbx.analysis.curves import plot_runs
-from mbx.commands import jobs as processes
-from mbx.commands import results
+from mbx.commands import grid, jobs
 from mbx.commands.jobs import Job
-from mbx.training.checkpoint import load_config
 
 Overrides = tuple[str, ...]
 
@@ -82,6 +79,10 @@ SWEEPS: dict[str, dict[str, Overrides]] = {
     },
     "policy": {
         "awr": ("loss.policy_loss=awr",),
+        "awr, 3 effective": (
+            "loss.policy_loss=awr",
+            "loss.awr_effective_samples=3",
+        ),
         "svg": ("loss.policy_loss=svg",),
         "svg, entropy in the unit of its loss": (
             "loss.policy_loss=svg",
@@ -109,75 +110,49 @@ SWEEPS: dict[str, dict[str, Overrides]] = {
     "termination": {how: (f"loss.termination={how}",) for how in ("hard", "soft")},
 }
 
-CONFIG = flags.DEFINE_string("config", "configs/tdmpc.py", "Configuration file.")
-SWEEP = flags.DEFINE_enum("sweep", "rounds", list(SWEEPS), "Which setting to vary.")
-SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds a variant.", lower_bound=1)
-STEPS = flags.DEFINE_integer("steps", 6000, "Environment steps of a run.", lower_bound=1)
-EVAL_INTERVAL = flags.DEFINE_integer(
-    "eval_interval", 1500, "Environment steps between evaluations."
-)
-EPISODES = flags.DEFINE_integer("episodes", 10, "Episodes of an evaluation.", lower_bound=1)
-WORKERS = flags.DEFINE_integer("workers", 1, "Runs at a time.", lower_bound=1)
-OUT = flags.DEFINE_string(
-    "out", "runs/ablation", "Directory of the runs, the figure and the table."
-)
-KEEP = flags.DEFINE_string("keep", "", "Folder for the data to track.")
-EXTRA = flags.DEFINE_multi_string("set", [], "Further overrides for all runs: env.name=...")
 
-
-def make_jobs() -> list[Job]:
-    """All runs of the sweep that the flags describe."""
+def make_jobs(given: Any) -> list[Job]:
+    """All runs of the sweep that the flags describe, the first seed of every variant first."""
+    shared = (f"eval.interval={given.eval_interval}", f"eval.episodes={given.episodes}")
     found = []
-    for seed in range(SEEDS.value):
-        for variant, overrides in SWEEPS[SWEEP.value].items():
-            name = f"{SWEEP.value}-{variant}-s{seed}"
-            for character in "= ,'":
-                name = name.replace(character, "")
-            job = processes.make_job(
+    for seed in range(given.seeds):
+        for variant, overrides in SWEEPS[given.sweep].items():
+            name = re.sub("[= ,']", "", f"{given.sweep}-{variant}-s{seed}")
+            job = jobs.make_job(
                 variant,
                 seed,
-                os.path.join(OUT.value, name),
-                config=CONFIG.value,
-                steps=STEPS.value,
-                overrides=(
-                    f"eval.interval={EVAL_INTERVAL.value}",
-                    f"eval.episodes={EPISODES.value}",
-                    *overrides,
-                    *EXTRA.value,
-                ),
+                os.path.join(given.out, name),
+                config=given.config,
+                steps=given.steps,
+                overrides=(*shared, *overrides, *given.set),
             )
             found.append(job)
     return found
 
 
+def define_flags() -> None:
+    """The flags of this command; tests import the module without them."""
+    flags.DEFINE_string("config", "configs/tdmpc.py", "Configuration.")
+    flags.DEFINE_enum("sweep", "rounds", list(SWEEPS), "Which setting to vary.")
+    flags.DEFINE_integer("seeds", 3, "Seeds per variant.", lower_bound=1)
+    flags.DEFINE_integer("steps", 6000, "Environment steps per run.", lower_bound=1)
+    flags.DEFINE_integer("eval_interval", 1500, "Environment steps between evaluations.")
+    flags.DEFINE_integer("episodes", 10, "Episodes per evaluation.", lower_bound=1)
+    flags.DEFINE_integer("workers", 1, "Runs at a time.", lower_bound=1)
+    flags.DEFINE_string("out", "runs/ablation", "Directory of the runs and of OUT/SWEEP.")
+    flags.DEFINE_multi_string("set", [], "Further overrides for all runs: env.name=...")
+
+
 def main(_: list[str]) -> None:
-    os.makedirs(OUT.value, exist_ok=True)
-    jobs = make_jobs()
-    problems = processes.run_all(jobs, workers=WORKERS.value)
-    done = [j for j in jobs if j.curve().steps.size]
-    base = os.path.join(OUT.value, SWEEP.value)
-    if done:
-        plot_runs(
-            [j.workdir for j in done],
-            base + ".png",
-            labels=[j.label for j in done],
-            title=f"{SWEEP.value}, {STEPS.value} steps",
-        )
-        found = groups.labelled([j.workdir for j in done], [j.label for j in done])
-        table = compare.scores(found, step=STEPS.value)
-        tables.write(base + ".md", table)
-        print(tables.render(table, "md"))
-    if KEEP.value:
-        tasks = [load_config(j.workdir)["env"]["name"] for j in done]
-        series = [
-            results.Series(task, j.label, j.seed, j.curve())
-            for task, j in zip(tasks, done, strict=True)
-        ]
-        results.write_curves(os.path.join(KEEP.value, f"{SWEEP.value}.csv"), series)
-        results.write_manifest(os.path.join(KEEP.value, f"{SWEEP.value}.json"), jobs)
+    given = flags.FLAGS
+    found, folder = make_jobs(given), os.path.join(given.out, given.sweep)
+    problems = jobs.run_all(found, workers=given.workers)
+    os.makedirs(folder, exist_ok=True)
+    grid.report(found, folder, "eval/return_mean")
     if problems:
         sys.exit("failed runs:\n" + "\n".join(problems))
 
 
 if __name__ == "__main__":
+    define_flags()
     app.run(main)

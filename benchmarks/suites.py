@@ -1,4 +1,4 @@
-"""What `experiments.reproduce` can run: suites of tasks, and the gates that results must pass.
+"""What `benchmarks.reproduce` can run: suites of tasks, and the gates that results must pass.
 
 A gate measures one number from the runs of a suite and compares it with a bar.
 """

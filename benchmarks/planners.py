@@ -1,12 +1,12 @@
 """Planners side by side, in true dynamics: the cost they reach, and how long a plan takes.
 
-Two tasks are formulas (planner_tasks.py); the third, `arm`, is simulated by MJX (planner_mjx.py).
+Two tasks are formulas (planner_tasks.py); the third, `arm`, is simulated by MuJoCo in JAX (MJX).
 
-    python -m experiments.planners --out=runs/planners.csv
-    python -m experiments.planners --only=mppi,cem --tasks=pendulum --out=runs/planners.csv
-    python -m experiments.planners --tasks=arm --out=runs/planners.csv
+    python -m benchmarks.planners --out=runs/planners.csv
+    python -m benchmarks.planners --only=mppi,cem --tasks=pendulum --out=runs/planners.csv
+    python -m benchmarks.planners --tasks=arm --out=runs/planners.csv
     python -m venv peer && peer/bin/pip install torch pytorch-mppi
-    python -m experiments.planners --peer=peer/bin/python --out=runs/planners.csv
+    python -m benchmarks.planners --peer=peer/bin/python --out=runs/planners.csv
 
 All plan the same episodes with as many simulated sequences a plan. Temperature and deviation of
 each are found by `mbx.planners.tuning.tune` on episodes from other starts, with as many trials for
@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -38,9 +39,65 @@ from mbx.commands import results
 from mbx.planners import bases, cem, evosax, predictive, tuning
 from mbx.training import memory
 
-from .planner_mjx import arm
 from .planner_tasks import TASKS as FORMULAS
 from .planner_tasks import Task
+
+XML = """
+<mujoco>
+  <option timestep="0.02" integrator="implicitfast"/>
+  <default>
+    <joint type="hinge" axis="0 1 0" damping="0.05"/>
+    <geom type="capsule" size="0.03" mass="0.5" contype="0" conaffinity="0"/>
+  </default>
+  <worldbody>
+    <body>
+      <joint name="shoulder"/>
+      <geom fromto="0 0 0 0 0 0.5"/>
+      <body pos="0 0 0.5">
+        <joint name="elbow"/>
+        <geom fromto="0 0 0 0 0 0.5"/>
+      </body>
+    </body>
+  </worldbody>
+  <actuator>
+    <motor joint="shoulder" gear="2.5" ctrlrange="-1 1" ctrllimited="true"/>
+    <motor joint="elbow" gear="0.6" ctrlrange="-1 1" ctrllimited="true"/>
+  </actuator>
+</mujoco>
+"""
+REPEAT = 2  # simulated steps of a decision: 25 decisions a second
+
+
+def arm() -> Task:
+    """Two links that hang, with a motor in each joint; the tip shall stand straight up.
+
+    Neither motor can lift what hangs on it at once. States are the two angles (0 upright, the
+    elbow's relative) and their velocities.
+    """
+    import mujoco  # a second, for this task alone
+    from mujoco import mjx
+
+    model = mujoco.MjModel.from_xml_string(XML)
+    simulated, empty = mjx.put_model(model), mjx.make_data(model)
+
+    def one(state: Any, action: Any) -> tuple[Any, Any]:
+        data = empty.replace(qpos=state[:2], qvel=state[2:], ctrl=action)
+        data = jax.lax.fori_loop(0, REPEAT, lambda _, data: mjx.step(simulated, data), data)
+        after = jax.numpy.concatenate([data.qpos, data.qvel])
+        low = 1.0 - 0.5 * jax.numpy.cos(after[0]) - 0.5 * jax.numpy.cos(after[0] + after[1])
+        cost = low + 0.005 * (data.qvel**2).sum() + 0.001 * (action**2).sum()
+        return after, cost
+
+    simulate = jax.jit(jax.vmap(one))
+
+    def step(xp: Any, state: Any, action: Any) -> tuple[Any, Any]:
+        lead = state.shape[:-1]
+        states, costs = simulate(state.reshape(-1, 4), action.reshape(-1, 2))
+        return states.reshape(*lead, 4), costs.reshape(lead)
+
+    low, high = (math.pi - 0.3, -0.3, 0.0, 0.0), (math.pi + 0.3, 0.3, 0.0, 0.0)
+    return Task(step, low, high, horizon=25, length=100, actions=2)
+
 
 TASKS: dict[str, Callable[[], Task]] = {
     **{name: functools.partial(FORMULAS.get, name) for name in FORMULAS},
@@ -214,7 +271,7 @@ def measure_peer(python: str, name: str, settings: Any) -> dict[str, Any]:
         timed=settings.timed,
     )
     done = subprocess.run(
-        [python, "-c", "import planner_peer; planner_peer.main()"],
+        [python, "-c", "import planner_tasks; planner_tasks.main()"],
         cwd=pathlib.Path(__file__).parent,
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
         input=json.dumps(asked),

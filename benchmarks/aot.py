@@ -1,0 +1,207 @@
+"""A run's train step, compiled for accelerators that are not there: memory, work, exchanges.
+
+    pip install -e '.[tpu-compile,cuda-compile]'    # the compilers, in an environment of their own
+    python -m benchmarks.aot --topology=v5e:4x4 --config=tdmpc --config.env.num_envs=16
+    python -m benchmarks.aot --topology=h100:2x8 --config=dreamer --config.env.num_envs=16
+    python -m benchmarks.aot --topology=cpu:8 --config=empo      # needs no other compiler
+
+Compiles the train interval for all chips of a topology, one environment or more per chip. Nothing
+runs. The numbers are XLA's own
+(`memory_analysis`, `cost_analysis`) per chip, and collectives are counted in the compiled text. A
+loop counts once in FLOPs, bytes and collectives, whatever its length.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib.util
+import json
+import os
+import re
+import sys
+from typing import Any, NamedTuple
+
+import jax
+from absl import app, flags, logging
+from jax.experimental import topologies
+from ml_collections import config_flags
+
+from mbx.config import agents
+from mbx.files import atomic_write
+from mbx.training import job, run
+
+HELD = ("argument", "alias", "output", "temp")
+COLLECTIVES = "all-reduce all-gather reduce-scatter all-to-all collective-permute".split()
+# Bytes of a chip's memory, as published: cloud.google.com/tpu/docs, NVIDIA's data sheets.
+MEMORY = {"v4": 32e9, "v5e": 16e9, "v5p": 95e9, "v6e": 32e9, "h100": 80e9, "h200": 141e9}
+# What XLA asks of a GPU that is not there (compute capability 9.0).
+_HOPPER = """
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  shared_memory_per_block_optin: 232448
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 l2_cache_size: 52428800
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  memory_bandwidth: {bandwidth} device_memory_size: {memory:.0f}
+  cuda_compute_capability {{ major: 9 }}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 1 patch: 0 }}
+device_description_str: "NVIDIA {name}"
+"""
+_BANDWIDTH = {"h100": 3350000000000, "h200": 4800000000000}  # bytes a second
+# libtpu looks for its machine's description unless it is told; the values name no machine. The
+# plugin for GPUs compiles without a driver, which it would otherwise refuse to load without.
+_COMPILERS = dict(
+    JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1",
+    TPU_SKIP_MDS_QUERY="1",
+    TPU_ACCELERATOR_TYPE="v5litepod-16",
+    TPU_WORKER_HOSTNAMES="localhost",
+    TPU_LOG_DIR="disabled",
+)
+
+
+_REMEDY = (
+    "Lower replay.capacity, loss.batch_size, planner.num_samples or env.num_envs, choose a smaller "
+    "model or more chips, or set distributed.fsdp=True."
+)
+
+
+class Topology(NamedTuple):
+    """The devices of all hosts, the number of hosts, a chip's memory in bytes (None: a CPU)."""
+
+    name: str
+    devices: list[Any]
+    hosts: int
+    memory: float | None
+
+
+def find_topology(name: str) -> Topology:
+    """The devices of "v5e:4x4" (a TPU and its chips), "h100:2x8" (hosts, GPUs of one) or "cpu:8".
+
+    Raises:
+        ValueError: for an unknown kind or shape.
+        ImportError: without libtpu, or without jax's plugin for GPUs.
+    """
+    kind, _, shape = name.partition(":")
+    if kind == "cpu" and shape.isdigit() and int(shape):
+        devices = jax.devices("cpu")
+        if len(devices) < int(shape):
+            raise ValueError(f"--topology={name}: JAX has started with {len(devices)} CPU devices")
+        return Topology(name, devices[: int(shape)], 1, None)
+    gpu, sizes = kind in _BANDWIDTH, shape.split("x")
+    known = kind in MEMORY and len(sizes) <= (2 if gpu else 3)
+    if not known or not all(x.isdigit() and int(x) for x in sizes):
+        raise ValueError(
+            f"--topology={name}: give a kind and a shape, v5e:4x4, h100:2x8 or cpu:8 say; kinds "
+            f"are {', '.join(MEMORY)} and cpu"
+        )
+    package = "jax_cuda12_plugin" if gpu else "libtpu"
+    if importlib.util.find_spec(package) is None:
+        wanted = "cuda-compile" if gpu else "tpu-compile"
+        raise ImportError(
+            f"--topology={name} needs the compiler of those chips, the package {package}: pip "
+            f"install -e '.[{wanted}]' into an environment of its own"
+        )
+    given: dict[str, Any] = {}
+    if gpu:
+        hosts, each = ["1", *sizes][-2:]
+        config = _HOPPER.format(name=kind.upper(), bandwidth=_BANDWIDTH[kind], memory=MEMORY[kind])
+        given = dict(target_config=config, topology=f"1x{hosts}x{each}")
+    try:
+        found = topologies.get_topology_desc(name, "cuda" if gpu else "tpu", **given)
+    except Exception as error:  # the compilers' own, of several types
+        raise ValueError(f"--topology={name}: {str(error).splitlines()[0]}") from error
+    devices = list(found.devices)
+    cores = 1 if gpu else len(devices) // len({tuple(d.coords) for d in devices})
+    hosts = len({d.process_index for d in devices})
+    return Topology(name, devices, hosts, MEMORY[kind] / cores)
+
+
+def compile_for(settings: Any, topology: Topology) -> Any:
+    """A run's train interval, compiled for a topology.
+
+    Raises ValueError for settings that no run can have, for an environment that the host steps, and
+    where a chip's memory does not suffice.
+    """
+    with run.matmul_precision(settings.matmul_precision):
+        work = job.prepare(settings, topology.devices)
+        if not hasattr(work.interval, "lower"):
+            raise ValueError(
+                f"env.name={settings.env.name!r} is stepped by the host, so that there is no one "
+                "program to compile: choose an environment written in JAX"
+            )
+        make = job.initial_state(work.agent, work.environment, settings, work.partition)
+        state = jax.eval_shape(lambda: make(jax.random.key(0)))
+        lowered = work.interval.lower(work.partition.shapes(state))
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise ValueError(f"{topology.name}: {str(error).splitlines()[0]} {_REMEDY}") from error
+
+
+def study(compiled: Any, topology: Topology) -> dict[str, Any]:
+    """Bytes that a program holds on a chip, its work, and its collectives by kind.
+
+    Raises ValueError where it does not fit into a chip's memory.
+    """
+    memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
+    held = {name: getattr(memory, f"{name}_size_in_bytes") for name in HELD}
+    total = held["argument"] + held["output"] + held["temp"] - held["alias"]
+    if topology.memory is not None and total > topology.memory:
+        raise ValueError(
+            f"the train interval needs {total / 1e9:.2f} GB on every chip of {topology.name}, "
+            f"which has {topology.memory / 1e9:.0f} GB. {_REMEDY}"
+        )
+    found = re.findall(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(", compiled.as_text())
+    work = {"flops": cost.get("flops", 0.0), "bytes": cost.get("bytes accessed", 0.0)}
+    return held | work | {"collectives": dict(collections.Counter(found))}
+
+
+def in_words(told: dict[str, Any]) -> str:
+    """What is printed."""
+    counted = ", ".join(f"{n} {kind}" for kind, n in told["collectives"].items()) or "none"
+    sizes = ", ".join(f"{name} {told[name] / 1e6:.1f} MB" for name in HELD)
+    return (
+        f"{told['config']} for {told['topology']}: {told['devices']} devices of {told['hosts']} "
+        f"hosts, {told['envs']} environments\nper chip: {sizes}; {told['flops'] / 1e9:.3f} "
+        f"GFLOP, {told['bytes'] / 1e6:.1f} MB read and written\ncollectives: {counted}"
+    )
+
+
+def define_flags() -> None:
+    """The command's flags; whoever imports this module has flags of their own."""
+    config_flags.DEFINE_config_file("config", None, "Configuration.", lock_config=True)
+    flags.DEFINE_string("topology", "v5e:4x4", "Kind and shape: v5e:4x4, h100:2x8, cpu:8.")
+    flags.DEFINE_string("json", None, "Also write the numbers here.")
+    flags.mark_flag_as_required("config")
+
+
+def main(_: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
+    given = flags.FLAGS
+    os.environ.update({k: os.environ.get(k, v) for k, v in _COMPILERS.items()})
+    jax.config.update("jax_platforms", "cpu")
+    kind, _, number = given.topology.partition(":")
+    if kind == "cpu" and number.isdigit():
+        jax.config.update("jax_num_cpu_devices", int(number))
+    config = given.config.to_dict()
+    config["distributed"].update(enabled=True, num_processes=1)
+    try:
+        topology, settings = find_topology(given.topology), agents.read(config)
+        found = study(compile_for(settings, topology), topology)
+    except (ValueError, ImportError) as error:
+        sys.exit(f"error: {error}")
+    told = dict(config=f"{settings.agent}, {settings.env.name}", topology=topology.name, **found)
+    told |= dict(devices=len(topology.devices), hosts=topology.hosts, envs=settings.env.num_envs)
+    print(in_words(told))
+    if given.json:
+        atomic_write(given.json, json.dumps(told, indent=1).encode())
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

@@ -1,0 +1,321 @@
+"""EMPO's tables: errors against exact solutions, what humans reach, what networks need, speed.
+
+    python -m benchmarks.empo errors --out=docs/results/empo       # and _errors.csv, _robots.csv
+    python -m benchmarks.empo networks --out=docs/results/empo_networks.csv
+    python -m benchmarks.empo robots --workdir=runs/mine           # what humans reach with a run
+    python -m benchmarks.empo robots --worlds=grid_rock_1h1r,multigrid/door --out=helpers.csv
+    python -m benchmarks.empo maps --workdir=runs/layouts --out=layouts.csv
+    python -m benchmarks.empo speed --batch=32 --out=speed.csv
+
+`errors`: mean absolute errors at the replay's states over learner updates. `networks`: one part of
+the learner left out or changed at a time. `robots` and `maps`: the share of goals that humans reach
+with trained, exact, helping, random and frozen robots; `maps` for a run on many maps, on maps that
+it has seen and on held-out ones. `speed`: one step of 32 worlds and one update. Times are of the
+processor, without compilation.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from absl import app, flags, logging
+
+from mbx import envs, presets
+from mbx.commands.results import read_rows, write_rows
+from mbx.empo import TIME_LIMIT, named_world
+from mbx.empo.agent import evaluation, make_agent, resolve, robots
+from mbx.empo.agent.settings import Settings
+from mbx.empo.multigrid.many import Choice, choose
+from mbx.power import PowerParams
+from mbx.settings import from_dict
+from mbx.training import environments, loop, memory, run
+from mbx.training.state import Schedule, init_state
+
+Rows = list[dict[str, Any]]
+ERROR_WORLDS = ("grid_rock_1h1r", "grid_corridor_2h1r")
+CASES = ("tables-exact", "tables-fresh", "tables-rollout", "networks-exact", "networks-fresh")
+# What differs from `all`: sections of settings, and of the run.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "without dueling head": {"model": {"q_head": "exp"}},
+    "without advantage loss": {"loss": {"advantage_coef": 0.0}},
+    "with neither": {"model": {"q_head": "exp"}, "loss": {"advantage_coef": 0.0}},
+    "without varied starts": {"run": {"varied_starts": 0.0}},
+    "with 2048 rows": {"run": {"rows": 2_048}},
+    "with 4 candidates": {"loss": {"candidates": 4}},
+    "with batches of 128": {"loss": {"batch_size": 128}},
+    "with drawn human actions": {"loss": {"human_expectation": "fresh", "human_samples": 4}},
+}
+
+
+def show(row: dict[str, Any]) -> dict[str, Any]:
+    """The row, printed."""
+    print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+    return row
+
+
+def settings_of(updates: int, **sections: dict[str, Any]) -> Settings:
+    """A tenth of the updates each for V_h^e, Q_r and the rise of beta_r, then everything."""
+    part = updates // 10
+    curriculum = {name: part for name in ("v_h_e_steps", "q_r_steps", "ramp_steps")}
+    sections["curriculum"] = (
+        curriculum | {"epsilon_steps": updates // 2} | sections.get("curriculum", {})
+    )
+    return from_dict(Settings(), {"eval": {"review_episodes": 0}, **sections})
+
+
+def trained(
+    world: str,
+    settings: Settings,
+    seed: int,
+    *,
+    points: int,
+    seeded: int,
+    rows: int,
+    **options: Any,
+) -> Iterator[tuple[Any, Any, Any, float, dict[str, Any]]]:
+    """World, problem, state, processor seconds and means of metrics, `points` times in a run."""
+    updates, num_envs = flags.FLAGS.updates, 32
+    environment = envs.make(f"empo:{world}", num_envs, **options)
+    agent = make_agent(settings, environment.spec)
+    schedule = Schedule(seeded * num_envs, 0, 1 / num_envs, 0, 0)
+    start = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=rows))
+    state, seconds = start(jax.random.key(seed)), 0.0
+    interval = loop.make_interval(agent, environment, schedule, length=updates // points)
+    compiled = interval.lower(state).compile()
+    problem = resolve(settings, environment.spec)
+    for _ in range(points):
+        began = time.process_time()
+        state, metrics = jax.block_until_ready(compiled(state))
+        seconds += time.process_time() - began
+        yield environment.spec.world, problem, state, seconds, loop.summarise(metrics)
+
+
+def reached(found: Any, policy: Any, gamma: float, key: int = 0) -> dict[str, Any]:
+    """What humans reach in episodes from a world's starts."""
+    sizes = dict(episodes=flags.FLAGS.episodes, length=flags.FLAGS.length)
+    return evaluation.goal_reaching(found.world, policy, jax.random.key(key), gamma=gamma, **sizes)
+
+
+def errors(out: str) -> None:
+    """Learning curves against the exact solution, and robots of the first case."""
+    given, curves, comparison = flags.FLAGS, [], []
+    for world in given.worlds or ERROR_WORLDS:
+        for case in given.cases or CASES:
+            kind, humans = case.split("-")
+            drawn = {"human_samples": 4} if humans == "fresh" else {}
+            rate = given.min_rate if humans != "exact" else 1.0
+            tables = {"kind": kind, "table_min_rate": rate}
+            settings = settings_of(
+                given.updates,
+                model=tables if kind == "tables" else {"hidden": 64},
+                loss={"human_expectation": humans, "room": 0.0} | drawn,
+                curriculum={"steps": given.updates} if kind == "networks" else {},
+            )
+            for seed in map(int, given.seeds):
+                moments = trained(world, settings, seed, points=20, seeded=10, rows=2_048)
+                for found, problem, state, seconds, means in moments:
+                    visited = evaluation.visited_states(found.world, state.replay)
+                    row = {"world": world, "case": case, "seed": seed}
+                    row |= {"updates": int(state.train.step), "seconds": round(seconds, 2)}
+                    row |= {"visited": len(visited)}
+                    row |= evaluation.exact_errors(problem, found.solution, state.train, visited)
+                    row |= {name: means.get(name, 0.0) for name in ("overflow", "mass_error")}
+                    curves.append(row)
+                show(curves[-1])
+            if case == (given.cases or CASES)[0]:
+                gamma = float(problem.params.gamma_h)
+                for robot in ("learned", "exact", "random", "frozen"):
+                    policy = robots.make_robot(robot, found, gamma, problem, state.train)
+                    row = {"world": world, "robot": robot, **reached(found, policy, gamma, key=7)}
+                    comparison.append(show(row))
+    write_rows(f"{out}_errors.csv", curves)
+    write_rows(f"{out}_robots.csv", comparison)
+
+
+def networks(out: str) -> None:
+    """What a network robot needs; a row that is in the file already is not measured again."""
+    given = flags.FLAGS
+    (world,) = given.worlds or ("multigrid/rock_loop",)
+    rows: Rows = list(read_rows(out)) if os.path.exists(out) else []
+    known = {(row["world"], row["variant"], int(row["seed"])) for row in rows}
+    for variant, changes in VARIANTS.items():
+        sections: dict[str, dict[str, Any]] = {
+            "model": {"hidden": 64, "q_head": "dueling"},
+            "loss": {"human_expectation": "exact", "room": 0.0, "advantage_coef": 1.0},
+            "curriculum": {"steps": given.updates},
+        }
+        sections = {name: own | changes.get(name, {}) for name, own in sections.items()}
+        options = {"varied_starts": 0.5, "rows": 65_536} | changes.get("run", {})
+        for seed in map(int, given.seeds):
+            if (world, variant, seed) in known:
+                continue
+            settings = settings_of(given.updates, **sections)
+            moments = trained(world, settings, seed, points=5, seeded=20, **options)
+            for found, problem, state, seconds, _ in moments:
+                everywhere = np.flatnonzero(~np.asarray(found.table.terminal))
+                policy = evaluation.learned_policy(problem, state.train)
+                there = reached(found, policy, float(problem.params.gamma_h), key=7)
+                off = evaluation.exact_errors(problem, found.solution, state.train, everywhere)
+                row = {"world": world, "variant": variant, "seed": seed}
+                row |= {"updates": int(state.train.step), "seconds": round(seconds, 2)}
+                row |= {"visited": len(evaluation.visited_states(found.world, state.replay))}
+                row |= {name: there[name] for name in ("reached", "reached_error")}
+                row |= {name: off[name] for name in ("v_h_e_positive", "pi_r_tv")}
+                rows.append(show(row))
+            write_rows(out, rows)
+
+
+def of_run(workdir: str) -> tuple[Settings, Any, Any, Any]:
+    """Settings, problem, world and train state of a run. Raises ValueError for another agent's."""
+    _, train, settings = run.load(workdir, which=flags.FLAGS.which)
+    if settings.agent != "empo":
+        raise ValueError(f"{workdir} is a run of agent {settings.agent!r}, not empo")
+    spec = environments.make_environment(settings, 1, seed=0).spec
+    return settings, resolve(settings, spec), spec.world, train
+
+
+def compare_robots(out: str) -> None:
+    """A row per robot: of a run, or of worlds with nobody learned."""
+    given, rows = flags.FLAGS, []
+    if bool(given.workdir) == bool(given.worlds):
+        raise ValueError("give --workdir or --worlds")
+    every: list[tuple[str, Any, float, Any, Any]] = []
+    if given.workdir:
+        settings, problem, found, train = of_run(given.workdir)
+        name = settings.env.name.removeprefix("empo:")
+        every.append((name, found, float(problem.params.gamma_h), problem, train))
+    for name in given.worlds:
+        found = named_world(name, default=PowerParams())
+        gamma = float((found.params or PowerParams()).gamma_h)
+        every.append((name, found, gamma, None, None))
+    for name, found, gamma, problem, train in every:
+        solved = ["exact", "helper", "inferring"] if found.solution is not None else []
+        for robot in [*["learned"] * (train is not None), *solved, "random", "frozen"]:
+            policy = robots.make_robot(robot, found, gamma, problem, train)
+            rows.append(show({"world": name, "robot": robot, **reached(found, policy, gamma)}))
+        if train is not None and found.solution is not None:
+            everywhere = np.flatnonzero(~np.asarray(found.table.terminal))
+            show(evaluation.exact_errors(problem, found.solution, train, everywhere))
+    if out:
+        write_rows(out, rows)
+
+
+def maps(out: str) -> None:
+    """A row per robot on held-out maps and on maps trained on; errors are over maps."""
+    settings, problem, found, train = of_run(flags.FLAGS.workdir)
+    env, rows = settings.env, []
+    if not env.name.startswith("empo:maps/") or not env.held_out:
+        raise ValueError(f"env.name={env.name!r} has no held-out maps (env.held_out)")
+    choice = Choice(env.maps, env.held_out, env.map_seed)
+    family, *_ = choose(env.name.removeprefix("empo:maps/"), choice)
+    number = len(family.layouts)
+    words = np.concatenate([np.asarray(x).reshape(number, -1) for x in family.places], axis=1)
+    policies = {
+        "learned": evaluation.learned_policy(problem, train),
+        "random": evaluation.random_policy(found.world),
+        "frozen": evaluation.frozen_policy,
+    }
+    for which, world, own in (
+        ("held out", found.held_out, words[: env.held_out]),
+        ("trained on", found.world, words[env.held_out :]),
+    ):
+        for robot, policy in policies.items():
+            values = by_map(world, policy, own)
+            error = values.std(ddof=1) / np.sqrt(len(values))
+            row = {"maps": which, "robot": robot, "reached": float(values.mean())}
+            rows.append(show(row | {"error": float(error), "number": len(values)}))
+    if out:
+        write_rows(out, rows)
+
+
+def by_map(world: Any, policy: Any, grids: np.ndarray) -> np.ndarray:
+    """Share of goals reached on each map that was drawn; `grids [maps, words]`: grid and goals."""
+    given = flags.FLAGS
+
+    @jax.jit
+    def play(key: Any) -> Any:
+        sizes = dict(episodes=given.episodes, length=given.length)
+        played = evaluation.play(world, policy, key, **sizes)
+        place = jax.tree.map(lambda x: x[:, 0], played.states.place)
+        return played.reached.mean(1), place.grid, place.goals
+
+    reached, *words = (np.asarray(x) for x in play(jax.random.key(1)))
+    rows = np.concatenate([x.reshape(given.episodes, -1) for x in words], axis=1)
+    same = (rows[:, None] == grids[None]).all(-1)  # [episodes, maps]
+    return np.array([reached[own].mean() for own in same.T if own.any()])
+
+
+def speed(out: str) -> None:
+    """Median and least milliseconds of a step of 32 worlds with one update, in two worlds."""
+    rows = []
+    for name, config in (("multigrid/gates_2h2r", "empo"), ("maps/rocks_2h2r", "empo_layouts")):
+        values = presets.load(config).to_dict()
+        settings = settings_of(
+            10,
+            model=values["model"],
+            loss=values["loss"] | {"batch_size": flags.FLAGS.batch},
+        )
+        environment = envs.make(f"empo:{name}", 32)
+        agent, length = make_agent(settings, environment.spec), 20
+        make = jax.jit(lambda key, a=agent, e=environment: init_state(a, e, key=key, capacity=512))
+        interval = loop.make_interval(
+            agent, environment, Schedule(64, 0, 1 / 32, 0, 0), length=length
+        )
+        state = make(jax.random.key(0))
+        compiled, times = interval.lower(state).compile(), []
+        for _ in range(7):
+            began = time.perf_counter()
+            state, _ = jax.block_until_ready(compiled(state))
+            times.append(1e3 * (time.perf_counter() - began) / length)
+        scratch = compiled.memory_analysis().temp_size_in_bytes / 2**20
+        row = {"world": name, "batch": flags.FLAGS.batch, "scratch_mib": round(scratch, 1)}
+        rows.append(show(row | {"median_ms": float(np.median(times[2:])), "least_ms": min(times)}))
+    if out:
+        write_rows(out, rows)
+
+
+COMMANDS: dict[str, Callable[[str], None]] = {
+    "errors": errors,
+    "networks": networks,
+    "robots": compare_robots,
+    "maps": maps,
+    "speed": speed,
+}
+
+
+def define_flags() -> None:
+    """The flags of this command; tests import the module without them."""
+    flags.DEFINE_string("out", "", "CSV file; for `errors` how the names of both files begin.")
+    flags.DEFINE_string("workdir", None, "Run directory of `robots` and `maps`.")
+    flags.DEFINE_string("which", "latest", "Checkpoint: latest, best or a step.")
+    flags.DEFINE_list("worlds", [], "Worlds (default: those of the table).")
+    flags.DEFINE_list("cases", [], "KIND-HUMANS of `errors` (default: all).")
+    flags.DEFINE_list("seeds", ["0"], "Seeds.")
+    flags.DEFINE_integer("updates", 6_000, "Learner updates per run (10,000 in `networks`).")
+    flags.DEFINE_float("min_rate", 0.01, "Least rate of tables with drawn human actions.")
+    flags.DEFINE_integer("episodes", 20_000, "Episodes per robot.", lower_bound=2)
+    flags.DEFINE_integer("length", TIME_LIMIT, "Steps per episode.", lower_bound=1)
+    flags.DEFINE_integer("batch", 32, "Batch size of `speed`.", lower_bound=1)
+
+
+def main(argv: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
+    if len(argv) != 2 or argv[1] not in COMMANDS:
+        sys.exit(f"error: python -m benchmarks.empo {'|'.join(COMMANDS)}")
+    memory.dispatch_inline()
+    try:
+        COMMANDS[argv[1]](flags.FLAGS.out)
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

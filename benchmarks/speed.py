@@ -1,0 +1,675 @@
+"""Time the hot operations of an agent against what the machine can do.
+
+    python -m benchmarks.speed                               # 5M model, TD-MPC2's settings
+    python -m benchmarks.speed --preset=sizes                # tiny, 1M, 5M in one table
+    python -m benchmarks.speed --preset=default              # configs/tdmpc.py as it is
+    python -m benchmarks.speed --preset=dreamer --size=tiny  # 16 x 64 rows, horizon 15
+    python -m benchmarks.speed --env=brax:halfcheetah --envs=16 --only='fused step'
+    python -m benchmarks.speed --suite=gpu --json=gpu.json   # 14 cases, most wanted first
+    python -m benchmarks.speed --preset=default --only='fused step' --before=/tmp/before
+    python -m benchmarks.speed --policy=runs/a --calls=10000 # milliseconds per action of a run
+
+For every operation: the median time after warm-up, the matrix-multiply FLOPs it does (counted in
+its program, loops included), the time those need at the matrix-multiply rate measured in the same
+run (the floor), the ratio of the two, and the time to compile. --before names another checkout:
+both are timed in turn, round by round, and the ratio after / before is printed. --policy times
+single actions of a trained policy on the machine that will act.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags, logging
+from jax.interpreters import partial_eval
+from ml_collections import config_dict
+
+from mbx import envs, presets, replay
+from mbx.agents.base import Agent
+from mbx.agents.dreamer import agent as dreamer
+from mbx.agents.dreamer import rssm
+from mbx.agents.dreamer.settings import Settings as DreamerSettings
+from mbx.agents.dreamer.update import draw_noise
+from mbx.envs.base import EnvSpec, RawEnvironment, episodic
+from mbx.fast import rng
+from mbx.settings import from_dict
+from mbx.training import build, loop, memory, sharding
+from mbx.training.metrics import atomic_write
+from mbx.training.policy import Policy, load_policy
+from mbx.training.sharding import ONE_DEVICE, Partition, make_partition, num_shards
+from mbx.training.state import LoopState, Schedule, init_state
+
+
+class Case(NamedTuple):
+    """A measurement; fields are the flags of the same names."""
+
+    preset: str = "tdmpc2"
+    size: str | None = None
+    batch: int | None = None
+    obs: int = 17
+    action: int = 6
+    env: str | None = None
+    envs: int = 1
+    repeats: int = 15
+    dtype: str = "float32"
+    only: tuple[str, ...] = ()
+    cores: int = 0
+
+
+PRESETS = ("tdmpc2", "sizes", "default", "dreamer")
+FUSED = "fused step"
+_BF16 = Case(size="5", dtype="bfloat16", repeats=5)
+_CHEETAH = _BF16._replace(env="playground:CheetahRun", only=(FUSED,))
+# Most wanted first: a suite ends where its time does.
+GPU = (
+    _BF16._replace(repeats=9, only=("plan", "update")),
+    Case(size="5", repeats=9, only=("plan", "update")),
+    _CHEETAH._replace(envs=64),
+    _BF16._replace(size="317", only=("update",)),
+    Case(preset="dreamer", size="12m", obs=24, dtype="bfloat16", repeats=9),
+    _BF16._replace(batch=4096, only=("update",)),
+    _BF16._replace(size="48", only=("plan", "update")),
+    _BF16._replace(size="19", only=("plan", "update")),
+    _BF16._replace(env="brax:halfcheetah", envs=64, only=(FUSED,)),
+    _BF16._replace(envs=1024, repeats=3, only=("plan",)),
+    _CHEETAH._replace(envs=256, repeats=3),
+    _BF16._replace(size="317", batch=1024, repeats=3, only=("update",)),
+    _CHEETAH._replace(envs=16, dtype="float32"),
+    _BF16._replace(envs=4096, repeats=3, only=("plan",)),
+)
+SUITES = {"gpu": GPU}
+SIZES = tuple(
+    Case(size=size, batch=batch, only=("plan", "update", "environment", FUSED))
+    for size, batch in (("tiny", 128), ("1", 256), ("5", 256))
+)
+
+
+# -------------------------------------------------------------------------------------------------
+# Times and FLOPs of compiled functions
+
+
+class Row(NamedTuple):
+    """One operation: milliseconds, GFLOP, floor in milliseconds, ratio, seconds to compile."""
+
+    name: str
+    median_ms: float
+    gflop: float
+    floor_ms: float
+    ratio: float
+    compile_s: float
+
+
+def count_flops(jaxpr: Any) -> float:
+    """FLOPs of all matrix multiplications and convolutions in a jaxpr, times their loop counts.
+
+    A loop with a count known only at run time is counted once.
+    """
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        if name == "dot_general":
+            (contract, _), _ = params["dimension_numbers"]
+            left, out = equation.invars[0].aval, equation.outvars[0].aval
+            depth = np.prod([left.shape[i] for i in contract], dtype=float)
+            total += 2.0 * depth * np.prod(out.shape, dtype=float)
+        elif name == "conv_general_dilated":
+            kernel, out = equation.invars[1].aval, equation.outvars[0].aval
+            channels = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
+            total += 2.0 * np.prod(out.shape, dtype=float) * np.prod(kernel.shape) / channels
+        inner = [p for p in jax.tree.leaves(params, is_leaf=_is_jaxpr) if _is_jaxpr(p)]
+        counts = [count_flops(p.jaxpr if hasattr(p, "jaxpr") else p) for p in inner]
+        if name == "cond":
+            total += max(counts, default=0.0)
+        else:
+            total += sum(counts) * (params["length"] if name == "scan" else 1)
+    return total
+
+
+def _is_jaxpr(x: Any) -> bool:
+    return hasattr(x, "eqns") or (hasattr(x, "jaxpr") and hasattr(x.jaxpr, "eqns"))
+
+
+def median_time(call: Callable[[], Any], repeats: int) -> float:
+    """Median seconds of `call`, which must return arrays to wait for."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def square_sizes(platform: str) -> tuple[int, ...]:
+    """Of the products that show a machine's rate: large, and still a matter of milliseconds.
+
+    An accelerator needs larger ones: one of 2048 takes an H200 as long as its launch.
+    """
+    return (1024, 2048) if platform == "cpu" else (4096, 8192)
+
+
+def gemm_rate(dtype: str, sizes: tuple[int, ...] | None = None, repeats: int = 9) -> float:
+    """The machine's matrix-multiply rate in FLOP/s: the best median over some square sizes.
+
+    Of random numbers: a GPU multiplies ones with less power, so faster.
+    """
+    best = 0.0
+    for n in sizes or square_sizes(jax.default_backend()):
+        x = jax.random.normal(jax.random.key(0), (n, n), dtype)
+        multiply = jax.jit(jnp.matmul)
+        jax.block_until_ready(multiply(x, x))
+        seconds = median_time(lambda m=multiply, x=x: m(x, x), repeats)
+        best = max(best, 2.0 * n**3 / seconds)
+    return best
+
+
+def measure(
+    name: str,
+    function: Callable,
+    *args: Any,
+    rate: float,
+    repeats: int,
+    donate: bool = False,
+    partition: Partition = ONE_DEVICE,
+) -> Row:
+    """Compile and time `function(*args)`; with `donate` its result replaces the first argument.
+
+    On a partition's devices, if these are several: the arguments lie there.
+    """
+    traced = jax.make_jaxpr(function)(*args).jaxpr
+    # A product that nothing reads is none: the compiler leaves it out as well.
+    flops = count_flops(partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars))[0])
+    start = time.perf_counter()
+    # As it is compiled inside a program that trains.
+    asked: dict[str, Any] = dict(compiler_options=partition.training)
+    program = jax.jit(partition.traced(function), donate_argnums=0 if donate else (), **asked)
+    compiled = program.lower(*args).compile()
+    compile_s = time.perf_counter() - start
+    carry = [jax.tree.map(jnp.copy, args[0]) if donate else args[0]]
+
+    def call() -> Any:
+        out = compiled(carry[0], *args[1:])
+        if donate:
+            carry[0] = out
+        return out
+
+    jax.block_until_ready(call())
+    jax.block_until_ready(call())
+    seconds = median_time(call, repeats)
+    floor = flops / rate
+    ratio = seconds / floor if floor else float("nan")
+    return Row(name, 1e3 * seconds, flops / 1e9, 1e3 * floor, ratio, compile_s)
+
+
+# -------------------------------------------------------------------------------------------------
+# Cases
+
+
+def make_config(case: Case) -> config_dict.ConfigDict:
+    """The benchmark's configuration."""
+    config = presets.load("tdmpc")
+    if case.preset == "dreamer":
+        config = presets.load("dreamer")
+        config.loss.batch_length = 64
+        config.imagination.rows = 0  # dreams from every row
+        config.actor.gradient = "reinforce"
+    if case.preset == "tdmpc2":
+        config.model.update(size="5", critic="q", policy="squashed", num_values=0)
+        config.loss.update(value_target="td", policy_loss="svg", value_reduction="min")
+        config.loss.batch_size = 256
+        config.planner.update(iterations=6, num_samples=512, num_elites=64, num_proposals=24)
+    if case.size:
+        config.model.size = case.size
+    if case.batch:
+        config.loss.batch_size = case.batch
+    config.model.dtype = case.dtype
+    config.env.num_envs = case.envs
+    return config
+
+
+def resolved(case: Case) -> dict[str, Any]:
+    """The configuration with as many cores as the command that trains uses for such a run."""
+    config = make_config(case).to_dict()
+    if jax.default_backend() == "cpu":
+        usual = sharding.cores_for(build.read(config), jax.local_device_count())
+        config["distributed"]["cores"] = case.cores or usual
+    return config
+
+
+def toy_environment(case: Case) -> Any:
+    """A linear system: costs nothing beside the agent."""
+    size, action = case.obs, case.action
+
+    def reset(key: jax.Array) -> tuple:
+        x = jax.random.normal(key, (size,))
+        return x, x
+
+    def step(key: jax.Array, state: jax.Array, action: jax.Array) -> tuple:
+        x = 0.95 * state + 0.1 * jnp.sum(action)
+        return x, x, -jnp.mean(jnp.square(x)), jnp.bool_(False)
+
+    # It never ends an episode and says so: no model learns a termination that has no place in it.
+    raw = RawEnvironment("toy:linear", (size,), jnp.float32, action, 500, reset, step)
+    return episodic(raw._replace(can_terminate=False), case.envs)
+
+
+def filled(agent: Any, state: LoopState, spec: EnvSpec, steps: int) -> LoopState:
+    """The state with `steps` random rows an environment in its replay."""
+
+    @jax.jit
+    def fill(state: LoopState) -> LoopState:
+        def one(carry: Any, i: jax.Array) -> tuple:
+            key = jax.random.fold_in(state.key, i)
+            num = state.reward.shape[0]
+            no = jnp.zeros(num, bool)
+            action = jax.random.uniform(key, (num, spec.action_dim), minval=-1.0)
+            obs = jax.random.normal(key, (num, *spec.obs_shape))
+            reward = obs.reshape(num, -1)[:, 0]
+            row = dict(
+                obs=obs, action=action, reward=reward, is_first=no, is_last=no, terminated=no
+            )
+            return replay.insert(carry, row, targets_of(agent, state.train, obs, key)), None
+
+        buffer, _ = jax.lax.scan(one, state.replay, jnp.arange(steps))
+        return state.replace(replay=buffer)
+
+    return fill(state)
+
+
+def targets_of(agent: Agent, train: Any, obs: jax.Array, key: jax.Array) -> Any:
+    """What the agent's planner stores with rows; None where it stores nothing."""
+    return agent.store.targets(train, None, obs, key) if agent.store else None
+
+
+class Rows:
+    """Rows of one case, measured as they are added: all operations, or those it asks for."""
+
+    def __init__(self, case: Case, partition: Partition) -> None:
+        self.case, self.partition = case, partition
+        self.rate, self.rows = gemm_rate(case.dtype), []
+
+    def wants(self, name: str) -> bool:
+        """Whether the case asks for an operation."""
+        return not self.case.only or name in self.case.only
+
+    def add(self, name: str, function: Callable, *args: Any, donate: bool = False) -> None:
+        """Measure `function(*args)`, see `measure`."""
+        if not self.wants(name):
+            return
+        asked: dict[str, Any] = dict(rate=self.rate, repeats=self.case.repeats, donate=donate)
+        self.rows.append(measure(name, function, *args, partition=self.partition, **asked))
+
+    def report(self, config: dict[str, Any], environment: Any) -> dict[str, Any]:
+        """What `--json` writes; floors by the better of two measured matrix-multiply rates.
+
+        Raises ValueError where the case asks for an operation that its preset does not have.
+        """
+        case, spec = self.case, environment.spec
+        missing = sorted(set(case.only) - {row.name for row in self.rows})
+        if missing:
+            raise ValueError(f"--only={','.join(missing)}: no operation of --preset={case.preset}")
+        rate = max(self.rate, gemm_rate(case.dtype))
+        rows = [r._replace(floor_ms=1e6 * r.gflop * 1e6 / rate) for r in self.rows]
+        rows = [r._replace(ratio=r.median_ms / r.floor_ms if r.floor_ms else 0.0) for r in rows]
+        result = dict(
+            preset=case.preset,
+            size=config["model"]["size"],
+            batch=config["loss"]["batch_size"],
+            envs=case.envs,
+            env=spec.name,
+            obs=spec.obs_shape,
+            action=spec.action_dim,
+            dtype=case.dtype,
+            device=f"{self.partition.size} x {jax.devices()[0]}",
+            jax=jax.__version__,
+            gemm_gflops=rate / 1e9,
+            rows=[r._asdict() for r in rows],
+        )
+        for row in rows:
+            if row.name == FUSED and case.env:
+                steps = 1e3 * case.envs * spec.action_repeat / row.median_ms
+                result |= dict(steps_per_second=steps, hours_per_million=1e6 / steps / 3600)
+        return result
+
+
+def benchmark(case: Case) -> dict[str, Any]:
+    """Measure every operation of a case; returns what `--json` writes."""
+    config = resolved(case)
+    environment = envs.make(case.env, case.envs) if case.env else toy_environment(case)
+    if case.preset == "dreamer":
+        return benchmark_dreamer(case, config, environment)
+    settings = build.read(config)
+    agent, partition = build.build_agent(settings, environment.spec), make_partition(settings)
+    key, capacity = jax.random.key(0), max(700, 10_000 // case.envs)
+    sizes = dict(capacity=capacity, shards=num_shards(settings, partition))
+    state = init_state(agent, environment, key=key, **sizes)
+    state = partition.place(filled(agent, state, environment.spec, 600))
+    first, rows = jnp.zeros(case.envs, bool), Rows(case, partition)
+
+    def act(train: Any, actor: Any, obs: jax.Array, key: jax.Array) -> Any:
+        return agent.act(train, actor, obs, first, rng.unrolled(key), False)
+
+    def update(train: Any, buffer: Any, key: jax.Array) -> Any:
+        return agent.update(train, buffer, rng.unrolled(key))[0]
+
+    rows.add("plan", act, state.train, state.actor, state.obs, key)
+    rows.add("update", update, state.train, state.replay, key, donate=True)
+    action = jnp.zeros((case.envs, environment.spec.action_dim))
+    rows.add("environment", environment.step, state.env, action, key)
+    if agent.store:
+        rows.add("targets", agent.store.targets, state.train, None, state.obs, key)
+
+        def refresh(buffer: Any, train: Any, key: jax.Array) -> Any:
+            return agent.store.reanalyze(train, buffer, key, jnp.int32(-1))[0]
+
+        rows.add("reanalyze", refresh, state.replay, state.train, key, donate=True)
+    if rows.wants("insert"):
+        row = jax.tree.map(lambda x: jnp.copy(x[:, 0]), state.replay.data)
+        made = targets_of(agent, state.train, state.obs, key)
+
+        def insert(buffer: Any, row: Any, made: Any) -> Any:
+            return replay.insert(buffer, row, made)
+
+        rows.add("insert", insert, state.replay, row, made, donate=True)
+    loss = config["loss"]
+
+    def sample(buffer: Any, key: jax.Array) -> Any:
+        return replay.sample(buffer, key, batch_size=loss["batch_size"], length=loss["horizon"])
+
+    rows.add("sample", sample, state.replay, key)
+    # The toy system times one update beside one plan, a task what training on it does: UTD 1.
+    ratio = 1.0 if case.env else 1.0 / case.envs
+    schedule = Schedule(0, 0, ratio, config["reanalyze"]["interval"], 0)
+    step = loop.make_step(agent, environment, schedule, apart=partition.mesh is not None)
+    step = partition.keep(step)
+    rows.add(FUSED, lambda s: step(s)[0], state, donate=True)
+    return rows.report(config, environment)
+
+
+def benchmark_dreamer(case: Case, config: dict[str, Any], environment: Any) -> dict[str, Any]:
+    """Acting, the whole update, and its two scans by themselves."""
+    num, key = case.envs, jax.random.key(0)
+    own = dreamer.resolve(from_dict(DreamerSettings(), config), environment.spec)
+    agent, net, partition = dreamer.build_agent(own), own.model, make_partition(own)
+    sizes = dict(capacity=2_000, shards=num_shards(own, partition))
+    state = init_state(agent, environment, key=key, **sizes)
+    state = partition.place(filled(agent, state, environment.spec, 600))
+    first, model = jnp.zeros(num, bool), state.train.params["model"]["rssm"]
+    noise, lead = draw_noise(own, key), (own.loss.batch_length, own.loss.batch_size)
+    tokens = jnp.ones((*lead, net.units))
+    actions, resets = jnp.zeros((*lead, net.action_dim)), jnp.zeros(lead, bool)
+
+    def act(train: Any, actor: Any, obs: jax.Array, key: jax.Array) -> Any:
+        return agent.act(train, actor, obs, first, key, False)
+
+    def observe(model: Any, tokens: jax.Array) -> Any:
+        start = rssm.initial(net, model, lead[1:])
+        return rssm.observe(net, model, start, tokens, actions, resets, noise.posterior)
+
+    def observe_gradient(model: Any, tokens: jax.Array) -> Any:
+        def total(*args: Any) -> jax.Array:
+            seen = observe(*args)
+            leaves = (seen.states.deter, seen.states.stoch, seen.posterior, seen.prior)
+            return sum(jnp.sum(jnp.square(x)) for x in leaves)
+
+        return jax.grad(total, argnums=(0, 1))(model, tokens)
+
+    def imagine(model: Any, actions: jax.Array) -> Any:
+        start = rssm.initial(net, model, (lead[0] * lead[1],))
+        return rssm.imagine(net, model, start, lambda f, a: jnp.tanh(a), actions, noise.prior)
+
+    rows = Rows(case, partition)
+    rows.add("act", act, state.train, state.actor, state.obs, key)
+
+    def update(both: Any, key: jax.Array) -> Any:
+        return agent.update(*both, key)[:2]
+
+    rows.add("update", update, (state.train, state.replay), key, donate=True)
+    rows.add("observe scan", observe, model, tokens)
+    rows.add("observe scan with gradient", observe_gradient, model, tokens)
+    rows.add("imagine scan", imagine, model, noise.action)
+    return rows.report(config, environment)
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = [
+        f"{result['preset']}, size {result['size']}, batch {result['batch']}, {result['envs']} x "
+        f"{result['env']}, obs {result['obs']}, action {result['action']}, {result['dtype']}, "
+        f"{result['device']}, jax {result['jax']}; matmul {result['gemm_gflops']:.0f} GFLOP/s",
+        "",
+        "| operation | median ms | GFLOP | floor ms | ratio | compile s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in result["rows"]:
+        work = (
+            f"{r['gflop']:.2f} | {r['floor_ms']:.2f} | {r['ratio']:.2f}" if r["gflop"] else "| | "
+        )
+        lines.append(f"| {r['name']} | {r['median_ms']:.2f} | {work} | {r['compile_s']:.1f} |")
+    if "steps_per_second" in result:
+        lines += [
+            "",
+            f"{result['steps_per_second']:.0f} environment steps a second: a million in "
+            f"{result['hours_per_million']:.2f} h",
+        ]
+    return "\n".join(lines)
+
+
+def rest_of_step(result: dict[str, Any]) -> float:
+    """Share of a fused step, one plan and one update, that neither they nor the environment need.
+
+    Below 0 where the step does all of it faster than its parts are done alone.
+    """
+    ms = {row["name"]: row["median_ms"] for row in result["rows"]}
+    return 1.0 - (ms["plan"] + ms["update"] + ms["environment"]) / ms[FUSED]
+
+
+def sizes_table(results: list[dict[str, Any]]) -> str:
+    """The model sizes as Markdown; "times" is against the operation's own products."""
+    lines = [
+        "| model, batch | matmul GFLOP/s | plan ms | times | update ms | times | rest of a step |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        rows = {row["name"]: row for row in result["rows"]}
+        plan, update = rows["plan"], rows["update"]
+        lines.append(
+            f"| {result['size']}, {result['batch']} | {result['gemm_gflops']:.0f} | "
+            f"{plan['median_ms']:.1f} | {plan['ratio']:.2f} | {update['median_ms']:.1f} | "
+            f"{update['ratio']:.2f} | {rest_of_step(result):.0%} |"
+        )
+    return "\n".join(lines)
+
+
+def run_suite(cases: tuple[Case, ...], seconds: float) -> list[dict[str, Any]]:
+    """The results of cases in turn, each printed at once; none starts after `seconds`.
+
+    A case that fails (its memory, a missing package) is reported, and the next one runs.
+    """
+    started, results = time.perf_counter(), []
+    for case in cases:
+        used = time.perf_counter() - started
+        if used > seconds:
+            print(f"\nNot run, {seconds:.0f} s were over: {case}", flush=True)
+            continue
+        try:
+            result = benchmark(case)
+        except (RuntimeError, ValueError, ImportError) as error:  # XLA's errors are RuntimeErrors
+            print(f"\nFailed: {case}: {str(error)[:300]}", flush=True)
+            continue
+        print(f"\n{table(result)}", flush=True)
+        results.append(result)
+        jax.clear_caches()
+    return results
+
+
+# -------------------------------------------------------------------------------------------------
+# Two checkouts, and a policy's latency
+
+
+def alternate(measure: Callable[[str], float], before: str, after: str, rounds: int) -> Any:
+    """Milliseconds of either in every round, `[rounds, 2]`, measured in turn first."""
+    times = []
+    for i in range(rounds):
+        order = (before, after) if i % 2 == 0 else (after, before)
+        found = {where: measure(where) for where in order}
+        times.append((found[before], found[after]))
+        print(f"round {i + 1}: before {times[-1][0]:.3f} ms, after {times[-1][1]:.3f} ms")
+    return np.array(times)
+
+
+def spread(times: Any) -> dict[str, float]:
+    """Medians of `[rounds, 2]`, and median, least and largest ratio after / before of a round."""
+    ratios = times[:, 1] / times[:, 0]
+    before, after = np.median(times, axis=0)
+    return dict(
+        before_ms=float(before),
+        after_ms=float(after),
+        ratio=float(np.median(ratios)),
+        least=float(ratios.min()),
+        largest=float(ratios.max()),
+        rounds=len(times),
+    )
+
+
+def in_checkout(checkout: str, arguments: list[str], name: str) -> float:
+    """The median milliseconds of an operation that a checkout measures.
+
+    Raises:
+        RuntimeError: with what it printed, where it fails.
+    """
+    own = os.path.isfile(os.path.join(checkout, "benchmarks", "speed.py"))
+    module = "benchmarks.speed" if own else "experiments.benchmark"
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "result.json")
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments, f"--only={name}", f"--json={path}"],
+            cwd=checkout,
+            env=dict(os.environ, PYTHONPATH=checkout),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{checkout}: {done.stderr or done.stdout}")
+        (row,) = [row for row in json.loads(path.read_text())["rows"] if row["name"] == name]
+    return row["median_ms"]
+
+
+def compare(before: str, rounds: int, case: Case) -> dict[str, Any]:
+    """This checkout against another, in turn; RuntimeError where either fails."""
+    here, name = os.getcwd(), case.only[0] if case.only else FUSED
+    arguments = [f"--preset={case.preset}", f"--repeats={case.repeats}", f"--envs={case.envs}"]
+    times = alternate(
+        lambda where: in_checkout(where, arguments, name), os.path.abspath(before), here, rounds
+    )
+    found = spread(times)
+    print(
+        f"{name}: before {found['before_ms']:.3f} ms, after {found['after_ms']:.3f} ms "
+        f"(medians of {rounds}); after / before {found['ratio']:.3f}, in single rounds "
+        f"{found['least']:.3f} to {found['largest']:.3f}"
+    )
+    return found | {"times_ms": times.tolist(), "operation": name}
+
+
+def seconds_per_action(
+    policy: Policy, calls: int, clock: Callable[[], float] = time.perf_counter
+) -> np.ndarray:
+    """`[calls]` seconds of single actions, the first one included."""
+    shape = policy.observation_shape
+    drawn = np.random.default_rng(0).standard_normal((min(calls, 1_000), *shape))
+    observations = drawn.astype(policy.spec.obs_dtype)
+    taken = np.empty(calls)
+    policy.reset()
+    for i in range(calls):
+        observation = observations[i % len(observations)]
+        start = clock()
+        policy(observation)
+        taken[i] = clock() - start
+    return taken
+
+
+def latency(taken: np.ndarray) -> dict[str, float]:
+    """Milliseconds: `first`, then `median`, `p99`, `worst` of the calls after it; and `calls`."""
+    later = 1e3 * taken[1:]
+    return dict(
+        first=1e3 * float(taken[0]),
+        median=float(np.median(later)),
+        p99=float(np.percentile(later, 99)),
+        worst=float(later.max()),
+        calls=len(taken),
+    )
+
+
+def define_flags() -> None:
+    """The command's flags; whoever imports this module has flags of their own."""
+    flags.DEFINE_enum("preset", "tdmpc2", PRESETS, "Settings.")
+    flags.DEFINE_string("size", None, "Model size (default: 5 for tdmpc2, tiny for default).")
+    flags.DEFINE_integer("batch", None, "Batch size (default: 256 for tdmpc2).")
+    flags.DEFINE_integer("obs", 17, "Observation size.")
+    flags.DEFINE_integer("action", 6, "Action size.")
+    flags.DEFINE_string("env", None, "A task, as brax:ant, in place of --obs and --action.")
+    flags.DEFINE_integer("envs", 1, "Environments planned for at once.")
+    flags.DEFINE_integer("cores", 0, "Cores that are a device each; 0: as in training, 1: none.")
+    flags.DEFINE_integer("repeats", 15, "Timed calls an operation.", lower_bound=3)
+    flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Compute dtype.")
+    flags.DEFINE_list("only", [], "Operations to measure (default: all).")
+    flags.DEFINE_enum("suite", None, list(SUITES), "Many cases in one call.")
+    flags.DEFINE_float("seconds", 460.0, "No case of a suite starts later than this.")
+    flags.DEFINE_string("before", None, "Another checkout of mbx, timed in turn with this one.")
+    flags.DEFINE_integer("rounds", 6, "Rounds of --before.", lower_bound=1)
+    flags.DEFINE_string("policy", None, "A run directory: time single actions of its policy.")
+    flags.DEFINE_bool("planner", True, "Plan every action of --policy; --noplanner: network alone.")
+    flags.DEFINE_integer("calls", 10_000, "Actions of --policy.", lower_bound=2)
+    flags.DEFINE_string("json", None, "Also write the results here.")
+
+
+def run(given: Any) -> dict[str, Any]:
+    """Measure and print what the flags ask for."""
+    case = Case(*(getattr(given, name) for name in Case._fields))._replace(only=tuple(given.only))
+    if given.policy:
+        policy = load_policy(given.policy, planner=given.planner)
+        row = latency(seconds_per_action(policy, given.calls))
+        numbers = ", ".join(f"{k} {row[k]:.2f}" for k in ("first", "median", "p99", "worst"))
+        print(f"{given.policy}: {numbers} ms of {row['calls']:,} actions")
+        return row
+    if given.before:
+        return compare(given.before, given.rounds, case)
+    memory.dispatch_inline()  # as the commands whose operations these are
+    jax.config.update("jax_num_cpu_devices", case.cores or sharding.available_cores())
+    if given.suite:
+        return {"suite": given.suite, "cases": run_suite(SUITES[given.suite], given.seconds)}
+    if case.preset == "sizes":
+        chosen = dict(repeats=case.repeats, dtype=case.dtype, envs=case.envs, cores=case.cores)
+        results = run_suite(tuple(size._replace(**chosen) for size in SIZES), given.seconds)
+        print(f"\n{sizes_table(results)}")
+        return {"preset": "sizes", "cases": results}
+    result = benchmark(case)
+    print(table(result))
+    return result
+
+
+def main(_: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
+    try:
+        result = run(flags.FLAGS)
+    except (ValueError, ImportError, OSError, RuntimeError) as error:
+        sys.exit(f"error: {error}")
+    if flags.FLAGS.json:
+        atomic_write(flags.FLAGS.json, json.dumps(result, indent=2).encode())
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)
