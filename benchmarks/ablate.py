@@ -79,10 +79,6 @@ SWEEPS: dict[str, dict[str, Overrides]] = {
     },
     "policy": {
         "awr": ("loss.policy_loss=awr",),
-        "awr, 3 effective": (
-            "loss.policy_loss=awr",
-            "loss.awr_effective_samples=3",
-        ),
         "svg": ("loss.policy_loss=svg",),
         "svg, entropy in the unit of its loss": (
             "loss.policy_loss=svg",
