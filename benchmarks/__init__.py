@@ -7,9 +7,5 @@ if sys.argv[0] == "-m":  # a command of this package starts: what `mbx` does bef
 
     memory.keep_freed_pages()
     from mbx.config import extensions
-    from mbx.config import help as usage
 
-    try:
-        sys.argv[1:] = usage.with_found_config(extensions.load(sys.argv[1:]))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    sys.argv[1:] = extensions.load(sys.argv[1:])

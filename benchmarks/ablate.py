@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import app, flags
 
-from mbx.commands import grid, jobs
+from mbx.commands import jobs, sweep
 from mbx.commands.jobs import Job
 
 Overrides = tuple[str, ...]
@@ -144,7 +144,7 @@ def main(_: list[str]) -> None:
     found, folder = make_jobs(given), os.path.join(given.out, given.sweep)
     problems = jobs.run_all(found, workers=given.workers)
     os.makedirs(folder, exist_ok=True)
-    grid.report(found, folder, "eval/return_mean")
+    sweep.report(found, folder, "eval/return_mean")
     if problems:
         sys.exit("failed runs:\n" + "\n".join(problems))
 

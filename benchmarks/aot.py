@@ -13,6 +13,7 @@ loop counts once in FLOPs, bytes and collectives, whatever its length.
 
 from __future__ import annotations
 
+import argparse
 import collections
 import importlib.util
 import json
@@ -22,11 +23,9 @@ import sys
 from typing import Any, NamedTuple
 
 import jax
-from absl import app, flags, logging
 from jax.experimental import topologies
-from ml_collections import config_flags
 
-from mbx.config import agents
+from mbx import config
 from mbx.files import atomic_write
 from mbx.training import job, run
 
@@ -107,8 +106,8 @@ def find_topology(name: str) -> Topology:
     given: dict[str, Any] = {}
     if gpu:
         hosts, each = ["1", *sizes][-2:]
-        config = _HOPPER.format(name=kind.upper(), bandwidth=_BANDWIDTH[kind], memory=MEMORY[kind])
-        given = dict(target_config=config, topology=f"1x{hosts}x{each}")
+        told = _HOPPER.format(name=kind.upper(), bandwidth=_BANDWIDTH[kind], memory=MEMORY[kind])
+        given = dict(target_config=told, topology=f"1x{hosts}x{each}")
     try:
         found = topologies.get_topology_desc(name, "cuda" if gpu else "tpu", **given)
     except Exception as error:  # the compilers' own, of several types
@@ -172,26 +171,19 @@ def in_words(told: dict[str, Any]) -> str:
     )
 
 
-def define_flags() -> None:
-    """The command's flags; whoever imports this module has flags of their own."""
-    config_flags.DEFINE_config_file("config", None, "Configuration.", lock_config=True)
-    flags.DEFINE_string("topology", "v5e:4x4", "Kind and shape: v5e:4x4, h100:2x8, cpu:8.")
-    flags.DEFINE_string("json", None, "Also write the numbers here.")
-    flags.mark_flag_as_required("config")
-
-
-def main(_: list[str]) -> None:
-    logging.set_verbosity(logging.WARNING)
-    given = flags.FLAGS
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--topology", default="v5e:4x4", help="v5e:4x4, h100:2x8 or cpu:8, say.")
+    parser.add_argument("--json", help="Also write the numbers here.")
+    given, rest = parser.parse_known_args(arguments)
     os.environ.update({k: os.environ.get(k, v) for k, v in _COMPILERS.items()})
     jax.config.update("jax_platforms", "cpu")
     kind, _, number = given.topology.partition(":")
     if kind == "cpu" and number.isdigit():
         jax.config.update("jax_num_cpu_devices", int(number))
-    config = given.config.to_dict()
-    config["distributed"].update(enabled=True, num_processes=1)
+    divided = ("--config.distributed.enabled=True", "--config.distributed.num_processes=1")
     try:
-        topology, settings = find_topology(given.topology), agents.read(config)
+        topology, settings = find_topology(given.topology), config.load([*rest, *divided])
         found = study(compile_for(settings, topology), topology)
     except (ValueError, ImportError) as error:
         sys.exit(f"error: {error}")
@@ -203,5 +195,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    main(sys.argv[1:])

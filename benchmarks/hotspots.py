@@ -10,6 +10,7 @@ not wall time.
 
 from __future__ import annotations
 
+import argparse
 import collections
 import glob
 import os
@@ -20,10 +21,10 @@ import time
 from typing import Any
 
 import jax
-from absl import app, flags, logging
-from ml_collections import config_flags
 
+from mbx import config
 from mbx.config import agents
+from mbx.settings import to_dict
 from mbx.training import job as jobs
 from mbx.training import run
 
@@ -74,17 +75,17 @@ def recorded(call: Any) -> tuple[collections.Counter, collections.Counter, float
     return busy, calls, wall
 
 
-def report(config: dict[str, Any], steps: int, top: int) -> str:
+def report(values: dict[str, Any], steps: int, top: int) -> str:
     """Markdown of the operations of an interval of `steps` vector steps that act and learn.
 
     Raises ValueError for impossible settings, and for an environment that the host steps.
     """
-    train, num_envs = config["train"], config["env"]["num_envs"]
+    train, num_envs = values["train"], values["env"]["num_envs"]
     train.update(log_interval=steps * num_envs, seed_steps=min(train["seed_steps"], 400))
     if "pretrain_updates" in train:
         train["pretrain_updates"] = 0  # its intervals act in no environment
     run.set_up_jax()
-    settings = agents.read(config)
+    settings = agents.read(values)
     job = jobs.prepare(settings)
     if not hasattr(job.interval, "lower"):
         raise ValueError(
@@ -138,25 +139,18 @@ def sort_of(name: str, kind: str) -> str:
     return "moving data" if moving else "everything else"
 
 
-def define_flags() -> None:
-    """The command's flags; whoever imports this module has flags of their own."""
-    config_flags.DEFINE_config_file("config", None, "Configuration.", lock_config=True)
-    flags.DEFINE_integer("top", 20, "Operations to list.", lower_bound=1)
-    flags.DEFINE_integer("steps", 20, "Vector steps of the recorded interval.", lower_bound=1)
-    flags.mark_flag_as_required("config")
-
-
-def main(_: list[str]) -> None:
-    logging.set_verbosity(logging.WARNING)
-    given = flags.FLAGS
-    config = given.config.to_dict()
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--top", type=int, default=20, help="Operations to list.")
+    parser.add_argument("--steps", type=int, default=20, help="Vector steps that are recorded.")
+    given, rest = parser.parse_known_args(arguments)
     try:
-        with run.matmul_precision(config["matmul_precision"]):
-            print(report(config, given.steps, given.top))
+        settings = config.load(rest)
+        with run.matmul_precision(settings.matmul_precision):
+            print(report(to_dict(settings), given.steps, given.top))
     except (ValueError, ImportError) as error:
         sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    main(sys.argv[1:])

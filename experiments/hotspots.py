@@ -2,11 +2,8 @@
 
 import sys
 
-from absl import app
-
 from benchmarks import hotspots
 
 if __name__ == "__main__":
-    hotspots.define_flags()
-    app.run(hotspots.main)
+    hotspots.main(sys.argv[1:])
 sys.modules[__name__] = hotspots

@@ -51,6 +51,8 @@ def declared(module: str) -> set[str]:
         return {"config", "workdir", "help"}
     if "add_run(" in source:
         source += (own.parent / "__init__.py").read_text()
+    if "config.load(rest" in source or "config.load([*rest" in source:
+        source += 'add("config"'
     names = set(re.findall(r'(?:DEFINE_\w+\(|\badd\w*\()\s*"(?:--)?([\w-]+)"', source))
     for imported in re.findall(r"from experiments(?: import |\.)([\w, ]+)", source):
         for other in imported.replace(" import", ",").split(","):
