@@ -109,7 +109,7 @@ def load(
         chosen = dict(changes)
     else:
         chosen = {name: _Text(value) for name, _, value in (one.partition("=") for one in changes)}
-    extensions.import_all(_plain(chosen.get("imports", ()), ()))
+    extensions.import_all(_plain(chosen.pop("imports", ()), ()))
     agent = _plain(chosen.pop("agent", values.get("agent", "")), "")
     kind, of = settings_class(agent), of or f" of agent {agent!r}"
     values = _rebased(values, agent, kind)
