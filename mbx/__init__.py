@@ -71,6 +71,7 @@ _FORMER: dict[str, str] = {
     "muon": "mbx.optim",
     "predictive": "mbx.planners.predictive",
     "risk": "mbx.planners.risk",
+    "rssm": "mbx.agents.dreamer.rssm",
     "running_statistics": "mbx.observations",
     "sequences": "mbx.planners.bases",
     "tasks": "mbx.types",

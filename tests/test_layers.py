@@ -31,7 +31,7 @@ FLOORS = (
     ("power", "agents"),
     ("empo.agent",),
     ("config",),
-    ("rssm", "envs"),
+    ("envs",),
     ("empo.multigrid",),
     ("empo.suite",),
     ("training",),

@@ -40,6 +40,9 @@ def check_raw(raw: RawEnvironment) -> None:
     _check_observation(refuse, raw, obs, "the observation of reset()")
     done = jax.eval_shape(raw.step, key, state, action)
     wanted = "(state, observation, reward, terminated" + (", metrics)" if raw.metrics else ")")
+    if isinstance(done, tuple) and len(done) == 5 and not raw.metrics:
+        names = tuple(done[4]) if isinstance(done[4], dict) else ("name",)
+        wanted += f", or five with RawEnvironment(metrics={names}), which declares the fifth"
     if not isinstance(done, tuple) or len(done) != 4 + bool(raw.metrics):
         refuse("the result of step()", _kind(done), wanted)
     new, obs, reward, terminated, *rest = done

@@ -419,7 +419,7 @@ def test_official_context(name):
     """First chunk of a sequence: stored latents of the context row, its action as the previous."""
     x, n = load_fixture("dreamer", f"official_context_{name}")
     deter, stoch = x["data_dyn_deter"], x["data_dyn_stoch"]
-    fresh = x["data_consec"][:, 0] == 0  # later chunks of one sequence do not occur here
+    fresh = x["data_consec"][:, 0] == 0  # later chunks: test_official_chunks_of_a_sequence
     net = ModelConfig(
         vector_dim=3,
         action_dim=2,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mbx
 from mbx.agents.dreamer import agent as dreamer
 from mbx.agents.dreamer import encoders as observations
 from mbx.agents.dreamer import rssm, types
@@ -346,3 +347,32 @@ def test_image_losses_are_sums_over_pixels():
 def test_mistakes_are_refused(fields, match):
     with pytest.raises(ValueError, match=match):
         ModelConfig(**(dict(vector_dim=3) | fields))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(tokens=(3, 2, 4)), r"tokens has shape \(3, 2, 4\): give \[T, B, E\] = \(3, 2, 5\)"),
+        (dict(actions=(3, 2, 1)), r"actions has shape .* \[T, B, A\]"),
+        (dict(tokens=(2, 3, 5)), r"tokens has shape \(2, 3, 5\).*time first"),
+        (dict(draws=(3, 2, 4)), r"draws has shape .* \[T, B, S\] = \(3, 2, 2\)"),
+        (dict(carry=(4,)), r"carry.deter has shape .* \[B, D\] = \(2, 6\)"),
+        (dict(is_first=float), "is_first is float32: give bool"),
+    ],
+)
+def test_sequences_of_the_wrong_shape_are_told_by_name(change, message):
+    config = ModelConfig(
+        vector_dim=3, action_dim=2, deter=6, hidden=4, stoch=2, classes=3, blocks=2
+    )
+
+    def observe(key):
+        shapes = dict(tokens=(3, 2, 5), actions=(3, 2, 2), draws=(3, 2, 2))
+        arrays = {name: jnp.zeros(change.get(name, shape)) for name, shape in shapes.items()}
+        params = rssm.init(key, config, 5)
+        start = mbx.rssm.initial(config, params, change.get("carry", (2,)))
+        first = jnp.zeros((3, 2), change.get("is_first", bool))
+        order = arrays["tokens"], arrays["actions"], first, arrays["draws"]
+        return mbx.rssm.observe(config, params, start, *order)
+
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(observe, jax.random.key(0))

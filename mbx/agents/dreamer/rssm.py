@@ -1,5 +1,13 @@
 """The recurrent state-space model: a recurrent state and categorical latents, observed or imagined.
 
+On its own it is `mbx.rssm`:
+
+    config = rssm.ModelConfig(vector_dim=3, action_dim=2)
+    params = rssm.init(key, config, token_dim=3)
+    start = rssm.initial(config, params, (batch,))
+    seen = rssm.observe(config, params, start, tokens, actions, is_first, draws)
+    later, _ = rssm.imagine(config, params, last, policy, action_draws, latent_draws)
+
     observe   posterior states of a sequence of tokens, a scan with resets at `is_first`
     imagine   states that follow from a policy's actions and the prior, a scan without observations
 
@@ -52,7 +60,10 @@ def categorical_kl(p: Array, q: Array) -> Array:
 def kl_losses(
     posterior: Array, prior: Array, free_nats: float, *, keep_gradient: bool = False
 ) -> tuple[Array, Array, Array]:
-    """(dynamics loss, representation loss, raw KL), each `[...]`, of mixed logits `[..., S, K]`.
+    """(dynamics loss, representation loss, raw KL), each `[...]`, of log-probabilities.
+
+    Those, `[..., S, K]`, are `categorical.mixed_logits(logits, config.unimix)` of the logits in
+    `Observed`.
 
     dynamics moves the prior towards the posterior and representation the reverse; both are floored
     at `free_nats` for every row by itself, after the sum over latents. keep_gradient: the floor
@@ -267,7 +278,11 @@ def observe(
       actions: `[T, B, A]`, the action that led *to* row t; ignored where is_first.
       is_first: `[T, B]` bool; state and action are reset there.
       draws: `[T, B, S]` uniform numbers, or given latents.
+
+    Raises:
+      ValueError: an argument of another shape or type; names it.
     """
+    _check_sequence(config, params, carry, tokens, actions, is_first, draws)
     actions = jnp.where(is_first[..., None], 0.0, actions)
     action_part = action_input(config, params, actions)
     token_part = token_input(config, params, tokens)
@@ -285,6 +300,32 @@ def observe(
 
     _, (states, posterior) = jax.lax.scan(step, carry, (action_part, token_part, is_first, draws))
     return Observed(states, posterior, prior_logits(config, params, states.deter))
+
+
+def _check_sequence(
+    config: ModelConfig,
+    params: Params,
+    carry: State,
+    tokens: Array,
+    actions: Array,
+    is_first: Array,
+    draws: Array | Given,
+) -> None:
+    if not jnp.issubdtype(jnp.result_type(is_first), bool):
+        raise ValueError(f"is_first is {jnp.result_type(is_first)}: give bool [T, B]")
+    lead, latents = jnp.shape(is_first), (config.stoch, config.classes)
+    given, drawn = isinstance(draws, Given), draws.sample if isinstance(draws, Given) else draws
+    width = params["posterior"]["tokens"]["kernel"].shape[0]
+    for name, x, axes, want in (
+        ("is_first", is_first, "[T, B]", lead[:2]),
+        ("tokens", tokens, "[T, B, E]", (*lead, width)),
+        ("actions", actions, "[T, B, A]", (*lead, config.action_dim)),
+        ("draws", drawn, "[T, B, S]", (*lead, *latents[: 1 + given])),
+        ("carry.deter", carry.deter, "[B, D]", (*lead[1:], config.deter)),
+        ("carry.stoch", carry.stoch, "[B, S, K]", (*lead[1:], *latents)),
+    ):
+        if jnp.shape(x) != want:
+            raise ValueError(f"{name} has shape {jnp.shape(x)}: give {axes} = {want}, time first")
 
 
 def imagine(
