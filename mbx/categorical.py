@@ -33,10 +33,6 @@ def mixed_logits(logits: Array, unimix: float) -> Array:
     """Log-probabilities of (1 - unimix) softmax + unimix / A, float32 `[..., A]`.
 
     Source: DreamerV3 (arXiv 2301.04104), "unimix categoricals".
-
-    Examples:
-        >>> categorical.mixed_logits(jnp.array([0.0, 100.0]), 0.5).round(2).tolist()
-        [-1.3899999856948853, -0.28999999165534973]
     """
     logits = logits.astype(jnp.float32)
     if unimix == 0.0:
@@ -46,14 +42,7 @@ def mixed_logits(logits: Array, unimix: float) -> Array:
 
 
 def straight_through(log_probs: Array, one_hot: Array) -> Array:
-    """`one_hot` in value, the probabilities in derivative: both `[..., A]`.
-
-    Examples:
-        >>> one_hot = jnp.array([0.0, 1.0])
-        >>> first = lambda x: categorical.straight_through(jax.nn.log_softmax(x), one_hot)[0]
-        >>> first(jnp.zeros(2)).item(), jax.grad(first)(jnp.zeros(2)).tolist()
-        (0.0, [0.25, -0.25])
-    """
+    """`one_hot` in value, the probabilities in derivative: both `[..., A]`."""
     probs = jnp.exp(log_probs)
     return jax.lax.stop_gradient(one_hot) + (probs - jax.lax.stop_gradient(probs))
 
@@ -77,26 +66,12 @@ def draw(log_probs: Array, eps: Array) -> Array:
 
 
 def disturb(one_hot: Array, probs: Array, share: Array | float, eps: Array) -> Array:
-    """One-hot draws of the mixture (1 - share) one_hot + share probs: `[..., A]` all.
-
-    Examples:
-        >>> uniform = jnp.array([0.5, 0.5])
-        >>> last, eps = jnp.array([0.0, 1.0]), jnp.array([1.0, -1.0])
-        >>> categorical.disturb(last, uniform, 0.0, eps).tolist()
-        [0.0, 1.0]
-        >>> categorical.disturb(last, uniform, 1.0, eps).tolist()
-        [1.0, 0.0]
-    """
+    """One-hot draws of the mixture (1 - share) one_hot + share probs: `[..., A]` all."""
     return draw(jnp.log((1.0 - share) * one_hot + share * probs), eps)
 
 
 def entropy(log_probs: Array) -> Array:
-    """Entropy of normalised log-probabilities `[..., A]`: `[...]`.
-
-    Examples:
-        >>> round(float(categorical.entropy(jnp.log(jnp.array([0.5, 0.5])))), 4)  # log 2
-        0.6931
-    """
+    """Entropy of normalised log-probabilities `[..., A]`: `[...]`."""
     return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 
 
@@ -122,10 +97,6 @@ def probabilities(weights: Array, mask: Array | None = None, least: Array | floa
         weights: `[..., A]`, 0 or more.
         mask: `[..., A]`, 0 for actions that there are not.
         least: no more than one in A.
-
-    Examples:
-        >>> categorical.probabilities(jnp.array([[0.0, 0.0], [0.0, 3.0]]), least=0.1).tolist()
-        [[0.5, 0.5], [0.10000000149011612, 0.9000000357627869]]
     """
     mask = jnp.ones_like(weights) if mask is None else jnp.broadcast_to(mask, weights.shape)
     weights = weights * mask

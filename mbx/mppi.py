@@ -473,11 +473,6 @@ def warm_start(mean: Array, is_first: Array) -> Array:
 
     Returns:
         `[B, T, A]`; the freed last step is zero.
-
-    Examples:
-        >>> last = jnp.array([[[1.0], [2.0]], [[3.0], [4.0]]])
-        >>> mppi.warm_start(last, jnp.array([False, True])).tolist()
-        [[[2.0], [0.0]], [[0.0], [0.0]]]
     """
     shifted = jnp.concatenate([mean[:, 1:], jnp.zeros_like(mean[:, :1])], axis=1)
     return jnp.where(is_first[:, None, None], 0.0, shifted)

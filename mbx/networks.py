@@ -29,10 +29,6 @@ def mish(x: Array) -> Array:
 
     With n = e^x (e^x + 2), tanh(softplus(x)) = n / (n + 2); x is capped at 20 inside the
     exponential, where the quotient is 1 in float32.
-
-    Examples:
-        >>> print(np.array(networks.mish(jnp.array([-1.0, 0.0, 1.0]))).round(3))
-        [-0.303  0.     0.865]
     """
     e = jnp.exp(jnp.minimum(x, 20.0))
     n = e * (e + 2.0)
@@ -43,10 +39,6 @@ def sim_norm(x: Array, group_size: int = 8) -> Array:
     """Softmax over groups of `group_size` consecutive features: `[..., L] -> [..., L]`.
 
     Raises ValueError when L is not divisible by `group_size`. Source: TD-MPC2, section 3.1.
-
-    Examples:
-        >>> networks.sim_norm(jnp.zeros(4), group_size=2).tolist()
-        [0.5, 0.5, 0.5, 0.5]
     """
     if x.shape[-1] % group_size:
         raise ValueError(
@@ -61,11 +53,6 @@ def linear_init(stddev: float = 0.02) -> Callable[..., Array]:
     """Initialiser of every dense kernel: normal with standard deviation 0.02 (TD-MPC2).
 
     The reference truncates at +-2 absolute, a hundred standard deviations: no truncation.
-
-    Examples:
-        >>> kernel = networks.linear_init()(jax.random.key(0), (64, 64))
-        >>> round(float(kernel.std()), 2)
-        0.02
     """
     return jax.nn.initializers.normal(stddev)
 
@@ -135,11 +122,6 @@ def dropout(key: Array, x: Array, rate: float) -> Array:
     """`x` `[..., B, F]` with the share `rate` of its numbers 0, the others as much larger.
 
     Of a part of a batch (`mbx.fast.collectives`) those of its rows that it would be in the whole.
-
-    Examples:
-        >>> kept = networks.dropout(jax.random.key(0), jnp.ones((100, 100)), 0.75)
-        >>> sorted(set(kept.ravel().tolist())), bool(abs(kept.mean() - 1.0) < 0.1)
-        ([0.0, 4.0], True)
     """
     keep = gradients.drawn_once(functools.partial(_kept, key, 1.0 - rate, x.shape), x.shape)
     return jnp.where(keep, x / (1.0 - rate), 0.0)
@@ -328,28 +310,14 @@ class MLPWithPrior(nn.Module):
 
 
 def init_ensemble(module: nn.Module, key: Array, num: int, *inputs: Array) -> Params:
-    """Parameters of `num` independently initialised copies of `module`, stacked on axis 0.
-
-    Examples:
-        >>> module = networks.Dense(2)
-        >>> params = networks.init_ensemble(module, jax.random.key(0), 5, jnp.ones((1, 3)))
-        >>> jax.tree.map(jnp.shape, params)
-        {'bias': (5, 2), 'kernel': (5, 3, 2)}
-    """
+    """Parameters of `num` independently initialised copies of `module`, stacked on axis 0."""
     return jax.vmap(lambda k: module.init(k, *inputs)["params"])(jax.random.split(key, num))
 
 
 def apply_ensemble(
     module: nn.Module, params: Params, *inputs: Array, dropout_key: Array | None = None
 ) -> Array:
-    """Every head on the same inputs: params stacked `[K, ...]`, result `[K, ..., features]`.
-
-    Examples:
-        >>> module = networks.Dense(2)
-        >>> params = networks.init_ensemble(module, jax.random.key(0), 5, jnp.ones((1, 3)))
-        >>> networks.apply_ensemble(module, params, jnp.ones((1, 3))).shape
-        (5, 1, 2)
-    """
+    """Every head on the same inputs: params stacked `[K, ...]`, result `[K, ..., features]`."""
     num = num_heads(params)
     # Repeating the inputs keeps heads the leading axis of every product; one wide product for all
     # heads would need its results, and all their gradients, transposed.
@@ -360,14 +328,7 @@ def apply_ensemble(
 def apply_heads(
     module: nn.Module, params: Params, *inputs: Array, dropout_key: Array | None = None
 ) -> Array:
-    """Head k on the inputs' row k: params and inputs `[K, ...]`, result `[K, ..., features]`.
-
-    Examples:
-        >>> module = networks.Dense(2)
-        >>> params = networks.init_ensemble(module, jax.random.key(0), 5, jnp.ones((1, 3)))
-        >>> networks.apply_heads(module, params, jnp.ones((5, 1, 3))).shape
-        (5, 1, 2)
-    """
+    """Head k on the inputs' row k: params and inputs `[K, ...]`, result `[K, ..., features]`."""
     num = num_heads(params)
     if num == 1:  # one head is no ensemble: the plain program, without a batch axis in its products
         rngs = None if dropout_key is None else {"dropout": jax.random.split(dropout_key, 1)[0]}
@@ -383,21 +344,10 @@ def apply_heads(
 
 
 def num_heads(params: Params) -> int:
-    """Members of an ensemble, the leading axis of its stacked parameters.
-
-    Examples:
-        >>> networks.num_heads({"kernel": jnp.ones((5, 3, 2))})
-        5
-    """
+    """Members of an ensemble, the leading axis of its stacked parameters."""
     return jax.tree.leaves(params)[0].shape[0]
 
 
 def take_heads(params: Params, heads: Array) -> Params:
-    """The parameters of the ensemble members `heads` `[n]`: leaves `[K, ...] -> [n, ...]`.
-
-    Examples:
-        >>> params = {"bias": jnp.array([[1.0], [2.0], [3.0]])}
-        >>> networks.take_heads(params, jnp.array([2, 0]))["bias"].tolist()
-        [[3.0], [1.0]]
-    """
+    """The parameters of the ensemble members `heads` `[n]`: leaves `[K, ...] -> [n, ...]`."""
     return jax.tree.map(lambda p: p[heads], params)

@@ -49,12 +49,6 @@ def choose(
     Raises:
         ValueError: for names that are not there, entries that are no numbers, images that are not
             uint8 or of several sizes, and where nothing is left.
-
-    Examples:
-        >>> shapes = {"camera": (64, 64, 3), "pole": (4,), "privileged_state": (9,)}
-        >>> dtypes = {"camera": np.uint8, "pole": np.float32, "privileged_state": np.float32}
-        >>> [part.name for part in observations.choose("gym:Pole", shapes, dtypes)]
-        ['camera', 'pole']
     """
     if unknown := [one for one in observe if one not in shapes]:
         raise ValueError(
@@ -249,11 +243,6 @@ def update(statistics: Params, rows: Array) -> Params:
 
     Means and variances of the two are joined about the old mean, so that large numbers which vary
     by little cost no precision (Chan, Golub, LeVeque 1983).
-
-    Examples:
-        >>> known = observations.update(observations.init(1), jnp.array([[1.0], [3.0]]))
-        >>> known["mean"].tolist(), known["variance"].tolist()
-        ([2.0], [1.0])
     """
     mean, variance, count = (statistics[name] for name in ("mean", "variance", "count"))
     off = rows.reshape(-1, rows.shape[-1]).astype(jnp.float32) - mean[None]

@@ -25,13 +25,7 @@ RMS = 0.2  # root mean square of an update before its rate: about Adam's
 
 
 def is_matrix(path: tuple[Any, ...], leaf: Array) -> bool:
-    """Whether a leaf is a matrix by its name, `kernel`: of a layer, an ensemble, a convolution.
-
-    Examples:
-        >>> params = {"kernel": jnp.zeros((3, 2)), "bias": jnp.zeros((1, 2))}
-        >>> jax.tree_util.tree_map_with_path(optim.is_matrix, params)
-        {'bias': False, 'kernel': True}
-    """
+    """Whether a leaf is a matrix by its name, `kernel`: of a layer, an ensemble, a convolution."""
     return getattr(path[-1], "key", None) == "kernel" and 2 <= leaf.ndim <= 4
 
 

@@ -98,12 +98,6 @@ def init(
 
     Raises:
       ValueError: a missing or non-boolean flag, an impossible size, an unknown dtype.
-
-    Examples:
-      >>> row = dict(obs=jnp.zeros(3), is_first=False, is_last=False)
-      >>> state = replay.init(row, num_envs=2, capacity=8)
-      >>> int(replay.num_transitions(state))
-      0
     """
     check_sizes(num_envs, capacity, shards)
     return ReplayState(
@@ -133,14 +127,6 @@ def insert(
 
     Raises:
       ValueError: rows or targets do not fit the storage.
-
-    Examples:
-      >>> row = dict(obs=0.0, is_first=False, is_last=False)
-      >>> state, no = replay.init(row, num_envs=1, capacity=4), jnp.zeros(1, bool)
-      >>> for obs in (1.0, 2.0, 3.0):
-      ...     state = replay.insert(state, dict(obs=jnp.array([obs]), is_first=no, is_last=no))
-      >>> int(replay.num_transitions(state))  # from a row to the next
-      2
     """
     num_envs = dims(state)[0]
     rows = check_rows(state, dict(rows))
@@ -239,21 +225,6 @@ def update_targets(
 
     Raises:
       ValueError: the replay stores no targets, or shapes do not fit.
-
-    Examples:
-      >>> spec = replay.TargetSpec(num_actions=2, action_dim=1)
-      >>> row = dict(obs=0.0, is_first=False, is_last=False)
-      >>> state = replay.init(row, num_envs=1, capacity=4, target_spec=spec)
-      >>> no = jnp.zeros(1, bool)
-      >>> made = replay.Targets(jnp.ones((1, 2, 1)), jnp.ones((1, 2)), jnp.array([7]), ~no)
-      >>> for obs in (1.0, 2.0):
-      ...     new = dict(obs=jnp.array([obs]), is_first=no, is_last=no)
-      ...     state = replay.insert(state, new, made)
-      >>> index = replay.Index(jnp.array([0]), jnp.array([0]))
-      >>> better = made.replace(values=jnp.full((1, 2), 5.0))
-      >>> state = replay.update_targets(state, index, better)
-      >>> replay.targets_at(state, index).values.tolist()
-      [[5.0, 5.0]]
     """
     shape = index.env.shape
     check_targets(state, targets, shape)
@@ -295,16 +266,6 @@ def sample(state: ReplayState, key: Array, *, batch_size: int, length: int) -> S
 
     Raises:
       ValueError: batch_size or length out of range.
-
-    Examples:
-      >>> row = dict(obs=0.0, is_first=False, is_last=False)
-      >>> state, no = replay.init(row, num_envs=1, capacity=4), jnp.zeros(1, bool)
-      >>> for obs in (1.0, 2.0, 3.0):
-      ...     state = replay.insert(state, dict(obs=jnp.array([obs]), is_first=no, is_last=no))
-      >>> draw = lambda key: replay.sample(state, key, batch_size=2, length=1)
-      >>> drawn = jax.eval_shape(draw, jax.random.key(0))  # shapes alone
-      >>> drawn.rows["obs"].shape, drawn.mask.shape  # one row more than transitions
-      ((2, 2), (1, 2))
     """
     _, capacity = dims(state)
     check_positive("batch_size", batch_size)
@@ -339,15 +300,6 @@ def sample_rows(state: ReplayState, key: Array, *, batch_size: int) -> tuple[PyT
 
     Raises:
       ValueError: batch_size is not positive.
-
-    Examples:
-      >>> row = dict(obs=0.0, is_first=False, is_last=False)
-      >>> state, no = replay.init(row, num_envs=1, capacity=4), jnp.zeros(1, bool)
-      >>> for obs in (1.0, 2.0, 3.0):
-      ...     state = replay.insert(state, dict(obs=jnp.array([obs]), is_first=no, is_last=no))
-      >>> rows, index = replay.sample_rows(state, jax.random.key(0), batch_size=2)
-      >>> rows["obs"].shape
-      (2,)
     """
     check_positive("batch_size", batch_size)
     return replay_storage.draw(_sample_rows, state, key, batch_size, axis=0)
@@ -381,21 +333,6 @@ def sample_stale(
 
     Raises:
       ValueError: the replay stores no targets, or batch_size is not positive.
-
-    Examples:
-      >>> spec = replay.TargetSpec(num_actions=2, action_dim=1)
-      >>> row = dict(obs=0.0, is_first=False, is_last=False)
-      >>> state = replay.init(row, num_envs=1, capacity=4, target_spec=spec)
-      >>> no = jnp.zeros(1, bool)
-      >>> made = replay.Targets(jnp.ones((1, 2, 1)), jnp.ones((1, 2)), jnp.array([7]), ~no)
-      >>> for obs in (1.0, 2.0):
-      ...     new = dict(obs=jnp.array([obs]), is_first=no, is_last=no)
-      ...     state = replay.insert(state, new, made)
-      >>> index = replay.Index(jnp.array([0]), jnp.array([0]))
-      >>> draw = lambda key: replay.sample_stale(state, key, 9, batch_size=1, exponent=1.0)
-      >>> rows, index = jax.eval_shape(draw, jax.random.key(0))  # shapes alone
-      >>> rows["obs"].shape
-      (1,)
     """
     check_positive("batch_size", batch_size)
     local = functools.partial(_sample_stale, step=step, exponent=exponent)
@@ -434,15 +371,6 @@ def refresh_index(
 
     Raises:
       ValueError: batch_size is not positive.
-
-    Examples:
-      >>> row = dict(obs=0.0, is_first=False, is_last=False)
-      >>> state, no = replay.init(row, num_envs=1, capacity=4), jnp.zeros(1, bool)
-      >>> for obs in (1.0, 2.0, 3.0):
-      ...     state = replay.insert(state, dict(obs=jnp.array([obs]), is_first=no, is_last=no))
-      >>> index, mask = replay.refresh_index(state, 2, 2)
-      >>> index.slot.tolist()[:1], mask.tolist()  # the last of three rows, and none
-      ([2], [True, False])
     """
     check_positive("batch_size", batch_size)
     start = jnp.asarray(chunk_start, jnp.int32) // state.shards
@@ -460,16 +388,7 @@ def _refresh_index(
 
 
 def sweep_length(state: ReplayState, batch_size: int) -> Array:
-    """Chunks of `batch_size` rows that `refresh_index` needs for all rows held, int32 [].
-
-    Examples:
-      >>> row = dict(obs=0.0, is_first=False, is_last=False)
-      >>> state, no = replay.init(row, num_envs=1, capacity=4), jnp.zeros(1, bool)
-      >>> for obs in (1.0, 2.0, 3.0):
-      ...     state = replay.insert(state, dict(obs=jnp.array([obs]), is_first=no, is_last=no))
-      >>> int(replay.sweep_length(state, 2))  # three rows, two at a time
-      2
-    """
+    """Chunks of `batch_size` rows that `refresh_index` needs for all rows held, int32 []."""
     check_positive("batch_size", batch_size)
     held = jnp.sum(state.size.reshape(state.shards, -1), axis=1)
     return jnp.max(-(-held // max(batch_size // state.shards, 1)))
@@ -480,12 +399,6 @@ def leading_columns(state: ReplayState, tree: PyTree, num: int) -> PyTree:
 
     Raises:
       ValueError: num is no multiple of the shards.
-
-    Examples:
-      >>> row = dict(obs=0.0, is_first=False, is_last=False)
-      >>> state = replay.init(row, num_envs=2, capacity=8)
-      >>> replay.leading_columns(state, jnp.arange(6).reshape(1, 6), 2).tolist()
-      [[0, 1]]
     """
     if state.shards == 1:
         return jax.tree.map(lambda x: x[:, :num], tree)
@@ -503,14 +416,6 @@ def row_at(state: ReplayState, index: Index) -> PyTree:
     """Rows [..., ...] at index [...]; an index outside the buffers reads the nearest slot.
 
     Of a replay in shards, index is laid out as drawn from it; so for the functions below.
-
-    Examples:
-      >>> row = dict(obs=0.0, is_first=False, is_last=False)
-      >>> state, no = replay.init(row, num_envs=1, capacity=4), jnp.zeros(1, bool)
-      >>> for obs in (1.0, 2.0, 3.0):
-      ...     state = replay.insert(state, dict(obs=jnp.array([obs]), is_first=no, is_last=no))
-      >>> replay.row_at(state, replay.Index(jnp.array([0]), jnp.array([2])))["obs"].tolist()
-      [3.0]
     """
 
     def local(state: ReplayState, index: Index) -> PyTree:
@@ -520,21 +425,7 @@ def row_at(state: ReplayState, index: Index) -> PyTree:
 
 
 def targets_at(state: ReplayState, index: Index) -> Targets | None:
-    """Targets at index [...], decoded to float32; None if the replay stores none.
-
-    Examples:
-      >>> spec = replay.TargetSpec(num_actions=2, action_dim=1)
-      >>> row = dict(obs=0.0, is_first=False, is_last=False)
-      >>> state = replay.init(row, num_envs=1, capacity=4, target_spec=spec)
-      >>> no = jnp.zeros(1, bool)
-      >>> made = replay.Targets(jnp.ones((1, 2, 1)), jnp.ones((1, 2)), jnp.array([7]), ~no)
-      >>> for obs in (1.0, 2.0):
-      ...     new = dict(obs=jnp.array([obs]), is_first=no, is_last=no)
-      ...     state = replay.insert(state, new, made)
-      >>> index = replay.Index(jnp.array([0]), jnp.array([0]))
-      >>> replay.targets_at(state, index).values.tolist()
-      [[1.0, 1.0]]
-    """
+    """Targets at index [...], decoded to float32; None if the replay stores none."""
     if state.targets is None:
         return None
 
@@ -550,19 +441,6 @@ def target_age(state: ReplayState, index: Index, step: Array | int) -> Array:
 
     Raises:
       ValueError: the replay stores no targets.
-
-    Examples:
-      >>> spec = replay.TargetSpec(num_actions=2, action_dim=1)
-      >>> row = dict(obs=0.0, is_first=False, is_last=False)
-      >>> state = replay.init(row, num_envs=1, capacity=4, target_spec=spec)
-      >>> no = jnp.zeros(1, bool)
-      >>> made = replay.Targets(jnp.ones((1, 2, 1)), jnp.ones((1, 2)), jnp.array([7]), ~no)
-      >>> for obs in (1.0, 2.0):
-      ...     new = dict(obs=jnp.array([obs]), is_first=no, is_last=no)
-      ...     state = replay.insert(state, new, made)
-      >>> index = replay.Index(jnp.array([0]), jnp.array([0]))
-      >>> replay.target_age(state, index, 10).tolist()  # made at step 7
-      [3]
     """
     require_targets(state)
 
@@ -574,14 +452,5 @@ def target_age(state: ReplayState, index: Index, step: Array | int) -> Array:
 
 
 def num_transitions(state: ReplayState) -> Array:
-    """Transitions held, int32 [].
-
-    Examples:
-      >>> row = dict(obs=0.0, is_first=False, is_last=False)
-      >>> state, no = replay.init(row, num_envs=1, capacity=4), jnp.zeros(1, bool)
-      >>> for obs in (1.0, 2.0, 3.0):
-      ...     state = replay.insert(state, dict(obs=jnp.array([obs]), is_first=no, is_last=no))
-      >>> int(replay.num_transitions(state))  # three rows
-      2
-    """
+    """Transitions held, int32 []."""
     return jnp.sum(state.transitions)

@@ -112,11 +112,6 @@ def example_row(
     Returns:
       `jax.ShapeDtypeStruct`s: obs, action [A], reward [], and the flags is_first, is_last and
       terminated []. Fields of one's own are added to it.
-
-    Examples:
-      >>> row = replay.example_row((3,), 2)
-      >>> row["action"].shape, row["is_last"].dtype
-      ((2,), dtype('bool'))
     """
     shape = jax.ShapeDtypeStruct
     flags = {name: shape((), jnp.bool_) for name in ("is_first", "is_last", "terminated")}

@@ -149,10 +149,6 @@ def discount_weights(continues: Array, gamma: ArrayLike) -> Array:
 
     Raises:
       ValueError: no time axis.
-
-    Examples:
-      >>> returns.discount_weights(jnp.array([1.0, 1.0, 0.0]), 0.5).tolist()
-      [1.0, 0.5, 0.0]
     """
     continues = _float(continues)
     if continues.ndim == 0:
@@ -176,12 +172,6 @@ def discount_from_episode_length(
 
     Raises:
       ValueError: a number that is not positive.
-
-    Examples:
-      >>> returns.discount_from_episode_length(500)
-      0.99
-      >>> returns.discount_from_episode_length(10)  # the least
-      0.95
     """
     if isinstance(length, int | float):
         if length <= 0:
@@ -205,12 +195,7 @@ class ReturnEMA(Record):
 
 
 def init_return_ema() -> ReturnEMA:
-    """Starts at low = high = 0, without bias correction, as DreamerV3 does.
-
-    Examples:
-      >>> float(returns.init_return_ema().high)
-      0.0
-    """
+    """Starts at low = high = 0, without bias correction, as DreamerV3 does."""
     return ReturnEMA(low=jnp.zeros((), jnp.float32), high=jnp.zeros((), jnp.float32))
 
 
@@ -240,11 +225,6 @@ def update_return_ema(
 def return_ema_offset_scale(ema: ReturnEMA, max_: ArrayLike = 1.0) -> tuple[Array, Array]:
     """Returns (offset, divisor) = (low, max(1/max_, high - low)); normalised = (x - offset) /
     divisor.
-
-    Examples:
-      >>> ema = returns.ReturnEMA(jnp.float32(2.0), jnp.float32(10.0))
-      >>> [float(x) for x in returns.return_ema_offset_scale(ema)]
-      [2.0, 8.0]
     """
     return ema.low, jnp.maximum(1.0 / max_, ema.high - ema.low)
 
@@ -257,12 +237,7 @@ class RunningScale(Record):
 
 
 def init_running_scale(shape: tuple[int, ...] = ()) -> RunningScale:
-    """Starts at 1.
-
-    Examples:
-      >>> float(returns.init_running_scale().value)
-      1.0
-    """
+    """Starts at 1."""
     return RunningScale(value=jnp.ones(shape, jnp.float32))
 
 
@@ -287,12 +262,6 @@ def update_running_scale(
 
     Raises:
       ValueError: x does not have the shape [n, *value.shape].
-
-    Examples:
-      >>> scale = returns.init_running_scale()
-      >>> scale = returns.update_running_scale(scale, jnp.arange(101.0), tau=0.5)
-      >>> round(float(scale.value), 3)  # half way from 1 to 95 - 5
-      45.5
     """
     x = _float(x)
     if x.ndim == 0 or x.shape[1:] != scale.value.shape:
@@ -310,10 +279,6 @@ def update_running_scale(
 def ensemble_std(x: Array, axis: int = 0) -> Array:
     """Sample standard deviation (n-1) over an axis of heads; 0 for one head, and gradient 0 where
     heads agree.
-
-    Examples:
-      >>> print(np.array(returns.ensemble_std(jnp.array([[1.0, 5.0], [3.0, 5.0]]))).round(3))
-      [1.414 0.   ]
     """
     x = _float(x)
     if x.shape[axis] == 1:
@@ -331,13 +296,6 @@ def reduce_heads(x: Array, how: str, std_coef: ArrayLike, axis: int = 0) -> Arra
 
     Raises:
       ValueError: unknown `how`.
-
-    Examples:
-      >>> heads = jnp.array([[1.0, 5.0], [3.0, 7.0]])
-      >>> returns.reduce_heads(heads, "mean", 0.0).tolist()
-      [2.0, 6.0]
-      >>> returns.reduce_heads(heads, "from_std_coef", -1.0).tolist()  # pessimistic
-      [1.0, 5.0]
     """
     if how not in REDUCTIONS:
         raise ValueError(f"dynamics_reduction is {how!r}: choose one of {REDUCTIONS}")
@@ -380,12 +338,6 @@ def td_targets(
 
     Raises:
       ValueError: shapes do not fit, or an unknown reduction.
-
-    Examples:
-      >>> reward, value = jnp.array([[1.0], [3.0]]), jnp.array([[10.0], [30.0]])  # 2 heads each
-      >>> more = dict(std_coef=0.0, dynamics_reduction="mean", local_bootstrap=True)
-      >>> returns.td_targets(reward, value, 0.5, jnp.zeros(1), **more).tolist()
-      [7.0, 17.0]
     """
     rewards, values = _float(reward_heads), _float(next_value_heads)
     terminated = _float(terminated)

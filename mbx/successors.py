@@ -112,22 +112,12 @@ def segment_expectation(
 
 
 def segment_mass(probs: Array, segment_ids: Array, num_segments: int) -> Array:
-    """Probability mass `[num_segments]` of each segment: 1 where nothing is missing.
-
-    Examples:
-      >>> successors.segment_mass(jnp.array([0.5, 0.25, 1.0]), jnp.array([0, 0, 1]), 2).tolist()
-      [0.75, 1.0]
-    """
+    """Probability mass `[num_segments]` of each segment: 1 where nothing is missing."""
     return segment_expectation(jnp.ones_like(probs), probs, segment_ids, num_segments)
 
 
 def dense_expectation(values: Array, probs: Array) -> Array:
-    """The same over `[..., K]` values and probabilities padded with 0: `[...]`.
-
-    Examples:
-      >>> successors.dense_expectation(jnp.array([1.0, 3.0]), jnp.array([0.5, 0.5])).tolist()
-      2.0
-    """
+    """The same over `[..., K]` values and probabilities padded with 0: `[...]`."""
     if values.shape != probs.shape:
         raise ValueError(f"dense_expectation: values {values.shape} but probs {probs.shape}")
     padding = (probs == 0.0) & ~jnp.isfinite(values)
@@ -135,12 +125,7 @@ def dense_expectation(values: Array, probs: Array) -> Array:
 
 
 def mass_error(mass: Array, used: Array | None = None) -> Array:
-    """Largest |1 - mass| over the segments `used` (default: those with any mass).
-
-    Examples:
-      >>> float(successors.mass_error(jnp.array([1.0, 0.75, 0.0])))
-      0.25
-    """
+    """Largest |1 - mass| over the segments `used` (default: those with any mass)."""
     used = mass > 0.0 if used is None else used
     return jnp.max(jnp.where(used, jnp.abs(1.0 - mass), 0.0), initial=0.0)
 
@@ -156,12 +141,6 @@ def flatten(states: Any, probs: Array, capacity: int | None = None) -> Successor
     Returns:
       Successors of B*A segments `b * A + a`; a full list counts what it dropped in `overflow` and
       `lost_mass`.
-
-    Examples:
-      >>> states, probs = jnp.array([[[7, 8, 9]]]), jnp.array([[[0.5, 0.0, 0.5]]])
-      >>> found = successors.flatten(states, probs, capacity=2)
-      >>> found.state.tolist(), found.prob.tolist()
-      ([7, 9], [0.5, 0.5])
     """
     if probs.ndim != 3:
         raise ValueError(f"probs has shape {probs.shape}: give [B, A, K]")
@@ -208,12 +187,6 @@ def segment_reward(
 
     Returns:
       (y, u_r), both [num_states]; NaN for a state without humans, for which neither is defined.
-
-    Examples:
-      >>> x_h, ids = jnp.array([0.5, 1.0, 0.25]), jnp.array([0, 0, 1])
-      >>> y, u_r = successors.segment_reward(x_h, ids, 2, xi=1.0, eta=1.0)
-      >>> u_r.tolist()
-      [-1.5, -4.0]
     """
     inside = (state_ids >= 0) & (state_ids < num_states)
     safe = jnp.where(inside, x_h, 1.0)
@@ -272,13 +245,6 @@ def map_unique(
 
     Returns:
       (results [N, ...], number of distinct keys). The results never depend on U.
-
-    Examples:
-      >>> keys = jnp.array([5, 3, 5])
-      >>> twice = lambda states: 2 * states
-      >>> results, count = successors.map_unique(twice, keys, keys, jnp.ones(3, bool), 2)
-      >>> results.tolist(), int(count)
-      ([10, 6, 10], 2)
     """
     unique = deduplicate(keys, valid, size)
 

@@ -68,10 +68,6 @@ def matmul(x: Array, kernel: Array) -> Array:
 
     Its derivative is written out so that the kernel's gradient comes out as `[in, out]` at once;
     the automatic one is transposed, which costs a strided copy of the whole batch.
-
-    Examples:
-        >>> gradients.matmul(jnp.ones((1, 2)), jnp.array([[1.0], [2.0]])).tolist()
-        [[3.0]]
     """
     return x @ collectives.replicate(kernel)
 
@@ -98,10 +94,6 @@ def matmul_joined(inputs: tuple[Array, ...], kernel: Array) -> Array:
     The gradient of a narrow input, under a quarter of all columns, is a product of its own; that of
     a wide one is cut out of that of all. So where nothing asks for the gradient of latents, that of
     actions is all that is computed (the policy's loss).
-
-    Examples:
-        >>> gradients.matmul_joined((jnp.ones((1, 2)), jnp.ones((1, 1))), jnp.ones((3, 1))).tolist()
-        [[3.0]]
     """
     return jnp.concatenate(inputs, axis=-1) @ collectives.replicate(kernel)
 
@@ -139,10 +131,6 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: str = "SAME") -> Arr
     On a CPU its derivatives are written out as convolutions of transposed arrays. The automatic
     ones keep the arrays and permute the meaning of their axes instead, which XLA's fast kernels do
     not take inside a loop: there they cost twenty to thirty times as much.
-
-    Examples:
-        >>> gradients.conv(jnp.ones((1, 2, 2, 1)), jnp.ones((1, 1, 1, 3))).shape
-        (1, 2, 2, 3)
     """
     return jax.lax.conv_general_dilated(
         x, kernel, (stride, stride), padding, dimension_numbers=_IMAGES
@@ -196,12 +184,7 @@ conv.defvjp(_conv_forward, _conv_backward)
 
 @Written
 def add_bias(x: Array, bias: Array) -> Array:
-    """`[..., F]` + `[F]`; its derivative is written out for the bias's (`reductions.down`).
-
-    Examples:
-        >>> gradients.add_bias(jnp.ones((2, 2)), jnp.array([1.0, 2.0])).tolist()
-        [[2.0, 3.0], [2.0, 3.0]]
-    """
+    """`[..., F]` + `[F]`; its derivative is written out for the bias's (`reductions.down`)."""
     return x + expand(bias, x.ndim)
 
 
@@ -216,11 +199,6 @@ def norm_mish(x: Array, scale: Array, bias: Array) -> Array:
 
     The same numbers as the two functions one after the other; its derivative is written out, since
     the compiler's own evaluates the exponentials of this chain several times over.
-
-    Examples:
-        >>> one = jnp.ones(2)
-        >>> print(np.array(gradients.norm_mish(jnp.array([[1.0, 3.0]]), one, 0.0 * one)).round(2))
-        [[-0.3   0.87]]
     """
     return _norm_mish_forward(x, scale, bias)[0]
 

@@ -21,13 +21,7 @@ _FOLDED = 13
 
 @jax.jit
 def sums(x: Array, weights: Array) -> Array:
-    """Weighted sums over the last axis: `[..., F]`, `[F, n]` -> `[..., n]`.
-
-    Examples:
-        >>> weights = jnp.array([[1.0, 0.0], [1.0, 10.0]])
-        >>> reductions.sums(jnp.array([1.0, 2.0]), weights).tolist()
-        [3.0, 20.0]
-    """
+    """Weighted sums over the last axis: `[..., F]`, `[F, n]` -> `[..., n]`."""
 
     def product(x: Array, weights: Array) -> Array:
         return jnp.matmul(x, weights, precision="highest")
@@ -45,12 +39,7 @@ def _expand(x: Array, ndim: int) -> Array:
 
 @jax.jit
 def total(x: Array) -> Array:
-    """Sum over the last axis, which stays: `[..., F]` -> `[..., 1]`.
-
-    Examples:
-        >>> reductions.total(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
-        [[3.0], [7.0]]
-    """
+    """Sum over the last axis, which stays: `[..., F]` -> `[..., 1]`."""
 
     def product(x: Array) -> Array:
         ones = jnp.ones((x.shape[-1], ONES), x.dtype)
@@ -64,12 +53,7 @@ def total(x: Array) -> Array:
 
 @jax.jit
 def down(x: Array) -> Array:
-    """Sum over all axes but the last: `[..., F]` -> `[F]`.
-
-    Examples:
-        >>> reductions.down(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
-        [4.0, 6.0]
-    """
+    """Sum over all axes but the last: `[..., F]` -> `[F]`."""
     lead = tuple(range(x.ndim - 1))
 
     def product(x: Array) -> Array:
@@ -91,23 +75,13 @@ def down(x: Array) -> Array:
 
 
 def mean(x: Array) -> Array:
-    """Mean over the last axis, which stays: `[..., F]` -> `[..., 1]`.
-
-    Examples:
-        >>> reductions.mean(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
-        [[1.5], [3.5]]
-    """
+    """Mean over the last axis, which stays: `[..., F]` -> `[..., 1]`."""
     return total(x) * (1.0 / x.shape[-1])
 
 
 @jax.jit
 def largest(x: Array) -> Array:
-    """Maximum over the last axis, which stays: `[..., F]` -> `[..., 1]`; NaN where there is one.
-
-    Examples:
-        >>> reductions.largest(jnp.array([[1.0, 2.0], [4.0, 3.0]])).tolist()
-        [[2.0], [4.0]]
-    """
+    """Maximum over the last axis, which stays: `[..., F]` -> `[..., 1]`; NaN where there is one."""
 
     def plain(x: Array) -> Array:
         return jnp.max(x, axis=-1, keepdims=True)

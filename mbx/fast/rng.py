@@ -111,10 +111,6 @@ def normal(key: Array, shape: tuple[int, ...]) -> Array:
     Over an array whose last axis is as short as an action the compiler's loops do not use the
     processor's vectors, and it joins the drawing to whatever reshapes its result. Here a loop of
     two halves keeps the two apart.
-
-    Examples:
-        >>> rng.normal(jax.random.key(0), (2, 3)).shape
-        (2, 3)
     """
     size = math.prod(shape)
     fast = unrolled(key)

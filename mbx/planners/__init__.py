@@ -78,12 +78,6 @@ def register(
 
     Raises:
         ValueError: for a name that comes with mbx.
-
-    Examples:
-        >>> planners.register("mppi", mppi.plan)
-        Traceback (most recent call last):
-            ...
-        ValueError: planner 'mppi' comes with mbx: choose another name
     """
     if name in _OURS or name.startswith(_EVOSAX):
         raise ValueError(f"planner {name!r} comes with mbx: choose another name")
@@ -112,15 +106,6 @@ def plan(
     Raises:
         ValueError: for an unknown name, for one that has no such function, and where it returned no
             `Plan` or one of other shapes; names planner, field, what was got and what is wanted.
-
-    Examples:
-        >>> mean = jnp.zeros((1, 2, 1))
-        >>> score = lambda key, actions: -jnp.square(actions).sum((-2, -1))
-        >>> config = mppi.MPPIConfig(num_samples=8, num_elites=2)
-        >>> of = dict(config=config)
-        >>> plan = lambda key: planners.plan("cem", key, score, mean, mean + 1.0, **of)
-        >>> jax.eval_shape(plan, jax.random.key(0)).action.shape
-        (1, 1)
     """
     found = find(name)
     search = found.discrete if discrete else found.plan
@@ -157,10 +142,6 @@ def find(name: str) -> Planner:
 
     Raises:
         ValueError: for an unknown one, naming those there are.
-
-    Examples:
-        >>> planners.find("mppi").plan is mppi.plan
-        True
     """
     if name.startswith(_EVOSAX):
         own = name.removeprefix(_EVOSAX)

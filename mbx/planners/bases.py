@@ -102,14 +102,7 @@ def smoothing(width: ArrayLike, *, horizon: int) -> Basis:
 
 
 def chain(first: Basis, second: Basis) -> Basis:
-    """The sequences of `first`, made into actions by `second`.
-
-    Examples:
-        >>> points = bases.control_points(2, horizon=4, kind="zero")
-        >>> both = bases.chain(points, sequences.smoothing(1.0, horizon=4))
-        >>> both.forward.shape, both.back.shape
-        ((4, 2), (2, 4))
-    """
+    """The sequences of `first`, made into actions by `second`."""
     return Basis(second.forward @ first.forward, first.back @ second.back)
 
 
@@ -127,16 +120,6 @@ def over(plan: Any, basis: Basis) -> Any:
 
     Raises:
         ValueError: when it is called with a mean of another horizon than the basis'.
-
-    Examples:
-        >>> basis = bases.control_points(2, horizon=5, kind="linear")
-        >>> score = lambda key, actions: -jnp.square(actions[..., 0] - 0.5).sum(-1)
-        >>> mean, config = jnp.zeros((1, 5, 1)), mppi.MPPIConfig(num_samples=32, num_elites=4)
-        >>> plan = lambda key: bases.over(mppi.plan, basis)(
-        ...     key, score, mean, mean + 1.0, config=config
-        ... )
-        >>> jax.eval_shape(plan, jax.random.key(0)).actions.shape
-        (1, 32, 5, 1)
     """
     forward, back = basis.forward, basis.back
     traced = not isinstance(forward, np.ndarray)

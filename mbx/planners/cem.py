@@ -118,11 +118,6 @@ def noise_matrix(horizon: int, beta: ArrayLike) -> Any:
     """What turns white noise over T steps into noise of power f^-beta, `[T, T]`.
 
     Every step keeps variance 1. The frequency 0 counts as the lowest other one.
-
-    Examples:
-        >>> matrix = cem.noise_matrix(8, 2.0)
-        >>> np.diag(matrix @ matrix.T).round(3).tolist()  # the variance of every step
-        [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
     own: Any = np if isinstance(beta, int | float) else jnp  # a traced one stays in the program
     scale = own.maximum(np.arange(horizon // 2 + 1), 1.0) ** (-beta / 2.0)

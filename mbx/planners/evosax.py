@@ -39,9 +39,6 @@ def planner(name: str) -> Any:
         ValueError: evosax is not installed, or has no such algorithm; while planning, a number of
             candidates that the algorithm cannot have, or `initial` candidates for one that makes
             its own.
-
-    Examples:
-        >>> plan = evosax.planner("CMA_ES")  # doctest: +SKIP
     """
     kind = _algorithm(name)
 
@@ -110,12 +107,7 @@ def _rounds(
 
 
 def holds_population(name: str) -> bool:
-    """Whether an algorithm holds a population, and so can begin with one; else a distribution.
-
-    Examples:
-        >>> evosax.holds_population("CMA_ES")  # doctest: +SKIP
-        False
-    """
+    """Whether an algorithm holds a population, and so can begin with one; else a distribution."""
     return not hasattr(_algorithm(name), "get_mean")
 
 

@@ -38,14 +38,6 @@ def plan(
         std: `[B, T, A]`, of the noise in every round. The deviation in the result is that of the
             best `config.num_elites` around them (at least `config.min_std`, at most
             `config.max_std`): what exploration noise and stored experts are made of.
-
-    Examples:
-        >>> mean = jnp.zeros((1, 4, 1))
-        >>> score = lambda key, actions: -jnp.square(actions - 0.5).sum((-2, -1))
-        >>> config = mppi.MPPIConfig(num_samples=64, num_elites=8)
-        >>> found = predictive.plan(jax.random.key(0), score, mean, mean + 0.3, config=config)
-        >>> bool(abs(found.action[0, 0] - 0.5) < 0.2), bool(found.mean[0, 0] == found.chosen[0])
-        (True, True)
     """
     config = dataclasses.replace(
         config, selection="best", temperature=0.0, temperature_mode="multiply"

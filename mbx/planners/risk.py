@@ -70,12 +70,6 @@ def over_samples(
 
     Raises:
         ValueError: fewer samples than one, and as `measure`.
-
-    Examples:
-        >>> windy = lambda key, actions: actions.sum((-2, -1)) + jax.random.normal(key)
-        >>> score = risk.over_samples(windy, 4, kind="worst")
-        >>> jax.eval_shape(score, jax.random.key(0), jnp.zeros((1, 8, 3, 2))).shape
-        (1, 8)
     """
     if num < 1:
         raise ValueError(f"num={num} samples: at least one is needed")

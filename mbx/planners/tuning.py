@@ -71,12 +71,6 @@ def tune(
 
     Raises:
         ValueError: a range that is not above 0 or is turned round, or no pair.
-
-    Examples:
-        >>> value = lambda key, temperature, deviation: -jnp.abs(jnp.log(deviation / 0.5))
-        >>> found = tuning.tune(jax.random.key(0), value, num=8)
-        >>> 0.3 < found.deviation < 0.8, len(found.trials)
-        (True, 8)
     """
     for name, (low, high) in (("temperatures", temperatures), ("deviations", deviations)):
         if not 0.0 < low <= high < math.inf:
@@ -119,13 +113,6 @@ def plan_value(
     Args:
         score_fn, config, plan: as for planning; `plan` has the signature of `mppi.plan`.
         mean: `[B, T, A]`, where plans start.
-
-    Examples:
-        >>> score = lambda key, actions: -jnp.square(actions - 0.5).sum((-2, -1))
-        >>> config = mppi.MPPIConfig(num_samples=16, num_elites=4, selection="mean")
-        >>> value = tuning.plan_value(score, jnp.zeros((1, 3, 1)), config=config)
-        >>> jax.eval_shape(value, jax.random.key(0), jnp.float32(1.0), jnp.float32(0.5)).shape
-        ()
     """
 
     def value(key: Array, temperature: Array, deviation: Array) -> Array:
