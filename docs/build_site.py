@@ -179,7 +179,15 @@ def main(arguments: list[str]) -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         config = write_pages(pathlib.Path(folder))
-        command = ["zensical", "build", "--strict", "--config-file", str(config)]
+        command = [
+            sys.executable,
+            "-m",
+            "zensical",
+            "build",
+            "--strict",
+            "--config-file",
+            str(config),
+        ]
         code = subprocess.run(command, check=False).returncode
         if code == 0:
             for page in (pathlib.Path(folder) / "site").rglob("*.html"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
 import sysconfig
+import types
 import venv
 import zipfile
 
@@ -47,6 +49,39 @@ def test_the_command_lists_the_commands_with_what_they_do(capsys):
         assert f"  {name} " not in listed
     with pytest.raises(SystemExit, match="mbx fly: unknown, choose one of .*train"):
         cli.main(["fly"])
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--config=tdmpc", "--help"]])
+def test_help_where_signs_are_few_or_nobody_reads_on(arguments):
+    command = [sys.executable, "-m", "mbx.cli", *arguments]
+    ascii_only = dict(os.environ, PYTHONIOENCODING="ascii", PYTHONUNBUFFERED="1")
+    done = subprocess.run(command, env=ascii_only, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.isascii() and "train" in done.stdout
+    read, write = os.pipe()
+    os.close(read)  # as `| head` does when it has seen enough
+    with os.fdopen(write, "w") as pipe:
+        done = subprocess.run(command, env=ascii_only, cwd=ROOT, stdout=pipe, stderr=-1, text=True)
+    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_the_site_is_built_by_the_interpreter_that_runs_the_script(monkeypatch):
+    """Not by what PATH holds: the script may be started without activating its environment."""
+    spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs" / "build_site.py")
+    build_site = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build_site)
+    asked = []
+    monkeypatch.setattr(build_site, "write_pages", lambda folder: folder / "mkdocs.yml")
+    monkeypatch.setattr(
+        build_site.subprocess,
+        "run",
+        lambda command, check: asked.append(command) or types.SimpleNamespace(returncode=3),
+    )
+    assert build_site.main(["out"]) == 3 and asked[0][:4] == [
+        sys.executable,
+        "-m",
+        "zensical",
+        "build",
+    ]
 
 
 def test_a_wheel_adds_one_name_and_trains_by_name_in_an_empty_directory(tmp_path):

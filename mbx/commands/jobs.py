@@ -130,6 +130,8 @@ def _run_all(
         try:
             if stopped.is_set():
                 return f"{job.label} seed {job.seed}: not run, the same command continues"
+            with lock:
+                print(f"{job.label} seed {job.seed}: begins, see {job.workdir}.log", flush=True)
             code = _run(job, place if workers > 1 or devices else None, devices, running)
         finally:
             places.put(place)

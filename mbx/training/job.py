@@ -36,6 +36,7 @@ from mbx.training.state import (
     in_shares,
     init_state,
     make_schedule,
+    seed_steps,
     updates_left,
 )
 
@@ -234,6 +235,7 @@ def _prepare(
     settings: RunSettings, devices: Sequence[jax.Device] | None, stack: contextlib.ExitStack
 ) -> Job:
     num_envs, num_seeds = settings.env.num_envs, settings.num_seeds
+    seed_steps(settings)  # thousands of environments take a minute to make
     partition = make_partition(settings, devices)
     # Every process steps its own share of host environments.
     share = partition.processes if partition.processes > 1 and on_host(settings) else 1

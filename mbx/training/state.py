@@ -62,21 +62,30 @@ class Schedule:
         return near
 
 
+def seed_steps(settings: RunSettings) -> int:
+    """Agent steps of random actions, at most where the action repeat is left to the suite.
+
+    Raises ValueError where they are too few to sample from, before any environment is made.
+    """
+    steps = settings.train.seed_steps // max(settings.env.action_repeat, 1)
+    needed = settings.rows_before_learning()
+    if steps < needed:
+        raise ValueError(
+            f"train.seed_steps={settings.train.seed_steps} gives {steps} agent steps, but with "
+            f"env.num_envs={settings.env.num_envs} updates need {needed}: raise it"
+        )
+    return steps
+
+
 def make_schedule(settings: RunSettings, spec: EnvSpec) -> Schedule:
     """The schedule of a run: environment steps of its settings as agent steps.
 
     Raises ValueError where the seed phase is too short to sample from.
     """
     settings = settings.for_task(spec)
-    train, needed = settings.train, settings.rows_before_learning()
-    seed_steps = train.seed_steps // spec.action_repeat
-    if seed_steps < needed:
-        raise ValueError(
-            f"train.seed_steps={train.seed_steps} gives {seed_steps} agent steps, but with "
-            f"env.num_envs={settings.env.num_envs} updates need {needed}: raise it"
-        )
+    train = settings.train
     return Schedule(
-        seed_steps=seed_steps,
+        seed_steps=seed_steps(settings),
         pretrain_updates=train.pretrain_updates,
         utd_ratio=settings.updates_per_step(),
         reanalyze_interval=settings.reanalyze_interval(),

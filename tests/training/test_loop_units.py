@@ -659,7 +659,7 @@ def test_ratios_are_the_simplest_fraction_that_is_near(given, ratio):
 def settings(seed_steps, needed):
     given = types.SimpleNamespace(
         train=types.SimpleNamespace(seed_steps=seed_steps, pretrain_updates=11, seed_hold=3),
-        env=types.SimpleNamespace(num_envs=4),
+        env=types.SimpleNamespace(num_envs=4, action_repeat=4),
         rows_before_learning=lambda: needed,
         updates_per_step=lambda: 0.5,
         reanalyze_interval=lambda: 6,

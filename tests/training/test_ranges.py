@@ -156,6 +156,13 @@ def test_a_number_out_of_range_is_named_with_what_would_do(name, value, message)
         build.read(tiny_config(**{section: {key: value}}))
 
 
+def test_thousands_of_environments_are_refused_before_one_is_made(monkeypatch):
+    monkeypatch.setattr(job, "make_environment", None)
+    config = tiny_config(env=dict(num_envs=4000))
+    with pytest.raises(ValueError, match="seed_steps=16 .*env.num_envs=4000 updates need 8000"):
+        job.prepare(config)
+
+
 @pytest.mark.parametrize("name", presets.names())
 def test_every_configuration_of_the_project_is_taken(name):
     build.read(importlib.import_module(f"configs.{name}").get_config().to_dict())
