@@ -1,15 +1,13 @@
-"""Checkpoints of a run: everything, newest first to be tried, torn ones skipped.
+"""Checkpoints of a run, by orbax: atomic, the newest and the best kept, damage noticed.
 
-`checkpoints/` holds the newest states (orbax writes each into a temporary directory and renames it
-when it is complete), `best/` the train state that evaluated best and the best before it. Each comes
-with JSON: the format version, the shapes and dtypes of all leaves, what the caller adds, and
-digests of all of that and of every leaf, by which a checkpoint that was damaged later is known.
+`checkpoints/` holds the newest whole states, `best/` the train state with the best evaluation and
+the best before it. Each comes with JSON: the format version, shape and dtype of every leaf, what
+the caller adds, and digests of all that and of every leaf (`mbx.training.digests`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -18,14 +16,13 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from flax import struct
 from jax.experimental import multihost_utils
 
 from mbx.agents.settings import RunSettings
@@ -36,8 +33,6 @@ from mbx.training import digests, inputs, notices
 from mbx.training.build import settings_class
 
 FORMAT_VERSION = 2
-_WITHOUT_DIGESTS = 1  # an older format: read, and said
-_ONCE_CALLED = {"update_debt": "credit"}  # fields of a state, in checkpoints of before
 
 
 class Checkpointer:
@@ -62,12 +57,16 @@ class Checkpointer:
         best = self._read_best()
         self._best_score = None if best is None else float(best["score"])
 
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _read_best(self) -> dict[str, Any] | None:
         for name in reversed(self._best.steps()):
-            try:
-                return self._best.meta(name)
-            except Exception:  # a torn best: the next evaluation replaces it
-                continue
+            with contextlib.suppress(Exception):  # damaged: the next evaluation replaces it
+                return self._best.record(name)["user"]
         return None
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
@@ -79,14 +78,9 @@ class Checkpointer:
         self._all.save(step, state, meta)
 
     def save_best(self, step: int, train_state: Any, score: float) -> bool:
-        """Save `train_state` if `score` is the best so far; returns whether it was.
-
-        A score that is not finite is never the best.
-        """
+        """Save `train_state` if `score` is finite and the best so far; returns whether it was."""
         score = float(score)
-        if not math.isfinite(score):
-            return False
-        if self._best_score is not None and score <= self._best_score:
+        if not math.isfinite(score) or (self._best_score is not None and score <= self._best_score):
             return False
         self._best_score = score
         # Named above the one before, whatever its step (a resumed run may find a better one
@@ -96,8 +90,7 @@ class Checkpointer:
         return True
 
     def resume_at(self, step: int, best_score: float | None) -> None:
-        """Continue from `step`: a best of later steps, which are made again, has to be beaten no
-        more, only `best_score`, the best evaluation up to there."""
+        """Continue from `step`: instead of a best of later steps, `best_score` is to be beaten."""
         found = self.best_step()
         if found is not None and found > step:
             self._best_score = best_score
@@ -130,8 +123,7 @@ class Checkpointer:
 
     def latest_step(self) -> int | None:
         """Step of the newest checkpoint, None if there is none."""
-        steps = self._all.steps()
-        return steps[-1] if steps else None
+        return max(self._all.steps(), default=None)
 
     def best_step(self) -> int | None:
         """Step of the best train state, None if there is none."""
@@ -141,7 +133,7 @@ class Checkpointer:
     def wait(self) -> None:
         """Wait until everything is on disk."""
         for directory in (self._all, self._best):
-            with directory.told():
+            with directory.writing():
                 directory.manager.wait_until_finished()
 
     def close(self) -> None:
@@ -167,36 +159,29 @@ def _plain(workdir: str, opened: contextlib.ExitStack) -> str:
     return link
 
 
+class _Damaged(Exception):
+    """A checkpoint that can be read and is not what was written."""
+
+
 class _Directory:
-    """One orbax directory of states with JSON beside them."""
+    """One orbax directory of states with JSON."""
 
     def __init__(self, workdir: str, place: str, name: str, keep: int) -> None:
-        self.path = path = os.path.join(workdir, name)
-        # Several processes meet at barriers that orbax names by the step alone: a best state and a
-        # checkpoint of one step, saved beside each other, would meet at each other's.
-        own = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)
+        self.path = os.path.join(workdir, name)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
-            create=True,
-            enable_async_checkpointing=True,
-            multiprocessing_options=own,
+            # Processes meet at barriers that orbax names by the step alone: a best state and a
+            # checkpoint of one step would meet at each other's.
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                barrier_sync_key_prefix=name
+            ),
         )
         handlers = dict(state=ocp.StandardCheckpointHandler(), meta=ocp.JsonCheckpointHandler())
         self.manager = ocp.CheckpointManager(
             os.path.join(place, name), options=options, item_handlers=handlers
         )
-        self._inode = _inode(path)
+        self._inode = _inode(self.path)
         self._clean = False
-
-    def _remove_leftovers(self) -> None:
-        """Remove what a killed process had half written; each may be as large as the replay.
-
-        Not at construction: a process that only reads must not remove what another is writing.
-        """
-        if not self._clean:
-            for path in pathlib.Path(self.path).glob("*.orbax-checkpoint-tmp*"):
-                shutil.rmtree(path, ignore_errors=True)
-        self._clean = True
 
     def steps(self) -> list[int]:
         return sorted(self.manager.all_steps())
@@ -205,27 +190,31 @@ class _Directory:
         record = {"format_version": FORMAT_VERSION, "leaves": _describe(state), "user": meta}
         try:
             json.dumps(meta)
-        except TypeError as error:  # told here: orbax would raise from a thread, saves later
+        except TypeError as error:  # orbax would raise from a thread, saves later
             raise ValueError(
                 f"meta of checkpoint {step} is not JSON ({error}): give numbers as int() or float()"
             ) from error
-        if jax.process_index() == 0:
-            self._remove_leftovers()
+        if jax.process_index() == 0 and not self._clean:
+            # What a killed process had half written, each as large as the replay. Not when opened:
+            # a process that only reads must not remove what another is writing.
+            for path in pathlib.Path(self.path).glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(path, ignore_errors=True)
+        self._clean = True
         written = jax.tree.map(_writable, state)
         record["digests"] = digests.of_tree(written)
         record["digest"] = digests.of_record(record)
-        # orbax leaves out, without a word, a step that is not above its newest one.
-        state = ocp.args.StandardSave(written)
-        with self.told():  # of this save, or of the one before, which ran beside the training
+        saved = ocp.args.Composite(
+            state=ocp.args.StandardSave(written), meta=ocp.args.JsonSave(record)
+        )
+        with self.writing():  # errors are of this save, or of the one before in its thread
+            # orbax leaves out, without a word, a step that is not above its newest one.
             for later in [s for s in self.steps() if s >= step]:
                 self.manager.wait_until_finished()
                 self.manager.delete(later)
-            self.manager.save(
-                step, args=ocp.args.Composite(state=state, meta=ocp.args.JsonSave(record))
-            )
+            self.manager.save(step, args=saved)
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
         """Turns what orbax raises where a file could not be written into one OSError."""
         try:
             yield
@@ -239,138 +228,110 @@ class _Directory:
                 ) from error
             raise OSError(
                 f"a checkpoint could not be written to {self.path} ({_first_line(error)}): free "
-                "space there or mend its permissions, and resume; the ones before it are whole"
+                "space there or correct its permissions, and resume; the ones before it are whole"
             ) from error
 
-    def meta(self, step: int) -> dict[str, Any]:
-        return self._record(step)["user"]
-
-    def _record(self, step: int) -> dict[str, Any]:
-        """What is written beside a state. Raises _Damaged where it is not what was written."""
+    def record(self, step: int) -> dict[str, Any]:
+        """The JSON of a state. Raises _Damaged where it is not what was written."""
         args = ocp.args.Composite(meta=ocp.args.JsonRestore())
         record = self.manager.restore(step, args=args)["meta"]
         content = {name: value for name, value in record.items() if name != "digest"}
         if record.get("digest") != digests.of_record(content):
-            if "digest" in record or record["format_version"] != _WITHOUT_DIGESTS:
-                raise _Damaged("its metadata is not what was written")
+            raise _Damaged("its metadata is not what was written")
         return record
 
     def restore(self, example: Any, step: int | None) -> tuple[Any, dict[str, Any]]:
-        candidates = self.steps()[::-1] if step is None else [step]
         last_error: Exception | None = None
-        for candidate in candidates:
+        for candidate in self.steps()[::-1] if step is None else [step]:
             try:
-                record = self._record(candidate)
-                version = record["format_version"]
+                record = self.record(candidate)
+                self._check(candidate, record, _describe(example))
+                return self._read(candidate, example, record), record["user"]
             except Exception as error:
-                last_error = error
-                _warn_damaged(self.path, candidate, error)
-                continue
-            if version not in (FORMAT_VERSION, _WITHOUT_DIGESTS):
-                raise ValueError(
-                    f"checkpoint {candidate} in {self.path} has format version {version}, this "
-                    f"code reads {FORMAT_VERSION}: use the code that wrote it"
-                )
-            written, renamed = _as_written(example, record["leaves"])
-            _check_leaves(self.path, record["leaves"], _describe(written))
-            try:
-                return renamed(self._read(candidate, written, record)), record["user"]
-            except Exception as error:
-                if _is_out_of_memory(error):
+                if isinstance(error, _OtherRun) or _is_out_of_memory(error):
                     raise
                 last_error = error
-                _warn_damaged(self.path, candidate, error)
+                warnings.warn(
+                    f"checkpoint {candidate} in {self.path} is damaged and skipped "
+                    f"({_first_line(error)})",
+                    stacklevel=3,
+                )
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise FileNotFoundError(
             f"{what} in {self.path} could be read: copy it there again, ask for another one, or "
             "start the run again in another workdir"
         ) from last_error
 
-    def _read(self, step: int, example: Any, record: dict[str, Any]) -> Any:
-        def abstract(x: Any) -> jax.ShapeDtypeStruct:
-            where = _sharding(x)
-            if _is_key(x):
-                x = jax.eval_shape(jax.random.key_data, x)
-            shape = (1,) if 0 in x.shape else x.shape
-            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=where)
+    def _check(self, step: int, record: dict[str, Any], wanted: dict[str, str]) -> None:
+        """Raise ValueError for a checkpoint of another version or other settings."""
+        version, saved = record["format_version"], record["leaves"]
+        if version != FORMAT_VERSION:
+            raise _OtherRun(
+                f"checkpoint {step} in {self.path} has format version {version}, this code reads "
+                f"{FORMAT_VERSION}: use the code that wrote it"
+            )
+        different = [
+            f"{name}: saved {saved.get(name, 'nothing')}, wanted {wanted.get(name, 'nothing')}"
+            for name in sorted(saved.keys() | wanted.keys())
+            if saved.get(name) != wanted.get(name)
+        ]
+        if different:
+            shown = "; ".join(different[:5]) + ("; ..." if len(different) > 5 else "")
+            raise _OtherRun(
+                f"the checkpoint in {self.path} was made with other settings, or by another "
+                f"version ({shown}): resume with the run's own config.json and code, or start "
+                "again in another workdir"
+            )
 
-        wanted = jax.tree.map(abstract, example)
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
+    def _read(self, step: int, example: Any, record: dict[str, Any]) -> Any:
+        wanted = jax.tree.map(_abstract, example)
         try:
+            args = ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
             state = self.manager.restore(step, args=args)["state"]
-            name = digests.damaged(state, record["digests"]) if "digests" in record else None
+            name = digests.damaged(state, record["digests"])
         except Exception:
             _agreed(False)
             raise
         if not _agreed(name is None):
             raise _Damaged(f"{name or 'what another process reads'} is not what was written")
-        if "digests" not in record:
-            warnings.warn(
-                f"checkpoint {step} in {self.path} is of an older format, without digests: damage "
-                "to it would not be noticed",
-                stacklevel=4,
-            )
-
-        def rebuild(x: Any, like: Any) -> Any:
-            if _is_key(like):
-                return jax.random.wrap_key_data(x, impl=_key_impl(like))
-            if 0 in like.shape:
-                return jax.device_put(np.zeros(like.shape, like.dtype), _sharding(like))
-            return x
-
-        return jax.tree.map(rebuild, state, example)
+        return jax.tree.map(_as_before, state, example)
 
 
-class _Damaged(Exception):
-    """A checkpoint that can be read and is not what was written."""
+class _OtherRun(ValueError):
+    """A whole checkpoint of other settings or of another version."""
 
 
 def _agreed(flag: bool) -> bool:
-    """Whether all processes say so: either all of them take a checkpoint or none."""
+    """Whether all processes agree: either all of them take a checkpoint or none."""
     if jax.process_count() == 1:
         return flag
     return bool(np.all(multihost_utils.process_allgather(np.array(flag))))
 
 
-def load_config(workdir: str) -> dict[str, Any]:
-    """The configuration a run was started with.
-
-    Raises FileNotFoundError if `workdir` holds no run, and ValueError if its file is malformed.
-    """
-    path = os.path.join(workdir, "config.json")
-    if not os.path.exists(path):
-        raise FileNotFoundError(
-            f"{path} does not exist: workdir={workdir} holds no run: mend the path, or train one "
-            "there"
-        )
-    config = read_json(path)
-    for section in ("env", "train", "eval", "checkpoint", "replay"):
-        if not isinstance(config.get(section), dict):
-            raise ValueError(f"{path}: section {section!r} is missing or no section")
-    for section, name, kind in (("env", "name", str), ("env", "num_envs", int)):
-        if not isinstance(config[section].get(name), kind):
-            raise ValueError(f"{path}: field '{section}.{name}' is missing or no {kind.__name__}")
-    if not isinstance(config.get("agent"), str):
-        raise ValueError(f"{path}: field 'agent' is missing or no name")
-    return config
+def _writable(x: Any) -> Any:
+    """A leaf as it is written: typed keys as their numbers, an empty array as one zero."""
+    if _is_key(x):
+        return jax.random.key_data(x)
+    return jax.device_put(np.zeros((1,), x.dtype), _sharding(x)) if x.size == 0 else x
 
 
-def load_settings(workdir: str) -> RunSettings:
-    """The settings a run was started with, with its own copies of the files they name.
+def _abstract(x: Any) -> jax.ShapeDtypeStruct:
+    """Shape, type and place of a leaf as it is written."""
+    where = _sharding(x)
+    if _is_key(x):
+        x = jax.eval_shape(jax.random.key_data, x)
+    return jax.ShapeDtypeStruct((1,) if 0 in x.shape else x.shape, x.dtype, sharding=where)
 
-    Raises FileNotFoundError if `workdir` holds no run, and ValueError in one line where its
-    settings are of an older format or it has no such copies.
-    """
-    values = load_config(workdir)
-    extensions.require(values.get("imports", ()), os.path.join(workdir, "config.json"))
-    kind = settings_class(values["agent"])
-    try:
-        settings = from_dict(kind(), values, check_effects=False)
-    except ValueError as error:
-        raise ValueError(
-            f"{workdir}/config.json is of an older format ({error}): use the code that wrote it"
-        ) from error
-    return inputs.kept(settings, workdir)
+
+def _as_before(x: Any, like: Any) -> Any:
+    """A leaf that was read as the one that was written."""
+    if _is_key(like):  # `jax.random.key_impl` does not take abstract keys
+        found: list[Any] = []
+        jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), like)
+        return jax.random.wrap_key_data(x, impl=found[0])
+    if 0 in like.shape:
+        return jax.device_put(np.zeros(like.shape, like.dtype), _sharding(like))
+    return x
 
 
 def _sharding(x: Any) -> jax.sharding.Sharding:
@@ -381,26 +342,8 @@ def _sharding(x: Any) -> jax.sharding.Sharding:
     return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
-def _inode(path: str) -> int | None:
-    return os.stat(path).st_ino if os.path.isdir(path) else None
-
-
 def _is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _key_impl(like: Any) -> Any:
-    """Implementation of a key that may be abstract; `jax.random.key_impl` takes only real ones."""
-    found = []
-    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), like)
-    return found[0]
-
-
-def _writable(x: Any) -> Any:
-    """A leaf as it is written: typed keys as their numbers, an empty array as one zero."""
-    if _is_key(x):
-        return jax.random.key_data(x)
-    return jax.device_put(np.zeros((1,), x.dtype), _sharding(x)) if x.size == 0 else x
 
 
 def _describe(state: Any) -> dict[str, str]:
@@ -408,35 +351,8 @@ def _describe(state: Any) -> dict[str, str]:
     return {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in leaves}
 
 
-def _as_written(example: Any, leaves: dict[str, str]) -> tuple[Any, Callable[[Any], Any]]:
-    """`example` with its fields called as they are in `leaves`, and the way back."""
-    fields = [f.name for f in dataclasses.fields(example)] if _is_struct(example) else []
-    old = {new: old for new, old in _ONCE_CALLED.items() if new in fields and f".{old}" in leaves}
-    if not old:
-        return example, lambda state: state
-    values = {old.get(name, name): getattr(example, name) for name in fields}
-    kind = struct.dataclass(type("Older", (), {"__annotations__": dict.fromkeys(values, Any)}))
-    return kind(**values), lambda state: type(example)(
-        **{name: getattr(state, old.get(name, name)) for name in fields}
-    )
-
-
-def _is_struct(x: Any) -> bool:
-    return dataclasses.is_dataclass(x) and not isinstance(x, type)
-
-
-def _check_leaves(path: str, saved: dict[str, str], wanted: dict[str, str]) -> None:
-    different = [
-        f"{name}: saved {saved.get(name, 'nothing')}, wanted {wanted.get(name, 'nothing')}"
-        for name in sorted(saved.keys() | wanted.keys())
-        if saved.get(name) != wanted.get(name)
-    ]
-    if different:
-        shown = "; ".join(different[:5]) + ("; ..." if len(different) > 5 else "")
-        raise ValueError(
-            f"the checkpoint in {path} was made with other settings ({shown}): resume with the "
-            "run's own config.json, or start again in another workdir"
-        )
+def _inode(path: str) -> int | None:
+    return os.stat(path).st_ino if os.path.isdir(path) else None
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -444,12 +360,46 @@ def _is_out_of_memory(error: Exception) -> bool:
     return device or isinstance(error, MemoryError)
 
 
-def _warn_damaged(path: str, step: int, error: Exception) -> None:
-    warnings.warn(
-        f"checkpoint {step} in {path} is damaged and skipped ({_first_line(error)})", stacklevel=4
-    )
-
-
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
+
+
+def load_config(workdir: str) -> dict[str, Any]:
+    """The configuration a run was started with.
+
+    Raises FileNotFoundError if `workdir` holds no run, and ValueError if its file is malformed.
+    """
+    path = os.path.join(workdir, "config.json")
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            f"{path} does not exist: workdir={workdir} holds no run: correct the path, or train "
+            "one there"
+        )
+    config = read_json(path)
+    for section in ("env", "train", "eval", "checkpoint", "replay"):
+        if not isinstance(config.get(section), dict):
+            raise ValueError(f"{path}: section {section!r} is missing or no section")
+    fields = {"env.name": str, "env.num_envs": int}
+    found = {"agent": config.get("agent")} | {n: config["env"].get(n[4:]) for n in fields}
+    for name, kind in {"agent": str, **fields}.items():
+        if not isinstance(found[name], kind):
+            raise ValueError(f"{path}: field {name!r} is missing or no {kind.__name__}")
+    return config
+
+
+def load_settings(workdir: str) -> RunSettings:
+    """The settings a run was started with, with its own copies of the files they name.
+
+    Raises FileNotFoundError if `workdir` holds no run, and ValueError in one line where its
+    settings are another version's or it has no such copies.
+    """
+    values = load_config(workdir)
+    extensions.require(values.get("imports", ()), os.path.join(workdir, "config.json"))
+    try:
+        settings = from_dict(settings_class(values["agent"])(), values, check_effects=False)
+    except ValueError as error:
+        raise ValueError(
+            f"{workdir}/config.json is of another version ({error}): use the code that wrote it"
+        ) from error
+    return inputs.kept(settings, workdir)

@@ -117,25 +117,3 @@ def test_parts_of_a_divided_array_are_checked_by_place():
     assert digests.damaged({"x": jnp.asarray(whole)}, {"['x']": parts}) is None
     swapped = dict(zip(parts, reversed(parts.values()), strict=True))
     assert digests.damaged({"x": jnp.asarray(whole)}, {"['x']": swapped}) == "['x']"
-
-
-def test_a_checkpoint_without_digests_is_read_and_said(tmp_path, monkeypatch):
-    """As the versions before digests wrote them."""
-    checkpointer = Checkpointer(str(tmp_path))
-    monkeypatch.setattr("mbx.training.checkpoint.FORMAT_VERSION", 1)
-    save = checkpointer._all.manager.save
-
-    def without_digest(step, *, args):
-        for name in ("digest", "digests"):
-            args["meta"].item.pop(name)
-        return save(step, args=args)
-
-    monkeypatch.setattr(checkpointer._all.manager, "save", without_digest)
-    checkpointer.save(1, {"x": jnp.ones(3)}, {"interval": 1})
-    checkpointer.close()
-    monkeypatch.undo()
-    again = Checkpointer(str(tmp_path))
-    with pytest.warns(UserWarning, match="older format, without digests"):
-        state, meta = again.restore({"x": jnp.zeros(3)})
-    assert state["x"].tolist() == [1, 1, 1] and meta == {"interval": 1}
-    again.close()

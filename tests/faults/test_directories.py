@@ -191,7 +191,7 @@ def test_a_directory_that_cannot_be_written_is_refused_by_name(tmp_path):
 
 
 def test_atomic_write_names_the_file_and_the_remedy(tmp_path):
-    with pytest.raises(OSError, match="below/x cannot be written .*mend its directory"):
+    with pytest.raises(OSError, match="below/x cannot be written .*correct its directory"):
         files.atomic_write(str(tmp_path / "below" / "x"), b"")
 
 

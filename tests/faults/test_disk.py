@@ -66,7 +66,7 @@ def test_a_directory_that_becomes_read_only_ends_in_a_line_and_the_run_resumes(t
     output = process.communicate(timeout=300)[0]
     last = output.strip().splitlines()[-1]
     assert process.returncode == 1 and last.startswith("error: a checkpoint could not be"), output
-    assert str(workdir) in last and "mend its permissions" in last
+    assert str(workdir) in last and "correct its permissions" in last
     before = (workdir / "metrics.jsonl").read_bytes()
     code, output = finish(workdir, steps=FOREVER, before=OBEY)
     last = output.strip().splitlines()[-1]
