@@ -12,12 +12,11 @@ from mbx.empo.power import (
     codec,
     curriculum,
     equations,
-    humans,
     named,
     solver,
     worlds,
 )
 
 # `import mbx.power.curriculum` finds it, although this is a module and no package.
-for _part in (assistance, codec, curriculum, equations, humans, named, solver, worlds):
+for _part in (assistance, codec, curriculum, equations, named, solver, worlds):
     sys.modules[_part.__name__.replace("mbx.empo.power", __name__)] = _part

@@ -6,7 +6,8 @@
     echo "wwdwwq" | python -m experiments.play runs/a                   # keys from elsewhere
 
 Keys: w forward, a turn left, d turn right, s or space stand still, e toggle, p pick up, o drop,
-q quit. `=` marks your goal, the map's symbols are those of map files (docs/empo.md).
+q quit; in a terminal followed by Enter. `=` marks your goal, other symbols are those of map files
+(docs/empo.md).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mbx.commands import add_run, at_least, make_parser, run_directory
 from mbx.empo import agent as empo
 from mbx.empo import named_world
 from mbx.empo.agent.game import Game
-from mbx.empo.agent.playing import pressed, session
+from mbx.empo.agent.game import session
 from mbx.empo.agent.robots import make_robot
 from mbx.power import PowerParams
 from mbx.training import environments, run
@@ -75,6 +76,7 @@ def main(arguments: list[str]) -> None:
         raise ValueError("give a run directory or --world, not both")
     run.set_up_jax()
     game, values = make(workdir, options)
-    keys = pressed(sys.stdin) if options.keys is None else options.keys
+    # Without --keys characters come as a terminal or a pipe hands them on.
+    keys = iter(lambda: sys.stdin.read(1), "") if options.keys is None else options.keys
     with contextlib.suppress(KeyboardInterrupt):
-        session(game, keys, sys.stdout, values=values, color=sys.stdout.isatty())
+        session(game, keys, sys.stdout, values=values)

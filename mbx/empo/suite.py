@@ -24,8 +24,7 @@ import numpy as np
 
 from mbx.empo.power.codec import make_codec, make_records
 from mbx.empo.power.equations import PowerParams, check_params
-from mbx.empo.power.humans import HumanModel
-from mbx.empo.power.named import NamedWorld
+from mbx.empo.power.named import HumanModel, NamedWorld
 from mbx.empo.power.solver import solve
 from mbx.empo.power.worlds import (
     TabularWorld,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
 import subprocess
 import sys
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +13,8 @@ import pytest
 
 from mbx.empo import multigrid as mg
 from mbx.empo.agent import game as games
-from mbx.empo.agent.game import Game, Turn, look
-from mbx.empo.agent.playing import pressed, session
+from mbx.empo.agent.game import Game, Turn, session
 from mbx.empo.agent.robots import Robot, frozen_policy
-from mbx.empo.power.worlds import Views
 from mbx.power import HumanModel
 
 ROOM = "######\n#>..1#\n#<...#\n######"
@@ -126,29 +122,6 @@ def test_keys_are_actions_until_q_or_the_end():
     session(game, "wq", out)
     assert game.taken == ["forward"] and "reckon" not in out.getvalue()
     assert out.getvalue().endswith("you left after 1 steps, 0 goals reached\n")
-
-
-def test_keys_come_from_a_pipe_or_a_terminal_which_is_left_as_it_was():
-    assert "".join(pressed(io.StringIO("wa q"))) == "wa q"
-    import termios
-
-    master, slave = os.openpty()
-    before = termios.tcgetattr(slave)
-    with os.fdopen(slave, "r", buffering=1) as stream:
-        keys = pressed(stream)
-        typed = threading.Timer(0.05, os.write, (master, b"w"))  # no line ends
-        typed.start()
-        assert next(keys) == "w"
-        typed.join()
-        keys.close()
-        assert termios.tcgetattr(slave)[3] == before[3]
-    os.close(master)
-
-
-def test_the_players_cell_is_marked():
-    views = Views(None, None, (3, 2), np.zeros((2, 3), bool))
-    assert look(views, "abc\ndef", (1, 1)) == "abc\nd\x1b[7me\x1b[0mf"
-    assert look(views, "abc\ndef", (0, 0)).startswith("\x1b[7ma\x1b[0mb")
 
 
 @pytest.mark.slow

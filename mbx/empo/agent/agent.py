@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -27,7 +27,6 @@ from mbx.empo import power
 from mbx.empo.agent import targets as empo_targets
 from mbx.empo.agent.acting import make_act, params_at
 from mbx.empo.agent.diagnostics import make_diagnostics
-from mbx.empo.agent.idle import check_world
 from mbx.empo.agent.learners import init_state, learn_networks, learn_tables
 from mbx.empo.agent.models import Model, network_model, table_model
 from mbx.empo.agent.settings import Model as ModelSettings
@@ -83,7 +82,7 @@ def resolve(settings: Settings, spec: EnvSpec) -> Problem:
             f"env.name={spec.name!r}: agent 'empo' needs a world that lists its successors, for "
             "example empo:grid_rock_1h1r"
         )
-    check_world(settings, spec)
+    _check_world(settings, spec)
     world, stored = spec.world.world, spec.name.endswith("@stored")
     params = _power_params(settings, spec.world, spec.name)
     if stored and (settings.loss.human_expectation, settings.loss.human_samples) != ("fresh", 1):
@@ -105,6 +104,47 @@ def resolve(settings: Settings, spec: EnvSpec) -> Problem:
         held_out=spec.world.held_out,
         target_rate=0.0 if tables else settings.loss.target_rate,
     )
+
+
+def _check_world(settings: Settings, spec: EnvSpec) -> None:
+    """Raises ValueError for a changed setting that has no effect in the world of `spec`.
+
+    What other settings leave without effect is declared with them (`mbx.settings`).
+    """
+    assert spec.world is not None
+    for section, name, why in _without_effect(settings, spec):
+        own = getattr(settings, section)
+        value, normal = getattr(own, name), getattr(type(own)(), name)
+        if value != normal:
+            raise ValueError(
+                f"{section}.{name}={value!r} has no effect with env.name={spec.name!r}: {why}; "
+                f"leave it {normal!r}"
+            )
+
+
+def _without_effect(settings: Settings, spec: EnvSpec) -> Iterator[tuple[str, str, str]]:
+    """Section, name and reason of every setting that does nothing in this world."""
+    found: Any = spec.world
+    room, most = settings.loss.room, found.world.max_successors
+    if room > most:
+        yield "loss", "room", f"a joint action has at most {most} successors there"
+    if (not room or room >= most) and (found.table is not None or found.prior):
+        yield "loss", "max_lost", f"loss.room={room} has room for every successor"
+    prior = found.prior or "exact"  # of one's own humans nobody knows what they reckon with
+    if settings.env.varied_starts and found.world.states is not None:
+        yield "env", "walk", "its states are listed, and each is as likely"
+    if prior != "exact":
+        for name in ("beta_h", "optimistic"):
+            yield "power", name, f"its humans are {prior!r}, and only exact ones are of eq. (2)"
+    if prior in ("uniform", "file"):
+        yield "power", "nu_h", f"its humans are {prior!r}, which are taken as they are"
+    if found.prior and prior != "paths":
+        yield "humans", "beta", f"its humans are {prior!r}, not 'paths'"
+    if not spec.name.startswith("empo:multigrid/"):
+        for name in ("max_states", "max_joint"):
+            yield "humans", name, "it is for empo:multigrid/MAP"
+    elif settings.humans.model == "exact":
+        yield "humans", "max_joint", "humans.model='exact' lists states however many actions are"
 
 
 def _power_params(settings: Settings, found: NamedWorld, name: str) -> PowerParams:

@@ -1,33 +1,26 @@
-"""A world in which somebody plays one of the humans: the robots and the other humans move as ever.
+"""A world in which somebody plays one of the humans; the robots and the other humans act as ever.
 
-    game = Game(world, robot, jax.random.key(0), human=0)
-    print(game.text())
-    turn = game.step("forward")        # turn.robots: what the robots did meanwhile
-
-`python -m experiments.play RUN` is a terminal for it.
+game = Game(world, robot, jax.random.key(0), human=0)
+turn = game.step("forward")        # turn.robots: what the robots did
+session(game, keys, sys.stdout)    # by keys; `python -m experiments.play RUN`
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TextIO
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mbx.empo.agent.robots import Policy, Robot, as_robot
-from mbx.empo.power.worlds import Views, World, draw_actions, draw_goals
+from mbx.empo.power.worlds import World, draw_actions, draw_goals
 from mbx.types import Array
 
 
 class Turn(NamedTuple):
-    """What happened in a step.
-
-    Attributes:
-        humans: names of the actions of all humans, the player's among them.
-        robots: of the robots.
-        reached: whether the player arrived at the goal, in this step.
-    """
+    """Names of the actions in a step, and whether the player arrived at its goal."""
 
     humans: tuple[str, ...]
     robots: tuple[str, ...]
@@ -37,7 +30,7 @@ class Turn(NamedTuple):
 class Game:
     """A world, its robots, and a human whose actions are given.
 
-    A player that arrives takes another goal, by the goals' weights, until the world ends; robots
+    A player that arrives takes another goal, drawn by the goals' weights, until the world ends; robots
     that know the goals are told, robots that infer them start again.
 
     Args:
@@ -48,13 +41,10 @@ class Game:
         goal: the first goal, from 0; None: drawn, as the others' are.
 
     Raises:
-        ValueError: for a world without text, a human or a goal that there is not.
+        ValueError: for a world without text, a human or a goal that does not exist.
 
     Attributes:
-        state: of the world.
-        goals: `[H]`, what the humans want.
-        steps, arrivals: how many there have been.
-        over: the world has ended.
+        state, goals `[H]`, steps, arrivals (of the player), over.
     """
 
     def __init__(
@@ -147,8 +137,66 @@ class Game:
         return after, memory, humans, robots, reached, world.terminal(after)
 
 
-def look(views: Views, text: str, position: tuple[int, int]) -> str:
-    """The text with the cell at `position` in reverse video, for terminals."""
-    columns, _ = views.size
-    at = position[1] * (columns + 1) + position[0]
-    return f"{text[:at]}\x1b[7m{text[at]}\x1b[0m{text[at + 1 :]}"
+KEYS = {
+    "w": "forward",
+    "a": "left",
+    "d": "right",
+    "s": "still",
+    " ": "still",
+    "e": "toggle",
+    "p": "pick up",
+    "o": "drop",
+}
+
+
+def session(
+    game: Game,
+    keys: Iterable[str],
+    out: TextIO,
+    *,
+    values: Callable[[Any], np.ndarray] | None = None,
+) -> None:
+    """Play by keys until they end, the world ends or `q`; the map is written before every key.
+
+    Args:
+        game: what is played.
+        keys: one character each; unknown ones are explained.
+        out: where the map goes.
+        values: state -> V_h^e `[H, G]`, the robots' estimate, shown for the player.
+    """
+
+    def show(line: str) -> None:
+        column, row = game.position
+        print(
+            f"\n{game.text()}\nstep {game.steps}: you are at column {column + 1}, line {row + 1}, "
+            f"after goal {game.goal + 1} (=); {game.arrivals} reached",
+            file=out,
+        )
+        if values is not None:
+            each = enumerate(values(game.state)[game.human])
+            numbers = ", ".join(f"{number + 1}: {v:.2f}" for number, v in each)
+            print(f"the robots reckon that you reach goal {numbers}", file=out)
+        print(line, file=out, flush=True)
+
+    known = {key: action for key, action in KEYS.items() if action in game.actions}
+    explained = ", ".join(f"{k if k != ' ' else 'space'} {a}" for k, a in known.items())
+    explained += ", q quit"
+    show(explained)
+    for key in keys:
+        if key == "q" or game.over:
+            break
+        if key in known:
+            turn = game.step(known[key])
+            others = [
+                f"human {number + 1}: {action}"
+                for number, action in enumerate(turn.humans)
+                if number != game.human
+            ]
+            others += [f"robot {number + 1}: {action}" for number, action in enumerate(turn.robots)]
+            show(", ".join(others) + ("; YOU ARE THERE" if turn.reached else ""))
+        elif not key.isspace():
+            print(f"{key!r} is no key here: {explained}", file=out, flush=True)
+        if game.over:
+            break
+    ending = "the world has ended" if game.over else "you left"
+    print(f"{ending} after {game.steps} steps, {game.arrivals} goals reached", file=out)

@@ -13,7 +13,7 @@ from mbx.agents import settings as common
 from mbx.agents.settings import RunSettings
 from mbx.settings import NONZERO, section, setting
 
-MODELS = ("auto", "exact", "paths", "uniform", "file")  # `mbx.empo.power.humans`, which loads JAX
+MODELS = ("auto", "exact", "paths", "uniform", "file")  # `mbx.empo.power.named`, which loads JAX
 
 _OWN_HUMANS = {"model": ("auto", "exact", "paths", "uniform", "file")}
 _NETWORKS = {"model.kind": "networks"}

@@ -30,7 +30,7 @@ from mbx.empo.multigrid.family_views import make_family_views
 from mbx.empo.multigrid.layout import BUTTONS, ITEMS, Layout
 from mbx.empo.multigrid.paths import make_paths
 from mbx.empo.multigrid.state import GONE, State, initial_state, make_board
-from mbx.empo.power.humans import HumanModel
+from mbx.empo.power.named import HumanModel
 from mbx.empo.power.worlds import World
 from mbx.types import Array
 

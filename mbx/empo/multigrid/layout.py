@@ -26,7 +26,7 @@ import numpy as np
 from mbx.empo.multigrid import objects
 from mbx.empo.multigrid.objects import BUTTONS, COLORS, GROUPS, HUMANS, ITEMS, ROBOTS
 from mbx.empo.power.equations import PowerParams, check_params
-from mbx.empo.power.humans import HumanModel
+from mbx.empo.power.named import HumanModel
 
 DIRECTIONS = np.array([(1, 0), (0, 1), (-1, 0), (0, -1)], np.int32)  # right, down, left, up
 STILL, LEFT, RIGHT, FORWARD, TOGGLE, PICK_UP, DROP = range(7)

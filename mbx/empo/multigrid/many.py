@@ -12,8 +12,7 @@ from mbx.empo.multigrid.family import Family, family_world, make_family
 from mbx.empo.multigrid.generate import generate
 from mbx.empo.multigrid.layout import Layout, read_worlds
 from mbx.empo.power.equations import PowerParams
-from mbx.empo.power.humans import HumanModel
-from mbx.empo.power.named import NamedWorld
+from mbx.empo.power.named import HumanModel, NamedWorld
 
 
 class Choice(NamedTuple):

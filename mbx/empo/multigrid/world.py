@@ -21,8 +21,7 @@ from mbx.empo.multigrid.render import make_render
 from mbx.empo.multigrid.state import CARRIED, INSIDE, State, unpack
 from mbx.empo.multigrid.text import ACTIONS, make_text
 from mbx.empo.power.equations import PowerParams
-from mbx.empo.power.humans import HumanModel
-from mbx.empo.power.named import NamedWorld
+from mbx.empo.power.named import HumanModel, NamedWorld
 from mbx.empo.power.solver import solve
 from mbx.empo.power.worlds import TabularWorld, Views, World, tabular_world
 from mbx.types import Array

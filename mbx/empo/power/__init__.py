@@ -31,8 +31,7 @@ from mbx.empo.power.equations import (
     v_h_e_target,
     z_to_q,
 )
-from mbx.empo.power.humans import HumanModel
-from mbx.empo.power.named import NamedWorld
+from mbx.empo.power.named import HumanModel, NamedWorld
 from mbx.empo.power.solver import Solution, solve
 from mbx.empo.power.worlds import (
     TabularWorld,

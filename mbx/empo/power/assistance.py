@@ -61,13 +61,6 @@ def solve_assistance(
     Raises:
         ValueError: for an inconsistent world, a policy of another shape, and a world with too
             many goals, humans or states for arrays of at most LARGEST numbers.
-
-    Examples:
-        >>> from mbx.empo import named_world
-        >>> found = named_world("grid_rock_1h1r")
-        >>> best = power.solve_assistance(found.table, found.solution.pi_h, 0.99)
-        >>> best.q.shape  # of 5 goals, arrived or not
-        (5, 2, 243, 4)
     """
     check_world(world)
     humans, robots = np.asarray(world.humans), np.asarray(world.robots)

@@ -70,13 +70,6 @@ def make_codec(world: World) -> Codec:
     unsigned words by their bits.
 
     Raises ValueError for elements of more than 32 bits and for typed random keys.
-
-    Examples:
-        >>> from mbx.empo import named_world
-        >>> world = named_world("grid_rock_1h1r").world
-        >>> codec = power.make_codec(world)
-        >>> codec.size  # words of an observation
-        3
     """
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, world.example_state))
     for leaf in leaves:
@@ -98,14 +91,7 @@ def make_codec(world: World) -> Codec:
 
 
 def make_records(world: World) -> Records:
-    """The layout of stored successors: each slot its state's words and its probability's bits.
-
-    Examples:
-        >>> from mbx.empo import named_world
-        >>> world = named_world("grid_rock_1h1r").world
-        >>> type(power.make_records(world)).__name__
-        'Records'
-    """
+    """The layout of stored successors: each slot its state's words and its probability's bits."""
     robots = jnp.asarray(profiles(world.num_robots, world.num_actions), jnp.int32)
     codec, humans = make_codec(world), world.num_humans
     state_words = codec.size - 2 * humans

@@ -55,14 +55,7 @@ class PowerParams(NamedTuple):
 
 
 def check_params(params: PowerParams) -> None:
-    """Raises ValueError for the first parameter that the theory does not allow.
-
-    Examples:
-        >>> power.check_params(power.PowerParams(gamma_h=1.5))
-        Traceback (most recent call last):
-            ...
-        ValueError: power.gamma_h=1.5: give a discount above 0 and at most 1
-    """
+    """Raises ValueError for the first parameter that the theory does not allow."""
     limits = {
         "beta_h": (params.beta_h >= 0, "at least 0"),
         "beta_r": (params.beta_r >= 0, "at least 0"),
@@ -124,10 +117,6 @@ def human_aggregate(
 
     Args:
         mask: `[..., H]` bool, humans that exist.
-
-    Examples:
-        >>> power.human_aggregate(jnp.array([0.5, 0.25]), 1.0).tolist()  # the mean of 2 and 4
-        3.0
     """
     if reduce not in ("mean", "sum"):
         raise ValueError(f"reduce={reduce!r}: choose mean or sum")
@@ -140,12 +129,7 @@ def human_aggregate(
 def intrinsic_reward(
     x_h: Array, xi: Number, eta: Number, mask: Array | None = None, reduce: str = "mean"
 ) -> Array:
-    """Eq. (8): U_r = -y^eta. `[..., H]` -> `[...]`, <= -1 where X_h <= 1 and reduce="mean".
-
-    Examples:
-        >>> power.intrinsic_reward(jnp.array([0.5, 0.25]), 1.0, 2.0).tolist()
-        -9.0
-    """
+    """Eq. (8): U_r = -y^eta. `[..., H]` -> `[...]`, <= -1 where X_h <= 1 and reduce="mean"."""
     return -(human_aggregate(x_h, xi, mask, reduce) ** eta)
 
 
@@ -198,11 +182,6 @@ def v_h_e_target(
     Args:
         v_h_e, achieved, prob, terminal: `[..., R, K]`.
         policy: `[..., R]`.
-
-    Examples:
-        >>> v, reached = jnp.array([[0.5, 0.0]]), jnp.array([[0.0, 1.0]])
-        >>> power.v_h_e_target(v, reached, jnp.array([[0.5, 0.5]]), jnp.ones(1), 0.5).tolist()
-        0.625
     """
     value = dense_expectation(attained(v_h_e, achieved, gamma_h, terminal), prob)
     return jnp.sum(policy * value, axis=-1)
@@ -213,12 +192,7 @@ def v_h_e_target(
 
 
 def q_to_z(q: Array, eta: Number, xi: Number) -> Array:
-    """z = (-q)^(-1/(eta xi)), in (0, 1] for q <= -1 only.
-
-    Examples:
-        >>> float(power.q_to_z(jnp.float32(-4.0), 1.0, 2.0))
-        0.5
-    """
+    """z = (-q)^(-1/(eta xi)), in (0, 1] for q <= -1 only."""
     return (-q) ** (-1.0 / (eta * xi))
 
 
@@ -226,10 +200,6 @@ def z_to_q(z: Array, eta: Number, xi: Number) -> Array:
     """q = -z^(-eta xi), the inverse of `q_to_z`; for z in (0, 1] it is at most -1.
 
     Q_r exceeds -1 wherever termination is near, so this head is for worlds without terminals.
-
-    Examples:
-        >>> float(power.z_to_q(jnp.float32(0.5), 1.0, 2.0))
-        -4.0
     """
     return -(z ** (-eta * xi))
 
@@ -239,12 +209,6 @@ def soft_clamp(x: Array, low: float, high: float) -> Array:
 
     R is the widened range. Its slope is 1 at the bounds and falls by e with every R outside: some
     gradient is left nearby, none a hundred R away (float32).
-
-    Examples:
-        >>> power.soft_clamp(jnp.array([0.5, 0.0]), -1.0, 1.0).tolist()
-        [0.5, 0.0]
-        >>> bool(power.soft_clamp(jnp.float32(9.0), -1.0, 1.0) < 3.0)
-        True
     """
     low, high = low - 1e-6, high + 1e-6
     width = high - low

@@ -1,4 +1,4 @@
-"""A world with what is known of it: what environments carry to the agent."""
+"""A world with what is known of it, and the choice of who lives in it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,47 @@ from mbx.empo.power.equations import PowerParams
 from mbx.empo.power.solver import Solution
 from mbx.empo.power.worlds import TabularWorld, World
 
+MODELS = ("auto", "exact", "paths", "uniform", "file")
+
+
+@dataclasses.dataclass(frozen=True)
+class HumanModel:
+    """A choice of human prior.
+
+    Attributes:
+        model: "exact", eqs. (1) to (3) solved, of worlds that are listed; "paths", shortest ways
+            (grids); "uniform"; "file", a table; "auto", exact where the world is small enough, else
+            the best that there is.
+        beta: inverse temperature of an action in "paths".
+        file: .npy file of a policy [H, G, S, A] of a listed world, for "file".
+        max_states: most states that "auto" and "exact" list.
+        max_joint: most joint actions of a state with which "auto" lists at all.
+    """
+
+    model: str = "auto"
+    beta: float = 3.0
+    file: str = ""
+    max_states: int = 5_000
+    max_joint: int = 64
+
+    def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            raise ValueError(f"humans.model={self.model!r}: choose one of {MODELS}")
+        if not 0.0 <= self.beta < float("inf"):
+            raise ValueError(f"humans.beta={self.beta}: give a number of at least 0")
+        if (self.model == "file") != bool(self.file):
+            raise ValueError(
+                f"humans.file={self.file!r} with humans.model={self.model!r}: a file goes with "
+                "model=file"
+            )
+        for name in ("max_states", "max_joint"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"humans.{name}={getattr(self, name)}: give at least 1")
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NamedWorld:
-    """A world with what is known of it.
+    """A world with what is known of it: what environments carry to the agent.
 
     Attributes:
         world: what the agent trains on.
@@ -19,7 +56,7 @@ class NamedWorld:
         table: its transitions, where it is small enough to be listed.
         solution: their exact solution.
         held_out: the same world begun on maps that nobody trains on; None where there are none.
-        prior: whose humans these are, a model of `mbx.power.HumanModel` but "auto"; "": one's own.
+        prior: the humans' model, a choice of `HumanModel` other than "auto"; "": a custom one.
     """
 
     world: World

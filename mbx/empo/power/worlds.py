@@ -123,41 +123,18 @@ class World(NamedTuple):
 
 
 def goal_distribution(world: World) -> Array:
-    """`[H, G]` probabilities proportional to the goal weights.
-
-    Examples:
-        >>> from mbx.empo import named_world
-        >>> world = named_world("grid_rock_1h1r").world
-        >>> print(np.array(power.goal_distribution(world).sum(-1)).round(3))
-        [1.]
-    """
+    """`[H, G]` probabilities proportional to the goal weights."""
     return world.goal_weight / jnp.sum(world.goal_weight, axis=-1, keepdims=True)
 
 
 def draw_goals(world: World, key: Array) -> Array:
-    """One goal a human, `[H]` int32, by the goal distribution.
-
-    Examples:
-        >>> from mbx.empo import named_world
-        >>> world = named_world("grid_rock_1h1r").world
-        >>> power.draw_goals(world, jax.random.key(0)).shape  # one human
-        (1,)
-    """
+    """One goal a human, `[H]` int32, by the goal distribution."""
     logits = jnp.log(goal_distribution(world))
     return jax.random.categorical(key, logits).astype(jnp.int32)
 
 
 def draw_actions(world: World, state: Any, goals: Array, key: Array) -> Array:
-    """The humans' actions `[H]` int32: by the prior for their goals, a share `epsilon` uniform.
-
-    Examples:
-        >>> from mbx.empo import named_world
-        >>> world = named_world("grid_rock_1h1r").world
-        >>> state = power.make_varied_start(world, 10)(jax.random.key(0))
-        >>> goals = power.draw_goals(world, jax.random.key(1))
-        >>> power.draw_actions(world, state, goals, jax.random.key(2)).shape
-        (1,)
-    """
+    """The humans' actions `[H]` int32: by the prior for their goals, a share `epsilon` uniform."""
     policy = jnp.take_along_axis(world.human_policy(state), goals[:, None, None], axis=1)[:, 0]
     chosen = jax.random.categorical(key, jnp.log(policy)).astype(jnp.int32)
     if not world.epsilon:
@@ -173,13 +150,6 @@ def make_varied_start(world: World, walk: int) -> Callable[[Array], Any]:
     Where states are listed each is equally likely; a world that scatters what moves does that;
     elsewhere it is where uniformly random agents are after 0 to `walk` steps from an ordinary
     start.
-
-    Examples:
-        >>> from mbx.empo import named_world
-        >>> world = named_world("grid_rock_1h1r").world
-        >>> start = power.make_varied_start(world, 10)
-        >>> start(jax.random.key(0)).shape  # the number of a state
-        ()
     """
     if world.states is not None:
         with jax.ensure_compile_time_eval():  # also where a run's state is only traced, to be read
@@ -217,22 +187,13 @@ def profiles(num_agents: int, num_actions: int) -> np.ndarray:
     """`[num_actions ** num_agents, num_agents]`: the actions of each joint index, agent 0 fastest.
 
     Little-endian: index = sum_i a_i num_actions^i, `joint_index` is the inverse.
-
-    Examples:
-        >>> power.profiles(2, 2).tolist()
-        [[0, 0], [1, 0], [0, 1], [1, 1]]
     """
     index = np.arange(num_actions**num_agents)[:, None]
     return index // num_actions ** np.arange(num_agents)[None, :] % num_actions
 
 
 def joint_index(actions: Any, num_actions: int) -> Any:
-    """`[..., n]` actions to `[...]` little-endian joint indices (numpy in, numpy out).
-
-    Examples:
-        >>> power.joint_index(np.array([[0, 1], [2, 1]]), 3).tolist()  # agent 0 fastest
-        [3, 5]
-    """
+    """`[..., n]` actions to `[...]` little-endian joint indices (numpy in, numpy out)."""
     shape = (1,) * (actions.ndim - 1) + (-1,)
     weights = (num_actions ** np.arange(actions.shape[-1])).reshape(shape)
     return (actions * weights).sum(axis=-1)
@@ -249,15 +210,6 @@ def check_world(
 
     Raises:
         ValueError: naming the field, the value and the remedy, for an inconsistent world.
-
-    Examples:
-        >>> from mbx.empo import named_world
-        >>> table = named_world("grid_rock_1h1r").table
-        >>> power.check_world(table)
-        >>> power.check_world(table._replace(num_actions=0))
-        Traceback (most recent call last):
-            ...
-        ValueError: succ_joint holds 0..15: must lie in 0..-1
     """
     w = TabularWorld(*(np.asarray(field) for field in world))
     agents = sorted([*w.humans.tolist(), *w.robots.tolist()])
@@ -304,14 +256,7 @@ def check_world(
 
 
 def never_achieved(world: TabularWorld) -> np.ndarray:
-    """`[H, G]` bool: goals of positive weight that hold in no state that any transition enters.
-
-    Examples:
-        >>> from mbx.empo import named_world
-        >>> table = named_world("grid_rock_1h1r").table
-        >>> power.never_achieved(table).tolist()
-        [[False, False, True, True, False]]
-    """
+    """`[H, G]` bool: goals of positive weight that hold in no state that any transition enters."""
     entered = np.zeros(int(world.num_states), bool)
     entered[np.asarray(world.succ_next)] = True
     reached = (np.asarray(world.achieved).astype(bool) & entered).any(axis=-1)
@@ -338,12 +283,6 @@ def tabular_world(
 
     Raises:
       ValueError: an inconsistent world or a policy of the wrong shape.
-
-    Examples:
-        >>> from mbx.empo import named_world
-        >>> table = named_world("grid_rock_1h1r").table
-        >>> power.tabular_world(table).num_states
-        243
     """
     check_world(world)
     num_states, num_actions = int(world.num_states), int(world.num_actions)
