@@ -1,12 +1,11 @@
-"""EMPO's worlds as environments: `empo:grid_rock_1h1r`, `empo:grid_corridor_2h1r`, your own.
+"""EMPO's worlds as environments: `empo:grid_rock_1h1r`, `empo:multigrid/MAP`, registered ones.
 
 The robots are the agent; the humans live inside the environment and act by their prior towards
-goals of their own. A goal is drawn again when it is achieved, and now and then. The observation is
-the whole state, the goals and the humans' last actions (`mbx.power.Codec`); the action is a
-one-hot joint robot action (little-endian). The reward, the share of humans that reached their goal
-in the step, is for reporting only: the agent's own reward is human power. `register_world` adds
-worlds; `empo:NAME@stored` also puts the state's successors into the observation, and so into the
-replay (`mbx.empo.power.codec`).
+goals, drawn again when achieved, and now and then. The observation is the whole state, the goals
+and the humans' last actions (`mbx.power.Codec`); the action is a one-hot joint robot action
+(little-endian). The reward, the share of humans that reached their goal in the step, is for
+reporting only. `empo:NAME@stored` puts the state's successors into the observation, and so into
+the replay (`mbx.power.codec`).
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ Array = jax.Array
 
 RESAMPLE_PROBABILITY = 0.01
 TIME_LIMIT = 50
+WALK = 64  # most random steps to a varied start, where states are not listed
 STEP_SECONDS = 0.25  # of a video; the worlds have no clock
 _PACKAGED = ("grid_rock_1h1r", "grid_corridor_2h1r")
 
@@ -66,8 +66,7 @@ def named_world(
 
     Args:
         name: of a packaged or registered world; or `multigrid/MAP`, see
-            `mbx.empo.multigrid.load_world`; or `maps/SOURCE` of many maps, see
-            `mbx.empo.multigrid.many`.
+            `mbx.empo.multigrid.load_world`; or `maps/SOURCE`, see `mbx.empo.multigrid.many`.
         params: of the equations; None: the world's own.
         humans: who lives there; None: as the world says.
         default: parameters for a world that has none of its own.
@@ -129,10 +128,7 @@ def _adapted(
 
 @functools.cache
 def packaged_world(name: str) -> NamedWorld:
-    """A small gridworld that comes with the package, its humans' prior solved exactly (phase 1).
-
-    Features are one-hot positions, directions and the time.
-    """
+    """A packaged gridworld, solved; features are one-hot positions, directions and the time."""
     path = importlib.resources.files("mbx.empo") / "worlds" / f"{name}.npz"
     with path.open("rb") as file:
         data = dict(np.load(file))
@@ -156,23 +152,18 @@ def raw_environment(
     stored: bool = False,
     resample: float = RESAMPLE_PROBABILITY,
     varied_starts: float = 0.0,
-    walk: int = 64,
 ) -> RawEnvironment:
     """One world with its humans inside, un-batched; its time limit is 50 steps.
 
-    Args:
-        name: SUITE:TASK.
-        world: the world.
-        stored: observations end with the successors of the state for drawn human actions.
-        resample: probability with which a human takes another goal before it has reached one.
-        varied_starts: share of episodes that begin anywhere, see `make_varied_start`.
-        walk: of `make_varied_start`.
+    stored: observations end with the successors of the state for drawn human actions.
+    resample: probability with which a human takes another goal before it has reached one.
+    varied_starts: share of episodes that begin anywhere, see `make_varied_start`.
     """
     codec, records = make_codec(world), make_records(world)
     size = codec.size + (records.size if stored else 0)
     joint_actions = world.num_actions**world.num_robots
     base = world.num_actions ** jnp.arange(world.num_robots)
-    start = make_varied_start(world, walk) if varied_starts else None
+    start = make_varied_start(world, WALK) if varied_starts else None
 
     def observe(state: tuple, key: Array) -> Array:
         obs = codec.pack(*state)
@@ -227,7 +218,6 @@ def make(
     power: Mapping[str, Any] | None = None,
     humans: Mapping[str, Any] | None = None,
     varied_starts: float = 0.0,
-    walk: int = 64,
     maps: tuple[int, int, int] = (64, 16, 0),
     on_held_out: bool = False,
 ) -> JaxEnvironment:
@@ -235,15 +225,12 @@ def make(
 
     Args:
         task: a name for `named_world`, perhaps with `@stored`.
-        num_envs: E.
-        action_repeat: 1 or None.
         episode_length: of agent steps; None: 50, or until the world ends.
         seed: unused, there is no randomness outside keys.
         power: parameters of the equations, and `source`: "config" for these, "world" for the
             world's own where it has some.
         humans: fields of `HumanModel` (model "world": as the world says), `epsilon` and `resample`.
         varied_starts: see `raw_environment`.
-        walk: see `raw_environment`.
         maps: see `named_world`.
         on_held_out: episodes begin on the maps held out of training, where there are such.
 
@@ -259,7 +246,6 @@ def make(
         found.held_out if on_held_out and found.held_out else found.world,
         stored=stored,
         varied_starts=varied_starts,
-        walk=walk,
         resample=resample,
     )
     environment = episodic(raw, num_envs, episode_length=episode_length)
@@ -303,11 +289,7 @@ def make_renderer(
     maps: tuple[int, int, int] = (64, 16, 0),
     on_held_out: bool = False,
 ) -> Renderer:
-    """Pictures of the world and its humans' goals.
-
-    Args:
-        task: see `make`; likewise the others, of which depends whether states are numbers. Where
-            episodes begin does not matter.
+    """Pictures of the world and its humans' goals; arguments as of `make`.
 
     Raises:
         ValueError: for a world without any, and as `make`.
@@ -321,10 +303,7 @@ def make_renderer(
 def solved_world(table: TabularWorld, params: PowerParams, **options: Any) -> NamedWorld:
     """A listed world, solved: its humans follow the exact prior. For `register_world`.
 
-    Args:
-        table: its transitions.
-        params: of the equations; the world brings them.
-        **options: of `mbx.power.tabular_world`.
+    options: of `mbx.power.tabular_world`.
     """
     solution = solve(table, params)
     world = tabular_world(table, solution, **options)

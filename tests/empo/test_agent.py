@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import power, replay
+from mbx import power
 from mbx.empo import suite as empo_envs
 from mbx.empo.agent import agent as agent_module
 from mbx.empo.agent import evaluation as empo_evaluation
@@ -317,40 +317,6 @@ def test_a_network_robot_helps_as_the_exact_one_where_help_is_rare():
         found.world, policy, jax.random.key(1), episodes=10_000, length=9
     )
     assert result["reached"] > 0.62, result
-
-
-def test_candidates_balance_the_states_of_a_batch():
-    # One state in most rows, three in one row each: all four are equally likely.
-    found = load("dag_2h2r")
-    settings = settings_of(model=dict(hidden=8), loss=dict(batch_size=2, candidates=64))
-    problem = problem_of(found, settings)
-    agent = make_agent(settings, environment_of(found).spec)
-    codec = power.make_codec(found.world)
-    none = jnp.zeros(2, jnp.int32)
-    places = np.zeros(40, int)
-    places[[5, 15, 25]] = [1, 2, 3]
-    buffer = replay.init(agent.example_row(), num_envs=1, capacity=64)
-    no = jnp.zeros(1, bool)
-
-    def row(place, other):
-        obs = codec.pack(jnp.int32(place), none + other, none + 1 - other)[None]
-        flags = dict(is_first=no, is_last=no, terminated=no, reward=jnp.zeros(1))
-        return dict(obs=obs, action=jnp.zeros((1, problem.num_robot_actions)), **flags)
-
-    rows = [row(place, i % 2) for i, place in enumerate(places)]
-    rows = jax.tree.map(lambda *x: jnp.stack(x), *rows)
-    buffer, _ = jax.lax.scan(lambda b, r: (replay.insert(b, r), None), buffer, rows)
-
-    @jax.jit
-    def drawn(key):
-        batch = agent_module._sample(problem, buffer, key)
-        return jax.vmap(codec.unpack)(batch.rows["obs"][0])[0], batch.mask
-
-    places, mask = jax.vmap(drawn)(jax.random.split(jax.random.key(0), 500))
-    shares = np.bincount(np.asarray(places).ravel(), minlength=4) / 1_000
-    # 128 draws of 39 transitions miss a given row now and then.
-    np.testing.assert_allclose(shares[:4], 0.25, atol=0.06)
-    assert bool(jnp.all(mask))
 
 
 def test_errors_of_q_by_hand():

@@ -41,10 +41,6 @@ from tests.helpers import other_value, recorded
             "loss.target_interval=5 has no effect with target_rate=0.1",
         ),
         (dict(model=dict(conv_width=8)), "conv_width=8 has no effect.*model.encoder='conv'"),
-        (
-            dict(env=dict(name="empo:maps/doors", varied_starts=0.5, walk=9)),
-            "env.walk=9 has no eff",
-        ),
         (dict(env=dict(held_out=3)), "config.env.held_out=3 has no effect.*empo:maps/SOURCE"),
         (dict(model=AVERAGING | dict(table_min_rate=2.0)), "table_min_rate=2.0.*at most 1"),
         (dict(model=TABLES, loss=dict(human_expectation="fresh")), "drawn targets are noisy"),
@@ -114,7 +110,7 @@ def power_world(world):
         {},
         dict(model=dict(x_h="network", q_head="dueling"), loss=dict(advantage_coef=1.0)),
         dict(model=dict(u_r="network", v_r="network", q_encoder="own")),
-        dict(loss=dict(human_expectation="exact", candidates=2, unique=9)),
+        dict(loss=dict(human_expectation="exact", unique=9)),
         dict(model=dict(kind="tables")),
     ],
     ids=["default", "x_h", "u_r", "exact", "tables"],
@@ -172,7 +168,7 @@ BASES = [
     dict(loss=SMALL),
     dict(loss=dict(SMALL, advantage_coef=1.0), model=dict(x_h="network", q_head="dueling")),
     dict(loss=SMALL, model=dict(u_r="network", v_r="network")),
-    dict(loss=dict(SMALL, human_expectation="exact", candidates=2, unique=9)),
+    dict(loss=dict(SMALL, human_expectation="exact", unique=9)),
     dict(loss=SMALL, model=dict(kind="tables")),
     dict(loss=SMALL, curriculum=dict(gamma_h_ramp=10, gamma_r_ramp=10)),
     dict(loss=SMALL, model=dict(encoder="conv")),
@@ -180,7 +176,6 @@ BASES = [
 # Another value where the next best one would be refused for what it is.
 OTHER = {
     "power.terminal_v_r": -1e-3,
-    "loss.candidates": 3,
     "curriculum.constant_fraction": 0.5,
     "curriculum.steps": 100_000,
 }

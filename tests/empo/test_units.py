@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib import figure
 
-from mbx import envs, replay
+from mbx import envs
 from mbx.empo import suite
 from mbx.empo.agent import agent, diagnostics, evaluation, targets
 from mbx.empo.agent.game import Game
@@ -49,27 +49,6 @@ def test_copies_follow_the_parameters_by_a_share_of_the_way():
         assert float(train.target["w"]) == wanted and train.params == {"w": 1.0}
     problem = problem_of(load("dag_2h2r"), settings_of(loss=dict(target_rate=0.25)))
     assert problem.target_rate == 0.25
-
-
-@pytest.mark.parametrize(("candidates", "drawn"), [(1, 3), (2, 6)])
-def test_a_batch_is_one_candidate_a_row_or_chosen_among_more(monkeypatch, candidates, drawn):
-    found = load("dag_2h2r")
-    settings = settings_of(loss=dict(batch_size=3, candidates=candidates))
-    problem, seen = problem_of(found, settings), []
-
-    def sample(buffer, key, *, batch_size, length):
-        seen.append((batch_size, length))
-        rows = {"obs": jnp.zeros((2, batch_size, 5), jnp.int32)}
-        return replay.Sample(rows, None, jnp.ones((1, batch_size), bool), None)
-
-    monkeypatch.setattr(replay, "sample", sample)
-    batch = jax.eval_shape(lambda key: agent._sample(problem, None, key), jax.random.key(0))
-    assert seen == [(drawn, 1)] and batch.mask.shape == (1, 3)
-    assert batch.rows["obs"].shape == (2, 3, 5)
-    if candidates == 1:  # as it was drawn: nothing is ordered
-        same = SimpleNamespace()
-        monkeypatch.setattr(replay, "sample", lambda *_, **__: same)
-        assert agent._sample(problem, None, jax.random.key(0)) is same
 
 
 def test_shares_are_of_the_actions_of_rows_that_exist():

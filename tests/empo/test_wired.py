@@ -128,7 +128,6 @@ def both(names, name, kind, base, value):
 # Kind of world, base, and another value of the setting.
 CHANGES = {
     "env.varied_starts": ("map", dict(humans=UNLISTED), 0.5),
-    "env.walk": ("map", dict(humans=UNLISTED, env=dict(varied_starts=0.5)), 9),
     "env.maps": ("maps", dict(env=dict(held_out=0)), 2),
     "env.held_out": ("maps", dict(env=dict(held_out=1)), 2),
     "env.map_seed": ("maps", dict(env=dict(held_out=1)), 1),
@@ -150,7 +149,6 @@ CHANGES = {
 IDLE = {
     "loss.room": ("listed", {}, 99.0, "at most . successors"),
     "loss.max_lost": ("listed", dict(loss=dict(batch_size=2, room=0.0)), 0.5, "room for every"),
-    "env.walk": ("listed", dict(env=dict(varied_starts=0.5)), 9, "its states are listed"),
     "humans.beta": ("map", dict(humans=dict(model="auto")), 2.0, "are 'exact', not 'paths'"),
     "humans.max_states": (
         "maps",

@@ -4,14 +4,14 @@
     agent         acts and learns: `make_agent(settings, spec)`
     models        networks or tables for V_h^e, X_h, Q_r
     targets       successors of a batch of states, and what is learned from them
-    learners      a step of the networks, or of the tables
-    robots        the learned one, and those to compare it with
+    learners      one step of the networks, or of the tables
+    acting        the robot's policy by a train state
+    robots        the learned robot, and those to compare it with
     evaluation    errors against the exact solution, what humans reach
+    diagnostics   numbers, episodes and maps next to the log
     game          a world in which somebody plays one of the humans
-    diagnostics   numbers, episodes and maps beside the log
-    idle          settings that a world leaves without effect
 
-The theory is in `mbx.power`; where the algorithm comes from is in docs/sources.md#empo.
+The theory is in `mbx.empo.power`; sources are in docs/sources.md#empo.
 """
 
 from __future__ import annotations

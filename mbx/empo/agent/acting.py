@@ -1,9 +1,4 @@
-"""The robot's policy, by a train state.
-
-policy_of         by the network (or table) of Q_r: what learning reads and explores with
-acting_policy     the one to act by where nothing is learned: the same, or a step ahead
-make_act          `Agent.act`
-"""
+"""The robot's policy by a train state: what learning explores with, and what evaluations act by."""
 
 from __future__ import annotations
 
@@ -33,14 +28,14 @@ def params_at(problem: Problem, step: Array) -> PowerParams:
 
 
 def policy_of(problem: Problem, train: TrainState, states: Any) -> Array:
-    """pi_r `[N, R]` of states at the learner's beta_r."""
+    """pi_r `[N, R]` of states by Q_r's network or table, at the learner's beta_r."""
     model, params = problem.model, train.frozen
     q = model.q_r(params, model.trunk(params, model.encode(states)))
     return power.robot_policy(q, params_at(problem, train.step).beta_r)
 
 
 def acting_policy(problem: Problem, train: TrainState, states: Any) -> Array:
-    """pi_r `[N, R]` of states where the robot does not learn: see `settings.eval.lookahead`."""
+    """pi_r `[N, R]` of states where the robot does not learn: by `eval.lookahead` a step ahead."""
     if not problem.settings.eval.lookahead:
         return policy_of(problem, train, states)
     return power.robot_policy(
@@ -71,7 +66,7 @@ def q_ahead(problem: Problem, train: TrainState, states: Any) -> Array:
 
 
 def make_act(problem: Problem) -> Act:
-    """`Agent.act`: draws from the policy, of which a share is uniform while learning."""
+    """`Agent.act`: draws from the policy; while learning a share of actions is uniform."""
     unpack, num_robot_actions = (
         jax.vmap(make_codec(problem.world).unpack),
         problem.num_robot_actions,

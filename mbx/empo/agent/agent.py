@@ -44,13 +44,9 @@ from mbx.types import Array, EnvSpec, Metrics
 def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
     """The agent as pure functions.
 
-    Args:
-        settings: the run's.
-        spec: of an environment that brings its world, as `empo:` ones do.
-
     Raises:
-        ValueError: for an environment without a world, for goal weights that do not sum to one,
-            and for settings that do not go with the world; see `resolve`.
+        ValueError: for an environment without a world (`empo:` ones have one), for goal weights
+            that do not sum to one, and for settings that do not go with the world; see `resolve`.
     """
     problem = resolve(settings, spec)
     totals = jnp.sum(problem.world.goal_weight, axis=-1)
@@ -71,7 +67,7 @@ def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
 
 
 def resolve(settings: Settings, spec: EnvSpec) -> Problem:
-    """What settings and world amount to.
+    """Settings and world as what is learned and how.
 
     Raises:
         ValueError: for an environment without a world, and for settings that the world leaves
@@ -131,8 +127,6 @@ def _without_effect(settings: Settings, spec: EnvSpec) -> Iterator[tuple[str, st
     if (not room or room >= most) and (found.table is not None or found.prior):
         yield "loss", "max_lost", f"loss.room={room} has room for every successor"
     prior = found.prior or "exact"  # of one's own humans nobody knows what they reckon with
-    if settings.env.varied_starts and found.world.states is not None:
-        yield "env", "walk", "its states are listed, and each is as likely"
     if prior != "exact":
         for name in ("beta_h", "optimistic"):
             yield "power", name, f"its humans are {prior!r}, and only exact ones are of eq. (2)"
@@ -227,7 +221,7 @@ def _make_update(problem: Problem) -> Update:
         train: TrainState, buffer: replay.ReplayState, key: Array
     ) -> tuple[TrainState, replay.ReplayState, Metrics]:
         sample_key, human_key = jax.random.split(key)
-        batch = _sample(problem, buffer, sample_key)
+        batch = replay.sample(buffer, sample_key, batch_size=loss.batch_size, length=1)
         states, human, listed = _experience(problem, batch.rows["obs"], human_key)
         # Left out where nothing is dropped: the keys of all else stay what they are.
         drop_key = jax.random.fold_in(key, 2) if problem.model.dropping else None
@@ -269,28 +263,6 @@ def _make_update(problem: Problem) -> Update:
     return update
 
 
-def _sample(problem: Problem, buffer: replay.ReplayState, key: Array) -> replay.Sample:
-    """Transitions of a batch: drawn uniformly, or balanced over the different states drawn."""
-    loss = problem.settings.loss
-    num = loss.batch_size * loss.candidates
-    batch = replay.sample(buffer, key, batch_size=num, length=1)
-    if loss.candidates == 1:
-        return batch
-    words = make_codec(problem.world).size - 2 * problem.world.num_humans
-    obs = batch.rows["obs"][0, :, :words].astype(jnp.uint32)
-    factors = jax.random.bits(jax.random.key(0), (words,), jnp.uint32) | 1
-    code = jnp.sum(obs * factors[None], axis=1)
-    order = jnp.argsort(code)
-    ordered = code[order]
-    again = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] == ordered[:-1]])
-    repeated = jnp.zeros(num, bool).at[order].set(again)
-    score = jax.random.uniform(jax.random.fold_in(key, 1), (num,))
-    score = score - repeated - 2.0 * ~batch.mask[0]
-    chosen = collectives.top_k(score, loss.batch_size)[1]
-    rows = jax.tree.map(lambda x: x[:, chosen], batch.rows)
-    return batch._replace(rows=rows, mask=batch.mask[:, chosen])
-
-
 def _advance(problem: Problem, train: TrainState) -> TrainState:
     """The next step; the copy of the parameters follows them, or is made anew where it is due."""
     step, target, rate = train.step + 1, train.target, problem.target_rate
@@ -314,12 +286,11 @@ def _stage(problem: Problem, step: Array) -> Metrics:
 def _progress(
     problem: Problem, p: PowerParams, targets: empo_targets.Targets, mask: Array
 ) -> Metrics:
-    """Means over the batch's states of what targets say; of a part of a batch its shares.
+    """Means of a batch's targets; of a part of a batch its shares.
 
-    Returns:
-        By name: `v_h_e` over the pairs of human and goal that have a target, `q_r` over the joint
-        robot actions that have one, `x_h_1`, ... each human's ability, `u_r` and `v_r` of
-        equations (8) and (9), and `entropy` of pi_r, in nats.
+    `v_h_e` over pairs of human and goal that have a target, `q_r` over joint robot actions that
+    have one, `x_h_1`, ... each human's ability, `u_r` and `v_r` of equations (8) and (9),
+    `entropy` of pi_r in nats.
     """
 
     def mean(x: Array, weight: Array) -> Array:
@@ -367,10 +338,7 @@ def _experience(
 ) -> tuple[Any, empo_targets.Profiles, tuple[Any, Array] | None]:
     """States of a batch, the human actions to average over, and successors where they are stored.
 
-    Args:
-        problem: what is learned and how.
-        obs: `[2, B, W]`, of the states and of the rows that follow them.
-        key: for human actions, where they are drawn.
+    obs: `[2, B, W]`, of the states and of the rows that follow them.
     """
     world, loss = problem.world, problem.settings.loss
     codec = make_codec(world)

@@ -1,14 +1,13 @@
-"""What EMPO writes beside the log: goal reaching, an episode as a GIF, maps of what it has learned.
+"""What EMPO writes next to the log: goal reaching, an episode as a GIF, maps of what was learned.
 
-reached_learned, reached_random, reached_frozen   share of (episode, human) pairs that reach
-    the goal they pursue, with the robots' policy so far, uniformly random or motionless robots;
-    reached_new_learned, ... the same on maps held out of training, where there are such
+reached_learned, reached_random, reached_frozen   share of (episode, human) pairs that reach the
+    pursued goal with the learned, a random or motionless robot; reached_new_... on held-out maps
 episode.gif     episodes with the learned robots; outlines are the humans' goals
-value_map.png   V_h^e of every human and goal, and X_h, by where the human stands, averaged over
-    the states of episodes with the learned robots
-robot_map.png   what a robot does, by where it stands: the shares of its actions, averaged likewise
+value_map.png   V_h^e of every human and goal, and X_h, by where the human stands: means over the
+    states of episodes with the learned robots
+robot_map.png   shares of a robot's actions, by where it stands
 
-In a run on many maps pictures are of one of them: the first that is held out, or else trained on.
+In a run on many maps pictures are of one of them: the first held-out one, or else a trained one.
 """
 
 from __future__ import annotations
@@ -40,13 +39,7 @@ ON_ONE_MAP = 64  # episodes at most of which maps are drawn, in a run on many
 def make_diagnostics(
     problem: Problem, episodes: int, length: int
 ) -> Callable[[TrainState, Any, Array], Diagnostics]:
-    """The diagnostics of EMPO's agent.
-
-    Args:
-        problem: what is learned and how.
-        episodes: of each robot.
-        length: steps of an episode, at most.
-    """
+    """The diagnostics of EMPO's agent: `episodes` of each robot, of at most `length` steps."""
     world, gamma = problem.world, float(problem.params.gamma_h)
     play = functools.partial(evaluation.play, length=length, gamma=gamma)
 
@@ -103,10 +96,9 @@ def make_diagnostics(
 
 
 def looks(problem: Problem, train: TrainState, played: evaluation.Episodes) -> tuple[Array, Array]:
-    """What has been learned of the states of episodes, `[N]` of them: `[E * (length + 1)]`.
+    """What has been learned of the states of episodes, N = E * (length + 1).
 
-    Returns:
-        `[N, H, G + 1]`, V_h^e and behind it X_h, and pi_r `[N, R]` as the robots act.
+    Returns `[N, H, G + 1]`, V_h^e followed by X_h, and pi_r `[N, R]` as the robots act.
     """
     model, world, states = problem.model, problem.world, _joined(played.states)
     latents = model.trunk(train.params, model.encode(states))
@@ -198,10 +190,7 @@ def value_map(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean V_h^e `[H, G, rows, columns]` by the human's cell, and visits `[H, rows, columns]`.
 
-    Args:
-        world: the world.
-        played: its episodes, all on one map.
-        values: `[E * (length + 1), H, G]`, of the states of `played`; or more columns than goals.
+    played: episodes on one map; values: `[N, H, G]` of their states, or more columns than goals.
     """
     return _by_cell(world, world.views.positions, played, values)
 
@@ -211,10 +200,7 @@ def robot_map(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean shares of a robot's actions `[robots, A, rows, columns]` by its own cell, and visits.
 
-    Args:
-        world: the world.
-        played: its episodes, all on one map.
-        policy: pi_r `[E * (length + 1), R]` of the states of `played`, over joint actions.
+    played: episodes on one map; policy: pi_r `[N, R]` of their states, over joint actions.
     """
     num = world.num_robots
     joint = np.asarray(policy).reshape(-1, *[world.num_actions] * num)  # the first robot's last
@@ -254,13 +240,8 @@ def draw_map(
 ) -> bytes:
     """The map as a PNG file's content: a row an agent, a column a value; white was never visited.
 
-    Args:
-        mean: `[K, V, rows, columns]`, from 0 to 1.
-        count: `[K, rows, columns]`, visits.
-        world: the world.
-        titles: of each; None: the humans' goals.
-        label: of the colours.
-        blocked: `[rows, columns]` bool, walls; None: the world's.
+    mean `[K, V, rows, columns]` from 0 to 1; count `[K, rows, columns]` visits; titles of each, by
+    default the humans' goals; blocked `[rows, columns]` bool, by default the world's walls.
     """
     matplotlib.use("Agg")
     from matplotlib.figure import Figure

@@ -30,8 +30,8 @@ class Turn(NamedTuple):
 class Game:
     """A world, its robots, and a human whose actions are given.
 
-    A player that arrives takes another goal, drawn by the goals' weights, until the world ends; robots
-    that know the goals are told, robots that infer them start again.
+    A player that arrives takes another goal, drawn by the goals' weights, until the world ends;
+    robots that know the goals are told, robots that infer them start again.
 
     Args:
         world: one that can be shown as text.

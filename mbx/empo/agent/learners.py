@@ -44,11 +44,9 @@ def learn_networks(
 ) -> tuple[TrainState, Metrics]:
     """One optimiser step of each network that this stage trains.
 
-    On several devices (`fast.collectives`) it is the step on the whole batch: gradients are summed.
+    Of a part of a batch (`mbx.fast.collectives`) it is the step on the whole: gradients are summed.
 
     Args:
-        problem: what is learned and how.
-        train: the train state.
         states: `[B, ...]`.
         targets: of these states.
         mask: `[B]` bool, rows that exist.
@@ -153,10 +151,7 @@ def learn_tables(
     mask: Array,
     shares: Metrics | None = None,
 ) -> tuple[TrainState, Metrics]:
-    """Move entries by their adaptive rates; a state met often in a batch moves once.
-
-    Arguments as of `learn_networks`.
-    """
+    """Move entries by their adaptive rates; a state met often in a batch moves once."""
     settings = problem.settings.model
     index = jnp.where(mask, problem.model.encode(states), problem.world.num_states)  # else dropped
     weights = {"v_h_e": targets.coverage, "q_r": targets.known.astype(jnp.float32)}

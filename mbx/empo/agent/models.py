@@ -1,11 +1,10 @@
 """What EMPO's agent learns with: networks or lookup tables, one interface.
 
 A `Model` reads a state as a code (`encode`: features, or the state's number), and gives Q_r, V_h^e
-for every human and goal at once, and X_h. Networks: one state encoder, trained through V_h^e; the
-heads of Q_r and X_h see its output without a gradient into it, and the features themselves; or Q_r
-has an encoder of its own, and its head sees that one's output. V_h^e is a product of a state vector
-and a goal vector, so that all goals of a state cost one encoding.
-Tables are arrays with one row a state. Axes: N states, H humans, G goals, R joint robot actions.
+for every human and goal at once, and X_h. Networks have one state encoder, trained through V_h^e;
+the heads of Q_r and X_h see its output without a gradient into it, and the features. V_h^e is a
+product of a state vector and a goal vector, so that all goals of a state cost one encoding. Tables
+have one row a state. Axes: N states, H humans, G goals, R joint robot actions.
 """
 
 from __future__ import annotations
@@ -64,11 +63,10 @@ def q_from_raw(raw: Array, head: str, eta: float, xi: float) -> Array:
     Args:
         raw: `[..., R]`; for "dueling" `[..., 1 + R]`, a level and an advantage a joint action.
         head: "exp" -exp(raw); "dueling" -exp(level + advantage - its mean), as the level is much
-            the larger part and changes with every update; "softplus" -softplus(raw); "z"
+            larger and changes with every update; "softplus" -softplus(raw); "z"
             -sigmoid(raw)^(-eta xi), at most -1. All but the last end at -2 Q_FLOOR, with the
             gradient going through.
-        eta: of eq. (8).
-        xi: of eq. (8).
+        eta, xi: of eq. (8).
     """
     if head == "dueling":
         level, advantage = raw[..., :1], raw[..., 1:]
@@ -85,8 +83,8 @@ def q_from_raw(raw: Array, head: str, eta: float, xi: float) -> Array:
 class GridEncoder(nn.Module):
     """Features `[N, D]` that begin with a picture -> `[N, features]`, in (-1, 1).
 
-    A convolution 3x3 and `depth` residual ones of width `width` over the picture; then a layer each
-    of `hidden` and of `features` over all its cells and the rest of the features.
+    A 3x3 convolution and `depth` residual ones of width `width` over the picture; then a layer of
+    `hidden` and one of `features` over all its cells and the rest of the features.
     """
 
     picture: tuple[int, int, int]
@@ -340,11 +338,10 @@ def network_model(
 
     encoder: "mlp" | "conv" of width and depth `conv`, see `GridEncoder` | "identity" (the heads see
         features only).
-    q_encoder: "shared" | "joint", V_h^e's, trained through Q_r, too | "own", another one of that
-        kind that is trained through Q_r | "split", two of them, of the level and of the advantage
-        of a dueling head.
-    u_r, v_r: "formula" | "network" of their own; V_r's has the head of Q_r's.
-    dropout: behind the hidden layers of heads that read a state, in losses (`Model.dropping`).
+    q_encoder: "shared" | "joint", V_h^e's, trained through Q_r, too | "own", a second one, trained
+        through Q_r | "split", one each for the level and the advantage of a dueling head.
+    u_r, v_r: "formula" | "network"; V_r's has the head of Q_r's.
+    dropout: after the hidden layers of heads that read a state, in losses (`Model.dropping`).
 
     Raises ValueError for an unknown option, or more goals than are reasonable to evaluate at once.
     """

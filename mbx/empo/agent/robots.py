@@ -1,4 +1,4 @@
-"""Robots to compare with, and the learned one: what `evaluation.play` and games are played beside.
+"""Robots to compare with, and the learned one: `evaluation.play` and games take them.
 
 learned    the learner's policy
 exact      the policy of the exact solution, of a listed world
@@ -6,8 +6,6 @@ helper     knows what humans want, and makes their ways as short as it can (list
 inferring  watches what humans do, and helps with what it takes them to want (listed worlds)
 random     uniformly random actions
 frozen     action 0 for ever, which is to stand still
-
-A policy is a function of the state; a `Robot` has a memory beside it.
 """
 
 from __future__ import annotations
@@ -33,10 +31,9 @@ Policy = Callable[[Any, Array], Array]
 class Robot(NamedTuple):
     """Robots' policy with a memory, of one un-batched episode.
 
-    Attributes:
-        begin: goals `[H]` -> memory. Only a robot that is told what humans want reads them.
-        act: (memory, state, key) -> joint robot action.
-        observe: (memory, state, humans' actions `[H]`, the state that followed) -> memory.
+    begin: goals `[H]` -> memory; only a robot that is told what humans want reads them.
+    act: (memory, state, key) -> joint robot action.
+    observe: (memory, state, humans' actions `[H]`, the state that followed) -> memory.
     """
 
     begin: Callable[[Array], Any]
@@ -62,18 +59,11 @@ def make_robot(
     problem: Problem | None = None,
     train: TrainState | None = None,
 ) -> Robot:
-    """A robot by its name, one of ROBOTS.
-
-    Args:
-        name: which.
-        found: the world.
-        gamma: the humans' discount, by which helpers count steps.
-        problem: of "learned".
-        train: of "learned".
+    """A robot by its name, one of ROBOTS; helpers count steps by gamma, the humans' discount.
 
     Raises:
         ValueError: for an unknown name, "learned" without a train state, and a robot that needs a
-            listed world where this is none, or one too large for it.
+            listed world where there is none, or one too large for it.
     """
     if name not in ROBOTS:
         raise ValueError(f"robot={name!r}: choose one of {ROBOTS}")

@@ -27,11 +27,6 @@ class Env(common.Env):
     varied_starts: float = setting(
         0.0, "share of training episodes that begin all over the world", at_most=1
     )
-    walk: int = setting(
-        64,
-        "most random steps to where they begin, where neither are states listed nor maps many",
-        needs={"varied_starts": NONZERO},
-    )
     maps: int = setting(
         64, "maps of empo:maps/SOURCE to train on: generated, or at most so many files", at_least=1
     )
@@ -188,11 +183,6 @@ class Loss:
     """Targets, and how far from them an estimate is."""
 
     batch_size: int = setting(32, "states an update", at_least=1)
-    candidates: int = setting(
-        1,
-        "rows drawn for each state of a batch; the different states among them are equally likely",
-        at_least=1,
-    )
     advantage_coef: float = setting(
         0.0, "of the squared error of log(-Q_r) less its mean over actions", needs=_NETWORKS
     )
@@ -331,7 +321,7 @@ class Settings(RunSettings):
         options = {f: dataclasses.asdict(getattr(self, f)) for f in ("power", "humans")}
         env = self.env
         if training:
-            options |= {"varied_starts": env.varied_starts, "walk": env.walk}
+            options["varied_starts"] = env.varied_starts
         maps = (env.maps, env.held_out, env.map_seed)
         return options | {"maps": maps, "on_held_out": not training}
 
@@ -340,25 +330,19 @@ class Settings(RunSettings):
         return self.train.utd_ratio
 
     def draws(self) -> tuple[int, ...]:
-        """Rows from which the states of a batch are chosen."""
-        return (self.loss.batch_size * self.loss.candidates,)
+        """States of a batch."""
+        return (self.loss.batch_size,)
 
     def check(self) -> Iterator[str]:
         """Rules over several sections."""
-        if self.env.name.startswith("empo:maps/"):
-            if self.env.walk != Env().walk:
+        many = self.env.name.startswith("empo:maps/")
+        for name in () if many else ("maps", "held_out", "map_seed"):
+            value = getattr(self.env, name)
+            if value != getattr(Env(), name):
                 yield (
-                    f"env.walk={self.env.walk} has no effect with env.name={self.env.name!r}: "
-                    "varied starts on many maps scatter what moves"
+                    f"env.{name}={value} has no effect with env.name={self.env.name!r}: it is for "
+                    "empo:maps/SOURCE"
                 )
-        else:
-            for name in ("maps", "held_out", "map_seed"):
-                value = getattr(self.env, name)
-                if value != getattr(Env(), name):
-                    yield (
-                        f"env.{name}={value} has no effect with env.name={self.env.name!r}: it is "
-                        "for empo:maps/SOURCE"
-                    )
         exact, tables = self.loss.human_expectation == "exact", self.model.kind == "tables"
         if tables and not exact and self.model.table_min_rate > 0.5:
             yield (

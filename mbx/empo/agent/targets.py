@@ -1,11 +1,11 @@
 """EMPO's targets: every successor of a batch of states, evaluated once and summed by segment.
 
-    draw_profiles   joint human actions to average over: all of them, or drawn ones
-    expand          their successors for every joint robot action, one flat list (stage collect)
-    make_targets    V_r and V_h^e of each successor (encode, forward), expected values (aggregate)
+    exact_profiles, fresh_profiles   joint human actions to average over: all, or drawn ones
+    expand          their successors for every joint robot action, one flat list
+    make_targets    V_r and V_h^e of each successor, and their expected values
 
-Axes: B states, H humans, G goals a human, P joint human actions, R joint robot actions, K
-successors of a joint action, C capacity of the flat list.
+Axes: B states, H humans, G goals, P joint human actions, R joint robot actions, K successors of
+a joint action, C capacity of the flat list.
 """
 
 from __future__ import annotations
@@ -31,12 +31,9 @@ MASS_TOLERANCE = 1e-3
 class Profiles(NamedTuple):
     """Joint human actions and what they weigh.
 
-    Attributes:
-        actions: `[B, P, H]` int32.
-        weight: `[B, P]`, for Q_r: sums to one.
-        entry: `[B, H, G, P]`, for V_h^e of human h and goal g: sums over P to `coverage`.
-        coverage: `[B, H, G]`, 1 for every goal where the expectation is exact, else the share of
-            draws in which h pursued g.
+    actions `[B, P, H]` int32. weight `[B, P]`, for Q_r: sums to one. entry `[B, H, G, P]`, for
+    V_h^e of human h and goal g: sums over P to `coverage` `[B, H, G]`, 1 for every goal where the
+    expectation is exact, else the share of draws in which h pursued g.
     """
 
     actions: Array
@@ -50,13 +47,12 @@ class Targets(NamedTuple):
 
     Attributes:
         q_r: `[B, R]`.
-        known: `[B, R]` bool, where all successors were there and are finite; else q_r is no target.
+        known: `[B, R]` bool, all successors were there and are finite; else q_r is no target.
         v_h_e: `[B, H, G]`.
-        coverage: `[B, H, G]`, how much of v_h_e's expectation was there; 0: it is no target.
+        coverage: `[B, H, G]`, share of v_h_e's expectation that was there; 0: it is no target.
         policy: `[B, R]`, pi_r.
         x_h: `[B, H]`, abilities by the frozen parameters, at least `loss.ability_floor`.
-        y: `[B]`, the aggregate of `x_h` over humans that U_r is made of; None where no network
-            learns it.
+        y: `[B]`, the aggregate of `x_h` over humans; None where no network learns it.
         v_r: `[B]`, eq. (9) by the frozen parameters; None likewise.
     """
 
@@ -126,7 +122,6 @@ def expand(
     """Successors of every (state, human profile, robot action), one flat list.
 
     Args:
-        world: what follows what.
         states: `[B, ...]`.
         human_actions: `[B, P, H]`.
         capacity: room in the list; None: for every slot.
@@ -251,24 +246,21 @@ def make_targets(
     Of a part of a batch (`mbx.fast.collectives`) the metrics are its shares.
 
     Args:
-        model: networks or tables.
-        world: what follows what.
         params: frozen parameters of the model.
         states: `[B, ...]`.
         human: human actions to average over.
         p: parameters in force at this step.
         mask: `[B]` bool, rows that exist.
-        capacity: see `expand`.
+        capacity, listed: see `expand`.
         unique: room for distinct successors, each evaluated once; 0: every successor is. Results
             do not depend on it.
         ability_floor: least X_h.
-        listed: see `expand`.
         use_v_r: see `values`.
 
     Returns:
         The targets, and metrics: those of `expand`, lost_targets (share of robot actions without a
-        target because successors are missing), broken_targets (because the world gave a successor
-        that is not finite) and zero_ability (how often X_h was at the floor).
+        target because successors are missing), broken_targets (because a successor is not finite)
+        and zero_ability (how often X_h was at the floor).
     """
     batch, num = human.weight.shape
     num_robot = world.num_actions**world.num_robots

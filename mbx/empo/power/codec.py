@@ -1,10 +1,10 @@
-"""How a world's states, and their successors, lie in a replay: as flat int32 words.
+"""How a world's states, and their successors, lie in a replay: as flat int32 words, exactly.
 
     codec = make_codec(world)            # state, goals, last human actions <-> one observation
     records = make_records(world)        # successors of a state for one draw of human actions
 
-The replay of EMPO's agent needs states only, successors are recomputed; records are for worlds
-whose successors are dearer to enumerate than to store. Nothing is rounded on the way.
+EMPO's replay needs states only, successors are recomputed; records are for worlds whose
+successors cost more to enumerate than to store.
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ from mbx.empo.power.worlds import World, draw_actions, draw_goals, profiles
 class Codec(NamedTuple):
     """An observation of a world: its state, the humans' goals and their last actions, one array.
 
-    Attributes:
-        size: int32 words W of an observation.
-        pack: (state, goals `[H]`, actions `[H]`) -> `[W]` int32.
-        unpack: obs `[W]` -> (state, goals, actions), exactly what was packed; further words of obs
-            are ignored.
+    size: int32 words W. pack: (state, goals `[H]`, actions `[H]`) -> `[W]` int32. unpack: obs `[W]`
+    -> (state, goals, actions), exactly what was packed; further words of obs are ignored.
     """
 
     size: int
@@ -48,14 +45,7 @@ class Record(NamedTuple):
 
 
 class Records(NamedTuple):
-    """What is learned from, drawn and packed.
-
-    Attributes:
-        size: int32 words W.
-        draw: (state, key) -> Record.
-        pack: record -> `[W]`.
-        unpack: words -> record.
-    """
+    """How records are drawn, (state, key) -> Record, and packed into `size` words and back."""
 
     size: int
     draw: Callable[[Any, Array], Record]
@@ -64,10 +54,7 @@ class Records(NamedTuple):
 
 
 def make_codec(world: World) -> Codec:
-    """The observation layout of a world.
-
-    Every element of the state takes one int32: integers and booleans as numbers, floats and
-    unsigned words by their bits.
+    """The observation layout of a world, one int32 for every element of the state.
 
     Raises ValueError for elements of more than 32 bits and for typed random keys.
     """

@@ -77,9 +77,7 @@ class World(NamedTuple):
     Attributes:
         num_goals: goals a human, padded to the largest number; goal_weight 0 marks an absent one.
         max_successors: K, of one joint action.
-        num_states: `index(state)` lies below it; None where there is no such number (networks
-            only).
-        example_state: one state.
+        num_states: `index(state)` lies below it; None where there is no such number.
         init: key -> state.
         successors: (state, joint [humans + robots] int32, humans first) -> (states `[K, ...]`, prob
             `[K]` padded with 0, overflow bool: some did not fit in K).
@@ -90,13 +88,11 @@ class World(NamedTuple):
         index: state -> int32.
         goal_features: `[H, G, F]` float32.
         goal_weight: `[H, G]`.
-        views: how to look at a state; None where there is nothing to see.
+        views: how states are shown; None where they cannot be.
         states: every state `[S, ...]` in the order of `index`, where they are listed.
-        channels: (channels, rows, columns) of the picture that `features` begin with; None where
-            they do not.
+        channels: (channels, rows, columns) of the picture that `features` begin with, if any.
         scatter: key -> a state with everything that moves anywhere; None where that is not known.
-        epsilon: share of uniformly random actions that humans take, which the prior does not know
-            of.
+        epsilon: share of uniform actions in what humans do, which the prior does not know of.
     """
 
     num_humans: int
@@ -147,9 +143,8 @@ def draw_actions(world: World, state: Any, goals: Array, key: Array) -> Array:
 def make_varied_start(world: World, walk: int) -> Callable[[Array], Any]:
     """`start(key) -> state`: a state that is not over, from all over the world.
 
-    Where states are listed each is equally likely; a world that scatters what moves does that;
-    elsewhere it is where uniformly random agents are after 0 to `walk` steps from an ordinary
-    start.
+    Where states are listed each is equally likely; else `scatter`; else where uniformly random
+    agents are after 0 to `walk` steps from an ordinary start.
     """
     if world.states is not None:
         with jax.ensure_compile_time_eval():  # also where a run's state is only traced, to be read
