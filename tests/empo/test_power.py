@@ -510,7 +510,7 @@ def test_unnormalised_goal_weights_are_refused_on_request():
 )
 def test_impossible_parameters_are_refused(change):
     (name,) = change
-    with pytest.raises(ValueError, match=f"params.{name}="):
+    with pytest.raises(ValueError, match=f"power.{name}="):
         solve(two_state(False), PowerParams()._replace(**change))
     with pytest.raises(ValueError, match="max_iterations=0"):
         solve(two_state(False), PowerParams(), max_iterations=0)

@@ -73,8 +73,6 @@ def q_from_raw(raw: Array, head: str, eta: float, xi: float) -> Array:
         raw, head = level + advantage - jnp.mean(advantage, axis=-1, keepdims=True), "exp"
     if head == "z":
         return power.z_to_q(jax.nn.sigmoid(raw), eta, xi)
-    if head not in ("exp", "softplus"):
-        raise ValueError(f"model.q_head={head!r}: choose exp, dueling, softplus or z")
     size = jnp.exp(jnp.minimum(raw, 30.0)) if head == "exp" else jax.nn.softplus(raw)
     size = size + Q_FLOOR
     return -(size + jax.lax.stop_gradient(jnp.maximum(size, 2.0 * Q_FLOOR) - size))
@@ -132,28 +130,13 @@ class DroppingMLP(nn.Module):
         return networks.Dense(self.features, name="out")(*inputs)
 
 
-def _check_options(
-    world: World,
-    encoder: str,
-    q_encoder: str,
-    q_head: str,
-    x_h: str,
-    u_r: str,
-    v_r: str,
-    max_goals: int,
-) -> None:
-    if encoder not in ("mlp", "conv", "identity"):
-        raise ValueError(f"model.encoder={encoder!r}: choose mlp, conv or identity")
+def _check_options(world: World, encoder: str, q_encoder: str, q_head: str, max_goals: int) -> None:
+    """Raises ValueError for options that do not go together; settings know their choices."""
     if encoder == "conv" and world.channels is None:
         raise ValueError(
             "model.encoder='conv' needs a world whose features begin with a picture, as those of "
             "empo:maps/SOURCE do: choose mlp or identity"
         )
-    for name, value in (("u_r", u_r), ("v_r", v_r)):
-        if value not in ("formula", "network"):
-            raise ValueError(f"model.{name}={value!r}: choose formula or network")
-    if q_encoder not in ("shared", "joint", "own", "split"):
-        raise ValueError(f"model.q_encoder={q_encoder!r}: choose shared, joint, own or split")
     if q_encoder != "shared" and encoder == "identity":
         raise ValueError(
             f"model.q_encoder={q_encoder!r} with model.encoder='identity': there is no encoder"
@@ -163,8 +146,6 @@ def _check_options(
             f"model.q_encoder='split' with model.q_head={q_head!r}: only dueling has two parts, "
             "choose own"
         )
-    if x_h not in ("sum", "network"):
-        raise ValueError(f"model.x_h={x_h!r}: choose sum or network")
     if world.num_goals > max_goals:
         raise ValueError(f"the world has {world.num_goals} goals a human: at most {max_goals}")
 
@@ -343,10 +324,9 @@ def network_model(
     u_r, v_r: "formula" | "network"; V_r's has the head of Q_r's.
     dropout: after the hidden layers of heads that read a state, in losses (`Model.dropping`).
 
-    Raises ValueError for an unknown option, or more goals than are reasonable to evaluate at once.
+    Raises ValueError for options that do not go together, and for more than `max_goals` goals.
     """
-    _check_options(world, encoder, q_encoder, q_head, x_h, u_r, v_r, max_goals)
-    q_from_raw(jnp.zeros(2), q_head, eta, xi)
+    _check_options(world, encoder, q_encoder, q_head, max_goals)
     body: Any = MLP([hidden], hidden, nn.tanh)
     if encoder == "conv":
         assert world.channels is not None and conv is not None

@@ -26,12 +26,13 @@ import numpy as np
 from mbx.empo.multigrid import dynamics, packed
 from mbx.empo.multigrid import layout as maps
 from mbx.empo.multigrid.compact import make_features
-from mbx.empo.multigrid.family_views import make_family_views
 from mbx.empo.multigrid.layout import BUTTONS, ITEMS, Layout
 from mbx.empo.multigrid.paths import make_paths
+from mbx.empo.multigrid.render import make_render
 from mbx.empo.multigrid.state import GONE, State, initial_state, make_board
+from mbx.empo.multigrid.text import ACTIONS, make_text
 from mbx.empo.power.named import HumanModel
-from mbx.empo.power.worlds import World
+from mbx.empo.power.worlds import Views, World
 from mbx.types import Array
 
 _SHARED = ("horizon", "stumble", "magic_entry", "magic_solidify", "magic_users", "drop")
@@ -207,7 +208,7 @@ def family_world(
         goal_weight=jnp.asarray(template.goal_weight, jnp.float32),
         channels=channels,
         scatter=lambda key: scatter(template, key, init(jax.random.fold_in(key, 0))),
-        views=make_family_views(template, functools.partial(read_place, template)),
+        views=_views(template),
     )
 
 
@@ -413,3 +414,28 @@ def _places(template: Layout, layouts: Sequence[Layout], starts: State) -> Place
 
     goals = np.stack([one.goals for one in layouts])
     return Place(jax.jit(jax.vmap(grid))(drawn, starts), jnp.asarray(goals, jnp.int8))
+
+
+# What a text shows of a layout; the rest of it is the template's.
+_SHOWN = ("wall", "lava", "unsteady", "switch", "floor", "doors", "buttons", "magic", "goals")
+
+
+def _views(template: Layout) -> Views:
+    """Pictures and text of a family's situations, each drawn by its own map."""
+    num_humans, read = len(template.humans), functools.partial(read_place, template)
+    shown = jax.jit(lambda place: {name: getattr(read(place), name) for name in _SHOWN})
+
+    def text(situation: Situation, goals: Any = None) -> str:
+        own = {name: np.asarray(x) for name, x in shown(situation.place).items()}
+        return make_text(template._replace(**own))(situation.now, goals)
+
+    return Views(
+        render=lambda s, goals=None: make_render(read(s.place))(s.now, goals),
+        positions=lambda situation: situation.now.agents[:num_humans, :2],
+        size=template.wall.shape[::-1],
+        blocked=np.zeros(template.wall.shape, bool),
+        text=text,
+        actions=ACTIONS[: template.num_actions],
+        robots=lambda situation: situation.now.agents[num_humans:, :2],
+        walls=lambda situation: read(situation.place).wall,
+    )

@@ -1,10 +1,10 @@
-"""Maps drawn at random, in which a robot matters: `generate("gates", 64, seed=0)`.
+"""Maps drawn at random, in which a robot matters: `generate("doors", 64, seed=0)`.
 
-A wall with one gap divides a board of 7x7. In the gap stands a rock, which only robots push, or a
-locked door whose key only the robot can get at; further walls and unlocked doors, which humans open
-for themselves, are strewn over both rooms. A map is kept if no human gets to its far goals by
-itself, and a search over a robot's actions finds that it can let all of them get there before any
-human stands in front of the gap, where it would be in the robot's way.
+A wall with one gap divides a board of 7x7. In the gap stands a rock, which only robots push;
+further walls and unlocked doors, which humans open for themselves, are strewn over both rooms. A
+map is kept if no human gets to its far goals by itself, and a search over a robot's actions finds
+that it can let all of them get there before any human stands in front of the gap, where it would
+be in the robot's way.
 
 Every human has four goals: anywhere (weight 1/6, always within reach, so that power is never
 nothing), a cell of its own room (1/6) and two in the other (1/3 each).
@@ -35,14 +35,12 @@ class Kind:
 
     Attributes:
         humans, robots: how many.
-        locks: share of gaps with a locked door instead of a rock.
         doors: most unlocked doors.
         walls: probability of a further wall in a cell.
     """
 
     humans: int = 1
     robots: int = 1
-    locks: float = 0.0
     doors: int = 0
     walls: float = 0.2
 
@@ -51,7 +49,6 @@ KINDS = {
     "rocks": Kind(),
     "rocks_2h2r": Kind(humans=2, robots=2, walls=0.1),
     "doors": Kind(doors=2),
-    "gates": Kind(locks=0.5, doors=2),
 }
 
 
@@ -112,8 +109,8 @@ def _draw(kind: Kind, rng: np.random.Generator) -> _Drawn | None:
     strewn = rng.random((SIZE, SIZE)) < kind.walls
     cells[strewn] = "#"
     cells[:, wall] = "#"
-    locked = rng.random() < kind.locks
-    cells[gap, wall] = "L" if locked else "o"
+    rng.random()  # maps of a seed stay the same: a locked door was drawn here
+    cells[gap, wall] = "o"
     free = [(int(x), int(y)) for y, x in np.argwhere(cells == ".")]
     if len(free) < 6 + kind.humans + kind.robots:
         return None
@@ -123,9 +120,6 @@ def _draw(kind: Kind, rng: np.random.Generator) -> _Drawn | None:
     humans = [by_way[-1 - i] for i in rng.permutation(4)[: kind.humans]]
     people = [*humans, *robots]
     order = [cell for cell in order if cell not in people]
-    if locked:
-        key, order = order[0], order[1:]
-        cells[key[1], key[0]] = "k"
     passages = [cell for cell in order if _is_passage(cells, cell)]
     for x, y in passages[: kind.doors]:
         cells[y, x] = "D"
@@ -187,14 +181,14 @@ def _places(cells: np.ndarray, symbols: str) -> set[Cell]:
 
 def _rooms(cells: np.ndarray, human: Cell) -> tuple[set[Cell], set[Cell]]:
     """Where a human gets by itself, and where it would get if somebody helped."""
-    own = _reach(human, _places(cells, "#oLk"))
-    every = _reach(human, _places(cells, "#k"))
+    own = _reach(human, _places(cells, "#o"))
+    every = _reach(human, _places(cells, "#"))
     return own - {human}, every - own
 
 
 def _steps_to(cells: np.ndarray, human: Cell, gap: Cell) -> int:
     """Steps forward, turns not counted, that a human needs to the cell before the gap."""
-    closed = _places(cells, "#oLk")
+    closed = _places(cells, "#o")
     distance, queue = {human: 0}, deque([human])
     while queue:
         at = queue.popleft()
@@ -220,14 +214,13 @@ def _helps(
     The robot walks through humans and doors in this search; a rock is pushed to cells that are
     empty at the start alone.
     """
-    walls, locks, keys = (_places(cells, s) for s in ("#", "L", "k"))
-    doors, rocks = _places(cells, "D"), frozenset(_places(cells, "o"))
-    start = (robot, int(heading), rocks, False, False)
+    walls, doors, rocks = _places(cells, "#"), _places(cells, "D"), frozenset(_places(cells, "o"))
+    start = (robot, int(heading), rocks)
     steps, queue = {start: 0}, deque([start])
     while queue:
         now = queue.popleft()
-        at, heading, rocks, holds, opened = now
-        closed = walls | rocks | (set() if opened else locks) | (set() if holds else keys)
+        at, heading, rocks = now
+        closed = walls | rocks
         if all(
             set(wanted) <= _reach(human, closed)
             for human, wanted in zip(humans, goals, strict=True)
@@ -237,17 +230,12 @@ def _helps(
             continue
         dx, dy = _MOVES[heading]
         ahead, beyond = (at[0] + dx, at[1] + dy), (at[0] + 2 * dx, at[1] + 2 * dy)
-        options = [(at, (heading + turn) % 4, rocks, holds, opened) for turn in (1, 3)]
-        if ahead in keys and not holds:
-            options.append((at, heading, rocks, True, opened))
-        elif ahead in locks and holds and not opened:
-            options.append((at, heading, rocks, holds, True))
-        elif ahead in rocks:
-            if beyond not in closed | doors | locks | keys | set(humans):
-                moved = (rocks - {ahead}) | {beyond}
-                options.append((ahead, heading, moved, holds, opened))
+        options = [(at, (heading + turn) % 4, rocks) for turn in (1, 3)]
+        if ahead in rocks:
+            if beyond not in closed | doors | set(humans):
+                options.append((ahead, heading, (rocks - {ahead}) | {beyond}))
         elif ahead not in closed:
-            options.append((ahead, heading, rocks, holds, opened))
+            options.append((ahead, heading, rocks))
         for option in options:
             if option not in steps:
                 steps[option] = steps[now] + 1

@@ -54,16 +54,26 @@ class PowerParams(NamedTuple):
     optimistic: bool = False
 
 
-def check_params(params: PowerParams) -> None:
-    """Raises ValueError for the first parameter that the theory does not allow."""
+def check_params(params: PowerParams, *, theory: bool = True) -> None:
+    """Raises ValueError for the first parameter that is not allowed.
+
+    theory: False allows what equations can be solved for, though the theory excludes it: zeta, xi
+        and eta above 0, discounts of 0 and 1.
+    """
+    least = "at least 1" if theory else "a number above 0"
+    above = lambda x: x >= 1 if theory else x > 0  # noqa: E731
+    gamma_h, gamma_r = params.gamma_h, params.gamma_r
     limits = {
         "beta_h": (params.beta_h >= 0, "at least 0"),
         "beta_r": (params.beta_r >= 0, "at least 0"),
-        "gamma_h": (0 < params.gamma_h <= 1, "a discount above 0 and at most 1"),
-        "gamma_r": (0 < params.gamma_r < 1, "a discount above 0 and below 1"),
-        "zeta": (params.zeta >= 1, "at least 1"),
-        "xi": (params.xi >= 1, "at least 1"),
-        "eta": (params.eta >= 1, "at least 1"),
+        "gamma_h": (0 <= gamma_h <= 1 and (gamma_h or not theory), "a discount, at most 1"),
+        "gamma_r": (
+            0 < gamma_r < 1 or (not theory and gamma_r in (0, 1)),
+            "a discount above 0 and below 1",
+        ),
+        "zeta": (above(params.zeta), least),
+        "xi": (above(params.xi), least),
+        "eta": (above(params.eta), least),
         "terminal_v_r": (params.terminal_v_r < 0, "a number below 0, -1e-10 say"),
         "reduce": (params.reduce in ("mean", "sum"), "mean or sum"),
         "nu_h": (0 <= params.nu_h <= 1, "a share in [0, 1]"),

@@ -25,6 +25,7 @@ from mbx.empo.power.equations import (
     PowerParams,
     aggregate_ability,
     attained,
+    check_params,
     human_aggregate,
     robot_policy,
 )
@@ -105,7 +106,11 @@ def solve(
       True
     """
     check_world(world)
-    _check_params(params, max_iterations, damping)
+    check_params(params, theory=False)
+    if max_iterations < 1 or not 0.0 <= damping < 1.0:
+        raise ValueError(
+            f"max_iterations={max_iterations}, damping={damping}: at least 1, and in [0, 1)"
+        )
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
     tol = tol if tol is not None else (1e-12 if dtype == jnp.float64 else 1e-6)
     arrays, layout = _arrange(world, dtype)
@@ -168,26 +173,6 @@ class _Arrays(NamedTuple):
     terminal: Array
     achieved: Array
     weight: Array
-
-
-def _check_params(params: PowerParams, max_iterations: int, damping: float) -> None:
-    for name in ("zeta", "xi", "eta"):
-        if not float(getattr(params, name)) > 0.0:
-            raise ValueError(f"params.{name}={getattr(params, name)}: must be positive")
-    for name in ("gamma_h", "gamma_r", "nu_h"):
-        if not 0.0 <= float(getattr(params, name)) <= 1.0:
-            raise ValueError(f"params.{name}={getattr(params, name)}: must lie in [0, 1]")
-    for name in ("beta_h", "beta_r"):
-        if not float(getattr(params, name)) >= 0.0:
-            raise ValueError(f"params.{name}={getattr(params, name)}: must not be negative")
-    if not float(params.terminal_v_r) < 0.0:
-        raise ValueError(f"params.terminal_v_r={params.terminal_v_r}: must be below 0")
-    if params.reduce not in ("mean", "sum"):
-        raise ValueError(f"params.reduce={params.reduce!r}: choose mean or sum")
-    if max_iterations < 1 or not 0.0 <= damping < 1.0:
-        raise ValueError(
-            f"max_iterations={max_iterations}, damping={damping}: at least 1, and in [0, 1)"
-        )
 
 
 def _check_policy(policy: np.ndarray, shape: tuple[int, ...], terminal: np.ndarray) -> np.ndarray:
