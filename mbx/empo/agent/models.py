@@ -31,29 +31,23 @@ Q_FLOOR = 1e-3
 
 
 class Model(NamedTuple):
-    """Functions of parameters and codes of N states.
+    """Functions of parameters and codes of N states."""
 
-    Attributes:
-        init: key -> params, a dict of "v_h_e", "q_r" and perhaps "x_h", "u_r", "v_r".
-        encode: states `[N, ...]` -> codes.
-        trunk: (params, codes) -> latents that the heads read; evaluated once a state.
-        q_r: (params, latents) -> `[N, R]`, below 0.
-        v_h_e: (params, latents) -> `[N, H, G]`, unclamped.
-        x_h: (params, latents) -> `[N, H]`; None where X_h is the sum over goals.
-        y: (params, latents) -> `[N]`, at least 1, what U_r = -y^eta is made of; None where that is
-            by eq. (8).
-        v_r: (params, latents) -> `[N]`, below 0; None where V_r is by eq. (9).
-        dropping: key -> the model with dropout, for losses; None where there is none.
-    """
-
+    # key -> params, a dict of "v_h_e", "q_r" and perhaps "x_h", "u_r", "v_r"
     init: Callable[[Array], Params]
-    encode: Callable[[Any], Array]
+    encode: Callable[[Any], Array]  # states `[N, ...]` -> codes
+    # (params, codes) -> latents that the heads read; evaluated once a state
     trunk: Callable[[Params, Array], Any]
-    q_r: Callable[[Params, Any], Array]
-    v_h_e: Callable[[Params, Any], Array]
+    q_r: Callable[[Params, Any], Array]  # (params, latents) -> `[N, R]`, below 0
+    v_h_e: Callable[[Params, Any], Array]  # (params, latents) -> `[N, H, G]`, unclamped
+    # (params, latents) -> `[N, H]`; None where X_h is the sum over goals
     x_h: Callable[[Params, Any], Array] | None
+    # (params, latents) -> `[N]`, at least 1, what U_r = -y^eta is made of; None where that is by
+    # eq. (8)
     y: Callable[[Params, Any], Array] | None = None
+    # (params, latents) -> `[N]`, below 0; None where V_r is by eq. (9)
     v_r: Callable[[Params, Any], Array] | None = None
+    # key -> the model with dropout, for losses; None where there is none
     dropping: Callable[[Array], Model] | None = None
 
 

@@ -43,27 +43,17 @@ class Profiles(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What a batch of states is learned towards.
+    """What a batch of states is learned towards."""
 
-    Attributes:
-        q_r: `[B, R]`.
-        known: `[B, R]` bool, all successors were there and are finite; else q_r is no target.
-        v_h_e: `[B, H, G]`.
-        coverage: `[B, H, G]`, share of v_h_e's expectation that was there; 0: it is no target.
-        policy: `[B, R]`, pi_r.
-        x_h: `[B, H]`, abilities by the frozen parameters, at least `loss.ability_floor`.
-        y: `[B]`, the aggregate of `x_h` over humans; None where no network learns it.
-        v_r: `[B]`, eq. (9) by the frozen parameters; None likewise.
-    """
-
-    q_r: Array
-    known: Array
-    v_h_e: Array
-    coverage: Array
-    policy: Array
-    x_h: Array
+    q_r: Array  # `[B, R]`
+    known: Array  # `[B, R]` bool, all successors were there and are finite; else q_r is no target
+    v_h_e: Array  # `[B, H, G]`
+    coverage: Array  # `[B, H, G]`, share of v_h_e's expectation that was there; 0: it is no target
+    policy: Array  # `[B, R]`, pi_r
+    x_h: Array  # `[B, H]`, abilities by the frozen parameters, at least `loss.ability_floor`
+    # `[B]`, the aggregate of `x_h` over humans; None where no network learns it
     y: Array | None = None
-    v_r: Array | None = None
+    v_r: Array | None = None  # `[B]`, eq. (9) by the frozen parameters; None likewise
 
 
 def exact_profiles(world: World, states: Any) -> Profiles:

@@ -17,19 +17,13 @@ from mbx.types import Array, Params, Record
 
 @flax.struct.dataclass
 class TrainState(Record):
-    """All that learning changes.
+    """All that learning changes."""
 
-    Attributes:
-        params: "v_h_e", "q_r" and perhaps "x_h", "u_r", "v_r", networks' weights or tables.
-        target: the frozen copy that targets are made with; None where it would be `params`.
-        opt_state: of the optimisers, or how often each table entry was visited.
-        step: int32, updates made.
-    """
-
-    params: Params
+    params: Params  # "v_h_e", "q_r" and perhaps "x_h", "u_r", "v_r", networks' weights or tables
+    # the frozen copy that targets are made with; None where it would be `params`
     target: Params | None
-    opt_state: Any
-    step: Array
+    opt_state: Any  # of the optimisers, or how often each table entry was visited
+    step: Array  # int32, updates made
 
     @property
     def frozen(self) -> Params:
@@ -39,30 +33,19 @@ class TrainState(Record):
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A world with the settings it is learned by, and what follows from both.
+    """A world with the settings it is learned by, and what follows from both."""
 
-    Attributes:
-        settings: the run's.
-        world: the world.
-        params: of the equations, the world's own or those of `settings.power`.
-        curriculum: `settings.curriculum` for the networks that exist.
-        model: networks or tables.
-        capacity: successors of a batch for which there is room; None: every slot.
-        target_interval: updates between hard copies of the parameters.
-        target_rate: share of the way that the copy goes with every update instead; 0: none.
-        stored: observations hold the successors (environment `empo:NAME@stored`).
-        held_out: the world begun on maps that nobody trains on, where there are such.
-    """
-
-    settings: Settings
-    world: World
-    params: PowerParams
-    curriculum: Curriculum
-    model: Model
-    capacity: int | None
-    target_interval: int
-    stored: bool
+    settings: Settings  # the run's
+    world: World  # the world
+    params: PowerParams  # of the equations, the world's own or those of `settings.power`
+    curriculum: Curriculum  # `settings.curriculum` for the networks that exist
+    model: Model  # networks or tables
+    capacity: int | None  # successors of a batch for which there is room; None: every slot
+    target_interval: int  # updates between hard copies of the parameters
+    stored: bool  # observations hold the successors (environment `empo:NAME@stored`)
+    # the world begun on maps that nobody trains on, where there are such
     held_out: World | None = None
+    # share of the way that the copy goes with every update instead; 0: none
     target_rate: float = 0.0
 
     @property

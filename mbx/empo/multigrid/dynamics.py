@@ -43,25 +43,17 @@ MAX_OUTCOMES = 4096
 
 
 class Grid(NamedTuple):
-    """A layout's pure functions of one un-batched state.
-
-    Attributes:
-        initial: the state an episode starts in.
-        outcomes: (state, actions `[N]`) -> (states `[K, ...]`, prob `[K]`, 0 for unused ones).
-        terminal: state -> bool, the horizon is reached (never without one).
-        achieved: state -> `[H, G]` bool.
-        num_outcomes: K, which no joint action exceeds.
-        board: what the rules read.
-        outcomes_of: (board, state, actions) -> as `outcomes`, for any board of the same shape.
-    """
+    """A layout's pure functions of one un-batched state."""
 
     layout: Layout
-    initial: State
+    initial: State  # the state an episode starts in
+    # (state, actions `[N]`) -> (states `[K, ...]`, prob `[K]`, 0 for unused ones)
     outcomes: Callable[[State, Array], tuple[State, Array]]
-    terminal: Callable[[State], Array]
-    achieved: Callable[[State], Array]
-    num_outcomes: int
-    board: Board
+    terminal: Callable[[State], Array]  # state -> bool, the horizon is reached (never without one)
+    achieved: Callable[[State], Array]  # state -> `[H, G]` bool
+    num_outcomes: int  # K, which no joint action exceeds
+    board: Board  # what the rules read
+    # (board, state, actions) -> as `outcomes`, for any board of the same shape
     outcomes_of: Callable[[Board, State, Array], tuple[State, Array]]
 
 

@@ -59,24 +59,18 @@ class Kinds(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One agent's turn: its number (traced), place, what it faces, what magic walls answer it.
-
-    Attributes:
-        began: where all agents stood when the step began.
-        human: whether it is one.
-        awaited: which buttons waited for an action when the step began.
-    """
+    """One agent's turn: its number (traced), place, what it faces, what magic walls answer it."""
 
     agent: Array
     cell: Array
     heading: Array
     ahead: Array
     delta: Array
-    human: Array
+    human: Array  # whether it is one
     enters: Array
     answer: Array
-    began: Scalars
-    awaited: Scalars
+    began: Scalars  # where all agents stood when the step began
+    awaited: Scalars  # which buttons waited for an action when the step began
 
 
 def pick(values: Scalars, index: Array) -> Array:

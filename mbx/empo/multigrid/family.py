@@ -40,15 +40,10 @@ _BOX = ITEMS.index("box")
 
 
 class Place(NamedTuple):
-    """A map in a state.
+    """A map in a state."""
 
-    Attributes:
-        grid: int32 `[Y, X]`, the map as it is drawn, without its agents.
-        goals: int8 `[H, G, 4]` rectangles.
-    """
-
-    grid: Array
-    goals: Array
+    grid: Array  # int32 `[Y, X]`, the map as it is drawn, without its agents
+    goals: Array  # int8 `[H, G, 4]` rectangles
 
 
 class Situation(NamedTuple):
@@ -59,20 +54,15 @@ class Situation(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Maps that one program serves.
+    """Maps that one program serves."""
 
-    Attributes:
-        template: a layout with as much of everything as any of the maps, of the same kinds. What it
-            shares with all of them: agents, kinds, goal weights, horizon and chances.
-        layouts: the maps with the missing things in the corner, agents humans first.
-        places: `[L, ...]`.
-        starts: `[L, ...]`.
-    """
-
+    # a layout with as much of everything as any of the maps, of the same kinds. What it shares with
+    # all of them: agents, kinds, goal weights, horizon and chances
     template: Layout
+    # the maps with the missing things in the corner, agents humans first
     layouts: tuple[Layout, ...]
-    places: Place
-    starts: State
+    places: Place  # `[L, ...]`
+    starts: State  # `[L, ...]`
 
 
 def make_family(layouts: Sequence[Layout], names: Sequence[str] = ()) -> Family:

@@ -31,18 +31,12 @@ Cell = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a generator draws.
+    """What a generator draws."""
 
-    Attributes:
-        humans, robots: how many.
-        doors: most unlocked doors.
-        walls: probability of a further wall in a cell.
-    """
-
-    humans: int = 1
-    robots: int = 1
-    doors: int = 0
-    walls: float = 0.2
+    humans: int = 1  # how many
+    robots: int = 1  # how many
+    doors: int = 0  # most unlocked doors
+    walls: float = 0.2  # probability of a further wall in a cell
 
 
 KINDS = {

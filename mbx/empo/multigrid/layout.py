@@ -47,66 +47,39 @@ _OPTIONAL = (
 
 
 class Layout(NamedTuple):
-    """A map: what never changes, and how an episode starts. Cells are (x, y), x to the right.
+    """A map: what never changes, and how an episode starts. Cells are (x, y), x to the right."""
 
-    Attributes:
-        wall, lava, unsteady, switch: `[height, width]` bool.
-        floor: `[height, width]`, its colour or NONE.
-        agents: `[N, 3]` x, y, direction.
-        is_human: `[N]`.
-        movable: `[M, 2]`, cells of blocks and rocks.
-        heavy: `[M]`, rocks: robots only push them.
-        doors: `[D, 2]`.
-        door_state, door_color: `[D]`.
-        items: `[Q, 2]`, cells of keys, balls and boxes; what a box holds has the box's cell.
-        item_kind, item_color: `[Q]`, of ITEMS, and their colours.
-        item_box: `[Q]`, the box it lies in or NONE.
-        buttons: `[U, 2]`.
-        button_kind: `[U]`, of BUTTONS.
-        button_trigger, button_target: `[U]`, of GROUPS (the target of a disabling switch of
-            BUTTONS).
-        magic: `[W, 2]`.
-        magic_side: `[W]`, of `objects.SIDES`.
-        goals: `[H, G, 4]` rectangles x1, y1, x2, y2, both ends included.
-        goal_weight: `[H, G]`.
-        horizon: steps of an episode, 0 for one without end.
-        stumble: probability of a step off unsteady ground going astray.
-        magic_entry: probability of being let through a magic wall.
-        magic_solidify: of a refusal turning the wall into stone.
-        magic_users: "humans", "robots" or "all".
-        drop: whether what is carried can be put down.
-    """
-
-    wall: np.ndarray
-    lava: np.ndarray
-    unsteady: np.ndarray
-    switch: np.ndarray
-    floor: np.ndarray
-    agents: np.ndarray
-    is_human: np.ndarray
-    movable: np.ndarray
-    heavy: np.ndarray
-    doors: np.ndarray
-    door_state: np.ndarray
-    door_color: np.ndarray
+    wall: np.ndarray  # `[height, width]` bool
+    lava: np.ndarray  # `[height, width]` bool
+    unsteady: np.ndarray  # `[height, width]` bool
+    switch: np.ndarray  # `[height, width]` bool
+    floor: np.ndarray  # `[height, width]`, its colour or NONE
+    agents: np.ndarray  # `[N, 3]` x, y, direction
+    is_human: np.ndarray  # `[N]`
+    movable: np.ndarray  # `[M, 2]`, cells of blocks and rocks
+    heavy: np.ndarray  # `[M]`, rocks: robots only push them
+    doors: np.ndarray  # `[D, 2]`
+    door_state: np.ndarray  # `[D]`
+    door_color: np.ndarray  # `[D]`
+    # `[Q, 2]`, cells of keys, balls and boxes; what a box holds has the box's cell
     items: np.ndarray
-    item_kind: np.ndarray
-    item_color: np.ndarray
-    item_box: np.ndarray
-    buttons: np.ndarray
-    button_kind: np.ndarray
-    button_trigger: np.ndarray
-    button_target: np.ndarray
-    magic: np.ndarray
-    magic_side: np.ndarray
-    goals: np.ndarray
-    goal_weight: np.ndarray
-    horizon: int
-    stumble: float
-    magic_entry: float
-    magic_solidify: float
-    magic_users: str
-    drop: bool
+    item_kind: np.ndarray  # `[Q]`, of ITEMS
+    item_color: np.ndarray  # `[Q]`, of COLORS
+    item_box: np.ndarray  # `[Q]`, the box it lies in or NONE
+    buttons: np.ndarray  # `[U, 2]`
+    button_kind: np.ndarray  # `[U]`, of BUTTONS
+    button_trigger: np.ndarray  # `[U]`, of GROUPS
+    button_target: np.ndarray  # `[U]`, of GROUPS; of a disabling switch of BUTTONS
+    magic: np.ndarray  # `[W, 2]`
+    magic_side: np.ndarray  # `[W]`, of `objects.SIDES`
+    goals: np.ndarray  # `[H, G, 4]` rectangles x1, y1, x2, y2, both ends included
+    goal_weight: np.ndarray  # `[H, G]`
+    horizon: int  # steps of an episode, 0 for one without end
+    stumble: float  # probability of a step off unsteady ground going astray
+    magic_entry: float  # probability of being let through a magic wall
+    magic_solidify: float  # of a refusal turning the wall into stone
+    magic_users: str  # "humans", "robots" or "all"
+    drop: bool  # whether what is carried can be put down
 
     @property
     def num_actions(self) -> int:

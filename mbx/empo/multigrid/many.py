@@ -16,17 +16,11 @@ from mbx.empo.power.named import HumanModel, NamedWorld
 
 
 class Choice(NamedTuple):
-    """Which maps.
+    """Which maps."""
 
-    Attributes:
-        maps: to train on; of a folder at most so many.
-        held_out: others that only evaluations see.
-        seed: of the generator, or of the draw of a folder's held-out maps.
-    """
-
-    maps: int = 64
-    held_out: int = 16
-    seed: int = 0
+    maps: int = 64  # to train on; of a folder at most so many
+    held_out: int = 16  # others that only evaluations see
+    seed: int = 0  # of the generator, or of the draw of a folder's held-out maps
 
 
 DEFAULT = Choice()

@@ -31,14 +31,10 @@ _KEY, _BOX = ITEMS.index("key"), ITEMS.index("box")
 
 
 class Ways(NamedTuple):
-    """What the search reads of a state.
+    """What the search reads of a state."""
 
-    Attributes:
-        enter: `[C, D, Y, X]` actions it takes to enter a cell looking that way, once beside it.
-        take: `[C, Y, X]` actions it takes to hold key c once one looks at the cell; inf elsewhere.
-    """
-
-    enter: Array
+    enter: Array  # `[C, D, Y, X]` actions it takes to enter a cell looking that way, once beside it
+    # `[C, Y, X]` actions it takes to hold key c once one looks at the cell; inf elsewhere
     take: Array
 
 

@@ -26,17 +26,11 @@ LARGEST = 200_000_000  # numbers of one array
 
 
 class Assistance(NamedTuple):
-    """The best values that robots can give to humans with known goals.
+    """The best values that robots can give to humans with known goals."""
 
-    Attributes:
-        q: `[C, M, S, R]`, of a joint robot action, the best ones following.
-        goals: `[C, H]` int, the goals of each combination.
-        residual: the largest change that another sweep would make.
-    """
-
-    q: Array
-    goals: Array
-    residual: Array
+    q: Array  # `[C, M, S, R]`, of a joint robot action, the best ones following
+    goals: Array  # `[C, H]` int, the goals of each combination
+    residual: Array  # the largest change that another sweep would make
 
 
 def solve_assistance(

@@ -13,23 +13,16 @@ MODELS = ("auto", "exact", "paths", "uniform", "file")
 
 @dataclasses.dataclass(frozen=True)
 class HumanModel:
-    """A choice of human prior.
+    """A choice of human prior."""
 
-    Attributes:
-        model: "exact", eqs. (1) to (3) solved, of worlds that are listed; "paths", shortest ways
-            (grids); "uniform"; "file", a table; "auto", exact where the world is small enough, else
-            the best that there is.
-        beta: inverse temperature of an action in "paths".
-        file: .npy file of a policy [H, G, S, A] of a listed world, for "file".
-        max_states: most states that "auto" and "exact" list.
-        max_joint: most joint actions of a state with which "auto" lists at all.
-    """
-
+    # "exact", eqs. (1) to (3) solved, of worlds that are listed; "paths", shortest ways (grids);
+    # "uniform"; "file", a table; "auto", exact where the world is small enough, else the best that
+    # there is
     model: str = "auto"
-    beta: float = 3.0
-    file: str = ""
-    max_states: int = 5_000
-    max_joint: int = 64
+    beta: float = 3.0  # inverse temperature of an action in "paths"
+    file: str = ""  # .npy file of a policy [H, G, S, A] of a listed world, for "file"
+    max_states: int = 5_000  # most states that "auto" and "exact" list
+    max_joint: int = 64  # most joint actions of a state with which "auto" lists at all
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:
@@ -48,20 +41,13 @@ class HumanModel:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NamedWorld:
-    """A world with what is known of it: what environments carry to the agent.
+    """A world with what is known of it: what environments carry to the agent."""
 
-    Attributes:
-        world: what the agent trains on.
-        params: the parameters it comes with; None: the configuration's.
-        table: its transitions, where it is small enough to be listed.
-        solution: their exact solution.
-        held_out: the same world begun on maps that nobody trains on; None where there are none.
-        prior: the humans' model, a choice of `HumanModel` other than "auto"; "": a custom one.
-    """
-
-    world: World
-    params: PowerParams | None = None
-    table: TabularWorld | None = None
-    solution: Solution | None = None
+    world: World  # what the agent trains on
+    params: PowerParams | None = None  # the parameters it comes with; None: the configuration's
+    table: TabularWorld | None = None  # its transitions, where it is small enough to be listed
+    solution: Solution | None = None  # their exact solution
+    # the same world begun on maps that nobody trains on; None where there are none
     held_out: World | None = None
+    # the humans' model, a choice of `HumanModel` other than "auto"; "": a custom one
     prior: str = ""

@@ -47,27 +47,19 @@ class TabularWorld(NamedTuple):
 
 
 class Views(NamedTuple):
-    """How people look at a world's states.
+    """How people look at a world's states."""
 
-    Attributes:
-        render: (state, goals `[H]`) -> uint8 `[height, width, 3]`.
-        positions: state -> `[H, 2]` int, the cell (x, y) that each human stands on.
-        size: (columns, rows) of the cells.
-        blocked: `[rows, columns]` bool, cells that nobody can stand on, on any map.
-        text: (state, goals `[H]`, -1 for one not to show) -> lines; not to be traced.
-        actions: what an agent's actions are called.
-        robots: as `positions`, `[R, 2]`, of the robots.
-        walls: state -> `[rows, columns]` bool, the cells of its own map that nobody can stand on;
-            None where all states are of one map.
-    """
-
-    render: Callable[[Any, Array], Array]
+    render: Callable[[Any, Array], Array]  # (state, goals `[H]`) -> uint8 `[height, width, 3]`
+    # state -> `[H, 2]` int, the cell (x, y) that each human stands on
     positions: Callable[[Any], Array]
-    size: tuple[int, int]
-    blocked: np.ndarray
+    size: tuple[int, int]  # (columns, rows) of the cells
+    blocked: np.ndarray  # `[rows, columns]` bool, cells that nobody can stand on, on any map
+    # (state, goals `[H]`, -1 for one not to show) -> lines; not to be traced
     text: Callable[[Any, Any], str] | None = None
-    actions: tuple[str, ...] = ()
-    robots: Callable[[Any], Array] | None = None
+    actions: tuple[str, ...] = ()  # what an agent's actions are called
+    robots: Callable[[Any], Array] | None = None  # as `positions`, `[R, 2]`, of the robots
+    # state -> `[rows, columns]` bool, the cells of its own map that nobody can stand on; None where
+    # all states are of one map
     walls: Callable[[Any], Array] | None = None
 
 
