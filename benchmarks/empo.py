@@ -48,7 +48,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "with neither": {"model": {"q_head": "exp"}, "loss": {"advantage_coef": 0.0}},
     "without varied starts": {"run": {"varied_starts": 0.0}},
     "with 2048 rows": {"run": {"rows": 2_048}},
-    "with 4 candidates": {"loss": {"candidates": 4}},
     "with batches of 128": {"loss": {"batch_size": 128}},
     "with drawn human actions": {"loss": {"human_expectation": "fresh", "human_samples": 4}},
 }

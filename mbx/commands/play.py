@@ -23,8 +23,7 @@ import jax
 from mbx.commands import add_run, at_least, make_parser, run_directory
 from mbx.empo import agent as empo
 from mbx.empo import named_world
-from mbx.empo.agent.game import Game
-from mbx.empo.agent.game import session
+from mbx.empo.agent.game import Game, session
 from mbx.empo.agent.robots import make_robot
 from mbx.power import PowerParams
 from mbx.training import environments, run
