@@ -26,7 +26,7 @@ from mbx.agents.tdmpc.agent import shift_images
 from mbx.agents.tdmpc.settings import Settings
 from mbx.envs import custom
 from mbx.envs.base import RawEnvironment
-from mbx.envs.raw_check import check_raw
+from mbx.envs.checks import check_raw
 from mbx.training import specs
 from mbx.training.metrics import read_rows
 from mbx.training.policy import Policy

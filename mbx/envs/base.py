@@ -21,8 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import observations
-from mbx.envs.images import Images, Stack, check_pictures, of_raw
-from mbx.envs.solved import solved, with_usual
+from mbx.envs.images import Images, Stack, observed, see
 from mbx.fast import collectives
 from mbx.types import Array, EnvSpec, Part, Record
 
@@ -146,11 +145,12 @@ class RawEnvironment(NamedTuple):
 
 
 class Suite(NamedTuple):
-    """A family of tasks, each made from its name; exactly one of `raw` and `host` is given.
+    """A family of tasks, each made from its name; one of `raw`, `host` and `whole` is given.
 
     Attributes:
         raw: task -> one JAX task.
         host: (task, seed) -> one task stepped in Python, a `mbx.envs.host.Task`.
+        whole: (task, num_envs, *, action_repeat, episode_length, seed) -> a whole environment.
         default_repeat: environment steps of an agent step unless a run says otherwise; or a
             function of the task's name.
         make_renderer: task -> what draws its states, None without pictures.
@@ -166,6 +166,7 @@ class Suite(NamedTuple):
 
     raw: Callable[..., RawEnvironment] | None = None
     host: Callable[..., Any] | None = None
+    whole: Callable[..., Any] | None = None
     default_repeat: int | Callable[[str], int] = 1
     make_renderer: Callable[[str], Any] | None = None
     extra: str = ""
@@ -185,7 +186,7 @@ def unknown_task(suite: str, task: str, known: Iterable[str]) -> ValueError:
 class EpisodeState(Record):
     """The wrapper's state: raw `[E, ...]`; length, episode_return and sums of metrics `[E]` so far
     (None without metrics); the newest images `[E, K, H, W, C]` where they are stacked; steps in a
-    row `[E]` as of `mbx.envs.solved`, where they count."""
+    row `[E]` as of `solved`, where they count."""
 
     raw: Any
     length: Array
@@ -195,48 +196,36 @@ class EpisodeState(Record):
     solved: Any = None
 
 
-def with_one_array(
-    raw: RawEnvironment, observe: Sequence[str] = ()
+def as_seen(
+    raw: RawEnvironment,
+    observe: Sequence[str] = (),
+    images: Images = Images(),  # noqa: B008
 ) -> tuple[RawEnvironment, tuple[Part, ...]]:
-    """An environment whose observations are one array, and the parts that it joins, () for none.
-
-    Args:
-        raw: one whose observations may be dictionaries.
-        observe: names of the parts that are seen, as `env.observe`.
-
-    Raises:
-        ValueError: as `observations.choose`; where parts are named of what has none.
-    """
-    if not isinstance(raw.obs_shape, Mapping):
-        check_no_parts(raw.name, observe)
-        if len(raw.obs_shape) == 3:
-            check_pictures(raw.name, {"": raw.obs_shape}, raw.obs_dtype)
+    """An environment whose observations are one array, images as they are to be seen and not yet
+    stacked; and the parts that it joins. Raises ValueError as `observed`."""
+    if not images.shadows:
+        raise ValueError(
+            f"env.shadows=False: {raw.name} is not drawn, it observes what it is: leave it out"
+        )
+    shape, dtype, parts = observed(raw.name, raw.obs_shape, raw.obs_dtype, observe, images)
+    if not parts and images == Images():
         return raw, ()
-    parts = observations.choose(raw.name, raw.obs_shape, raw.obs_dtype, observe)
-    check_pictures(raw.name, {p.name: p.shape for p in parts if p.is_image}, raw.obs_dtype)
-    shape, dtype = observations.joined(parts)
 
-    def join(obs: Any) -> Array:
+    def seen(obs: Any) -> Array:
+        obs = see(images, obs)
+        if not parts:
+            return obs
         return observations.join(parts, jax.tree.map(jnp.asarray, observations.flat(obs)))
 
     def reset(key: Array) -> tuple[Any, Array]:
         state, obs = raw.reset(key)
-        return state, join(obs)
+        return state, seen(obs)
 
     def step(key: Array, state: Any, action: Array) -> tuple:
         state, obs, *rest = raw.step(key, state, action)
-        return (state, join(obs), *rest)
+        return (state, seen(obs), *rest)
 
     return raw._replace(obs_shape=shape, obs_dtype=dtype, reset=reset, step=step), parts
-
-
-def check_no_parts(name: str, observe: Sequence[str]) -> None:
-    """Raise ValueError where parts are chosen of an observation that has none."""
-    if observe:
-        raise ValueError(
-            f"env.observe={tuple(observe)}: an observation of {name} is one array without named "
-            "parts: leave it out"
-        )
 
 
 def episodic(
@@ -260,7 +249,7 @@ def episodic(
     observations that are dictionaries. images: what is done with those that it observes.
     """
     check_counts(raw.name, num_envs, action_repeat, episode_length)
-    raw, parts = with_one_array(of_raw(raw, images), observe)
+    raw, parts = as_seen(raw, observe, images)
     stack, obs_shape, stacked_parts = Stack.of(images.stack, raw.obs_shape, parts)
     check_metrics(raw.name, raw.metrics)
     length = episode_length or -(-raw.time_limit // action_repeat)
@@ -386,6 +375,65 @@ def _advance(
         return jax.vmap(repeated)(keys, state.raw, action, steps)
 
     return advance
+
+
+class Solved(NamedTuple):
+    """When environments truncate an episode in which nothing is left to be learned.
+
+    Once an agent can do a task, most of a long episode shows it the same few states, while each
+    reset shows it another beginning (docs/results/learning_history.md).
+
+    Attributes:
+        reward: of an agent step that counts, nine tenths of the way to the highest.
+        after: agent steps in a row `[E]` with that reward.
+    """
+
+    reward: float
+    after: np.ndarray
+
+    def so_far(self, count: Any, reward: Any) -> Any:
+        """Such steps in a row `[E]`, with one that earned `reward`, of `count` before it."""
+        return (count + 1) * (reward >= self.reward)
+
+
+def with_usual(spec: EnvSpec, reset_solved: int | None) -> EnvSpec:
+    """A task's spec, with `EnvSpec.reset_solved` where None leaves that to the task.
+
+    50 where rewards are known and an episode is at least four times as long, else 0; also 0 where a
+    task ends an episode that fails, since it asks for a high reward that goes on.
+    """
+    known = bool(spec.reward_range) and not spec.can_terminate
+    usual = 50 if known and spec.episode_length >= 200 else 0
+    return spec._replace(reset_solved=usual) if reset_solved is None else spec
+
+
+def solved(spec: EnvSpec, reset_solved: int | None, numbers: Sequence[int]) -> Solved | None:
+    """Of three environments in four; numbers 0, 4, 8, … still see what only a whole episode shows.
+
+    Args:
+        spec: of the task.
+        reset_solved: agent steps in a row; 0: no such end; None: `spec.reset_solved`.
+        numbers: of the environments.
+
+    Raises ValueError for a task without a range of rewards, or whose episodes are over before.
+    """
+    reset_solved = spec.reset_solved if reset_solved is None else reset_solved
+    if not reset_solved:
+        return None
+    if not spec.reward_range:
+        raise ValueError(
+            f"train.reset_solved={reset_solved}: {spec.name} does not say what its rewards can be "
+            "(EnvSpec.reward_range), leave it 0"
+        )
+    if reset_solved >= spec.episode_length:
+        raise ValueError(
+            f"train.reset_solved={reset_solved}: an episode of {spec.name} is over after "
+            f"{spec.episode_length} agent steps, lower it or leave it 0"
+        )
+    low, high = spec.reward_range
+    whole = np.asarray(numbers) % 4 == 0
+    after = np.where(whole, np.iinfo(np.int32).max, reset_solved).astype(np.int32)
+    return Solved((low + 0.9 * (high - low)) * spec.action_repeat, after)
 
 
 def strongly_typed(tree: Any) -> Any:

@@ -1,7 +1,8 @@
-"""A Gymnasium environment of one's own, looked at before anything is compiled.
+"""Custom environments, validated before anything is compiled.
 
 Every complaint names the environment (and with it its file), the field, what it is and what is
-wanted.
+wanted. `gymnasium.utils.env_checker` refuses what trains well (float64 numbers of a float32 Box,
+simulators that are not deterministic) and does not name the environment.
 """
 
 from __future__ import annotations
@@ -9,41 +10,65 @@ from __future__ import annotations
 import inspect
 import numbers
 import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from mbx import observations
 from mbx.envs import custom
-from mbx.envs.custom import own_code
+from mbx.envs.base import RawEnvironment
 
 _STEPS = 5
 # TD-MPC's bins end at a reward of symexp(10); what is far from order 1 trains nothing.
-_LARGE_REWARD, _LARGE_OBSERVATION = 22_025.0, 10_000.0
+_LARGE = {"rewards": 22_025.0, "observations": 10_000.0}
+_REMEDY = {
+    "rewards": "what lies beyond 22,025 is cut off: scale them",
+    "observations": "scale them to be of order 1",
+}
+_SINCE = "(Gymnasium's interface since 0.26)"
 
 
-def check_first(name: str, kwargs: dict[str, Any]) -> None:
-    """Make an environment of one's own, reset and step it; raise ValueError for what is wrong."""
+class _Check:
+    """Complaints about one environment, and the numbers that it gave."""
+
+    def __init__(self, name: str, remedy: str = "") -> None:
+        self.name, self._remedy = name, remedy
+        self.rewards: list[Any] = []
+        self.observations: list[np.ndarray] = []
+
+    def refuse(self, what: str, wanted: str) -> None:
+        raise ValueError(f"env.name={self.name!r}: {what}, wanted {wanted}{self._remedy}")
+
+    def warn_of_sizes(self) -> None:
+        """Say that numbers are so large that an agent does not learn from them."""
+        for what, values in (("rewards", self.rewards), ("observations", self.observations)):
+            largest = max((float(np.max(np.abs(x), initial=0.0)) for x in values), default=0.0)
+            if largest > _LARGE[what]:
+                self.warn(f"{what} of {largest:.3g}: {_REMEDY[what]}")
+
+    def warn(self, words: str) -> None:
+        warnings.warn(f"env.name={self.name!r}: {words}", stacklevel=3)
+
+
+# -------------------------------------------------------------------------------------------------
+# Gymnasium's interface
+
+
+def check_first(name: str, kwargs: Mapping[str, Any]) -> None:
+    """Make a custom environment, reset and step it; raise ValueError for what is wrong."""
     env = custom.make(name, kwargs)
     try:
-        check_api(name, env)
+        _check_api(name, env)
         check_spaces(name, env)
-        check_steps(name, env)
+        _check_steps(_Check(name), env)
     finally:
         custom.close(name, env)
 
 
-def warn_of_sizes(name: str, rewards: list[Any], observations: list[Any]) -> None:
-    """Say that rewards or observations are so large that an agent does not learn from them."""
-    for what, values, large, remedy in (
-        ("rewards", rewards, _LARGE_REWARD, "what lies beyond 22,025 is cut off: scale them"),
-        ("observations", observations, _LARGE_OBSERVATION, "scale them to be of order 1"),
-    ):
-        largest = max((float(np.max(np.abs(x), initial=0.0)) for x in values), default=0.0)
-        if largest > large:
-            warnings.warn(f"env.name={name!r}: {what} of {largest:.3g}: {remedy}", stacklevel=2)
-
-
-def check_api(name: str, env: Any) -> None:
+def _check_api(name: str, env: Any) -> None:
     """Raise ValueError where an object has not Gymnasium's present interface."""
     import gymnasium
 
@@ -63,8 +88,7 @@ def check_api(name: str, env: Any) -> None:
     except TypeError as error:
         raise ValueError(
             f"env.name={name!r}: reset{inspect.signature(env.reset)} takes no seed: write it as "
-            "reset(self, *, seed=None, options=None) -> (observation, info), Gymnasium's interface "
-            "since 0.26"
+            f"reset(self, *, seed=None, options=None) -> (observation, info) {_SINCE}"
         ) from error
 
 
@@ -80,14 +104,12 @@ def check_spaces(name: str, env: Any) -> None:
                 f"env.name={name!r}: {field} is a {kind.__module__}.{kind.__name__}: one of "
                 "gymnasium.spaces is needed"
             )
-    bounded = isinstance(action, Box) and _is_bounded(action)
-    if not bounded and not isinstance(action, Discrete):
+    if not isinstance(action, Discrete) and not (isinstance(action, Box) and _is_bounded(action)):
         raise ValueError(
             f"env.name={name!r} has the action space {action}: a bounded Box or a Discrete one is "
             "needed"
         )
-
-    # What a Dict holds is looked at where parts of it are chosen (`mbx.observations.choose`).
+    # What a Dict holds is checked where parts of it are chosen (`mbx.observations.choose`).
     if not isinstance(observation, Box | Dict | Discrete | MultiBinary | MultiDiscrete | Tuple):
         raise ValueError(
             f"env.name={name!r}: observation_space is {observation}: numbers are needed (Box, "
@@ -97,49 +119,8 @@ def check_spaces(name: str, env: Any) -> None:
 
 def _is_bounded(space: Any) -> bool:
     """Whether float32 numbers, in which an agent acts, reach all of a Box."""
-    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     largest = 2**24 if space.dtype.kind in "iu" else np.finfo(np.float32).max / 2
-    return bool((np.maximum(-low, high) <= largest).all())
-
-
-def check_steps(name: str, env: Any) -> None:
-    """Reset and step an environment with random actions; raise ValueError for what is wrong."""
-    with own_code(name, "reset()"):
-        result = env.reset(seed=0)
-    obs = _reset_observation(name, result)
-    rewards, seen = [], _check_observation(name, env.observation_space, obs, "reset()")
-    env.action_space.seed(0)
-    for i in range(1, _STEPS + 1):
-        with own_code(name, f"step() number {i}"):
-            result = env.step(env.action_space.sample())
-        where = f"step() number {i}"
-        if not isinstance(result, tuple) or len(result) != 5:
-            got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-            raise ValueError(
-                f"env.name={name!r}: step() gave {got}, wanted 5: observation, reward, terminated, "
-                "truncated, info (Gymnasium's interface since 0.26)"
-            )
-        obs, reward, terminated, truncated, info = result
-        seen += _check_observation(name, env.observation_space, obs, where)
-        if not isinstance(reward, numbers.Real | np.number) and np.shape(reward) != ():
-            raise ValueError(
-                f"env.name={name!r}: {where} gave the reward {reward!r} of shape "
-                f"{np.shape(reward)}, wanted a single number: return float(...)"
-            )
-        _check_finite(name, where, "reward", reward)
-        rewards.append(reward)
-        for field, flag in (("terminated", terminated), ("truncated", truncated)):
-            if np.shape(flag) != () or np.asarray(flag).dtype.kind not in "biu":
-                raise ValueError(
-                    f"env.name={name!r}: {where} gave {field}={flag!r}, wanted True or False"
-                )
-        if not isinstance(info, dict):
-            raise ValueError(f"env.name={name!r}: {where} gave info={info!r}, wanted a dictionary")
-        if terminated or truncated:
-            with own_code(name, "reset()"):
-                result = env.reset()
-            _reset_observation(name, result)
-    warn_of_sizes(name, rewards, seen)
+    return bool((np.abs(np.array([space.low, space.high], np.float64)) <= largest).all())
 
 
 def has_numbers(space: Any) -> bool:
@@ -147,6 +128,86 @@ def has_numbers(space: Any) -> bool:
     from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
     return isinstance(space, Box | Discrete | MultiBinary | MultiDiscrete)
+
+
+def _check_steps(check: _Check, env: Any) -> None:
+    """Reset and step an environment with random actions."""
+
+    def reset(**seed: int) -> None:
+        with custom.own_code(check.name, "reset()"):
+            result = env.reset(**seed)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+            kind = type(result).__name__
+            check.refuse(
+                f"reset() gave a {kind}", f"(observation, info), info a dictionary {_SINCE}"
+            )
+        _check_observation(check, env.observation_space, result[0], "reset()", "observation")
+
+    reset(seed=0)
+    env.action_space.seed(0)
+    for i in range(1, _STEPS + 1):
+        where = f"step() number {i}"
+        with custom.own_code(check.name, where):
+            result = env.step(env.action_space.sample())
+        if not isinstance(result, tuple) or len(result) != 5:
+            got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+            wanted = "5: observation, reward, terminated, truncated, info"
+            check.refuse(f"step() gave {got}", f"{wanted} {_SINCE}")
+        obs, reward, terminated, truncated, info = result
+        _check_observation(check, env.observation_space, obs, where, "observation")
+        if not isinstance(reward, numbers.Real | np.number) and np.shape(reward) != ():
+            got = f"{where} gave the reward {reward!r} of shape {np.shape(reward)}"
+            check.refuse(got, "a single number: return float(...)")
+        _check_finite(check, f"{where} gave reward", reward)
+        check.rewards.append(reward)
+        for field, flag in (("terminated", terminated), ("truncated", truncated)):
+            if np.shape(flag) != () or np.asarray(flag).dtype.kind not in "biu":
+                check.refuse(f"{where} gave {field}={flag!r}", "True or False")
+        if not isinstance(info, dict):
+            check.refuse(f"{where} gave info={info!r}", "a dictionary")
+        if terminated or truncated:
+            reset()
+    check.warn_of_sizes()
+
+
+def _check_observation(check: _Check, space: Any, obs: Any, where: str, path: str) -> None:
+    """Compare an observation with what the environment declares."""
+    from gymnasium.spaces import Box, Dict, Tuple
+
+    if isinstance(space, Dict | Tuple):
+        keys = list(space.keys()) if isinstance(space, Dict) else list(range(len(space)))
+        many = len(obs) if isinstance(obs, tuple | list | np.ndarray) else 0
+        got = list(obs) if isinstance(obs, dict) else list(range(many))
+        if sorted(map(str, keys)) != sorted(map(str, got)):
+            check.refuse(
+                f"{where} gave {path} with {got}", f"{keys}, as observation_space declares"
+            )
+        for key in keys:
+            _check_observation(check, space[key], obs[key], where, f"{path}[{key!r}]")
+        return
+    if not has_numbers(space):
+        return
+    array, declares = np.asarray(obs), "as observation_space declares: change one of them"
+    if array.dtype.kind not in "biuf":
+        check.refuse(f"{where} gave {path} of type {array.dtype}", "numbers")
+    if array.shape != (space.shape or ()):
+        got = f"{where} gave {path} of shape {array.shape}"
+        check.refuse(got, f"{space.shape or ()}, {declares}")
+    if not isinstance(space, Box):
+        if not space.contains(obs):
+            check.refuse(f"{where} gave {path}={obs!r}", f"one of {space}")
+        return
+    if space.dtype.kind in "iu" and array.dtype.kind == "f":
+        got = f"{where} gave {path} of type {array.dtype}"
+        check.refuse(got, f"{space.dtype}, {declares}")
+    _check_finite(check, f"{where} gave {path}", array)
+    if space.dtype != np.uint8:
+        check.observations.append(array.astype(np.float64))
+
+
+def _check_finite(check: _Check, what: str, value: Any) -> None:
+    if not np.isfinite(np.asarray(value, float)).all():
+        check.refuse(f"{what}={value!r}", "finite numbers")
 
 
 def time_limit(env: Any) -> int | None:
@@ -160,80 +221,117 @@ def time_limit(env: Any) -> int | None:
 
 
 def limits_found(env: Any) -> str:
-    """Of an environment without a time limit, attributes that may be one of its own, in words."""
-    base = getattr(env, "unwrapped", env)
-    own_limits = dict(getattr(base, "__dict__", {}))
-    config = own_limits.get("config")
-    own_limits |= config if isinstance(config, dict) else {}
-    found = [
+    """Attributes of an environment that may be a time limit of its own, in words."""
+    found = dict(vars(getattr(env, "unwrapped", env)))
+    found |= config if isinstance(config := found.get("config"), dict) else {}
+    told = [
         f"{name}={value}"
-        for name, value in own_limits.items()
+        for name, value in found.items()
         if isinstance(value, numbers.Real) and value > 1
         if name in ("duration", "horizon") or ("max" in name and ("step" in name or "fram" in name))
     ]
-    return f" (its own may be {', '.join(found)})" if found else ""
+    return f" (its own may be {', '.join(told)})" if told else ""
 
 
-def _reset_observation(name: str, result: Any) -> Any:
-    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-        raise ValueError(
-            f"env.name={name!r}: reset() gave a {type(result).__name__}, wanted (observation, "
-            "info), info a dictionary (Gymnasium's interface since 0.26)"
+# -------------------------------------------------------------------------------------------------
+# JAX
+
+
+def check_raw(raw: RawEnvironment) -> None:
+    """Raise ValueError where an environment does not do what it declares.
+
+    Shapes and types are those that tracing says; numbers come from a reset and some steps.
+    """
+    check = _Check(raw.name, ": change its code or what its RawEnvironment declares")
+    refuse = check.refuse
+    key, action = jax.random.key(0), jnp.zeros(raw.action_dim).at[0].set(1.0)
+    begun = jax.eval_shape(raw.reset, key)
+    if not isinstance(begun, tuple) or len(begun) != 2:
+        refuse(f"the result of reset() is {_kind(begun)}", "(state, observation)")
+    state, obs = begun
+    _check_declared(refuse, raw, obs, "the observation of reset()")
+    done = jax.eval_shape(raw.step, key, state, action)
+    if not isinstance(done, tuple) or len(done) != 4 + bool(raw.metrics):
+        wanted = "(state, observation, reward, terminated" + (", metrics)" if raw.metrics else ")")
+        if isinstance(done, tuple) and len(done) == 5 and not raw.metrics:
+            names = tuple(done[4]) if isinstance(done[4], dict) else ("name",)
+            wanted += f", or five with RawEnvironment(metrics={names}), which declares the fifth"
+        refuse(f"the result of step() is {_kind(done)}", wanted)
+    new, obs, reward, terminated, *rest = done
+    if rest and (not isinstance(rest[0], dict) or set(rest[0]) != set(raw.metrics)):
+        got = list(rest[0]) if isinstance(rest[0], dict) else _kind(rest[0])
+        refuse(f"the metrics of step() is {got}", f"a dictionary of {list(raw.metrics)}")
+    _check_declared(refuse, raw, obs, "the observation of step()")
+    single = {"reward": reward, "terminated": terminated} | (rest[0] if rest else {})
+    for field, value in single.items():
+        if np.shape(value) != ():
+            refuse(f"{field} of step() is of shape {np.shape(value)}", "a single number, shape ()")
+    before, after = jax.tree.structure(state), jax.tree.structure(new)
+    if before != after:
+        refuse(f"the state of step() is {after}", f"the structure that reset() gives, {before}")
+    pairs = zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(new), strict=True)
+    for (path, old), now in pairs:
+        if _type(old) != _type(now):
+            what = f"the state{jax.tree_util.keystr(path)} of step() is {_type(now)}"
+            refuse(what, f"what reset() gives, {_type(old)}")
+    _check_numbers(check, raw, key, action)
+
+
+def _check_numbers(check: _Check, raw: RawEnvironment, key: jax.Array, action: jax.Array) -> None:
+    """Run it: observations and rewards are finite."""
+    state, obs = jax.jit(raw.reset)(key)
+    values, step = [("the observation of reset()", obs)], jax.jit(raw.step)
+    for i in range(1, 4):
+        state, obs, reward, terminated, *_ = step(jax.random.fold_in(key, i), state, action)
+        values += [
+            (f"the observation of step() number {i}", obs),
+            (f"reward of step() {i}", reward),
+        ]
+        if terminated:
+            break
+    for what, value in jax.device_get(values):
+        for name, x in observations.flat(value).items():
+            x = np.asarray(x)
+            if not np.isfinite(x.astype(float)).all():
+                which = f"{name!r} of {what}" if name else what
+                check.refuse(f"{which} is {x.tolist()}", "finite numbers")
+            if what.startswith("reward"):
+                check.rewards.append(x)
+            elif x.dtype.kind == "f":
+                check.observations.append(x)
+    check.warn_of_sizes()
+    if any(x.ndim == 3 and not 0 <= x.min() <= x.max() <= 1 for x in check.observations):
+        check.warn(
+            "its observation has three axes, an image from 0 to 1 to Dreamer, and other numbers: "
+            "flatten it to a vector"
         )
-    return result[0]
 
 
-def _check_observation(name: str, space: Any, obs: Any, where: str) -> list[np.ndarray]:
-    """Compare an observation with what the environment declares; its numbers of Boxes."""
-    from gymnasium.spaces import Box, Dict, Tuple
-
-    found = []
-
-    def leaf(space: Any, obs: Any, path: str) -> None:
-        if isinstance(space, Dict | Tuple):
-            keys = list(space.keys()) if isinstance(space, Dict) else list(range(len(space)))
-            many = len(obs) if isinstance(obs, tuple | list | np.ndarray) else 0
-            got = list(obs) if isinstance(obs, dict) else list(range(many))
-            if sorted(map(str, keys)) != sorted(map(str, got)):
-                raise ValueError(
-                    f"env.name={name!r}: {where} gave {path} with {got}, wanted {keys}, as "
-                    "observation_space declares"
-                )
-            for key in keys:
-                leaf(space[key], obs[key], f"{path}[{key!r}]")
-            return
-        if not has_numbers(space):
-            return
-        array = np.asarray(obs)
-        if array.dtype.kind not in "biuf":
-            raise ValueError(
-                f"env.name={name!r}: {where} gave {path} of type {array.dtype}, wanted numbers"
-            )
-        if array.shape != (space.shape or ()):
-            raise ValueError(
-                f"env.name={name!r}: {where} gave {path} of shape {array.shape}, wanted "
-                f"{space.shape or ()}, as observation_space declares: change one of them"
-            )
-        whole = np.issubdtype(space.dtype, np.integer)
-        if isinstance(space, Box) and whole and array.dtype.kind == "f":
-            raise ValueError(
-                f"env.name={name!r}: {where} gave {path} of type {array.dtype}, wanted "
-                f"{space.dtype}, as observation_space declares: change one of them"
-            )
-        if not isinstance(space, Box) and not space.contains(obs):
-            raise ValueError(
-                f"env.name={name!r}: {where} gave {path}={obs!r}, wanted one of {space}"
-            )
-        _check_finite(name, where, path, array)
-        if isinstance(space, Box) and space.dtype != np.uint8:
-            found.append(array.astype(np.float64))
-
-    leaf(space, obs, "observation")
-    return found
+def _check_declared(refuse: Callable, raw: RawEnvironment, obs: Any, what: str) -> None:
+    """Compare a traced observation with `obs_shape` and `obs_dtype`."""
+    shapes, dtypes = raw.obs_shape, raw.obs_dtype
+    if isinstance(shapes, Mapping) != isinstance(dtypes, Mapping):
+        refuse(f"obs_dtype is {dtypes}", "a dictionary where obs_shape is one, else none")
+    if isinstance(shapes, Mapping):
+        found = observations.flat(obs)
+        if not isinstance(obs, Mapping) or set(found) != set(shapes) or set(found) != set(dtypes):
+            got = f"of {list(found)}" if isinstance(obs, Mapping) else _kind(obs)
+            refuse(f"{what} is {got}", f"a dictionary of {list(shapes)} (obs_shape, obs_dtype)")
+    else:
+        shapes, dtypes, found = {"": shapes}, {"": dtypes}, {"": obs}
+    for name, x in found.items():
+        which, shape = f"{name!r} of {what}" if name else what, tuple(shapes[name])
+        if not hasattr(x, "shape"):
+            refuse(f"{which} is a {type(x).__name__}", f"an array of shape {shape}")
+        if tuple(x.shape) != shape:
+            refuse(f"{which} is of shape {x.shape}", f"{shape} (obs_shape)")
+        if jnp.dtype(x.dtype) != jnp.dtype(dtypes[name]):
+            refuse(f"{which} is of type {x.dtype}", f"{jnp.dtype(dtypes[name])} (obs_dtype)")
 
 
-def _check_finite(name: str, where: str, field: str, value: Any) -> None:
-    if not np.isfinite(np.asarray(value, float)).all():
-        raise ValueError(
-            f"env.name={name!r}: {where} gave {field}={value!r}, wanted finite numbers"
-        )
+def _kind(x: Any) -> str:
+    return f"a tuple of {len(x)}" if isinstance(x, tuple) else f"a {type(x).__name__}"
+
+
+def _type(x: Any) -> str:
+    return f"{jnp.result_type(x)}{list(np.shape(x))}"

@@ -1,9 +1,9 @@
-"""Environments of one's own, named by where they are defined.
+"""Custom environments, named by where they are defined.
 
     gym:path/to/tank.py:Tank       a Gymnasium class, or a function that makes one
     gym:package.module:Tank        likewise, from a module
     gym:module:Tank-v0             an id that importing the module registers
-    jax:path/to/rail.py:make       gymnax's interface, or a `RawEnvironment` (mbx.envs.jax_own)
+    jax:path/to/rail.py:make       gymnax's interface, or a `RawEnvironment`
 
 A run records the absolute path of a file, so that it is found from any directory; a module that is
 installed keeps its name. From Python a class, a function, a `functools.partial` or an instance is
@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 
 SUITES = ("gym", "jax")
-_PICKLED = (("args", tuple), ("kwargs", dict))  # what gymnasium.utils.EzPickle keeps
 WORKER = "MBX_WORKER"  # environment variable of the processes of `env.workers`
 
 
@@ -259,13 +258,15 @@ def _name_of_instance(instance: Any) -> tuple[str, dict[str, Any]]:
         return _name_of_registered(instance, spec)
     if isinstance(instance, gymnasium.Wrapper):
         raise _copies_unknown(instance, f"how {kind.__name__} was put around it")
-    if callable(instance) and not hasattr(instance, "reset"):
-        raise ValueError(f"environment={instance!r}: give a function or a class")
-    signature = inspect.signature(kind)
-    given = dict(getattr(instance, "__dict__", {}))
-    with contextlib.suppress(TypeError):
-        pickled = (given.get(f"_ezpickle_{part}", kind()) for part, kind in _PICKLED)
-        given |= signature.bind_partial(*next(pickled), **next(pickled)).arguments
+    if not hasattr(instance, "reset") or isinstance(instance, tuple):
+        raise ValueError(
+            f"environment={instance!r}: give its name, SUITE:TASK, a class, a function that makes "
+            "it, or a gymnasium.Env"
+        )
+    signature, given = inspect.signature(kind), dict(vars(instance))
+    with contextlib.suppress(TypeError):  # what gymnasium.utils.EzPickle kept
+        args, kwargs = (given.get(f"_ezpickle_{x}") for x in ("args", "kwargs"))
+        given |= signature.bind_partial(*(args or ()), **(kwargs or {})).arguments
     unknown = [name for name in signature.parameters if name not in given]
     if not unknown:
         found = name_of(functools.partial(kind, **{n: given[n] for n in signature.parameters}))
@@ -279,9 +280,8 @@ def _name_of_instance(instance: Any) -> tuple[str, dict[str, Any]]:
 
 def _same(one: Any, other: Any, name: str) -> bool:
     """Whether two environments have equal attributes of that name, or neither has one."""
-    pair = [getattr(each, "__dict__", {}).get(name) for each in (one, other)]
     try:
-        return bool(np.all(pair[0] == pair[1]))
+        return bool(np.all(vars(one).get(name) == vars(other).get(name)))
     except ValueError:
         return False
 
@@ -344,7 +344,7 @@ def _file_of(name: str, place: str) -> str | None:
         path = os.path.abspath(os.path.expanduser(place))
         if not os.path.isfile(path):
             raise FileNotFoundError(
-                f"env.name={name!r}: the file {path} does not exist: put it there, or mend the "
+                f"env.name={name!r}: the file {path} does not exist: put it there, or correct the "
                 "path (of a run: env.name in its config.json)"
             )
         return path
@@ -361,29 +361,25 @@ def _file_of(name: str, place: str) -> str | None:
             f"env.name={name!r}: there is no module {place!r} in the working directory or on "
             "Python's path: give the file, path/to/file.py:Class, or install the module"
         )
-    paths = sysconfig.get_paths()
-    installed = [paths[kind] + os.sep for kind in ("purelib", "platlib", "stdlib")]
-    origin = spec.origin
-    if not origin or not origin.endswith(".py") or origin.startswith(tuple(installed)):
-        return None
-    return os.path.abspath(origin)
+    paths, origin = sysconfig.get_paths(), spec.origin or ""
+    installed = tuple(paths[kind] + os.sep for kind in ("purelib", "platlib", "stdlib"))
+    own = origin.endswith(".py") and not origin.startswith(installed)
+    return os.path.abspath(origin) if own else None
 
 
 def _import(path: str) -> types.ModuleType:
     """The module of a file, imported once however it is named."""
     for module in list(sys.modules.values()):
-        own = getattr(module, "__file__", None)
-        if isinstance(own, str) and os.path.abspath(own) == path:
+        place = getattr(module, "__file__", None)
+        if isinstance(place, str) and os.path.abspath(place) == path:
             return module
-    root, parts = os.path.split(path.removesuffix(".py"))
-    parts = [parts]
+    root, last = os.path.split(path.removesuffix(".py"))
+    parts = [] if last == "__init__" else [last]
     while os.path.isfile(os.path.join(root, "__init__.py")):
         root, package = os.path.split(root)
         parts.insert(0, package)
-    if parts[-1] == "__init__":
-        parts.pop()
     if root not in sys.path:
-        sys.path.append(root)  # so that it can import what lies beside it
+        sys.path.append(root)  # so that it can import what lies in its folder
     dotted = ".".join(parts)
     with contextlib.suppress(ModuleNotFoundError):
         spec = importlib.util.find_spec(dotted)

@@ -1,9 +1,9 @@
 """Gymnasium tasks on the host: gym:HalfCheetah-v5, gym:path/to/file.py:Class.
 
-The environments are stepped one after the other in this process and reset by us, so that nothing
-hangs on Gymnasium's own vector API and its autoreset modes. Observations of a choice (Discrete,
-MultiDiscrete, MultiBinary) become vectors, one-hot; Dict and Tuple have named parts
-(`mbx.observations`), those of nested ones arm/angle.
+Environments are stepped in this process (or in workers, `mbx.envs.vector`) and reset by us, so that
+nothing depends on autoreset modes. Observations of a choice (Discrete, MultiDiscrete, MultiBinary)
+become vectors, one-hot; Dict and Tuple have named parts (`mbx.observations`), those of nested ones
+arm/angle.
 """
 
 from __future__ import annotations
@@ -14,34 +14,27 @@ from typing import Any
 import numpy as np
 
 from mbx import observations
-from mbx.envs import custom, gymnasium_snapshot
+from mbx.envs import custom, snapshot
 from mbx.envs.base import Suite
-from mbx.envs.checks import (
-    check_first,
-    check_spaces,
-    has_numbers,
-    limits_found,
-    time_limit,
-)
-from mbx.envs.host import Task
+from mbx.envs.checks import check_first, check_spaces, has_numbers, limits_found, time_limit
 from mbx.envs.images import Images
 from mbx.envs.render import NoRenderer
 
 # Tasks that only ever end by their time limit.
 _ENDLESS = ("Pendulum-v1", "HalfCheetah", "Swimmer-v")
 _PACE = 0.05  # seconds a step, where it has no clock
-_CHECKED: dict[str, Any] = {}  # environments of one's own, once a process
+_CHECKED: dict[str, Any] = {}  # custom environments, once a process
 
 
-def load(task: str, seed: int, **kwargs: Any) -> Task:
+def load(task: str, seed: int, **kwargs: Any) -> _Task:
     """The Gymnasium task, seeded at its first reset.
 
-    One of one's own is looked at first: another copy is reset and stepped (`gymnasium_check`).
+    Another copy of a custom one is reset and stepped first (`mbx.envs.checks`).
 
     Raises:
         ValueError: for an unknown task, one that no agent can be trained in, or arguments that it
             does not take.
-        FileNotFoundError: where the file or module of one's own has gone.
+        FileNotFoundError: where the file or module of a custom one has gone.
         EnvironmentFailure: where its own code fails.
     """
     name = f"gym:{task}"
@@ -69,10 +62,8 @@ class _Task:
     def __init__(self, env: Any, task: str, time_limit: int | None) -> None:
         from gymnasium.spaces import Discrete
 
-        self.time_limit = time_limit
+        self._env, self._name, self.time_limit = env, f"gym:{task}", time_limit
         self.can_terminate = not task.startswith(_ENDLESS)
-        self._name = f"gym:{task}"
-        self._env = env
         space = env.action_space
         self.num_actions = int(space.n) if isinstance(space, Discrete) else 0
         if self.num_actions:
@@ -86,6 +77,8 @@ class _Task:
         if not _parts(self._space):
             self.obs_shape, self.obs_dtype = self.obs_shape[""], self.obs_dtype[""]
         self.choices = tuple(_choices(self._space))
+        fps = (env.metadata or {}).get("render_fps")
+        self.seconds = 1.0 / fps if fps else float(getattr(env.unwrapped, "dt", None) or _PACE)
 
     def reset(self, seed: int | None) -> Any:
         try:
@@ -94,7 +87,7 @@ class _Task:
         except Exception as error:
             raise custom.failure(self._name, "reset()", error) from error
 
-    def step(self, action: np.ndarray | int) -> tuple[Any, float, bool, bool]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool]:
         try:
             obs, reward, terminated, truncated, self.info = self._env.step(action)
             return self._observe(obs), float(reward), bool(terminated), bool(truncated)
@@ -102,19 +95,25 @@ class _Task:
             raise custom.failure(self._name, "step()", error) from error
 
     def get_state(self) -> bytes | None:
-        return gymnasium_snapshot.get(self._env)
+        return snapshot.get(self._env)
 
-    def set_state(self, snapshot: bytes) -> None:
-        gymnasium_snapshot.put(self._env, snapshot)
+    def set_state(self, saved: bytes) -> None:
+        snapshot.put(self._env, saved)
 
     def close(self) -> None:
         self._env.close()
 
+    def render(self) -> np.ndarray:
+        """What its own `render()` draws."""
+        return np.asarray(self._env.render())
+
+    picture = render
+
     def _observe(self, obs: Any) -> Any:
         found = _observed(self._space, obs)
-        if isinstance(found, dict):
-            return observations.flat(found)
-        return found.reshape(self.obs_shape)
+        return (
+            observations.flat(found) if isinstance(found, dict) else found.reshape(self.obs_shape)
+        )
 
 
 def _declared(space: Any, alone: bool = True) -> tuple[Any, Any]:
@@ -181,27 +180,18 @@ def _parts(space: Any) -> dict[str, Any]:
     return {str(i): one for i, one in enumerate(space)} if isinstance(space, Tuple) else {}
 
 
-class _Drawn(_Task):
-    """The same, drawn by its own `render()`."""
-
-    def __init__(self, env: Any, task: str, time_limit: int | None) -> None:
-        super().__init__(env, task, time_limit)
-        own_step = getattr(env.unwrapped, "dt", None)
-        fps = (env.metadata or {}).get("render_fps")
-        self.seconds = 1.0 / fps if fps else float(own_step or _PACE)
-
-    def render(self) -> np.ndarray:
-        return np.asarray(self._env.render())
-
-    picture = render
-
-
-def film(task: str, seed: int, **kwargs: Any) -> Task:
+def film(task: str, seed: int, **kwargs: Any) -> _Task:
     """The task with `render_mode="rgb_array"`. Raises NoRenderer where it has no such mode."""
-    return _drawn(task, seed, **kwargs)
+    try:
+        return load(task, seed, **(kwargs | {"render_mode": "rgb_array"}))
+    except (ValueError, TypeError, custom.EnvironmentFailure) as error:
+        raise NoRenderer(
+            f"gym:{task} is not made with render_mode='rgb_array' ({error}): let it take that "
+            "argument and give uint8 [height, width, 3] from render()"
+        ) from error
 
 
-def pixels(task: str, seed: int, *, images: Images, film: bool = False, **kwargs: Any) -> Task:
+def pixels(task: str, seed: int, *, images: Images, film: bool = False, **kwargs: Any) -> _Task:
     """The task, observed by the pictures of its own `render()`.
 
     Raises:
@@ -213,19 +203,8 @@ def pixels(task: str, seed: int, *, images: Images, film: bool = False, **kwargs
             f"env.shadows=False: gym:{task} draws itself, tasks of dmc: alone are drawn without: "
             "leave it out"
         )
-    return _drawn(task, seed, **kwargs)
+    return _film(task, seed, **kwargs)
 
 
-def _drawn(task: str, seed: int, **kwargs: Any) -> _Drawn:
-    name = f"gym:{task}"
-    try:
-        plain = load(task, seed, **(kwargs | {"render_mode": "rgb_array"}))
-    except (ValueError, TypeError, custom.EnvironmentFailure) as error:
-        raise NoRenderer(
-            f"{name} is not made with render_mode='rgb_array' ({error}): let it take that argument "
-            "and give uint8 [height, width, 3] from render()"
-        ) from error
-    return _Drawn(plain._env, task, plain.time_limit)
-
-
+_film = film  # `pixels` takes an argument of that name
 SUITE = Suite(host=load, takes_kwargs=True, gives_info=True, film=film, pixels=pixels)

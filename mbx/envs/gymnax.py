@@ -1,7 +1,8 @@
-"""gymnax tasks: Pendulum-v1, Reacher-misc, CartPole-v1, Catch-bsuite, Breakout-MinAtar, …
+"""gymnax tasks (Pendulum-v1, Reacher-misc, CartPole-v1, Catch-bsuite, Breakout-MinAtar, …), and
+custom ones in JAX: jax:path/to/file.py:make, jax:package.module:make.
 
 gymnax resets by itself inside `step`; here its un-reset form is used, so that the final observation
-and the time limit are ours. `adapt` takes the environments of other packages, too, that are written
+and the time limit are ours. `adapt` also takes environments of other packages that are written
 after gymnax (Craftax: jax:craftax.craftax_env:make_craftax_env_from_name).
 """
 
@@ -9,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -20,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import observations
+from mbx.envs import custom, pictures
 from mbx.envs.base import RawEnvironment, Suite, unknown_task
-from mbx.envs.render import Renderer
 
 Array = jax.Array
 
@@ -81,7 +83,7 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
         high = jnp.broadcast_to(jnp.asarray(space.high, jnp.float32), space.shape).reshape(-1)
         if not np.isfinite([low, high]).all():
             raise ValueError(f"env.name={name!r} has unbounded actions, {space}: bounds are needed")
-        rounded = bool((low + (high - low) != high).any())
+        rounded = bool((low + (high - low) != high).any())  # beyond a bound, maybe
         kind = np.dtype(getattr(space, "dtype", None) or np.float32)
         whole = jnp.int32 if kind.kind in "iu" else None
     seen = env.observation_space(params)
@@ -94,6 +96,9 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
     else:
         shape = tuple(seen.shape or (1,))
         dtype = jnp.uint8 if len(shape) == 3 and _is_bytes(seen) else jnp.float32
+        ends_of = [np.min(getattr(seen, "low", 0)), np.max(getattr(seen, "high", 1))]
+        if len(shape) == 3 and dtype != jnp.uint8 and not 0 <= ends_of[0] <= ends_of[1] <= 1:
+            shape = (int(np.prod(shape)),)  # no image from 0 to 1: a board of numbers
 
     def ends(state: Any, done: Any, info: dict[str, Any]) -> Any:
         """Without the time limit, which the wrapper keeps."""
@@ -119,9 +124,8 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
             real = jnp.argmax(action)
         else:
             real = low + 0.5 * (action + 1.0) * (high - low)
-            real = jnp.rint(real).astype(whole) if whole else real
-            # A rounding may lie beyond a bound.
-            real = (jnp.clip(real, low, high) if rounded else real).reshape(space.shape)
+            real = jnp.clip(real, low, high) if rounded else real
+            real = (jnp.rint(real).astype(whole) if whole else real).reshape(space.shape)
         obs, new, reward, done, info = env.step_env(key, state, real, params)
         new = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype).reshape(b.shape), new, state)
         terminated = jnp.asarray(ends(new, done, info), bool).reshape(())
@@ -140,6 +144,46 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
         action_low=() if discrete else tuple(map(float, low)),
         action_high=() if discrete else tuple(map(float, high)),
     )
+
+
+def load_custom(task: str, **kwargs: Any) -> RawEnvironment:
+    """A custom environment: what the name stands for, or makes from its arguments, is a
+    `RawEnvironment`, an object of gymnax's interface, or such a one with its parameters.
+
+    Raises:
+        ValueError: where it is none, or does not take these arguments.
+        FileNotFoundError: where its file has gone.
+        EnvironmentFailure: where its own code fails.
+    """
+    name = f"jax:{task}"
+    if not custom.is_own(name):
+        raise ValueError(
+            f"env.name={name!r}: say where it is, jax:path/to/file.py:make or jax:module:make"
+        )
+    made = custom.make(name, kwargs)
+    if not isinstance(made, RawEnvironment):
+        env, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        interface = ("reset_env", "step_env", "action_space", "observation_space")
+        if lacking := [field for field in interface if not hasattr(env, field)]:
+            raise ValueError(
+                f"env.name={name!r} is a {type(env).__name__} without {lacking[0]}: give a "
+                "mbx.envs.RawEnvironment, or an object of gymnax's interface"
+            )
+        with custom.own_code(name, "its spaces"):
+            made = adapt(name, env, env.default_params if params is None else params)
+
+    def naming(what: str, function: Callable) -> Callable:
+        """`function`, whose errors name the environment; they are raised while it is traced."""
+
+        @functools.wraps(function)
+        def wrapped(*args: Any) -> Any:
+            with custom.own_code(name, what):
+                return function(*args)
+
+        return wrapped
+
+    reset, step = naming("reset()", made.reset), naming("step()", made.step)
+    return made._replace(name=name, reset=reset, step=step)
 
 
 class _WhenUsed(types.ModuleType):
@@ -174,10 +218,5 @@ def _is_bytes(space: Any) -> bool:
     return np.dtype(getattr(space, "dtype", None) or np.float32) == np.uint8
 
 
-def _make_renderer(task: str) -> Renderer:
-    from mbx.envs import gymnax_pictures
-
-    return gymnax_pictures.make_renderer(task)
-
-
-SUITE = Suite(raw=raw, make_renderer=_make_renderer, takes_kwargs=True)
+SUITE = Suite(raw=raw, make_renderer=pictures.of_gymnax, takes_kwargs=True)
+CUSTOM = Suite(raw=load_custom, takes_kwargs=True)

@@ -16,16 +16,16 @@ from mbx.envs.base import (
     Timestep,
     check_counts,
     check_metrics,
-    check_no_parts,
     check_reward_range,
     in_units,
     is_finite,
     last_repeat,
+    solved,
+    with_usual,
 )
 from mbx.envs.custom import close
-from mbx.envs.images import Images, Stack, check_pictures, declared, see
+from mbx.envs.images import Images, Stack, observed, see
 from mbx.envs.render import NoRenderer
-from mbx.envs.solved import solved, with_usual
 
 
 class Task(Protocol):
@@ -81,7 +81,8 @@ class Task(Protocol):
 class SteppedEnvironment(HostEnvironment):
     """E tasks as one `HostEnvironment`: action rescaling and repeat, time limit, fresh resets.
 
-    reset_solved is that of `mbx.envs.solved.solved`, first the number of the first task.
+    reset_solved is that of `mbx.envs.base.solved`, first the number of the first task. Where it
+    cannot be made, its tasks are closed.
     """
 
     def __init__(
@@ -112,20 +113,12 @@ class SteppedEnvironment(HostEnvironment):
             )
         length = episode_length or -(-time_limit // action_repeat)
         self._last = last_repeat(time_limit, action_repeat, episode_length)
-        shape, dtype, self._parts = task.obs_shape, task.obs_dtype, ()
+        shape, dtype = task.obs_shape, task.obs_dtype
         self._drawn, self._images = images.pixels, images
         if self._drawn:
             shape, dtype = (images.drawn_size, images.drawn_size, 3), np.uint8
-            self._images = images.once_drawn()
-        shapes, dtypes = declared(name, self._images, shape, dtype)
-        if isinstance(shapes, Mapping):
-            self._parts = observations.choose(name, shapes, dtypes, observe)
-            shape, dtype = observations.joined(self._parts)
-            check_pictures(name, {part.name: shapes[part.name] for part in self._parts}, dtypes)
-        else:
-            shape, dtype = shapes, dtypes
-            check_no_parts(name, observe)
-            check_pictures(name, {"": shape}, {"": dtype})
+            self._images = Images(size=images.drawn_size, grey=images.grey, stack=images.stack)
+        shape, dtype, self._parts = observed(name, shape, dtype, observe, self._images)
         self._stack, shape, parts = Stack.of(images.stack, shape, self._parts)
         self.spec = EnvSpec(
             name,

@@ -9,7 +9,7 @@ NumPy arrays stay NumPy arrays, everything else is traced by JAX. Leading axes `
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,6 @@ from PIL import Image
 
 from mbx import observations
 from mbx.types import Part
-
-if TYPE_CHECKING:
-    from mbx.envs.base import RawEnvironment
 
 DRAWN_SIZE = 64  # pixels a side of what is drawn, unless a run says otherwise
 # Red, green and blue in a grey, of 2**16: ITU-R 601, as PIL rounds them.
@@ -38,10 +35,6 @@ class Images(NamedTuple):
         stack: newest images of an observation, joined on channels, oldest first; an episode begins
             with its first one repeated.
         shadows: drawn with shadows, reflections and smoothed edges, where MuJoCo draws.
-
-    Examples:
-        >>> envs.Images(pixels=True, grey=True, stack=3).drawn_size
-        64
     """
 
     pixels: bool = False
@@ -55,10 +48,6 @@ class Images(NamedTuple):
         """Pixels a side of what is drawn."""
         return self.size or DRAWN_SIZE
 
-    def once_drawn(self) -> Images:
-        """What remains to be done with a picture."""
-        return Images(size=self.drawn_size, grey=self.grey, stack=self.stack)
-
     def settings(self) -> str:
         """Those that are not at their defaults, as a run would write them; "" for none."""
         longer = {"size": "image_size", "stack": "frame_stack"}
@@ -66,28 +55,50 @@ class Images(NamedTuple):
         return ", ".join(f"env.{longer.get(field, field)}={x}" for field, x in changed.items())
 
 
-def declared(name: str, images: Images, shape: Any, dtype: Any) -> tuple[Any, Any]:
-    """Shapes and types of observations after `see`.
+def observed(
+    name: str,
+    shape: Any,
+    dtype: Any,
+    observe: Sequence[str] = (),
+    images: Images = Images(),  # noqa: B008
+) -> tuple[tuple[int, ...], Any, tuple[Part, ...]]:
+    """Shape and type of an observation after `see`, as one array, and the parts that it joins.
 
     Args:
         name: of the environment, for messages.
+        shape, dtype: of its observations; dictionaries of these where they are dictionaries.
+        observe: names of the parts that are seen, as `env.observe`.
         images: what is done with images.
-        shape, dtype: of observations; dictionaries of these where they are dictionaries.
 
     Raises:
-        ValueError: where something is to be done with images and there are none, or none that it
-            can be done with.
+        ValueError: where something is to be done with images and there are none that it can be done
+            with; for pictures without channels or with channels first; where parts are named of an
+            observation that has none, and as `observations.choose`.
     """
-    if images == Images():
-        return shape, dtype
-    shapes, dtypes = _named(shape), _named(dtype)
+    named = isinstance(shape, Mapping)
+    shapes, dtypes = (dict(shape), dict(dtype)) if named else ({"": shape}, {"": dtype})
+    if images != Images():
+        shapes, dtypes = _changed(name, images, shapes, dtypes)
+    if not named:
+        check_no_parts(name, observe)
+        _check_picture(name, "observation", shapes[""], dtypes[""])
+        return tuple(shapes[""]), dtypes[""], ()
+    parts = observations.choose(name, shapes, dtypes, observe)
+    for part in parts:
+        _check_picture(name, f"observation {part.name!r}", part.shape, dtypes[part.name])
+    return (*observations.joined(parts), parts)
+
+
+def _changed(name: str, images: Images, shapes: dict, dtypes: dict) -> tuple[dict, dict]:
+    """Shapes and types of parts after `see`."""
     seen = {one: tuple(each) for one, each in shapes.items() if len(each) == 3}
     if not seen:
         raise ValueError(
-            f"{images.settings()}: {name} observes numbers, {shape}, and no image: leave it out"
-            + ("" if images.pixels else "; env.pixels=True draws tasks of dmc: and gym:")
+            f"{images.settings()}: {name} observes numbers, {shapes.get('', shapes)}, and no image:"
+            " leave it out" + ("" if images.pixels else "; env.pixels=True draws dmc: and gym:")
         )
-    check_pictures(name, seen, dtypes)
+    for one, shape in seen.items():
+        _check_picture(name, "observation", shape, dtypes[one])
     if images.grey and not any(one[2] == 3 for one in seen.values()):
         raise ValueError(
             f"env.grey=True: images of {name} are {list(seen.values())}, and three channels are "
@@ -102,42 +113,37 @@ def declared(name: str, images: Images, shape: Any, dtype: Any) -> tuple[Any, An
         side = (images.size, images.size) if images.size else (height, width)
         shapes[one] = (*side, 1 if images.grey and channels == 3 else channels)
         dtypes[one] = np.uint8 if images.pixels else dtypes[one]
-    named = isinstance(shape, Mapping)
-    return (shapes, dtypes) if named else (shapes[""], dtypes[""])
+    return shapes, dtypes
 
 
-def check_pictures(name: str, shapes: Mapping[str, Sequence[int]], dtypes: Any) -> None:
-    """Raise ValueError for pictures, by the names of parts, that have no channels or have them
-    first."""
-    for part, shape in shapes.items():
-        dtype = dtypes[part] if isinstance(dtypes, Mapping) else dtypes
-        if np.dtype(dtype) != np.uint8:
-            continue
-        which = f"observation {part!r}".removesuffix(" ''")
-        if len(shape) == 2:
-            raise ValueError(
-                f"env.name={name!r}: its {which} is a grey picture, uint8{list(shape)}: add an "
-                "axis, [height, width, 1] (AtariPreprocessing: grayscale_newaxis=True)"
-            )
-        if len(shape) == 3 and shape[0] in (1, 3, 4) and min(shape[1:]) > 8:
-            raise ValueError(
-                f"env.name={name!r}: its {which}, uint8{list(shape)}, has its channels first: give "
-                "them last, [height, width, channels] (np.moveaxis(image, 0, -1))"
-            )
+def _check_picture(name: str, which: str, shape: Sequence[int], dtype: Any) -> None:
+    """Raise ValueError for a picture that has its channels first, or none."""
+    if np.dtype(dtype) != np.uint8:
+        return
+    if len(shape) == 2:
+        raise ValueError(
+            f"env.name={name!r}: its {which} is a grey picture, uint8{list(shape)}: add an axis, "
+            "[height, width, 1] (AtariPreprocessing: grayscale_newaxis=True), or give a board as "
+            "float32"
+        )
+    if len(shape) == 3 and shape[0] in (1, 3, 4) and min(shape[1:]) > 8:
+        raise ValueError(
+            f"env.name={name!r}: its {which}, uint8{list(shape)}, has its channels first: give "
+            "them last, [height, width, channels] (np.moveaxis(image, 0, -1))"
+        )
 
 
-def _named(x: Any) -> dict[str, Any]:
-    return dict(x) if isinstance(x, Mapping) else {"": x}
+def check_no_parts(name: str, observe: Sequence[str]) -> None:
+    """Raise ValueError where parts are chosen of an observation that has none."""
+    if observe:
+        raise ValueError(
+            f"env.observe={tuple(observe)}: an observation of {name} is one array without named "
+            "parts: leave it out"
+        )
 
 
 def see(images: Images, obs: Any) -> Any:
-    """An observation with its images as they are to be seen; a dictionary may be one of arrays.
-
-    Examples:
-        >>> red = np.zeros((2, 2, 3), np.uint8) + np.uint8([255, 0, 0])
-        >>> envs.images.see(envs.Images(grey=True, size=1), red).tolist()
-        [[[76]]]
-    """
+    """An observation with its images as they are to be seen; a dictionary may be one of arrays."""
     if images == Images():
         return obs
     if isinstance(obs, Mapping):
@@ -183,30 +189,6 @@ def _resized(image: Any, size: int) -> Any:
     how = Image.Resampling.BILINEAR
     found = [np.asarray(Image.fromarray(one).resize((size, size), how)) for one in planes]
     return np.stack(found, axis=-1).astype(image.dtype)
-
-
-def of_raw(raw: RawEnvironment, images: Images) -> RawEnvironment:
-    """A JAX environment whose images are as they are to be seen, not yet stacked.
-
-    Raises ValueError as `declared`.
-    """
-    if images == Images():
-        return raw
-    if not images.shadows:
-        raise ValueError(
-            f"env.shadows=False: {raw.name} is not drawn, it observes what it is: leave it out"
-        )
-    shape, dtype = declared(raw.name, images, raw.obs_shape, raw.obs_dtype)
-
-    def reset(key: Any) -> tuple[Any, Any]:
-        state, obs = raw.reset(key)
-        return state, see(images, obs)
-
-    def step(key: Any, state: Any, action: Any) -> tuple:
-        state, obs, *rest = raw.step(key, state, action)
-        return (state, see(images, obs), *rest)
-
-    return raw._replace(obs_shape=shape, obs_dtype=dtype, reset=reset, step=step)
 
 
 class Stack(NamedTuple):

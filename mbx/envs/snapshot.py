@@ -1,14 +1,21 @@
-"""What a host environment is saved as: plain data in JSON, which cannot execute when it is read.
+"""Host environments saved as plain data in JSON, which cannot execute when it is read.
 
-`encode` takes None, booleans, numbers, strings, bytes, lists, tuples, dicts, NumPy arrays and
-scalars, and NumPy's random generators; `decode` gives back equal ones, to the last bit.
+`get` and `put` save a Gymnasium environment and continue from it exactly: its state is taken to be
+the attributes of its layers that are plain data or random generators, and MuJoCo's state where it
+has one. What holds anything else (Box2D's worlds, emulators, one object under two names) cannot be
+saved.
+
+`encode` takes None, booleans, numbers, strings, bytes, lists, tuples, dicts, NumPy arrays, scalars
+and random generators; `decode` gives back equal ones, to the last bit.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import json
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +23,10 @@ import numpy as np
 
 _PLAIN = (bool, int, float, str)
 _GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+# What never changes while an environment is stepped, or belongs to the process.
+_FIXED = ("env", "spec", "_cached_spec", "mujoco_renderer", "model", "data")
+# Results of MuJoCo's last step whose sizes vary with the contacts; every step makes them again.
+_OF_CONTACTS = ("contact", "efc_", "iefc_", "iacc", "ifrc_", "island", "map_")
 _KINDS = "biufSU"  # of arrays: no objects, which would be unpickled
 
 
@@ -96,3 +107,159 @@ def _generator(state: dict[str, Any]) -> np.random.Generator:
     bits = getattr(np.random, name)()
     bits.state = state
     return np.random.Generator(bits)
+
+
+# -------------------------------------------------------------------------------------------------
+# Gymnasium
+
+
+def get(env: Any) -> bytes | None:
+    """The state of a Gymnasium environment, or None where it holds what is not plain data."""
+    saved = {}
+    physics = _physics(env)
+    if physics is not None:
+        saved["mujoco"] = _get_mujoco(*physics)
+    try:
+        saved["layers"] = [_plain(layer, physics) for layer in _layers(env)]
+        return encode(saved)
+    except TypeError:
+        return None
+
+
+def put(env: Any, snapshot: bytes) -> None:
+    """Continue in `env` from what `get` gave.
+
+    Raises `snapshot.SnapshotError` where that was another environment, another version of it, or
+    where it changed its own model.
+    """
+    with understood("it does not fit the environment"):
+        saved, physics = decode(snapshot), _physics(env)
+        for layer, values in zip(_layers(env), saved["layers"], strict=True):
+            for name in values:
+                if _is_code(layer, name) or _is_fixed(layer, name, vars(layer).get(name), physics):
+                    raise SnapshotError(f"it sets {type(layer).__name__}.{name}")
+        if (physics is None) != ("mujoco" not in saved):
+            raise SnapshotError("with MuJoCo or without")
+        if physics is not None:
+            _put_mujoco(*physics, saved["mujoco"])
+        for layer, values in zip(_layers(env), saved["layers"], strict=True):
+            now = vars(layer)
+            for name in [n for n in now if n not in values and not _is_code(layer, n)]:
+                if not _is_fixed(layer, name, now[name], physics):
+                    del now[name]  # it came later
+            now.update(values)
+
+
+def _layers(env: Any) -> list[Any]:
+    """The environment and all that it wraps, outermost first."""
+    from gymnasium import Wrapper
+
+    layers = [env]
+    while isinstance(layers[-1], Wrapper):
+        layers.append(layers[-1].env)
+    return layers
+
+
+def _plain(layer: Any, physics: tuple[Any, Any] | None) -> dict[str, Any]:
+    """Attributes of a layer that are its state. Raises TypeError where others may be."""
+    if any(getattr(kind, "__slots__", ()) for kind in type(layer).__mro__):
+        raise TypeError("attributes outside of vars()")
+    values = {
+        name: value
+        for name, value in vars(layer).items()
+        if not _is_fixed(layer, name, value, physics) and not _is_code(layer, name)
+    }
+    encode(values)
+    _check_separate(list(values.values()), set())
+    return values
+
+
+def _is_fixed(layer: Any, name: str, value: Any, physics: tuple[Any, Any] | None) -> bool:
+    """Whether an attribute is no state: what the environment was made with, or MuJoCo's own."""
+    import gymnasium
+
+    kinds = (gymnasium.Space, gymnasium.envs.registration.EnvSpec, type)
+    if isinstance(value, (*kinds, types.ModuleType, types.FunctionType)):
+        return True
+    if physics is not None and (name == "mujoco_renderer" or any(value is x for x in physics)):
+        return True
+    inner = name == "env" and isinstance(layer, gymnasium.Wrapper)  # a layer of its own
+    return inner or name.startswith("_ezpickle") or (value is None and name in _FIXED)
+
+
+def _check_separate(tree: Any, seen: set[int]) -> None:
+    """Raise TypeError where two attributes are one object, or views of one array: read from a
+    snapshot they would be two."""
+    if isinstance(tree, np.ndarray):
+        while isinstance(tree.base, np.ndarray):
+            tree = tree.base
+        if not isinstance(tree.base, bytes | None):
+            raise TypeError("memory of something else")
+    if isinstance(tree, np.ndarray | np.random.Generator | list | dict):
+        if id(tree) in seen:
+            raise TypeError("one object under two names")
+        seen.add(id(tree))
+    inner = tree.values() if isinstance(tree, dict) else tree
+    for one in inner if isinstance(tree, dict | list | tuple) else ():
+        _check_separate(one, seen)
+
+
+def _is_code(layer: Any, name: str) -> bool:
+    """Whether an attribute would hide a method or a property of the layer's class."""
+    known = getattr(type(layer), name, None)
+    return callable(known) or hasattr(known, "__get__")
+
+
+def _physics(env: Any) -> tuple[Any, Any] | None:
+    """MuJoCo's model and data of an environment that has them."""
+    base = env.unwrapped
+    model, data = getattr(base, "model", None), getattr(base, "data", None)
+    found = type(model).__name__ == "MjModel" and type(data).__name__ == "MjData"
+    return (model, data) if found else None
+
+
+def _get_mujoco(model: Any, data: Any) -> dict[str, Any]:
+    """All that the next step starts from, and the last one's results.
+
+    Tasks read results before they step (a body's place, to know how far it then moved), and those
+    are of the state before the last integration, so that they cannot be computed again.
+    """
+    import mujoco
+
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    state = np.empty(mujoco.mj_stateSize(model, kind))
+    mujoco.mj_getState(model, data, state, kind)
+    return {"model": _digest(model), "state": state, "results": _results(data)}
+
+
+def _put_mujoco(model: Any, data: Any, saved: dict[str, Any]) -> None:
+    import mujoco
+
+    if saved["model"] != _digest(model):
+        raise SnapshotError("its MuJoCo model is another one")
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    mujoco.mj_setState(model, data, saved["state"], kind)
+    mujoco.mj_forward(model, data)
+    mujoco.mj_setState(model, data, saved["state"], kind)  # the solver's start was overwritten
+    for name, array in _results(data).items():
+        array[...] = saved["results"][name]
+
+
+def _results(data: Any) -> dict[str, np.ndarray]:
+    """Arrays of a simulation's data, of sizes that its model fixes; not copied."""
+    names = [n for n in dir(data) if not n.startswith(("_", *_OF_CONTACTS))]
+    arrays = {name: getattr(data, name) for name in names}
+    return {
+        name: array
+        for name, array in arrays.items()
+        if isinstance(array, np.ndarray) and array.size and array.flags.writeable
+    }
+
+
+def _digest(model: Any) -> str:
+    """SHA-256 of a compiled model, its options included."""
+    import mujoco
+
+    buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, buffer)
+    return hashlib.sha256(buffer).hexdigest()

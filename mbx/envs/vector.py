@@ -1,9 +1,10 @@
 """Host environments stepped by several processes: `env.workers`, for slow simulators.
 
-Every worker is a process of its own (`mbx.envs.worker`) that steps a share of the environments one
-after the other, while the others step theirs. Seeds and snapshots are those of the environments, so
-that a run with workers is the run without them, bit for bit, and either resumes the other.
-Messages are plain data (`mbx.envs.snapshot`).
+Every worker is a process of its own (`python -m mbx.envs.vector FILE_DESCRIPTOR`) that steps a
+share of the environments one after the other. Seeds and snapshots are those of the environments, so
+that a run with workers is the run without them, bit for bit, and either resumes the other. Messages
+are plain data (`mbx.envs.snapshot`). Gymnasium's AsyncVectorEnv has none of these: it steps one
+environment a process, by pickles, without snapshots.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import socket
 import subprocess
 import sys
+import traceback
 import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -21,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from mbx.config import extensions
-from mbx.envs import custom, snapshot
+from mbx.envs import custom, registry, snapshot
 from mbx.envs.base import EnvSpec, HostEnvironment, Timestep
 from mbx.envs.custom import EnvironmentFailure
 from mbx.types import Part
@@ -43,7 +45,7 @@ class ParallelEnvironment(HostEnvironment):
         num_envs: E.
         workers: processes, at most E.
         seed: of the tasks, and of their first episodes.
-        options: further arguments of `mbx.envs.make`, plain data.
+        options: further arguments of `mbx.envs.make_share`, plain data.
 
     Raises:
         ValueError: as `mbx.envs.make`, of which one environment may raise other errors too.
@@ -63,13 +65,12 @@ class ParallelEnvironment(HostEnvironment):
         try:
             for _ in self._shares:
                 self._workers.append(_Worker(name))
-            for worker, share in zip(self._workers, self._shares, strict=True):
-                share_of = dict(
-                    seeds=[int(one) for one in seeds[share]],
-                    first=options.get("first", 0) + share.start,
-                )
-                worker.ask("make", dict(options, name=name) | share_of)
-            found = [worker.answer() for worker in self._workers][0]
+            common = dict(options, name=name, seed=None)  # they wait for their reset
+            made = [
+                dict(seeds=seeds[share].tolist(), first=options.get("first", 0) + share.start)
+                for share in self._shares
+            ]
+            found = self._all("make", [common | one for one in made])[0]
             parts = tuple(Part(*one) for one in found.pop("parts"))
             found["obs_dtype"] = np.dtype(found["obs_dtype"]).type
             self.spec = EnvSpec(**found, parts=parts)
@@ -80,19 +81,15 @@ class ParallelEnvironment(HostEnvironment):
 
     def reset(self, seed: int) -> np.ndarray:
         seeds = np.random.SeedSequence(seed).generate_state(self.num_envs)
-        return np.concatenate(self._all("reset", [seeds[share] for share in self._shares]))
+        return np.concatenate(self._all("reset_each", [seeds[share] for share in self._shares]))
 
     def step(self, action: np.ndarray) -> Timestep:
         action = np.asarray(action)
-        steps = [
-            Timestep(**found)
-            for found in self._all("step", [action[share] for share in self._shares])
-        ]
-        fields = [np.concatenate(each) for each in zip(*(one[:-1] for one in steps), strict=True)]
-        metrics = {
-            name: np.concatenate([one.metrics[name] for one in steps]) for name in steps[0].metrics
-        }
-        return Timestep(*fields, metrics)
+        found = self._all("step", [action[share] for share in self._shares])
+        metrics = [one.pop("metrics") for one in found]
+        fields = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+        joined = {name: np.concatenate([one[name] for one in metrics]) for name in metrics[0]}
+        return Timestep(**fields, metrics=joined)
 
     def get_state(self) -> bytes | None:
         found = self._all("get_state")
@@ -128,7 +125,7 @@ class ParallelEnvironment(HostEnvironment):
     def _all(self, what: str, given: Sequence[Any] | None = None) -> list[Any]:
         """Ask all workers at once, each with its share; their answers in order."""
         for i, worker in enumerate(self._workers):
-            worker.ask(what, None if given is None else given[i])
+            worker.ask(what, [] if given is None else [given[i]])
         return [worker.answer() for worker in self._workers]
 
 
@@ -143,25 +140,20 @@ class _Worker:
     def __init__(self, name: str) -> None:
         self._name = name
         here, there = socket.socketpair()
-        places = [path or os.getcwd() for path in sys.path]
+        places = os.pathsep.join(path or os.getcwd() for path in sys.path)
         # Out of reach of a signal to this process's group: the end of the line ends it.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "mbx.envs.worker", str(there.fileno()), *extensions.flags()],
+            [sys.executable, "-m", "mbx.envs.vector", str(there.fileno()), *extensions.flags()],
             pass_fds=[there.fileno()],
-            env=dict(
-                os.environ,
-                PYTHONPATH=os.pathsep.join(places),
-                JAX_PLATFORMS="cpu",
-                **{custom.WORKER: "1"},
-            ),
+            env=os.environ | {"PYTHONPATH": places, "JAX_PLATFORMS": "cpu", custom.WORKER: "1"},
             start_new_session=True,
         )
         there.close()
         self._line = Connection(here.detach())
 
-    def ask(self, what: str, given: Any = None) -> None:
+    def ask(self, what: str, given: Sequence[Any]) -> None:
         try:
-            self._line.send_bytes(snapshot.encode([what, given]))
+            self._line.send_bytes(snapshot.encode([what, list(given)]))
         except OSError as error:
             raise self._gone() from error
 
@@ -173,19 +165,16 @@ class _Worker:
             raise self._gone() from error
         if kind == "found":
             return found
-        cause = InWorker("in a worker\n" + found["traceback"])
         known = getattr(builtins, kind, EnvironmentFailure)
-        if kind == "NoRenderer" or not (isinstance(known, type) and issubclass(known, Exception)):
+        if not (isinstance(known, type) and issubclass(known, Exception)):
             known = EnvironmentFailure
-        raise known(found["message"]) from cause
+        raise known(found["message"]) from InWorker("in a worker\n" + found["traceback"])
 
     def _gone(self) -> EnvironmentFailure:
-        code = self._process.poll()
-        if code is None:
-            try:
-                code = self._process.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                code = "none yet"
+        try:
+            code = self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            code = "none yet"
         return EnvironmentFailure(
             f"env.name={self._name!r}: a worker of env.workers ended (exit code {code}; negative: "
             "a signal); what it wrote stands above, env.workers=0 steps in one process"
@@ -198,3 +187,46 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+# -------------------------------------------------------------------------------------------------
+# In a worker
+
+
+def main(arguments: list[str]) -> None:
+    """Answer until the line ends."""
+    line, environment = Connection(int(extensions.load(arguments)[0])), None
+    while True:
+        try:
+            what, given = snapshot.decode(line.recv_bytes())
+        except (EOFError, OSError):
+            break
+        try:
+            if what == "make":
+                environment = registry.make_share(**given[0])
+                found = environment.spec._asdict()
+                found["obs_dtype"] = np.dtype(found["obs_dtype"]).name
+                found["parts"] = [tuple(part) for part in found["parts"]]
+            else:
+                found = getattr(environment, what)(*given)
+            found = found._asdict() if isinstance(found, Timestep) else found
+            reply = snapshot.encode(["found", found])
+        except Exception as error:  # who asked raises it again
+            reply = snapshot.encode([type(error).__name__, _in_words(error)])
+        try:
+            line.send_bytes(reply)
+        except OSError:
+            break
+    if environment is not None:
+        environment.close()
+
+
+def _in_words(error: Exception) -> dict[str, str]:
+    """An error in words: an environment's own one with the traceback of its code."""
+    origin = error.__cause__ if isinstance(error, EnvironmentFailure) else error
+    told = "".join(traceback.format_exception(origin or error))
+    return {"message": str(error), "traceback": told}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

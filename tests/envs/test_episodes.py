@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from mbx import envs
-from mbx.envs.base import EnvSpec, RawEnvironment, episodic
-from mbx.envs.solved import solved, with_usual
+from mbx.envs.base import EnvSpec, RawEnvironment, episodic, solved, with_usual
 
 
 def counter(limit: int = 100) -> RawEnvironment:
@@ -266,7 +265,7 @@ def test_counts_below_one_are_errors(field):
 
 
 def test_register_adds_a_suite(monkeypatch):
-    monkeypatch.setattr(envs, "_SUITES", dict(envs._SUITES))
+    monkeypatch.setitem(envs._SUITES, "toy", "")
 
     def factory(task, num_envs, *, action_repeat, episode_length, seed):
         return episodic(whole, num_envs, episode_length=episode_length)

@@ -303,9 +303,9 @@ def test_refused_in_words_where_there_are_no_images(shape, options, words):
 def test_tasks_that_are_not_drawn_say_so(monkeypatch):
     suite = base.Suite(host=lambda task, seed: Clock())
     monkeypatch.setitem(envs._SUITES, "bare", suite)
-    with pytest.raises(ValueError, match="tasks of bare: are not drawn to be observed"):
+    with pytest.raises(ValueError, match="env.pixels=True: bare:x is not drawn to be observed"):
         envs.make("bare:x", 1, images=IMAGES(pixels=True))
-    with pytest.raises(ValueError, match="env.grey=True: empo:.* only single tasks"):
+    with pytest.raises(ValueError, match="env.grey=True: empo:.* single tasks have"):
         envs.make("empo:grid_rock_1h1r", 1, images=IMAGES(grey=True))
 
 

@@ -13,7 +13,7 @@ from gymnasium.spaces import Box
 
 from mbx import envs
 from mbx.envs import custom
-from mbx.envs.raw_check import check_raw
+from mbx.envs.checks import check_raw
 from mbx.training import build, evaluation, run
 from mbx.training.metrics import read_rows
 from tests.faults.small import small_config

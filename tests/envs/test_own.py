@@ -20,7 +20,7 @@ from mbx import config, envs
 from mbx.commands import train
 from mbx.envs import custom
 from mbx.envs.base import RawEnvironment
-from mbx.envs.raw_check import check_raw
+from mbx.envs.checks import check_raw
 from mbx.training import run
 from mbx.training.metrics import read_rows
 from tests.faults.small import small_config

@@ -15,7 +15,7 @@ import pytest
 from mbx import envs
 from mbx.commands import train
 from mbx.envs import gymnasium as gymnasium_suite
-from mbx.envs import vector, worker
+from mbx.envs import vector
 
 SOURCE = textwrap.dedent(
     """
@@ -62,10 +62,10 @@ class InThread:
     """A worker in a thread of this process, in the place of `subprocess.Popen`."""
 
     def __init__(self, command, *, pass_fds, env, start_new_session):
-        assert command[1:3] == ["-m", "mbx.envs.worker"] and start_new_session
+        assert command[1:3] == ["-m", "mbx.envs.vector"] and start_new_session
         assert env["JAX_PLATFORMS"] == "cpu" and os.getcwd() in env["PYTHONPATH"].split(os.pathsep)
         line = str(os.dup(pass_fds[0]))
-        self._thread = threading.Thread(target=worker.main, args=([line],), daemon=True)
+        self._thread = threading.Thread(target=vector.main, args=([line],), daemon=True)
         self._thread.start()
 
     def wait(self, timeout=None):

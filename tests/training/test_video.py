@@ -14,7 +14,7 @@ from PIL import Image
 from mbx import commands, envs
 from mbx.agents.tdmpc.settings import Env, Settings
 from mbx.commands import evaluate
-from mbx.envs import gymnax, gymnax_pictures
+from mbx.envs import gymnax, pictures
 from mbx.envs.base import random_actions
 from mbx.envs.render import Renderer, mujoco_drawing
 from mbx.settings import to_dict
@@ -56,18 +56,18 @@ def test_states_are_drawn(task):
 
 def test_a_pendulum_points_where_it_points():
     def red(angle):
-        picture = gymnax_pictures.draw_pendulum(dict(angle=angle, torque=0.0)).astype(int)
+        picture = pictures.draw_pendulum(dict(angle=angle, torque=0.0)).astype(int)
         rows, columns = np.nonzero(picture[..., 0] - picture[..., 2] > 80)
-        return rows.mean() / gymnax_pictures.SIZE, columns.mean() / gymnax_pictures.SIZE
+        return rows.mean() / pictures.SIZE, columns.mean() / pictures.SIZE
 
     up, down, left = red(0.0), red(np.pi), red(np.pi / 2)
     assert up[0] < 0.4 < 0.6 < down[0] and abs(up[1] - 0.5) < 0.02 and left[1] < 0.4
 
 
 def test_a_cart_and_its_pole_are_where_they_are():
-    left = gymnax_pictures.draw_cartpole(dict(position=-1.0, angle=0.0))
-    right = gymnax_pictures.draw_cartpole(dict(position=1.0, angle=0.0))
-    half = gymnax_pictures.SIZE // 2
+    left = pictures.draw_cartpole(dict(position=-1.0, angle=0.0))
+    right = pictures.draw_cartpole(dict(position=1.0, angle=0.0))
+    half = pictures.SIZE // 2
     pole = slice(0, half)  # above the track
     assert left[pole, :half].min() < 200 and left[pole, half:].min() > 240
     assert right[pole, half:].min() < 200 and right[pole, :half].min() > 240
@@ -76,7 +76,7 @@ def test_a_cart_and_its_pole_are_where_they_are():
 def test_grids_have_a_colour_a_channel():
     grid = np.zeros((2, 3, 2), bool)
     grid[0, 0, 0] = grid[1, 2, 1] = True
-    picture, side = gymnax_pictures.draw_grid(grid), gymnax_pictures.SIZE // 3
+    picture, side = pictures.draw_grid(grid), pictures.SIZE // 3
     assert picture.shape == (2 * side, 3 * side, 3)
     colors = {tuple(picture[r * side + 9, c * side + 9]) for r, c in ((0, 0), (1, 2), (0, 1))}
     assert len(colors) == 3

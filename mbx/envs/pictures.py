@@ -36,7 +36,7 @@ _COLORS = np.array(
 )
 
 
-def make_renderer(task: str) -> Renderer:
+def of_gymnax(task: str) -> Renderer:
     """The renderer of a gymnax task. Raises ValueError for one that is not drawn."""
     import gymnax
 

@@ -1,0 +1,257 @@
+"""Environments by name: suites, and `make`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mbx.envs import custom
+from mbx.envs.base import HostEnvironment, JaxEnvironment, Suite, check_counts, episodic
+from mbx.envs.checks import check_raw
+from mbx.envs.host import SteppedEnvironment
+from mbx.envs.images import Images, check_no_parts
+from mbx.envs.render import Renderer
+
+Environment = JaxEnvironment | HostEnvironment
+Factory = Callable[..., Environment]
+
+# Modules with a `SUITE`, or with a factory `make` of whole environments.
+_SUITES: dict[str, str | Suite] = {
+    "gymnax": "mbx.envs.gymnax",
+    "brax": "mbx.envs.brax",
+    "playground": "mbx.envs.playground",
+    "gym": "mbx.envs.gymnasium",
+    "jax": "mbx.envs.gymnax:CUSTOM",
+    "dmc": "mbx.envs.dmc",
+    "empo": "mbx.empo.suite",
+    "multi": "mbx.envs.multi",
+}
+
+
+def register(
+    name: str, suite: Suite | Factory, make_renderer: Callable[[str], Renderer] | None = None
+) -> None:
+    """Add a suite of your own.
+
+    Args:
+        name: what stands before the colon in `SUITE:TASK`.
+        suite: a `Suite`; or for whole environments a function
+            (task, num_envs, *, action_repeat, episode_length, seed) -> environment, whose
+            action_repeat and episode_length are None where a run leaves them to the suite.
+        make_renderer: task -> `Renderer`, for videos; None: the suite's own, if any.
+
+    Examples:
+        >>> envs.register("mine", envs.Suite(raw=make_raw))  # doctest: +SKIP
+    """
+    found = suite if isinstance(suite, Suite) else Suite(whole=suite)
+    _SUITES[name] = found._replace(make_renderer=make_renderer or found.make_renderer)
+
+
+def num_tasks(name: str) -> int:
+    """Tasks that an environment's name stands for: 1, or those of a `multi:` one.
+
+    Examples:
+        >>> envs.num_tasks("gymnax:Pendulum-v1")
+        1
+    """
+    return name.count("+") + 1 if name.startswith("multi:") else 1
+
+
+def make(
+    name: str,
+    num_envs: int,
+    *,
+    action_repeat: int | None = None,
+    episode_length: int | None = None,
+    seed: int = 0,
+    kwargs: Mapping[str, Any] | None = None,
+    metrics: Sequence[str] = (),
+    observe: Sequence[str] = (),
+    images: Images = Images(),  # noqa: B008
+    film: bool = False,
+    workers: int = 0,
+    reset_solved: int | None = 0,
+    first: int = 0,
+    **extra: Any,
+) -> Environment:
+    """The environment `SUITE:TASK`, `num_envs` times.
+
+    Args:
+        name: SUITE:TASK.
+        num_envs: copies, stepped together.
+        action_repeat: environment steps of an agent step; None for the suite's default (2 for
+            dm_control's tasks, else 1).
+        episode_length: agent steps of an episode; None for the task's own limit.
+        seed: of host environments; JAX ones take keys.
+        kwargs: the task's own arguments, of the suites gym, gymnax and jax.
+        metrics: numbers of `info` that are averaged over episodes, of the suite gym.
+        observe: parts of observations that are dictionaries; empty: all but privileged ones.
+        images: what is done with images that are observed, and whether pictures are.
+        film: a host environment that draws itself (`SteppedEnvironment.render`).
+        workers: processes that step a host environment; 0: this one does.
+        reset_solved: agent steps in a row with nearly the highest reward after which three
+            environments in four begin another episode (`mbx.envs.base.solved`); 0: never; None:
+            the task's, as `EnvSpec.reset_solved` says then, and never where a suite makes whole
+            environments.
+        first: number of the first of them, where several processes step those of a run.
+        **extra: what a suite understands besides.
+
+    Raises:
+        ValueError: for an unknown suite or task, a count below one, a setting that the suite does
+            not take, or a space that no agent can be trained in.
+        FileNotFoundError: where the file of a custom environment is gone.
+        EnvironmentFailure: where an environment's own code fails.
+        ImportError: where a package is missing; names the extra to install.
+        NoRenderer: with `film` or `images.pixels`, where it cannot be drawn.
+
+    Examples:
+        >>> environment = envs.make("gymnax:Pendulum-v1", 4)  # doctest: +SKIP
+    """
+    suite_name, colon, task = name.partition(":")
+    if not colon or suite_name not in _SUITES:
+        raise ValueError(
+            f"env.name={name!r}: write SUITE:TASK with a suite of {tuple(_SUITES)}, for example "
+            "gymnax:Pendulum-v1"
+        )
+    suite = _load(suite_name)
+    options = dict(action_repeat=action_repeat, episode_length=episode_length)
+    several = suite_name == "multi"
+    cut = reset_solved if not several else 0
+    _check_taken(name, suite, kwargs, metrics, workers, images, cut)
+    with _names_missing_package(name, suite.extra):
+        if suite.whole:
+            check_no_parts(name, observe)
+            extra |= dict(reset_solved=reset_solved, first=first) if several else {}
+            return suite.whole(task, num_envs, seed=seed, **options, **extra)
+        if action_repeat is None:
+            default = suite.default_repeat
+            options["action_repeat"] = default(task) if callable(default) else default
+        check_counts(name, num_envs, options["action_repeat"], episode_length)
+        options["reset_solved"] = reset_solved
+        if suite.raw:
+            raw = suite.raw(task, **(kwargs or {}))
+            if isinstance(_SUITES[suite_name], Suite) or custom.is_own(name):
+                check_raw(raw)
+            return episodic(raw, num_envs, observe=observe, images=images, **options)
+    options |= dict(kwargs=dict(kwargs or {}), images=images._asdict(), first=first)
+    options |= dict(metrics=list(metrics), observe=list(observe))
+    if workers and not film:
+        from mbx.envs.vector import ParallelEnvironment
+
+        return ParallelEnvironment(name, num_envs, workers, seed=seed, options=options)
+    seeds = np.random.SeedSequence(seed).generate_state(num_envs)
+    return make_share(name, seeds, seed=seed, film=film, **options)
+
+
+def _check_taken(
+    name: str, suite: Suite, kwargs: Any, metrics: Any, workers: int, images: Images, cut: Any
+) -> None:
+    """Raise ValueError for what a suite does not take."""
+    drawn = "env.pixels=True" if images.pixels else ""
+    rows = [
+        ("env.kwargs=", kwargs, suite.takes_kwargs, "takes no arguments (gym:, gymnax:, jax: do)"),
+        ("env.metrics=", metrics, suite.gives_info, "has no `info` (gym: has)"),
+        ("env.workers=", workers, suite.host, "is not stepped by processes (gym:, dmc: are)"),
+        ("", images.settings(), not suite.whole, "has no images to change, single tasks have"),
+        ("", drawn, suite.raw or suite.pixels, "is not drawn to be observed (dmc:, gym: are)"),
+        ("train.reset_solved=", cut, not suite.whole, "makes whole environments"),
+    ]
+    for setting, value, taken, why in rows:
+        if value and not taken:
+            raise ValueError(f"{setting}{value}: {name} {why}: leave it out")
+
+
+def make_share(
+    name: str,
+    seeds: Sequence[int],
+    *,
+    kwargs: Mapping[str, Any],
+    images: Mapping[str, Any],
+    film: bool = False,
+    **options: Any,
+) -> SteppedEnvironment:
+    """A host environment of a task a seed, stepped in this process.
+
+    Args:
+        seeds: of the tasks.
+        images: the fields of `Images` by name.
+        name, kwargs, film: as of `make`.
+        **options: of `SteppedEnvironment`.
+    """
+    suite_name, _, task = name.partition(":")
+    suite, seen = _load(suite_name), Images(**images)
+    load = suite.film if film and suite.film else suite.host
+    if seen.pixels:
+        load = functools.partial(suite.pixels, images=seen, film=film)
+    with contextlib.ExitStack() as opened, _names_missing_package(name, suite.extra):
+        tasks = []
+        for one in seeds:
+            tasks.append(load(task, int(one), **kwargs))
+            opened.callback(custom.close, name, tasks[-1])
+        made = SteppedEnvironment(name, tasks, images=seen, **options)
+        opened.pop_all()  # it closes them
+    return made
+
+
+def make_renderer(name: str, **options: Any) -> Renderer:
+    """What draws the states of the environment `SUITE:TASK`.
+
+    Args:
+        name: SUITE:TASK.
+        **options: of the suite, as of `make`, where they change what a state is.
+
+    Raises:
+        ValueError: where its states are not drawn.
+        NoRenderer: where this machine has nothing to draw them with.
+        ImportError: where a package is missing; names the extra to install.
+
+    Examples:
+        >>> envs.make_renderer("no:such")
+        Traceback (most recent call last):
+            ...
+        ValueError: env.name='no:such': pictures are made of the ...
+    """
+    suite_name, _, task = name.partition(":")
+    suite = _load(suite_name) if suite_name in _SUITES else Suite()
+    if suite.make_renderer is None:
+        loaded = {other: _load(other) for other in _SUITES}
+        drawn = tuple(other for other, one in loaded.items() if one.make_renderer or one.film)
+        raise ValueError(
+            f"env.name={name!r}: pictures are made of the suites {drawn}; give "
+            "`mbx.envs.register` a make_renderer for your own"
+        )
+    with _names_missing_package(name, suite.extra):
+        return suite.make_renderer(task, **options)
+
+
+def films(name: str) -> bool:
+    """Whether the environment SUITE:TASK is one on the host that draws itself."""
+    suite = name.partition(":")[0]
+    return suite in _SUITES and _load(suite).film is not None
+
+
+def _load(suite: str) -> Suite:
+    """A suite, its module imported where it comes with the package."""
+    found = _SUITES[suite]
+    if isinstance(found, Suite):
+        return found
+    place, _, what = found.partition(":")
+    module = importlib.import_module(place)
+    made = getattr(module, what or "SUITE", None)
+    return made or Suite(whole=module.make, make_renderer=getattr(module, "make_renderer", None))
+
+
+@contextlib.contextmanager
+def _names_missing_package(name: str, extra: str = "") -> Iterator[None]:
+    """Raise the ImportError of a missing package with what to install."""
+    try:
+        yield
+    except ImportError as error:
+        remedy = f"pip install -e '.[{extra}]'" if extra else "pip install -e ."
+        words = f" needs {error.name}: {remedy}" if error.name else f": {error}"
+        raise ImportError(f"env.name={name!r}{words}") from error
