@@ -73,7 +73,7 @@ class EnvSpec(NamedTuple):
         choices: names of the parts that are one-hot ("" where there are no parts), with the first
             number and how many there are of each choice that the environment itself gives.
         reset_solved: agent steps in a row with nearly the highest reward after which environments
-            begin another episode, where that is left to the task (`mbx.envs.base.solved`); 0: never.
+            begin another episode, where that is left to the task (`envs.base.solved`); 0: never.
         world: the task's own `mbx.power.NamedWorld`, where it has one: for agents that need its
             successors.
     """
