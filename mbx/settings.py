@@ -24,13 +24,12 @@ import difflib
 import math
 import re
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 NONZERO = object()  # in `needs`: any value but 0, False, "" and ()
-_TASK = "task."
 _TYPES = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
 
 
@@ -55,18 +54,6 @@ class Declared(NamedTuple):
     is_section: bool = False
 
 
-class Fact(NamedTuple):
-    """Something about a task on which the effect of settings depends.
-
-    Attributes:
-        words: what a task is where it holds, "a task with images".
-        holds: says so of an environment's spec.
-    """
-
-    words: str
-    holds: Callable[[Any], bool]
-
-
 def setting(
     default: Any,
     help: str,
@@ -88,9 +75,8 @@ def setting(
         needs: settings without which this one has no effect: a dotted name (or the bare name of a
             setting of the same section) with the value it must have, a tuple of such values, or
             `NONZERO`. The bare name of a property of the whole settings is a condition over several
-            of them, whose docstring says in words what it takes. "task.NAME": True is a condition
-            on the task, a `Fact` of the whole settings' class. A setting that has no effect and is
-            not at its default is refused.
+            of them, whose docstring says in words what it takes. A setting that has no effect and
+            is not at its default is refused.
     """
     metadata: dict[str, Any] = dict(
         help=help, at_least=at_least, above=above, at_most=at_most, choices=choices
@@ -109,14 +95,9 @@ def section(default: Any, help: str = "") -> Any:
     return dataclasses.field(default=default, metadata={"help": help, "section": True})
 
 
-def declared_fields(settings: Any) -> tuple[dataclasses.Field, ...]:
-    """The fields of settings or a section that are settings or sections themselves."""
-    return tuple(field for field in dataclasses.fields(settings) if "help" in field.metadata)
-
-
 def to_dict(settings: Any) -> dict[str, Any]:
     """The settings as nested dictionaries, a section each."""
-    values = {f.name: getattr(settings, f.name) for f in declared_fields(settings)}
+    values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
     return {
         name: to_dict(value) if dataclasses.is_dataclass(value) else value
         for name, value in values.items()
@@ -139,7 +120,7 @@ def from_dict(default: T, values: Mapping[str, Any], *, check_effects: bool = Tr
     settings = _read(default, values, "", known)
     _check_rules(settings, "")
     if check_effects:
-        refuse_without_effect(settings, default)
+        _check_effects(settings, default)
     return settings
 
 
@@ -206,8 +187,8 @@ def parse(text: str, default: Any) -> Any:
 
 def describe(settings: Any, prefix: str = "") -> Iterator[Declared]:
     """What is declared of every setting, in order; the sections too, with `default` None."""
-    own = {field.name for field in declared_fields(settings)}
-    for field in declared_fields(settings):
+    own = {field.name for field in dataclasses.fields(settings)}
+    for field in dataclasses.fields(settings):
         name, value = prefix + field.name, getattr(settings, field.name)
         if field.metadata.get("section"):
             yield Declared(name, None, field.metadata["help"], "", {}, True)
@@ -231,13 +212,8 @@ def in_words(found: Declared) -> str:
     return found.help
 
 
-def inactive(settings: Any, spec: Any = None) -> dict[str, str]:
-    """The settings that have no effect with the others, by dotted name, with what each needs.
-
-    Args:
-        settings: of a run.
-        spec: of its environment; without it conditions on the task count as met.
-    """
+def inactive(settings: Any) -> dict[str, str]:
+    """The settings that have no effect with the others, by dotted name, with what each needs."""
     values = dict(flatten(to_dict(settings)))
     needs = {declared.name: declared.needs for declared in describe(settings)}
     found: dict[str, str] = {}
@@ -247,7 +223,7 @@ def inactive(settings: Any, spec: Any = None) -> dict[str, str]:
             for other, required in needs[name].items():
                 if other in found:
                     found[name] = found[other]
-                elif not _meets(settings, values, other, required, spec):
+                elif not _meets(settings, values, other, required):
                     found[name] = requirement(settings, other, required)
                 if name in found:
                     break
@@ -256,9 +232,7 @@ def inactive(settings: Any, spec: Any = None) -> dict[str, str]:
 
 
 def requirement(settings: Any, other: str, required: Any) -> str:
-    """What a setting, or the task, must be that `needs` names, in words."""
-    if other.startswith(_TASK):
-        return settings.FACTS[other.removeprefix(_TASK)].words
+    """What a setting that `needs` names must be, in words."""
     condition = getattr(type(settings), other, None)
     if isinstance(condition, property):
         return " ".join((condition.__doc__ or "").split())
@@ -268,30 +242,10 @@ def requirement(settings: Any, other: str, required: Any) -> str:
     return f"{other}={' or '.join(map(repr, several))}"
 
 
-def refuse_without_effect(
-    settings: Any, default: Any, spec: Any = None, among: Collection[str] | None = None
-) -> None:
-    """Raise ValueError for a changed setting that has no effect.
-
-    Args:
-        settings: of a run.
-        default: the same by default.
-        spec: of its environment, where that is known.
-        among: names of the settings that are checked; None: all.
-    """
-    values, normal = dict(flatten(to_dict(settings))), dict(flatten(to_dict(default)))
-    for name, needed in inactive(settings, spec).items():
-        if values[name] != normal[name] and (among is None or name in among):
-            raise ValueError(
-                f"config.{name}={values[name]!r} has no effect here: it needs {needed}; leave it "
-                f"at {normal[name]!r}"
-            )
-
-
 def _read(default: Any, values: Mapping[str, Any], prefix: str, known: list[str]) -> Any:
     if not isinstance(values, Mapping):
         raise ValueError(f"config.{prefix.rstrip('.')}={values!r}: a section of settings is needed")
-    fields = {field.name: field for field in declared_fields(default)}
+    fields = {field.name: field for field in dataclasses.fields(default)}
     types = typing.get_type_hints(type(default))
     new = {}
     for name, value in values.items():
@@ -376,16 +330,24 @@ def _allowed(limits: Mapping[str, Any]) -> str:
 
 
 def _check_rules(settings: Any, prefix: str) -> None:
-    for field in declared_fields(settings):
+    for field in dataclasses.fields(settings):
         if field.metadata.get("section"):
             _check_rules(getattr(settings, field.name), f"{prefix}{field.name}.")
     for problem in getattr(settings, "check", tuple)():
         raise ValueError(f"config.{prefix}{problem}")
 
 
-def _meets(settings: Any, values: Mapping[str, Any], other: str, required: Any, spec: Any) -> bool:
-    if other.startswith(_TASK):
-        return spec is None or settings.FACTS[other.removeprefix(_TASK)].holds(spec) == required
+def _check_effects(settings: Any, default: Any) -> None:
+    values, normal = dict(flatten(to_dict(settings))), dict(flatten(to_dict(default)))
+    for name, needed in inactive(settings).items():
+        if values[name] != normal[name]:
+            raise ValueError(
+                f"config.{name}={values[name]!r} has no effect here: it needs {needed}; leave it "
+                f"at {normal[name]!r}"
+            )
+
+
+def _meets(settings: Any, values: Mapping[str, Any], other: str, required: Any) -> bool:
     value = values[other] if other in values else getattr(settings, other)
     if required is NONZERO:
         return bool(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 
@@ -11,6 +12,9 @@ import pytest
 
 import mbx
 from examples.own_gymnasium import Tank
+from mbx import api, config
+from mbx.commands import train as commands
+from mbx.training import environments
 from tests.faults.small import small_config
 
 
@@ -43,6 +47,41 @@ def test_a_class_of_ones_own_with_its_arguments(tmp_path, monkeypatch):
     assert policy.spec.name.endswith("own_gymnasium.py:Tank")
     action = policy(np.zeros(3))
     assert 0.0 <= action[0] <= 2.0 and 0.0 <= action[1] <= 5.0
+
+
+class Elsewhere(Tank):
+    """Goes to another directory when it is made, as simulators do that look for their files."""
+
+    def __init__(self):
+        os.chdir("/")
+        super().__init__()
+
+
+@pytest.mark.parametrize("workdir", [None, "runs/mine"])
+def test_a_run_lies_where_it_was_started(workdir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def trained(settings, workdir, at_end):
+        asked.append((os.getcwd(), workdir))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api.run, "train", trained)
+    with pytest.raises(KeyboardInterrupt):
+        mbx.train(Elsewhere, small_config(), workdir=workdir)
+    ((here, path),) = asked
+    assert here == "/" and path.startswith(str(tmp_path / (workdir or "runs/gym-Elsewhere-s0-")))
+    monkeypatch.chdir(tmp_path)
+    flags = [f"--workdir={workdir}"] if workdir else []
+    assert commands.chosen(["--config=tdmpc", *flags])[1].startswith(str(tmp_path / "runs"))
+
+
+def test_paths_in_settings_are_absolute_before_an_environment_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = environments.located(config.load("tdmpc", ["init_from=runs/a", "dataset=rows.npz"]))
+    assert found.train.init_from == str(tmp_path / "runs" / "a")
+    assert found.train.dataset == str(tmp_path / "rows.npz")
+    assert environments.located(config.load("tdmpc")).train.init_from == ""
 
 
 def test_the_package_shows_what_is_public_and_loads_no_simulator():

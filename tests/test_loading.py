@@ -17,7 +17,6 @@ from mbx.commands import sweep, train
 from mbx.config import loading, presets
 from mbx.settings import section, setting
 from mbx.training import pure
-from mbx.types import EnvSpec
 
 
 def by_flag(name, value):
@@ -102,8 +101,7 @@ def test_sections_and_numbers_of_numpy_are_taken_from_python():
         {"model": {"size": "1"}, "planner": {"horizon": np.int64(2)}, "utd_ratio": np.float32(0.5)},
     )
     assert (found.model.size, found.planner.horizon, found.train.utd_ratio) == ("1", 2, 0.5)
-    assert found.given == {"model.size", "planner.horizon", "train.utd_ratio"}
-    assert config.load(found) == found and config.load(found).given == found.given
+    assert config.load(found) == found
 
 
 def test_a_mapping_and_a_configuration_file_mean_the_same():
@@ -173,36 +171,6 @@ def test_a_custom_agent_takes_a_configuration_with_its_own_settings(registered, 
     message = "agent='mine-of-a-test': .* of agent 'dreamer' and sets .*own_config.py"
     with pytest.raises(ValueError, match=message):
         config.load("dreamerv3", ["agent=mine-of-a-test"])
-
-
-def spec(**changes) -> EnvSpec:
-    task = EnvSpec("toy:point", (2,), np.float32, 2, 9, 1)
-    return task._replace(**changes)
-
-
-@dataclasses.dataclass(frozen=True)
-class Narrow:
-    std: float = setting(1.0, "Width.", needs={"task.continuous_actions": True})
-    ends: float = setting(1.0, "Weight of ends.", needs={"task.terminations": True, "std": 2.0})
-
-
-@dataclasses.dataclass(frozen=True)
-class OnTask(tdmpc.Settings):
-    narrow: Narrow = section(Narrow(), "Of some tasks.")
-
-
-def test_what_the_task_leaves_without_effect_is_refused_where_it_was_asked_for():
-    asked = dataclasses.replace(OnTask(narrow=Narrow(std=2.0)), given=frozenset({"narrow.std"}))
-    assert asked.for_task(spec()).narrow.std == 2.0
-    with pytest.raises(ValueError, match="narrow.std=2.0 .*needs a task with continuous actions;"):
-        asked.for_task(spec(discrete=True))
-    # A configuration sets it for whichever task it is used.
-    assert OnTask(narrow=Narrow(std=2.0)).for_task(spec(discrete=True)).narrow.std == 2.0
-    both = OnTask(narrow=Narrow(std=2.0, ends=3.0))
-    asked = dataclasses.replace(both, given=frozenset({"narrow.ends"}))
-    for task in (spec(can_terminate=False), spec(discrete=True)):
-        with pytest.raises(ValueError, match="narrow.ends=3.0 has no effect here: it needs a task"):
-            asked.for_task(task)
 
 
 def test_numbers_of_a_pure_run_have_the_same_names():

@@ -18,9 +18,9 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from mbx.settings import NONZERO, Fact, refuse_without_effect, section, setting
+from mbx.settings import NONZERO, section, setting
 
 if TYPE_CHECKING:
     from mbx.types import EnvSpec
@@ -213,26 +213,7 @@ class Replay:
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings(abc.ABC):
-    """What every run has. An agent's settings add their own, and say how often it learns.
-
-    Attributes:
-        FACTS: conditions on the task, for `needs={"task.NAME": True}`.
-        given: names of the settings that a flag or a keyword gave, as opposed to a configuration.
-    """
-
-    FACTS: ClassVar[Mapping[str, Fact]] = {
-        "continuous_actions": Fact("a task with continuous actions", lambda x: not x.discrete),
-        "discrete_actions": Fact("a task with discrete actions", lambda x: x.discrete),
-        "terminations": Fact(
-            "a task whose episodes can end before their time limit", lambda x: x.can_terminate
-        ),
-        "vectors": Fact("a task that shows vectors", lambda x: len(x.obs_shape) == 1),
-        "images": Fact("a task that shows images", lambda x: len(x.obs_shape) == 3),
-        "reward_range": Fact(
-            "a task whose suite says what its rewards can be", lambda x: bool(x.reward_range)
-        ),
-    }
-    given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, repr=False)
+    """What every run has. An agent's settings add their own, and say how often it learns."""
 
     agent: str = setting("", "which agent")
     seed: int = setting(0, "of everything: parameters, environments, exploration, sampling")
@@ -266,13 +247,7 @@ class RunSettings(abc.ABC):
         return self.env.name.startswith("multi:")
 
     def for_task(self, spec: EnvSpec) -> Self:
-        """These settings with those filled in that are left to the task.
-
-        Raises:
-            ValueError: for a `given` setting that has no effect in this task. What a configuration
-                sets is for all tasks that it may be used for, and not refused.
-        """
-        refuse_without_effect(self, type(self)(), spec, self.given)
+        """These settings with those filled in that are left to the task."""
         env = dataclasses.replace(self.env, action_repeat=spec.action_repeat)
         return dataclasses.replace(self, env=env)
 

@@ -10,7 +10,6 @@ Nothing here loads JAX.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -102,8 +101,7 @@ def load(
             raise ValueError("no configuration is given: --config=tdmpc, say")
         return load(given.config, (*given.changes, *changes))
     if isinstance(source, RunSettings) and not changes:
-        checked = from_dict(type(source)(), to_dict(source))
-        return dataclasses.replace(checked, given=source.given)
+        return from_dict(type(source)(), to_dict(source))
     values, of = _values(source)
     if isinstance(changes, Mapping):
         chosen = dict(changes)
@@ -115,12 +113,10 @@ def load(
     values = _rebased(values, agent, kind)
     default = kind()
     known = dict(flatten(to_dict(default)))
-    names = set()
     for name, value in _named(chosen, default, of):
         put(values, name, _plain(value, known.get(name)))
-        names.add(name)
     values["imports"] = tuple(dict.fromkeys((*values.get("imports", ()), *extensions.loaded())))
-    return dataclasses.replace(from_dict(default, values), given=frozenset(names))
+    return from_dict(default, values)
 
 
 class _Text(str):

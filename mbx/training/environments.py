@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -57,12 +58,15 @@ def _names(given: Sequence[str]) -> list[str]:
 
 
 def located(settings: RunSettings) -> RunSettings:
-    """The settings, an environment of one's own named by its absolute path.
+    """The settings with absolute paths: environments may go to another directory when made.
 
-    Raises FileNotFoundError where there is none.
+    Raises FileNotFoundError where the file of a custom environment does not exist.
     """
     env = dataclasses.replace(settings.env, name=envs.custom.located(settings.env.name))
-    return dataclasses.replace(settings, env=env)
+    paths = dict(init_from=settings.train.init_from, dataset=settings.train.dataset)
+    paths = {name: os.path.abspath(path) if path else "" for name, path in paths.items()}
+    train = dataclasses.replace(settings.train, **paths)
+    return dataclasses.replace(settings, env=env, train=train)
 
 
 def evaluation_environment(

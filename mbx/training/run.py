@@ -168,10 +168,10 @@ def train(
     started = time.time()
     require_float32()
     settings = load_configuration(config)
+    workdir = os.path.abspath(workdir)  # an environment may go to another directory
     settings = transfer.resolve(environments.located(settings))
     sinks.require_wandb(settings.log)
     set_up_jax()
-    workdir = os.path.abspath(workdir)
     job = prepare(settings)
     with contextlib.closing(job):
         return _train(settings, job, workdir, interrupt or Interrupt(), at_end, started)
@@ -498,6 +498,7 @@ def load(
         >>> agent, state, settings = run.load("runs/a")  # doctest: +SKIP
     """
     require_float32()
+    workdir = os.path.abspath(workdir)  # an environment may go to another directory
     try:
         settings = load_settings(workdir)
         trust.check(settings.env.name, workdir, trusted)
