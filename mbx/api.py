@@ -7,7 +7,6 @@ agent, state, metrics = mbx.train("gymnax:Pendulum-v1", config="tdmpc", steps=10
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
 from mbx.analysis import report
 from mbx.envs import custom
-from mbx.training import pure, run
+from mbx.training import pure, run, rundir
 from mbx.training.metrics import read_rows
 
 
@@ -54,7 +53,7 @@ def train(
     """
     here = os.getcwd()  # an environment may go to another directory when it is made
     chosen = _settings(environment, config, steps, {"seed": seed, **settings})
-    workdir = os.path.join(here, workdir or default_workdir(chosen))
+    workdir = os.path.join(here, workdir or rundir.default(chosen))
     run.train(chosen, workdir, at_end=report.at_end)
     first = os.path.join(workdir, f"seed-{seed}") if chosen.num_seeds > 1 else workdir
     rows = read_rows(os.path.join(first, "metrics.jsonl"))
@@ -111,9 +110,3 @@ def _settings(
         )
     name, kwargs = custom.name_of(environment)
     return configuration.load(config, {"env.name": name, "env.kwargs": kwargs, **changes})
-
-
-def default_workdir(settings: RunSettings) -> str:
-    """runs/TASK-sSEED-TIME."""
-    when = time.strftime("%Y%m%d-%H%M%S")
-    return os.path.join("runs", f"{custom.label(settings.env.name)}-s{settings.seed}-{when}")

@@ -52,9 +52,9 @@ def chosen(arguments: list[str]) -> tuple[RunSettings, str] | None:
         settings = loading.load(resume.saved_config(given.workdir), given.changes)
     if given.workdir is not None:
         return settings, os.path.abspath(given.workdir)
-    from mbx.api import default_workdir
+    from mbx.training import rundir
 
-    return settings, os.path.abspath(default_workdir(settings))
+    return settings, os.path.abspath(rundir.default(settings))
 
 
 def train(settings: RunSettings, workdir: str) -> None:

@@ -300,6 +300,15 @@ def make_renderer(
     return Renderer(lambda state: world.views.render(state[0], state[1]), np.asarray, STEP_SECONDS)
 
 
+def reads(task: str) -> str:
+    """The file that a map, given by its path, names for its humans; '' for none."""
+    kind, _, path = _without_option(task)[0].partition("/")
+    if kind != "multigrid" or not path.endswith(".yaml"):
+        return ""
+    humans = importlib.import_module("mbx.empo.multigrid").load_world(path)[2]
+    return humans.file if humans is not None else ""
+
+
 def solved_world(table: TabularWorld, params: PowerParams, **options: Any) -> NamedWorld:
     """A listed world, solved: its humans follow the exact prior. For `register_world`.
 

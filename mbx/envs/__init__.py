@@ -31,6 +31,7 @@ from mbx.envs.registry import (
     make_renderer,
     make_share,
     num_tasks,
+    reads,
     register,
 )
 from mbx.envs.render import NoRenderer, Renderer
@@ -53,5 +54,6 @@ __all__ = [
     "make_renderer",
     "make_share",
     "num_tasks",
+    "reads",
     "register",
 ]

@@ -162,6 +162,7 @@ class Suite(NamedTuple):
         takes_kwargs: tasks take further arguments by name (`env.kwargs`).
         gives_info: a host task keeps its last step's dictionary of numbers as `info`
             (`env.metrics`).
+        reads: task -> another file that the task's own file names, '' for none.
     """
 
     raw: Callable[..., RawEnvironment] | None = None
@@ -174,6 +175,7 @@ class Suite(NamedTuple):
     gives_info: bool = False
     film: Callable[..., Any] | None = None
     pixels: Callable[..., Any] | None = None
+    reads: Callable[[str], str] | None = None
 
 
 def unknown_task(suite: str, task: str, known: Iterable[str]) -> ValueError:

@@ -235,6 +235,13 @@ def films(name: str) -> bool:
     return suite in _SUITES and _load(suite).film is not None
 
 
+def reads(name: str) -> str:
+    """Another file that the file of the task SUITE:TASK names, '' for none."""
+    suite, _, task = name.partition(":")
+    found = _load(suite).reads if suite in _SUITES else None
+    return found(task) if found else ""
+
+
 def _load(suite: str) -> Suite:
     """A suite, its module imported where it comes with the package."""
     found = _SUITES[suite]
@@ -243,7 +250,8 @@ def _load(suite: str) -> Suite:
     place, _, what = found.partition(":")
     module = importlib.import_module(place)
     made = getattr(module, what or "SUITE", None)
-    return made or Suite(whole=module.make, make_renderer=getattr(module, "make_renderer", None))
+    parts = {name: getattr(module, name, None) for name in ("make_renderer", "reads")}
+    return made or Suite(whole=module.make, **parts)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 
+from mbx import envs
 from mbx.agents.settings import RunSettings
 from mbx.files import atomic_write
 
@@ -51,17 +52,10 @@ def kept(settings: RunSettings, log_dir: str) -> RunSettings:
                 f"copy it to {copy}"
             )
         copies[name] = copy
-    if "env.name" in copies and settings.env.name.startswith("empo:multigrid/"):
-        _say_what_a_map_reads(copies["env.name"])
-    return settings.with_files(copies)
-
-
-def _say_what_a_map_reads(path: str) -> None:
-    from mbx.empo.multigrid import load_world
-
-    humans = load_world(path)[2]
-    if humans is not None and humans.file:
-        warnings.warn(f"the map {path} reads {os.path.abspath(humans.file)}", stacklevel=4)
+    settings = settings.with_files(copies)
+    if "env.name" in copies and (other := envs.reads(settings.env.name)):
+        warnings.warn(f"{copies['env.name']} reads {os.path.abspath(other)}", stacklevel=3)
+    return settings
 
 
 def _copy(log_dir: str, name: str, path: str) -> str:

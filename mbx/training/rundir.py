@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from mbx.agents.settings import RunSettings
+from mbx.envs import custom
 from mbx.files import read_json
 from mbx.training.metrics import read_rows
 
@@ -30,6 +33,12 @@ _MADE = (
     "report.html",
     "config.json",
 )
+
+
+def default(settings: RunSettings) -> str:
+    """A directory for a new run, runs/TASK-sSEED-TIME."""
+    when = time.strftime("%Y%m%d-%H%M%S")
+    return os.path.join("runs", f"{custom.label(settings.env.name)}-s{settings.seed}-{when}")
 
 
 def check(config: Config, workdir: str, log_dir: str) -> None:
