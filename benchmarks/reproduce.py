@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
-from mbx.analysis import curves, statistics
+from mbx.analysis import curves, tables
 from mbx.commands import jobs as processes
 from mbx.commands import results
 from mbx.files import atomic_write
@@ -112,10 +112,10 @@ def summary(suite: Suite, runs: Runs, step: int) -> str:
         return f"* {step:,} steps: nothing measured yet"
     parts = []
     for name, statistic in (
-        ("mean over tasks", statistics.mean_of_tasks),
-        ("IQM of runs", statistics.interquartile_mean),
+        ("mean over tasks", tables.mean_of_tasks),
+        ("IQM of runs", tables.interquartile_mean),
     ):
-        found = statistics.stratified_bootstrap(scores, statistic)
+        found = tables.stratified_bootstrap(scores, statistic)
         interval = f" [{found[0]:.3f}, {found[1]:.3f}]" if found else ""
         parts.append(f"{name} {statistic(scores):.3f}{interval}")
     single = sum(x.size == 1 for x in scores)

@@ -1,14 +1,18 @@
-"""Line charts as inline SVG for pages that are one file: no library draws them, none shows them."""
+"""Line charts as inline SVG, and the page around them: one HTML file that fetches nothing."""
 
 from __future__ import annotations
 
 import html
 import json
 import math
+import pathlib
+import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+
+from mbx.analysis import drawing
 
 _WIDTH, _HEIGHT = 360, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 10, 12, 26
@@ -22,6 +26,17 @@ class Line(NamedTuple):
     color: int
     x: Sequence[float]
     y: Sequence[float]
+
+
+def fill(template: str, **values: str) -> str:
+    """The text of a template file of this folder, with HTML in the place of its {{names}}."""
+    text = pathlib.Path(__file__).with_name(template).read_text()
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], text)
+
+
+def page(title: str, body: str) -> str:
+    """A whole page; title: text, body: HTML."""
+    return fill("page.html", title=html.escape(title), colors=drawing.css(":root"), body=body)
 
 
 def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
@@ -52,12 +67,12 @@ def thin(x: Sequence[float], y: Sequence[float]) -> tuple[np.ndarray, np.ndarray
 def chart(
     title: str, lines: Sequence[Line], *, x_label: str = "environment steps", meaning: str = ""
 ) -> str:
-    """A figure with a caption; lines without a finite point are left out, '' where none is left.
+    """A figure with a caption; '' where no line has a finite point.
 
     Args:
         title: of the figure.
-        lines: what is drawn.
-        x_label: what they are drawn over.
+        lines: what is drawn; those without a finite point are left out.
+        x_label: of the axis.
         meaning: of the title, in small letters below it.
     """
     drawn = [(line, *thin(line.x, line.y)) for line in lines]
@@ -85,7 +100,7 @@ def chart(
         x, _ = place(value, low)
         words = f"{value / 1000:g}k" if abs(value) >= 1000 else f"{value:g}"
         parts.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{words}</text>')
-    data: list[dict[str, Any]] = []
+    data = []
     for line, steps, values in drawn:
         points = [place(x, y) for x, y in zip(steps, values, strict=True)]
         path = "M" + "L".join(f"{x} {y}" for x, y in points)
@@ -93,56 +108,13 @@ def chart(
         parts.append(f'<path class="line" style="stroke:{color}" d="{path}"/>')
         if len(points) < 40:
             parts += [f'<circle cx="{x}" cy="{y}" r="2" style="fill:{color}"/>' for x, y in points]
-        data.append(
-            {
-                "name": line.name,
-                "px": [x for x, _ in points],
-                "x": [float(f"{x:.6g}") for x in steps],
-                "y": [float(f"{y:.6g}") for y in values],
-            }
-        )
-    label = html.escape(f"{title} over {x_label}", quote=True)
-    content = html.escape(json.dumps(data, separators=(",", ":")), quote=True)
+        numbers = {n: [float(f"{v:.6g}") for v in a] for n, a in (("x", steps), ("y", values))}
+        data.append({"name": line.name, "px": [x for x, _ in points], **numbers})
+    label = html.escape(f"{title} over {x_label}")
+    content = html.escape(json.dumps(data, separators=(",", ":")))
     below = f'<br><small class="quiet">{html.escape(meaning)}</small>' if meaning else ""
     return (
         f"<figure><figcaption>{html.escape(title)}{below}</figcaption>"
-        f'<svg class="chart" role="img" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-        f'aria-label="{label}" data-lines="{content}">'
-        f"{''.join(parts)}</svg></figure>"
+        f'<svg class="chart" role="img" viewBox="0 0 {_WIDTH} {_HEIGHT}" aria-label="{label}" '
+        f'data-lines="{content}">{"".join(parts)}</svg></figure>'
     )
-
-
-STYLE = """
-.chart{width:100%;height:auto;display:block}
-.chart text{font-size:11px;fill:var(--quiet)}
-.chart .grid{stroke:var(--grid);fill:none}
-.chart .line{fill:none;stroke-width:1.6;stroke-linejoin:round}
-figure{margin:0;background:var(--page);border:1px solid var(--grid);border-radius:6px;padding:8px}
-figcaption{font-size:13px;padding:0 4px 4px;overflow-wrap:anywhere}
-#tip{position:fixed;display:none;pointer-events:none;background:var(--ink);color:var(--page);
-padding:4px 8px;border-radius:4px;font-size:12px;white-space:pre}
-"""
-
-# Under the pointer: the values of each line at the step that is nearest.
-SCRIPT = """
-const tip = document.createElement('div');
-tip.id = 'tip';
-document.body.append(tip);
-for (const svg of document.querySelectorAll('svg.chart')) {
-  const lines = JSON.parse(svg.dataset.lines);
-  svg.addEventListener('pointermove', event => {
-    const box = svg.getBoundingClientRect();
-    const at = (event.clientX - box.left) * svg.viewBox.baseVal.width / box.width;
-    tip.textContent = lines.map(line => {
-      let best = 0;
-      line.px.forEach((x, i) => { if (Math.abs(x - at) < Math.abs(line.px[best] - at)) best = i; });
-      return `${line.name}: ${line.y[best]} at ${line.x[best].toLocaleString('en')}`;
-    }).join('\\n');
-    tip.style.display = 'block';
-    const room = document.documentElement.clientWidth - tip.offsetWidth - 8;
-    tip.style.left = Math.max(0, Math.min(event.clientX + 14, room)) + 'px';
-    tip.style.top = event.clientY + 14 + 'px';
-  });
-  svg.addEventListener('pointerleave', () => { tip.style.display = 'none'; });
-}
-"""

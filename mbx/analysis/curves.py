@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mbx.analysis import groups
+from mbx.analysis import runs
 from mbx.files import prepare_output
+from mbx.training.checkpoint import load_config
 from mbx.training.metrics import read_rows
 
 _WIDEST = 90  # characters of a line below the axes
@@ -239,20 +240,19 @@ def plot_runs(run_dirs: Sequence[str], out: str, **options: Any) -> None:
     save(draw_runs(run_dirs, **options).figure, out)
 
 
-def _named(run_dirs: Sequence[str], labels: Sequence[str] | None) -> dict[str, list[str]]:
+def _named(paths: Sequence[str], labels: Sequence[str] | None) -> dict[str, list[str]]:
     """Runs by the name of their curve."""
     named: dict[str, list[str]] = {}
     if labels is not None:
-        for one in groups.labelled(run_dirs, labels):
+        for one in runs.labelled(paths, labels):
             named.setdefault(one.settings, []).extend(one.runs)
         return named
-    runs = groups.find_runs(run_dirs)
-    found = groups.group(runs)
+    found = runs.group(runs.find_runs(paths))
     several_tasks = len({one.task for one in found}) > 1
     for one in found:
-        parts = [one.task] if several_tasks else []
-        parts += [one.settings] if one.settings else []
-        name = ", ".join(parts) or f"{groups.agents(runs)[0]} {one.task}"
+        parts = [one.task] * several_tasks + [one.settings] * bool(one.settings)
+        agent = load_config(one.runs[0])["agent"]
+        name = ", ".join(parts) or f"{agent} {one.task}"
         named[name.replace("$", r"\$")] = list(one.runs)  # a dollar sign would begin a formula
     return named
 

@@ -1,10 +1,13 @@
-"""What run directories say when they are read together: rows, times, complaints, defaults."""
+"""Run directories read together: rows, attempts, times, warnings, and groups of like runs.
+
+groups = group(find_runs(["runs/sweep"]))
+"""
 
 from __future__ import annotations
 
-import glob
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mbx.files import read_json
@@ -12,6 +15,10 @@ from mbx.settings import flatten, to_dict
 from mbx.training import build
 from mbx.training.checkpoint import load_config
 from mbx.training.metrics import read_rows
+
+# What changes nothing that is learned, or is what the runs of one group differ in.
+_IGNORED = ("seed", "num_seeds", "resume", "imports", "log", "checkpoint", "distributed", "eval")
+_TASK, _KWARGS = "env.name", "env.kwargs"
 
 
 class Run(NamedTuple):
@@ -29,36 +36,67 @@ class Run(NamedTuple):
         return [row["step"] for row in own], [row[key] for row in own]
 
 
+class Group(NamedTuple):
+    """Runs of one task and one set of settings, which differ in their seeds alone.
+
+    Attributes:
+        task: its name.
+        settings: what differs from the other groups, "NAME=VALUE, …"; "" where nothing does.
+        runs: their directories.
+    """
+
+    task: str
+    settings: str
+    runs: tuple[str, ...]
+
+
 def read_run(path: str, name: str) -> Run:
     """Read a run directory. Raises FileNotFoundError or ValueError where there is none."""
     config = load_config(path)
-    rows = []
-    if os.path.exists(log := os.path.join(path, "metrics.jsonl")):
-        rows = [row for row in read_rows(log) if is_number(row.get("step"))]
-    attempts: Any = []
+    rows = [r for r in read_rows(os.path.join(path, "metrics.jsonl")) if is_number(r.get("step"))]
     record = os.path.join(path, "run.json")
     if not os.path.exists(record):  # that of a seed's whole run
         record = os.path.join(os.path.dirname(os.path.abspath(path)), "run.json")
-    if os.path.exists(record):
-        try:
-            attempts = read_json(record).get("attempts")
-        except ValueError:
-            attempts = []
+    try:
+        attempts = read_json(record).get("attempts")
+    except (OSError, ValueError):
+        attempts = None
     known = [one for one in attempts if isinstance(one, dict)] if isinstance(attempts, list) else []
     return Run(name, path, config, rows, known)
 
 
-def seeds_of(path: str) -> list[str]:
-    """The directories of a run's seeds: itself where it has its own rows."""
-    found = sorted(glob.glob(os.path.join(glob.escape(path), "seed-*", "metrics.jsonl")))
-    if os.path.exists(os.path.join(path, "metrics.jsonl")) or not found:
-        return [path]
-    return [os.path.dirname(one) for one in found]
+def find_runs(paths: Sequence[str]) -> list[str]:
+    """Directories of single runs: those given, the seeds inside one, or the runs in a folder.
+
+    Raises FileNotFoundError where a path holds no run.
+    """
+    found = []
+    for path in paths:
+        own = [path] if _is_run(path) else _inside(path, r".*")
+        if not own:
+            raise FileNotFoundError(f"{path} holds no run: give directories of runs")
+        found += own
+    return found
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value of a row can be drawn."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _inside(path: str, names: str) -> list[str]:
+    """Runs in a folder whose names match, and the seeds of those that hold several."""
+    found = []
+    for name in sorted(os.listdir(path), key=_natural) if os.path.isdir(path) else ():
+        inner = os.path.join(path, name)
+        if re.fullmatch(names, name) and os.path.isdir(inner):
+            found += [inner] if _is_run(inner) else _inside(inner, r"seed-\d+")
+    return found
+
+
+def _is_run(path: str) -> bool:
+    return os.path.exists(os.path.join(path, "config.json"))
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """A key that sorts numbers by their size: seed-2 before seed-10."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts if p]
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
@@ -71,13 +109,71 @@ def short_names(paths: Sequence[str]) -> list[str]:
     return [f"{'/'.join(part)} ({i})" for i, part in enumerate(parts)]
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value of a row can be drawn."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def group(run_dirs: Sequence[str]) -> list[Group]:
+    """Runs by task and settings, in the order of the first of each.
+
+    Seeds, logs, evaluations, checkpoints and devices make no groups, and neither does a setting
+    that a run lacks. Raises FileNotFoundError or ValueError for a directory that holds no run.
+    """
+    configs = [_compared(load_config(path)) for path in run_dirs]
+    several_agents = len({config["agent"] for config in configs}) > 1
+    found: dict[tuple[str, str], list[str]] = {}
+    for path, config in zip(run_dirs, configs, strict=True):
+        kin = [c for c in configs if c["agent"] == config["agent"]]
+        parts = [config["agent"]] if several_agents else []
+        parts += [_said(name, config) for name in _differing(kin)]
+        found.setdefault((config[_TASK], ", ".join(parts)), []).append(path)
+    return [Group(task, settings, tuple(runs)) for (task, settings), runs in found.items()]
+
+
+def labelled(paths: Sequence[str], labels: Sequence[str]) -> list[Group]:
+    """The runs at `paths`, one label each, by task and label instead.
+
+    Raises ValueError for another number of labels, FileNotFoundError where a path holds no run.
+    """
+    if len(labels) != len(paths):
+        raise ValueError(f"{len(labels)} labels for {len(paths)} runs: give one label a run")
+    found: dict[tuple[str, str], list[str]] = {}
+    for path, label in zip(paths, labels, strict=True):
+        for run in find_runs([path]):
+            found.setdefault((load_config(run)["env"]["name"], label), []).append(run)
+    return [Group(task, label, tuple(runs)) for (task, label), runs in found.items()]
+
+
+def _compared(config: Mapping[str, Any]) -> dict[str, Any]:
+    values = dict(flatten(config))
+    return {n: v for n, v in values.items() if n.partition(".")[0] not in _IGNORED}
+
+
+def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Settings that differ, in order; arguments of an environment also by being there or not."""
+    found = []
+    for name in dict.fromkeys(name for config in configs for name in config):
+        values = [config[name] for config in configs if name in config]
+        missing = name.startswith(f"{_KWARGS}.") and len(values) < len(configs)
+        if name not in (_TASK, _KWARGS) and (missing or any(v != values[0] for v in values)):
+            found.append(name)
+    return found
+
+
+def _said(name: str, config: Mapping[str, Any]) -> str:
+    if name not in config:
+        return f"{name} not given"
+    value = config[name]
+    return f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+
+
 def complaints(run: Run) -> list[str]:
     """What should be known before a run's numbers are believed."""
     found = []
     if not run.rows:
         found.append("metrics.jsonl holds no row")
-    train = run.config.get("train")
-    planned = train.get("steps") if isinstance(train, dict) else None
+    planned = run.config["train"].get("steps")
     done = max((row["step"] for row in run.rows), default=0)
     if is_number(planned) and run.rows and done < 0.99 * planned:
         found.append(f"it stopped at {done:,.0f} of {planned:,.0f} steps")
@@ -116,29 +212,23 @@ def times(run: Run) -> dict[str, float]:
     interval of a start holds the compilation; what it took beyond a later one of the same length
     counts as starting.
     """
-    total: dict[str, float] = {}
+    starting = training = evaluation = 0.0
     for rows in starts(run):
-        for name, seconds in _times(rows).items():
-            total[name] = total.get(name, 0.0) + seconds
-    return total
-
-
-def _times(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """`times` of one start."""
-    trained, evaluated, before = [], 0.0, 0.0
-    for row in rows:
-        if row.get("kind") == "train":
-            trained.append(row["seconds"] - before)
-        elif row.get("kind") == "eval":
-            evaluated += row["seconds"] - before
-        before = row["seconds"]
-    later = sorted(trained[1:])
-    usual = later[len(later) // 2] if later else 0.0
-    starting = max(trained[0] - usual, 0.0) if trained else 0.0
+        before = [0.0, *(row["seconds"] for row in rows)]
+        took = [(row.get("kind"), row["seconds"] - t) for row, t in zip(rows, before, strict=False)]
+        trained = [seconds for kind, seconds in took if kind == "train"]
+        later = sorted(trained[1:])
+        usual = later[len(later) // 2] if later else 0.0
+        first = max(trained[0] - usual, 0.0) if trained else 0.0
+        starting += first
+        training += sum(trained) - first
+        evaluation += sum(seconds for kind, seconds in took if kind == "eval")
+    if not starts(run):
+        return {}
     return {
         "start and compilation": starting,
-        "training (with what is saved)": sum(trained) - starting,
-        "evaluation": evaluated,
+        "training (with what is saved)": training,
+        "evaluation": evaluation,
     }
 
 

@@ -1,4 +1,10 @@
-"""Small tables as Markdown, CSV or LaTeX: `write("results.tex", Table(("a",), ((1.5,),)))`."""
+"""Scores of groups of runs as a table in Markdown, CSV or LaTeX, with the field's statistics.
+
+    write("scores.tex", scores(group(find_runs(["runs/sweep"]))))
+
+Scores are one array `[seeds]` a task; tasks may have different numbers of seeds. Source: Agarwal et
+al., Deep Reinforcement Learning at the Edge of the Statistical Precipice (arXiv 2108.13264).
+"""
 
 from __future__ import annotations
 
@@ -6,13 +12,20 @@ import csv
 import io
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from mbx.analysis.curves import Curve, load_curve, value_at
+from mbx.analysis.runs import Group
 from mbx.files import atomic_write, prepare_output
+from mbx.training.metrics import read_rows
 
 Cell = str | int | float
+Scores = Sequence[np.ndarray]
 
+_NOTHING = [math.nan, math.nan, math.nan]
 _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -27,6 +40,171 @@ class Table(NamedTuple):
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
+
+
+def scores(
+    groups: Sequence[Group], *, metric: str = "eval/return_mean", step: float | None = None
+) -> Table:
+    """A row a group: evaluations of its seeds at a step, and how likely it beats the first group.
+
+    Of several tasks a last row a setting says how likely it is better over all of them, for which
+    returns need no common scale.
+
+    Args:
+        groups: as `mbx.analysis.runs.group` makes them; the first of a task is what the others are
+            compared with.
+        metric: KIND/NAME of the rows.
+        step: environment steps; None: the last that every run has reached. Runs without an
+            evaluation from nine tenths of it on are not counted.
+
+    Returns:
+        Columns: task (of several), settings, seeds, mean, interquartile mean and the ends of its
+        95 % bootstrap interval, the probability that a run of the group is better than one of the
+        first and the ends of its interval, the mean of all evaluations, seconds a run.
+
+    Raises:
+        ValueError: where nothing was measured.
+    """
+    curves = {one: [load_curve(path, metric) for path in one.runs] for one in groups}
+    curves = {one: [c for c in own if c.steps.size] for one, own in curves.items()}
+    if not any(curves.values()):
+        raise ValueError(f"none of these runs has the metric {metric!r}")
+    if step is None:
+        step = float(min(c.steps[-1] for own in curves.values() for c in own))
+    found = {(one.task, one.settings): _values(curves[one], step) for one in groups}
+    tasks = list(dict.fromkeys(one.task for one in groups))
+    first = {task: next(g.settings for g in groups if g.task == task) for task in tasks}
+    rows: list[tuple[Cell, ...]] = []
+    for one in groups:
+        values, base = found[one.task, one.settings], first[one.task]
+        cells: list[Cell] = [one.task, one.settings or "all", len(values), *_center(values)]
+        theirs = found[one.task, base]
+        cells += _better([values], [theirs]) if one.settings != base else _NOTHING
+        every = [c.values.mean() for c in curves[one]]
+        cells += [float(np.mean(every)) if every else math.nan, _seconds(one.runs)]
+        rows.append(tuple(cells))
+    if len(tasks) > 1:
+        rows += _over_tasks(found, tasks, first)
+    names = set(first.values())
+    other = (names.pop() or "all") if len(names) == 1 else "the first"
+    columns = ("task", "settings", "seeds", f"mean at {step:,.0f}", "IQM", "IQM low", "IQM high")
+    columns += (f"P(better than {other})", "P low", "P high", "mean of all evaluations", "s a run")
+    skip = int(len(tasks) == 1)
+    return Table(columns[skip:], tuple(row[skip:] for row in rows))
+
+
+def _values(curves: Sequence[Curve], step: float) -> np.ndarray:
+    values = np.array([value_at(curve, step) for curve in curves], float)
+    return values[~np.isnan(values)]
+
+
+def _center(values: np.ndarray) -> list[Cell]:
+    """Mean, interquartile mean and its interval."""
+    if not values.size:
+        return [math.nan, *_NOTHING]
+    interval = stratified_bootstrap([values])
+    return [float(np.mean(values)), interquartile_mean([values]), *_ends(interval)]
+
+
+def _better(values: Scores, others: Scores) -> list[Cell]:
+    """The probability of improvement over tasks, and its interval from five seeds on.
+
+    Of fewer, resampling says nothing: two seeds that are both better would give [1, 1].
+    """
+    if not all(x.size for x in (*values, *others)):
+        return list(_NOTHING)
+    fewest = sum(min(x.size, y.size) for x, y in zip(values, others, strict=True))
+    interval = improvement_interval(values, others) if fewest >= 5 else None
+    return [probability_of_improvement(values, others), *_ends(interval)]
+
+
+def _over_tasks(
+    found: dict[tuple[str, str], np.ndarray], tasks: Sequence[str], first: dict[str, str]
+) -> list[tuple[Cell, ...]]:
+    """A row a setting that every task has, and that is no task's first."""
+    rows: list[tuple[Cell, ...]] = []
+    for settings in dict.fromkeys(settings for _, settings in found):
+        if settings not in first.values() and all((task, settings) in found for task in tasks):
+            values = [found[task, settings] for task in tasks]
+            better = _better(values, [found[task, first[task]] for task in tasks])
+            seeds, blank = sum(x.size for x in values), [math.nan] * 4
+            rows.append(("all tasks", settings, seeds, *blank, *better, math.nan, math.nan))
+    return rows
+
+
+def _ends(interval: tuple[float, float] | None) -> list[Cell]:
+    return list(interval) if interval else [math.nan, math.nan]
+
+
+def _seconds(run_dirs: Sequence[str]) -> float:
+    """Mean over runs of what the last row says that they took."""
+    found = []
+    for path in run_dirs:
+        rows = read_rows(os.path.join(path, "metrics.jsonl"))
+        found += [row["seconds"] for row in rows[-1:] if row.get("seconds") is not None]
+    return float(np.mean(found)) if found else math.nan
+
+
+def interquartile_mean(scores: Scores) -> float:
+    """Mean of the middle half of all scores, those of all tasks together.
+
+    As in the paper, a quarter of the scores, rounded down, is left out at either end.
+    """
+    ordered = np.sort(np.concatenate([np.asarray(x, float) for x in scores]))
+    cut = ordered.size // 4
+    return float(np.mean(ordered[cut : ordered.size - cut]))
+
+
+def mean_of_tasks(scores: Scores) -> float:
+    """Mean over tasks of the mean over seeds: every task weighs the same."""
+    return float(np.mean([np.mean(x) for x in scores]))
+
+
+def stratified_bootstrap(
+    scores: Scores,
+    statistic: Callable[[Scores], float] = interquartile_mean,
+    *,
+    draws: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> tuple[float, float] | None:
+    """Percentile interval (low, high) of a statistic: seeds are drawn again within every task.
+
+    None where a task has a single seed: resampling one number says nothing about how much seeds
+    differ.
+    """
+    scores = [np.asarray(x, float) for x in scores]
+    if min(x.size for x in scores) < 2:
+        return None
+    rng = np.random.default_rng(seed)
+    found = [statistic([x[rng.integers(0, x.size, x.size)] for x in scores]) for _ in range(draws)]
+    low, high = np.percentile(found, [50.0 * (1.0 - level), 50.0 * (1.0 + level)])
+    return float(low), float(high)
+
+
+def probability_of_improvement(scores: Scores, others: Scores) -> float:
+    """How likely a run of one kind is better than one of another, on a task drawn at random.
+
+    On a task the share of pairs of runs in which the first is better; a tie counts half. Tasks
+    weigh the same, and need no common scale.
+    """
+    each = []
+    for ours, theirs in zip(scores, others, strict=True):
+        gain = np.asarray(ours, float)[:, None] - np.asarray(theirs, float)[None, :]
+        each.append(np.mean(np.where(gain > 0, 1.0, np.where(gain == 0, 0.5, 0.0))))
+    return float(np.mean(each))
+
+
+def improvement_interval(
+    scores: Scores, others: Scores, **options: float
+) -> tuple[float, float] | None:
+    """`stratified_bootstrap` of `probability_of_improvement`: seeds of both are drawn again."""
+    num = len(scores)
+
+    def statistic(both: Scores) -> float:
+        return probability_of_improvement(both[:num], both[num:])
+
+    return stratified_bootstrap([*scores, *others], statistic, **options)  # type: ignore[arg-type]
 
 
 def render(table: Table, form: str) -> str:
@@ -69,17 +247,14 @@ def _csv(table: Table) -> str:
 
 
 def _latex(table: Table) -> str:
-    def line(row: tuple[Cell, ...]) -> str:
+    def line(row: Sequence[Cell]) -> str:
         cells = ["".join(_LATEX.get(c, c) for c in _shown(cell)) for cell in row]
         return " & ".join(cells) + r" \\"
 
-    kinds = "".join(
-        "l" if any(isinstance(row[i], str) for row in table.rows) else "r"
-        for i in range(len(table.columns))
-    )
-    body = [line(row) for row in table.rows]
+    texts = [any(isinstance(x, str) for x in column) for column in zip(*table.rows, strict=True)]
+    kinds = "".join("l" if text else "r" for text in texts)
     head = [rf"\begin{{tabular}}{{{kinds}}}", r"\hline", line(table.columns), r"\hline"]
-    return "\n".join([*head, *body, r"\hline", r"\end{tabular}"]) + "\n"
+    return "\n".join([*head, *map(line, table.rows), r"\hline", r"\end{tabular}"]) + "\n"
 
 
 _FORMS: dict[str, Callable[[Table], str]] = {"md": _markdown, "csv": _csv, "tex": _latex}

@@ -14,7 +14,7 @@ is better than the first: .md, .csv or .tex.
 
 from __future__ import annotations
 
-from mbx.analysis import compare, groups, tables
+from mbx.analysis import runs, tables
 from mbx.analysis.curves import plot_runs
 from mbx.commands import make_parser
 
@@ -51,10 +51,10 @@ def main(arguments: list[str]) -> None:
     )
     if options.table:
         if labels:
-            found = groups.labelled(options.runs, labels)
+            found = runs.labelled(options.runs, labels)
         else:
-            found = groups.group(groups.find_runs(options.runs))
-        table = compare.scores(found, metric=options.metric, step=options.step)
+            found = runs.group(runs.find_runs(options.runs))
+        table = tables.scores(found, metric=options.metric, step=options.step)
         for path in options.table:
             tables.write(path, table)
         print(tables.render(table, "md"))

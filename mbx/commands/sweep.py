@@ -24,7 +24,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from mbx.analysis import compare, curves, groups, tables
+from mbx.analysis import curves, runs, tables
 from mbx.commands import at_least, make_parser, results
 from mbx.commands.jobs import Job, make_job, run_all
 from mbx.config import extensions, load
@@ -171,8 +171,8 @@ def report(jobs: Sequence[Job], folder: str, metric: str) -> None:
     if not done:
         print("nothing has been measured yet")
         return
-    found = groups.labelled([job.workdir for job in done], [job.label for job in done])
-    table = compare.scores(found, metric=metric, step=min(job.steps for job in jobs))
+    found = runs.labelled([job.workdir for job in done], [job.label for job in done])
+    table = tables.scores(found, metric=metric, step=min(job.steps for job in jobs))
     for ending in ("md", "csv", "tex"):
         tables.write(os.path.join(folder, f"scores.{ending}"), table)
     several_tasks = len({one.task for one in found}) > 1

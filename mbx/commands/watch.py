@@ -17,7 +17,7 @@ import sys
 import jax
 
 from mbx import envs
-from mbx.analysis import watching
+from mbx.analysis import watch
 from mbx.commands import add_run, at_least, make_parser, run_directory
 from mbx.files import atomic_write, prepare_output
 from mbx.training import run
@@ -46,10 +46,10 @@ def main(arguments: list[str]) -> None:
         renderer = None
     key = jax.random.key(options.seed)
     with run.matmul_precision(settings.matmul_precision):
-        episode = watching.record(
+        episode = watch.record(
             agent, train_state, settings, key, renderer=renderer, most=options.most
         )
     title = f"{settings.agent} on {settings.env.name}"
-    text = watching.page(episode, title, candidates=options.candidates, steps=options.steps)
+    text = watch.page(episode, title, candidates=options.candidates, steps=options.steps)
     atomic_write(out, text.encode())
     print(f"{options.out}: {len(episode.steps)} steps, {len(text) / 1e3:.0f} kB")

@@ -173,7 +173,8 @@ def test_a_resumed_run_counts_its_seconds_anew():
         {"kind": "train", "step": 2, "seconds": 5.0},
         {"kind": "train", "step": 3, "seconds": 7.0},
     ]
-    run = runs.Run("a", "a", {}, rows, [])
+    config = dict(agent="tdmpc", env=dict(name="x:y"))
+    run = runs.Run("a", "a", config, rows, [])
     parts = runs.times(run)
     assert parts["start and compilation"] == 50 + 3 and parts["evaluation"] == 0
     assert parts["training (with what is saved)"] == 4
@@ -221,8 +222,8 @@ def test_names_tell_paths_apart():
 
 def test_seeds_of_one_run_are_its_runs(tmp_path):
     seeds = [make_run(tmp_path / "a" / f"seed-{i}", seed=i) for i in range(2)]
-    assert runs.seeds_of(str(tmp_path / "a")) == seeds
-    assert runs.seeds_of(seeds[0]) == [seeds[0]]
+    assert runs.find_runs([str(tmp_path / "a")]) == seeds
+    assert runs.find_runs(seeds[:1]) == seeds[:1]
     report.write([str(tmp_path / "a")], str(tmp_path / "new" / "r.html"))
     assert "seed-1</span>" not in (text := (tmp_path / "new" / "r.html").read_text())
     assert cells(sections(text)["Summary"], "seed") == ["0", "1"]

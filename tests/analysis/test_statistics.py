@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from mbx.analysis.statistics import (
+from mbx.analysis.tables import (
     improvement_interval,
     interquartile_mean,
     mean_of_tasks,

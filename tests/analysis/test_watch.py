@@ -15,8 +15,8 @@ from mbx import envs, mppi
 from mbx.agents.tdmpc.agent import init_actor, make_act, make_agent, resolve, world_config
 from mbx.agents.tdmpc.planning import plan_to_act
 from mbx.agents.tdmpc.settings import Env, Settings
-from mbx.analysis import watching
-from mbx.analysis.watching import Episode, Round, Step
+from mbx.analysis import watch
+from mbx.analysis.watch import Episode, Round, Step
 from mbx.world_model import make_world_model
 from tests.agents.tdmpc_helpers import PLAIN, loud, replaced
 from tests.browser import look_at
@@ -60,7 +60,7 @@ def agent(small):
 @pytest.fixture(scope="module")
 def episode(small, agent):
     settings, _, params = small
-    return watching.record(agent, Train(params), settings, jax.random.key(3), most=3)
+    return watch.record(agent, Train(params), settings, jax.random.key(3), most=3)
 
 
 def test_recorded_values_are_the_plan_s_own(small, episode):
@@ -129,9 +129,9 @@ def made(values, reward=0.0, num_elites=2, discount=0.5) -> Step:
 
 
 def test_predicted_and_realised_by_hand():
-    assert watching.predicted(made([1.0, 5.0, np.nan, 3.0])) == 4
+    assert watch.predicted(made([1.0, 5.0, np.nan, 3.0])) == 4
     steps = [made([0.0], reward) for reward in (1.0, 2.0, 4.0)]
-    assert watching.realised(Episode(steps, True)) == [3.0, 4.0, 4.0]
+    assert watch.realised(Episode(steps, True)) == [3.0, 4.0, 4.0]
 
 
 def data_of(text: str) -> dict:
@@ -140,28 +140,28 @@ def data_of(text: str) -> dict:
 
 def test_the_page_holds_elites_first_and_says_what_is_cut_off():
     step = made([1.0, 5.0, np.inf, 3.0, 2.0, -7.0], reward=2.0)
-    text = watching.page(Episode([step] * 5, False), "<b>", candidates=4, steps=3)
+    text = watch.page(Episode([step] * 5, False), "<b>", candidates=4, steps=3)
     data = data_of(text)
     assert [s["number"] for s in data["steps"]] == [0, 2, 4] and data["length"] == 5
     (shown,) = data["steps"][0]["rounds"]
     assert shown["values"] == [5.0, 3.0, 2.0, None]  # both elites, then from the others' ends
     assert shown["actions"] == [[[10]], [[30]], [[40]], [[20]]]
     assert data["steps"][0]["elites"] == 2 and data["predicted"] == [4, 4, 4]
-    assert "cuts realised returns off" in text and "<b>" not in text
-    assert "cuts" not in watching.page(Episode([step], True), "t")
+    assert "ended at its time limit" in text and "<b>" not in text
+    assert "time limit" not in watch.page(Episode([step], True), "t")
 
 
 def test_who_does_not_plan_is_refused(small, agent):
     settings, _, params = small
     with pytest.raises(ValueError, match="this agent does not plan"):
-        watching.record(agent._replace(watched=None), Train(params), settings, jax.random.key(0))
+        watch.record(agent._replace(watched=None), Train(params), settings, jax.random.key(0))
 
 
 @pytest.mark.slow
 def test_a_browser_shows_it_without_a_word_and_without_the_network(episode, tmp_path):
     pictures = [step._replace(picture=np.full((9, 9, 3), 100, np.uint8)) for step in episode.steps]
     page = tmp_path / "plans.html"
-    page.write_text(watching.page(episode._replace(steps=pictures), "a run"))
+    page.write_text(watch.page(episode._replace(steps=pictures), "a run"))
     assert page.stat().st_size < 5e6
     seen = look_at(page, tmp_path)
     assert seen.console == [] and seen.requests == set()

@@ -12,9 +12,10 @@ import pytest
 
 from mbx.agents.dreamer.settings import Settings as Dreamer
 from mbx.agents.tdmpc.settings import Settings
-from mbx.analysis import compare, groups, tables
+from mbx.analysis import runs as runs_
+from mbx.analysis import tables
 from mbx.analysis.curves import draw_runs
-from mbx.analysis.groups import Group
+from mbx.analysis.runs import Group
 from mbx.settings import to_dict
 
 
@@ -50,16 +51,16 @@ def test_runs_are_grouped_by_the_settings_that_differ(tmp_path):
         run(tmp_path / "b", optimizer__learning_rate=3e-4, seed=1, checkpoint__keep=9),
         run(tmp_path / "c", optimizer__learning_rate=1e-4, seed=2, log__wandb="x"),
     ]
-    assert named(groups.group(runs)) == {
+    assert named(runs_.group(runs)) == {
         (TASK, "optimizer.learning_rate=0.0001"): ["a", "c"],
         (TASK, "optimizer.learning_rate=0.0003"): ["b"],
     }
-    assert named(groups.group(runs[:1] + runs[2:])) == {(TASK, ""): ["a", "c"]}
+    assert named(runs_.group(runs[:1] + runs[2:])) == {(TASK, ""): ["a", "c"]}
 
 
 def test_settings_of_evaluations_make_no_groups(tmp_path):
     runs = [run(tmp_path / "a"), run(tmp_path / "b", eval__episodes=7, eval__interval=900)]
-    assert named(groups.group(runs)) == {(TASK, ""): ["a", "b"]}
+    assert named(runs_.group(runs)) == {(TASK, ""): ["a", "b"]}
 
 
 def test_agents_tasks_and_arguments_of_the_environment_make_groups(tmp_path):
@@ -69,7 +70,7 @@ def test_agents_tasks_and_arguments_of_the_environment_make_groups(tmp_path):
         run(tmp_path / "c", settings=Dreamer()),
         run(tmp_path / "d", env__name="x:y"),
     ]
-    assert named(groups.group(runs)) == {
+    assert named(runs_.group(runs)) == {
         (TASK, "tdmpc, env.kwargs.leak=0.1"): ["a"],
         (TASK, "tdmpc, env.kwargs.leak not given"): ["b"],
         ("gymnax:CartPole-v1", "dreamer"): ["c"],
@@ -83,7 +84,7 @@ def test_a_setting_that_an_older_run_lacks_makes_no_group(tmp_path):
     config = json.loads(path.read_text())
     del config["loss"]["rho"]
     path.write_text(json.dumps(config))
-    assert len(groups.group(runs)) == 1
+    assert len(runs_.group(runs)) == 1
 
 
 def test_runs_are_found_as_seeds_of_one_and_in_folders(tmp_path):
@@ -93,7 +94,7 @@ def test_runs_are_found_as_seeds_of_one_and_in_folders(tmp_path):
     run(tmp_path / "all" / "y" / "seed-0")
     run(tmp_path / "all" / "z" / "other")  # no seed of z
     (tmp_path / "all" / "curves.csv").write_text("")
-    found = groups.find_runs([str(tmp_path / "many"), str(tmp_path / "all")])
+    found = runs_.find_runs([str(tmp_path / "many"), str(tmp_path / "all")])
     assert [str(pathlib.Path(x).relative_to(tmp_path)) for x in found] == [
         "many/seed-2",
         "many/seed-10",
@@ -101,12 +102,12 @@ def test_runs_are_found_as_seeds_of_one_and_in_folders(tmp_path):
         "all/y/seed-0",
     ]
     with pytest.raises(FileNotFoundError, match="absent holds no run"):
-        groups.find_runs([str(tmp_path / "absent")])
+        runs_.find_runs([str(tmp_path / "absent")])
 
 
 def test_labels_group_instead(tmp_path):
     runs = [run(tmp_path / name) for name in "abc"]
-    assert named(groups.labelled(runs, ["u", "v", "u"])) == {
+    assert named(runs_.labelled(runs, ["u", "v", "u"])) == {
         (TASK, "u"): ["a", "c"],
         (TASK, "v"): ["b"],
     }
@@ -127,7 +128,7 @@ def two(tmp_path) -> list[Group]:
 
 
 def test_scores_are_those_by_hand(two):
-    table = compare.scores(two)
+    table = tables.scores(two)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert [(r["task"], r["settings"], r["seeds"]) for r in rows] == [
         ("t:a", "x=1", 3),
@@ -152,16 +153,16 @@ def test_scores_are_those_by_hand(two):
 
 def test_unfinished_runs_do_not_count_and_one_seed_has_no_interval(two):
     a, b = two[:2]
-    one = compare.scores([a._replace(runs=a.runs[:1]), b], step=20)
+    one = tables.scores([a._replace(runs=a.runs[:1]), b], step=20)
     cells = dict(zip(one.columns, one.rows[0], strict=True))
     assert "task" not in cells and cells["mean at 20"] == 1 and math.isnan(cells["IQM low"])
-    few = compare.scores([a, b], step=20)  # three seeds of a kind, where resampling says nothing
+    few = tables.scores([a, b], step=20)  # three seeds of a kind, where resampling says nothing
     cells = dict(zip(few.columns, few.rows[1], strict=True))
     assert cells["P(better than x=1)"] == 6.5 / 9 and math.isnan(cells["P low"])
-    later = compare.scores([a, b], step=100)
+    later = tables.scores([a, b], step=100)
     assert [row[1] for row in later.rows] == [0, 0]
     with pytest.raises(ValueError, match="metric 'eval/absent'"):
-        compare.scores([a], metric="eval/absent")
+        tables.scores([a], metric="eval/absent")
 
 
 TABLE = tables.Table(("a_b", "n", "x"), (("p=1e-4 | q", 3, 0.123456), ("50 %", 4, math.nan)))

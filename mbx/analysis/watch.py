@@ -1,14 +1,16 @@
-"""One episode of an agent that plans, with all that its planner looked at.
+"""One episode of an agent that plans, with every candidate of its planner.
 
-    episode = watching.record(agent, train_state, settings, key)
-    text = watching.page(episode, "title")
+    episode = watch.record(agent, train_state, settings, key)
+    text = watch.page(episode, "title")
 
-The actions are those that the agent takes without anyone looking on.
+The actions are those that the agent takes unwatched.
 """
 
 from __future__ import annotations
 
+import base64
 import html
+import io
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,9 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx.agents.base import Agent
-from mbx.analysis import charts, drawing
-from mbx.analysis.charts import Line, chart
-from mbx.analysis.watching_script import BODY, SCRIPT, STYLE
+from mbx.analysis import charts
+from mbx.analysis.charts import Line
 from mbx.envs.base import JaxEnvironment
 from mbx.envs.render import Renderer
 from mbx.training.build import Config
@@ -189,23 +190,17 @@ def page(
         "realised": [float(f"{came[i]:.5g}") for i in every],
         "length": len(episode.steps),
     }
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    cut = "" if episode.terminated else " Its end, a time limit, cuts realised returns off."
     total = sum(step.reward for step in episode.steps)
-    words = f"{len(episode.steps)} steps, return {total:.1f}.{cut}"
-    body = BODY.replace("WORDS", html.escape(words)).replace("TITLE", html.escape(title))
-    returns = chart("discounted return", lines, x_label="steps of the episode")
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
-        "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">"
-        f'<link rel="icon" href="data:,"><title>{html.escape(title)}</title>'
-        f"<style>{drawing.css(':root')}{STYLE}{charts.STYLE}</style></head><body>"
-        f"{body.replace('RETURNS', returns)}"
-        f'<script type="application/json" id="data">{text}</script>'
-        f"<script>{SCRIPT}{charts.SCRIPT}</script></body></html>\n"
+    words = f"{len(episode.steps)} steps, return {total:.1f}."
+    if not episode.terminated:
+        words += " The episode ended at its time limit, so late realised returns are truncated."
+    body = charts.fill(
+        "watch.html",
+        words=html.escape(words),
+        returns=charts.chart("discounted return", lines, x_label="steps of the episode"),
+        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     )
+    return charts.page(title, body)
 
 
 def _compact(number: int, step: Step, candidates: int, size: int) -> dict[str, Any]:
@@ -235,9 +230,6 @@ def _compact(number: int, step: Step, candidates: int, size: int) -> dict[str, A
 
 
 def _data_url(picture: np.ndarray, size: int) -> str:
-    import base64
-    import io
-
     from PIL import Image
 
     image = Image.fromarray(picture)
