@@ -10,9 +10,11 @@ imported them: nothing that a run directory names is imported by itself.
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.util
 import os
 import sys
+import types
 from collections.abc import Iterable, Sequence
 
 _FLAG = "--import"
@@ -93,6 +95,15 @@ def require(names: Sequence[str], source: str) -> None:
         )
 
 
+def execute(path: str, name: str) -> types.ModuleType:
+    """The module that a file makes, under a name of its own."""
+    loader = importlib.machinery.SourceFileLoader(name, path)
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__file__, module.__loader__ = path, loader
+    loader.exec_module(module)
+    return module
+
+
 def _is_imported(name: str) -> bool:
     """Whether this process has imported a module, or a file under any name, by itself."""
     if not name.endswith(".py"):
@@ -108,10 +119,7 @@ def _import(name: str) -> None:
         path = os.path.abspath(name)
         if not os.path.isfile(path):
             raise ValueError(f"{_FLAG}={name}: {path} does not exist")
-        spec = importlib.util.spec_from_file_location(_short(name), path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[_short(name)] = module
-        spec.loader.exec_module(module)
+        execute(path, _short(name))
         return
     sys.path.insert(0, os.getcwd())  # as for `python -m`, whatever the command is called by
     try:

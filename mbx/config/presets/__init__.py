@@ -7,13 +7,14 @@ one's own may change further. Nothing here loads JAX.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pathlib
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from ml_collections import config_dict
+
+from mbx.config import extensions
 
 _HERE = pathlib.Path(__file__).resolve().parent
 
@@ -70,9 +71,7 @@ def read(name: str) -> Preset:
     if path.parent == _HERE:
         module = importlib.import_module(f"{__name__}.{path.stem}")
     else:
-        spec = importlib.util.spec_from_file_location(f"mbx_configuration_{path.stem}", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = extensions.execute(str(path), f"mbx_configuration_{path.stem}")
     get_config = getattr(module, "get_config", None)
     if get_config is None:
         raise ValueError(f"--config={name}: define get_config() there, which returns the settings")
