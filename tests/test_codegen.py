@@ -44,9 +44,9 @@ def test_a_first_state_compiled_for_itself_has_the_numbers_of_any_other_program(
     key = jax.random.key(0)
     program = sharding.ONE_DEVICE.builder(first)
     option = {"xla_cpu_use_fusion_emitters": False}
-    assert compiler.for_first_state("cpu") == (option if compiler.known(**option) else None)
+    assert compiler.for_first_state("cpu") == option
     # Said, since the tests' flags are those of a first state (conftest.py).
-    usual = {"xla_cpu_use_fusion_emitters": True} if compiler.known(**option) else None
+    usual = {"xla_cpu_use_fusion_emitters": True}
     for own, other in zip(program(key), jax.jit(first, compiler_options=usual)(key), strict=True):
         np.testing.assert_array_equal(own, other)
 
@@ -95,13 +95,13 @@ def test_temporary_memory_in_pieces_that_a_thread_keeps():
     assert sharding.Partition(mesh, pieces=True).training == pieces
 
 
-def test_options_that_the_compiler_does_not_know_are_left_out(monkeypatch):
-    assert compiler.known(xla_cpu_enable_fast_math=False)
-    assert not compiler.known(xla_cpu_no_such_option=False)
-    known = {"xla_cpu_enable_fast_math": False}
-    monkeypatch.setitem(compiler._ONCE, "gpu", {"xla_gpu_no_such_option": 1, **known})
-    assert compiler.for_once("gpu") == known
-    monkeypatch.setitem(compiler._ONCE, "gpu", {"xla_gpu_no_such_option": 1})
+def test_the_compiler_has_the_options_and_a_later_one_is_not_asked(monkeypatch):
+    every = compiler._TRAINING_ON_CPU | compiler._PIECES_ON_CPU | compiler._FIRST_ON_CPU | QUICK
+    jax.jit(lambda: 0, compiler_options=every).lower().compile()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_cpu_no_such_option"):
+        jax.jit(lambda: 0, compiler_options={"xla_cpu_no_such_option": 1}).lower().compile()
+    monkeypatch.setattr(compiler, "_UNTRIED", compiler.jaxlib.version.__version_info__)
+    assert compiler.for_training("cpu") is compiler.for_first_state("cpu") is None
     assert compiler.for_once("gpu") is None
 
 

@@ -18,12 +18,12 @@ second (docs/results/performance.md, "On a GPU"). What runs once in a while is a
 
 from __future__ import annotations
 
-import functools
-
-import jax
+import jaxlib.version
 
 Options = dict[str, str | bool | int]
 
+# Names of options are no promise of XLA's, and only compiling a program tells whether it has them.
+_UNTRIED = (0, 12)  # of jaxlib, as setup.cfg allows it
 _TRAINING_ON_CPU: Options = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
     "xla_cpu_prefer_vector_width": 512,
@@ -85,18 +85,5 @@ def for_first_state(platform: str) -> Options | None:
 
 
 def _known(options: Options) -> Options | None:
-    return {name: value for name, value in options.items() if known(**{name: value})} or None
-
-
-@functools.cache
-def known(**options: str | bool | int) -> bool:
-    """Whether this version's compiler has these options: their names are no promise of XLA's."""
-
-    def nothing() -> int:
-        return 0
-
-    try:
-        jax.jit(nothing, compiler_options=options).lower().compile()
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
+    """The options where the compiler has them, None for none: a later one is left its choices."""
+    return options or None if jaxlib.version.__version_info__ < _UNTRIED else None
