@@ -154,10 +154,9 @@ class Suite(NamedTuple):
         default_repeat: environment steps of an agent step unless a run says otherwise; or a
             function of the task's name.
         make_renderer: task -> what draws its states, None without pictures.
-        film: as host, of a task that also draws itself: `render() -> uint8 [height, width, 3]` and
-            `seconds`, that an environment step takes in its world.
-        pixels: as host, with the keywords `images` and `film`: a task that is observed by pictures,
-            `picture() -> uint8 [height, width, 3]`; with film it draws itself as well.
+        draws: tasks on the host draw themselves. `host` takes the keywords `images` (`Images`, or
+            None), then `picture() -> uint8 [height, width, 3]` is what is seen; and `film`, then
+            `render()` gives such pictures, `seconds` the time of an environment step.
         extra: the extra of the package that installs what the suite needs.
         takes_kwargs: tasks take further arguments by name (`env.kwargs`).
         gives_info: a host task keeps its last step's dictionary of numbers as `info`
@@ -173,8 +172,7 @@ class Suite(NamedTuple):
     extra: str = ""
     takes_kwargs: bool = False
     gives_info: bool = False
-    film: Callable[..., Any] | None = None
-    pixels: Callable[..., Any] | None = None
+    draws: bool = False
     reads: Callable[[str], str] | None = None
 
 
@@ -198,36 +196,62 @@ class EpisodeState(Record):
     solved: Any = None
 
 
-def as_seen(
-    raw: RawEnvironment,
+class Plan(NamedTuple):
+    """What becomes of a task, in JAX or on the host.
+
+    Attributes:
+        spec: as the agent sees it.
+        parts: that an observation is joined of, not yet stacked.
+        stack: of images, None of one.
+        last: environment steps of an episode's last agent step, fewer than the action repeat where
+            the task's own limit is in force and the repeat does not divide it: 100 steps at repeat
+            3 are 33 whole agent steps and one of a single environment step.
+        enough: when an episode is cut because the task is solved.
+    """
+
+    spec: EnvSpec
+    parts: tuple[Part, ...]
+    stack: Stack | None
+    last: int
+    enough: Solved | None
+
+
+def plan(
+    task: EnvSpec,
+    time_limit: int | None,
+    numbers: Sequence[int],
+    *,
+    episode_length: int | None = None,
     observe: Sequence[str] = (),
     images: Images = Images(),  # noqa: B008
-) -> tuple[RawEnvironment, tuple[Part, ...]]:
-    """An environment whose observations are one array, images as they are to be seen and not yet
-    stacked; and the parts that it joins. Raises ValueError as `observed`."""
-    if not images.shadows:
-        raise ValueError(
-            f"env.shadows=False: {raw.name} is not drawn, it observes what it is: leave it out"
-        )
-    shape, dtype, parts = observed(raw.name, raw.obs_shape, raw.obs_dtype, observe, images)
-    if not parts and images == Images():
-        return raw, ()
+    reset_solved: int | None = 0,
+) -> Plan:
+    """How a task is run.
 
-    def seen(obs: Any) -> Array:
-        obs = see(images, obs)
-        if not parts:
-            return obs
-        return observations.join(parts, jax.tree.map(jnp.asarray, observations.flat(obs)))
+    Args:
+        task: its spec, with observations as they come.
+        time_limit: environment steps of an episode, None without a limit.
+        numbers: of the environments.
+        episode_length, observe, images, reset_solved: as of `mbx.envs.make`.
 
-    def reset(key: Array) -> tuple[Any, Array]:
-        state, obs = raw.reset(key)
-        return state, seen(obs)
-
-    def step(key: Array, state: Any, action: Array) -> tuple:
-        state, obs, *rest = raw.step(key, state, action)
-        return (state, seen(obs), *rest)
-
-    return raw._replace(obs_shape=shape, obs_dtype=dtype, reset=reset, step=step), parts
+    Raises:
+        ValueError: for counts below one, and as `observed`, `solved`.
+    """
+    check_counts(task.name, len(numbers), task.action_repeat, episode_length)
+    check_metrics(task.name, task.metrics)
+    shape, dtype, parts = observed(task.name, task.obs_shape, task.obs_dtype, observe, images)
+    stack, shape, stacked = Stack.of(images.stack, shape, parts)
+    whole = episode_length is not None or time_limit is None
+    spec = task._replace(
+        obs_shape=shape,
+        obs_dtype=dtype,
+        parts=stacked,
+        episode_length=episode_length or -(-time_limit // task.action_repeat),
+        reward_range=check_reward_range(task.name, task.reward_range),
+    )
+    spec, enough = solved(spec, reset_solved, numbers)
+    last = task.action_repeat if whole else (time_limit - 1) % task.action_repeat + 1
+    return Plan(spec, parts, stack, last, enough)
 
 
 def episodic(
@@ -250,32 +274,42 @@ def episodic(
     under one `lax.cond`, so that ordinary steps pay for no reset. observe: as `env.observe`, of
     observations that are dictionaries. images: what is done with those that it observes.
     """
-    check_counts(raw.name, num_envs, action_repeat, episode_length)
-    raw, parts = as_seen(raw, observe, images)
-    stack, obs_shape, stacked_parts = Stack.of(images.stack, raw.obs_shape, parts)
-    check_metrics(raw.name, raw.metrics)
-    length = episode_length or -(-raw.time_limit // action_repeat)
-    last = last_repeat(raw.time_limit, action_repeat, episode_length)
-    spec = EnvSpec(
+    if not images.shadows:
+        raise ValueError(
+            f"env.shadows=False: {raw.name} is not drawn, it observes what it is: leave it out"
+        )
+    task = EnvSpec(
         raw.name,
-        obs_shape,
+        raw.obs_shape,
         raw.obs_dtype,
         raw.action_dim,
-        length,
+        0,
         action_repeat,
         raw.discrete,
         can_terminate=raw.can_terminate,
         metrics=tuple(raw.metrics),
         action_low=tuple(raw.action_low),
         action_high=tuple(raw.action_high),
-        parts=stacked_parts,
-        reward_range=check_reward_range(raw.name, raw.reward_range),
+        reward_range=raw.reward_range,
     )
-    spec = with_usual(spec, reset_solved)
-    enough = solved(spec, reset_solved, range(num_envs))
+    more = dict(episode_length=episode_length, observe=observe, images=images)
+    planned = plan(task, raw.time_limit, range(num_envs), reset_solved=reset_solved, **more)
+    spec, parts, stack, last, enough = planned
+    length = spec.episode_length
+
+    def seen(obs: Any) -> Array:
+        """One array, of images as they are to be seen and not yet stacked."""
+        obs = see(images, obs)
+        if not parts:
+            return obs
+        return observations.join(parts, jax.tree.map(jnp.asarray, observations.flat(obs)))
 
     def first_of(keys: Array) -> tuple[Any, Any, Array]:
-        state, obs = strongly_typed(jax.vmap(raw.reset)(keys))
+        def begin(key: Array) -> tuple[Any, Array]:
+            state, obs = raw.reset(key)
+            return state, seen(obs)
+
+        state, obs = strongly_typed(jax.vmap(begin)(keys))
         # A task's state may be its observation: donating one would then delete the other.
         obs = jnp.copy(obs)
         frames = None if stack is None else stack.begin(obs)
@@ -288,7 +322,7 @@ def episodic(
         count = None if enough is None else jnp.zeros(num_envs, jnp.int32)
         return EpisodeState(state, lengths, returns, sums, frames, count), obs
 
-    advance = _advance(raw, action_repeat, length, last)
+    advance = _advance(raw, seen, action_repeat, length, last)
 
     def step(state: EpisodeState, action: Array, key: Array) -> tuple[EpisodeState, Timestep]:
         step_key, reset_key = jax.random.split(key)
@@ -336,13 +370,14 @@ def episodic(
 
 
 def _advance(
-    raw: RawEnvironment, action_repeat: int, length: int, last: int
+    raw: RawEnvironment, seen: Callable, action_repeat: int, length: int, last: int
 ) -> Callable[[Array, EpisodeState, Array], tuple]:
     """One agent step of all environments: (raw state, obs, reward, terminated, metrics, environment
     steps), each `[E, ...]`; metrics are pairs of a sum over these steps and the newest.
 
     Args:
         raw: one of them.
+        seen: what becomes of its observations.
         action_repeat: environment steps of an agent step.
         length: agent steps of an episode.
         last: environment steps of the last of these.
@@ -352,7 +387,7 @@ def _advance(
         state, obs, reward, terminated, *rest = raw.step(key, state, action)
         metrics = {name: (jnp.asarray(rest[0][name], jnp.float32),) * 2 for name in raw.metrics}
         reward, terminated = jnp.asarray(reward, jnp.float32), jnp.asarray(terminated, bool)
-        return state, obs, reward, terminated, metrics, 1
+        return state, seen(obs), reward, terminated, metrics, 1
 
     def repeated(key: Array, state: Any, action: Array, steps: Array) -> tuple:
         def again(i: Array, carry: Any) -> Any:
@@ -398,30 +433,29 @@ class Solved(NamedTuple):
         return (count + 1) * (reward >= self.reward)
 
 
-def with_usual(spec: EnvSpec, reset_solved: int | None) -> EnvSpec:
-    """A task's spec, with `EnvSpec.reset_solved` where None leaves that to the task.
+def solved(
+    spec: EnvSpec, reset_solved: int | None, numbers: Sequence[int]
+) -> tuple[EnvSpec, Solved | None]:
+    """A task's spec with `reset_solved` where that is left to it, and when episodes are cut.
 
-    50 where rewards are known and an episode is at least four times as long, else 0; also 0 where a
-    task ends an episode that fails, since it asks for a high reward that goes on.
-    """
-    known = bool(spec.reward_range) and not spec.can_terminate
-    usual = 50 if known and spec.episode_length >= 200 else 0
-    return spec._replace(reset_solved=usual) if reset_solved is None else spec
-
-
-def solved(spec: EnvSpec, reset_solved: int | None, numbers: Sequence[int]) -> Solved | None:
-    """Of three environments in four; numbers 0, 4, 8, … still see what only a whole episode shows.
+    They are in three environments of four; numbers 0, 4, 8, … still see what only a whole episode
+    shows. Left to the task, after 50 agent steps where rewards are known and an episode is at least
+    four times as long; never where a task ends an episode that fails, since it asks for a high
+    reward that goes on.
 
     Args:
         spec: of the task.
-        reset_solved: agent steps in a row; 0: no such end; None: `spec.reset_solved`.
+        reset_solved: agent steps in a row; 0: no such end; None: left to the task.
         numbers: of the environments.
 
     Raises ValueError for a task without a range of rewards, or whose episodes are over before.
     """
-    reset_solved = spec.reset_solved if reset_solved is None else reset_solved
+    if reset_solved is None:
+        known = bool(spec.reward_range) and not spec.can_terminate
+        reset_solved = 50 if known and spec.episode_length >= 200 else 0
+        spec = spec._replace(reset_solved=reset_solved)
     if not reset_solved:
-        return None
+        return spec, None
     if not spec.reward_range:
         raise ValueError(
             f"train.reset_solved={reset_solved}: {spec.name} does not say what its rewards can be "
@@ -435,7 +469,7 @@ def solved(spec: EnvSpec, reset_solved: int | None, numbers: Sequence[int]) -> S
     low, high = spec.reward_range
     whole = np.asarray(numbers) % 4 == 0
     after = np.where(whole, np.iinfo(np.int32).max, reset_solved).astype(np.int32)
-    return Solved((low + 0.9 * (high - low)) * spec.action_repeat, after)
+    return spec, Solved((low + 0.9 * (high - low)) * spec.action_repeat, after)
 
 
 def strongly_typed(tree: Any) -> Any:
@@ -541,17 +575,6 @@ def check_metrics(name: str, metrics: Sequence[str]) -> None:
             f"env.metrics={tuple(metrics)} of {name}: {twice[0]!r} stands twice in the log "
             "(of each there is NAME and NAME_last, beside return and length): choose other names"
         )
-
-
-def last_repeat(time_limit: int | None, action_repeat: int, episode_length: int | None) -> int:
-    """Environment steps of an episode's last agent step.
-
-    Fewer than action_repeat where the task's own limit is in force and the repeat does not divide
-    it, so that 100 steps at repeat 3 are 33 whole agent steps and one of a single environment step.
-    """
-    if episode_length is not None or time_limit is None:
-        return action_repeat
-    return (time_limit - 1) % action_repeat + 1
 
 
 def _where(condition: Array, yes: Any, no: Any) -> Any:

@@ -14,7 +14,6 @@ import numpy as np
 
 from mbx.envs import snapshot as snapshots
 from mbx.envs.base import Suite, unknown_task
-from mbx.envs.host import Task
 from mbx.envs.images import Images
 from mbx.envs.render import MujocoPictures
 
@@ -26,8 +25,14 @@ _CAMERAS = {"quadruped": 2}  # where published results do not take the first
 _ALIASES = {"cup": "ball_in_cup", "pointmass": "point_mass"}
 
 
-def load(task: str, seed: int) -> Task:
-    """The dm_control task. Raises ValueError for an unknown one."""
+def load(task: str, seed: int, *, images: Images | None = None, film: bool = False) -> _Task:
+    """The dm_control task, drawn by MuJoCo to be seen, to be filmed or both (dm_control's own
+    renderer looks for a window where there is no display).
+
+    Raises:
+        ValueError: for an unknown task.
+        NoRenderer: where this machine cannot draw.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # without a display its renderer complains on import
         from dm_control import suite
@@ -36,7 +41,7 @@ def load(task: str, seed: int) -> Task:
     domain, name = _ALIASES.get(domain, domain), name.replace("-", "_")
     if (domain, name) not in suite.ALL_TASKS:
         raise unknown_task("dmc", task, [f"{d}-{t}" for d, t in suite.ALL_TASKS])
-    return _Task(suite.load(domain, name, task_kwargs={"random": seed}), task)
+    return _Task(suite.load(domain, name, task_kwargs={"random": seed}), task, images, film)
 
 
 class _Task:
@@ -45,7 +50,7 @@ class _Task:
     can_terminate = False
     reward_range = (0.0, 1.0)  # but of lqr's costs, whose actions are refused below
 
-    def __init__(self, env: Any, task: str) -> None:
+    def __init__(self, env: Any, task: str, images: Images | None, film: bool) -> None:
         self._env = env
         spec = env.action_spec()
         if (np.maximum(-spec.minimum, spec.maximum) >= _UNLIMITED).any():
@@ -56,6 +61,20 @@ class _Task:
         self.time_limit = self.ends_at = int(env._step_limit)
         self.obs_shape = self._begin().shape
         self.obs_dtype = np.float32
+        self.seconds = float(env.control_timestep())
+        if images:
+            size = images.drawn_size
+            self._pictures = _pictures(task, size, size, not images.shadows, env)
+        if film:
+            self._films = _pictures(task, *_FILM, False, env)
+
+    def picture(self) -> np.ndarray:
+        """What is seen now, uint8 `[H, W, 3]`."""
+        return self._pictures(self._env.physics.model.ptr, self._env.physics.data.ptr)
+
+    def render(self) -> np.ndarray:
+        """A picture of a film, likewise."""
+        return self._films(self._env.physics.model.ptr, self._env.physics.data.ptr)
 
     def reset(self, seed: int | None) -> np.ndarray:
         if seed is not None:
@@ -109,52 +128,15 @@ def _flatten(observation: Any) -> np.ndarray:
     return np.concatenate(parts)
 
 
-class _Drawn(_Task):
-    """The same, drawn by MuJoCo (`mbx.envs.render`), to be seen, to be filmed or both.
-
-    dm_control's own renderer looks for a window where there is no display.
-    """
-
-    def __init__(self, env: Any, task: str, images: Images | None, film: bool) -> None:
-        super().__init__(env, task)
-        self.seconds = float(env.control_timestep())
-        model = env.physics.model.ptr
-        if images:
-            size = images.drawn_size
-            self._pictures = _pictures(task, size, size, not images.shadows, model)
-        if film:
-            self._films = _pictures(task, *_FILM, False, model)
-
-    def picture(self) -> np.ndarray:
-        """What is seen now, uint8 `[H, W, 3]`."""
-        physics = self._env.physics
-        return self._pictures(physics.model.ptr, physics.data.ptr)
-
-    def render(self) -> np.ndarray:
-        """A picture of a film, likewise."""
-        physics = self._env.physics
-        return self._films(physics.model.ptr, physics.data.ptr)
-
-
 _SHARED: dict[tuple, MujocoPictures] = {}  # contexts are large: one for all copies of a task
 
 
-def _pictures(task: str, height: int, width: int, plain: bool, model: Any) -> MujocoPictures:
+def _pictures(task: str, height: int, width: int, plain: bool, env: Any) -> MujocoPictures:
     key = (task, height, width, plain)
     if key not in _SHARED:
-        camera = _CAMERAS.get(task.partition("-")[0], 0)
+        camera, model = _CAMERAS.get(task.partition("-")[0], 0), env.physics.model.ptr
         _SHARED[key] = MujocoPictures(model, height, width, camera=camera, plain=plain)
     return _SHARED[key]
 
 
-def film(task: str, seed: int) -> Task:
-    """The task, that draws itself. Raises NoRenderer where this machine cannot."""
-    return _Drawn(load(task, seed)._env, task, None, film=True)
-
-
-def pixels(task: str, seed: int, *, images: Images, film: bool = False) -> Task:
-    """The task, observed by pictures. Raises NoRenderer where this machine cannot draw them."""
-    return _Drawn(load(task, seed)._env, task, images, film)
-
-
-SUITE = Suite(host=load, default_repeat=2, extra="dmc", film=film, pixels=pixels)
+SUITE = Suite(host=load, default_repeat=2, extra="dmc", draws=True)

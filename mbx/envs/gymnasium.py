@@ -26,17 +26,37 @@ _PACE = 0.05  # seconds a step, where it has no clock
 _CHECKED: dict[str, Any] = {}  # custom environments, once a process
 
 
-def load(task: str, seed: int, **kwargs: Any) -> _Task:
-    """The Gymnasium task, seeded at its first reset.
-
-    Another copy of a custom one is reset and stepped first (`mbx.envs.checks`).
+def load(
+    task: str, seed: int, *, images: Images | None = None, film: bool = False, **kwargs: Any
+) -> _Task:
+    """The Gymnasium task, seeded at its first reset; one that is seen or filmed by what its own
+    `render()` draws is made with `render_mode="rgb_array"`.
 
     Raises:
         ValueError: for an unknown task, one that no agent can be trained in, or arguments that it
-            does not take.
+            does not take; for settings of drawing that are not this suite's.
         FileNotFoundError: where the file or module of a custom one has gone.
         EnvironmentFailure: where its own code fails.
+        NoRenderer: where it has no such mode.
     """
+    if images and not images.shadows:
+        raise ValueError(
+            f"env.shadows=False: gym:{task} draws itself, tasks of dmc: alone are drawn without: "
+            "leave it out"
+        )
+    if not images and not film:
+        return _load(task, kwargs)
+    try:
+        return _load(task, kwargs | {"render_mode": "rgb_array"})
+    except (ValueError, TypeError, custom.EnvironmentFailure) as error:
+        raise NoRenderer(
+            f"gym:{task} is not made with render_mode='rgb_array' ({error}): let it take that "
+            "argument and give uint8 [height, width, 3] from render()"
+        ) from error
+
+
+def _load(task: str, kwargs: dict[str, Any]) -> _Task:
+    """The task; another copy of a custom one is reset and stepped first (`mbx.envs.checks`)."""
     name = f"gym:{task}"
     if custom.is_own(name):
         key, found = f"{name} {kwargs}", custom.given_or_found(name)
@@ -180,31 +200,4 @@ def _parts(space: Any) -> dict[str, Any]:
     return {str(i): one for i, one in enumerate(space)} if isinstance(space, Tuple) else {}
 
 
-def film(task: str, seed: int, **kwargs: Any) -> _Task:
-    """The task with `render_mode="rgb_array"`. Raises NoRenderer where it has no such mode."""
-    try:
-        return load(task, seed, **(kwargs | {"render_mode": "rgb_array"}))
-    except (ValueError, TypeError, custom.EnvironmentFailure) as error:
-        raise NoRenderer(
-            f"gym:{task} is not made with render_mode='rgb_array' ({error}): let it take that "
-            "argument and give uint8 [height, width, 3] from render()"
-        ) from error
-
-
-def pixels(task: str, seed: int, *, images: Images, film: bool = False, **kwargs: Any) -> _Task:
-    """The task, observed by the pictures of its own `render()`.
-
-    Raises:
-        NoRenderer: where it has none.
-        ValueError: for settings of drawing that are not this suite's.
-    """
-    if not images.shadows:
-        raise ValueError(
-            f"env.shadows=False: gym:{task} draws itself, tasks of dmc: alone are drawn without: "
-            "leave it out"
-        )
-    return _film(task, seed, **kwargs)
-
-
-_film = film  # `pixels` takes an argument of that name
-SUITE = Suite(host=load, takes_kwargs=True, gives_info=True, film=film, pixels=pixels)
+SUITE = Suite(host=load, takes_kwargs=True, gives_info=True, draws=True)

@@ -14,17 +14,12 @@ from mbx.envs.base import (
     EnvSpec,
     HostEnvironment,
     Timestep,
-    check_counts,
-    check_metrics,
-    check_reward_range,
     in_units,
     is_finite,
-    last_repeat,
-    solved,
-    with_usual,
+    plan,
 )
 from mbx.envs.custom import close
-from mbx.envs.images import Images, Stack, observed, see
+from mbx.envs.images import Images, see
 from mbx.envs.render import NoRenderer
 
 
@@ -99,51 +94,46 @@ class SteppedEnvironment(HostEnvironment):
         reset_solved: int | None = 0,
         first: int = 0,
     ) -> None:
-        check_counts(name, len(tasks), action_repeat, episode_length)
-        check_metrics(name, metrics)
         task = tasks[0]
-        time_limit, longest = task.time_limit, task.ends_at
-        if time_limit is None and episode_length is None:
+        if task.time_limit is None and episode_length is None:
             found = getattr(task, "limits_found", "")
             raise ValueError(f"env.name={name!r} has no time limit: set env.episode_length{found}")
+        longest = task.ends_at
         if longest and episode_length and (episode_length - 1) * action_repeat >= longest:
             raise ValueError(
                 f"env.episode_length={episode_length} with action_repeat={action_repeat} exceeds "
                 f"the {longest} steps after which the simulator itself ends {name}: lower it"
             )
-        length = episode_length or -(-time_limit // action_repeat)
-        self._last = last_repeat(time_limit, action_repeat, episode_length)
         shape, dtype = task.obs_shape, task.obs_dtype
         self._drawn, self._images = images.pixels, images
         if self._drawn:
             shape, dtype = (images.drawn_size, images.drawn_size, 3), np.uint8
             self._images = Images(size=images.drawn_size, grey=images.grey, stack=images.stack)
-        shape, dtype, self._parts = observed(name, shape, dtype, observe, self._images)
-        self._stack, shape, parts = Stack.of(images.stack, shape, self._parts)
-        self.spec = EnvSpec(
+        spec = EnvSpec(
             name,
-            tuple(shape),
+            shape,
             dtype,
             task.num_actions or int(task.action_low.size),
-            length,
+            0,
             action_repeat,
             task.num_actions > 0,
             can_terminate=task.can_terminate,
             metrics=tuple(metrics),
             action_low=tuple(map(float, task.action_low)),
             action_high=() if task.num_actions else tuple(map(float, task.action_high)),
-            parts=parts,
-            reward_range=check_reward_range(name, getattr(task, "reward_range", ())),
-            choices=getattr(task, "choices", ()),
+            reward_range=getattr(task, "reward_range", ()),
             action_shape=getattr(task, "action_shape", None),
             action_dtype=getattr(task, "action_dtype", "float32"),
+            choices=getattr(task, "choices", ()),
         )
-        self.spec = with_usual(self.spec, reset_solved)
         self.num_envs = len(tasks)
-        self._enough = solved(self.spec, reset_solved, range(first, first + len(tasks)))
+        numbers = range(first, first + self.num_envs)
+        more = dict(episode_length=episode_length, observe=observe, images=self._images)
+        planned = plan(spec, task.time_limit, numbers, reset_solved=reset_solved, **more)
+        self.spec, self._parts, self._stack, self._last, self._enough = planned
         if self._stack is not None:
             frames = (self.num_envs, self._stack.count, *self._stack.shape)
-            self._frames = np.zeros(frames, dtype)
+            self._frames = np.zeros(frames, self.spec.obs_dtype)
         # Of the episodes so far: sums, counts and newest values, `[3, E]` each.
         self._metrics = {name: np.zeros((3, self.num_envs), np.float32) for name in metrics}
         self._missed: set[str] = set()  # metrics that an episode ended without

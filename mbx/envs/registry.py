@@ -158,7 +158,7 @@ def _check_taken(
         ("env.metrics=", metrics, suite.gives_info, "has no `info` (gym: has)"),
         ("env.workers=", workers, suite.host, "is not stepped by processes (gym:, dmc: are)"),
         ("", images.settings(), not suite.whole, "has no images to change, single tasks have"),
-        ("", drawn, suite.raw or suite.pixels, "is not drawn to be observed (dmc:, gym: are)"),
+        ("", drawn, suite.raw or suite.draws, "is not drawn to be observed (dmc:, gym: are)"),
         ("train.reset_solved=", cut, not suite.whole, "makes whole environments"),
     ]
     for setting, value, taken, why in rows:
@@ -185,9 +185,9 @@ def make_share(
     """
     suite_name, _, task = name.partition(":")
     suite, seen = _load(suite_name), Images(**images)
-    load = suite.film if film and suite.film else suite.host
-    if seen.pixels:
-        load = functools.partial(suite.pixels, images=seen, film=film)
+    load = suite.host
+    if suite.draws:
+        load = functools.partial(load, images=seen if seen.pixels else None, film=film)
     with contextlib.ExitStack() as opened, _names_missing_package(name, suite.extra):
         tasks = []
         for one in seeds:
@@ -220,7 +220,7 @@ def make_renderer(name: str, **options: Any) -> Renderer:
     suite = _load(suite_name) if suite_name in _SUITES else Suite()
     if suite.make_renderer is None:
         loaded = {other: _load(other) for other in _SUITES}
-        drawn = tuple(other for other, one in loaded.items() if one.make_renderer or one.film)
+        drawn = tuple(other for other, one in loaded.items() if one.make_renderer or one.draws)
         raise ValueError(
             f"env.name={name!r}: pictures are made of the suites {drawn}; give "
             "`mbx.envs.register` a make_renderer for your own"
@@ -232,7 +232,7 @@ def make_renderer(name: str, **options: Any) -> Renderer:
 def films(name: str) -> bool:
     """Whether the environment SUITE:TASK is one on the host that draws itself."""
     suite = name.partition(":")[0]
-    return suite in _SUITES and _load(suite).film is not None
+    return suite in _SUITES and _load(suite).draws
 
 
 def reads(name: str) -> str:

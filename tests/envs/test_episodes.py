@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mbx import envs
-from mbx.envs.base import EnvSpec, RawEnvironment, episodic, solved, with_usual
+from mbx.envs.base import EnvSpec, RawEnvironment, episodic, solved
 
 
 def counter(limit: int = 100) -> RawEnvironment:
@@ -141,15 +141,14 @@ def test_the_highest_reward_of_a_repeated_action_is_that_of_all_its_steps():
 
 def test_fifty_steps_of_a_long_episode_are_enough_where_it_is_left_to_the_task():
     spec = EnvSpec("toy:a", (3,), "float32", 1, 200, 1, can_terminate=False, reward_range=(-1, 1))
-    assert with_usual(spec, 0) is spec and with_usual(spec, 7) is spec
-    spec = with_usual(spec, None)
-    assert spec.reset_solved == 50
-    assert solved(spec, None, range(6)).after.tolist()[1:] == [50, 50, 50, 2**31 - 1, 50]
-    assert solved(spec, None, [3]).reward == pytest.approx(0.8)
-    assert solved(spec, 0, [3]) is None
+    assert solved(spec, 0, [3]) == (spec, None) and solved(spec, 7, [3])[0] is spec
+    usual, enough = solved(spec, None, range(6))
+    assert usual.reset_solved == 50
+    assert enough.after.tolist()[1:] == [50, 50, 50, 2**31 - 1, 50]
+    assert enough.reward == pytest.approx(0.8)
     for never in (dict(episode_length=199), dict(can_terminate=True), dict(reward_range=())):
-        other = with_usual(spec._replace(**never), None)
-        assert other.reset_solved == 0 and solved(other, None, [3]) is None
+        other, enough = solved(spec._replace(**never), None, [3])
+        assert other.reset_solved == 0 and enough is None
     for length, usual in ((199, 0), (200, 50)):
         made = episodic(gapped(), 2, episode_length=length, reset_solved=None)
         assert made.spec.reset_solved == usual

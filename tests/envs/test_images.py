@@ -171,7 +171,7 @@ def test_a_run_says_by_its_settings_what_becomes_of_images(monkeypatch):
         def _show(self):
             return np.full((2, 2, 3), self.count, np.uint8) * np.uint8([10, 20, 30])
 
-    suite = base.Suite(host=lambda task, seed: Task(), pixels=lambda task, seed, **more: Task())
+    suite = base.Suite(host=lambda task, seed, **drawn: Task(), draws=True)
     monkeypatch.setitem(envs._SUITES, "clock", suite)
 
     def made(**env):
@@ -281,7 +281,7 @@ def test_pixels_of_gymnasium_are_its_own_pictures(monkeypatch):
     assert timestep.obs[1, 0, 0].tolist() == [50, 50, 50, 100, 100, 100]
     assert timestep.metrics["light_last"].tolist() == [100, 100]
     with pytest.raises(ValueError, match="env.shadows=False.*leave it out"):
-        gymnasium.pixels("Pendulum-v1", 0, images=IMAGES(pixels=True, shadows=False))
+        gymnasium.load("Pendulum-v1", 0, images=IMAGES(pixels=True, shadows=False))
 
 
 @pytest.mark.parametrize(
