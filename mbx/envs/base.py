@@ -197,16 +197,11 @@ class EpisodeState(Record):
 
 
 class Plan(NamedTuple):
-    """What becomes of a task, in JAX or on the host.
+    """How a task is run, in JAX or on the host.
 
-    Attributes:
-        spec: as the agent sees it.
-        parts: that an observation is joined of, not yet stacked.
-        stack: of images, None of one.
-        last: environment steps of an episode's last agent step, fewer than the action repeat where
-            the task's own limit is in force and the repeat does not divide it: 100 steps at repeat
-            3 are 33 whole agent steps and one of a single environment step.
-        enough: when an episode is cut because the task is solved.
+    `parts` are those that an observation is joined of, not yet stacked. An episode's last agent
+    step has `last` environment steps, fewer than the action repeat where the task's own limit is in
+    force and the repeat does not divide it: 100 steps at repeat 3 are 33 agent steps and 1 more.
     """
 
     spec: EnvSpec
@@ -217,27 +212,24 @@ class Plan(NamedTuple):
 
 
 def plan(
-    task: EnvSpec,
+    task: Any,
     time_limit: int | None,
     numbers: Sequence[int],
-    *,
-    episode_length: int | None = None,
-    observe: Sequence[str] = (),
-    images: Images = Images(),  # noqa: B008
-    reset_solved: int | None = 0,
+    action_repeat: int,
+    episode_length: int | None,
+    observe: Sequence[str],
+    images: Images,
+    reset_solved: int | None,
+    **fields: Any,
 ) -> Plan:
-    """How a task is run.
+    """How a task is run that has fields of `EnvSpec`, with observations as they come, or is given
+    them; further arguments are those of `mbx.envs.make`.
 
-    Args:
-        task: its spec, with observations as they come.
-        time_limit: environment steps of an episode, None without a limit.
-        numbers: of the environments.
-        episode_length, observe, images, reset_solved: as of `mbx.envs.make`.
-
-    Raises:
-        ValueError: for counts below one, and as `observed`, `solved`.
+    Raises ValueError for counts below one, and as `observed`, `solved`.
     """
-    check_counts(task.name, len(numbers), task.action_repeat, episode_length)
+    own = {name: getattr(task, name) for name in EnvSpec._fields if hasattr(task, name)}
+    task = EnvSpec(**own | dict(episode_length=0, action_repeat=action_repeat) | fields)
+    check_counts(task.name, len(numbers), action_repeat, episode_length)
     check_metrics(task.name, task.metrics)
     shape, dtype, parts = observed(task.name, task.obs_shape, task.obs_dtype, observe, images)
     stack, shape, stacked = Stack.of(images.stack, shape, parts)
@@ -246,11 +238,14 @@ def plan(
         obs_shape=shape,
         obs_dtype=dtype,
         parts=stacked,
-        episode_length=episode_length or -(-time_limit // task.action_repeat),
+        episode_length=episode_length or -(-time_limit // action_repeat),
+        metrics=tuple(task.metrics),
+        action_low=tuple(map(float, task.action_low)),
+        action_high=tuple(map(float, task.action_high)),
         reward_range=check_reward_range(task.name, task.reward_range),
     )
     spec, enough = solved(spec, reset_solved, numbers)
-    last = task.action_repeat if whole else (time_limit - 1) % task.action_repeat + 1
+    last = action_repeat if whole else (time_limit - 1) % action_repeat + 1
     return Plan(spec, parts, stack, last, enough)
 
 
@@ -278,23 +273,10 @@ def episodic(
         raise ValueError(
             f"env.shadows=False: {raw.name} is not drawn, it observes what it is: leave it out"
         )
-    task = EnvSpec(
-        raw.name,
-        raw.obs_shape,
-        raw.obs_dtype,
-        raw.action_dim,
-        0,
-        action_repeat,
-        raw.discrete,
-        can_terminate=raw.can_terminate,
-        metrics=tuple(raw.metrics),
-        action_low=tuple(raw.action_low),
-        action_high=tuple(raw.action_high),
-        reward_range=raw.reward_range,
+    numbers, limit = range(num_envs), raw.time_limit
+    spec, parts, stack, last, enough = plan(
+        raw, limit, numbers, action_repeat, episode_length, observe, images, reset_solved
     )
-    more = dict(episode_length=episode_length, observe=observe, images=images)
-    planned = plan(task, raw.time_limit, range(num_envs), reset_solved=reset_solved, **more)
-    spec, parts, stack, last, enough = planned
     length = spec.episode_length
 
     def seen(obs: Any) -> Array:
@@ -442,11 +424,6 @@ def solved(
     shows. Left to the task, after 50 agent steps where rewards are known and an episode is at least
     four times as long; never where a task ends an episode that fails, since it asks for a high
     reward that goes on.
-
-    Args:
-        spec: of the task.
-        reset_solved: agent steps in a row; 0: no such end; None: left to the task.
-        numbers: of the environments.
 
     Raises ValueError for a task without a range of rewards, or whose episodes are over before.
     """

@@ -7,6 +7,7 @@ fails with typed keys; here only the bare environment is used.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,8 +15,7 @@ import jax.numpy as jnp
 
 from mbx.envs.base import RawEnvironment, Suite, unknown_task
 from mbx.envs.render import Renderer, mujoco_drawing
-
-Array = jax.Array
+from mbx.types import Array
 
 _TIME_LIMIT = 1000
 _BACKENDS = ("spring", "positional", "generalized", "mjx")
@@ -26,11 +26,8 @@ def make_renderer(task: str) -> Renderer:
     env = _load(task)
     if not hasattr(env, "sys"):
         raise ValueError(f"env.name='brax:{task}' has no model to draw")
-    return Renderer(
-        lambda state: dict(qpos=state.pipeline_state.q),
-        mujoco_drawing(env.sys.mj_model),
-        float(env.dt),
-    )
+    view = lambda state: dict(qpos=state.pipeline_state.q)  # noqa: E731
+    return Renderer(view, mujoco_drawing(env.sys.mj_model), float(env.dt))
 
 
 def _load(task: str) -> Any:
@@ -56,27 +53,27 @@ def _load(task: str) -> Any:
 def raw(task: str) -> RawEnvironment:
     """The brax task. Raises ValueError for an unknown one."""
     env = _load(task)
-    obs_size = int(env.observation_size)
+    size = int(env.observation_size)
+    functions = bare(env, lambda obs: jnp.asarray(obs, jnp.float32).reshape(size))
+    actions = int(env.action_size)
+    return RawEnvironment(f"brax:{task}", (size,), jnp.float32, actions, _TIME_LIMIT, *functions)
 
-    def reset(key: Array) -> tuple[Any, Array]:
+
+def bare(env: Any, observe: Callable[[Any], Any]) -> tuple[Callable, Callable]:
+    """`reset` and `step` of a `RawEnvironment`, of brax's interface and Playground's."""
+
+    def reset(key: Array) -> tuple[Any, Any]:
         state = env.reset(jax.random.key_data(key))
-        return state, _observe(state, obs_size)
+        return state, observe(state.obs)
 
     def step(key: Array, state: Any, action: Array) -> tuple:
-        # brax writes into the dicts it is given.
+        # They write into the dictionaries they are given.
         state = state.replace(info=dict(state.info), metrics=dict(state.metrics))
         new = env.step(state, action)
         new = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, state)
-        reward = jnp.asarray(new.reward, jnp.float32)
-        return new, _observe(new, obs_size), reward, new.done > 0.5
+        return new, observe(new.obs), jnp.asarray(new.reward, jnp.float32), new.done > 0.5
 
-    return RawEnvironment(
-        f"brax:{task}", (obs_size,), jnp.float32, int(env.action_size), _TIME_LIMIT, reset, step
-    )
-
-
-def _observe(state: Any, size: int) -> Array:
-    return jnp.asarray(state.obs, jnp.float32).reshape(size)
+    return reset, step
 
 
 SUITE = Suite(raw=raw, make_renderer=make_renderer)

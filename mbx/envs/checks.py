@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import numbers
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -243,37 +243,38 @@ def check_raw(raw: RawEnvironment) -> None:
     Shapes and types are those that tracing says; numbers come from a reset and some steps.
     """
     check = _Check(raw.name, ": change its code or what its RawEnvironment declares")
-    refuse = check.refuse
     key, action = jax.random.key(0), jnp.zeros(raw.action_dim).at[0].set(1.0)
     begun = jax.eval_shape(raw.reset, key)
     if not isinstance(begun, tuple) or len(begun) != 2:
-        refuse(f"the result of reset() is {_kind(begun)}", "(state, observation)")
+        check.refuse(f"the result of reset() is {_kind(begun)}", "(state, observation)")
     state, obs = begun
-    _check_declared(refuse, raw, obs, "the observation of reset()")
+    _check_declared(check, raw, obs, "the observation of reset()")
     done = jax.eval_shape(raw.step, key, state, action)
     if not isinstance(done, tuple) or len(done) != 4 + bool(raw.metrics):
         wanted = "(state, observation, reward, terminated" + (", metrics)" if raw.metrics else ")")
         if isinstance(done, tuple) and len(done) == 5 and not raw.metrics:
             names = tuple(done[4]) if isinstance(done[4], dict) else ("name",)
             wanted += f", or five with RawEnvironment(metrics={names}), which declares the fifth"
-        refuse(f"the result of step() is {_kind(done)}", wanted)
+        check.refuse(f"the result of step() is {_kind(done)}", wanted)
     new, obs, reward, terminated, *rest = done
     if rest and (not isinstance(rest[0], dict) or set(rest[0]) != set(raw.metrics)):
         got = list(rest[0]) if isinstance(rest[0], dict) else _kind(rest[0])
-        refuse(f"the metrics of step() is {got}", f"a dictionary of {list(raw.metrics)}")
-    _check_declared(refuse, raw, obs, "the observation of step()")
+        check.refuse(f"the metrics of step() is {got}", f"a dictionary of {list(raw.metrics)}")
+    _check_declared(check, raw, obs, "the observation of step()")
     single = {"reward": reward, "terminated": terminated} | (rest[0] if rest else {})
     for field, value in single.items():
         if np.shape(value) != ():
-            refuse(f"{field} of step() is of shape {np.shape(value)}", "a single number, shape ()")
+            got = f"{field} of step() is of shape {np.shape(value)}"
+            check.refuse(got, "a single number, shape ()")
     before, after = jax.tree.structure(state), jax.tree.structure(new)
     if before != after:
-        refuse(f"the state of step() is {after}", f"the structure that reset() gives, {before}")
+        got = f"the state of step() is {after}"
+        check.refuse(got, f"the structure that reset() gives, {before}")
     pairs = zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(new), strict=True)
     for (path, old), now in pairs:
         if _type(old) != _type(now):
             what = f"the state{jax.tree_util.keystr(path)} of step() is {_type(now)}"
-            refuse(what, f"what reset() gives, {_type(old)}")
+            check.refuse(what, f"what reset() gives, {_type(old)}")
     _check_numbers(check, raw, key, action)
 
 
@@ -307,26 +308,26 @@ def _check_numbers(check: _Check, raw: RawEnvironment, key: jax.Array, action: j
         )
 
 
-def _check_declared(refuse: Callable, raw: RawEnvironment, obs: Any, what: str) -> None:
+def _check_declared(check: _Check, raw: RawEnvironment, obs: Any, what: str) -> None:
     """Compare a traced observation with `obs_shape` and `obs_dtype`."""
     shapes, dtypes = raw.obs_shape, raw.obs_dtype
-    if isinstance(shapes, Mapping) != isinstance(dtypes, Mapping):
-        refuse(f"obs_dtype is {dtypes}", "a dictionary where obs_shape is one, else none")
-    if isinstance(shapes, Mapping):
-        found = observations.flat(obs)
-        if not isinstance(obs, Mapping) or set(found) != set(shapes) or set(found) != set(dtypes):
-            got = f"of {list(found)}" if isinstance(obs, Mapping) else _kind(obs)
-            refuse(f"{what} is {got}", f"a dictionary of {list(shapes)} (obs_shape, obs_dtype)")
-    else:
+    if not isinstance(shapes, Mapping):
         shapes, dtypes, found = {"": shapes}, {"": dtypes}, {"": obs}
+    else:
+        found, wanted = observations.flat(obs), f"a dictionary of {list(shapes)}"
+        if not isinstance(dtypes, Mapping) or set(dtypes) != set(shapes):
+            check.refuse(f"obs_dtype is {dtypes}", wanted)
+        if set(found) != set(shapes):
+            got = f"of {list(found)}" if isinstance(obs, Mapping) else _kind(obs)
+            check.refuse(f"{what} is {got}", f"{wanted} (obs_shape, obs_dtype)")
     for name, x in found.items():
         which, shape = f"{name!r} of {what}" if name else what, tuple(shapes[name])
         if not hasattr(x, "shape"):
-            refuse(f"{which} is a {type(x).__name__}", f"an array of shape {shape}")
+            check.refuse(f"{which} is a {type(x).__name__}", f"an array of shape {shape}")
         if tuple(x.shape) != shape:
-            refuse(f"{which} is of shape {x.shape}", f"{shape} (obs_shape)")
+            check.refuse(f"{which} is of shape {x.shape}", f"{shape} (obs_shape)")
         if jnp.dtype(x.dtype) != jnp.dtype(dtypes[name]):
-            refuse(f"{which} is of type {x.dtype}", f"{jnp.dtype(dtypes[name])} (obs_dtype)")
+            check.refuse(f"{which} is of type {x.dtype}", f"{jnp.dtype(dtypes[name])} (obs_dtype)")
 
 
 def _kind(x: Any) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 from mbx import observations
 from mbx.envs import snapshot as snapshots
 from mbx.envs.base import (
-    EnvSpec,
     HostEnvironment,
     Timestep,
     in_units,
@@ -104,33 +103,25 @@ class SteppedEnvironment(HostEnvironment):
                 f"env.episode_length={episode_length} with action_repeat={action_repeat} exceeds "
                 f"the {longest} steps after which the simulator itself ends {name}: lower it"
             )
-        shape, dtype = task.obs_shape, task.obs_dtype
-        self._drawn, self._images = images.pixels, images
+        fields = dict(name=name, metrics=metrics, discrete=task.num_actions > 0)
+        fields["action_dim"] = task.num_actions or task.action_low.size
+        fields |= dict(action_high=()) if task.num_actions else {}
+        self._drawn, self._images, size = images.pixels, images, images.drawn_size
         if self._drawn:
-            shape, dtype = (images.drawn_size, images.drawn_size, 3), np.uint8
-            self._images = Images(size=images.drawn_size, grey=images.grey, stack=images.stack)
-        spec = EnvSpec(
-            name,
-            shape,
-            dtype,
-            task.num_actions or int(task.action_low.size),
-            0,
-            action_repeat,
-            task.num_actions > 0,
-            can_terminate=task.can_terminate,
-            metrics=tuple(metrics),
-            action_low=tuple(map(float, task.action_low)),
-            action_high=() if task.num_actions else tuple(map(float, task.action_high)),
-            reward_range=getattr(task, "reward_range", ()),
-            action_shape=getattr(task, "action_shape", None),
-            action_dtype=getattr(task, "action_dtype", "float32"),
-            choices=getattr(task, "choices", ()),
-        )
+            fields |= dict(obs_shape=(size, size, 3), obs_dtype=np.uint8)
+            self._images = Images(size=size, grey=images.grey, stack=images.stack)
         self.num_envs = len(tasks)
-        numbers = range(first, first + self.num_envs)
-        more = dict(episode_length=episode_length, observe=observe, images=self._images)
-        planned = plan(spec, task.time_limit, numbers, reset_solved=reset_solved, **more)
-        self.spec, self._parts, self._stack, self._last, self._enough = planned
+        self.spec, self._parts, self._stack, self._last, self._enough = plan(
+            task,
+            task.time_limit,
+            range(first, first + self.num_envs),
+            action_repeat,
+            episode_length,
+            observe,
+            self._images,
+            reset_solved,
+            **fields,
+        )
         if self._stack is not None:
             frames = (self.num_envs, self._stack.count, *self._stack.shape)
             self._frames = np.zeros(frames, self.spec.obs_dtype)

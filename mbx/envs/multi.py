@@ -8,6 +8,7 @@ host. Source: TD-MPC2 (arXiv 2310.16828), section 3.3.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -62,23 +63,20 @@ def make(
             f"env.num_envs={num_envs} is no multiple of the {len(names)} tasks of {label}: "
             f"choose {len(names)}, {2 * len(names)}, …"
         )
-    members = [
-        envs.make(
-            name,
-            num_envs // len(names),
-            action_repeat=action_repeat,
-            episode_length=episode_length,
-            seed=seed + i,
-            reset_solved=reset_solved,
-            first=first // len(names),
-        )
-        for i, name in enumerate(names)
-    ]
-    spec = _joint_spec(f"multi:{tasks}", [member.spec for member in members], min_sizes)
-    if all(isinstance(member, JaxEnvironment) for member in members):
-        return _together(spec, members)
-    if all(isinstance(member, HostEnvironment) for member in members):
-        return MultiHost(spec, members)
+    more = dict(action_repeat=action_repeat, episode_length=episode_length)
+    more |= dict(reset_solved=reset_solved, first=first // len(names))
+    with contextlib.ExitStack() as opened:
+        members = []
+        for i, one in enumerate(names):
+            members.append(envs.make(one, num_envs // len(names), seed=seed + i, **more))
+            if isinstance(members[-1], HostEnvironment):
+                opened.callback(members[-1].close)
+        spec = _joint_spec(f"multi:{tasks}", [member.spec for member in members], min_sizes)
+        if all(isinstance(member, JaxEnvironment) for member in members):
+            return _together(spec, members)
+        if all(isinstance(member, HostEnvironment) for member in members):
+            opened.pop_all()  # it closes them
+            return MultiHost(spec, members)
     raise ValueError(f"{label} mixes JAX and host environments: choose tasks of one kind")
 
 
@@ -95,26 +93,18 @@ def _joint_spec(name: str, specs: Sequence[EnvSpec], min_sizes: tuple[int, int])
         raise ValueError(
             f"{label}: action repeats differ, {repeats}: set one with --config.env.action_repeat=1"
         )
-    obs = max(min_sizes[0], *(spec.obs_shape[0] for spec in specs)) + len(specs)
+    ranges = [spec.reward_range for spec in specs]
     return EnvSpec(
         name=name,
-        obs_shape=(obs,),
+        obs_shape=(max(min_sizes[0], *(spec.obs_shape[0] for spec in specs)) + len(specs),),
         obs_dtype=np.float32,
         action_dim=max(min_sizes[1], *(spec.action_dim for spec in specs)),
         episode_length=max(spec.episode_length for spec in specs),
         action_repeat=specs[0].action_repeat,
         tasks=tuple(specs),
         can_terminate=any(spec.can_terminate for spec in specs),
-        reward_range=_joint_range([spec.reward_range for spec in specs]),
+        reward_range=(min(ranges)[0], max(high for _, high in ranges)) if all(ranges) else (),
     )
-
-
-def _joint_range(ranges: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-    """The range of all tasks' rewards, where each declares its own."""
-    if not all(ranges):
-        return ()
-    lowest, highest = zip(*ranges, strict=True)
-    return min(lowest), max(highest)
 
 
 def _label(spec: EnvSpec, index: int, obs: Any) -> Any:

@@ -19,9 +19,8 @@ import jax.numpy as jnp
 
 from mbx import observations
 from mbx.envs.base import RawEnvironment, Suite, unknown_task
+from mbx.envs.brax import bare
 from mbx.envs.render import Renderer, mujoco_drawing
-
-Array = jax.Array
 
 
 def make_renderer(task: str) -> Renderer:
@@ -52,33 +51,20 @@ def _is_of_dm_control(task: str) -> bool:
     return task in dm_control_suite.ALL_ENVS
 
 
-def _default_repeat(task: str) -> int:
-    return 2 if _is_of_dm_control(task) else 1
-
-
 def raw(task: str) -> RawEnvironment:
     """The Playground task. Raises ValueError for an unknown one."""
     env = _load(task)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        example = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
-    seen = {name: _type(x) for name, x in observations.flat(example.obs).items()}
-    shapes = {name: tuple(x.shape) for name, x in observations.flat(example.obs).items()}
-    named = isinstance(example.obs, Mapping)
+        example = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
+    parts, named = observations.flat(example), isinstance(example, Mapping)
+    shapes = {name: tuple(x.shape) for name, x in parts.items()}
+    # Images as they are, numbers float32.
+    seen = {name: x.dtype if x.ndim == 3 else jnp.float32 for name, x in parts.items()}
 
     def observe(obs: Any) -> Any:
         cast = {name: jnp.asarray(x, seen[name]) for name, x in observations.flat(obs).items()}
         return cast if named else cast[""]
-
-    def reset(key: Array) -> tuple[Any, Any]:
-        state = env.reset(jax.random.key_data(key))
-        return state, observe(state.obs)
-
-    def step(key: Array, state: Any, action: Array) -> tuple:
-        state = state.replace(info=dict(state.info), metrics=dict(state.metrics))
-        new = env.step(state, action)
-        new = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, state)
-        return new, observe(new.obs), jnp.asarray(new.reward, jnp.float32), new.done > 0.5
 
     return RawEnvironment(
         f"playground:{task}",
@@ -86,17 +72,14 @@ def raw(task: str) -> RawEnvironment:
         seen if named else seen[""],
         int(env.action_size),
         int(env._config.episode_length),
-        reset,
-        step,
+        *bare(env, observe),
         can_terminate=not _is_of_dm_control(task),
     )
 
 
-def _type(x: Any) -> Any:
-    """Of one part as it is seen: images as they are, numbers float32."""
-    return x.dtype if x.ndim == 3 else jnp.float32
-
-
 SUITE = Suite(
-    raw=raw, default_repeat=_default_repeat, make_renderer=make_renderer, extra="playground"
+    raw=raw,
+    default_repeat=lambda task: 2 if _is_of_dm_control(task) else 1,
+    make_renderer=make_renderer,
+    extra="playground",
 )
