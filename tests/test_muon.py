@@ -108,7 +108,7 @@ PATHS = [
 
 def test_dreamers_rate_rises_and_a_clip_of_0_is_none(grads):
     small = [{"dense": one["encoder"]["dense"]} for one in grads]
-    found = steps_of(optimizers.muon(RATE, clip=0.0, eps=1e-3, warmup=2), small)
+    found = steps_of(optimizers.make("muon", RATE, clip=0.0, eps=1e-3, warmup=2), small)
     for i, share in enumerate((0.0, 0.5, 1.0)):
         for name in ("kernel", "bias"):
             expected = by_loop(small, "dense", name, eps=1e-3)[i]

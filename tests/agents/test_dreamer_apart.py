@@ -31,11 +31,11 @@ def slow(name):
 
 
 def test_each_part_imagines_the_trajectories_that_start_in_its_rows():
-    settings = change(OWN, imagination=dict(rows=K))
     steps, num = np.arange(H)[:, None, None], np.arange(K * B)[None, :, None]
     noise = types.Noise(jnp.zeros((T, B, 1)), jnp.asarray(steps + 10 * num), jnp.asarray(-num))
-    rows = update.by_row(settings, noise)
-    assert rows.prior.shape == (H, K, B, 1) and int(rows.prior[2, 1, 3, 0]) == 2 + 10 * (B + 3)
+    rows = noise._replace(
+        prior=noise.prior.reshape(H, K, B, 1), action=noise.action.reshape(1, K, B, 1)
+    )
     parts = in_parts(update.by_trajectory, (update.NOISE_AXES,), rows)
     for i in range(PARTS):  # of one row each: start 0 of that row, then start 1
         np.testing.assert_array_equal(parts.prior[i, 0, :, 0], [10 * i, 10 * (B + i)])

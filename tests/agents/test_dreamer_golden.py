@@ -402,7 +402,7 @@ def test_official_replay_critic(name):
 
 def test_official_optimizer():
     x, n = load_fixture("dreamer", "official_optimizer_0")
-    solver = optimizers.laprop(n["lr"], clip=n["agc"], eps=n["eps"], warmup=n["warmup"])
+    solver = optimizers.make("laprop", n["lr"], clip=n["agc"], eps=n["eps"], warmup=n["warmup"])
     params = {name: jnp.asarray(x[f"p0_{name}"]) for name in "abc"}
     state, update = solver.init(params), jax.jit(solver.update)
     for i in range(x["grad_a"].shape[0]):

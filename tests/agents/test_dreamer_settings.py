@@ -168,7 +168,7 @@ def test_what_is_automatic_follows_the_optimizer():
     assert shipped.resolved() == dataclasses.replace(official, learning_rates=(4e-5,) * 3)
 
 
-def test_evaluations_that_would_be_played_twice_are_refused():
-    with pytest.raises(ValueError, match="exploring=True with eval.action='sample'"):
-        from_dict(Settings(), dict(eval=dict(action="sample")))
-    from_dict(Settings(), dict(eval=dict(action="sample", exploring=False)))
+def test_evaluations_that_would_be_played_twice_are_played_once():
+    """By the policy's samples, evaluations are those of the exploring agent (`job.evaluate`)."""
+    assert "eval.exploring" in inactive(from_dict(Settings(), dict(eval=dict(action="sample"))))
+    assert "eval.exploring" not in inactive(Settings())

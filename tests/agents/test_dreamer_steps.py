@@ -10,6 +10,7 @@ import pytest
 from mbx import returns
 from mbx.agents.dreamer import behaviour, rssm, types, update, world_model
 from mbx.agents.dreamer.networks import ModelConfig
+from mbx.agents.dreamer.optimizers import make_optimizers
 from tests.agents import dreamer_helpers as ref
 from tests.agents.dreamer_helpers import batch_major, make_settings
 from tests.helpers import load_fixture
@@ -134,7 +135,9 @@ def official_inputs(x, n, config, keys):
     params = ref.official_params(ref.Official(x, "p/"), net, n)
     slow = ref.Official(x, "p/").head("slowval", n["val_layers"], "logits")
     ema = returns.ReturnEMA(jnp.float32(n["low0"]), jnp.float32(n["high0"]))
-    state = types.TrainState(params, slow, None, ema, jnp.int32(0))
+    solvers = make_optimizers(config.optimizer, net)
+    solver_states = {name: solver.init(params[name]) for name, solver in solvers.items()}
+    state = types.TrainState(params, slow, solver_states, ema, jnp.int32(0))
     return state, batch, carry, noise, dreams
 
 
@@ -144,9 +147,10 @@ def test_official_agent(name):
     state, batch, carry, noise, dreams = official_inputs(x, n, config, keys)
 
     def run(state):
-        return update.joint_gradients(config, state, batch, carry, noise)
+        return update.step_gradients(config, state, batch, carry, noise)
 
-    grads, output, result, terms = jax.jit(run)(state)
+    step = jax.jit(run)(state)
+    grads, output, result, terms = step.grads, step.output, step.result, step.terms
     close(output.observed.states.deter.swapaxes(0, 1), x["h"], 1e-4)
     close(output.observed.posterior.swapaxes(0, 1), x["posterior_logits"], 1e-4)
     rows = {key: loss.T for key, loss in output.losses.items()}
@@ -268,7 +272,7 @@ def test_sheeprl_step(name):
     )
     params = ref.sheeprl_params(x, "p0", net)
     slow = ref.sheeprl_critic(ref.Sheeprl(x, "p0/target_critic/"), net.stoch * net.classes)
-    solvers = update.make_optimizers(config)
+    solvers = make_optimizers(config.optimizer, config.model)
     state = types.TrainState(
         params,
         slow,

@@ -177,7 +177,6 @@ def test_what_the_optimiser_does_unless_told_otherwise_is_official():
         given = {n: x.default for n, x in inspect.signature(function).parameters.items()}
         return {n: x for n, x in given.items() if isinstance(x, int | float)}
 
-    assert defaults(optimizers.laprop) == dict(clip=0.3, eps=1e-20, warmup=1000)
     assert defaults(optimizers.scale_by_laprop) == dict(beta1=0.9, beta2=0.999, eps=1e-20)
     assert defaults(optimizers.clip_adaptively) == dict(ratio=0.3, minimum=1e-3)
 
@@ -214,7 +213,7 @@ def test_open_loops_draw_from_streams_of_their_own(monkeypatch):
         model=types.SimpleNamespace(stoch=2, image_scale=1.0),
         loss=types.SimpleNamespace(batch_length=length),
     )
-    num = diagnostics.BATCH
+    num = diagnostics.SEQUENCES
     obs = np.zeros((length, num, 1), np.float32)
     actions = np.arange(length, dtype=np.float32)[:, None, None] * np.ones((1, num, 1))
     first = np.zeros((length, num), bool)
@@ -252,7 +251,9 @@ def test_open_loops_draw_from_streams_of_their_own(monkeypatch):
     monkeypatch.setattr(diagnostics.rssm, "imagine", imagine)
     train = types.SimpleNamespace(params={"model": dict.fromkeys(("rssm", "encoder", "decoder"))})
     key = jax.random.key(0)
-    truth, prediction, inside = diagnostics.open_loop(settings, train, None, key)
+    truth, prediction, inside = diagnostics.open_loop(
+        settings, train, types.SimpleNamespace(shards=1), key
+    )
     assert np.asarray(prediction["vector"])[:, 0, 0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert set(truth) == {"vector"} and inside[:, 0].all()  # within the context it is no end
     assert inside[:, 1].tolist() == [True] * 4 + [False] * 2

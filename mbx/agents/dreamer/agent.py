@@ -29,9 +29,10 @@ from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer.behaviour import action_limit
 from mbx.agents.dreamer.diagnostics import make_diagnostics
 from mbx.agents.dreamer.networks import ModelConfig
+from mbx.agents.dreamer.optimizers import make_optimizers
 from mbx.agents.dreamer.settings import Model, Settings
 from mbx.agents.dreamer.types import ActorState, State, TrainState
-from mbx.agents.dreamer.update import make_optimizers, make_update, observe_dict, stored
+from mbx.agents.dreamer.update import make_update, observe_dict, stored
 from mbx.heads import make_heads
 from mbx.types import Array, EnvSpec, Params
 
@@ -152,7 +153,7 @@ def init_params(net: ModelConfig, key: Array) -> Params:
 def init_state(settings: Settings, key: Array) -> TrainState:
     """The train state before the first update; the slow critic starts as a copy."""
     params = init_params(settings.model, key)
-    solvers = make_optimizers(settings)
+    solvers = make_optimizers(settings.optimizer, settings.model)
     return TrainState(
         params=params,
         slow_critic=jax.tree.map(jnp.copy, params["critic"]),

@@ -1,10 +1,12 @@
-"""Optimisers of Dreamer: the official one (adaptive clipping, RMS scaling, momentum), and Adam.
+"""Optimisers of Dreamer: the official one (adaptive clipping, RMS scaling, momentum), Adam, Muon.
 
 Source: official DreamerV3; sheeprl for the Adams.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from mbx.agents.dreamer.networks import ModelConfig
+from mbx.agents.dreamer.settings import GROUPS, Optimizer
 from mbx.optim import scale_by_muon
 from mbx.types import Array, Params
 
@@ -109,37 +113,71 @@ def scale_by_laprop(
     return optax.GradientTransformation(init, update)
 
 
-def laprop(
+def make_optimizers(own: Optimizer, net: ModelConfig) -> dict[str, optax.GradientTransformation]:
+    """An optimiser for each group of parameters."""
+    own = own.resolved()
+    return {
+        group: make(
+            own.name,
+            own.learning_rates[i],
+            clip=own.clips[i],
+            eps=own.epsilons[i],
+            warmup=own.warmup,
+            tensor_of=functools.partial(official_tensor, net, group),
+        )
+        for i, group in enumerate(GROUPS)
+    }
+
+
+def make(
+    name: str,
     learning_rate: float,
     *,
-    clip: float = 0.3,
-    eps: float = 1e-20,
-    warmup: int = 1000,
+    clip: float,
+    eps: float,
+    warmup: int = 0,
     tensor_of: Callable[[str], Tensor] = Tensor,
 ) -> optax.GradientTransformation:
-    """The official optimiser: LaProp after an adaptive clip (0: none).
+    """The optimiser of a name; the rate rises linearly from 0 at the first of `warmup` updates.
 
-    The rate rises linearly from 0 at the first of `warmup` updates.
+    Args:
+        name: "laprop", the official one, after an adaptive clip; "adam" or "muon" after a clip of
+            the global norm.
+        clip: 0 for none.
+        tensor_of: see `clip_adaptively`.
     """
     rate = optax.linear_schedule(0.0, learning_rate, warmup) if warmup else learning_rate
-    clipping = clip_adaptively(clip, tensor_of=tensor_of) if clip else optax.identity()
-    return optax.chain(clipping, scale_by_laprop(eps=eps), optax.scale_by_learning_rate(rate))
+    if name == "laprop":
+        clipping, scale = clip_adaptively(clip, tensor_of=tensor_of), scale_by_laprop(eps=eps)
+    else:
+        clipping, scale = optax.clip_by_global_norm(clip), optax.scale_by_adam(eps=eps)
+    if name == "muon":
+        scale = scale_by_muon(scale)
+    solver = (scale, optax.scale_by_learning_rate(rate))
+    if name == "adam":  # nested as `optax.adam`: saved states have this structure
+        solver = (optax.chain(*solver),)
+    return optax.chain(clipping if clip else optax.identity(), *solver)
 
 
-def adam(
-    learning_rate: float, *, clip: float, eps: float, warmup: int = 0
-) -> optax.GradientTransformation:
-    """Adam after a global-norm clip (0: none)."""
-    rate = optax.linear_schedule(0.0, learning_rate, warmup) if warmup else learning_rate
-    clipping = optax.clip_by_global_norm(clip) if clip else optax.identity()
-    return optax.chain(clipping, optax.adam(rate, eps=eps))
+# Leaves that are one tensor in the official code (`core="dense"`: in sheeprl's).
+_JOINED = {
+    "rssm/hidden_h/kernel": "rssm/hidden/kernel",
+    "rssm/hidden_x/kernel": "rssm/hidden/kernel",
+    "rssm/hidden_a/kernel": "rssm/hidden/kernel",
+    "rssm/in_z/kernel": "rssm/in/kernel",
+    "rssm/in_a/kernel": "rssm/in/kernel",
+    "rssm/posterior/deter/kernel": "rssm/posterior/kernel",
+    "rssm/posterior/tokens/kernel": "rssm/posterior/kernel",
+}
 
 
-def muon(
-    learning_rate: float, *, clip: float, eps: float, warmup: int = 0
-) -> optax.GradientTransformation:
-    """`adam`, with Muon for the matrices (`mbx.optim`)."""
-    rate = optax.linear_schedule(0.0, learning_rate, warmup) if warmup else learning_rate
-    clipping = optax.clip_by_global_norm(clip) if clip else optax.identity()
-    scale = scale_by_muon(optax.scale_by_adam(eps=eps))
-    return optax.chain(clipping, scale, optax.scale_by_learning_rate(rate))
+def official_tensor(net: ModelConfig, group: str, path: str) -> Tensor:
+    """The tensor that a leaf of a group of parameters is, or is a part of, in the official code."""
+    if group == "model":
+        if path.startswith("decoder/vector/out/"):  # a linear output each part of the vector
+            sizes = tuple(math.prod(part.shape) for part in net.parts if not part.is_image)
+            return Tensor(path, sizes if len(sizes) > 1 else ())
+        joined = path in _JOINED and (net.core == "dense" or not path.startswith("rssm/in_"))
+        return Tensor(_JOINED[path] if joined else path)
+    means_and_stds = group == "actor" and path.startswith("out/") and not net.discrete
+    return Tensor(path, (net.action_dim,) * 2 if means_and_stds else ())

@@ -31,30 +31,24 @@ GROUPS = ("model", "actor", "critic")  # what each optimiser moves, in the order
 class Train(common.Train):
     """How long a run is and how often it learns."""
 
-    train_ratio: float = setting(64.0, "replayed rows per agent step")
+    train_ratio: float = setting(64.0, "Replayed rows per agent step.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Eval(common.Eval):
     """Evaluations."""
 
-    exploring: bool = setting(False, "evaluate the agent as it acts in training, too")
-    action: str = setting("mode", "of the policy in evaluations", choices=("mode", "sample"))
-
-    def check(self) -> Iterator[str]:
-        """Rules over several settings."""
-        if self.exploring and self.action == "sample":
-            yield (
-                "exploring=True with eval.action='sample' would play every evaluation twice with "
-                "the same actions: set eval.exploring=False"
-            )
+    exploring: bool = setting(False, "Evaluate the exploring agent, too.", needs={"action": "mode"})
+    action: str = setting(
+        "mode", "Action of the policy in evaluations.", choices=("mode", "sample")
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class Replay(common.Replay):
     """What is stored of the past, and what of it is drawn."""
 
-    context: bool = setting(False, "sequences start from stored latents, which updates write back")
+    context: bool = setting(False, "Start sequences from stored latents, which updates write back.")
     fresh: int = setting(
         0,
         "Sequences of each batch that are an environment's newest rows. They repeat a row about "
@@ -67,51 +61,61 @@ class Replay(common.Replay):
 class Model:
     """The networks."""
 
-    size: str = setting("tiny", "sets what is 0 below", choices=tuple(SIZES))
-    deter: int = setting(0, "units of the recurrent state; 0: as the size says")
-    hidden: int = setting(0, "units of the recurrent model's layers; 0: as the size says")
-    stoch: int = setting(0, "categorical latents; 0: as the size says")
-    classes: int = setting(0, "classes of a latent; 0: as the size says", at_most=127)
-    units: int = setting(0, "units of all other layers; 0: as the size says")
-    depth: int = setting(0, "channels of an image's first stage, halved; 0: as the size says")
-    blocks: int = setting(
-        0, "blocks of the recurrent cell; 0: as the size says", needs={"core": "block"}
+    size: str = setting(
+        "tiny", "Size of the networks: fills in what is 0 below.", choices=tuple(SIZES)
     )
+    deter: int = setting(0, "Units of the recurrent state. 0 = by size.")
+    hidden: int = setting(0, "Units of the recurrent model's layers. 0 = by size.")
+    stoch: int = setting(0, "Categorical latents. 0 = by size.")
+    classes: int = setting(0, "Classes of a latent. 0 = by size.", at_most=127)
+    units: int = setting(0, "Units of all other layers. 0 = by size.")
+    depth: int = setting(0, "Half the channels of an image's first stage. 0 = by size.")
+    blocks: int = setting(0, "Blocks of the recurrent cell. 0 = by size.", needs={"core": "block"})
     core: str = setting(
-        "block", "recurrent cell: block-diagonal or one dense layer", choices=("block", "dense")
+        "block", "Recurrent cell: block-diagonal or dense.", choices=("block", "dense")
     )
     core_layers: int = setting(
         1,
-        "hidden layers of the recurrent cell",
+        "Hidden layers of the recurrent cell.",
         at_least=1,
         needs={"core": "block"},
     )
-    norm: str = setting("rms", "RMSNorm or LayerNorm in every layer", choices=("rms", "layer"))
+    norm: str = setting(
+        "rms", "Normalization of every layer: RMSNorm or LayerNorm.", choices=("rms", "layer")
+    )
     initial: str = setting(
-        "zeros", "recurrent state at an episode's start", choices=("zeros", "learned")
+        "zeros", "Recurrent state at an episode's start.", choices=("zeros", "learned")
     )
-    encoder_layers: int = setting(3, "hidden layers of a vector's encoder", at_least=1)
-    decoder_layers: int = setting(3, "hidden layers of a vector's decoder", at_least=1)
-    reward_layers: int = setting(1, "hidden layers of the reward head")
-    continue_layers: int = setting(1, "hidden layers of the continue head")
-    policy_layers: int = setting(3, "hidden layers of the actor")
-    value_layers: int = setting(3, "hidden layers of the critic")
-    prior_layers: int = setting(2, "hidden layers of the prior", at_least=1)
-    posterior_layers: int = setting(1, "hidden layers of the posterior", at_least=1)
-    decoder_blocks: int = setting(8, "blocks of the layer from deter to an image", at_least=1)
-    unimix: float = setting(0.01, "share of the uniform distribution in the latents", at_most=1)
-    policy_unimix: float = setting(0.01, "and in policies of discrete actions", at_most=1)
+    encoder_layers: int = setting(3, "Hidden layers of a vector's encoder.", at_least=1)
+    decoder_layers: int = setting(3, "Hidden layers of a vector's decoder.", at_least=1)
+    reward_layers: int = setting(1, "Hidden layers of the reward head.")
+    continue_layers: int = setting(1, "Hidden layers of the continue head.")
+    policy_layers: int = setting(3, "Hidden layers of the actor.")
+    value_layers: int = setting(3, "Hidden layers of the critic.")
+    prior_layers: int = setting(2, "Hidden layers of the prior.", at_least=1)
+    posterior_layers: int = setting(1, "Hidden layers of the posterior.", at_least=1)
+    decoder_blocks: int = setting(
+        8, "Blocks of the layer from the recurrent state to an image.", at_least=1
+    )
+    unimix: float = setting(0.01, "Share of the uniform distribution in the latents.", at_most=1)
+    policy_unimix: float = setting(
+        0.01, "Share of the uniform distribution in discrete policies.", at_most=1
+    )
     init_std: float = setting(
-        2.0, "added to a continuous policy's raw standard deviation", at_least=None
+        2.0, "Offset of a continuous policy's raw standard deviation.", at_least=None
     )
-    min_std: float = setting(0.1, "smallest standard deviation of a continuous policy", above=0)
-    max_std: float = setting(1.0, "largest standard deviation of a continuous policy", above=0)
-    num_bins: int = setting(255, "bins of reward and value, an odd number", at_least=3)
-    bin_max: float = setting(20.0, "largest bin, in symlog space", above=0, at_most=80)
+    min_std: float = setting(0.1, "Smallest standard deviation of a continuous policy.", above=0)
+    max_std: float = setting(1.0, "Largest standard deviation of a continuous policy.", above=0)
+    num_bins: int = setting(255, "Bins of reward and value, an odd number.", at_least=3)
+    bin_max: float = setting(20.0, "Largest bin, in symlog space.", above=0, at_most=80)
     bins_space: str = setting(
-        "symlog", "where two-hot codes interpolate between bins", choices=("symlog", "raw")
+        "symlog",
+        "Space in which two-hot codes interpolate between bins.",
+        choices=("symlog", "raw"),
     )
-    dtype: str = setting("float32", "of matrix products", choices=("float32", "bfloat16"))
+    dtype: str = setting(
+        "float32", "Data type of matrix products.", choices=("float32", "bfloat16")
+    )
 
     def check(self) -> Iterator[str]:
         """Rules over several settings."""
@@ -128,29 +132,29 @@ class Model:
 class Loss:
     """Batches and the world model's loss."""
 
-    batch_size: int = setting(16, "sequences of a batch", at_least=1)
-    batch_length: int = setting(32, "rows of a sequence, of each of its parts", at_least=1)
+    batch_size: int = setting(16, "Sequences of a batch.", at_least=1)
+    batch_length: int = setting(32, "Rows of each part of a sequence.", at_least=1)
     parts: int = setting(
         1,
-        "of a sequence, learned from in turn; the recurrent state is carried from one to the next",
+        "Parts of a sequence, learned from in turn; the recurrent state is carried on.",
         at_least=1,
     )
     updates: str = setting(
         "sequential",
-        "world model, then behaviour in the updated one; or one joint gradient",
+        "Order of updates: world model, then behaviour in the updated one; or one joint gradient.",
         choices=("sequential", "joint"),
     )
     free_nats: float = setting(0.1, "KL of a row that costs nothing, in nats.")
     free_nats_gradient: bool = setting(
-        False, "that floor changes the value only", needs={"free_nats": NONZERO}
+        False, "Keep the KL's gradient below the free nats.", needs={"free_nats": NONZERO}
     )
-    dynamics_coef: float = setting(0.5, "weight of the KL that moves the prior")
+    dynamics_coef: float = setting(0.5, "Weight of the KL that moves the prior (beta_dyn).")
     representation_coef: float = setting(
-        0.01, "weight of the KL that moves the posterior; 0.1 blurs small observations"
+        0.01, "Weight of the KL that moves the posterior (beta_rep)."
     )
-    reward_gradient: bool = setting(True, "the reward loss shapes the representation")
+    reward_gradient: bool = setting(True, "Let the reward loss shape the representation.")
     continue_discount: bool = setting(
-        False, "the continue head predicts gamma times continue; imagination applies no other"
+        False, "Predict gamma times continue, and apply no other discount in imagination."
     )
     heads: str = setting("", common.HEADS_HELP)
 
@@ -176,14 +180,16 @@ class Loss:
 class Imagination:
     """Imagined trajectories, from which behaviour is learned."""
 
-    horizon: int = setting(15, "imagined steps", at_least=1)
-    rows: int = setting(8, "last rows of a sequence to imagine from; 0: all")
+    horizon: int = setting(15, "Imagined steps.", at_least=1)
+    rows: int = setting(8, "Last rows of a sequence that imagination starts from. 0 = all.")
     continues: str = setting(
-        "hard", "predicted continues: 0 or 1, or the probability", choices=("hard", "soft")
+        "hard",
+        "Predicted continues: 0 or 1 (hard), or the probability (soft).",
+        choices=("hard", "soft"),
     )
     first_continue: str = setting(
         "real",
-        "continue of the start: the replay row's or predicted",
+        "Continue of the start: the replay row's, or predicted.",
         choices=("real", "predicted"),
     )
 
@@ -194,20 +200,20 @@ class Actor:
 
     gradient: str = setting(
         "auto",
-        "through the model (reparam) or not; auto: reparam for continuous actions",
+        "Gradient of the policy. reparam = by the model; auto = reparam for continuous actions.",
         choices=("auto", "reinforce", "reparam"),
     )
-    entropy_coef: float = setting(3e-4, "weight of the policy's entropy")
+    entropy_coef: float = setting(3e-4, "Weight of the policy's entropy.")
     action_clip: float = setting(
         1.0,
-        "largest continuous action of a policy learned through the model; 0: any",
+        "Largest continuous action of a policy learned through the model. 0 = any.",
         at_most=1,
         needs={"gradient": ("auto", "reparam")},
     )
-    return_limit: float = setting(1.0, "smallest divisor of advantages", at_least=1e-8)
-    return_decay: float = setting(0.99, "of the average of the returns' percentiles", at_most=1)
+    return_limit: float = setting(1.0, "Smallest divisor of advantages.", at_least=1e-8)
+    return_decay: float = setting(0.99, "Decay of the moving percentiles of returns.", at_most=1)
     return_percentiles: tuple[float, float] = setting(
-        (5.0, 95.0), "whose distance divides advantages, in percent", at_most=100
+        (5.0, 95.0), "Percentiles of returns whose distance divides advantages.", at_most=100
     )
 
     def check(self) -> Iterator[str]:
@@ -221,22 +227,24 @@ class Actor:
 class Critic:
     """The value's loss."""
 
-    gamma: float = setting(1.0 - 1.0 / 333.0, "discount of an agent step", above=0, at_most=1)
-    lambda_: float = setting(0.95, "trace of the lambda returns", at_most=1)
-    tau: float = setting(0.02, "share of the critic in a move of the slow critic", at_most=1)
-    target_update_freq: int = setting(1, "updates between moves of the slow critic", at_least=1)
-    regularizer: float = setting(1.0, "weight of the loss towards the slow critic")
+    gamma: float = setting(1.0 - 1.0 / 333.0, "Discount of an agent step.", above=0, at_most=1)
+    lambda_: float = setting(0.95, "Trace of the lambda returns.", at_most=1)
+    tau: float = setting(0.02, "Share of the critic in an update of the slow critic.", at_most=1)
+    target_update_freq: int = setting(
+        1, "Gradient steps between updates of the slow critic.", at_least=1
+    )
+    regularizer: float = setting(1.0, "Weight of the loss towards the slow critic.")
     replay_loss: str = setting(
         "aligned",
-        "loss on replay rows: on row t by the reward of row t + 1, or none",
+        "Critic loss on replay rows: row t by the reward of row t + 1 (aligned), or none.",
         choices=("aligned", "none"),
     )
     replay_coef: float = setting(
-        0.3, "weight of the loss on replay rows", needs={"replay_loss": "aligned"}
+        0.3, "Weight of the critic loss on replay rows.", needs={"replay_loss": "aligned"}
     )
     replay_gradient: bool = setting(
         False,
-        "the loss on replay rows shapes the representation",
+        "Let the critic loss on replay rows shape the representation.",
         needs={"replay_loss": "aligned", "loss.updates": "joint"},
     )
 
@@ -252,10 +260,10 @@ class Optimizer:
 
     name: str = setting(
         "adam",
-        "which; muon: the matrices by it, all else by adam, at the same rates",
+        "Optimizer. muon = Muon for matrices and Adam for the rest, at the same rates.",
         choices=("adam", "laprop", "muon"),
     )
-    learning_rates: tuple[float, float, float] = setting((2e-4, 3e-4, 1e-3), "step sizes")
+    learning_rates: tuple[float, float, float] = setting((2e-4, 3e-4, 1e-3), "Learning rates.")
     clips: tuple[float, ...] = setting(
         (),
         "Largest norm of a gradient; laprop: of a tensor's, relative to the parameter's. 0 = any; "
@@ -293,22 +301,21 @@ class Optimizer:
 class Settings(RunSettings):
     """All settings of a Dreamer run."""
 
-    agent: str = setting("dreamer", "which agent")
-    env: common.Env = section(common.Env(name="gymnax:CartPole-v1"), "the task")
+    agent: str = setting("dreamer", "Name of the agent.")
+    env: common.Env = section(common.Env(name="gymnax:CartPole-v1"), "The environment.")
     train: Train = section(
-        Train(steps=60_000, seed_steps=1_000, log_interval=1_000), "how long, how often"
+        Train(steps=60_000, seed_steps=1_000, log_interval=1_000),
+        "Length of a run and how often it learns.",
     )
-    eval: Eval = section(Eval(interval=5_000, exploring=True), "evaluations")
-    checkpoint: common.Checkpoint = section(
-        common.Checkpoint(interval=20_000), "when the state is saved"
-    )
-    replay: Replay = section(Replay(capacity=200_000), "what is stored and drawn")
-    model: Model = section(Model(), "the networks")
-    loss: Loss = section(Loss(), "batches and the world model's loss")
-    imagination: Imagination = section(Imagination(), "imagined trajectories")
-    actor: Actor = section(Actor(), "the policy's loss")
-    critic: Critic = section(Critic(), "the value's loss")
-    optimizer: Optimizer = section(Optimizer(), "optimisers of model, actor and critic")
+    eval: Eval = section(Eval(interval=5_000, exploring=True), "Evaluations.")
+    checkpoint: common.Checkpoint = section(common.Checkpoint(interval=20_000), "Checkpoints.")
+    replay: Replay = section(Replay(capacity=200_000), "The replay buffer.")
+    model: Model = section(Model(), "The networks.")
+    loss: Loss = section(Loss(), "Batches and the world model's loss.")
+    imagination: Imagination = section(Imagination(), "Imagined trajectories.")
+    actor: Actor = section(Actor(), "The policy's loss.")
+    critic: Critic = section(Critic(), "The value's loss.")
+    optimizer: Optimizer = section(Optimizer(), "Optimizers of model, actor and critic.")
 
     def updates_per_step(self) -> float:
         """Learner updates of an agent step: the train ratio over the rows of a batch."""

@@ -7,8 +7,6 @@ Axes: T time, B batch, N imagined trajectories, H imagined steps.
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +15,11 @@ import jax.numpy as jnp
 import optax
 
 from mbx import observations, replay
-from mbx.agents.dreamer import optimizers, policy, rssm, sequences
+from mbx.agents.dreamer import policy, rssm, sequences
 from mbx.agents.dreamer.behaviour import behaviour_losses
 from mbx.agents.dreamer.networks import ModelConfig
-from mbx.agents.dreamer.settings import GROUPS, Settings
+from mbx.agents.dreamer.optimizers import make_optimizers
+from mbx.agents.dreamer.settings import Settings
 from mbx.agents.dreamer.types import (
     Batch,
     Behaviour,
@@ -35,6 +34,8 @@ from mbx.agents.dreamer.world_model import model_losses, scaled_sum
 from mbx.fast import collectives
 from mbx.types import Array, Metrics, Params
 
+NOISE_AXES = Noise(posterior=1, prior=2, action=2)  # which is the batch's in `draw_noise`
+
 
 def make_update(settings: Settings) -> Callable:
     """`Agent.update`: sample, one learner step of every part, write new latents back.
@@ -46,7 +47,7 @@ def make_update(settings: Settings) -> Callable:
 
     def learn(carry: tuple[TrainState, State], part: tuple[Batch, Array]) -> Any:
         (train, state), (batch, key) = carry, part
-        noise = by_row(settings, draw_noise(settings, key))
+        noise = draw_noise(settings, key)
         train, metrics, states = collectives.shard_map(
             learn_apart, (None, 1, 0, NOISE_AXES), train, batch, state, noise, out=(None, None, 1)
         )
@@ -117,29 +118,15 @@ def stored(state: State) -> dict[str, Array]:
 
 
 def draw_noise(settings: Settings, key: Array) -> Noise:
-    """The random numbers of one update."""
+    """The random numbers of one update, of imagined trajectories by the rows they start in."""
     keys = jax.random.split(key, 3)
     net, length, batch = settings.model, settings.loss.batch_length, settings.loss.batch_size
-    num, horizon = (settings.imagination.rows or length) * batch, settings.imagination.horizon
+    starts, horizon = (settings.imagination.rows or length, batch), settings.imagination.horizon
     return Noise(
         posterior=jax.random.uniform(keys[0], (length, batch, net.stoch)),
-        prior=jax.random.uniform(keys[1], (horizon, num, net.stoch)),
-        action=policy.draw(net, keys[2], (horizon + 1, num)),
+        prior=jax.random.uniform(keys[1], (horizon, *starts, net.stoch)),
+        action=policy.draw(net, keys[2], (horizon + 1, *starts)),
     )
-
-
-# The axis of each that is the batch's, `by_row`.
-NOISE_AXES = Noise(posterior=1, prior=2, action=2)
-
-
-def by_row(settings: Settings, noise: Noise) -> Noise:
-    """The draws of imagined trajectories by where those start: `[H, N, ...] -> [H, K, B, ...]`."""
-    batch = settings.loss.batch_size
-
-    def split(x: Array) -> Array:
-        return x.reshape(x.shape[0], -1, batch, *x.shape[2:])
-
-    return noise._replace(**jax.tree.map(split, dict(prior=noise.prior, action=noise.action)))
 
 
 def by_trajectory(noise: Noise) -> Noise:
@@ -148,17 +135,13 @@ def by_trajectory(noise: Noise) -> Noise:
     def merge(x: Array) -> Array:
         return x.reshape(x.shape[0], -1, *x.shape[3:])
 
-    return noise._replace(**jax.tree.map(merge, dict(prior=noise.prior, action=noise.action)))
+    return noise._replace(prior=merge(noise.prior), action=merge(noise.action))
 
 
 def update_from_batch(
     settings: Settings, state: TrainState, batch: Batch, carry: State, noise: Noise
 ) -> tuple[TrainState, Metrics, State]:
     """One learner step with given draws: the deterministic core of `update`.
-
-    On several devices (`fast.collectives`) it is the step on the whole batch: they exchange
-    gradients of the world model, the imagined returns, whose percentiles scale the actor's loss,
-    and the gradients of actor and critic ("joint": the returns and all gradients).
 
     Returns:
         The new state, metrics and the posterior states `[T, B, ...]` of the batch.
@@ -167,7 +150,8 @@ def update_from_batch(
     count = state.step + 1
     slow = move_slow_critic(settings, step.params["critic"], state.slow_critic, count)
     state = TrainState(step.params, slow, step.opt_state, step.result.ema, count)
-    return state, step.metrics | grad_norms(step.grads), step.output.observed.states
+    norms = {f"grad_norm/{name}": optax.tree.norm(grad) for name, grad in step.grads.items()}
+    return state, step.metrics | norms, step.output.observed.states
 
 
 def step_gradients(
@@ -176,113 +160,67 @@ def step_gradients(
     """Gradients and parameters of one step: all at once, or the world model first ("sequential").
 
     In sequence, behaviour is imagined in the updated model from posteriors computed before, without
-    gradient to it.
+    gradient to it. On several devices (`fast.collectives`) each step is that on the whole batch:
+    they exchange gradients and metrics, and the imagined returns, whose percentiles scale the
+    actor's loss.
     """
-    solvers = make_optimizers(settings)
 
-    def apply(grads: Params) -> tuple[Params, Params]:
-        params, opt_state = {}, {}
-        for name, grad in grads.items():
-            old = state.params[name]
-            updates, opt_state[name] = solvers[name].update(grad, state.opt_state[name], old)
-            params[name] = optax.apply_updates(old, updates)
-        return params, opt_state
-
-    if settings.loss.updates == "joint":
-        grads, output, result, terms = joint_gradients(settings, state, batch, carry, noise)
-        shares = grads, model_metrics(output) | behaviour_metrics(result, terms)
-        grads, metrics = collectives.psum(shares)
-        return Step(grads, *apply(grads), output, result, terms, metrics)
-
-    def model_loss(model: Params) -> tuple[Array, ModelOutput]:
-        output = model_losses(settings, model, batch, carry, noise.posterior)
+    def model_loss(params: Params) -> tuple[Array, ModelOutput]:
+        output = model_losses(settings, params["model"], batch, carry, noise.posterior)
         return scaled_sum(settings, output.losses), output
 
-    model_grads, output = jax.grad(model_loss, has_aux=True)(state.params["model"])
-    model_grads, metrics = collectives.psum((model_grads, model_metrics(output)))
-    params, opt_state = apply({"model": model_grads})
-
-    def behaviour_loss(own: Params) -> tuple[Array, Any]:
+    def behaviour_loss(params: Params, output: ModelOutput) -> tuple[Array, Any]:
         terms, result = behaviour_losses(
-            settings, params | own, state.slow_critic, output, batch, state.ema, noise
+            settings, params, state.slow_critic, output, batch, state.ema, noise
         )
         return behaviour_sum(settings, terms), (terms, result)
 
+    def joint_loss(params: Params) -> tuple[Array, Any]:
+        model, output = model_loss(params)
+        behaviour, found = behaviour_loss(params, output)
+        return model + behaviour, (output, *found)
+
+    if settings.loss.updates == "joint":
+        grads, (output, terms, result) = jax.grad(joint_loss, has_aux=True)(state.params)
+        measured = model_metrics(output) | behaviour_metrics(result, terms)
+        grads, metrics = collectives.psum((grads, measured))
+        return Step(grads, *apply(settings, state, grads), output, result, terms, metrics)
+
     own = {name: state.params[name] for name in ("actor", "critic")}
-    grads, (terms, result) = jax.grad(behaviour_loss, has_aux=True)(own)
-    grads, extra = collectives.psum((grads, behaviour_metrics(result, terms)))
-    moved, moved_opt = apply(grads)
+    grads, output = jax.grad(model_loss, has_aux=True)({"model": state.params["model"]})
+    grads, metrics = collectives.psum((grads, model_metrics(output)))
+    params, opt_state = apply(settings, state, grads)
+    more, (terms, result) = jax.grad(
+        lambda own: behaviour_loss(params | own, output), has_aux=True
+    )(own)
+    more, measured = collectives.psum((more, behaviour_metrics(result, terms)))
+    moved, moved_opt = apply(settings, state, more)
     return Step(
-        {"model": model_grads, **grads},
+        grads | more,
         params | moved,
         opt_state | moved_opt,
         output,
         result,
         terms,
-        metrics | extra,
+        metrics | measured,
     )
 
 
-def joint_gradients(
-    settings: Settings, state: TrainState, batch: Batch, carry: State, noise: Noise
-) -> tuple[Params, ModelOutput, Behaviour, dict[str, Array]]:
-    """Gradients of the one total loss ("joint"), and what was computed on the way."""
-
-    def total(params: Params) -> tuple[Array, Any]:
-        output = model_losses(settings, params["model"], batch, carry, noise.posterior)
-        terms, result = behaviour_losses(
-            settings, params, state.slow_critic, output, batch, state.ema, noise
-        )
-        loss = scaled_sum(settings, output.losses) + behaviour_sum(settings, terms)
-        return loss, (output, result, terms)
-
-    grads, aux = jax.grad(total, has_aux=True)(state.params)
-    return grads, *aux
+def apply(settings: Settings, state: TrainState, grads: Params) -> tuple[Params, Params]:
+    """Parameters and optimiser states of the groups that have gradients, one step on."""
+    solvers = make_optimizers(settings.optimizer, settings.model)
+    params, opt_state = {}, {}
+    for name, grad in grads.items():
+        old = state.params[name]
+        updates, opt_state[name] = solvers[name].update(grad, state.opt_state[name], old)
+        params[name] = optax.apply_updates(old, updates)
+    return params, opt_state
 
 
 def behaviour_sum(settings: Settings, terms: dict[str, Array]) -> Array:
     """Mean losses of actor and critic, the replay loss by its coefficient."""
-    coef = settings.critic.replay_coef if "replay_value" in terms else None
-    scales = {"replay_value": coef}
+    scales = {"replay_value": settings.critic.replay_coef}
     return sum(scales.get(name, 1.0) * collectives.mean_share(loss) for name, loss in terms.items())
-
-
-def make_optimizers(settings: Settings) -> dict[str, optax.GradientTransformation]:
-    """An optimiser for each group of parameters."""
-    own, result = settings.optimizer.resolved(), {}
-    for i, group in enumerate(GROUPS):
-        numbers = dict(clip=own.clips[i], eps=own.epsilons[i], warmup=own.warmup)
-        if own.name == "laprop":
-            tensor_of = functools.partial(official_tensor, settings.model, group)
-            result[group] = optimizers.laprop(own.learning_rates[i], tensor_of=tensor_of, **numbers)
-        else:
-            make = optimizers.muon if own.name == "muon" else optimizers.adam
-            result[group] = make(own.learning_rates[i], **numbers)
-    return result
-
-
-# Leaves that are one tensor in the official code (`core="dense"`: in sheeprl's).
-_JOINED = {
-    "rssm/hidden_h/kernel": "rssm/hidden/kernel",
-    "rssm/hidden_x/kernel": "rssm/hidden/kernel",
-    "rssm/hidden_a/kernel": "rssm/hidden/kernel",
-    "rssm/in_z/kernel": "rssm/in/kernel",
-    "rssm/in_a/kernel": "rssm/in/kernel",
-    "rssm/posterior/deter/kernel": "rssm/posterior/kernel",
-    "rssm/posterior/tokens/kernel": "rssm/posterior/kernel",
-}
-
-
-def official_tensor(net: ModelConfig, group: str, path: str) -> optimizers.Tensor:
-    """The tensor that a leaf of a group of parameters is, or is a part of, in the official code."""
-    if group == "model":
-        if path.startswith("decoder/vector/out/"):  # a linear output each part of the vector
-            sizes = tuple(math.prod(part.shape) for part in net.parts if not part.is_image)
-            return optimizers.Tensor(path, sizes if len(sizes) > 1 else ())
-        joined = path in _JOINED and (net.core == "dense" or not path.startswith("rssm/in_"))
-        return optimizers.Tensor(_JOINED[path] if joined else path)
-    means_and_stds = group == "actor" and path.startswith("out/") and not net.discrete
-    return optimizers.Tensor(path, (net.action_dim,) * 2 if means_and_stds else ())
 
 
 def move_slow_critic(settings: Settings, critic: Params, slow: Params, step: Array) -> Params:
@@ -305,8 +243,3 @@ def behaviour_metrics(result: Behaviour, terms: dict[str, Array]) -> Metrics:
     return {
         names[name]: collectives.mean_share(loss) for name, loss in terms.items()
     } | result.metrics
-
-
-def grad_norms(grads: Params) -> Metrics:
-    """Norms of the whole batch's gradients."""
-    return {f"grad_norm/{name}": optax.tree.norm(grad) for name, grad in grads.items()}
