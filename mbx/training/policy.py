@@ -30,6 +30,7 @@ from mbx.fast import rng
 from mbx.files import atomic_write
 from mbx.training import build, run, specs
 from mbx.training.checkpoint import Checkpointer, load_settings
+from mbx.training.environments import environment_spec
 from mbx.types import Array, EnvSpec
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -68,15 +69,13 @@ def load_policy(
     spec = specs.load(run_dir) if which == "best" else None
     if spec is None:
         agent, train, settings = run.load(run_dir, which=which)
-        environment = run.evaluation_environment(settings, 1, seed=0)
-        spec = environment.spec
+        spec = environment_spec(settings)
     else:
         run.require_float32()
         settings = load_settings(run_dir)
         agent = build.build_agent(settings, spec)
-        checkpointer = Checkpointer(run_dir)
-        train, _ = checkpointer.restore_best(jax.eval_shape(agent.init, jax.random.key(0)))
-        checkpointer.close()
+        with Checkpointer(run_dir) as checkpointer:
+            train, _ = checkpointer.restore_best(jax.eval_shape(agent.init, jax.random.key(0)))
     return Policy(agent, train, spec, settings, planner=planner, batch=batch, seed=seed)
 
 
@@ -111,13 +110,11 @@ class Policy:
             raise ValueError(f"batch={batch}: give at least 1, or None for a single observation")
         self.spec, self._batch, self._num = spec, batch, batch or 1
         self._shape = (self._num, *spec.obs_shape)
-        leaves, self._structure = jax.tree.flatten(train)
-        actor = strongly_typed(agent.init_actor(self._num))
-        begun, actor_structure = jax.tree.flatten(actor)
-        key = jax.random.key_data(jax.random.key(seed))
+        leaves, structure = jax.tree.flatten(train)
+        begun, actor_structure = jax.tree.flatten(strongly_typed(agent.init_actor(self._num)))
 
         def step(leaves: list, carry: list, obs: Array, first: Array) -> tuple[Array, list]:
-            train = jax.tree.unflatten(self._structure, leaves)
+            train = jax.tree.unflatten(structure, leaves)
             *rest, key = carry
             now, later = jax.random.split(jax.random.wrap_key_data(key, impl="threefry2x32"))
             actor = jax.tree.unflatten(actor_structure, rest)
@@ -126,10 +123,9 @@ class Policy:
             return in_units(spec, action), carry
 
         zeros = np.zeros(self._shape, spec.obs_dtype), np.ones(self._num, bool)
-        carry = [*begun, key]
+        carry = [*begun, jax.random.key_data(jax.random.key(seed))]
         with run.matmul_precision(settings.matmul_precision):
-            # Most of a train state is of learning: an action does not read it.
-            used = _used(step, leaves, carry, *zeros)
+            used = _used(step, leaves, carry, *zeros)  # an action reads few leaves of a train state
             shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
 
             def lean(few: list, carry: list, obs: Array, first: Array) -> tuple[Array, list]:
@@ -141,27 +137,20 @@ class Policy:
             self._compiled = jax.jit(lean)
             # Bound to no device, as what the program makes of them: one program for all calls.
             self._leaves = [jnp.asarray(np.asarray(leaves[i])) for i in used]
-            self._begun = [jnp.asarray(np.asarray(x)) for x in carry]
-            self._carry = self._begun
+            self._carry = self._begun = [jnp.asarray(np.asarray(x)) for x in carry]
             jax.block_until_ready(self._compiled(self._leaves, self._carry, *zeros))
         self._precision = settings.matmul_precision
         self.reset()
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """Of what a call takes: `[...]`, or `[batch, ...]`."""
+        """Shape of an observation as the agent sees it: `[...]`, or `[batch, ...]`."""
         return self._shape if self._batch else self._shape[1:]
 
     def reset(self, which: np.ndarray | None = None) -> None:
-        """Tell that the next observation begins an episode.
-
-        Args:
-            which: `[batch]` bool, those of a batch that do; None: all.
-        """
-        if which is None:
-            self._first = np.ones(self._num, bool)
-        else:
-            self._first = self._first | np.asarray(which, bool)
+        """Begin an episode with the next observation: all of a batch, or `which` `[batch]` bool."""
+        first = np.ones(self._num, bool)
+        self._first = first if which is None else self._first | np.asarray(which, bool)
 
     def __call__(self, observation: Any) -> np.ndarray | int:
         """The action for an observation, or `[batch, ...]` of them.
@@ -203,15 +192,14 @@ class Policy:
             raise ImportError("exporting needs flatbuffers: pip install -e '.[export]'") from error
         zeros = np.zeros(self._shape, self.spec.obs_dtype), np.ones(self._num, bool)
         with run.matmul_precision(self._precision):
-            exported = jax.export.export(self._compiled, platforms=PLATFORMS)(
-                self._leaves, self._begun, *zeros
-            )
+            export = jax.export.export(self._compiled, platforms=PLATFORMS)
+            program = export(self._leaves, self._begun, *zeros).serialize()
+        lists = {"params": self._leaves, "memory": self._begun}
+        named = {f"{n}_{i}": np.asarray(x) for n, xs in lists.items() for i, x in enumerate(xs)}
         arrays, content = io.BytesIO(), io.BytesIO()
-        named = {f"params_{i}": np.asarray(x) for i, x in enumerate(self._leaves)}
-        named |= {f"memory_{i}": np.asarray(x) for i, x in enumerate(self._begun)}
         np.savez(arrays, **named)
         with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
-            file.writestr("program", exported.serialize())
+            file.writestr("program", program)
             file.writestr("arrays.npz", arrays.getvalue())
             file.writestr("about.json", json.dumps(self._about()))
         atomic_write(path, content.getvalue())
@@ -247,7 +235,6 @@ def as_seen(spec: EnvSpec, observation: Any, lead: tuple[int, ...] = ()) -> np.n
         >>> policy.as_seen(spec, 6).tolist()
         [0.0, 1.0, 0.0]
     """
-    choices = dict(spec.choices)
     if isinstance(observation, Mapping) or (spec.parts and isinstance(observation, tuple)):
         if not spec.parts:
             raise ValueError(
@@ -256,13 +243,10 @@ def as_seen(spec: EnvSpec, observation: Any, lead: tuple[int, ...] = ()) -> np.n
         given = observations.flat(_by_name(observation))
         if missing := [part.name for part in spec.parts if part.name not in given]:
             raise ValueError(f"an observation without {missing[0]!r}: it has {sorted(given)}")
-        values = {
-            part.name: _part(given[part.name], part.name, part.shape, lead, choices)
-            for part in spec.parts
-        }
+        values = {p.name: _part(spec, given[p.name], *p, lead) for p in spec.parts}
         obs = observations.join(spec.parts, values)
     else:
-        obs = _part(observation, "", spec.obs_shape, lead, choices)
+        obs = _part(spec, observation, "", spec.obs_shape, lead)
     obs = np.asarray(obs, spec.obs_dtype)
     if not np.all(np.isfinite(observations.numbers(spec.parts, obs))):
         raise ValueError(
@@ -282,19 +266,15 @@ def _by_name(observation: Any) -> Any:
 
 
 def _part(
-    value: Any,
-    name: str,
-    shape: tuple[int, ...],
-    lead: tuple[int, ...],
-    choices: Mapping[str, Any],
+    spec: EnvSpec, value: Any, name: str, shape: tuple[int, ...], lead: tuple[int, ...]
 ) -> np.ndarray:
     """A part of an observation `[*lead, *shape]`; the numbers of choices become one-hot."""
-    array = np.asarray(value)
+    array, wanted = np.asarray(value), (*lead, *shape)
     named = f"an observation whose {name!r}" if name else "an observation that"
-    entries = choices.get(name, ())
+    entries = dict(spec.choices).get(name, ())
     if entries and shape == (len(entries),):  # a single value each
-        array = np.ones((*lead, *shape), np.float32)
-    elif entries and array.shape != (*lead, *shape) and array.size == np.prod(lead) * len(entries):
+        array = np.ones(wanted, np.float32)
+    elif entries and array.shape != wanted and array.size == np.prod(lead) * len(entries):
         hot = []
         for column, (first, count) in zip(array.reshape(-1, len(entries)).T, entries, strict=True):
             if not np.isin(column, np.arange(first, first + count)).all():
@@ -304,13 +284,12 @@ def _part(
             hot.append(np.eye(count, dtype=np.float32)[column.astype(int) - first])
         array = np.concatenate(hot, axis=1)
     flat = len(shape) == 1 and array.shape[: len(lead)] == lead
-    if array.shape != (*lead, *shape) and not (flat and array.size == np.prod((*lead, *shape))):
-        batch = " (load_policy's batch says how many at once)" if not name else ""
+    if array.shape != wanted and not (flat and array.size == np.prod(wanted)):
+        batch = "" if name else " (load_policy's batch says how many at once)"
         raise ValueError(
-            f"{named} has the shape {list(array.shape)}: this policy takes "
-            f"{list((*lead, *shape))}{batch}"
+            f"{named} has the shape {list(array.shape)}: this policy takes {list(wanted)}{batch}"
         )
-    return array.reshape((*lead, *shape))
+    return array.reshape(wanted)
 
 
 def _used(step: Any, leaves: list, *inputs: Any) -> list[int]:

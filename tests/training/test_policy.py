@@ -92,7 +92,7 @@ def test_it_acts_as_the_agent_with_the_same_keys(workdir, planning):
 
 def test_without_the_planner_it_is_the_policy_s_mean(workdir, alone):
     obs = np.float32([[0.1, 0.2], [-3.0, 0.4], [0.0, 0.0]])
-    train = jax.tree.unflatten(alone._structure, _all_leaves(workdir))
+    train = _train_state(workdir)
     model = importlib.import_module("mbx.agents.tdmpc.agent")
     settings = run.load_settings(workdir)
     world = model.make_world_model(model.world_config(settings, SPEC))
@@ -104,12 +104,12 @@ def test_without_the_planner_it_is_the_policy_s_mean(workdir, alone):
     np.testing.assert_array_equal(alone(obs), alone(obs))  # nothing is drawn
 
 
-def _all_leaves(workdir):
+def _train_state(workdir):
     agent = build.build_agent(run.load_settings(workdir), SPEC)
     checkpointer = Checkpointer(workdir)
     train, _ = checkpointer.restore_best(jax.eval_shape(agent.init, jax.random.key(0)))
     checkpointer.close()
-    return jax.tree.leaves(train)
+    return train
 
 
 def test_a_reset_of_some_of_a_batch(alone):
