@@ -8,7 +8,8 @@ From the command line: `python -m experiments.evaluate RUN --video=episode.gif`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import envs
+from mbx.agents.settings import RunSettings
 from mbx.envs.base import JaxEnvironment
 from mbx.envs.host import SteppedEnvironment
 from mbx.envs.render import Renderer
@@ -23,7 +25,7 @@ from mbx.fast import rng
 from mbx.files import prepare_output
 from mbx.pictures import write_picture
 from mbx.training.build import Config, read
-from mbx.training.environments import make_environment
+from mbx.training.environments import make_environment, opened
 
 Array = jax.Array
 MAX_FRAMES = 250
@@ -34,7 +36,7 @@ class Episode(NamedTuple):
 
     Attributes:
         frames: pictures, uint8 `[height, width, 3]`, of the states that actions were chosen in, or
-            of every second, third, … of them.
+            of every second, fourth, … of them.
         milliseconds: how long a frame is shown.
         total: the return.
         length: agent steps.
@@ -52,24 +54,25 @@ def check(config: Config, path: str) -> Renderer | None:
     None for an environment on the host, which draws itself; a first picture has been tried then.
 
     Raises ValueError for a name that does not end in .gif and for environments that are not drawn,
-    NoRenderer where this machine has nothing to draw them with.
+    OSError for a path that cannot be written, NoRenderer where this machine cannot draw.
     """
     if not path.endswith(".gif"):
         raise ValueError(f"video={path!r}: must end in .gif")
     prepare_output(path)
-    if envs.films(read(config).env.name):
-        environment = _host(config)
-        try:
-            environment.render()
-        finally:
-            environment.close()
-        return None
-    return _renderer(config)
-
-
-def _renderer(config: Config) -> Renderer:
     settings = read(config)
+    if not envs.films(settings.env.name):
+        return _renderer(settings)
+    with opened(_environment(settings, film=True)) as environment:
+        environment.render()
+    return None
+
+
+def _renderer(settings: RunSettings) -> Renderer:
     return envs.make_renderer(settings.env.name, **settings.environment_options(False))
+
+
+def _environment(settings: RunSettings, film: bool) -> Any:
+    return make_environment(settings, 1, seed=0, training=False, film=film)
 
 
 def record(
@@ -85,34 +88,34 @@ def record(
     """Play one episode without exploration noise and draw it.
 
     Args:
-        act: an agent's.
-        init_actor: likewise.
-        train_state: likewise.
+        act, init_actor: an agent's.
+        train_state: the agent's.
         config: of the run, whose environment is played.
         key: of the environment and the planner.
         renderer: None for the environment's own, and for one on the host.
-        max_frames: of longer episodes fewer states are drawn.
+        max_frames: of longer episodes every second, fourth, … state is drawn.
 
     Raises:
         ValueError, NoRenderer, ImportError: as `mbx.envs.make_renderer`.
     """
-    if renderer is None and envs.films(read(config).env.name):
-        return _record_host(act, init_actor, train_state, config, key, max_frames)
-    renderer = renderer or _renderer(config)
-    environment = make_environment(config, 1, seed=0, training=False)
-    reset_key, step_key = jax.random.split(key)
-    advance = _advance(act, environment, renderer)
-    env_state, obs = jax.jit(environment.reset)(reset_key)
-    carry, views, total, done = (env_state, obs, init_actor(1)), [], 0.0, False
-    while not done:
-        carry, shown = advance(train_state, carry, jnp.int32(len(views)), step_key)
-        view, reward, done = jax.device_get(shown)
-        views.append(view)
-        total += float(reward)
-    stride = -(-len(views) // max_frames)
-    seconds = renderer.seconds * environment.spec.action_repeat * stride
-    frames = [np.array(renderer.draw(view)) for view in views[::stride]]
-    return Episode(frames, int(np.clip(1000 * seconds, 20, 500)), total, len(views))
+    settings = read(config)
+    film = renderer is None and envs.films(settings.env.name)
+    renderer = None if film else renderer or _renderer(settings)
+    frames: list[np.ndarray] = []
+    rewards: list[float] = []
+    with opened(_environment(settings, film)) as environment:
+        agent = act, init_actor(1), train_state, key
+        states = _host_states(environment, *agent, rewards)
+        if renderer is not None:
+            states = _jax_states(environment, renderer, *agent, rewards)
+        stride = 1
+        for i, draw in enumerate(states):
+            if i % stride == 0:
+                frames.append(np.array(draw()))
+            if len(frames) > max_frames:
+                frames, stride = frames[::2], 2 * stride
+        seconds = (renderer or environment).seconds * environment.spec.action_repeat * stride
+    return Episode(frames, int(np.clip(1000 * seconds, 20, 500)), sum(rewards), len(rewards))
 
 
 def shortened(episode: Episode, *, width: int = 0, seconds: float = 0.0) -> Episode:
@@ -133,48 +136,42 @@ def write(path: str, episode: Episode) -> None:
     write_picture(path, episode.frames, milliseconds=episode.milliseconds)
 
 
-def _host(config: Config) -> SteppedEnvironment:
-    """One copy of a configuration's environment on the host, which draws itself."""
-    environment = make_environment(config, 1, seed=0, training=False, film=True)
-    assert isinstance(environment, SteppedEnvironment)
-    return environment
-
-
-def _record_host(
-    act: Callable, init_actor: Callable, train_state: Any, config: Config, key: Array, most: int
-) -> Episode:
-    """`record` of an environment on the host. Draws random numbers as `evaluation` does."""
-    environment, stride = _host(config), 1
+def _host_states(
+    environment: SteppedEnvironment,
+    act: Callable,
+    actor: Any,
+    train_state: Any,
+    key: Array,
+    rewards: list[float],
+) -> Iterator[Callable[[], Any]]:
+    """What draws each state before its action; draws random numbers as `evaluation` does."""
     seed_key, step_key = jax.random.split(key)
 
     @jax.jit
     def choose(train: Any, actor: Any, obs: Array, first: Array, key: Array) -> tuple:
         return act(train, actor, obs, first, rng.unrolled(key), True)
 
-    try:
-        obs = environment.reset(int(jax.random.randint(seed_key, (), 0, 2**31 - 1)))
-        actor, frames, total, length, done = init_actor(1), [], 0.0, 0, False
-        while not done:
-            if length % stride == 0:
-                frames.append(environment.render())
-            if len(frames) > most:  # of longer episodes fewer states are drawn
-                frames, stride = frames[::2], 2 * stride
-            first, now = jnp.full(1, length == 0), jax.random.fold_in(step_key, length)
-            action, actor = choose(train_state, actor, jnp.asarray(obs), first, now)
-            timestep = environment.step(np.asarray(action))
-            obs, total, length = timestep.obs, total + float(timestep.reward[0]), length + 1
-            done = bool(timestep.terminated[0] | timestep.truncated[0])
-        seconds = environment.seconds * environment.spec.action_repeat * stride
-    finally:
-        environment.close()
-    return Episode(frames, int(np.clip(1000 * seconds, 20, 500)), total, length)
+    obs, done = environment.reset(int(jax.random.randint(seed_key, (), 0, 2**31 - 1))), False
+    while not done:
+        yield environment.render
+        i = len(rewards)
+        first, now = jnp.full(1, i == 0), jax.random.fold_in(step_key, i)
+        action, actor = choose(train_state, actor, jnp.asarray(obs), first, now)
+        timestep = environment.step(np.asarray(action))
+        obs, done = timestep.obs, bool(timestep.terminated[0] | timestep.truncated[0])
+        rewards.append(float(timestep.reward[0]))
 
 
-def _advance(act: Callable, environment: JaxEnvironment, renderer: Renderer) -> Callable:
-    """One compiled step: what to draw of the state before it, its reward, whether it was the last.
-
-    Draws random numbers as `mbx.training.evaluation` does.
-    """
+def _jax_states(
+    environment: JaxEnvironment,
+    renderer: Renderer,
+    act: Callable,
+    actor: Any,
+    train_state: Any,
+    key: Array,
+    rewards: list[float],
+) -> Iterator[Callable[[], Any]]:
+    """The same of an environment written in JAX."""
 
     @jax.jit
     def advance(train: Any, carry: Any, i: Array, key: Array) -> Any:
@@ -186,4 +183,10 @@ def _advance(act: Callable, environment: JaxEnvironment, renderer: Renderer) -> 
         done = timestep.terminated | timestep.truncated
         return (env_state, timestep.obs, actor), (view, timestep.reward[0], done[0])
 
-    return advance
+    reset_key, step_key = jax.random.split(key)
+    carry, done = (*jax.jit(environment.reset)(reset_key), actor), False
+    while not done:
+        carry, shown = advance(train_state, carry, jnp.int32(len(rewards)), step_key)
+        view, reward, done = jax.device_get(shown)
+        rewards.append(float(reward))
+        yield functools.partial(renderer.draw, view)

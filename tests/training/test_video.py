@@ -18,7 +18,7 @@ from mbx.envs import gymnax, pictures
 from mbx.envs.base import random_actions
 from mbx.envs.render import Renderer, mujoco_drawing
 from mbx.settings import to_dict
-from mbx.training import video
+from mbx.training import build, video
 from mbx.training.environments import environment_spec
 from tests.helpers import register_toy
 
@@ -120,7 +120,7 @@ def test_long_episodes_are_thinned_and_shown_at_their_pace():
     config = config_of("toy:line")
     agent = random_agent(config)
     episode = video.record(*agent, None, config, jax.random.key(0), renderer=renderer, max_frames=3)
-    assert episode.length == 7 and len(episode.frames) == 3 and episode.milliseconds == 150
+    assert episode.length == 7 and len(episode.frames) == 2 and episode.milliseconds == 200
 
 
 def test_suites_of_ones_own_may_bring_a_renderer():
@@ -250,7 +250,7 @@ def test_a_dm_control_task_is_drawn_where_it_is(opengl):
     pytest.importorskip("dm_control")
     config = config_of("dmc:cartpole-swingup", episode_length=5)
     assert video.check(config, "episode.gif") is None
-    environment = video._host(config)
+    environment = video._environment(build.read(config), film=True)
     before = environment.render()
     for _ in range(20):
         environment.step(np.ones((1, 1), np.float32))
