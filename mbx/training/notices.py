@@ -1,13 +1,9 @@
-"""What a run says on stderr while there is nothing to log yet: its device, and that it compiles.
-
-And what it keeps from there.
-"""
+"""What a run prints on stderr between its rows: devices, compilation, resuming; and what not."""
 
 from __future__ import annotations
 
 import contextlib
 import glob
-import re
 import sys
 import time
 import warnings
@@ -26,39 +22,22 @@ _FOREIGN = (
     *("optax", "orbax", "OpenGL", "tensorboardX", "tqdm", "wandb"),
 )
 _NVIDIA = "/dev/nvidia[0-9]*"
-_DRIVER = "/proc/driver/nvidia/version"
 
 
 def starting() -> None:
-    """Say where the run computes, and by which jax and driver."""
-    device, remark = jax.devices()[0], missed_gpu(jax.config.jax_platforms)
-    kind = f", {device.device_kind}" if device.platform != "cpu" else ""
-    known = driver() if device.platform == "gpu" else ""
-    by = f"jax {jax.__version__}" + (f", driver {known}" if known else "")
-    _say(f"on {jax.device_count()} {device.platform} device(s){kind}, {by}{remark}")
+    """Say on which devices the run computes."""
+    device, count = jax.devices()[0], jax.device_count()
+    kind = f" ({device.device_kind})" if device.platform != "cpu" else ""
+    devices = f"{count} {device.platform.upper()} device{'s' * (count > 1)}{kind}"
+    _say(f"running on {devices}, jax {jax.__version__}{missed_gpu(jax.config.jax_platforms)}")
 
 
 def of_task(settings: RunSettings, chosen: RunSettings) -> None:
-    """Say which settings that were left to the task are filled in, and how.
-
-    Args:
-        settings: of the run.
-        chosen: the same for its task (`RunSettings.for_task`).
-    """
+    """Say how `RunSettings.for_task` filled in the settings that were left to the task."""
     before, after = (dict(flatten(to_dict(one))) for one in (settings, chosen))
     found = [f"{name}={after[name]}" for name in after if after[name] != before[name]]
     if found:
         _say(f"for {settings.env.name}: {', '.join(found)}")
-
-
-def driver() -> str:
-    """The version of NVIDIA's driver, as its kernel module says it; "" where there is none."""
-    try:
-        with open(_DRIVER) as file:
-            found = re.search(r"\b\d+(\.\d+)+\b", file.read())
-    except OSError:
-        return ""
-    return found[0] if found else ""
 
 
 def evaluating(steps: int) -> None:
@@ -68,12 +47,9 @@ def evaluating(steps: int) -> None:
 
 @contextlib.contextmanager
 def compiling(what: str, talk: bool = True, kept: bool = True) -> Iterator[None]:
-    """Say that the first use of a program compiles it, and afterwards how long that took.
+    """Say that the first use of a program compiles it, and how long that took, if `talk`.
 
-    Args:
-        what: the program.
-        talk: False: say nothing.
-        kept: whether the next start finds it compiled.
+    kept: whether the next start finds it compiled.
     """
     if not talk:
         yield
@@ -85,8 +61,6 @@ def compiling(what: str, talk: bool = True, kept: bool = True) -> Iterator[None]
         if event.startswith(_COMPILING):
             seconds.append(duration)
 
-    # A GPU's several hundred kernels are compiled one by one and, where that may take long
-    # (`codegen`), timed besides.
     takes = "half a minute to some minutes" if jax.default_backend() == "gpu" else "20 s or more"
     when = "the first time, kept for the next" if kept else "at every start"
     _say(f"compiling {what} ({takes} {when})")
@@ -102,10 +76,7 @@ def compiling(what: str, talk: bool = True, kept: bool = True) -> Iterator[None]
 
 @contextlib.contextmanager
 def without_foreign_deprecations() -> Iterator[None]:
-    """Keep deprecation warnings of other packages off the screen, which their makers are to read.
-
-    Where the user chose warnings himself (`python -W`, PYTHONWARNINGS), they are as he chose.
-    """
+    """Hide deprecation warnings of other packages, unless warnings were chosen (`python -W`)."""
     with warnings.catch_warnings():
         if not sys.warnoptions:
             for kind in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
@@ -114,22 +85,21 @@ def without_foreign_deprecations() -> Iterator[None]:
         yield
 
 
-def going_on(workdir: str, step: int, planned: int, changed: Sequence[str]) -> None:
-    """Say where a resumed run goes on, and which of its settings are new."""
+def resuming(workdir: str, step: int, planned: int, changed: Sequence[str]) -> None:
+    """Say from which step a run resumes, and which of its settings are new."""
     _say(f"resuming {workdir} from step {step:,} of {planned:,}")
     _say(f"changed: {'; '.join(changed)}" if changed else "no setting has changed")
 
 
 def missed_gpu(chosen: str | None) -> str:
-    """A remark where this machine has a GPU that the installed jaxlib cannot use; else nothing.
+    """A remark where this machine has a GPU that the installed jaxlib cannot use; else "".
 
-    Args:
-        chosen: the platforms that the user asked for (`JAX_PLATFORMS`), if any.
+    chosen: the platforms that were asked for (`JAX_PLATFORMS`), if any.
     """
     if jax.default_backend() != "cpu" or chosen or not glob.glob(_NVIDIA):
         return ""
     return (
-        "; there is an NVIDIA GPU, but jaxlib is the build for processors: "
+        "; this machine has an NVIDIA GPU, but jaxlib is built for CPUs: "
         "pip install -U 'jax[cuda12]' (in a checkout: pip install -e '.[cuda]')"
     )
 

@@ -218,7 +218,7 @@ def _train(
             describe(one.logger, shapes)
         if job.partition.is_main_process:
             if made:
-                notices.going_on(workdir, made, job.intervals.planned, changed)
+                notices.resuming(workdir, made, job.intervals.planned, changed)
             notices.starting()
             notices.of_task(settings, settings.for_task(job.environment.spec))
         before = resume.evaluations_before(log_dirs, made) if made else []

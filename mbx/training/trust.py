@@ -1,8 +1,7 @@
-"""Whose code a run directory may make us execute.
+"""Which files a run directory may execute: a stranger's runs no code.
 
-An environment of one's own is a file that `config.json` names. That a user has trained with it is
-remembered in his own data directory (`$XDG_DATA_HOME/mbx/environments`, one name a line); a run
-directory that names any other file, a stranger's say, is not followed unless he asks for that.
+`config.json` may name a file with a custom environment. Those that this user has trained with are
+remembered in `$XDG_DATA_HOME/mbx/environments`, one name a line; others need `--trust`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from mbx.envs import custom
 
 
 def remember(name: str) -> None:
-    """Note that this user trains with an environment of his own."""
+    """Note that this user trains with a custom environment."""
     new = set(custom.own_names(name)) - _known()
     if not new:
         return
@@ -25,13 +24,9 @@ def remember(name: str) -> None:
 
 
 def check(name: str, workdir: str, trusted: bool) -> None:
-    """Check that this user trains with the code that the run in `workdir` names.
+    """Raise ValueError where the run in `workdir` names code that this user never trained with.
 
-    Args:
-        trusted: whether he says so himself.
-
-    Raises:
-        ValueError: he never trained with it.
+    trusted: the user asked for it.
     """
     foreign = [] if trusted else sorted(set(custom.own_names(name)) - _known())
     if foreign:

@@ -18,7 +18,9 @@ def test_the_device_and_what_takes_so_long(capsys):
     notices.starting()
     out, err = capsys.readouterr()
     assert out == ""  # rows alone go there
-    assert err == f"mbx: on {jax.device_count()} cpu device(s), jax {jax.__version__}\n"
+    count = jax.device_count()
+    devices = f"{count} CPU device{'s' * (count > 1)}"
+    assert err == f"mbx: running on {devices}, jax {jax.__version__}\n"
 
 
 def test_what_the_task_decides_is_said(capsys):
@@ -33,20 +35,14 @@ def test_what_the_task_decides_is_said(capsys):
     )
 
 
-def test_a_gpu_is_said_with_its_driver(capsys, monkeypatch, tmp_path):
-    module = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 2024\n"
-    (tmp_path / "version").write_text(module + "GCC version:  gcc version 12.2.0\n")
-    monkeypatch.setattr(notices, "_DRIVER", str(tmp_path / "version"))
+def test_the_kind_of_a_gpu_is_said(capsys, monkeypatch):
     gpu = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H100")
-    monkeypatch.setattr(notices.jax, "devices", lambda: [gpu, gpu])
-    monkeypatch.setattr(notices.jax, "device_count", lambda: 2)
+    monkeypatch.setattr(notices.jax, "devices", lambda: [gpu])
+    monkeypatch.setattr(notices.jax, "device_count", lambda: 1)
     monkeypatch.setattr(notices.jax, "default_backend", lambda: "gpu")
     notices.starting()
-    monkeypatch.setattr(notices, "_DRIVER", str(tmp_path / "none"))
-    notices.starting()
-    first, second = capsys.readouterr().err.splitlines()
-    said = f"mbx: on 2 gpu device(s), NVIDIA H100, jax {jax.__version__}"
-    assert (first, second) == (f"{said}, driver 550.54.15", said)
+    said = f"mbx: running on 1 GPU device (NVIDIA H100), jax {jax.__version__}\n"
+    assert capsys.readouterr().err == said
 
 
 def test_what_is_compiled_is_said_before_and_how_long_it_took_after(capsys, monkeypatch):
