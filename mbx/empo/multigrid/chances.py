@@ -25,14 +25,10 @@ def max_winners(num_agents: int) -> int:
 def contend(claims: Scalars, outcome: Array, most: int) -> tuple[Scalars, Array, Array]:
     """Who comes first in the `outcome`-th way to settle all contests.
 
-    Args:
-      claims: N numbers; equal ones contend.
-      outcome: non-negative number, below `most`.
-      most: static bound.
+    claims: N numbers; equal ones contend. outcome: below the static bound `most`.
 
-    Returns:
-      (order, N agent numbers: winners and all who contend with nobody, then the rest, each by
-      number; probability of the way, what is left of `outcome`).
+    Returns (order, N agent numbers: winners and all who contend with nobody, then the rest, each by
+    number; probability of the way; what is left of `outcome`).
     """
     num, prob, first = len(claims), jnp.float32(1.0), []
     for i in range(num):
@@ -78,8 +74,7 @@ def answers(
 ) -> tuple[Scalars, Array, Array]:
     """What magic walls answer: (0 enter, 1 refused, 2 refused and petrified; probability, rest).
 
-    Args:
-        ways: 2 where nothing ever petrifies, else 3.
+    ways: 2 where nothing ever petrifies, else 3.
     """
     given, prob = [], jnp.float32(1.0)
     for here in asking:

@@ -42,11 +42,8 @@ def make_features(
 ) -> tuple[Callable[[Layout, State], Array], tuple[int, int, int]]:
     """`features(layout, state) -> [D]`, and the shape (C, Y, X) of the channels it begins with.
 
-    Args:
-        template: a layout with as much of everything as any map.
-        places: `[L, ...]`, grids of all maps there will be: a channel that none of them uses is
-            left out.
-        starts: `[L, ...]`.
+    template: a layout with as much of everything as any map. places, starts: `[L, ...]`, of all
+    maps there will be: a channel that none of them uses is left out.
 
     Raises:
         ValueError: for more than SLOTS buttons of a kind.

@@ -5,11 +5,8 @@ each with the same probability, comes first, the others after everyone else (so 
 unless the first could not move). A cell that an agent stood on when the step began stays closed to
 others for that step. Leaving unsteady ground, an agent goes astray to its left or right with half
 the stumbling probability each. A magic wall lets an agent through from its magic side with a
-probability, and may turn to stone when it does not. These rules reproduce the transitions of
-the reference's multigrid (docs/sources.md#empo), which the fixtures `grid_rock_1h1r` and
-`grid_corridor_2h1r` hold.
-
-What actions do is in `effects`, chance in `chances`. Axes: N agents, K outcomes of a joint action.
+probability, and may turn to stone when it does not. These rules reproduce the transitions of the
+reference's multigrid (docs/sources.md#empo). Axes: N agents, K outcomes of a joint action.
 """
 
 from __future__ import annotations
@@ -110,10 +107,10 @@ def make_outcomes(layout: Layout) -> Callable[[Board, State, Array], tuple[State
 
 
 def make_outcomes_anywhere(layout: Layout) -> Callable[[Board, State, Array], tuple[State, Array]]:
-    """The same where every state has a board of its own: at the same speed when vmapped over both.
+    """`make_outcomes` where every state has a board of its own, at the same speed when vmapped over
+    both.
 
-    Args:
-        layout: one that has as much of everything as any of the boards, of the same kinds.
+    layout: one that has as much of everything as any of the boards, of the same kinds.
     """
     flat, same = _flat_outcomes(layout), make_board(layout)
 
@@ -166,12 +163,9 @@ def staged(runs: Array, function: Callable[[], Any]) -> Any:
 def flatten_vmaps(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function(shared, *arguments)` under any nest of `vmap`s as one call with one batch axis.
 
-    One long axis is what becomes vector code; a nest of vmaps ends in axes of a few entries. Where
-    `shared` is vmapped too, the nest stays as it is.
-
-    Args:
-        function: takes what is common to the whole batch and arguments with one leading axis, of
-            equal size everywhere, and returns such.
+    One long axis becomes vector code; a nest of vmaps ends in axes of a few entries. Where `shared`
+    is vmapped too, the nest stays as it is. The function takes and returns one leading axis
+    everywhere.
     """
 
     def plain(shared: Any, *arguments: Any) -> Any:

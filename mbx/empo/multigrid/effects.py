@@ -97,8 +97,8 @@ def among(values: Scalars, cell: Array) -> Array:
 def once(value: Array, size: int) -> Array:
     """A number in 0..size-1, computed once.
 
-    On CPUs the compiler repeats cheap operations wherever their result is used, and this one may be
-    at the end of a hundred of them. It does not repeat a look-up.
+    On CPUs the compiler repeats cheap operations wherever their result is used, and this one may
+    end a hundred of them. It does not repeat a look-up.
     """
     table = np.arange(size, dtype=np.int32)
     return jnp.asarray(table).at[value.astype(jnp.int32)].get(mode="promise_in_bounds")
@@ -151,10 +151,7 @@ BLOCKERS = (_walls, _doors, _items, _buttons)
 def blocked(board: Board, scene: Scene, turn: Turn, cell: Array, *, to_all: bool) -> Array:
     """Whether `cell` is closed by what `BLOCKERS` know, or by an agent now or at the beginning.
 
-    Who lies in lava is in nobody's way.
-
-    Args:
-        to_all: also by the agent whose turn it is.
+    Agents in lava are in nobody's way. to_all: also by the agent whose turn it is.
     """
     taken = jnp.bool_(False)
     for number, (now, before) in enumerate(zip(scene.cell, turn.began, strict=True)):

@@ -3,12 +3,11 @@
     family = make_family(layouts)                  # maps of one size with equally many agents
     world = family_world(family, numbers, people)  # episodes begin on a map of those numbers
 
-A state is a `Situation`: a `Place`, which is the map as it is drawn as a compressed grid (`packed`,
-version 2) with the humans' goals, and the `State` of what moves on it. A replay that holds both
-needs no list of maps: `read_place` gives the layout back, its places and colours as traced arrays,
-and everything that is known of a layout (rules, goals, shortest ways, features) is computed from
-that. Maps with fewer rocks, doors, items, buttons or magic walls than others have the missing ones
-in the corner (0, 0), which is wall and in nobody's reach.
+A state is a `Situation`: a `Place`, which is the map as a compressed grid (`packed`, version 2)
+with the humans' goals, and the `State` of what moves on it. `read_place` gives the layout back,
+its places and colours as traced arrays, and everything known of a layout (rules, goals, shortest
+ways, features) is computed from that. Maps with fewer rocks, doors, items, buttons or magic walls
+than others have the missing ones in the corner (0, 0), which is wall and out of reach.
 
 Axes: L maps, N agents (humans first), H humans, G goals, Y rows, X columns.
 """
@@ -66,11 +65,7 @@ class Family(NamedTuple):
 
 
 def make_family(layouts: Sequence[Layout], names: Sequence[str] = ()) -> Family:
-    """Maps made alike.
-
-    Args:
-        layouts: the maps.
-        names: what they are called in messages; empty: by their numbers.
+    """Maps made alike; names are those in messages, by default their numbers.
 
     Raises:
         ValueError: naming map, field and remedy, where maps differ in what has to be one: size,
@@ -141,11 +136,7 @@ def family_world(
 ) -> World:
     """A world whose episodes begin on the maps of those numbers, each equally likely.
 
-    Args:
-        family: the maps.
-        numbers: of those that episodes begin on.
-        people: who lives there; "auto" is shortest ways.
-        nu_h: share of uniform actions in the humans' prior.
+    people: who lives there; "auto" is shortest ways. nu_h: share of uniform actions in their prior.
 
     Raises:
         ValueError: for humans that need a list of states, and no maps.

@@ -121,10 +121,9 @@ def parse_map(
 ) -> Layout:
     """A layout from a text map.
 
-    Args:
-        goals: rectangles `[G, 4]`, the same for every human, or `[H, G, 4]`.
-        goal_weight: `[H, G]` or `[G]`, positive, default equal; divided by its sum per human.
-        legend: see `objects`; the others: see `Layout`.
+    goals: rectangles `[G, 4]`, the same for every human, or `[H, G, 4]`; goal_weight: `[H, G]` or
+    `[G]`, positive, default equal, divided by its sum per human; legend: see `objects`; the others:
+    see `Layout`.
 
     Raises:
         ValueError: naming line and column, for unknown symbols and ragged lines, and for maps

@@ -36,12 +36,8 @@ def make_many(
 ) -> NamedWorld:
     """A world whose episodes begin on the maps to train on, and one on those held out.
 
-    Args:
-        source: see `choose`.
-        choice: which maps.
-        humans: who lives there; None: as the maps' files say, or else shortest ways.
-        params: of the equations; None: as the files say.
-        default: parameters where the files have none.
+    humans and params come from the maps' files where None; default: parameters where they have
+    none.
 
     Raises:
         ValueError: as `choose` does; for maps that do not go together (`make_family`), and humans
@@ -64,10 +60,8 @@ def make_many(
 def choose(source: str, choice: Choice) -> tuple[Family, PowerParams | None, HumanModel | None]:
     """The maps, those held out first, with the parameters and humans that their files give.
 
-    Args:
-        source: a generator's name (`generate.KINDS`); or, with a / or a dot in it, the path of a
-            folder of YAML files, or of one file with several maps.
-        choice: which maps.
+    source: a generator's name (`generate.KINDS`); or, with a / or a dot in it, the path of a folder
+        of YAML files, or of one file with several maps.
 
     Raises:
         ValueError: for an unknown generator, too few maps, a seed that chooses nothing, and files

@@ -39,12 +39,7 @@ class Ways(NamedTuple):
 
 
 def make_paths(layout: Layout, beta: float) -> Callable[[State], Array]:
-    """`human_policy(state) -> [H, G, A]` of humans that take shortest ways.
-
-    Args:
-        layout: the map.
-        beta: inverse temperature of an action.
-    """
+    """`human_policy(state) -> [H, G, A]` of shortest ways; beta: inverse temperature."""
     lengths, policy = make_lengths(layout), _make_policy(layout, beta)
     return lambda state: policy(state, *lengths(state))
 

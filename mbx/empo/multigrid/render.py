@@ -1,12 +1,8 @@
-"""A grid's state as a picture.
-
-    picture = make_render(layout)          # jit- and vmappable: State -> uint8 [height, width, 3]
-
-`mbx.pictures` writes PNG and GIF files from them.
+"""A grid's state as a picture: `make_render(layout)`, jit- and vmappable.
 
 Everything is a tile: a mask of shape [TILE, TILE] in one colour, laid over the cell it stands on.
-Humans are yellow and robots grey arrows, as in the reference's; who is out for the rest of the
-episode is drawn pale. A goal that a human pursues is outlined in that human's shade.
+Humans are yellow and robots grey arrows, as in the reference's; agents that are out are drawn pale.
+A goal that a human pursues is outlined in that human's shade.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def make_world(
     Args:
         source: a name or path for `load_world`, or a layout.
         humans: who lives there, or only the name of the model; None: as the map's file says.
-        params: of the equations; None: as the map's file says, or else for a listed world the
-            theory's defaults.
+        params: of the equations; None: as the map's file says, else the theory's defaults where
+            the map is listed.
 
     Raises:
         ValueError: for an exact prior of too many states, a table of a world that is not listed.
