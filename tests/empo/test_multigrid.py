@@ -338,9 +338,8 @@ def human_success(table, solution, robot_policy):
     return value[:, 0]
 
 
-@pytest.mark.parametrize("name", ["rock_gate", "door"])
-def test_the_solved_robot_opens_the_way(name):
-    grid = mg.make_grid(mg.load_map(name))
+def test_the_solved_robot_opens_the_way():
+    grid = mg.make_grid(mg.load_map("rock_gate"))
     table, _ = mg.export(grid)
     solution = jax.device_get(solve(table, PowerParams(beta_r=50.0)))
     solved = human_success(table, solution, np.asarray(solution.pi_r))
@@ -362,7 +361,7 @@ def test_a_run_on_a_grid_leaves_its_review_behind(tmp_path):
     config["env"].update(name="empo:small", num_envs=2, episode_length=5)
     config["train"].update(steps=20, seed_steps=8, log_interval=20, utd_ratio=0.5)
     config["eval"].update(episodes=2, review_episodes=4)
-    config["model"]["hidden"], config["loss"]["batch_size"] = 8, 4
+    config["model"]["kind"], config["loss"]["batch_size"] = "tables", 4
     config["replay"]["capacity"] = 32
     run.train(config, str(tmp_path))
     (row,) = [r for r in read_rows(str(tmp_path / "metrics.jsonl")) if r["kind"] == "eval"]
