@@ -14,7 +14,7 @@ import numpy as np
 
 from mbx import replay
 from mbx.empo.agent.acting import policy_of
-from mbx.empo.agent.robots import (
+from mbx.empo.agent.robots import (  # noqa: F401  # policies are public here, too
     Policy,
     Robot,
     as_robot,
@@ -28,19 +28,6 @@ from mbx.empo.power import Solution
 from mbx.empo.power.codec import make_codec
 from mbx.empo.power.worlds import World, draw_actions, draw_goals
 from mbx.types import Array
-
-__all__ = [
-    "Episodes",
-    "exact_errors",
-    "exact_policy",
-    "frozen_policy",
-    "goal_reaching",
-    "learned_policy",
-    "play",
-    "random_policy",
-    "summarise",
-    "visited_states",
-]
 
 
 def visited_states(world: World, buffer: replay.ReplayState) -> np.ndarray:
