@@ -602,3 +602,32 @@ def test_without_a_humans_discount_v_h_e_is_a_probability(double):
     solution = solve(table, PowerParams(gamma_h=1.0, beta_h=0.0))
     power.check_params(PowerParams(gamma_h=1.0))
     np.testing.assert_allclose(solution.V_h_e[0, 0, :2], 1.0, atol=1e-9)
+
+
+def test_worlds_are_the_same_in_64_bits():
+    """Draws have the same types, what is packed and planned the same values, too."""
+    _, table, params = load("dag_2h2r")
+    prior, key = solve(table, params).pi_h, jax.random.key(0)
+    two = np.array([1, 0], np.int32)
+
+    def found():
+        world = power.tabular_world(table, prior)._replace(epsilon=0.5)
+        codec, records, state = power.make_codec(world), power.make_records(world), jnp.int32(0)
+        goals = power.draw_goals(world, key)
+        start = power.make_varied_start(world._replace(states=None), 5)(key)
+        drawn = (start, goals, power.draw_actions(world, state, goals, key))
+        packed = codec.pack(state, two, two)
+        record = records.pack(records.draw(state, key)._replace(goals=two, actions=two))
+        sure = (packed, codec.unpack(packed), world.successors(state, jnp.asarray([*two, *two])))
+        drawn += (record, records.unpack(record))
+        best = power.solve_assistance(table, prior, 0.9).q
+        return jax.tree.leaves(drawn), jax.tree.leaves(sure), best
+
+    plain = found()
+    with jax.enable_x64(True):
+        wide = found()
+    for one, other in zip(plain[0] + plain[1], wide[0] + wide[1], strict=True):
+        assert one.dtype == other.dtype
+    for one, other in zip(plain[1], wide[1], strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_allclose(plain[2], wide[2], rtol=1e-5)

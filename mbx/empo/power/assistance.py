@@ -78,16 +78,17 @@ def solve_assistance(
             f"{len(humans)} humans with {num_goals} goals in {shape[2]} states: too many for the "
             f"best help to be computed, {LARGEST:,} numbers at most"
         )
+    dtype = jax.dtypes.canonicalize_dtype(jnp.float64)  # the precision that JAX is set to
     achieved = np.moveaxis(np.asarray(world.achieved).astype(bool), -1, 0)
     q, residual = _solve(
         jnp.asarray(combinations),
-        jnp.asarray(policy, jnp.float32),
+        jnp.asarray(policy, dtype),
         jnp.asarray(human_actions),
         jnp.asarray(following),
-        jnp.asarray(np.where(np.asarray(world.terminal)[:, None, None, None], 0.0, prob)),
+        jnp.asarray(np.where(np.asarray(world.terminal)[:, None, None, None], 0.0, prob), dtype),
         jnp.asarray(achieved),
-        jnp.float32(gamma),
-        jnp.float32(tol),
+        jnp.asarray(gamma, dtype),
+        jnp.asarray(tol, dtype),
         max_iterations=max_iterations,
     )
     left = jnp.max(residual)
@@ -112,15 +113,15 @@ def _solve(
     num = policy.shape[0]
     every = jnp.arange(num)
     sets = jnp.arange(2**num)
-    count = jnp.sum(sets[:, None] >> every[None] & 1, axis=1)
+    count = jnp.sum(sets[:, None] >> every[None] & 1, axis=1, dtype=jnp.int32)
 
     def of_goals(goals: Array) -> tuple[Array, Array]:
         own = policy[every, goals]  # [H, S, A]
         chance = jnp.prod(own[every[:, None], :, human_actions.T], axis=0).T  # [S, P]
-        weight = chance[:, :, None, None] * prob.astype(jnp.float32)
-        arriving = jnp.sum(achieved[:, every, goals] << every[None], axis=1)  # [S]
+        weight = chance[:, :, None, None] * prob
+        arriving = jnp.sum(achieved[:, every, goals] << every[None], axis=1, dtype=jnp.int32)  # [S]
         after = sets[:, None, None, None, None] | arriving[following][None]
-        gain = (count[after] - count[:, None, None, None, None]) / num
+        gain = (count[after] - count[:, None, None, None, None]).astype(gamma.dtype) / num
 
         def sweep(values: Array) -> Array:
             worth = gain + gamma * values[after, following[None]]
@@ -134,9 +135,9 @@ def _solve(
         def running(carry: tuple) -> Array:
             return (carry[1] > tol) & (carry[2] < max_iterations)
 
-        nothing = jnp.zeros((len(sets), following.shape[0]))
+        nothing = jnp.zeros((len(sets), following.shape[0]), gamma.dtype)
         values, residual, _ = jax.lax.while_loop(
-            running, step, (nothing, jnp.float32(jnp.inf), jnp.int32(0))
+            running, step, (nothing, jnp.full_like(tol, jnp.inf), jnp.int32(0))
         )
         return sweep(values), residual
 

@@ -107,7 +107,7 @@ def make_records(world: World) -> Records:
         states = states.reshape(*slots, state_words)
         padded = jnp.pad(states, ((0, 0), (0, 0), (0, 2 * humans)))
         decoded = jax.vmap(jax.vmap(lambda w: codec.unpack(w)[0]))(padded)
-        return Record(goals, actions, decoded, _decode(prob, jnp.zeros(slots)))
+        return Record(goals, actions, decoded, _decode(prob, jnp.zeros(slots, jnp.float32)))
 
     size = 2 * humans + slots[0] * slots[1] * (state_words + 1)
     return Records(size, draw, pack, unpack)

@@ -128,7 +128,7 @@ def draw_actions(world: World, state: Any, goals: Array, key: Array) -> Array:
     if not world.epsilon:
         return chosen
     which_key, any_key = jax.random.split(jax.random.fold_in(key, 1))
-    anything = jax.random.randint(any_key, chosen.shape, 0, world.num_actions)
+    anything = jax.random.randint(any_key, chosen.shape, 0, world.num_actions, jnp.int32)
     return jnp.where(jax.random.bernoulli(which_key, world.epsilon, chosen.shape), anything, chosen)
 
 
@@ -150,7 +150,7 @@ def make_varied_start(world: World, walk: int) -> Callable[[Array], Any]:
 
     def step(key: Array, state: Any) -> Any:
         action_key, chance_key = jax.random.split(key)
-        joint = jax.random.randint(action_key, (num_agents,), 0, world.num_actions)
+        joint = jax.random.randint(action_key, (num_agents,), 0, world.num_actions, jnp.int32)
         following, prob, _ = world.successors(state, joint)
         chosen = jax.random.categorical(chance_key, jnp.log(prob))
         after = jax.tree.map(lambda x: x[chosen], following)
