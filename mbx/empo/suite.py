@@ -267,6 +267,8 @@ def _chosen_world(
     epsilon, resample = people.pop("epsilon", 0.0), people.pop("resample", RESAMPLE_PROBABILITY)
     model = None if people["model"] == "world" else HumanModel(**people)
     found = named_world(name, None if own else params, model, params, maps)
+    if not epsilon:
+        return found, resample
     world, held_out = (
         each and each._replace(epsilon=epsilon) for each in (found.world, found.held_out)
     )
