@@ -49,6 +49,18 @@ class Part(NamedTuple):
         return len(self.shape) == 3
 
 
+class Mean(NamedTuple):
+    """A metric that only some updates have: the log divides by their number, not by all updates.
+
+    Attributes:
+        total: the value, 0 in an update that has none; summed over updates.
+        count: 1 in an update that has a value, else 0.
+    """
+
+    total: Array
+    count: Array
+
+
 class EnvSpec(NamedTuple):
     """Shapes and units of a task.
 

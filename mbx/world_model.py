@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from mbx import categorical, networks, observations, returns, successors
+from mbx import categorical, networks, observations, returns
 from mbx import distributions as dist
 from mbx.heads import Heads
 from mbx.types import Array, Params, limit_norm, streams
@@ -94,6 +94,7 @@ class WorldModel(NamedTuple):
             one task. Such actions make no difference to any of the functions above.
         decode: logits `[..., K]` -> real values `[...]`.
         heads: auxiliary heads, whose parameters are "heads"; None for none.
+        reduce_values: a reduction `[V, ...] -> [...]` of `head_values`; None for none.
     """
 
     config: WorldModelConfig
@@ -115,6 +116,7 @@ class WorldModel(NamedTuple):
     action_mask: Callable[[Array], Array | None]
     decode: Callable[[Array], Array]
     heads: Heads | None = None
+    reduce_values: Callable[[Array], Array] | None = None
 
 
 def _modules(config: WorldModelConfig) -> dict[str, Any]:
@@ -522,8 +524,10 @@ def head_values(
     """
     used = value_params if heads is None else networks.take_heads(value_params, heads)
     if dropout is not None:
-        return model.decode(model.value(used, z, action, dropout))
-    return model.value_mean(used, z, action)
+        values = model.decode(model.value(used, z, action, dropout))
+    else:
+        values = model.value_mean(used, z, action)
+    return values if model.reduce_values is None else model.reduce_values(values)[None]
 
 
 def reduce_dynamics(x: Array, how: str, std_coef: ArrayLike) -> Array:
@@ -539,6 +543,8 @@ def reduce_dynamics(x: Array, how: str, std_coef: ArrayLike) -> Array:
     if x.shape[0] == 1:
         return jnp.squeeze(x, 0)
     if how == "mean" or (how == "from_std_coef" and not std_coef):
+        from mbx import successors  # only ensembles need it
+
         x = jnp.moveaxis(x, 0, -1)
         return successors.dense_expectation(x, jnp.full_like(x, 1.0 / x.shape[-1]))
     return returns.reduce_heads(x, how, std_coef)

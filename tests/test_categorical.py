@@ -10,13 +10,13 @@ import scipy.stats
 
 import mbx
 from mbx import categorical, mppi, planners
+from mbx.agents.tdmpc import losses as policies
 from mbx.agents.tdmpc import planning
-from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc.agent import example_row, make_agent, world_config
-from mbx.agents.tdmpc.types import PolicyInputs
+from mbx.agents.tdmpc.types import PolicyInputs, Scales
 from mbx.returns import RunningScale
 from mbx.world_model import UNIMIX, make_world_model
-from tests.agents.tdmpc_helpers import SPEC, loud, make_settings
+from tests.agents.tdmpc_helpers import SPEC, loud, make_settings, weighed
 from tests.helpers import in_programs
 
 categorical = in_programs(categorical)
@@ -253,19 +253,18 @@ def test_losses_of_a_categorical_policy_by_hand(discrete):
     # Distillation: an expert's 0 counts as EXPERT_LEAST.
     expert = np.stack([actions, np.ones_like(actions)], axis=-2)
     inputs = PolicyInputs(
-        z, jnp.ones((T, B)), None, None, valid=jnp.ones((T, B)), expert=jnp.asarray(expert),
+        z, weighed(T, B), None, None, plans=weighed(T, B), expert=jnp.asarray(expert),
         behaviour=jnp.asarray(actions[:-1]),
     )  # fmt: skip
     e = np.where(actions == 1, 1 - policies.EXPERT_LEAST, policies.EXPERT_LEAST)
     for forward, wanted in ((True, e * np.log(e / p)), (False, p * np.log(p / e))):
         own = make_settings(loss=dict(policy_loss="kl", kl_forward=forward))
-        scale = RunningScale(jnp.float32(2.0))
-        loss, _, new = policies.distillation(own, model, (log_probs, zeros), inputs, scale)
-        np.testing.assert_allclose(loss * new.value, wanted.sum(-1)[:-1], rtol=1e-4)
+        scales = Scales(None, RunningScale(jnp.float32(2.0)), None)
+        given = own, model, {}, (log_probs, zeros), inputs, scales
+        loss, _, new, _ = policies.distil(*given)
+        np.testing.assert_allclose(loss * new.kl.value, wanted.sum(-1)[:-1], rtol=1e-4)
 
-    cloned, mask, _, _ = policies.term_loss(
-        "bc", settings, model, {}, (log_probs, zeros), inputs, None
-    )
+    cloned, *_ = policies.clone(settings, model, {}, (log_probs, zeros), inputs, None)
     np.testing.assert_allclose(cloned, -got[:-1], rtol=1e-6)
 
     old = jnp.log(jnp.full((T, B, 2), 0.5))
@@ -274,7 +273,7 @@ def test_losses_of_a_categorical_policy_by_hand(discrete):
         RunningScale(jnp.float32(1.0)),
     )  # fmt: skip
     kl = (0.5 * np.log(0.5 / p)).sum(-1)
-    np.testing.assert_allclose(trust * moved.value, kl.mean(), rtol=1e-4)
+    np.testing.assert_allclose(trust * moved.value, kl, rtol=1e-4)
 
 
 def test_svg_reaches_a_categorical_policy_through_its_draw(discrete):

@@ -13,11 +13,9 @@ import pytest
 from mbx import heads, networks, returns
 from mbx.agents.dreamer import encoders
 from mbx.agents.dreamer import networks as nets
-from mbx.agents.tdmpc import agent as tdmpc
-from mbx.agents.tdmpc.model_loss import termination_loss, time_weighted
-from mbx.agents.tdmpc.policy_loss import move_value_scale
+from mbx.agents.tdmpc.losses import move_value_scale
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import Counts, ValueScales
+from mbx.agents.tdmpc.types import ValueScales
 from mbx.fast import collectives, gradients
 from tests.helpers import PARTS, in_parts
 
@@ -105,23 +103,6 @@ MASK = np.array([[1, 1, 1, 1, 1, 1, 1, 1], [1, 0, 0, 1, 0, 0, 1, 0], [0, 0, 0, 1
 LOSS = np.arange(24.0).reshape(3, 8) ** 2
 
 
-def test_a_time_weighted_loss_divides_by_the_whole_batchs_counts():
-    shares = in_parts(
-        lambda x, m: time_weighted(x, m, 0.5), (1, 1), *map(jnp.asarray, (LOSS, MASK))
-    )
-    rows = (LOSS * MASK).sum(1) / MASK.sum(1)
-    assert np.isclose(jnp.sum(shares), (rows * [1.0, 0.5, 0.25]).mean(), rtol=1e-6)
-
-
-def test_terminations_are_a_mean_over_the_whole_batch():
-    logit = jnp.asarray(np.linspace(-2, 2, 24).reshape(3, 1, 8), jnp.float32)
-    ends = jnp.asarray((LOSS % 3 == 0) * 1.0, jnp.float32)
-    mask = jnp.asarray(MASK, jnp.float32)
-    whole = termination_loss(logit, ends, mask)
-    shares = in_parts(termination_loss, (2, 1, 1), logit, ends, mask)
-    assert np.isclose(jnp.sum(shares), whole, rtol=1e-6)
-
-
 def test_a_masked_mean_of_heads():
     shares = in_parts(heads.masked_mean, (1, 1), *map(jnp.asarray, (LOSS, MASK)))
     assert np.isclose(jnp.sum(shares), (LOSS * MASK).sum() / MASK.sum(), rtol=1e-6)
@@ -150,25 +131,6 @@ def test_dropout_keeps_the_rows_that_it_keeps_of_the_whole():
     np.testing.assert_array_equal(whole, jax.random.bernoulli(key, 0.5, (2, 8, 5)))
     found = in_parts(lambda x: networks._kept(key, 0.5, x.shape), (1,), jnp.zeros((2, 8, 5)))
     np.testing.assert_array_equal(np.concatenate(list(found), axis=1), whole)
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_metrics_of_a_batch_of_windows(known):
-    mask, valid = MASK > 0, LOSS % 2 == 0
-    made = jnp.asarray(np.arange(24).reshape(3, 8))
-    stored, rows = jnp.asarray((mask & valid).sum(1)), jnp.asarray(mask.sum(1))
-    counts = [Counts(rows=rows, stored=stored)] if known else []
-    shares = in_parts(
-        lambda m, v, s: tdmpc.batch_shares(m, jnp.int32(30), v, s, *counts),
-        (1, 1, 1),
-        jnp.asarray(mask),
-        jnp.asarray(valid),
-        made,
-    )
-    both = mask & valid
-    assert np.isclose(jnp.sum(shares["targets/age"]), (30 - np.asarray(made))[both].mean())
-    assert np.isclose(jnp.sum(shares["targets/valid"]), both.sum() / mask.sum())
-    assert np.isclose(jnp.sum(shares["batch/mask"]), mask.mean())
 
 
 def test_the_best_are_those_of_top_k_where_rows_are_divided():

@@ -16,7 +16,7 @@ from mbx.agents.dreamer import agent as dreamer
 from mbx.agents.dreamer import world_model
 from mbx.agents.dreamer.settings import Settings
 from mbx.agents.dreamer.types import Batch as Rows
-from mbx.agents.tdmpc import model_loss
+from mbx.agents.tdmpc import losses as model_loss
 from mbx.agents.tdmpc.agent import make_agent
 from mbx.training.metrics import read_rows
 from mbx.types import EnvSpec
@@ -82,7 +82,11 @@ def test_losses_of_a_window_are_those_of_numpy(known):
     zs = np.random.default_rng(5).normal(size=(T + 1, 2, B, 2)).astype(np.float32)
     zs[0] = np.asarray(batch.obs)[0, None, :, :2]
     losses, metrics = model_loss.head_losses(
-        settings, model, {"heads": {"toy": jnp.float32(0.5)}}, jnp.asarray(zs), batch
+        model,
+        {"heads": {"toy": jnp.float32(0.5)}},
+        jnp.asarray(zs),
+        batch,
+        model_loss.step_weights(settings, "v", batch),
     )
     encoded, action = np.asarray(batch.obs)[..., :2], np.asarray(batch.action)
     errors = [0.5 * (encoded[:-1] + zs[1:, h]) - action for h in range(2)]
@@ -136,7 +140,8 @@ def test_the_gradient_reaches_the_encoder_and_no_target(known):
     def loss(scale, copy):
         params = {"heads": {"toy": jnp.float32(0.5)}, "encoder": scale}
         zs = jnp.broadcast_to(copy * batch.obs[:, None, :, :2], (T + 1, 1, B, 2))
-        return model_loss.head_losses(settings, model, params, zs, batch)[0]["heads/toy"]
+        weights = model_loss.step_weights(settings, "v", batch)
+        return model_loss.head_losses(model, params, zs, batch, weights)[0]["heads/toy"]
 
     z, w = np.asarray(batch.obs)[..., :2], 0.5 ** np.arange(T)[:, None, None] / (T * B * 2)
     error = 0.5 * (z[:-1] + z[1:]) - z[1:]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from mbx import replay
-from mbx.types import Array, EnvSpec, Metrics
+from mbx.types import Array, EnvSpec, Mean, Metrics
 
 __all__ = ["Agent", "Diagnostics", "Episodes", "Mean", "Metrics", "See", "Store"]
 
@@ -155,18 +155,6 @@ class Store(NamedTuple):
     targets: MakeTargets
     reanalyze: Reanalyze
     batch_size: int
-
-
-class Mean(NamedTuple):
-    """A metric that only some updates have: the log divides by their number, not by all updates.
-
-    Attributes:
-        total: the value, 0 in an update that has none; summed over updates.
-        count: 1 in an update that has a value, else 0.
-    """
-
-    total: Array
-    count: Array
 
 
 class Diagnostics(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from mbx import replay
 from mbx.agents.tdmpc.agent import resolve, world_config
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import Batch
+from mbx.agents.tdmpc.types import Batch, Rows
 from mbx.types import EnvSpec
 from mbx.world_model import WorldModelConfig, make_world_model
 from tests.helpers import compiled
@@ -94,6 +94,12 @@ def make_batch(key=0, **overrides) -> Batch:
         plan_valid=jnp.ones((T + 1, B), bool),
     )
     return batch._replace(**overrides)
+
+
+def weighed(*shape, mask=None, rho=0.5) -> Rows:
+    """Rows `[T, B]` of a mask (all ones), as `losses.step_weights` makes them."""
+    mask = jnp.ones(shape) if mask is None else jnp.asarray(mask)
+    return Rows(mask, mask.sum(1), rho)
 
 
 def loud(tree, key=7):

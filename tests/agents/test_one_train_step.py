@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from mbx import successors
+from mbx.agents.tdmpc import losses as policies
 from mbx.agents.tdmpc import planning, value_targets
-from mbx.agents.tdmpc import policy_loss as policies
-from mbx.agents.tdmpc.model_loss import select_latents
-from mbx.agents.tdmpc.update import draw, init_state, update_from_batch, weigh_actions
+from mbx.agents.tdmpc.losses import select_latents
+from mbx.agents.tdmpc.update import draw, init_state, update_from_batch, weigh_plans
 from mbx.world_model import head_values, make_world_model
 from tests.agents.tdmpc_helpers import A, B, T, loud, make_batch, make_settings, make_world
 from tests.helpers import compiled, program
@@ -52,7 +52,7 @@ def step():
             plan_actions=plan.actions.reshape(*lead, N, A),
             plan_values=plan.values.reshape(*lead, N),
         )
-        weights = weigh_actions(settings, state, batch)[1]
+        weights = weigh_plans(settings, state, batch)[1]
         z = z.reshape(*lead, -1)
         target, _ = value_targets.value_targets(settings, model, state, z, batch, noise, weights)
         new, metrics = update_from_batch(settings, model, state, batch, noise)

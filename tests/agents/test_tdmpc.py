@@ -11,12 +11,12 @@ import optax
 import pytest
 
 from mbx import distributions, replay
+from mbx.agents.tdmpc import losses as policies
 from mbx.agents.tdmpc import planning, reanalyze, value_targets
-from mbx.agents.tdmpc import policy_loss as policies
 from mbx.agents.tdmpc.agent import make_agent
-from mbx.agents.tdmpc.model_loss import value_loss, value_losses
+from mbx.agents.tdmpc.losses import value_loss, value_losses
 from mbx.agents.tdmpc.types import Noise, PolicyInputs, Scales, ValueScales, ValueTarget
-from mbx.agents.tdmpc.update import draw, init_state, update_from_batch, weigh_actions
+from mbx.agents.tdmpc.update import draw, init_state, update_from_batch, weigh_plans
 from tests.agents.tdmpc_helpers import (
     SPEC,
     A,
@@ -31,6 +31,7 @@ from tests.agents.tdmpc_helpers import (
     make_settings,
     replaced,
     row,
+    weighed,
 )
 from tests.helpers import in_programs, program
 
@@ -126,11 +127,11 @@ def test_a_single_bin_regresses_on_every_sample(shared):
     rng = np.random.default_rng(0)
     logits, samples = rng.normal(size=(2, T, B, 1)), 5.0 * rng.normal(size=(shared, T, B, 3))
     weights = rng.dirichlet(np.ones(3), size=(T, B))
-    target = ValueTarget(jnp.asarray(samples), jnp.asarray(weights), jnp.ones((T, B)))
-    ours = value_loss(jnp.asarray(logits), target, jnp.zeros(1), 0.5)
+    target = ValueTarget(jnp.asarray(samples), jnp.asarray(weights))
+    ours = value_loss(jnp.asarray(logits), target, jnp.zeros(1))
     wanted = np.sign(samples) * np.log1p(np.abs(samples))
-    errors = (weights * (logits - wanted) ** 2).sum(-1).mean(axis=(0, 2))
-    np.testing.assert_allclose(ours, np.mean(0.5 ** np.arange(T) * errors), rtol=1e-5)
+    errors = (weights * (logits - wanted) ** 2).sum(-1).mean(axis=0)
+    np.testing.assert_allclose(ours, errors, rtol=1e-5)
 
 
 def test_v_targets_follow_the_formula_and_the_models_own_termination():
@@ -168,22 +169,21 @@ def test_q_critic_bootstraps_with_planner_actions_and_falls_back_to_the_policy()
     model = make_model(settings)
     params = loud(model.init(jax.random.key(0)))
     batch = make_batch()
-    z_next = model.encode(params, batch.obs[1:])
+    z = model.encode(params, batch.obs)
     noise = draw(settings, model, jax.random.key(3))
-    planned = (batch.plan_actions, jnp.full((T + 1, B, N), 1.0 / N))
 
-    @jax.jit
-    def targets(batch, planned):
-        return value_targets.q_targets(
-            settings, model, params, params["value"], z_next, batch, noise, planned
-        )[0]
+    @functools.partial(jax.jit, static_argnums=1)
+    def targets(batch, value_target="planner"):
+        own = replaced(settings, loss=dict(value_target=value_target))
+        given = own, model, params, params["value"], z, batch, noise
+        return value_targets.q_targets(*given).samples[0, ..., 0]
 
-    stored, sampled = targets(batch, planned), targets(batch, None)
+    stored, sampled = targets(batch), targets(batch, "td")
     valid = jnp.ones((T + 1, B), bool).at[1, 0].set(False)
-    mixed = targets(batch._replace(plan_valid=valid), planned)
+    mixed = targets(batch._replace(plan_valid=valid))
     np.testing.assert_allclose(mixed[0, 0], sampled[0, 0], rtol=1e-5)
     np.testing.assert_allclose(mixed[0, 1:], stored[0, 1:], rtol=1e-5)
-    ended = targets(batch._replace(terminated=jnp.ones((T, B))), planned)
+    ended = targets(batch._replace(terminated=jnp.ones((T, B))))
     np.testing.assert_allclose(ended, batch.reward, rtol=1e-6)
 
 
@@ -219,13 +219,13 @@ def test_value_targets_can_weigh_planner_actions_with_a_temperature_of_their_own
     _, _, state, _, _ = setting
     own = dict(awr_temperature=0.5, value_temperature=2.0, value_weighting="weighted")
     batch = make_batch()
-    _, policys, values = weigh_actions(make_settings(loss=own), state, batch)
+    _, policys, values = weigh_plans(make_settings(loss=own), state, batch)
     raw = np.asarray(batch.plan_values, np.float64)
     for weights, temperature in ((policys, 0.5), (values, 2.0)):
         expected = np.exp(raw / temperature)
         expected /= expected.sum(-1, keepdims=True)
         np.testing.assert_allclose(weights, expected, rtol=1e-5)
-    _, policys, values = weigh_actions(
+    _, policys, values = weigh_plans(
         make_settings(loss=own | {"value_temperature": 0.0}), state, batch
     )
     np.testing.assert_array_equal(policys, values)
@@ -244,12 +244,13 @@ def test_values_can_learn_in_the_last_state_of_a_window_as_well(value_target):
     batch = make_batch(mask=mask, terminated=jnp.zeros((T, B)).at[1, 2].set(1.0))
     noise = program(draw, settings, model)(jax.random.key(1))
     z = model.encode(state.params, batch.obs)
-    _, _, weights = weigh_actions(settings, state, batch)
+    _, _, weights = weigh_plans(settings, state, batch)
     make = program(value_targets.value_targets, settings, model)
     target, _ = make(state, z, batch, noise, weights)
-    assert target.samples.shape[1:3] == target.mask.shape == (T + 1, B)
-    np.testing.assert_array_equal(target.mask[:T], mask)
-    np.testing.assert_array_equal(target.mask[T], [1.0, 0.0, 0.0, 1.0])
+    counts = policies.target_mask(settings, "v", batch)
+    assert target.samples.shape[1:3] == counts.shape == (T + 1, B)
+    np.testing.assert_array_equal(counts[:T], mask)
+    np.testing.assert_array_equal(counts[T], [1.0, 0.0, 0.0, 1.0])
     # The states before are what they are without it, the last is as any other.
     fewer = replaced(settings, loss=dict(value_last_state=False))
     rolled = noise.rollout_eps if value_target == "td" else None
@@ -271,18 +272,20 @@ def test_values_can_learn_in_the_last_state_of_a_window_as_well(value_target):
     np.testing.assert_allclose(target.samples[:, T], after.samples[:, T - 1], rtol=1e-4, atol=1e-5)
     zs = jax.random.normal(jax.random.key(2), (T + 1, 1, B, 8))
     params, bins = state.params, np.linspace(-10.0, 10.0, 11)
-    ours = program(value_losses, settings, model)(params, zs, batch, target, None, noise)["value"]
+    ours = program(value_losses, settings, model)(
+        params, zs, batch, (target, None), weighed(mask=counts), noise
+    )["value"]
     logits = np.asarray(jax.nn.log_softmax(model.value(params["value"], zs[:, 0])))
     codes = np.asarray(target.two_hot(jnp.asarray(bins)))[0]
     cross_entropy = -(codes * logits).sum(-1).mean(0)
-    each = (cross_entropy * target.mask).sum(1) / np.asarray(target.mask).sum(1)
+    each = (cross_entropy * counts).sum(1) / np.asarray(counts).sum(1)
     np.testing.assert_allclose(ours, np.mean(0.5 ** np.arange(T + 1) * each), rtol=1e-4)
 
 
 def test_policy_coef_weighs_the_whole_loss_of_the_policy(setting):
     settings, model, state, _, noise = setting
     zs = jax.lax.stop_gradient(model.encode(state.params, make_batch().obs))
-    inputs = PolicyInputs(zs, jnp.ones((T + 1, B)), noise.policy_eps, None)
+    inputs = PolicyInputs(zs, weighed(T + 1, B), noise.policy_eps, None)
     scales = Scales(ValueScales(state.scale, None), state.kl_scale, state.trust_scale)
 
     def loss(coef):
@@ -299,7 +302,7 @@ def test_policy_coef_weighs_the_whole_loss_of_the_policy(setting):
 def test_the_entropy_bonus_can_be_in_the_units_of_values(setting):
     _, model, state, _, noise = setting
     zs = jax.lax.stop_gradient(model.encode(state.params, make_batch().obs))
-    inputs = PolicyInputs(zs, jnp.ones((T + 1, B)), noise.policy_eps, None)
+    inputs = PolicyInputs(zs, weighed(T + 1, B), noise.policy_eps, None)
 
     @functools.partial(jax.jit, static_argnums=0)
     def loss(how, unit):
@@ -323,12 +326,12 @@ def test_awr_moves_the_policy_to_the_better_action(setting):
     good, bad = jnp.array([0.6, -0.4]), jnp.array([-0.6, 0.4])
     inputs = PolicyInputs(
         zs,
-        jnp.ones((T + 1, B)),
+        weighed(T + 1, B),
         noise.policy_eps,
         None,
         actions=jnp.broadcast_to(jnp.stack([good, bad]), (T + 1, B, 2, A)),
         weights=jnp.broadcast_to(jnp.array([0.99, 0.01]), (T + 1, B, 2)),
-        valid=jnp.ones((T + 1, B)),
+        plans=weighed(T + 1, B),
     )
     scales = Scales(None, state.kl_scale, state.trust_scale)
 

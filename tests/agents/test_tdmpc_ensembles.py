@@ -13,9 +13,8 @@ import pytest
 
 from mbx import distributions as dist
 from mbx import networks, returns
-from mbx.agents.tdmpc import model_loss as losses
-from mbx.agents.tdmpc import planning, scoring, value_targets
-from mbx.agents.tdmpc import policy_loss as policies
+from mbx.agents.tdmpc import losses, planning, scoring, value_targets
+from mbx.agents.tdmpc import losses as policies
 from mbx.agents.tdmpc.loss_settings import parse_mixture
 from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales
 from mbx.agents.tdmpc.update import init_state
@@ -24,6 +23,7 @@ from tests.agents.tdmpc_helpers import (
     make_model,
     make_settings,
     replaced,
+    weighed,
 )
 from tests.agents.test_tdmpc_golden import torch_params
 from tests.helpers import compiled, load_fixture, program
@@ -74,20 +74,20 @@ def test_model_losses_over_heads(name):
     a, config = load_fixture("tdmpc", name)
     zs = jnp.moveaxis(jnp.asarray(a["z_roll"]), 2, 0)[1:]  # [T, H, B, L]
     z = jnp.asarray(a["z_true"])[1:]
-    mask = jnp.ones(a["reward"].shape[:2])
+    shape = a["reward"].shape[:2]
     bins = dist.bins(config["vmin"], config["vmax"], config["num_bins"])
-    rho = config["rho"]
+    rows = weighed(*shape, rho=config["rho"])
     per_step = jnp.mean(losses.consistency(zs, z), axis=1)
     np.testing.assert_allclose(per_step, a["consistency_per_t"], **SINGLE)
-    consistency = losses.time_weighted(losses.consistency(zs, z), mask, rho)
+    consistency = rows.mean(losses.consistency(zs, z))
     np.testing.assert_allclose(consistency, a["consistency_loss"], **SINGLE)
     reward = jax.jit(losses.reward_loss)(a["reward_logits"], a["reward"][..., 0], bins)
-    reward = losses.time_weighted(reward, mask, rho)
+    reward = rows.mean(reward)
     np.testing.assert_allclose(reward, a["reward_loss"], **SINGLE)
     total = dict(consistency=consistency, encoder_consistency=consistency, reward=reward)
     if config["episodic"]:
         logit = jnp.moveaxis(jnp.asarray(a["term_logits"])[..., 0], 0, 1)
-        total["termination"] = losses.termination_loss(logit, a["terminated"][..., 0], mask)
+        total["termination"] = losses.termination_loss(logit, a["terminated"][..., 0], rows)
         np.testing.assert_allclose(total["termination"], a["termination_loss"], **SINGLE)
     names = ("consistency", "encoder_consistency", "reward", "termination")
     coefficients = {f"{name}_coef": config[f"{name}_coef"] for name in names}
@@ -97,18 +97,18 @@ def test_model_losses_over_heads(name):
 
 def test_consistency_gradients_go_where_they_should():
     settings = make_settings(loss=dict(encoder_consistency_coef=1.0))
-    batch = Batch(None, None, None, None, jnp.ones((2, 4)))
+    rows = weighed(2, 4)
     zs, encoded = jnp.full((2, 1, 4, 8), 0.3), jnp.full((2, 4, 8), 0.7)
 
     def loss(zs, encoded, name):
-        return losses.consistency_losses(settings, zs, encoded, batch, 0.0)[name]
+        return losses.consistency_losses(settings, zs, encoded, rows, 0.0)[name]
 
     for name, own in (("consistency", 0), ("encoder_consistency", 1)):
         grads = jax.grad(loss, argnums=(0, 1))(zs, encoded, name)
         assert np.abs(grads[own]).sum() > 0 and np.abs(grads[1 - own]).sum() == 0
     late = replaced(settings, loss=dict(encoder_consistency_warmup=0.5))
     at = [
-        losses.consistency_losses(late, zs, encoded, batch, p)["encoder_consistency"]
+        losses.consistency_losses(late, zs, encoded, rows, p)["encoder_consistency"]
         for p in (0.4, 0.5)
     ]
     assert float(at[0]) == 0.0 and float(at[1]) > 0.0
@@ -242,10 +242,10 @@ def test_bmpc_distillation_step(name):
     eps = jnp.concatenate([a["kl.pi_eps"], np.zeros_like(a["kl.pi_eps"][-1:])])
     inputs = PolicyInputs(
         jnp.asarray(a["z"]),
-        jnp.ones((4, 5)),
+        weighed(4, 5, rho=settings.loss.time_weight),
         jnp.asarray(eps),
         None,
-        valid=jnp.ones((4, 5)),
+        plans=weighed(4, 5, rho=settings.loss.time_weight),
         expert=expert,
     )
     fresh = returns.init_running_scale()

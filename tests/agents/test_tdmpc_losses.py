@@ -11,7 +11,7 @@ import pytest
 
 from mbx import returns
 from mbx import settings as declared
-from mbx.agents.tdmpc import policy_loss as policies
+from mbx.agents.tdmpc import losses as policies
 from mbx.agents.tdmpc import value_targets
 from mbx.agents.tdmpc.agent import make_agent, world_config
 from mbx.agents.tdmpc.settings import Settings
@@ -29,6 +29,7 @@ from tests.agents.tdmpc_helpers import (
     make_world,
     replaced,
     variant,
+    weighed,
 )
 from tests.helpers import program
 
@@ -137,10 +138,10 @@ def test_the_optimists_unit_of_values_follows_values(policy_loss, value_scale):
     noise = draw(settings, model, jax.random.key(1))
     inputs = PolicyInputs(
         jax.random.normal(jax.random.key(2), (T + 1, B, 8)),
-        jnp.ones((T + 1, B)),
+        weighed(T + 1, B),
         noise.policy_eps,
         None,
-        valid=jnp.ones((T + 1, B)),
+        plans=weighed(T + 1, B),
         expert=jnp.ones((T + 1, B, 2, 2)),
     )
     new, metrics = jax.jit(lambda s: learn_policy(settings, model, s, inputs, noise))(state)
@@ -174,9 +175,7 @@ def test_the_trust_region_is_the_kl_from_the_ema_policy(policy):
     model = make_model(settings)
     rng = np.random.default_rng(0)
     mean, log_std, old_mean, old_log_std = rng.normal(size=(4, T + 1, B, 2))
-    mask = np.ones((T + 1, B))
-    mask[2, 1] = 0.0
-    inputs = PolicyInputs(None, jnp.asarray(mask), None, None)
+    inputs = PolicyInputs(None, None, None, None)
     scale = returns.RunningScale(jnp.float32(3.0))
     ours, new = policies.trust_region(
         settings,
@@ -194,8 +193,7 @@ def test_the_trust_region_is_the_kl_from_the_ema_policy(policy):
     low, high = np.percentile(kl[0], [5, 95])
     unit = 3.0 + 0.01 * (max(high - low, 1.0) - 3.0)
     np.testing.assert_allclose(new.value, unit, rtol=1e-5)
-    each = (kl * mask).sum(1) / mask.sum(1) / unit
-    np.testing.assert_allclose(ours, np.mean(0.7 ** np.arange(T + 1) * each), rtol=1e-4)
+    np.testing.assert_allclose(ours, kl / unit, rtol=1e-4)
 
 
 @pytest.mark.parametrize("critic", ["q", "v"])
@@ -211,7 +209,7 @@ def test_the_policy_learns_from_values_with_dropout(critic):
     noise = draw(settings, model, jax.random.key(1))
     assert noise.policy_dropout is not None
     zs = jax.random.normal(jax.random.key(2), (T + 1, B, 8))
-    inputs = PolicyInputs(zs, jnp.ones((T + 1, B)), noise.policy_eps, None, noise.policy_dropout)
+    inputs = PolicyInputs(zs, weighed(T + 1, B), noise.policy_eps, None, noise.policy_dropout)
     unit = returns.init_running_scale()
     scales = Scales(ValueScales(unit, returns.init_return_ema()), unit, unit)
     of_policy = program(policies.policy_loss, settings, model)
@@ -248,13 +246,12 @@ def test_distillation_is_the_kl_in_units_of_its_range(forward, least):
     expert = np.stack([0.1 * rng.normal(size=mean.shape), 0.1 + rng.random(mean.shape)], axis=-2)
     mask, valid = np.ones((T + 1, B)), np.ones((T + 1, B))
     mask[1, 2], valid[1, 3] = 0.0, 0.0
-    inputs = PolicyInputs(
-        None, jnp.asarray(mask), None, None, valid=jnp.asarray(valid), expert=jnp.asarray(expert)
-    )
-    scale = returns.RunningScale(jnp.float32(2.0))
+    plans = weighed(mask=mask * valid)
+    inputs = PolicyInputs(None, None, None, None, plans=plans, expert=jnp.asarray(expert))
+    scales = Scales(None, returns.RunningScale(jnp.float32(2.0)), None)
     policy = (jnp.asarray(mean), jnp.asarray(log_std))
     model = make_world_model(make_world(settings))
-    ours, states, new = policies.distillation(settings, model, policy, inputs, scale)
+    ours, states, new, _ = policies.distil(settings, model, {}, policy, inputs, scales)
     one = (np.tanh(mean), np.exp(log_std))
     two = (expert[..., 0, :], np.maximum(1.5 * expert[..., 1, :], 1.0))
     assert 0.2 < np.mean(two[1] == 1.0) < 0.8  # of some the scaled deviation, of some the least
@@ -263,9 +260,9 @@ def test_distillation_is_the_kl_in_units_of_its_range(forward, least):
     low, high = np.percentile(kl[0], [5, 95])
     assert 0.01 < high - low < 1.0
     unit = 2.0 + 0.01 * (max(high - low, least) - 2.0)
-    np.testing.assert_allclose(new.value, unit, rtol=1e-6)
+    np.testing.assert_allclose(new.kl.value, unit, rtol=1e-6)
     np.testing.assert_allclose(ours, kl[:-1] / unit, rtol=1e-4)
-    np.testing.assert_array_equal(states, (mask * valid)[:-1])
+    np.testing.assert_array_equal(states.mask, (mask * valid)[:-1])
 
 
 def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():
@@ -286,7 +283,6 @@ def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():
         train, jnp.zeros((4, 2, 8)), batch, noise, weights
     )
     np.testing.assert_array_equal(target.weights, np.ones((3, 2, 1)))
-    np.testing.assert_array_equal(target.mask, mask)
     ours = target.samples[0, ..., 0]
     v = np.asarray(values).mean(-1)[1:]
     expected = np.zeros((3, 2))

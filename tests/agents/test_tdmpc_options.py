@@ -13,10 +13,11 @@ import pytest
 
 from mbx import replay, returns
 from mbx.agents.tdmpc import agent as agents
-from mbx.agents.tdmpc import model_loss, value_targets
-from mbx.agents.tdmpc import policy_loss as policies
+from mbx.agents.tdmpc import losses as model_loss
+from mbx.agents.tdmpc import losses as policies
 from mbx.agents.tdmpc import reanalyze as again
 from mbx.agents.tdmpc import update as updates
+from mbx.agents.tdmpc import value_targets
 from mbx.agents.tdmpc.types import Noise, PolicyInputs, Scales, TrainState, ValueScales
 from mbx.agents.tdmpc.update import encoder_rate, learning_rates, make_optimizers
 from mbx.world_model import make_world_model
@@ -35,6 +36,7 @@ from tests.agents.tdmpc_helpers import (
     row,
     std,
     toy_model,
+    weighed,
 )
 from tests.helpers import program
 
@@ -245,8 +247,11 @@ def test_the_model_is_to_be_consistent_with_the_states_that_followed(monkeypatch
     batch = make_batch(obs=jnp.asarray(array(T + 1, B, 3)))
     later = np.asarray(batch.obs)[1:, :, :2]
     monkeypatch.setattr(model_loss, "consistency_losses", Seen())
+    weights = model_loss.step_weights(settings, "v", batch)
     with pytest.raises(Seen) as found:
-        model_loss.model_loss(settings, model, toy.params(), batch, later, (None, None), None)
+        model_loss.model_loss(
+            settings, model, toy.params(), batch, later, (None, None), weights, None
+        )
     _, zs, encoded = found.value.args[:3]
     states = [np.stack([batch.obs[0, :, :2]] * len(toy.gain))]
     for action in np.asarray(batch.action):
@@ -256,9 +261,9 @@ def test_the_model_is_to_be_consistent_with_the_states_that_followed(monkeypatch
     np.testing.assert_array_equal(encoded, later)
 
     monkeypatch.setattr(updates, "value_targets", lambda *_: None)
-    monkeypatch.setattr(updates, "model_loss", Seen())
+    monkeypatch.setattr(model_loss, "model_loss", Seen())
     with pytest.raises(Seen) as found:
-        updates.learn_model(settings, model, train, batch, None, None)
+        updates.learn_model(settings, model, train, batch, weights, None, None)
     np.testing.assert_array_equal(found.value.args[4], later)
 
 
@@ -337,7 +342,7 @@ def test_svg_follows_the_ensembles_with_its_own_optimism(std_coef, pick):
     loss = dict(policy_loss="svg", policy_std_coef=std_coef, entropy_coef=0.02)
     settings, model, toy = ensemble(loss=loss, optimizer=dict(tau=0.0))
     zs, eps = array(T + 1, B, 2), array(T + 1, B, A)
-    inputs = PolicyInputs(jnp.asarray(zs), jnp.ones((T + 1, B)), jnp.asarray(eps), None)
+    inputs = PolicyInputs(jnp.asarray(zs), weighed(T + 1, B), jnp.asarray(eps), None)
     params = toy.params()
     ours, _ = program(policies.policy_loss, settings, model)(
         params["policy"], params, None, inputs, fixed_unit(2.0)
@@ -401,7 +406,7 @@ def test_the_optimist_is_optimistic_and_its_entropy_counts_more(entropy_scale, u
         loss=dict(loss, policy_loss="svg", optimist=True), optimizer=dict(tau=0.0)
     )
     zs, eps = array(T + 1, B, 2), array(T + 1, B, A)
-    inputs = PolicyInputs(jnp.asarray(zs), jnp.ones((T + 1, B)), jnp.asarray(eps), None)
+    inputs = PolicyInputs(jnp.asarray(zs), weighed(T + 1, B), jnp.asarray(eps), None)
     params = toy.params()
     ours, _ = policies.optimist_loss(
         settings, model, params["policy"], params, inputs, fixed_unit(2.0).value
@@ -416,7 +421,7 @@ def test_the_trust_region_holds_the_policy_back():
         loss=dict(policy_loss="svg", trust_region_coef=3.0), optimizer=dict(tau=0.0)
     )
     inputs = PolicyInputs(
-        jnp.asarray(array(T + 1, B, 2)), jnp.ones((T + 1, B)), jnp.zeros((T + 1, B, A)), None
+        jnp.asarray(array(T + 1, B, 2)), weighed(T + 1, B), jnp.zeros((T + 1, B, A)), None
     )
     params = toy.params()
     ema = dict(params["policy"], log_std=params["policy"]["log_std"] + 0.3)
@@ -521,7 +526,7 @@ def test_the_models_rates_move_on_a_line_and_stay(last):
     grads = jax.tree.map(jnp.ones_like, trained)
     state = TrainState(**{name: None for name in TrainState.__dataclass_fields__})
     state = state.replace(params=params, opt_state=optimizer.init(trained))
-    move = jax.jit(lambda state: updates.move_model(settings, model, state, grads)[0].params)
+    move = jax.jit(lambda state: updates.step_model(settings, model, state, grads).params)
     for step, share in [(0, 0), (2, 0), (4, 0.25), (8, 0.75), (10, 1), (11, 1), (10**6, 1)]:
         new = move(state.replace(step=jnp.int32(step)))
         rate = (1.0 - share) * LR + share * last
@@ -556,7 +561,7 @@ def test_the_logged_entropy_and_std_are_those_by_hand(dims):
     eps /= np.sqrt((eps**2).mean(axis=(0, 1)))
     inputs = PolicyInputs(
         jnp.zeros((*shape, 8)),
-        jnp.ones(shape),
+        weighed(*shape),
         jnp.asarray(eps),
         None,
         behaviour=jnp.zeros((T, 500, 6)),

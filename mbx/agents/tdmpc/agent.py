@@ -23,7 +23,6 @@ import numpy as np
 from mbx import mppi, networks, observations, planners, replay
 from mbx.agents.base import Act, Agent, MakeTargets, See, StartFrom, Store, Update
 from mbx.agents.tdmpc import planning
-from mbx.agents.tdmpc.counts import counted
 from mbx.agents.tdmpc.diagnostics import make_review
 from mbx.agents.tdmpc.reanalyze import make_reanalyze, num_rows, reanalyze_batch
 from mbx.agents.tdmpc.settings import Settings
@@ -31,8 +30,6 @@ from mbx.agents.tdmpc.types import (
     BATCH_AXES,
     ActorState,
     Batch,
-    Counts,
-    Noise,
     TrainState,
     make_batch,
 )
@@ -49,8 +46,22 @@ from mbx.world_model import (
 )
 
 
-def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
+def make_agent(
+    settings: Settings,
+    spec: EnvSpec,
+    *,
+    value: Callable[[Array], Array] | None = None,
+    sample: Callable[..., replay.Sample] = replay.sample,
+) -> Agent:
     """The agent for a task.
+
+    Args:
+        settings: of the agent.
+        spec: the task.
+        value: a reduction `[V, ...] -> [...]` over the value heads in use, for targets, plans and
+            SVG alike (`lambda values: values.min(0)`); None: as the settings say.
+        sample: `replay.sample` or another function of its arguments and result, which chooses the
+            windows that an update learns from.
 
     Raises:
         ValueError: settings that this task, or the model's size, cannot have; names the setting,
@@ -58,13 +69,13 @@ def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
     """
     settings = resolve(settings, spec)
     model = make_world_model(world_config(settings, spec))
-    model = model._replace(heads=make_heads(settings.loss.head_terms, spec))
+    model = model._replace(heads=make_heads(settings.loss.head_terms, spec), reduce_values=value)
     targets = make_targets(settings, model)
     return Agent(
         init=functools.partial(init_state, settings, model),
         init_actor=functools.partial(init_actor, settings, model),
         act=make_act(settings, model),
-        update=make_update(settings, model, targets),
+        update=make_update(settings, model, targets, sample),
         example_row=functools.partial(example_row, model),
         store=make_store(settings, model, targets) if settings.stores_plans else None,
         start_from=make_start_from(spec),
@@ -362,7 +373,12 @@ def make_store(settings: Settings, model: WorldModel, targets: MakeTargets) -> S
     return Store(spec, targets, make_reanalyze(settings, targets), num_rows(settings))
 
 
-def make_update(settings: Settings, model: WorldModel, targets: MakeTargets) -> Update:
+def make_update(
+    settings: Settings,
+    model: WorldModel,
+    targets: MakeTargets,
+    draw_windows: Callable[..., replay.Sample] = replay.sample,
+) -> Update:
     """`Agent.update`: sample windows and make one learner step on them.
 
     With `reanalyze.current_batch` the batch's own targets are made again when that is due.
@@ -374,7 +390,7 @@ def make_update(settings: Settings, model: WorldModel, targets: MakeTargets) -> 
         train: TrainState, state: replay.ReplayState, key: Array
     ) -> tuple[TrainState, replay.ReplayState, Metrics]:
         keys = streams(key, "sample", "learn")
-        sample = replay.sample(state, keys["sample"], **sizes)
+        sample = draw_windows(state, keys["sample"], **sizes)
         train, metrics = learn(train, sample, keys["learn"])
         return train, state, metrics
 
@@ -382,7 +398,7 @@ def make_update(settings: Settings, model: WorldModel, targets: MakeTargets) -> 
         train: TrainState, state: replay.ReplayState, key: Array
     ) -> tuple[TrainState, replay.ReplayState, Metrics]:
         keys = streams(key, "sample", "learn", "plan")
-        sample = replay.sample(state, keys["sample"], **sizes)
+        sample = draw_windows(state, keys["sample"], **sizes)
         state, sample, passed = reanalyze_batch(
             settings, targets, train, state, sample, keys["plan"]
         )
@@ -397,7 +413,9 @@ def make_learn(
     settings: Settings, model: WorldModel
 ) -> Callable[[TrainState, replay.Sample, Array], tuple[TrainState, Metrics]]:
     """`learn(train, sample, key) -> (train, metrics)`: one learner step on sampled windows."""
-    stored = settings.stores_plans
+    # Where several dynamics heads feed the policy, their rows are ordered head by head.
+    mixed = model.config.num_dynamics > 1 and settings.loss.head_strategy != "single"
+    step = functools.partial(update_from_batch, settings, model)
 
     def learn(train: TrainState, sample: replay.Sample, key: Array) -> tuple[TrainState, Metrics]:
         keys = streams(key, "draw", "shift", "plan")
@@ -405,60 +423,15 @@ def make_learn(
         if model.config.pixels:
             shifted = shift_images(batch.obs, keys["shift"], parts=model.config.parts)
             batch = batch._replace(obs=shifted)
-        if settings.reads_plans and not stored:
+        if settings.reads_plans and not settings.stores_plans:
             valid = ~sample.rows["is_last"]
             batch = plan_batch(settings, model, train, batch, valid, keys["plan"])
         noise = draw(settings, model, keys["draw"])
-        made = (sample.targets.valid[:-1], sample.targets.step[:-1]) if stored else None
-        given = train, batch, noise, sample.mask, made
-        # Where several dynamics heads feed the policy, their rows are ordered head by head.
-        mixed = model.config.num_dynamics > 1 and settings.loss.head_strategy != "single"
-        return (
-            own(*given)
-            if mixed
-            else collectives.shard_map(own, (None, 1, BATCH_AXES, 1, 1), *given)
-        )
-
-    def own(
-        train: TrainState, batch: Batch, noise: Noise, mask: Array, made: Any
-    ) -> tuple[TrainState, Metrics]:
-        batch = counted(settings, model.config.critic, batch)
-        shares = batch_shares(mask, train.step + 1, *(made or (None, None)), batch.counts)
-        return update_from_batch(settings, model, train, batch, noise, shares)
+        if mixed:
+            return step(train, batch, noise)
+        return collectives.shard_map(step, (None, 1, BATCH_AXES), train, batch, noise)
 
     return learn
-
-
-_NO_COUNTS = Counts()
-
-
-def batch_shares(
-    mask: Array,
-    step: Array,
-    valid: Array | None = None,
-    made: Array | None = None,
-    counts: Counts = _NO_COUNTS,
-) -> Metrics:
-    """Metrics of the windows of a batch, of a part of one its shares.
-
-    Args:
-        mask: `[T, B]`.
-        step: learner step.
-        valid: of stored targets, `[T, B]`, None without any.
-        made: the learner step at which they were made, `[T, B]`.
-        counts: of the whole batch, where they are known.
-    """
-    metrics = {"batch/mask": collectives.mean_share(mask)}
-    if valid is not None:
-        valid = valid & mask
-        age = jnp.where(valid, step - made, 0)
-        if counts.rows is None:
-            num, rows = collectives.psum((jnp.sum(valid), jnp.sum(mask)))
-        else:
-            num, rows = jnp.sum(counts.stored), jnp.sum(counts.rows)
-        metrics["targets/age"] = jnp.sum(age) / jnp.maximum(num, 1)
-        metrics["targets/valid"] = jnp.sum(valid) / jnp.maximum(rows, 1)
-    return metrics
 
 
 def plan_batch(

@@ -6,43 +6,68 @@ use, H dynamics heads, V value heads, K bins, L latent dims, A action dims.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from mbx import distributions as dist
-from mbx import replay, returns
+from mbx import returns
 from mbx.types import Array, Params, Record
 
+if TYPE_CHECKING:
+    from mbx import replay
 
-class Counts(NamedTuple):
-    """How many rows of a whole batch count, step by step, for the losses of a part of it.
 
-    None where the losses count for themselves: a batch that is not divided (`counts.counted`).
+class Rows(NamedTuple):
+    """Rows of a batch that count in a loss, with their number in the whole batch.
+
+    Parts of a batch on several devices have their own mask and the whole batch's count, so that
+    their means add up to the whole batch's mean, and no loss has to know of devices.
 
     Attributes:
-        rows: transitions, `[T]`.
-        ends: those that ended their episode, `[T]`.
-        values: states with a value target, `[T]`, or `[T+1]` with `loss.value_last_state`.
-        plans: states with a plan, `[T+1]`.
-        stored: transitions that leave a state with a plan, `[T]`.
+        mask: 1 or 0, `[T, B]`.
+        count: rows of the whole batch in each step, `[T]`.
+        rho: weight of a step relative to the one before it.
     """
 
-    rows: Array | None = None
-    ends: Array | None = None
-    values: Array | None = None
-    plans: Array | None = None
-    stored: Array | None = None
+    mask: Array
+    count: Array
+    rho: float
 
-    def of_policy(self, name: str, steps: int) -> Array | None:
-        """Those of the first `steps` states that the policy loss of that name reads."""
-        if self.rows is None:
-            return None
-        states = jnp.concatenate([self.rows[:1], self.rows])  # as `policy_loss.state_mask`
-        counts = self.plans if name in ("awr", "kl") and self.plans is not None else states
-        return counts[:steps]
+    def mean(self, x: Array) -> Array:
+        """Mean over time of rho^t times the batch mean (TD-MPC2): `[T, B]` -> scalar."""
+        per_step = jnp.sum(x * self.mask, axis=1) / jnp.maximum(self.count, 1.0)
+        return jnp.mean(self.rho ** jnp.arange(x.shape[0]) * per_step)
+
+    def even(self, x: Array) -> Array:
+        """Mean of all rows: `[T, B]` -> scalar."""
+        return jnp.sum(x * self.mask) / jnp.maximum(jnp.sum(self.count), 1.0)
+
+    def first(self, steps: int) -> Rows:
+        """The rows of the first `steps` steps."""
+        return Rows(self.mask[:steps], self.count[:steps], self.rho)
+
+    def repeated(self, times: int) -> Rows:
+        """The rows `times` times side by side."""
+        return Rows(jnp.concatenate([self.mask] * times, axis=1), times * self.count, self.rho)
+
+
+class Weights(NamedTuple):
+    """Which rows of a batch count, in which loss.
+
+    Attributes:
+        rows: transitions, T steps.
+        states: those that they lead from and to, T+1 steps.
+        values: states with a value target, T steps, or T+1 with `loss.value_last_state`.
+        plans: states with a plan, T+1 steps; None without plans.
+    """
+
+    rows: Rows
+    states: Rows
+    values: Rows
+    plans: Rows | None
 
 
 class Batch(NamedTuple):
@@ -58,8 +83,8 @@ class Batch(NamedTuple):
             as all below, where the agent uses none.
         plan_values: their values, `[T+1, B, N]`.
         plan_valid: `[T+1, B]`, False where a row has no plan.
+        plan_step: updates made when it was planned, `[T+1, B]`; None where nothing is stored.
         expert: mean and standard deviation to distil, `[T+1, B, 2, A]`.
-        counts: of the whole batch that this is a part of.
     """
 
     obs: Array
@@ -70,8 +95,8 @@ class Batch(NamedTuple):
     plan_actions: Array | None = None
     plan_values: Array | None = None
     plan_valid: Array | None = None
+    plan_step: Array | None = None
     expert: Array | None = None
-    counts: Counts = Counts()
 
 
 def make_batch(sample: replay.Sample) -> Batch:
@@ -83,6 +108,7 @@ def make_batch(sample: replay.Sample) -> Batch:
             plan_actions=plans.actions,
             plan_values=plans.values,
             plan_valid=plans.valid,
+            plan_step=plans.step,
             expert=plans.expert,
         )
     return Batch(
@@ -137,17 +163,13 @@ class ValueTarget(NamedTuple):
     """What the value heads learn to predict.
 
     Attributes:
-        samples: `[V', T, B, n]`; V' is 1 where the heads share them. T+1 states in the place of T
-            with `loss.value_last_state`.
+        samples: `[V', T, B, n]`; V' is 1 where the heads share them. T+1 states in place of T with
+            `loss.value_last_state`.
         weights: of the samples, `[T, B, n]`, sum 1 over n.
-        mask: which states count, `[T, B]`.
-        count: how many of the whole batch do, `[T]`, where that is known ahead.
     """
 
     samples: Array
     weights: Array
-    mask: Array
-    count: Array | None = None
 
     def mean(self) -> Array:
         """`[T, B]`, over samples and heads."""
@@ -193,29 +215,27 @@ class PolicyInputs(NamedTuple):
 
     Attributes:
         zs: latents `[S, B', L]`, without gradient.
-        mask: `[S, B']`.
+        states: which of them count.
         eps: the policy's noise, `[S, B', A]`.
         heads: value heads in use, None for all.
         dropout: a key for their values, None for none.
-        actions: the planner's, `[S, B', N, A]`; None, as all below, where they are not in use.
+        plans: which of them have a plan; None, as all below, where they are not in use.
+        actions: the planner's, `[S, B', N, A]`.
         weights: of those, `[S, B', N]`.
-        valid: `[S, B']`, False where a state has no plan.
         expert: mean and standard deviation, `[S, B', 2, A]`.
         behaviour: the replay's actions, `[T, B', A]`.
-        counts: as a batch's.
     """
 
     zs: Array
-    mask: Array
+    states: Rows
     eps: Array
     heads: Array | None
     dropout: Array | None = None
+    plans: Rows | None = None
     actions: Array | None = None
     weights: Array | None = None
-    valid: Array | None = None
     expert: Array | None = None
     behaviour: Array | None = None
-    counts: Counts = Counts()
 
 
 @flax.struct.dataclass

@@ -1,8 +1,13 @@
 """One learner step of the TD-MPC agent, as a function of its batch and its random numbers.
 
-Order as in the reference: model and values first, then the policy on the detached latents with the
-updated values, then the target networks. Axes: B batch, T transitions of a window, S = T+1 states,
-N planner actions, H dynamics heads, L latent dims, A action dims.
+In: a train state, a batch of windows (`types.Batch`) and every random number (`types.Noise`). Out:
+the next train state and metrics. `update_from_batch` reads from top to bottom, in the reference's
+order: encode, targets, model loss, step, policy loss on detached latents with the updated values,
+step, targets moved. On several devices (`fast.collectives`) each has a part of the batch: losses
+are weighted sums, and every step exchanges gradients and metrics once.
+
+Axes: B batch, T transitions of a window, S = T+1 states, N planner actions, H dynamics heads, L
+latent dims, A action dims.
 Sources: TD-MPC2 (arXiv 2310.16828) and its reference code; docs/sources.md, entry ensembles, for
 the learning rates.
 """
@@ -11,22 +16,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from mbx import returns
-from mbx.agents.base import Mean
-from mbx.agents.tdmpc.model_loss import model_loss
-from mbx.agents.tdmpc.policy_loss import (
-    move_value_scale,
-    optimist_loss,
-    policy_inputs,
-    policy_loss,
-)
-from mbx.agents.tdmpc.settings import Settings
+from mbx.agents.tdmpc import losses
 from mbx.agents.tdmpc.types import (
     Batch,
     Noise,
@@ -34,19 +31,247 @@ from mbx.agents.tdmpc.types import (
     Scales,
     TrainState,
     ValueScales,
+    Weights,
 )
 from mbx.agents.tdmpc.value_targets import plan_weights, value_targets
 from mbx.fast import collectives, rng
-from mbx.types import Array, Metrics, Params, streams
-from mbx.world_model import (
-    WorldModel,
-    WorldModelConfig,
-    choose_heads,
-)
+from mbx.types import Array, Mean, Metrics, Params, streams
+from mbx.world_model import WorldModel, WorldModelConfig, choose_heads
+
+if TYPE_CHECKING:
+    from mbx.agents.tdmpc.settings import Settings
 
 # What the model's optimiser does not train.
 _OTHERS = ("policy", "optimist", "statistics")
 POLICY_EPS = 1e-5  # Adam's for the policy, TD-MPC2's
+
+
+def update_from_batch(
+    settings: Settings, model: WorldModel, state: TrainState, batch: Batch, noise: Noise
+) -> tuple[TrainState, Metrics]:
+    """One learner step on `batch` with given random numbers: the deterministic core of `update`."""
+    state = state.replace(params=model.see(state.params, batch.obs))
+    weights = losses.step_weights(settings, model.config.critic, batch)
+    state, for_policy, for_values = weigh_plans(settings, state, batch)
+    shares = batch_metrics(batch, weights, state.step + 1)
+    state, zs, metrics = learn_model(
+        settings, model, state, batch, weights, for_values, noise, shares
+    )
+    inputs = losses.policy_inputs(settings, zs, batch, weights, for_policy, noise)
+    learn = functools.partial(learn_policy, settings, model, inputs=inputs, noise=noise)
+    state, more = when(policy_due(settings, state.step), learn, state)
+    return move_targets(settings, state), metrics | more
+
+
+def policy_due(settings: Settings, step: Array) -> Array | None:
+    """Whether the policy learns in this update; None where it always does."""
+    every, first = settings.optimizer.policy_every, settings.train.pretrain_updates
+    if first and not settings.train.pretrain_policy:
+        return (step >= first) & (step % every == 0)
+    return None if every == 1 else step % every == 0
+
+
+def when(
+    due: Array | None,
+    learn: Callable[[TrainState], tuple[TrainState, Metrics]],
+    state: TrainState,
+) -> tuple[TrainState, Metrics]:
+    """`learn(state)` where `due` (None: always), with metrics that only those updates have."""
+    if due is None:
+        return learn(state)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(learn, state)[1])
+    state, metrics = jax.lax.cond(due, learn, lambda s: (s, zeros), state)
+    return state, {name: Mean(value, due.astype(jnp.float32)) for name, value in metrics.items()}
+
+
+def weigh_plans(
+    settings: Settings, state: TrainState, batch: Batch
+) -> tuple[TrainState, Array | None, Array | None]:
+    """Weights of the planner actions of a batch.
+
+    Returns:
+        The state with the unit of values updated; the weights for the policy and those for value
+        targets, `[S, B, N]`; None where no loss reads them.
+    """
+    if not settings.weighs_plans:
+        return state, None, None
+    unit: Array | float = 1.0
+    if settings.loss.advantage_scale == "range":
+        scales = ValueScales(state.scale, state.return_ema)
+        values = batch.plan_values[0].reshape(-1)
+        unit, scales = losses.move_value_scale(settings, scales, values)
+        state = state.replace(scale=scales.running, return_ema=scales.ema)
+    weigh = functools.partial(plan_weights, settings, batch.plan_values, unit)
+    weights = weigh(settings.loss.awr_temperature)
+    if settings.weighs_values and settings.loss.value_temperature:
+        return state, weights, weigh(settings.loss.value_temperature)
+    return state, weights, weights
+
+
+def batch_metrics(batch: Batch, weights: Weights, step: Array) -> Metrics:
+    """This device's shares of the metrics of a batch; `targets/age` is yet to be divided by valid.
+
+    Args:
+        step: of the learner.
+    """
+    metrics = {"batch/mask": collectives.mean_share(batch.mask)}
+    if batch.plan_step is not None:
+        valid = batch.plan_valid[:-1]
+        metrics["targets/age"] = weights.rows.even(valid * (step - batch.plan_step[:-1]))
+        metrics["targets/valid"] = weights.rows.even(valid)
+    return metrics
+
+
+def learn_model(
+    settings: Settings,
+    model: WorldModel,
+    state: TrainState,
+    batch: Batch,
+    weights: Weights,
+    plan_weights: Array | None,
+    noise: Noise,
+    shares: Metrics | None = None,
+) -> tuple[TrainState, Array, Metrics]:
+    """One step on world model and values: the state, latents `[S, H, B, L]`, metrics.
+
+    Args:
+        plan_weights: of planner actions in value targets, `[S, B, N]`.
+        shares: further metrics, which travel with these.
+    """
+    frozen = jax.lax.stop_gradient(state.params)
+    z = jnp.concatenate(
+        [model.encode(frozen, batch.obs[0])[None], model.encode(frozen, batch.obs[1:])]
+    )
+    targets = value_targets(settings, model, state, z, batch, noise, plan_weights)
+
+    def loss(trained: Params) -> tuple[Array, tuple[Array, Metrics]]:
+        return losses.model_loss(
+            settings,
+            model,
+            {**frozen, **trained},
+            batch,
+            z[1:],
+            targets,
+            weights,
+            noise,
+            progress=progress(settings, state.step),
+            value_due=values_due(settings, state.step),
+        )
+
+    (_, (zs, metrics)), grads = jax.value_and_grad(loss, has_aux=True)(_trained(state.params))
+    grads, metrics = collectives.psum((grads, metrics | (shares or {})))
+    if "targets/age" in metrics:
+        metrics["targets/age"] /= jnp.maximum(metrics["targets/valid"], 1e-9)
+    state = step_model(settings, model, state, grads)
+    zs = jax.lax.stop_gradient(zs)
+    return state, zs, metrics | {"grad_norm/model": optax.tree.norm(grads)}
+
+
+def values_due(settings: Settings, step: Array) -> Array | float:
+    """1 in updates in which the values learn, else 0."""
+    every = settings.optimizer.value_every
+    return 1.0 if every == 1 else (step % every == 0).astype(jnp.float32)
+
+
+def step_model(
+    settings: Settings, model: WorldModel, state: TrainState, grads: Params
+) -> TrainState:
+    """The state after a step of world model and values along the whole batch's gradients."""
+    old, (optimizer, _) = _trained(state.params), make_optimizers(settings, model.config)
+    updates, opt_state = optimizer.update(grads, state.opt_state, old)
+    if settings.rate_falls:
+        updates = optax.tree.scale(rate_share(settings, state.step), updates)
+    new = model.project(optax.apply_updates(old, updates))
+    if settings.optimizer.value_every > 1:
+        held, values = values_due(settings, state.step) == 0.0, ("value", "aux_value")
+        new = keep_where(held, new, old, values)
+        opt_state = keep_where(held, opt_state, state.opt_state, values)
+    return state.replace(params={**state.params, **new}, opt_state=opt_state)
+
+
+def learn_policy(
+    settings: Settings, model: WorldModel, state: TrainState, inputs: PolicyInputs, noise: Noise
+) -> tuple[TrainState, Metrics]:
+    """One step on the policy, and on the optimistic one, with the updated model and values."""
+    share, params = progress(settings, state.step), state.params
+    units = ValueScales(state.scale, state.return_ema)
+    scales = Scales(units, state.kl_scale, state.trust_scale)
+
+    def loss(policy: Params) -> tuple[Array, tuple[Scales, Metrics]]:
+        target = state.target_policy
+        return losses.policy_loss(settings, model, policy, params, target, inputs, scales, share)
+
+    (value, (scales, found)), grads = jax.value_and_grad(loss, has_aux=True)(params["policy"])
+    metrics = {f"policy/{name}": collectives.mean_share(x) for name, x in found.items()}
+    grads, metrics = collectives.psum((grads, {"loss/policy": value} | metrics))
+    new, opt_state = step_policy(settings, model, params["policy"], grads, state.policy_opt_state)
+    state = state.replace(
+        params={**params, "policy": new},
+        policy_opt_state=opt_state,
+        scale=scales.value.running,
+        return_ema=scales.value.ema,
+        kl_scale=scales.kl,
+        trust_scale=scales.trust,
+    )
+    metrics["grad_norm/policy"] = optax.tree.norm(grads)
+    if settings.loss.optimist:
+        state, more = learn_optimist(settings, model, state, inputs, noise)
+        metrics |= more
+    return state, metrics
+
+
+def learn_optimist(
+    settings: Settings, model: WorldModel, state: TrainState, inputs: PolicyInputs, noise: Noise
+) -> tuple[TrainState, Metrics]:
+    """One step on the optimistic policy."""
+    inputs = inputs._replace(eps=noise.optimist_eps, dropout=noise.optimist_dropout)
+    share, params = progress(settings, state.step), state.params
+    units = ValueScales(state.scale, state.return_ema)
+
+    def loss(optimist: Params) -> tuple[Array, ValueScales]:
+        return losses.optimist_loss(settings, model, optimist, params, inputs, units, share)
+
+    (value, units), grads = jax.value_and_grad(loss, has_aux=True)(params["optimist"])
+    value, grads = collectives.psum((value, grads))
+    old, old_state = params["optimist"], state.optimist_opt_state
+    new, opt_state = step_policy(settings, model, old, grads, old_state)
+    state = state.replace(
+        params={**params, "optimist": new},
+        optimist_opt_state=opt_state,
+        scale=units.running,
+        return_ema=units.ema,
+    )
+    return state, {"loss/optimist": value}
+
+
+def step_policy(
+    settings: Settings, model: WorldModel, policy: Params, grads: Params, opt_state: Any
+) -> tuple[Params, Any]:
+    """A policy after a step along the whole batch's gradients, and its optimiser's state."""
+    _, optimizer = make_optimizers(settings, model.config)
+    updates, opt_state = optimizer.update(grads, opt_state, policy)
+    return optax.apply_updates(policy, updates), opt_state
+
+
+def move_targets(settings: Settings, state: TrainState) -> TrainState:
+    """The target networks one step closer to the online ones."""
+
+    def ema(new: Params, old: Params | None, tau: float) -> Params | None:
+        return None if old is None else optax.incremental_update(new, old, tau)
+
+    params, tau = state.params, settings.optimizer.tau
+    return state.replace(
+        target_value=ema(params["value"], state.target_value, tau),
+        target_aux=ema(params.get("aux_value"), state.target_aux, tau),
+        target_policy=ema(params["policy"], state.target_policy, settings.optimizer.policy_tau),
+        step=state.step + 1,
+    )
+
+
+def progress(settings: Settings, step: Array) -> Array | float:
+    """Share of the run's updates that are done; 0 where no schedule asks for it, so that runs of
+    different lengths are one program."""
+    return step / settings.total_updates() if settings.follows_progress else 0.0
 
 
 def init_state(settings: Settings, model: WorldModel, key: Array) -> TrainState:
@@ -125,257 +350,6 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
         policy_dropout=drops("policy_dropout", settings.uses_svg),
         optimist_dropout=drops("optimist_dropout", loss.optimist),
     )
-
-
-def update_from_batch(
-    settings: Settings,
-    model: WorldModel,
-    state: TrainState,
-    batch: Batch,
-    noise: Noise,
-    shares: Metrics | None = None,
-) -> tuple[TrainState, Metrics]:
-    """One learner step on `batch` with given random numbers: the deterministic core of `update`.
-
-    Of a part of a batch (`fast.collectives`) it is the step on the whole: gradients are added up
-    before they are used, those of a policy that reads no model together with the model's.
-
-    Args:
-        shares: metrics of the caller's, exchanged with the others.
-    """
-    state = state.replace(params=model.see(state.params, batch.obs))
-    state, weights, of_values = weigh_actions(settings, state, batch)
-    grads, zs, metrics = model_gradients(settings, model, state, batch, noise, of_values)
-    metrics |= shares or {}
-    inputs = policy_inputs(settings, zs, batch, weights, noise)
-    due = policy_due(settings, state.step)
-    if due is None and not (settings.uses_svg or settings.loss.optimist):
-        policy_grads, moved, extra = policy_gradients(settings, model, state, inputs)
-        grads, policy_grads, metrics, extra = collectives.psum(
-            (grads, policy_grads, metrics, extra)
-        )
-        state, norms = move_model(settings, model, state, grads)
-        state, more = move_policy(settings, model, moved(state), policy_grads)
-        return move_targets(settings, state), metrics | norms | extra | more
-
-    def learn(state: TrainState) -> tuple[TrainState, Metrics]:
-        return learn_policy(settings, model, state, inputs, noise)
-
-    grads, metrics = collectives.psum((grads, metrics))
-    state, norms = move_model(settings, model, state, grads)
-    metrics |= norms
-    if due is None:
-        state, extra = learn(state)
-    else:
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(learn, state)[1])
-        state, extra = jax.lax.cond(due, learn, lambda s: (s, zeros), state)
-        extra = {name: Mean(value, due.astype(jnp.float32)) for name, value in extra.items()}
-    return move_targets(settings, state), metrics | extra
-
-
-def policy_due(settings: Settings, step: Array) -> Array | None:
-    """Whether the policy learns in this update; None where it always does."""
-    every, first = settings.optimizer.policy_every, settings.train.pretrain_updates
-    if first and not settings.train.pretrain_policy:
-        return (step >= first) & (step % every == 0)
-    return None if every == 1 else step % every == 0
-
-
-def weigh_actions(
-    settings: Settings, state: TrainState, batch: Batch
-) -> tuple[TrainState, Array | None, Array | None]:
-    """Weights of the planner actions of a batch.
-
-    Returns:
-        The state with the unit of values moved on; the weights for the policy and those for value
-        targets, `[S, B, N]`.
-    """
-    if not settings.weighs_plans:
-        return state, None, None
-    unit: Array | float = 1.0
-    if settings.loss.advantage_scale == "range":
-        scales = ValueScales(state.scale, state.return_ema)
-        values = batch.plan_values[0].reshape(-1)
-        unit, scales = move_value_scale(settings, scales, values)
-        state = state.replace(scale=scales.running, return_ema=scales.ema)
-    weigh = functools.partial(plan_weights, settings, batch.plan_values, unit)
-    weights = weigh(settings.loss.awr_temperature)
-    if settings.weighs_values and settings.loss.value_temperature:
-        return state, weights, weigh(settings.loss.value_temperature)
-    return state, weights, weights
-
-
-def learn_model(
-    settings: Settings,
-    model: WorldModel,
-    state: TrainState,
-    batch: Batch,
-    noise: Noise,
-    weights: Array | None,
-) -> tuple[TrainState, Array, Metrics]:
-    """One step on world model and values: (state, latents `[S, H, B, L]`, metrics)."""
-    grads, zs, metrics = model_gradients(settings, model, state, batch, noise, weights)
-    grads, metrics = collectives.psum((grads, metrics))
-    state, norms = move_model(settings, model, state, grads)
-    return state, zs, metrics | norms
-
-
-def model_gradients(
-    settings: Settings,
-    model: WorldModel,
-    state: TrainState,
-    batch: Batch,
-    noise: Noise,
-    weights: Array | None,
-) -> tuple[Params, Array, Metrics]:
-    """Gradients of world model and values, latents `[S, H, B, L]`, metrics."""
-    frozen = jax.lax.stop_gradient(state.params)
-    z = jnp.concatenate(
-        [model.encode(frozen, batch.obs[0])[None], model.encode(frozen, batch.obs[1:])]
-    )
-    targets = value_targets(settings, model, state, z, batch, noise, weights)
-
-    def loss(trained: Params) -> tuple[Array, tuple[Array, Metrics]]:
-        return model_loss(
-            settings,
-            model,
-            {**frozen, **trained},
-            batch,
-            z[1:],
-            targets,
-            noise,
-            progress=progress(settings, state.step),
-            value_due=1.0 if settings.optimizer.value_every == 1 else _values_due(settings, state),
-        )
-
-    (_, (zs, metrics)), grads = jax.value_and_grad(loss, has_aux=True)(_trained(state.params))
-    return grads, jax.lax.stop_gradient(zs), metrics
-
-
-def _values_due(settings: Settings, state: TrainState) -> Array:
-    return (state.step % settings.optimizer.value_every == 0).astype(jnp.float32)
-
-
-def move_model(
-    settings: Settings, model: WorldModel, state: TrainState, grads: Params
-) -> tuple[TrainState, Metrics]:
-    """World model and values after a step along the whole batch's gradients; their norm."""
-    old = _trained(state.params)
-    optimizer, _ = make_optimizers(settings, model.config)
-    updates, opt_state = optimizer.update(grads, state.opt_state, old)
-    if settings.rate_falls:
-        updates = optax.tree.scale(rate_share(settings, state.step), updates)
-    new = model.project(optax.apply_updates(old, updates))
-    if settings.optimizer.value_every > 1:
-        held, values = _values_due(settings, state) == 0.0, ("value", "aux_value")
-        new = keep_where(held, new, old, values)
-        opt_state = keep_where(held, opt_state, state.opt_state, values)
-    state = state.replace(params={**state.params, **new}, opt_state=opt_state)
-    return state, {"grad_norm/model": optax.tree.norm(grads)}
-
-
-def learn_policy(
-    settings: Settings,
-    model: WorldModel,
-    state: TrainState,
-    inputs: PolicyInputs,
-    noise: Noise,
-) -> tuple[TrainState, Metrics]:
-    """One step on the policy, and on the optimistic one, with the updated model and values."""
-    grads, moved, metrics = policy_gradients(settings, model, state, inputs)
-    grads, metrics = collectives.psum((grads, metrics))
-    state, norms = move_policy(settings, model, moved(state), grads)
-    if settings.loss.optimist:
-        state, extra = learn_optimist(settings, model, state, inputs, noise)
-        metrics |= extra
-    return state, metrics | norms
-
-
-def policy_gradients(
-    settings: Settings, model: WorldModel, state: TrainState, inputs: PolicyInputs
-) -> tuple[Params, Callable[[TrainState], TrainState], Metrics]:
-    """Gradients of the policy; a state with the units of its losses moved; metrics."""
-    share = progress(settings, state.step)
-    units = ValueScales(state.scale, state.return_ema)
-    scales = Scales(units, state.kl_scale, state.trust_scale)
-
-    def loss(policy: Params) -> tuple[Array, tuple[Scales, Metrics]]:
-        target = state.target_policy
-        return policy_loss(settings, model, policy, state.params, target, inputs, scales, share)
-
-    old = state.params["policy"]
-    (value, (scales, extra)), grads = jax.value_and_grad(loss, has_aux=True)(old)
-
-    def moved(state: TrainState) -> TrainState:
-        return state.replace(
-            scale=scales.value.running,
-            return_ema=scales.value.ema,
-            kl_scale=scales.kl,
-            trust_scale=scales.trust,
-        )
-
-    return grads, moved, _policy_metrics(value, extra)
-
-
-def _policy_metrics(value: Array, extra: Metrics) -> Metrics:
-    means = {f"policy/{name}": collectives.mean_share(x) for name, x in extra.items()}
-    return {"loss/policy": value} | means
-
-
-def move_policy(
-    settings: Settings, model: WorldModel, state: TrainState, grads: Params
-) -> tuple[TrainState, Metrics]:
-    """The policy after a step along the whole batch's gradients; their norm."""
-    _, optimizer = make_optimizers(settings, model.config)
-    old = state.params["policy"]
-    updates, opt_state = optimizer.update(grads, state.policy_opt_state, old)
-    params = {**state.params, "policy": optax.apply_updates(old, updates)}
-    state = state.replace(params=params, policy_opt_state=opt_state)
-    return state, {"grad_norm/policy": optax.tree.norm(grads)}
-
-
-def learn_optimist(
-    settings: Settings, model: WorldModel, state: TrainState, inputs: PolicyInputs, noise: Noise
-) -> tuple[TrainState, Metrics]:
-    """One step on the optimistic policy."""
-    share = progress(settings, state.step)
-    _, optimizer = make_optimizers(settings, model.config)
-    inputs = inputs._replace(eps=noise.optimist_eps, dropout=noise.optimist_dropout)
-    params = state.params
-
-    def loss(optimist: Params) -> tuple[Array, ValueScales]:
-        units = ValueScales(state.scale, state.return_ema)
-        return optimist_loss(settings, model, optimist, params, inputs, units, share)
-
-    (value, units), grads = jax.value_and_grad(loss, has_aux=True)(params["optimist"])
-    value, grads = collectives.psum((value, grads))
-    updates, opt_state = optimizer.update(grads, state.optimist_opt_state, params["optimist"])
-    params = {**params, "optimist": optax.apply_updates(params["optimist"], updates)}
-    state = state.replace(
-        params=params, optimist_opt_state=opt_state, scale=units.running, return_ema=units.ema
-    )
-    return state, {"loss/optimist": value}
-
-
-def move_targets(settings: Settings, state: TrainState) -> TrainState:
-    """The target networks one step closer to the online ones."""
-
-    def ema(new: Params, old: Params | None, tau: float) -> Params | None:
-        return None if old is None else optax.incremental_update(new, old, tau)
-
-    params, tau = state.params, settings.optimizer.tau
-    return state.replace(
-        target_value=ema(params["value"], state.target_value, tau),
-        target_aux=ema(params.get("aux_value"), state.target_aux, tau),
-        target_policy=ema(params["policy"], state.target_policy, settings.optimizer.policy_tau),
-        step=state.step + 1,
-    )
-
-
-def progress(settings: Settings, step: Array) -> Array | float:
-    """Share of the run's updates that are done; 0 where no schedule asks for it, so that runs of
-    different lengths are one program."""
-    return step / settings.total_updates() if settings.follows_progress else 0.0
 
 
 # -------------------------------------------------------------------------------------------------

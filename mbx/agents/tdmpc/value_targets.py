@@ -6,14 +6,18 @@
     lambda    lambda return of the replay's rewards, with the planner's value of every row as the
               annotation
 
-All give samples `[V', T, B, n]` (V' = 1 where heads share a target) with weights `[T, B, n]`, whose
-two-hot codes are averaged. Axes: T transitions, B batch, N planner actions, n of them in use, A
-action dims, L latent dims, R, H, V reward, dynamics and value heads.
+In: the latents of a batch of windows, the target network, stored plans and their weights. Out:
+`ValueTarget`, samples `[V', T, B, n]` (V' = 1 where heads share a target) with weights `[T, B, n]`,
+whose two-hot codes are averaged, without gradient. Axes: T transitions, B batch, N planner actions,
+n of them in use, A action dims, L latent dims, R, H, V reward, dynamics and value heads.
 Sources: TD-MPC2 (arXiv 2310.16828), equation 3; BMPC (arXiv 2503.18871); docs/sources.md, entries
 planner-targets, value-annotations and ensembles.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +25,6 @@ from jax.typing import ArrayLike
 
 from mbx import distributions as dist
 from mbx import networks, returns
-from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, TrainState, ValueTarget
 from mbx.fast import collectives
 from mbx.types import Array, Params
@@ -32,6 +35,9 @@ from mbx.world_model import (
     head_values,
     reduce_dynamics,
 )
+
+if TYPE_CHECKING:
+    from mbx.agents.tdmpc.settings import Settings
 
 
 def plan_weights(
@@ -105,7 +111,7 @@ def bootstrap(
 def next_values(
     model: WorldModel,
     params: Params,
-    target_value: Params,
+    slow: Params,
     z_next: Array,
     noise: Noise,
     actions: Array | None = None,
@@ -113,75 +119,152 @@ def next_values(
     """Target values of `z_next` `[T, B, L]`: `[V', T, B]`, or `[V', T, B, n]` for planner actions
     `[T, B, n, A]`. A Q critic without actions takes the policy's."""
     if model.config.critic == "v":
-        return head_values(model, target_value, z_next, None, noise.target_heads)
+        return head_values(model, slow, z_next, None, noise.target_heads)
     if actions is None:
         actions = model.act(*model.policy(params, z_next), noise.target_eps)
     else:
         z_next = z_next[:, :, None]
-    return head_values(model, target_value, z_next, actions, noise.target_heads)
+    return head_values(model, slow, z_next, actions, noise.target_heads)
+
+
+# -------------------------------------------------------------------------------------------------
+# The rows of `VALUE_TARGETS`: (settings, model, params, target network, latents [T+1, B, L], batch,
+# noise, weights of planner actions [T+1, B, N]) -> ValueTarget
 
 
 def q_targets(
     settings: Settings,
     model: WorldModel,
     params: Params,
-    target_value: Params,
-    z_next: Array,
+    slow: Params,
+    encoded: Array,
     batch: Batch,
     noise: Noise,
-    planned: tuple[Array, Array] | None = None,
-) -> Array:
-    """TD targets of the replay's own transitions, `[V', T, B]`: r + gamma (1 - terminated) * next
-    value.
+    weights: Array | None = None,
+) -> ValueTarget:
+    """TD targets of the replay's own transitions: r + gamma (1 - terminated) Q(z', a').
 
-    Of a V critic the next value is V(z'). Of a Q critic it is Q(z', a'), a' from the policy
-    (TD-MPC2), or, with planner targets, the weighted mean over the actions that the planner stored
-    for the next row; rows without a plan (an episode's last) fall back to the policy's action.
-
-    Args:
-        planned: those actions `[T+1, B, n, A]` and their weights `[T+1, B, n]`.
+    a' is the policy's (TD-MPC2), or, with planner targets, the value is the weighted mean over the
+    actions that the planner stored for the next row; rows without a plan (an episode's last) take
+    the policy's action.
     """
-    values = next_values(model, params, target_value, z_next, noise)
-    if planned is not None:
-        actions, weights = planned
-        q = next_values(model, params, target_value, z_next, noise, actions[1:])
-        if settings.loss.value_reduction == "min":  # an action at a time, as its plan was scored
+    loss, z_next = settings.loss, encoded[1:]
+    values = next_values(model, params, slow, z_next, noise)
+    if loss.value_target == "planner":
+        actions, weights = value_actions(settings, batch, weights)
+        q = next_values(model, params, slow, z_next, noise, actions[1:])
+        if loss.value_reduction == "min":  # an action at a time, as its plan was scored
             q = jnp.broadcast_to(jnp.min(q, axis=0), q.shape)
         q = jnp.sum(weights[None, 1:] * q, axis=-1)
         values = jnp.where(batch.plan_valid[None, 1:], q, values)
-    discount = discount_of(model, settings.loss.discount, z_next[None])
-    return bootstrap(
+    discount = discount_of(model, loss.discount, z_next[None])
+    samples = bootstrap(
         settings, batch.reward[None, None], values[:, None], discount, batch.terminated[None]
     )
+    return _single(samples)
+
+
+def lambda_targets(
+    settings: Settings,
+    model: WorldModel,
+    params: Params,
+    slow: Params,
+    encoded: Array,
+    batch: Batch,
+    noise: Noise,
+    weights: Array,
+) -> ValueTarget:
+    """Lambda returns of the replay's own rewards and terminations.
+
+    The value of every row is what the planner found there (the weighted mean of its actions'
+    values), or the target network's where a row has no plan; the trace is cut at an episode's end.
+    Sources: docs/sources.md, entry value-annotations; `returns.lambda_returns`.
+    """
+    z_next = encoded[1:]
+    own = jnp.mean(next_values(model, params, slow, z_next, noise), axis=0)
+    planned = jnp.sum(weights[1:] * batch.plan_values[1:], axis=-1)
+    annotations = jnp.where(batch.plan_valid[1:], planned, own)
+    # Row t+1 continues the trace only where its own transition is part of the episode.
+    inside = jnp.concatenate([batch.mask[1:], jnp.zeros_like(batch.mask[:1])])
+    discount = discount_of(model, settings.loss.discount, z_next)
+    discount = discount * (1.0 - batch.terminated)
+    trace = settings.loss.lambda_ * inside
+    return _single(returns.lambda_returns(batch.reward, discount, annotations, trace)[None])
+
+
+def planned_targets(
+    settings: Settings,
+    model: WorldModel,
+    params: Params,
+    slow: Params,
+    encoded: Array,
+    batch: Batch,
+    noise: Noise,
+    weights: Array | None,
+) -> ValueTarget:
+    """A V critic's, one step in the model from each of the planner's actions."""
+    states = len(batch.mask) + settings.loss.value_last_state
+    actions, weights = value_actions(settings, batch, weights)
+    samples = v_targets(settings, model, params, slow, encoded[:states], actions[:states], noise)
+    return ValueTarget(samples, weights[:states])
+
+
+def imagined_targets(
+    settings: Settings,
+    model: WorldModel,
+    params: Params,
+    slow: Params,
+    encoded: Array,
+    batch: Batch,
+    noise: Noise,
+    weights: Array | None = None,
+) -> ValueTarget:
+    """A V critic's, from rollouts of the policy in the model."""
+    z = encoded[: len(batch.mask) + settings.loss.value_last_state]
+    mean, log_std = model.policy(params, z)
+    actions = model.act(mean[..., None, :], log_std[..., None, :], noise.rollout_eps[0])
+    policy = params["policy"]
+    samples = v_targets(settings, model, params, slow, z, actions, noise, policy)
+    return ValueTarget(samples, jnp.full(samples.shape[1:], 1.0 / samples.shape[-1]))
+
+
+VALUE_TARGETS: dict[tuple[str, str], Callable[..., ValueTarget]] = {
+    ("planner", "v"): planned_targets,
+    ("td", "v"): imagined_targets,
+    ("planner", "q"): q_targets,
+    ("td", "q"): q_targets,
+    ("lambda", "v"): lambda_targets,
+    ("lambda", "q"): lambda_targets,
+}
+
+
+def _single(samples: Array) -> ValueTarget:
+    """A target of one sample a state, `[V', T, B]`."""
+    return ValueTarget(samples[..., None], jnp.ones((*samples.shape[1:], 1)))
 
 
 def v_targets(
     settings: Settings,
     model: WorldModel,
     params: Params,
-    target_value: Params,
+    slow: Params,
     z: Array,
     actions: Array,
     noise: Noise,
     policy: Params | None = None,
 ) -> Array:
-    """Imagined targets of a V critic.
+    """Imagined targets of a V critic, `[V', ..., n]`.
 
     Reward and termination are the model's own: the replay's belong to another action.
 
     Args:
         z: `[..., L]`.
         actions: first actions, `[..., n, A]`.
-        policy: who goes on after the first action, where `loss.td_horizon` > 1.
-
-    Returns:
-        `[V', ..., n]`.
+        policy: acts after the first action, where `loss.td_horizon` > 1.
     """
     if noise.dynamics_head is not None:
-        params = {
-            **params,
-            "dynamics": networks.take_heads(params["dynamics"], noise.dynamics_head[None]),
-        }
+        one = networks.take_heads(params["dynamics"], noise.dynamics_head[None])
+        params = {**params, "dynamics": one}
     root = jnp.expand_dims(z, -2)[None]
     heads = networks.num_heads(params["dynamics"])
     state = jnp.broadcast_to(root, (heads, *root.shape[1:]))
@@ -197,40 +280,41 @@ def v_targets(
         now = continue_prob(model, params, state, settings.loss.termination)
         alive = alive if now is None else alive * now
         factor = factor * discount
-    values = head_values(model, target_value, state, None, noise.target_heads)
+    values = head_values(model, slow, state, None, noise.target_heads)
     total = jnp.broadcast_to(total, (total.shape[0], *values.shape[1:]))
     ended = jnp.broadcast_to(1.0 - alive, values.shape[1:])
     return bootstrap(settings, total, values, factor, ended)
 
 
-def lambda_targets(
+def aux_targets(
     settings: Settings,
     model: WorldModel,
     params: Params,
-    target_value: Params,
-    z_next: Array,
+    slow: Params,
+    encoded: Array,
     batch: Batch,
     noise: Noise,
-    weights: Array,
 ) -> Array:
-    """Lambda returns of the replay's own rewards and terminations, `[1, T, B]`.
+    """One-step targets of the auxiliary values, `[G, T, B]`: each with its own discount.
 
-    The value of every row is what the planner found there (the weighted mean of its actions'
-    values), or the target network's where a row has no plan; the trace is cut at an episode's end.
-    Sources: docs/sources.md, entry value-annotations; `returns.lambda_returns`.
-
-    Args:
-        weights: of the planner's actions, `[T+1, B, N]`.
+    A Q critic's follow the replay's reward and the policy's next action; a V critic's the policy's
+    action in the model (its first dynamics head, its reward heads' mean).
     """
-    fallback = jnp.mean(next_values(model, params, target_value, z_next, noise), axis=0)
-    planned = jnp.sum(weights[1:] * batch.plan_values[1:], axis=-1)
-    annotations = jnp.where(batch.plan_valid[1:], planned, fallback)
-    # Row t+1 continues the trace only where its own transition is part of the episode.
-    inside = jnp.concatenate([batch.mask[1:], jnp.zeros_like(batch.mask[:1])])
-    discount = discount_of(model, settings.loss.discount, z_next)
-    discount = discount * (1.0 - batch.terminated)
-    trace = settings.loss.lambda_ * inside
-    return returns.lambda_returns(batch.reward, discount, annotations, trace)[None]
+    z, z_next = encoded[:-1], encoded[1:]
+    gammas = jnp.asarray(settings.loss.aux_gammas).reshape(-1, 1, 1)
+    if model.config.critic == "q":
+        action = model.act(*model.policy(params, z_next), noise.target_eps)
+        value = model.decode(model.aux_value(slow, z_next, action))
+        alive = 1.0 - batch.terminated
+        reward = batch.reward
+    else:
+        action = model.act(*model.policy(params, z), noise.target_eps)
+        reward = jnp.mean(model.reward_mean(params, z[None], action), axis=(0, 1))
+        stepped = model.step(params, model.tile_heads(z), action)[0]
+        value = model.decode(model.aux_value(slow, stepped))
+        alive = continue_prob(model, params, stepped, settings.loss.termination)
+        alive = jnp.ones_like(reward) if alive is None else alive
+    return reward[None] + gammas * alive[None] * value
 
 
 def value_targets(
@@ -251,108 +335,12 @@ def value_targets(
     Returns:
         The target of the value heads, and those of auxiliary ones `[G, T, B]`, None without any.
     """
-    loss, (z, z_next) = settings.loss, (encoded[:-1], encoded[1:])
-    # Who acts in targets: the online or the EMA policy.
-    policy = state.target_policy if loss.td_ema_policy else state.params["policy"]
-    params, slow = {**state.params, "policy": policy}, state.target_value
-    one = jnp.ones((*batch.reward.shape, 1))
-    if loss.value_target == "lambda":
-        samples = lambda_targets(settings, model, params, slow, z_next, batch, noise, weights)
-        target = ValueTarget(samples[..., None], one, batch.mask, batch.counts.values)
-    elif model.config.critic == "q":
-        planned = None
-        if loss.value_target == "planner":
-            planned = value_actions(settings, batch, weights)
-        samples = q_targets(settings, model, params, slow, z_next, batch, noise, planned)
-        target = ValueTarget(samples[..., None], one, batch.mask, batch.counts.values)
-    else:
-        target = imagined_target(settings, model, params, slow, encoded, batch, noise, weights)
+    # The online or the EMA policy acts in targets.
+    policy = state.target_policy if settings.loss.td_ema_policy else state.params["policy"]
+    params, rest = {**state.params, "policy": policy}, (encoded, batch, noise)
+    make = VALUE_TARGETS[settings.loss.value_target, model.config.critic]
+    target = make(settings, model, params, state.target_value, *rest, weights)
     aux = None
-    if loss.aux_gammas:
-        zs = (z, z_next)
-        aux = aux_targets(settings, model, params, state.target_aux, zs, batch, noise)
+    if settings.loss.aux_gammas:
+        aux = aux_targets(settings, model, params, state.target_aux, *rest)
     return jax.tree.map(jax.lax.stop_gradient, (target, aux))
-
-
-def target_mask(settings: Settings, critic: str, batch: Batch) -> Array:
-    """Which states of a batch have a value target that counts.
-
-    A V critic's targets are imagined, for the T states of a window that were acted in, or with
-    `loss.value_last_state` for all T+1; the last one counts where the window has not left its
-    episode and the episode has not ended by itself. Where they are the planner's, states without a
-    plan do not count.
-
-    Args:
-        critic: "q" or "v".
-
-    Returns:
-        1 or 0, `[T, B]` or `[T+1, B]`.
-    """
-    loss, mask = settings.loss, batch.mask
-    if critic == "q" or loss.value_target == "lambda":
-        return mask
-    if loss.value_last_state:
-        last = batch.mask[-1:] * (1.0 - batch.terminated[-1:])
-        mask = jnp.concatenate([mask, last])
-    return mask * batch.plan_valid[: mask.shape[0]] if loss.value_target == "planner" else mask
-
-
-def imagined_target(
-    settings: Settings,
-    model: WorldModel,
-    params: Params,
-    target_value: Params,
-    encoded: Array,
-    batch: Batch,
-    noise: Noise,
-    weights: Array | None,
-) -> ValueTarget:
-    """A V critic's target, from planner actions or from the policy's.
-
-    Args:
-        encoded: latents `[T+1, B, L]`.
-        weights: of planner actions, `[T+1, B, N]`, where they are in use.
-    """
-    mask, count = target_mask(settings, "v", batch), batch.counts.values
-    states, z = mask.shape[0], encoded[: mask.shape[0]]
-    if settings.loss.value_target == "planner":
-        actions, weights = value_actions(settings, batch, weights)
-        samples = v_targets(settings, model, params, target_value, z, actions[:states], noise)
-        return ValueTarget(samples, weights[:states], mask, count)
-    mean, log_std = model.policy(params, z)
-    actions = model.act(mean[..., None, :], log_std[..., None, :], noise.rollout_eps[0])
-    policy = params["policy"]
-    samples = v_targets(settings, model, params, target_value, z, actions, noise, policy)
-    weights = jnp.full(samples.shape[1:], 1.0 / samples.shape[-1])
-    return ValueTarget(samples, weights, mask, count)
-
-
-def aux_targets(
-    settings: Settings,
-    model: WorldModel,
-    params: Params,
-    target_aux: Params,
-    zs: tuple[Array, Array],
-    batch: Batch,
-    noise: Noise,
-) -> Array:
-    """One-step targets of the auxiliary values, `[G, T, B]`: each with its own discount.
-
-    A Q critic's follow the replay's reward and the policy's next action; a V critic's the policy's
-    action in the model (its first dynamics head, its reward heads' mean).
-    """
-    z, z_next = zs
-    gammas = jnp.asarray(settings.loss.aux_gammas).reshape(-1, 1, 1)
-    if model.config.critic == "q":
-        action = model.act(*model.policy(params, z_next), noise.target_eps)
-        value = model.decode(model.aux_value(target_aux, z_next, action))
-        alive = 1.0 - batch.terminated
-        reward = batch.reward
-    else:
-        action = model.act(*model.policy(params, z), noise.target_eps)
-        reward = jnp.mean(model.reward_mean(params, z[None], action), axis=(0, 1))
-        stepped = model.step(params, model.tile_heads(z), action)[0]
-        value = model.decode(model.aux_value(target_aux, stepped))
-        alive = continue_prob(model, params, stepped, settings.loss.termination)
-        alive = jnp.ones_like(reward) if alive is None else alive
-    return reward[None] + gammas * alive[None] * value

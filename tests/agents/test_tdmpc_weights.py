@@ -1,4 +1,4 @@
-"""A part of a batch knows how many rows the whole has, from one exchange before its first loss."""
+"""Masks are normalised once, over all devices, so that losses of parts add up to the whole's."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ import pytest
 
 from mbx import heads, returns
 from mbx.agents.tdmpc import agent as agents
-from mbx.agents.tdmpc import policy_loss as policies
-from mbx.agents.tdmpc.counts import counted
-from mbx.agents.tdmpc.model_loss import model_loss
-from mbx.agents.tdmpc.types import BATCH_AXES, Batch, Counts, Noise, Scales, TrainState, ValueScales
+from mbx.agents.tdmpc import losses
+from mbx.agents.tdmpc.types import BATCH_AXES, Batch, Noise, Scales, TrainState, ValueScales
 from mbx.agents.tdmpc.update import init_state
 from mbx.agents.tdmpc.value_targets import value_targets
 from mbx.fast import collectives
 from mbx.replay import Sample, Targets
 from mbx.world_model import make_world_model
-from tests.agents.tdmpc_helpers import SPEC, A, B, T, Toy, make_batch, make_settings, make_world
+from tests.agents.tdmpc_helpers import (
+    SPEC,
+    A,
+    B,
+    T,
+    Toy,
+    make_batch,
+    make_settings,
+    make_world,
+)
 from tests.agents.tdmpc_helpers import toy_model as closed_form
-from tests.helpers import PARTS, exchanges, in_parts
+from tests.helpers import exchanges, in_parts
 from tests.test_heads import head
 
 MASK = np.array([[1.0, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 1.0]], np.float32)
@@ -53,39 +60,45 @@ def batch_of(**more) -> Batch:
 @pytest.mark.parametrize(
     ("critic", "own", "values"),
     [
-        ("q", dict(value_target="planner"), MASK.sum(1)),
-        ("v", dict(value_target="lambda", value_last_state=True), MASK.sum(1)),
-        ("v", dict(value_target="td"), MASK.sum(1)),
+        ("q", dict(value_target="planner"), MASK),
+        ("v", dict(value_target="lambda", value_last_state=True), MASK),
+        ("v", dict(value_target="td"), MASK),
         # Of the last states those of windows 0 (not ended) and, in no episode, 2; 3 has ended.
-        ("v", dict(value_target="td", value_last_state=True), [3, 2, 1]),
-        ("v", dict(value_target="planner"), [3, 1]),
-        ("v", dict(value_target="planner", value_last_state=True), [3, 1, 1]),
+        ("v", dict(value_target="td", value_last_state=True), [*MASK, [1, 0, 0, 0]]),
+        ("v", dict(value_target="planner"), MASK * PLANNED[:2]),
+        (
+            "v",
+            dict(value_target="planner", value_last_state=True),
+            [*(MASK * PLANNED[:2]), [1, 0, 0, 0]],
+        ),
     ],
 )
-def test_counts_are_those_of_the_whole_batch(critic, own, values):
+def test_rows_are_counted_over_the_whole_batch(critic, own, values):
+    """By hand, of a batch and of its parts."""
     settings = make_settings(loss=own)
     batch = batch_of()
-    counts = in_parts(lambda batch: counted(settings, critic, batch).counts, (1,), batch)
-    wanted = dict(rows=[3, 2], ends=[1, 1], values=values, plans=[3, 2, 2], stored=[3, 1])
-    for name, expected in wanted.items():
-        np.testing.assert_array_equal(getattr(counts, name), [expected] * PARTS, name)
+    states = np.concatenate([MASK[:1], MASK])
+    made = functools.partial(losses.step_weights, settings, critic)
+    wanted = dict(rows=MASK, states=states, plans=states * PLANNED, values=np.asarray(values))
+    x = np.random.default_rng(0).normal(size=(T + 1, B))
+    for name, mask in wanted.items():
+        each = (x[: len(mask)] * mask).sum(1) / np.maximum(mask.sum(1), 1)
+        mean = np.mean(0.5 ** np.arange(len(mask)) * each)
+        even = (x[: len(mask)] * mask).sum() / mask.sum()
+        whole = getattr(made(batch), name)
+        np.testing.assert_allclose(whole.mean(x[: len(mask)]), mean, rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(whole.even(x[: len(mask)]), even, rtol=1e-5, err_msg=name)
+
+        def shares(batch, x, name=name):
+            rows = getattr(made(batch), name)
+            x = x[: len(rows.mask)]
+            return rows.mean(x), rows.even(x)
+
+        found = in_parts(shares, (1, 1), batch, x)
+        np.testing.assert_allclose([np.sum(y) for y in found], [mean, even], rtol=1e-5)
 
 
-def test_a_policy_loss_divides_by_the_states_that_it_reads():
-    counts = Counts(rows=jnp.asarray([3, 2]), plans=jnp.asarray([2, 5, 1]))
-    assert [counts.of_policy(name, 3).tolist() for name in ("awr", "kl")] == [[2, 5, 1]] * 2
-    assert counts.of_policy("kl", 2).tolist() == [2, 5]
-    assert [counts.of_policy(name, 3).tolist() for name in ("svg", "trust")] == [[3, 3, 2]] * 2
-    assert counts.of_policy("bc", 2).tolist() == [3, 3]
-    assert Counts().of_policy("awr", 3) is None
-
-
-def test_a_whole_batch_counts_for_itself():
-    batch = batch_of()
-    assert counted(make_settings(), "q", batch) is batch
-
-
-def test_losses_of_parts_with_those_counts_add_up_to_the_wholes(monkeypatch):
+def test_losses_of_parts_add_up_to_the_wholes(monkeypatch):
     monkeypatch.setattr(heads, "_KNOWN", {"toy": head()})
     settings = make_settings(**ALL)
     model, params = closed_form(settings), Toy(settings).params()
@@ -108,25 +121,25 @@ def test_losses_of_parts_with_those_counts_add_up_to_the_wholes(monkeypatch):
     noise = Noise(target_eps[:-1], None, policy_eps, None)
     weights = jax.nn.softmax(batch.plan_values)
 
-    def losses(batch: Batch, noise: Noise, weights):
-        batch = counted(settings, "v", batch)
+    def both(batch: Batch, noise: Noise, weights):
+        rows = losses.step_weights(settings, "v", batch)
         z = model.encode(params, batch.obs)
         targets = value_targets(settings, model, state, z, batch, noise, weights)
-        args = params, batch, z[1:], targets, noise
-        _, (zs, metrics) = model_loss(settings, model, *args, progress=0.5)
-        inputs = policies.policy_inputs(settings, zs, batch, weights, noise)
+        args = params, batch, z[1:], targets, rows, noise
+        _, (zs, metrics) = losses.model_loss(settings, model, *args, progress=0.5)
+        inputs = losses.policy_inputs(settings, zs, batch, rows, weights, noise)
         args = params["policy"], params, slow["policy"], inputs, scales
-        policy, (_, extra) = policies.policy_loss(settings, model, *args)
+        policy, (_, extra) = losses.policy_loss(settings, model, *args)
         args = params["optimist"], params, inputs, units
-        optimist, _ = policies.optimist_loss(settings, model, *args)
+        optimist, _ = losses.optimist_loss(settings, model, *args)
         return metrics | dict(
             policy=policy, trust=collectives.mean_share(extra["trust"]), optimist=optimist
         )
 
-    whole = jax.jit(losses)(batch, noise, weights)
+    whole = jax.jit(both)(batch, noise, weights)
     calls, total = [], collectives.psum
     monkeypatch.setattr(collectives, "psum", lambda tree: calls.append(tree) or total(tree))
-    parts = functools.partial(in_parts, losses, (1, BATCH_AXES, 1))
+    parts = functools.partial(in_parts, both, (1, BATCH_AXES, 1))
     assert {"loss/aux_value", "loss/termination", "loss/encoder_consistency"} <= whole.keys()
     assert {"loss/heads/toy", "heads/toy/bias", "value/target"} <= whole.keys()
     for name, x in jax.jit(parts)(batch, noise, weights).items():
@@ -135,8 +148,8 @@ def test_losses_of_parts_with_those_counts_add_up_to_the_wholes(monkeypatch):
 
 
 @pytest.mark.parametrize("policy_loss", ["awr", "svg"])
-def test_an_update_exchanges_counts_once_and_gradients_once(policy_loss):
-    """Traced for devices that are not there; svg's policy learns after the model, hence later."""
+def test_an_update_exchanges_counts_once_and_each_gradient_once(policy_loss):
+    """Traced for devices that are not there: the model's, then the policy's."""
     own = dict(policy_loss=policy_loss, value_target="td") if policy_loss == "svg" else {}
     settings = make_settings(model=dict(episodic="True"), loss=own)
     model = make_world_model(make_world(settings))
@@ -152,11 +165,10 @@ def test_an_update_exchanges_counts_once_and_gradients_once(policy_loss):
     sizes = exchanges(learn, state, sample, jax.random.key(1))
     params = sum(x.size for x in jax.tree.leaves(state.params))
     policy = sum(x.size for x in jax.tree.leaves(state.params["policy"]))
-    # Rows, ends and value targets a step; states with plans, and stored ones.
-    assert sizes[0] == ("psum", 3 * T + (policy_loss == "awr") * (2 * T + 1))
-    if policy_loss == "awr":
-        assert len(sizes) == 2 and params <= sizes[1][1] < params + 40 and sizes[1][0] == "psum"
-    else:
-        assert [name for name, _ in sizes] == ["psum", "psum", "all_gather", "psum"]
-        assert params - policy <= sizes[1][1] < params - policy + 40
-        assert sizes[2][1] == B and policy <= sizes[3][1] < policy + 40
+    # Rows, states and value targets a step; states with plans.
+    assert sizes[0] == ("psum", 3 * T + 1 + (policy_loss == "awr") * (T + 1))
+    gathered = ["all_gather"] if policy_loss == "svg" else []
+    assert [name for name, _ in sizes] == ["psum", "psum", *gathered, "psum"]
+    assert params - policy <= sizes[1][1] < params - policy + 40
+    assert policy <= sizes[-1][1] < policy + 40
+    assert not gathered or sizes[2][1] == B

@@ -1,0 +1,772 @@
+"""What TD-MPC minimises: the losses of world model and values, then those of the policy.
+
+In: a batch of windows, latents, targets (`value_targets`) and `Weights`, the rows that count with
+their numbers in the whole batch. Out: a scalar and metrics. Every loss is a weighted sum of its
+rows, so that those of several devices add up; every random number is an argument.
+
+    svg   maximise the critic through the policy's action (TD-MPC2, equation 4)
+    awr   advantage-weighted regression onto the planner's actions
+    kl    distil the planner's Gaussian (BMPC)
+    bc    clone the replay's actions (NEWT, for demonstrations)
+
+Time-major: T transitions, S = T+1 states, B batch (B' with all dynamics heads in use side by side),
+H dynamics heads, R reward heads, V value heads, G auxiliary discounts, N planner actions, L latent
+dims, A action dims, K bins.
+Sources: TD-MPC2 (arXiv 2310.16828), equations 3 and 4, and its reference code; BMPC (arXiv
+2503.18871); docs/sources.md, entries planner-targets, ensembles and behaviour.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from mbx import categorical, returns
+from mbx import distributions as dist
+from mbx.agents.tdmpc.types import (
+    Batch,
+    Noise,
+    PolicyInputs,
+    Rows,
+    Scales,
+    ValueScales,
+    ValueTarget,
+    Weights,
+)
+from mbx.fast import collectives
+from mbx.heads import Heads, Window
+from mbx.types import Array, Metrics, Params
+from mbx.world_model import (
+    WorldModel,
+    continue_prob,
+    discount_of,
+    head_values,
+    masked,
+    reduce_dynamics,
+)
+
+if TYPE_CHECKING:
+    from mbx.agents.tdmpc.settings import Settings
+
+# The second policy's: weight of the ensembles' standard deviation, factor of its entropy bonus.
+OPTIMISM, OPTIMIST_ENTROPY = 1.0, 100.0
+# Least probability of an action in an expert that is distilled: its logarithm has to be finite.
+EXPERT_LEAST = 1e-3
+
+# -------------------------------------------------------------------------------------------------
+# Rows and their weights
+
+
+def step_weights(settings: Settings, critic: str, batch: Batch) -> Weights:
+    """The rows of a batch that count, and their numbers over all devices.
+
+    Args:
+        critic: "q" or "v".
+    """
+    rows = batch.mask
+    masks = dict(rows=rows, states=state_mask(rows), values=target_mask(settings, critic, batch))
+    if batch.plan_valid is not None:
+        masks["plans"] = masks["states"] * batch.plan_valid
+    counts = collectives.psum({name: jnp.sum(mask, axis=1) for name, mask in masks.items()})
+    rho = settings.loss.time_weight
+    rows = {name: Rows(mask, counts[name], rho) for name, mask in masks.items()}
+    return Weights(rows["rows"], rows["states"], rows["values"], rows.get("plans"))
+
+
+def state_mask(mask: Array) -> Array:
+    """Mask of the T+1 states of windows from that of the T transitions: `[T, B] -> [T+1, B]`."""
+    return jnp.concatenate([mask[:1], mask], axis=0)
+
+
+def target_mask(settings: Settings, critic: str, batch: Batch) -> Array:
+    """Which states of a batch have a value target that counts: 1 or 0, `[T, B]` or `[T+1, B]`.
+
+    A V critic's targets are imagined, for the T states of a window that were acted in, or with
+    `loss.value_last_state` for all T+1; the last one counts where the window has not left its
+    episode and the episode has not ended by itself. Where they are the planner's, states without a
+    plan do not count.
+    """
+    loss, mask = settings.loss, batch.mask
+    if critic == "q" or loss.value_target == "lambda":
+        return mask
+    if loss.value_last_state:
+        last = batch.mask[-1:] * (1.0 - batch.terminated[-1:])
+        mask = jnp.concatenate([mask, last])
+    return mask * batch.plan_valid[: mask.shape[0]] if loss.value_target == "planner" else mask
+
+
+def select_latents(zs: Array, strategy: str) -> Array:
+    """The latents that value and policy train on: `[S, H, B, L] -> [S, B', L]`.
+
+    "single": head 0's; no gradient reaches other heads. "split": chunk h of the batch is head h's,
+    B' = B. "concat": all, head by head, B' = H B. Source: docs/sources.md, entry ensembles.
+    """
+    heads, batch = zs.shape[1:3]
+    if heads == 1:
+        return jnp.squeeze(zs, 1)
+    if strategy == "single":
+        return zs[:, 0]
+    if strategy == "concat":
+        return zs.reshape(zs.shape[0], heads * batch, zs.shape[3])
+    chunk = batch // heads
+    return jnp.concatenate([zs[:, h, h * chunk : (h + 1) * chunk] for h in range(heads)], axis=1)
+
+
+def repeat_for_heads(tree: Any, strategy: str, heads: int, axis: int = 1) -> Any:
+    """What belongs to the states of `select_latents`, repeated as those are: axis B -> B'."""
+    if strategy != "concat" or heads == 1:
+        return tree
+    return jax.tree.map(lambda x: jnp.concatenate([x] * heads, axis=axis), tree)
+
+
+def rollout(model: WorldModel, params: Params, z: Array, actions: Array) -> Array:
+    """Latents of all heads along `actions` `[T, B, A]` from `z` `[B, L]`: `[T+1, H, B, L]`."""
+    state = model.tile_heads(z)
+    zs = [state]
+    for action in actions:
+        state = model.step(params, state, action)
+        zs.append(state)
+    return jnp.stack(zs)
+
+
+def consistency(zs: Array, z_next: Array) -> Array:
+    """Squared error of predicted latents, mean over heads and dims: `[T, H, B, L]` and `[T, B, L]`
+    -> `[T, B]`. Stop the gradient of whichever side is the target."""
+    return jnp.mean(jnp.square(zs - z_next[:, None]), axis=(1, 3))
+
+
+def reward_loss(logits: Array, reward: Array, bins: Array) -> Array:
+    """Cross-entropy, mean over reward and dynamics heads: logits `[R, T, H, B, K]`, `[T, B]` ->
+    `[T, B]`."""
+    target = jnp.broadcast_to(reward[None, :, None], logits.shape[:-1])
+    return jnp.mean(dist.two_hot_cross_entropy(logits, target, bins), axis=(0, 2))
+
+
+def termination_loss(logit: Array, terminated: Array, rows: Rows) -> Array:
+    """Binary cross-entropy over the states of all heads: a scalar.
+
+    Args:
+        logit: `[T, H, B]`.
+        terminated: `[T, B]`.
+    """
+    bce = jax.nn.softplus(logit) - logit * terminated[:, None]
+    return rows.even(jnp.mean(bce, axis=1))
+
+
+def value_loss(logits: Array, target: ValueTarget, bins: Array) -> Array:
+    """Cross-entropy of the value heads `[V, T, B, K]` with their target, mean over heads, `[T, B]`.
+
+    With a single bin the squared error in symlog space, mean over samples.
+    """
+    if target.samples.shape[-1] == 1 and target.samples.shape[0] == 1:
+        real = jnp.broadcast_to(target.samples[..., 0], logits.shape[:-1])
+        cross_entropy = dist.two_hot_cross_entropy(logits, real, bins)
+    elif bins.shape[0] == 1:
+        each = jnp.broadcast_to(target.samples, (*logits.shape[:-1], target.samples.shape[-1]))
+        repeated = jnp.broadcast_to(logits[..., None, :], (*each.shape, 1))
+        errors = dist.two_hot_cross_entropy(repeated, each, bins)
+        cross_entropy = jnp.sum(target.weights[None] * errors, axis=-1)
+    else:
+        two_hot = jnp.broadcast_to(target.two_hot(bins), logits.shape)
+        cross_entropy = dist.cross_entropy(logits, two_hot)
+    return jnp.mean(cross_entropy, axis=0)
+
+
+# -------------------------------------------------------------------------------------------------
+# World model and values
+
+
+def consistency_losses(
+    settings: Settings, zs: Array, encoded: Array, rows: Rows, progress: Array | float
+) -> dict[str, Array]:
+    """The dynamics towards the encoder and, where asked for, the encoder towards the dynamics.
+
+    Args:
+        zs: rolled out, `[T, H, B, L]`, without what belongs to a task.
+        encoded: `[T, B, L]`, with gradient only in the second case.
+        progress: share of the run that is done; the encoder's part starts after its warm-up.
+    """
+    still = jax.lax.stop_gradient
+    losses = {"consistency": rows.mean(consistency(zs, still(encoded)))}
+    if settings.loss.encoder_consistency_coef:
+        loss = rows.mean(consistency(still(zs), encoded))
+        started = progress >= settings.loss.encoder_consistency_warmup
+        losses["encoder_consistency"] = jnp.where(started, loss, 0.0)
+    return losses
+
+
+def reward_logits(model: WorldModel, params: Params, zs: Array, actions: Array) -> Array:
+    """Of all heads along a window, in one product: `[T, H, B, L]`, `[T, B, A]` ->
+    `[R, T, H, B, K]`."""
+    logits = model.reward(params, jnp.swapaxes(zs, 0, 1), jnp.swapaxes(actions[:, None], 0, 1))
+    return jnp.swapaxes(logits, 1, 2)
+
+
+def value_losses(
+    settings: Settings,
+    model: WorldModel,
+    params: Params,
+    zs: Array,
+    batch: Batch,
+    targets: tuple[ValueTarget, Array | None],
+    rows: Rows,
+    noise: Noise,
+) -> dict[str, Array]:
+    """Of the value heads and the auxiliary ones, on the latents `[T+1, H, B, L]` that feed them.
+
+    Args:
+        targets: of the value heads, and of the auxiliary ones `[G, T, B]`.
+        rows: states with a target.
+    """
+    strategy, heads, bins = settings.loss.head_strategy, zs.shape[1], model.bins()
+    repeat = functools.partial(repeat_for_heads, strategy=strategy, heads=heads)
+    target, aux_target = targets
+    action = repeat(batch.action) if model.config.critic == "q" else None
+    states = select_latents(zs[: rows.mask.shape[0]], strategy)
+    target = ValueTarget(repeat(target.samples, axis=2), repeat(target.weights))
+    rows = rows.repeated(states.shape[1] // rows.mask.shape[1])
+    logits = model.value(params["value"], states, action, noise.dropout)
+    losses = {"value": rows.mean(value_loss(logits, target, bins))}
+    if aux_target is not None:
+        wanted = repeat(aux_target, axis=2)
+        steps = wanted.shape[1]
+        logits = model.aux_value(params["aux_value"], states[:steps], action)
+        cross_entropy = jnp.mean(dist.two_hot_cross_entropy(logits, wanted, bins), axis=0)
+        losses["aux_value"] = rows.first(steps).mean(cross_entropy)
+    return losses
+
+
+def head_losses(
+    model: WorldModel, params: Params, zs: Array, batch: Batch, weights: Weights
+) -> tuple[dict[str, Array], Metrics]:
+    """Of the auxiliary heads, weighed in time as the others, mean over dynamics heads; metrics.
+
+    Args:
+        zs: latents rolled out from the first state, `[T+1, H, B, L]`.
+    """
+    assert model.heads is not None
+    heads, tasks = model.heads, model.config.tasks
+    encoded = jnp.concatenate([zs[:1, 0], model.encode(params, batch.obs[1:])])
+    action = masked(model, batch.action, encoded[:-1])
+
+    def of(latents: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+        seen = [z if tasks is None else tasks.inputs(z) for z in (encoded, latents)]
+        rest = action, batch.reward, batch.terminated, batch.mask
+        return heads.losses(params["heads"], Window(heads.seen(batch.obs), *seen, *rest))
+
+    losses, metrics = jax.tree.map(lambda x: jnp.mean(x, axis=0), jax.vmap(of)(zs.swapaxes(0, 1)))
+    return (
+        {f"heads/{name}": weights.rows.mean(x) for name, x in losses.items()},
+        {f"heads/{name}": weights.rows.even(x) for name, x in metrics.items()},
+    )
+
+
+def total_loss(
+    settings: Settings,
+    losses: dict[str, Array],
+    value_due: Array | float = 1.0,
+    heads: Heads | None = None,
+) -> Array:
+    """The weighted sum; value_due is 0 in updates that leave the value heads alone."""
+    loss = settings.loss
+    coefficients = dict(
+        consistency=loss.consistency_coef,
+        encoder_consistency=loss.encoder_consistency_coef,
+        reward=loss.reward_coef,
+        value=loss.value_coef * value_due,
+        aux_value=loss.aux_coef * value_due,
+        termination=loss.termination_coef,
+    )
+    if heads is not None:
+        coefficients |= {f"heads/{name}": coef for name, coef in heads.coefs.items()}
+    terms = [coefficients[name] * x for name, x in losses.items()]
+    return sum(terms[1:], terms[0])
+
+
+def model_loss(
+    settings: Settings,
+    model: WorldModel,
+    params: Params,
+    batch: Batch,
+    encoded: Array,
+    targets: tuple[ValueTarget, Array | None],
+    weights: Weights,
+    noise: Noise,
+    *,
+    progress: Array | float = 0.0,
+    value_due: Array | float = 1.0,
+) -> tuple[Array, tuple[Array, Metrics]]:
+    """The weighted sum of the losses of world model, values and auxiliary heads.
+
+    Args:
+        encoded: latents of the next states `[T, B, L]`, without gradient (they are encoded again
+            here where the encoder learns from consistency).
+        targets: of the value heads, and of the auxiliary ones `[G, T, B]`.
+        progress: share of the run that is done.
+        value_due: 0 in updates that leave the value heads alone.
+
+    Returns:
+        The loss, and the latents `[T+1, H, B, L]` rolled out with metrics.
+    """
+    zs = rollout(model, params, model.encode(params, batch.obs[0]), batch.action)
+    if settings.loss.encoder_consistency_coef:
+        encoded = model.encode(params, batch.obs[1:])
+    latents = slice(model.config.latent)  # what belongs to a task follows them, equal in both
+    losses = consistency_losses(
+        settings, zs[1:, ..., latents], encoded[..., latents], weights.rows, progress
+    )
+    logits = reward_logits(model, params, zs[:-1], batch.action)
+    losses["reward"] = weights.rows.mean(reward_loss(logits, batch.reward, model.bins()))
+    losses |= value_losses(settings, model, params, zs, batch, targets, weights.values, noise)
+    if model.config.episodic:
+        logit = model.termination(params, zs[1:])
+        losses["termination"] = termination_loss(logit, batch.terminated, weights.rows)
+    extra: Metrics = {}
+    if model.heads is not None:
+        more, extra = head_losses(model, params, zs, batch, weights)
+        losses |= more
+    total = total_loss(settings, losses, value_due, model.heads)
+    metrics = {f"loss/{name}": value for name, value in losses.items()} | extra
+    metrics["loss/total"] = total
+    metrics["value/target"] = weights.values.even(targets[0].mean())
+    return total, (zs, metrics)
+
+
+# -------------------------------------------------------------------------------------------------
+# Critics and units, as the policy's losses read them
+
+
+def policy_inputs(
+    settings: Settings,
+    zs: Array,
+    batch: Batch,
+    weights: Weights,
+    plan_weights: Array | None,
+    noise: Noise,
+) -> PolicyInputs:
+    """What the policy losses read, repeated where several dynamics heads feed them."""
+    strategy, heads = settings.loss.head_strategy, zs.shape[1]
+    latents = select_latents(zs, strategy)
+    copies = latents.shape[1] // batch.mask.shape[1]
+    copied = repeat_for_heads(
+        dict(
+            actions=batch.plan_actions,
+            weights=plan_weights,
+            expert=batch.expert,
+            behaviour=batch.action,
+        ),
+        strategy,
+        heads,
+    )
+    rest = dict(eps=noise.policy_eps, heads=noise.policy_heads, dropout=noise.policy_dropout)
+    states, plans = weights.states, weights.plans
+    return PolicyInputs(
+        zs=latents,
+        states=states.repeated(copies),
+        plans=None if plans is None else plans.repeated(copies),
+        **rest,
+        **copied,
+    )
+
+
+def value_scale(settings: Settings, scales: ValueScales) -> Array:
+    """The unit of values in use."""
+    if settings.loss.value_scale == "return_ema":
+        return returns.return_ema_offset_scale(scales.ema)[1]
+    return scales.running.value
+
+
+def move_value_scale(
+    settings: Settings, scales: ValueScales, values: Array
+) -> tuple[Array, ValueScales]:
+    """Move the unit of values with `values` `[n]`: the unit in use, and both forms."""
+    values = collectives.all_gather(values)
+    if settings.loss.value_scale == "return_ema":
+        scales = scales._replace(ema=returns.update_return_ema(scales.ema, values))
+    else:
+        running = returns.update_running_scale(scales.running, values, tau=settings.optimizer.tau)
+        scales = scales._replace(running=running)
+    return value_scale(settings, scales), scales
+
+
+def q_value(
+    settings: Settings,
+    model: WorldModel,
+    params: Params,
+    z: Array,
+    action: Array,
+    heads: Array | None,
+    std_coef: ArrayLike,
+    dropout: Array | None,
+) -> Array:
+    """Q(z, a), mean over heads: `CRITICS["q"]`, see `policy_value`."""
+    q = head_values(model, params["value"], z, action, heads, dropout)
+    mean = jnp.mean(q, axis=0)
+    return mean + std_coef * returns.ensemble_std(q) if std_coef else mean
+
+
+def one_step_value(
+    settings: Settings,
+    model: WorldModel,
+    params: Params,
+    z: Array,
+    action: Array,
+    heads: Array | None,
+    std_coef: ArrayLike,
+    dropout: Array | None,
+) -> Array:
+    """r(z, a) + gamma V(z') in the model: `CRITICS["v"]`, see `policy_value`."""
+    reward = model.reward_mean(params, z[None], action)
+    z_next = model.step(params, model.tile_heads(z), action)
+    alive = continue_prob(model, params, z_next, settings.loss.termination)
+    discount = discount_of(model, settings.loss.discount, z[None])
+    discount = discount if alive is None else discount * alive
+    value = head_values(model, params["value"], z_next, None, heads, dropout)
+    score = jnp.mean(reward, axis=0) + discount * jnp.mean(value, axis=0)
+    if std_coef:
+        std = returns.ensemble_std(reward) + discount * returns.ensemble_std(value)
+        score = score + std_coef * std
+    return reduce_dynamics(score, "from_std_coef", std_coef)
+
+
+CRITICS: dict[str, Callable[..., Array]] = {"q": q_value, "v": one_step_value}
+
+
+def policy_value(
+    settings: Settings,
+    model: WorldModel,
+    params: Params,
+    z: Array,
+    action: Array,
+    heads: Array | None,
+    std_coef: ArrayLike = 0.0,
+    dropout: Array | None = None,
+) -> Array:
+    """Value of `action` `[..., A]` in `z` `[..., L]`: Q, or one step ahead with a V critic.
+
+    Args:
+        heads: value heads in use, None for all.
+        std_coef: weight of the ensembles' standard deviation (of reward plus discounted value); its
+            sign chooses the best, worst or mean dynamics head (docs/sources.md, entry ensembles).
+        dropout: a key; None for values without dropout. TD-MPC2's policy learns from values in
+            training mode.
+    """
+    value = CRITICS[model.config.critic]
+    return value(settings, model, params, z, action, heads, std_coef, dropout)
+
+
+def policy_log_prob(model: WorldModel, mean: Array, log_std: Array, action: Array) -> Array:
+    """log pi(action) `[...]` of given actions `[..., A]` in the model's parameterisation."""
+    if model.config.policy == "categorical":
+        return jnp.sum(action * mean, axis=-1)
+    if model.config.policy == "tanh_mean":
+        eps = (action - jnp.tanh(mean)) * jnp.exp(-log_std)
+        return dist.gaussian_log_prob(eps, jnp.broadcast_to(log_std, eps.shape))
+    return dist.squashed_log_prob(action, mean, log_std)
+
+
+def policy_entropy(
+    settings: Settings,
+    model: WorldModel,
+    mean: Array,
+    log_std: Array,
+    eps: Array,
+    mask: Array | None = None,
+) -> Array:
+    """Entropy bonus `[...]`: -A^entropy_action_dim_power * log pi at one sample.
+
+    With jacobian 0 and power 1 this is TD-MPC2's "scaled entropy". A categorical policy's is its
+    entropy itself, of one action dim.
+
+    Args:
+        mean, log_std, eps: `[..., A]`.
+        mask: `[..., A]`, the actions that a task has; A is their number.
+    """
+    if model.config.policy == "categorical":
+        return categorical.entropy(mean)
+    num: Array | int = model.config.action_dim
+    if mask is not None:
+        eps, num = eps * mask, jnp.sum(mask, axis=-1)
+    log_prob = dist.gaussian_log_prob(eps, log_std)
+    if model.config.policy == "squashed" and settings.loss.jacobian:
+        share = settings.loss.jacobian
+        log_prob = dist.squash(mean, mean + jnp.exp(log_std) * eps, log_prob, share)[2]
+    return dist.scaled_entropy(log_prob, num, settings.loss.entropy_action_dim_power)
+
+
+def in_nats(settings: Settings, model: WorldModel, entropy: Array, mask: Array | None) -> Array:
+    """The entropy itself of what `policy_entropy` gives, in nats."""
+    if model.config.policy == "categorical":
+        return entropy
+    num: Array | int = model.config.action_dim
+    if mask is not None:
+        num = jnp.sum(mask, axis=-1)
+    entropy = entropy / num**settings.loss.entropy_action_dim_power
+    # A dim that a task lacks has the density of a unit Gaussian at 0.
+    return entropy - 0.5 * math.log(2.0 * math.pi) * (model.config.action_dim - num)
+
+
+def entropy_coefficient(settings: Settings, progress: Array | float) -> Array | float:
+    """The coefficient at a share of the run.
+
+    Constant, or from entropy_coef to entropy_coef_end between entropy_start and entropy_end,
+    linearly or geometrically.
+    """
+    loss = settings.loss
+    first = loss.entropy_coef
+    if not settings.changes_entropy:
+        return first
+    last = loss.entropy_coef_end
+    span = loss.entropy_end - loss.entropy_start
+    share = jnp.clip((progress - loss.entropy_start) / span, 0.0, 1.0)
+    if loss.entropy_schedule == "linear":
+        return first + share * (last - first)
+    return first * (last / first) ** share
+
+
+def kl_states(
+    mean: Array,
+    std: Array,
+    expert_mean: Array,
+    expert_std: Array,
+    forward: bool,
+    mask: Array | None = None,
+) -> Array:
+    """KL of diagonal Gaussians, mean over action dims, `[...]`.
+
+    KL(expert || policy) if `forward` (covers the expert), else KL(policy || expert) (seeks its
+    mode).
+    """
+    pairs = (
+        (expert_mean, expert_std, mean, std) if forward else (mean, std, expert_mean, expert_std)
+    )
+    return mean_over_actions(dist.gaussian_kl(*pairs), mask)
+
+
+def mean_over_actions(x: Array, mask: Array | None = None) -> Array:
+    """Mean over the action dims that a task has (all without a mask): `[..., A] -> [...]`."""
+    if mask is None:
+        return jnp.mean(x, axis=-1)
+    mask = jnp.broadcast_to(mask, x.shape)
+    return jnp.sum(x * mask, axis=-1) / jnp.sum(mask, axis=-1)
+
+
+# -------------------------------------------------------------------------------------------------
+# Policy losses: losses [S', B'], the rows that count, updated scales, metrics of rows
+
+Policy = tuple[Array, Array]  # as `model.policy` gives it, [S, B', A] twice
+Term = tuple[Array, Rows, Scales, Metrics]
+
+
+def svg(
+    settings: Settings,
+    model: WorldModel,
+    params: Params,
+    policy: Policy,
+    inputs: PolicyInputs,
+    scales: Scales,
+) -> Term:
+    """Minus the value of the policy's action, in units of values (TD-MPC2)."""
+    action = model.act(*policy, inputs.eps)
+    std_coef = settings.loss.policy_std_coef
+    q = policy_value(
+        settings, model, params, inputs.zs, action, inputs.heads, std_coef, inputs.dropout
+    )
+    scale, moved = move_value_scale(settings, scales.value, jax.lax.stop_gradient(q[0]))
+    return -q / scale, inputs.states, scales._replace(value=moved), dict(scale=scale)
+
+
+def awr(
+    settings: Settings,
+    model: WorldModel,
+    params: Params,
+    policy: Policy,
+    inputs: PolicyInputs,
+    scales: Scales,
+) -> Term:
+    """Minus the log-probability of the planner's actions, by their weights."""
+    mean, log_std = (x[..., None, :] for x in policy)
+    log_prob = policy_log_prob(model, mean, log_std, inputs.actions)
+    loss = -jnp.sum(inputs.weights * log_prob, axis=-1)
+    effective = dist.effective_samples(inputs.weights)
+    return loss, inputs.plans, scales, dict(effective_samples=effective)
+
+
+def distil(
+    settings: Settings,
+    model: WorldModel,
+    params: Params,
+    policy: Policy,
+    inputs: PolicyInputs,
+    scales: Scales,
+) -> Term:
+    """KL to the stored expert in units of its running scale.
+
+    The last state of a window does not count (BMPC).
+    """
+    (mean, log_std), loss = policy, settings.loss
+    expert_mean, expert_std = inputs.expert[..., 0, :], inputs.expert[..., 1, :]
+    if model.config.policy == "categorical":
+        expert = jnp.log(categorical.probabilities(expert_mean, least=EXPERT_LEAST))
+        kl = categorical.kl(expert, mean) if loss.kl_forward else categorical.kl(mean, expert)
+    else:
+        mask = model.action_mask(inputs.zs)
+        expert_std = jnp.maximum(loss.expert_std_scale * expert_std, loss.expert_min_std)
+        own = jnp.tanh(mean), jnp.exp(log_std)
+        kl = kl_states(*own, expert_mean, expert_std, loss.kl_forward, mask)
+    first = jnp.where(inputs.plans.mask[0] > 0, kl[0], 0.0)
+    scale = move_scale(settings, scales.kl, first, min_=loss.kl_scale_min)
+    loss = kl[:-1] / scale.value
+    return loss, inputs.plans.first(len(loss)), scales._replace(kl=scale), dict(kl=kl[:-1])
+
+
+def clone(
+    settings: Settings,
+    model: WorldModel,
+    params: Params,
+    policy: Policy,
+    inputs: PolicyInputs,
+    scales: Scales,
+) -> Term:
+    """Squared distance from the replay's actions (NEWT), or their log-probability if discrete."""
+    mean, log_std = policy
+    if model.config.policy == "categorical":
+        loss = -policy_log_prob(model, mean[:-1], log_std[:-1], inputs.behaviour)
+    else:
+        action = model.act(mean, log_std, inputs.eps)[:-1]
+        loss = cloning(action, inputs.behaviour, model.action_mask(inputs.zs[:-1]))
+    return loss, inputs.states.first(len(loss)), scales, {}
+
+
+def cloning(action: Array, wanted: Array, action_mask: Array | None = None) -> Array:
+    """Mean squared error over the action dims that a task has: `[..., A]` -> `[...]` (NEWT)."""
+    return mean_over_actions(jnp.square(action - wanted), action_mask)
+
+
+POLICY_LOSSES: dict[str, Callable[..., Term]] = {"svg": svg, "awr": awr, "kl": distil, "bc": clone}
+
+
+def move_scale(
+    settings: Settings, scale: returns.RunningScale, values: Array, **limits: float
+) -> returns.RunningScale:
+    """A running scale updated with the values `[B]` of the whole batch, without gradient."""
+    values = collectives.all_gather(jax.lax.stop_gradient(values))
+    return returns.update_running_scale(scale, values, tau=settings.optimizer.tau, **limits)
+
+
+def trust_region(
+    settings: Settings,
+    model: WorldModel,
+    policy: Policy,
+    target: Policy,
+    inputs: PolicyInputs,
+    scale: returns.RunningScale,
+) -> tuple[Array, returns.RunningScale]:
+    """KL(EMA policy || policy), summed over action dims, in units of its running scale, `[S, B']`.
+
+    Squashing both by tanh leaves their KL as it is, so that a squashed policy's is that before it.
+    Source: docs/sources.md, entry behaviour.
+    """
+    (mean, log_std), (old_mean, old_log_std) = policy, target
+    if model.config.policy == "categorical":
+        kl = categorical.kl(old_mean, mean)
+    else:
+        if model.config.policy == "tanh_mean":
+            mean, old_mean = jnp.tanh(mean), jnp.tanh(old_mean)
+        kl = dist.gaussian_kl(old_mean, jnp.exp(old_log_std), mean, jnp.exp(log_std))
+        kl = jnp.sum(kl, axis=-1)
+    scale = move_scale(settings, scale, kl[0])
+    return kl / scale.value, scale
+
+
+def policy_loss(
+    settings: Settings,
+    model: WorldModel,
+    policy: Params,
+    params: Params,
+    target_policy: Params | None,
+    inputs: PolicyInputs,
+    scales: Scales,
+    progress: Array | float = 0.0,
+) -> tuple[Array, tuple[Scales, Metrics]]:
+    """The mixture that `loss.policy_loss` names, minus the entropy bonus.
+
+    Args:
+        policy: its parameters; gradients flow into them alone.
+        params: the model's.
+        target_policy: the EMA policy of the trust region.
+        progress: share of the run that is done.
+
+    Returns:
+        The loss, and the updated scales with metrics: arrays, of which the mean is meant.
+    """
+    params = {**params, "policy": policy}
+    mean, log_std = model.policy(params, inputs.zs)
+    actions = model.action_mask(inputs.zs)
+    entropy = policy_entropy(settings, model, mean, log_std, inputs.eps, actions)
+    entropy_coef = entropy_coefficient(settings, progress)
+    total: Array | float = 0.0
+    metrics: Metrics = {}
+    for i, (name, weight) in enumerate(settings.loss.policy_terms.items()):
+        term = POLICY_LOSSES[name]
+        loss, rows, scales, extra = term(settings, model, params, (mean, log_std), inputs, scales)
+        loss = weight * loss
+        if i == 0:
+            if settings.svg_first and settings.loss.entropy_scale == "value":
+                entropy_coef = entropy_coef / extra["scale"]
+            loss = loss - entropy_coef * entropy[: loss.shape[0]]
+        total = total + rows.mean(loss)
+        metrics |= extra
+    if settings.loss.trust_region_coef:
+        target = model.policy({**params, "policy": target_policy}, inputs.zs)
+        target = jax.lax.stop_gradient(target)
+        trust, moved = trust_region(settings, model, (mean, log_std), target, inputs, scales.trust)
+        total = total + settings.loss.trust_region_coef * inputs.states.mean(trust)
+        scales = scales._replace(trust=moved)
+        metrics["trust"] = trust
+    metrics["entropy"] = in_nats(settings, model, entropy, actions)
+    if model.config.policy != "categorical":
+        metrics["std"] = mean_over_actions(jnp.exp(log_std), actions)
+    return settings.loss.policy_coef * total, (scales, metrics)
+
+
+def optimist_loss(
+    settings: Settings,
+    model: WorldModel,
+    optimist: Params,
+    params: Params,
+    inputs: PolicyInputs,
+    scales: ValueScales,
+    progress: Array | float = 0.0,
+) -> tuple[Array, ValueScales]:
+    """SVG for the second policy: optimistic about the ensembles, and much more random.
+
+    The unit of values is the one that svg or the weights of planner actions move; where they do
+    not, it follows the optimist's values. Source: docs/sources.md, entry behaviour.
+
+    Returns:
+        The loss, and the scales, moved where nothing else moves them.
+    """
+    params = {**params, "policy": optimist}
+    mean, log_std = model.policy(params, inputs.zs)
+    action = model.act(mean, log_std, inputs.eps)
+    q = policy_value(
+        settings, model, params, inputs.zs, action, inputs.heads, OPTIMISM, inputs.dropout
+    )
+    if settings.moves_value_scale:
+        scale = value_scale(settings, scales)
+    else:
+        scale, scales = move_value_scale(settings, scales, jax.lax.stop_gradient(q[0]))
+    mask = model.action_mask(inputs.zs)
+    entropy = policy_entropy(settings, model, mean, log_std, inputs.eps, mask)
+    entropy_coef = entropy_coefficient(settings, progress)
+    if settings.svg_first and settings.loss.entropy_scale == "value":
+        entropy_coef = entropy_coef / scale
+    bonus = OPTIMIST_ENTROPY * entropy_coef * entropy
+    return inputs.states.mean(-q / scale - bonus), scales
