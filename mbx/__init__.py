@@ -77,6 +77,7 @@ _FORMER: dict[str, str] = {
     "tasks": "mbx.types",
     "training.curves": "mbx.analysis.curves",
     "tuning": "mbx.planners.tuning",
+    "world_model_config": "mbx.world_model",
     "extensions": "mbx.config.extensions",
     "presets": "mbx.config.presets",
 }

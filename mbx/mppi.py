@@ -36,6 +36,11 @@ SELECTIONS = ("sample", "best", "mean")
 NONFINITE = ("worst", "reference")
 
 
+def may_hold(condition: Any) -> bool:
+    """Whether a comparison holds; one of a traced number, which has no value yet, may."""
+    return isinstance(condition, jax.core.Tracer) or bool(condition)
+
+
 @dataclasses.dataclass(frozen=True)
 class MPPIConfig:
     """Settings of the planner; the defaults are TD-MPC2's.

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Ground first. A module may import from lower floors, and a package from itself. Training knows
 # environments and they do not know it, so it has a floor of its own.
 FLOORS = (
-    ("empo", "traced", "types"),
+    ("empo", "types"),
     ("fast",),
     (
         "settings",
@@ -25,7 +25,7 @@ FLOORS = (
         "observations",
         "replay_storage",
     ),
-    ("optim", "pictures", "returns", "mppi", "successors", "world_model_config"),
+    ("optim", "pictures", "returns", "mppi", "successors"),
     ("replay", "categorical", "heads"),
     ("world_model", "empo.power", "planners"),
     ("power", "agents"),

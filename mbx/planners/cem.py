@@ -20,8 +20,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from mbx import mppi
-from mbx.mppi import Array, Key, MPPIConfig, Plan, Refit, ScoreFn
-from mbx.traced import possible
+from mbx.mppi import Array, Key, MPPIConfig, Plan, Refit, ScoreFn, may_hold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +39,11 @@ class ICEMConfig(MPPIConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not possible(self.noise_beta >= 0.0):
+        if not may_hold(self.noise_beta >= 0.0):
             raise ValueError(f"noise_beta={self.noise_beta}: must be 0 or more")
         for name, most in (("keep_elites", 1.0), ("momentum", 0.999)):
             value = getattr(self, name)
-            if not (possible(value >= 0.0) and possible(value <= most)):
+            if not (may_hold(value >= 0.0) and may_hold(value <= most)):
                 raise ValueError(f"{name}={value}: must lie in 0..{most}")
 
 

@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mbx.mppi import ScoreFn
-from mbx.traced import possible
+from mbx.mppi import ScoreFn, may_hold
 
 MEASURES = ("mean", "worst", "cvar")
 
@@ -44,7 +43,7 @@ def measure(values: Array, kind: str = "mean", share: Array | float = 0.25) -> A
     """
     if kind not in MEASURES:
         raise ValueError(f"kind={kind!r}: choose one of {MEASURES}")
-    if not (possible(share > 0.0) and possible(share <= 1.0)):
+    if not (may_hold(share > 0.0) and may_hold(share <= 1.0)):
         raise ValueError(f"share={share} must lie above 0, and be 1 at most")
     if kind == "mean":
         return jnp.mean(values, axis=0)

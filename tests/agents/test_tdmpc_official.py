@@ -16,8 +16,7 @@ from mbx.commands import import_tdmpc2
 from mbx.commands.export_tdmpc2 import state_dict
 from mbx.training import environments, run
 from mbx.types import TaskSet
-from mbx.world_model import make_world_model
-from mbx.world_model_config import WorldModelConfig
+from mbx.world_model import WorldModelConfig, make_world_model
 from tests.helpers import FIXTURES, compiled, load_fixture, register_toy
 
 NAMES = ("single", "episodic", "multitask")

@@ -26,7 +26,7 @@ import numpy as np
 
 from mbx.agents.tdmpc.types import TrainState
 from mbx.types import Params, TaskSet
-from mbx.world_model_config import MODEL_SIZES, WorldModelConfig
+from mbx.world_model import MODEL_SIZES, WorldModelConfig
 
 State = dict[str, np.ndarray]
 
