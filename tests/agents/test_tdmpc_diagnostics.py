@@ -216,9 +216,7 @@ def test_discrete_plans_are_plans_that_exist():
 def test_the_training_planners_gain_is_over_the_policys_own_action(settings):
     """One round of horizon 1, all actions averaged: the mean value of samples, less the mean's."""
     own = replaced(
-        settings,
-        training_planner=dict(enabled=False, num_samples=512),
-        loss=dict(value_best_n=512),
+        settings, training_planner=dict(enabled=False, num_samples=512), loss=dict(value_best_n=512)
     )
     toy, model = Toy(own), toy_model(own)
     z = np.random.default_rng(1).normal(size=(4, 2)).astype(np.float32)

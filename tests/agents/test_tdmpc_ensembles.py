@@ -19,12 +19,7 @@ from mbx.agents.tdmpc.loss_settings import parse_mixture
 from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales
 from mbx.agents.tdmpc.update import init_state
 from mbx.world_model import make_world_model
-from tests.agents.tdmpc_helpers import (
-    make_model,
-    make_settings,
-    replaced,
-    weighed,
-)
+from tests.agents.tdmpc_helpers import make_model, make_settings, replaced, weighed
 from tests.agents.test_tdmpc_golden import torch_params
 from tests.helpers import compiled, load_fixture, program
 
@@ -147,10 +142,7 @@ def test_prior_networks_and_moved_distributions():
         (shift(a["dist.main"], bins, a["dist.prior"][:, 0]), a["dist.out"]),
         (shift(a["ss.logits"], bins, a["ss.shift"][:, 0]), a["ss.shifted"]),
         (shift(a["ss.logits"], bins, 0.0, a["ss.scale"][:, 0]), a["ss.scaled"]),
-        (
-            shift(a["ss.logits"], bins, a["ss.shift"][:, 0], a["ss.scale"][:, 0]),
-            a["ss.both"],
-        ),
+        (shift(a["ss.logits"], bins, a["ss.shift"][:, 0], a["ss.scale"][:, 0]), a["ss.both"]),
     ]
     for ours, theirs in moved:
         np.testing.assert_allclose(jnp.exp(ours), np.exp(theirs), rtol=2e-4, atol=2e-6)

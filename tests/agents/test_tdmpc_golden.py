@@ -304,6 +304,7 @@ def test_update_step(name):
         )
         noise = Noise(a[f"{s}.td_pi_eps"], a[f"{s}.td_q_idx"], a[f"{s}.pi_eps"], a[f"{s}.pi_q_idx"])
         state, metrics = update(state, batch, noise)
+        metrics["policy/entropy"] *= batch.action.shape[-1]  # the reference's is A times as much
         for theirs, ours in names.items():
             if ours == "loss/termination" and not config["episodic"]:
                 continue

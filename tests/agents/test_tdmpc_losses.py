@@ -129,8 +129,7 @@ def test_the_policy_rests_in_pretraining_where_it_should():
 def test_the_optimists_unit_of_values_follows_values(policy_loss, value_scale):
     own = dict(policy_loss=policy_loss, value_scale=value_scale, value_target="td")
     settings = make_settings(
-        model=dict(num_dynamics=2),
-        loss=dict(own, optimist=True, entropy_coef=0.0),
+        model=dict(num_dynamics=2), loss=dict(own, optimist=True, entropy_coef=0.0)
     )
     model = make_model(settings)
     state = program(init_state, settings, model)(jax.random.key(0))

@@ -18,6 +18,7 @@ from mbx.agents.tdmpc import losses as policies
 from mbx.agents.tdmpc import reanalyze as again
 from mbx.agents.tdmpc import update as updates
 from mbx.agents.tdmpc import value_targets
+from mbx.agents.tdmpc.scoring import score_function
 from mbx.agents.tdmpc.types import Noise, PolicyInputs, Scales, TrainState, ValueScales
 from mbx.agents.tdmpc.update import encoder_rate, learning_rates, make_optimizers
 from mbx.world_model import make_world_model
@@ -28,6 +29,7 @@ from tests.agents.tdmpc_helpers import (
     N,
     T,
     array,
+    empty_replay,
     ensemble,
     make_batch,
     make_settings,
@@ -571,3 +573,36 @@ def test_the_logged_entropy_and_std_are_those_by_hand(dims):
     nats = dims * (0.5 * np.log(2 * np.pi * np.e) + np.log(0.5))
     np.testing.assert_allclose(np.mean(metrics["entropy"]), nats, rtol=1e-4)
     np.testing.assert_allclose(np.mean(metrics["std"]), 0.5, rtol=1e-5)
+
+
+def test_a_custom_reduction_over_value_heads_is_that_of_targets_plans_and_svg():
+    settings, model, toy = ensemble(model=dict(num_dynamics=1, num_rewards=1, episodic="False"))
+    model, params = model._replace(reduce_values=lambda values: values.min(0)), toy.params()
+    z, action = array(B, 2), array(B, N, A).clip(-1.0, 1.0)
+    after = toy.step(z[:, None], action)[0]
+    wanted = toy.rewards(z[:, None], action)[0] + 0.9 * toy.values(after).min(0)
+    assert not np.allclose(toy.values(after).min(0), toy.values(after).mean(0))
+    silent = Noise(None, None, None, None)
+    given = settings, model, params, params["value"], jnp.asarray(z), jnp.asarray(action), silent
+    np.testing.assert_allclose(value_targets.v_targets(*given)[0], wanted, rtol=1e-4, atol=1e-5)
+    plan = score_function(settings, model, params, jnp.asarray(z), settings.planner)
+    found = plan(jax.random.key(0), jnp.asarray(action)[:, :, None])
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    own = policies.policy_value(
+        settings, model, params, jnp.asarray(z), jnp.asarray(action[:, 0]), None
+    )
+    np.testing.assert_allclose(own, wanted[:, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_custom_sampler_chooses_the_windows_that_are_learned_from():
+    settings, calls = make_settings(), []
+
+    def newest(state, key, *, batch_size, length):
+        calls.append((batch_size, length))
+        return replay.sample(state, key, batch_size=batch_size, length=length)
+
+    agent = agents.make_agent(settings, SPEC, sample=newest)
+    train = jax.eval_shape(agent.init, jax.random.key(0))
+    held = jax.eval_shape(lambda: empty_replay(agent, 2, 40))
+    jax.eval_shape(agent.update, train, held, jax.random.key(1))
+    assert calls == [(B, T)]

@@ -15,17 +15,7 @@ from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.types import TrainState
 from mbx.fast import collectives
 from mbx.types import streams
-from tests.agents.tdmpc_helpers import (
-    CLOSE,
-    A,
-    B,
-    N,
-    T,
-    array,
-    ensemble,
-    make_batch,
-    std,
-)
+from tests.agents.tdmpc_helpers import CLOSE, A, B, N, T, array, ensemble, make_batch, std
 from tests.helpers import PARTS, in_parts
 
 

@@ -62,9 +62,9 @@ def settings_of(name):
     return from_dict(declared.Settings(), config)
 
 
-def trace(settings):
+def trace(settings, spec=SPEC):
     """All that the agent does, as text: its programs, traced."""
-    agent = make_agent(settings, SPEC)
+    agent = make_agent(settings, spec)
     key = jax.random.key(0)
     train = jax.eval_shape(agent.init, key)
     stored = agent.store.spec if agent.store else None
@@ -436,9 +436,7 @@ CURRENT = dict(reanalyze=dict(current_batch=True))
         ),
         ({}, dict(loss=dict(kl_forward=True)), "kl in loss.policy_loss"),
         (
-            dict(
-                loss=dict(value_weighting="weighted", value_temperature=2.0),
-            ),
+            dict(loss=dict(value_weighting="weighted", value_temperature=2.0)),
             dict(loss=dict(awr_temperature=2.0)),
             "loss.value_temperature=0",
         ),
@@ -537,3 +535,47 @@ def test_every_setting_changes_a_program_or_is_refused(found):
         assert name in str(error)
         return
     assert changed != base_trace(base)
+
+
+# Kinds of tasks, with a base in which settings are in use, and those that are changed there.
+DISCRETE = SPEC._replace(action_dim=3, discrete=True)
+KINDS = {
+    "discrete": (DISCRETE, "bmpc", ("model", "planner", "training_planner")),
+    "endless": (SPEC._replace(can_terminate=False), "tdmpc", ("model", "planner")),
+}
+
+
+@functools.cache
+def kind_trace(kind):
+    spec, base, _ = KINDS[kind]
+    return trace(settings_of(base), spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        pytest.param(kind, found, id=f"{kind}-{found.name}")
+        for kind, (_, _, sections) in KINDS.items()
+        for found in NAMES
+        if (found.name.partition(".")[0] in sections or "termination" in found.name)
+        and isinstance(found.default, float | tuple | str)
+    ],
+)
+def test_a_setting_that_a_kind_of_task_has_no_use_for_is_refused(kind, found):
+    spec, base, _ = KINDS[kind]
+    settings = settings_of(base)
+    if found.name in inactive(settings):
+        return
+    values = to_dict(settings)
+    section, _, name = found.name.partition(".")
+    now = values[section][name]
+    values[section][name] = OTHER.get(found.name, other_value(found._replace(default=now)))
+    try:
+        changed = trace(from_dict(declared.Settings(), values), spec)
+    except ValueError as error:
+        assert name in str(error)
+        return
+    # What a shipped configuration says may stay, whatever the task.
+    published = {settings_of(file).model.policy for file in FILES} if name == "policy" else ()
+    assert changed != kind_trace(kind) or values[section][name] in published

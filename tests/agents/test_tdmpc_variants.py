@@ -10,14 +10,7 @@ import pytest
 from mbx import replay
 from mbx.agents.tdmpc.agent import make_agent
 from mbx.training.loop import summarise
-from tests.agents.tdmpc_helpers import (
-    SPEC,
-    VARIANTS,
-    empty_replay,
-    moved,
-    row,
-    variant,
-)
+from tests.agents.tdmpc_helpers import SPEC, VARIANTS, empty_replay, moved, row, variant
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -18,16 +18,7 @@ from mbx.agents.tdmpc.value_targets import value_targets
 from mbx.fast import collectives
 from mbx.replay import Sample, Targets
 from mbx.world_model import make_world_model
-from tests.agents.tdmpc_helpers import (
-    SPEC,
-    A,
-    B,
-    T,
-    Toy,
-    make_batch,
-    make_settings,
-    make_world,
-)
+from tests.agents.tdmpc_helpers import SPEC, A, B, T, Toy, make_batch, make_settings, make_world
 from tests.agents.tdmpc_helpers import toy_model as closed_form
 from tests.helpers import exchanges, in_parts
 from tests.test_heads import head

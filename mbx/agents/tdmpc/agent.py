@@ -26,24 +26,12 @@ from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.diagnostics import make_review
 from mbx.agents.tdmpc.reanalyze import make_reanalyze, num_rows, reanalyze_batch
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import (
-    BATCH_AXES,
-    ActorState,
-    Batch,
-    TrainState,
-    make_batch,
-)
+from mbx.agents.tdmpc.types import BATCH_AXES, ActorState, Batch, TrainState, make_batch
 from mbx.agents.tdmpc.update import draw, init_state, update_from_batch
 from mbx.fast import collectives
 from mbx.heads import make_heads
 from mbx.types import Array, EnvSpec, Metrics, Part, TaskSet, carry_over, streams
-from mbx.world_model import (
-    WorldModel,
-    WorldModelConfig,
-    config_for_size,
-    make_world_model,
-    masked,
-)
+from mbx.world_model import WorldModel, WorldModelConfig, config_for_size, make_world_model, masked
 
 
 def make_agent(

@@ -154,10 +154,7 @@ class Loss:
     )
     expert_min_std: float = setting(0.05, "Lowest standard deviation of an expert.", needs=_EXPERT)
     kl_scale_min: float = setting(
-        1.0,
-        "Lowest value of the KL's running range, which is its unit.",
-        above=0,
-        needs=_EXPERT,
+        1.0, "Lowest value of the KL's running range, which is its unit.", above=0, needs=_EXPERT
     )
     trust_region_coef: float = setting(0.0, "Coefficient of the KL from the EMA policy.")
     awr_temperature: float = setting(
@@ -183,10 +180,7 @@ class Loss:
         1.0, "Share of the run at which the schedule ends.", at_most=1, needs=_SCHEDULE
     )
     entropy_schedule: str = setting(
-        "linear",
-        "Shape of the schedule.",
-        choices=("linear", "exponential"),
-        needs=_SCHEDULE,
+        "linear", "Shape of the schedule.", choices=("linear", "exponential"), needs=_SCHEDULE
     )
     entropy_scale: str = setting(
         "value",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from mbx.settings import NONZERO, setting
 
@@ -32,8 +33,51 @@ def _check_proposals(planner: Planner | TrainingPlanner, name: str) -> Iterator[
         )
 
 
-_WEIGHTS = {"weighs_elites": True}
-_CHOICE = {"chooses_elites": True}
+# What both planners have: the help of a setting and its limits.
+_SHARED: dict[str, tuple[str, dict[str, Any]]] = {
+    "horizon": ("Agent steps that a plan looks ahead.", dict(at_least=1)),
+    "iterations": ("Rounds of sampling and refitting.", dict(at_least=1)),
+    "num_samples": ("Candidate plans a round, proposals included.", dict(at_least=1)),
+    "num_elites": ("Best candidates that the plan is refitted to.", dict(at_least=1)),
+    "num_proposals": ("Policy trajectories among the candidates.", {}),
+    "rescore_proposals": ("Score proposals in every round, not once.", {}),
+    "extra_iterations": ("Additional rounds in large action spaces.", {}),
+    "extra_iterations_action_dim": ("Action dims from which a space counts as large.", {}),
+    "temperature": ("Temperature of the elites' weights.", dict(above=0)),
+    "temperature_mode": (
+        "Elite weights: exp(temperature v), or exp(v / temperature).",
+        dict(choices=TEMPERATURE_MODES),
+    ),
+    "min_std": (
+        "Lowest refitted standard deviation, in action units; its square is the lowest probability "
+        "of a discrete action.",
+        dict(above=0),
+    ),
+    "max_std": (
+        "Highest standard deviation, with which a search of continuous actions starts that does "
+        "not start from the policy.",
+        {},
+    ),
+    "std_coef": (
+        "Weight of the ensembles' standard deviation in scores: above 0 optimism, below 0 "
+        "pessimism.",
+        dict(at_least=None),
+    ),
+    "aggregate": ("Score by the mean of the estimates of all horizons, not the last alone.", {}),
+    "disagreement": ("Bonus for latents that dynamics heads disagree on.", dict(at_least=None)),
+    "discount": ("Discount inside plans; 0 = the agent's.", dict(at_most=1)),
+}
+
+
+def _shared(name: str, default: Any, needs: dict[str, Any] | None = None) -> Any:
+    help, limits = _SHARED[name]
+    return setting(default, help, needs=needs, **limits)
+
+
+_PROPOSED = {"num_proposals": NONZERO}
+_EXTRA = {"extra_iterations": NONZERO}
+_ENSEMBLES = {"has_ensembles": True}
+_SEVERAL = {"several_dynamics": True}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,16 +89,16 @@ class Planner:
         "Search method: mppi, cem, icem, predictive, an optimiser of evosax (evosax:CMA_ES), or a "
         "registered planner.",
     )
-    horizon: int = setting(3, "Agent steps that a plan looks ahead.", at_least=1)
-    iterations: int = setting(3, "Rounds of sampling and refitting.", at_least=1)
-    num_samples: int = setting(128, "Candidate plans a round, proposals included.", at_least=1)
-    num_elites: int = setting(16, "Best candidates that the plan is refitted to.", at_least=1)
-    num_proposals: int = setting(8, "Policy trajectories among the candidates.")
+    horizon: int = _shared("horizon", 3)
+    iterations: int = _shared("iterations", 3)
+    num_samples: int = _shared("num_samples", 128)
+    num_elites: int = _shared("num_elites", 16)
+    num_proposals: int = _shared("num_proposals", 8)
     proposal_noise: float = setting(
         0.0,
         "Standard deviation of noise added to the policy's trajectories; with discrete actions "
         "the share that is drawn uniformly.",
-        needs={"num_proposals": NONZERO},
+        needs=_PROPOSED,
     )
     prior_start: int = setting(
         0,
@@ -64,27 +108,11 @@ class Planner:
     prior_updates: int = setting(
         0, "Updates over which that fades (NEWT); 0 = plans never start there."
     )
-    rescore_proposals: bool = setting(
-        False, "Score proposals in every round, not once.", needs={"num_proposals": NONZERO}
-    )
-    temperature: float = setting(
-        0.5, "Temperature of the elites' weights.", above=0, needs=_WEIGHTS
-    )
-    temperature_mode: str = setting(
-        "multiply",
-        "Elite weights: exp(temperature v), or exp(v / temperature).",
-        choices=TEMPERATURE_MODES,
-        needs=_WEIGHTS,
-    )
-    min_std: float = setting(
-        0.05,
-        "Lowest refitted standard deviation, in action units; its square is the lowest "
-        "probability of a discrete action.",
-        above=0,
-    )
-    max_std: float = setting(
-        2.0, "Highest standard deviation, with which plans of continuous actions start."
-    )
+    rescore_proposals: bool = _shared("rescore_proposals", False, _PROPOSED)
+    temperature: float = _shared("temperature", 0.5, {"weighs_elites": True})
+    temperature_mode: str = _shared("temperature_mode", "multiply", {"weighs_elites": True})
+    min_std: float = _shared("min_std", 0.05)
+    max_std: float = _shared("max_std", 2.0)
     action_noise: float = setting(
         1.0,
         "Exploration noise in training, as a factor of the refitted standard deviation; with "
@@ -94,50 +122,33 @@ class Planner:
         "sample",
         "Action in training: an elite drawn by weight, the best, or their mean.",
         choices=SELECTIONS,
-        needs=_CHOICE,
+        needs={"chooses_elites": True},
     )
     evaluation_selection: str = setting(
-        "mean", "Action in evaluations, as selection.", choices=SELECTIONS, needs=_CHOICE
+        "mean",
+        "Action in evaluations, as selection.",
+        choices=SELECTIONS,
+        needs={"chooses_elites": True},
     )
-    extra_iterations: int = setting(2, "Additional rounds in large action spaces.")
-    extra_iterations_action_dim: int = setting(
-        20,
-        "Action dims from which an action space counts as large.",
-        needs={"extra_iterations": NONZERO},
-    )
-    std_coef: float = setting(
-        0.0,
-        "Weight of the ensembles' standard deviation in scores: above 0 optimism, below 0 "
-        "pessimism.",
-        at_least=None,
-        needs={"has_ensembles": True},
-    )
+    extra_iterations: int = _shared("extra_iterations", 2)
+    extra_iterations_action_dim: int = _shared("extra_iterations_action_dim", 20, _EXTRA)
+    std_coef: float = _shared("std_coef", 0.0, _ENSEMBLES)
     evaluation_std_coef: float = setting(
-        0.0, "std_coef in evaluations.", at_least=None, needs={"has_ensembles": True}
+        0.0, "std_coef in evaluations.", at_least=None, needs=_ENSEMBLES
     )
-    aggregate: bool = setting(
-        False,
-        "Score by the mean of the estimates of all horizons, not the last alone.",
-        needs={"plans_ahead": True},
-    )
-    disagreement: float = setting(
-        0.0,
-        "Bonus for latents that dynamics heads disagree on.",
-        at_least=None,
-        needs={"several_dynamics": True},
-    )
-    discount: float = setting(0.0, "Discount inside plans; 0 = the agent's.", at_most=1)
+    aggregate: bool = _shared("aggregate", False, {"plans_ahead": True})
+    disagreement: float = _shared("disagreement", 0.0, _SEVERAL)
+    discount: float = _shared("discount", 0.0)
 
     def check(self) -> Iterator[str]:
         yield from _check_planner(self, "planner")
         yield from _check_proposals(self, "planner")
 
 
+_SAMPLED = {"reads_plans": True}
 _TRAINING = {"enabled": True, "reads_plans": True}
 _TRAINING_WEIGHTS = _TRAINING | {"training_weighs_elites": True}
-_SAMPLED = {"reads_plans": True}
 _AS_ACTING = _TRAINING | {"search": "acting"}
-_PROPOSED = _AS_ACTING | {"num_proposals": NONZERO}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,68 +171,31 @@ class TrainingPlanner:
     name: str = setting(
         "mppi", "Search method, as planner.name, which it does not follow.", needs=_TRAINING
     )
-    iterations: int = setting(3, "Rounds of sampling and refitting.", at_least=1, needs=_TRAINING)
-    num_samples: int = setting(32, "Candidates a round.", at_least=1, needs=_SAMPLED)
-    num_elites: int = setting(
-        8, "Best candidates that the plan is refitted to.", at_least=1, needs=_TRAINING
-    )
-    num_proposals: int = setting(8, "Policy trajectories among the candidates.", needs=_AS_ACTING)
+    iterations: int = _shared("iterations", 3, _TRAINING)
+    num_samples: int = _shared("num_samples", 32, _SAMPLED)
+    num_elites: int = _shared("num_elites", 8, _TRAINING)
+    num_proposals: int = _shared("num_proposals", 8, _AS_ACTING)
     proposal_log_std: tuple[float, ...] = setting(
         (),
         "Lowest and highest log standard deviation of a Gaussian policy's trajectories; empty = "
         "the model's.",
         at_least=None,
-        needs=_PROPOSED,
+        needs=_AS_ACTING | _PROPOSED,
     )
-    rescore_proposals: bool = setting(
-        False, "Score proposals in every round, not once.", needs=_PROPOSED
+    rescore_proposals: bool = _shared("rescore_proposals", False, _AS_ACTING | _PROPOSED)
+    extra_iterations: int = _shared("extra_iterations", 0, _TRAINING)
+    extra_iterations_action_dim: int = _shared(
+        "extra_iterations_action_dim", 20, _TRAINING | _EXTRA
     )
-    extra_iterations: int = setting(0, "Additional rounds in large action spaces.", needs=_TRAINING)
-    extra_iterations_action_dim: int = setting(
-        20,
-        "Action dims from which an action space counts as large.",
-        needs=_TRAINING | {"extra_iterations": NONZERO},
-    )
-    temperature: float = setting(
-        0.5, "Temperature of the elites' weights.", above=0, needs=_TRAINING_WEIGHTS
-    )
-    temperature_mode: str = setting(
-        "divide",
-        "Elite weights: exp(temperature v), or exp(v / temperature).",
-        choices=TEMPERATURE_MODES,
-        needs=_TRAINING_WEIGHTS,
-    )
-    min_std: float = setting(
-        0.05, "Lowest refitted standard deviation, in action units.", above=0, needs=_TRAINING
-    )
-    max_std: float = setting(
-        1.0,
-        "Highest refitted standard deviation, with which an acting search of continuous actions "
-        "starts.",
-        needs=_TRAINING,
-    )
-    horizon: int = setting(1, "Agent steps that a plan looks ahead.", at_least=1, needs=_TRAINING)
-    std_coef: float = setting(
-        0.0,
-        "Weight of the ensembles' standard deviation in scores: above 0 optimism, below 0 "
-        "pessimism.",
-        at_least=None,
-        needs=_SAMPLED | {"has_ensembles": True},
-    )
-    aggregate: bool = setting(
-        False,
-        "Score by the mean of the estimates of all horizons, not the last alone.",
-        needs=_TRAINING | {"trains_ahead": True},
-    )
-    disagreement: float = setting(
-        0.0,
-        "Bonus for latents that dynamics heads disagree on.",
-        at_least=None,
-        needs=_SAMPLED | {"several_dynamics": True},
-    )
-    discount: float = setting(
-        0.0, "Discount inside plans; 0 = the agent's.", at_most=1, needs=_SAMPLED
-    )
+    temperature: float = _shared("temperature", 0.5, _TRAINING_WEIGHTS)
+    temperature_mode: str = _shared("temperature_mode", "divide", _TRAINING_WEIGHTS)
+    min_std: float = _shared("min_std", 0.05, _TRAINING)
+    max_std: float = _shared("max_std", 1.0, _TRAINING)
+    horizon: int = _shared("horizon", 1, _TRAINING)
+    std_coef: float = _shared("std_coef", 0.0, _SAMPLED | _ENSEMBLES)
+    aggregate: bool = _shared("aggregate", False, _TRAINING | {"trains_ahead": True})
+    disagreement: float = _shared("disagreement", 0.0, _SAMPLED | _SEVERAL)
+    discount: float = _shared("discount", 0.0, _SAMPLED)
 
     def check(self) -> Iterator[str]:
         yield from _check_planner(self, "training_planner")

@@ -49,11 +49,7 @@ class Planned(NamedTuple):
 
 
 def policy_trajectories(
-    model: WorldModel,
-    params: Params,
-    z: Array,
-    eps: Array,
-    log_std_bounds: tuple[float, ...] = (),
+    model: WorldModel, params: Params, z: Array, eps: Array, log_std_bounds: tuple[float, ...] = ()
 ) -> Array:
     """Actions of the policy rolled out in the model (by its first dynamics head).
 
@@ -230,12 +226,7 @@ def prior_share(planner: Planner, step: Array) -> Array | None:
 
 
 def policy_proposals(
-    planner: Planner,
-    model: WorldModel,
-    params: Params,
-    z: Array,
-    key: Array,
-    noise_key: Array,
+    planner: Planner, model: WorldModel, params: Params, z: Array, key: Array, noise_key: Array
 ) -> Array | None:
     """The policy's trajectories among an acting plan's candidates, `[B, P, T, A]`; None for 0."""
     if not planner.num_proposals:
@@ -329,11 +320,7 @@ def _acting_search(
 
 
 def _samples_of_policies(
-    model: WorldModel,
-    params: Params,
-    z: Array,
-    eps: Array,
-    log_std_bounds: tuple[float, ...] = (),
+    model: WorldModel, params: Params, z: Array, eps: Array, log_std_bounds: tuple[float, ...] = ()
 ) -> Array:
     """`policy_trajectories`; where there is an optimist, the second half of them are its."""
     if "optimist" not in params:

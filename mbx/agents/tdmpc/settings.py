@@ -59,8 +59,7 @@ class Train(common.Train):
     steps: int = setting(10_000, "Environment steps of the run.", at_least=1)
     log_interval: int = setting(200, "Environment steps between log rows.", at_least=1)
     seed_hold: int = setting(
-        0,
-        "Agent steps that each random action is held; 0 = 4, or 1 with discrete actions.",
+        0, "Agent steps that each random action is held; 0 = 4, or 1 with discrete actions."
     )
     reset_solved: int = setting(
         0,

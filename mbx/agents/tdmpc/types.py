@@ -150,12 +150,7 @@ class Noise(NamedTuple):
 
 # The axis of each that is the batch's.
 BATCH_AXES = Noise(
-    target_eps=1,
-    target_heads=None,
-    policy_eps=1,
-    policy_heads=None,
-    rollout_eps=2,
-    optimist_eps=1,
+    target_eps=1, target_heads=None, policy_eps=1, policy_heads=None, rollout_eps=2, optimist_eps=1
 )
 
 

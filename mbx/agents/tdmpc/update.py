@@ -72,9 +72,7 @@ def policy_due(settings: Settings, step: Array) -> Array | None:
 
 
 def when(
-    due: Array | None,
-    learn: Callable[[TrainState], tuple[TrainState, Metrics]],
-    state: TrainState,
+    due: Array | None, learn: Callable[[TrainState], tuple[TrainState, Metrics]], state: TrainState
 ) -> tuple[TrainState, Metrics]:
     """`learn(state)` where `due` (None: always), with metrics that only those updates have."""
     if due is None:

@@ -28,13 +28,7 @@ from mbx import networks, returns
 from mbx.agents.tdmpc.types import Batch, Noise, TrainState, ValueTarget
 from mbx.fast import collectives
 from mbx.types import Array, Params
-from mbx.world_model import (
-    WorldModel,
-    continue_prob,
-    discount_of,
-    head_values,
-    reduce_dynamics,
-)
+from mbx.world_model import WorldModel, continue_prob, discount_of, head_values, reduce_dynamics
 
 if TYPE_CHECKING:
     from mbx.agents.tdmpc.settings import Settings
