@@ -3,9 +3,9 @@
 import sys
 
 if sys.argv[0] == "-m":  # a command of this package starts: what `mbx` does before JAX loads
-    from mbx.training import memory
+    from mbx.fast import allocator
 
-    memory.keep_freed_pages()
+    allocator.keep_freed_pages()
     from mbx.config import extensions
 
     sys.argv[1:] = extensions.load(sys.argv[1:])

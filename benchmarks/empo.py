@@ -34,7 +34,8 @@ from mbx.empo.agent.settings import Settings
 from mbx.empo.multigrid.many import Choice, choose
 from mbx.power import PowerParams
 from mbx.settings import from_dict
-from mbx.training import environments, loop, memory, run
+from mbx.fast import allocator
+from mbx.training import environments, loop, run
 from mbx.training.state import Schedule, init_state
 
 Rows = list[dict[str, Any]]
@@ -308,7 +309,7 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     if len(argv) != 2 or argv[1] not in COMMANDS:
         sys.exit(f"error: python -m benchmarks.empo {'|'.join(COMMANDS)}")
-    memory.dispatch_inline()
+    allocator.dispatch_inline()
     try:
         COMMANDS[argv[1]](flags.FLAGS.out)
     except (ValueError, OSError, ImportError) as error:

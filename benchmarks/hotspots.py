@@ -92,7 +92,7 @@ def report(values: dict[str, Any], steps: int, top: int) -> str:
             f"env.name={settings.env.name!r} is stepped by the host, so that there is no one "
             "program to profile: choose an environment written in JAX"
         )
-    state = jobs.fresh_state(job.agent, job.environment, settings, jax.random.key(0), job.partition)
+    state = jobs.fresh_state(job, jax.random.key(0))
     program = job.interval.lower(state).compile()
     for _ in range(2 + -(-train["seed_steps"] // train["log_interval"])):
         state, _ = program(state)

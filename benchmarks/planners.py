@@ -36,8 +36,8 @@ from absl import app, flags, logging
 
 from mbx import mppi
 from mbx.commands import results
+from mbx.fast import allocator
 from mbx.planners import bases, cem, evosax, predictive, tuning
-from mbx.training import memory
 
 from .planner_tasks import TASKS as FORMULAS
 from .planner_tasks import Task
@@ -307,7 +307,7 @@ def define_flags() -> None:
 
 def main(_: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
-    memory.dispatch_inline()
+    allocator.dispatch_inline()
     given = flags.FLAGS
     known = methods(given.samples)
     if unknown := [*(set(given.only) - {*known, "pytorch-mppi"}), *(set(given.tasks) - {*TASKS})]:

@@ -45,7 +45,8 @@ from mbx.agents.dreamer.update import draw_noise
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic
 from mbx.fast import rng
 from mbx.settings import from_dict
-from mbx.training import build, loop, memory, sharding
+from mbx.fast import allocator
+from mbx.training import build, loop, sharding
 from mbx.training.metrics import atomic_write
 from mbx.training.policy import Policy, load_policy
 from mbx.training.sharding import ONE_DEVICE, Partition, make_partition, num_shards
@@ -646,7 +647,7 @@ def run(given: Any) -> dict[str, Any]:
         return row
     if given.before:
         return compare(given.before, given.rounds, case)
-    memory.dispatch_inline()  # as the commands whose operations these are
+    allocator.dispatch_inline()  # as the commands whose operations these are
     jax.config.update("jax_num_cpu_devices", case.cores or sharding.available_cores())
     if given.suite:
         return {"suite": given.suite, "cases": run_suite(SUITES[given.suite], given.seconds)}

@@ -15,7 +15,7 @@ from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
 from mbx.analysis import report
 from mbx.envs import custom
-from mbx.training import pure, run, rundir
+from mbx.training import run, rundir, seeds
 from mbx.training.metrics import read_rows
 
 
@@ -70,7 +70,7 @@ def train_fn(
     axis_name: str | None = None,
     batched: bool | None = None,
     **settings: Any,
-) -> pure.TrainFunction:
+) -> seeds.TrainFunction:
     """A run as a pure function, for `jax.jit` and `jax.vmap`: it writes no files.
 
     Args:
@@ -80,7 +80,7 @@ def train_fn(
             program, each as it is alone (None: together unless on a processor).
 
     Returns:
-        `run(seed, settings={}) -> mbx.training.pure.Trained`. seed, and settings by full names,
+        `run(seed, settings={}) -> mbx.training.seeds.Trained`. seed, and settings by full names,
         `{"optimizer.learning_rate": rate}`, may be traced.
 
     Raises:
@@ -90,7 +90,7 @@ def train_fn(
         >>> run = mbx.train_fn("gymnax:Pendulum-v1", steps=5_000)  # doctest: +SKIP
         >>> trained = jax.jit(jax.vmap(run))(jnp.arange(4))  # doctest: +SKIP
     """
-    return pure.make_train(_settings(environment, config, steps, settings), axis_name, batched)
+    return seeds.make_train(_settings(environment, config, steps, settings), axis_name, batched)
 
 
 def _settings(

@@ -11,7 +11,7 @@ import sys
 import mbx
 from mbx import files
 from mbx.config import extensions
-from mbx.training import memory
+from mbx.fast import allocator
 
 _JOBS = {
     "Train": ("train", "sweep"),
@@ -56,7 +56,7 @@ def start() -> None:
     """
     from absl import logging
 
-    memory.keep_freed_pages()
+    allocator.keep_freed_pages()
     faulthandler.enable()
     logging.use_absl_handler()
     logging.set_verbosity(logging.FATAL)

@@ -11,9 +11,9 @@ from mbx.agents.dreamer import diagnostics as dreamer_looks
 from mbx.agents.dreamer.settings import Settings as Dreamer
 from mbx.agents.tdmpc import diagnostics as tdmpc_looks
 from mbx.agents.tdmpc.settings import Settings as Tdmpc
-from mbx.fast import compiler
+from mbx.fast import allocator, compiler
 from mbx.settings import describe
-from mbx.training import build, job, loop, memory, seeds, sharding
+from mbx.training import build, job, loop, seeds, sharding
 from mbx.training.environments import make_environment
 from mbx.training.state import make_schedule
 from tests.faults.small import small_config
@@ -89,7 +89,7 @@ def test_temporary_memory_in_pieces_that_a_thread_keeps():
     (limit,) = set(pieces.items()) - set(usual.items())
     assert set(usual.items()) < set(pieces.items())
     assert limit[0] == "xla_multiheap_size_constraint_per_heap"
-    assert limit[1] < memory._PIECE == 64 * 2**20
+    assert limit[1] < allocator._PIECE == 64 * 2**20
     mesh = jax.make_mesh((1,), ("data",))
     assert sharding.Partition(mesh).training == usual
     assert sharding.Partition(mesh, pieces=True).training == pieces

@@ -44,9 +44,25 @@ def specs_of(name):
 def test_every_configuration_starts_with_every_action_repeat(name, repeat):
     config = config_of(name)
     for spec in specs_of(name):
-        schedule = make_schedule(build.read(config), spec._replace(action_repeat=repeat))
+        spec = spec._replace(action_repeat=repeat)
+        schedule = make_schedule(build.read(config).for_task(spec), spec)
         assert schedule.seed_steps == config["train"]["seed_steps"] // repeat
         assert schedule.ratio > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_every_configuration_each_schedule_moves(name):
+    """The seed phase ends, updates follow, and stored targets are made again within the run."""
+    settings = build.read(config_of(name))
+    for spec in specs_of(name):
+        chosen = settings.for_task(spec)
+        schedule = make_schedule(chosen, spec)
+        steps = chosen.train.steps // spec.action_repeat
+        assert schedule.seed_steps < steps // 2
+        updates = schedule.pretrain_updates + (steps - schedule.seed_steps) * schedule.ratio
+        assert updates > 1_000
+        if every := schedule.reanalyze_interval:
+            assert updates / every > 10 and schedule.reanalyze_min_step < steps // 2
 
 
 @pytest.mark.parametrize("name", NAMES)

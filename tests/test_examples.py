@@ -187,7 +187,7 @@ def test_the_configuration_of_own_environment_fits_it():
     config = own_environment.configuration()
     environment = make_environment(config, config["env"]["num_envs"], seed=0)
     agent = build.build_agent(config, environment.spec)
-    make_schedule(build.read(config), environment.spec)
+    make_schedule(build.read(config).for_task(environment.spec), environment.spec)
     assert agent.example_row()["obs"].shape == (2,) and environment.spec.episode_length == 100
     by_its_file = envs.make(f"jax:{EXAMPLES}/own_environment.py:rail", 2)
     assert by_its_file.spec.obs_shape == (2,)

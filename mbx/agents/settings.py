@@ -300,7 +300,7 @@ class RunSettings(abc.ABC):
         """Whether an update asks each of several cores for more memory than a thread keeps, 64 MB.
 
         Such a program is faster with its memory in pieces, and is compiled at every start
-        (`mbx.training.memory`).
+        (`mbx.fast.allocator`).
         """
         return False
 

@@ -5,7 +5,7 @@ On a CPU, XLA hands sums and maxima, with the arithmetic in front of them, to a 
 loops are faster: the default's train interval takes two thirds of the time with them. Matrix
 products stay the library's. Those loops take vectors of 512 bits where the processor has them;
 XLA's own choice is 256. On several devices of one processor a large program asks for its temporary
-memory in blocks that the C library keeps for the thread of each (`mbx.training.memory`); it cannot
+memory in blocks that the C library keeps for the thread of each (`mbx.fast.allocator`); it cannot
 be written to the cache of compiled programs then. A run's first state is made once, in
 milliseconds: XLA's older way of writing loops makes the same numbers of it and compiles in two
 thirds of the time.

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx.agents.base import Ahead, Episodes
+from mbx.agents.base import Episodes
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, random_actions
 from mbx.fast import collectives, rng
 from mbx.training.sharding import ONE_DEVICE, Partition
@@ -72,10 +72,8 @@ def make_evaluate(
     partition: Partition = ONE_DEVICE,
     *,
     record: bool = False,
-) -> Ahead:
+) -> Callable[[Any, Array], Evaluation]:
     """`evaluate(train_state, key) -> Evaluation`: one episode in each of the environments.
-
-    Of a single process it can be compiled ahead, which gives `Evaluation.episodes` abstractly.
 
     Args:
         act, init_actor: an agent's own (`mbx.agents.base.Agent`).
@@ -86,6 +84,12 @@ def make_evaluate(
     if isinstance(environment, JaxEnvironment):
         return _make_fused(act, init_actor, environment, partition, record)
     return _make_host(act, init_actor, environment, partition, record)
+
+
+def evaluation_key(key: Array, interval: int) -> Array:
+    """The key of the evaluation after an interval, from the run's key, whose other streams it does
+    not touch."""
+    return jax.random.fold_in(jax.random.fold_in(key, 0xE7A1), interval)
 
 
 def make_random(environment: JaxEnvironment | HostEnvironment) -> Callable[[Array], Evaluation]:
@@ -203,18 +207,14 @@ def _make_fused(
     environment: JaxEnvironment,
     partition: Partition,
     record: bool,
-) -> Ahead:
+) -> Callable[[Any, Array], Evaluation]:
     episodes = make_episodes(act, init_actor, environment, partition, record=record)
     compiled = partition.compile(episodes)
 
     def evaluate(train: Any, key: Array) -> Evaluation:
         return as_evaluation(jax.device_get(compiled(train, key)), environment)
 
-    def ahead(train: Any, key: Any) -> Episodes | None:
-        compiled.lower(train, key).compile()
-        return as_evaluation(jax.eval_shape(compiled, train, key), environment).episodes
-
-    return Ahead(evaluate, ahead)
+    return evaluate
 
 
 def _place_of(tree: Any) -> jax.sharding.Sharding | None:
@@ -234,7 +234,7 @@ def _make_host(
     environment: HostEnvironment,
     partition: Partition,
     record: bool,
-) -> Ahead:
+) -> Callable[[Any, Array], Evaluation]:
     num, longest = environment.num_envs, environment.spec.episode_length
     seen = seen_steps(longest)
     # Cores divide the episodes; the devices of several processes each play their process's own.
@@ -290,22 +290,4 @@ def _make_host(
         found = partition.gathered(total), partition.gathered(length), metrics, kept
         return as_evaluation(found, environment)
 
-    def ahead(train: Any, key: Any) -> Episodes | None:
-        shape, spec = jax.ShapeDtypeStruct, environment.spec
-        obs = shape((num, *spec.obs_shape), spec.obs_dtype)
-        flags = shape((num,), bool)
-        actor = jax.eval_shape(lambda: init_actor(num))
-        actor = jax.tree.map(lambda x, on: x.update(sharding=on), actor, places(train, actor))
-        evaluation.lower(train, actor, obs, flags, key).compile()
-        if not record:
-            return None
-        return Episodes(
-            rewards=shape((longest, num), np.float32),
-            lengths=shape((num,), np.int32),
-            terminated=flags,
-            steps=seen,
-            obs=shape((len(seen), *obs.shape), obs.dtype),
-            last_obs=obs,
-        )
-
-    return Ahead(evaluate, ahead)
+    return evaluate

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 
 from mbx import envs
 from mbx.agents.settings import RunSettings
@@ -17,9 +18,9 @@ from mbx.files import atomic_write
 FOLDER = "inputs"
 
 
-def check(settings: RunSettings, log_dir: str) -> None:
-    """Raise ValueError where the run in `log_dir` began with other files than `settings` name."""
-    for name, path in settings.files().items():
+def check(files: Mapping[str, str], log_dir: str) -> None:
+    """Raise ValueError where the run in `log_dir` began with other files than these, by setting."""
+    for name, path in files.items():
         copy = _copy(log_dir, name, path)
         if os.path.exists(copy) and _content(copy) != _content(path):
             raise ValueError(
@@ -28,9 +29,9 @@ def check(settings: RunSettings, log_dir: str) -> None:
             )
 
 
-def keep(settings: RunSettings, log_dir: str) -> None:
-    """Copy the files that `settings` name into a run directory."""
-    for name, path in settings.files().items():
+def keep(files: Mapping[str, str], log_dir: str) -> None:
+    """Copy the files that settings name into a run directory."""
+    for name, path in files.items():
         copy = _copy(log_dir, name, path)
         if not os.path.exists(copy):
             os.makedirs(os.path.dirname(copy), exist_ok=True)

@@ -16,11 +16,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -30,17 +30,16 @@ from mbx import replay
 from mbx.agents.base import Agent, Diagnostics
 from mbx.agents.settings import RunSettings, Train
 from mbx.config import load as load_configuration
+from mbx.envs.base import JaxEnvironment
+from mbx.fast import allocator
 from mbx.files import sole_writer
 from mbx.settings import flatten, to_dict
 from mbx.training import (
-    ahead,
     build,
     datasets,
-    environments,
     evaluation,
     inputs,
     loop,
-    memory,
     notices,
     record,
     resume,
@@ -49,32 +48,21 @@ from mbx.training import (
     seeds,
     sinks,
     specs,
-    transfer,
     trust,
 )
 from mbx.training.checkpoint import Checkpointer, load_settings
 from mbx.training.environments import evaluation_environment, make_environment, opened
+from mbx.training.evaluation import evaluation_key
 from mbx.training.faults import Faults
 from mbx.training.interrupt import Interrupt
-from mbx.training.job import (
-    Job,
-    begin,
-    fresh_state,
-    host_snapshots,
-    make_state,
-    prepare,
-    rare_collections,
-    whole_interval,
-)
-from mbx.training.job import matmul_precision as matmul_precision
+from mbx.training.job import Job, begin, fresh_state, host_snapshots, initial_state, prepare
 from mbx.training.metrics import NoLogger, RunLogger, atomic_write, read_rows
-from mbx.training.state import LoopState
+from mbx.training.sharding import matmul_precision as matmul_precision
+from mbx.training.sharding import require_float32
+from mbx.training.state import Intervals, LoopState
 from mbx.world_model import count_parameters
 
 Config = build.Config
-
-# Folded into the run's key for evaluations, whose random stream is not training's.
-_EVALUATION = 0xE7A1
 
 
 class Result(NamedTuple):
@@ -114,19 +102,20 @@ class Result(NamedTuple):
 
 
 class SeedRun(NamedTuple):
-    """One seed's directory, log and best checkpoint."""
+    """One seed's directory, log, best checkpoint, and the faults of its environments."""
 
     workdir: str
     logger: RunLogger | NoLogger
     best: Checkpointer
+    faults: Faults
 
 
 def set_up_jax(path: str | None = None) -> None:
     """Keep compiled programs in the user's cache directory, so that the next start is quick.
 
-    In a command, also have a CPU's programs run inline (`memory.dispatch_inline`).
+    In a command, also have a CPU's programs run inline (`allocator.dispatch_inline`).
     """
-    memory.dispatch_inline()
+    allocator.dispatch_inline()
     if path is None:
         root = os.environ.get("XDG_CACHE_HOME", os.path.join(os.path.expanduser("~"), ".cache"))
         path = os.path.join(root, "mbx", "xla")
@@ -135,9 +124,21 @@ def set_up_jax(path: str | None = None) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-def evaluation_key(key: jax.Array, interval: int) -> jax.Array:
-    """The key of the evaluation after an interval, from the run's key."""
-    return jax.random.fold_in(jax.random.fold_in(key, _EVALUATION), interval)
+@contextlib.contextmanager
+def rare_collections() -> Iterator[None]:
+    """Python's collector of garbage looks through new objects after 100,000 of them, not 700.
+
+    Tracing makes millions that live on: looking through them all the time finds nothing and takes
+    a tenth of the processor time to a run's first updates. Higher thresholds, and a collector that
+    is off, are left alone; afterwards all is as before.
+    """
+    before = gc.get_threshold()
+    if before[0]:
+        gc.set_threshold(max(before[0], 100_000), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def train(
@@ -167,26 +168,22 @@ def train(
     """
     started = time.time()
     require_float32()
-    settings = load_configuration(config)
-    workdir = os.path.abspath(workdir)  # an environment may go to another directory
-    settings = transfer.resolve(environments.located(settings))
-    sinks.require_wandb(settings.log)
     set_up_jax()
-    job = prepare(settings)
-    with contextlib.closing(job):
-        return _train(settings, job, workdir, interrupt or Interrupt(), at_end, started)
+    workdir = os.path.abspath(workdir)  # an environment may go to another directory
+    with contextlib.closing(prepare(load_configuration(config))) as job:
+        return _train(job, workdir, interrupt or Interrupt(), at_end, started)
 
 
 def _train(
-    settings: RunSettings,
     job: Job,
     workdir: str,
     interrupt: Interrupt,
     at_end: Callable[[str], None] | None,
     started: float,
 ) -> Result:
+    settings, talk = job.settings, job.partition.is_main_process
     log_dirs = [seed_workdir(job, workdir, i) for i in range(len(job.seeds))]
-    check_before(settings, job, workdir, log_dirs[0])
+    check_before(job, workdir, log_dirs[0])
     job.partition.wait_for_all("checked")
     with (
         rare_collections(),
@@ -194,58 +191,60 @@ def _train(
         interrupt,
         contextlib.ExitStack() as stack,
     ):
-        if job.partition.is_main_process:
+        if talk:
             stack.enter_context(sole_writer(workdir))
             if settings.resume:
-                set_aside_lost_rows(job, workdir, log_dirs)
+                set_aside_lost_rows(job.intervals, workdir, log_dirs)
         job.partition.wait_for_all("ready")
         checkpointer = Checkpointer(workdir, keep=settings.checkpoint.keep)
         stack.callback(checkpointer.close)
-        state, made = begin(settings, job, checkpointer)
+        state, made = begin(job, checkpointer)
         check_steps(settings.train, made, job.intervals.steps)
-        job = job._replace(intervals=job.intervals.going_on(made, settings.train.steps))
+        planned = max(made, job.intervals.planned)
         going = record.Attempt()
-        if job.partition.is_main_process:
+        if talk:
             if at_end is not None:
                 stack.callback(at_end, workdir)
             going = stack.enter_context(record.attempt(workdir, made))
         if len(job.seeds) > 1:
             state = seeds.place(state, seeds.device_mesh(len(job.seeds)))
         changed = resume.changes(settings, log_dirs[0], job.environment.spec) if made else []
-        seed_runs = open_seed_runs(stack, settings, job, workdir, checkpointer)
+        seed_runs = open_seed_runs(stack, job, workdir, checkpointer, made)
         shapes = jax.eval_shape(lambda state: job.share(state, 0), state)
         for one in seed_runs if not made else ():
             describe(one.logger, shapes)
-        if job.partition.is_main_process:
+        if talk:
             if made:
-                notices.resuming(workdir, made, job.intervals.planned, changed)
+                notices.resuming(workdir, made, planned, changed)
             notices.starting()
-            notices.of_task(settings, settings.for_task(job.environment.spec))
+            notices.of_task(settings, job.chosen)
         before = resume.evaluations_before(log_dirs, made) if made else []
         if made:
             interrupt.farewell = f"stopped at {made:,} steps, as saved before"
-        state, evaluations = _drive(
-            settings, job, state, checkpointer, seed_runs, started, interrupt
-        )
+        state, evaluations = _drive(job, state, made, checkpointer, seed_runs, started, interrupt)
         if settings.replay.save:
             for i, one in enumerate(seed_runs):
                 path = os.path.join(one.workdir, "dataset.npz")
                 rows = job.share(state.replay, i)
                 datasets.save(path, rows, task=job.environment.spec.name)
         going.to_step = steps = int(np.max(state.steps)) * job.environment.spec.action_repeat
-        planned = job.intervals.planned
         stopped = interrupt.number if steps < planned else None
         going.outcome = "complete" if stopped is None else f"stopped by signal {stopped}"
-    evaluations = before + evaluations
-    return Result(
-        workdir, steps, evaluations, time.time() - started, planned, stopped, len(job.seeds)
-    )
+    seconds, evaluations = time.time() - started, before + evaluations
+    return Result(workdir, steps, evaluations, seconds, planned, stopped, len(job.seeds))
 
 
-def check_before(settings: RunSettings, job: Job, workdir: str, log_dir: str) -> None:
-    """Raise ValueError where a run cannot do what it is to do; nothing has been written then."""
+def check_before(job: Job, workdir: str, log_dir: str) -> None:
+    """Raise where a run cannot do what it is to do; nothing has been written then.
+
+    Raises:
+        ValueError: for what its directory, its files, memory or disk do not allow.
+        ImportError: for a package that it needs.
+    """
+    settings = job.settings
+    sinks.require_wandb(settings.log)
     rundir.check(to_dict(settings), workdir, log_dir)
-    inputs.check(settings, log_dir)
+    inputs.check(settings.files(), log_dir)
     if settings.replay.save and job.partition.processes > 1:
         raise ValueError(
             f"replay.save=True with {job.partition.processes} processes: rows are saved by runs of "
@@ -254,9 +253,7 @@ def check_before(settings: RunSettings, job: Job, workdir: str, log_dir: str) ->
     rows = job.intervals.planned
     if settings.train.dataset:
         rows = settings.replay.capacity
-    room.check(
-        to_dict(settings), workdir, abstract_state(settings, job), rows, devices=job.partition.size
-    )
+    room.check(to_dict(settings), workdir, abstract_state(job), rows, devices=job.partition.size)
 
 
 def check_steps(train: Train, made: int, interval: int) -> None:
@@ -280,23 +277,21 @@ def check_steps(train: Train, made: int, interval: int) -> None:
         )
 
 
-def abstract_state(settings: RunSettings, job: Job) -> LoopState:
+def abstract_state(job: Job) -> LoopState:
     """Shapes of a run's state; nothing is made."""
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), len(job.seeds)))
     key = keys if len(job.seeds) > 1 else jax.eval_shape(lambda keys: keys[0], keys)
-    parts = job.initial_state, job.environment, settings.seed
-    return jax.eval_shape(lambda key: make_state(*parts, key, job.partition), key)
+    return jax.eval_shape(functools.partial(fresh_state, job), key)
 
 
-def set_aside_lost_rows(job: Job, workdir: str, log_dirs: list[str]) -> None:
+def set_aside_lost_rows(intervals: Intervals, workdir: str, log_dirs: list[str]) -> None:
     """Before resuming: where there is no checkpoint, put rows aside that are made again.
 
     Raises ValueError where there must have been one.
     """
     if Checkpointer.saved_steps(workdir):
         return
-    intervals = job.intervals
-    first = intervals.at(min(intervals.checkpoint_every, intervals.number))
+    first = min(intervals.checkpoint_every, intervals.number) * intervals.steps
     for log_dir in log_dirs:
         rundir.check_rows(log_dir, first, intervals.planned)
     for log_dir in log_dirs:
@@ -309,27 +304,23 @@ def seed_workdir(job: Job, workdir: str, index: int) -> str:
 
 
 def open_seed_runs(
-    stack: contextlib.ExitStack,
-    settings: RunSettings,
-    job: Job,
-    workdir: str,
-    checkpointer: Checkpointer,
+    stack: contextlib.ExitStack, job: Job, workdir: str, checkpointer: Checkpointer, made: int
 ) -> list[SeedRun]:
     """Logs and best checkpoints of the run's seeds, closed with the stack."""
-    intervals, seed_runs = job.intervals, []
+    settings, seed_runs = job.settings, []
     for i, seed in enumerate(job.seeds):
         path = seed_workdir(job, workdir, i)
         logger = NoLogger(path)
         if job.partition.is_main_process:
-            inputs.keep(settings, path)
+            inputs.keep(settings.files(), path)
             trust.remember(settings.env.name)
             specs.save(job.environment.spec, path)
             logger = RunLogger(
                 path,
                 config=to_dict(dataclasses.replace(settings, seed=seed, num_seeds=1)),
                 log=settings.log,
-                resume_step=intervals.behind or None,
-                progress_total=intervals.planned,
+                resume_step=made or None,
+                progress_total=max(made, job.intervals.planned),
                 quiet=i > 0,
                 label=f"seed {seed}" if len(job.seeds) > 1 else "",
             )
@@ -338,18 +329,18 @@ def open_seed_runs(
         if path != workdir:
             best = Checkpointer(path, keep=settings.checkpoint.keep)
             stack.callback(best.close)
-        if intervals.behind:
+        if made:
             rows = read_rows(os.path.join(path, "metrics.jsonl"))
             scores = [row["return_mean"] for row in rows if row.get("return_mean") is not None]
-            best.resume_at(intervals.behind, max(scores, default=None))
-        seed_runs.append(SeedRun(path, logger, best))
+            best.resume_at(made, max(scores, default=None))
+        seed_runs.append(SeedRun(path, logger, best, Faults(job.environment.spec.name)))
     return seed_runs
 
 
 def _drive(
-    settings: RunSettings,
     job: Job,
     state: LoopState,
+    made: int,
     checkpointer: Checkpointer,
     seed_runs: list[SeedRun],
     started: float,
@@ -358,41 +349,32 @@ def _drive(
     """All intervals that are left, with their logs, evaluations and checkpoints."""
     intervals, repeat = job.intervals, job.environment.spec.action_repeat
     evaluations: list[tuple[int, float]] = []
-    talk = job.partition.is_main_process
-    faults = [Faults(job.environment.spec.name) for _ in seed_runs]
-    minutes, learned, saved = settings.checkpoint.minutes, intervals.behind > 0, time.monotonic()
-    compiling: Future[None] | None = None
+    learned, saved, steps = made > 0, time.monotonic(), made
+    minutes = job.settings.checkpoint.minutes
+    job = job._replace(interval=noticed(job))
+
+    def save(number: int) -> None:
+        meta = {"interval": number, "host": host_snapshots(job)}
+        checkpointer.save(steps, state, meta)
+
     with interrupt:
-        for i in range(intervals.first, intervals.number):
-            began = time.time()
-            final = i + 1 == intervals.number
-            compiled = notices.compiling(
-                "the train step", talk and i == intervals.first, not job.partition.pieces
-            )
+        for i in range(made // intervals.steps, intervals.number):
+            began, before, final = time.time(), steps, i + 1 == intervals.number
+            until = (i + 1) * intervals.steps
             go_on = functools.partial(_pretraining, job, seed_runs, interrupt, final)
-            state, sums = whole_interval(job, state, go_on, compiled)
+            state, sums = job.advance(state, until // repeat, go_on)
             interrupt.unsaved = True
             steps = int(np.max(state.steps)) * repeat
-            if steps < intervals.at(i + 1):  # stopped in what a resumed run had left to make
-                checkpointer.save(steps, state, {"interval": i, "host": host_snapshots(job)})
+            if steps < until:  # stopped in a pretraining within the interval
+                save(i)
                 break
+            seconds = dict(seconds=time.time() - started)
+            seconds["steps_per_second"] = (steps - before) / (time.time() - began)
             for index, one in enumerate(seed_runs):
-                metrics = loop.summarise(job.share(sums, index))
-                metrics["steps_per_second"] = intervals.steps / (time.time() - began)
-                metrics["agent_steps"] = steps // repeat
-                metrics["seconds"] = time.time() - started
-                one.logger.log("train", steps, metrics)
-                log_ended(one.logger, job, job.share(sums, index), steps)
-                if settings.train.check_finite:
-                    check_finite(metrics, steps, settings)
-                if job.agent.check is not None:
-                    job.agent.check(metrics)
-                faults[index].see(metrics, steps)
+                log_interval(job, one, job.share(sums, index), steps, seconds)
             if job.evaluate and (final or (i + 1) % intervals.eval_every == 0):
-                if compiling is not None:
-                    compiling.result()
-                new = compiling is None and not evaluations
-                with notices.compiling("the evaluation", talk and new):
+                talk = job.partition.is_main_process and not evaluations
+                with notices.compiling("the evaluation", talk):
                     means = evaluate_seeds(job, state, i, steps, seed_runs, started)
                 evaluations.append((steps, float(np.mean(means))))
             stop = final or job.partition.agreed(interrupt.requested)
@@ -401,14 +383,24 @@ def _drive(
             late = first or time.monotonic() - saved > 60 * minutes
             due = stop or (i + 1) % intervals.checkpoint_every == 0
             if due or (minutes and job.partition.agreed(bool(late))):
-                meta = {"interval": i + 1, "host": host_snapshots(job)}
-                checkpointer.save(steps, state, meta)
+                save(i + 1)
                 saved = time.monotonic()
             if stop:
                 break
-            if learned and compiling is None and not evaluations and ahead.possible(job):
-                compiling = ahead.start(job, state, settings.matmul_precision, talk=talk)
     return state, evaluations
+
+
+def noticed(job: Job) -> loop.Interval:
+    """`Job.interval`, whose first call says that it compiles and how long that took."""
+    talk, kept = job.partition.is_main_process, not job.partition.pieces
+    first = contextlib.ExitStack()
+    first.enter_context(notices.compiling("the train step", talk, kept))
+
+    def interval(state: LoopState, until: int) -> tuple[LoopState, dict[str, Any]]:
+        with first.pop_all():
+            return job.interval(state, until)
+
+    return interval
 
 
 def _pretraining(
@@ -423,9 +415,27 @@ def _pretraining(
     resumed run would have no interval left to make the rest in."""
     interrupt.unsaved = True
     of = job.schedule.pretrain_updates
-    for index, one in enumerate(seed_runs):
+    for index, one in enumerate(seed_runs if left < of else ()):
         one.logger.show_pretraining(loop.summarise(job.share(found, index)), of - left, of)
     return final or not job.partition.agreed(interrupt.requested)
+
+
+def log_interval(
+    job: Job, one: SeedRun, sums: Mapping[str, Any], steps: int, times: Mapping[str, float]
+) -> None:
+    """Log what one seed came to in the interval before `steps`.
+
+    Raises FloatingPointError for a loss or an environment that is not finite any more.
+    """
+    metrics = loop.summarise(sums) | dict(times)
+    metrics["agent_steps"] = steps // job.environment.spec.action_repeat
+    one.logger.log("train", steps, metrics)
+    log_ended(one.logger, job, sums, steps)
+    if job.settings.train.check_finite:
+        check_finite(metrics, steps, job.settings)
+    if job.agent.check is not None:
+        job.agent.check(metrics)
+    one.faults.see(metrics, steps)
 
 
 def log_ended(logger: RunLogger | NoLogger, job: Job, sums: Mapping[str, Any], steps: int) -> None:
@@ -503,6 +513,7 @@ def load(
         settings = load_settings(workdir)
         trust.check(settings.env.name, workdir, trusted)
         with opened(evaluation_environment(settings, 1, seed=0)) as environment:
+            chosen = settings.for_task(environment.spec)
             agent = build.build_agent(settings, environment.spec)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
@@ -516,22 +527,13 @@ def load(
     else:
         # Made here: what checks an environment runs it, which it cannot inside of a trace.
         with opened(make_environment(settings, settings.env.num_envs, seed=0)) as environment:
-            full = jax.eval_shape(
-                lambda: fresh_state(agent, environment, settings, jax.random.key(0))
-            )
+            obs = () if isinstance(environment, JaxEnvironment) else (environment.reset(0),)
+            make = initial_state(agent, environment, chosen)
+            full = jax.eval_shape(make, jax.random.key(0), *obs)
         step = None if which == "latest" else int(which)
         train_state = checkpointer.restore(full, step=step)[0].train
     checkpointer.close()
     return agent, train_state, settings
-
-
-def require_float32() -> None:
-    """Raise ValueError where JAX makes 64-bit numbers, which the programs are not written for."""
-    if jax.config.jax_enable_x64:
-        raise ValueError(
-            "JAX_ENABLE_X64 is on: runs are in float32; unset it, or set "
-            "jax.config.update('jax_enable_x64', False)"
-        )
 
 
 def check_finite(metrics: Mapping[str, float], steps: int, settings: RunSettings) -> None:

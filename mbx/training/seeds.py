@@ -1,34 +1,73 @@
-"""Several seeds of one configuration in one compiled program: `--config.num_seeds=8`.
+"""Several runs of one configuration in one program: seeds with a log each, or a pure function.
 
-Every seed is the run that it would be alone, with the same keys. What differs lies along a leading
-axis `[S]` of every leaf, and is divided among the devices there are (the command makes every
-processor core one). An accelerator batches its seeds with `vmap`; a processor core, which has
-nothing left over for a batch, takes its seeds one after another inside the same program.
+`--config.num_seeds=8` trains eight seeds side by side, each the run that it would be alone, with
+the same keys. `mbx.train_fn` gives a run as a pure function of its seed and of numeric settings:
+
+    run = mbx.train_fn("gymnax:Pendulum-v1", "tdmpc", steps=5_000)
+    rates = jnp.array([3e-4, 1e-3])
+    many = jax.jit(jax.vmap(jax.vmap(run, in_axes=(None, 0)), in_axes=(0, None)))
+    trained = many(jnp.arange(4), {"optimizer.learning_rate": rates})     # leaves [4, 2, ...]
+
+Both are a `vmap`. Under it an accelerator batches its runs. A processor core, which has nothing
+left over for a batch, makes them one after another inside the same program (`in_turn`), each bit
+for bit as it is alone. Seeds are divided among the devices there are (the command makes every
+processor core one).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mbx.agents.base import Agent
+from mbx.agents.settings import RunSettings
 from mbx.envs.base import JaxEnvironment
 from mbx.fast import compiler
-from mbx.training import learning, loop
-from mbx.training.evaluation import Evaluation, as_evaluation, make_episodes
-from mbx.training.sharding import available_cores
-from mbx.training.state import LoopState, Schedule
+from mbx.settings import flatten, from_dict, inactive, to_dict
+from mbx.training import build, loop
+from mbx.training.environments import evaluation_environment, make_environment
+from mbx.training.evaluation import Evaluation, as_evaluation, evaluation_key, make_episodes
+from mbx.training.sharding import available_cores, matmul_precision, require_float32
+from mbx.training.state import (
+    LoopState,
+    Schedule,
+    init_state,
+    make_intervals,
+    make_schedule,
+    replay_rows,
+)
 
 Array = jax.Array
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Progress, which all seeds share: under `vmap` it must not be batched, or every branch that depends
 # on it would be taken both ways.
 _PROGRESS = ("steps", "update_debt", "updates")
 _AXIS = "devices"
+_SEED = ""  # beside the names of settings
+# What tells that Python looked at a number that is traced; a check of ours names the tracer.
+_LOOKED_AT = (jax.errors.JAXTypeError, jax.errors.JAXIndexError, ValueError)
+
+
+def batches() -> bool:
+    """Whether the default device gains by a batch of runs."""
+    return jax.default_backend() != "cpu"
+
+
+def in_turn(function: F) -> F:
+    """`function`, which `vmap` calls for one after another inside the same program."""
+    return jax.custom_batching.sequential_vmap(function)
+
+
+# -------------------------------------------------------------------------------------------------
+# Seeds with a log each
 
 
 def device_count_for(num_seeds: int, available: int) -> int:
@@ -56,7 +95,7 @@ def place(tree: Any, mesh: jax.sharding.Mesh | None) -> Any:
     """A tree with leaves `[S, ...]`, divided among the devices of `mesh` (None: left alone)."""
     if mesh is None:
         return tree
-    return jax.device_put(tree, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(_AXIS)))
+    return jax.device_put(tree, jax.sharding.NamedSharding(mesh, jax.P(_AXIS)))
 
 
 def pick(tree: Any, index: int) -> Any:
@@ -73,31 +112,34 @@ def make_seeds_interval(
     mesh: jax.sharding.Mesh | None = None,
     batched: bool | None = None,
     quick: bool = False,
-) -> Callable[[LoopState], tuple[LoopState, dict[str, Array]]]:
+) -> loop.Interval:
     """`loop.make_interval` for several seeds: leaves and metrics lead with `[S]`.
 
     Args:
         mesh: devices among which the seeds are divided evenly.
         batched: whether a device takes its seeds together or one after another (None: together
             unless it is a processor).
-        quick: about compiling, on GPUs (`codegen`).
+        quick: about compiling, on GPUs (`compiler`).
     """
-    batched = _batches() if batched is None else batched
+    batched = batches() if batched is None else batched
     axis = "seeds" if batched else None
     step = loop.make_step(agent, environment, schedule, axis)
-    interval = learning.repeated(step, length, schedule)
+    interval = loop.repeated(step, length, schedule)
+    one = interval if batched else in_turn(interval)
 
-    def together(state: LoopState) -> tuple[LoopState, dict[str, Array]]:
-        shared = {name: getattr(state, name)[0] for name in _PROGRESS}
-        return jax.vmap(lambda one: interval(one.replace(**shared)), axis_name=axis)(state)
+    def together(state: LoopState, until: Array) -> tuple[LoopState, dict[str, Array]]:
+        shared = {name: getattr(state, name)[0] for name in _PROGRESS} if batched else {}
+        seeds = jax.vmap(lambda state: one(state.replace(**shared), until), axis_name=axis)
+        return seeds(state)
 
-    def in_turn(state: LoopState) -> tuple[LoopState, dict[str, Array]]:
-        return jax.lax.map(interval, state)
+    divided = _divided(together, mesh, jax.P())
 
-    divided = _divided(together if batched else in_turn, mesh)
-
-    def train_interval(state: LoopState) -> tuple[LoopState, dict[str, Array]]:
-        return divided(state)
+    def train_interval(
+        state: LoopState, until: Array | None = None
+    ) -> tuple[LoopState, dict[str, Array]]:
+        if until is None:
+            until = state.steps[0] + length * environment.num_envs
+        return divided(state, until)
 
     options = compiler.for_training(jax.default_backend(), quick)
     return jax.jit(train_interval, donate_argnums=0, compiler_options=options)
@@ -116,17 +158,12 @@ def make_seeds_evaluate(
     record: as `evaluation.make_evaluate`.
     """
     episodes = make_episodes(act, init_actor, environment, record=record)
-
-    def all_seeds(inputs: tuple[Any, Array]) -> tuple:
-        if _batches():
-            return jax.vmap(episodes)(*inputs)
-        return jax.lax.map(lambda one: episodes(*one), inputs)
-
-    divided = _divided(all_seeds, mesh)
+    seeds = jax.vmap(episodes if batches() else in_turn(episodes))
+    divided = _divided(seeds, mesh, jax.P(_AXIS))
 
     @functools.partial(jax.jit, compiler_options=compiler.for_once(jax.default_backend()))
     def evaluation(train: Any, keys: Array) -> tuple:
-        return divided((train, keys))
+        return divided(train, keys)
 
     def evaluate(train: Any, keys: Array) -> list[Evaluation]:
         found = jax.device_get(evaluation(train, place(keys, mesh)))
@@ -135,13 +172,214 @@ def make_seeds_evaluate(
     return evaluate
 
 
-def _batches() -> bool:
-    return jax.default_backend() != "cpu"
-
-
-def _divided(function: Callable[[Any], Any], mesh: jax.sharding.Mesh | None) -> Callable:
-    """`function` of leaves `[S, ...]`, each device of `mesh` with its share of them."""
+def _divided(function: Callable, mesh: jax.sharding.Mesh | None, second: jax.P) -> Callable:
+    """`function` of a tree `[S, ...]` and something else, each device of `mesh` with its share."""
     if mesh is None:
         return function
-    split = jax.sharding.PartitionSpec(_AXIS)
-    return jax.shard_map(function, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
+    split = jax.P(_AXIS)
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=(split, second), out_specs=split, check_vma=False
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# A run as a pure function
+
+
+class Trained(NamedTuple):
+    """What a run came to.
+
+    Attributes:
+        state: the train state at its end.
+        metrics: means over each of N logging intervals by name, `[N]`; NaN where there was nothing
+            to average (no update yet, no episode's end).
+        returns, lengths: of the `eval.episodes` episodes of an evaluation at the end, `[E]`.
+    """
+
+    state: Any
+    metrics: dict[str, Array]
+    returns: Array
+    lengths: Array
+
+
+TrainFunction = Callable[..., Trained]
+
+
+def make_train(
+    base: RunSettings, axis_name: str | None = None, batched: bool | None = None
+) -> TrainFunction:
+    """`run(seed, settings={}) -> Trained`, pure; seed and settings may be traced.
+
+    Args:
+        base: settings of the run, whose environment has to be written in JAX.
+        axis_name: of a `vmap` that the function will be under, where seeds make their passes over
+            stored planner targets in step; else it is slower there, with the same result. Runs
+            are made together then.
+        batched: whether a `vmap` makes its runs together or one after another (None: together
+            unless on a processor). A batch rounds otherwise, and where a planner chooses among
+            candidates of equal value that grows: only runs made one after another are those that
+            they are alone.
+
+    Returns:
+        The function. Its `settings` are numbers (`[n]` where a setting is several) by their full
+        names ("optimizer.learning_rate") in the agent's own sections. It raises ValueError for what
+        is no such number, and for a traced one that decides what the program holds.
+
+    Raises:
+        ValueError: for impossible settings, a host environment, several devices; for batched=False
+            with an axis_name.
+    """
+    require_float32()
+    if batched is None:
+        batched = axis_name is not None or batches()
+    elif axis_name is not None and not batched:
+        raise ValueError(
+            f"batched=False with axis_name={axis_name!r}: runs made one after another cannot make "
+            "anything in step; leave one of them out"
+        )
+    several = base.num_seeds > 1 or base.distributed.enabled or base.distributed.cores > 1
+    if several or base.train.dataset or base.train.init_from:
+        raise ValueError(
+            "num_seeds, distributed, train.dataset and train.init_from are for runs with a "
+            "directory: leave them out, seeds go along a vmap here"
+        )
+    if not base.eval.episodes:
+        raise ValueError("eval.episodes=0: the function ends with an evaluation, give it episodes")
+    if base.gpu_compiler != "auto":
+        raise ValueError(
+            f"gpu_compiler={base.gpu_compiler!r} is for runs that mbx compiles: leave it out, and "
+            "give your own jax.jit compiler_options=mbx.fast.compiler.for_training(platform, quick)"
+        )
+    environment = make_environment(base, base.env.num_envs, seed=0)
+    if not isinstance(environment, JaxEnvironment):
+        raise ValueError(
+            f"env.name={base.env.name!r} is stepped in Python: only with an environment written in "
+            "JAX is a run one pure function; use mbx.train"
+        )
+    trials = evaluation_environment(base, base.eval.episodes, seed=0)
+    build.build_agent(base, environment.spec)  # what does not fit is told now
+
+    def whole(seed: Any, settings: RunSettings) -> Trained:
+        agent = build.build_agent(settings, environment.spec)
+        settings = settings.for_task(environment.spec)
+        schedule = make_schedule(settings, environment.spec)
+        intervals = make_intervals(settings, environment.spec.action_repeat)
+        step = loop.make_step(agent, environment, schedule, axis_name)
+        interval = loop.repeated(step, intervals.length, schedule)
+        calls = schedule.calls(environment.num_envs, intervals.length, intervals.number)
+        until, owner = np.array(calls, np.int32).T
+
+        key = jax.random.key(seed)
+        state = init_state(agent, environment, key=key, capacity=replay_rows(settings))
+        state, sums = jax.lax.scan(interval, state, until)
+        sums.pop("ended")
+        of_intervals = functools.partial(
+            jax.ops.segment_sum, segment_ids=owner, num_segments=intervals.number
+        )
+        metrics = averaged(jax.tree.map(of_intervals, sums))
+        episodes = make_episodes(agent.act, agent.init_actor, trials)
+        returns, lengths, *_ = episodes(state.train, evaluation_key(key, intervals.number - 1))
+        return Trained(state.train, metrics, returns, lengths)
+
+    def run(seed: Any, settings: Mapping[str, Any] | None = None) -> Trained:
+        given = dict(settings or {})
+        traced = {n: x for n, x in given.items() if isinstance(x, jax.core.Tracer)}
+        if isinstance(seed, jax.core.Tracer):
+            traced[_SEED] = seed
+
+        def one(traced: Mapping[str, Any]) -> Trained:
+            now = {_SEED: seed} | given | dict(traced)
+            return whole(now.pop(_SEED), with_numbers(base, now))
+
+        if traced and not batched:
+            one = in_turn(one)
+        with matmul_precision(base.matmul_precision):
+            try:
+                return one(traced)
+            except _LOOKED_AT as error:
+                if isinstance(error, ValueError) and "Tracer" not in str(error):
+                    raise
+                if not (found := _constants(whole, base, given)):
+                    raise
+                raise ValueError(
+                    f"{found[0]} is traced, but its value decides what the program holds: give it "
+                    "to train_fn, and make one function a value"
+                ) from error
+
+    return run
+
+
+def averaged(sums: Mapping[str, Any]) -> dict[str, Array]:
+    """`loop.summarise` as arrays: means over updates, passes and episodes, NaN over none."""
+
+    def mean(total: Array, count: Array | None) -> Array:
+        if count is None:
+            return jnp.asarray(total, jnp.float32)
+        return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan)
+
+    return {name: mean(x, of) for name, x, of in loop.fractions(sums)}
+
+
+def with_numbers(base: RunSettings, given: Mapping[str, Any]) -> RunSettings:
+    """The settings with other numbers, which may be traced.
+
+    Raises:
+        ValueError: for what is no number of the agent's own sections, or has no effect; for one out
+            of range where it is not traced.
+    """
+    values, idle = dict(flatten(to_dict(base))), inactive(base)
+    common = {field.name for field in dataclasses.fields(RunSettings)}
+    for name in given:
+        if name not in values:
+            close = difflib.get_close_matches(name, values, n=3)
+            raise ValueError(f"{name} is not a setting: did you mean one of {close}?")
+        if name.partition(".")[0] in common or not _is_number(values[name]):
+            raise ValueError(
+                f"{name} is fixed where the function is made: give it to train_fn; only numbers of "
+                "the agent's own sections that are no counts may follow"
+            )
+        if name in idle:
+            raise ValueError(f"{name} has no effect here: it needs {idle[name]}; leave it out")
+    fixed = {name: x for name, x in given.items() if not isinstance(x, jax.Array)}
+    nested: dict[str, Any] = {}
+    for name, x in fixed.items():
+        *path, last = name.split(".")
+        inside = nested
+        for part in path:
+            inside = inside.setdefault(part, {})
+        inside[last] = x
+    settings = from_dict(base, nested, check_effects=False) if nested else base
+    for name, x in given.items():
+        if name not in fixed:
+            several = isinstance(values[name], tuple)
+            settings = _replaced(settings, name.split("."), tuple(x) if several else x)
+    return settings
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a setting is a real number, or several."""
+    several = value if isinstance(value, tuple) else (value,)
+    return bool(several) and all(isinstance(one, float) for one in several)
+
+
+def _replaced(settings: Any, path: list[str], value: Any) -> Any:
+    name, *rest = path
+    inner = _replaced(getattr(settings, name), rest, value) if rest else value
+    return dataclasses.replace(settings, **{name: inner})
+
+
+def _constants(
+    whole: Callable[[Any, RunSettings], Trained], base: RunSettings, given: Mapping[str, Any]
+) -> list[str]:
+    """The given settings that a program cannot be traced with."""
+    found = []
+    for name in given:
+
+        def alone(x: Array, name: str = name) -> Trained:
+            return whole(0, with_numbers(base, {name: x}))
+
+        try:
+            jax.eval_shape(alone, jax.ShapeDtypeStruct(jnp.shape(given[name]), jnp.float32))
+        except _LOOKED_AT:
+            found.append(name)
+    return found

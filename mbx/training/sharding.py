@@ -12,22 +12,24 @@ This file is the only one that knows of devices and processes (besides `mbx.trai
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from mbx.agents.settings import Distributed, RunSettings
-from mbx.fast import collectives, compiler
-from mbx.training import memory
-from mbx.training.checkpoint import load_config
+from mbx.fast import allocator, collectives, compiler
+from mbx.files import read_json
 from mbx.training.state import LoopState
+
+if TYPE_CHECKING:
+    from mbx.agents.settings import Distributed, RunSettings
 
 Array = jax.Array
 
@@ -45,7 +47,7 @@ class Partition:
     quick: bool = False  # about compiling what trains, on GPUs
     cores: bool = False  # whether its devices are the cores of a CPU
     alike: bool = False  # whether they cannot divide the environments: every core holds all
-    pieces: bool = False  # whether its programs ask for memory in pieces (`memory.keep_pieces`)
+    pieces: bool = False  # whether its programs ask for memory in pieces (`mbx.fast.allocator`)
 
     @property
     def size(self) -> int:
@@ -200,10 +202,8 @@ class Partition:
         def inside(*args: Any) -> Any:
             mesh = jax.sharding.use_abstract_mesh(abstract)
             gathering = collectives.sharded_parameters(self.size if self.fsdp else 1)
-            alike, apart = (
-                collectives.replicated_states(self.alike),
-                collectives.data_parallel(not self.fsdp),
-            )
+            alike = collectives.replicated_states(self.alike)
+            apart = collectives.data_parallel(not self.fsdp)
             with mesh, apart, gathering, alike:
                 return function(*args)
 
@@ -258,6 +258,25 @@ class Partition:
             multihost_utils.sync_global_devices(what)
 
 
+def require_float32() -> None:
+    """Raise ValueError where JAX makes 64-bit numbers, which the programs are not written for."""
+    if jax.config.jax_enable_x64:
+        raise ValueError(
+            "JAX_ENABLE_X64 is on: runs are in float32; unset it, or set "
+            "jax.config.update('jax_enable_x64', False)"
+        )
+
+
+def matmul_precision(precision: str) -> contextlib.AbstractContextManager:
+    """The context in which a run's programs are traced: how exact float32 products are.
+
+    "default" leaves that to the device: a GPU may use tf32 and a TPU bfloat16, a CPU is exact.
+    """
+    if precision == "default":
+        return contextlib.nullcontext()
+    return jax.default_matmul_precision(precision)
+
+
 def _tracing() -> bool:
     """Whether a program is being traced, which all that is made here becomes a part of."""
     return isinstance(jax.device_put(np.int32(0)), jax.core.Tracer)
@@ -306,8 +325,9 @@ def use_cores(settings: RunSettings, workdir: str) -> RunSettings:
     asked = settings.distributed.cores
     if settings.distributed.enabled or settings.num_seeds > 1:
         return settings
-    if settings.resume and not asked and os.path.exists(os.path.join(workdir, "config.json")):
-        asked = load_config(workdir).get("distributed", {}).get("cores", 0) or 1
+    path = os.path.join(workdir, "config.json")
+    if settings.resume and not asked and os.path.exists(path):
+        asked = read_json(path).get("distributed", {}).get("cores", 0) or 1
     count = asked or cores_for(settings, available_cores())
     jax.config.update("jax_num_cpu_devices", count)
     if (platform := jax.default_backend()) != "cpu":
@@ -375,7 +395,7 @@ def make_partition(settings: RunSettings, on: Sequence[jax.Device] | None = None
                 "set distributed.cores=1"
             )
         mesh = jax.make_mesh((cores,), (_AXIS,), axis_types=auto, devices=own)
-        pieces = settings.large_updates() and memory.keep_pieces()
+        pieces = settings.large_updates() and allocator.keep_pieces()
         alike = settings.env.num_envs % cores > 0
         return Partition(mesh, cores=True, alike=alike, pieces=pieces)
     devices = jax.device_count() if on is None else len(on)

@@ -1,4 +1,4 @@
-"""What a run is made of while it runs: its state, and the schedule that says what happens when.
+"""What a run is while it runs: its state, and the schedule that says what happens when.
 
 Everything that depends on progress (random seed phase, pretraining, update-to-data ratio,
 reanalyze interval) is arithmetic on counters in the state, so that a resumed run continues bit for
@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mbx import replay
 from mbx.agents.base import Agent
-from mbx.agents.settings import RunSettings
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, strongly_typed
 from mbx.fast import rng
 from mbx.types import Record
+
+if TYPE_CHECKING:
+    from mbx.agents.settings import RunSettings
 
 Array = jax.Array
 
@@ -32,15 +33,13 @@ class Schedule:
 
     Attributes:
         seed_steps: random actions before learning starts.
-        pretrain_updates: updates made at once when they are over, after which every stored target
-            is made again.
+        pretrain_updates: updates made when they are over, before anything else, after which every
+            stored target is made again.
         utd_ratio: updates per agent step from then on, below or above 1.
         reanalyze_interval: learner updates between two reanalyze passes (0: never), which is
             interval / utd_ratio agent steps.
         reanalyze_min_step: agent steps before the first pass.
         seed_hold: steps of every environment that a random action is held.
-        pretrain_share: of the pretraining's updates, how many one call of an interval's program
-            makes at most (`Turn`); 0: all of them.
     """
 
     seed_steps: int
@@ -49,7 +48,6 @@ class Schedule:
     reanalyze_interval: int
     reanalyze_min_step: int
     seed_hold: int = 1
-    pretrain_share: int = 0
 
     @property
     def ratio(self) -> Fraction:
@@ -60,6 +58,83 @@ class Schedule:
             largest *= 10
             near = exact.limit_denominator(largest)
         return near
+
+    @property
+    def pretrain_share(self) -> int:
+        """Updates of the pretraining in one call of a run's program: a tenth, or ten."""
+        return max(10, -(-self.pretrain_updates // 10))
+
+    def seeded(self, num_envs: int) -> int:
+        """Agent steps when the seed phase is over: whole steps of all environments."""
+        return -(-self.seed_steps // num_envs) * num_envs
+
+    def stop(self, steps: Any, until: Any, num_envs: int) -> Any:
+        """Agent steps up to which a run at `steps` acts: `until`, or first a pretraining."""
+        if not self.pretrain_updates:
+            return until
+        end = self.seeded(num_envs)
+        return until - (steps < end) * (until > end) * (until - end)
+
+    def updates_left(self, steps: Any, updates: Any, num_envs: int) -> Any:
+        """Updates of the pretraining that a run has to make before it acts again."""
+        rest = self.pretrain_updates - updates
+        return (steps == self.seeded(num_envs)) * (rest > 0) * rest
+
+    def calls(self, num_envs: int, length: int, number: int) -> list[tuple[int, int]]:
+        """For a run of `number` intervals of `length` steps: to which agent steps each call of its
+        program is, and the number of the interval that it belongs to."""
+        found, end = [], self.seeded(num_envs)
+        for i in range(number):
+            start, until, calls = i * length * num_envs, (i + 1) * length * num_envs, 1
+            if self.pretrain_updates and (start < end <= until or start == end == 0):
+                shares = -(-self.pretrain_updates // self.pretrain_share)
+                calls = (start < end) + shares + (end < until)
+            found += [(until, i)] * calls
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Intervals:
+    """How a run is divided; between two intervals it is logged, evaluated and saved.
+
+    Attributes:
+        number: intervals of the run.
+        length: steps of all environments in one.
+        steps: environment steps in one, action repeat included.
+        eval_every: intervals between evaluations.
+        checkpoint_every: intervals between checkpoints.
+    """
+
+    number: int
+    length: int
+    steps: int
+    eval_every: int
+    checkpoint_every: int
+
+    @property
+    def planned(self) -> int:
+        """Environment steps of the whole run."""
+        return self.number * self.steps
+
+
+def make_intervals(settings: RunSettings, action_repeat: int) -> Intervals:
+    """The intervals of a run; evaluations and checkpoints fall on their ends."""
+    train = settings.train
+    per_step = settings.env.num_envs * action_repeat
+    length = max(1, round(train.log_interval / per_step))
+    steps = length * per_step
+    number = -(-train.steps // steps)
+
+    def every(interval: int) -> int:
+        return max(1, round(interval / steps)) if interval else number
+
+    return Intervals(
+        number=number,
+        length=length,
+        steps=steps,
+        eval_every=every(settings.eval.interval),
+        checkpoint_every=every(settings.checkpoint.interval),
+    )
 
 
 def seed_steps(settings: RunSettings) -> int:
@@ -78,11 +153,10 @@ def seed_steps(settings: RunSettings) -> int:
 
 
 def make_schedule(settings: RunSettings, spec: EnvSpec) -> Schedule:
-    """The schedule of a run: environment steps of its settings as agent steps.
+    """The schedule of a run: environment steps of its settings, `for_task`, as agent steps.
 
     Raises ValueError where the seed phase is too short to sample from.
     """
-    settings = settings.for_task(spec)
     train = settings.train
     return Schedule(
         seed_steps=seed_steps(settings),
@@ -92,18 +166,6 @@ def make_schedule(settings: RunSettings, spec: EnvSpec) -> Schedule:
         reanalyze_min_step=settings.reanalyze_min_step() // spec.action_repeat,
         seed_hold=train.seed_hold,
     )
-
-
-def in_shares(schedule: Schedule) -> Schedule:
-    """The same with its pretraining in ten calls of an interval's program, of ten updates or more.
-
-    Minutes of a large model's pretraining can be watched and interrupted then. What is left is
-    counted in the state's debt, 32 bits: where it does not fit there it is made at once.
-    """
-    updates = schedule.pretrain_updates
-    share = max(10, -(-updates // 10))
-    fits = updates * schedule.ratio.denominator < 2**31
-    return dataclasses.replace(schedule, pretrain_share=share if share < updates and fits else 0)
 
 
 @flax.struct.dataclass
@@ -123,7 +185,7 @@ class LoopState(Record):
         key: the run's base key; a step's keys are folded from it and `steps`.
         steps: agent steps so far.
         update_debt: updates that are due, in units of 1/denominator of the update-to-data ratio;
-            between two calls less than one, but for what is left of the pretraining.
+            between two steps less than one.
         updates: learner updates made.
     """
 
@@ -140,22 +202,6 @@ class LoopState(Record):
     updates: Array
 
 
-class Turn(NamedTuple):
-    """What a step does where the pretraining is divided among calls of an interval's program.
-
-    It begins with the last step of an interval, which makes one share of its updates, and so do
-    the last steps of the calls that follow, which do nothing else until none is left. Where the
-    seed phase ends before an interval does, all are made at once.
-
-    Attributes:
-        acts: whether the step acts and learns; False: updates are left from an earlier call.
-        last: whether it is the last of its call.
-    """
-
-    acts: Array
-    last: Array
-
-
 class Ended(NamedTuple):
     """The training episodes that ended, among the metrics of a step, which are summed over steps:
     these are kept, `[E]` of a step and `[T, E]` of T steps.
@@ -167,6 +213,11 @@ class Ended(NamedTuple):
 
     length: Array
     total: Array
+
+
+def replay_rows(settings: RunSettings) -> int:
+    """Replay rows an environment: its share of the capacity."""
+    return max(2, -(-settings.replay.capacity // settings.env.num_envs))
 
 
 def init_state(
@@ -224,8 +275,3 @@ def step_keys(state: LoopState) -> tuple[Array, Array, Array]:
         jax.random.key_data(keys[1]), impl=jax.random.key_impl(state.key)
     )
     return keys[0], plain, keys[2]
-
-
-def updates_left(debt: Array | np.ndarray, schedule: Schedule) -> Any:
-    """Updates of the pretraining that a `LoopState.update_debt` leaves for the calls to come."""
-    return debt // schedule.ratio.denominator

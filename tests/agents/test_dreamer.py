@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import subprocess
 import sys
 from fractions import Fraction
@@ -21,9 +22,9 @@ from mbx.agents.dreamer import networks as nets
 from mbx.agents.dreamer import optimizers, policy, rssm, types, update, world_model
 from mbx.agents.dreamer.settings import Settings
 from mbx.settings import from_dict
-from mbx.training import build, environments, run
+from mbx.training import build, run
 from mbx.training.checkpoint import Checkpointer
-from mbx.training.job import fresh_state
+from mbx.training.job import fresh_state, prepare
 from mbx.training.state import make_schedule
 from mbx.types import EnvSpec
 from tests.agents import dreamer_helpers as helpers
@@ -437,9 +438,9 @@ def test_a_seed_phase_too_short_for_sequences_is_refused():
     short = default.get_config().to_dict()
     short["train"]["seed_steps"] = 131  # 33 rows in each of four environments are needed
     with pytest.raises(ValueError, match="seed_steps=131 .* need 132"):
-        make_schedule(build.read(short), DISCRETE)
+        make_schedule(build.read(short).for_task(DISCRETE), DISCRETE)
     short["train"]["seed_steps"] = 132
-    assert make_schedule(build.read(short), DISCRETE).ratio == Fraction(1, 8)
+    assert make_schedule(build.read(short).for_task(DISCRETE), DISCRETE).ratio == Fraction(1, 8)
 
 
 def tiny_run(**train):
@@ -466,12 +467,8 @@ def test_a_resumed_run_equals_the_whole_one(tmp_path):
     run.train(tiny_run().to_dict() | {"resume": True}, half)
     states = []
     for workdir in (whole, half):
-        config = tiny_run().to_dict()
-        environment = environments.make_environment(config, 2, seed=0)
-        agent = build.build_agent(config, environment.spec)
-        shape = jax.eval_shape(
-            lambda a=agent, e=environment, c=config: fresh_state(a, e, c, jax.random.key(0))
-        )
+        parts = prepare(tiny_run().to_dict())
+        shape = jax.eval_shape(functools.partial(fresh_state, parts), jax.random.key(0))
         states.append(Checkpointer(workdir).restore(shape)[0])
     assert int(states[0].train.step) > 0
     data = states[0].replay.data

@@ -94,7 +94,7 @@ def run():
     config = tiny_config(**CONFIG)
     register()
     parts = job.prepare(config)
-    state = job.fresh_state(parts.agent, parts.environment, config, jax.random.key(0))
+    state = job.fresh_state(parts, jax.random.key(0))
     x = np.linspace(-0.8, 0.8, 9)
     obs = jnp.stack([observe(jnp.float32(y), t) for t in range(LENGTH) for y in x])
 
@@ -109,7 +109,7 @@ def run():
 
     before = look(state.train)
     for _ in range(config["train"]["steps"] // config["train"]["log_interval"]):
-        state, _ = parts.interval(state)
+        state, _ = parts.advance(state)
     return solution(x), before, look(state.train)
 
 

@@ -304,7 +304,7 @@ def both():
     config = tiny_config(**CONFIG)
     register()
     parts = job.prepare(config)
-    state = job.fresh_state(parts.agent, parts.environment, config, jax.random.key(3))
+    state = job.fresh_state(parts, jax.random.key(3))
     rng = np.random.default_rng(0)
     # Loud enough that every head matters, and quiet enough that values stay of order 1: at 50 the
     # rounding of float32 (3e-3) chooses among elites and enters awr weights divided by 0.05.
@@ -316,7 +316,7 @@ def both():
     with pytest.MonkeyPatch.context() as patch:
         replace_draws(patch)
         for _ in range(STEPS):
-            state, sums = parts.interval(state)
+            state, sums = parts.advance(state)
             states.append(jax.device_get(state.replace(key=None)))
             metrics.append(jax.device_get(sums))
     for got in states:

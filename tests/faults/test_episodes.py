@@ -60,7 +60,7 @@ def stored(config, workdir) -> dict[str, np.ndarray]:
     """Rows of the first environment in a run's newest checkpoint."""
     config = {**config, "resume": True}
     checkpointer = Checkpointer(str(workdir))
-    state, _ = begin(config, prepare(config), checkpointer)
+    state, _ = begin(prepare(config), checkpointer)
     checkpointer.close()
     size = int(state.replay.size[0])
     return {name: np.asarray(x[0, :size]) for name, x in state.replay.data.items()}
@@ -89,18 +89,3 @@ def test_no_transition_leads_from_one_episode_into_another(task, tmp_path):
     # 30 steps: whole episodes of eight rows, or a new one after step 20.
     starts = np.flatnonzero(first).tolist()
     assert starts == ([0, 8, 16, 24, 32] if task == "saves" else [0, 8, 16, 22, 30])
-
-
-def test_a_snapshot_of_an_older_version_is_not_read(tmp_path):
-    """Those were pickles: new episodes begin, whatever they hold."""
-    config = config_of("saves", train=dict(steps=20), eval=dict(interval=0))
-    job = prepare(config)
-    checkpointer = Checkpointer(str(tmp_path))
-    state, _ = begin(config, job, checkpointer)
-    state = state.replace(steps=state.steps + 20)
-    checkpointer.save(20, state, {"interval": 1, "host": "80049500"})
-    checkpointer.wait()
-    with pytest.warns(UserWarning, match="older version.*begins new"):
-        again, made = begin({**config, "resume": True}, job, checkpointer)
-    checkpointer.close()
-    assert made == 20 and again.is_first.all() and not again.reward.any()

@@ -14,7 +14,7 @@ from tests.faults.small import small_config
 
 def abstract_of(config):
     settings = build.read(config)
-    return run.abstract_state(settings, prepare(settings))
+    return run.abstract_state(prepare(settings))
 
 
 def sizes_of(config) -> dict[str, int]:

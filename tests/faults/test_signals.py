@@ -72,10 +72,10 @@ from mbx.training import run
 prepare = run.prepare
 def patched(config):
     job, left = prepare(config), [{intervals}]
-    def interval(state):
+    def interval(state, until):
         left[0] -= 1
         if left[0] >= 0:
-            return job.interval(state)
+            return job.interval(state, until)
         import ctypes
         print("stuck", flush=True)
         while True:

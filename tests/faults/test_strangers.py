@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.resources
 import json
 import os
@@ -23,9 +24,9 @@ from mbx.analysis.curves import load_curve
 from mbx.empo.agent import settings as empo
 from mbx.empo.multigrid.layout import load_map
 from mbx.settings import to_dict
-from mbx.training import build, datasets, inputs, record, run, rundir, transfer
+from mbx.training import datasets, inputs, record, run, rundir, transfer
 from mbx.training.checkpoint import Checkpointer, load_config, load_settings
-from mbx.training.job import fresh_state
+from mbx.training.job import fresh_state, prepare
 from mbx.training.metrics import read_rows
 from tests.faults.small import make_agent, small_config
 
@@ -170,10 +171,8 @@ def test_a_thousand_garbled_files_are_refused_in_a_line(kind, example, tmp_path)
 
 def checkpoint_metadata(example, tmp_path, number: int, seed: int) -> None:
     """Garbled metadata of the newest checkpoint: the older one comes back, and that is said."""
-    chance, config = random.Random(seed), build.read(small_config())
-    environment = envs.make("toy:point", 2)
-    agent = make_agent(config, environment.spec)
-    state = jax.eval_shape(lambda: fresh_state(agent, environment, config, jax.random.key(0)))
+    chance, parts = random.Random(seed), prepare(small_config())
+    state = jax.eval_shape(functools.partial(fresh_state, parts), jax.random.key(0))
     for i in range(number):
         workdir = pathlib.Path(shutil.copytree(example, tmp_path / str(i)))
         path = workdir / "checkpoints" / "40" / "meta" / "metadata"

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 
 from mbx.fast import collectives
 from mbx.training import build, job, loop, run, sharding
-from mbx.training.state import make_schedule
 
 NUM_ENVS = 8
 
@@ -64,15 +63,14 @@ def update_once(config: dict) -> dict[str, float]:
     """Metrics of an update, the norm of the parameters after it, and one evaluation."""
     work = job.prepare(config)
     partition, agent = work.partition, work.agent
-    state, _ = job.begin(config, work, None)
+    state, _ = job.begin(work, None)
     params = jax.jit(moved)(state.train.params, jax.random.key(7))
     state = partition.place(state.replace(train=state.train.replace(params=params)))
     # The run's own interval holds an update too, which would be compiled to be left out.
     still = agent._replace(update=lambda train, buffer, key: (train, buffer, {}))
-    settings = build.read(config)
-    schedule = make_schedule(settings, work.environment.spec)
     length = work.intervals.length
-    act = loop.make_interval(still, work.environment, schedule, length=length, partition=partition)
+    parts = still, work.environment, work.schedule
+    act = loop.make_interval(*parts, length=length, partition=partition)
     state, _ = act(state)
     if partition.mesh is not None:
         obs = state.replay.data["is_first"]
@@ -116,10 +114,10 @@ def on_host(name: str, phase: int, seconds: float) -> dict:
 def intervals(config: dict, num: int) -> dict[str, list[float]]:
     """Seconds that each of the first train intervals takes."""
     work, seconds = job.prepare(config), []
-    state, _ = job.begin(config, work, None)
+    state, _ = job.begin(work, None)
     for _ in range(num):
         began = time.perf_counter()
-        state, _ = jax.block_until_ready(work.interval(state))
+        state, _ = jax.block_until_ready(work.advance(state))
         seconds.append(time.perf_counter() - began)
     return {"seconds": seconds, "updates": int(state.updates)}
 

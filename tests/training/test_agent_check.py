@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,8 @@ from mbx.agents.base import Agent, Mean, Store
 from mbx.training import build
 from mbx.training.agent_check import checked
 from mbx.training.environments import make_environment
-from mbx.training.job import fresh_state
 from mbx.training.loop import make_step
-from mbx.training.state import make_schedule
+from mbx.training.state import init_state, make_schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,8 @@ def traced(environment, **changes):
     with jax.numpy_rank_promotion("allow"):
         agent = build.build_agent(settings, environment.spec)
         schedule = make_schedule(settings, environment.spec)
-        state = jax.eval_shape(lambda: fresh_state(agent, environment, settings, jax.random.key(0)))
+        make = functools.partial(init_state, agent, environment, capacity=100)
+        state = jax.eval_shape(lambda key: make(key=key), jax.random.key(0))
         return jax.eval_shape(make_step(agent, environment, schedule), state)
 
 

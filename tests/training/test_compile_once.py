@@ -99,11 +99,11 @@ def test_other_agents_start_from_the_types_that_they_hand_back(config):
     parts = job.prepare(config)
 
     def start(key):
-        return job.fresh_state(parts.agent, parts.environment, config, key)
+        return job.fresh_state(parts, key)
 
     state = jax.eval_shape(start, jax.random.key(0))
     assert not weak(state)
-    after = jax.eval_shape(parts.interval, state)[0]
+    after = jax.eval_shape(parts.interval, state, jax.numpy.int32(60))[0]
     assert jax.tree.map(str, state) == jax.tree.map(str, after)
 
 

@@ -93,8 +93,6 @@ def test_divided_kernels_are_gathered(topology, tmp_path):
 def test_programs_lower_for_gpus_and_tpus(agent):
     settings = build.read(config_of(agent) | {"num_seeds": 1})
     work = job.prepare(settings)
-    state = jax.eval_shape(
-        lambda: job.fresh_state(work.agent, work.environment, settings, jax.random.key(0))
-    )
+    state = jax.eval_shape(lambda: job.fresh_state(work, jax.random.key(0)))
     lowered = work.interval.trace(state).lower(lowering_platforms=("cuda", "tpu"))
     assert "stablehlo.while" in lowered.as_text()

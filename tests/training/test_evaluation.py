@@ -180,11 +180,11 @@ def test_the_driver_gives_a_review_the_episodes_and_writes_what_it_says(tmp_path
         evaluate=lambda train, keys: [result],
         share=lambda tree, i: tree,
         agent=types.SimpleNamespace(diagnostics=diagnostics, review=review),
-        partition=types.SimpleNamespace(processes=1),
+        partition=types.SimpleNamespace(processes=1, is_main_process=False),
     )
     keep = types.SimpleNamespace(save_best=lambda *args: best.append(args))
     state = types.SimpleNamespace(train="train", replay="rows")
-    run.evaluate_seeds(job, state, 0, 8, [run.SeedRun(str(tmp_path), logger, keep)], 0.0)
+    run.evaluate_seeds(job, state, 0, 8, [run.SeedRun(str(tmp_path), logger, keep, None)], 0.0)
     assert seen == [("train", "rows", "episodes")]
     assert logged["a"] == 1.0 and logged["b"] == 2.0 and logged["return_mean"] == 1.0
     assert [(tmp_path / name).read_text() for name in ("a.txt", "b.txt")] == ["one", "two"]

@@ -9,7 +9,6 @@ import jax
 import pytest
 
 from mbx.training import build, glossary, job
-from mbx.training.environments import make_environment
 from tests.helpers import overridden, tiny_config
 
 SLOW = pytest.mark.slow
@@ -60,10 +59,8 @@ LOGGED = [pytest.param(name, marks=() if name in QUICK else SLOW) for name in CA
 def logged(config: dict) -> set[str]:
     """Names in a training row of a run, from its abstract updates and passes."""
     settings = build.read(config)
-    environment = make_environment(settings, settings.env.num_envs, seed=0)
-    agent = build.build_agent(settings, environment.spec)
-    key = jax.random.key(0)
-    state = jax.eval_shape(lambda: job.fresh_state(agent, environment, settings, key))
+    parts, key = job.prepare(settings), jax.random.key(0)
+    agent, state = parts.agent, jax.eval_shape(lambda: job.fresh_state(parts, key))
     names = set(jax.eval_shape(agent.update, state.train, state.replay, key)[2])
     if agent.store is not None:
         passed = jax.eval_shape(agent.store.reanalyze, state.train, state.replay, key, 0)

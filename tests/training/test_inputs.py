@@ -29,8 +29,8 @@ def place(tmp_path):
         (tmp_path / name).write_text(text)
     (tmp_path / "run").mkdir()
     settings = Settings(paths=(("x", str(tmp_path / "a.txt")), ("y", str(tmp_path / "b.bin"))))
-    inputs.check(settings, str(tmp_path / "run"))  # before anything was kept
-    inputs.keep(settings, str(tmp_path / "run"))
+    inputs.check(settings.files(), str(tmp_path / "run"))  # before anything was kept
+    inputs.keep(settings.files(), str(tmp_path / "run"))
     return settings, tmp_path / "run"
 
 
@@ -39,10 +39,10 @@ def test_copies_are_named_by_setting_and_made_once(place):
     held = {path.name: path.read_text() for path in (run / "inputs").iterdir()}
     assert held == {"x.txt": "one", "y.bin": "two"}
     (run.parent / "a.txt").write_text("other")
-    inputs.keep(settings, str(run))
+    inputs.keep(settings.files(), str(run))
     assert (run / "inputs/x.txt").read_text() == "one"
     with pytest.raises(ValueError, match="x=.*a.txt is not what the run .* began with"):
-        inputs.check(settings, str(run))
+        inputs.check(settings.files(), str(run))
 
 
 def test_a_run_is_read_with_its_copies_and_with_nothing_outside_of_it(place):

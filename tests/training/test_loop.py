@@ -15,8 +15,9 @@ import pytest
 from mbx import envs, replay
 from mbx.agents.base import Agent
 from mbx.envs.base import HostEnvironment, Timestep
+from mbx.settings import inactive
 from mbx.training import build, evaluation, job, loop, run
-from mbx.training.learning import make_learn_if_due
+from mbx.training.learning import make_learn
 from mbx.training.state import LoopState, Schedule, init_state, make_schedule, step_keys
 from tests.helpers import equations, tiny_config
 
@@ -35,7 +36,7 @@ def parts():
     config = tiny_config(env=dict(name="toy:ends"))
     environment = envs.make("toy:ends", 2)
     agent = build.build_agent(config, environment.spec)
-    schedule = make_schedule(build.read(config), environment.spec)
+    schedule = make_schedule(build.read(config).for_task(environment.spec), environment.spec)
     interval = loop.make_interval(agent, environment, schedule, length=10)
     return config, environment, agent, schedule, interval
 
@@ -53,8 +54,8 @@ def trained(parts, begin):
     """The state after 40 vector steps, the metrics of the four intervals, and what was donated."""
     interval, state, metrics = parts[4], begin(), []
     first = state
-    for _ in range(4):
-        state, sums = interval(state)
+    for i in range(4):
+        state, sums = loop.advance(interval, state, 20 * (i + 1), parts[3])
         metrics.append(sums)
     return state, metrics, first
 
@@ -77,7 +78,7 @@ def test_update_to_data_ratio_holds_for_any_number_of_environments(utd, num_envs
         return train.replace(step=train.step + 1), buffer, {}
 
     agent = Agent(None, None, None, update, None)
-    learn = make_learn_if_due(agent, Schedule(num_envs, 5, utd, 0, 0))
+    learn = make_learn(agent, Schedule(0, 0, utd, 0, 0))
     names = ("actor", "env", "obs", "reward", "is_first", "replay")
     nothing = dict.fromkeys(names, jnp.zeros(num_envs))
     zero = jnp.int32(0)
@@ -91,12 +92,12 @@ def test_update_to_data_ratio_holds_for_any_number_of_environments(utd, num_envs
     )
 
     def one(state, _):
-        state, metrics = learn(state.replace(steps=state.steps + num_envs), state.key)
+        state, metrics = learn(state.replace(steps=state.steps + num_envs), True)
         return state, (state.updates, metrics["updates"])
 
     end, (total, made) = jax.jit(lambda s: jax.lax.scan(one, s, None, length=200))(state)
     ratio = Fraction(utd).limit_denominator(1000)
-    due = [5 + (step * num_envs * ratio.numerator) // ratio.denominator for step in range(200)]
+    due = [step * num_envs * ratio.numerator // ratio.denominator for step in range(1, 201)]
     np.testing.assert_array_equal(total, due)
     np.testing.assert_array_equal(np.cumsum(made), due)
     assert int(end.train.step) == due[-1]
@@ -164,10 +165,10 @@ def test_the_compiled_step_never_copies_the_replay(parts, begin):
 
 def test_an_interval_moves_nothing_between_host_and_device(parts, trained, begin):
     interval, state = parts[4], begin()
+    until = jnp.int32(20)
     with jax.transfer_guard("disallow"):
-        state, _ = interval(state)
-    assert int(state.steps) == int(trained[0].steps) // 4
-    assert interval._cache_size() == 1
+        state, _ = interval(state, until)
+    assert int(state.steps) == 16  # where the pretraining begins
 
 
 def test_matmul_precision_reaches_the_programs(parts, trained):
@@ -197,8 +198,8 @@ def test_matmul_precision_reaches_the_programs(parts, trained):
 def test_one_interval_of_2n_is_two_of_n_bit_for_bit(parts, trained, begin):
     interval, state = parts[4], begin()
     copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state))
-    for _ in range(4):
-        state, _ = interval(copy(state))
+    for until in (10, 30, 50, 60, 80):  # in other pieces, each at most ten steps
+        state, _ = loop.advance(interval, copy(state), until, parts[3])
     same = jax.jit(lambda *states: jax.tree.map(lambda a, b: jnp.all(a == b), *states))
     assert jax.tree.all(same(state, trained[0]))
 
@@ -241,8 +242,7 @@ def test_host_loop_equals_the_fused_loop(parts, trained, begin):
     host.state = jax.tree.map(jnp.copy, state.env)
     interval = loop.make_host_interval(agent, host, schedule, length=10)
     state = state.replace(env=None)
-    for _ in range(4):
-        state, _ = interval(state)
+    state, _ = loop.advance(interval, state, 80, schedule)
     fused = trained[0]
     assert int(state.train.step) == int(fused.train.step)
     # One program is compiled whole and the other in parts: rounding may differ, nothing else.
@@ -276,14 +276,13 @@ def test_evaluation_also_plays_as_in_training_where_that_is_asked_for(parts):
     tests = envs.make("toy:point", 3)
     for asked in (False, True):
         settings = build.read(tiny_config(eval=dict(exploring=asked)))
-        evaluate = job.make_evaluation(settings, agent, tests)
+        evaluate = job.make_evaluation(agent, tests, exploring=settings.eval.exploring)
         summary = evaluate(None, [jax.random.key(0)])[0].summary()
         assert ("return_mean_exploring" in summary) == asked
     assert summary["return_mean"] > summary["return_mean_exploring"] + 1
     sampled = build.read({"agent": "dreamer", "eval": dict(action="sample")})
     assert sampled.eval.exploring  # which would play the very same episodes again
-    summary = job.make_evaluation(sampled, agent, tests)(None, [jax.random.key(0)])[0].summary()
-    assert "return_mean_exploring" not in summary
+    assert "eval.exploring" in inactive(sampled)
 
 
 def test_random_evaluation_gives_whole_episodes():
@@ -324,11 +323,11 @@ def test_impossible_settings_are_told_before_any_compile(sections, message):
     spec = envs.make("toy:point", 2).spec
     with pytest.raises(ValueError, match=message):
         build.build_agent(config, spec)
-        make_schedule(build.read(config), spec)
+        make_schedule(build.read(config).for_task(spec), spec)
 
 
 def test_schedule_counts_environment_steps_of_repeated_actions():
     config = tiny_config()
     spec = envs.make("toy:point", 2, action_repeat=2).spec
-    schedule = make_schedule(build.read(config), spec)
+    schedule = make_schedule(build.read(config).for_task(spec), spec)
     assert schedule.seed_steps == config["train"]["seed_steps"] // 2

@@ -242,7 +242,8 @@ STEPS = 11
 @pytest.fixture(scope="module")
 def whole():
     """(the state after a run, its summed metrics, what plain Python says)."""
-    end, sums = loop.make_interval(FULL, ENVIRONMENT, SCHEDULE, length=STEPS)(begun(FULL))
+    interval = loop.make_interval(FULL, ENVIRONMENT, SCHEDULE, length=STEPS)
+    end, sums = loop.advance(interval, begun(FULL), E * STEPS, SCHEDULE)
     end = jax.device_get(end.replace(key=jax.random.key_data(end.key)))
     return end, sums, run_in_python(STEPS)
 
@@ -316,20 +317,11 @@ def test_devices_sum_their_environments_at_an_intervals_end(whole):
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     partition = sharding.Partition(mesh)
     interval = loop.make_interval(FULL, ENVIRONMENT, SCHEDULE, length=STEPS, partition=partition)
-    _, sums = interval(partition.place(begun(FULL)))
+    _, sums = loop.advance(interval, partition.place(begun(FULL)), E * STEPS, SCHEDULE)
     for name, x in whole[1].items():
         for one, other in zip(jax.tree.leaves(sums[name]), jax.tree.leaves(x), strict=True):
             assert one.shape == other.shape
             np.testing.assert_allclose(one, other, rtol=1e-6, err_msg=name)
-
-
-def test_metrics_are_summed_over_time_alone():
-    def step(x):
-        return x + 1.0, {"pair": jnp.stack([x, 10.0 * x]), "even": Mean(x, x > 0.0)}
-
-    _, sums = learning.repeated(step, 3)(jnp.float32(0.0))
-    assert sums["pair"].tolist() == [3.0, 30.0]
-    assert float(sums["even"].total) == 3.0 and int(sums["even"].count) == 2
 
 
 def test_a_summary_of_nothing_leaves_means_out():
@@ -365,7 +357,8 @@ def test_a_host_environment_gives_the_same_run(whole):
     start = begun(FULL, host, host_obs=obs)
     assert start.env is None
     # The same programs' parts may round otherwise.
-    end, told = loop.make_host_interval(FULL, host, SCHEDULE, length=STEPS)(start)
+    interval = loop.make_host_interval(FULL, host, SCHEDULE, length=STEPS)
+    end, told = loop.advance(interval, start, E * STEPS, SCHEDULE)
     for x, y in zip(jax.tree.leaves(end.replay), jax.tree.leaves(fused.replay), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5)
     np.testing.assert_allclose(end.train.drawn, fused.train.drawn, rtol=1e-5)
@@ -380,14 +373,13 @@ def test_a_host_environment_gives_the_same_run(whole):
 
 
 def test_learning_without_acting_counts_steps_of_all_environments():
-    start = begun(PLAIN)
-    interval = learning.make_offline_interval(PLAIN, SCHEDULE, length=STEPS)
-    end, sums = interval(start)
-    assert "passes" not in sums
-    done = E * STEPS - SEED_STEPS  # agent steps after the seed phase
-    expected = PRETRAIN + int(done * Fraction(3, 4))
+    schedule = dataclasses.replace(SCHEDULE, seed_steps=0)
+    interval = loop.make_offline_interval(PLAIN, schedule, length=STEPS)
+    end, sums = loop.advance(interval, begun(PLAIN), E * STEPS, schedule)
+    assert "passes" not in sums and "ended" not in sums
+    expected = PRETRAIN + int(E * STEPS * Fraction(3, 4))
     assert int(end.steps) == E * STEPS and int(end.updates) == expected
-    assert float(sums["update/rows"]) == 0.0 and int(end.update_debt) == done * 3 % 4
+    assert float(sums["update/rows"]) == 0.0 and int(end.update_debt) == E * STEPS * 3 % 4
 
 
 def test_an_agent_without_targets_or_memory_of_actions_acts_at_random_then_itself():
@@ -424,7 +416,7 @@ def test_divided_parameters_are_gathered_once_for_an_action_and_for_passes():
     with jax.sharding.use_abstract_mesh(mesh), collectives.sharded_parameters(4):
         jaxpr = jax.make_jaxpr(select)(start, start.key).jaxpr
         due = learning.make_reanalyze(FULL, SCHEDULE, None)
-        begins = jnp.int32(0), jnp.bool_(True), jnp.bool_(True)
+        begins = jnp.int32(0), jnp.bool_(True)
         passes = jax.make_jaxpr(due)(begun(FULL), start.key, *begins).jaxpr
     for program in (jaxpr, passes):
         gathered = [x for x in program.eqns if x.primitive.name == "sharding_constraint"]
@@ -463,7 +455,7 @@ def test_an_update_that_writes_has_its_replay_kept():
     inputs = (start.train, start.replay, start.key)
     assert not learning.traced(agent.update, *inputs)[2](1)
     assert learning.traced(PLAIN.update, *inputs)[2](1)
-    end, sums = jax.jit(learning.make_learn(agent))(start, start.key, 3, 0)
+    end, sums = jax.jit(learning.make_update_loop(agent))(start, start.key, 3, 0)
     np.testing.assert_array_equal(end.replay.size, [3, 3])
     assert float(sums["rows"]) == 0 + E + 2 * E
     assert int(end.updates) == 3
@@ -477,7 +469,7 @@ def test_seeds_side_by_side_make_the_passes_of_the_fullest():
 
     def one(size):
         buffer = start.replay.replace(size=size)
-        begins = jnp.int32(0), jnp.bool_(True), jnp.bool_(True)
+        begins = jnp.int32(0), jnp.bool_(True)
         return reanalyze_due(start.replace(replay=buffer), start.key, *begins)[1]
 
     passes = jax.jit(jax.vmap(one, axis_name="seeds"))(sizes)["passes"]
@@ -487,25 +479,22 @@ def test_seeds_side_by_side_make_the_passes_of_the_fullest():
 # -------------------------------------------------------------------------------------------------
 # Pretraining in shares
 
-SHARED = dataclasses.replace(SCHEDULE, pretrain_updates=25, pretrain_share=10, reanalyze_min_step=0)
+SHARED = dataclasses.replace(SCHEDULE, pretrain_updates=25, reanalyze_min_step=0)
 in_python = functools.partial(run_in_python, pretrain=25, min_step=0)
 EACH = 3  # steps of an interval: the seed phase ends with the first one's last
-LEFT = (15, 5, 0, 0, 0)  # updates of the pretraining after each of five calls
-WHEN = (3, 3, 3, 6, 9)  # vector steps then
-
-
-def added(one, other):
-    return one | {n: jax.tree.map(np.add, one[n], x) if n in one else x for n, x in other.items()}
+LEFT = (25, 15, 5, 0, 0, 0)  # updates of the pretraining after each of six calls
+WHEN = (3, 3, 3, 3, 6, 9)  # vector steps then
 
 
 def called(interval, start, pick=lambda tree: tree):
-    """The state after five calls, and the metrics of each."""
+    """The state after six calls, and their metrics."""
     end, found = start, []
     for left, steps in zip(LEFT, WHEN, strict=True):
-        end, sums = interval(end)
+        end, sums = interval(end, np.int32(E * steps))
         found.append(jax.device_get(pick(sums)))
-        assert int(state.updates_left(pick(end).update_debt, SHARED)) == left
-        assert int(pick(end).steps) == E * steps
+        now = pick(end)
+        assert SHARED.updates_left(int(now.steps), int(now.updates), E) == left
+        assert int(now.steps) == E * steps
     return pick(end), found
 
 
@@ -518,11 +507,13 @@ def assert_is_the_run(end, found):
     np.testing.assert_allclose(end.obs, wanted.obs, rtol=1e-5)
     for e in range(E):
         assert end.replay.size[e] == len(wanted.rows[e])
-    assert [int(sums["updates"]) for sums in found[:3]] == [10, 10, 5]
+    assert [int(sums["updates"]) for sums in found[:4]] == [0, 10, 10, 5]
     # Targets are all made again when the last of the updates is made, and not before.
     swept = sum(chunk >= 0 for chunk, _ in wanted.passes)
-    assert [int(sums["passes"]) for sums in found[:3]] == [0, 0, swept] and swept > 1
-    total = functools.reduce(added, found)
+    assert [int(sums["passes"]) for sums in found[:4]] == [0, 0, 0, swept] and swept > 1
+    total = {}
+    for sums in found:
+        total |= {n: loop.add(total[n], x) if n in total else x for n, x in sums.items()}
     for name in ("updates", "passes", "faults", "episodes"):
         assert float(total[name]) == wanted.sums[name]
     assert float(total["update/loss"]) == wanted.sums["loss"]
@@ -548,91 +539,118 @@ def test_seeds_share_their_pretraining_alike(batched):
     assert_is_the_run(*called(interval, both, lambda tree: seeds.pick(tree, 1)))
 
 
-def test_shares_around_a_host_environment():
+def on_host(steps):
+    """The host environment of the run's keys, one a step and no more, and the first state."""
     now = begun(FULL)
     keys_at = jax.jit(lambda i: state.step_keys(now.replace(steps=i))[1])
-    host = OnHost([keys_at(jnp.int32(E * i)) for i in range(WHEN[-1])])  # one a step, no more
+    host = OnHost([keys_at(jnp.int32(E * i)) for i in range(steps)])
+    return host, begun(FULL, host, host_obs=np.asarray(now.obs))
+
+
+def test_shares_around_a_host_environment():
+    host, start = on_host(WHEN[-1])
     interval = loop.make_host_interval(FULL, host, SHARED, length=EACH)
-    end, found = called(interval, begun(FULL, host, host_obs=np.asarray(now.obs)))
-    assert_is_the_run(end, found)
+    assert_is_the_run(*called(interval, start))
 
 
-def test_within_an_interval_the_pretraining_is_made_at_once():
-    """Steps that follow it in the same call act with a model that has learned."""
-    end, sums = loop.make_interval(FULL, ENVIRONMENT, SHARED, length=EACH + 1)(begun(FULL))
-    wanted = in_python(EACH + 1)
-    assert int(end.updates) == int(sums["updates"]) == wanted.params
-    assert not int(state.updates_left(end.update_debt, SHARED)) and int(end.steps) == E * (EACH + 1)
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_interval_is_the_sum_of_its_calls_wherever_the_pretraining_lies(fused):
+    """Here it lies within: steps that follow it act with a model that has learned."""
+    steps, asked = EACH + 1, []
+    if fused:
+        interval, start = loop.make_interval(FULL, ENVIRONMENT, SHARED, length=steps), begun(FULL)
+    else:
+        host, start = on_host(steps)
+        interval = loop.make_host_interval(FULL, host, SHARED, length=steps)
+    go_on = lambda found, left: asked.append((int(found.get("updates", 0)), left)) or True  # noqa: E731
+    end, sums = loop.advance(interval, start, E * steps, SHARED, go_on)
+    wanted = in_python(steps)
+    assert asked == [(0, 25), (10, 15), (10, 5)]  # not after the last
+    assert int(end.updates) == int(sums["updates"]) == wanted.params and int(end.steps) == E * steps
     np.testing.assert_allclose(end.train.drawn, wanted.drawn, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("updates", "ratio", "share"),
-    [
-        (500, 2.0, 50),
-        (501, 2.0, 51),
-        (25, 2.0, 10),
-        (11, 2.0, 10),
-        (10, 2.0, 0),  # one share is all
-        (0, 2.0, 0),
-        (2_500, 1.2e-6, 2_500 // 10),
-        (2_600, 1.2e-6, 0),  # times 833,333 it is no 32-bit number
-    ],
-)
-def test_ten_shares_of_ten_updates_or_more(updates, ratio, share):
-    assert state.in_shares(Schedule(0, updates, ratio, 0, 0)).pretrain_share == share
-
-
-def shares_of(answers):
-    """A run's parts whose first interval ends with a pretraining, and what is asked of go_on."""
-    asked = []
-
-    def go_on(found, left):
-        asked.append((int(found["updates"]), left))
-        return answers[len(asked) - 1]
-
-    parts = types.SimpleNamespace(
-        interval=loop.make_interval(FULL, ENVIRONMENT, SHARED, length=EACH),
-        intervals=types.SimpleNamespace(length=EACH),
-        schedule=SHARED,
-    )
-    return parts, go_on, asked
-
-
-def test_a_whole_interval_is_the_sum_of_its_calls():
-    parts, go_on, asked = shares_of([True, True])
-    end, sums = job.whole_interval(parts, begun(FULL), go_on)
-    assert asked == [(10, 15), (10, 5)]  # not after the last
-    wanted = in_python(EACH)
-    assert int(end.updates) == int(sums["updates"]) == 25 and int(end.steps) == E * EACH
     assert float(sums["update/loss"]) == wanted.sums["loss"]
     assert float(sums["episodes"]) == wanted.sums["episodes"] > 0
-    assert sums["ended"].length.shape == (EACH, E)
-
-
-def test_a_whole_interval_around_a_host_environment_keeps_what_acting_told():
-    """Calls that only learn say nothing of episodes."""
-    now, (parts, go_on, _) = begun(FULL), shares_of([True, True])
-    keys_at = jax.jit(lambda i: state.step_keys(now.replace(steps=i))[1])
-    host = OnHost([keys_at(jnp.int32(E * i)) for i in range(EACH)])
-    parts.interval = loop.make_host_interval(FULL, host, SHARED, length=EACH)
-    start = begun(FULL, host, host_obs=np.asarray(now.obs))
-    _, sums = job.whole_interval(parts, start, go_on)
-    wanted = in_python(EACH)
-    assert float(sums["episodes"]) == wanted.sums["episodes"] > 0
-    assert float(sums["update/loss"]) == wanted.sums["loss"]
-    assert sums["ended"].length.shape == (EACH, E)
+    ended = np.flatnonzero(sums["ended"].length[:, 0]) + 1
+    assert sums["ended"].length.shape == (steps, E) and ended.tolist() == [3, 4]
 
 
 def test_a_pretraining_that_is_stopped_goes_on_where_it_was():
-    parts, go_on, asked = shares_of([False, False, True])
-    once, sums = job.whole_interval(parts, begun(FULL), go_on)
-    assert int(sums["updates"]) == 10 and int(once.steps) == E * EACH
-    again, sums = job.whole_interval(parts, once, go_on)
-    assert int(sums["updates"]) == 10 and int(again.steps) == E * EACH  # it has not acted
-    end, sums = job.whole_interval(parts, again, go_on)
-    assert asked == [(10, 15), (10, 5)] and int(end.steps) == 2 * E * EACH
+    interval = loop.make_interval(FULL, ENVIRONMENT, SHARED, length=EACH)
+    end, left = begun(FULL), []
+    for answers in ([True, False], [False], [True]):
+        go_on = lambda found, n: left.append(n) or answers.pop(0)  # noqa: B023, E731
+        end, _ = loop.advance(interval, end, E * EACH, SHARED, go_on)
+        assert int(end.steps) == E * EACH  # it has not acted
+    assert left == [25, 15, 5] and int(end.updates) == 25
+    end, _ = loop.advance(interval, end, 2 * E * EACH, SHARED)
     assert int(end.updates) == in_python(2 * EACH).params
+
+
+def without_targets(train, buffer, key):
+    """An update that counts the stored transitions that have no planner targets."""
+    train, buffer, _ = update(train, buffer, key)
+    stored = jnp.arange(CAPACITY)[None] < buffer.size[:, None]
+    missing = stored & ~buffer.targets.valid & ~buffer.data["is_last"]
+    return train, buffer, {"missing": jnp.sum(missing.astype(float)), "rows": jnp.sum(stored)}
+
+
+def renewed(train, buffer, key, chunk):
+    """A pass over as many rows as there are."""
+    valid = jnp.ones_like(buffer.targets.valid)
+    return buffer.replace(targets=buffer.targets.replace(valid=valid)), {}
+
+
+READS = FULL._replace(update=without_targets, store=STORE._replace(reanalyze=renewed))
+
+
+@pytest.mark.parametrize("pretrain", [0, 2, 25])
+@pytest.mark.parametrize("mode", ["fused", "host", "seeds", "dataset"])
+def test_targets_exist_before_the_first_update_that_reads_them(mode, pretrain):
+    schedule = dataclasses.replace(SCHEDULE, pretrain_updates=pretrain)
+    if mode == "host":
+        host, start = on_host(STEPS)
+        interval = loop.make_host_interval(READS, host, schedule, length=STEPS)
+    elif mode == "seeds":
+        interval = seeds.make_seeds_interval(READS, ENVIRONMENT, schedule, length=STEPS)
+        start = jax.tree.map(lambda x: jnp.stack([x, x]), begun(FULL))
+    elif mode == "dataset":
+        schedule = dataclasses.replace(schedule, seed_steps=0)
+        interval = loop.make_offline_interval(READS, schedule, length=STEPS)
+        recorded = begun(FULL)
+        rows = recorded.replay.replace(size=jnp.full(E, 20, jnp.int32))
+        parts = types.SimpleNamespace(agent=READS, schedule=schedule, partition=sharding.ONE_DEVICE)
+        start = job.with_targets(parts, recorded.replace(replay=rows))
+    else:
+        interval = loop.make_interval(READS, ENVIRONMENT, schedule, length=STEPS)
+        start = begun(FULL)
+    _, sums = loop.advance(interval, start, E * STEPS, schedule)
+    assert np.min(sums["updates"]) > pretrain and np.min(sums["update/rows"]) > 0
+    assert not np.any(sums["update/missing"])
+
+
+@pytest.mark.parametrize(("updates", "share"), [(500, 50), (501, 51), (25, 10), (0, 10)])
+def test_ten_shares_of_ten_updates_or_more(updates, share):
+    assert Schedule(0, updates, 1.0, 0, 0).pretrain_share == share
+
+
+@pytest.mark.parametrize("pretrain", [0, 5, 25, 101])
+@pytest.mark.parametrize("seed_steps", [0, 7, 12, 30, 100])
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_a_run_is_as_many_calls_as_its_schedule_says(pretrain, seed_steps, num_envs):
+    """Its program's own rules, in integers, for runs of four intervals of three steps."""
+    schedule = Schedule(seed_steps, pretrain, 1.0, 0, 0)
+    steps = updates = 0
+    for until, i in schedule.calls(num_envs, 3, 4):
+        assert until == 3 * num_envs * (i + 1)
+        assert steps < until or schedule.updates_left(steps, updates, num_envs)
+        if left := schedule.updates_left(steps, updates, num_envs):
+            updates += min(left, schedule.pretrain_share)
+        else:
+            steps = schedule.stop(steps, until, num_envs)
+            if steps > schedule.seeded(num_envs):
+                updates = max(updates, pretrain) + 1  # regular ones follow
+    assert steps == 12 * num_envs
+    assert updates >= pretrain or seed_steps > steps or seed_steps == 0
 
 
 # -------------------------------------------------------------------------------------------------
@@ -657,7 +675,7 @@ def test_ratios_are_the_simplest_fraction_that_is_near(given, ratio):
 
 
 def settings(seed_steps, needed):
-    given = types.SimpleNamespace(
+    return types.SimpleNamespace(
         train=types.SimpleNamespace(seed_steps=seed_steps, pretrain_updates=11, seed_hold=3),
         env=types.SimpleNamespace(num_envs=4, action_repeat=4),
         rows_before_learning=lambda: needed,
@@ -665,7 +683,6 @@ def settings(seed_steps, needed):
         reanalyze_interval=lambda: 6,
         reanalyze_min_step=lambda: 90,
     )
-    return types.SimpleNamespace(for_task=lambda spec: given)
 
 
 def test_a_schedule_is_in_agent_steps():
@@ -699,11 +716,11 @@ def test_a_first_state_is_traced_once_for_its_shapes_and_itself():
         traces.append(1)
         return state.init_state(PLAIN, ENVIRONMENT, key=key, capacity=CAPACITY)
 
-    def make(key):
-        return job.make_state(initial_state, ENVIRONMENT, 0, key)
-
-    shapes = jax.eval_shape(make, jax.random.key(3))
-    made = make(jax.random.key(3))
+    parts = types.SimpleNamespace(
+        initial_state=initial_state, environment=ENVIRONMENT, partition=sharding.ONE_DEVICE
+    )
+    shapes = jax.eval_shape(functools.partial(job.fresh_state, parts), jax.random.key(3))
+    made = job.fresh_state(parts, jax.random.key(3))
     assert len(traces) == 1
     assert jax.tree.map(lambda x: x.shape, made) == jax.tree.map(lambda x: x.shape, shapes)
     np.testing.assert_array_equal(made.obs, begun(PLAIN).obs)

@@ -16,7 +16,7 @@ import mbx
 from mbx.agents.base import Agent, Mean
 from mbx.config import agents
 from mbx.settings import section, setting, to_dict
-from mbx.training import build, pure, run
+from mbx.training import build, run, seeds
 from tests.faults import small
 from tests.helpers import tiny_config
 
@@ -150,10 +150,10 @@ def test_settings_that_cannot_follow_are_refused(one, given, message):
 def test_several_numbers_follow_as_one_array(config):
     base = build.read(config)
     given = {"optimizer.rates": jnp.array([3.0, 4.0]), "optimizer.rate": 0.25}
-    found = pure.with_numbers(base, given).optimizer
+    found = seeds.with_numbers(base, given).optimizer
     assert isinstance(found.rates, tuple) and [float(x) for x in found.rates] == [3.0, 4.0]
     assert found.rate == 0.25
-    assert pure.with_numbers(base, {"optimizer.rates": (5, 6)}).optimizer.rates == (5, 6)
+    assert seeds.with_numbers(base, {"optimizer.rates": (5, 6)}).optimizer.rates == (5, 6)
 
 
 def test_a_traced_number_that_decides_the_program_is_named(one):
@@ -177,7 +177,7 @@ def test_runs_that_are_no_pure_function_are_refused(config):
 def test_means_over_nothing_are_no_numbers():
     sums = {"updates": 4, "update/loss": 8.0, "passes": 0, "pass/gain": 0.0, "episodes": 2}
     sums |= {"episode/return": 5.0, "update/rare": Mean(6.0, 3.0), "faults": 1}
-    found = pure.averaged(jax.tree.map(jnp.float32, sums))
+    found = seeds.averaged(jax.tree.map(jnp.float32, sums))
     assert np.isnan(found.pop("gain"))
     assert {name: float(x) for name, x in found.items()} == {
         **{"updates": 4, "loss": 2, "passes": 0, "episodes": 2},

@@ -53,16 +53,16 @@ def test_the_directory_is_enough_and_changes_are_said(begun, capsys):
     config["train"]["log_interval"] = 16  # of which 40 is no multiple
     result = run.train(config, workdir)
     told = capsys.readouterr().err
-    assert f"resuming {workdir} from step 40 of 88" in told
+    assert f"resuming {workdir} from step 40 of 80" in told
     assert "mbx: for toy:point: env.action_repeat=1\n" in told
     said = "train.steps=80 (was 40); train.log_interval=16 (was 20); eval.episodes=3 (was 2)"
     assert f"changed: {said}\n" in told
-    assert [steps for steps, _ in result.evaluations] == [40, 72, 88]
-    assert result.steps == 88
+    assert [steps for steps, _ in result.evaluations] == [40, 64, 80]
+    assert result.steps == 80
     assert result.evaluations[0] == first.evaluations[0]
     rows = read_rows(os.path.join(workdir, "metrics.jsonl"))
-    assert [row["step"] for row in rows if row["kind"] == "train"] == [20, 40, 56, 72, 88]
-    assert Checkpointer.saved_steps(workdir) == [20, 40, 88]
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [20, 40, 48, 64, 80]
+    assert Checkpointer.saved_steps(workdir) == [20, 40, 80]
     with open(os.path.join(workdir, "config.json")) as file:
         assert json.load(file)["train"]["steps"] == 80
     with open(os.path.join(workdir, "config-until-40.json")) as file:
@@ -80,13 +80,13 @@ def test_a_run_shorter_than_one_interval_of_its_resume_is_gone_on_with(
     changed = small_config(train=dict(steps=100, log_interval=60), resume=True)
     result = run.train(changed, workdir)
     told = capsys.readouterr().err
-    assert f"resuming {workdir} from step 40 of 100" in told
+    assert f"resuming {workdir} from step 40 of 120" in told
     assert "changed: train.steps=100 (was 40); train.log_interval=60 (was 20)\n" in told
-    assert [steps for steps, _ in result.evaluations] == [40, 100]
+    assert [steps for steps, _ in result.evaluations] == [40, 60, 120]
     assert result.evaluations[0] == first.evaluations[0]
     assert best == first.evaluations
     rows = read_rows(os.path.join(workdir, "metrics.jsonl"))
-    assert [row["step"] for row in rows if row["kind"] != "eval"] == [0, 20, 40, 100]
+    assert [row["step"] for row in rows if row["kind"] != "eval"] == [0, 20, 40, 60, 120]
     assert os.path.exists(os.path.join(workdir, "config-until-40.json"))
 
 

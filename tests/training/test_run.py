@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import gc
 import itertools
 import json
@@ -22,7 +23,7 @@ import pytest
 
 from mbx.envs import custom
 from mbx.settings import flatten, to_dict
-from mbx.training import environments, run
+from mbx.training import run
 from mbx.training.checkpoint import Checkpointer, load_config
 from mbx.training.job import fresh_state, prepare
 from mbx.training.metrics import read_rows
@@ -43,10 +44,8 @@ def whole(tmp_path_factory):
 def final_state(workdir: str):
     """Every leaf of a run's newest checkpoint, as numpy."""
     register_toy()  # the run was another process's
-    config = load_config(workdir)
-    environment = environments.make_environment(config, config["env"]["num_envs"], seed=0)
-    agent = run.build.build_agent(config, environment.spec)
-    example = jax.eval_shape(lambda: fresh_state(agent, environment, config, jax.random.key(0)))
+    parts = prepare(load_config(workdir))
+    example = jax.eval_shape(functools.partial(fresh_state, parts), jax.random.key(0))
     checkpointer = Checkpointer(workdir)
     state, meta = checkpointer.restore(example)
     checkpointer.close()

@@ -14,8 +14,9 @@ from jax.experimental import multihost_utils
 
 from mbx.agents.settings import Distributed
 from mbx.config import presets
+from mbx.fast import allocator
 from mbx.settings import to_dict
-from mbx.training import build, memory, sharding
+from mbx.training import build, sharding
 from mbx.training.sharding import ONE_DEVICE, Partition
 from mbx.training.state import LoopState
 from tests.faults.small import small_config
@@ -346,7 +347,7 @@ def test_large_updates_on_several_cores_have_their_memory_in_pieces(
     agent, changes, large, monkeypatch
 ):
     called, two = [], 2 * jax.devices()
-    monkeypatch.setattr(memory, "keep_pieces", lambda: called.append(True) or not called[1:])
+    monkeypatch.setattr(allocator, "keep_pieces", lambda: called.append(True) or not called[1:])
     monkeypatch.setattr(jax, "devices", lambda: two)
     monkeypatch.setattr(jax, "make_mesh", lambda shape, *_, **__: shape)
     for cores, kept in ((1, False), (2, True), (2, False)):  # where the allocator took the setting

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mbx.fast import compiler
-from mbx.training import memory, run
+from mbx.fast import allocator, compiler
+from mbx.training import run
 
 PROGRAM = """
 import resource
@@ -40,7 +40,8 @@ DEVICES = """
 import functools, resource
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-from mbx.training import memory, run, sharding
+from mbx.fast import allocator
+from mbx.training import run, sharding
 jax.config.update("jax_num_cpu_devices", 2)
 run.set_up_jax()
 {then}
@@ -115,8 +116,8 @@ def test_programs_use_their_memory_again():
 @pytest.mark.parametrize(
     "first, then, options, kept",
     [
-        ("import experiments", "memory.keep_pieces()", "partition.training", True),
-        ("import experiments", "memory.keep_pieces()", "sharding.ONE_DEVICE.training", False),
+        ("import experiments", "allocator.keep_pieces()", "partition.training", True),
+        ("import experiments", "allocator.keep_pieces()", "sharding.ONE_DEVICE.training", False),
         ("import experiments", "", "partition.training", False),
     ],
 )
@@ -130,8 +131,8 @@ def test_that_programs_in_pieces_are_not_kept_compiled_is_no_warning(monkeypatch
     name = "jax_persistent_cache_min_compile_time_secs"
     before, options = jax.config.values[name], compiler.for_training("cpu", pieces=True)
     library = types.SimpleNamespace(mallopt=lambda name, value: 1)
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: library)
-    monkeypatch.setattr(memory, "_kept", True)
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: library)
+    monkeypatch.setattr(allocator, "_kept", True)
 
     def compiled(rows):
         jax.jit(lambda x: (jnp.tan(x) @ x.T @ jnp.tan(x)).sum(), compiler_options=options).lower(
@@ -146,7 +147,7 @@ def test_that_programs_in_pieces_are_not_kept_compiled_is_no_warning(monkeypatch
         if not caught:
             pytest.skip("this XLA keeps such programs")
         assert "Multiple temp buffer" in str(caught[0].message)
-        assert memory.keep_pieces()
+        assert allocator.keep_pieces()
         compiled(6_001)
     finally:
         jax.config.update(name, before)
@@ -160,10 +161,10 @@ def test_pieces_are_kept_where_pages_are_and_the_allocator_agrees(
 ):
     asked = []
     library = types.SimpleNamespace(mallopt=lambda *option: asked.append(option) or answer)
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: library)
-    monkeypatch.setattr(memory, "_kept", kept)
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: library)
+    monkeypatch.setattr(allocator, "_kept", kept)
     with warnings.catch_warnings():  # keep_pieces() adds a filter
-        assert memory.keep_pieces() is expected
+        assert allocator.keep_pieces() is expected
     assert asked == ([(-2, 2**26)] if kept else [])  # M_TOP_PAD, 64 MB
 
 
@@ -181,7 +182,7 @@ def test_programs_run_inline_in_commands_alone(monkeypatch):
     try:
         for kept in (False, True):
             jax.config.update(name, True)
-            monkeypatch.setattr(memory, "_kept", kept)
+            monkeypatch.setattr(allocator, "_kept", kept)
             run.set_up_jax()
             assert jax.config.values[name] is not kept
     finally:
@@ -189,5 +190,5 @@ def test_programs_run_inline_in_commands_alone(monkeypatch):
 
 
 def test_elsewhere_it_does_nothing(monkeypatch):
-    monkeypatch.setattr(memory.sys, "platform", "darwin")
-    assert memory.keep_freed_pages() is False
+    monkeypatch.setattr(allocator.sys, "platform", "darwin")
+    assert allocator.keep_freed_pages() is False
