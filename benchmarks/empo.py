@@ -32,9 +32,9 @@ from mbx.empo import TIME_LIMIT, named_world
 from mbx.empo.agent import evaluation, make_agent, resolve, robots
 from mbx.empo.agent.settings import Settings
 from mbx.empo.multigrid.many import Choice, choose
+from mbx.fast import allocator
 from mbx.power import PowerParams
 from mbx.settings import from_dict
-from mbx.fast import allocator
 from mbx.training import environments, loop, run
 from mbx.training.state import Schedule, init_state
 

@@ -43,9 +43,8 @@ from mbx.agents.dreamer import rssm
 from mbx.agents.dreamer.settings import Settings as DreamerSettings
 from mbx.agents.dreamer.update import draw_noise
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic
-from mbx.fast import rng
+from mbx.fast import allocator, rng
 from mbx.settings import from_dict
-from mbx.fast import allocator
 from mbx.training import build, loop, sharding
 from mbx.training.metrics import atomic_write
 from mbx.training.policy import Policy, load_policy
