@@ -7,7 +7,6 @@ import sys
 
 from mbx.empo.power import *  # noqa: F403
 from mbx.empo.power import (
-    __all__,  # noqa: F401
     assistance,
     codec,
     curriculum,

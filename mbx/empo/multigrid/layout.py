@@ -33,17 +33,6 @@ STILL, LEFT, RIGHT, FORWARD, TOGGLE, PICK_UP, DROP = range(7)
 OPEN, CLOSED, LOCKED = range(3)
 NONE = -1  # no colour, no content
 _WANTED = ("map", "goals", "horizon")
-_OPTIONAL = (
-    "goal_weight",
-    "stumble",
-    "legend",
-    "drop",
-    "magic_entry",
-    "magic_solidify",
-    "magic_users",
-    "power",
-    "humans",
-)
 
 
 class Layout(NamedTuple):
@@ -236,10 +225,11 @@ def _one(name: str, documents: list[Any]) -> tuple[Layout, PowerParams | None, H
 
 def _world(name: str, fields: Any) -> tuple[Layout, PowerParams | None, HumanModel | None]:
     """The map that a file's fields describe."""
-    if not isinstance(fields, dict) or not set(_WANTED) <= fields.keys() <= {*_WANTED, *_OPTIONAL}:
+    options = {*inspect.signature(parse_map).parameters, "power", "humans"} - {"text", *_WANTED}
+    if not isinstance(fields, dict) or not set(_WANTED) <= fields.keys() <= {*_WANTED, *options}:
         raise ValueError(
-            f"map {name!r} must have the fields {sorted(_WANTED)}, may have "
-            f"{sorted(_OPTIONAL)}, and no others"
+            f"map {name!r} must have the fields {sorted(_WANTED)}, may have {sorted(options)}, and "
+            "no others"
         )
     try:
         params = _section(name, "power", PowerParams, fields.pop("power", None))

@@ -25,6 +25,12 @@ SIDES = ("right", "down", "left", "up", "all")
 DOOR_STATES = ("open", "closed", "locked")
 HUMANS, ROBOTS = ">v<^", "1234"  # facing right, down, left, up
 
+# What the built-in symbols stand for, in their order.
+_KINDS = (
+    *("empty", "wall", "lava", "unsteady", "floor", "switch", "rock", "block", "door", "key"),
+    *("ball", "box", "magic_wall", *BUTTONS),
+)
+
 # The options of each kind with their defaults.
 OPTIONS: dict[str, dict[str, Any]] = {
     "empty": {},
@@ -47,25 +53,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 SYMBOLS: dict[str, dict[str, Any]] = {
-    ".": {"type": "empty"},
-    "#": {"type": "wall"},
-    "~": {"type": "lava"},
-    "u": {"type": "unsteady"},
-    ",": {"type": "floor"},
-    "s": {"type": "switch"},
-    "o": {"type": "rock"},
-    "b": {"type": "block"},
-    "D": {"type": "door"},
-    "L": {"type": "door", "state": "locked"},
-    "k": {"type": "key"},
-    "*": {"type": "ball"},
-    "x": {"type": "box"},
-    "m": {"type": "magic_wall"},
-    "K": {"type": "kill_button"},
-    "P": {"type": "pause_switch"},
-    "C": {"type": "control_button"},
-    "X": {"type": "disabling_switch"},
-}
+    symbol: {"type": kind} for symbol, kind in zip(".#~u,sobDk*xmKPCX", _KINDS, strict=True)
+} | {"L": {"type": "door", "state": "locked"}}
 
 _CHOICES = {"color": COLORS, "state": DOOR_STATES, "side": SIDES, "trigger": GROUPS}
 

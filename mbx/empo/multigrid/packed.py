@@ -21,47 +21,6 @@ from mbx.empo.multigrid.state import State
 
 Array = jax.Array
 
-SHIFTS = dict(
-    object_type=0,
-    object_color=5,
-    object_state=8,
-    agent_color=10,
-    magic_wall_state=13,
-    other_category=16,
-)
-WIDTHS = dict(
-    object_type=5,
-    object_color=3,
-    object_state=2,
-    agent_color=3,
-    magic_wall_state=3,
-    other_category=2,
-)
-NOBODY = 7
-NOTHING = -1  # object type of an empty cell, in version 2
-DOOR, KEY = 30, 31
-PLAIN_TYPES, COLORS = 15, len(objects.COLORS)
-# The reference's numbers; 3 is a goal cell, which here is a rectangle beside the grid.
-TYPES = dict(
-    wall=0,
-    ball=1,
-    box=2,
-    lava=4,
-    block=5,
-    rock=6,
-    unsteady=7,
-    switch=8,
-    floor=9,
-    kill_button=10,
-    pause_switch=11,
-    disabling_switch=12,
-    control_button=13,
-    door=DOOR,
-    key=KEY,
-)
-COLORS_OF = {name: number for number, name in enumerate(objects.COLORS)}
-CHANNELS = PLAIN_TYPES + 2 * COLORS + 1 + 3 + COLORS
-
 
 class Fields(NamedTuple):
     """The fields of a grid, int `[..., H, W]` each (see the module's first lines)."""
@@ -72,6 +31,22 @@ class Fields(NamedTuple):
     agent_color: Array
     magic_wall_state: Array
     other_category: Array
+
+
+WIDTHS = dict(zip(Fields._fields, (5, 3, 2, 3, 3, 2), strict=True))  # bits
+SHIFTS = dict(zip(Fields._fields, (0, 5, 8, 10, 13, 16), strict=True))
+NOBODY = 7
+NOTHING = -1  # object type of an empty cell, in version 2
+DOOR, KEY = 30, 31
+PLAIN_TYPES, COLORS = 15, len(objects.COLORS)
+# The reference's numbers; a goal cell is a rectangle next to the grid here.
+_NAMES = (
+    "wall ball box goal lava block rock unsteady switch floor kill_button pause_switch "
+    "disabling_switch control_button"
+)
+TYPES = {name: number for number, name in enumerate(_NAMES.split())} | {"door": DOOR, "key": KEY}
+COLORS_OF = {name: number for number, name in enumerate(objects.COLORS)}
+CHANNELS = PLAIN_TYPES + 2 * COLORS + 1 + 3 + COLORS
 
 
 def encode(fields: Fields, *, version: int = 2) -> Array:

@@ -21,30 +21,16 @@ from mbx.empo.multigrid.state import State
 Array = jax.Array
 
 TILE = 24
-# Red, green, blue, purple, yellow, grey, brown.
-PALETTE = np.array(
-    [
-        (205, 60, 50),
-        (60, 150, 70),
-        (60, 100, 200),
-        (130, 60, 160),
-        (220, 180, 30),
-        (120, 120, 120),
-        (140, 95, 55),
-    ],
-    np.uint8,
-)
-HUMAN_SHADES = np.array(
-    [(230, 160, 0), (240, 90, 40), (200, 60, 120), (150, 120, 0), (120, 80, 200)], np.uint8
-)
-ROBOT_SHADES = np.array([(80, 90, 100), (50, 110, 130), (110, 110, 110), (70, 70, 130)], np.uint8)
-_FLOOR, _WALL, _LAVA, _ROCK, _BLOCK = (
-    (240, 238, 232),
-    (60, 60, 66),
-    (235, 120, 30),
-    (130, 124, 118),
-    (190, 150, 100),
-)
+
+
+def _colors(text: str) -> np.ndarray:
+    return np.array([list(bytes.fromhex(color)) for color in text.split()], np.uint8)
+
+
+PALETTE = _colors("cd3c32 3c9646 3c64c8 823ca0 dcb41e 787878 8c5f37")  # as `objects.COLORS`
+HUMAN_SHADES = _colors("e6a000 f05a28 c83c78 967800 7850c8")
+ROBOT_SHADES = _colors("505a64 326e82 6e6e6e 464682")
+_FLOOR, _WALL, _LAVA, _ROCK, _BLOCK = _colors("f0eee8 3c3c42 eb781e 827c76 be9664")
 _BUTTON_COLORS = dict(zip(BUTTONS, (0, 2, 1, 3), strict=True))
 
 

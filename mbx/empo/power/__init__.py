@@ -12,78 +12,40 @@ The public names of `equations`, `solver` (exact), `assistance` (robots that kno
 environments carry to the agent).
 """
 
-from mbx.empo.power import curriculum
-from mbx.empo.power.assistance import Assistance, solve_assistance
-from mbx.empo.power.codec import Codec, Record, make_codec, make_records
-from mbx.empo.power.curriculum import Curriculum
-from mbx.empo.power.equations import (
-    ABILITY_FLOOR,
-    PowerParams,
-    aggregate_ability,
-    attained,
-    check_params,
-    human_aggregate,
-    intrinsic_reward,
-    q_r_target,
-    q_to_z,
-    robot_policy,
-    soft_clamp,
-    v_h_e_target,
-    z_to_q,
-)
-from mbx.empo.power.named import HumanModel, NamedWorld
-from mbx.empo.power.solver import Solution, solve
-from mbx.empo.power.worlds import (
-    TabularWorld,
-    Views,
-    World,
-    check_world,
-    draw_actions,
-    draw_goals,
-    goal_distribution,
-    joint_index,
-    make_varied_start,
-    never_achieved,
-    profiles,
-    tabular_world,
-)
-
-__all__ = [
-    "ABILITY_FLOOR",
-    "Assistance",
-    "Codec",
-    "Curriculum",
-    "HumanModel",
-    "NamedWorld",
-    "PowerParams",
-    "Record",
-    "Solution",
-    "TabularWorld",
-    "Views",
-    "World",
-    "aggregate_ability",
-    "attained",
-    "check_params",
-    "check_world",
-    "curriculum",
-    "draw_actions",
-    "draw_goals",
-    "goal_distribution",
-    "human_aggregate",
-    "intrinsic_reward",
-    "joint_index",
-    "make_codec",
-    "make_records",
-    "make_varied_start",
-    "never_achieved",
-    "profiles",
-    "q_r_target",
-    "q_to_z",
-    "robot_policy",
-    "soft_clamp",
-    "solve",
-    "solve_assistance",
-    "tabular_world",
-    "v_h_e_target",
-    "z_to_q",
-]
+from mbx.empo.power import curriculum as curriculum
+from mbx.empo.power.assistance import Assistance as Assistance
+from mbx.empo.power.assistance import solve_assistance as solve_assistance
+from mbx.empo.power.codec import Codec as Codec
+from mbx.empo.power.codec import Record as Record
+from mbx.empo.power.codec import make_codec as make_codec
+from mbx.empo.power.codec import make_records as make_records
+from mbx.empo.power.curriculum import Curriculum as Curriculum
+from mbx.empo.power.equations import ABILITY_FLOOR as ABILITY_FLOOR
+from mbx.empo.power.equations import PowerParams as PowerParams
+from mbx.empo.power.equations import aggregate_ability as aggregate_ability
+from mbx.empo.power.equations import attained as attained
+from mbx.empo.power.equations import check_params as check_params
+from mbx.empo.power.equations import human_aggregate as human_aggregate
+from mbx.empo.power.equations import intrinsic_reward as intrinsic_reward
+from mbx.empo.power.equations import q_r_target as q_r_target
+from mbx.empo.power.equations import q_to_z as q_to_z
+from mbx.empo.power.equations import robot_policy as robot_policy
+from mbx.empo.power.equations import soft_clamp as soft_clamp
+from mbx.empo.power.equations import v_h_e_target as v_h_e_target
+from mbx.empo.power.equations import z_to_q as z_to_q
+from mbx.empo.power.named import HumanModel as HumanModel
+from mbx.empo.power.named import NamedWorld as NamedWorld
+from mbx.empo.power.solver import Solution as Solution
+from mbx.empo.power.solver import solve as solve
+from mbx.empo.power.worlds import TabularWorld as TabularWorld
+from mbx.empo.power.worlds import Views as Views
+from mbx.empo.power.worlds import World as World
+from mbx.empo.power.worlds import check_world as check_world
+from mbx.empo.power.worlds import draw_actions as draw_actions
+from mbx.empo.power.worlds import draw_goals as draw_goals
+from mbx.empo.power.worlds import goal_distribution as goal_distribution
+from mbx.empo.power.worlds import joint_index as joint_index
+from mbx.empo.power.worlds import make_varied_start as make_varied_start
+from mbx.empo.power.worlds import never_achieved as never_achieved
+from mbx.empo.power.worlds import profiles as profiles
+from mbx.empo.power.worlds import tabular_world as tabular_world
