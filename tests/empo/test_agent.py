@@ -294,7 +294,7 @@ def test_a_learned_network_robot_lets_the_human_reach_more_than_a_random_one():
         ("random", empo_evaluation.random_policy(found.world)),
     ):
         result = empo_evaluation.goal_reaching(
-            found.world, policy, jax.random.key(1), episodes=4_000, length=6
+            found.world, policy, jax.random.key(1), episodes=2_000, length=6
         )
         reached[name] = result["reached"]
     assert reached["learned"] > reached["random"] + 0.1, reached
@@ -411,7 +411,7 @@ def test_heads_stay_in_their_range_with_a_living_gradient():
         assert bool(jnp.all(q <= -2 * empo_models.Q_FLOOR)) and bool(jnp.all(slope < 0))
 
 
-@pytest.mark.parametrize("q_encoder", ["shared", "joint", "own", "split"])
+@pytest.mark.parametrize("q_encoder", ["joint", "split"])
 def test_a_stage_trains_what_it_says(q_encoder):
     """What is not trained reaches no parameter, by no encoder that it shares with what is."""
     found, stages = load("dag_2h2r"), power.curriculum.NETWORKS
@@ -467,16 +467,10 @@ def test_a_time_limit_is_no_end():
     state, _ = train(found, settings, 1, episode_length=1)
     assert np.asarray(state.replay.data["is_last"]).any()
     assert not np.asarray(state.replay.data["terminated"]).any()
-    exact, problem = exact_tables(found), problem_of(found, settings)
-    rows = state.replay
-
-    @jax.jit
-    def update(params, key):
-        agent = make_agent(settings, environment_of(found).spec)
-        before = learners.init_state(problem, key).replace(params=params)
-        return agent.update(before, rows, key)[0]
-
-    after = update(exact, jax.random.key(0))
+    exact = exact_tables(found)
+    before = state.train.replace(params=exact)
+    update = jax.jit(make_agent(settings, environment_of(found).spec).update)
+    after, *_ = update(before, state.replay, jax.random.key(0))
     assert np.asarray(after.opt_state["q_r"]).sum() > 0
     for name, table in exact.items():
         np.testing.assert_allclose(after.params[name], table, rtol=1e-4, atol=1e-4)
