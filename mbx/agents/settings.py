@@ -2,9 +2,9 @@
 
     @dataclasses.dataclass(frozen=True)
     class Settings(RunSettings):
-        agent: str = setting("mine", "which agent")
-        train: Train = section(Train(steps=60_000), "how long and how often it learns")
-        loss: Loss = section(Loss(), "what is minimised")
+        agent: str = setting("mine", "Name of the agent.")
+        train: Train = section(Train(steps=60_000), "Length of the run.")
+        loss: Loss = section(Loss(), "Losses.")
 
 Steps are environment steps (action repeat included) summed over environments unless a line says
 otherwise. Nothing here loads JAX.
@@ -25,7 +25,7 @@ from mbx.settings import NONZERO, section, setting
 if TYPE_CHECKING:
     from mbx.types import EnvSpec
 
-HEADS_HELP = "auxiliary heads of your own, as NAME or NAME:COEFFICIENT, several joined by +"
+HEADS_HELP = "Custom auxiliary heads, as NAME or NAME:COEFFICIENT, several joined by +."
 _MAP = re.compile(r"(empo:multigrid/)(?P<path>.+\.yaml)((?:@stored)?)", re.DOTALL)
 _MAPS = re.compile(r"(empo:maps/)(?P<path>.*[/.].*?)((?:@stored)?)", re.DOTALL)
 
@@ -57,26 +57,28 @@ def head_terms(text: str) -> dict[str, float | None]:
 class Distributed:
     """One run on many devices or processes."""
 
-    enabled: bool = setting(False, "divide environments and batches among all devices")
+    enabled: bool = setting(False, "Division of environments and batches among all devices.")
     coordinator: str = setting(
-        "", "HOST:PORT of process 0; empty: found out on a cluster", needs={"enabled": True}
+        "", "HOST:PORT of process 0. Empty = found out on a cluster.", needs={"enabled": True}
     )
     num_processes: int = setting(
-        0, "0: found out; 1: only the devices of this machine", needs={"enabled": True}
+        0,
+        "Number of processes. 0 = found out; 1 = only the devices of this machine.",
+        needs={"enabled": True},
     )
     process_id: int = setting(
-        -1, "number of this process; -1: found out", at_least=-1, needs={"enabled": True}
+        -1, "Number of this process. -1 = found out.", at_least=-1, needs={"enabled": True}
     )
     cores: int = setting(
         0,
-        "cores that are a device each, of a run on one machine's processor; 0: as many as there "
-        "are and its environments divide among; 1: one device, whose threads share every operation",
+        "Cores of the processor that are one device each. 0 = as many as environments divide "
+        "among; 1 = one device, whose threads share every operation.",
         needs={"enabled": False, "num_seeds": 1},
     )
-    fsdp: bool = setting(False, "divide large parameters, too", needs={"enabled": True})
+    fsdp: bool = setting(False, "Division of large parameters, too.", needs={"enabled": True})
     heartbeat_timeout: int = setting(
         60,
-        "seconds after which a silent process is given up",
+        "Seconds after which a silent process is given up.",
         at_least=1,
         needs={"enabled": True},
     )
@@ -87,42 +89,43 @@ class Env:
     """The task and how many copies of it are stepped together."""
 
     name: str = setting(
-        "gymnax:Pendulum-v1", "SUITE:TASK, or where your own is: gym:FILE.py:CLASS, see --help"
+        "gymnax:Pendulum-v1",
+        "Task as SUITE:TASK, or a custom one as gym:FILE.py:CLASS; see --help.",
     )
     kwargs: dict[str, Any] = setting(
-        {}, "arguments of gym:, gymnax: and jax: tasks, a flag each (env.kwargs.mass=2.5)"
+        {}, "Arguments of gym:, gymnax: and jax: tasks, a flag each (env.kwargs.mass=2.5)."
     )
     metrics: tuple[str, ...] = setting(
-        (), "numbers of a gym: task's info averaged over episodes into the log: success,cost"
+        (), "Numbers in a gym: task's info, averaged over episodes into the log: success,cost."
     )
     observe: tuple[str, ...] = setting(
-        (), "parts of a dictionary of observations that are seen, a,b; empty: all but privileged_*"
+        (), "Observed parts of a dictionary, a,b. Empty = all but privileged_*."
     )
     pixels: bool = setting(
-        False, "pictures are observed instead of numbers: dmc: and gym: tasks are drawn"
+        False, "Rendered images of dmc: and gym: tasks as observations, instead of numbers."
     )
     image_size: int = setting(
-        0, "pixels a side that images are resized to; 0: as they are, 64 where they are drawn"
+        0, "Side of resized images in pixels. 0 = as they are, 64 where they are rendered."
     )
-    grey: bool = setting(False, "images in colours become grey ones")
+    grey: bool = setting(False, "Grey images instead of coloured ones.")
     frame_stack: int = setting(
-        1, "newest images that an observation joins on its channels, oldest first", at_least=1
+        1, "Newest images stacked on the channels of an observation, oldest first.", at_least=1
     )
     shadows: bool = setting(
         True,
-        "dmc: tasks are drawn with shadows, reflections and smooth edges; without is much quicker "
-        "where a processor draws",
+        "Shadows, reflections and smooth edges in images of dmc: tasks. False = much quicker where "
+        "a processor renders.",
         needs={"pixels": True},
     )
-    num_envs: int = setting(4, "environments stepped together", at_least=1)
+    num_envs: int = setting(4, "Number of environments stepped together.", at_least=1)
     workers: int = setting(
-        0, "processes that step gym: and dmc: environments, for slow ones; 0: none, one by one"
+        0, "Processes that step slow gym: and dmc: environments. 0 = none, one by one."
     )
-    action_repeat: int = setting(0, "environment steps of an agent step; 0: the suite's default")
-    episode_length: int = setting(0, "agent steps of an episode; 0: the task's own limit")
+    action_repeat: int = setting(0, "Environment steps per agent step. 0 = the suite's default.")
+    episode_length: int = setting(0, "Time limit in agent steps. 0 = the task's own.")
     pad_to: tuple[int, ...] = setting(
         (0, 0),
-        "observation and action sizes that several tasks get at least",
+        "Smallest sizes that observations and actions of several tasks are padded to.",
         needs={"several_tasks": True},
     )
 
@@ -147,28 +150,27 @@ class Env:
 class Train:
     """How long a run is; each agent adds how often it learns."""
 
-    steps: int = setting(30_000, "environment steps of the run", at_least=1)
-    seed_steps: int = setting(1_000, "environment steps of random actions before learning")
+    steps: int = setting(30_000, "Length of the run in environment steps.", at_least=1)
+    seed_steps: int = setting(1_000, "Environment steps with random actions before learning.")
     seed_hold: int = setting(
         1,
-        "agent steps that each of those actions is held; above 1 continuous ones are mostly at a "
-        "bound",
+        "Agent steps that each random action is held. Above 1, continuous actions are mostly at a "
+        "bound.",
         at_least=1,
     )
-    pretrain_updates: int = setting(0, "updates made at once after them")
-    log_interval: int = setting(500, "environment steps between log rows", at_least=1)
-    check_finite: bool = setting(True, "stop with an error when a loss is not finite")
-    init_from: str = setting("", "run directory whose best parameters to start from")
-    dataset: str = setting("", "dataset.npz to learn from without acting")
+    pretrain_updates: int = setting(0, "Gradient steps made at once after the random actions.")
+    log_interval: int = setting(500, "Environment steps between log rows.", at_least=1)
+    init_from: str = setting("", "Run directory whose best parameters to start from. Empty = none.")
+    dataset: str = setting("", "File dataset.npz to learn from without acting. Empty = none.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Eval:
     """Evaluations without exploration noise."""
 
-    interval: int = setting(3_000, "environment steps between evaluations; 0: only at the end")
-    episodes: int = setting(20, "episodes of an evaluation; 0, with interval=0: no evaluation")
-    exploring: bool = setting(False, "evaluate the agent as it acts in training, too")
+    interval: int = setting(3_000, "Environment steps between evaluations. 0 = only at the end.")
+    episodes: int = setting(20, "Episodes per evaluation. 0, with interval=0 = no evaluation.")
+    exploring: bool = setting(False, "Evaluations also of the agent as it acts in training.")
 
     def check(self) -> Iterator[str]:
         """Without episodes there is nothing to do at an interval."""
@@ -181,11 +183,11 @@ class Eval:
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """Where the log goes beside the run directory."""
+    """Logs besides the run directory."""
 
-    wandb: str = setting("", "project of Weights & Biases that mirrors the rows; empty: none")
+    wandb: str = setting("", "Project of Weights & Biases that mirrors the rows. Empty = none.")
     wandb_entity: str = setting(
-        "", "user or team of that project; empty: your default", needs={"wandb": NONZERO}
+        "", "User or team of the project. Empty = your default.", needs={"wandb": NONZERO}
     )
 
 
@@ -194,52 +196,52 @@ class Checkpoint:
     """When the state is saved."""
 
     interval: int = setting(
-        6_000, "environment steps between checkpoints; 0: only at the end and by minutes"
+        6_000, "Environment steps between checkpoints. 0 = only at the end and by minutes."
     )
     minutes: float = setting(
-        5.0, "a checkpoint also after so many minutes, and after the first updates; 0: not"
+        5.0, "Minutes after which, and after the first updates, the state is also saved. 0 = not."
     )
-    keep: int = setting(2, "newest checkpoints kept, beside the best", at_least=1)
+    keep: int = setting(2, "Newest checkpoints kept, besides the best.", at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """What is stored of the past."""
+    """The replay buffer."""
 
-    capacity: int = setting(100_000, "transitions over all environments", at_least=1)
-    shards: int = setting(0, "blocks that batches are drawn from evenly; 0: one a device")
-    save: bool = setting(False, "write the rows to dataset.npz when the run ends")
+    capacity: int = setting(100_000, "Transitions stored, over all environments.", at_least=1)
+    shards: int = setting(0, "Blocks from which batches are drawn evenly. 0 = one per device.")
+    save: bool = setting(False, "Transitions written to dataset.npz at the end of the run.")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings(abc.ABC):
     """What every run has. An agent's settings add their own, and say how often it learns."""
 
-    agent: str = setting("", "which agent")
-    seed: int = setting(0, "of everything: parameters, environments, exploration, sampling")
+    agent: str = setting("", "Name of the agent.")
+    seed: int = setting(0, "Seed of parameters, environments, exploration and sampling.")
     num_seeds: int = setting(
-        1, "seeds trained side by side in one program, each with its own log", at_least=1
+        1, "Seeds trained together in one program, each with its own log.", at_least=1
     )
     imports: tuple[str, ...] = setting(
-        (), "modules of your own that register what it uses: --import sets it"
+        (), "Custom modules that register what the run uses, as --import sets them."
     )
-    resume: bool = setting(False, "continue the run in the working directory")
+    resume: bool = setting(False, "Continuation of the run in the working directory.")
     matmul_precision: str = setting(
-        "default", "of float32 products", choices=("default", "high", "highest")
+        "default", "Precision of float32 products.", choices=("default", "high", "highest")
     )
     gpu_compiler: str = setting(
         "auto",
-        "how long a GPU's compiler may take: full, for the fastest steps; quick; auto: quick in "
-        "runs of up to 200,000 steps, which gain more by it than they lose",
+        "Effort of a GPU's compiler: full, for the fastest steps; quick; auto = quick in runs of "
+        "up to 200,000 steps.",
         choices=("auto", "quick", "full"),
     )
-    distributed: Distributed = section(Distributed(), "many devices and processes")
-    env: Env = section(Env(), "the task")
-    train: Train = section(Train(), "how long, how often")
-    eval: Eval = section(Eval(), "evaluations")
-    log: Log = section(Log(), "where the log goes beside the run directory")
-    checkpoint: Checkpoint = section(Checkpoint(), "when the state is saved")
-    replay: Replay = section(Replay(), "what is stored")
+    distributed: Distributed = section(Distributed(), "Many devices and processes.")
+    env: Env = section(Env(), "The task.")
+    train: Train = section(Train(), "Length of the run, rate of learning.")
+    eval: Eval = section(Eval(), "Evaluations.")
+    log: Log = section(Log(), "Logs besides the run directory.")
+    checkpoint: Checkpoint = section(Checkpoint(), "When the state is saved.")
+    replay: Replay = section(Replay(), "Replay buffer.")
 
     @property
     def several_tasks(self) -> bool:

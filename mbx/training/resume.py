@@ -35,7 +35,12 @@ def saved_config(workdir: str) -> dict[str, Any]:
     values = load_config(path)
     if several:
         values["num_seeds"] = len(seeds)
-    settings = from_dict(settings_class(values["agent"])(), values)
+    try:
+        settings = from_dict(settings_class(values["agent"])(), values)
+    except ValueError as error:
+        raise ValueError(
+            f"{path}/config.json is of another version ({error}): use the code that wrote it"
+        ) from error
     trust.check(settings.env.name, workdir, False)
     for name, file in settings.files().items():
         raise ValueError(

@@ -431,8 +431,7 @@ def log_interval(
     metrics["agent_steps"] = steps // job.environment.spec.action_repeat
     one.logger.log("train", steps, metrics)
     log_ended(one.logger, job, sums, steps)
-    if job.settings.train.check_finite:
-        check_finite(metrics, steps, job.settings)
+    check_finite(metrics, steps, job.settings)
     if job.agent.check is not None:
         job.agent.check(metrics)
     one.faults.see(metrics, steps)
@@ -544,8 +543,7 @@ def check_finite(metrics: Mapping[str, float], steps: int, settings: RunSettings
         rate = next((n for n in names if n.rpartition(".")[2].startswith("learning_rate")), "")
         raise FloatingPointError(
             f"{bad[0]} is not finite at step {steps}: lower {rate or 'the learning rate'}, or "
-            "resume from the last checkpoint with other settings "
-            "(train.check_finite=False goes on regardless)"
+            "resume from the last checkpoint with other settings"
         )
 
 

@@ -186,3 +186,10 @@ def test_what_cannot_be_gone_on_with(tmp_path, monkeypatch):
         (tmp_path / "config.json").write_text(json.dumps(small_config(env=dict(name=name))))
         with pytest.raises(ValueError, match=message):
             resume.saved_config(str(tmp_path))
+
+
+def test_a_run_of_another_version_is_refused_in_a_line(tmp_path):
+    config = small_config() | {"a_setting_of_once": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="config.json is of another version .*use the code that"):
+        train.chosen([f"--workdir={tmp_path}", "--config.resume=True"])
