@@ -11,12 +11,12 @@ from __future__ import annotations
 import base64
 import html
 import io
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mbx.agents.base import Agent
@@ -24,6 +24,7 @@ from mbx.analysis import charts
 from mbx.analysis.charts import Line
 from mbx.envs.base import JaxEnvironment
 from mbx.envs.render import Renderer
+from mbx.training import video
 from mbx.training.build import Config
 from mbx.training.environments import make_environment
 
@@ -100,31 +101,13 @@ def record(
     def see(what: str, arrays: dict[str, Any]) -> None:
         seen.append((what, {name: np.array(value) for name, value in arrays.items()}))
 
-    act = agent.watched(see)
-
-    @jax.jit
-    def advance(train: Any, carry: Any, i: jax.Array, key: jax.Array) -> Any:
-        env_state, obs, actor = carry
-        view = None
-        if renderer is not None:
-            view = renderer.view(jax.tree.map(lambda x: x[0], env_state.raw))
-        act_key, env_key = jax.random.split(jax.random.fold_in(key, i))
-        action, actor = act(train, actor, obs, jnp.full(1, i == 0), act_key, True)
-        env_state, now = environment.step(env_state, action, env_key)
-        told = view, now.reward[0], now.terminated[0], now.truncated[0]
-        return (env_state, now.obs, actor), told
-
-    reset_key, step_key = jax.random.split(key)
-    env_state, obs = jax.jit(environment.reset)(reset_key)
-    carry, steps, over, ended = (env_state, obs, agent.init_actor(1)), [], False, False
-    while not over and len(steps) < most:
-        seen.clear()
-        carry, told = advance(train_state, carry, jnp.int32(len(steps)), step_key)
-        view, reward, terminated, truncated = jax.device_get(told)
+    act, steps, ended = agent.watched(see), [], False
+    played = video.play(environment, act, agent.init_actor(1), train_state, key, renderer)
+    for picture, reward, terminated in itertools.islice(played, most):
         jax.effects_barrier()
-        picture = None if renderer is None else np.array(renderer.draw(view))
-        steps.append(_step(seen, float(reward), picture))
-        ended, over = bool(terminated), bool(terminated or truncated)
+        steps.append(_step(seen, reward, None if picture is None else np.array(picture)))
+        seen.clear()
+        ended = terminated
     return Episode(steps, ended)
 
 

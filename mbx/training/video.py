@@ -8,7 +8,7 @@ From the command line: `python -m experiments.evaluate RUN --video=episode.gif`.
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -102,20 +102,19 @@ def record(
     film = renderer is None and envs.films(settings.env.name)
     renderer = None if film else renderer or _renderer(settings)
     frames: list[np.ndarray] = []
-    rewards: list[float] = []
+    stride, total, length = 1, 0.0, 0
     with opened(_environment(settings, film)) as environment:
-        agent = act, init_actor(1), train_state, key
-        states = _host_states(environment, *agent, rewards)
-        if renderer is not None:
-            states = _jax_states(environment, renderer, *agent, rewards)
-        stride = 1
-        for i, draw in enumerate(states):
-            if i % stride == 0:
-                frames.append(np.array(draw()))
+        parts = environment, act, init_actor(1), train_state, key
+        wanted = lambda i: i % stride == 0  # noqa: E731  drawing takes longer than acting
+        played = play(*parts, renderer, wanted) if renderer else _play_host(*parts, wanted)
+        for picture, reward, _ in played:
+            if picture is not None:
+                frames.append(np.array(picture))
             if len(frames) > max_frames:
                 frames, stride = frames[::2], 2 * stride
+            total, length = total + reward, length + 1
         seconds = (renderer or environment).seconds * environment.spec.action_repeat * stride
-    return Episode(frames, int(np.clip(1000 * seconds, 20, 500)), sum(rewards), len(rewards))
+    return Episode(frames, int(np.clip(1000 * seconds, 20, 500)), total, length)
 
 
 def shortened(episode: Episode, *, width: int = 0, seconds: float = 0.0) -> Episode:
@@ -136,57 +135,65 @@ def write(path: str, episode: Episode) -> None:
     write_picture(path, episode.frames, milliseconds=episode.milliseconds)
 
 
-def _host_states(
+def play(
+    environment: JaxEnvironment,
+    act: Callable,
+    actor: Any,
+    train_state: Any,
+    key: Array,
+    renderer: Renderer | None,
+    wanted: Callable[[int], bool] = lambda i: True,
+) -> Iterator[tuple[Any, float, bool]]:
+    """The steps of an episode: a picture of the state before, reward, and whether it terminated.
+
+    Random numbers are drawn as in an evaluation. The picture is None of steps that are not `wanted`
+    and without a renderer.
+    """
+
+    @jax.jit
+    def advance(train: Any, carry: Any, i: Array, key: Array) -> Any:
+        env_state, obs, actor = carry
+        raw = jax.tree.map(lambda x: x[0], env_state.raw)
+        view = None if renderer is None else renderer.view(raw)
+        act_key, env_key = jax.random.split(jax.random.fold_in(key, i))
+        action, actor = act(train, actor, obs, jnp.full(1, i == 0), act_key, True)
+        env_state, now = environment.step(env_state, action, env_key)
+        shown = view, now.reward[0], now.terminated[0], now.truncated[0]
+        return (env_state, now.obs, actor), shown
+
+    reset_key, step_key = jax.random.split(key)
+    carry = (*jax.jit(environment.reset)(reset_key), actor)
+    for i in itertools.count():
+        carry, shown = advance(train_state, carry, jnp.int32(i), step_key)
+        view, reward, terminated, truncated = jax.device_get(shown)
+        picture = renderer.draw(view) if renderer is not None and wanted(i) else None
+        yield picture, float(reward), bool(terminated)
+        if terminated or truncated:
+            return
+
+
+def _play_host(
     environment: SteppedEnvironment,
     act: Callable,
     actor: Any,
     train_state: Any,
     key: Array,
-    rewards: list[float],
-) -> Iterator[Callable[[], Any]]:
-    """What draws each state before its action; draws random numbers as `evaluation` does."""
+    wanted: Callable[[int], bool],
+) -> Iterator[tuple[Any, float, bool]]:
+    """`play` of an environment on the host, which draws itself."""
     seed_key, step_key = jax.random.split(key)
 
     @jax.jit
     def choose(train: Any, actor: Any, obs: Array, first: Array, key: Array) -> tuple:
         return act(train, actor, obs, first, rng.unrolled(key), True)
 
-    obs, done = environment.reset(int(jax.random.randint(seed_key, (), 0, 2**31 - 1))), False
-    while not done:
-        yield environment.render
-        i = len(rewards)
-        first, now = jnp.full(1, i == 0), jax.random.fold_in(step_key, i)
-        action, actor = choose(train_state, actor, jnp.asarray(obs), first, now)
+    obs = environment.reset(int(jax.random.randint(seed_key, (), 0, 2**31 - 1)))
+    for i in itertools.count():
+        picture = environment.render() if wanted(i) else None
+        now = jax.random.fold_in(step_key, i)
+        action, actor = choose(train_state, actor, jnp.asarray(obs), jnp.full(1, i == 0), now)
         timestep = environment.step(np.asarray(action))
-        obs, done = timestep.obs, bool(timestep.terminated[0] | timestep.truncated[0])
-        rewards.append(float(timestep.reward[0]))
-
-
-def _jax_states(
-    environment: JaxEnvironment,
-    renderer: Renderer,
-    act: Callable,
-    actor: Any,
-    train_state: Any,
-    key: Array,
-    rewards: list[float],
-) -> Iterator[Callable[[], Any]]:
-    """The same of an environment written in JAX."""
-
-    @jax.jit
-    def advance(train: Any, carry: Any, i: Array, key: Array) -> Any:
-        env_state, obs, actor = carry
-        view = renderer.view(jax.tree.map(lambda x: x[0], env_state.raw))
-        act_key, env_key = jax.random.split(jax.random.fold_in(key, i))
-        action, actor = act(train, actor, obs, jnp.full(1, i == 0), act_key, True)
-        env_state, timestep = environment.step(env_state, action, env_key)
-        done = timestep.terminated | timestep.truncated
-        return (env_state, timestep.obs, actor), (view, timestep.reward[0], done[0])
-
-    reset_key, step_key = jax.random.split(key)
-    carry, done = (*jax.jit(environment.reset)(reset_key), actor), False
-    while not done:
-        carry, shown = advance(train_state, carry, jnp.int32(len(rewards)), step_key)
-        view, reward, done = jax.device_get(shown)
-        rewards.append(float(reward))
-        yield functools.partial(renderer.draw, view)
+        obs = timestep.obs
+        yield picture, float(timestep.reward[0]), bool(timestep.terminated[0])
+        if timestep.terminated[0] or timestep.truncated[0]:
+            return
