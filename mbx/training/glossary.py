@@ -17,30 +17,32 @@ from mbx.config.agents import PACKAGES
 AGENTS = tuple(PACKAGES)
 
 COMMON = {
-    "return_mean": "mean return of the evaluation's episodes, without noise: what a run is judged "
-    "by; NaN where an episode was faulty",
-    "return_std": "standard deviation of those returns",
-    "return_min": "least of those returns",
-    "return_max": "largest of those returns",
+    "return_mean": "mean return of the evaluation's episodes, without exploration noise: the score "
+    "of a run; NaN where an episode was faulty",
+    "return_std": "standard deviation of the evaluation's returns",
+    "return_min": "lowest return of the evaluation",
+    "return_max": "highest return of the evaluation",
     "length_mean": "mean length of the evaluation's episodes, in agent steps",
     "return_mean/*": "mean return of one of several tasks",
     "return_mean_exploring": "mean return of the agent acting as in training (eval.exploring)",
-    "faulty_episodes": "episodes of an evaluation in which the environment gave what is not finite",
-    "episode/return": "mean return of the training episodes that ended in the interval, "
-    "exploration included",
-    "episode/length": "their mean length, in agent steps",
-    "episode/*": "a number of the environment's own, mean over the steps of an episode",
-    "episode/*_last": "the same, of an episode's last step",
+    "faulty_episodes": "evaluation episodes in which the environment gave a number that is not "
+    "finite",
+    "episode/return": "mean return of the training episodes that ended in the interval, with "
+    "exploration",
+    "episode/length": "mean length of the training episodes that ended in the interval, in agent "
+    "steps",
+    "episode/*": "one of the environment's own metrics, mean over the steps of an episode",
+    "episode/*_last": "one of the environment's own metrics at the last step of an episode",
     "episodes": "training episodes that ended in the interval",
-    "faults": "steps of the interval in which the environment gave what is not finite",
-    "updates": "learner updates of the interval",
-    "passes": "passes of the interval that renewed stored planner targets",
-    "steps_per_second": "environment steps a second, learning and compiling included",
-    "agent_steps": "agent steps so far: environment steps over action repeat",
-    "seconds": "since this start of the run, compiling included",
-    "parameters": "numbers that are learned",
+    "faults": "steps of the interval in which the environment gave a number that is not finite",
+    "updates": "gradient steps of the interval",
+    "passes": "refreshes of stored planner targets (reanalyze) in the interval",
+    "steps_per_second": "environment steps a second, with learning and compilation",
+    "agent_steps": "agent steps so far: environment steps divided by the action repeat",
+    "seconds": "seconds since this start of the run, with compilation",
+    "parameters": "number of learned parameters",
     "num_envs": "environments stepped together",
-    "replay/bytes_*": "bytes of a transition in the replay, by what is stored",
+    "replay/bytes_*": "bytes of a transition in the replay buffer, by what is stored",
 }
 
 

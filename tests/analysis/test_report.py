@@ -96,7 +96,7 @@ def test_every_section_says_what_the_run_holds(run):
     assert captions["Evaluations: all that was measured"] == ["return_std"]
     assert captions["Everything else that was logged"] == ["fill", "faults"]
     assert (
-        "standard deviation of those returns</small>" in found["Evaluations: all that was measured"]
+        "standard deviation of the evaluation's returns</small>" in found["Evaluations: all that was measured"]
     )
     # 9 s, 2 s, 2 s of intervals of which 2 are usual; evaluations took 1 s each.
     speed = found["Speed, and where time went"]
