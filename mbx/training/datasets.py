@@ -110,18 +110,17 @@ def _problem(arrays: dict[str, np.ndarray]) -> str | None:
     if first.ndim != 2 or min(first.shape) < 1:
         return f"'row/is_first' has shape {list(first.shape)}, not environments and rows"
     num_envs, rows = first.shape
+    most = {"size": rows, "position": rows - 1, "transitions": 2**31 - 1}
     for name, array in arrays.items():
+        given = f"{name!r} is {array.dtype}{list(array.shape)}"
         if name.startswith("row/"):
             if array.shape[:2] != first.shape or array.dtype.kind not in "biuf":
-                return (
-                    f"{name!r} is {array.dtype}{list(array.shape)}, not {num_envs} by {rows} rows"
-                )
+                return f"{given}, not {num_envs} by {rows} rows"
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 return f"{name!r} has values that are not finite"
-        elif name in _COUNTS:
-            most = rows if name == "size" else rows - 1 if name == "position" else 2**31 - 1
+        elif name in most:
             if array.shape != (num_envs,) or array.dtype.kind not in "iu":
-                return f"{name!r} is {array.dtype}{list(array.shape)}, not {num_envs} counts"
-            if array.min() < 0 or array.max() > most:
-                return f"{name!r} has counts outside of 0 to {most}"
+                return f"{given}, not {num_envs} counts"
+            if array.min() < 0 or array.max() > most[name]:
+                return f"{name!r} has counts outside of 0 to {most[name]}"
     return None

@@ -107,16 +107,12 @@ class RunLogger:
     ) -> None:
         """Append every episode of an evaluation to episodes.csv.
 
-        Args:
-            step: environment steps.
-            returns, lengths: of the episodes.
-            tasks: names, of which each has an equal block of them; () for a single task.
+        tasks: names, of which each has an equal block of the episodes; () for a single task.
         """
         block = -(-len(returns) // max(len(tasks), 1))
-        pairs = enumerate(zip(returns, lengths, strict=True))
         rows = [
             [step, i, tasks[i // block] if tasks else "", repr(float(total)), int(length)]
-            for i, (total, length) in pairs
+            for i, (total, length) in enumerate(zip(returns, lengths, strict=True))
         ]
         _append(self._episodes, rows)
 
@@ -128,19 +124,11 @@ class RunLogger:
         returns: Sequence[float],
         lengths: Sequence[int],
     ) -> None:
-        """Append training episodes to training_episodes.csv.
-
-        Args:
-            steps: environment steps at which they ended.
-            environments: number of each one's environment.
-            tasks: each one's name, "" for a single task.
-            returns, lengths: of the episodes.
-        """
+        """Append training episodes: the environment steps at which they ended, their environments'
+        numbers, their tasks' names ("" for a single one), returns and lengths."""
         each = zip(steps, environments, tasks, returns, lengths, strict=True)
-        _append(
-            self._training,
-            [[int(s), int(i), task, repr(float(x)), int(n)] for s, i, task, x, n in each],
-        )
+        rows = [[int(s), int(i), task, repr(float(x)), int(n)] for s, i, task, x, n in each]
+        _append(self._training, rows)
 
     def log_picture(self, name: str, step: int, content: bytes) -> None:
         """Show the content of a picture's or a film's file in TensorBoard."""

@@ -140,7 +140,7 @@ class Policy:
             self._carry = self._begun = [jnp.asarray(np.asarray(x)) for x in carry]
             jax.block_until_ready(self._compiled(self._leaves, self._carry, *zeros))
         self._precision = settings.matmul_precision
-        self.reset()
+        self._first = np.ones(self._num, bool)
 
     @property
     def observation_shape(self) -> tuple[int, ...]:

@@ -42,13 +42,9 @@ def default(settings: RunSettings) -> str:
 
 
 def check(config: Config, workdir: str, log_dir: str) -> None:
-    """Check that a run of `config` may begin, or go on, in `workdir`.
+    """Raise ValueError where a run of `config` may not begin, or be resumed, in `workdir`.
 
-    Args:
-        log_dir: where its rows are; the same, or that of the first of several seeds.
-
-    Raises:
-        ValueError: it must not, with the reason.
+    log_dir: where its rows are; the same, or that of the first of several seeds.
     """
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise ValueError(f"workdir={workdir} is a file: choose another directory")
@@ -72,17 +68,16 @@ def check(config: Config, workdir: str, log_dir: str) -> None:
 
 
 def check_rows(log_dir: str, first_checkpoint: int, steps: int) -> None:
-    """Raise ValueError where rows lie in `log_dir` whose checkpoints have been lost.
+    """Raise ValueError where the checkpoints of rows in `log_dir` have been lost.
 
     Args:
         log_dir: a directory of rows without any checkpoint.
-        first_checkpoint: environment steps at which the first one was due. It is written while the
-            run goes on, up to the second.
+        first_checkpoint: environment steps at which the first was due; writing it may take until
+            the second.
         steps: environment steps of the whole run.
     """
-    last = max(
-        (row["step"] for row in read_rows(os.path.join(log_dir, "metrics.jsonl"))), default=0
-    )
+    rows = read_rows(os.path.join(log_dir, "metrics.jsonl"))
+    last = max((row["step"] for row in rows), default=0)
     if last > 2 * first_checkpoint or last >= steps:
         raise ValueError(
             f"{log_dir} has rows up to step {last:,} and no checkpoint: put checkpoints/ back, or "

@@ -14,7 +14,6 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 from mbx.agents.settings import Log
@@ -184,7 +183,7 @@ class Wandb:
         self._run.finish()
 
 
-def require_wandb(log: Log) -> ModuleType | None:
+def require_wandb(log: Log) -> Any:
     """The package wandb, if a run asks for it. Raises ImportError if it is missing."""
     if not log.wandb:
         return None

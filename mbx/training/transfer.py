@@ -27,11 +27,10 @@ def resolve(settings: RunSettings) -> RunSettings:
     Raises ValueError for several seeds, which cannot start from something else.
     """
     train, env, replay = settings.train, settings.env, settings.replay
-    for field in ("init_from", "dataset"):
-        if getattr(train, field) and settings.num_seeds > 1:
+    for field, value in (("init_from", train.init_from), ("dataset", train.dataset)):
+        if value and settings.num_seeds > 1:
             raise ValueError(
-                f"train.{field}={getattr(train, field)!r} with num_seeds={settings.num_seeds}: "
-                "start one run a seed"
+                f"train.{field}={value!r} with num_seeds={settings.num_seeds}: start one run a seed"
             )
     if train.init_from and settings.several_tasks:
         spec = environment_spec(_settings(train.init_from))
@@ -45,7 +44,7 @@ def resolve(settings: RunSettings) -> RunSettings:
 
 
 def _settings(source: str) -> RunSettings:
-    """Those of another run, whose environment is made to know its sizes."""
+    """The settings of another run, whose environment will be made for its sizes."""
     settings = load_settings(source)
     trust.check(settings.env.name, source, False)
     return settings
@@ -61,15 +60,9 @@ def check(settings: RunSettings, agent: Agent) -> None:
 
 
 def start_from(source: str, settings: RunSettings, agent: Agent, train: Any) -> Any:
-    """`train`, a fresh train state, with the parameters of the run in the directory `source`.
+    """The fresh state `train` of a new run with the parameters of the run in `source`.
 
-    Optimisers, scales and the update counter stay fresh.
-
-    Args:
-        source: run directory.
-        settings: of the new run, `for_task`.
-        agent: of the new run.
-        train: of the new run.
+    Optimisers, scales and the update counter stay fresh. settings: of the new run, `for_task`.
 
     Raises ValueError, naming the component or the setting, where the two models differ in shape or
     the parameters would mean something else (`RunSettings.check_start`).
@@ -79,9 +72,8 @@ def start_from(source: str, settings: RunSettings, agent: Agent, train: Any) -> 
     for reason in settings.check_start(before.for_task(spec)):
         raise ValueError(reason)
     example = jax.eval_shape(build.build_agent(before, spec).init, jax.random.key(0))
-    checkpointer = Checkpointer(source)
-    old, _ = checkpointer.restore_best(example)
-    checkpointer.close()
+    with Checkpointer(source) as checkpointer:
+        old, _ = checkpointer.restore_best(example)
     started = agent.start_from(train, old, spec)
     for name, wanted in train.params.items():
         have = jax.tree.map(jnp.shape, started.params.get(name))

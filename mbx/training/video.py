@@ -26,8 +26,8 @@ from mbx.files import prepare_output
 from mbx.pictures import write_picture
 from mbx.training.build import Config, read
 from mbx.training.environments import make_environment, opened
+from mbx.types import Array
 
-Array = jax.Array
 MAX_FRAMES = 250
 
 

@@ -95,9 +95,8 @@ def test_every_section_says_what_the_run_holds(run):
     assert captions["Losses and gradients"] == ["loss/value", "grad_norm/model"]
     assert captions["Evaluations: all that was measured"] == ["return_std"]
     assert captions["Everything else that was logged"] == ["fill", "faults"]
-    assert (
-        "standard deviation of the evaluation's returns</small>" in found["Evaluations: all that was measured"]
-    )
+    measured = found["Evaluations: all that was measured"]
+    assert "standard deviation of the evaluation&#x27;s returns</small>" in measured
     # 9 s, 2 s, 2 s of intervals of which 2 are usual; evaluations took 1 s each.
     speed = found["Speed, and where time went"]
     assert cells(speed, "start and compilation") == ["7.0 s (47%)"]
