@@ -19,7 +19,6 @@ blocks of environments (`mbx.replay_storage`), which devices can hold without co
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -27,34 +26,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mbx import replay_storage
+from mbx import replay_storage as storage
 from mbx.fast import collectives
-from mbx.replay_storage import Index as Index
-from mbx.replay_storage import ReplayState as ReplayState
-from mbx.replay_storage import Targets as Targets
-from mbx.replay_storage import TargetSpec as TargetSpec
+from mbx.replay_storage import Index, ReplayState, Targets, TargetSpec, dims, read, slot_of, write
 from mbx.replay_storage import bytes_per_transition as bytes_per_transition
-from mbx.replay_storage import (
-    check_mask,
-    check_positive,
-    check_rows,
-    check_sizes,
-    check_targets,
-    decode,
-    dims,
-    draw_transitions,
-    holds,
-    is_last_occurrence,
-    locate,
-    read,
-    require_targets,
-    row_storage,
-    slot_of,
-    target_storage,
-    transition_change,
-    write,
-    write_targets,
-)
 from mbx.replay_storage import example_row as example_row
 
 PyTree = Any
@@ -99,10 +74,12 @@ def init(
     Raises:
       ValueError: a missing or non-boolean flag, an impossible size, an unknown dtype.
     """
-    check_sizes(num_envs, capacity, shards)
+    storage.check_sizes(num_envs, capacity, shards)
     return ReplayState(
-        data=row_storage(row, num_envs, capacity),
-        targets=None if target_spec is None else target_storage(target_spec, num_envs, capacity),
+        data=storage.row_storage(row, num_envs, capacity),
+        targets=None
+        if target_spec is None
+        else storage.target_storage(target_spec, num_envs, capacity),
         position=jnp.zeros((num_envs,), jnp.int32),
         size=jnp.zeros((num_envs,), jnp.int32),
         transitions=jnp.zeros((num_envs,), jnp.int32),
@@ -129,9 +106,9 @@ def insert(
       ValueError: rows or targets do not fit the storage.
     """
     num_envs = dims(state)[0]
-    rows = check_rows(state, dict(rows))
-    mask = jnp.ones((num_envs,), bool) if mask is None else check_mask(mask, (num_envs,))
-    return replay_storage.rowwise(_insert, state, rows, targets, mask)
+    rows = storage.check_rows(state, dict(rows))
+    mask = jnp.ones((num_envs,), bool) if mask is None else storage.check_mask(mask, (num_envs,))
+    return storage.per_shard(_insert, state, trees=(rows, targets, mask))
 
 
 def _insert(
@@ -140,7 +117,7 @@ def _insert(
     num_envs, capacity = dims(state)
     env = jnp.arange(num_envs, dtype=jnp.int32)
     slot = jnp.where(mask, state.position, capacity)
-    change = transition_change(state, rows)
+    change = storage.transition_change(state, rows)
     # Always false, which XLA cannot know: lets every write wait for the flags just read. Unordered,
     # the flag arrays would be copied at every insertion.
     slot = jnp.where(change > 1, capacity, slot)
@@ -150,7 +127,7 @@ def _insert(
         if targets is None:
             stored = stored.replace(valid=write(stored.valid, index, jnp.zeros((num_envs,), bool)))
         else:
-            stored = write_targets(state, index, targets)
+            stored = storage.write_targets(state, index, targets)
     return state.replace(
         data=jax.tree.map(lambda leaf, row: write(leaf, index, row), state.data, rows),
         targets=stored,
@@ -200,9 +177,9 @@ def insert_step(
     if given := [name for name in flags if name in row]:
         raise ValueError(f"row has {', '.join(given)}: leave out, only a last row ends an episode")
     no = jnp.zeros((dims(state)[0],), bool)
-    row = check_rows(state, {**row, **dict.fromkeys(flags, no)})
+    row = storage.check_rows(state, {**row, **dict.fromkeys(flags, no)})
     blank = jax.tree.map(jnp.zeros_like, row)
-    last = check_rows(state, {**blank, **final, "is_first": no, "is_last": ~no})
+    last = storage.check_rows(state, {**blank, **final, "is_first": no, "is_last": ~no})
     return insert(insert(state, row, targets), last, mask=done)
 
 
@@ -227,20 +204,22 @@ def update_targets(
       ValueError: the replay stores no targets, or shapes do not fit.
     """
     shape = index.env.shape
-    check_targets(state, targets, shape)
-    mask = jnp.ones(shape, bool) if mask is None else check_mask(mask, shape)
-    return replay_storage.change(_update_targets, state, index, targets, mask)
+    storage.check_targets(state, targets, shape)
+    mask = jnp.ones(shape, bool) if mask is None else storage.check_mask(mask, shape)
+    return storage.at_index(_update_targets, state, index, targets, mask, out=0)
 
 
 def _update_targets(state: ReplayState, index: Index, targets: Targets, mask: Array) -> ReplayState:
     shape = index.env.shape
-    write = holds(state, index) & mask
+    write = storage.holds(state, index) & mask
     flat = Index(index.env.reshape(-1), index.slot.reshape(-1))
     # Two scatters of the same row could resolve differently for actions and values: decide the
     # winner once, here.
-    slot = jnp.where(is_last_occurrence(state, flat, write.reshape(-1)), flat.slot, dims(state)[1])
+    slot = jnp.where(
+        storage.is_last_occurrence(state, flat, write.reshape(-1)), flat.slot, dims(state)[1]
+    )
     targets = jax.tree.map(lambda x: jnp.reshape(x, (-1, *jnp.shape(x)[len(shape) :])), targets)
-    return state.replace(targets=write_targets(state, Index(flat.env, slot), targets))
+    return state.replace(targets=storage.write_targets(state, Index(flat.env, slot), targets))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -268,26 +247,37 @@ def sample(state: ReplayState, key: Array, *, batch_size: int, length: int) -> S
       ValueError: batch_size or length out of range.
     """
     _, capacity = dims(state)
-    check_positive("batch_size", batch_size)
+    storage.check_positive("batch_size", batch_size)
     if not 1 <= length < capacity:
         raise ValueError(
             f"length is {length} with a capacity of {capacity} rows: choose 1 <= length < capacity"
         )
-    local = functools.partial(_sample, length=length)
-    return replay_storage.draw(local, state, key, batch_size, axis=1)
+
+    def local(state: ReplayState, key: Array, num: int) -> Sample:
+        env, offset, good = storage.draw_transitions(state, key, num)
+        found = windows(state, Index(env, slot_of(state, env, offset)), length=length)
+        return found._replace(mask=found.mask & good[None, :])
+
+    return storage.draw(local, state, key, batch_size, axis=1)
 
 
-def _sample(state: ReplayState, key: Array, batch_size: int, *, length: int) -> Sample:
-    env, offset, good = draw_transitions(state, key, batch_size)
-    time = jnp.arange(length + 1, dtype=jnp.int32)[:, None]
+def windows(state: ReplayState, start: Index, *, length: int) -> Sample:
+    """Windows of T = `length` transitions from the rows at `start` [B], for samplers of your own.
+
+    Masked as those of `sample`; a start that the replay does not hold is masked whole. Of a replay
+    in shards, `start` is laid out as drawn from it.
+    """
+    env, capacity = start.env, dims(state)[1]
+    offset = (start.slot - (state.position[env] - state.size[env])) % capacity
     newest = jnp.maximum(state.size[env] - 1, 0)
-    wanted = offset[None, :] + time
+    wanted = offset[None, :] + jnp.arange(length + 1, dtype=jnp.int32)[:, None]
     offsets = jnp.minimum(wanted, newest[None, :])
     env = jnp.broadcast_to(env[None, :], offsets.shape)
     index = Index(env, slot_of(state, env, offsets))
     rows = row_at(state, index)
     step_ok = ~rows["is_last"][:-1] & ~rows["is_first"][1:] & (wanted[1:] <= newest[None, :])
-    mask = jnp.cumprod(step_ok.astype(jnp.int32), axis=0).astype(bool) & good[None, :]
+    mask = jnp.cumprod(step_ok.astype(jnp.int32), axis=0).astype(bool)
+    mask = mask & storage.holds(state, start)[None, :]
     return Sample(rows, targets_at(state, index), mask, index)
 
 
@@ -301,14 +291,14 @@ def sample_rows(state: ReplayState, key: Array, *, batch_size: int) -> tuple[PyT
     Raises:
       ValueError: batch_size is not positive.
     """
-    check_positive("batch_size", batch_size)
-    return replay_storage.draw(_sample_rows, state, key, batch_size, axis=0)
+    storage.check_positive("batch_size", batch_size)
 
+    def local(state: ReplayState, key: Array, num: int) -> tuple[PyTree, Index]:
+        env, offset, good = storage.draw_transitions(state, key, num)
+        index = Index(env, jnp.where(good, slot_of(state, env, offset), dims(state)[1]))
+        return row_at(state, index), index
 
-def _sample_rows(state: ReplayState, key: Array, batch_size: int) -> tuple[PyTree, Index]:
-    env, offset, good = draw_transitions(state, key, batch_size)
-    index = Index(env, jnp.where(good, slot_of(state, env, offset), dims(state)[1]))
-    return row_at(state, index), index
+    return storage.draw(local, state, key, batch_size, axis=0)
 
 
 def sample_stale(
@@ -334,28 +324,27 @@ def sample_stale(
     Raises:
       ValueError: the replay stores no targets, or batch_size is not positive.
     """
-    check_positive("batch_size", batch_size)
-    local = functools.partial(_sample_stale, step=step, exponent=exponent)
-    return replay_storage.draw(local, state, key, batch_size, axis=0)
+    storage.check_positive("batch_size", batch_size)
 
+    def local(state: ReplayState, key: Array, num: int) -> tuple[PyTree, Index]:
+        draw_key, gumbel_key = jax.random.split(key)
+        env, offset, good = storage.draw_transitions(state, draw_key, _STALE_CANDIDATES * num)
+        index = Index(env, slot_of(state, env, offset))
+        age = target_age(state, index, step)
+        score = jnp.asarray(exponent, jnp.float32) * jnp.log1p(age.astype(jnp.float32))
+        # Classes far apart, so that noise orders rows only within a class: no row < repeated < aged
+        # < without targets.
+        score = jnp.where(age == NEVER, 1e6, jnp.minimum(score, 1e5))
+        score = jnp.where(
+            storage.is_last_occurrence(state, index, good), score, jnp.where(good, -1e6, -1e9)
+        )
+        score = score + jax.random.gumbel(gumbel_key, score.shape, score.dtype)
+        _, best = collectives.top_k(score, num)
+        slot = jnp.where(good, index.slot, dims(state)[1])
+        index = Index(env[best], slot[best])
+        return row_at(state, index), index
 
-def _sample_stale(
-    state: ReplayState, key: Array, batch_size: int, *, step: Array | int, exponent: float | Array
-) -> tuple[PyTree, Index]:
-    draw_key, gumbel_key = jax.random.split(key)
-    env, offset, good = draw_transitions(state, draw_key, _STALE_CANDIDATES * batch_size)
-    index = Index(env, slot_of(state, env, offset))
-    age = target_age(state, index, step)
-    score = jnp.asarray(exponent, jnp.float32) * jnp.log1p(age.astype(jnp.float32))
-    # Classes far apart, so that noise orders rows only within a class: no row < repeated < aged <
-    # without targets.
-    score = jnp.where(age == NEVER, 1e6, jnp.minimum(score, 1e5))
-    score = jnp.where(is_last_occurrence(state, index, good), score, jnp.where(good, -1e6, -1e9))
-    score = score + jax.random.gumbel(gumbel_key, score.shape, score.dtype)
-    _, best = collectives.top_k(score, batch_size)
-    slot = jnp.where(good, index.slot, dims(state)[1])
-    index = Index(env[best], slot[best])
-    return row_at(state, index), index
+    return storage.draw(local, state, key, batch_size, axis=0)
 
 
 def refresh_index(
@@ -372,24 +361,21 @@ def refresh_index(
     Raises:
       ValueError: batch_size is not positive.
     """
-    check_positive("batch_size", batch_size)
+    storage.check_positive("batch_size", batch_size)
     start = jnp.asarray(chunk_start, jnp.int32) // state.shards
-    local = functools.partial(_refresh_index, chunk_start=start)
-    return replay_storage.draw(local, state, None, batch_size, axis=0)
 
+    def local(state: ReplayState, _: None, num: int) -> tuple[Index, Array]:
+        flat = start + jnp.arange(num, dtype=jnp.int32)
+        env, offset = storage.locate(state.size, flat)
+        mask = (flat >= 0) & (flat < jnp.sum(state.size))
+        return Index(env, jnp.where(mask, slot_of(state, env, offset), dims(state)[1])), mask
 
-def _refresh_index(
-    state: ReplayState, _: None, batch_size: int, *, chunk_start: Array
-) -> tuple[Index, Array]:
-    flat = jnp.asarray(chunk_start, jnp.int32) + jnp.arange(batch_size, dtype=jnp.int32)
-    env, offset = locate(state.size, flat)
-    mask = (flat >= 0) & (flat < jnp.sum(state.size))
-    return Index(env, jnp.where(mask, slot_of(state, env, offset), dims(state)[1])), mask
+    return storage.draw(local, state, None, batch_size, axis=0)
 
 
 def sweep_length(state: ReplayState, batch_size: int) -> Array:
     """Chunks of `batch_size` rows that `refresh_index` needs for all rows held, int32 []."""
-    check_positive("batch_size", batch_size)
+    storage.check_positive("batch_size", batch_size)
     held = jnp.sum(state.size.reshape(state.shards, -1), axis=1)
     return jnp.max(-(-held // max(batch_size // state.shards, 1)))
 
@@ -402,10 +388,10 @@ def leading_columns(state: ReplayState, tree: PyTree, num: int) -> PyTree:
     """
     if state.shards == 1:
         return jax.tree.map(lambda x: x[:, :num], tree)
-    replay_storage.check_batch(num, state.shards)
-    parts = replay_storage.split_axis(tree, state.shards, 1)
+    storage.check_batch(num, state.shards)
+    parts = storage.split_axis(tree, state.shards, 1)
     own = jax.tree.map(lambda x: x[:, :, : num // state.shards], parts)
-    return replay_storage.merge_axis(own, 1)
+    return storage.merge_axis(own, 1)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -421,7 +407,7 @@ def row_at(state: ReplayState, index: Index) -> PyTree:
     def local(state: ReplayState, index: Index) -> PyTree:
         return jax.tree.map(lambda leaf: read(leaf, index), state.data)
 
-    return replay_storage.look(local, state, index)
+    return storage.at_index(local, state, index)
 
 
 def targets_at(state: ReplayState, index: Index) -> Targets | None:
@@ -430,9 +416,9 @@ def targets_at(state: ReplayState, index: Index) -> Targets | None:
         return None
 
     def local(state: ReplayState, index: Index) -> Targets:
-        return decode(jax.tree.map(lambda leaf: read(leaf, index), state.targets))
+        return storage.decode(jax.tree.map(lambda leaf: read(leaf, index), state.targets))
 
-    return replay_storage.look(local, state, index)
+    return storage.at_index(local, state, index)
 
 
 def target_age(state: ReplayState, index: Index, step: Array | int) -> Array:
@@ -442,13 +428,13 @@ def target_age(state: ReplayState, index: Index, step: Array | int) -> Array:
     Raises:
       ValueError: the replay stores no targets.
     """
-    require_targets(state)
+    storage.require_targets(state)
 
     def local(state: ReplayState, index: Index) -> Array:
         age = jnp.asarray(step, jnp.int32) - read(state.targets.step, index)
         return jnp.where(read(state.targets.valid, index), jnp.maximum(age, 0), NEVER)
 
-    return replay_storage.look(local, state, index)
+    return storage.at_index(local, state, index)
 
 
 def num_transitions(state: ReplayState) -> Array:

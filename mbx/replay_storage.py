@@ -237,7 +237,7 @@ def target_storage(spec: TargetSpec, num_envs: int, capacity: int) -> Targets:
         values=jnp.zeros((*lead, kept), _DTYPES[spec.values_dtype]),
         step=jnp.zeros(lead, jnp.int32),
         valid=jnp.zeros(lead, bool),
-        expert=jnp.zeros((*lead, 2, spec.action_dim)) if spec.expert else None,
+        expert=jnp.zeros((*lead, 2, spec.action_dim), jnp.float32) if spec.expert else None,
     )
 
 
@@ -271,7 +271,10 @@ def check_sizes(num_envs: int, capacity: int, shards: int) -> None:
 
 def check_rows(state: ReplayState, rows: dict[str, Any]) -> dict[str, Any]:
     """The rows [E, ...] as arrays; raises ValueError where structure, shape or dtype do not fit."""
-    fields, given = _names(state.data), _names(rows)
+    fields, given = (
+        {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (state.data, rows)
+    )
     if missing := sorted(fields - given):
         raise ValueError(f"rows lack {', '.join(missing)}: give all fields of the row of init")
     if unknown := sorted(given - fields):
@@ -294,11 +297,6 @@ def check_rows(state: ReplayState, rows: dict[str, Any]) -> dict[str, Any]:
                 f"the replay stores {leaf.dtype}{list(shape)}, cast or reshape it"
             )
     return rows
-
-
-def _names(tree: PyTree) -> set[str]:
-    """Where a tree has leaves, as "['obs']"."""
-    return {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def check_mask(mask: Array, shape: tuple[int, ...]) -> Array:
@@ -487,79 +485,77 @@ def draw(
 
     def one(shard: Array, key: Array | None, own: Array | None, part: ReplayState) -> T:
         extra = () if own is None else (own,)
-        return _shifted(local(part, key, batch_size // shards, *extra), shard * dims(part)[0])
+        result, first = local(part, key, batch_size // shards, *extra), shard * dims(part)[0]
+        return jax.tree.map(
+            lambda x: Index(x.env + first, x.slot) if isinstance(x, Index) else x,
+            result,
+            is_leaf=lambda x: isinstance(x, Index),
+        )
 
     keys = None if key is None else jax.random.split(key, shards)
-    return _each(one, state, (jnp.arange(shards), keys, own), out=axis)
+    return per_shard(one, state, (jnp.arange(shards, dtype=jnp.int32), keys, own), out=axis)
 
 
-def look(local: Callable[..., T], state: ReplayState, index: Index) -> T:
-    """`local(state, index)` of every shard for its part of the batch, `[..., B, ...]`.
+def at_index(
+    local: Callable[..., T],
+    state: ReplayState,
+    index: Index,
+    *trees: PyTree,
+    out: int | None = None,
+) -> T:
+    """`local(state, index, *trees)` of every shard for its part of the batch.
 
-    index `[..., B]`: laid out as drawn. Raises ValueError where B is no multiple of the shards.
-    """
-    if state.shards == 1:
-        return local(state, index)
-    return _at_index(local, state, index, (), out=index.env.ndim - 1)
+    Args:
+      index: `[..., B]`, laid out as drawn.
+      trees: leaves `[..., B, ...]`.
+      out: axis of the results' batch; None for that of `index`.
 
-
-def change(
-    local: Callable[..., ReplayState], state: ReplayState, index: Index, *trees: PyTree
-) -> ReplayState:
-    """The replay after `local(state, index, *trees)` of every shard.
-
-    index `[..., B]`: laid out as drawn. trees: leaves `[..., B, ...]`. Raises as `look`.
+    Raises:
+      ValueError: B is no multiple of the shards.
     """
     if state.shards == 1:
         return local(state, index, *trees)
-    return _at_index(local, state, index, trees, out=0).replace(shards=state.shards)
-
-
-def _at_index(
-    local: Callable[..., Any], state: ReplayState, index: Index, trees: tuple, out: int
-) -> Any:
     axis = index.env.ndim - 1
     check_batch(index.env.shape[axis], state.shards)
 
-    def one(shard: Array, part: ReplayState, index: Index, *trees: PyTree) -> Any:
+    def one(shard: Array, part: ReplayState, index: Index, *trees: PyTree) -> T:
         return local(part, Index(index.env - shard * dims(part)[0], index.slot), *trees)
 
-    return _each(one, state, (jnp.arange(state.shards),), (index, *trees), axis=axis, out=out)
+    shard = jnp.arange(state.shards, dtype=jnp.int32)
+    given = dict(axis=axis, out=axis if out is None else out)
+    return per_shard(one, state, (shard,), (index, *trees), **given)
 
 
-def rowwise(local: Callable[..., ReplayState], state: ReplayState, *trees: PyTree) -> ReplayState:
-    """`local(state, *trees)` of every shard with its environments' part of trees `[E, ...]`."""
-    if state.shards == 1:
-        return local(state, *trees)
-    return _each(local, state, (), trees, out=0).replace(shards=state.shards)
-
-
-def _each(
-    local: Callable[..., Any],
+def per_shard(
+    local: Callable[..., T],
     state: ReplayState,
     own: tuple = (),
     trees: tuple = (),
     *,
     axis: int = 0,
-    out: int,
-) -> Any:
-    """`local(*own, part, *trees)` of every shard, with results behind one another along `out`.
+    out: int = 0,
+) -> T:
+    """`local(*own, part, *trees)` of every shard, with results concatenated along `out`.
 
     Args:
-      local: a shard's own, of a replay that is one shard.
+      local: a function of a replay that is one shard.
       own: leaves `[shards, ...]`, of which each shard gets its entry.
       trees: leaves with the rows of all shards along `axis`.
     """
     shards, whole = state.shards, state.replace(shards=1)
+    if shards == 1 and not own:
+        return local(state, *trees)
     if collectives.num_devices() == shards:
 
         def here(own: tuple, part: ReplayState, trees: tuple) -> Any:
             return local(*jax.tree.map(lambda x: x[0], own), part, *trees)
 
-        return collectives.shard_map(here, (0, 0, axis), own, whole, trees, out=out)
-    inputs = (*own, split_axis(whole, shards, 0), *split_axis(trees, shards, axis))
-    axes = (*[0] * (len(own) + 1), *[axis] * len(trees))
-    return merge_axis(jax.vmap(local, in_axes=axes, out_axes=out)(*inputs), out)
+        found = collectives.shard_map(here, (0, 0, axis), own, whole, trees, out=out)
+    else:
+        inputs = (*own, split_axis(whole, shards, 0), *split_axis(trees, shards, axis))
+        axes = (*[0] * (len(own) + 1), *[axis] * len(trees))
+        found = merge_axis(jax.vmap(local, in_axes=axes, out_axes=out)(*inputs), out)
+    return found.replace(shards=shards) if isinstance(found, ReplayState) else found
 
 
 def check_batch(batch_size: int, shards: int) -> None:
@@ -569,12 +565,3 @@ def check_batch(batch_size: int, shards: int) -> None:
             f"a batch of {batch_size} cannot be drawn evenly from {shards} replay shards: choose "
             f"loss.batch_size and reanalyze.batch_size as multiples of {shards}, or fewer shards"
         )
-
-
-def _shifted(result: T, first: Array) -> T:
-    """Every index in `result` with its environments counted from the first shard's."""
-
-    def shift(x: Any) -> Any:
-        return Index(x.env + first, x.slot) if isinstance(x, Index) else x
-
-    return jax.tree.map(shift, result, is_leaf=lambda x: isinstance(x, Index))

@@ -154,6 +154,17 @@ def test_windows_match_the_list(seed, steps):
     np.testing.assert_array_equal(replay.row_at(state, out.index)["tag"], tags)
 
 
+def test_windows_of_a_sampler_of_ones_own():
+    """From every place of the storage: those of the list, and none where no row is held."""
+    state, model = play(3, 20)
+    start = replay.Index(*(jnp.asarray(x.ravel(), jnp.int32) for x in np.mgrid[:E, : C + 1]))
+    found = replay.windows(state, start, length=T)
+    rows, mask = np.asarray(found.rows["tag"]), np.asarray(found.mask)
+    wanted = {model.rows[e][k][0]: model.window(e, k, T) for e, k in model.transitions()}
+    got = {rows[0, b]: (rows[:, b].tolist(), mask[:, b].tolist()) for b in np.flatnonzero(mask[0])}
+    assert got == wanted and not mask[:, np.asarray(start.slot) == C].any()
+
+
 @pytest.mark.parametrize("steps", [2, 4, 7, 8, 15, 30])
 def test_draws_cover_every_row_with_a_successor_exactly_once(steps):
     """The uniform integer maps one to one onto (env, offset): exactly equal probabilities."""

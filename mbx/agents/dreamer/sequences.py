@@ -83,7 +83,7 @@ def write(state: ReplayState, index: Index, fields: dict[str, Array]) -> ReplayS
 
     Of a row that occurs more than once one occurrence is written, the same one for all fields.
     """
-    return replay_storage.change(_write, state, index, fields)
+    return replay_storage.at_index(_write, state, index, fields, out=0)
 
 
 def _write(state: ReplayState, index: Index, fields: dict[str, Array]) -> ReplayState:
