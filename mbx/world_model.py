@@ -1,7 +1,8 @@
 """The TD-MPC2 latent world model as a record of pure functions over a dict of parameters.
 
-encode an observation to a latent, step the latent with an action, read reward, value, policy and
-termination off it. Nothing here samples: noise and ensemble heads come in as arguments.
+In: a `WorldModelConfig`. Out: `make_world_model`'s `WorldModel`: encode an observation to a latent,
+step the latent with an action, read reward, value, policy and termination off it. Nothing here
+samples: noise and ensemble heads come in as arguments.
 
 Axes: H dynamics heads, R reward heads, V value heads, L latent dims, A action dims, K bins; other
 leading axes `...` are free and inputs may broadcast against each other (`z [B, 1, L]` with

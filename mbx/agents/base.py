@@ -1,7 +1,10 @@
 """What an agent is: a NamedTuple of pure functions, as an optax optimiser is.
 
-The training loop (`mbx.training.loop`) knows agents only by this. Their train state and actor state
-are pytrees of their own. Axes: E environments.
+In: an environment's observations and replay rows. Out: actions, updated states and metrics. The
+training loop (`mbx.training.loop`) knows agents only by this. A train state holds all that learning
+changes, a dataclass with a field `params`; an actor state what acting carries from step to step (a
+warm start, say), leaves `[E, ...]`. Both are pytrees of the agent's own. Axes: E environments, A
+action dims.
 """
 
 from __future__ import annotations
@@ -14,28 +17,12 @@ from mbx.types import Array, EnvSpec, Mean, Metrics
 
 __all__ = ["Agent", "Diagnostics", "Episodes", "Mean", "Metrics", "See", "Store"]
 
-
-class Init(Protocol):
-    """Makes the train state."""
-
-    def __call__(self, key: Array, /) -> Any:
-        """Parameters, optimiser states and whatever else learning changes.
-
-        Args:
-            key: random key.
-
-        Returns:
-            A dataclass (a pytree) with a field `params`, whose size is reported.
-        """
-        ...
-
-
-class InitActor(Protocol):
-    """Makes the actor state."""
-
-    def __call__(self, num_envs: int, /) -> Any:
-        """What acting carries from step to step (a warm start, say): leaves `[E, ...]`."""
-        ...
+Init = Callable[[Array], Any]
+InitActor = Callable[[int], Any]
+ExampleRow = Callable[[], dict[str, Any]]
+AfterAction = Callable[[Any, Array], Any]
+ReplayExtras = Callable[[Any], dict[str, Array]]
+Check = Callable[[Mapping[str, float]], None]
 
 
 class Act(Protocol):
@@ -75,43 +62,6 @@ class Update(Protocol):
         ...
 
 
-class ExampleRow(Protocol):
-    """Says what a replay row holds."""
-
-    def __call__(self) -> dict[str, Any]:
-        """One un-batched row of `jax.ShapeDtypeStruct`s.
-
-        Returns:
-            obs, action `[A]`, reward `[]`, is_first, is_last and terminated `[]` (`mbx.replay`),
-            and what `Agent.replay_extras` adds.
-        """
-        ...
-
-
-class AfterAction(Protocol):
-    """Follows actions that `act` did not choose: the random ones before learning."""
-
-    def __call__(self, actor: Any, action: Array, /) -> Any:
-        """The actor state that `act` would have returned had it chosen `action` `[E, A]`."""
-        ...
-
-
-class ReplayExtras(Protocol):
-    """Stores some of the actor state with rows."""
-
-    def __call__(self, actor: Any, /) -> dict[str, Array]:
-        """Further fields `[E, ...]` of the rows just acted on: latents, say."""
-        ...
-
-
-class Check(Protocol):
-    """Looks at the metrics of every log interval."""
-
-    def __call__(self, metrics: Mapping[str, float], /) -> None:
-        """Raises ValueError, with the remedy, where they say that the run cannot be right."""
-        ...
-
-
 class MakeTargets(Protocol):
     """Makes what `Store` keeps with a row."""
 
@@ -121,7 +71,7 @@ class MakeTargets(Protocol):
 
 
 class Reanalyze(Protocol):
-    """Makes stored targets again with today's parameters."""
+    """Refreshes stored targets with the current parameters."""
 
     def __call__(
         self, train: Any, replay: replay.ReplayState, key: Array, chunk: Array, /
@@ -142,12 +92,12 @@ class Reanalyze(Protocol):
 
 
 class Store(NamedTuple):
-    """Targets that a planner makes and the replay keeps beside every row.
+    """Targets that a planner makes and the replay keeps with every row.
 
     Attributes:
         spec: their sizes and dtypes.
         targets: makes those of new rows.
-        reanalyze: makes stored ones again.
+        reanalyze: refreshes stored ones.
         batch_size: rows of one `reanalyze` pass.
     """
 
@@ -158,7 +108,7 @@ class Store(NamedTuple):
 
 
 class Diagnostics(NamedTuple):
-    """What an agent reports beside the returns of an evaluation.
+    """What an agent reports in addition to the returns of an evaluation.
 
     Attributes:
         metrics: numbers for the log.
@@ -172,7 +122,7 @@ class Diagnostics(NamedTuple):
 class Ahead(NamedTuple):
     """A function that runs a program and can have it compiled before its first call.
 
-    A run has what its evaluations call compiled beside training, where a core is idle.
+    A run compiles what its evaluations call while it already trains, where a core is idle.
 
     Attributes:
         call: the function itself.
@@ -187,26 +137,18 @@ class Ahead(NamedTuple):
         return self.call(*args)
 
 
-class MakeDiagnostics(Protocol):
-    """Looks at an agent with every evaluation, outside any compiled program."""
-
-    def __call__(self, train: Any, replay: replay.ReplayState, key: Array, /) -> Diagnostics:
-        """What to report of a train state and a replay; key: random key."""
-        ...
-
-
 class Episodes(NamedTuple):
     """What an evaluation played, without exploration noise: T steps of E episodes, of which S are
-    seen.
+    kept.
 
     Attributes:
-        rewards: `[T, E]`, 0 behind an episode's end; NaN where a step was not finite.
+        rewards: `[T, E]`, 0 after an episode's end; NaN where a step was not finite.
         lengths: `[E]` agent steps.
         terminated: `[E]`, the episode ended by itself and not by its time limit.
         steps: `[S]`, the steps whose observations were kept.
-        obs: `[S, E, ...]`, the observations that were acted on in these steps; of no meaning behind
+        obs: `[S, E, ...]`, the observations that were acted on in these steps; of no meaning after
             an episode's end.
-        last_obs: `[E, ...]`, the observation behind an episode's last step.
+        last_obs: `[E, ...]`, the observation after an episode's last step.
     """
 
     rewards: Any
@@ -217,35 +159,11 @@ class Episodes(NamedTuple):
     last_obs: Any
 
 
-class MakeReview(Protocol):
-    """Looks at an agent and at the episodes of every evaluation, outside any compiled program."""
-
-    def __call__(
-        self, train: Any, replay: replay.ReplayState, episodes: Episodes, key: Array, /
-    ) -> Diagnostics:
-        """What to report of a train state, a replay and the episodes just played; key: random."""
-        ...
-
-
-class StartFrom(Protocol):
-    """Begins where another run ended (`train.init_from`)."""
-
-    def __call__(self, train: Any, old: Any, old_spec: EnvSpec, /) -> Any:
-        """`train`, a fresh train state, with the parameters of another run's.
-
-        Args:
-            train: fresh.
-            old: the train state that the other run evaluated best.
-            old_spec: the task of that run.
-        """
-        ...
-
-
 class See(Protocol):
-    """Looks on while an agent plans, outside the compiled program."""
+    """Is called while an agent plans, outside the compiled program."""
 
     def __call__(self, what: str, arrays: dict[str, Any], /) -> None:
-        """Something that planning came to.
+        """A set of candidates, or a plan.
 
         Args:
             what: "candidates" with each set that was scored, "plan" with what came of them.
@@ -256,42 +174,39 @@ class See(Protocol):
         ...
 
 
-class Watched(Protocol):
-    """Makes an `act` that tells what its planner does."""
-
-    def __call__(self, see: See, /) -> Act:
-        """`act` with the same actions, for one device; each step tells `see` in order."""
-        ...
+MakeDiagnostics = Callable[[Any, replay.ReplayState, Array], Diagnostics]
+MakeReview = Callable[[Any, replay.ReplayState, Episodes, Array], Diagnostics]
+StartFrom = Callable[[Any, Any, EnvSpec], Any]
+Watched = Callable[[See], Act]
 
 
 class Agent(NamedTuple):
     """An agent.
 
     Attributes:
-        init: makes the train state from a key: parameters, optimiser states and whatever else
-            learning changes, a dataclass with a field `params`, whose size is reported.
-        init_actor: makes the actor state of a number of environments, what acting carries from step
-            to step (a warm start, say); leaves `[E, ...]`.
+        init: key -> train state, of which the size of `params` is reported.
+        init_actor: number of environments -> actor state.
         act: chooses actions.
         update: makes one learner step.
-        example_row: gives one un-batched replay row as `jax.ShapeDtypeStruct`s: obs, action,
-            reward, is_first, is_last, terminated (`mbx.replay`) and what `replay_extras` adds.
+        example_row: () -> one un-batched replay row as `jax.ShapeDtypeStruct`s: obs, action `[A]`,
+            reward, is_first, is_last, terminated `[]` (`mbx.replay`) and what `replay_extras` adds.
         store: targets that a planner makes and the replay keeps, for an agent that learns from
-            such.
+            them.
         after_action: (actor state, actions `[E, A]`) -> the actor state that `act` would have
             returned had it chosen these; for an agent whose actor state depends on its actions and
             must follow those of the random phase before learning.
-        replay_extras: what is stored of the actor state (latents, say) with the rows just acted on:
-            further fields `[E, ...]` of them.
+        replay_extras: actor state -> further fields `[E, ...]` of the rows just acted on: latents,
+            say.
         diagnostics: (train, replay, key) -> `Diagnostics`, called with every evaluation, outside
             any compiled program.
-        review: (train, replay, episodes, key) -> `Diagnostics`, likewise, for an agent that also
-            looks at what the evaluation played (`Episodes`), which is kept for it.
-        act_without_planner: `act` by the policy alone, for an agent whose `act` plans.
-        watched: `act` for one who looks on, likewise.
-        start_from: gives a fresh train state the parameters of another run.
+        start_from: (fresh train state, the one that another run evaluated best, that run's task) ->
+            the fresh one with the other's parameters (`train.init_from`).
         check: is given the metrics of every log interval, and raises ValueError, with the remedy,
             where they say that the run cannot be right.
+        act_without_planner: `act` by the policy alone, for an agent whose `act` plans.
+        watched: see -> `act` with the same actions, for one device; each step calls `see` in order.
+        review: (train, replay, episodes, key) -> `Diagnostics`, for an agent that also reads what
+            the evaluation played (`Episodes`), which is kept for it.
     """
 
     init: Init

@@ -1,8 +1,8 @@
 """TD-MPC on planner-made targets; with other settings TD-MPC2, BMPC, or ensembles with priors.
 
 Read one train step top to bottom: `agent` (act, targets, update) -> `update` (one learner step) ->
-`value_targets`, `model_loss`, `policy_loss`; `planning` makes plans by the scores of `scoring`,
-`reanalyze` makes them again.
+`losses`, `value_targets`; `planning` makes plans by the scores of `scoring`, `reanalyze` refreshes
+them.
 What passes between them is in `types`, what can be set in `settings`.
 """
 

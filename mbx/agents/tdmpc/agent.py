@@ -1,9 +1,12 @@
 """TD-MPC on planner-made targets: the agent as a tuple of pure functions.
 
+In: settings and a task (`EnvSpec`). Out: `make_agent`'s `Agent`, which the training loop knows it
+by. Read on in `update` (one learner step), `losses`, `value_targets` and `planning`.
+
     act        encode, plan with warm start and policy proposals, return the first action
     update     sample windows, one step on model and values, one on the policy, move the targets
     targets    encode, refine actions with the training planner, return them with their values
-    reanalyze  make stored targets of some replay rows again with today's model
+    reanalyze  refresh stored targets of some replay rows with the current model
 
 With `configs/tdmpc2.py` this is TD-MPC2, with `configs/bmpc.py` BMPC; `configs/tdmpc_ensemble.py`
 adds ensembles with random priors. Axes: E environments, B batch, T transitions of a window, N

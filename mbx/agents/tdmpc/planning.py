@@ -1,8 +1,11 @@
 """Two planners in the latent model, and the policy's part in their plans.
 
-`mbx.mppi` and the other planners (`mbx.planners`) know no model; `scoring` gives them their score.
-The acting planner looks a few steps ahead, is warm-started and joined by policy trajectories; the
-training planner starts from the policy and returns all candidates with their values.
+In: latents `[B, L]` of states, the world model's parameters and a key. Out: for acting
+(`plan_to_act`) an `mppi.Plan`; for training targets (`plan_targets`) candidate actions with their
+values. The acting planner looks a few steps ahead, is warm-started and joined by policy
+trajectories; the training planner starts from the policy. `mbx.mppi` and the other planners
+(`mbx.planners`) know no model: `scoring` gives them their score.
+
 Axes: B states, N candidates, P proposals, T horizon, A action dims, L latent dims.
 Sources: TD-MPC2 (arXiv 2310.16828), section 3.2 and reference code; docs/sources.md, entries
 planner-targets and ensembles.

@@ -1,7 +1,7 @@
 """Settings of the TD-MPC agent; the defaults are what `configs/tdmpc.py` trains.
 
 What a section does is described where it acts: the planners in `planning`, value targets in
-`value_targets`, losses in `model_loss` and `policy_loss`, optimisers in `update`. Steps are
+`value_targets`, losses in `losses`, optimisers in `update`. Steps are
 environment steps (action repeat included) summed over environments; "share of the run" counts
 learner updates. Learning rates, the discount and coefficients of losses may be traced numbers
 (`mbx.train_fn`). Nothing here loads JAX.
