@@ -16,7 +16,7 @@ from mbx.agents import tdmpc
 from mbx.commands import sweep, train
 from mbx.config import loading, presets
 from mbx.settings import section, setting
-from mbx.training import pure
+from mbx.training import seeds
 
 
 def by_flag(name, value):
@@ -175,9 +175,10 @@ def test_a_custom_agent_takes_a_configuration_with_its_own_settings(registered, 
 
 def test_numbers_of_a_pure_run_have_the_same_names():
     base = config.load("tdmpc")
-    assert pure.with_numbers(base, {"optimizer.learning_rate": 0.1}).optimizer.learning_rate == 0.1
-    with pytest.raises(ValueError, match="optimizer.rat is not a setting: did you mean"):
-        pure.with_numbers(base, {"optimizer.rat": 0.1})
+    for name in ("optimizer.learning_rate", "learning_rate"):
+        assert seeds.with_numbers(base, {name: 0.1}).optimizer.learning_rate == 0.1
+    with pytest.raises(ValueError, match="learnig_rate is not a setting: did you mean optimizer.l"):
+        seeds.with_numbers(base, {"learnig_rate": 0.1})
 
 
 @pytest.mark.parametrize("environment", [None, 3, {"name": "gymnax:Pendulum-v1"}])
@@ -189,7 +190,7 @@ def test_what_is_no_environment_is_named(environment):
 def test_importing_the_commands_changes_nothing_of_the_process():
     code = (
         "import sys; sys.argv[1:] = ['--import=nowhere.py']; import experiments, mbx.cli; "
-        "from mbx.commands import train, sweep; import mbx.training.memory as memory;"
+        "from mbx.commands import train, sweep; import mbx.fast.allocator as memory;"
         " print(sys.argv[1:], memory._kept)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -17,7 +17,6 @@ processor core one).
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -30,7 +29,7 @@ from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
 from mbx.envs.base import JaxEnvironment
 from mbx.fast import compiler
-from mbx.settings import flatten, from_dict, inactive, to_dict
+from mbx.settings import flatten, from_dict, full_name, inactive, put, to_dict
 from mbx.training import build, loop
 from mbx.training.environments import evaluation_environment, make_environment
 from mbx.training.evaluation import Evaluation, as_evaluation, evaluation_key, make_episodes
@@ -329,10 +328,8 @@ def with_numbers(base: RunSettings, given: Mapping[str, Any]) -> RunSettings:
     """
     values, idle = dict(flatten(to_dict(base))), inactive(base)
     common = {field.name for field in dataclasses.fields(RunSettings)}
+    given = {full_name(name, base): x for name, x in given.items()}
     for name in given:
-        if name not in values:
-            close = difflib.get_close_matches(name, values, n=3)
-            raise ValueError(f"{name} is not a setting: did you mean one of {close}?")
         if name.partition(".")[0] in common or not _is_number(values[name]):
             raise ValueError(
                 f"{name} is fixed where the function is made: give it to train_fn; only numbers of "
@@ -343,11 +340,7 @@ def with_numbers(base: RunSettings, given: Mapping[str, Any]) -> RunSettings:
     fixed = {name: x for name, x in given.items() if not isinstance(x, jax.Array)}
     nested: dict[str, Any] = {}
     for name, x in fixed.items():
-        *path, last = name.split(".")
-        inside = nested
-        for part in path:
-            inside = inside.setdefault(part, {})
-        inside[last] = x
+        put(nested, name, x)
     settings = from_dict(base, nested, check_effects=False) if nested else base
     for name, x in given.items():
         if name not in fixed:

@@ -135,7 +135,7 @@ def test_it_is_the_run_that_the_driver_makes(single, config, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"optimizer.rat": 0.1}, "optimizer.rat is not a setting: did you mean one of .*rate"),
+        ({"optimizer.rat": 0.1}, "optimizer.rat is not a setting: did you mean .*rate"),
         ({"train.steps": 9}, "train.steps is fixed where the function is made"),
         ({"optimizer.count": 9}, "optimizer.count is fixed where the function is made"),
         ({"optimizer.decay": 0.5}, r"decay has no effect here: it needs optimizer.sign=2.0"),
