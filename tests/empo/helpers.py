@@ -118,10 +118,7 @@ def changed(before, after):
 
 
 def exact_tables(found):
-    return {
-        "v_h_e": jnp.moveaxis(found.solution.V_h_e, -1, 0),
-        "q_r": found.solution.Q_r,
-    }
+    return {"v_h_e": jnp.moveaxis(found.solution.V_h_e, -1, 0), "q_r": found.solution.Q_r}
 
 
 def errors_of(found, settings, state):

@@ -217,7 +217,9 @@ def test_networks_approach_the_exact_solution(name):
     settings = settings_of(model=dict(hidden=64), curriculum=plan)
     state, _ = train(found, settings, 4_000, num_envs=32)
     errors, _ = errors_of(found, settings, state)
-    assert errors["v_h_e"] < 0.05 and errors["pi_r_tv"] < 0.15, errors
+    pi = np.asarray(found.solution.pi_r)[running(found)]
+    uniform = 0.5 * np.abs(pi - 1 / pi.shape[1]).sum(axis=1).mean()  # 0.08 and 0.005
+    assert errors["v_h_e"] < 0.05 and errors["pi_r_tv"] < max(0.5 * uniform, 0.02), errors
 
 
 @pytest.mark.parametrize(
@@ -227,10 +229,7 @@ def test_networks_approach_the_exact_solution(name):
             dict(x_h="network", u_r="network", v_r="network", q_encoder="own"),
             dict(human_expectation="fresh"),
         ),
-        (
-            dict(encoder="identity", q_head="z"),
-            dict(human_expectation="rollout", q_loss="mse"),
-        ),
+        (dict(encoder="identity", q_head="z"), dict(human_expectation="rollout", q_loss="mse")),
     ],
     ids=["fresh", "rollout"],
 )
@@ -282,9 +281,7 @@ def test_a_learned_network_robot_lets_the_human_reach_more_than_a_random_one():
     found = empo_envs.named_world("grid_rock_1h1r")
     plan = dict(v_h_e_steps=150, q_r_steps=150, ramp_steps=150, epsilon_steps=600, steps=1_000)
     settings = settings_of(
-        model=dict(hidden=48, q_head="dueling"),
-        loss=dict(advantage_coef=1.0),
-        curriculum=plan,
+        model=dict(hidden=48, q_head="dueling"), loss=dict(advantage_coef=1.0), curriculum=plan
     )
     state, _ = train(found, settings, 1_000, num_envs=32, capacity=8_192, varied_starts=0.5)
     problem = problem_of(found, settings)

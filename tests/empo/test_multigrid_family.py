@@ -19,10 +19,7 @@ from mbx.power import HumanModel
 
 GOALS = {"goals": [[1, 1, 4, 2], [4, 1, 4, 1]], "horizon": 9, "stumble": 0.5}
 # One has what the other lacks; both have a human and a robot, the robot first in the second.
-TEXTS = (
-    "######\n#>ok.#\n#uDb2#\n######",
-    "######\n#1L.m#\n#~>k##\n######",
-)
+TEXTS = ("######\n#>ok.#\n#uDb2#\n######", "######\n#1L.m#\n#~>k##\n######")
 
 
 @functools.cache

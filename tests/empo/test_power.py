@@ -369,9 +369,7 @@ def test_the_power_law_by_hand():
 
 @settings(max_examples=25, deadline=None)
 @given(
-    st.lists(st.floats(-1e3, -1e-3), min_size=2, max_size=5),
-    st.floats(1e-2, 1e2),
-    st.floats(0, 20),
+    st.lists(st.floats(-1e3, -1e-3), min_size=2, max_size=5), st.floats(1e-2, 1e2), st.floats(0, 20)
 )
 def test_the_policy_is_scale_free_and_prefers_better_actions(q, scale, beta):
     q = jnp.asarray(q)

@@ -16,14 +16,7 @@ from mbx.empo.multigrid.layout import parse_map
 from mbx.power import HumanModel
 from mbx.settings import describe, from_dict, inactive, to_dict
 from mbx.training import build
-from tests.empo.helpers import (
-    AVERAGING,
-    TABLES,
-    environment_of,
-    load,
-    problem_of,
-    settings_of,
-)
+from tests.empo.helpers import AVERAGING, TABLES, environment_of, load, problem_of, settings_of
 from tests.helpers import other_value, recorded
 
 
@@ -180,13 +173,7 @@ OTHER = {
     "curriculum.steps": 100_000,
 }
 # Of the world's humans (test_wired.py), or read by the run as it goes on (test_agent.py).
-ELSEWHERE = {
-    "power.source",
-    "power.beta_h",
-    "power.nu_h",
-    "power.optimistic",
-    "loss.max_lost",
-}
+ELSEWHERE = {"power.source", "power.beta_h", "power.nu_h", "power.optimistic", "loss.max_lost"}
 OWN = ("power", "model", "loss", "optimizer", "curriculum")
 NAMES = [
     found

@@ -23,8 +23,7 @@ from tests.empo.helpers import TABLES, exact_tables, load, problem_of, settings_
 
 
 @pytest.mark.parametrize(
-    ("model", "loss", "wanted"),
-    [({}, {}, 20), (TABLES, {}, 1), ({}, dict(target_interval=7), 7)],
+    ("model", "loss", "wanted"), [({}, {}, 20), (TABLES, {}, 1), ({}, dict(target_interval=7), 7)]
 )
 def test_how_often_parameters_are_copied(model, loss, wanted):
     settings = settings_of(model=model, loss=loss)

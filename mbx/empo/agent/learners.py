@@ -21,10 +21,7 @@ def init_state(problem: Problem, key: Array) -> TrainState:
     """A fresh train state; tables count their visits where networks keep an optimiser's state."""
     params = problem.model.init(key)
     if problem.settings.model.kind == "tables":
-        opt_state = {
-            "v_h_e": jnp.zeros_like(params["v_h_e"]),
-            "q_r": jnp.zeros_like(params["q_r"]),
-        }
+        opt_state = {"v_h_e": jnp.zeros_like(params["v_h_e"]), "q_r": jnp.zeros_like(params["q_r"])}
     else:
         optimizer = _optimizer(problem)
         opt_state = {name: optimizer.init(own) for name, own in params.items()}

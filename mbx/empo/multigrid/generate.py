@@ -39,11 +39,7 @@ class Kind:
     walls: float = 0.2  # probability of a further wall in a cell
 
 
-KINDS = {
-    "rocks": Kind(),
-    "rocks_2h2r": Kind(humans=2, robots=2, walls=0.1),
-    "doors": Kind(doors=2),
-}
+KINDS = {"rocks": Kind(), "rocks_2h2r": Kind(humans=2, robots=2, walls=0.1), "doors": Kind(doors=2)}
 
 
 def generate(name: str, number: int, *, seed: int = 0) -> list[Layout]:
