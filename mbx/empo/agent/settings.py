@@ -25,20 +25,20 @@ class Env(common.Env):
     """The world and how many copies of it are stepped together."""
 
     varied_starts: float = setting(
-        0.0, "share of training episodes that begin all over the world", at_most=1
+        0.0, "Share of training episodes that begin anywhere.", at_most=1
     )
     maps: int = setting(
-        64, "maps of empo:maps/SOURCE to train on: generated, or at most so many files", at_least=1
+        64, "Number of maps of empo:maps/SOURCE to train on; of files, at most as many.", at_least=1
     )
-    held_out: int = setting(16, "further maps of it, on which only evaluations begin")
-    map_seed: int = setting(0, "of the generator, or of the draw of files held out")
+    held_out: int = setting(16, "Number of further maps of it, on which only evaluations begin.")
+    map_seed: int = setting(0, "Seed of the map generator, or of the choice of held-out files.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Train(common.Train):
     """How long a run is and how often it learns."""
 
-    utd_ratio: float = setting(0.0625, "updates per agent step: two a step of 32 worlds")
+    utd_ratio: float = setting(0.0625, "Learner updates per agent step.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Eval(common.Eval):
     """Evaluations: of returns, and of what humans reach beside different robots."""
 
     review_episodes: int = setting(
-        256, "episodes of the learned, a random and a frozen robot each; 0: no comparison"
+        256, "Episodes of the learned, a random and a frozen robot each; 0 = no comparison."
     )
     lookahead: bool = setting(
         False,
-        "the robot acts, where it does not learn, by Q_r as eq. (4) has it from the values of all "
-        "successors, not by Q_r's own network",
+        "Evaluations act by Q_r as eq. (4) gives it from the values of all successors, instead "
+        "of by Q_r's network.",
     )
 
 
@@ -61,21 +61,27 @@ class Power:
 
     source: str = setting(
         "world",
-        "world: the parameters that the world comes with, if any; config: those below",
+        "Parameters: world = the world's own, if any; config = those below.",
         choices=("world", "config"),
     )
-    beta_h: float = setting(10.0, "inverse temperature of the human prior, eq. (2)")
-    gamma_h: float = setting(0.95, "the humans' discount", above=0, at_most=1)
-    beta_r: float = setting(40.0, "exponent of the robot's power-law policy, eq. (5)")
-    gamma_r: float = setting(0.95, "the robot's discount", above=0, at_most=1)
-    zeta: float = setting(1.0, "humans' risk aversion over goals, eq. (7)", at_least=1)
-    xi: float = setting(1.0, "inequality aversion over humans, eq. (8)", at_least=1)
-    eta: float = setting(1.1, "inequality aversion over time, eq. (8)", at_least=1)
-    terminal_v_r: float = setting(-1e-10, "V_r of terminal states, below 0", at_least=None)
-    reduce: str = setting("mean", "over humans in eq. (8)", choices=("mean", "sum"))
-    nu_h: float = setting(0.0, "share of uniform actions in the human prior, eq. (2)", at_most=1)
+    beta_h: float = setting(10.0, "Inverse temperature of the human prior, eq. (2).")
+    gamma_h: float = setting(
+        0.95,
+        "Humans' discount; 1 = V_h^e is a probability.",
+        above=0,
+        at_most=1,
+    )
+    beta_r: float = setting(40.0, "Exponent of the robots' power-law policy, eq. (5).")
+    gamma_r: float = setting(0.95, "Robots' discount per step, below 1.", above=0, at_most=1)
+    zeta: float = setting(1.0, "Humans' risk aversion over goals, eq. (7).", at_least=1)
+    xi: float = setting(1.0, "Inequality aversion over humans, eq. (8).", at_least=1)
+    eta: float = setting(1.1, "Inequality aversion over time, eq. (8).", at_least=1)
+    terminal_v_r: float = setting(-1e-10, "V_r of terminal states, below 0.", at_least=None)
+    reduce: str = setting("mean", "Aggregate over humans in eq. (8).", choices=("mean", "sum"))
+    nu_h: float = setting(0.0, "Share of uniform actions in the human prior, eq. (2).", at_most=1)
     optimistic: bool = setting(
-        False, "humans expect robots to help: a maximum instead of a minimum in eq. (1)"
+        False,
+        "Humans expect robots to help: maximum instead of minimum in eq. (1).",
     )
 
     def check(self) -> Iterator[str]:
@@ -92,19 +98,33 @@ class Humans:
 
     model: str = setting(
         "world",
-        "prior; world: as the world says; auto: exact in small worlds, else shortest paths",
+        "Human prior. world = as the world says; auto = exact in small worlds, else shortest "
+        "paths.",
         choices=("world", *MODELS),
     )
     beta: float = setting(
-        3.0, "inverse temperature an action of paths", needs={"model": ("auto", "paths")}
+        3.0,
+        "Inverse temperature per action of model=paths.",
+        needs={"model": ("auto", "paths")},
     )
-    file: str = setting("", ".npy table [H, G, S, A] of a listed world", needs={"model": "file"})
-    max_states: int = setting(5_000, "most states that are listed", at_least=1, needs=_OWN_HUMANS)
+    file: str = setting(
+        "", "Path of a .npy table [H, G, S, A] for a listed world.", needs={"model": "file"}
+    )
+    max_states: int = setting(5_000, "Most states that are listed.", at_least=1, needs=_OWN_HUMANS)
     max_joint: int = setting(
-        64, "most joint actions with which states are listed", at_least=1, needs=_OWN_HUMANS
+        64,
+        "Most joint actions with which states are listed.",
+        at_least=1,
+        needs=_OWN_HUMANS,
     )
-    epsilon: float = setting(0.0, "share of uniformly random human actions", at_most=1)
-    resample: float = setting(0.01, "probability of another goal before one is reached", at_most=1)
+    epsilon: float = setting(
+        0.0,
+        "Share of random human actions; the prior ignores it.",
+        at_most=1,
+    )
+    resample: float = setting(
+        0.01, "Probability per step of a new goal before the current one is reached.", at_most=1
+    )
 
     def check(self) -> Iterator[str]:
         """A file goes with its model."""
@@ -118,63 +138,68 @@ class Model:
 
     kind: str = setting(
         "networks",
-        "networks, or tables: for worlds that number their states",
+        "Networks, or tables for worlds that number their states.",
         choices=("networks", "tables"),
     )
-    hidden: int = setting(128, "width of networks", at_least=1, needs=_NETWORKS)
+    hidden: int = setting(128, "Width of hidden layers.", at_least=1, needs=_NETWORKS)
     encoder: str = setting(
         "mlp",
-        "of states; conv: over the picture of empo:maps/SOURCE; identity: heads see features only",
+        "State encoder. conv = over the picture of empo:maps/SOURCE; identity = heads see "
+        "features only.",
         choices=("mlp", "conv", "identity"),
         needs=_NETWORKS,
     )
     q_encoder: str = setting(
         "shared",
-        "of Q_r: V_h^e's without a gradient into it; joint: with one; its own; or split, one each "
-        "of the two parts of q_head=dueling",
+        "Q_r's encoder. shared = V_h^e's, without a gradient; joint = with one; own = a second "
+        "one; split = one for each part of q_head=dueling.",
         choices=("shared", "joint", "own", "split"),
         needs=_NETWORKS,
     )
-    conv_width: int = setting(32, "channels of conv", at_least=1, needs={"model.encoder": "conv"})
+    conv_width: int = setting(
+        32, "Channels of encoder=conv.", at_least=1, needs={"model.encoder": "conv"}
+    )
     conv_depth: int = setting(
-        2, "residual layers of conv after its first", needs={"model.encoder": "conv"}
+        2, "Residual layers of encoder=conv after its first.", needs={"model.encoder": "conv"}
     )
     q_head: str = setting(
         "exp",
-        "how the last layer becomes Q_r below 0; dueling: a level and an advantage an action; z: "
-        "for worlds without termination",
+        "Map from the last layer to Q_r below 0. dueling = a level and an advantage per action;"
+        " z = for worlds without termination.",
         choices=("exp", "dueling", "softplus", "z"),
         needs=_NETWORKS,
     )
     x_h: str = setting(
         "sum",
-        "X_h as the sum over goals, or a network of its own",
+        "X_h: sum over goals, or network.",
         choices=("sum", "network"),
         needs=_NETWORKS,
     )
     u_r: str = setting(
         "formula",
-        "U_r by eq. (8), or a network of its own",
+        "U_r: eq. (8), or network.",
         choices=("formula", "network"),
         needs=_NETWORKS,
     )
     v_r: str = setting(
         "formula",
-        "V_r by eq. (9), or a network of its own, once that has had its stage",
+        "V_r: eq. (9), or network.",
         choices=("formula", "network"),
         needs=_NETWORKS,
     )
     dropout: float = setting(
         0.0,
-        "share of the numbers behind hidden layers of heads that losses leave out",
+        "Dropout rate of heads' hidden layers, in losses.",
         at_most=0.99,
         needs=_NETWORKS,
     )
     table_rate_power: float = setting(
-        1.0, "a table's entry moves by n^-power of the way to its n-th target ...", needs=_TABLES
+        1.0,
+        "Exponent p: the n-th target moves an entry n^-p of the way.",
+        needs=_TABLES,
     )
     table_min_rate: float = setting(
-        0.02, "... but at least this; 1.0 for exact human actions", at_most=1, needs=_TABLES
+        0.02, "Least rate of tables; 1.0 for exact human actions.", at_most=1, needs=_TABLES
     )
 
 
@@ -182,39 +207,43 @@ class Model:
 class Loss:
     """Targets, and how far from them an estimate is."""
 
-    batch_size: int = setting(32, "states an update", at_least=1)
+    batch_size: int = setting(32, "States per update.", at_least=1)
     advantage_coef: float = setting(
-        0.0, "of the squared error of log(-Q_r) less its mean over actions", needs=_NETWORKS
+        0.0,
+        "Coefficient of the error of log(-Q_r) less its mean.",
+        needs=_NETWORKS,
     )
     q_loss: str = setting(
         "gamma",
-        "of Q_r: gamma counts relative errors, mse squared ones",
+        "Q_r's error: relative or squared.",
         choices=("gamma", "mse"),
         needs=_NETWORKS,
     )
     human_expectation: str = setting(
         "fresh",
-        "over human actions: exact, fresh draws, or the rollout's (its goals persist: biased)",
+        "Human actions in targets: exact = all, fresh = new draws, rollout = those acted "
+        "(biased, goals persist).",
         choices=("exact", "fresh", "rollout"),
     )
     human_samples: int = setting(
-        1, "draws of human actions a state", at_least=1, needs={"human_expectation": "fresh"}
+        1, "Draws of human actions per state.", at_least=1, needs={"human_expectation": "fresh"}
     )
-    room: float = setting(1.5, "successors a joint action for which there is room; 0: every slot")
+    room: float = setting(1.5, "Capacity for successors per joint action; 0 = all that can be.")
     max_lost: float = setting(
-        0.01, "share of robot actions whose successors may not fit before the run stops", at_most=1
+        0.01,
+        "Largest share of robot actions that lack successors in a run.",
+        at_most=1,
     )
-    unique: int = setting(0, "room for distinct successors; 0: every successor is evaluated")
+    unique: int = setting(0, "Capacity for distinct successors; 0 = every successor is evaluated.")
     ability_floor: float = setting(
-        1e-3, "least X_h in targets; the metric zero_ability counts where it is used", above=0
+        1e-3, "Lower limit of X_h in targets; the metric zero_ability counts its uses.", above=0
     )
     target_interval: int = setting(
-        0, "updates between hard copies of the parameters; 0: 1 for tables, 20 for networks"
+        0, "Updates between hard copies; 0 = 1 for tables, 20 for networks."
     )
     target_rate: float = setting(
         0.0,
-        "share of the way to the parameters that targets' copy of them, by which the robot acts, "
-        "goes with every update; 0: hard copies",
+        "Share that the copy moves per update; 0 = hard copies.",
         at_most=1,
         needs=_NETWORKS,
     )
@@ -232,34 +261,38 @@ class Loss:
 class Optimizer:
     """Adam with weight decay, of networks."""
 
-    learning_rate_v: float = setting(1e-3, "of V_h^e", needs=_NETWORKS)
-    learning_rate_q: float = setting(1e-3, "of Q_r, X_h, U_r and V_r", needs=_NETWORKS)
-    weight_decay: float = setting(1e-4, "of all parameters", needs=_NETWORKS)
-    grad_clip_norm: float = setting(10.0, "largest norm of a gradient", above=0, needs=_NETWORKS)
+    learning_rate_v: float = setting(1e-3, "Learning rate of V_h^e.", needs=_NETWORKS)
+    learning_rate_q: float = setting(1e-3, "Learning rate of Q_r, X_h, U_r, V_r.", needs=_NETWORKS)
+    weight_decay: float = setting(1e-4, "Weight decay of all parameters.", needs=_NETWORKS)
+    grad_clip_norm: float = setting(10.0, "Largest gradient norm.", above=0, needs=_NETWORKS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Curriculum:
     """Stages of learning, in learner updates: see `mbx.empo.power.curriculum`."""
 
-    steps: int = setting(0, "of the run, for the decay; 0: as many as there are", needs=_NETWORKS)
-    v_h_e_steps: int = setting(1_000, "V_h^e alone")
-    x_h_steps: int = setting(300, "then X_h, too", needs={"model.x_h": "network"})
-    u_r_steps: int = setting(300, "then U_r, too", needs={"model.u_r": "network"})
-    q_r_steps: int = setting(1_000, "then Q_r, too")
-    v_r_steps: int = setting(300, "then V_r, too", needs={"model.v_r": "network"})
-    ramp_steps: int = setting(2_000, "then beta_r rises from 0")
-    epsilon_start: float = setting(1.0, "share of random robot actions at first", at_most=1)
-    epsilon_end: float = setting(0.1, "and at last", at_most=1)
-    epsilon_steps: int = setting(5_000, "from first to last")
-    gamma_h_ramp: int = setting(0, "updates in which gamma_h rises; 0: none")
-    gamma_h_start: float = setting(0.0, "from here", at_most=1, needs={"gamma_h_ramp": NONZERO})
-    gamma_r_ramp: int = setting(0, "updates in which gamma_r rises once Q_r is learned; 0: none")
-    gamma_r_start: float = setting(0.0, "from here", at_most=1, needs={"gamma_r_ramp": NONZERO})
-    constant_fraction: float = setting(
-        0.7, "share of the run after which learning rates fall", at_most=1, needs=_NETWORKS
+    steps: int = setting(0, "Updates in all, for the decay; 0 = the run's.", needs=_NETWORKS)
+    v_h_e_steps: int = setting(1_000, "Updates of stage 0, V_h^e alone.")
+    x_h_steps: int = setting(300, "Updates of stage 1, X_h added.", needs={"model.x_h": "network"})
+    u_r_steps: int = setting(300, "Updates of stage 2, U_r added.", needs={"model.u_r": "network"})
+    q_r_steps: int = setting(1_000, "Updates of stage 3, Q_r added.")
+    v_r_steps: int = setting(300, "Updates of stage 4, V_r added.", needs={"model.v_r": "network"})
+    ramp_steps: int = setting(2_000, "Updates of stage 5, in which beta_r rises from 0.")
+    epsilon_start: float = setting(1.0, "Share of random robot actions at first.", at_most=1)
+    epsilon_end: float = setting(0.1, "Share of random robot actions at last.", at_most=1)
+    epsilon_steps: int = setting(5_000, "Updates from epsilon_start to epsilon_end.")
+    gamma_h_ramp: int = setting(0, "Updates in which gamma_h rises; 0 = none.")
+    gamma_h_start: float = setting(
+        0.0, "First gamma_h.", at_most=1, needs={"gamma_h_ramp": NONZERO}
     )
-    decay: str = setting("1/t", "how they fall", choices=("1/t", "1/sqrt_t"), needs=_NETWORKS)
+    gamma_r_ramp: int = setting(0, "Updates in which gamma_r rises once Q_r is learned; 0 = none.")
+    gamma_r_start: float = setting(
+        0.0, "First gamma_r.", at_most=1, needs={"gamma_r_ramp": NONZERO}
+    )
+    constant_fraction: float = setting(
+        0.7, "Share of the run before rates fall.", at_most=1, needs=_NETWORKS
+    )
+    decay: str = setting("1/t", "Fall of rates.", choices=("1/t", "1/sqrt_t"), needs=_NETWORKS)
 
     def check(self) -> Iterator[str]:
         """Exploration that does not change takes no time."""
@@ -279,7 +312,7 @@ class Settings(RunSettings):
     (steps times `train.utd_ratio`).
     """
 
-    agent: str = setting("empo", "which agent")
+    agent: str = setting("empo", "Name of the agent.")
     env: Env = section(
         Env(name="empo:multigrid/gates_2h2r", num_envs=32, episode_length=30),
         "the world; episode_length 0: until it ends, or 50",
