@@ -1,4 +1,4 @@
-"""The pinned interface in programs with `jax_enable_x64`, and planners at every precision."""
+"""The pinned interface at every precision, under JAX's switches, and at the edge of its numbers."""
 
 from __future__ import annotations
 
@@ -135,3 +135,67 @@ def test_scores_and_plans_of_any_precision_are_planned_in_float32(name):
         assert found.values.dtype == found.action.dtype == jnp.float32
     found = planned(name, jnp.bfloat16, score=count)
     np.testing.assert_array_equal(found.actions, wanted.actions)
+
+
+def collisions(key, actions):
+    """Best at 0.25; -inf, NaN or an outlier where an action is large, NaN where it is small."""
+    first = actions[..., 0, 0]
+    good = -jnp.square(actions - 0.25).sum((-2, -1))
+    return jnp.where(first > 0.5, -jnp.inf, jnp.where(first < -0.5, jnp.nan, good))
+
+
+@pytest.mark.parametrize("name", ["mppi", "cem", "icem", "predictive", "points", "smoothed"])
+def test_scores_that_are_no_numbers_lose(name):
+    assert jnp.abs(planned(name, score=collisions).mean[0, 0, 0]) <= 0.5
+    lost = planned(name, score=lambda key, a: jnp.full(a.shape[:2], jnp.nan))
+    assert jnp.isfinite(lost.action).all() and jnp.isfinite(lost.mean).all()
+
+
+def test_the_planner_under_every_switch():
+    """Collisions under debug_nans, strict promotion, without jit, by keys of other generators."""
+    wanted = planned("mppi", score=collisions).action
+    for name, value in (
+        ("jax_debug_nans", True),
+        ("jax_numpy_dtype_promotion", "strict"),
+        ("jax_disable_jit", True),
+    ):
+        before = getattr(jax.config, name)
+        jax.config.update(name, value)
+        try:
+            found = planned("mppi", score=lambda key, a: collisions(key, jnp.maximum(a, -0.5)))
+            assert jnp.isfinite(found.action).all(), name
+            if name == "jax_disable_jit":
+                found = planned("mppi", score=collisions).action
+                np.testing.assert_allclose(found, wanted, atol=1e-5)
+        finally:
+            jax.config.update(name, before)
+    plan, config = PLANNERS["mppi"]
+    mean = jnp.zeros((1, 3, 2))
+    for other in (jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")):
+        assert jnp.isfinite(plan(other, collisions, mean, mean + 1.0, config=config).action).all()
+
+
+@pytest.mark.parametrize("kind", bases.KINDS)
+def test_control_points_keep_constants_and_lines(kind):
+    for horizon, num in ((2, 1), (5, 2), (9, 4), (9, 9), (20, 3)):
+        basis = bases.control_points(num, horizon=horizon, kind=kind)
+        np.testing.assert_allclose(basis.forward.sum(1), 1.0, atol=1e-9)
+        np.testing.assert_allclose(basis.back @ basis.forward, np.eye(num), atol=1e-6)
+        if kind != "zero" and num > 1:
+            line = basis.forward @ np.linspace(-1.0, 1.0, num)
+            np.testing.assert_allclose(line, np.linspace(-1.0, 1.0, horizon), atol=1e-6)
+
+
+def test_codes_and_weights_of_extreme_numbers():
+    bins = jnp.linspace(-10.0, 10.0, 101)
+    x = jnp.array([0.0, 1e6, -1e6, 1e30, 22_025.0])
+    code = distributions.two_hot(x, bins)
+    np.testing.assert_allclose(code.sum(-1), 1.0, rtol=1e-6)
+    assert (code >= 0.0).all()
+    loss = lambda logits: distributions.two_hot_cross_entropy(logits, x, bins).sum()  # noqa: E731
+    value, slope = jax.value_and_grad(loss)(jnp.zeros((5, 101)))
+    np.testing.assert_allclose(value, 5 * np.log(101), rtol=1e-5)
+    assert jnp.isfinite(slope).all()
+    for values in ([0.0, 0.0], [1e20, 1e20], [0.0, 1e20]):
+        weights = distributions.awr_weights(jnp.array([values]), 0.5)
+        np.testing.assert_allclose(weights.sum(), 1.0, rtol=1e-6)
