@@ -95,7 +95,7 @@ def probabilities(weights: Array, mask: Array | None = None, least: Array | floa
 
     Args:
         weights: `[..., A]`, 0 or more.
-        mask: `[..., A]`, 0 for actions that there are not.
+        mask: `[..., A]`, 0 for actions that do not exist.
         least: no more than one in A.
     """
     mask = jnp.ones_like(weights) if mask is None else jnp.broadcast_to(mask, weights.shape)
@@ -157,7 +157,7 @@ def _rounds(frame: mppi.Frame) -> mppi.Rounds:
     def sample(i: Array, last: Refit) -> Array:
         actions = draw(jnp.log(last.mean)[:, None], frame.draws.candidate(i))
         if 2 * size <= actions.shape[1]:
-            # An action that there is not leaves its candidate as it was drawn.
+            # An action that does not exist leaves its candidate as it was drawn.
             begin = jnp.where(mask[:, 0, :, None] > 0.0, one_hot, actions[:, :size, 0])
             actions = actions.at[:, :size, 0].set(begin)
         return actions

@@ -380,7 +380,7 @@ def effective_samples(weights: Array) -> Array:
     """How many equally weighted samples `weights` [..., N] of sum 1 are worth: 1 / sum w^2, [...].
 
     Source: Kish, Survey Sampling (1965); 1 where one sample has all the weight, N where all are
-    alike.
+    equal.
     """
     return 1.0 / jnp.sum(jnp.square(weights), axis=-1)
 
@@ -390,7 +390,7 @@ def effective_samples(weights: Array) -> Array:
 
 
 def _distrax() -> ModuleType:
-    """Imported late: it takes a second, and what it builds on warns of its own deprecations."""
+    """Imported late: it takes a second, and its dependencies warn of deprecations."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import distrax
@@ -412,7 +412,7 @@ def _float(x: ArrayLike) -> Array:
 
 
 def _tanh(x: Array) -> Array:
-    """tanh that is right to the last bit near +-1, where 1 - tanh^2 hangs on it (XLA's is not)."""
+    """tanh that is right to the last bit near +-1, where 1 - tanh^2 needs it (XLA's is not)."""
     e = jnp.exp(-2.0 * jnp.abs(x))
     return jnp.where(jnp.abs(x) < 0.5, jnp.tanh(x), jnp.sign(x) * (1.0 - 2.0 * e / (1.0 + e)))
 

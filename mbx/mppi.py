@@ -217,7 +217,7 @@ def refit(
     best = jnp.where(jnp.isfinite(best), best, 0.0)
     gap = jnp.where(finite, elite_values - best, 0.0)
     scaled = gap * temperature if temperature_mode == "multiply" else gap / temperature
-    # Without a single finite candidate every elite counts alike.
+    # Without a single finite candidate all elites have equal weights.
     usable = finite | ~jnp.any(finite, axis=-1, keepdims=True)
     weights = jnp.where(usable, jnp.exp(scaled), 0.0)
     weights = weights / jnp.sum(weights, axis=-1, keepdims=True)

@@ -2,7 +2,7 @@
 
 Modules are flax.linen and hold no state besides their parameters. A module that takes several
 inputs treats them as one concatenated input, but multiplies each with its own rows of the kernel:
-an input shared by many candidates (a root state `[B, 1, L]` beside actions `[B, N, A]`) is then
+an input shared by many candidates (a root state `[B, 1, L]` with actions `[B, N, A]`) is then
 multiplied once, not once a candidate. Ensembles are the same module with parameters stacked on
 axis 0: `init_ensemble`, `apply_ensemble`, `apply_heads`.
 """

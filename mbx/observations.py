@@ -1,4 +1,4 @@
-"""Observations of named parts: dictionaries joined to one array, and taken apart again.
+"""Observations of named parts: dictionaries joined to one array, and split again.
 
 A part of three axes is an image, uint8 `[height, width, channels]`; every other one is of numbers.
 Numbers alone are joined to a vector, float32 `[D]`; images alone, of one size, on their channels,
@@ -43,7 +43,7 @@ def choose(
     Args:
         name: of the environment, for messages.
         shapes: of all its entries.
-        dtypes: likewise, or one for all of them.
+        dtypes: of all its entries, or one for all of them.
         observe: names of those wanted; empty: all but those whose name begins with "privileged".
 
     Raises:
@@ -222,8 +222,8 @@ def _told(parts: Sequence[Part]) -> str:
 
 # -------------------------------------------------------------------------------------------------
 # Running statistics: mean and variance of what a network reads, made from the batches that it
-# learns from. Every batch counts alike; in SimBa's RSNorm (arXiv 2410.09754) every observation that
-# comes does. They are among a model's parameters, but no gradient moves them.
+# learns from, all of one weight (in SimBa's RSNorm, arXiv 2410.09754, every observation counts).
+# They are among a model's parameters, but no gradient moves them.
 
 
 def init(size: int) -> Params:

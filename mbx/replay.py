@@ -152,7 +152,7 @@ def insert_step(
     Args:
       state: the replay.
       row: [E, ...]: the observation, the reward that came with it, `is_first`, the action taken and
-        whatever else is stored, but `is_last` and `terminated`: this row has neither.
+        all other stored fields but `is_last` and `terminated`: this row has neither.
       final: [E, ...] fields of the last row: `obs`, `reward` and `terminated` of this step, as far
         as they are stored; what else a row has is zero unless it is given here.
       done: [E] bool, where the episode ended (terminated or truncated) and its last row is stored.
@@ -188,8 +188,8 @@ def update_targets(
 ) -> ReplayState:
     """Writes planner targets back to the rows they were computed for.
 
-    In place when donated, as long as whatever reads the old targets in the same program comes first
-    by data flow (targets made with updated parameters do); an unordered read costs a copy.
+    In place when donated, as long as all reads of the old targets in the same program come first by
+    data flow (targets made with updated parameters do); an unordered read costs a copy.
 
     Rows the replay does not hold are left alone. Where a row occurs more than once in `index` its
     last unmasked occurrence wins, for all fields of the targets together.

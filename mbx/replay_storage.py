@@ -111,7 +111,7 @@ def example_row(
 
     Returns:
       `jax.ShapeDtypeStruct`s: obs, action [A], reward [], and the flags is_first, is_last and
-      terminated []. Fields of one's own are added to it.
+      terminated []. Custom fields are added to it.
     """
     shape = jax.ShapeDtypeStruct
     flags = {name: shape((), jnp.bool_) for name in ("is_first", "is_last", "terminated")}

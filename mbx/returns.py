@@ -2,8 +2,8 @@
 
 Pure functions over time-major float32 arrays. Reward and flags arrive with a state: index t of
 `r_t`, `discount_t` and `v_t` below all belong to the state *after* the t-th action. Numbers may be
-Python floats or traced arrays. Nothing here stops gradients: whoever uses a return as a target
-does.
+Python floats or traced arrays. Nothing here stops gradients: stop them where a return is a
+target.
 
 Axes: T time, R reward heads, H dynamics heads, V value heads; trailing batch axes `...` are free.
 """
@@ -141,7 +141,7 @@ def discount_weights(continues: Array, gamma: ArrayLike) -> Array:
     Source: DreamerV3 (sheeprl's behaviour learning).
 
     Args:
-      continues: [T, ...] probabilities (or 0/1) that the episode goes on at the state.
+      continues: [T, ...] probabilities (or 0/1) that the episode continues at the state.
       gamma: a number.
 
     Returns:
@@ -329,8 +329,8 @@ def td_targets(
       discount: a number.
       terminated: [H, ...] whether the step ended the episode: bool, or a probability.
       std_coef: below 0 pessimism, above 0 optimism. The std of one head is 0.
-      dynamics_reduction: "mean" | "min" | "max" | "from_std_coef", see `reduce_heads`; None leaves
-        the dynamics heads apart.
+      dynamics_reduction: "mean" | "min" | "max" | "from_std_coef", see `reduce_heads`; None keeps
+        the axis of dynamics heads.
       local_bootstrap: static bool.
 
     Returns:

@@ -36,21 +36,6 @@ def test_a_training_program_on_a_processor_reduces_by_the_compilers_own_loops():
     assert "__ynn_fusion" in text_of(sharding.ONE_DEVICE.compile(shares))
 
 
-def test_a_first_state_compiled_for_itself_has_the_numbers_of_any_other_program():
-    def first(key):
-        weights = jax.random.normal(key, (8, 8))
-        return jnp.linalg.norm(weights, axis=0), jnp.tanh(weights) * 3.0 + 1.0
-
-    key = jax.random.key(0)
-    program = sharding.ONE_DEVICE.builder(first)
-    option = {"xla_cpu_use_fusion_emitters": False}
-    assert compiler.for_first_state("cpu") == option
-    # Said, since the tests' flags are those of a first state (conftest.py).
-    usual = {"xla_cpu_use_fusion_emitters": True}
-    for own, other in zip(program(key), jax.jit(first, compiler_options=usual)(key), strict=True):
-        np.testing.assert_array_equal(own, other)
-
-
 def test_a_first_state_that_is_traced_has_the_options_of_the_program_it_is_in():
     def first(key):
         return jax.random.normal(key, (3,))
@@ -77,8 +62,6 @@ def test_a_gpus_programs_are_compiled_quickly_where_they_run_for_little(monkeypa
     for platform in ("cpu", "tpu"):
         assert compiler.for_training(platform, quick=True) == compiler.for_training(platform)
         assert compiler.for_once(platform) is None
-    assert compiler.for_first_state("gpu") == QUICK
-    assert compiler.for_first_state("tpu") is None
     assert compiler.for_training("tpu") is None
     for platform in ("gpu", "tpu"):
         assert compiler.for_training(platform, pieces=True) == compiler.for_training(platform)
@@ -96,12 +79,12 @@ def test_temporary_memory_in_pieces_that_a_thread_keeps():
 
 
 def test_the_compiler_has_the_options_and_a_later_one_is_not_asked(monkeypatch):
-    every = compiler._TRAINING_ON_CPU | compiler._PIECES_ON_CPU | compiler._FIRST_ON_CPU | QUICK
+    every = compiler._TRAINING_ON_CPU | compiler._PIECES_ON_CPU | QUICK
     jax.jit(lambda: 0, compiler_options=every).lower().compile()
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_cpu_no_such_option"):
         jax.jit(lambda: 0, compiler_options={"xla_cpu_no_such_option": 1}).lower().compile()
     monkeypatch.setattr(compiler, "_UNTRIED", compiler.jaxlib.version.__version_info__)
-    assert compiler.for_training("cpu") is compiler.for_first_state("cpu") is None
+    assert compiler.for_training("cpu") is None
     assert compiler.for_once("gpu") is None
 
 
@@ -143,7 +126,6 @@ def test_programs_get_the_options_of_their_kind(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(compiler, "for_training", lambda *args: {"train": args})
     monkeypatch.setattr(compiler, "for_once", lambda *args: {"once": args})
-    monkeypatch.setattr(compiler, "for_first_state", lambda *args: {"first": args})
     once, mesh = {"once": ("gpu",)}, jax.make_mesh((1,), ("data",))
 
     def of(kind):
@@ -161,7 +143,7 @@ def test_programs_get_the_options_of_their_kind(monkeypatch):
     with monkeypatch.context() as divided:
         divided.setattr(sharding.Partition, "of_state", lambda self, state: self._named())
         sharding.Partition(mesh).builder(shares, jnp.zeros((2, 3)))
-    assert given == 2 * [{"first": ("gpu",)}]
+    assert given == 2 * [once]
     given.clear()
     config = build.read(small_config(gpu_compiler="quick"))
     env = make_environment(config, 1, seed=0)

@@ -6,9 +6,7 @@ loops are faster: the default's train interval takes two thirds of the time with
 products stay the library's. Those loops take vectors of 512 bits where the processor has them;
 XLA's own choice is 256. On several devices of one processor a large program asks for its temporary
 memory in blocks that the C library keeps for the thread of each (`mbx.fast.allocator`); it cannot
-be written to the cache of compiled programs then. A run's first state is made once, in
-milliseconds: XLA's older way of writing loops makes the same numbers of it and compiles in two
-thirds of the time.
+be written to the cache of compiled programs then.
 
 On a GPU, XLA writes kernels for products and normalisations by Triton, several of each, and times
 them. Compiled quickly, products are cuBLAS's, chosen by its rules, and nothing is timed: the
@@ -31,7 +29,6 @@ _TRAINING_ON_CPU: Options = {
 # Less than the 64 MB that glibc gives a thread in one piece: a larger block is the operating
 # system's again after every call.
 _PIECES_ON_CPU: Options = {"xla_multiheap_size_constraint_per_heap": 64_000_000}
-_FIRST_ON_CPU: Options = {"xla_cpu_use_fusion_emitters": False}
 _QUICK_ON_GPU: Options = {
     "xla_gpu_autotune_level": 0,
     "xla_gpu_enable_triton_gemm": False,
@@ -73,15 +70,6 @@ def for_once(platform: str) -> Options | None:
         platform: as in `for_training`.
     """
     return _known(_ONCE.get(platform, {}))
-
-
-def for_first_state(platform: str) -> Options | None:
-    """`compiler_options` of the program that makes a run's first state.
-
-    Args:
-        platform: as in `for_training`.
-    """
-    return _known(_FIRST_ON_CPU) if platform == "cpu" else for_once(platform)
 
 
 def _known(options: Options) -> Options | None:

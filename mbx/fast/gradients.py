@@ -83,13 +83,13 @@ def _matmul_backward(residuals: tuple[Array, Array], grad: Array) -> tuple[Array
     return grad @ collectives.replicate(kernel).T, d_kernel
 
 
-# Kept for the way back as it is held, so that no gathered kernel lives from one way to the other.
+# The residual is the kernel as it is stored: no gathered one lives until the backward pass.
 matmul.defvjp(lambda x, kernel: (x @ collectives.replicate(kernel), (x, kernel)), _matmul_backward)
 
 
 @Written
 def matmul_joined(inputs: tuple[Array, ...], kernel: Array) -> Array:
-    """`matmul` of inputs `[..., in_i]` behind one another -> `[..., out]`.
+    """`matmul` of inputs `[..., in_i]`, concatenated -> `[..., out]`.
 
     The gradient of a narrow input, under a quarter of all columns, is a product of its own; that of
     a wide one is cut out of that of all. So where nothing asks for the gradient of latents, that of
@@ -275,7 +275,7 @@ def shifted_norm(x: Array, shift: Array | None) -> tuple[Array, Array]:
 
 
 def drawn_once(draw: Callable[[], Array], shape: tuple[int, ...]) -> Array:
-    """The mask `draw()`, kept for the way back, where a compiler would rather draw it again.
+    """The mask `draw()`, kept for the backward pass, where compilers would draw it again.
 
     On a CPU as a branch that is always taken, since barriers are gone before operations are joined
     there, and what a branch gives is joined to nothing. On an accelerator a branch may wait for the

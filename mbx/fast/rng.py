@@ -3,7 +3,7 @@
 jax's default generator is Threefry-2x32 (Salmon et al. 2011, "Parallel random numbers: as easy as
 1, 2, 3"). On a CPU jax compiles its rounds as a loop, which keeps the compiler from joining them
 into one pass over the numbers and from joining that with what the numbers are for. `unrolled(key)`
-is the key for a generator with the rounds written out: whatever `jax.random` draws with it is equal
+is the key for a generator with the rounds written out: all that `jax.random` draws with it is equal
 bit for bit, in a quarter of the time and less, and its programs compile sooner. `normal` draws
 small arrays in one dimension, where the compiler's loops use the processor's vectors.
 """
@@ -65,7 +65,7 @@ def _bits(key: Array, width: int, shape: tuple[int, ...]) -> Array:
 
 
 def _joined(words: tuple[Array, Array], axis: int) -> Array:
-    """Both words of new keys, made once: XLA would repeat the rounds in whatever reads a key."""
+    """Both words of new keys, made once: XLA would repeat the rounds in each reader of a key."""
     return jax.lax.optimization_barrier(jnp.stack(words, axis))
 
 
@@ -109,7 +109,7 @@ def normal(key: Array, shape: tuple[int, ...]) -> Array:
     """`jax.random.normal(key, shape)`, float32; on a CPU drawn in one dimension.
 
     Over an array whose last axis is as short as an action the compiler's loops do not use the
-    processor's vectors, and it joins the drawing to whatever reshapes its result. Here a loop of
+    processor's vectors, and it fuses the drawing with what reshapes its result. Here a loop of
     two halves keeps the two apart.
     """
     size = math.prod(shape)

@@ -6,8 +6,8 @@
 With mbx come `mppi`, `cem`, `icem`, `predictive`, and the optimisers of evosax as `evosax:CMA_ES`,
 `evosax:SNES`, … (`mbx.planners.evosax`).
 
-A planner of one's own keeps all that stands around it: warm start, the policy's proposals and
-prior, exploration noise, the stored targets and experts, reanalyze.
+A custom planner keeps what surrounds it: warm start, the policy's proposals and prior, exploration
+noise, stored targets and experts, reanalyze.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def register(
     config: type[MPPIConfig] = MPPIConfig,
     discrete: PlanFn | None = None,
 ) -> None:
-    """Add a planner of one's own; one of that name is replaced, those that come with mbx are not.
+    """Register a custom planner; one of that name is replaced, but none that comes with mbx.
 
     Args:
         name: for `planner.name` and `training_planner.name`.
@@ -95,7 +95,7 @@ def plan(
     basis: bases.Basis | None = None,
     **given: Any,
 ) -> Plan:
-    """`mppi.plan` by the planner of a name, whose result is looked at while it is traced.
+    """`mppi.plan` by the planner of a name, whose result is checked while it is traced.
 
     Args:
         name: of the planner.

@@ -8,7 +8,7 @@ the parameters while the score, the warm start and the result stay sequences of 
 
 Axes: B states, N candidates, P proposals, T horizon, A action dims, K parameters a dimension.
 Sources: Howell et al. 2022, arXiv 2212.00541, section 3 (splines); Vlahov et al. 2024, arXiv
-2307.15239 (smooth noise in MPPI). The way back by least squares and smoothing as a basis are ours.
+2307.15239 (smooth noise in MPPI). Inversion by least squares and smoothing as a basis are ours.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def control_points(num: int, *, horizon: int, kind: str = "linear") -> Basis:
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r}: choose one of {KINDS}")
     if not 1 <= num <= horizon:
-        raise ValueError(f"num={num} control points: 1 to horizon={horizon} can be told apart")
+        raise ValueError(f"num={num} control points: 1 to horizon={horizon} are distinct")
     points, steps = np.eye(num), np.arange(horizon)
     if kind == "zero":
         forward = points[steps * num // horizon]
@@ -76,7 +76,7 @@ def control_points(num: int, *, horizon: int, kind: str = "linear") -> Basis:
 
 
 def smoothing(width: ArrayLike, *, horizon: int) -> Basis:
-    """Sequences that are smoothed by a Gaussian along the steps; the way back leaves them alone.
+    """Sequences smoothed by a Gaussian along the steps; the inverse is the identity.
 
     Rows are weights that sum to 1: actions keep their bounds, and near the ends fewer steps are
     averaged. What comes back (a warm start, proposals) is thus smoothed again.
@@ -109,7 +109,7 @@ def chain(first: Basis, second: Basis) -> Basis:
 def over(plan: Any, basis: Basis) -> Any:
     """The planner `plan`, searching among the parameters of a basis; a function of its signature.
 
-    Proposals, `initial` and the mean are carried over by the way back, so that candidates, values
+    Proposals, `initial` and the mean are mapped to parameters by `back`, so that candidates, values
     and targets are those of the sequences that the basis has. Deviations are carried over as if
     steps were independent. Where the first action is not one of the parameters (smoothing) and
     `config.selection` is not "mean", `plan` must take `has_aux` as `mppi.plan` does.

@@ -2,7 +2,7 @@
 
     plan = cem.icem(key, score, mean, std, config=cem.ICEMConfig(noise_beta=2.0))
 
-Both keep the elites of each round and refit a Gaussian to them, all elites alike. iCEM also draws
+Both keep the elites of each round and refit a Gaussian to them, all of one weight. iCEM also draws
 noise that is correlated in time, lets the best of a round compete in the next, and moves mean and
 deviation part of the way only.
 
@@ -25,7 +25,7 @@ from mbx.mppi import Array, Key, MPPIConfig, Plan, Refit, ScoreFn, may_hold
 
 @dataclasses.dataclass(frozen=True)
 class ICEMConfig(MPPIConfig):
-    """Settings of iCEM beside those of every planner; `temperature` is not used.
+    """Settings of iCEM in addition to those of every planner; `temperature` is not used.
 
     Attributes:
         noise_beta: the power of noise falls with its frequency f as f^-noise_beta; 0 is white.

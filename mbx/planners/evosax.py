@@ -3,7 +3,7 @@
     plan = evosax.planner("CMA_ES")
     plan(key, score, mean, std, config=mppi.MPPIConfig(num_samples=32))
 
-Each state has an optimiser of its own, whose solutions are whole action sequences. As planners they
+Each state has its own optimiser, whose solutions are whole action sequences. As planners they
 go by the names `evosax:CMA_ES`, `evosax:SNES`, … (`mbx.planners`). Needs the extra `evosax`.
 
 Axes: B states planned for at once, N candidates, P proposals, T horizon, A action dims.
@@ -25,8 +25,8 @@ from mbx.mppi import Array, MPPIConfig, Plan, Refit, ScoreFn
 def planner(name: str) -> Any:
     """The planner of an algorithm of evosax.
 
-    It is told the scores of its own candidates, clipped to [-1, 1]; proposals compete for the
-    choice beside them. Algorithms that hold a distribution begin at the mean, with the deviation's
+    It sees the scores of its own candidates, clipped to [-1, 1]; proposals compete for the choice
+    with them. Algorithms that hold a distribution begin at the mean, with the deviation's
     average where they have one of their own (`std_init`); their mean is the plan's. Those that hold
     a population begin with Gaussian samples, and the plan's mean is the best of all rounds.
     Everything of `config` is as in `mppi.plan`, but that `temperature`, `min_std` and `max_std` are

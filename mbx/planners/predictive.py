@@ -31,8 +31,8 @@ def plan(
 ) -> Plan:
     """Predictive sampling; arguments, result and errors are those of `mppi.plan`.
 
-    The action and the mean are the best candidate's, whatever `config.selection` says, and
-    `config.temperature` is not used. Where proposals or `initial` are given they compete, too.
+    The action and the mean are the best candidate's: `config.selection` and `config.temperature`
+    are not used. Where proposals or `initial` are given they compete, too.
 
     Args:
         std: `[B, T, A]`, of the noise in every round. The deviation in the result is that of the

@@ -107,8 +107,8 @@ def plan_value(
     """What plans from `mean` are worth by their own score, averaged over its states.
 
     The plan valued is what `config.selection` executes: with "mean" the refitted mean, scored once
-    more; else the best candidate of the last round. Plans alone are looked at, not what comes of
-    them: a short horizon that is fooled stays fooled.
+    more; else the best candidate of the last round. Plans are valued by their score, not by what
+    they lead to: a short horizon that is fooled stays fooled.
 
     Args:
         score_fn, config, plan: as for planning; `plan` has the signature of `mppi.plan`.

@@ -129,7 +129,7 @@ class Partition:
         Where only shapes are asked for it is traced into another program, which leaves it none of
         the compiler's options.
         """
-        options = None if _tracing() else compiler.for_first_state(self.platform)
+        options = None if _tracing() else compiler.for_once(self.platform)
         if self.mesh is None:
             return jax.jit(make, compiler_options=options)
         places = self.of_state(jax.eval_shape(make, *args))

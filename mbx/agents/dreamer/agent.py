@@ -208,7 +208,7 @@ def make_act(settings: Settings) -> Callable:
 
 
 def example_row(settings: Settings) -> dict[str, Any]:
-    """One un-batched replay row, as shapes; with replay.context the latents beside it."""
+    """One un-batched replay row, as shapes; with replay.context it holds the latents."""
     net = settings.model
     shape = jax.ShapeDtypeStruct
     dtype = jnp.uint8 if net.image_shape and net.image_scale == 255.0 else jnp.float32

@@ -1,11 +1,11 @@
-"""What DreamerV3 writes beside the log: how far its open-loop predictions agree with what happened.
+"""DreamerV3's diagnostics: how far its open-loop predictions agree with what happened.
 
 The model observes the first CONTEXT rows of replayed sequences and then imagines what follows from
 the actions that were taken, seeing nothing more.
 
 open_loop_error_N   squared error of the N-th imagined observation, mean over its entries (in symlog
-    units for vectors, of pixels in [0, 1] for images; open_loop_error_image_N of images that stand
-    beside a vector)
+    units for vectors, of pixels in [0, 1] for images; open_loop_error_image_N of images that come
+    with a vector)
 open_loop.png       for vectors: what was observed and what was predicted, entry by entry
 open_loop.gif       for images: observed, predicted, and their difference, side by side; the lines
                     between them turn orange where the model sees no more

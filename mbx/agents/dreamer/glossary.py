@@ -1,4 +1,4 @@
-"""What the numbers mean that Dreamer logs beside those of every run (`mbx.training.glossary`)."""
+"""Descriptions of what Dreamer logs in addition to `mbx.training.glossary`."""
 
 KEYS = {
     "loss/vector": "squared error of decoded vectors, in symlog space, summed over entries",
@@ -29,7 +29,7 @@ KEYS = {
     "ema_offset": "moving 5th percentile of returns, where their range begins",
     "ema_invscale": "moving range of returns, at least 1: the unit of advantages",
     "dream_reward": "mean imagined reward of a step: compare with the task's",
-    "dream_continue": "mean imagined probability that the episode goes on",
+    "dream_continue": "mean imagined probability that the episode continues",
     "discount_mean": "mean weight of imagined steps, discount and continuation multiplied up",
     "discount_min": "smallest weight of an imagined step",
     "open_loop_error_*": "squared error of the N-th observation predicted without seeing any, mean "

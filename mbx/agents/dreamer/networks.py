@@ -1,7 +1,7 @@
 """Networks of Dreamer as pure functions over dicts of parameters: MLP heads, layers, shapes.
 
 A network is a pair of functions, `init_*(key, ...) -> params` and the forward pass. Every hidden
-layer is linear, norm, activation; norms are computed in float32 whatever the compute dtype.
+layer is linear, norm, activation; norms are computed in float32 at every dtype.
 
 Two families, by `ModelConfig.norm`: "rms" is the official code's (RMSNorm with a scale, linear
 layers with bias), "layer" is sheeprl's (LayerNorm with scale and shift, linear layers without).
