@@ -10,7 +10,7 @@
     empo:grid_rock_1h1r           JAX, robots among humans, for the agent `empo`
     multi:gymnax:Pendulum-v1+brax:inverted_pendulum      several of the above, trained together
 
-`register` adds suites of your own. `make_renderer` draws pictures of their states.
+`register` adds custom suites. `make_renderer` draws pictures of their states.
 """
 
 from mbx.envs.base import (

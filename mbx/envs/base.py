@@ -1,10 +1,10 @@
 """What an environment is here, and the wrapper that makes a JAX one batched and episodic.
 
 Everything is batched over E environments. Continuous actions are in [-1, 1]; a discrete one is a
-one-hot vector, of which the largest entry counts. A JAX environment is a
-record of pure functions; a host environment (Gymnasium, dm_control) is an object with the same
-meaning and numpy arrays. `terminated` and `truncated` are kept apart, and `final_obs` is the true
-next observation also where an episode ended and `obs` is already the first of the next one.
+one-hot vector, of which the largest entry counts. A JAX environment is a record of pure functions;
+a host environment (Gymnasium, dm_control) is an object with the same meaning and NumPy arrays.
+Termination is not truncation, and `final_obs` is the true next observation also where an episode
+ended and `obs` is already the first of the next one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Timestep(NamedTuple):
         terminated: bool, the episode ended by itself.
         truncated: bool, it was cut off (by its time limit).
         episode_return: of the episode including this step.
-        episode_length: likewise, in agent steps.
+        episode_length: agent steps of the episode, this one included.
         fault: the observation or the reward was not finite; the episode is then truncated, the
             reward 0 and `final_obs` as it came.
         metrics: by name, of the episode including this step: the mean of each of `EnvSpec.metrics`
@@ -423,7 +423,7 @@ def solved(
     They are in three environments of four; numbers 0, 4, 8, … still see what only a whole episode
     shows. Left to the task, after 50 agent steps where rewards are known and an episode is at least
     four times as long; never where a task ends an episode that fails, since it asks for a high
-    reward that goes on.
+    reward that lasts.
 
     Raises ValueError for a task without a range of rewards, or whose episodes are over before.
     """
@@ -550,7 +550,7 @@ def check_metrics(name: str, metrics: Sequence[str]) -> None:
     if twice:
         raise ValueError(
             f"env.metrics={tuple(metrics)} of {name}: {twice[0]!r} stands twice in the log "
-            "(of each there is NAME and NAME_last, beside return and length): choose other names"
+            "(of each there is NAME and NAME_last, next to return and length): choose other names"
         )
 
 

@@ -1,7 +1,7 @@
 """Custom environments, named by where they are defined.
 
     gym:path/to/tank.py:Tank       a Gymnasium class, or a function that makes one
-    gym:package.module:Tank        likewise, from a module
+    gym:package.module:Tank        a class or a function, from a module
     gym:module:Tank-v0             an id that importing the module registers
     jax:path/to/rail.py:make       gymnax's interface, or a `RawEnvironment`
 
@@ -59,13 +59,13 @@ def is_own(name: str) -> bool:
 
 
 def own_names(name: str) -> list[str]:
-    """The environments of one's own among those that a name stands for."""
+    """The custom environments among those that a name stands for."""
     names = name.removeprefix("multi:").split("+") if name.startswith("multi:") else [name]
     return [one for one in names if is_own(one)]
 
 
 def located(name: str) -> str:
-    """`name` with the absolute path of the file in which an environment of one's own is defined.
+    """`name` with the absolute path of the file that defines a custom environment.
 
     Modules that are installed keep their names, and so does every other environment.
 

@@ -73,7 +73,7 @@ class _Task:
         return self._pictures(self._env.physics.model.ptr, self._env.physics.data.ptr)
 
     def render(self) -> np.ndarray:
-        """A picture of a film, likewise."""
+        """A picture of a film, uint8 `[height, width, 3]`."""
         return self._films(self._env.physics.model.ptr, self._env.physics.data.ptr)
 
     def reset(self, seed: int | None) -> np.ndarray:

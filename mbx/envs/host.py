@@ -26,7 +26,7 @@ class Task(Protocol):
     """One un-batched host task.
 
     Attributes:
-        num_actions: 0 for continuous actions; otherwise a step takes a number below it.
+        num_actions: 0 for continuous actions; otherwise their number.
         action_low, action_high: bounds of continuous actions, in the task's own units; of discrete
             ones action_low holds the number of the first.
         obs_shape, obs_dtype: of observations; dictionaries of these where they are dictionaries.
@@ -34,9 +34,8 @@ class Task(Protocol):
         ends_at: steps after which the simulator itself ends an episode, None where it does not.
         can_terminate: episodes may end before their time limit.
 
-    Where all rewards lie in a range that is known, `reward_range` says so, as in `EnvSpec`, and so
-    do `choices`, and `action_shape` and `action_dtype` where an action is no float32 `[A]`. `info`
-    is the last step's dictionary of further numbers, where there is one (`env.metrics`).
+    It may have further fields of `EnvSpec` (`reward_range`, `choices`, `action_shape`,
+    `action_dtype`), and `info`, the last step's dictionary of numbers (`env.metrics`).
     """
 
     num_actions: int
@@ -50,26 +49,19 @@ class Task(Protocol):
 
     def reset(self, seed: int | None) -> Any:
         """Begin an episode; None draws it from the task's own generator."""
-        ...
 
     def step(self, action: np.ndarray | int) -> tuple[Any, float, bool, bool]:
-        """One step: observation, reward, terminated, truncated.
-
-        Truncated where the simulator itself cuts the episode short of our time limit.
-        """
-        ...
+        """Observation, reward, terminated, and truncated where the simulator itself cuts the
+        episode short of our time limit."""
 
     def get_state(self) -> bytes | None:
         """A snapshot that any instance of the task continues from exactly, None without one."""
-        ...
 
     def set_state(self, snapshot: bytes) -> None:
         """Continue from a snapshot."""
-        ...
 
     def close(self) -> None:
         """Free what the task holds."""
-        ...
 
 
 class SteppedEnvironment(HostEnvironment):

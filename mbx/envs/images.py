@@ -2,7 +2,7 @@
 
 The settings `env.pixels`, `env.image_size`, `env.grey`, `env.frame_stack` and `env.shadows`, for
 environments of every suite. An image is a part of an observation of three axes, `[H, W, C]`
-(`mbx.observations`): each is looked at by `see`, one by one; `Stack` joins the newest of them.
+(`mbx.observations`): `see` changes each of them; `Stack` joins the newest of them.
 NumPy arrays stay NumPy arrays, everything else is traced by JAX. Leading axes `...` are free.
 """
 
@@ -64,11 +64,8 @@ def observed(
 ) -> tuple[tuple[int, ...], Any, tuple[Part, ...]]:
     """Shape and type of an observation after `see`, as one array, and the parts that it joins.
 
-    Args:
-        name: of the environment, for messages.
-        shape, dtype: of its observations; dictionaries of these where they are dictionaries.
-        observe: names of the parts that are seen, as `env.observe`.
-        images: what is done with images.
+    shape, dtype: of the environment's observations; dictionaries of these where they are
+    dictionaries.
 
     Raises:
         ValueError: where something is to be done with images and there are none that it can be done
@@ -211,13 +208,8 @@ class Stack(NamedTuple):
     def of(
         cls, count: int, shape: Sequence[int], parts: Sequence[Part]
     ) -> tuple[Stack | None, tuple[int, ...], tuple[Part, ...]]:
-        """A stack (None of one image), and the shape and the parts of what it makes.
-
-        Args:
-            count: images of it.
-            shape: of one observation, that has an image.
-            parts: that it was joined of, if any.
-        """
+        """A stack (None of one image), and the shape and the parts of what it makes of an
+        observation of `shape` that was joined of `parts`, if any."""
         if count == 1:
             return None, tuple(shape), tuple(parts)
         image = observations.layout(parts).image_shape or tuple(shape)

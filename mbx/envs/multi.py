@@ -38,15 +38,8 @@ def make(
 ) -> JaxEnvironment | HostEnvironment:
     """`num_envs` environments, num_envs / K of each of K tasks "SUITE:TASK+SUITE:TASK+…".
 
-    Args:
-        tasks: their names, joined by "+".
-        num_envs: of all tasks together.
-        action_repeat: of each; None for the suites' defaults, which must agree.
-        episode_length: of each, None for their own limits.
-        seed: of host environments.
-        min_sizes: observation and action dims to pad to at least (those of a model to be
-            fine-tuned).
-        reset_solved, first: as of `mbx.envs.make`.
+    min_sizes are observation and action dims to pad to at least (those of a model to be
+    fine-tuned); further arguments are those of `mbx.envs.make`.
 
     Raises:
         ValueError: where num_envs is no multiple of K, tasks repeat, differ in action repeat, have

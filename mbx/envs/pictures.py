@@ -59,7 +59,7 @@ def of_gymnax(task: str) -> Renderer:
         return Renderer(lambda s: env.get_obs(s, params), draw_grid, GRID_SECONDS)
     raise ValueError(
         f"env.name='gymnax:{task}' is not drawn: Pendulum-v1, CartPole-v1 and tasks that observe a "
-        "grid are; for another one register a suite with a renderer of your own"
+        "grid are; for another one, register a suite with a make_renderer"
     )
 
 

@@ -36,7 +36,7 @@ _SUITES: dict[str, str | Suite] = {
 def register(
     name: str, suite: Suite | Factory, make_renderer: Callable[[str], Renderer] | None = None
 ) -> None:
-    """Add a suite of your own.
+    """Add a custom suite.
 
     Args:
         name: what stands before the colon in `SUITE:TASK`.
@@ -53,12 +53,7 @@ def register(
 
 
 def num_tasks(name: str) -> int:
-    """Tasks that an environment's name stands for: 1, or those of a `multi:` one.
-
-    Examples:
-        >>> envs.num_tasks("gymnax:Pendulum-v1")
-        1
-    """
+    """Tasks that an environment's name stands for: 1, or those of a `multi:` one."""
     return name.count("+") + 1 if name.startswith("multi:") else 1
 
 
@@ -99,7 +94,7 @@ def make(
             the task's, as `EnvSpec.reset_solved` says then, and never where a suite makes whole
             environments.
         first: number of the first of them, where several processes step those of a run.
-        **extra: what a suite understands besides.
+        **extra: further arguments of the suite.
 
     Raises:
         ValueError: for an unknown suite or task, a count below one, a setting that the suite does
@@ -108,9 +103,6 @@ def make(
         EnvironmentFailure: where an environment's own code fails.
         ImportError: where a package is missing; names the extra to install.
         NoRenderer: with `film` or `images.pixels`, where it cannot be drawn.
-
-    Examples:
-        >>> environment = envs.make("gymnax:Pendulum-v1", 4)  # doctest: +SKIP
     """
     suite_name, colon, task = name.partition(":")
     if not colon or suite_name not in _SUITES:
@@ -177,11 +169,7 @@ def make_share(
 ) -> SteppedEnvironment:
     """A host environment of a task a seed, stepped in this process.
 
-    Args:
-        seeds: of the tasks.
-        images: the fields of `Images` by name.
-        name, kwargs, film: as of `make`.
-        **options: of `SteppedEnvironment`.
+    images are the fields of `Images` by name; options those of `SteppedEnvironment`.
     """
     suite_name, _, task = name.partition(":")
     suite, seen = _load(suite_name), Images(**images)
@@ -201,20 +189,12 @@ def make_share(
 def make_renderer(name: str, **options: Any) -> Renderer:
     """What draws the states of the environment `SUITE:TASK`.
 
-    Args:
-        name: SUITE:TASK.
-        **options: of the suite, as of `make`, where they change what a state is.
+    options are the suite's, as of `make`, where they change what a state is.
 
     Raises:
         ValueError: where its states are not drawn.
         NoRenderer: where this machine has nothing to draw them with.
         ImportError: where a package is missing; names the extra to install.
-
-    Examples:
-        >>> envs.make_renderer("no:such")
-        Traceback (most recent call last):
-            ...
-        ValueError: env.name='no:such': pictures are made of the ...
     """
     suite_name, _, task = name.partition(":")
     suite = _load(suite_name) if suite_name in _SUITES else Suite()

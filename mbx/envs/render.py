@@ -65,15 +65,10 @@ def mujoco_drawing(
 class MujocoPictures:
     """Pictures of MuJoCo's states, `[height, width, 3]`, by an OpenGL context that they share.
 
-    Args:
-        model: a `mujoco.MjModel`; what is drawn later may be of copies of it.
-        height, width: pixels.
-        camera: number of a fixed one; the first, and one from outside where there is none.
-        plain: without shadows, reflections and smoothed edges, which cost nearly all of the time
-            where the processor draws.
-
-    Raises:
-        NoRenderer: as `mujoco_drawing`.
+    What is drawn may be of copies of `model`. The camera is a fixed one by its number, or one from
+    outside where there is none. Plain pictures have no shadows, reflections and smoothed edges,
+    which cost nearly all of the time where the processor draws. Raises NoRenderer as
+    `mujoco_drawing`.
     """
 
     def __init__(
@@ -146,7 +141,7 @@ def _gl_context(width: int, height: int) -> Any:
 
 @contextlib.contextmanager
 def _drawing() -> Iterator[None]:
-    """Raise NoRenderer for whatever keeps OpenGL from drawing."""
+    """Raise NoRenderer where OpenGL cannot draw."""
     try:
         yield
     except Exception as error:  # every way to fail has a type of its own

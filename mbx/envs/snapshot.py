@@ -47,7 +47,7 @@ def decode(data: bytes) -> Any:
 
 @contextlib.contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Turn whatever reading someone else's data raises into a SnapshotError."""
+    """Turn any error in reading foreign data into a SnapshotError."""
     try:
         yield
     except SnapshotError:

@@ -40,16 +40,9 @@ class InWorker(RuntimeError):
 class ParallelEnvironment(HostEnvironment):
     """`num_envs` tasks as one `HostEnvironment`, stepped by worker processes.
 
-    Args:
-        name: SUITE:TASK, found again by every worker.
-        num_envs: E.
-        workers: processes, at most E.
-        seed: of the tasks, and of their first episodes.
-        options: further arguments of `mbx.envs.make_share`, plain data.
-
-    Raises:
-        ValueError: as `mbx.envs.make`, of which one environment may raise other errors too.
-        EnvironmentFailure: where a worker, or the environment's own code in it, fails; also later.
+    Every worker finds the environment by its name. options are further arguments of
+    `mbx.envs.make_share`, plain data. Raises as `mbx.envs.make`, and EnvironmentFailure where a
+    worker fails, also later.
     """
 
     def __init__(
