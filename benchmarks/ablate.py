@@ -21,90 +21,10 @@ from absl import app, flags
 from mbx.commands import jobs, sweep
 from mbx.commands.jobs import Job
 
-Overrides = tuple[str, ...]
-
-_TWO_HEADS = ("model.num_dynamics=2", "model.num_rewards=2")
-
-
-def _optimism(coef: float) -> Overrides:
-    """The same coefficient of the ensembles' std wherever there is one."""
-    fields = (
-        "planner.std_coef",
-        "planner.evaluation_std_coef",
-        "training_planner.std_coef",
-        "loss.td_std_coef",
-    )
-    return tuple(f"{field}={coef}" for field in fields)
-
+from . import suites
 
 # Sweep -> variant -> settings on top of the configuration, one factor at a time.
-SWEEPS: dict[str, dict[str, Overrides]] = {
-    "rounds": {f"rounds={n}": (f"training_planner.iterations={n}",) for n in (1, 3, 6)},
-    "samples": {f"samples={n}": (f"training_planner.num_samples={n}",) for n in (64, 128, 256)},
-    "temperature": {
-        f"temperature={t}": (
-            f"training_planner.temperature={t}",
-            "loss.policy_loss=awr",
-            f"loss.awr_temperature={t}",
-        )
-        for t in (0.1, 0.5, 1.0)
-    },
-    "reanalyze": {
-        "off": ("reanalyze.enabled=False",),
-        **{f"every {n}": (f"reanalyze.interval={n}",) for n in (100, 500, 1000)},
-    },
-    "targets": {
-        "stored": (),
-        "legacy": ("training_planner.enabled=False",),
-    },
-    "value": {target: (f"loss.value_target={target}",) for target in ("planner", "lambda", "td")},
-    "planner_targets": {  # where values come from, and what planner-made ones need
-        "planner": (),
-        "lambda, planner's values": ("loss.value_target=lambda",),
-        "td": ("loss.value_target=td",),
-        "rounds=1": ("training_planner.iterations=1",),
-        "no reanalyze": ("reanalyze.enabled=False",),
-        "rounds=6": ("training_planner.iterations=6",),
-        "reanalyze every 100": ("reanalyze.interval=100",),
-        "all, weighted": ("replay.keep_targets=0", "loss.value_weighting=weighted"),
-        "legacy": ("training_planner.enabled=False",),  # these score 32 actions in every loss
-        "lambda": ("loss.value_target=lambda", "training_planner.enabled=False"),
-    },
-    "keep": {
-        "best 4 of 8": (),
-        "all, weighted": (
-            "replay.keep_targets=0",
-            "loss.value_weighting=weighted",
-        ),
-    },
-    "policy": {
-        "awr": ("loss.policy_loss=awr",),
-        "svg": ("loss.policy_loss=svg",),
-        "svg, entropy in the unit of its loss": (
-            "loss.policy_loss=svg",
-            "loss.entropy_scale=none",
-        ),
-        "kl": ("loss.policy_loss=kl",),
-    },
-    "updates": {f"utd={n}": (f"train.utd_ratio={n}",) for n in (0.5, 1, 2, 4)},
-    "options": {
-        "default": (),
-        "heads=2": _TWO_HEADS,
-        "heads=2 std=-1": (*_TWO_HEADS, *_optimism(-1.0)),
-        "heads=2 std=+1": (*_TWO_HEADS, *_optimism(1.0)),
-        "policy=awr": ("loss.policy_loss=awr",),
-        "policy=kl": ("loss.policy_loss=kl",),
-        "value=td": ("loss.value_target=td",),
-        "value=lambda": ("loss.value_target=lambda",),
-    },
-    "replay_loss": {  # of Dreamer's critic: --config=configs/dreamer.py
-        how: (f"critic.replay_loss={how}",) for how in ("aligned", "none")
-    },
-    "continues": {  # of Dreamer's dreams
-        how: (f"imagination.continues={how}",) for how in ("hard", "soft")
-    },
-    "termination": {how: (f"loss.termination={how}",) for how in ("hard", "soft")},
-}
+SWEEPS: dict[str, dict[str, list[str]]] = suites.DATA["sweeps"]
 
 
 def make_jobs(given: Any) -> list[Job]:

@@ -42,29 +42,7 @@ from mbx.planners import bases, cem, evosax, predictive, tuning
 from .planner_tasks import TASKS as FORMULAS
 from .planner_tasks import Task
 
-XML = """
-<mujoco>
-  <option timestep="0.02" integrator="implicitfast"/>
-  <default>
-    <joint type="hinge" axis="0 1 0" damping="0.05"/>
-    <geom type="capsule" size="0.03" mass="0.5" contype="0" conaffinity="0"/>
-  </default>
-  <worldbody>
-    <body>
-      <joint name="shoulder"/>
-      <geom fromto="0 0 0 0 0 0.5"/>
-      <body pos="0 0 0.5">
-        <joint name="elbow"/>
-        <geom fromto="0 0 0 0 0 0.5"/>
-      </body>
-    </body>
-  </worldbody>
-  <actuator>
-    <motor joint="shoulder" gear="2.5" ctrlrange="-1 1" ctrllimited="true"/>
-    <motor joint="elbow" gear="0.6" ctrlrange="-1 1" ctrllimited="true"/>
-  </actuator>
-</mujoco>
-"""
+XML = pathlib.Path(__file__).with_name("arm.xml").read_text()
 REPEAT = 2  # simulated steps of a decision: 25 decisions a second
 
 

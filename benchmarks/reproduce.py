@@ -8,7 +8,7 @@
 
 Every run is a process with a run directory in OUT/SUITE; a command that was stopped goes on where
 it was. OUT/SUITE/table.md holds returns and statistics, verdict.json every gate with what was
-measured; a figure overall.png shows curves, with published values as markers. The exit
+measured; curves.png shows curves, with published values as markers. The exit
 status is 1 where a run failed or a gate is missed or cannot be measured yet.
 """
 
@@ -19,7 +19,6 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from absl import app, flags
@@ -125,44 +124,28 @@ def summary(suite: Suite, runs: Runs, step: int) -> str:
     return f"* {step:,} steps, normalised, {runs_in_all} runs: {', '.join(parts)}{note}{missing}"
 
 
-def draw(suite: Suite, runs: Runs, published: suites.Published, folder: str) -> None:
+def draw(runs: Runs, published: suites.Published, folder: str) -> None:
     """A figure of all tasks; published points as markers, never joined."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    known = {task: own for task, own in runs.items() if own}
+    known = [(task, own) for task, own in runs.items() if own]
     if not known:
         return
-    columns = min(5, len(known))
-    rows = -(-len(known) // columns)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(3.2 * columns, 2.6 * rows), constrained_layout=True, squeeze=False
-    )
-    for axes in grid.flat[len(known) :]:
-        axes.axis("off")
-    for axes, (task, own) in zip(grid.flat, known.items(), strict=False):
-        _panel(axes, suite, task, own, published)
-        axes.set_ylabel("")
-    handles, labels = grid.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=8)
-    curves.save(figure, os.path.join(folder, "overall.png"))
-
-
-def _panel(
-    axes: Any, suite: Suite, task: str, own: Sequence[Run], published: suites.Published
-) -> None:
-    curves.draw_seeds(axes, "mbx", [run.curve for run in own], "C0")
-    limit = 1.05 * max(t.steps for t in suite.tasks if t.name == task)
-    agents = [agent for name, agent in published if name == task]
-    for agent, marker in zip(agents, curves.MARKERS, strict=False):
-        points = sorted((s, *values) for s, values in published[task, agent].items())
-        curves.draw_published(axes, agent, np.array(points).T, limit, marker)
-    axes.set_title(task, fontsize=9)
-    axes.set_xlabel("environment steps", fontsize=8)
-    axes.set_ylabel("return of an evaluation")
-    axes.grid(alpha=0.3)
+    size = (12, 2.6 * -(-len(known) // 4))
+    figure, grid = plt.subplots(-(-len(known) // 4), 4, figsize=size, squeeze=False)
+    for axes, (task, own) in zip(grid.flat, known, strict=False):
+        curves.draw_seeds(axes, "mbx", [run.curve for run in own], "C0")
+        limit = 1.05 * max(run.curve.steps[-1] for run in own)
+        agents = [agent for name, agent in published if name == task]
+        for agent, marker in zip(agents, curves.MARKERS, strict=False):
+            points = sorted((s, *values) for s, values in published[task, agent].items())
+            curves.draw_published(axes, agent, np.array(points).T, limit, marker)
+        axes.set(title=task, xlabel="environment steps")
+        axes.legend(fontsize=6)
+    curves.save(figure, os.path.join(folder, "curves.png"))
 
 
 def report(name: str, jobs: Sequence[processes.Job], folder: str) -> list[suites.Verdict]:
@@ -172,7 +155,7 @@ def report(name: str, jobs: Sequence[processes.Job], folder: str) -> list[suites
     verdicts = [suites.judge(gate, runs, published) for gate in suite.gates]
     text = table(suite, runs, published)
     atomic_write(os.path.join(folder, "table.md"), text.encode())
-    draw(suite, runs, published, folder)
+    draw(runs, published, folder)
     rows = [
         {**v._asdict(), "measured": None if math.isnan(v.measured) else v.measured}
         for v in verdicts

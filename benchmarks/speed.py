@@ -38,18 +38,15 @@ from ml_collections import config_dict
 
 from mbx import envs, presets, replay
 from mbx.agents.base import Agent
-from mbx.agents.dreamer import agent as dreamer
-from mbx.agents.dreamer import rssm
-from mbx.agents.dreamer.settings import Settings as DreamerSettings
-from mbx.agents.dreamer.update import draw_noise
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic
 from mbx.fast import allocator, rng
-from mbx.settings import from_dict
 from mbx.training import build, loop, sharding
 from mbx.training.metrics import atomic_write
 from mbx.training.policy import Policy, load_policy
 from mbx.training.sharding import ONE_DEVICE, Partition, make_partition, num_shards
 from mbx.training.state import LoopState, Schedule, init_state
+
+from . import suites
 
 
 class Case(NamedTuple):
@@ -70,30 +67,16 @@ class Case(NamedTuple):
 
 PRESETS = ("tdmpc2", "sizes", "default", "dreamer")
 FUSED = "fused step"
-_BF16 = Case(size="5", dtype="bfloat16", repeats=5)
-_CHEETAH = _BF16._replace(env="playground:CheetahRun", only=(FUSED,))
-# Most wanted first: a suite ends where its time does.
-GPU = (
-    _BF16._replace(repeats=9, only=("plan", "update")),
-    Case(size="5", repeats=9, only=("plan", "update")),
-    _CHEETAH._replace(envs=64),
-    _BF16._replace(size="317", only=("update",)),
-    Case(preset="dreamer", size="12m", obs=24, dtype="bfloat16", repeats=9),
-    _BF16._replace(batch=4096, only=("update",)),
-    _BF16._replace(size="48", only=("plan", "update")),
-    _BF16._replace(size="19", only=("plan", "update")),
-    _BF16._replace(env="brax:halfcheetah", envs=64, only=(FUSED,)),
-    _BF16._replace(envs=1024, repeats=3, only=("plan",)),
-    _CHEETAH._replace(envs=256, repeats=3),
-    _BF16._replace(size="317", batch=1024, repeats=3, only=("update",)),
-    _CHEETAH._replace(envs=16, dtype="float32"),
-    _BF16._replace(envs=4096, repeats=3, only=("plan",)),
-)
-SUITES = {"gpu": GPU}
-SIZES = tuple(
-    Case(size=size, batch=batch, only=("plan", "update", "environment", FUSED))
-    for size, batch in (("tiny", 128), ("1", 256), ("5", 256))
-)
+
+
+def cases(name: str) -> tuple[Case, ...]:
+    """A list of suites.json, most wanted first: a suite ends where its time does."""
+    kept = ({**one, "only": tuple(one["only"])} if "only" in one else one for one in DATA[name])
+    return tuple(Case(**one) for one in kept)
+
+
+DATA = suites.DATA["speed"]
+SIZES, SUITES = cases("sizes"), {"gpu": cases("gpu")}
 
 
 # -------------------------------------------------------------------------------------------------
@@ -322,33 +305,21 @@ class Rows:
         rate = max(self.rate, gemm_rate(case.dtype))
         rows = [r._replace(floor_ms=1e6 * r.gflop * 1e6 / rate) for r in self.rows]
         rows = [r._replace(ratio=r.median_ms / r.floor_ms if r.floor_ms else 0.0) for r in rows]
-        result = dict(
-            preset=case.preset,
-            size=config["model"]["size"],
-            batch=config["loss"]["batch_size"],
-            envs=case.envs,
-            env=spec.name,
-            obs=spec.obs_shape,
-            action=spec.action_dim,
-            dtype=case.dtype,
-            device=f"{self.partition.size} x {jax.devices()[0]}",
-            jax=jax.__version__,
-            gemm_gflops=rate / 1e9,
-            rows=[r._asdict() for r in rows],
-        )
+        told = dict(preset=case.preset, size=config["model"]["size"], envs=case.envs, env=spec.name)
+        told |= dict(batch=config["loss"]["batch_size"], obs=spec.obs_shape, dtype=case.dtype)
+        told |= dict(action=spec.action_dim, device=f"{self.partition.size} x {jax.devices()[0]}")
+        told |= dict(jax=jax.__version__, gemm_gflops=rate / 1e9, rows=[r._asdict() for r in rows])
         for row in rows:
             if row.name == FUSED and case.env:
                 steps = 1e3 * case.envs * spec.action_repeat / row.median_ms
-                result |= dict(steps_per_second=steps, hours_per_million=1e6 / steps / 3600)
-        return result
+                told |= dict(steps_per_second=steps, hours_per_million=1e6 / steps / 3600)
+        return told
 
 
 def benchmark(case: Case) -> dict[str, Any]:
     """Measure every operation of a case; returns what `--json` writes."""
     config = resolved(case)
     environment = envs.make(case.env, case.envs) if case.env else toy_environment(case)
-    if case.preset == "dreamer":
-        return benchmark_dreamer(case, config, environment)
     settings = build.read(config)
     agent, partition = build.build_agent(settings, environment.spec), make_partition(settings)
     key, capacity = jax.random.key(0), max(700, 10_000 // case.envs)
@@ -363,25 +334,24 @@ def benchmark(case: Case) -> dict[str, Any]:
     def update(train: Any, buffer: Any, key: jax.Array) -> Any:
         return agent.update(train, buffer, rng.unrolled(key))[0]
 
-    rows.add("plan", act, state.train, state.actor, state.obs, key)
-    rows.add("update", update, state.train, state.replay, key, donate=True)
+    rows.add("plan" if agent.store else "act", act, state.train, state.actor, state.obs, key)
+    if not agent.store:  # Dreamer's update writes latents into the replay
+        both = state.train, state.replay
+        rows.add("update", lambda both, key: agent.update(*both, key)[:2], both, key, donate=True)
+        return rows.report(config, environment)
+    rows.add("update", state.train, state.replay, key, donate=True)
     action = jnp.zeros((case.envs, environment.spec.action_dim))
     rows.add("environment", environment.step, state.env, action, key)
-    if agent.store:
-        rows.add("targets", agent.store.targets, state.train, None, state.obs, key)
+    rows.add("targets", agent.store.targets, state.train, None, state.obs, key)
 
-        def refresh(buffer: Any, train: Any, key: jax.Array) -> Any:
-            return agent.store.reanalyze(train, buffer, key, jnp.int32(-1))[0]
+    def refresh(buffer: Any, train: Any, key: jax.Array) -> Any:
+        return agent.store.reanalyze(train, buffer, key, jnp.int32(-1))[0]
 
-        rows.add("reanalyze", refresh, state.replay, state.train, key, donate=True)
+    rows.add("reanalyze", refresh, state.replay, state.train, key, donate=True)
     if rows.wants("insert"):
         row = jax.tree.map(lambda x: jnp.copy(x[:, 0]), state.replay.data)
         made = targets_of(agent, state.train, state.obs, key)
-
-        def insert(buffer: Any, row: Any, made: Any) -> Any:
-            return replay.insert(buffer, row, made)
-
-        rows.add("insert", insert, state.replay, row, made, donate=True)
+        rows.add("insert", lambda *x: replay.insert(*x), state.replay, row, made, donate=True)
     loss = config["loss"]
 
     def sample(buffer: Any, key: jax.Array) -> Any:
@@ -394,51 +364,6 @@ def benchmark(case: Case) -> dict[str, Any]:
     step = loop.make_step(agent, environment, schedule, apart=partition.mesh is not None)
     step = partition.keep(step)
     rows.add(FUSED, lambda s: step(s)[0], state, donate=True)
-    return rows.report(config, environment)
-
-
-def benchmark_dreamer(case: Case, config: dict[str, Any], environment: Any) -> dict[str, Any]:
-    """Acting, the whole update, and its two scans by themselves."""
-    num, key = case.envs, jax.random.key(0)
-    own = dreamer.resolve(from_dict(DreamerSettings(), config), environment.spec)
-    agent, net, partition = dreamer.build_agent(own), own.model, make_partition(own)
-    sizes = dict(capacity=2_000, shards=num_shards(own, partition))
-    state = init_state(agent, environment, key=key, **sizes)
-    state = partition.place(filled(agent, state, environment.spec, 600))
-    first, model = jnp.zeros(num, bool), state.train.params["model"]["rssm"]
-    noise, lead = draw_noise(own, key), (own.loss.batch_length, own.loss.batch_size)
-    tokens = jnp.ones((*lead, net.units))
-    actions, resets = jnp.zeros((*lead, net.action_dim)), jnp.zeros(lead, bool)
-
-    def act(train: Any, actor: Any, obs: jax.Array, key: jax.Array) -> Any:
-        return agent.act(train, actor, obs, first, key, False)
-
-    def observe(model: Any, tokens: jax.Array) -> Any:
-        start = rssm.initial(net, model, lead[1:])
-        return rssm.observe(net, model, start, tokens, actions, resets, noise.posterior)
-
-    def observe_gradient(model: Any, tokens: jax.Array) -> Any:
-        def total(*args: Any) -> jax.Array:
-            seen = observe(*args)
-            leaves = (seen.states.deter, seen.states.stoch, seen.posterior, seen.prior)
-            return sum(jnp.sum(jnp.square(x)) for x in leaves)
-
-        return jax.grad(total, argnums=(0, 1))(model, tokens)
-
-    def imagine(model: Any, actions: jax.Array) -> Any:
-        start = rssm.initial(net, model, (lead[0] * lead[1],))
-        return rssm.imagine(net, model, start, lambda f, a: jnp.tanh(a), actions, noise.prior)
-
-    rows = Rows(case, partition)
-    rows.add("act", act, state.train, state.actor, state.obs, key)
-
-    def update(both: Any, key: jax.Array) -> Any:
-        return agent.update(*both, key)[:2]
-
-    rows.add("update", update, (state.train, state.replay), key, donate=True)
-    rows.add("observe scan", observe, model, tokens)
-    rows.add("observe scan with gradient", observe_gradient, model, tokens)
-    rows.add("imagine scan", imagine, model, noise.action)
     return rows.report(config, environment)
 
 

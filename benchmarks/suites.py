@@ -1,4 +1,4 @@
-"""What `benchmarks.reproduce` can run: suites of tasks, and the gates that results must pass.
+"""Suites of tasks and the gates that results must pass, both declared in suites.json.
 
 A gate measures one number from the runs of a suite and compares it with a bar.
 """
@@ -6,10 +6,11 @@ A gate measures one number from the runs of a suite and compares it with a bar.
 from __future__ import annotations
 
 import csv
+import json
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -182,155 +183,19 @@ def judge(gate: Gate, runs: Runs, published: Published) -> Verdict:
     return Verdict(f"{what}{tasks}: at least {gate.bar:g}", measured, measured >= gate.bar)
 
 
-_DMC = ("eval.episodes=10",)
-_SEEDED = ("dmc:walker-walk", "dmc:finger-spin", "dmc:cheetah-run", "dmc:reacher-hard")
-_DMC15 = (
-    "cartpole-swingup",
-    "cartpole-balance",
-    "reacher-easy",
-    "reacher-hard",
-    "walker-stand",
-    "walker-walk",
-    "walker-run",
-    "cheetah-run",
-    "finger-spin",
-    "finger-turn-easy",
-    "cup-catch",
-    "pendulum-swingup",
-    "hopper-hop",
-    "acrobot-swingup",
-    "quadruped-walk",
-)
-_HARD = ("dog-run", "dog-stand", "dog-trot", "dog-walk")
-_HARD += ("humanoid-run", "humanoid-stand", "humanoid-walk")
+def frozen(value: Any) -> Any:
+    """JSON's lists as tuples."""
+    return tuple(map(frozen, value)) if isinstance(value, list) else value
 
-SUITES: dict[str, Suite] = {
-    "dmc15": Suite(
-        "fifteen dm_control tasks to 100k steps beside the published curves, tiny model",
-        "configs/tdmpc.py",
-        tuple(
-            Task(f"dmc:{name}", 100_000, seeds=3 if f"dmc:{name}" in _SEEDED else 1)
-            for name in _DMC15
-        ),
-        seeds=1,
-        at=(10_000, 30_000, 50_000, 100_000),
-        overrides=(*_DMC, "eval.interval=5000", "checkpoint.interval=5000"),
-        gates=(
-            Gate("mean", 680, step=50_000),
-            Gate("mean", 760, step=100_000),
-            Gate("published", 1.0, step=100_000, agent="sac"),
-            Gate("median", 940, step=30_000, tasks=_SEEDED[:2]),
-            Gate("collapse", 0.5, step=40_000),
-            Gate("minutes", -60),
-        ),
-    ),
-    "dmc-hard": Suite(
-        "dogs and humanoids of dm_control to 2M steps, 5M model (for GPUs)",
-        "configs/tdmpc.py",
-        tuple(Task(f"dmc:{name}", 2_000_000) for name in _HARD),
-        seeds=1,
-        at=(500_000, 1_000_000, 2_000_000),
-        overrides=(
-            *_DMC,
-            "model.size=5",
-            "loss.batch_size=256",
-            "replay.capacity=1000000",
-            "eval.interval=50000",
-            "checkpoint.interval=50000",
-        ),
-        gates=(Gate("published", 1.0, step=1_000_000, agent="tdmpc2"),),
-    ),
-    "playground": Suite(
-        "MuJoCo Playground's swing-up, simulated in JAX",
-        "configs/tdmpc.py",
-        (Task("playground:CartpoleSwingup", 100_000),),
-        seeds=2,
-        at=(50_000, 100_000),
-        overrides=("train.utd_ratio=1", "planner.horizon=5", "eval.interval=10000"),
-        gates=(Gate("median", 800, step=100_000),),
-    ),
-    "dreamer": Suite(
-        "one set of defaults of configs/dreamer.py on five tasks",
-        "configs/dreamer.py",
-        (
-            Task("gymnax:CartPole-v1", 120_000, low=20, high=500),
-            Task("gymnax:Pendulum-v1", 30_000, low=-1300, high=-130),
-            Task("playground:CartpoleSwingup", 150_000),
-            Task("gymnax:Catch-bsuite", 40_000, low=-1, high=1),
-            Task("gymnax:Breakout-MinAtar", 55_000, low=0, high=10),
-        ),
-        seeds=3,
-        at=(30_000, 40_000, 55_000, 120_000, 150_000),
-        gates=(
-            Gate("median held", 500, step=65_000, tasks=("gymnax:CartPole-v1",)),
-            Gate("median", -200, step=30_000, tasks=("gymnax:Pendulum-v1",)),
-            Gate("median", 700, step=150_000, tasks=("playground:CartpoleSwingup",)),
-            Gate("median", 0.9, step=40_000, tasks=("gymnax:Catch-bsuite",)),
-            Gate("median", 6, step=55_000, tasks=("gymnax:Breakout-MinAtar",)),
-        ),
-    ),
-    "empo": Suite(
-        "share of their goals that humans reach beside the learned robots",
-        "configs/empo.py",
-        (Task("empo:multigrid/gates_2h2r", 160_000, high=1.0),),
-        seeds=3,
-        at=(64_000, 160_000),
-        gates=(Gate("median", 0.6, step=160_000),),
-        metric="eval/reached_learned",
-    ),
-    "pendulum": Suite(
-        "the default on Pendulum: solved within 5,000 steps, and held",
-        "configs/tdmpc.py",
-        (Task("gymnax:Pendulum-v1", 30_000, low=-1300, high=-130),),
-        seeds=5,
-        at=(5_000, 15_000, 30_000),
-        overrides=("eval.interval=2500", "train.log_interval=500"),
-        gates=(
-            Gate("median", -200, step=5_000),
-            Gate("held", -200, step=5_000, share=0.8),
-        ),
-    ),
-    "smoke": Suite(
-        "two runs of minutes: a pendulum that swings up, a robot that clears the way",
-        "configs/tdmpc.py",
-        (
-            Task(
-                "gymnax:Pendulum-v1",
-                4_000,
-                low=-1300,
-                high=-130,
-                overrides=(
-                    "train.utd_ratio=0.5",  # what five minutes have room for
-                    "loss.policy_loss=awr",
-                    "loss.value_target=lambda",
-                    "eval.interval=2000",
-                    "eval.episodes=10",
-                ),
-            ),
-            Task(
-                "empo:grid_rock_1h1r",
-                32_000,
-                high=0.411,  # beside the exact robot; 0.218 beside a random one
-                config="configs/empo.py",
-                metric="eval/reached_learned",
-                overrides=(
-                    "model.kind=tables",
-                    "model.table_min_rate=1.0",
-                    "loss.human_expectation=exact",
-                    "env.episode_length=0",
-                    "eval.interval=16000",
-                    "curriculum.v_h_e_steps=200",
-                    "curriculum.q_r_steps=200",
-                    "curriculum.ramp_steps=400",
-                    "curriculum.epsilon_steps=1000",
-                ),
-            ),
-        ),
-        seeds=1,
-        at=(4_000, 32_000),
-        gates=(
-            Gate("median", -500, step=4_000, tasks=("gymnax:Pendulum-v1",)),
-            Gate("median", 0.33, step=32_000, tasks=("empo:grid_rock_1h1r",)),
-        ),
-    ),
-}
+
+def read_suite(fields: Mapping[str, Any]) -> Suite:
+    """A suite of suites.json."""
+    own = {name: frozen(value) for name, value in fields.items()}
+    for name, kind in (("tasks", Task), ("gates", Gate)):
+        parts = ({k: frozen(v) for k, v in one.items()} for one in fields.get(name, ()))
+        own[name] = tuple(kind(**one) for one in parts)
+    return Suite(**own)
+
+
+DATA = json.loads(pathlib.Path(__file__).with_suffix(".json").read_text())
+SUITES = {name: read_suite(fields) for name, fields in DATA["suites"].items()}
