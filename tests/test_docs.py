@@ -137,6 +137,18 @@ def test_the_front_page_begins_with_what_one_gets():
         assert wanted in screen, wanted
 
 
+def test_the_path_through_the_code_is_short_and_there():
+    """README's "Read the code": eight files, in an order in which each needs those before alone."""
+    section = (ROOT / "README.md").read_text().partition("## Read the code")[2]
+    path = re.findall(r"^\| \[`(mbx/[\w/]+\.py)`\]\((.*?)\)", section, flags=re.MULTILINE)
+    assert len(path) == 8 and all(shown == link for shown, link in path)
+    lines = [len((ROOT / link).read_text().splitlines()) for _, link in path]
+    assert sum(lines) <= 3_900, dict(zip(path, lines, strict=True))
+    for _, link in path:  # each opens with what it is for
+        words = (ROOT / link).read_text().partition('"""')[2].partition('"""')[0]
+        assert len(words.split()) >= 10, link
+
+
 def test_sources_are_papers_or_entries_of_the_sources_page():
     """Nothing refers to papers of the project that a reader does not have."""
     elsewhere = re.compile("[Dd]ocument 0" + r"0\d|\bDES" + r"IGN\b|\bsp" + r"ecs/|the sp" + "ec's")
