@@ -20,12 +20,12 @@ import jax
 import numpy as np
 
 from mbx.agents.base import Agent
+from mbx.agents.settings import RunSettings
 from mbx.analysis import charts
 from mbx.analysis.charts import Line
 from mbx.envs.base import JaxEnvironment
 from mbx.envs.render import Renderer
 from mbx.training import video
-from mbx.training.build import Config
 from mbx.training.environments import make_environment
 
 _DIMS = 6  # of actions that are drawn
@@ -69,7 +69,7 @@ class Episode(NamedTuple):
 def record(
     agent: Agent,
     train_state: Any,
-    config: Config,
+    settings: RunSettings,
     key: jax.Array,
     *,
     renderer: Renderer | None = None,
@@ -80,7 +80,7 @@ def record(
     Args:
         agent: one with `watched`.
         train_state: its own.
-        config: of the run, whose environment is played.
+        settings: of the run, whose environment is played.
         key: of the environment and the planner; random numbers are drawn as in an evaluation.
         renderer: draws states; None for no pictures.
         most: steps that are played at most.
@@ -90,7 +90,7 @@ def record(
     """
     if agent.watched is None:
         raise ValueError("this agent does not plan: watch a run of one that does (tdmpc)")
-    environment = make_environment(config, 1, seed=0)
+    environment = make_environment(settings, 1, seed=0)
     if not isinstance(environment, JaxEnvironment):
         raise ValueError(
             f"env.name={environment.spec.name!r} is stepped by the host: plans are watched on "

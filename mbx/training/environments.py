@@ -12,13 +12,12 @@ from typing import TypeVar
 from mbx import envs
 from mbx.agents.settings import RunSettings
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment
-from mbx.training.build import Config, read
 
 Environment = TypeVar("Environment", bound=JaxEnvironment | HostEnvironment)
 
 
 def make_environment(
-    config: Config,
+    settings: RunSettings,
     num_envs: int,
     *,
     seed: int,
@@ -26,12 +25,11 @@ def make_environment(
     film: bool = False,
     first: int = 0,
 ) -> JaxEnvironment | HostEnvironment:
-    """The environment that a configuration names, `num_envs` times, for training or to evaluate.
+    """The environment that settings name, `num_envs` times, for training or to evaluate.
 
     film: one on the host draws itself. first: number of the first, where several processes step
     those of a run.
     """
-    settings = read(config)
     env = settings.env
     several = {"min_sizes": env.pad_to} if settings.several_tasks else {}
     return envs.make(
@@ -70,27 +68,26 @@ def located(settings: RunSettings) -> RunSettings:
 
 
 def evaluation_environment(
-    config: Config, episodes: int, *, seed: int
+    settings: RunSettings, episodes: int, *, seed: int
 ) -> JaxEnvironment | HostEnvironment:
     """Environments for an evaluation of `episodes` episodes of every task."""
-    settings = read(config)
     num_envs = episodes * envs.num_tasks(settings.env.name)
     return make_environment(settings, num_envs, seed=seed, training=False)
 
 
-def environment_spec(config: Config) -> EnvSpec:
-    """The spec of a configuration's environment."""
-    return _probe(config).spec
+def environment_spec(settings: RunSettings) -> EnvSpec:
+    """The spec of the environment that settings name."""
+    return _probe(settings).spec
 
 
-def on_host(config: Config) -> bool:
-    """Whether a configuration's environment is stepped in Python."""
-    return isinstance(_probe(config), HostEnvironment)
+def on_host(settings: RunSettings) -> bool:
+    """Whether that environment is stepped in Python."""
+    return isinstance(_probe(settings), HostEnvironment)
 
 
-def _probe(config: Config) -> JaxEnvironment | HostEnvironment:
+def _probe(settings: RunSettings) -> JaxEnvironment | HostEnvironment:
     """One environment of each task, closed again where it holds something."""
-    with opened(evaluation_environment(config, 1, seed=0)) as environment:
+    with opened(evaluation_environment(settings, 1, seed=0)) as environment:
         return environment
 
 

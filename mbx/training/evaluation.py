@@ -18,7 +18,7 @@ import numpy as np
 from mbx.agents.base import Episodes
 from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, random_actions
 from mbx.fast import collectives, rng
-from mbx.training.sharding import ONE_DEVICE, Partition
+from mbx.training.devices import ONE_DEVICE, Partition
 
 Array = jax.Array
 

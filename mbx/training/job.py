@@ -19,10 +19,12 @@ import numpy as np
 
 from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
+from mbx.config import load
 from mbx.envs.base import HostEnvironment, JaxEnvironment
 from mbx.settings import inactive
 from mbx.training import build, datasets, evaluation, learning, loop, seeds, transfer
 from mbx.training.checkpoint import Checkpointer
+from mbx.training.devices import ONE_DEVICE, Partition
 from mbx.training.environments import (
     evaluation_environment,
     located,
@@ -30,7 +32,7 @@ from mbx.training.environments import (
     on_host,
     opened,
 )
-from mbx.training.sharding import ONE_DEVICE, Partition, make_partition, num_shards
+from mbx.training.sharding import make_partition, num_shards
 from mbx.training.state import (
     Intervals,
     LoopState,
@@ -94,17 +96,17 @@ class Job(NamedTuple):
         return seeds.pick(tree, index) if len(self.seeds) > 1 else tree
 
 
-def prepare(config: build.Config, devices: Sequence[jax.Device] | None = None) -> Job:
+def prepare(config: Any, devices: Sequence[jax.Device] | None = None) -> Job:
     """Environment, agent and programs of a run, to be closed (`Job.close`).
 
     Args:
-        config: settings of an agent, or nested mappings of their names.
+        config: what `mbx.config.load` takes: settings, or nested mappings of their names.
         devices: that its arrays are divided among, where they are not those of this machine.
 
     Raises:
         ValueError: for impossible settings, with nothing left open.
     """
-    settings = transfer.resolve(located(build.read(config)))
+    settings = transfer.resolve(located(load(config)))
     seed_steps(settings)  # thousands of environments take a minute to make
     with contextlib.ExitStack() as stack:
         job = _prepare(settings, devices, stack)

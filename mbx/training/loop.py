@@ -37,8 +37,8 @@ from mbx.envs.base import (
     wide_actions,
 )
 from mbx.fast import collectives
+from mbx.training.devices import ONE_DEVICE, Partition
 from mbx.training.learning import add, make_learn, traced, zeros_like
-from mbx.training.sharding import ONE_DEVICE, Partition
 from mbx.training.state import Ended, LoopState, Schedule, step_keys
 
 Array = jax.Array

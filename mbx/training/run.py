@@ -29,7 +29,6 @@ import numpy as np
 from mbx import replay
 from mbx.agents.base import Agent, Diagnostics
 from mbx.agents.settings import RunSettings, Train
-from mbx.config import load as load_configuration
 from mbx.envs.base import JaxEnvironment
 from mbx.fast import allocator
 from mbx.files import sole_writer
@@ -61,8 +60,6 @@ from mbx.training.sharding import matmul_precision as matmul_precision
 from mbx.training.sharding import require_float32
 from mbx.training.state import Intervals, LoopState
 from mbx.world_model import count_parameters
-
-Config = build.Config
 
 
 class Result(NamedTuple):
@@ -142,7 +139,7 @@ def rare_collections() -> Iterator[None]:
 
 
 def train(
-    config: Config,
+    config: Any,
     workdir: str,
     *,
     interrupt: Interrupt | None = None,
@@ -151,8 +148,8 @@ def train(
     """Train as `config` says, in `workdir`; with `resume` continue what is there.
 
     Args:
-        config: settings of an agent (`mbx.agents.NAME.settings.Settings`), or nested mappings of
-            their names, as a configuration file makes them.
+        config: what `mbx.config.load` takes: the settings of an agent, the name of a configuration,
+            or nested mappings as a configuration file makes them.
         workdir: the run directory.
         interrupt: what signals do to the run; by default they ask it to save and end.
         at_end: called with `workdir` when the run ends or fails and its logs are closed
@@ -170,7 +167,7 @@ def train(
     require_float32()
     set_up_jax()
     workdir = os.path.abspath(workdir)  # an environment may go to another directory
-    with contextlib.closing(prepare(load_configuration(config))) as job:
+    with contextlib.closing(prepare(config)) as job:
         return _train(job, workdir, interrupt or Interrupt(), at_end, started)
 
 

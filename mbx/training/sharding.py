@@ -1,261 +1,27 @@
-"""One run on many devices: `--config.distributed.enabled=True`, on one machine or a pod.
+"""The devices and processes of a run: joining them, making cores devices, choosing a partition.
 
-All devices of all processes form one mesh with the axis "data". Whatever leads with the
-environments (their states, the acting state, the replay) is divided along it; parameters and
-optimisers are copies, or divided as well where they are large (`distributed.fsdp`). The programs
-stay those of one device: the compiler divides them, so that losses, gradients and percentiles are
-those of the whole batch. The replay draws its batches in as many shards as there are devices
-(`mbx.replay_storage`), so that rows never travel.
-
-This file is the only one that knows of devices and processes (besides `mbx.training.seeds`).
+With `mbx.training.devices` and `mbx.training.seeds` the only place that knows of them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jax
-import numpy as np
 from jax.experimental import multihost_utils
 
-from mbx.fast import allocator, collectives, compiler
+from mbx.fast import allocator, compiler
 from mbx.files import read_json
-from mbx.training.state import LoopState
+from mbx.training.devices import AXIS, ONE_DEVICE
+from mbx.training.devices import Partition as Partition
 
 if TYPE_CHECKING:
     from mbx.agents.settings import Distributed, RunSettings
-
-Array = jax.Array
-
-_AXIS = "data"
-# What leads with the environments.
-_DIVIDED = ("actor", "env", "obs", "reward", "is_first", "replay")
-
-
-@dataclasses.dataclass(frozen=True)
-class Partition:
-    """Placement of the arrays of a run: on one device (mesh None), or on a mesh's devices."""
-
-    mesh: jax.sharding.Mesh | None = None
-    fsdp: bool = False
-    quick: bool = False  # about compiling what trains, on GPUs
-    cores: bool = False  # whether its devices are the cores of a CPU
-    alike: bool = False  # whether they cannot divide the environments: every core holds all
-    pieces: bool = False  # whether its programs ask for memory in pieces (`mbx.fast.allocator`)
-
-    @property
-    def size(self) -> int:
-        """Number of devices."""
-        return 1 if self.mesh is None else self.mesh.size
-
-    @property
-    def platform(self) -> str:
-        """What the devices are: "cpu", "gpu" or "tpu"."""
-        return jax.default_backend() if self.mesh is None else self.mesh.devices.flat[0].platform
-
-    @property
-    def training(self) -> compiler.Options | None:
-        """`compiler_options` of programs that train."""
-        return compiler.for_training(self.platform, self.quick, self.pieces)
-
-    @property
-    def once(self) -> compiler.Options | None:
-        """`compiler_options` of programs that run once in a while."""
-        return compiler.for_once(self.platform)
-
-    @property
-    def processes(self) -> int:
-        """Processes that run together."""
-        return 1 if self.mesh is None else jax.process_count()
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this process is the one that writes logs and figures."""
-        return self.processes == 1 or jax.process_index() == 0
-
-    def own_seed(self, seed: int) -> int:
-        """A seed for what every process draws by itself: host environments."""
-        return seed + (1000 * jax.process_index() if self.processes > 1 else 0)
-
-    def _named(self, *axes: str | None) -> jax.sharding.NamedSharding | None:
-        if self.mesh is None:
-            return None
-        return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(*axes))
-
-    def of_environments(self, tree: Any) -> Any:
-        """Shardings of a tree whose leaves lead with the environments; others are copied."""
-
-        def one(x: Any) -> Any:
-            divides = x.ndim and x.shape[0] and x.shape[0] % self.size == 0
-            return self._named(_AXIS) if divides else self._named()
-
-        return jax.tree.map(one, tree)
-
-    def of_parameters(self, tree: Any) -> Any:
-        """Shardings of a train state: copies, or along the longest axis that can be divided."""
-
-        def one(x: Any) -> Any:
-            axis = collectives.sharded_axis(x.shape, self.size) if self.fsdp else None
-            if axis is None:
-                return self._named()
-            return self._named(*[_AXIS if i == axis else None for i in range(x.ndim)])
-
-        return jax.tree.map(one, tree)
-
-    def of_state(self, state: LoopState) -> LoopState:
-        """Shardings of a run's state, given abstractly or as arrays."""
-        names = [field.name for field in dataclasses.fields(state)]
-        divided = {n: self.of_environments(getattr(state, n)) for n in names if n in _DIVIDED}
-        copied = {
-            n: jax.tree.map(lambda _: self._named(), getattr(state, n))
-            for n in names
-            if n not in (*_DIVIDED, "train")
-        }
-        return LoopState(train=self.of_parameters(state.train), **divided, **copied)
-
-    def build(self, make: Callable[..., LoopState], *args: Any) -> LoopState:
-        """`make(*args)`, compiled, with its arrays where they belong."""
-        return self.builder(make, *args)(*args)
-
-    def builder(self, make: Callable[..., LoopState], *args: Any) -> Callable[..., LoopState]:
-        """The program that `build` runs, for arguments like these.
-
-        Where only shapes are asked for it is traced into another program, which leaves it none of
-        the compiler's options.
-        """
-        options = None if _tracing() else compiler.for_once(self.platform)
-        if self.mesh is None:
-            return jax.jit(make, compiler_options=options)
-        places = self.of_state(jax.eval_shape(make, *args))
-        return jax.jit(make, out_shardings=places, compiler_options=options)
-
-    def shapes(self, state: LoopState) -> LoopState:
-        """A state given abstractly, with where its arrays belong."""
-        if self.mesh is None:
-            return state
-
-        def one(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-        return jax.tree.map(one, state, self.of_state(state))
-
-    def place(self, state: LoopState) -> LoopState:
-        """The state with its arrays where they belong."""
-        if self.mesh is None:
-            # Bound to the device where it lies, as a restored state is: a state half bound (with
-            # loaded parameters, say) would be another program's than what that program gives back.
-            return jax.device_put(state, state.key.sharding)
-        return jax.device_put(state, self.of_state(state))
-
-    def keep(self, step: Callable[..., tuple[LoopState, Any]]) -> Callable:
-        """`step` whose state stays where it belongs."""
-        if self.mesh is None:
-            return step
-
-        def kept(state: LoopState, *args: Any) -> tuple[LoopState, Any]:
-            state, metrics = step(state, *args)
-            return jax.lax.with_sharding_constraint(state, self.of_state(state)), metrics
-
-        return kept
-
-    def compile(self, function: Callable, *, donate: bool = False) -> Callable:
-        """`jit`; on a mesh everything but the state a function gives back is copied everywhere.
-
-        The function is traced with that mesh set, for `gradients.matmul` and `fast.collectives`,
-        which takes batches apart unless parameters are divided as well.
-
-        Args:
-            donate: the first argument's memory is used again for the result, as programs that train
-                do; those have options of their own (`codegen`).
-        """
-        asked: dict[str, Any] = dict(compiler_options=self.once)
-        if donate:
-            asked = dict(donate_argnums=0, compiler_options=self.training)
-        if self.mesh is None:
-            return jax.jit(function, **asked)
-
-        @functools.wraps(function)
-        def constrained(*args: Any) -> Any:
-            def place(x: Any) -> Any:
-                if isinstance(x, LoopState):
-                    return jax.lax.with_sharding_constraint(x, self.of_state(x))
-                return jax.lax.with_sharding_constraint(x, self._named())
-
-            result = self.traced(function)(*args)
-            return jax.tree.map(place, result, is_leaf=lambda x: isinstance(x, LoopState))
-
-        return jax.jit(constrained, **asked)
-
-    def traced(self, function: Callable) -> Callable:
-        """A function as it is to be traced for the mesh's devices: with that mesh set."""
-        if self.mesh is None:
-            return function
-        abstract = self.mesh.abstract_mesh
-
-        @functools.wraps(function)
-        def inside(*args: Any) -> Any:
-            mesh = jax.sharding.use_abstract_mesh(abstract)
-            gathering = collectives.sharded_parameters(self.size if self.fsdp else 1)
-            alike = collectives.replicated_states(self.alike)
-            apart = collectives.data_parallel(not self.fsdp)
-            with mesh, apart, gathering, alike:
-                return function(*args)
-
-        return inside
-
-    def divided(self, tree: Any) -> Any:
-        """Inside a program: a tree whose leaves lead with the environments, divided."""
-        if self.mesh is None:
-            return tree
-        return jax.lax.with_sharding_constraint(tree, self.of_environments(tree))
-
-    def local(self, tree: Any) -> Any:
-        """A process's own rows of arrays `[E, ...]`, as numpy."""
-        if self.processes == 1:
-            return jax.tree.map(np.asarray, tree)
-
-        def rows(x: Array) -> np.ndarray:
-            parts = {s.index[0].start or 0: s.data for s in x.addressable_shards}
-            return np.concatenate([np.asarray(parts[i]) for i in sorted(parts)])
-
-        return jax.tree.map(rows, tree)
-
-    def joined(self, tree: Any) -> Any:
-        """Arrays `[E, ...]` of all processes' rows."""
-        if self.processes == 1:
-            return jax.tree.map(jax.numpy.asarray, tree)
-        return jax.tree.map(
-            lambda x: jax.make_array_from_process_local_data(self._named(_AXIS), np.asarray(x)),
-            tree,
-        )
-
-    def copy_here(self, tree: Any) -> Any:
-        """Whole arrays on this process's first device, for work it does alone."""
-        if self.processes == 1:
-            return tree
-        whole = jax.jit(_same, out_shardings=self._named())(tree)
-        return jax.tree.map(lambda x: x.addressable_data(0), whole)
-
-    def gathered(self, values: np.ndarray) -> np.ndarray:
-        """The rows of all processes behind one another."""
-        if self.processes == 1:
-            return values
-        return np.asarray(multihost_utils.process_allgather(values, tiled=True))
-
-    def agreed(self, flag: bool) -> bool:
-        """Whether any process says so."""
-        return bool(np.any(self.gathered(np.array([flag]))))
-
-    def wait_for_all(self, what: str) -> None:
-        """Return when every process has come here."""
-        if self.processes > 1:
-            multihost_utils.sync_global_devices(what)
 
 
 def require_float32() -> None:
@@ -275,18 +41,6 @@ def matmul_precision(precision: str) -> contextlib.AbstractContextManager:
     if precision == "default":
         return contextlib.nullcontext()
     return jax.default_matmul_precision(precision)
-
-
-def _tracing() -> bool:
-    """Whether a program is being traced, which all that is made here becomes a part of."""
-    return isinstance(jax.device_put(np.int32(0)), jax.core.Tracer)
-
-
-def _same(tree: Any) -> Any:
-    return tree  # one function, so that it is compiled once
-
-
-ONE_DEVICE = Partition()
 
 
 def initialize(distributed: Distributed) -> None:
@@ -394,7 +148,7 @@ def make_partition(settings: RunSettings, on: Sequence[jax.Device] | None = None
                 f"call jax.config.update('jax_num_cpu_devices', {cores}) before anything runs, or "
                 "set distributed.cores=1"
             )
-        mesh = jax.make_mesh((cores,), (_AXIS,), axis_types=auto, devices=own)
+        mesh = jax.make_mesh((cores,), (AXIS,), axis_types=auto, devices=own)
         pieces = settings.large_updates() and allocator.keep_pieces()
         alike = settings.env.num_envs % cores > 0
         return Partition(mesh, cores=True, alike=alike, pieces=pieces)
@@ -410,7 +164,7 @@ def make_partition(settings: RunSettings, on: Sequence[jax.Device] | None = None
             f"distributed.enabled=True with num_seeds={settings.num_seeds}: seeds are divided "
             "among devices by themselves, leave distributed.enabled=False"
         )
-    mesh = jax.make_mesh((devices,), (_AXIS,), axis_types=auto, devices=on)
+    mesh = jax.make_mesh((devices,), (AXIS,), axis_types=auto, devices=on)
     return Partition(mesh, settings.distributed.fsdp, quick)
 
 

@@ -1,6 +1,6 @@
 """One episode of a trained agent as a moving picture.
 
-    episode = video.record(agent.act, agent.init_actor, train_state, config, key)
+    episode = video.record(agent.act, agent.init_actor, train_state, settings, key)
     video.write("episode.gif", episode)
 
 From the command line: `python -m experiments.evaluate RUN --video=episode.gif`.
@@ -24,7 +24,6 @@ from mbx.envs.render import Renderer
 from mbx.fast import rng
 from mbx.files import prepare_output
 from mbx.pictures import write_picture
-from mbx.training.build import Config, read
 from mbx.training.environments import make_environment, opened
 from mbx.types import Array
 
@@ -48,7 +47,7 @@ class Episode(NamedTuple):
     length: int
 
 
-def check(config: Config, path: str) -> Renderer | None:
+def check(settings: RunSettings, path: str) -> Renderer | None:
     """The renderer for a configuration's environment and a video called `path`.
 
     None for an environment on the host, which draws itself; a first picture has been tried then.
@@ -59,7 +58,6 @@ def check(config: Config, path: str) -> Renderer | None:
     if not path.endswith(".gif"):
         raise ValueError(f"video={path!r}: must end in .gif")
     prepare_output(path)
-    settings = read(config)
     if not envs.films(settings.env.name):
         return _renderer(settings)
     with opened(_environment(settings, film=True)) as environment:
@@ -79,7 +77,7 @@ def record(
     act: Callable,
     init_actor: Callable,
     train_state: Any,
-    config: Config,
+    settings: RunSettings,
     key: Array,
     *,
     renderer: Renderer | None = None,
@@ -90,7 +88,7 @@ def record(
     Args:
         act, init_actor: an agent's.
         train_state: the agent's.
-        config: of the run, whose environment is played.
+        settings: of the run, whose environment is played.
         key: of the environment and the planner.
         renderer: None for the environment's own, and for one on the host.
         max_frames: of longer episodes every second, fourth, … state is drawn.
@@ -98,7 +96,6 @@ def record(
     Raises:
         ValueError, NoRenderer, ImportError: as `mbx.envs.make_renderer`.
     """
-    settings = read(config)
     film = renderer is None and envs.films(settings.env.name)
     renderer = None if film else renderer or _renderer(settings)
     frames: list[np.ndarray] = []

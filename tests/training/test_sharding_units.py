@@ -16,7 +16,7 @@ from mbx.agents.settings import Distributed
 from mbx.config import presets
 from mbx.fast import allocator
 from mbx.settings import to_dict
-from mbx.training import build, sharding
+from mbx.training import build, devices, sharding
 from mbx.training.sharding import ONE_DEVICE, Partition
 from mbx.training.state import LoopState
 from tests.faults.small import small_config
@@ -212,7 +212,7 @@ def test_processes_agree_wait_and_copy(monkeypatch, several):
     assert calls == [True, True, True, "here"]
     whole = several.copy_here({"x": jnp.arange(3.0)})["x"]
     assert whole.tolist() == [0.0, 1.0, 2.0]
-    assert sharding._same(whole) is whole
+    assert devices._same(whole) is whole
 
 
 def test_one_process_waits_for_nobody(monkeypatch, one):
