@@ -144,7 +144,7 @@ def leave_untrained(workdir: str, config: dict[str, Any], spec: Any) -> None:
     from mbx.training.checkpoint import Checkpointer
     from mbx.training.metrics import RunLogger
 
-    agent = build.build_agent(config, spec)
+    agent = build.build_agent(build.read(config), spec)
     RunLogger(workdir, config=config, quiet=True).close()
     specs.save(spec, workdir)
     checkpointer = Checkpointer(workdir)

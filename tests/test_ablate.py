@@ -40,7 +40,7 @@ def test_every_variant_is_accepted():
         config = "dreamer" if sweep in ("replay_loss", "continues") else "tdmpc"
         for overrides in variants.values():
             values = overridden(f"configs/{config}.py", overrides)
-            build.build_agent(values, spec)
+            build.build_agent(build.read(values), spec)
 
 
 @pytest.mark.slow

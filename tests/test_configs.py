@@ -36,7 +36,7 @@ def specs_of(name):
     """Tasks for a configuration: of the kinds its agent takes, or its own."""
     config = config_of(name)
     kinds = [KINDS[kind] for kind in TAKES[config["agent"]]]
-    return kinds or [environments.environment_spec(config)]
+    return kinds or [environments.environment_spec(build.read(config))]
 
 
 @pytest.mark.parametrize("repeat", [1, 2, 4])
@@ -70,7 +70,7 @@ def test_every_configuration_builds_an_agent_that_acts(name):
     """Traced, not compiled: shapes and dtypes of what it acts with and does."""
     num_envs, key = config_of(name)["env"]["num_envs"], jax.random.key(0)
     for spec in specs_of(name):
-        agent = build.build_agent(config_of(name), spec)
+        agent = build.build_agent(build.read(config_of(name)), spec)
         row = agent.example_row()
         assert row["obs"].shape == tuple(spec.obs_shape) and row["action"].shape[-1:] == (
             spec.action_dim,

@@ -185,8 +185,8 @@ def test_own_agent_in_own_environment(tmp_path):
 def test_the_configuration_of_own_environment_fits_it():
     envs.register("mine", envs.Suite(raw=own_environment.rail))
     config = own_environment.configuration()
-    environment = make_environment(config, config["env"]["num_envs"], seed=0)
-    agent = build.build_agent(config, environment.spec)
+    environment = make_environment(build.read(config), config["env"]["num_envs"], seed=0)
+    agent = build.build_agent(build.read(config), environment.spec)
     make_schedule(build.read(config).for_task(environment.spec), environment.spec)
     assert agent.example_row()["obs"].shape == (2,) and environment.spec.episode_length == 100
     by_its_file = envs.make(f"jax:{EXAMPLES}/own_environment.py:rail", 2)
@@ -194,9 +194,8 @@ def test_the_configuration_of_own_environment_fits_it():
 
 
 def test_an_agent_that_nobody_registered_is_told():
-    spec = envs.make("gymnax:Pendulum-v1", 1).spec
     with pytest.raises(ValueError, match="config.agent='nobody': choose .* or register your own"):
-        build.build_agent({"agent": "nobody"}, spec)
+        build.read({"agent": "nobody"})
 
 
 def test_the_configuration_of_own_world_is_one():

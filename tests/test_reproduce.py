@@ -113,8 +113,8 @@ def test_every_run_of_a_suite_is_accepted(name):
         checked = (config, *(x for x in overrides if not x.startswith(("env.name", "seed"))))
         if checked not in known:
             known.add(checked)
-            spec = CONTINUOUS if values["agent"] != "empo" else environment_spec(values)
-            build.build_agent(values, spec)
+            spec = CONTINUOUS if values["agent"] != "empo" else environment_spec(build.read(values))
+            build.build_agent(build.read(values), spec)
     for gate in suite.gates:
         assert gate.measure in suites.MEASURES
         assert set(gate.tasks) <= {task.name for task in suite.tasks}

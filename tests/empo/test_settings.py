@@ -213,7 +213,7 @@ def test_the_configuration_builds_the_agent_and_names_its_mistakes():
     config = default.get_config().to_dict()
     settings = from_dict(Settings(), config)
     environment = envs.make(config["env"]["name"], 2)
-    assert build.build_agent(config, environment.spec).store is None
+    assert build.build_agent(build.read(config), environment.spec).store is None
     problem = resolve(settings, environment.spec)
     assert problem.params.beta_r == 40.0 and problem.capacity == 1.5 * 32 * 16
     assert problem.curriculum.steps == 10_000 and problem.target_interval == 20
@@ -230,7 +230,7 @@ def test_the_configuration_builds_the_agent_and_names_its_mistakes():
     assert resolve(drawn, rock).capacity == 1.5 * 32 * 3 * 4
     pendulum = envs.make("gymnax:Pendulum-v1", 1).spec
     with pytest.raises(ValueError, match="lists its successors"):
-        build.build_agent(config, pendulum)
+        build.build_agent(build.read(config), pendulum)
     with pytest.raises(ValueError, match="empo:nowhere' is unknown"):
         envs.make("empo:nowhere", 1)
     with pytest.raises(ValueError, match="action_repeat=2"):

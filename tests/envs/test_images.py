@@ -16,6 +16,7 @@ from PIL import Image
 from mbx import envs, observations
 from mbx.envs import base, gymnasium, host, images
 from mbx.envs.render import NoRenderer
+from mbx.training import build
 from mbx.training.environments import make_environment
 from mbx.training.metrics import read_rows
 from mbx.types import Part
@@ -176,7 +177,7 @@ def test_a_run_says_by_its_settings_what_becomes_of_images(monkeypatch):
 
     def made(**env):
         config = tiny_config(env=dict(name="clock:x", num_envs=2, **env))
-        environment = make_environment(config, 2, seed=0)
+        environment = make_environment(build.read(config), 2, seed=0)
         return environment, environment.step(np.zeros((2, 1), np.float32)).obs[1, 0, 0].tolist()
 
     assert made()[1] == [10, 20, 30]
@@ -188,7 +189,7 @@ def test_a_run_says_by_its_settings_what_becomes_of_images(monkeypatch):
     config = tiny_config(env=dict(name="clock:x"))
     config["env"]["shadows"] = False
     with pytest.raises(ValueError, match="env.shadows=False has no effect.*env.pixels=True"):
-        make_environment(config, 2, seed=0)
+        build.read(config)
 
 
 def test_stacks_of_several_workers(tmp_path, monkeypatch):

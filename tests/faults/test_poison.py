@@ -55,7 +55,8 @@ def differs(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize("value_target", ["planner", "lambda"])
 def test_tdmpc_learns_nothing_from_a_fault(value_target):
     config = build.read(tiny_config(loss=dict(value_target=value_target, batch_size=32)))
-    agent = build.build_agent(config, make_environment(config, 1, seed=0).spec)
+    settings = build.read(config)
+    agent = build.build_agent(settings, make_environment(settings, 1, seed=0).spec)
     train = agent.init(jax.random.key(0))
     update = jax.jit(lambda state: agent.update(train, state, jax.random.key(1))[::2])
     state = broken_replay(agent, 0)

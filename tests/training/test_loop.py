@@ -35,7 +35,7 @@ class Steps:
 def parts():
     config = tiny_config(env=dict(name="toy:ends"))
     environment = envs.make("toy:ends", 2)
-    agent = build.build_agent(config, environment.spec)
+    agent = build.build_agent(build.read(config), environment.spec)
     schedule = make_schedule(build.read(config).for_task(environment.spec), environment.spec)
     interval = loop.make_interval(agent, environment, schedule, length=10)
     return config, environment, agent, schedule, interval
@@ -322,7 +322,7 @@ def test_impossible_settings_are_told_before_any_compile(sections, message):
     config = tiny_config(**sections)
     spec = envs.make("toy:point", 2).spec
     with pytest.raises(ValueError, match=message):
-        build.build_agent(config, spec)
+        build.build_agent(build.read(config), spec)
         make_schedule(build.read(config).for_task(spec), spec)
 
 

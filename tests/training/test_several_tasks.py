@@ -184,7 +184,9 @@ def test_a_dataset_keeps_every_row(recorded):
     workdir, config = recorded
     path = os.path.join(workdir, "dataset.npz")
     spec = envs.make(MULTI, 2).spec
-    planning = build.build_agent(tiny_config(env=config["env"]), spec)  # one that stores targets
+    planning = build.build_agent(
+        build.read(tiny_config(env=config["env"])), spec
+    )  # one that stores targets
     loaded = datasets.load(path, planning, task=MULTI)
     full = jax.eval_shape(functools.partial(fresh_state, prepare(config)), jax.random.key(0))
     checkpointer = Checkpointer(workdir)

@@ -371,7 +371,7 @@ def test_large_updates_on_several_cores_have_their_memory_in_pieces(
             (7, 7),
         ),
         ("dreamer", dict(loss=dict(batch_size=6)), (6,)),
-        ("empo", dict(loss=dict(batch_size=6, candidates=3)), (18,)),
+        ("empo", dict(loss=dict(batch_size=6)), (6,)),
     ],
 )
 def test_what_a_learner_draws_at_once(agent, sections, draws):

@@ -32,8 +32,8 @@ MODEL = """
 """
 
 
-def config_of(name: str, **env) -> dict:
-    return to_dict(Settings(env=Env(name=name, num_envs=1, **env)))
+def config_of(name: str, **env) -> Settings:
+    return Settings(env=Env(name=name, num_envs=1, **env))
 
 
 def random_agent(config):
@@ -160,7 +160,7 @@ def test_models_are_drawn_where_there_is_a_renderer(opengl):
 def test_without_a_renderer_the_evaluation_goes_on_without_the_video(tmp_path, monkeypatch, capsys):
     """`find_renderer` is what the command asks before it evaluates."""
     monkeypatch.setenv("MUJOCO_GL", "disable")
-    (tmp_path / "config.json").write_text(json.dumps(config_of("brax:inverted_pendulum")))
+    (tmp_path / "config.json").write_text(json.dumps(to_dict(config_of("brax:inverted_pendulum"))))
     assert evaluate.find_renderer(str(tmp_path), "episode.gif") == (False, None)
     told = capsys.readouterr().err
     assert told.startswith("video skipped: no OpenGL renderer") and "MUJOCO_GL=disable" in told
