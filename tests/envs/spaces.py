@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -50,7 +52,7 @@ class Recorder(gymnasium.Env):
     max_episode_steps = 7
 
     def __init__(self, observation_space, action_space, infos=({},), log=None):
-        self.observation_space, self.action_space = observation_space, action_space
+        self.observation_space, self.action_space = copy.deepcopy((observation_space, action_space))
         self.infos, self.log = infos, [] if log is None else log
 
     def reset(self, *, seed=None, options=None):

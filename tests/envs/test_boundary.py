@@ -24,6 +24,7 @@ from mbx.envs.base import in_space, in_units
 from mbx.envs.gymnax import adapt
 from mbx.training import specs
 from tests.envs.spaces import ACTIONS, OBSERVATIONS, Recorder, boxes
+from tests.envs.test_parallel import threads
 
 INFOS = st.lists(
     st.one_of(
@@ -53,7 +54,7 @@ def agent_actions(spec, steps, seed=0):
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(OBSERVATIONS, ACTIONS, INFOS, st.integers(1, 3))
 def test_what_a_host_environment_is_given_and_gives(observed, acted, infos, repeat):
     log = []
@@ -91,6 +92,20 @@ def test_what_a_host_environment_is_given_and_gives(observed, acted, infos, repe
             np.testing.assert_allclose(log[0][0], acted.low, atol=1e-6)
             if repeat < 7 and length > 1:
                 np.testing.assert_allclose(log[repeat][0], acted.high, atol=1e-6)
+
+
+@settings(max_examples=8, deadline=None)
+@given(OBSERVATIONS, ACTIONS)
+def test_workers_are_given_and_give_the_same(observed, acted):
+    name = named(functools.partial(Recorder, observed, acted, [{}, {"cost": 2.0}]))
+    with pytest.MonkeyPatch.context() as patch:
+        threads(patch)
+        made = [envs.make(name, 2, workers=n, metrics=["cost"], seed=5) for n in (0, 2)]
+    assert made[0].spec == made[1].spec
+    for action in agent_actions(made[0].spec, 8).repeat(2, axis=1):
+        one, other = (environment.step(action) for environment in made)
+        jax.tree.map(np.testing.assert_array_equal, tuple(one), tuple(other))
+    made[1].close()
 
 
 def test_every_whole_number_of_a_box_is_reached():
@@ -235,6 +250,14 @@ def test_what_is_opened_is_closed():
     assert Counted.open == 0
     both = envs.make(f"multi:{name}+gym:Pendulum-v1", 2, episode_length=5)
     both.close()
+    assert Counted.open == 0
+    for failing in (name, f"multi:{name}+gym:CartPole-v1"):  # while several are made
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Counted, "max_episode_steps", None)
+            with pytest.raises(ValueError, match="no time limit"):
+                envs.make(failing, 2)
+    with pytest.raises(ValueError, match="discrete actions"):
+        envs.make(f"multi:{name}+gym:CartPole-v1", 2)
     assert Counted.open == 0
     with pytest.warns(UserWarning, match=r"close\(\) raised RuntimeError: not connected"):
         envs.make(name, 2, kwargs={"fails": True}).close()
@@ -411,6 +434,7 @@ SCRIPT = """
 import os
 with open(os.environ["COUNT"], "a") as file:
     file.write("x")
+from tests.envs.test_parallel import threads
 from tests.envs.spaces import Recorder
 from gymnasium import spaces, register, make
 from mbx import envs
