@@ -22,15 +22,29 @@ COMMANDS = [name for names in _JOBS.values() for name in names]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command that the first argument names with the arguments that follow.
+    """Prepare the process, then `run` its arguments.
 
-    Ends the process with a line for a mistake of the user, and status 1.
+    The allocator keeps large buffers, which has to be said before jax is imported. What libraries
+    log is not shown: errors of theirs that end a command are reported by it.
     """
-    given = sys.argv[1:] if arguments is None else arguments
+    from absl import logging
+
+    allocator.keep_freed_pages()
+    faulthandler.enable()
+    logging.use_absl_handler()
+    logging.set_verbosity(logging.FATAL)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal may have fewer signs than we write
             stream.reconfigure(errors="replace")
     files.tolerate_closed_output()
+    run(sys.argv[1:] if arguments is None else arguments)
+
+
+def run(given: list[str]) -> None:
+    """Run the command that the first argument names with the arguments that follow.
+
+    A mistake of the user ends the process with a line and status 1.
+    """
     if not given or given[0] in ("-h", "--help", "help"):
         print(usage())
         return
@@ -40,26 +54,11 @@ def main(arguments: list[str] | None = None) -> None:
     name = given[0].replace("-", "_")
     if name not in COMMANDS:
         sys.exit(f"error: mbx {given[0]}: unknown, choose one of {', '.join(COMMANDS)}")
-    start()
     try:
         rest = extensions.load(given[1:])
         importlib.import_module(f"mbx.commands.{name}").main(rest)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"error: {error}")
-
-
-def start() -> None:
-    """Prepare a process that runs a command, before jax is imported.
-
-    Large buffers are kept by the allocator, and what libraries log is not shown: the errors of
-    theirs that end a command are reported by it.
-    """
-    from absl import logging
-
-    allocator.keep_freed_pages()
-    faulthandler.enable()
-    logging.use_absl_handler()
-    logging.set_verbosity(logging.FATAL)
 
 
 def usage() -> str:

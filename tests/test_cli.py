@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -42,13 +43,13 @@ def test_a_configuration_that_is_not_there_is_named_with_those_that_are(name):
 
 
 def test_the_command_lists_the_commands_with_what_they_do(capsys):
-    cli.main([])
+    cli.run([])
     listed = capsys.readouterr().out
     assert "  train           Train an agent.\n" in listed and "  evaluate " in listed
     for name in ("jobs", "hotspots", "ablate"):  # a module without a command, developers' tools
         assert f"  {name} " not in listed
     with pytest.raises(SystemExit, match="mbx fly: unknown, choose one of .*train"):
-        cli.main(["fly"])
+        cli.run(["fly"])
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--config=tdmpc", "--help"]])
@@ -62,6 +63,44 @@ def test_help_where_signs_are_few_or_nobody_reads_on(arguments):
     with os.fdopen(write, "w") as pipe:
         done = subprocess.run(command, env=ascii_only, cwd=ROOT, stdout=pipe, stderr=-1, text=True)
     assert done.returncode == 0 and done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sweep"], "nothing is swept: give --set=SETTING=VALUE,VALUE"),
+        (
+            ["sweep", "--seeds=0"],
+            "argument --seeds: 0: give a whole number, at least 1; see",
+        ),
+        (["evaluate"], "give one run directory, as argument or --workdir, not 0"),
+        (
+            ["evaluate", "a", "--workdir=b"],
+            "give one run directory, as argument or --workdir, not",
+        ),
+        (["evaluate", "nowhere"], ".*nowhere/config.json does not exist"),
+        (
+            ["evaluate", "a", "--episodes=x"],
+            "argument --episodes: x: give a whole number",
+        ),
+        (["evaluate", "a", "--video_width=3"], "--video_width=3 is of a film: give --video=episod"),
+        (["plot"], "the following arguments are required: runs; see mbx plot --help"),
+        (["report", "nowhere"], ".*nowhere"),
+        (
+            ["export", "nowhere", "--planer"],
+            "unrecognized arguments: --planer; see mbx",
+        ),
+        (
+            ["train", "--config=tdmpc", "--config.train.steps=ten"],
+            "config.train.steps='ten': give",
+        ),
+        (["train", "--import=nowhere.py", "--config=tdmpc"], "--import=nowhere.py: .* not exist"),
+    ],
+)
+def test_a_mistake_ends_a_command_in_a_line(arguments, message):
+    with pytest.raises(SystemExit) as e:
+        cli.run(arguments)
+    assert re.match(f"error: {message}", e.value.code) and "\n" not in e.value.code
 
 
 def test_the_site_is_built_by_the_interpreter_that_runs_the_script(monkeypatch):

@@ -5,12 +5,25 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from typing import NoReturn
+
+from mbx.settings import parse
 
 
-def make_parser(words: str | None) -> argparse.ArgumentParser:
-    """A parser of a command's arguments; its help is the docstring of the command's module."""
-    return argparse.ArgumentParser(
-        "mbx",
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def make_parser(module: str, words: str | None) -> argparse.ArgumentParser:
+    """A parser of a command's arguments, which raises ValueError for wrong ones.
+
+    Args:
+        module: the command's, by its `__name__`.
+        words: its docstring, which --help shows.
+    """
+    return _Parser(
+        f"mbx {module.rpartition('.')[2]}",
         description=words,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -42,8 +55,8 @@ def at_least(least: int) -> Callable[[str], int]:
     """The type of a whole number that is at least `least`."""
 
     def whole(text: str) -> int:
-        number = float(text)
-        if number != int(number) or number < least:
+        number = parse(text, 0)
+        if not isinstance(number, int | float) or number != int(number) or number < least:
             raise argparse.ArgumentTypeError(f"{text}: give a whole number, at least {least}")
         return int(number)
 

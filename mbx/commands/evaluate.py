@@ -28,7 +28,7 @@ from mbx.training.checkpoint import load_settings
 
 
 def main(arguments: list[str]) -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__name__, __doc__)
     add_run(parser)
     add = parser.add_argument
     add("--episodes", type=at_least(1), default=20, help="Episodes.")

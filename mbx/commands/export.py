@@ -17,7 +17,7 @@ from mbx.training.policy import PLATFORMS, load_policy
 
 
 def main(arguments: list[str]) -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__name__, __doc__)
     add_run(parser, trust=False)
     add = parser.add_argument
     add("--out", default="policy.mbx", help="File to write.")

@@ -20,7 +20,7 @@ from mbx.training import environments, run
 
 
 def main(arguments: list[str]) -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__name__, __doc__)
     parser.add_argument("run", help="Run directory.")
     parser.add_argument("out", help="File to write.")
     options = parser.parse_args(arguments)

@@ -29,7 +29,7 @@ from mbx.training.checkpoint import Checkpointer
 
 
 def main(arguments: list[str]) -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__name__, __doc__)
     parser.add_argument("model", help="Checkpoint to read.")
     parser.add_argument("--task", required=True, help="The task it was trained on.")
     parser.add_argument("--workdir", required=True, help="Run directory to make.")

@@ -58,7 +58,7 @@ def make(workdir: str | None, options: argparse.Namespace) -> tuple[Any, Callabl
 
 
 def main(arguments: list[str]) -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__name__, __doc__)
     add_run(parser)
     add = parser.add_argument
     add("--world", help="A world instead of a run: multigrid/NAME or a path.")

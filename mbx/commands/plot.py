@@ -20,7 +20,7 @@ from mbx.commands import make_parser
 
 
 def main(arguments: list[str]) -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__name__, __doc__)
     add = parser.add_argument
     add("runs", nargs="+", help="Run directories, or folders of them.")
     add("--out", default="curve.png", help="Picture to write.")

@@ -17,7 +17,7 @@ from mbx.commands import make_parser
 
 
 def main(arguments: list[str]) -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__name__, __doc__)
     parser.add_argument("runs", nargs="+", help="Run directories.")
     parser.add_argument("--out", default="report.html", help="File to write.")
     options = parser.parse_args(arguments)

@@ -34,7 +34,7 @@ _OWN = {"seed": "--seeds", "num_seeds": "--seeds", "resume": "the same command, 
 
 
 def main(arguments: list[str]) -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__name__, __doc__)
     add = parser.add_argument
     add("--config", default="configs/tdmpc.py", help="Configuration, a name or a file.")
     add("--set", action="append", default=[], help="SETTING=VALUE or SETTING=VALUE,VALUE,...")

@@ -24,7 +24,7 @@ from mbx.training import run
 
 
 def main(arguments: list[str]) -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__name__, __doc__)
     add_run(parser)
     add = parser.add_argument
     add("--out", default="plans.html", help="File to write.")

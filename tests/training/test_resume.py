@@ -10,6 +10,7 @@ import signal
 import numpy as np
 import pytest
 
+from mbx import cli
 from mbx.commands import train
 from mbx.settings import to_dict
 from mbx.training import build, resume, run, trust
@@ -186,6 +187,23 @@ def test_what_cannot_be_gone_on_with(tmp_path, monkeypatch):
         (tmp_path / "config.json").write_text(json.dumps(small_config(env=dict(name=name))))
         with pytest.raises(ValueError, match=message):
             resume.saved_config(str(tmp_path))
+
+
+def test_every_command_opens_a_run_by_its_directory(begun, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for command in (
+        ["evaluate", begun[1], "--episodes=2", "--random"],
+        ["evaluate", f"--workdir={begun[1]}", "--episodes=2", "--json", "--checkpoint=latest"],
+        ["plot", begun[1], "--out=curve.png", "--table=scores.md"],
+        ["report", begun[1], "--out=report.html"],
+        ["export", begun[1], "--out=policy.mbx"],
+    ):
+        cli.run(command)
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("toy:point best: ") and told[2].startswith("toy:point random: ")
+    assert len(json.loads(told[4])["latest"]["returns"]) == 2
+    made = {"curve.png", "scores.md", "report.html", "policy.mbx"}
+    assert {path.name for path in tmp_path.iterdir()} == made
 
 
 def test_a_run_of_another_version_is_refused_in_a_line(tmp_path):

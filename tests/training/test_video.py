@@ -169,7 +169,7 @@ def test_without_a_renderer_the_evaluation_goes_on_without_the_video(tmp_path, m
 
 def test_the_run_directory_is_the_argument_or_the_flag():
     def directory(*arguments):
-        parser = commands.make_parser("")
+        parser = commands.make_parser("evaluate", "")
         commands.add_run(parser)
         return commands.run_directory(parser.parse_args(arguments))
 
