@@ -21,7 +21,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -166,7 +166,7 @@ class Draws(NamedTuple):
     action: Array
 
 
-Key = Array | Draws
+Key: TypeAlias = Array | Draws
 
 
 def refit(
@@ -383,8 +383,7 @@ def search(
         method: what this planner does in a round; it is called once.
         key, score_fn, mean, std, proposals, initial, action_mask, has_aux, config: see `plan`.
     """
-    _check_arrays(mean=mean, std=std, proposals=proposals, initial=initial)
-    check_shapes(mean, std, proposals, initial, config)
+    _check_shapes(mean, std, proposals, initial, config)
     mean, std, proposals, initial = jax.tree.map(
         lambda x: x.astype(jnp.float32), (mean, std, proposals, initial)
     )
@@ -515,25 +514,22 @@ def _check_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{field}={value!r}: choose one of {choices}")
 
 
-def _check_arrays(**arrays: Any) -> None:
-    for name, x in arrays.items():
+def _check_shapes(
+    mean: Array, std: Array, proposals: Array | None, initial: Array | None, config: MPPIConfig
+) -> None:
+    """Raises ValueError where the arguments of a plan do not fit each other or `config`."""
+    for name, x in dict(mean=mean, std=std, proposals=proposals, initial=initial).items():
         if x is not None and not (hasattr(x, "astype") and jnp.ndim(x)):
             raise ValueError(
                 f"{name} is {x!r}: give an array [B, ..., T, A], for example "
                 "jnp.full_like(mean, 1.0) as std"
             )
-
-
-def check_shapes(
-    mean: Array, std: Array, proposals: Array | None, initial: Array | None, config: MPPIConfig
-) -> None:
-    """Raises ValueError where the arguments of a plan do not fit each other or `config`."""
     if mean.ndim != 3 or mean.shape != std.shape:
         raise ValueError(f"mean {mean.shape} and std {std.shape} must both be [B, T, A]")
     batch, horizon, action_dim = mean.shape
     if proposals is not None:
-        want = (batch, proposals.shape[1], horizon, action_dim)
-        if proposals.ndim != 4 or proposals.shape != want:
+        want = (batch, *proposals.shape[1:2], horizon, action_dim)
+        if proposals.shape != want:
             raise ValueError(f"proposals {proposals.shape} must be [B, P, T, A] = {want}")
         if proposals.shape[1] >= config.num_samples:
             raise ValueError(
@@ -570,7 +566,9 @@ def checked_score(
                     f"auxiliary {jax.tree_util.keystr(path) or 'array'} of score_fn has the shape "
                     f"{list(jnp.shape(x))} {shown}: return [B, N, ...] = {[*want, '...']}"
                 )
-        if getattr(values, "shape", None) == want and _is_real(values.dtype):
+        if getattr(values, "shape", None) == want and any(
+            jnp.issubdtype(values.dtype, kind) for kind in (jnp.floating, jnp.integer)
+        ):
             return values.astype(jnp.float32), aux
         raise ValueError(
             f"score_fn returned {_described(values)} {shown}: return a number a candidate, "
@@ -578,10 +576,6 @@ def checked_score(
         )
 
     return score
-
-
-def _is_real(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
 
 
 def _described(x: Any) -> str:

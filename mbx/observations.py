@@ -110,7 +110,7 @@ def flat(tree: Any, path: str = "") -> dict[str, Any]:
 def layout(parts: Sequence[Part]) -> Layout:
     """What parts come to."""
     images = [part.shape for part in parts if part.is_image]
-    shape = (*images[0][:2], sum(one[2] for one in images)) if images else None
+    shape: Any = (*images[0][:2], sum(one[2] for one in images)) if images else None
     return Layout(shape, sum(math.prod(part.shape) for part in parts if not part.is_image))
 
 

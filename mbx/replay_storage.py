@@ -543,6 +543,7 @@ def per_shard(
       trees: leaves with the rows of all shards along `axis`.
     """
     shards, whole = state.shards, state.replace(shards=1)
+    found: Any
     if shards == 1 and not own:
         return local(state, *trees)
     if collectives.num_devices() == shards:

@@ -33,7 +33,7 @@ class PlanFn(Protocol):
         proposals: Array | None = None,
         initial: Array | None = None,
         action_mask: Array | None = None,
-        config: MPPIConfig,
+        config: Any,
     ) -> Plan: ...
 
 

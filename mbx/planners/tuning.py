@@ -79,7 +79,7 @@ def tune(
         raise ValueError(f"num={num} pairs: at least one is needed")
     draw_key, key = jax.random.split(key)
     low, high = np.log(np.array([temperatures, deviations])).T
-    share = np.asarray(jax.random.uniform(draw_key, (num, 2)))
+    share = np.asarray(jax.random.uniform(draw_key, (num, 2), jnp.float32))
     pairs = np.exp(low + share * (high - low)).astype(np.float32)
     compiled = jax.jit(value_fn)
     sums, counts, left = np.zeros(num), np.zeros(num, int), np.arange(num)
