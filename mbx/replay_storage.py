@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import flax.struct
 import jax
@@ -543,7 +543,6 @@ def per_shard(
       trees: leaves with the rows of all shards along `axis`.
     """
     shards, whole = state.shards, state.replace(shards=1)
-    found: Any
     if shards == 1 and not own:
         return local(state, *trees)
     if collectives.num_devices() == shards:
@@ -556,7 +555,8 @@ def per_shard(
         inputs = (*own, split_axis(whole, shards, 0), *split_axis(trees, shards, axis))
         axes = (*[0] * (len(own) + 1), *[axis] * len(trees))
         found = merge_axis(jax.vmap(local, in_axes=axes, out_axes=out)(*inputs), out)
-    return found.replace(shards=shards) if isinstance(found, ReplayState) else found
+    result = found.replace(shards=shards) if isinstance(found, ReplayState) else found
+    return cast(T, result)
 
 
 def check_batch(batch_size: int, shards: int) -> None:

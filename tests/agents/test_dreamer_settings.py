@@ -172,3 +172,16 @@ def test_evaluations_that_would_be_played_twice_are_played_once():
     """By the policy's samples, evaluations are those of the exploring agent (`job.evaluate`)."""
     assert "eval.exploring" in inactive(from_dict(Settings(), dict(eval=dict(action="sample"))))
     assert "eval.exploring" not in inactive(Settings())
+
+
+def test_numbers_that_are_traced_are_refused_only_where_they_have_no_effect():
+    """As `mbx.train_fn` gives them."""
+
+    def resolved(limit, spec):
+        actor = dataclasses.replace(Settings().actor, action_clip=limit)
+        settings = dataclasses.replace(Settings(), actor=actor)
+        return dreamer.resolve(settings, spec).actor.action_clip
+
+    assert jax.eval_shape(lambda x: resolved(x, CONTINUOUS), jnp.float32(0.5)).shape == ()
+    with pytest.raises(ValueError, match="config.actor.action_clip=.* has no effect"):
+        jax.eval_shape(lambda x: resolved(x, DISCRETE), jnp.float32(0.5))

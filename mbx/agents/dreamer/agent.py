@@ -103,8 +103,8 @@ def _check_effects(settings: Settings, model: ModelConfig, spec: EnvSpec) -> Non
         ("model.decoder_layers", "a vector", vectors),
     ):
         value, normal = (operator.attrgetter(name)(x) for x in (settings, Settings()))
-        none = name == "model.policy_unimix" and value == 0.0  # true of continuous actions, too
-        if value != normal and not given and not none:
+        same = (normal, 0.0) if name == "model.policy_unimix" else (normal,)  # 0: true of all
+        if not given and (isinstance(value, jax.Array) or value not in same):
             raise ValueError(
                 f"config.{name}={value!r} has no effect with env.name={spec.name!r}: it needs "
                 f"{needed}; leave it at {normal!r}"
