@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+
+import mbx
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -210,3 +213,15 @@ def test_kit_and_agents_load_no_simulator_and_start_no_backend():
     loaded, devices = run.stdout.splitlines()
     assert loaded == ""
     assert devices == "3"
+
+
+def test_former_names_are_todays_modules():
+    """And what lies in them: never a second copy of a module."""
+    for former, now in mbx._FORMER.items():
+        module = importlib.import_module(f"mbx.{former}")
+        assert module is importlib.import_module(now)
+        assert module.__name__ == module.__spec__.name == now
+    inside = importlib.import_module("mbx.envs.empo.multigrid.packed")
+    assert inside is importlib.import_module("mbx.empo.multigrid.packed")
+    curriculum = importlib.import_module("mbx.power.curriculum")
+    assert curriculum is importlib.import_module("mbx.empo.power.curriculum")

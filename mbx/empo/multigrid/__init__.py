@@ -9,23 +9,14 @@
 the grid with one integer a cell.
 """
 
-from mbx.empo.multigrid.dynamics import Grid, make_grid
-from mbx.empo.multigrid.export import enumerate_states, export
-from mbx.empo.multigrid.layout import Layout, load_map, load_world, parse_map
-from mbx.empo.multigrid.render import make_render
-from mbx.empo.multigrid.state import State
-from mbx.empo.multigrid.world import make_world
-
-__all__ = [
-    "Grid",
-    "Layout",
-    "State",
-    "enumerate_states",
-    "export",
-    "load_map",
-    "load_world",
-    "make_grid",
-    "make_render",
-    "make_world",
-    "parse_map",
-]
+from mbx.empo.multigrid.dynamics import Grid as Grid
+from mbx.empo.multigrid.dynamics import make_grid as make_grid
+from mbx.empo.multigrid.export import enumerate_states as enumerate_states
+from mbx.empo.multigrid.export import export as export
+from mbx.empo.multigrid.layout import Layout as Layout
+from mbx.empo.multigrid.layout import load_map as load_map
+from mbx.empo.multigrid.layout import load_world as load_world
+from mbx.empo.multigrid.layout import parse_map as parse_map
+from mbx.empo.multigrid.render import make_render as make_render
+from mbx.empo.multigrid.state import State as State
+from mbx.empo.multigrid.world import make_world as make_world
