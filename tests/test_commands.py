@@ -50,7 +50,7 @@ def declared(module: str) -> set[str]:
     if "parse_arguments(" in source:
         return {"config", "workdir", "help"}
     if "add_run(" in source:
-        source += (own.parent / "__init__.py").read_text()
+        source += (own.parent / "arguments.py").read_text()
     if "config.load(rest" in source or "config.load([*rest" in source:
         source += 'add("config"'
     names = set(re.findall(r'(?:DEFINE_\w+\(|\badd\w*\()\s*"(?:--)?([\w-]+)"', source))

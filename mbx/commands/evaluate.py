@@ -22,7 +22,7 @@ import numpy as np
 
 from mbx import envs
 from mbx.agents.settings import RunSettings
-from mbx.commands import add_run, at_least, make_parser, run_directory
+from mbx.commands.arguments import add_run, at_least, make_parser, run_directory
 from mbx.training import environments, evaluation, run, trust, video
 from mbx.training.checkpoint import load_settings
 

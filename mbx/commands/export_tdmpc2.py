@@ -15,7 +15,7 @@ import numpy as np
 
 from mbx.agents.tdmpc import official
 from mbx.agents.tdmpc.agent import resolve, world_config
-from mbx.commands import make_parser
+from mbx.commands.arguments import make_parser
 from mbx.training import environments, run
 
 

@@ -20,7 +20,7 @@ import jax
 
 from mbx.agents.tdmpc import official
 from mbx.agents.tdmpc.settings import Settings
-from mbx.commands import make_parser
+from mbx.commands.arguments import make_parser
 from mbx.config import presets
 from mbx.files import atomic_write
 from mbx.settings import from_dict, to_dict

@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from mbx.commands import add_run, at_least, make_parser, run_directory
+from mbx.commands.arguments import add_run, at_least, make_parser, run_directory
 from mbx.empo import agent as empo
 from mbx.empo import named_world
 from mbx.empo.agent.game import Game, session

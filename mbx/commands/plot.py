@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from mbx.analysis import runs, tables
 from mbx.analysis.curves import plot_runs
-from mbx.commands import make_parser
+from mbx.commands.arguments import make_parser
 
 
 def main(arguments: list[str]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 
 from mbx.analysis import report
-from mbx.commands import make_parser
+from mbx.commands.arguments import make_parser
 
 
 def main(arguments: list[str]) -> None:

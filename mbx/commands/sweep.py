@@ -25,7 +25,8 @@ import sys
 from collections.abc import Sequence
 
 from mbx.analysis import curves, runs, tables
-from mbx.commands import at_least, make_parser, results
+from mbx.commands import results
+from mbx.commands.arguments import at_least, make_parser
 from mbx.commands.jobs import Job, make_job, run_all
 from mbx.config import extensions, load
 

@@ -18,7 +18,7 @@ import jax
 
 from mbx import envs
 from mbx.analysis import watch
-from mbx.commands import add_run, at_least, make_parser, run_directory
+from mbx.commands.arguments import add_run, at_least, make_parser, run_directory
 from mbx.files import atomic_write, prepare_output
 from mbx.training import run
 

@@ -8,12 +8,10 @@ loads JAX before an agent is made.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mbx.agents.settings import RunSettings
-from mbx.config import extensions
-from mbx.settings import from_dict
 
 if TYPE_CHECKING:
     from mbx.agents.base import Agent
@@ -51,15 +49,3 @@ def maker(name: str) -> MakeAgent:
     if name in _REGISTERED:
         return _REGISTERED[name][1]
     return importlib.import_module(PACKAGES[name]).make_agent
-
-
-def read(config: RunSettings | Mapping[str, Any]) -> RunSettings:
-    """The settings that nested mappings (of a configuration file, say) hold, checked.
-
-    Settings come back as they are. Raises ValueError, naming the setting, its value and the remedy,
-    for those that no run can have.
-    """
-    if isinstance(config, RunSettings):
-        return config
-    extensions.require(config.get("imports", ()), "config.imports")
-    return from_dict(settings_class(config.get("agent", ""))(), config)

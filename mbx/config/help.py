@@ -23,24 +23,10 @@ NO_CONFIGURATION = (
 )
 # Shown by the general help.
 IMPORTANT = (
-    "seed",
-    "num_seeds",
-    "env.name",
-    "env.num_envs",
-    "env.action_repeat",
-    "train.steps",
-    "train.seed_steps",
-    "train.utd_ratio",
-    "eval.interval",
-    "eval.episodes",
-    "checkpoint.interval",
-    "replay.capacity",
-    "model.size",
-    "planner.num_samples",
-    "optimizer.learning_rate",
-    "log.wandb",
-    "distributed.enabled",
-)
+    "seed num_seeds env.name env.num_envs env.action_repeat train.steps train.seed_steps "
+    "train.utd_ratio eval.interval eval.episodes checkpoint.interval replay.capacity model.size "
+    "planner.num_samples optimizer.learning_rate log.wandb distributed.enabled"
+).split()
 _WIDTH, _COLUMN = 100, 46
 
 

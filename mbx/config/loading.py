@@ -18,7 +18,7 @@ from ml_collections import config_dict
 
 from mbx.agents.settings import RunSettings
 from mbx.config import extensions, presets
-from mbx.config.agents import read, settings_class
+from mbx.config.agents import settings_class
 from mbx.settings import describe, flatten, from_dict, full_name, parse, put, to_dict
 
 _OPTIONS = ("config", "workdir", "help")
@@ -178,6 +178,3 @@ def _named(changes: Mapping[str, Any], default: RunSettings, of: str) -> Iterato
             yield from _named({f"{name}.{k}": v for k, v in value.items()}, default, of)
         else:
             raise ValueError(f"config.{name}={value!r} is a section: give a setting of it a value")
-
-
-__all__ = ["Arguments", "load", "parse_arguments", "read"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mbx.agents.settings import RunSettings
+from mbx.config import load as read  # noqa: F401
 from mbx.config.agents import maker
-from mbx.config.agents import read as read
 from mbx.config.agents import register as register
 from mbx.config.agents import settings_class as settings_class
 

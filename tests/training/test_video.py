@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mbx import commands, envs
+from mbx import envs
 from mbx.agents.tdmpc.settings import Env, Settings
+from mbx.commands import arguments as commands
 from mbx.commands import evaluate
 from mbx.envs import gymnax, pictures
 from mbx.envs.base import random_actions

@@ -1,0 +1,63 @@
+"""What the arguments of several commands have in common."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import NoReturn
+
+from mbx.settings import parse
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def make_parser(module: str, words: str | None) -> argparse.ArgumentParser:
+    """A parser of a command's arguments, which raises ValueError for wrong ones.
+
+    Args:
+        module: the command's, by its `__name__`.
+        words: its docstring, which --help shows.
+    """
+    return _Parser(
+        f"mbx {module.rpartition('.')[2]}",
+        description=words,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def add_run(parser: argparse.ArgumentParser, *, trust: bool = True) -> None:
+    """The arguments of a command that opens one run; `run_directory` reads the first two."""
+    parser.add_argument("run", nargs="?", help="Run directory.")
+    parser.add_argument("--workdir", help="Run directory, instead of the argument.")
+    parser.add_argument("--checkpoint", default="best", help="best, latest, or a step.")
+    if trust:
+        words = "Run the environment's file of somebody else's run."
+        parser.add_argument("--trust", action="store_true", help=words)
+
+
+def run_directory(options: argparse.Namespace) -> str:
+    """The run directory, absolute: an environment may go to another directory when it is made.
+
+    Raises ValueError where it is given twice or not at all.
+    """
+    given = [path for path in (options.run, options.workdir) if path is not None]
+    if len(given) != 1:
+        raise ValueError(f"give one run directory, as argument or --workdir, not {len(given)}")
+    return os.path.abspath(given[0])
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of a whole number that is at least `least`."""
+
+    def whole(text: str) -> int:
+        number = parse(text, 0)
+        if not isinstance(number, int | float) or number != int(number) or number < least:
+            raise argparse.ArgumentTypeError(f"{text}: give a whole number, at least {least}")
+        return int(number)
+
+    return whole
