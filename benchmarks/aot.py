@@ -18,6 +18,7 @@ import collections
 import importlib.util
 import json
 import os
+import pathlib
 import re
 import sys
 from typing import Any, NamedTuple
@@ -34,21 +35,7 @@ COLLECTIVES = "all-reduce all-gather reduce-scatter all-to-all collective-permut
 # Bytes of a chip's memory, as published: cloud.google.com/tpu/docs, NVIDIA's data sheets.
 MEMORY = {"v4": 32e9, "v5e": 16e9, "v5p": 95e9, "v6e": 32e9, "h100": 80e9, "h200": 141e9}
 # What XLA asks of a GPU that is not there (compute capability 9.0).
-_HOPPER = """
-gpu_device_info {{
-  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
-  shared_memory_per_block: 49152 shared_memory_per_core: 233472
-  shared_memory_per_block_optin: 232448
-  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 l2_cache_size: 52428800
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  memory_bandwidth: {bandwidth} device_memory_size: {memory:.0f}
-  cuda_compute_capability {{ major: 9 }}
-}}
-platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 1 patch: 0 }}
-device_description_str: "NVIDIA {name}"
-"""
+_HOPPER = pathlib.Path(__file__).with_name("hopper.txt").read_text()
 _BANDWIDTH = {"h100": 3350000000000, "h200": 4800000000000}  # bytes a second
 # libtpu looks for its machine's description unless it is told; the values name no machine. The
 # plugin for GPUs compiles without a driver, which it would otherwise refuse to load without.

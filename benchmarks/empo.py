@@ -1,17 +1,14 @@
-"""EMPO's tables: errors against exact solutions, what humans reach, what networks need, speed.
+"""EMPO's tables: errors against exact solutions, what humans reach, what networks need.
 
     python -m benchmarks.empo errors --out=docs/results/empo       # and _errors.csv, _robots.csv
     python -m benchmarks.empo networks --out=docs/results/empo_networks.csv
     python -m benchmarks.empo robots --workdir=runs/mine           # what humans reach with a run
     python -m benchmarks.empo robots --worlds=grid_rock_1h1r,multigrid/door --out=helpers.csv
-    python -m benchmarks.empo maps --workdir=runs/layouts --out=layouts.csv
-    python -m benchmarks.empo speed --batch=32 --out=speed.csv
 
 `errors`: mean absolute errors at the replay's states over learner updates. `networks`: one part of
-the learner left out or changed at a time. `robots` and `maps`: the share of goals that humans reach
-with trained, exact, helping, random and frozen robots; `maps` for a run on many maps, on maps that
-it has seen and on held-out ones. `speed`: one step of 32 worlds and one update. Times are of the
-processor, without compilation.
+the learner left out or changed at a time. `robots`: the share of goals that humans reach with
+trained, exact, helping, random and frozen robots.
+Times are of the processor, without compilation.
 """
 
 from __future__ import annotations
@@ -26,12 +23,11 @@ import jax
 import numpy as np
 from absl import app, flags, logging
 
-from mbx import envs, presets
+from mbx import envs
 from mbx.commands.results import read_rows, write_rows
 from mbx.empo import TIME_LIMIT, named_world
 from mbx.empo.agent import evaluation, make_agent, resolve, robots
 from mbx.empo.agent.settings import Settings
-from mbx.empo.multigrid.many import Choice, choose
 from mbx.fast import allocator
 from mbx.power import PowerParams
 from mbx.settings import from_dict
@@ -56,7 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def show(row: dict[str, Any]) -> dict[str, Any]:
     """The row, printed."""
-    print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+    print(row, flush=True)
     return row
 
 
@@ -207,93 +203,17 @@ def compare_robots(out: str) -> None:
         write_rows(out, rows)
 
 
-def maps(out: str) -> None:
-    """A row per robot on held-out maps and on maps trained on; errors are over maps."""
-    settings, problem, found, train = of_run(flags.FLAGS.workdir)
-    env, rows = settings.env, []
-    if not env.name.startswith("empo:maps/") or not env.held_out:
-        raise ValueError(f"env.name={env.name!r} has no held-out maps (env.held_out)")
-    choice = Choice(env.maps, env.held_out, env.map_seed)
-    family, *_ = choose(env.name.removeprefix("empo:maps/"), choice)
-    number = len(family.layouts)
-    words = np.concatenate([np.asarray(x).reshape(number, -1) for x in family.places], axis=1)
-    policies = {
-        "learned": evaluation.learned_policy(problem, train),
-        "random": evaluation.random_policy(found.world),
-        "frozen": evaluation.frozen_policy,
-    }
-    for which, world, own in (
-        ("held out", found.held_out, words[: env.held_out]),
-        ("trained on", found.world, words[env.held_out :]),
-    ):
-        for robot, policy in policies.items():
-            values = by_map(world, policy, own)
-            error = values.std(ddof=1) / np.sqrt(len(values))
-            row = {"maps": which, "robot": robot, "reached": float(values.mean())}
-            rows.append(show(row | {"error": float(error), "number": len(values)}))
-    if out:
-        write_rows(out, rows)
-
-
-def by_map(world: Any, policy: Any, grids: np.ndarray) -> np.ndarray:
-    """Share of goals reached on each map that was drawn; `grids [maps, words]`: grid and goals."""
-    given = flags.FLAGS
-
-    @jax.jit
-    def play(key: Any) -> Any:
-        sizes = dict(episodes=given.episodes, length=given.length)
-        played = evaluation.play(world, policy, key, **sizes)
-        place = jax.tree.map(lambda x: x[:, 0], played.states.place)
-        return played.reached.mean(1), place.grid, place.goals
-
-    reached, *words = (np.asarray(x) for x in play(jax.random.key(1)))
-    rows = np.concatenate([x.reshape(given.episodes, -1) for x in words], axis=1)
-    same = (rows[:, None] == grids[None]).all(-1)  # [episodes, maps]
-    return np.array([reached[own].mean() for own in same.T if own.any()])
-
-
-def speed(out: str) -> None:
-    """Median and least milliseconds of a step of 32 worlds with one update, in two worlds."""
-    rows = []
-    for name, config in (("multigrid/gates_2h2r", "empo"), ("maps/rocks_2h2r", "empo_layouts")):
-        values = presets.load(config).to_dict()
-        settings = settings_of(
-            10,
-            model=values["model"],
-            loss=values["loss"] | {"batch_size": flags.FLAGS.batch},
-        )
-        environment = envs.make(f"empo:{name}", 32)
-        agent, length = make_agent(settings, environment.spec), 20
-        make = jax.jit(lambda key, a=agent, e=environment: init_state(a, e, key=key, capacity=512))
-        interval = loop.make_interval(
-            agent, environment, Schedule(64, 0, 1 / 32, 0, 0), length=length
-        )
-        state = make(jax.random.key(0))
-        compiled, times = interval.lower(state).compile(), []
-        for _ in range(7):
-            began = time.perf_counter()
-            state, _ = jax.block_until_ready(compiled(state))
-            times.append(1e3 * (time.perf_counter() - began) / length)
-        scratch = compiled.memory_analysis().temp_size_in_bytes / 2**20
-        row = {"world": name, "batch": flags.FLAGS.batch, "scratch_mib": round(scratch, 1)}
-        rows.append(show(row | {"median_ms": float(np.median(times[2:])), "least_ms": min(times)}))
-    if out:
-        write_rows(out, rows)
-
-
 COMMANDS: dict[str, Callable[[str], None]] = {
     "errors": errors,
     "networks": networks,
     "robots": compare_robots,
-    "maps": maps,
-    "speed": speed,
 }
 
 
 def define_flags() -> None:
     """The flags of this command; tests import the module without them."""
     flags.DEFINE_string("out", "", "CSV file; for `errors` how the names of both files begin.")
-    flags.DEFINE_string("workdir", None, "Run directory of `robots` and `maps`.")
+    flags.DEFINE_string("workdir", None, "Run directory of `robots`.")
     flags.DEFINE_string("which", "latest", "Checkpoint: latest, best or a step.")
     flags.DEFINE_list("worlds", [], "Worlds (default: those of the table).")
     flags.DEFINE_list("cases", [], "KIND-HUMANS of `errors` (default: all).")
@@ -302,7 +222,6 @@ def define_flags() -> None:
     flags.DEFINE_float("min_rate", 0.01, "Least rate of tables with drawn human actions.")
     flags.DEFINE_integer("episodes", 20_000, "Episodes per robot.", lower_bound=2)
     flags.DEFINE_integer("length", TIME_LIMIT, "Steps per episode.", lower_bound=1)
-    flags.DEFINE_integer("batch", 32, "Batch size of `speed`.", lower_bound=1)
 
 
 def main(argv: list[str]) -> None:

@@ -1,15 +1,15 @@
-"""Run a suite of tasks, compare it with published values, and judge it.
+"""Run a suite of tasks, compare it with published values and judge it; or vary a setting.
 
     python -m benchmarks.reproduce --list
     python -m benchmarks.reproduce --suite=smoke                        # minutes
     python -m benchmarks.reproduce --suite=dmc15 --workers=2 --out=~/mbx-results
     python -m benchmarks.reproduce --suite=dmc15 --norun                # of what there is so far
     python -m benchmarks.reproduce --suite=dmc15 --norun --keep=docs/results
+    python -m benchmarks.reproduce --sweep=rounds --seeds=3 --steps=6000 --out=runs/rounds
 
 Every run is a process with a run directory in OUT/SUITE; a command that was stopped goes on where
 it was. OUT/SUITE/table.md holds returns and statistics, verdict.json every gate with what was
-measured; curves.png shows curves, with published values as markers. The exit
-status is 1 where a run failed or a gate is missed or cannot be measured yet.
+measured. The exit status is 1 where a run failed or a gate is missed or cannot be measured yet.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from absl import app, flags
 
-from mbx.analysis import curves, tables
+from mbx.analysis import tables
 from mbx.commands import jobs as processes
-from mbx.commands import results
+from mbx.commands import results, sweep
 from mbx.files import atomic_write
 
 from . import suites
@@ -57,6 +59,24 @@ def make_jobs(
             )
             found.append(job)
     return sorted(found, key=lambda job: job.seed)
+
+
+def make_sweep(given: Any, folder: str) -> list[processes.Job]:
+    """A configuration with each variant of a sweep, the first seed of every variant first."""
+    shared = (f"eval.interval={given.eval_interval}", f"eval.episodes={given.episodes}")
+    every = suites.DATA["sweeps"][given.sweep].items()
+    return [
+        processes.make_job(
+            variant,
+            seed,
+            os.path.join(folder, re.sub("[= ,']", "", f"{variant}-s{seed}")),
+            config=given.config,
+            steps=given.steps,
+            overrides=(*shared, *overrides, *given.set),
+        )
+        for seed in range(given.seeds or 3)
+        for variant, overrides in every
+    ]
 
 
 def collect(suite: Suite, jobs: Sequence[processes.Job]) -> dict[str, list[Run]]:
@@ -124,30 +144,6 @@ def summary(suite: Suite, runs: Runs, step: int) -> str:
     return f"* {step:,} steps, normalised, {runs_in_all} runs: {', '.join(parts)}{note}{missing}"
 
 
-def draw(runs: Runs, published: suites.Published, folder: str) -> None:
-    """A figure of all tasks; published points as markers, never joined."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    known = [(task, own) for task, own in runs.items() if own]
-    if not known:
-        return
-    size = (12, 2.6 * -(-len(known) // 4))
-    figure, grid = plt.subplots(-(-len(known) // 4), 4, figsize=size, squeeze=False)
-    for axes, (task, own) in zip(grid.flat, known, strict=False):
-        curves.draw_seeds(axes, "mbx", [run.curve for run in own], "C0")
-        limit = 1.05 * max(run.curve.steps[-1] for run in own)
-        agents = [agent for name, agent in published if name == task]
-        for agent, marker in zip(agents, curves.MARKERS, strict=False):
-            points = sorted((s, *values) for s, values in published[task, agent].items())
-            curves.draw_published(axes, agent, np.array(points).T, limit, marker)
-        axes.set(title=task, xlabel="environment steps")
-        axes.legend(fontsize=6)
-    curves.save(figure, os.path.join(folder, "curves.png"))
-
-
 def report(name: str, jobs: Sequence[processes.Job], folder: str) -> list[suites.Verdict]:
     """Write table, figures and verdict of what the runs have measured so far."""
     suite, published = suites.SUITES[name], suites.load_published()
@@ -155,7 +151,6 @@ def report(name: str, jobs: Sequence[processes.Job], folder: str) -> list[suites
     verdicts = [suites.judge(gate, runs, published) for gate in suite.gates]
     text = table(suite, runs, published)
     atomic_write(os.path.join(folder, "table.md"), text.encode())
-    draw(runs, published, folder)
     rows = [
         {**v._asdict(), "measured": None if math.isnan(v.measured) else v.measured}
         for v in verdicts
@@ -198,6 +193,11 @@ def listing() -> str:
 def define_flags() -> None:
     """The flags of this command; tests import the module without them."""
     flags.DEFINE_enum("suite", None, list(suites.SUITES), "Which suite.")
+    flags.DEFINE_enum("sweep", None, list(suites.DATA["sweeps"]), "Which setting to vary instead.")
+    flags.DEFINE_string("config", "configs/tdmpc.py", "Configuration of a sweep.")
+    flags.DEFINE_integer("steps", 6000, "Environment steps per run of a sweep.", lower_bound=1)
+    flags.DEFINE_integer("eval_interval", 1500, "Environment steps between its evaluations.")
+    flags.DEFINE_integer("episodes", 10, "Episodes per evaluation of a sweep.", lower_bound=1)
     flags.DEFINE_bool("list", False, "Say what each suite runs and must reach.")
     flags.DEFINE_string("out", "~/mbx-results", "Folder of all runs, figures and tables.")
     flags.DEFINE_bool("run", True, "Run what is missing; --norun: only draw and judge.")
@@ -214,18 +214,24 @@ def main(_: list[str]) -> None:
     if given.list:
         print(listing())
         return
-    if not given.suite:
-        sys.exit(f"error: give --suite, one of {', '.join(suites.SUITES)}, or --list")
-    folder = os.path.join(os.path.expanduser(given.out), given.suite)
+    if bool(given.suite) == bool(given.sweep):
+        sys.exit(f"error: give --sweep, or --suite, one of {', '.join(suites.SUITES)}, or --list")
+    folder = os.path.join(os.path.expanduser(given.out), given.suite or given.sweep)
     chosen = dict(seeds=given.seeds, tasks=given.tasks, extra=given.set)
     try:
-        jobs = make_jobs(suites.SUITES[given.suite], folder, **chosen)
+        if given.sweep:
+            jobs = make_sweep(given, folder)
+        else:
+            jobs = make_jobs(suites.SUITES[given.suite], folder, **chosen)
     except ValueError as error:
         sys.exit(f"error: {error}")
     os.makedirs(folder, exist_ok=True)
     problems = []
     if given.run:
         problems = processes.run_all(jobs, workers=given.workers, devices=given.devices)
+    if given.sweep:
+        sweep.report(jobs, folder, "eval/return_mean")
+        sys.exit("failed runs:\n" + "\n".join(problems) if problems else 0)
     verdicts = report(given.suite, jobs, folder)
     if given.keep:
         keep(given.suite, jobs, given.keep)

@@ -259,9 +259,8 @@ def filled(agent: Any, state: LoopState, spec: EnvSpec, steps: int) -> LoopState
             action = jax.random.uniform(key, (num, spec.action_dim), minval=-1.0)
             obs = jax.random.normal(key, (num, *spec.obs_shape))
             reward = obs.reshape(num, -1)[:, 0]
-            row = dict(
-                obs=obs, action=action, reward=reward, is_first=no, is_last=no, terminated=no
-            )
+            row = dict(obs=obs, action=action, reward=reward)
+            row |= dict.fromkeys(("is_first", "is_last", "terminated"), no)
             return replay.insert(carry, row, targets_of(agent, state.train, obs, key)), None
 
         buffer, _ = jax.lax.scan(one, state.replay, jnp.arange(steps))
@@ -312,7 +311,7 @@ class Rows:
         for row in rows:
             if row.name == FUSED and case.env:
                 steps = 1e3 * case.envs * spec.action_repeat / row.median_ms
-                told |= dict(steps_per_second=steps, hours_per_million=1e6 / steps / 3600)
+                told["steps_per_second"] = steps
         return told
 
 
@@ -383,11 +382,7 @@ def table(result: dict[str, Any]) -> str:
         )
         lines.append(f"| {r['name']} | {r['median_ms']:.2f} | {work} | {r['compile_s']:.1f} |")
     if "steps_per_second" in result:
-        lines += [
-            "",
-            f"{result['steps_per_second']:.0f} environment steps a second: a million in "
-            f"{result['hours_per_million']:.2f} h",
-        ]
+        lines.append(f"\n{result['steps_per_second']:.0f} environment steps a second")
     return "\n".join(lines)
 
 
@@ -444,7 +439,7 @@ def run_suite(cases: tuple[Case, ...], seconds: float) -> list[dict[str, Any]]:
 
 
 def alternate(measure: Callable[[str], float], before: str, after: str, rounds: int) -> Any:
-    """Milliseconds of either in every round, `[rounds, 2]`, measured in turn first."""
+    """Milliseconds of two checkouts in every round, `[rounds, 2]`, each in turn first."""
     times = []
     for i in range(rounds):
         order = (before, after) if i % 2 == 0 else (after, before)
@@ -456,55 +451,32 @@ def alternate(measure: Callable[[str], float], before: str, after: str, rounds: 
 
 def spread(times: Any) -> dict[str, float]:
     """Medians of `[rounds, 2]`, and median, least and largest ratio after / before of a round."""
-    ratios = times[:, 1] / times[:, 0]
-    before, after = np.median(times, axis=0)
-    return dict(
-        before_ms=float(before),
-        after_ms=float(after),
-        ratio=float(np.median(ratios)),
-        least=float(ratios.min()),
-        largest=float(ratios.max()),
-        rounds=len(times),
-    )
-
-
-def in_checkout(checkout: str, arguments: list[str], name: str) -> float:
-    """The median milliseconds of an operation that a checkout measures.
-
-    Raises:
-        RuntimeError: with what it printed, where it fails.
-    """
-    own = os.path.isfile(os.path.join(checkout, "benchmarks", "speed.py"))
-    module = "benchmarks.speed" if own else "experiments.benchmark"
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, "result.json")
-        done = subprocess.run(
-            [sys.executable, "-m", module, *arguments, f"--only={name}", f"--json={path}"],
-            cwd=checkout,
-            env=dict(os.environ, PYTHONPATH=checkout),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{checkout}: {done.stderr or done.stdout}")
-        (row,) = [row for row in json.loads(path.read_text())["rows"] if row["name"] == name]
-    return row["median_ms"]
+    ratios, (before, after) = times[:, 1] / times[:, 0], np.median(times, axis=0)
+    found = dict(before_ms=before, after_ms=after, ratio=np.median(ratios), rounds=len(times))
+    found |= dict(least=ratios.min(), largest=ratios.max())
+    return {name: float(value) for name, value in found.items()}
 
 
 def compare(before: str, rounds: int, case: Case) -> dict[str, Any]:
     """This checkout against another, in turn; RuntimeError where either fails."""
-    here, name = os.getcwd(), case.only[0] if case.only else FUSED
-    arguments = [f"--preset={case.preset}", f"--repeats={case.repeats}", f"--envs={case.envs}"]
-    times = alternate(
-        lambda where: in_checkout(where, arguments, name), os.path.abspath(before), here, rounds
-    )
+    name = case.only[0] if case.only else FUSED
+    own = [f"--{n}={getattr(case, n)}" for n in ("preset", "repeats", "envs")]
+
+    def measured(where: str) -> float:
+        new = os.path.isfile(os.path.join(where, "benchmarks", "speed.py"))
+        module = "benchmarks.speed" if new else "experiments.benchmark"
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "result.json")
+            command = [sys.executable, "-m", module, *own, f"--only={name}", f"--json={path}"]
+            around = dict(cwd=where, env=dict(os.environ, PYTHONPATH=where))
+            done = subprocess.run(command, capture_output=True, text=True, check=False, **around)
+            if done.returncode:
+                raise RuntimeError(f"{where}: {done.stderr or done.stdout}")
+            return json.loads(path.read_text())["rows"][0]["median_ms"]
+
+    times = alternate(measured, os.path.abspath(before), os.getcwd(), rounds)
     found = spread(times)
-    print(
-        f"{name}: before {found['before_ms']:.3f} ms, after {found['after_ms']:.3f} ms "
-        f"(medians of {rounds}); after / before {found['ratio']:.3f}, in single rounds "
-        f"{found['least']:.3f} to {found['largest']:.3f}"
-    )
+    print(", ".join(f"{key} {value:.3f}" for key, value in found.items()))
     return found | {"times_ms": times.tolist(), "operation": name}
 
 

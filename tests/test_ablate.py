@@ -31,7 +31,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_variant_is_accepted():
     """Settings that exist, are in range and have an effect together."""
-    code = "import json; from benchmarks import ablate; print(json.dumps(ablate.SWEEPS))"
+    code = "import json; from benchmarks import suites; print(json.dumps(suites.DATA['sweeps']))"
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
     spec = EnvSpec("x:continuous", (24,), np.float32, 6, 500, 2)
@@ -48,7 +48,7 @@ def test_a_sweep_leaves_figure_table_and_data(tmp_path):
     tiny = ("env.num_envs=2", "loss.batch_size=8", "planner.num_samples=16", "planner.num_elites=4")
     done = python(
         "-m",
-        "benchmarks.ablate",
+        "benchmarks.reproduce",
         "--sweep=targets",
         "--seeds=1",
         "--steps=60",

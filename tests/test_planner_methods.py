@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import planners as compared
 from mbx import mppi, planners
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.agent import resolve
@@ -603,27 +602,3 @@ def test_optimisers_of_evosax_swing_it_up(name):
     assert heights.min() > 0.9
     with pytest.raises(ValueError, match="evosax has no 'Nobody': choose one of"):
         evosax.planner("Nobody")
-
-
-@pytest.mark.slow
-def test_the_arm_is_simulated_as_mujoco_does_it_and_pays_for_its_tips_height():
-    import mujoco
-
-    task = compared.arm()
-    model = mujoco.MjModel.from_xml_string(compared.XML)
-    rng = np.random.default_rng(0)
-    states = rng.normal(size=(3, 2, 4)).astype(np.float32)
-    actions = rng.uniform(-1.0, 1.0, size=(3, 2, 2)).astype(np.float32)
-    with jax.numpy_rank_promotion("allow"):  # MJX's own
-        after, cost = jax.jit(functools.partial(task.step, jnp))(states, actions)
-    assert after.shape == (3, 2, 4) and cost.shape == (3, 2)
-    for i in np.ndindex(3, 2):
-        data = mujoco.MjData(model)
-        data.qpos, data.qvel, data.ctrl = states[i][:2], states[i][2:], actions[i]
-        for _ in range(2):  # 0.04 seconds
-            mujoco.mj_step(model, data)
-        np.testing.assert_allclose(after[i], [*data.qpos, *data.qvel], atol=2e-4)
-        first, second = data.qpos[0], data.qpos.sum()
-        low = 1.0 - 0.5 * np.cos(first) - 0.5 * np.cos(second)
-        wanted = low + 0.005 * np.square(data.qvel).sum() + 0.001 * np.square(actions[i]).sum()
-        assert cost[i] == pytest.approx(wanted, abs=1e-4)
