@@ -81,7 +81,7 @@ def test_a_product_that_nothing_reads_is_no_work():
 def test_the_toy_task_asks_for_no_termination():
     """TD-MPC2 in PyTorch has no such head, and the benchmark is read beside it."""
     spec = speed.toy_environment(TINY).spec
-    agent = build.build_agent(speed.resolved(TINY), spec)
+    agent = build.build_agent(build.read(speed.resolved(TINY)), spec)
     assert "termination" not in jax.eval_shape(agent.init, jax.random.key(0)).params
 
 
