@@ -23,7 +23,6 @@ from typing import Any
 import jax
 
 from mbx import config
-from mbx.config import agents
 from mbx.settings import to_dict
 from mbx.training import job as jobs
 from mbx.training import run
@@ -85,7 +84,7 @@ def report(values: dict[str, Any], steps: int, top: int) -> str:
     if "pretrain_updates" in train:
         train["pretrain_updates"] = 0  # its intervals act in no environment
     run.set_up_jax()
-    settings = agents.read(values)
+    settings = config.load(values)
     job = jobs.prepare(settings)
     if not hasattr(job.interval, "lower"):
         raise ValueError(

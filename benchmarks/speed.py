@@ -38,6 +38,7 @@ from ml_collections import config_dict
 
 from mbx import envs, presets, replay
 from mbx.agents.base import Agent
+from mbx.config import load
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic
 from mbx.fast import allocator, rng
 from mbx.training import build, loop, sharding
@@ -225,7 +226,7 @@ def resolved(case: Case) -> dict[str, Any]:
     """The configuration with as many cores as the command that trains uses for such a run."""
     config = make_config(case).to_dict()
     if jax.default_backend() == "cpu":
-        usual = sharding.cores_for(build.read(config), jax.local_device_count())
+        usual = sharding.cores_for(load(config), jax.local_device_count())
         config["distributed"]["cores"] = case.cores or usual
     return config
 
@@ -319,7 +320,7 @@ def benchmark(case: Case) -> dict[str, Any]:
     """Measure every operation of a case; returns what `--json` writes."""
     config = resolved(case)
     environment = envs.make(case.env, case.envs) if case.env else toy_environment(case)
-    settings = build.read(config)
+    settings = load(config)
     agent, partition = build.build_agent(settings, environment.spec), make_partition(settings)
     key, capacity = jax.random.key(0), max(700, 10_000 // case.envs)
     sizes = dict(capacity=capacity, shards=num_shards(settings, partition))

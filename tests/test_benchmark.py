@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import speed
 from benchmarks.speed import Case
+from mbx.config import load
 from mbx.training import build
 from mbx.types import EnvSpec
 
@@ -81,7 +82,7 @@ def test_a_product_that_nothing_reads_is_no_work():
 def test_the_toy_task_asks_for_no_termination():
     """TD-MPC2 in PyTorch has no such head, and the benchmark is read beside it."""
     spec = speed.toy_environment(TINY).spec
-    agent = build.build_agent(build.read(speed.resolved(TINY)), spec)
+    agent = build.build_agent(load(speed.resolved(TINY)), spec)
     assert "termination" not in jax.eval_shape(agent.init, jax.random.key(0)).params
 
 
