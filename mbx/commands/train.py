@@ -11,12 +11,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
 
-from mbx.agents.settings import RunSettings
+from mbx.agents.settings import Distributed, RunSettings
 from mbx.config import help, loading
+from mbx.settings import from_dict, parse
 
 
 def main(arguments: list[str]) -> None:
@@ -24,6 +26,7 @@ def main(arguments: list[str]) -> None:
     try:
         settings, workdir = chosen(arguments) or (None, "")
     except (ValueError, OSError) as error:
+        meet_others(arguments, error)
         sys.exit(f"error: {error}")
     if settings is not None:
         train(settings, workdir)
@@ -55,6 +58,20 @@ def chosen(arguments: list[str]) -> tuple[RunSettings, str] | None:
     from mbx.training import rundir
 
     return settings, os.path.abspath(rundir.default(settings))
+
+
+def meet_others(arguments: list[str], error: Exception) -> None:
+    """Join the other processes of a run before this one ends: they notice that and end, too."""
+    flags = (one.partition("=") for one in arguments if one.startswith("--config.distributed."))
+    given = {name.rpartition(".")[2]: parse(text or "True", 0) for name, _, text in flags}
+    if given.get("enabled") is not True:
+        return
+    from mbx.training import sharding
+
+    print(f"error: {error}", file=sys.stderr)
+    with contextlib.suppress(ValueError):
+        sharding.initialize(from_dict(Distributed(), given, check_effects=False))
+        sharding.abandon()
 
 
 def train(settings: RunSettings, workdir: str) -> None:
