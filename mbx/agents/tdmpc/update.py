@@ -31,6 +31,7 @@ from mbx.agents.tdmpc.types import (
     Scales,
     TrainState,
     ValueScales,
+    ValueTarget,
     Weights,
 )
 from mbx.agents.tdmpc.value_targets import plan_weights, value_targets
@@ -54,13 +55,22 @@ def update_from_batch(
     weights = losses.step_weights(settings, model.config.critic, batch)
     state, for_policy, for_values = weigh_plans(settings, state, batch)
     shares = batch_metrics(batch, weights, state.step + 1)
+    z = encode(model, state.params, batch.obs)
+    targets = value_targets(settings, model, state, z, batch, noise, for_values)
     state, zs, metrics = learn_model(
-        settings, model, state, batch, weights, for_values, noise, shares
+        settings, model, state, batch, z, targets, weights, noise, shares
     )
     inputs = losses.policy_inputs(settings, zs, batch, weights, for_policy, noise)
     learn = functools.partial(learn_policy, settings, model, inputs=inputs, noise=noise)
     state, more = when(policy_due(settings, state.step), learn, state)
     return move_targets(settings, state), metrics | more
+
+
+def encode(model: WorldModel, params: Params, obs: Array) -> Array:
+    """Latents of a window's states without gradient, `[T+1, B, ...] -> [T+1, B, L]`; the first,
+    which the rollout starts from, by itself, so that XLA finds it there again."""
+    params = jax.lax.stop_gradient(params)
+    return jnp.concatenate([model.encode(params, obs[0])[None], model.encode(params, obs[1:])])
 
 
 def policy_due(settings: Settings, step: Array) -> Array | None:
@@ -125,22 +135,20 @@ def learn_model(
     model: WorldModel,
     state: TrainState,
     batch: Batch,
+    z: Array,
+    targets: tuple[ValueTarget, Array | None],
     weights: Weights,
-    plan_weights: Array | None,
     noise: Noise,
     shares: Metrics | None = None,
 ) -> tuple[TrainState, Array, Metrics]:
     """One step on world model and values: the state, latents `[S, H, B, L]`, metrics.
 
     Args:
-        plan_weights: of planner actions in value targets, `[S, B, N]`.
+        z: latents of the batch's states, `[T+1, B, L]`.
+        targets: of the value heads, and of the auxiliary ones.
         shares: further metrics, which travel with these.
     """
     frozen = jax.lax.stop_gradient(state.params)
-    z = jnp.concatenate(
-        [model.encode(frozen, batch.obs[0])[None], model.encode(frozen, batch.obs[1:])]
-    )
-    targets = value_targets(settings, model, state, z, batch, noise, plan_weights)
 
     def loss(trained: Params) -> tuple[Array, tuple[Array, Metrics]]:
         return losses.model_loss(
