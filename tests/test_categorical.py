@@ -10,8 +10,7 @@ import scipy.stats
 
 import mbx
 from mbx import categorical, mppi, planners
-from mbx.agents.tdmpc import losses as policies
-from mbx.agents.tdmpc import planning
+from mbx.agents.tdmpc import planning, policies, variant
 from mbx.agents.tdmpc.agent import example_row, make_agent, world_config
 from mbx.agents.tdmpc.types import PolicyInputs, Scales
 from mbx.returns import RunningScale
@@ -256,19 +255,19 @@ def test_losses_of_a_categorical_policy_by_hand(discrete):
         z, weighed(T, B), None, None, plans=weighed(T, B), expert=jnp.asarray(expert),
         behaviour=jnp.asarray(actions[:-1]),
     )  # fmt: skip
-    e = np.where(actions == 1, 1 - policies.EXPERT_LEAST, policies.EXPERT_LEAST)
+    e = np.where(actions == 1, 1 - variant.EXPERT_LEAST, variant.EXPERT_LEAST)
     for forward, wanted in ((True, e * np.log(e / p)), (False, p * np.log(p / e))):
         own = make_settings(loss=dict(policy_loss="kl", kl_forward=forward))
         scales = Scales(None, RunningScale(jnp.float32(2.0)), None)
         given = own, model, {}, (log_probs, zeros), inputs, scales
-        loss, _, new, _ = policies.distil(*given)
+        loss, _, new, _ = variant.distil(*given)
         np.testing.assert_allclose(loss * new.kl.value, wanted.sum(-1)[:-1], rtol=1e-4)
 
-    cloned, *_ = policies.clone(settings, model, {}, (log_probs, zeros), inputs, None)
+    cloned, *_ = variant.clone(settings, model, {}, (log_probs, zeros), inputs, None)
     np.testing.assert_allclose(cloned, -got[:-1], rtol=1e-6)
 
     old = jnp.log(jnp.full((T, B, 2), 0.5))
-    trust, moved = policies.trust_region(
+    trust, moved = variant.trust_region(
         make_settings(loss=dict(rho=1.0)), model, (log_probs, zeros), (old, zeros), inputs,
         RunningScale(jnp.float32(1.0)),
     )  # fmt: skip

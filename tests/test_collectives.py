@@ -13,7 +13,7 @@ import pytest
 from mbx import heads, networks, returns
 from mbx.agents.dreamer import encoders
 from mbx.agents.dreamer import networks as nets
-from mbx.agents.tdmpc.losses import move_value_scale
+from mbx.agents.tdmpc.policies import move_value_scale
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import ValueScales
 from mbx.fast import collectives, gradients

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from mbx import types
-from mbx.agents.tdmpc import losses as policies
-from mbx.agents.tdmpc import planning, scoring
+from mbx.agents.tdmpc import planning, policies, scoring
 from mbx.agents.tdmpc.settings import Settings
 from mbx.world_model import config_for_size, discount_of, make_world_model
 from tests.helpers import compiled, program

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from mbx import successors
-from mbx.agents.tdmpc import losses as policies
-from mbx.agents.tdmpc import planning, value_targets
+from mbx.agents.tdmpc import planning, policies, value_targets
 from mbx.agents.tdmpc.losses import select_latents
 from mbx.agents.tdmpc.update import draw, init_state, update_from_batch, weigh_plans
 from mbx.world_model import head_values, make_world_model

@@ -11,8 +11,7 @@ import optax
 import pytest
 
 from mbx import distributions, replay
-from mbx.agents.tdmpc import losses as policies
-from mbx.agents.tdmpc import planning, reanalyze, value_targets
+from mbx.agents.tdmpc import losses, planning, reanalyze, value_targets
 from mbx.agents.tdmpc.agent import make_agent
 from mbx.agents.tdmpc.losses import value_loss, value_losses
 from mbx.agents.tdmpc.types import Noise, PolicyInputs, Scales, ValueScales, ValueTarget
@@ -247,7 +246,7 @@ def test_values_can_learn_in_the_last_state_of_a_window_as_well(value_target):
     _, _, weights = weigh_plans(settings, state, batch)
     make = program(value_targets.value_targets, settings, model)
     target, _ = make(state, z, batch, noise, weights)
-    counts = policies.target_mask(settings, "v", batch)
+    counts = losses.target_mask(settings, "v", batch)
     assert target.samples.shape[1:3] == counts.shape == (T + 1, B)
     np.testing.assert_array_equal(counts[:T], mask)
     np.testing.assert_array_equal(counts[T], [1.0, 0.0, 0.0, 1.0])
@@ -293,7 +292,7 @@ def test_policy_coef_weighs_the_whole_loss_of_the_policy(setting):
             loss=dict(policy_loss="svg", policy_coef=coef, trust_region_coef=0.5, entropy_coef=0.1)
         )
         policy, target = state.params["policy"], loud(state.params["policy"], 5)
-        of_policy = program(policies.policy_loss, own, model)
+        of_policy = program(losses.policy_loss, own, model)
         return of_policy(policy, state.params, target, inputs, scales)[0]
 
     np.testing.assert_allclose(loss(0.25), 0.25 * loss(1.0), rtol=1e-6)
@@ -313,7 +312,7 @@ def test_the_entropy_bonus_can_be_in_the_units_of_values(setting):
         value = ValueScales(state.scale.replace(value=unit), state.return_ema)
         scales = Scales(value, state.kl_scale, state.trust_scale)
         policy = state.params["policy"]
-        return policies.policy_loss(own, model, policy, state.params, None, inputs, scales)[0]
+        return losses.policy_loss(own, model, policy, state.params, None, inputs, scales)[0]
 
     # Divided as a whole: the loss at scale 8 is an eighth of that at 1.
     assert float(loss("none", 8.0)) != pytest.approx(float(loss("none", 1.0)) / 8.0, rel=0.01)
@@ -336,7 +335,7 @@ def test_awr_moves_the_policy_to_the_better_action(setting):
     scales = Scales(None, state.kl_scale, state.trust_scale)
 
     def loss(policy):
-        return policies.policy_loss(settings, model, policy, state.params, None, inputs, scales)[0]
+        return losses.policy_loss(settings, model, policy, state.params, None, inputs, scales)[0]
 
     policy = model.init(jax.random.key(0))["policy"]
     adam = optax.adam(0.01)

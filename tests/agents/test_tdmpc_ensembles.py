@@ -13,8 +13,7 @@ import pytest
 
 from mbx import distributions as dist
 from mbx import networks, returns
-from mbx.agents.tdmpc import losses, planning, scoring, value_targets
-from mbx.agents.tdmpc import losses as policies
+from mbx.agents.tdmpc import losses, planning, policies, scoring, value_targets, variant
 from mbx.agents.tdmpc.loss_settings import parse_mixture
 from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales
 from mbx.agents.tdmpc.update import init_state
@@ -244,7 +243,7 @@ def test_bmpc_distillation_step(name):
     scales = Scales(None, fresh, fresh)
 
     def loss(policy):
-        return policies.policy_loss(settings, model, policy, params, None, inputs, scales)
+        return losses.policy_loss(settings, model, policy, params, None, inputs, scales)
 
     step = jax.jit(jax.value_and_grad(loss, has_aux=True))
     (value, (scales, _)), grads = step(params["policy"])
@@ -277,7 +276,7 @@ def test_newt_blends_the_policy_into_the_plan_and_clones_masked_actions():
         np.testing.assert_allclose(mean, a["mean"][i], **SINGLE)
         np.testing.assert_allclose(std, a["std"][i], **SINGLE)
     mask = jnp.asarray(a["bc.masks"])[a["bc.task"][0]][None]
-    cloned = policies.cloning(a["bc.pi_action"], a["bc.action"], mask)
+    cloned = variant.cloning(a["bc.pi_action"], a["bc.action"], mask)
     np.testing.assert_allclose(cloned, a["bc.loss"], **SINGLE)
 
 

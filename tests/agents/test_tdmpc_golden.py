@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from mbx import mppi, networks, returns
-from mbx.agents.tdmpc import losses as policies
-from mbx.agents.tdmpc import planning, scoring, value_targets
+from mbx.agents.tdmpc import planning, policies, scoring, value_targets
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise
 from mbx.agents.tdmpc.update import init_state, update_from_batch

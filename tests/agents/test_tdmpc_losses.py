@@ -11,8 +11,8 @@ import pytest
 
 from mbx import returns
 from mbx import settings as declared
-from mbx.agents.tdmpc import losses as policies
-from mbx.agents.tdmpc import value_targets
+from mbx.agents.tdmpc import losses, policies, value_targets
+from mbx.agents.tdmpc import variant as others
 from mbx.agents.tdmpc.agent import make_agent, world_config
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales, TrainState, ValueScales
@@ -176,7 +176,7 @@ def test_the_trust_region_is_the_kl_from_the_ema_policy(policy):
     mean, log_std, old_mean, old_log_std = rng.normal(size=(4, T + 1, B, 2))
     inputs = PolicyInputs(None, None, None, None)
     scale = returns.RunningScale(jnp.float32(3.0))
-    ours, new = policies.trust_region(
+    ours, new = others.trust_region(
         settings,
         model,
         tuple(map(jnp.asarray, (mean, log_std))),
@@ -211,7 +211,7 @@ def test_the_policy_learns_from_values_with_dropout(critic):
     inputs = PolicyInputs(zs, weighed(T + 1, B), noise.policy_eps, None, noise.policy_dropout)
     unit = returns.init_running_scale()
     scales = Scales(ValueScales(unit, returns.init_return_ema()), unit, unit)
-    of_policy = program(policies.policy_loss, settings, model)
+    of_policy = program(losses.policy_loss, settings, model)
     loss = of_policy(params["policy"], params, None, inputs, scales)[0]
     action = model.act(*model.policy(params, zs), noise.policy_eps)
     z, reward = zs, 0.0
@@ -250,7 +250,7 @@ def test_distillation_is_the_kl_in_units_of_its_range(forward, least):
     scales = Scales(None, returns.RunningScale(jnp.float32(2.0)), None)
     policy = (jnp.asarray(mean), jnp.asarray(log_std))
     model = make_world_model(make_world(settings))
-    ours, states, new, _ = policies.distil(settings, model, {}, policy, inputs, scales)
+    ours, states, new, _ = others.distil(settings, model, {}, policy, inputs, scales)
     one = (np.tanh(mean), np.exp(log_std))
     two = (expert[..., 0, :], np.maximum(1.5 * expert[..., 1, :], 1.0))
     assert 0.2 < np.mean(two[1] == 1.0) < 0.8  # of some the scaled deviation, of some the least

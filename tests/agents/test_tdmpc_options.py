@@ -13,11 +13,10 @@ import pytest
 
 from mbx import replay, returns
 from mbx.agents.tdmpc import agent as agents
+from mbx.agents.tdmpc import losses, policies, value_targets, variant
 from mbx.agents.tdmpc import losses as model_loss
-from mbx.agents.tdmpc import losses as policies
 from mbx.agents.tdmpc import reanalyze as again
 from mbx.agents.tdmpc import update as updates
-from mbx.agents.tdmpc import value_targets
 from mbx.agents.tdmpc.scoring import score_function
 from mbx.agents.tdmpc.types import Noise, PolicyInputs, Scales, TrainState, ValueScales
 from mbx.agents.tdmpc.update import encoder_rate, learning_rates, make_optimizers
@@ -346,7 +345,7 @@ def test_svg_follows_the_ensembles_with_its_own_optimism(std_coef, pick):
     zs, eps = array(T + 1, B, 2), array(T + 1, B, A)
     inputs = PolicyInputs(jnp.asarray(zs), weighed(T + 1, B), jnp.asarray(eps), None)
     params = toy.params()
-    ours, _ = program(policies.policy_loss, settings, model)(
+    ours, _ = program(losses.policy_loss, settings, model)(
         params["policy"], params, None, inputs, fixed_unit(2.0)
     )
     entropy = A * (0.5 * eps**2 + toy.log_std + 0.5 * np.log(2 * np.pi)).sum(-1)
@@ -397,7 +396,7 @@ def test_means_are_over_the_actions_that_a_task_has():
     masked = policies.mean_over_actions(jnp.asarray(x), jnp.asarray(mask))
     np.testing.assert_allclose(masked, [1.5, 6.0])
     wanted = jnp.asarray(x + np.array([1.0, 2.0, 3.0]))
-    cloned = policies.cloning(jnp.asarray(x), wanted, jnp.asarray(mask))
+    cloned = variant.cloning(jnp.asarray(x), wanted, jnp.asarray(mask))
     np.testing.assert_allclose(cloned, [2.5, 9.0], rtol=1e-6)
 
 
@@ -410,7 +409,7 @@ def test_the_optimist_is_optimistic_and_its_entropy_counts_more(entropy_scale, u
     zs, eps = array(T + 1, B, 2), array(T + 1, B, A)
     inputs = PolicyInputs(jnp.asarray(zs), weighed(T + 1, B), jnp.asarray(eps), None)
     params = toy.params()
-    ours, _ = policies.optimist_loss(
+    ours, _ = variant.optimist_loss(
         settings, model, params["policy"], params, inputs, fixed_unit(2.0).value
     )
     entropy = A * (0.5 * eps**2 + toy.log_std + 0.5 * np.log(2 * np.pi)).sum(-1)
@@ -429,7 +428,7 @@ def test_the_trust_region_holds_the_policy_back():
     ema = dict(params["policy"], log_std=params["policy"]["log_std"] + 0.3)
 
     def loss(settings):
-        return policies.policy_loss(
+        return losses.policy_loss(
             settings, model, params["policy"], params, ema, inputs, fixed_unit(1.0)
         )
 
@@ -569,7 +568,7 @@ def test_the_logged_entropy_and_std_are_those_by_hand(dims):
         behaviour=jnp.zeros((T, 500, 6)),
     )
     scales = fixed_unit(1.0)
-    _, (_, metrics) = policies.policy_loss(settings, model, {}, {}, None, inputs, scales)
+    _, (_, metrics) = losses.policy_loss(settings, model, {}, {}, None, inputs, scales)
     nats = dims * (0.5 * np.log(2 * np.pi * np.e) + np.log(0.5))
     np.testing.assert_allclose(np.mean(metrics["entropy"]), nats, rtol=1e-4)
     np.testing.assert_allclose(np.mean(metrics["std"]), 0.5, rtol=1e-5)

@@ -11,7 +11,7 @@ import pytest
 
 from mbx import heads, returns
 from mbx.agents.tdmpc import agent as agents
-from mbx.agents.tdmpc import losses
+from mbx.agents.tdmpc import losses, variant
 from mbx.agents.tdmpc.types import BATCH_AXES, Batch, Noise, Scales, TrainState, ValueScales
 from mbx.agents.tdmpc.update import init_state
 from mbx.agents.tdmpc.value_targets import value_targets
@@ -122,7 +122,7 @@ def test_losses_of_parts_add_up_to_the_wholes(monkeypatch):
         args = params["policy"], params, slow["policy"], inputs, scales
         policy, (_, extra) = losses.policy_loss(settings, model, *args)
         args = params["optimist"], params, inputs, units
-        optimist, _ = losses.optimist_loss(settings, model, *args)
+        optimist, _ = variant.optimist_loss(settings, model, *args)
         return metrics | dict(
             policy=policy, trust=collectives.mean_share(extra["trust"]), optimist=optimist
         )

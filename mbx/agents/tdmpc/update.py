@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from mbx import returns
-from mbx.agents.tdmpc import losses
+from mbx.agents.tdmpc import losses, policies, variant
 from mbx.agents.tdmpc.types import (
     Batch,
     Noise,
@@ -107,7 +107,7 @@ def weigh_plans(
     if settings.loss.advantage_scale == "range":
         scales = ValueScales(state.scale, state.return_ema)
         values = batch.plan_values[0].reshape(-1)
-        unit, scales = losses.move_value_scale(settings, scales, values)
+        unit, scales = policies.move_value_scale(settings, scales, values)
         state = state.replace(scale=scales.running, return_ema=scales.ema)
     weigh = functools.partial(plan_weights, settings, batch.plan_values, unit)
     weights = weigh(settings.loss.awr_temperature)
@@ -235,7 +235,7 @@ def learn_optimist(
     units = ValueScales(state.scale, state.return_ema)
 
     def loss(optimist: Params) -> tuple[Array, ValueScales]:
-        return losses.optimist_loss(settings, model, optimist, params, inputs, units, share)
+        return variant.optimist_loss(settings, model, optimist, params, inputs, units, share)
 
     (value, units), grads = jax.value_and_grad(loss, has_aux=True)(params["optimist"])
     value, grads = collectives.psum((value, grads))
