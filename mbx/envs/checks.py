@@ -316,7 +316,7 @@ def _check_declared(check: _Check, raw: RawEnvironment, obs: Any, what: str) -> 
     else:
         found, wanted = observations.flat(obs), f"a dictionary of {list(shapes)}"
         if not isinstance(dtypes, Mapping) or set(dtypes) != set(shapes):
-            check.refuse(f"obs_dtype is {dtypes}", wanted)
+            check.refuse(f"obs_dtype is {dtypes}", f"a dictionary where obs_shape is one, {wanted}")
         if set(found) != set(shapes):
             got = f"of {list(found)}" if isinstance(obs, Mapping) else _kind(obs)
             check.refuse(f"{what} is {got}", f"{wanted} (obs_shape, obs_dtype)")

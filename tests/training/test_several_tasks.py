@@ -167,7 +167,9 @@ def test_fine_tuning_refuses_other_bins(untrained, tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=f"model.{name}=4.0: .* trained with {trained_with};"):
             start(own)
     # Those that follow from the task's rewards are looked at as they are then.
-    monkeypatch.setattr(multi, "_joint_range", lambda ranges: (0.0, 1.0))
+    joint = multi._joint_spec
+    ranged = lambda *given: joint(*given)._replace(reward_range=(0.0, 1.0))  # noqa: E731
+    monkeypatch.setattr(multi, "_joint_spec", ranged)
     own = {**config, "model": {**config["model"], "bins": "auto"}}
     with pytest.raises(ValueError, match=r"model.bin_min=-1.0: .* trained with -10.0;"):
         start(own)
