@@ -341,7 +341,7 @@ def plan(
     )
 
 
-plan_with_draws = plan
+plan_with_draws = plan  # the deterministic core: the same function, given `Draws`
 
 
 def _gaussian(frame: Frame) -> Rounds:

@@ -42,11 +42,9 @@ def test_reductions_are_those_of_numpy(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(reductions.down(x), exact.sum(lead), rtol=1e-5)
 
 
-@pytest.mark.parametrize("place", range(101))
-def test_the_largest_is_found_in_every_column(place: int) -> None:
-    x = np.zeros((2, 101), np.float32)
-    x[1, place] = 1.0
-    assert np.asarray(reductions.largest(x)).tolist() == [[0.0], [1.0]]
+def test_the_largest_is_found_in_every_column() -> None:
+    found = np.asarray(reductions.largest(np.concatenate([np.eye(101), np.zeros((1, 101))])))
+    assert found[:, 0].tolist() == [1.0] * 101 + [0.0]
 
 
 @pytest.mark.usefixtures("ones")
