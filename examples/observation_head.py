@@ -3,7 +3,7 @@ r"""A head that predicts the next observation (a vector) from the latent predict
     python -m experiments.train --import=examples/observation_head.py --config=tdmpc \
         --config.loss.heads=next_observation
 
-TD-MPC2 predicts no observations. What this does to its returns: docs/results/learning_history.md.
+TD-MPC2 predicts no observations. What this does to its returns: docs/notes/learning_history.md.
 """
 
 from mbx import distributions, heads, networks

@@ -400,7 +400,7 @@ class Solved(NamedTuple):
     """When environments truncate an episode in which nothing is left to be learned.
 
     Once an agent can do a task, most of a long episode shows it the same few states, while each
-    reset shows it another beginning (docs/results/learning_history.md).
+    reset shows it another beginning (docs/notes/learning_history.md).
 
     Attributes:
         reward: of an agent step that counts, nine tenths of the way to the highest.

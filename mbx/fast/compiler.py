@@ -11,7 +11,7 @@ be written to the cache of compiled programs then.
 On a GPU, XLA writes kernels for products and normalisations by Triton, several of each, and times
 them. Compiled quickly, products are cuBLAS's, chosen by its rules, and nothing is timed: the
 default's train interval compiles in half a minute in place of three and makes a fifth fewer steps a
-second (docs/results/performance.md, "On a GPU"). What runs once in a while is always compiled so.
+second (docs/notes/performance.md, "On a GPU"). What runs once in a while is always compiled so.
 """
 
 from __future__ import annotations

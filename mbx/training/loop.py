@@ -87,7 +87,7 @@ def seed_actions(
 
     White noise hardly moves a body: what one step does the next undoes. Held for a few steps and
     at the bounds more often than not, the same noise finds rewards that it else misses
-    (docs/results/learning_history.md).
+    (docs/notes/learning_history.md).
     """
     if schedule.seed_hold == 1:
         return random_actions(spec, key, num_envs)

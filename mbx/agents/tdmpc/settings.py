@@ -289,7 +289,7 @@ class Settings(RunSettings):
         model; a narrow one learns sooner with more, but for its policy, which then settles before
         it has explored. Later a smaller one is as good or better: what remains is to tell places
         apart whose values differ by little. Random actions that are held find more, and episodes
-        that begin again where a task is solved show more of it (docs/results/learning_history.md).
+        that begin again where a task is solved show more of it (docs/notes/learning_history.md).
         """
         from mbx import returns  # loads JAX
 
