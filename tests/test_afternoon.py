@@ -138,11 +138,11 @@ def test_from_a_class_in_a_file_to_a_policy_without_mbx(tmp_path):
         "train",
         f"--workdir={workdir}",
         "--config.resume=True",
-        "--config.optimizer.learning_rate=1e-3",
+        "--config.optimizer.learning_rate=5e-4",
         f"--config.train.steps={steps}",
     )
     assert f"resuming {workdir} from step" in told
-    assert "optimizer.learning_rate=0.001 (was 0.0)" in told
+    assert "optimizer.learning_rate=0.0005 (was 0.001)" in told
     killed, resumed = record.load(str(workdir))
     assert killed["ended"] is None and resumed["outcome"] == "complete"
     rows = read_rows(str(workdir / "metrics.jsonl"))
