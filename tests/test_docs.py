@@ -106,7 +106,7 @@ def test_every_document_is_in_the_navigation(build_site):
     nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     for path in build_site.pages():
         listed = f" {build_site.on_site(path)}\n" in nav
-        assert listed == ("notes" not in path.parts), path  # notes: by links, and no search finds them
+        assert listed == ("notes" not in path.parts), path
 
 
 def test_every_page_is_two_clicks_from_the_front_page(site):
