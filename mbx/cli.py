@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import faulthandler
 import importlib
+import os
 import pathlib
 import sys
 
@@ -25,10 +26,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Prepare the process, then `run` its arguments.
 
     The allocator keeps large buffers, which has to be said before jax is imported. What libraries
-    log is not shown: errors of theirs that end a command are reported by it.
+    log is not shown (XLA's alarm about slow compiling, say): errors of theirs that end a command
+    are reported by it.
     """
     from absl import logging
 
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read when jaxlib is loaded
     allocator.keep_freed_pages()
     faulthandler.enable()
     logging.use_absl_handler()

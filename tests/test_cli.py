@@ -193,3 +193,13 @@ def copy_of_sources(folder: pathlib.Path) -> pathlib.Path:
     """What a wheel is built from, so that building leaves nothing in the checkout."""
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git*", "tests", "*.egg-info"))
     return folder
+
+
+def test_what_xla_logs_is_not_shown_by_commands():
+    """Its alarm about slow compiling, six lines high, which asks for a bug report."""
+    code = "import mbx.cli; mbx.cli.main(['--version']); import jax; jax.jit(lambda: 0)()"
+    loud = {**os.environ, "XLA_FLAGS": "--xla_dump_to=/proc/nowhere"}  # of which XLA complains
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=loud
+    )
+    assert "dump" not in done.stderr

@@ -119,24 +119,6 @@ class Diagnostics(NamedTuple):
     files: dict[str, bytes]
 
 
-class Ahead(NamedTuple):
-    """A function that runs a program and can have it compiled before its first call.
-
-    A run compiles what its evaluations call while it already trains, where a core is idle.
-
-    Attributes:
-        call: the function itself.
-        compile: compiles for arguments like those of a call, given abstractly.
-    """
-
-    call: Callable[..., Any]
-    compile: Callable[..., Any]
-
-    def __call__(self, *args: Any) -> Any:
-        """The function's result."""
-        return self.call(*args)
-
-
 class Episodes(NamedTuple):
     """What an evaluation played, without exploration noise: T steps of E episodes, of which S are
     kept.

@@ -252,8 +252,8 @@ def begun(example, tmp_path, monkeypatch) -> pathlib.Path:
         env=dataclasses.replace(empo.Settings().env, name="empo:multigrid/mine.yaml@stored"),
         humans=empo.Humans(model="file", file="prior.npy"),
     )
-    inputs.check(settings, str(workdir))
-    inputs.keep(settings, str(workdir))
+    inputs.check(settings.files(), str(workdir))
+    inputs.keep(settings.files(), str(workdir))
     (workdir / "config.json").write_text(json.dumps(to_dict(settings)))
     mine.unlink()
     table.write_bytes(b"changed")
@@ -298,7 +298,7 @@ def test_a_run_is_not_continued_with_another_file(begun):
         empo.Settings(), humans=empo.Humans(model="file", file="prior.npy")
     )
     with pytest.raises(ValueError, match="humans.file=prior.npy is not what the run in .* began"):
-        inputs.check(settings, str(begun))
+        inputs.check(settings.files(), str(begun))
 
 
 def test_a_file_that_a_kept_map_names_is_said(begun):

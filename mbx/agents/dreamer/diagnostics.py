@@ -23,7 +23,7 @@ import numpy as np
 
 from mbx import distributions as dist
 from mbx import replay
-from mbx.agents.base import Ahead, Diagnostics, MakeDiagnostics
+from mbx.agents.base import Diagnostics, MakeDiagnostics
 from mbx.agents.dreamer import encoders, rssm, sequences
 from mbx.agents.dreamer.settings import Settings
 from mbx.agents.dreamer.types import TrainState
@@ -61,7 +61,7 @@ def make_diagnostics(settings: Settings) -> MakeDiagnostics:
                 files["open_loop.gif"] = to_gif(frames, milliseconds=200)
         return Diagnostics(numbers, files)
 
-    return Ahead(diagnose, lambda *args: predict.lower(*args).compile())
+    return diagnose
 
 
 def _context(settings: Settings) -> int:

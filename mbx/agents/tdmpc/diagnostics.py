@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import mppi, replay
-from mbx.agents.base import Ahead, Diagnostics, Episodes, MakeReview
+from mbx.agents.base import Diagnostics, Episodes, MakeReview
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.scoring import score_function
 from mbx.agents.tdmpc.settings import Settings
@@ -91,7 +91,7 @@ def make_review(settings: Settings, model: WorldModel) -> MakeReview:
         numbers = summarise(found, depths(len(found.mask), settings.planner.horizon))
         return Diagnostics(numbers, {"model.png": draw(found)})
 
-    return Ahead(review, lambda *args: program().lower(*args).compile())
+    return review
 
 
 def depths(deepest: int, horizon: int) -> list[int]:
