@@ -118,7 +118,7 @@ def compile_for(settings: Any, topology: Topology) -> Any:
                 f"env.name={settings.env.name!r} is stepped by the host, so that there is no one "
                 "program to compile: choose an environment written in JAX"
             )
-        make = job.initial_state(work.agent, work.environment, settings, work.partition)
+        make = work.initial_state
         state = jax.eval_shape(lambda: make(jax.random.key(0)))
         lowered = work.interval.lower(work.partition.shapes(state))
     try:

@@ -56,29 +56,33 @@ class Job(NamedTuple):
         settings: as configured, checked.
         chosen: the same with what is left to the task filled in.
         environment: to train in.
+        tests: to evaluate in; None where nothing is evaluated.
         agent: what is trained.
         intervals: how the run is divided.
         schedule: what happens when.
         seeds: that it trains. With more than one, leaves of its states and metrics lead with `[S]`;
             `share` gives one seed's.
-        interval: (state, until) -> (state, summed metrics), a call of the program (`advance`).
-        evaluate: (train states, keys) -> an evaluation a seed; None where there is none.
         initial_state: makes its first state, of `fresh_state`.
         partition: the devices that hold its arrays.
+        mesh: the devices that several seeds are divided among.
+        interval: (state, until) -> (state, summed metrics), a call of the program (`advance`).
+        evaluate: (train states, keys) -> an evaluation a seed; None where there is none.
         close: frees what its environments hold.
     """
 
     settings: RunSettings
     chosen: RunSettings
     environment: Environment
+    tests: Environment | None
     agent: Agent
     intervals: Intervals
     schedule: Schedule
     seeds: tuple[int, ...]
-    interval: loop.Interval
-    evaluate: Evaluate | None
     initial_state: Callable[..., LoopState]
-    partition: Partition = ONE_DEVICE
+    partition: Partition
+    mesh: jax.sharding.Mesh | None
+    interval: loop.Interval | None = None
+    evaluate: Evaluate | None = None
     close: Callable[[], None] = lambda: None
 
     def advance(
@@ -109,28 +113,23 @@ def prepare(config: Any, devices: Sequence[jax.Device] | None = None) -> Job:
     settings = transfer.resolve(located(load(config)))
     seed_steps(settings)  # thousands of environments take a minute to make
     with contextlib.ExitStack() as stack:
-        job = _prepare(settings, devices, stack)
+        job = make_parts(settings, make_partition(settings, devices), stack)
+        job = job._replace(interval=make_interval(job), evaluate=make_evaluate(job))
         return job._replace(close=stack.pop_all().close)
 
 
-def _prepare(
-    settings: RunSettings, devices: Sequence[jax.Device] | None, stack: contextlib.ExitStack
-) -> Job:
-    num_envs, num_seeds, partition = (
-        settings.env.num_envs,
-        settings.num_seeds,
-        make_partition(settings, devices),
-    )
+def make_parts(settings: RunSettings, partition: Partition, stack: contextlib.ExitStack) -> Job:
+    """A job without its programs; what it opens is closed with the stack."""
     # Every process steps its own share of host environments.
     share = partition.processes if partition.processes > 1 and on_host(settings) else 1
-    seed, own = partition.own_seed(settings.seed), num_envs // share
+    seed, own = partition.own_seed(settings.seed), settings.env.num_envs // share
     offset = own * jax.process_index() if share > 1 else 0
     made = make_environment(settings, own, seed=seed, first=offset)
     environment = stack.enter_context(opened(made))
-    spec, fused = environment.spec, isinstance(environment, JaxEnvironment)
-    if num_seeds > 1 and not fused:
+    spec = environment.spec
+    if settings.num_seeds > 1 and not isinstance(environment, JaxEnvironment):
         raise ValueError(
-            f"num_seeds={num_seeds}: {spec.name} runs on the host, one seed a program; "
+            f"num_seeds={settings.num_seeds}: {spec.name} runs on the host, one seed a program; "
             "start one run a seed, or choose an environment written in JAX"
         )
     chosen = settings.for_task(spec)
@@ -139,36 +138,46 @@ def _prepare(
     schedule = make_schedule(chosen, spec)
     if settings.train.dataset:  # nothing acts: there is no seed phase
         schedule = dataclasses.replace(schedule, seed_steps=0, reanalyze_min_step=0)
-    intervals = make_intervals(chosen, spec.action_repeat)
     tests = None
     if episodes := -(-settings.eval.episodes // share):
         made = evaluation_environment(settings, episodes, seed=seed + 1)
         tests = stack.enter_context(opened(made))
-    mesh = seeds.device_mesh(num_seeds) if num_seeds > 1 else None
-    parts = dict(length=intervals.length, partition=partition)
-    if num_seeds > 1:
-        parts = dict(length=intervals.length, mesh=mesh, quick=partition.quick)
-        interval = seeds.make_seeds_interval(agent, environment, schedule, **parts)
-    elif settings.train.dataset:
-        interval = loop.make_offline_interval(agent, schedule, **parts)
-    elif fused:
-        interval = loop.make_interval(agent, environment, schedule, **parts)
-    else:
-        interval = loop.make_host_interval(agent, environment, schedule, **parts)
-    exploring = settings.eval.exploring and "eval.exploring" not in inactive(settings)
+    sizes = dict(capacity=replay_rows(chosen), shards=num_shards(chosen, partition))
     return Job(
         settings=settings,
         chosen=chosen,
         environment=environment,
+        tests=tests,
         agent=agent,
-        intervals=intervals,
+        intervals=make_intervals(chosen, spec.action_repeat),
         schedule=schedule,
-        seeds=tuple(range(settings.seed, settings.seed + num_seeds)),
-        interval=interval,
-        evaluate=tests and make_evaluation(agent, tests, partition, mesh, num_seeds, exploring),
-        initial_state=initial_state(agent, environment, chosen, partition),
+        seeds=tuple(range(settings.seed, settings.seed + settings.num_seeds)),
+        initial_state=initial_state(agent, environment, **sizes),
         partition=partition,
+        mesh=seeds.device_mesh(settings.num_seeds) if settings.num_seeds > 1 else None,
     )
+
+
+def make_interval(job: Job) -> loop.Interval:
+    """The program that trains: fused, around a host environment, from rows, or of several seeds."""
+    parts, sizes = (job.environment, job.schedule), dict(length=job.intervals.length)
+    if len(job.seeds) > 1:
+        sizes |= dict(mesh=job.mesh, quick=job.partition.quick)
+        return seeds.make_seeds_interval(job.agent, *parts, **sizes)
+    sizes |= dict(partition=job.partition)
+    if job.settings.train.dataset:
+        return loop.make_offline_interval(job.agent, job.schedule, **sizes)
+    if isinstance(job.environment, JaxEnvironment):
+        return loop.make_interval(job.agent, *parts, **sizes)
+    return loop.make_host_interval(job.agent, *parts, **sizes)
+
+
+def make_evaluate(job: Job) -> Evaluate | None:
+    """The programs that evaluate, None where nothing is evaluated."""
+    if job.tests is None:
+        return None
+    exploring = job.settings.eval.exploring and "eval.exploring" not in inactive(job.settings)
+    return make_evaluation(job.agent, job.tests, job.partition, job.mesh, len(job.seeds), exploring)
 
 
 def make_evaluation(
@@ -208,13 +217,13 @@ def make_evaluation(
 
 
 def initial_state(
-    agent: Agent, environment: Environment, settings: RunSettings, partition: Partition = ONE_DEVICE
+    agent: Agent, environment: Environment, *, capacity: int, shards: int
 ) -> Callable[..., LoopState]:
     """`initial_state(key) -> state`, pure: what `fresh_state` compiles. A host environment's first
     observations are its second argument."""
-    sizes = dict(capacity=replay_rows(settings), shards=num_shards(settings, partition))
 
     def initial_state(key: jax.Array, obs: jax.Array | None = None) -> LoopState:
+        sizes = dict(capacity=capacity, shards=shards)
         return init_state(agent, environment, key=key, host_obs=obs, **sizes)
 
     return initial_state

@@ -50,6 +50,7 @@ from mbx.training import (
     trust,
 )
 from mbx.training.checkpoint import Checkpointer, load_settings
+from mbx.training.devices import ONE_DEVICE
 from mbx.training.environments import evaluation_environment, make_environment, opened
 from mbx.training.evaluation import evaluation_key
 from mbx.training.faults import Faults
@@ -57,8 +58,8 @@ from mbx.training.interrupt import Interrupt
 from mbx.training.job import Job, begin, fresh_state, host_snapshots, initial_state, prepare
 from mbx.training.metrics import NoLogger, RunLogger, atomic_write, read_rows
 from mbx.training.sharding import matmul_precision as matmul_precision
-from mbx.training.sharding import require_float32
-from mbx.training.state import Intervals, LoopState
+from mbx.training.sharding import num_shards, require_float32
+from mbx.training.state import Intervals, LoopState, replay_rows
 from mbx.world_model import count_parameters
 
 
@@ -509,7 +510,6 @@ def load(
         settings = load_settings(workdir)
         trust.check(settings.env.name, workdir, trusted)
         with opened(evaluation_environment(settings, 1, seed=0)) as environment:
-            chosen = settings.for_task(environment.spec)
             agent = build.build_agent(settings, environment.spec)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
@@ -524,7 +524,8 @@ def load(
         # Made here: what checks an environment runs it, which it cannot inside of a trace.
         with opened(make_environment(settings, settings.env.num_envs, seed=0)) as environment:
             obs = () if isinstance(environment, JaxEnvironment) else (environment.reset(0),)
-            make = initial_state(agent, environment, chosen)
+            sizes = dict(capacity=replay_rows(settings), shards=num_shards(settings, ONE_DEVICE))
+            make = initial_state(agent, environment, **sizes)
             full = jax.eval_shape(make, jax.random.key(0), *obs)
         step = None if which == "latest" else int(which)
         train_state = checkpointer.restore(full, step=step)[0].train
