@@ -322,7 +322,10 @@ def test_boards_are_read_as_vectors_and_small_images_refused():
     assert example_row(model)["obs"].shape == (4, 3, 2)
     with pytest.raises(ValueError, match="64x64"):
         world_config(settings, board._replace(obs_dtype=np.uint8))
-    assert world_config(settings, SPEC._replace(obs_shape=(64, 64, 3))).pixels  # of any dtype
+    image = SPEC._replace(obs_shape=(64, 64, 3))
+    assert world_config(settings, image._replace(obs_dtype=np.uint8)).pixels
+    with pytest.raises(ValueError, match="images of float32"):
+        world_config(settings, image)
 
 
 @pytest.mark.slow

@@ -236,6 +236,11 @@ def layer_norm(x: Array) -> tuple[Array, Array]:
 
 @Written
 def norm_silu(x: Array, scale: Array, shift: Array | None) -> Array:
+    """silu(normal x * scale + shift) over the last axis: RMSNorm without a shift, else LayerNorm.
+
+    Its derivative is written out: the compiler's own evaluates the exponential again and adds up
+    rows and columns one number after another.
+    """
     return _norm_silu_forward(x, scale, shift)[0]
 
 
