@@ -34,7 +34,7 @@ CRITICS = ("q", "v")
 POLICIES = ("squashed", "tanh_mean", "categorical")
 
 # encoder width, MLP width, latent dims, encoder layers, Q heads (TD-MPC2's published sizes by
-# millions of parameters; "tiny" is ours, about 0.2M, for CPUs).
+# millions of parameters; "tiny" is ours, 0.13M, 0.2M with a Q critic, for CPUs).
 MODEL_SIZES: dict[str, dict[str, int]] = {
     "tiny": dict(
         enc_dim=96, mlp_dim=96, latent_dim=64, num_enc_layers=2, num_values=5, num_channels=8
