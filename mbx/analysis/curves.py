@@ -144,14 +144,9 @@ def draw_published(
     marker: str = "D",
     color: str = "k",
 ) -> None:
-    """Published values up to `limit` steps as markers with error bars, joined by nothing.
+    """Published points (steps, mean, low, high) up to `limit` steps as markers with error bars.
 
-    Args:
-        axes: to draw on.
-        name: in the legend, which alone tells of values that are all further right.
-        points: steps, mean, low, high.
-        limit: steps.
-        marker, color: matplotlib's.
+    Only the legend tells of values that are all further right.
     """
     steps, mean, low, high = (np.asarray(x, float) for x in points)
     keep = steps <= limit
@@ -174,21 +169,16 @@ def draw_runs(
     xlabel: str = "environment steps (action repeat included)",
     ylabel: str | None = None,
 ) -> Any:
-    """Draw runs: a curve a group, with its seeds.
+    """Draw runs, a curve a group with its seeds, and return the axes.
 
     Args:
         run_dirs: directories of runs, of several seeds, or folders of runs.
-        axes: of matplotlib, to draw on; None: of a new figure.
+        axes: matplotlib's, to draw on; None: a new figure's.
         metric: KIND/NAME of the rows.
         labels: one a directory; those with equal labels are one curve. None: runs are grouped by
             task and by the settings in which they differ, which name them.
         references: files of published values.
-        title: of the axes.
-        xlabel: of the steps.
-        ylabel: of the values; None: the metric.
-
-    Returns:
-        The axes; `axes.figure` is the picture.
+        title, xlabel, ylabel: of the axes; without `ylabel` the metric.
 
     Raises:
         ValueError: when no run has the metric or the labels are not one a directory.
@@ -227,13 +217,7 @@ def draw_runs(
 
 
 def plot_runs(run_dirs: Sequence[str], out: str, **options: Any) -> None:
-    """Draw runs into a picture.
-
-    Args:
-        run_dirs: as in `draw_runs`.
-        out: the picture; its ending (.png, .pdf, .svg) is the format, folders are made.
-        **options: as in `draw_runs`, which also raises what this does.
-    """
+    """Draw runs, as `draw_runs`, into a picture; its ending (.png, .pdf, .svg) is the format."""
     import matplotlib
 
     matplotlib.use("Agg")

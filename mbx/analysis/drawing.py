@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import html
 import io
+import pathlib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -57,36 +58,9 @@ def style(name: str) -> Iterator[None]:
     from matplotlib import pyplot as plt
 
     matplotlib.use("Agg")
-    settings = {
-        "svg.hashsalt": name,
-        "svg.fonttype": "none",
-        "font.family": "sans-serif",
-        "font.sans-serif": ["DejaVu Sans"],
-        "font.size": 9,
-        "text.color": INK,
-        "axes.edgecolor": QUIET,
-        "axes.labelcolor": INK,
-        "axes.titlecolor": INK,
-        "axes.titlesize": 10,
-        "axes.facecolor": PAGE,
-        "axes.grid": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "figure.facecolor": PAGE,
-        "savefig.facecolor": PAGE,
-        "grid.color": GRID,
-        "grid.linewidth": 0.6,
-        "xtick.color": QUIET,
-        "ytick.color": QUIET,
-        "xtick.labelcolor": INK,
-        "ytick.labelcolor": INK,
-        "legend.frameon": False,
-        "legend.fontsize": 8,
-        "lines.linewidth": 1.6,
-        "text.parse_math": False,
-    }
+    template = pathlib.Path(__file__).with_name("page.mplstyle")
     try:
-        with plt.rc_context(settings):
+        with plt.style.context(template), plt.rc_context({"svg.hashsalt": name}):
             yield
     finally:
         plt.close("all")

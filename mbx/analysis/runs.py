@@ -37,12 +37,9 @@ class Run(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Runs of one task and one set of settings, which differ in their seeds alone.
+    """Directories of runs of one task that differ in their seeds alone.
 
-    Attributes:
-        task: its name.
-        settings: what differs from the other groups, "NAME=VALUE, …"; "" where nothing does.
-        runs: their directories.
+    settings: what differs from the other groups, "NAME=VALUE, …"; "" where nothing does.
     """
 
     task: str
