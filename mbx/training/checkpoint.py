@@ -48,7 +48,7 @@ class Checkpointer:
     def __init__(self, workdir: str, *, keep: int = 3) -> None:
         if keep < 1:
             raise ValueError(f"checkpoint.keep={keep}: keep at least one checkpoint")
-        notices.ignore_closed_loops()
+        notices.quiet_storage()
         workdir = os.path.abspath(workdir)
         self._opened = contextlib.ExitStack()
         place = _plain(workdir, self._opened)

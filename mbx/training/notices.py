@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import logging
+import os
 import sys
 import time
 import warnings
@@ -104,14 +106,15 @@ def missed_gpu(chosen: str | None) -> str:
     )
 
 
-def ignore_closed_loops() -> None:
-    """From now on leave out the traces of a checkpoint's other files where one of them failed.
+def quiet_storage() -> None:
+    """From now on keep off the screen what the storage library prints of errors that it raises.
 
-    The storage library then closes the event loop that the others report to, and each of them
-    prints a trace, also long after the error itself was raised.
+    Where one file of a checkpoint fails it logs that with a traceback, and closes the event loop
+    that the other files report to: each of them prints another one, also long after.
     """
+    logging.getLogger("absl").addFilter(_not_of_storage)
     shown = sys.unraisablehook
-    if getattr(shown, "ignores_closed_loops", False):
+    if getattr(shown, "quiet_storage", False):
         return
 
     def show(found: Any) -> None:
@@ -119,8 +122,12 @@ def ignore_closed_loops() -> None:
         if not (type(error) is RuntimeError and str(error) == "Event loop is closed"):
             shown(found)
 
-    show.ignores_closed_loops = True  # type: ignore[attr-defined]
+    show.quiet_storage = True  # type: ignore[attr-defined]
     sys.unraisablehook = show
+
+
+def _not_of_storage(record: logging.LogRecord) -> bool:
+    return f"{os.sep}orbax{os.sep}" not in record.pathname
 
 
 def _say(text: str) -> None:

@@ -113,7 +113,7 @@ def test_only_writes_of_a_checkpoint_that_was_given_up_are_left_out(monkeypatch)
         sys.unraisablehook(types.SimpleNamespace(exc_value=error))
 
     for _ in range(2):
-        notices.ignore_closed_loops()
+        notices.quiet_storage()
     report(RuntimeError("Event loop is closed"))
     report(RuntimeError("another"))
     report(ValueError("Event loop is closed"))
