@@ -95,8 +95,8 @@ def test_a_run_keeps_a_folder_as_one_file(folder, tmp_path):
     run = tmp_path / "run"
     settings = from_dict(Settings(), {"env": {"name": f"empo:maps/{folder}@stored"}})
     assert settings.files() == {"env.name": folder}
-    inputs.keep(settings, str(run))
-    inputs.check(settings, str(run))
+    inputs.keep(settings.files(), str(run))
+    inputs.check(settings.files(), str(run))
     kept = inputs.kept(settings, str(run))
     assert kept.env.name == f"empo:maps/{run}/inputs/env.name.yaml@stored"
     again = many.make_many(str(run / "inputs/env.name.yaml"), many.Choice(9, 1, 2))
@@ -105,7 +105,7 @@ def test_a_run_keeps_a_folder_as_one_file(folder, tmp_path):
     assert begins(again.held_out) == begins(want.held_out)
     (tmp_path / "9.yaml").write_text(TEXT.format(row=".>1."))
     with pytest.raises(ValueError, match="env.name=.* is not what the run .* began with"):
-        inputs.check(settings, str(run))
+        inputs.check(settings.files(), str(run))
     assert from_dict(Settings(), {"env": {"name": "empo:maps/rocks"}}).files() == {}
 
 
