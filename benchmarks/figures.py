@@ -45,7 +45,7 @@ def matching(rows: Rows, where: Mapping[str, Any]) -> Rows:
     """Rows whose columns have these values. Raises ValueError where there is none."""
     found = [row for row in rows if all(row[k] == str(v) for k, v in where.items())]
     if not found:
-        raise ValueError(f"no row with {dict(where)}: mend docs/results/figures.json or the data")
+        raise ValueError(f"no row with {dict(where)}: fix docs/results/figures.json or the data")
     return found
 
 

@@ -34,7 +34,7 @@ WITHOUT_TEMPERATURE = ("cem", "icem", "predictive", "evosax:CMA_ES")
 class Task(NamedTuple):
     """A task: `step(state [..., S], action [..., 1]) -> (next state, cost [...])`.
 
-    Actions lie in [-1, 1], starts between the states low and high; a plan looks horizon steps
+    Actions are in [-1, 1], starts between the states low and high; a plan looks horizon steps
     ahead, an episode has length steps.
     """
 

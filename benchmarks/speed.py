@@ -511,7 +511,7 @@ def latency(taken: np.ndarray) -> dict[str, float]:
 
 
 def define_flags() -> None:
-    """The command's flags; whoever imports this module has flags of their own."""
+    """The command's flags; tests import the module without them."""
     flags.DEFINE_enum("preset", "tdmpc2", PRESETS, "Settings.")
     flags.DEFINE_string("size", None, "Model size (default: 5 for tdmpc2, tiny for default).")
     flags.DEFINE_integer("batch", None, "Batch size (default: 256 for tdmpc2).")
@@ -525,7 +525,7 @@ def define_flags() -> None:
     flags.DEFINE_list("only", [], "Operations to measure (default: all).")
     flags.DEFINE_enum("suite", None, list(SUITES), "Many cases in one call.")
     flags.DEFINE_float("seconds", 460.0, "No case of a suite starts later than this.")
-    flags.DEFINE_string("before", None, "Another checkout of mbx, timed in turn with this one.")
+    flags.DEFINE_string("before", None, "Another checkout of mbx, timed alternately with this one.")
     flags.DEFINE_integer("rounds", 6, "Rounds of --before.", lower_bound=1)
     flags.DEFINE_string("policy", None, "A run directory: time single actions of its policy.")
     flags.DEFINE_bool("planner", True, "Plan every action of --policy; --noplanner: network alone.")
