@@ -17,16 +17,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mbx import agents as agents
     from mbx import categorical as categorical
+    from mbx import config as config
     from mbx import distributions as distributions
     from mbx import envs as envs
     from mbx import heads as heads
     from mbx import mppi as mppi
     from mbx import networks as networks
     from mbx import observations as observations
+    from mbx import optim as optim
     from mbx import planners as planners
     from mbx import power as power
     from mbx import replay as replay
     from mbx import returns as returns
+    from mbx import settings as settings
     from mbx import successors as successors
     from mbx import types as types
     from mbx import world_model as world_model
@@ -44,16 +47,19 @@ _FUNCTIONS = {
 _MODULES = (
     "agents",
     "categorical",
+    "config",
     "distributions",
     "envs",
     "heads",
     "mppi",
     "networks",
     "observations",
+    "optim",
     "planners",
     "power",
     "replay",
     "returns",
+    "settings",
     "successors",
     "types",
     "world_model",
