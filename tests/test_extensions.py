@@ -99,8 +99,11 @@ def test_a_module_counts_whichever_way_it_was_imported(clean, door, name):
     values = tiny_config() | {"imports": (recorded,)}
     with pytest.raises(ValueError, match="give --import=.*in Python, import them first"):
         config.load(values)
+    (clean / "mine.py").write_text(f"def get_config():\n    return {values!r}\n")
+    with pytest.raises(ValueError, match="config.imports needs custom modules"):
+        config.load("mine.py")
     door(name)
-    assert recorded in config.load(values).imports
+    assert recorded in config.load(values).imports == config.load("mine.py").imports
     door(name)
     assert sys.count_of_imports == 1
 

@@ -132,13 +132,12 @@ def _plain(value: Any, default: Any) -> Any:
 
 def _values(source: Any) -> tuple[dict[str, Any], str]:
     """All settings of a configuration as dictionaries, and its name for messages."""
-    if isinstance(source, str):
-        return presets.load(source).to_dict(), f" of {source}"
     if isinstance(source, RunSettings):
         return to_dict(source), ""
-    plain = source.to_dict() if isinstance(source, config_dict.ConfigDict) else source
-    extensions.require(plain.get("imports", ()), "config.imports")
-    return _copy(plain), ""
+    found = presets.load(source) if isinstance(source, str) else source
+    values = found.to_dict() if isinstance(found, config_dict.ConfigDict) else _copy(found)
+    extensions.require(values.get("imports", ()), "config.imports")
+    return values, f" of {source}" if isinstance(source, str) else ""
 
 
 def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
