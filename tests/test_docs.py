@@ -144,7 +144,7 @@ def test_the_path_through_the_code_is_short_and_there():
     path = re.findall(r"^\| \[`(mbx/[\w/]+\.py)`\]\((.*?)\)", section, flags=re.MULTILINE)
     assert len(path) == 8 and all(shown == link for shown, link in path)
     lines = [len((ROOT / link).read_text().splitlines()) for _, link in path]
-    assert sum(lines) <= 4_000, dict(zip(path, lines, strict=True))
+    assert sum(lines) <= 3_600, dict(zip(path, lines, strict=True))
     for _, link in path:  # each opens with what it is for
         words = (ROOT / link).read_text().partition('"""')[2].partition('"""')[0]
         assert len(words.split()) >= 10, link
