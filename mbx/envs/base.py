@@ -1,10 +1,10 @@
-"""What an environment is here, and the wrapper that makes a JAX one batched and episodic.
+"""Environment interfaces, and the wrapper that makes a JAX environment vectorized and episodic.
 
-Everything is batched over E environments. Continuous actions are in [-1, 1]; a discrete one is a
-one-hot vector, of which the largest entry counts. A JAX environment is a record of pure functions;
-a host environment (Gymnasium, dm_control) is an object with the same meaning and NumPy arrays.
-Termination is not truncation, and `final_obs` is the true next observation also where an episode
-ended and `obs` is already the first of the next one.
+Everything is batched over E environments. Continuous actions are in [-1, 1]; a discrete action is a
+one-hot vector (its largest entry counts). A JAX environment is a record of pure functions; a host
+environment (Gymnasium, dm_control) is an object with the same meaning and NumPy arrays.
+Termination is not truncation. Where an episode ended, `final_obs` is its true last observation and
+`obs` is the first one of the next episode.
 """
 
 from __future__ import annotations
@@ -27,58 +27,32 @@ from mbx.types import Array, EnvSpec, Part, Record
 
 
 class Timestep(NamedTuple):
-    """What a step returns, all leading `[E]`.
-
-    Attributes:
-        obs: observation to act on next.
-        final_obs: the true next observation, equal to obs where no episode ended.
-        reward: float32, summed over the action repeat.
-        terminated: bool, the episode ended by itself.
-        truncated: bool, it was cut off (by its time limit).
-        episode_return: of the episode including this step.
-        episode_length: agent steps of the episode, this one included.
-        fault: the observation or the reward was not finite; the episode is then truncated, the
-            reward 0 and `final_obs` as it came.
-        metrics: by name, of the episode including this step: the mean of each of `EnvSpec.metrics`
-            over its environment steps, and as NAME_last its newest value; NaN of an episode that
-            ended without it.
-    """
+    """Result of a step, all leading `[E]`."""
 
     obs: Any
-    final_obs: Any
-    reward: Any
+    final_obs: Any  # the true next observation, equal to obs where no episode ended
+    reward: Any  # float32, summed over the action repeat
     terminated: Any
-    truncated: Any
-    episode_return: Any
-    episode_length: Any
-    fault: Any
+    truncated: Any  # bool, cut off, for example by the time limit
+    episode_return: Any  # including this step
+    episode_length: Any  # agent steps, this one included
+    fault: Any  # Observation or reward was not finite: the episode is truncated, the reward 0.
+    # Episode means of `EnvSpec.metrics` by name, newest values as NAME_last; NaN for an episode
+    # that ended without them.
     metrics: Any = {}  # noqa: RUF012
 
 
 class JaxEnvironment(NamedTuple):
-    """E environments as pure functions.
-
-    Attributes:
-        spec: shapes and units.
-        num_envs: E.
-        reset: key -> (state, obs `[E, ...]`).
-        step: (state, action `[E, A]`, key) -> (state, Timestep); an episode that ends is followed
-            by a fresh random reset.
-    """
+    """E environments as pure functions; an episode that ends is followed by a random reset."""
 
     spec: EnvSpec
     num_envs: int
-    reset: Callable[[Array], tuple[Any, Array]]
-    step: Callable[[Any, Array, Array], tuple[Any, Timestep]]
+    reset: Callable[[Array], tuple[Any, Array]]  # key -> (state, obs `[E, ...]`)
+    step: Callable[[Any, Array, Array], tuple[Any, Timestep]]  # (state, action `[E, A]`, key)
 
 
 class HostEnvironment(abc.ABC):
-    """E environments stepped in Python; numpy in, numpy out.
-
-    `get_state` gives bytes that `set_state` continues from bit for bit, or None where the
-    simulator cannot be saved (a resumed run then begins new episodes). Reading them must not
-    execute anything (`mbx.envs.snapshot`); those of something else are a ValueError.
-    """
+    """E environments stepped in Python; NumPy in, NumPy out."""
 
     spec: EnvSpec
     num_envs: int
@@ -93,15 +67,17 @@ class HostEnvironment(abc.ABC):
 
     @abc.abstractmethod
     def get_state(self) -> bytes | None:
-        """A snapshot, or None."""
+        """A snapshot that `set_state` continues from bit for bit, None where there is none.
+        Reading it must not execute anything (`mbx.envs.snapshot`).
+        """
 
     @abc.abstractmethod
     def set_state(self, snapshot: bytes) -> None:
-        """Continue from a snapshot; never called where there are none."""
+        """Continue from a snapshot; raises ValueError for one of another environment."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Free what the environments hold; a second time there is nothing left to do."""
+        """Free resources; may be called twice."""
 
     def __enter__(self) -> HostEnvironment:
         return self
@@ -111,102 +87,73 @@ class HostEnvironment(abc.ABC):
 
 
 class RawEnvironment(NamedTuple):
-    """One un-batched JAX environment without time limit and automatic reset.
-
-    Attributes:
-        name: SUITE:TASK.
-        obs_shape, obs_dtype: of an observation; dictionaries of these where an observation is a
-            dictionary (`mbx.observations`).
-        action_dim: entries of an action.
-        time_limit: environment steps of an episode.
-        reset: key -> (state, obs).
-        step: (key, state, action `[A]`) -> (state, obs, reward, terminated); actions in [-1, 1], or
-            one-hot where discrete. With `metrics` a fifth value is a dictionary of these numbers.
-        discrete: actions are one-hot.
-        can_terminate: episodes may end before their time limit.
-        action_low, action_high: as in `EnvSpec`, where `step` rescales actions to other units.
-        reward_range: as in `EnvSpec`.
-        metrics: names of further numbers of a step, for the log (success, cost).
+    """One JAX environment that is not vectorized, without time limit and automatic reset.
+    Where observations are dictionaries (`mbx.observations`), so are `obs_shape` and `obs_dtype`.
     """
 
-    name: str
+    name: str  # SUITE:TASK
     obs_shape: tuple[int, ...] | Mapping[str, tuple[int, ...]]
     obs_dtype: Any
     action_dim: int
-    time_limit: int
-    reset: Callable[[Array], tuple[Any, Any]]
+    time_limit: int  # environment steps of an episode
+    reset: Callable[[Array], tuple[Any, Any]]  # key -> (state, obs)
+    # (key, state, action `[A]`) -> (state, obs, reward, terminated), and a dictionary of `metrics`
+    # if there are any. Actions are in [-1, 1], or one-hot where discrete.
     step: Callable[[Array, Any, Array], tuple]
     discrete: bool = False
-    can_terminate: bool = True
-    metrics: tuple[str, ...] = ()
-    action_low: tuple[float, ...] = ()
+    can_terminate: bool = True  # episodes may end before their time limit
+    metrics: tuple[str, ...] = ()  # names of further logged numbers (success, cost)
+    action_low: tuple[float, ...] = ()  # as in `EnvSpec`, where `step` rescales actions
     action_high: tuple[float, ...] = ()
     reward_range: tuple[float, ...] = ()
 
 
 class Suite(NamedTuple):
-    """A family of tasks, each made from its name; one of `raw`, `host` and `whole` is given.
+    """A family of tasks, made by name with exactly one of `raw`, `host` and `whole`."""
 
-    Attributes:
-        raw: task -> one JAX task.
-        host: (task, seed) -> one task stepped in Python, a `mbx.envs.host.Task`.
-        whole: (task, num_envs, *, action_repeat, episode_length, seed) -> a whole environment.
-        default_repeat: environment steps of an agent step unless a run says otherwise; or a
-            function of the task's name.
-        make_renderer: task -> what draws its states, None without pictures.
-        draws: tasks on the host draw themselves. `host` takes the keywords `images` (`Images`, or
-            None), then `picture() -> uint8 [height, width, 3]` is what is seen; and `film`, then
-            `render()` gives such pictures, `seconds` the time of an environment step.
-        extra: the extra of the package that installs what the suite needs.
-        takes_kwargs: tasks take further arguments by name (`env.kwargs`).
-        gives_info: a host task keeps its last step's dictionary of numbers as `info`
-            (`env.metrics`).
-        reads: task -> another file that the task's own file names, '' for none.
-    """
-
-    raw: Callable[..., RawEnvironment] | None = None
-    host: Callable[..., Any] | None = None
+    raw: Callable[..., RawEnvironment] | None = None  # task -> one JAX task
+    host: Callable[..., Any] | None = None  # (task, seed) -> `mbx.envs.host.Task`
+    # (task, num_envs, *, action_repeat, episode_length, seed) -> a vectorized environment
     whole: Callable[..., Any] | None = None
-    default_repeat: int | Callable[[str], int] = 1
+    default_repeat: int | Callable[[str], int] = 1  # action repeat, or task -> repeat
     make_renderer: Callable[[str], Any] | None = None
-    extra: str = ""
-    takes_kwargs: bool = False
-    gives_info: bool = False
+    extra: str = ""  # extra of the package that installs the suite's dependencies
+    takes_kwargs: bool = False  # `env.kwargs`
+    gives_info: bool = False  # host tasks keep the last step's numbers as `info` (`env.metrics`)
+    # Host tasks draw themselves. `host` takes `images` (`Images` or None), with which tasks have
+    # `picture()`, and `film`, with which they have `render()` and `seconds` (of an environment
+    # step). Pictures are uint8 [height, width, 3].
     draws: bool = False
+    # task -> another file that the task's file names, or ''
     reads: Callable[[str], str] | None = None
 
 
 def unknown_task(suite: str, task: str, known: Iterable[str]) -> ValueError:
-    """The error for a task that a suite does not have, with those of similar names."""
+    """Error for an unknown task, with suggestions of similar names."""
     close = difflib.get_close_matches(task.partition("@")[0], list(known), n=3, cutoff=0.4)
     return ValueError(f"env.name='{suite}:{task}' is unknown: did you mean one of {close}?")
 
 
 @flax.struct.dataclass
 class EpisodeState(Record):
-    """The wrapper's state: raw `[E, ...]`; length, episode_return and sums of metrics `[E]` so far
-    (None without metrics); the newest images `[E, K, H, W, C]` where they are stacked; steps in a
-    row `[E]` as of `solved`, where they count."""
+    """State of `episodic`; length, episode_return, sums of metrics and `solved` are `[E]`."""
 
     raw: Any
     length: Array
     episode_return: Array
     metrics: Any = None
-    frames: Any = None
+    frames: Any = None  # newest images `[E, K, H, W, C]` where they are stacked
     solved: Any = None
 
 
 class Plan(NamedTuple):
-    """How a task is run, in JAX or on the host.
-
-    `parts` are those that an observation is joined of, not yet stacked. An episode's last agent
-    step has `last` environment steps, fewer than the action repeat where the task's own limit is in
-    force and the repeat does not divide it: 100 steps at repeat 3 are 33 agent steps and 1 more.
-    """
+    """Resolved settings of a task, in JAX or on the host."""
 
     spec: EnvSpec
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # parts of an observation before stacking
     stack: Stack | None
+    # Environment steps of an episode's last agent step, fewer than the repeat where the repeat does
+    # not divide the task's own limit: 100 steps at repeat 3 are 33 agent steps and 1 more.
     last: int
     enough: Solved | None
 
@@ -222,10 +169,8 @@ def plan(
     reset_solved: int | None,
     **fields: Any,
 ) -> Plan:
-    """How a task is run that has fields of `EnvSpec`, with observations as they come, or is given
-    them; further arguments are those of `mbx.envs.make`.
-
-    Raises ValueError for counts below one, and as `observed`, `solved`.
+    """Resolve the settings of a task that has fields of `EnvSpec`; arguments as in `mbx.envs.make`.
+    Raises ValueError for counts below one, and as `observed` and `solved` do.
     """
     own = {name: getattr(task, name) for name in EnvSpec._fields if hasattr(task, name)}
     task = EnvSpec(**own | dict(episode_length=0, action_repeat=action_repeat) | fields)
@@ -259,15 +204,11 @@ def episodic(
     images: Images = Images(),  # noqa: B008
     reset_solved: int | None = 0,
 ) -> JaxEnvironment:
-    """Batch a raw environment and give it action repeat, a time limit and fresh resets.
-
-    episode_length is in agent steps (default: the task's limit divided by the repeat, rounded up);
-    reset_solved as of `solved`.
-    Within an action repeat nothing moves and no reward counts once the episode has terminated or
-    the task's limit is reached, which a repeat need not divide. A step whose observation or reward
-    is not finite is a fault (`Timestep`). All environments are reset together
-    under one `lax.cond`, so that ordinary steps pay for no reset. observe: as `env.observe`, of
-    observations that are dictionaries. images: what is done with those that it observes.
+    """Vectorize a raw environment and add action repeat, time limit and random resets.
+    The default episode_length is the task's limit divided by the repeat, rounded up. An action
+    repeat stops at termination and at the task's limit. Observations or rewards that are not finite
+    are faults (`Timestep`). Other arguments are those of `mbx.envs.make`.
+    All environments are reset under one `lax.cond`, so that ordinary steps pay for no reset.
     """
     if not images.shadows:
         raise ValueError(
@@ -280,7 +221,7 @@ def episodic(
     length = spec.episode_length
 
     def seen(obs: Any) -> Array:
-        """One array, of images as they are to be seen and not yet stacked."""
+        """One array, with images processed and not yet stacked."""
         obs = see(images, obs)
         if not parts:
             return obs
@@ -332,7 +273,7 @@ def episodic(
 
             return jax.lax.cond(jnp.any(done), renew, lambda _: now, None)
 
-        # Of several devices each looks at its own environments.
+        # Each of several devices checks its own environments only.
         given = done, jax.random.split(reset_key, num_envs), new, frames, final_obs
         after, frames, obs = collectives.shard_map(renewed, (0, 0, 0, 0, 0), *given, out=0)
         sums = {name: state.metrics[name] + value for name, (value, _) in values.items()}
@@ -354,15 +295,10 @@ def episodic(
 def _advance(
     raw: RawEnvironment, seen: Callable, action_repeat: int, length: int, last: int
 ) -> Callable[[Array, EpisodeState, Array], tuple]:
-    """One agent step of all environments: (raw state, obs, reward, terminated, metrics, environment
-    steps), each `[E, ...]`; metrics are pairs of a sum over these steps and the newest.
-
-    Args:
-        raw: one of them.
-        seen: what becomes of its observations.
-        action_repeat: environment steps of an agent step.
-        length: agent steps of an episode.
-        last: environment steps of the last of these.
+    """One agent step of all environments.
+    Returns (raw state, obs, reward, terminated, metrics, environment steps), each `[E, ...]`;
+    metrics are pairs of a sum over these steps and the newest value. `last` is the number of
+    environment steps in an episode's last agent step.
     """
 
     def single(key: Array, state: Any, action: Array) -> tuple:
@@ -397,35 +333,28 @@ def _advance(
 
 
 class Solved(NamedTuple):
-    """When environments truncate an episode in which nothing is left to be learned.
-
-    Once an agent can do a task, most of a long episode shows it the same few states, while each
-    reset shows it another beginning (docs/notes/learning_history.md).
-
-    Attributes:
-        reward: of an agent step that counts, nine tenths of the way to the highest.
-        after: agent steps in a row `[E]` with that reward.
+    """Early truncation of episodes that a trained agent has solved.
+    Most of a long solved episode repeats the same states, a reset shows new ones
+    (docs/notes/learning_history.md).
     """
 
-    reward: float
-    after: np.ndarray
+    reward: float  # of an agent step that counts: nine tenths of the way to the highest
+    after: np.ndarray  # agent steps in a row `[E]` with that reward
 
     def so_far(self, count: Any, reward: Any) -> Any:
-        """Such steps in a row `[E]`, with one that earned `reward`, of `count` before it."""
+        """Number of such steps in a row `[E]` after one more with `reward`."""
         return (count + 1) * (reward >= self.reward)
 
 
 def solved(
     spec: EnvSpec, reset_solved: int | None, numbers: Sequence[int]
 ) -> tuple[EnvSpec, Solved | None]:
-    """A task's spec with `reset_solved` where that is left to it, and when episodes are cut.
-
-    They are in three environments of four; numbers 0, 4, 8, … still see what only a whole episode
-    shows. Left to the task, after 50 agent steps where rewards are known and an episode is at least
-    four times as long; never where a task ends an episode that fails, since it asks for a high
-    reward that lasts.
-
-    Raises ValueError for a task without a range of rewards, or whose episodes are over before.
+    """A task's spec with `reset_solved` resolved, and the rule that truncates episodes.
+    It applies to three environments of four; numbers 0, 4, 8, … still see whole episodes. With None
+    it is 50 agent steps where the range of rewards is known and an episode is at least four times
+    as long; never where failures terminate an episode, since the task then asks for a lasting
+    reward.
+    Raises ValueError for a task without a range of rewards, or with shorter episodes.
     """
     if reset_solved is None:
         known = bool(spec.reward_range) and not spec.can_terminate
@@ -450,10 +379,8 @@ def solved(
 
 
 def strongly_typed(tree: Any) -> Any:
-    """The tree without weak types, which a Python number leaves where it becomes an array.
-
-    A program's first state would otherwise differ in type from all later ones, and the program be
-    compiled a second time for them.
+    """The tree without weak types, which Python numbers leave.
+    A first state with weak types would make the program compile a second time for all later ones.
     """
 
     def strong(x: Any) -> Array:
@@ -464,7 +391,7 @@ def strongly_typed(tree: Any) -> Any:
 
 
 def check_reward_range(name: str, given: Sequence[float]) -> tuple[float, ...]:
-    """A task's `reward_range` as numbers. Raises ValueError where it is no range."""
+    """A task's `reward_range` as floats. Raises ValueError where it is not a range."""
     found = tuple(map(float, given))
     if found and not (len(found) == 2 and -math.inf < found[0] <= found[1] < math.inf):
         raise ValueError(
@@ -475,17 +402,14 @@ def check_reward_range(name: str, given: Sequence[float]) -> tuple[float, ...]:
 
 
 def is_finite(obs: Any, reward: Any) -> Any:
-    """`[E]` bool: whether a step's observation `[E, ...]` and reward `[E]` are numbers."""
+    """`[E]` bool: whether a step's observation `[E, ...]` and reward `[E]` are finite."""
     xp = np if isinstance(obs, np.ndarray) else jnp
     return xp.all(xp.isfinite(obs), axis=tuple(range(1, obs.ndim))) & xp.isfinite(reward)
 
 
 def in_units(spec: EnvSpec, action: Any) -> Any:
-    """Actions `[E, A]` as the environment takes them: in its space, of its shape and type.
-
-    Returns:
-        `[E, *action_shape]`; `[E]` numbers of actions where they are discrete. What JAX traces is
-        float32 `[E, A]` still: `in_space` does the rest with NumPy.
+    """Actions `[E, A]` in the environment's space: `[E, *action_shape]`, or `[E]` if discrete.
+    Under JAX tracing, continuous ones stay float32 `[E, A]`; `in_space` does the rest with NumPy.
     """
     xp = np if isinstance(action, np.ndarray) else jnp
     if spec.discrete:
@@ -500,10 +424,7 @@ def in_units(spec: EnvSpec, action: Any) -> Any:
 
 
 def in_space(spec: EnvSpec, action: np.ndarray) -> np.ndarray:
-    """Continuous actions `[E, A]` in the environment's units, of its own type and shape.
-
-    Whole numbers are rounded; a number that rounding took beyond a bound is that bound.
-    """
+    """Continuous actions `[E, A]` as the environment takes them: its type, rounded, clipped."""
     dtype = np.dtype(spec.action_dtype)
     action = (np.rint(action) if dtype.kind in "iu" else action).astype(dtype)
     if spec.action_high:
@@ -514,7 +435,7 @@ def in_space(spec: EnvSpec, action: np.ndarray) -> np.ndarray:
 
 
 def random_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:
-    """Uniformly random actions `[E, A]` of a task."""
+    """Uniformly random actions `[E, A]`."""
     if spec.discrete:
         chosen = jax.random.randint(key, (num_envs,), 0, spec.action_dim)
         return jax.nn.one_hot(chosen, spec.action_dim)
@@ -522,10 +443,7 @@ def random_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:
 
 
 def wide_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:
-    """Random actions `[E, A]` of which six in ten are at a bound: N(0, 2), clipped to [-1, 1].
-
-    Discrete ones are uniformly random.
-    """
+    """Random actions `[E, A]`, clipped N(0, 2): six in ten are at a bound. Discrete: uniform."""
     if spec.discrete:
         return random_actions(spec, key, num_envs)
     shape = (num_envs, spec.action_dim)
@@ -533,7 +451,6 @@ def wide_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:
 
 
 def check_counts(name: str, num_envs: int, action_repeat: int, episode_length: int | None) -> None:
-    """Raise ValueError for counts below one."""
     for field, value in (
         ("num_envs", num_envs),
         ("action_repeat", action_repeat),
@@ -544,7 +461,7 @@ def check_counts(name: str, num_envs: int, action_repeat: int, episode_length: i
 
 
 def check_metrics(name: str, metrics: Sequence[str]) -> None:
-    """Raise ValueError for names of metrics that are given twice or taken."""
+    """Raise ValueError for duplicate or reserved names of metrics."""
     logged = [*metrics, *(f"{one}_last" for one in metrics), "return", "length"]
     twice = sorted({one for one in logged if logged.count(one) > 1})
     if twice:
@@ -555,7 +472,7 @@ def check_metrics(name: str, metrics: Sequence[str]) -> None:
 
 
 def _where(condition: Array, yes: Any, no: Any) -> Any:
-    """Choose between two trees by one scalar; random keys pass through `jnp.where` as they are."""
+    """Choose between two trees by one scalar; also takes random keys."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 

@@ -1,7 +1,7 @@
-"""brax tasks: brax:inverted_pendulum, brax:ant@mjx (the backend after an @; spring by default).
+"""Tasks of brax: brax:inverted_pendulum, brax:ant@mjx (backend after @; spring by default).
 
-brax's own episode wrapper loses the last observation, resets every episode to the first state and
-fails with typed keys; here only the bare environment is used.
+Only the bare environment is used: brax's episode wrapper loses the last observation, resets every
+episode to the first state and fails with typed keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BACKENDS = ("spring", "positional", "generalized", "mjx")
 
 
 def make_renderer(task: str) -> Renderer:
-    """Pictures of the task's model. Raises ValueError for an unknown task and for one without."""
+    """Renderer of the task's model. Raises ValueError for unknown tasks or without a model."""
     env = _load(task)
     if not hasattr(env, "sys"):
         raise ValueError(f"env.name='brax:{task}' has no model to draw")
@@ -31,7 +31,7 @@ def make_renderer(task: str) -> Renderer:
 
 
 def _load(task: str) -> Any:
-    """brax's own environment. Raises ValueError for an unknown task or backend."""
+    """The brax environment. Raises ValueError for an unknown task or backend."""
     with warnings.catch_warnings():
         # "Brax environments are not actively maintained", and deprecations inside mjx.
         warnings.simplefilter("ignore")
@@ -51,7 +51,7 @@ def _load(task: str) -> Any:
 
 
 def raw(task: str) -> RawEnvironment:
-    """The brax task. Raises ValueError for an unknown one."""
+    """The brax task. Raises ValueError for an unknown task."""
     env = _load(task)
     size = int(env.observation_size)
     functions = bare(env, lambda obs: jnp.asarray(obs, jnp.float32).reshape(size))
@@ -60,7 +60,7 @@ def raw(task: str) -> RawEnvironment:
 
 
 def bare(env: Any, observe: Callable[[Any], Any]) -> tuple[Callable, Callable]:
-    """`reset` and `step` of a `RawEnvironment`, of brax's interface and Playground's."""
+    """`reset` and `step` of a `RawEnvironment`, from the interface of brax and Playground."""
 
     def reset(key: Array) -> tuple[Any, Any]:
         state = env.reset(jax.random.key_data(key))

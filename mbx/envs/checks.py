@@ -1,7 +1,7 @@
-"""Custom environments, validated before anything is compiled.
+"""Validation of custom environments before anything is compiled.
 
-Every complaint names the environment (and with it its file), the field, what it is and what is
-wanted. `gymnasium.utils.env_checker` refuses what trains well (float64 numbers of a float32 Box,
+Every error names the environment, the field, its value and what is expected. In contrast,
+`gymnasium.utils.env_checker` rejects environments that train well (float64 in a float32 Box,
 simulators that are not deterministic) and does not name the environment.
 """
 
@@ -22,7 +22,7 @@ from mbx.envs import custom
 from mbx.envs.base import RawEnvironment
 
 _STEPS = 5
-# TD-MPC's bins end at a reward of symexp(10); what is far from order 1 trains nothing.
+# TD-MPC's bins end at a reward of symexp(10); nothing is learned from much larger numbers.
 _LARGE = {"rewards": 22_025.0, "observations": 10_000.0}
 _REMEDY = {
     "rewards": "what lies beyond 22,025 is cut off: scale them",
@@ -32,7 +32,7 @@ _SINCE = "(Gymnasium's interface since 0.26)"
 
 
 class _Check:
-    """Complaints about one environment, and the numbers that it gave."""
+    """Errors about one environment, and the numbers it returned."""
 
     def __init__(self, name: str, remedy: str = "") -> None:
         self.name, self._remedy = name, remedy
@@ -43,7 +43,7 @@ class _Check:
         raise ValueError(f"env.name={self.name!r}: {what}, wanted {wanted}{self._remedy}")
 
     def warn_of_sizes(self) -> None:
-        """Say that numbers are so large that an agent does not learn from them."""
+        """Warn of numbers that are too large to learn from."""
         for what, values in (("rewards", self.rewards), ("observations", self.observations)):
             largest = max((float(np.max(np.abs(x), initial=0.0)) for x in values), default=0.0)
             if largest > _LARGE[what]:
@@ -58,7 +58,7 @@ class _Check:
 
 
 def check_first(name: str, kwargs: Mapping[str, Any]) -> None:
-    """Make a custom environment, reset and step it; raise ValueError for what is wrong."""
+    """Make a custom environment, reset and step it. Raises ValueError for defects."""
     env = custom.make(name, kwargs)
     try:
         _check_api(name, env)
@@ -69,7 +69,7 @@ def check_first(name: str, kwargs: Mapping[str, Any]) -> None:
 
 
 def _check_api(name: str, env: Any) -> None:
-    """Raise ValueError where an object has not Gymnasium's present interface."""
+    """Raise ValueError where an object lacks Gymnasium's current interface."""
     import gymnasium
 
     if isinstance(env, gymnasium.vector.VectorEnv):
@@ -93,7 +93,7 @@ def _check_api(name: str, env: Any) -> None:
 
 
 def check_spaces(name: str, env: Any) -> None:
-    """Raise ValueError where no agent can be trained on an environment's spaces."""
+    """Raise ValueError for spaces on which no agent can be trained."""
     from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
     action, observation = env.action_space, env.observation_space
@@ -118,21 +118,19 @@ def check_spaces(name: str, env: Any) -> None:
 
 
 def _is_bounded(space: Any) -> bool:
-    """Whether float32 numbers, in which an agent acts, reach all of a Box."""
+    """Whether float32 represents all of a Box (whole numbers up to 2**24)."""
     largest = 2**24 if space.dtype.kind in "iu" else np.finfo(np.float32).max / 2
     return bool((np.abs(np.array([space.low, space.high], np.float64)) <= largest).all())
 
 
 def has_numbers(space: Any) -> bool:
-    """Whether what is in a space, no Dict or Tuple, are numbers: neither text nor graphs."""
+    """Whether a space (not Dict or Tuple) holds numbers, not text or graphs."""
     from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
     return isinstance(space, Box | Discrete | MultiBinary | MultiDiscrete)
 
 
 def _check_steps(check: _Check, env: Any) -> None:
-    """Reset and step an environment with random actions."""
-
     def reset(**seed: int) -> None:
         with custom.own_code(check.name, "reset()"):
             result = env.reset(**seed)
@@ -171,7 +169,7 @@ def _check_steps(check: _Check, env: Any) -> None:
 
 
 def _check_observation(check: _Check, space: Any, obs: Any, where: str, path: str) -> None:
-    """Compare an observation with what the environment declares."""
+    """Compare an observation with the declared space."""
     from gymnasium.spaces import Box, Dict, Tuple
 
     if isinstance(space, Dict | Tuple):
@@ -211,7 +209,7 @@ def _check_finite(check: _Check, what: str, value: Any) -> None:
 
 
 def time_limit(env: Any) -> int | None:
-    """Steps after which an environment says that its episodes are cut off, None if it does not."""
+    """Steps after which an environment says it truncates episodes, or None."""
     limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)
     while limit is None and env is not None:
         limit = vars(env).get("_max_episode_steps", getattr(type(env), "max_episode_steps", None))
@@ -221,7 +219,7 @@ def time_limit(env: Any) -> int | None:
 
 
 def limits_found(env: Any) -> str:
-    """Attributes of an environment that may be a time limit of its own, in words."""
+    """Attributes that may be an environment's own time limit, in words."""
     found = dict(vars(getattr(env, "unwrapped", env)))
     found |= config if isinstance(config := found.get("config"), dict) else {}
     told = [
@@ -238,9 +236,8 @@ def limits_found(env: Any) -> str:
 
 
 def check_raw(raw: RawEnvironment) -> None:
-    """Raise ValueError where an environment does not do what it declares.
-
-    Shapes and types are those that tracing says; numbers come from a reset and some steps.
+    """Raise ValueError where a JAX environment does not do what it declares.
+    Shapes and types are checked by tracing, numbers by a reset and some steps.
     """
     check = _Check(raw.name, ": change its code or what its RawEnvironment declares")
     key, action = jax.random.key(0), jnp.zeros(raw.action_dim).at[0].set(1.0)
@@ -279,7 +276,7 @@ def check_raw(raw: RawEnvironment) -> None:
 
 
 def _check_numbers(check: _Check, raw: RawEnvironment, key: jax.Array, action: jax.Array) -> None:
-    """Run it: observations and rewards are finite."""
+    """Check that observations and rewards are finite."""
     state, obs = jax.jit(raw.reset)(key)
     values, step = [("the observation of reset()", obs)], jax.jit(raw.step)
     for i in range(1, 4):

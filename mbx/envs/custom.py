@@ -5,9 +5,8 @@
     gym:module:Tank-v0             an id that importing the module registers
     jax:path/to/rail.py:make       gymnax's interface, or a `RawEnvironment`
 
-A run records the absolute path of a file, so that it is found from any directory; a module that is
-installed keeps its name. From Python a class, a function, a `functools.partial` or an instance is
-named by `name_of`.
+A run records absolute paths of files; an installed module keeps its name. From Python, `name_of`
+names a class, a function, a `functools.partial` or an instance.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ WORKER = "MBX_WORKER"  # environment variable of the processes of `env.workers`
 
 
 class EnvironmentFailure(RuntimeError):
-    """An error inside an environment's own code, which is its `__cause__`, with its traceback."""
+    """Error in an environment's own code, kept as `__cause__` with its traceback."""
 
 
 @contextlib.contextmanager
 def own_code(name: str, what: str) -> Iterator[None]:
-    """Raise what an environment's own code raises as an `EnvironmentFailure` that names both."""
+    """Re-raise errors of an environment's own code as `EnvironmentFailure`."""
     try:
         yield
     except EnvironmentFailure:
@@ -48,29 +47,25 @@ def own_code(name: str, what: str) -> Iterator[None]:
 
 
 def failure(name: str, what: str, error: Exception) -> EnvironmentFailure:
-    """The `EnvironmentFailure` for an error in `what` (`step()`, say) of an environment."""
+    """The `EnvironmentFailure` for an error in `what` (for example `step()`)."""
     return EnvironmentFailure(f"env.name={name!r}: {what} raised {type(error).__name__}: {error}")
 
 
 def is_own(name: str) -> bool:
-    """Whether SUITE:TASK says where an environment is defined."""
+    """Whether a name says where a custom environment is defined."""
     suite, _, task = name.partition(":")
     return suite in SUITES and ":" in task
 
 
 def own_names(name: str) -> list[str]:
-    """The custom environments among those that a name stands for."""
+    """The custom environments in a name."""
     names = name.removeprefix("multi:").split("+") if name.startswith("multi:") else [name]
     return [one for one in names if is_own(one)]
 
 
 def located(name: str) -> str:
-    """`name` with the absolute path of the file that defines a custom environment.
-
-    Modules that are installed keep their names, and so does every other environment.
-
-    Raises:
-        FileNotFoundError: where there is no such file or module.
+    """`name` with the absolute path of a custom environment's file; other names are unchanged.
+    Raises FileNotFoundError where there is no such file or module.
     """
     if name.startswith("multi:"):
         return "multi:" + "+".join(map(located, name.removeprefix("multi:").split("+")))
@@ -82,18 +77,15 @@ def located(name: str) -> str:
 
 
 def label(name: str) -> str:
-    """A short name for directories: gym-Tank of gym:path/to/tank.py:Tank."""
+    """Short name for directories: gym-Tank for gym:path/to/tank.py:Tank."""
     suite, _, task = name.partition(":")
     return f"{suite}-{task.rpartition(':')[2]}" if is_own(name) else name.replace(":", "-")
 
 
 def find(name: str) -> Any:
-    """What an environment's name stands for: a class, a function, an object, or its id (`str`).
-
-    Raises:
-        FileNotFoundError: where the file or the module has gone.
-        ValueError: where it does not define that name.
-        EnvironmentFailure: where importing it fails.
+    """The class, function, object or id (`str`) that a name stands for.
+    Raises FileNotFoundError for a missing file or module, ValueError where it does not define the
+    name, EnvironmentFailure where importing it fails.
     """
     suite, _, task = name.partition(":")
     place, _, what = task.rpartition(":")
@@ -112,9 +104,8 @@ def find(name: str) -> Any:
 
 
 def make(name: str, kwargs: Mapping[str, Any]) -> Any:
-    """The object that an environment's name stands for, made with the arguments `kwargs`.
-
-    Raises as `find`, and ValueError where it does not take these arguments.
+    """Make a custom environment with the arguments `kwargs`.
+    Raises as `find`, and ValueError for arguments that it does not take.
     """
     found = given_or_found(name)
     if isinstance(found, str):
@@ -137,18 +128,14 @@ def make(name: str, kwargs: Mapping[str, Any]) -> Any:
 
 
 def given_or_found(name: str) -> Any:
-    """What `name_of` was given in this process under that name, else what `find` finds."""
+    """The object that `name_of` recorded in this process under that name, else `find(name)`."""
     return _GIVEN.get(name) or find(name)
 
 
 def make_registered(name: str, task: str, kwargs: Mapping[str, Any]) -> Any:
-    """`gymnasium.make(task, **kwargs)`, for the environment SUITE:TASK.
-
-    Raises:
-        ValueError: in Gymnasium's words, for a task that is not registered, a package that it
-            lacks, and arguments that it does not take.
-        ImportError: where the task has moved to another package.
-        EnvironmentFailure: where its own code fails.
+    """`gymnasium.make(task, **kwargs)` for the environment SUITE:TASK.
+    Raises ValueError for an unregistered task, missing packages or unknown arguments; ImportError
+    where the task has moved to another package; EnvironmentFailure where its own code fails.
     """
     import gymnasium
 
@@ -179,19 +166,12 @@ _GIVEN: dict[str, Callable[..., Any]] = {}  # what cannot be imported, in this p
 
 
 def name_of(environment: Any) -> tuple[str, dict[str, Any]]:
-    """Name and arguments by which a run records an environment that was given from Python.
-
-    Args:
-        environment: a class or a function without required arguments, a `functools.partial` of
-            one, or an instance (which is not stepped itself: a run makes copies of its own).
-
-    Returns:
-        `env.name` and `env.kwargs`. What cannot be imported again (a lambda, a class in a
-        notebook's cell or inside a function) is found by this process alone.
-
-    Raises:
-        ValueError: for an instance of which equal copies cannot be made.
-        EnvironmentFailure: in a worker of `env.workers`, which imports a script that trains.
+    """`env.name` and `env.kwargs` by which a run records an environment given from Python.
+    The environment is a class or a function without required arguments, a `functools.partial` of
+    one, or an instance (never stepped: a run makes copies). What cannot be imported again (a
+    lambda, a class in a notebook's cell or inside a function) is found by this process alone.
+    Raises ValueError for an instance that cannot be copied; EnvironmentFailure in a worker of
+    `env.workers`, which imports a script that trains.
     """
     check_guard()
     target, kwargs = environment, {}
@@ -216,7 +196,7 @@ def name_of(environment: Any) -> tuple[str, dict[str, Any]]:
 
 
 def check_guard() -> None:
-    """Raise EnvironmentFailure in a worker process: a script begins a run where it is imported."""
+    """Raise EnvironmentFailure in a worker whose import of the user's script starts a run."""
     if os.environ.get(WORKER):
         raise EnvironmentFailure(
             "env.workers: a worker imports this script to find its environment, and the script "
@@ -225,7 +205,7 @@ def check_guard() -> None:
 
 
 def close(name: str, environment: Any) -> None:
-    """Close an environment; an error of its own in doing so is a warning."""
+    """Close an environment; an error in its own code becomes a warning."""
     try:
         if hasattr(environment, "close"):
             environment.close()
@@ -236,7 +216,7 @@ def close(name: str, environment: Any) -> None:
 
 
 def _source(target: Any) -> str | None:
-    """The absolute path of the file that defines a class or a function, None without one."""
+    """Absolute path of the file that defines a class or a function, or None."""
     try:
         path = inspect.getsourcefile(target)
     except (TypeError, OSError):  # a builtin, a notebook's cell
@@ -279,7 +259,7 @@ def _name_of_instance(instance: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _same(one: Any, other: Any, name: str) -> bool:
-    """Whether two environments have equal attributes of that name, or neither has one."""
+    """Whether both environments have equal attributes of that name, or neither has one."""
     try:
         return bool(np.all(vars(one).get(name) == vars(other).get(name)))
     except ValueError:
@@ -296,7 +276,7 @@ def _copies_unknown(instance: Any, what: str, argument: str = "") -> ValueError:
 
 
 def _name_of_registered(instance: Any, spec: Any) -> tuple[str, dict[str, Any]]:
-    """Of what `gymnasium.make` gave, with its arguments and its time limit."""
+    """Name and arguments of an environment from `gymnasium.make`, with its time limit."""
     import gymnasium
 
     kwargs, registered = dict(spec.kwargs), gymnasium.registry[spec.id]
@@ -322,7 +302,7 @@ def _name_of_registered(instance: Any, spec: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _suite(made: Any) -> str:
-    """The suite that steps an object: jax for gymnax's interface and ours, gym for Gymnasium's."""
+    """Suite of an object: jax for gymnax's interface and `RawEnvironment`, else gym."""
     functional = isinstance(made, tuple) or hasattr(made, "step_env")
     return "jax" if functional else "gym"
 
@@ -332,7 +312,7 @@ def _suite(made: Any) -> str:
 
 
 def _file_of(name: str, place: str) -> str | None:
-    """The file of an environment's place; None for a module that is installed."""
+    """File of a custom environment; None for an installed module."""
     if name in _GIVEN:
         return None
     if place == "python":
@@ -368,7 +348,7 @@ def _file_of(name: str, place: str) -> str | None:
 
 
 def _import(path: str) -> types.ModuleType:
-    """The module of a file, imported once however it is named."""
+    """The module of a file, imported once for all spellings of its path."""
     for module in list(sys.modules.values()):
         place = getattr(module, "__file__", None)
         if isinstance(place, str) and os.path.abspath(place) == path:

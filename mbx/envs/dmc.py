@@ -1,8 +1,7 @@
-"""dm_control tasks on the host: dmc:cartpole-swingup, dmc:cup-catch (extra `dmc`).
+"""Tasks of dm_control on the host: dmc:cartpole-swingup, dmc:cup-catch (extra `dmc`).
 
-Action repeat 2 by default, as published TD-MPC2 and DreamerV3 results use. An episode whose last
-discount is 0 terminated; otherwise its time ran out. With `env.pixels` a task is observed by what
-its camera sees.
+The default action repeat is 2, as in published TD-MPC2 and DreamerV3 results. A last discount of 0
+is a termination, otherwise the episode is truncated. `env.pixels` observes the camera's image.
 """
 
 from __future__ import annotations
@@ -26,12 +25,8 @@ _ALIASES = {"cup": "ball_in_cup", "pointmass": "point_mass"}
 
 
 def load(task: str, seed: int, *, images: Images | None = None, film: bool = False) -> _Task:
-    """The dm_control task, drawn by MuJoCo to be seen, to be filmed or both (dm_control's own
-    renderer looks for a window where there is no display).
-
-    Raises:
-        ValueError: for an unknown task.
-        NoRenderer: where this machine cannot draw.
+    """The dm_control task; MuJoCo draws it, as dm_control's renderer needs a window.
+    Raises ValueError for an unknown task, NoRenderer where this machine cannot draw.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # without a display its renderer complains on import
@@ -45,7 +40,7 @@ def load(task: str, seed: int, *, images: Images | None = None, film: bool = Fal
 
 
 class _Task:
-    """One dm_control environment in the form `SteppedEnvironment` takes."""
+    """One dm_control environment as a `Task` of `SteppedEnvironment`."""
 
     can_terminate = False
     reward_range = (0.0, 1.0)  # but of lqr's costs, whose actions are refused below
@@ -69,11 +64,11 @@ class _Task:
             self._films = _pictures(task, *_FILM, False, env)
 
     def picture(self) -> np.ndarray:
-        """What is seen now, uint8 `[H, W, 3]`."""
+        """The observed image, uint8 `[H, W, 3]`."""
         return self._pictures(self._env.physics.model.ptr, self._env.physics.data.ptr)
 
     def render(self) -> np.ndarray:
-        """A picture of a film, uint8 `[height, width, 3]`."""
+        """A frame for a video, uint8 `[height, width, 3]`."""
         return self._films(self._env.physics.model.ptr, self._env.physics.data.ptr)
 
     def reset(self, seed: int | None) -> np.ndarray:

@@ -1,9 +1,8 @@
 """Gymnasium tasks on the host: gym:HalfCheetah-v5, gym:path/to/file.py:Class.
 
 Environments are stepped in this process (or in workers, `mbx.envs.vector`) and reset by us, so that
-nothing depends on autoreset modes. Observations of a choice (Discrete, MultiDiscrete, MultiBinary)
-become vectors, one-hot; Dict and Tuple have named parts (`mbx.observations`), those of nested ones
-arm/angle.
+nothing depends on autoreset modes. Discrete, MultiDiscrete and MultiBinary observations become
+one-hot vectors; Dict and Tuple become named parts (`mbx.observations`), nested ones as arm/angle.
 """
 
 from __future__ import annotations
@@ -29,15 +28,10 @@ _CHECKED: dict[str, Any] = {}  # custom environments, once a process
 def load(
     task: str, seed: int, *, images: Images | None = None, film: bool = False, **kwargs: Any
 ) -> _Task:
-    """The Gymnasium task, seeded at its first reset; one that is seen or filmed by what its own
-    `render()` draws is made with `render_mode="rgb_array"`.
-
-    Raises:
-        ValueError: for an unknown task, one that no agent can be trained in, or arguments that it
-            does not take; for settings of drawing that are not this suite's.
-        FileNotFoundError: where the file or module of a custom one has gone.
-        EnvironmentFailure: where its own code fails.
-        NoRenderer: where it has no such mode.
+    """The Gymnasium task, seeded at its first reset; `render_mode="rgb_array"` where it is drawn.
+    Raises ValueError for an unknown task, spaces that no agent can be trained on, and arguments or
+    image settings that it does not take; FileNotFoundError for a missing file or module;
+    EnvironmentFailure for errors in its own code; NoRenderer where it has no such render mode.
     """
     if images and not images.shadows:
         raise ValueError(
@@ -56,7 +50,7 @@ def load(
 
 
 def _load(task: str, kwargs: dict[str, Any]) -> _Task:
-    """The task; another copy of a custom one is reset and stepped first (`mbx.envs.checks`)."""
+    """Load the task, after validating another copy of a custom one (`mbx.envs.checks`)."""
     name = f"gym:{task}"
     if custom.is_own(name):
         key, found = f"{name} {kwargs}", custom.given_or_found(name)
@@ -75,7 +69,7 @@ def _load(task: str, kwargs: dict[str, Any]) -> _Task:
 
 
 class _Task:
-    """One Gymnasium environment in the form `SteppedEnvironment` takes."""
+    """One Gymnasium environment as a `Task` of `SteppedEnvironment`."""
 
     ends_at = None  # its own time limit is taken off, or is a cut like any other
 
@@ -124,7 +118,6 @@ class _Task:
         self._env.close()
 
     def render(self) -> np.ndarray:
-        """What its own `render()` draws."""
         return np.asarray(self._env.render())
 
     picture = render
@@ -137,7 +130,7 @@ class _Task:
 
 
 def _declared(space: Any, alone: bool = True) -> tuple[Any, Any]:
-    """Shape and type of what is seen of a space, in dictionaries for a Dict and a Tuple."""
+    """Shape and type of observations from a space; dictionaries for a Dict and a Tuple."""
     from gymnasium.spaces import Box, Text, utils
 
     if parts := _parts(space):
@@ -158,8 +151,7 @@ def _declared(space: Any, alone: bool = True) -> tuple[Any, Any]:
 
 
 def _observed(space: Any, obs: Any) -> Any:
-    """An observation as `_declared` says, but for its shape. Raises ValueError where a Box has
-    another one."""
+    """Convert an observation to `_declared`'s form. Raises ValueError for wrong Box shapes."""
     from gymnasium.spaces import Box, utils
 
     if parts := _parts(space):
@@ -179,7 +171,7 @@ def _observed(space: Any, obs: Any) -> Any:
 
 
 def _choices(space: Any, name: str = "") -> Iterator[tuple[str, tuple[tuple[int, int], ...]]]:
-    """Numbers that become one-hot, as `EnvSpec.choices`."""
+    """Positions and sizes of one-hot numbers, as `EnvSpec.choices`."""
     from gymnasium.spaces import Discrete, MultiDiscrete
 
     for inner, one in _parts(space).items():
@@ -192,7 +184,7 @@ def _choices(space: Any, name: str = "") -> Iterator[tuple[str, tuple[tuple[int,
 
 
 def _parts(space: Any) -> dict[str, Any]:
-    """The spaces that a Dict or a Tuple holds, by name; none of any other."""
+    """Named subspaces of a Dict or a Tuple; empty for other spaces."""
     from gymnasium.spaces import Dict, Tuple
 
     if isinstance(space, Dict):

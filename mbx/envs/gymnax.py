@@ -1,9 +1,8 @@
-"""gymnax tasks (Pendulum-v1, Reacher-misc, CartPole-v1, Catch-bsuite, Breakout-MinAtar, …), and
-custom ones in JAX: jax:path/to/file.py:make, jax:package.module:make.
+"""Tasks of gymnax (gymnax:Pendulum-v1) and custom JAX environments (jax:path/to/file.py:make).
 
-gymnax resets by itself inside `step`; here its un-reset form is used, so that the final observation
-and the time limit are ours. `adapt` also takes environments of other packages that are written
-after gymnax (Craftax: jax:craftax.craftax_env:make_craftax_env_from_name).
+gymnax's `step` resets by itself; its form without resets is used, which keeps the final observation
+and our time limit. `adapt` also takes other packages' environments with gymnax's interface
+(Craftax: jax:craftax.craftax_env:make_craftax_env_from_name).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _NEVER = 2**30  # steps
 
 
 def raw(task: str, **kwargs: Any) -> RawEnvironment:
-    """The gymnax task. Raises ValueError for an unknown one."""
+    """The gymnax task. Raises ValueError for an unknown task."""
     with _imported_when_used("matplotlib.pyplot", "seaborn"):  # for its pictures, and for 0.9 s
         import gymnax
 
@@ -47,25 +46,16 @@ def raw(task: str, **kwargs: Any) -> RawEnvironment:
 
 
 def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> RawEnvironment:
-    """An object of gymnax's interface as a raw environment.
-
-    Spaces are known by what they have, not by their class, of which packages have their own:
-    `n`, or `low`, `high` and `shape`, or `spaces`.
-
-    Args:
-        name: SUITE:TASK.
-        env: with `reset_env`, `step_env`, `action_space`, `observation_space`, and to tell
-            terminations from the time limit `is_terminated` (without the limit) or `is_terminal`
-            (with the one of its parameters); having neither it ends where `step_env` says so.
-        params: its parameters; `max_steps_in_episode` or `max_timesteps` is the time limit. An
-            `env` that has one of its own by such a name (POPGym Arcade) keeps to that: then,
-            without `is_terminated`, an end is a termination unless `step_env`'s dictionary says
-            `truncated`.
-        can_terminate: episodes may end before that.
-
-    Raises:
-        ValueError: for an action space that is neither a bounded Box nor Discrete, and for
-            parameters without a time limit.
+    """An object of gymnax's interface as a raw environment named SUITE:TASK.
+    Spaces are recognized by attributes (`n`; `low`, `high` and `shape`; `spaces`), not by class.
+    `env` has `reset_env`, `step_env`, `action_space`, `observation_space`. A termination is what
+    `is_terminated` says (without the limit), else `is_terminal` (with the limit of `params`), else
+    the end that `step_env` says.
+    The time limit is `max_steps_in_episode` or `max_timesteps` of `params`. An `env` with its own
+    such attribute (POPGym Arcade) keeps to it: then, without `is_terminated`, an end is a
+    termination unless `step_env`'s dictionary says `truncated`.
+    Raises ValueError for an action space that is neither a bounded Box nor Discrete, and for
+    parameters without a time limit.
     """
     space = env.action_space(params)
     discrete = hasattr(space, "n")
@@ -101,7 +91,7 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
             shape = (int(np.prod(shape)),)  # no image from 0 to 1: a board of numbers
 
     def ends(state: Any, done: Any, info: dict[str, Any]) -> Any:
-        """Without the time limit, which the wrapper keeps."""
+        """Terminations without the time limit, which the wrapper handles."""
         if hasattr(env, "is_terminated"):
             return env.is_terminated(state, params)
         if own is not None:
@@ -147,13 +137,11 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
 
 
 def load_custom(task: str, **kwargs: Any) -> RawEnvironment:
-    """A custom environment: what the name stands for, or makes from its arguments, is a
-    `RawEnvironment`, an object of gymnax's interface, or such a one with its parameters.
-
-    Raises:
-        ValueError: where it is none, or does not take these arguments.
-        FileNotFoundError: where its file has gone.
-        EnvironmentFailure: where its own code fails.
+    """A custom JAX environment, by its name.
+    The name is of a `RawEnvironment`, of an object of gymnax's interface with or without its
+    parameters, or of a function that makes one of these from `kwargs`.
+    Raises ValueError for other objects and unknown arguments, FileNotFoundError for a missing file,
+    EnvironmentFailure for errors in its own code.
     """
     name = f"jax:{task}"
     if not custom.is_own(name):
@@ -173,7 +161,7 @@ def load_custom(task: str, **kwargs: Any) -> RawEnvironment:
             made = adapt(name, env, env.default_params if params is None else params)
 
     def naming(what: str, function: Callable) -> Callable:
-        """`function`, whose errors name the environment; they are raised while it is traced."""
+        """`function` with errors that name the environment; they are raised while tracing."""
 
         @functools.wraps(function)
         def wrapped(*args: Any) -> Any:
@@ -187,7 +175,7 @@ def load_custom(task: str, **kwargs: Any) -> RawEnvironment:
 
 
 class _WhenUsed(types.ModuleType):
-    """Stands for a module until something of it is asked for."""
+    """Placeholder of a module that is imported at its first use."""
 
     def __getattr__(self, name: str) -> Any:
         if sys.modules.get(self.__name__) is self:
@@ -197,7 +185,7 @@ class _WhenUsed(types.ModuleType):
 
 @contextlib.contextmanager
 def _imported_when_used(*names: str) -> Iterator[None]:
-    """What is imported meanwhile gets these modules when it first uses them, not at once."""
+    """Delay the import of these modules, by what is imported in this context, until first use."""
     here = {name: _WhenUsed(name) for name in names if name not in sys.modules}
     sys.modules.update(here)
     try:
@@ -209,7 +197,7 @@ def _imported_when_used(*names: str) -> Iterator[None]:
 
 
 def _leaves(space: Any) -> Any:
-    """A space, or the spaces that a Dict holds, as dictionaries."""
+    """A space, or dictionaries of the spaces in a Dict."""
     inner = getattr(space, "spaces", None)
     return {k: _leaves(one) for k, one in inner.items()} if isinstance(inner, dict) else space
 

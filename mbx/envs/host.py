@@ -23,52 +23,40 @@ from mbx.envs.render import NoRenderer
 
 
 class Task(Protocol):
-    """One un-batched host task.
-
-    Attributes:
-        num_actions: 0 for continuous actions; otherwise their number.
-        action_low, action_high: bounds of continuous actions, in the task's own units; of discrete
-            ones action_low holds the number of the first.
-        obs_shape, obs_dtype: of observations; dictionaries of these where they are dictionaries.
-        time_limit: environment steps of an episode, None without a limit.
-        ends_at: steps after which the simulator itself ends an episode, None where it does not.
-        can_terminate: episodes may end before their time limit.
-
+    """One host task, not vectorized; obs_shape and obs_dtype may be dictionaries.
     It may have further fields of `EnvSpec` (`reward_range`, `choices`, `action_shape`,
     `action_dtype`), and `info`, the last step's dictionary of numbers (`env.metrics`).
     """
 
-    num_actions: int
-    action_low: np.ndarray
+    num_actions: int  # 0 for continuous actions
+    action_low: np.ndarray  # in the task's units; the number of the first discrete action
     action_high: np.ndarray
     obs_shape: tuple[int, ...] | Mapping[str, tuple[int, ...]]
     obs_dtype: Any
-    time_limit: int | None
-    ends_at: int | None
-    can_terminate: bool
+    time_limit: int | None  # environment steps of an episode
+    ends_at: int | None  # steps after which the simulator itself ends an episode
+    can_terminate: bool  # episodes may end before their time limit
 
     def reset(self, seed: int | None) -> Any:
-        """Begin an episode; None draws it from the task's own generator."""
+        """Start an episode; None continues the task's own generator."""
 
     def step(self, action: np.ndarray | int) -> tuple[Any, float, bool, bool]:
-        """Observation, reward, terminated, and truncated where the simulator itself cuts the
-        episode short of our time limit."""
+        """Observation, reward, terminated, and truncated (only by the simulator itself)."""
 
     def get_state(self) -> bytes | None:
-        """A snapshot that any instance of the task continues from exactly, None without one."""
+        """A snapshot that any instance of the task continues from exactly, or None."""
 
     def set_state(self, snapshot: bytes) -> None:
         """Continue from a snapshot."""
 
     def close(self) -> None:
-        """Free what the task holds."""
+        """Free resources."""
 
 
 class SteppedEnvironment(HostEnvironment):
-    """E tasks as one `HostEnvironment`: action rescaling and repeat, time limit, fresh resets.
-
-    reset_solved is that of `mbx.envs.base.solved`, first the number of the first task. Where it
-    cannot be made, its tasks are closed.
+    """E tasks as one `HostEnvironment`: action rescaling and repeat, time limit, random resets.
+    `reset_solved` as in `mbx.envs.base.solved`; `first` is the number of the first task. Tasks are
+    closed where the constructor fails.
     """
 
     def __init__(
@@ -117,7 +105,7 @@ class SteppedEnvironment(HostEnvironment):
         if self._stack is not None:
             frames = (self.num_envs, self._stack.count, *self._stack.shape)
             self._frames = np.zeros(frames, self.spec.obs_dtype)
-        # Of the episodes so far: sums, counts and newest values, `[3, E]` each.
+        # Sums, counts and newest values of current episodes, `[3, E]` each.
         self._metrics = {name: np.zeros((3, self.num_envs), np.float32) for name in metrics}
         self._missed: set[str] = set()  # metrics that an episode ended without
         self._tasks = list(tasks)
@@ -131,7 +119,7 @@ class SteppedEnvironment(HostEnvironment):
         return self.reset_each(np.random.SeedSequence(seed).generate_state(self.num_envs))
 
     def reset_each(self, seeds: Sequence[int]) -> np.ndarray:
-        """Start a new episode in every environment, each from its own seed."""
+        """Start new episodes, each environment with its own seed: observations `[E, ...]`."""
         self._length[:], self._return[:], self._solved[:] = 0, 0.0, 0
         for values in self._metrics.values():
             values[:] = 0.0
@@ -170,7 +158,7 @@ class SteppedEnvironment(HostEnvironment):
         )
 
     def _note_metrics(self, i: int) -> None:
-        """Add what the last environment step's `info` holds; None is not there yet."""
+        """Add the last environment step's `info`; None counts as missing."""
         for name, values in self._metrics.items():
             value = self._tasks[i].info.get(name)
             if value is None:
@@ -185,8 +173,7 @@ class SteppedEnvironment(HostEnvironment):
             values[:, i] = values[0, i] + number, values[1, i] + 1, number
 
     def _episode_metrics(self, done: np.ndarray) -> dict[str, np.ndarray]:
-        """`Timestep.metrics`: means over the environment steps whose `info` had the number, and
-        newest values; NaN of an episode that ended without it."""
+        """`Timestep.metrics`: episode means and newest values; NaN of an episode without them."""
         found = {}
         for name, values in self._metrics.items():
             without = done & (values[1] == 0)
@@ -208,7 +195,7 @@ class SteppedEnvironment(HostEnvironment):
         task, total = self._tasks[i], 0.0
         is_last = self._length[i] == self.spec.episode_length - 1
         for _ in range(self._last if is_last else self.spec.action_repeat):
-            # What an environment does to its array is its own affair.
+            # The environment may write into its array.
             obs, reward, terminated, truncated = task.step(action.copy())
             total += reward
             if self._metrics:
@@ -218,7 +205,7 @@ class SteppedEnvironment(HostEnvironment):
         return self._seen(i, obs), total, terminated, truncated
 
     def _seen(self, i: int, obs: Any, first: bool = False) -> np.ndarray:
-        """What the agent sees of task i as one array; `first` of an episode."""
+        """The agent's observation of task i as one array; `first` of an episode."""
         if self._drawn:
             obs = _picture(self.spec.name, self._tasks[i].picture)
         obs = see(self._images, obs)
@@ -252,14 +239,13 @@ class SteppedEnvironment(HostEnvironment):
 
     def render(self) -> np.ndarray:
         """A picture of the first task, uint8 `[height, width, 3]`.
-
-        Raises NoRenderer where there is none; the tasks have to be made for it (`Suite.film`).
+        Raises NoRenderer where there is none; tasks must be made with `film`.
         """
         return _picture(self.spec.name, self._tasks[0].render)
 
     @property
     def seconds(self) -> float:
-        """What an environment step takes in the world of a task that draws itself."""
+        """Simulated time of an environment step."""
         return float(self._tasks[0].seconds)
 
     def close(self) -> None:
@@ -268,7 +254,7 @@ class SteppedEnvironment(HostEnvironment):
 
 
 def _picture(name: str, draw: Callable[[], Any]) -> np.ndarray:
-    """What `draw` gives, uint8 `[height, width, 3]`; raises NoRenderer for anything else."""
+    """Picture from `draw()`, uint8 `[height, width, 3]`; raises NoRenderer for anything else."""
     try:
         picture = np.asarray(draw())
     except NoRenderer:

@@ -1,8 +1,7 @@
-"""What becomes of observed images: drawn, brought to one size, made grey, stacked.
+"""Processing of observed images: drawing, resizing, grayscale, frame stacking.
 
 The settings `env.pixels`, `env.image_size`, `env.grey`, `env.frame_stack` and `env.shadows`, for
-environments of every suite. An image is a part of an observation of three axes, `[H, W, C]`
-(`mbx.observations`): `see` changes each of them; `Stack` joins the newest of them.
+all suites. An image is a part of an observation with three axes, `[H, W, C]` (`mbx.observations`).
 NumPy arrays stay NumPy arrays, everything else is traced by JAX. Leading axes `...` are free.
 """
 
@@ -25,31 +24,22 @@ _LUMA = (19595, 38470, 7471)
 
 
 class Images(NamedTuple):
-    """What is done with images, as the settings say.
+    """Settings of observed images."""
 
-    Attributes:
-        pixels: pictures are observed instead of numbers: on the host those that are drawn of the
-            task, in JAX its own images of floats from 0 to 1, as uint8.
-        size: pixels a side that every image is resized to; 0: as it is (64 where it is drawn).
-        grey: colours become one channel.
-        stack: newest images of an observation, joined on channels, oldest first; an episode begins
-            with its first one repeated.
-        shadows: drawn with shadows, reflections and smoothed edges, where MuJoCo draws.
-    """
-
+    # Images are observed instead of numbers: drawn on the host; in JAX the environment's own images
+    # with floats from 0 to 1, as uint8.
     pixels: bool = False
-    size: int = 0
+    size: int = 0  # pixels a side after resizing; 0: unchanged (64 where drawn)
     grey: bool = False
-    stack: int = 1
-    shadows: bool = True
+    stack: int = 1  # newest images joined on channels, oldest first; the first one is repeated
+    shadows: bool = True  # draw shadows, reflections and smoothed edges (MuJoCo)
 
     @property
     def drawn_size(self) -> int:
-        """Pixels a side of what is drawn."""
         return self.size or DRAWN_SIZE
 
     def settings(self) -> str:
-        """Those that are not at their defaults, as a run would write them; "" for none."""
+        """Settings that are not at their defaults, as a command line writes them."""
         longer = {"size": "image_size", "stack": "frame_stack"}
         changed = {f: x for f, x in self._asdict().items() if x != self._field_defaults[f]}
         return ", ".join(f"env.{longer.get(field, field)}={x}" for field, x in changed.items())
@@ -63,14 +53,10 @@ def observed(
     images: Images = Images(),  # noqa: B008
 ) -> tuple[tuple[int, ...], Any, tuple[Part, ...]]:
     """Shape and type of an observation after `see`, as one array, and the parts that it joins.
-
-    shape, dtype: of the environment's observations; dictionaries of these where they are
-    dictionaries.
-
-    Raises:
-        ValueError: where something is to be done with images and there are none that it can be done
-            with; for pictures without channels or with channels first; where parts are named of an
-            observation that has none, and as `observations.choose`.
+    shape, dtype: of the environment's observations, or dictionaries of these.
+    Raises ValueError for image settings without images that they apply to, for pictures without
+    channels or with channels first, for parts named of an observation without parts, and as
+    `observations.choose`.
     """
     named = isinstance(shape, Mapping)
     shapes, dtypes = (dict(shape), dict(dtype)) if named else ({"": shape}, {"": dtype})
@@ -114,7 +100,7 @@ def _changed(name: str, images: Images, shapes: dict, dtypes: dict) -> tuple[dic
 
 
 def _check_picture(name: str, which: str, shape: Sequence[int], dtype: Any) -> None:
-    """Raise ValueError for a picture that has its channels first, or none."""
+    """Raise ValueError for an image with channels first or without channels."""
     if np.dtype(dtype) != np.uint8:
         return
     if len(shape) == 2:
@@ -131,7 +117,7 @@ def _check_picture(name: str, which: str, shape: Sequence[int], dtype: Any) -> N
 
 
 def check_no_parts(name: str, observe: Sequence[str]) -> None:
-    """Raise ValueError where parts are chosen of an observation that has none."""
+    """Raise ValueError where parts are chosen of an observation without parts."""
     if observe:
         raise ValueError(
             f"env.observe={tuple(observe)}: an observation of {name} is one array without named "
@@ -140,7 +126,7 @@ def check_no_parts(name: str, observe: Sequence[str]) -> None:
 
 
 def see(images: Images, obs: Any) -> Any:
-    """An observation with its images as they are to be seen; a dictionary may be one of arrays."""
+    """An observation, or a dictionary of arrays, with processed images."""
     if images == Images():
         return obs
     if isinstance(obs, Mapping):
@@ -149,7 +135,7 @@ def see(images: Images, obs: Any) -> Any:
 
 
 def _one(images: Images, image: Any) -> Any:
-    """One image `[H, W, C]`: uint8, then grey, then resized."""
+    """One image `[H, W, C]` as uint8, then grayscale, then resized."""
     if images.pixels and image.dtype != np.uint8:
         image = _bytes(255.0 * image)
     if images.grey and image.shape[2] == 3:
@@ -161,7 +147,7 @@ def _one(images: Images, image: Any) -> Any:
 
 
 def _bytes(image: Any) -> Any:
-    """Numbers as uint8: rounded, and cut off at 0 and 255."""
+    """Numbers as uint8: rounded, and clipped to 0 and 255."""
     xp = np if isinstance(image, np.ndarray) else jnp
     return xp.clip(xp.round(image), 0, 255).astype(np.uint8)
 
@@ -176,7 +162,7 @@ def _grey(image: Any) -> Any:
 
 
 def _resized(image: Any, size: int) -> Any:
-    """`[H, W, C]` -> `[size, size, C]`: linear, over all pixels that one stands for."""
+    """`[H, W, C]` -> `[size, size, C]`: linear, antialiased."""
     if not isinstance(image, np.ndarray):
         x = image.astype(jnp.float32)
         x = jax.image.resize(x, (size, size, image.shape[2]), "linear", antialias=True)
@@ -189,27 +175,20 @@ def _resized(image: Any, size: int) -> Any:
 
 
 class Stack(NamedTuple):
-    """The newest images of an observation, joined on channels, oldest first; part by part where
-    there are several. What is no image is the newest alone.
-
-    Attributes:
-        count: images of a stack.
-        shape: of the image of one observation, `[H, W, C]`.
-        channels: of each image that it was joined of.
-        packed: an observation is a row of bytes, its image's first.
+    """Frame stacking: newest images joined on channels, oldest first, for each image part.
+    Parts that are not images are the newest alone.
     """
 
     count: int
-    shape: tuple[int, int, int]
-    channels: tuple[int, ...]
-    packed: bool
+    shape: tuple[int, int, int]  # of the image of one observation, `[H, W, C]`
+    channels: tuple[int, ...]  # of each joined image
+    packed: bool  # an observation is a row of bytes, its image first
 
     @classmethod
     def of(
         cls, count: int, shape: Sequence[int], parts: Sequence[Part]
     ) -> tuple[Stack | None, tuple[int, ...], tuple[Part, ...]]:
-        """A stack (None of one image), and the shape and the parts of what it makes of an
-        observation of `shape` that was joined of `parts`, if any."""
+        """A stack (None for one image), and the stacked observation's shape and parts."""
         if count == 1:
             return None, tuple(shape), tuple(parts)
         image = observations.layout(parts).image_shape or tuple(shape)
@@ -222,7 +201,7 @@ class Stack(NamedTuple):
         return cls(count, image, channels, observations.is_packed(parts)), new, stacked
 
     def begin(self, obs: Any) -> Any:
-        """The images `[..., count, H, W, C]` at an episode's start: the first one repeated."""
+        """Images `[..., count, H, W, C]` at an episode's start: the first one repeated."""
         xp = np if isinstance(obs, np.ndarray) else jnp
         image = self._image(obs)[..., None, :, :, :]
         return xp.repeat(image, self.count, axis=-4)
@@ -234,7 +213,7 @@ class Stack(NamedTuple):
         return xp.concatenate([frames[..., 1:, :, :, :], newest], axis=-4)
 
     def join(self, frames: Any, obs: Any) -> Any:
-        """`obs` with all images of `frames` in the place of its own, the newest of them."""
+        """`obs` with all images of `frames` in place of its own."""
         xp = np if isinstance(obs, np.ndarray) else jnp
         pieces, first = [], 0
         for channels in self.channels:

@@ -1,9 +1,9 @@
-"""Several tasks at once: `multi:gymnax:Pendulum-v1+brax:inverted_pendulum`, environments in equal
-blocks, one a task.
+"""Multi-task environments: `multi:gymnax:Pendulum-v1+brax:inverted_pendulum`.
 
-Observations are padded with zeros to the longest and end in the one-hot task; actions are as long
-as the longest, of which a task reads its own. All tasks are JAX environments, or all are on the
-host. Source: TD-MPC2 (arXiv 2310.16828), section 3.3.
+Environments are in equal blocks, one a task. Observations are padded with zeros to the longest and
+end in the one-hot task; actions are as long as the longest, and a task reads its first dimensions.
+All tasks are JAX environments, or all are on the host. Source: TD-MPC2 (arXiv 2310.16828), section
+3.3.
 """
 
 from __future__ import annotations
@@ -37,13 +37,10 @@ def make(
     first: int = 0,
 ) -> JaxEnvironment | HostEnvironment:
     """`num_envs` environments, num_envs / K of each of K tasks "SUITE:TASK+SUITE:TASK+…".
-
-    min_sizes are observation and action dims to pad to at least (those of a model to be
-    fine-tuned); further arguments are those of `mbx.envs.make`.
-
-    Raises:
-        ValueError: where num_envs is no multiple of K, tasks repeat, differ in action repeat, have
-            discrete actions or images, or where JAX and host environments are mixed.
+    min_sizes are minimum observation and action dims (of a model to be fine-tuned); further
+    arguments are those of `mbx.envs.make`. Raises ValueError where num_envs is not a multiple of K,
+    tasks repeat, differ in action repeat, have discrete actions or images, or mix JAX and host
+    environments.
     """
     from mbx import envs
 
@@ -101,7 +98,7 @@ def _joint_spec(name: str, specs: Sequence[EnvSpec], min_sizes: tuple[int, int])
 
 
 def _label(spec: EnvSpec, index: int, obs: Any) -> Any:
-    """A task's observations `[E, ...]` padded, with the one-hot task behind."""
+    """A task's observations `[E, ...]`, padded, then the one-hot task."""
     xp = np if isinstance(obs, np.ndarray) else jnp
     num = len(spec.tasks)
     one_hot = xp.broadcast_to(xp.eye(num, dtype=np.float32)[index], (obs.shape[0], num))
@@ -122,7 +119,7 @@ def _join(spec: EnvSpec, steps: Sequence[Timestep]) -> Timestep:
 
 
 def _blocks(spec: EnvSpec, action: Any) -> list[Any]:
-    """Each task's rows and own dims of joint actions `[E, A]`."""
+    """Each task's rows and dimensions of joint actions `[E, A]`."""
     rows = action.reshape(len(spec.tasks), -1, spec.action_dim)
     return [rows[i, :, : task.action_dim] for i, task in enumerate(spec.tasks)]
 
@@ -146,7 +143,7 @@ def _together(spec: EnvSpec, members: Sequence[JaxEnvironment]) -> JaxEnvironmen
 
 
 class MultiHost(HostEnvironment):
-    """Host environments of several tasks as one; see the module's first lines."""
+    """Host environments of several tasks as one."""
 
     def __init__(self, spec: EnvSpec, members: Sequence[HostEnvironment]) -> None:
         self.spec, self._members = spec, list(members)

@@ -1,7 +1,6 @@
 """Pictures of gymnax states: Pendulum-v1, CartPole-v1, and every task that observes a grid.
 
-Grids (Catch-bsuite, the MinAtar games, DeepSea-bsuite, Pong-misc) are drawn as they are observed,
-one colour a channel.
+Grids (Catch-bsuite, the MinAtar games, DeepSea-bsuite, Pong-misc) have one colour a channel.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _COLORS = np.array(
 
 
 def of_gymnax(task: str) -> Renderer:
-    """The renderer of a gymnax task. Raises ValueError for one that is not drawn."""
+    """Renderer of a gymnax task. Raises ValueError for a task that cannot be drawn."""
     import gymnax
 
     if task not in gymnax.registered_envs:
@@ -89,8 +88,7 @@ def draw_cartpole(view: dict[str, Any]) -> np.ndarray:
 
 def draw_grid(view: Any) -> np.ndarray:
     """uint8 picture of `[rows, columns]` or `[rows, columns, C]`, about SIZE pixels high.
-
-    A cell has the colour of its last channel that is not zero; one channel alone is black or white.
+    A cell has the colour of its last nonzero channel; a single channel is black or white.
     """
     grid = np.asarray(view)
     grid = grid[..., None] if grid.ndim == 2 else grid

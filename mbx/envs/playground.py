@@ -1,11 +1,9 @@
-"""MuJoCo Playground in JAX: playground:CartpoleSwingup, playground:Go1JoystickFlatTerrain (extra
-`playground`).
+"""Tasks of MuJoCo Playground in JAX: playground:CartpoleSwingup (extra `playground`).
 
-Always with impl="jax", which runs everywhere. Action repeat 2 by default on its dm_control suite,
-as published TD-MPC2 results use there, else 1. Playground edits some models: scores are its own,
-not dm_control's. Its robots' observations are dictionaries, `state` and `privileged_state`, of
-which the agent sees the first unless `env.observe` names both; their models are downloaded by
-Playground.
+Always with impl="jax", which runs everywhere. The default action repeat is 2 on its dm_control
+suite, as in published TD-MPC2 results, else 1. Playground edits some models: scores differ from
+dm_control's. Its robots (playground:Go1JoystickFlatTerrain) observe `state` and `privileged_state`,
+the second only with `env.observe`; Playground downloads their models.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from mbx.envs.render import Renderer, mujoco_drawing
 
 
 def make_renderer(task: str) -> Renderer:
-    """Pictures of the task's model. Raises ValueError for an unknown task."""
+    """Renderer of the task's model. Raises ValueError for an unknown task."""
     env = _load(task)
     fields = ("qpos", "mocap_pos", "mocap_quat")
     return Renderer(
@@ -35,7 +33,7 @@ def make_renderer(task: str) -> Renderer:
 
 
 def _load(task: str) -> Any:
-    """Playground's own environment. Raises ValueError for an unknown task."""
+    """The Playground environment. Raises ValueError for an unknown task."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside mjx and brax
         from mujoco_playground import registry
@@ -52,7 +50,7 @@ def _is_of_dm_control(task: str) -> bool:
 
 
 def raw(task: str) -> RawEnvironment:
-    """The Playground task. Raises ValueError for an unknown one."""
+    """The Playground task. Raises ValueError for an unknown task."""
     env = _load(task)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -40,9 +40,9 @@ def register(
 
     Args:
         name: what stands before the colon in `SUITE:TASK`.
-        suite: a `Suite`; or for whole environments a function
-            (task, num_envs, *, action_repeat, episode_length, seed) -> environment, whose
-            action_repeat and episode_length are None where a run leaves them to the suite.
+        suite: a `Suite`; or a function that makes vectorized environments,
+            (task, num_envs, *, action_repeat, episode_length, seed) -> environment, where None
+            leaves action_repeat and episode_length to the suite.
         make_renderer: task -> `Renderer`, for videos; None: the suite's own, if any.
 
     Examples:
@@ -53,7 +53,7 @@ def register(
 
 
 def num_tasks(name: str) -> int:
-    """Tasks that an environment's name stands for: 1, or those of a `multi:` one."""
+    """Number of tasks in an environment's name: more than 1 for `multi:`."""
     return name.count("+") + 1 if name.startswith("multi:") else 1
 
 
@@ -74,34 +74,32 @@ def make(
     first: int = 0,
     **extra: Any,
 ) -> Environment:
-    """The environment `SUITE:TASK`, `num_envs` times.
+    """The environment `SUITE:TASK`, vectorized `num_envs` times.
 
     Args:
         name: SUITE:TASK.
         num_envs: copies, stepped together.
-        action_repeat: environment steps of an agent step; None for the suite's default (2 for
-            dm_control's tasks, else 1).
-        episode_length: agent steps of an episode; None for the task's own limit.
+        action_repeat: environment steps of an agent step; None: the suite's default.
+        episode_length: agent steps of an episode; None: the task's own limit.
         seed: of host environments; JAX ones take keys.
-        kwargs: the task's own arguments, of the suites gym, gymnax and jax.
-        metrics: numbers of `info` that are averaged over episodes, of the suite gym.
-        observe: parts of observations that are dictionaries; empty: all but privileged ones.
-        images: what is done with images that are observed, and whether pictures are.
-        film: a host environment that draws itself (`SteppedEnvironment.render`).
-        workers: processes that step a host environment; 0: this one does.
+        kwargs: the task's own arguments (suites gym, gymnax and jax).
+        metrics: numbers of `info` to average over episodes (suite gym).
+        observe: parts of dictionary observations; empty: all but privileged ones.
+        images: settings of observed images.
+        film: make host environments that can `render`.
+        workers: processes that step a host environment; 0: this process.
         reset_solved: agent steps in a row with nearly the highest reward after which three
-            environments in four begin another episode (`mbx.envs.base.solved`); 0: never; None:
-            the task's, as `EnvSpec.reset_solved` says then, and never where a suite makes whole
-            environments.
-        first: number of the first of them, where several processes step those of a run.
+            environments in four are reset (`mbx.envs.base.solved`); 0: never; None: automatic
+            (never with `Suite.whole`).
+        first: number of the first environment, where several processes share a run.
         **extra: further arguments of the suite.
 
     Raises:
-        ValueError: for an unknown suite or task, a count below one, a setting that the suite does
-            not take, or a space that no agent can be trained in.
-        FileNotFoundError: where the file of a custom environment is gone.
-        EnvironmentFailure: where an environment's own code fails.
-        ImportError: where a package is missing; names the extra to install.
+        ValueError: unknown suite or task, a count below one, a setting that the suite does not
+            take, or a space that no agent can be trained on.
+        FileNotFoundError: the file of a custom environment is missing.
+        EnvironmentFailure: an environment's own code failed.
+        ImportError: a package is missing; names the extra to install.
         NoRenderer: with `film` or `images.pixels`, where it cannot be drawn.
     """
     suite_name, colon, task = name.partition(":")
@@ -143,7 +141,7 @@ def make(
 def _check_taken(
     name: str, suite: Suite, kwargs: Any, metrics: Any, workers: int, images: Images, cut: Any
 ) -> None:
-    """Raise ValueError for what a suite does not take."""
+    """Raise ValueError for settings that a suite does not take."""
     drawn = "env.pixels=True" if images.pixels else ""
     rows = [
         ("env.kwargs=", kwargs, suite.takes_kwargs, "takes no arguments (gym:, gymnax:, jax: do)"),
@@ -167,8 +165,7 @@ def make_share(
     film: bool = False,
     **options: Any,
 ) -> SteppedEnvironment:
-    """A host environment of a task a seed, stepped in this process.
-
+    """A host environment with one task per seed, stepped in this process.
     images are the fields of `Images` by name; options those of `SteppedEnvironment`.
     """
     suite_name, _, task = name.partition(":")
@@ -187,14 +184,9 @@ def make_share(
 
 
 def make_renderer(name: str, **options: Any) -> Renderer:
-    """What draws the states of the environment `SUITE:TASK`.
-
-    options are the suite's, as of `make`, where they change what a state is.
-
-    Raises:
-        ValueError: where its states are not drawn.
-        NoRenderer: where this machine has nothing to draw them with.
-        ImportError: where a package is missing; names the extra to install.
+    """Renderer of the environment `SUITE:TASK`; options as in `make`, where they change a state.
+    Raises ValueError where states cannot be drawn, NoRenderer where this machine cannot draw,
+    ImportError where a package is missing (names the extra to install).
     """
     suite_name, _, task = name.partition(":")
     suite = _load(suite_name) if suite_name in _SUITES else Suite()
@@ -210,7 +202,7 @@ def make_renderer(name: str, **options: Any) -> Renderer:
 
 
 def films(name: str) -> bool:
-    """Whether the environment SUITE:TASK is one on the host that draws itself."""
+    """Whether a host environment draws itself."""
     suite = name.partition(":")[0]
     return suite in _SUITES and _load(suite).draws
 
@@ -223,7 +215,7 @@ def reads(name: str) -> str:
 
 
 def _load(suite: str) -> Suite:
-    """A suite, its module imported where it comes with the package."""
+    """A suite; its module is imported if it comes with mbx."""
     found = _SUITES[suite]
     if isinstance(found, Suite):
         return found
@@ -236,7 +228,7 @@ def _load(suite: str) -> Suite:
 
 @contextlib.contextmanager
 def _names_missing_package(name: str, extra: str = "") -> Iterator[None]:
-    """Raise the ImportError of a missing package with what to install."""
+    """Raise ImportError with installation instructions for a missing package."""
     try:
         yield
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""What pictures of an environment are made with: `mbx.envs.make_renderer("gymnax:Pendulum-v1")`.
+"""Renderers: `mbx.envs.make_renderer("gymnax:Pendulum-v1")`, and drawing of MuJoCo models.
 
-A `Renderer` is two functions: one picks out of a state what a picture shows, inside a compiled
-program; the other draws it. How simulators' models are drawn stands here, too.
+A `Renderer` has two functions: `view` selects what a picture shows inside a compiled program;
+`draw` draws it.
 """
 
 from __future__ import annotations
@@ -19,35 +19,24 @@ _DISABLED = ("disable", "disabled", "off", "false", "0")
 
 
 class Renderer(NamedTuple):
-    """Pictures of one environment's states.
+    """Pictures of one environment's states."""
 
-    Attributes:
-        view: raw, un-batched state -> a small pytree, what a picture needs of it; pure.
-        draw: view as numpy arrays -> uint8 `[height, width, 3]`; not compiled.
-        seconds: that an environment step takes in its world (a chosen pace where there is no
-            clock).
-    """
-
-    view: Callable[[Any], Any]
-    draw: Callable[[Any], np.ndarray]
-    seconds: float
+    view: Callable[[Any], Any]  # raw state -> a small pytree; pure
+    draw: Callable[[Any], np.ndarray]  # view as NumPy arrays -> uint8 `[height, width, 3]`
+    seconds: float  # simulated time of an environment step
 
 
 class NoRenderer(RuntimeError):
-    """There is nothing to draw with on this machine."""
+    """This machine cannot draw."""
 
 
 def mujoco_drawing(
     model: Any, *, height: int = 240, width: int = 320
 ) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
     """`Renderer.draw` of a `mujoco.MjModel`, through its first camera where it has one.
-
     A view holds the fields of `mujoco.MjData` to set (qpos `[nq]`, mocap_pos `[nmocap, 3]`, …); the
-    rest follows by forward kinematics.
-
-    Raises:
-        NoRenderer: where OpenGL cannot draw without a window; it is asked for through EGL on Linux
-            unless the variable MUJOCO_GL says otherwise.
+    rest follows by forward kinematics. Raises NoRenderer where OpenGL cannot draw without a window;
+    the default on Linux is EGL unless MUJOCO_GL says otherwise.
     """
     import mujoco
 
@@ -63,12 +52,10 @@ def mujoco_drawing(
 
 
 class MujocoPictures:
-    """Pictures of MuJoCo's states, `[height, width, 3]`, by an OpenGL context that they share.
-
-    What is drawn may be of copies of `model`. The camera is a fixed one by its number, or one from
-    outside where there is none. Plain pictures have no shadows, reflections and smoothed edges,
-    which cost nearly all of the time where the processor draws. Raises NoRenderer as
-    `mujoco_drawing`.
+    """Pictures of MuJoCo's states, `[height, width, 3]`, by a shared OpenGL context.
+    The camera is a fixed one by its number, or a free one where there is none. Calls may pass
+    copies of `model`. Plain pictures have no shadows, reflections and smoothed edges, which take
+    nearly all of the time on a CPU. Raises NoRenderer as `mujoco_drawing`.
     """
 
     def __init__(
@@ -101,7 +88,7 @@ class MujocoPictures:
         atexit.register(self._free)
 
     def __call__(self, model: Any, data: Any) -> np.ndarray:
-        """uint8 `[height, width, 3]` of a `mujoco.MjData` whose kinematics are done."""
+        """uint8 `[height, width, 3]` of a `mujoco.MjData` after forward kinematics."""
         import mujoco
 
         self._context.make_current()
@@ -125,7 +112,7 @@ class MujocoPictures:
 
 
 def _gl_context(width: int, height: int) -> Any:
-    """An OpenGL context that needs no window, made current. Raises NoRenderer."""
+    """An OpenGL context without a window, made current. Raises NoRenderer."""
     chosen = os.environ.get("MUJOCO_GL", "").lower().strip()
     with _drawing():
         if chosen in _DISABLED:

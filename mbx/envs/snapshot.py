@@ -1,12 +1,10 @@
-"""Host environments saved as plain data in JSON, which cannot execute when it is read.
+"""Snapshots of host environments as JSON data, which cannot execute code when read.
 
-`get` and `put` save a Gymnasium environment and continue from it exactly: its state is taken to be
-the attributes of its layers that are plain data or random generators, and MuJoCo's state where it
-has one. What holds anything else (Box2D's worlds, emulators, one object under two names) cannot be
-saved.
-
+`get` and `put` save a Gymnasium environment and continue from it exactly. Its state is the
+attributes of its layers that are plain data or random generators, and MuJoCo's state. Environments
+that hold anything else (Box2D's worlds, emulators, one object under two names) cannot be saved.
 `encode` takes None, booleans, numbers, strings, bytes, lists, tuples, dicts, NumPy arrays, scalars
-and random generators; `decode` gives back equal ones, to the last bit.
+and random generators; `decode` returns them bit for bit.
 """
 
 from __future__ import annotations
@@ -25,13 +23,13 @@ _PLAIN = (bool, int, float, str)
 _GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 # What never changes while an environment is stepped, or belongs to the process.
 _FIXED = ("env", "spec", "_cached_spec", "mujoco_renderer", "model", "data")
-# Results of MuJoCo's last step whose sizes vary with the contacts; every step makes them again.
+# Results of MuJoCo's last step whose sizes vary with the contacts; every step recomputes them.
 _OF_CONTACTS = ("contact", "efc_", "iefc_", "iacc", "ifrc_", "island", "map_")
 _KINDS = "biufSU"  # of arrays: no objects, which would be unpickled
 
 
 class SnapshotError(ValueError):
-    """Data that no snapshot is, or one of something else."""
+    """Data that is not a snapshot, or one of another environment."""
 
 
 def encode(tree: Any) -> bytes:
@@ -40,7 +38,7 @@ def encode(tree: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """What `encode` was given. Raises SnapshotError for other bytes."""
+    """The data given to `encode`. Raises SnapshotError for other bytes."""
     with understood("it is not plain data"):
         return _unpack(json.loads(data))
 
@@ -114,7 +112,7 @@ def _generator(state: dict[str, Any]) -> np.random.Generator:
 
 
 def get(env: Any) -> bytes | None:
-    """The state of a Gymnasium environment, or None where it holds what is not plain data."""
+    """State of a Gymnasium environment, or None where not all of it is plain data."""
     saved = {}
     physics = _physics(env)
     if physics is not None:
@@ -127,10 +125,8 @@ def get(env: Any) -> bytes | None:
 
 
 def put(env: Any, snapshot: bytes) -> None:
-    """Continue in `env` from what `get` gave.
-
-    Raises `snapshot.SnapshotError` where that was another environment, another version of it, or
-    where it changed its own model.
+    """Continue in `env` from a snapshot by `get`.
+    Raises `SnapshotError` for another environment, another version of it, or a changed model.
     """
     with understood("it does not fit the environment"):
         saved, physics = decode(snapshot), _physics(env)
@@ -161,7 +157,7 @@ def _layers(env: Any) -> list[Any]:
 
 
 def _plain(layer: Any, physics: tuple[Any, Any] | None) -> dict[str, Any]:
-    """Attributes of a layer that are its state. Raises TypeError where others may be."""
+    """Attributes of a layer that are its state. Raises TypeError for other objects."""
     if any(getattr(kind, "__slots__", ()) for kind in type(layer).__mro__):
         raise TypeError("attributes outside of vars()")
     values = {
@@ -175,7 +171,7 @@ def _plain(layer: Any, physics: tuple[Any, Any] | None) -> dict[str, Any]:
 
 
 def _is_fixed(layer: Any, name: str, value: Any, physics: tuple[Any, Any] | None) -> bool:
-    """Whether an attribute is no state: what the environment was made with, or MuJoCo's own."""
+    """Whether an attribute is not state: fixed by construction, or an object of MuJoCo's."""
     import gymnasium
 
     kinds = (gymnasium.Space, gymnasium.envs.registration.EnvSpec, type)
@@ -188,8 +184,7 @@ def _is_fixed(layer: Any, name: str, value: Any, physics: tuple[Any, Any] | None
 
 
 def _check_separate(tree: Any, seen: set[int]) -> None:
-    """Raise TypeError where two attributes are one object, or views of one array: read from a
-    snapshot they would be two."""
+    """Raise TypeError for attributes that share memory: a snapshot would separate them."""
     if isinstance(tree, np.ndarray):
         while isinstance(tree.base, np.ndarray):
             tree = tree.base
@@ -211,7 +206,7 @@ def _is_code(layer: Any, name: str) -> bool:
 
 
 def _physics(env: Any) -> tuple[Any, Any] | None:
-    """MuJoCo's model and data of an environment that has them."""
+    """MuJoCo's model and data, or None."""
     base = env.unwrapped
     model, data = getattr(base, "model", None), getattr(base, "data", None)
     found = type(model).__name__ == "MjModel" and type(data).__name__ == "MjData"
@@ -219,10 +214,9 @@ def _physics(env: Any) -> tuple[Any, Any] | None:
 
 
 def _get_mujoco(model: Any, data: Any) -> dict[str, Any]:
-    """All that the next step starts from, and the last one's results.
-
-    Tasks read results before they step (a body's place, to know how far it then moved), and those
-    are of the state before the last integration, so that they cannot be computed again.
+    """MuJoCo's integration state, and the last step's results.
+    Tasks read results before they step, and those precede the last integration, so that they cannot
+    be computed again.
     """
     import mujoco
 
@@ -246,7 +240,7 @@ def _put_mujoco(model: Any, data: Any, saved: dict[str, Any]) -> None:
 
 
 def _results(data: Any) -> dict[str, np.ndarray]:
-    """Arrays of a simulation's data, of sizes that its model fixes; not copied."""
+    """Arrays of `data` with sizes that the model fixes; not copied."""
     names = [n for n in dir(data) if not n.startswith(("_", *_OF_CONTACTS))]
     arrays = {name: getattr(data, name) for name in names}
     return {

@@ -1,10 +1,9 @@
-"""Host environments stepped by several processes: `env.workers`, for slow simulators.
+"""Host environments stepped by worker processes: `env.workers`, for slow simulators.
 
-Every worker is a process of its own (`python -m mbx.envs.vector FILE_DESCRIPTOR`) that steps a
-share of the environments one after the other. Seeds and snapshots are those of the environments, so
-that a run with workers is the run without them, bit for bit, and either resumes the other. Messages
-are plain data (`mbx.envs.snapshot`). Gymnasium's AsyncVectorEnv has none of these: it steps one
-environment a process, by pickles, without snapshots.
+Every worker (`python -m mbx.envs.vector FILE_DESCRIPTOR`) steps a share of the environments one
+after the other. Seeds and snapshots belong to environments, so that runs with and without workers
+are equal bit for bit and resume each other. Messages are plain data (`mbx.envs.snapshot`).
+Gymnasium's AsyncVectorEnv instead steps one environment a process, by pickles, without snapshots.
 """
 
 from __future__ import annotations
@@ -29,20 +28,18 @@ from mbx.envs.custom import EnvironmentFailure
 from mbx.types import Part
 
 _PATIENCE = 5.0  # seconds that a worker has to end
-# Arrays of a snapshot that hold a row an environment.
+# Arrays of a snapshot with one row per environment.
 _EACH = ("length", "return", "solved", "frames")
 
 
 class InWorker(RuntimeError):
-    """An error in a worker: its traceback there."""
+    """Traceback of an error in a worker."""
 
 
 class ParallelEnvironment(HostEnvironment):
     """`num_envs` tasks as one `HostEnvironment`, stepped by worker processes.
-
-    Every worker finds the environment by its name. options are further arguments of
-    `mbx.envs.make_share`, plain data. Raises as `mbx.envs.make`, and EnvironmentFailure where a
-    worker fails, also later.
+    options are further arguments of `mbx.envs.make_share`, as plain data. Raises as
+    `mbx.envs.make`, and EnvironmentFailure where a worker fails, also later.
     """
 
     def __init__(
@@ -116,7 +113,7 @@ class ParallelEnvironment(HostEnvironment):
         self._end()
 
     def _all(self, what: str, given: Sequence[Any] | None = None) -> list[Any]:
-        """Ask all workers at once, each with its share; their answers in order."""
+        """Call a method in all workers, each with its share; results in order."""
         for i, worker in enumerate(self._workers):
             worker.ask(what, [] if given is None else [given[i]])
         return [worker.answer() for worker in self._workers]
@@ -128,13 +125,13 @@ def _close(workers: list[_Worker]) -> None:
 
 
 class _Worker:
-    """A process, and the line to it."""
+    """A process and the connection to it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         here, there = socket.socketpair()
         places = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        # Out of reach of a signal to this process's group: the end of the line ends it.
+        # Signals to this process's group do not reach it: the end of the connection ends it.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "mbx.envs.vector", str(there.fileno()), *extensions.flags()],
             pass_fds=[there.fileno()],
@@ -151,7 +148,7 @@ class _Worker:
             raise self._gone() from error
 
     def answer(self) -> Any:
-        """What it found. Raises what it met, with its traceback."""
+        """Result of the last request. Raises the worker's error, with its traceback."""
         try:
             kind, found = snapshot.decode(self._line.recv_bytes())
         except (EOFError, OSError) as error:
@@ -187,7 +184,7 @@ class _Worker:
 
 
 def main(arguments: list[str]) -> None:
-    """Answer until the line ends."""
+    """Answer requests until the connection ends."""
     line, environment = Connection(int(extensions.load(arguments)[0])), None
     while True:
         try:
@@ -215,7 +212,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _in_words(error: Exception) -> dict[str, str]:
-    """An error in words: an environment's own one with the traceback of its code."""
+    """Message and traceback of an error; the traceback of the environment's own code, if any."""
     origin = error.__cause__ if isinstance(error, EnvironmentFailure) else error
     told = "".join(traceback.format_exception(origin or error))
     return {"message": str(error), "traceback": told}
