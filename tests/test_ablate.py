@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+from benchmarks import empo
 from mbx.training import build
 from mbx.types import EnvSpec
 from tests.helpers import overridden
@@ -68,3 +69,12 @@ def test_a_sweep_leaves_figure_table_and_data(tmp_path):
     assert rows[1].startswith("gymnax:Pendulum-v1,stored,0,")
     manifest = json.loads((folder / "runs.json").read_text())
     assert [run["run"] for run in manifest["runs"]] == ["stored seed 0", "legacy seed 0"]
+
+
+@pytest.mark.parametrize("variant", list(empo.VARIANTS))
+def test_every_variant_of_empos_networks_has_settings(variant):
+    changes = {name: own for name, own in empo.VARIANTS[variant].items() if name != "run"}
+    settings = empo.settings_of(10, **changes)
+    for section, values in changes.items():
+        for name, value in values.items():
+            assert getattr(getattr(settings, section), name) == value
