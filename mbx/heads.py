@@ -57,10 +57,6 @@ def squared_error(prediction: Array, target: Array) -> Array:
 
     Raises:
         ValueError: where the two differ in shape.
-
-    Examples:
-        >>> heads.squared_error(jnp.ones((1, 1, 2)), jnp.zeros((1, 1, 2))).tolist()
-        [[1.0]]
     """
     if prediction.shape != target.shape:
         raise ValueError(
@@ -121,12 +117,6 @@ def find(name: str) -> Head:
 
     Raises:
         ValueError: for an unknown one, naming those there are.
-
-    Examples:
-        >>> heads.find("absent")
-        Traceback (most recent call last):
-            ...
-        ValueError: loss.heads='absent': ...
     """
     if name not in _KNOWN:
         known = f"choose one of {', '.join(_KNOWN)}" if _KNOWN else "none is registered"
@@ -222,10 +212,6 @@ def make_heads(terms: Mapping[str, float | None], spec: EnvSpec) -> Heads | None
 
     Raises:
         ValueError: for an unknown name.
-
-    Examples:
-        >>> heads.make_heads({}, None) is None
-        True
     """
     if not terms:
         return None
@@ -235,15 +221,11 @@ def make_heads(terms: Mapping[str, float | None], spec: EnvSpec) -> Heads | None
 
 
 def masked_mean(x: Array, mask: Array, count: Array | None = None) -> Array:
-    """Mean of `[T, B]` where the mask is 1; of a part of a batch its share of it.
+    """Mean of `[T, B]` where the mask is 1; on one of n devices its contribution to that mean.
 
     Args:
         x, mask: `[T, B]`.
         count: how many of the whole batch the mask has, in all or a step, where that is known.
-
-    Examples:
-        >>> float(heads.masked_mean(jnp.array([[1.0, 9.0]]), jnp.array([[1.0, 0.0]])))
-        1.0
     """
     count = collectives.psum(jnp.sum(mask)) if count is None else jnp.sum(count)
     return jnp.sum(x * mask) / jnp.maximum(count, 1.0)
