@@ -86,8 +86,11 @@ def small_config(**sections: Any) -> dict[str, Any]:
 
 def main() -> None:
     """The command of the first lines."""
+    from mbx import files
     from mbx.commands import train
     from mbx.config import load
+
+    files.tolerate_closed_output()  # as `mbx.cli` does
 
     parser = argparse.ArgumentParser()
     parser.add_argument("workdir")
