@@ -15,6 +15,7 @@ from examples import single_file_tdmpc as one
 from mbx import config, networks
 from mbx.agents.tdmpc import update as package
 from mbx.agents.tdmpc.agent import resolve, world_config
+from mbx.agents.tdmpc.scoring import score_function
 from mbx.agents.tdmpc.types import Batch, Noise
 from mbx.training.environments import environment_spec
 from mbx.world_model import make_world_model
@@ -58,7 +59,7 @@ def warmed(optimizer):
     """Adam after some steps: its first one is the sign of a gradient, however small that is."""
 
     def warm(state):
-        nu = jax.tree.map(lambda x: jnp.full_like(x, 1e-4), state.nu)
+        nu = jax.tree.map(lambda x: np.full_like(x, 1e-4), state.nu)
         return state._replace(count=jnp.int32(100), nu=nu)
 
     def is_adam(x):
@@ -78,10 +79,10 @@ def made():
     rng = np.random.default_rng(0)
 
     def normal(*shape, scale=1.0):
-        return jnp.asarray(scale * rng.normal(size=shape), jnp.float32)
+        return (scale * rng.normal(size=shape)).astype(np.float32)
 
     def moved(tree):
-        return jax.tree.map(lambda x: x + normal(*x.shape, scale=0.1), tree)
+        return jax.tree.map(lambda x: np.asarray(x) + normal(*x.shape, scale=0.1), tree)
 
     params, slow = moved(state.params), moved(state.target_value)
     state = state.replace(
@@ -94,10 +95,10 @@ def made():
     mask = (rng.uniform(size=(T, B)) < 0.9).astype(np.float32)
     batch = dict(
         obs=normal(T + 1, B, 3),
-        action=jnp.tanh(normal(T, B, 1)),
+        action=np.tanh(normal(T, B, 1)),
         reward=normal(T, B, scale=5.0),
-        mask=jnp.asarray(np.cumprod(mask, axis=0)),
-        plan_actions=jnp.tanh(normal(T + 1, B, 8, 1)),
+        mask=np.cumprod(mask, axis=0),
+        plan_actions=np.tanh(normal(T + 1, B, 8, 1)),
         plan_values=normal(T + 1, B, 8),
     )
     keep = {n: rng.uniform(size=(n, B, one.WIDTH)) < 0.5 for n in (T, T + 1)}
@@ -162,20 +163,20 @@ def test_its_update_is_the_packages(made, monkeypatch):
 
 
 def test_its_plans_are_scored_as_the_packages(made):
-    from mbx.agents.tdmpc.scoring import score_function
-
     settings, model, state, learner, batch, *_ = made
-    obs, actions = batch["obs"][0, :5], jnp.tanh(batch["obs"][:, :25, :1].reshape(5, 5, 4, 1))
+    obs, actions = batch["obs"][0, :5], np.tanh(batch["obs"][:, :25, :1].reshape(5, 5, 4, 1))
     actions = actions[:, :, : one.PLAN]
-    z = model.encode(state.params, obs)
-    wanted = score_function(settings, model, state.params, z, settings.planner)(
-        jax.random.key(0), actions
-    )
-    own = one.apply(learner.params["encoder"], obs)
-    np.testing.assert_allclose(own, z, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(
-        one.score(learner.params, own, actions), wanted, rtol=2e-5, atol=1e-5
-    )
+
+    @jax.jit
+    def both(params, own, obs, actions):
+        z, latent = model.encode(params, obs), one.apply(own["encoder"], obs)
+        score = score_function(settings, model, params, z, settings.planner)
+        scores = one.score(own, latent, actions), score(jax.random.key(0), actions)
+        return scores, (latent, z)
+
+    scores, latents = both(state.params, learner.params, obs, actions)
+    np.testing.assert_allclose(*latents, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(*scores, rtol=2e-5, atol=1e-5)
 
 
 @pytest.mark.slow
