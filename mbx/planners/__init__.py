@@ -3,11 +3,9 @@
     planners.register("mine", my_plan)          # a function with the signature of mppi.plan
     python -m experiments.train --import=my_module --config.planner.name=mine
 
-With mbx come `mppi`, `cem`, `icem`, `predictive`, and the optimisers of evosax as `evosax:CMA_ES`,
-`evosax:SNES`, … (`mbx.planners.evosax`).
-
-A custom planner keeps what surrounds it: warm start, the policy's proposals and prior, exploration
-noise, stored targets and experts, reanalyze.
+Built in are `mppi`, `cem`, `icem`, `predictive`, and the optimizers of evosax as `evosax:CMA_ES`,
+`evosax:SNES`, … (`mbx.planners.evosax`). Warm start, policy proposals and prior, exploration noise,
+stored targets and experts, and reanalyze work with custom planners, too.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from mbx.planners import bases, cem, evosax, predictive
 
 
 class PlanFn(Protocol):
-    """A planner: see `mppi.plan`, of which arguments and result are the same."""
+    """A planner with the arguments and the result of `mppi.plan`."""
 
     def __call__(
         self,
@@ -38,20 +36,13 @@ class PlanFn(Protocol):
 
 
 class Planner(NamedTuple):
-    """A planner, and the class of its settings.
-
-    Attributes:
-        plan: the function.
-        config: `MPPIConfig`, or a class derived from it whose further fields are read off the
-            settings of the same names.
-        discrete: the function for discrete actions; None: it has none.
-        begins: whether it can begin with candidates that it is given (`initial`).
-    """
+    """A planner, and the class of its settings."""
 
     plan: PlanFn
+    # `MPPIConfig` or a subclass; settings of the same names fill its fields
     config: type[MPPIConfig] = MPPIConfig
-    discrete: PlanFn | None = None
-    begins: bool = True
+    discrete: PlanFn | None = None  # the function for discrete actions
+    begins: bool = True  # accepts given candidates (`initial`)
 
 
 _KNOWN: dict[str, Planner] = {
@@ -70,14 +61,8 @@ def register(
     config: type[MPPIConfig] = MPPIConfig,
     discrete: PlanFn | None = None,
 ) -> None:
-    """Register a custom planner; one of that name is replaced, but none that comes with mbx.
-
-    Args:
-        name: for `planner.name` and `training_planner.name`.
-        plan, config, discrete: see `Planner`.
-
-    Raises:
-        ValueError: for a name that comes with mbx.
+    """Register a custom planner for `planner.name`; arguments as in `Planner`.
+    It replaces a custom planner of that name. Raises ValueError for a built-in name.
     """
     if name in _OURS or name.startswith(_EVOSAX):
         raise ValueError(f"planner {name!r} comes with mbx: choose another name")
@@ -95,17 +80,16 @@ def plan(
     basis: bases.Basis | None = None,
     **given: Any,
 ) -> Plan:
-    """`mppi.plan` by the planner of a name, whose result is checked while it is traced.
+    """`mppi.plan` by the planner of a name, whose result is checked during tracing.
 
     Args:
-        name: of the planner.
-        key, score_fn, mean, std, given: as `mppi.plan` takes them.
-        discrete: by its function for discrete actions (`mbx.categorical`).
-        basis: what plans are made of (`mbx.planners.bases`); None: of one action a step.
+        discrete: plan discrete actions (`mbx.categorical`).
+        basis: parametrization of plans (`mbx.planners.bases`); None: one action a step.
+        given: further arguments of `mppi.plan`.
 
     Raises:
-        ValueError: for an unknown name, for one that has no such function, and where it returned no
-            `Plan` or one of other shapes; names planner, field, what was got and what is wanted.
+        ValueError: for an unknown name, a planner without discrete actions, or a result that is not
+            a `Plan` of the expected shapes; names planner, field, actual and expected value.
     """
     found = find(name)
     search = found.discrete if discrete else found.plan
@@ -138,11 +122,7 @@ def plan(
 
 
 def find(name: str) -> Planner:
-    """The planner of a name.
-
-    Raises:
-        ValueError: for an unknown one, naming those there are.
-    """
+    """The planner of a name. Raises ValueError for an unknown one, naming those available."""
     if name.startswith(_EVOSAX):
         own = name.removeprefix(_EVOSAX)
         return Planner(evosax.planner(own), begins=evosax.holds_population(own))

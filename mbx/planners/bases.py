@@ -1,10 +1,10 @@
-"""Plans made of fewer numbers than steps: control points, smoothing, and both, for any planner.
+"""Plans with fewer parameters than steps: control points, smoothing, and both, for any planner.
 
     basis = bases.control_points(5, horizon=20, kind="cubic")
     plan = bases.over(mppi.plan, basis)(key, score, mean, std, config=config)
 
-A basis is two matrices: from parameters to actions and back. `over` lets a planner search among
-the parameters while the score, the warm start and the result stay sequences of actions.
+A basis is two matrices: from parameters to actions and back. `over` lets a planner search among the
+parameters while the score, the warm start and the result stay sequences of actions.
 
 Axes: B states, N candidates, P proposals, T horizon, A action dims, K parameters a dimension.
 Sources: Howell et al. 2022, arXiv 2212.00541, section 3 (splines); Vlahov et al. 2024, arXiv
@@ -26,15 +26,10 @@ KINDS = ("zero", "linear", "cubic")
 
 
 class Basis(NamedTuple):
-    """What plans are made of.
+    """Linear maps between a dimension's actions and its parameters."""
 
-    Attributes:
-        forward: `[T, K]`, actions of a dimension are this times its parameters, clipped to [-1, 1].
-        back: `[K, T]`, from actions to parameters.
-    """
-
-    forward: Any
-    back: Any
+    forward: Any  # `[T, K]`: actions = forward @ parameters, clipped to [-1, 1]
+    back: Any  # `[K, T]`: parameters = back @ actions
 
 
 def control_points(num: int, *, horizon: int, kind: str = "linear") -> Basis:
@@ -43,11 +38,11 @@ def control_points(num: int, *, horizon: int, kind: str = "linear") -> Basis:
     Args:
         num: points K, 1 to T. The first action is the first point.
         horizon: steps T.
-        kind: between points, "zero" keeps the last one (stretches of equal length), "linear" draws
-            straight lines, "cubic" a natural cubic spline.
+        kind: interpolation: "zero" keeps the last point (stretches of equal length), "linear", or
+            "cubic" (natural spline).
 
     Raises:
-        ValueError: another kind, or no such number of points.
+        ValueError: for another kind, or no such number of points.
 
     Examples:
         >>> bases.control_points(2, horizon=3, kind="linear").forward.tolist()
@@ -77,16 +72,9 @@ def control_points(num: int, *, horizon: int, kind: str = "linear") -> Basis:
 
 def smoothing(width: ArrayLike, *, horizon: int) -> Basis:
     """Sequences smoothed by a Gaussian along the steps; the inverse is the identity.
-
     Rows are weights that sum to 1: actions keep their bounds, and near the ends fewer steps are
-    averaged. What comes back (a warm start, proposals) is thus smoothed again.
-
-    Args:
-        width: standard deviation of the Gaussian in steps; may be traced. 0 smooths nothing.
-        horizon: steps T.
-
-    Raises:
-        ValueError: a width below 0.
+    averaged. Warm starts and proposals are thus smoothed again. `width` is the standard deviation
+    in steps; it may be traced, and 0 smooths nothing. Raises ValueError for a width below 0.
 
     Examples:
         >>> bases.smoothing(0.5, horizon=3).forward.round(2).tolist()
@@ -102,24 +90,17 @@ def smoothing(width: ArrayLike, *, horizon: int) -> Basis:
 
 
 def chain(first: Basis, second: Basis) -> Basis:
-    """The sequences of `first`, made into actions by `second`."""
+    """Basis with the sequences of `first`, made into actions by `second`."""
     return Basis(second.forward @ first.forward, first.back @ second.back)
 
 
 def over(plan: Any, basis: Basis) -> Any:
     """The planner `plan`, searching among the parameters of a basis; a function of its signature.
-
     Proposals, `initial` and the mean are mapped to parameters by `back`, so that candidates, values
-    and targets are those of the sequences that the basis has. Deviations are carried over as if
-    steps were independent. Where the first action is not one of the parameters (smoothing) and
-    `config.selection` is not "mean", `plan` must take `has_aux` as `mppi.plan` does.
-
-    Args:
-        plan: `mppi.plan` or one of its signature.
-        basis: what sequences of T steps are made of.
-
-    Raises:
-        ValueError: when it is called with a mean of another horizon than the basis'.
+    and targets are those of the basis's sequences. Deviations are mapped as if steps were
+    independent. Where the first action is not a parameter (smoothing) and `config.selection` is not
+    "mean", `plan` must take `has_aux` as `mppi.plan` does.
+    Raises ValueError when it is called with a mean of another horizon than the basis'.
     """
     forward, back = basis.forward, basis.back
     traced = not isinstance(forward, np.ndarray)

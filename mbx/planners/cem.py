@@ -2,9 +2,9 @@
 
     plan = cem.icem(key, score, mean, std, config=cem.ICEMConfig(noise_beta=2.0))
 
-Both keep the elites of each round and refit a Gaussian to them, all of one weight. iCEM also draws
-noise that is correlated in time, lets the best of a round compete in the next, and moves mean and
-deviation part of the way only.
+Both refit a Gaussian to the elites of each round, with equal weights. iCEM also draws noise that is
+correlated in time, keeps the best candidates of a round for the next, and updates mean and
+deviation with momentum.
 
 Axes: B states planned for at once, N candidates, P proposals, K elites, T horizon, A action dims.
 Sources: Rubinstein 1999 (CEM); Pinneri et al. 2020, arXiv 2008.06389 (iCEM).
@@ -25,17 +25,11 @@ from mbx.mppi import Array, Key, MPPIConfig, Plan, Refit, ScoreFn, may_hold
 
 @dataclasses.dataclass(frozen=True)
 class ICEMConfig(MPPIConfig):
-    """Settings of iCEM in addition to those of every planner; `temperature` is not used.
+    """Settings of iCEM in addition to those of every planner; `temperature` is not used."""
 
-    Attributes:
-        noise_beta: the power of noise falls with its frequency f as f^-noise_beta; 0 is white.
-        keep_elites: share of a round's elites that are candidates again in the next.
-        momentum: share of the old mean and deviation in the new ones.
-    """
-
-    noise_beta: float | Array = 2.0
-    keep_elites: float = 0.3
-    momentum: float | Array = 0.1
+    noise_beta: float | Array = 2.0  # noise power at frequency f is f^-noise_beta; 0: white
+    keep_elites: float = 0.3  # share of elites that stay candidates in the next round
+    momentum: float | Array = 0.1  # share of the old mean and deviation in the new ones
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,8 +51,7 @@ def cem(
     **given: Any,
 ) -> Plan:
     """The cross-entropy method; arguments, result and errors are those of `mppi.plan`.
-
-    It is MPPI with elites of one weight: `config.temperature` is not used.
+    Elites have equal weights: `config.temperature` is not used.
 
     Examples:
         >>> mean = jnp.zeros((1, 4, 1))
@@ -81,9 +74,8 @@ def icem(
     **given: Any,
 ) -> Plan:
     """iCEM; arguments, result and errors are those of `mppi.plan`.
-
-    Of the paper's parts two are left out: every round has as many candidates (shapes are fixed when
-    a program is compiled), and elites are not carried to the next step of the environment.
+    In contrast to the paper, every round has as many candidates (shapes are static), and elites are
+    not kept for the next environment step.
     """
     return mppi.search(key, score_fn, mean, std, _rounds, config=_equal_weights(config), **given)
 
@@ -114,9 +106,8 @@ def _rounds(frame: mppi.Frame) -> mppi.Rounds:
 
 
 def noise_matrix(horizon: int, beta: ArrayLike) -> Any:
-    """What turns white noise over T steps into noise of power f^-beta, `[T, T]`.
-
-    Every step keeps variance 1. The frequency 0 counts as the lowest other one.
+    """Matrix `[T, T]` that turns white noise over T steps into noise of power f^-beta.
+    Every step keeps variance 1. Frequency 0 counts as the lowest other one.
     """
     own: Any = np if isinstance(beta, int | float) else jnp  # a traced one stays in the program
     scale = own.maximum(np.arange(horizon // 2 + 1), 1.0) ** (-beta / 2.0)

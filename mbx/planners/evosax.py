@@ -1,10 +1,10 @@
-"""The optimisers of evosax as planners, with the signature of `mppi.plan`.
+"""The optimizers of evosax as planners, with the signature of `mppi.plan`.
 
     plan = evosax.planner("CMA_ES")
     plan(key, score, mean, std, config=mppi.MPPIConfig(num_samples=32))
 
-Each state has its own optimiser, whose solutions are whole action sequences. As planners they
-go by the names `evosax:CMA_ES`, `evosax:SNES`, … (`mbx.planners`). Needs the extra `evosax`.
+Each state has its own optimizer, whose solutions are whole action sequences. In settings the names
+are `evosax:CMA_ES`, `evosax:SNES`, … (`mbx.planners`). Needs the extra `evosax`.
 
 Axes: B states planned for at once, N candidates, P proposals, T horizon, A action dims.
 Source: Lange 2022, arXiv 2212.04180 (evosax).
@@ -23,22 +23,15 @@ from mbx.mppi import Array, MPPIConfig, Plan, Refit, ScoreFn
 
 
 def planner(name: str) -> Any:
-    """The planner of an algorithm of evosax.
-
-    It sees the scores of its own candidates, clipped to [-1, 1]; proposals compete for the choice
-    with them. Algorithms that hold a distribution begin at the mean, with the deviation's
-    average where they have one of their own (`std_init`); their mean is the plan's. Those that hold
-    a population begin with Gaussian samples, and the plan's mean is the best of all rounds.
-    Everything of `config` is as in `mppi.plan`, but that `temperature`, `min_std` and `max_std` are
-    of the elites, which decide the choice and the deviation in the result, not of the search.
-
-    Args:
-        name: of a class in `evosax.algorithms`, made with its defaults.
-
-    Raises:
-        ValueError: evosax is not installed, or has no such algorithm; while planning, a number of
-            candidates that the algorithm cannot have, or `initial` candidates for one that makes
-            its own.
+    """The planner of an algorithm: a class in `evosax.algorithms` with its default settings.
+    The algorithm sees the scores of its own candidates, clipped to [-1, 1]; proposals compete in
+    the final choice. An algorithm with a distribution starts at the mean, with the average
+    deviation where it has its own (`std_init`), and its mean is the plan's. One with a population
+    starts with Gaussian samples, and the plan's mean is the best of all rounds. `temperature`,
+    `min_std` and `max_std` of `config` apply to the elites (choice and resulting deviation), not to
+    the search.
+    Raises ValueError without evosax or for an unknown algorithm; while planning, for a number of
+    candidates that the algorithm cannot have, or `initial` for one without a population.
     """
     kind = _algorithm(name)
 
@@ -134,7 +127,7 @@ def _made(kind: Any, name: str, num: int, solution: Array) -> Any:
 
 
 def _costs(values: Array) -> Array:
-    """What is minimised, `[B, N]`; what is not finite costs as much as the worst that is."""
+    """Costs to minimize, `[B, N]`; the worst finite one in place of those that are not finite."""
     finite = jnp.isfinite(values)
     worst = jnp.max(jnp.where(finite, -values, -jnp.inf), axis=1, keepdims=True)
     return jnp.where(finite, -values, jnp.where(jnp.isfinite(worst), worst, 0.0))

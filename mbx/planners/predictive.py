@@ -2,8 +2,8 @@
 
     plan = predictive.plan(key, score, mean, std, config=mppi.MPPIConfig(iterations=1))
 
-The simplest planner there is, with the signature of `mppi.plan`: no weights, no refit; the noise
-keeps the deviation it was given. Nothing is averaged, so that a plan is never worse than the last.
+The simplest planner, with the signature of `mppi.plan`: no weights, no refit, constant noise.
+Nothing is averaged, so that a plan is never worse than the last.
 
 Axes: B states planned for at once, N candidates, P proposals, K elites, T horizon, A action dims.
 Source: Howell et al. 2022, arXiv 2212.00541, section 3.
@@ -30,14 +30,10 @@ def plan(
     **given: Any,
 ) -> Plan:
     """Predictive sampling; arguments, result and errors are those of `mppi.plan`.
-
-    The action and the mean are the best candidate's: `config.selection` and `config.temperature`
-    are not used. Where proposals or `initial` are given they compete, too.
-
-    Args:
-        std: `[B, T, A]`, of the noise in every round. The deviation in the result is that of the
-            best `config.num_elites` around them (at least `config.min_std`, at most
-            `config.max_std`): what exploration noise and stored experts are made of.
+    The action and the mean are the best candidate's (`config.selection` and `config.temperature`
+    are not used); proposals and `initial` compete, too. `std` `[B, T, A]` is the noise in every
+    round. The resulting deviation, for exploration noise and stored experts, is that of the best
+    `config.num_elites` around them, within `config.min_std` and `config.max_std`.
     """
     config = dataclasses.replace(
         config, selection="best", temperature=0.0, temperature_mode="multiply"

@@ -1,4 +1,4 @@
-"""Risk: what a plan is worth where the model, or the score of a plan, is random.
+"""Risk measures: the value of a plan where the model, or the score of a plan, is random.
 
     cautious = risk.over_samples(score, 8, kind="cvar", share=0.25)
     plan = mppi.plan(key, cautious, mean, std, config=config)
@@ -21,18 +21,17 @@ MEASURES = ("mean", "worst", "cvar")
 
 
 def measure(values: Array, kind: str = "mean", share: Array | float = 0.25) -> Array:
-    """Values of M samples as one: `[M, ...] -> [...]`.
-
+    """Values of M samples as one: `[M, ...] -> [...]`; higher is better.
     A NaN in any sample makes the result NaN, which planners rank last.
 
     Args:
-        values: `[M, ...]`, higher is better.
-        kind: "mean"; "worst", the lowest; "cvar", the mean of the lowest `share` of the samples,
-            the last of them by the part of it that belongs there.
+        values: `[M, ...]`.
+        kind: "mean"; "worst", the lowest; "cvar", the mean of the lowest `share` of the samples
+            (the last of them weighted by its fraction in that share).
         share: above 0, to 1 (which is the mean); may be traced.
 
     Raises:
-        ValueError: another kind, or a share out of range.
+        ValueError: for another kind, or a share out of range.
 
     Examples:
         >>> values = jnp.array([4.0, 1.0, 3.0, 2.0])
@@ -58,17 +57,11 @@ def measure(values: Array, kind: str = "mean", share: Array | float = 0.25) -> A
 def over_samples(
     score_fn: ScoreFn, num: int, *, kind: str = "mean", share: Array | float = 0.25
 ) -> ScoreFn:
-    """A score of plans over `num` samples of a random one: each candidate meets the same chances.
-
-    Args:
-        score_fn: (key, actions `[B, N, T, A]`) -> values `[B, N]`, by the key: a random
-            disturbance, or one of several models (`jax.random.randint`). Called once, under
-            `jax.vmap`.
-        num: samples M.
-        kind, share: see `measure`. Auxiliaries, where there are some, are averaged.
-
-    Raises:
-        ValueError: fewer samples than one, and as `measure`.
+    """A score of plans over `num` samples of a random score; all candidates share the samples.
+    `score_fn` maps (key, actions `[B, N, T, A]`) to values `[B, N]`; the key draws a disturbance,
+    or one of several models (`jax.random.randint`). It is called once, under `jax.vmap`; its
+    auxiliaries are averaged. kind, share: see `measure`.
+    Raises ValueError for fewer samples than one, and as `measure`.
     """
     if num < 1:
         raise ValueError(f"num={num} samples: at least one is needed")

@@ -1,4 +1,4 @@
-"""Temperature and deviation of a planner, found by trying some on given scores.
+"""Random search for a planner's temperature and deviation on given scores.
 
     found = tuning.tune(key, tuning.plan_value(score, mean, config=config))
     config = dataclasses.replace(
@@ -6,8 +6,8 @@
     )
     std = jnp.full_like(mean, found.deviation)
 
-Random search, halved: every pair is tried once, the better half again, and so on. The two numbers
-are all that has no natural unit in MPPI: the temperature has that of the score (or its inverse).
+Successive halving: every pair is tried once, the better half again, and so on. These two numbers
+have no natural unit in MPPI: the temperature has that of the score (or its inverse).
 
 Axes: B states, T horizon, A action dims.
 Sources: Bergstra and Bengio 2012 (random search); Jamieson and Talwalkar 2016, arXiv 1502.07943
@@ -33,17 +33,12 @@ ValueFn = Callable[[Array, Array, Array], Array]  # (key, temperature, deviation
 
 
 class Tuned(NamedTuple):
-    """What `tune` found.
-
-    Attributes:
-        temperature, deviation: of the best pair.
-        value: the mean of its values.
-        trials: every pair tried: (temperature, deviation, mean value, times tried), best first.
-    """
+    """Result of `tune`: the best pair, and the mean of its values."""
 
     temperature: float
     deviation: float
     value: float
+    # All pairs, best first: (temperature, deviation, mean value, times tried).
     trials: tuple[tuple[float, float, float, int], ...]
 
 
@@ -55,22 +50,20 @@ def tune(
     deviations: tuple[float, float] = (0.05, 2.0),
     num: int = 16,
 ) -> Tuned:
-    """The best of some pairs of temperature and deviation.
-
-    Pairs are drawn evenly on a logarithmic scale. In each pass all that are left are valued with
-    one key, the next one, so that they meet the same chances; the worse half by the mean of their
-    values so far is dropped, until one is left. That is about 2 `num` values in all. What is not
-    finite is the worst.
+    """The best of `num` pairs of temperature and deviation, drawn log-uniformly.
+    In each pass all remaining pairs are valued with the same new key, and the worse half by mean
+    value is dropped, until one is left: about 2 `num` values in all. Values that are not finite
+    rank last.
 
     Args:
         key: consumed.
         value_fn: (key, temperature, deviation) -> a number, higher is better; compiled once.
-            `plan_value`, or an episode of your own.
+            `plan_value`, or a custom episode.
         temperatures, deviations: lowest and highest.
         num: pairs drawn.
 
     Raises:
-        ValueError: a range that is not above 0 or is turned round, or no pair.
+        ValueError: for a range that is not above 0 or is reversed, or no pair.
     """
     for name, (low, high) in (("temperatures", temperatures), ("deviations", deviations)):
         if not 0.0 < low <= high < math.inf:
@@ -104,15 +97,10 @@ def tune(
 def plan_value(
     score_fn: ScoreFn, mean: Array, *, config: MPPIConfig, plan: Any = mppi.plan
 ) -> ValueFn:
-    """What plans from `mean` are worth by their own score, averaged over its states.
-
+    """Value of plans from `mean` `[B, T, A]` by their own score, averaged over states.
     The plan valued is what `config.selection` executes: with "mean" the refitted mean, scored once
-    more; else the best candidate of the last round. Plans are valued by their score, not by what
-    they lead to: a short horizon that is fooled stays fooled.
-
-    Args:
-        score_fn, config, plan: as for planning; `plan` has the signature of `mppi.plan`.
-        mean: `[B, T, A]`, where plans start.
+    more; else the best candidate of the last round. The score is the planner's: what a short
+    horizon misses, it misses, too. `plan` has the signature of `mppi.plan`.
     """
 
     def value(key: Array, temperature: Array, deviation: Array) -> Array:
