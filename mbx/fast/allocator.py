@@ -1,17 +1,16 @@
-"""Makes the C library's allocator keep the large buffers that train steps use again and again.
+"""Makes the C library's allocator keep large buffers, which train steps reuse.
 
-On a CPU, XLA allocates the temporary memory of a program at every call and frees it after. glibc
-gives large blocks back to the operating system at once, which clears every page again when they are
-asked for the next time, 4 kB by 4 kB: up to 40 % of the time of programs with arrays of megabytes.
+On a CPU, XLA allocates a program's temporary memory at every call and frees it after. glibc returns
+large blocks to the operating system at once, which clears every page at the next use, 4 kB by 4 kB:
+up to 40 % of the time of programs with arrays of megabytes.
 
-Threads keep arenas of their own. One arena for all would keep everything, but threads that compile
-or multiply wait for its lock: the default's train interval then compiles in 30 s instead of 20, and
-a process that has compiled it runs it at two thirds of the speed. Another thread's arena is in
-pieces of 64 MB. A larger block is the operating system's again, and so is an empty piece, unless
-the padding at the top of an arena is as large. What a program on one device needs, the main thread
-asks for (`dispatch_inline`); on several, programs run in threads of their own. Those that need more
-than a piece ask for blocks that fit (`mbx.fast.compiler`), and `keep_pieces` has the padding. It is
-not for all: the default took 6 % longer with it.
+Threads have their own arenas. A single arena would keep everything, but threads that compile or
+multiply then wait for its lock: the default's train interval compiles in 30 s instead of 20, and
+the same process then runs it at two thirds of the speed. Other threads' arenas are in pieces of 64
+MB; larger blocks, and empty pieces without as large a padding at the arena's top, return to the
+operating system. With one device, the main thread allocates a program's memory (`dispatch_inline`);
+with several, programs run in their own threads. Large programs then ask for blocks that fit a piece
+(`mbx.fast.compiler`), and `keep_pieces` sets the padding, with which the default takes 6 % longer.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ _kept = False
 
 
 def keep_freed_pages() -> bool:
-    """Keep freed memory in the process, in large pages; True where the allocator took the setting.
-
-    Call it before jax is imported, which allocates. The process keeps the most memory that it ever
-    used. Elsewhere than on Linux with glibc it does nothing.
+    """Keep freed memory in the process, in large pages; returns whether it took effect.
+    Call it before jax is imported. The process keeps its peak memory. No effect except on Linux
+    with glibc.
     """
     global _kept
     if not sys.platform.startswith("linux"):
@@ -50,10 +48,9 @@ def keep_freed_pages() -> bool:
 
 
 def keep_pieces() -> bool:
-    """Keep empty pieces of threads' arenas, too; True where the allocator took the setting.
-
+    """Also keep empty pieces of threads' arenas; returns whether it took effect.
     For programs whose memory is in pieces, after `keep_freed_pages`. XLA cannot write these to the
-    cache of compiled programs, of which jax would warn at every start.
+    compilation cache; the warning that jax gives at every start is silenced.
     """
     if not _kept or ctypes.CDLL(None).mallopt(_M_TOP_PAD, _PIECE) != 1:
         return False
@@ -63,11 +60,9 @@ def keep_pieces() -> bool:
 
 
 def dispatch_inline() -> None:
-    """Have a CPU's programs run in the thread that calls them, where `keep_freed_pages` has been.
-
-    jax hands a program to a thread of its own and goes on in Python until the result is asked for.
-    Between two programs of a run there is nothing to go on with. Call it before jax makes its
-    devices; a GPU's programs stay as they are.
+    """Run a CPU's programs in the calling thread, where `keep_freed_pages` is in force.
+    A run has no Python work between two programs, so that asynchronous dispatch gains nothing. Call
+    it before jax initializes its devices; GPU programs are unaffected.
     """
     if _kept:
         import jax
@@ -76,8 +71,9 @@ def dispatch_inline() -> None:
 
 
 def _use_large_pages(library: ctypes.CDLL) -> None:
-    """Let the heap's first gigabytes lie in pages of 2 MB: a block of them is marked, and freed
-    untouched, so that it costs addresses and no memory."""
+    """Mark the heap's first gigabytes for pages of 2 MB.
+    The block is freed untouched: it costs addresses and no memory.
+    """
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
     library.free.argtypes = (ctypes.c_void_p,)
     library.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

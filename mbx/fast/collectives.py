@@ -37,14 +37,8 @@ _LARGE = 2**18  # numbers
 
 
 def data_parallel(allowed: bool = True) -> AbstractContextManager[None]:
-    """A context in which `shard_map` divides batches among the devices of the mesh that is set.
-
+    """A context in which `shard_map` divides batches among the devices of the current mesh.
     Not where parameters are sharded, too.
-
-    Examples:
-        >>> with collectives.data_parallel():  # one device: nothing is divided
-        ...     collectives.shard_map(lambda x: collectives.axis_size(), (0,), jnp.ones(4))
-        1
     """
     return _allowed(allowed)
 
@@ -65,9 +59,8 @@ def states_are_replicated() -> bool:
 
 
 def sharded_axis(shape: tuple[int, ...], devices: int) -> int | None:
-    """The axis along which parameters of a shape are sharded: the longest that can be.
-
-    None for small ones, which are not worth the gathering, and for those with no such axis.
+    """The longest axis along which parameters of a shape can be sharded.
+    None for small parameters, which are not worth the gathering, and for those with no such axis.
 
     Examples:
         >>> collectives.sharded_axis((5, 512, 1024), 8), collectives.sharded_axis((512,), 8)
@@ -80,14 +73,14 @@ def sharded_axis(shape: tuple[int, ...], devices: int) -> int | None:
 
 
 def replicate(tree: T) -> T:
-    """Parameters that may be sharded, whole on every device, as a layer needs them."""
+    """Gather parameters that may be sharded, for the use in a layer."""
     if _sharding.value == 1:
         return tree
     return jax.lax.with_sharding_constraint(tree, jax.P())
 
 
 def _own_part(tree: T) -> T:
-    """What a device keeps of gradients where parameters are sharded."""
+    """The part of gradients that a device keeps where parameters are sharded."""
     name = jax.sharding.get_abstract_mesh().axis_names
 
     def part(x: Array) -> Array:
@@ -101,16 +94,15 @@ def _own_part(tree: T) -> T:
 
 def shard_map(function: Callable[..., T], axes: Any, *args: Any, out: Any = None) -> T:
     """`function(*args)`, on every device for its own rows of the batch.
-
-    Without several devices, or where a batch does not divide evenly among them, that is one call
-    with all of it.
+    Without several devices, or where a batch does not divide evenly, that is one call with all of
+    it.
 
     Args:
         function: of a batch.
-        axes: for each argument the axis of its leaves that is divided, None where all devices have
-            all of it; or a tree of those, as the argument is one.
+        axes: for each argument its leaves' divided axis, None where all devices have all of it; or
+            a tree of those.
         args: arrays, in any trees.
-        out: the same for the result; None where it is equal on all devices.
+        out: as `axes`, for the result; None where it is equal on all devices.
     """
     mesh, names, num = jax.sharding.get_abstract_mesh(), _divisible(), num_devices()
 
@@ -145,24 +137,19 @@ def _divisible() -> tuple[str, ...]:
 
 
 def num_devices() -> int:
-    """Devices that `shard_map` would divide a batch among here; 1 inside of it."""
+    """Number of devices that `shard_map` would divide a batch among here; 1 inside of it."""
     mesh = jax.sharding.get_abstract_mesh()
     return math.prod(mesh.shape[name] for name in _divisible())
 
 
 def axis_size() -> int:
-    """Devices that the batch is divided among, inside of `shard_map`; else 1."""
+    """Number of devices that the batch is divided among, inside of `shard_map`; else 1."""
     return math.prod(jax.lax.axis_size(name) for name in _axes.value)
 
 
 def psum(tree: T) -> T:
     """The sum over devices of every leaf, exchanged as one array of each type.
-
     Do not differentiate through it. Use it on gradients, counts and metrics.
-
-    Examples:
-        >>> collectives.psum({"loss": 2.0})
-        {'loss': 2.0}
     """
     if _sharding.value > 1:
         return _own_part(tree)
@@ -194,13 +181,8 @@ def mean_share(x: Array) -> Array:
 
 
 def all_gather(tree: T, axis: int = 0) -> T:
-    """All devices' rows concatenated along `axis`, for what has to see them all: percentiles.
-
-    All leaves, of one type, travel as one array.
-
-    Examples:
-        >>> collectives.all_gather(jnp.arange(3)).tolist()
-        [0, 1, 2]
+    """All devices' rows concatenated along `axis`, for example for percentiles.
+    All leaves, of one type, are exchanged as one array.
     """
     if not _axes.value:
         return tree
@@ -214,12 +196,7 @@ def all_gather(tree: T, axis: int = 0) -> T:
 
 
 def pmax(x: Array) -> Array:
-    """The largest of all devices' numbers.
-
-    Examples:
-        >>> collectives.pmax(jnp.float32(3.0)).tolist()
-        3.0
-    """
+    """Maximum over all devices."""
     if not _axes.value:
         return x
     own = jnp.arange(axis_size()) == jax.lax.axis_index(_axes.value)
@@ -227,20 +204,13 @@ def pmax(x: Array) -> Array:
 
 
 def row_offset(size: int) -> Array | int:
-    """The place of this device's first row in the whole batch, where each device has `size` rows.
-
-    Examples:
-        >>> collectives.row_offset(8)
-        0
-    """
+    """Index of this device's first row in the whole batch, where each device has `size` rows."""
     return jax.lax.axis_index(_axes.value) * size if _axes.value else 0
 
 
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
-    """`jax.lax.top_k`: the k largest of `[..., N]`, best first, and where they are.
-
-    Where the compiler divides the rows among devices it cannot divide that operation, and would
-    gather them; it can divide a sort.
+    """`jax.lax.top_k`: the k largest of `[..., N]`, best first, and their indices.
+    Where rows are divided among devices it is a sort: the compiler would gather them for `top_k`.
 
     Examples:
         >>> [x.tolist() for x in collectives.top_k(jnp.array([1.0, 3.0, 2.0]), 2)]

@@ -1,7 +1,7 @@
-"""Layers whose derivatives are written out, and the switch for forward mode.
+"""Layers with custom derivatives, and the switch for forward mode.
 
-Reverse mode (`jax.grad`, `jax.vjp`, `jax.jacrev`) takes the derivatives that the layers write out
-for speed. JAX cannot push tangents through those, so forward mode needs the switch:
+Reverse mode (`jax.grad`, `jax.vjp`, `jax.jacrev`) uses the layers' custom derivatives, for speed.
+JAX cannot push tangents through those, so forward mode needs the switch:
 
     with gradients.forward_mode():
         jacobian = jax.jacfwd(lambda z: model.step(params, z, action))(z)
@@ -29,10 +29,9 @@ _forward = jax.make_user_context(False)
 
 def forward_mode() -> AbstractContextManager[None]:
     """A context in which `jax.jacfwd`, `jax.jvp`, `jax.linearize` and `jax.hessian` work.
-
-    Values are the same, and reverse mode works too, with JAX's own derivatives in place of the
-    written ones: equal but for rounding, and slower. Enter it where a function is traced; a
-    function jitted outside is compiled once more inside.
+    Values are the same, and reverse mode works too, with JAX's own derivatives: equal but for
+    rounding, and slower. Enter it where a function is traced; a function jitted outside is compiled
+    again inside.
 
     Examples:
         >>> with gradients.forward_mode():
@@ -44,11 +43,8 @@ def forward_mode() -> AbstractContextManager[None]:
 
 
 class Written:
-    """A function of arrays whose reverse-mode derivative is written out.
-
-    Attributes:
-        fun: the plain function, which JAX differentiates by itself.
-        defvjp: sets the derivative, as that of `jax.custom_vjp`.
+    """A function of arrays with a custom reverse-mode derivative, set by `defvjp`.
+    `fun` is the plain function, which JAX differentiates by itself.
     """
 
     def __init__(self, fun: Callable[..., Any], nondiff_argnums: tuple[int, ...] = ()) -> None:
@@ -58,16 +54,14 @@ class Written:
         functools.update_wrapper(self, fun)
 
     def __call__(self, *args: Any) -> Any:
-        """The function, with the derivative that the mode asks for."""
         return (self.fun if _forward.value else self._reverse)(*args)
 
 
 @Written
 def matmul(x: Array, kernel: Array) -> Array:
     """`[..., in] @ [in, out]` -> `[..., out]`.
-
-    Its derivative is written out so that the kernel's gradient comes out as `[in, out]` at once;
-    the automatic one is transposed, which costs a strided copy of the whole batch.
+    The custom derivative makes the kernel's gradient as `[in, out]` at once; the automatic one is
+    transposed, which costs a strided copy of the whole batch.
     """
     return x @ collectives.replicate(kernel)
 
@@ -90,10 +84,9 @@ matmul.defvjp(lambda x, kernel: (x @ collectives.replicate(kernel), (x, kernel))
 @Written
 def matmul_joined(inputs: tuple[Array, ...], kernel: Array) -> Array:
     """`matmul` of inputs `[..., in_i]`, concatenated -> `[..., out]`.
-
-    The gradient of a narrow input, under a quarter of all columns, is a product of its own; that of
-    a wide one is cut out of that of all. So where nothing asks for the gradient of latents, that of
-    actions is all that is computed (the policy's loss).
+    The gradient of a narrow input, under a quarter of all columns, is a separate product; that of a
+    wide one is cut out of the joint product. Where only the gradient of actions is needed (the
+    policy's loss), nothing else is computed.
     """
     return jnp.concatenate(inputs, axis=-1) @ collectives.replicate(kernel)
 
@@ -127,10 +120,9 @@ _IMAGES = ("NHWC", "HWIO", "NHWC")
 @functools.partial(Written, nondiff_argnums=(2, 3))
 def conv(x: Array, kernel: Array, stride: int = 1, padding: str = "SAME") -> Array:
     """Convolution of images: `[N, H, W, C]`, `[K, K, C, O]` -> `[N, H', W', O]`.
-
-    On a CPU its derivatives are written out as convolutions of transposed arrays. The automatic
-    ones keep the arrays and permute the meaning of their axes instead, which XLA's fast kernels do
-    not take inside a loop: there they cost twenty to thirty times as much.
+    On a CPU its derivatives are convolutions of transposed arrays. The automatic ones permute axes
+    instead, which XLA's fast kernels do not take inside a loop: they cost twenty to thirty times as
+    much.
     """
     return jax.lax.conv_general_dilated(
         x, kernel, (stride, stride), padding, dimension_numbers=_IMAGES
@@ -184,7 +176,7 @@ conv.defvjp(_conv_forward, _conv_backward)
 
 @Written
 def add_bias(x: Array, bias: Array) -> Array:
-    """`[..., F]` + `[F]`; its derivative is written out for the bias's (`reductions.down`)."""
+    """`[..., F]` + `[F]`; the bias has a custom derivative (`reductions.down`)."""
     return x + expand(bias, x.ndim)
 
 
@@ -196,9 +188,7 @@ add_bias.defvjp(
 @Written
 def norm_mish(x: Array, scale: Array, bias: Array) -> Array:
     """mish(layer_norm(x) * scale + bias) over the last axis of `[..., F]`; scale, bias `[F]`.
-
-    The same numbers as the two functions one after the other; its derivative is written out, since
-    the compiler's own evaluates the exponentials of this chain several times over.
+    The custom derivative evaluates the exponentials once, the compiler's own several times.
     """
     return _norm_mish_forward(x, scale, bias)[0]
 
@@ -237,9 +227,7 @@ def layer_norm(x: Array) -> tuple[Array, Array]:
 @Written
 def norm_silu(x: Array, scale: Array, shift: Array | None) -> Array:
     """silu(normal x * scale + shift) over the last axis: RMSNorm without a shift, else LayerNorm.
-
-    Its derivative is written out: the compiler's own evaluates the exponential again and adds up
-    rows and columns one number after another.
+    The custom derivative does not repeat the exponential, and sums rows and columns faster.
     """
     return _norm_silu_forward(x, scale, shift)[0]
 
@@ -281,10 +269,8 @@ def shifted_norm(x: Array, shift: Array | None) -> tuple[Array, Array]:
 
 def drawn_once(draw: Callable[[], Array], shape: tuple[int, ...]) -> Array:
     """The mask `draw()`, kept for the backward pass, where compilers would draw it again.
-
-    On a CPU as a branch that is always taken, since barriers are gone before operations are joined
-    there, and what a branch gives is joined to nothing. On an accelerator a branch may wait for the
-    host.
+    On a CPU it is a branch that is always taken: barriers vanish before fusion there, and a branch
+    is never fused. On an accelerator a branch may wait for the host.
     """
 
     def kept() -> Array:

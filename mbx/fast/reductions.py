@@ -1,9 +1,9 @@
-"""Sums, means and maxima over the last axis of many short rows, as a processor does them best.
+"""Sums, means and maxima over the last axis of many short rows, fast on a CPU.
 
-`[..., F]` -> `[..., 1]`, in float32, with F from tens to hundreds: the features of a layer, the
-bins of a distribution. Elsewhere they are the plain reductions, which compilers for accelerators
-join with what is around them. XLA for processors takes about twice as long for a sum as for a
-product with a vector of ones, and three times as long for a maximum as for maxima of halves.
+`[..., F]` -> `[..., 1]`, in float32, with F from tens to hundreds: features of a layer, bins of a
+distribution. XLA on a CPU takes about twice as long for a sum as for a product with a vector of
+ones, and three times as long for a maximum as for maxima of halves. Elsewhere they are the plain
+reductions, which other compilers fuse.
 """
 
 from __future__ import annotations

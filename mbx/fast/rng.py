@@ -1,11 +1,10 @@
-"""The same random numbers as `jax.random`'s, cheaper on a processor.
+"""The same random numbers as `jax.random`'s, cheaper on a CPU.
 
 jax's default generator is Threefry-2x32 (Salmon et al. 2011, "Parallel random numbers: as easy as
-1, 2, 3"). On a CPU jax compiles its rounds as a loop, which keeps the compiler from joining them
-into one pass over the numbers and from joining that with what the numbers are for. `unrolled(key)`
-is the key for a generator with the rounds written out: all that `jax.random` draws with it is equal
-bit for bit, in a quarter of the time and less, and its programs compile sooner. `normal` draws
-small arrays in one dimension, where the compiler's loops use the processor's vectors.
+1, 2, 3"). On a CPU jax compiles its rounds as a loop, which prevents fusion with each other and
+with the code that uses the numbers. `unrolled(key)` is the key for a generator with unrolled
+rounds: all that `jax.random` draws with it is equal bit for bit, in a quarter of the time and less,
+and compiles sooner. `normal` draws small arrays in one dimension, where the loops are vectorized.
 """
 
 from __future__ import annotations
@@ -90,11 +89,10 @@ _IMPL = jax.extend.random.define_prng_impl(
 
 
 def unrolled(key: Array) -> Array:
-    """The key (or keys) for the generator with its rounds written out.
-
-    For use inside programs: what is kept, or checkpointed, should stay jax's own key. Keys of other
-    generators come back as they are, and so do all where `jax_threefry_partitionable` is off, with
-    which jax draws other numbers.
+    """The key (or keys) for the generator with unrolled rounds.
+    For use inside programs: store and checkpoint jax's own key. Returns keys of other generators
+    unchanged, and all keys where `jax_threefry_partitionable` is off, with which jax draws other
+    numbers.
 
     Examples:
         >>> key = jax.random.key(0)
@@ -107,10 +105,8 @@ def unrolled(key: Array) -> Array:
 
 def normal(key: Array, shape: tuple[int, ...]) -> Array:
     """`jax.random.normal(key, shape)`, float32; on a CPU drawn in one dimension.
-
-    Over an array whose last axis is as short as an action the compiler's loops do not use the
-    processor's vectors, and it fuses the drawing with what reshapes its result. Here a loop of
-    two halves keeps the two apart.
+    Where the last axis is as short as an action, XLA does not vectorize, and fuses the drawing with
+    reshapes of its result. A loop over two halves prevents that fusion.
     """
     size = math.prod(shape)
     fast = unrolled(key)
@@ -133,7 +129,7 @@ def normal(key: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _normal_from(words: Array, num: int, part: Array) -> Array:
-    """Numbers `part * num` to `(part + 1) * num` of the normal ones of a key, as jax makes them."""
+    """Numbers `part * num` to `(part + 1) * num` of a key's normal numbers, equal to jax's."""
     low = jax.lax.iota(jnp.uint32, num) + part * np.uint32(num)
     x, y = _hash(words, jnp.zeros_like(low), low)
     one = np.uint32(0x3F800000)  # 23 random bits behind the exponent of 1: in [1, 2)
