@@ -1,1 +1,1 @@
-"""What users type: `mbx NAME`, a module each with `main(arguments)`."""
+"""Commands of `mbx NAME`: one module each, with `main(arguments)`."""

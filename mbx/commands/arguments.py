@@ -1,4 +1,4 @@
-"""What the arguments of several commands have in common."""
+"""Arguments shared by several commands."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser(module: str, words: str | None) -> argparse.ArgumentParser:
-    """A parser of a command's arguments, which raises ValueError for wrong ones.
-
-    Args:
-        module: the command's, by its `__name__`.
-        words: its docstring, which --help shows.
-    """
+    """Argument parser of a command module with help text `words`; raises ValueError on errors."""
     return _Parser(
         f"mbx {module.rpartition('.')[2]}",
         description=words,
@@ -31,7 +26,7 @@ def make_parser(module: str, words: str | None) -> argparse.ArgumentParser:
 
 
 def add_run(parser: argparse.ArgumentParser, *, trust: bool = True) -> None:
-    """The arguments of a command that opens one run; `run_directory` reads the first two."""
+    """Add the arguments of a command that opens one run."""
     parser.add_argument("run", nargs="?", help="Run directory.")
     parser.add_argument("--workdir", help="Run directory, instead of the argument.")
     parser.add_argument("--checkpoint", default="best", help="best, latest, or a step.")
@@ -41,8 +36,7 @@ def add_run(parser: argparse.ArgumentParser, *, trust: bool = True) -> None:
 
 
 def run_directory(options: argparse.Namespace) -> str:
-    """The run directory, absolute: an environment may go to another directory when it is made.
-
+    """Absolute run directory, since making an environment may change the working directory.
     Raises ValueError where it is given twice or not at all.
     """
     given = [path for path in (options.run, options.workdir) if path is not None]
@@ -52,7 +46,7 @@ def run_directory(options: argparse.Namespace) -> str:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """The type of a whole number that is at least `least`."""
+    """Argument type: a whole number of at least `least`."""
 
     def whole(text: str) -> int:
         number = parse(text, 0)

@@ -1,12 +1,12 @@
 """Evaluate a trained agent: mean, spread and every episode's return, without exploration noise.
 
-    python -m experiments.evaluate runs/pendulum --episodes=20
-    python -m experiments.evaluate runs/pendulum --checkpoint=latest --random
-    python -m experiments.evaluate runs/pendulum --video=episode.gif
+    mbx evaluate runs/pendulum --episodes=20
+    mbx evaluate runs/pendulum --checkpoint=latest --random
+    mbx evaluate runs/pendulum --video=episode.gif
 
-The run directory says which agent and environment; --random adds a random policy for comparison,
---video draws one more episode: gym: tasks by their own render(), which a custom class has to have,
-too; simulators by MuJoCo, through EGL.
+The run directory says which agent and environment. --random adds a random policy as a baseline.
+--video draws one more episode: simulators by MuJoCo through EGL, gym: tasks by their render(),
+which a custom class needs as well.
 """
 
 from __future__ import annotations
@@ -62,18 +62,16 @@ def main(arguments: list[str]) -> None:
 
 
 def check_film(path: str | None, width: int, seconds: float) -> None:
-    """Raises ValueError for a film's size or length where no film is asked for."""
+    """Raise ValueError for a video's size or length without --video."""
     for name, value in (("video_width", width), ("video_seconds", seconds)):
         if value < 0 or (value and not path):
             raise ValueError(f"--{name}={value} is of a film: give --video=episode.gif, too")
 
 
 def find_renderer(workdir: str, path: str, *, trusted: bool = False) -> tuple[bool, Any]:
-    """Whether the run's environment can be drawn here, and what does it (None: it itself).
-
-    Where it cannot, a word about it is printed.
-
-    Raises ValueError for environments that are not drawn and files that are not .gif.
+    """Whether the run's environment can be drawn here, and its renderer (None: itself).
+    Prints a line where it cannot. Raises ValueError for environments that are not drawn and for
+    files that are not .gif.
     """
     try:
         settings = load_settings(workdir)
@@ -93,7 +91,6 @@ def make_video(
     path: str,
     options: argparse.Namespace,
 ) -> None:
-    """Write the video that was asked for."""
     print(f"filming {path}", file=sys.stderr)
     episode = video.record(
         agent.act, agent.init_actor, train_state, settings, key, renderer=renderer
@@ -105,7 +102,6 @@ def make_video(
 
 
 def show(task: str, results: dict[str, Any], *, as_json: bool = False) -> None:
-    """Print evaluations by name."""
     if as_json:
         found = {k: {**r.summary(), "returns": r.returns.tolist()} for k, r in results.items()}
         print(json.dumps(found))

@@ -1,7 +1,7 @@
 """Write a trained policy to one file that runs with jax and numpy, without mbx or the environment.
 
-    python -m experiments.export runs/pendulum --out=policy.mbx
-    python -m experiments.export runs/pendulum --out=policy.mbx --no-planner
+    mbx export runs/pendulum --out=policy.mbx
+    mbx export runs/pendulum --out=policy.mbx --no-planner
     python examples/run_exported.py policy.mbx
 
 The file holds the program for CPUs, NVIDIA GPUs and TPUs, the parameters and the units of actions.

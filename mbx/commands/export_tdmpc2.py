@@ -1,8 +1,8 @@
 """Write a TD-MPC2 run's best model as a checkpoint that the official PyTorch code loads.
 
-    python -m experiments.export_tdmpc2 runs/walker model.pt
+    mbx export_tdmpc2 runs/walker model.pt
 
-Needs PyTorch (`pip install 'mbx[torch]'`) and a model that the official code can have:
+Needs PyTorch (`pip install 'mbx[torch]'`) and a model that the official code supports:
 `configs/tdmpc2.py` on vector observations.
 """
 
@@ -30,10 +30,8 @@ def main(arguments: list[str]) -> None:
 
 def write(workdir: str, path: str) -> None:
     """Write the best model of a run.
-
-    Raises:
-        ImportError: without PyTorch.
-        ValueError: for a run of another agent, or a model that the official code cannot have.
+    Raises ImportError without PyTorch, ValueError for a run of another agent or a model that the
+    official code cannot have.
     """
     try:
         import torch
@@ -50,7 +48,7 @@ def write(workdir: str, path: str) -> None:
 
 
 def state_dict(workdir: str) -> dict[str, Any]:
-    """The arrays of that checkpoint, by the official names. Raises ValueError as `write`."""
+    """The checkpoint's arrays by their official names. Raises ValueError as `write`."""
     _, train, settings = run.load(workdir)
     if settings.agent != "tdmpc":
         raise ValueError(f"{workdir} is of agent {settings.agent!r}: only 'tdmpc' has such a model")

@@ -1,12 +1,12 @@
 r"""Make a run directory of an official TD-MPC2 checkpoint, to evaluate, plan with or fine-tune.
 
-    python -m experiments.import_tdmpc2 model.pt --task=dmc:walker-walk --workdir=runs/official
-    python -m experiments.evaluate runs/official
-    python -m experiments.train --config=configs/tdmpc2.py --config.train.init_from=runs/official \
+    mbx import_tdmpc2 model.pt --task=dmc:walker-walk --workdir=runs/official
+    mbx evaluate runs/official
+    mbx train --config=configs/tdmpc2.py --config.train.init_from=runs/official \
         --config.env.name=dmc:walker-walk --config.model.size=5
 
-Needs PyTorch (`pip install 'mbx[torch]'`). A model of several tasks takes their names in its order:
---task=multi:dmc:walker-stand+dmc:walker-walk+... . Its settings are those of configs/tdmpc2.py.
+Needs PyTorch (`pip install 'mbx[torch]'`). A multi-task model takes its tasks in its order:
+--task=multi:dmc:walker-stand+dmc:walker-walk+... . Settings are those of configs/tdmpc2.py.
 """
 
 from __future__ import annotations
@@ -41,10 +41,7 @@ def main(arguments: list[str]) -> None:
 
 def read(path: str) -> dict[str, Any]:
     """The arrays of a PyTorch checkpoint. Nothing in the file is executed.
-
-    Raises:
-        ImportError: without PyTorch.
-        ValueError: for a file that is not a dict of arrays.
+    Raises ImportError without PyTorch, ValueError for a file that is not a dict of arrays.
     """
     try:
         import torch
@@ -64,9 +61,7 @@ def read(path: str) -> dict[str, Any]:
 
 def write_run(arrays: dict[str, Any], task: str, workdir: str) -> Any:
     """Write the run directory of a model; returns its settings.
-
-    Raises:
-        ValueError: for a model or a task that do not fit each other, or a directory in use.
+    Raises ValueError where model and task do not fit, or for a directory in use.
     """
     if os.path.isdir(workdir) and os.listdir(workdir):
         raise ValueError(f"workdir={workdir} is not empty: choose another directory")
@@ -80,7 +75,7 @@ def write_run(arrays: dict[str, Any], task: str, workdir: str) -> Any:
     if "_task_emb.weight" in state:
         config.model.task_dim = state["_task_emb.weight"].shape[1]
         config.env.pad_to = (fields["obs_shape"][0], fields["action_dim"])
-    # What the preset says about termination has no place in a model without that head.
+    # A model without the termination head ignores the preset's settings of it.
     settings = from_dict(Settings(), config.to_dict(), check_effects=False)
     spec = environments.environment_spec(settings)
     tasks = None

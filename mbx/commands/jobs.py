@@ -1,8 +1,8 @@
-"""Training runs as processes: several at a time, resumable, each with a record of what made it.
+"""Training runs as processes: several at a time, resumable, with a record of every attempt.
 
-Every run is an `mbx train` of its own with `--config.resume=True`, so that runs
-which were stopped go on and complete ones are not repeated. Beside the run directory lie its
-output (DIRECTORY.log) and a record of every attempt (DIRECTORY.attempts.jsonl).
+Every run is a process `mbx train` with `--config.resume=True`, so that stopped runs continue and
+complete ones are not repeated. Next to the run directory are its output (DIRECTORY.log) and a
+record of every attempt (DIRECTORY.attempts.jsonl).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _STOPPED = (129, 130, 143)  # exit statuses of runs that a signal stopped: saved
 
 
 class Job(NamedTuple):
-    """One run: `label` says what of (a task, a variant), `steps` when it is complete."""
+    """One run; complete after `steps`."""
 
-    label: str
+    label: str  # task or variant
     seed: int
     workdir: str
     steps: int
@@ -41,11 +41,11 @@ class Job(NamedTuple):
     metric: str = "eval/return_mean"
 
     def curve(self) -> Curve:
-        """What it has measured so far; empty before the first evaluation."""
+        """Learning curve so far; empty before the first evaluation."""
         return load_curve(self.workdir, self.metric)
 
     def complete(self) -> bool:
-        """Whether it has an evaluation at its end."""
+        """Whether the run has its last evaluation."""
         steps = self.curve().steps
         return bool(steps.size and steps[-1] >= self.steps)
 
@@ -60,7 +60,7 @@ def make_job(
     overrides: Sequence[str] = (),
     metric: str = "eval/return_mean",
 ) -> Job:
-    """A run of `experiments.train`. overrides: settings as "train.utd_ratio=2"."""
+    """A run of `mbx train`. overrides: settings as "train.utd_ratio=2"."""
     workdir = os.path.abspath(workdir)
     command = (
         sys.executable,
@@ -79,10 +79,9 @@ def make_job(
 
 
 def run_all(jobs: Sequence[Job], *, workers: int, devices: int = 0) -> list[str]:
-    """Run the jobs that are not complete, `workers` at a time; returns what went wrong.
-
-    Each process has one core to itself where there are as many as workers, so that its processor
-    time can be compared; with `devices` accelerators, one of them instead. SIGTERM is handed to the
+    """Run the jobs that are not complete, `workers` at a time; returns error messages.
+    Each process has its own core where there are as many as workers, so that processor times can be
+    compared; with `devices` accelerators, its own accelerator instead. SIGTERM is forwarded to the
     processes, which save and end; no further one is started then.
     """
     running: set[int] = set()
@@ -92,7 +91,7 @@ def run_all(jobs: Sequence[Job], *, workers: int, devices: int = 0) -> list[str]
 
 @contextlib.contextmanager
 def _handed_on(running: set[int]) -> Iterator[threading.Event]:
-    """Hand SIGTERM to the processes that run then; gives what says that it came."""
+    """Forward SIGTERM to the running processes; the event says that it came."""
     stopped = threading.Event()
 
     def hand_on(number: int, _: Any) -> None:
@@ -180,7 +179,7 @@ def _run(job: Job, place: int | None, devices: int, running: set[int]) -> int:
 
 
 def _shown(job: Job) -> str:
-    """The command as somebody else would type it: without this machine's paths."""
+    """The command as another user would type it: without this machine's paths."""
     kept = [part for part in job.command[3:] if not part.startswith("--workdir=")]
     return " ".join(["mbx", *kept])
 
@@ -191,5 +190,5 @@ def attempts(job: Job) -> list[dict[str, Any]]:
 
 
 def processor_hours(job: Job) -> float:
-    """Of all attempts together."""
+    """Processor hours of all attempts together."""
     return sum(one["processor_seconds"] for one in attempts(job)) / 3600.0

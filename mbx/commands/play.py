@@ -1,12 +1,12 @@
-"""Play one of the humans of a world, beside the robots of a run.
+"""Play one of the humans of a world with the robots of a run.
 
-    python -m experiments.play runs/a                                   # beside its learned robots
-    python -m experiments.play runs/a --robot=helper --human=2 --goal=1
-    python -m experiments.play --world=multigrid/rock_gate --robot=exact    # without a run
-    echo "wwdwwq" | python -m experiments.play runs/a                   # keys from elsewhere
+    mbx play runs/a                                   # with its learned robots
+    mbx play runs/a --robot=helper --human=2 --goal=1
+    mbx play --world=multigrid/rock_gate --robot=exact    # without a run
+    echo "wwdwwq" | mbx play runs/a                   # keys from a pipe
 
-Keys: w forward, a turn left, d turn right, s or space stand still, e toggle, p pick up, o drop,
-q quit; in a terminal followed by Enter. `=` marks your goal, other symbols are those of map files
+Keys: w forward, a turn left, d turn right, s or space stand still, e toggle, p pick up, o drop, q
+quit; in a terminal followed by Enter. `=` marks your goal, other symbols are those of map files
 (docs/empo.md).
 """
 
@@ -30,7 +30,7 @@ from mbx.training import environments, run
 
 
 def make(workdir: str | None, options: argparse.Namespace) -> tuple[Any, Callable | None]:
-    """(game, values) as the options say. Raises ValueError for what they cannot mean."""
+    """(game, values) from the options. Raises ValueError for invalid ones."""
     problem = train = values = None
     if options.world is not None:
         found = named_world(options.world, default=PowerParams())

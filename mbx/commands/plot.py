@@ -1,15 +1,15 @@
 """Draw learning curves of one or many runs.
 
-    python -m experiments.plot runs/a runs/b --out=curve.png
-    python -m experiments.plot runs/* --out=curve.png --reference=cartpole-swingup.csv
-    python -m experiments.plot runs/sweep --out=curve.png --table=scores.tex
+    mbx plot runs/a runs/b --out=curve.png
+    mbx plot runs/* --out=curve.png --reference=cartpole-swingup.csv
+    mbx plot runs/sweep --out=curve.png --table=scores.tex
 
 Runs are grouped by task and by the settings in which they differ, which name the curves, or by
 --labels; a directory may hold several seeds, or be a folder of runs. A group is a line for the mean
 over seeds, thin lines for the seeds, and a band (bootstrap 95 % interval of the mean from five
-seeds on, the range below that). Published values are markers at the steps where they were
-published. --table writes means, interquartile means with bootstrap intervals and how likely a group
-is better than the first: .md, .csv or .tex.
+seeds on, the range below that). Published values are markers. --table writes means, interquartile
+means with bootstrap intervals and probabilities of improvement over the first group: .md, .csv or
+.tex.
 """
 
 from __future__ import annotations

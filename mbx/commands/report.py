@@ -1,11 +1,11 @@
-"""Put a run, or several side by side, into one HTML file that can be mailed.
+"""Write one HTML file about a run, or several side by side.
 
-    python -m experiments.report runs/a --out=report.html
-    python -m experiments.report runs/a runs/b runs/c
+    mbx report runs/a --out=report.html
+    mbx report runs/a runs/b runs/c
 
-Curves, evaluations, losses, where time went, settings that are not the default, machine and
-versions, warnings, films. The file needs nothing else and loads nothing from the network. Each
-training writes one at its end, RUN/report.html.
+It shows curves, evaluations, losses, time, changed settings, machine and versions, warnings,
+videos. The file loads nothing from the network. Every training run writes one at its end,
+RUN/report.html.
 """
 
 from __future__ import annotations

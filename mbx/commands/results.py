@@ -1,4 +1,4 @@
-"""Results as tracked data: curves as one small CSV a suite, and a manifest of what made them."""
+"""Results as tracked data: one small CSV of curves per suite, and a manifest of their origin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLUMNS = ("task", "setting", "seed", "step", "value")
 
 
 class Series(NamedTuple):
-    """One run's curve, and what it is a run of."""
+    """One run's curve with task, setting and seed."""
 
     task: str
     setting: str
@@ -28,7 +28,7 @@ class Series(NamedTuple):
 
 
 def write_curves(path: str, series: Iterable[Series]) -> None:
-    """All curves in long form: task, setting, seed, step, value (the mean of an evaluation)."""
+    """Write all curves as rows: task, setting, seed, step, value (the mean of an evaluation)."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
@@ -40,7 +40,7 @@ def write_curves(path: str, series: Iterable[Series]) -> None:
 
 
 def write_rows(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A CSV file of rows with the first one's columns, numbers to six digits."""
+    """Write a CSV file of rows with the first one's columns, numbers to six digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(rows[0])
@@ -52,13 +52,13 @@ def write_rows(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:
-    """What `write_rows` wrote, cells as text."""
+    """Rows of a CSV file, cells as text."""
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
 
 
 def read_curves(path: str) -> Iterator[Series]:
-    """What `write_curves` wrote, in its order."""
+    """Curves of a file by `write_curves`, in its order."""
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
     keys = dict.fromkeys((row["task"], row["setting"], row["seed"]) for row in rows)
@@ -70,9 +70,8 @@ def read_curves(path: str) -> Iterator[Series]:
 
 
 def write_manifest(path: str, jobs: Iterable[Job]) -> None:
-    """Command, commit, versions, machine, processor hours and date of every run that was started.
-
-    What all runs have in common is said once, under "all".
+    """Command, commit, versions, machine, processor hours and date of every started run.
+    Entries common to all runs are written once, under "all".
     """
     runs = []
     for job in jobs:

@@ -1,18 +1,17 @@
 r"""Train with every combination of values of some settings and several seeds, and compare them.
 
-    python -m experiments.sweep --set=optimizer.learning_rate=1e-4,3e-4,1e-3 --seeds=3 --workers=2
-    python -m experiments.sweep --config=configs/dreamer.py --set=env.name=gymnax:CartPole-v1 \
+    mbx sweep --set=optimizer.learning_rate=1e-4,3e-4,1e-3 --seeds=3 --workers=2
+    mbx sweep --config=configs/dreamer.py --set=env.name=gymnax:CartPole-v1 \
         --set=train.steps=2e4 --set=loss.free_nats=0.3,1,3 --out=runs/nats
-    python -m experiments.sweep --set=loss.rho=0.5,0.7 --seeds=5 --slurm > sweep.sh
+    mbx sweep --set=loss.rho=0.5,0.7 --seeds=5 --slurm > sweep.sh
 
 A setting with one value holds for all runs; of several, every combination is run. Values are split
-at commas outside brackets and quotes. All settings are checked before the first run starts. Every
-run is a `python -m experiments.train` of its own in OUT/SETTINGS-sSEED; complete runs are not
-repeated and the others go on where they were. In the end, or with --norun of what there is so far,
-OUT holds curves.png, scores.md, scores.csv and scores.tex (interquartile means with bootstrap
-intervals, how likely a setting is better than the first), and curves.csv with runs.json: the data
-and what made them. --slurm prints the same sweep as a script for sbatch, an array of jobs; --only=N
-runs one of them.
+at commas outside brackets and quotes. All settings are checked before the first run starts. Runs
+are in OUT/SETTINGS-sSEED; complete ones are not repeated, the others resume. At the end, or with
+--norun for results so far, OUT holds curves.png, scores.md, scores.csv and scores.tex
+(interquartile means with bootstrap intervals, probabilities of improvement over the first setting),
+and the data: curves.csv with runs.json. --slurm prints the sweep as a script for sbatch, an array
+of jobs; --only=N runs one of them.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def main(arguments: list[str]) -> None:
 
 
 def split(values: str) -> list[str]:
-    """Text at commas outside brackets and quotes: 1,(2, 3),'a,b' is 1 and (2, 3) and a,b."""
+    """Split text at commas outside brackets and quotes: 1,(2, 3),'a,b' is 1 and (2, 3) and a,b."""
     found, depth, quote = [""], 0, ""
     for character in values:
         if quote or character in "'\"":
@@ -92,8 +91,7 @@ def split(values: str) -> list[str]:
 
 def combinations(given: Sequence[str]) -> list[tuple[str, ...]]:
     """Every combination of "SETTING=VALUE,VALUE", the last setting changing fastest.
-
-    Raises ValueError for what is not written so, or is given twice.
+    Raises ValueError for malformed or repeated settings.
     """
     axes: dict[str, list[str]] = {}
     for text in given:
@@ -114,8 +112,7 @@ def make_jobs(
     config: str, given: Sequence[str], *, seeds: int, folder: str, metric: str
 ) -> list[Job]:
     """All runs of a sweep, the first seed of every combination before the second.
-
-    Raises ValueError for settings that do not exist or that no run can have.
+    Raises ValueError for unknown settings or invalid combinations.
     """
     every = combinations(given)
     shared = set.intersection(*(set(one) for one in every))
@@ -140,12 +137,8 @@ def make_jobs(
 
 
 def slurm(arguments: Sequence[str], number: int, workers: int) -> str:
-    """A script for sbatch that makes run $SLURM_ARRAY_TASK_ID of the sweep in each job of an array.
-
-    Args:
-        arguments: of the sweep, without --slurm.
-        number: of runs.
-        workers: jobs at a time.
+    """A script for sbatch, an array in which each job makes run $SLURM_ARRAY_TASK_ID of the sweep.
+    arguments: of the sweep, without --slurm; number: of runs; workers: jobs at a time.
     """
     command = shlex.join(["mbx", "sweep", *arguments])
     return f"""#!/bin/bash
@@ -167,7 +160,7 @@ wait "$run"
 
 
 def report(jobs: Sequence[Job], folder: str, metric: str) -> None:
-    """Write figure, tables and data of what the runs have measured so far."""
+    """Write figure, tables and data of the results so far."""
     done = [job for job in jobs if job.curve().steps.size]
     if not done:
         print("nothing has been measured yet")

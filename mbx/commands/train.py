@@ -1,12 +1,12 @@
 """Train an agent.
 
-    python -m experiments.train --config=configs/tdmpc.py
-    python -m experiments.train --config=configs/tdmpc.py --config.env.name=brax:inverted_pendulum
-    python -m experiments.train --workdir=runs/mine --config.resume=True   # as it was configured
-    python -m experiments.train --help                                # configurations, tasks
-    python -m experiments.train --config=configs/tdmpc.py --help      # every setting of that file
+    mbx train --config=configs/tdmpc.py
+    mbx train --config=configs/tdmpc.py --config.env.name=brax:inverted_pendulum
+    mbx train --workdir=runs/mine --config.resume=True   # with its saved settings
+    mbx train --help                                     # configurations, tasks
+    mbx train --config=configs/tdmpc.py --help           # every setting of that file
 
-`mbx train` is the same. Every setting is a flag; an unknown one is an error.
+Every setting is a flag; an unknown one is an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from mbx.settings import from_dict, parse
 
 
 def main(arguments: list[str]) -> None:
-    """Train as a command line says."""
     try:
         settings, workdir = chosen(arguments) or (None, "")
     except (ValueError, OSError) as error:
@@ -33,10 +32,8 @@ def main(arguments: list[str]) -> None:
 
 
 def chosen(arguments: list[str]) -> tuple[RunSettings, str] | None:
-    """Settings and run directory that a command line asks for; None: help, which is printed.
-
-    Raises:
-        ValueError: for settings that no run can have, FileNotFoundError for no run to resume.
+    """Settings and run directory of a command line; None after printing help.
+    Raises ValueError for invalid settings, FileNotFoundError for no run to resume.
     """
     given = loading.parse_arguments(arguments)
     if given.help:
@@ -61,7 +58,7 @@ def chosen(arguments: list[str]) -> tuple[RunSettings, str] | None:
 
 
 def meet_others(arguments: list[str], error: Exception) -> None:
-    """Join the other processes of a run before this one ends: they notice that and end, too."""
+    """Join a run's other processes before this one fails, so that they notice and end."""
     flags = (one.partition("=") for one in arguments if one.startswith("--config.distributed."))
     given = {name.rpartition(".")[2]: parse(text or "True", 0) for name, _, text in flags}
     if given.get("enabled") is not True:
@@ -75,8 +72,7 @@ def meet_others(arguments: list[str], error: Exception) -> None:
 
 
 def train(settings: RunSettings, workdir: str) -> None:
-    """Train and print what came of it; ends the process with a status where that is not well.
-
+    """Train and print the result; exits with a status on failure.
     1: an error, in words. 128 + N: stopped by signal N (130: Ctrl-C), and saved.
     """
     from mbx.analysis import report
@@ -103,9 +99,8 @@ def train(settings: RunSettings, workdir: str) -> None:
 
 
 def in_words(error: Exception) -> str:
-    """What is printed of an error: a line for a mistake, its traceback for anything else.
-
-    An error in an environment's own code comes with that code's traceback.
+    """Printed form of an error: one line for a user's mistake, else its traceback.
+    Errors in an environment's own code come with that code's traceback.
     """
     from mbx.envs.custom import EnvironmentFailure
 

@@ -1,12 +1,11 @@
-"""Watch a planner think: one episode of a run as an HTML file with sliders over steps and rounds.
+"""Show an agent's plans: one episode as an HTML file with sliders over steps and rounds.
 
-    python -m experiments.watch runs/a --out=plans.html
-    python -m experiments.watch runs/a --seed=3 --steps=60 --candidates=32
+    mbx watch runs/a --out=plans.html
+    mbx watch runs/a --seed=3 --steps=60 --candidates=32
 
-The page shows the candidates of every round, the elites among them, the mean that they were
-refitted to, the action that was taken, and the return that was predicted with the one that
-followed. It needs nothing else and loads nothing from the network. For agents that plan, in
-environments written in JAX.
+The page shows each round's candidates, elites and refitted mean, the executed action, and predicted
+and actual return. It loads nothing from the network. For agents that plan, in environments written
+in JAX.
 """
 
 from __future__ import annotations
