@@ -359,7 +359,7 @@ def _import(path: str) -> types.ModuleType:
         root, package = os.path.split(root)
         parts.insert(0, package)
     if root not in sys.path:
-        sys.path.append(root)  # so that it can import what lies in its folder
+        sys.path.append(root)  # it may import modules of its folder
     dotted = ".".join(parts)
     with contextlib.suppress(ModuleNotFoundError):
         spec = importlib.util.find_spec(dotted)

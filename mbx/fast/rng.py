@@ -132,7 +132,7 @@ def _normal_from(words: Array, num: int, part: Array) -> Array:
     """Numbers `part * num` to `(part + 1) * num` of a key's normal numbers, equal to jax's."""
     low = jax.lax.iota(jnp.uint32, num) + part * np.uint32(num)
     x, y = _hash(words, jnp.zeros_like(low), low)
-    one = np.uint32(0x3F800000)  # 23 random bits behind the exponent of 1: in [1, 2)
+    one = np.uint32(0x3F800000)  # 23 random bits after the exponent of 1: in [1, 2)
     unit = jax.lax.bitcast_convert_type(((x ^ y) >> np.uint32(9)) | one, jnp.float32) - 1.0
     least = np.nextafter(np.float32(-1.0), np.float32(0.0))
     uniform = jnp.maximum(least, unit * (np.float32(1.0) - least) + least)

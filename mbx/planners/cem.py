@@ -83,7 +83,7 @@ def icem(
 def _rounds(frame: mppi.Frame) -> mppi.Rounds:
     config, horizon = frame.config, frame.mean.shape[1]
     mix = jnp.asarray(noise_matrix(horizon, config.noise_beta), jnp.float32)
-    # One candidate of the last round is the mean.
+    # The mean is one candidate of the last round.
     kept = min(round(config.keep_elites * config.num_elites), frame.num - 1)
 
     def sample(i: Array, last: Refit) -> Array:
