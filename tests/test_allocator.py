@@ -35,6 +35,8 @@ for _ in range(10):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
+KEEP = "from mbx.fast import allocator; allocator.keep_freed_pages()"  # as commands begin
+
 DEVICES = """
 {first}
 import functools, resource
@@ -108,7 +110,7 @@ def number(program: str) -> int:
 def test_programs_use_their_memory_again():
     # Ten calls with at least one array of 48 MB, in pages of 4 kB.
     assert number(PROGRAM.format(first="")) > 50_000
-    inline = "import experiments; from mbx.training import run; run.set_up_jax()"
+    inline = KEEP + "; from mbx.training import run; run.set_up_jax()"
     assert number(PROGRAM.format(first=inline)) < 1_000
 
 
@@ -116,9 +118,9 @@ def test_programs_use_their_memory_again():
 @pytest.mark.parametrize(
     "first, then, options, kept",
     [
-        ("import experiments", "allocator.keep_pieces()", "partition.training", True),
-        ("import experiments", "allocator.keep_pieces()", "sharding.ONE_DEVICE.training", False),
-        ("import experiments", "", "partition.training", False),
+        (KEEP, "allocator.keep_pieces()", "partition.training", True),
+        (KEEP, "allocator.keep_pieces()", "sharding.ONE_DEVICE.training", False),
+        (KEEP, "", "partition.training", False),
     ],
 )
 def test_programs_on_several_devices_use_their_memory_again(first, then, options, kept):
@@ -171,7 +173,7 @@ def test_pieces_are_kept_where_pages_are_and_the_allocator_agrees(
 @pytest.mark.skipif(sys.platform != "linux", reason="an allocator of glibc")
 def test_threads_of_a_command_allocate_from_arenas_of_their_own():
     """In one that all share they wait for its lock, which every kernel and every pass needs."""
-    assert number(ARENAS.format(first="import experiments")) == 0
+    assert number(ARENAS.format(first=KEEP)) == 0
     shared = "import os; ctypes.CDLL(None).mallopt(-8, 1)"  # M_ARENA_MAX
     assert number(ARENAS.format(first=shared)) == 2
 
