@@ -1,9 +1,8 @@
 """TD-MPC on planner-made targets; with other settings TD-MPC2, BMPC, or ensembles with priors.
 
-Read one train step top to bottom: `agent` (act, targets, update) -> `update` (one learner step) ->
-`losses`, `value_targets`; `planning` makes plans by the scores of `scoring`, `reanalyze` refreshes
-them.
-What passes between them is in `types`, what can be set in `settings`.
+Read one training step in this order: `agent` (act, targets, update), `update` (one learner step),
+`losses`, `value_targets`, `planning`, `scoring`, `reanalyze`. `types` holds what passes between
+them, `settings` what can be set.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _HOMES = {"Settings": "settings", "TrainState": "types", "make_agent": "agent"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name when it is asked for: settings alone need no JAX."""
+    """Import a name on first use: settings alone need no JAX."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

@@ -1,16 +1,16 @@
 """TD-MPC on planner-made targets: the agent as a tuple of pure functions.
 
-In: settings and a task (`EnvSpec`). Out: `make_agent`'s `Agent`, which the training loop knows it
-by. Read on in `update` (one learner step), `losses`, `value_targets` and `planning`.
+In: settings and a task (`EnvSpec`). Out: `make_agent`'s `Agent`, the training loop's interface.
+Read on in `update` (one learner step), `losses`, `value_targets` and `planning`.
 
     act        encode, plan with warm start and policy proposals, return the first action
-    update     sample windows, one step on model and values, one on the policy, move the targets
+    update     sample windows, step model and values, step the policy, move the targets
     targets    encode, refine actions with the training planner, return them with their values
     reanalyze  refresh stored targets of some replay rows with the current model
 
-With `configs/tdmpc2.py` this is TD-MPC2, with `configs/bmpc.py` BMPC; `configs/tdmpc_ensemble.py`
-adds ensembles with random priors. Axes: E environments, B batch, T transitions of a window, N
-planner actions.
+`configs/tdmpc2.py` makes it TD-MPC2, `configs/bmpc.py` BMPC; `configs/tdmpc_ensemble.py` adds
+ensembles with random priors. Axes: E environments, B batch, T transitions of a window, N planner
+actions.
 """
 
 from __future__ import annotations
@@ -48,12 +48,9 @@ def make_agent(
     """The agent for a task.
 
     Args:
-        settings: of the agent.
-        spec: the task.
         value: a reduction `[V, ...] -> [...]` over the value heads in use, for targets, plans and
-            SVG alike (`lambda values: values.min(0)`); None: as the settings say.
-        sample: `replay.sample` or another function of its arguments and result, which chooses the
-            windows that an update learns from.
+            SVG (`lambda values: values.min(0)`); None: as the settings say.
+        sample: draws the windows of an update, with `replay.sample`'s arguments and result.
 
     Raises:
         ValueError: settings that this task, or the model's size, cannot have; names the setting,
@@ -136,8 +133,8 @@ def make_act_without_planner(model: WorldModel) -> Act:
 def make_targets(settings: Settings, model: WorldModel) -> MakeTargets:
     """`Store.targets`: the training planner's actions, values and, for distillation, its expert.
 
-    Where the acting planner is the expert and no loss reads more, its mean is stored as the one
-    action, without a value (NaN), and the training planner does not plan.
+    Where the acting planner is the expert and no loss reads more, only its mean is stored, without
+    a value (NaN), and the training planner does not plan.
     """
 
     def targets(train: TrainState, actor: Any, obs: Array, key: Array) -> replay.Targets:
@@ -174,7 +171,7 @@ def make_targets(settings: Settings, model: WorldModel) -> MakeTargets:
 
 
 def make_store(settings: Settings, model: WorldModel, targets: MakeTargets) -> Store:
-    """`Agent.store`: how planner targets are kept in the replay, and made again."""
+    """`Agent.store`: how the replay keeps planner targets, and how they are refreshed."""
     spec = replay.TargetSpec(
         settings.training_planner.num_samples,
         model.config.action_dim,
@@ -194,7 +191,7 @@ def make_update(
 ) -> Update:
     """`Agent.update`: sample windows and make one learner step on them.
 
-    With `reanalyze.current_batch` the batch's own targets are made again when that is due.
+    With `reanalyze.current_batch` the batch's own targets are refreshed first when that is due.
     """
     learn = make_learn(settings, model)
     sizes = dict(batch_size=settings.loss.batch_size, length=settings.loss.horizon)
@@ -250,7 +247,7 @@ def make_learn(
 def plan_batch(
     settings: Settings, model: WorldModel, train: TrainState, batch: Batch, valid: Array, key: Array
 ) -> Batch:
-    """A batch with samples of the policy, scored by the current model, in place of stored plans.
+    """A batch with policy samples, scored by the current model, in place of stored plans.
 
     Args:
         valid: `[T+1, B]`, False for the last row of an episode, in which nothing is planned.
@@ -267,16 +264,15 @@ def plan_batch(
 
 
 def make_start_from(spec: EnvSpec) -> StartFrom:
-    """`Agent.start_from`: parameters and, as copies of them, target networks.
+    """`Agent.start_from`: parameters of another run, and target networks as copies of them.
 
-    Of several tasks those of the same name keep their embedding; new ones get the mean of all.
-    Statistics of observations go on from the old ones, which count as a hundred batches at most: a
-    new task's take their place within some hundred updates.
+    Tasks of the same name keep their embedding; new ones get the mean of all. Old statistics of
+    observations count as at most a hundred batches, so that a new task replaces them soon.
     """
 
     def start_from(train: TrainState, old: TrainState, old_spec: EnvSpec) -> TrainState:
         params = {name: old.params.get(name) for name in train.params}
-        if "heads" in train.params:  # those that it has not are new
+        if "heads" in train.params:  # heads that the old run lacks start fresh
             params["heads"] = {**train.params["heads"], **(params["heads"] or {})}
             params["heads"] = {name: params["heads"][name] for name in train.params["heads"]}
         if spec.tasks and params.get("task") is not None:
@@ -297,9 +293,9 @@ def make_start_from(spec: EnvSpec) -> StartFrom:
 
 
 def shift_images(obs: Array, key: Array, pad: int = 3, parts: Sequence[Part] = ()) -> Array:
-    """Random shift of every image of `[T+1, B, H, W, C]`; acting sees images whole.
+    """Random shift of every image of `[T+1, B, H, W, C]`; acting sees unshifted images.
 
-    Of packed rows (`mbx.observations`) the images alone move.
+    In packed rows (`mbx.observations`) only the images are shifted.
     """
     if observations.is_packed(parts):
         return observations.map_image(parts, obs, lambda images: shift_images(images, key, pad))
@@ -309,7 +305,7 @@ def shift_images(obs: Array, key: Array, pad: int = 3, parts: Sequence[Part] = (
 
 
 def example_row(model: WorldModel) -> dict[str, Any]:
-    """One un-batched replay row, as shapes."""
+    """Shapes of one un-batched replay row."""
     world = model.config
     obs_dtype = jnp.uint8 if world.pixels else jnp.float32
     return replay.example_row(world.obs_shape, world.action_dim, obs_dtype)

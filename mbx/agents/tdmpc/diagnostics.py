@@ -1,12 +1,11 @@
-"""Whether the model can be believed: what TD-MPC writes beside the log after an evaluation.
+"""Diagnostics of the model after an evaluation: can its predictions, values and plans be trusted?
 
-The newest windows of the replay are followed by the model without seeing any further observation,
-with the actions that were taken. Depth N is the N-th step after the last observation that the model
-saw. Values, and the acting planner's plans round by round, are made of states of the evaluation's
-episodes. The return that they are compared with is what followed there, without exploration noise:
-rewards to the episode's end, discounted, and the value of its last state where a time limit cut it.
-Everything is one compiled program; `eval.model=False` leaves it out. In the log all names begin
-with `model/` (`mbx.agents.tdmpc.glossary`), model.png shows them by depth and by round.
+The model predicts the newest replay windows open loop from the actions that were taken; depth N is
+the N-th step after the last observation it saw. Values and the acting planner's plans, round by
+round, start from states of the evaluation's episodes and are compared with the discounted return
+that followed there without exploration noise, plus the last state's value where a time limit cut
+the episode. `eval.model=False` leaves them out. Metrics begin with `model/` (`glossary`);
+model.png shows them by depth and by round.
 
 Axes: B windows, T steps, D depths, L latent dims, K rounds of the planner, M states of evaluation
 episodes (`Episodes`: S steps of E episodes), P of them that are planned from.
@@ -35,50 +34,33 @@ from mbx.world_model import WorldModel, discount_of, head_values
 
 WINDOWS = 64  # B
 PLANNED = 16  # P
-NEWEST = 4  # one in so many of the windows drawn is kept: the newest
+NEWEST = 4  # windows drawn for each one kept
 
 
 class Look(NamedTuple):
-    """What one look at the model found.
+    """Measurements of one diagnostic pass."""
 
-    Attributes:
-        mask: `[D, B]`, 0 for steps behind the episode's end.
-        latent, still: squared error of the latent, mean over its numbers, by the model and if it
-            had stayed what it was, `[D, B]`.
-        reward: size of the error of the predicted reward, `[D, B]`.
-        ended, said: whether a step ended the episode by itself, and the model's probability of it
-            one step ahead, `[D, B]`; said is None for a model without terminations.
-        realised: the return that followed, `[M]`.
-        value: of the state, `[M]`.
-        known: states that an episode reached, whose rewards are all finite, `[M]`.
-        chosen: states that are planned from, `[P]`; the known ones come first.
-        plans: the value of the policy's own actions and of the plan after each round, by the model,
-            `[K + 1, P]`.
-        training: what the training planner gains in the states that windows begin in, `[B]`; None
-            where no loss reads it.
-    """
-
-    mask: Array
-    latent: Array
-    still: Array
-    reward: Array
-    ended: Array
+    mask: Array  # `[D, B]`, 0 for steps after the episode's end
+    latent: Array  # mean squared error of the predicted latent, `[D, B]`
+    still: Array  # the error if the latent had not changed, `[D, B]`
+    reward: Array  # absolute error of the predicted reward, `[D, B]`
+    ended: Array  # whether the step terminated the episode, `[D, B]`
+    # predicted probability of it, one step ahead; None without a termination head
     said: Array | None
-    realised: Array
-    value: Array
-    known: Array
-    chosen: Array
-    plans: Array
-    training: Array | None = None
+    realised: Array  # return that followed, `[M]`
+    value: Array  # `[M]`
+    known: Array  # states that an episode reached, with finite rewards, `[M]`
+    chosen: Array  # states that are planned from, known ones first, `[P]`
+    plans: Array  # value of the policy's actions and of the plan after each round, `[K + 1, P]`
+    training: Array | None = None  # `training_gain`, `[B]`; None where no loss reads it
 
 
 def make_review(settings: Settings, model: WorldModel) -> MakeReview:
-    """`Agent.review` of TD-MPC's agent."""
+    """`Agent.review` of the TD-MPC agent."""
 
     @functools.cache
     def program() -> Any:
-        # It runs once an evaluation: on a processor, what LLVM would make it quicker by is less
-        # than LLVM takes.
+        # It runs once an evaluation: on a CPU, LLVM's optimisation costs more than it saves.
         few = {"xla_backend_optimization_level": 0}
         platform = jax.default_backend()
         options = few if platform == "cpu" else compiler.for_once(platform)
@@ -95,7 +77,7 @@ def make_review(settings: Settings, model: WorldModel) -> MakeReview:
 
 
 def depths(deepest: int, horizon: int) -> list[int]:
-    """The depths in the log: the first step, the plans' last, and the deepest."""
+    """The logged depths: the first step, the plans' last, and the deepest."""
     return sorted({1, min(horizon, deepest), deepest})
 
 
@@ -107,7 +89,7 @@ def look(
     episodes: Episodes,
     key: Array,
 ) -> Look:
-    """Everything that is measured of the newest windows and of the evaluation's episodes."""
+    """All measurements of the newest windows and of the evaluation's episodes."""
     keys = streams(key, "sample", "choose", "plan", "training")
     params = train.params
     batch = newest_windows(settings, state, keys["sample"])
@@ -142,7 +124,7 @@ def look(
 
 
 def newest_windows(settings: Settings, state: replay.ReplayState, key: Array) -> Batch:
-    """The newest of windows that are drawn uniformly: T transitions, three times the horizon."""
+    """The newest of uniformly drawn windows, three times the planner's horizon long."""
     pixels = state.data["obs"].dtype == jnp.uint8  # whole windows of images are large
     capacity = state.data["reward"].shape[1]
     length = max(1, min(3 * settings.planner.horizon, capacity - 1))
@@ -157,14 +139,13 @@ def newest_windows(settings: Settings, state: replay.ReplayState, key: Array) ->
 def open_loop(
     model: WorldModel, params: Params, z: Array, batch: Batch, deepest: int
 ) -> tuple[Array, Array, Array]:
-    """Errors of the model's own future: latent, latent if nothing moved, reward, `[D, B]` each.
+    """Open-loop errors of latents, of unchanged latents and of rewards, `[D, B]` each.
 
     Args:
-        z: latents of what was observed, `[D + 1, B, L]`.
-        batch: windows of at least D steps.
-        deepest: D.
+        z: latents of the observations, `[D + 1, B, L]`.
+        batch: windows of at least D = `deepest` steps.
     """
-    own = model.config.latent  # behind these numbers lies the task's embedding
+    own = model.config.latent  # the task's embedding follows
 
     def step(state: Array, action: Array) -> tuple[Array, tuple[Array, Array]]:
         reward = jnp.mean(model.reward_mean(params, state, action), axis=(0, 1))
@@ -190,7 +171,7 @@ def termination(model: WorldModel, params: Params, z: Array, action: Array) -> A
 
 
 def state_values(model: WorldModel, params: Params, z: Array) -> Array:
-    """Mean over value heads, of the policy's mean action where the critic wants one: `[...]`."""
+    """Mean over value heads, at the policy's mean action for a Q critic: `[...]`."""
     action = None
     if model.config.critic == "q":
         mean, log_std = model.policy(params, z)
@@ -199,17 +180,16 @@ def state_values(model: WorldModel, params: Params, z: Array) -> Array:
 
 
 def realised_returns(episodes: Episodes, gamma: Any, last_value: Array) -> tuple[Array, Array]:
-    """Discounted rewards from the seen steps on to the episode's end, and there the value of its
-    last state, unless it ended by itself.
+    """Discounted return from each kept step to the episode's end, with the last state's value
+    unless the episode ended by itself.
 
     Args:
-        episodes: of an evaluation.
         gamma: a number, or `[E]`.
-        last_value: of the state behind an episode's last step, `[E]`.
+        last_value: value of the state after an episode's last step, `[E]`.
 
     Returns:
-        Returns and whether they are known, `[M]` each: of an episode that reached the step, with
-        finite rewards.
+        Returns and whether they are known (the episode reached the step, its rewards are
+        finite), `[M]` each.
     """
     ending = jnp.where(episodes.terminated, 0.0, last_value)
     count = len(episodes.rewards)
@@ -231,9 +211,9 @@ def plans_by_round(
 ) -> Array:
     """Values, by the model, of the policy's actions and of the plan's mean after each round.
 
-    Plans are made as those that act in an evaluation, without a warm start: with the agent's own
-    planner, its proposals and its prior. A planner that remembers more than its Gaussian from round
-    to round is begun again in each. Discrete actions: the likeliest of each step is the plan.
+    Plans are made as in an evaluation, but without a warm start. A planner that remembers more than
+    its Gaussian between rounds restarts in each. Discrete actions: the plan is the likeliest action
+    of each step.
 
     Args:
         z: `[P, L]`.
@@ -247,7 +227,7 @@ def plans_by_round(
     config = planning.search_config(planner)
     num, horizon, action_dim = len(z), planner.horizon, model.config.action_dim
     one, number = config, 1
-    if isinstance(config, mppi.MPPIConfig):  # another's rounds are its own affair
+    if isinstance(config, mppi.MPPIConfig):  # other methods have no separate rounds
         one = dataclasses.replace(config, iterations=1, extra_iterations=0)
         number = config.rounds(action_dim)
     score = score_function(settings, model, params, z, planner)
@@ -266,7 +246,7 @@ def plans_by_round(
     start = planning.plan_start(planner, model, params, z, mean, share)
     rounds = jax.random.split(keys["rounds"], number)
     _, means = jax.lax.scan(next_round, start, rounds)
-    if model.config.policy == "categorical":  # probabilities: the likeliest action of each step
+    if model.config.policy == "categorical":  # probabilities -> likeliest action
         means = jax.nn.one_hot(jnp.argmax(means, axis=-1), action_dim)
     candidates = jnp.concatenate([own, jnp.swapaxes(means, 0, 1)], axis=1)
     return score(keys["score"], candidates).T
@@ -275,10 +255,10 @@ def plans_by_round(
 def training_gain(
     settings: Settings, model: WorldModel, params: Params, z: Array, key: Array
 ) -> Array:
-    """What the training planner's best actions are worth more than the policy's own, `[B]`.
+    """Gain of the training planner's best actions over the policy's mean action, `[B]`.
 
-    The mean of the `loss.value_best_n` best that it finds from `z` `[B, L]`, less the value of the
-    policy's mean action, both as it scores them.
+    The mean of the `loss.value_best_n` best from `z` `[B, L]` less the value of the policy's mean
+    action, both scored by the training planner.
     """
     keys = streams(key, "plan", "score")
     found = planning.plan_targets(settings, model, params, z, keys["plan"])
@@ -296,12 +276,7 @@ def training_gain(
 
 
 def summarise(found: Look, shown: list[int]) -> dict[str, float]:
-    """The numbers of the log; what cannot be said of these windows is left out.
-
-    Args:
-        found: as NumPy arrays.
-        shown: depths, from 1.
-    """
+    """The logged metrics of a pass in NumPy arrays at the depths `shown`, without NaNs."""
     result = {}
     for name in ("latent", "still", "reward"):
         error = by_depth(getattr(found, name), found.mask)
@@ -328,27 +303,27 @@ def summarise(found: Look, shown: list[int]) -> dict[str, float]:
 
 
 def by_depth(error: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Mean over windows that go so far, `[D, B] -> [D]`; NaN where none does."""
+    """Mean over the windows that reach each depth, `[D, B] -> [D]`; NaN where none does."""
     count = mask.sum(axis=1)
     total = np.where(mask > 0, error, 0.0).sum(axis=1)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Pearson's; NaN where one of them is constant."""
+    """Pearson's correlation; NaN where one of them is constant."""
     if x.size < 2 or np.std(x) < 1e-9 or np.std(y) < 1e-9:
         return float("nan")
     return float(np.corrcoef(x, y)[0, 1])
 
 
 def shares_of_gain(plans: np.ndarray) -> tuple[float, np.ndarray]:
-    """What the last round is worth more than the policy, and the share of it after each round.
+    """Gain of the last round over the policy, and the share of it after each round.
 
     Args:
         plans: `[K + 1, P]`, as `Look.plans`.
 
     Returns:
-        The gain, and `[K]`; NaN where nothing is gained.
+        The gain, and the shares `[K]`, NaN where nothing is gained.
     """
     means = plans.mean(axis=1) if plans.shape[1] else np.full(len(plans), np.nan)
     gain = float(means[-1] - means[0])
@@ -359,7 +334,7 @@ def shares_of_gain(plans: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 def precision_recall(said: np.ndarray, true: np.ndarray, mask: np.ndarray) -> tuple[float, float]:
-    """Share of what was said that is true, and of what is true that was said; NaN of nothing."""
+    """Precision and recall of predictions `said` where `mask`; NaN without any."""
     hits = float((said & true & mask).sum())
     told, there = float((said & mask).sum()), float((true & mask).sum())
     return hits / told if told else np.nan, hits / there if there else np.nan

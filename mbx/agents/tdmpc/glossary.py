@@ -1,4 +1,4 @@
-"""What the numbers mean that TD-MPC logs beside those of every run (`mbx.training.glossary`)."""
+"""Meaning of the metrics that TD-MPC logs in addition to those of every run."""
 
 KEYS = {
     "loss/consistency": "how far predicted latents are from those of the next observations",

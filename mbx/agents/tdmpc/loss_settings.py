@@ -1,7 +1,4 @@
-"""The TD-MPC agent's settings of what is minimised.
-
-The conditions that `needs` names are in `settings`. Nothing here loads JAX.
-"""
+"""TD-MPC's loss settings; the conditions that `needs` names are in `settings`. Loads no JAX."""
 
 from __future__ import annotations
 
@@ -216,12 +213,12 @@ class Loss:
 
     @property
     def policy_terms(self) -> dict[str, float]:
-        """The policy losses in use and their weights."""
+        """Weights of the policy losses in use."""
         return parse_mixture(self.policy_loss)
 
     @property
     def head_terms(self) -> dict[str, float | None]:
-        """The auxiliary heads in use and their coefficients; None: as declared."""
+        """Coefficients of the auxiliary heads in use; None: as declared."""
         return head_terms(self.heads)
 
     @property
@@ -256,7 +253,7 @@ class Loss:
 
 
 def parse_mixture(text: str) -> dict[str, float]:
-    """A mixture of policy losses, as "svg:1+kl:0.5", by name; a bare name weighs 1.
+    """The weights in a mixture of policy losses such as "svg:1+kl:0.5"; a bare name weighs 1.
 
     Raises:
         ValueError: an unknown name, a name given twice, or a weight that is not positive.

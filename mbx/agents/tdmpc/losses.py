@@ -1,14 +1,14 @@
 """What TD-MPC minimises: the losses of world model and values, then those of the policy.
 
 In: a batch of windows, latents, targets (`value_targets`) and `Weights`, the rows that count with
-their numbers in the whole batch. Out: a scalar and metrics. Every loss is a weighted sum of its
-rows, so that those of several devices add up; every random number is an argument.
+their numbers in the whole batch. Out: a scalar and metrics. Every loss is a weighted sum of rows,
+so that losses of several devices add up; every random number is an argument.
 
     svg   maximise the critic through the policy's action (TD-MPC2, equation 4)
     awr   advantage-weighted regression onto the planner's actions
     kl, bc: `variant`; critics, units and entropy: `policies`
 
-Time-major: T transitions, S = T+1 states, B batch (B' with all dynamics heads in use side by side),
+Time-major: T transitions, S = T+1 states, B batch (B' with all dynamics heads in use concatenated),
 H dynamics heads, R reward heads, V value heads, G auxiliary discounts, N planner actions, L latent
 dims, A action dims, K bins.
 Sources: TD-MPC2 (arXiv 2310.16828), equations 3 and 4, and its reference code; BMPC (arXiv
@@ -63,11 +63,7 @@ if TYPE_CHECKING:
 
 
 def step_weights(settings: Settings, critic: str, batch: Batch) -> Weights:
-    """The rows of a batch that count, and their numbers over all devices.
-
-    Args:
-        critic: "q" or "v".
-    """
+    """The rows of a batch that count, and their numbers over all devices; critic: "q" or "v"."""
     rows = batch.mask
     masks = dict(rows=rows, states=state_mask(rows), values=target_mask(settings, critic, batch))
     if batch.plan_valid is not None:
@@ -84,12 +80,10 @@ def state_mask(mask: Array) -> Array:
 
 
 def target_mask(settings: Settings, critic: str, batch: Batch) -> Array:
-    """Which states of a batch have a value target that counts: 1 or 0, `[T, B]` or `[T+1, B]`.
+    """Which states of a batch have a value target: 1 or 0, `[T, B]` or `[T+1, B]`.
 
-    A V critic's targets are imagined, for the T states of a window that were acted in, or with
-    `loss.value_last_state` for all T+1; the last one counts where the window has not left its
-    episode and the episode has not ended by itself. Where they are the planner's, states without a
-    plan do not count.
+    A V critic's targets are imagined, so that with `loss.value_last_state` a window's last state
+    counts, too, if it belongs to the episode and is not terminal. Planner targets need a plan.
     """
     loss, mask = settings.loss, batch.mask
     if critic == "q" or loss.value_target == "lambda":
@@ -103,7 +97,7 @@ def target_mask(settings: Settings, critic: str, batch: Batch) -> Array:
 def select_latents(zs: Array, strategy: str) -> Array:
     """The latents that value and policy train on: `[S, H, B, L] -> [S, B', L]`.
 
-    "single": head 0's; no gradient reaches other heads. "split": chunk h of the batch is head h's,
+    "single": head 0's; no gradient reaches other heads. "split": head h gets chunk h of the batch,
     B' = B. "concat": all, head by head, B' = H B. Source: docs/sources.md, entry ensembles.
     """
     heads, batch = zs.shape[1:3]
@@ -118,7 +112,7 @@ def select_latents(zs: Array, strategy: str) -> Array:
 
 
 def repeat_for_heads(tree: Any, strategy: str, heads: int, axis: int = 1) -> Any:
-    """What belongs to the states of `select_latents`, repeated as those are: axis B -> B'."""
+    """A tree repeated to match the states of `select_latents`: axis B -> B'."""
     if strategy != "concat" or heads == 1:
         return tree
     return jax.tree.map(lambda x: jnp.concatenate([x] * heads, axis=axis), tree)
@@ -135,25 +129,21 @@ def rollout(model: WorldModel, params: Params, z: Array, actions: Array) -> Arra
 
 
 def consistency(zs: Array, z_next: Array) -> Array:
-    """Squared error of predicted latents, mean over heads and dims: `[T, H, B, L]` and `[T, B, L]`
-    -> `[T, B]`. Stop the gradient of whichever side is the target."""
+    """Squared error of latents `[T, H, B, L]` against `[T, B, L]`: `[T, B]`.
+
+    Mean over heads and dims. The caller stops the target's gradient.
+    """
     return jnp.mean(jnp.square(zs - z_next[:, None]), axis=(1, 3))
 
 
 def reward_loss(logits: Array, reward: Array, bins: Array) -> Array:
-    """Cross-entropy, mean over reward and dynamics heads: logits `[R, T, H, B, K]`, `[T, B]` ->
-    `[T, B]`."""
+    """Cross-entropy of `[R, T, H, B, K]`, mean over heads: `[T, B]`."""
     target = jnp.broadcast_to(reward[None, :, None], logits.shape[:-1])
     return jnp.mean(dist.two_hot_cross_entropy(logits, target, bins), axis=(0, 2))
 
 
 def termination_loss(logit: Array, terminated: Array, rows: Rows) -> Array:
-    """Binary cross-entropy over the states of all heads: a scalar.
-
-    Args:
-        logit: `[T, H, B]`.
-        terminated: `[T, B]`.
-    """
+    """Mean binary cross-entropy of logits `[T, H, B]` with `[T, B]`: a scalar."""
     bce = jax.nn.softplus(logit) - logit * terminated[:, None]
     return rows.even(jnp.mean(bce, axis=1))
 
@@ -161,7 +151,7 @@ def termination_loss(logit: Array, terminated: Array, rows: Rows) -> Array:
 def value_loss(logits: Array, target: ValueTarget, bins: Array) -> Array:
     """Cross-entropy of the value heads `[V, T, B, K]` with their target, mean over heads, `[T, B]`.
 
-    With a single bin the squared error in symlog space, mean over samples.
+    With a single bin it is the squared error in symlog space, mean over samples.
     """
     if target.samples.shape[-1] == 1 and target.samples.shape[0] == 1:
         real = jnp.broadcast_to(target.samples[..., 0], logits.shape[:-1])
@@ -184,12 +174,12 @@ def value_loss(logits: Array, target: ValueTarget, bins: Array) -> Array:
 def consistency_losses(
     settings: Settings, zs: Array, encoded: Array, rows: Rows, progress: Array | float
 ) -> dict[str, Array]:
-    """The dynamics towards the encoder and, where asked for, the encoder towards the dynamics.
+    """Losses of dynamics towards the encoder and, if enabled, of the encoder towards the dynamics.
 
     Args:
-        zs: rolled out, `[T, H, B, L]`, without what belongs to a task.
-        encoded: `[T, B, L]`, with gradient only in the second case.
-        progress: share of the run that is done; the encoder's part starts after its warm-up.
+        zs: rolled out, `[T, H, B, L]`, without the task's part.
+        encoded: `[T, B, L]`, with gradient only for the encoder's loss.
+        progress: share of the run that is done; the encoder's loss starts after its warm-up.
     """
     still = jax.lax.stop_gradient
     losses = {"consistency": rows.mean(consistency(zs, still(encoded)))}
@@ -201,8 +191,7 @@ def consistency_losses(
 
 
 def reward_logits(model: WorldModel, params: Params, zs: Array, actions: Array) -> Array:
-    """Of all heads along a window, in one product: `[T, H, B, L]`, `[T, B, A]` ->
-    `[R, T, H, B, K]`."""
+    """Logits `[R, T, H, B, K]` of latents `[T, H, B, L]`, actions `[T, B, A]`, in one product."""
     logits = model.reward(params, jnp.swapaxes(zs, 0, 1), jnp.swapaxes(actions[:, None], 0, 1))
     return jnp.swapaxes(logits, 1, 2)
 
@@ -217,7 +206,7 @@ def value_losses(
     rows: Rows,
     noise: Noise,
 ) -> dict[str, Array]:
-    """Of the value heads and the auxiliary ones, on the latents `[T+1, H, B, L]` that feed them.
+    """Losses of the value heads and the auxiliary ones on latents `[T+1, H, B, L]`.
 
     Args:
         targets: of the value heads, and of the auxiliary ones `[G, T, B]`.
@@ -244,7 +233,7 @@ def value_losses(
 def head_losses(
     model: WorldModel, params: Params, zs: Array, batch: Batch, weights: Weights
 ) -> tuple[dict[str, Array], Metrics]:
-    """Of the auxiliary heads, weighed in time as the others, mean over dynamics heads; metrics.
+    """Losses and metrics of the auxiliary heads, mean over dynamics heads.
 
     Args:
         zs: latents rolled out from the first state, `[T+1, H, B, L]`.
@@ -272,7 +261,7 @@ def total_loss(
     value_due: Array | float = 1.0,
     heads: Heads | None = None,
 ) -> Array:
-    """The weighted sum; value_due is 0 in updates that leave the value heads alone."""
+    """The weighted sum of losses; value_due is 0 in updates that skip the value heads."""
     loss = settings.loss
     coefficients = dict(
         consistency=loss.consistency_coef,
@@ -304,19 +293,19 @@ def model_loss(
     """The weighted sum of the losses of world model, values and auxiliary heads.
 
     Args:
-        encoded: latents of the next states `[T, B, L]`, without gradient (they are encoded again
-            here where the encoder learns from consistency).
+        encoded: latents of the next states `[T, B, L]`, without gradient (encoded again here where
+            the encoder learns from consistency).
         targets: of the value heads, and of the auxiliary ones `[G, T, B]`.
         progress: share of the run that is done.
-        value_due: 0 in updates that leave the value heads alone.
+        value_due: 0 in updates that skip the value heads.
 
     Returns:
-        The loss, and the latents `[T+1, H, B, L]` rolled out with metrics.
+        The loss, and the rolled-out latents `[T+1, H, B, L]` with metrics.
     """
     zs = rollout(model, params, model.encode(params, batch.obs[0]), batch.action)
     if settings.loss.encoder_consistency_coef:
         encoded = model.encode(params, batch.obs[1:])
-    latents = slice(model.config.latent)  # what belongs to a task follows them, equal in both
+    latents = slice(model.config.latent)  # without the task's part, equal in both
     losses = consistency_losses(
         settings, zs[1:, ..., latents], encoded[..., latents], weights.rows, progress
     )
@@ -349,7 +338,7 @@ def policy_inputs(
     plan_weights: Array | None,
     noise: Noise,
 ) -> PolicyInputs:
-    """What the policy losses read, repeated where several dynamics heads feed them."""
+    """Inputs of the policy losses, repeated where several dynamics heads feed them."""
     strategy, heads = settings.loss.head_strategy, zs.shape[1]
     latents = select_latents(zs, strategy)
     copies = latents.shape[1] // batch.mask.shape[1]
@@ -382,7 +371,7 @@ def svg(
     inputs: PolicyInputs,
     scales: Scales,
 ) -> Term:
-    """Minus the value of the policy's action, in units of values (TD-MPC2)."""
+    """Minus the value of the policy's action, divided by the value scale (TD-MPC2)."""
     action = model.act(*policy, inputs.eps)
     std_coef = settings.loss.policy_std_coef
     q = policy_value(
@@ -400,7 +389,7 @@ def awr(
     inputs: PolicyInputs,
     scales: Scales,
 ) -> Term:
-    """Minus the log-probability of the planner's actions, by their weights."""
+    """Minus the weighted log-probability of the planner's actions."""
     mean, log_std = (x[..., None, :] for x in policy)
     log_prob = policy_log_prob(model, mean, log_std, inputs.actions)
     loss = -jnp.sum(inputs.weights * log_prob, axis=-1)
@@ -430,7 +419,7 @@ def policy_loss(
         progress: share of the run that is done.
 
     Returns:
-        The loss, and the updated scales with metrics: arrays, of which the mean is meant.
+        The loss, and the updated scales with metrics, arrays to be averaged.
     """
     params = {**params, "policy": policy}
     mean, log_std = model.policy(params, inputs.zs)

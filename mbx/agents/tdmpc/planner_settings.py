@@ -1,7 +1,4 @@
-"""The TD-MPC agent's settings of its two planners.
-
-The conditions that `needs` names are in `settings`. Nothing here loads JAX.
-"""
+"""TD-MPC's planner settings; the conditions that `needs` names are in `settings`. Loads no JAX."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ def _check_proposals(planner: Planner | TrainingPlanner, name: str) -> Iterator[
         )
 
 
-# What both planners have: the help of a setting and its limits.
+# Help and limits of the settings that both planners have.
 _SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "horizon": ("Agent steps that a plan looks ahead.", dict(at_least=1)),
     "iterations": ("Rounds of sampling and refitting.", dict(at_least=1)),
