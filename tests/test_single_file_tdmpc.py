@@ -55,11 +55,14 @@ def as_users_run_it():
         yield
 
 
-def warmed(optimizer):
-    """Adam after some steps: its first one is the sign of a gradient, however small that is."""
+def warmed(optimizer, square=1e-4):
+    """Adam after some steps: its first one is the sign of a gradient, however small that is.
+
+    square: of past gradients; small enough for the policy's, whose entropy has a small one.
+    """
 
     def warm(state):
-        nu = jax.tree.map(lambda x: np.full_like(x, 1e-4), state.nu)
+        nu = jax.tree.map(lambda x: np.full_like(x, square), state.nu)
         return state._replace(count=jnp.int32(100), nu=nu)
 
     def is_adam(x):
@@ -90,7 +93,7 @@ def made():
         target_value=slow,
         step=jnp.int32(17_500),
         opt_state=warmed(state.opt_state),
-        policy_opt_state=warmed(state.policy_opt_state),
+        policy_opt_state=warmed(state.policy_opt_state, 1e-8),
     )
     mask = (rng.uniform(size=(T, B)) < 0.9).astype(np.float32)
     batch = dict(
@@ -107,7 +110,7 @@ def made():
         target_value=layers(slow),
         step=jnp.int32(17_500),
         model_state=warmed(learner.model_state),
-        policy_state=warmed(learner.policy_state),
+        policy_state=warmed(learner.policy_state, 1e-8),
     )
     return settings, model, state, learner, batch, normal(T + 1, B, 1), keep
 
