@@ -24,7 +24,6 @@ COMMANDS = [name for names in _JOBS.values() for name in names]
 
 def main(arguments: list[str] | None = None) -> None:
     """Prepare the process, then `run` its arguments.
-
     The allocator keeps large buffers, which has to be said before jax is imported. What libraries
     log is not shown (XLA's alarm about slow compiling, say): errors of theirs that end a command
     are reported by it.
@@ -45,7 +44,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(given: list[str]) -> None:
     """Run the command that the first argument names with the arguments that follow.
-
     A mistake of the user ends the process with a line and status 1.
     """
     if not given or given[0] in ("-h", "--help", "help"):

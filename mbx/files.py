@@ -14,7 +14,6 @@ from typing import Any, TextIO
 
 def atomic_write(path: str, data: bytes) -> None:
     """Write a file so that at any moment either the old or the whole new content is there.
-
     A link in its place is replaced, not followed. Raises OSError, naming the file and what to do.
     """
     temporary = f"{path}.tmp-{os.getpid()}"  # not mkstemp: its files only their owner may read
@@ -78,7 +77,6 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def sole_writer(directory: str) -> Iterator[None]:
     """Hold a directory for this process; the lock ends with the process, however that ends.
-
     Raises ValueError where another process holds it, and where the directory cannot be written to
     or its lock is a link. File systems without locks are not guarded.
     """
@@ -118,7 +116,6 @@ def _lock(lock: int, directory: str) -> None:
 
 def tolerate_closed_output() -> None:
     """Go on where a pipe's reader has left or a terminal was closed: what is printed then is lost.
-
     For the start of a command; it replaces `sys.stdout` and `sys.stderr`.
     """
     sys.stdout, sys.stderr = _Output(sys.stdout), _Output(sys.stderr)

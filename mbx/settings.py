@@ -167,7 +167,6 @@ def full_name(name: str, settings: Any, of: str = "") -> str:
 
 def parse(text: str, default: Any) -> Any:
     """The value that a text on a command line stands for, of a setting with such a default.
-
     Numbers, True, False, None, tuples and dictionaries are Python's, whole numbers also 1e4, and
     several values a,b. What is none of these is text.
     """

@@ -285,14 +285,12 @@ class RunSettings(abc.ABC):
 
     def draws(self) -> tuple[int, ...]:
         """Every number of rows or windows that is drawn from the replay at once.
-
         Cores that are devices each draw their share where it is whole; 1, as here: never.
         """
         return (1,)
 
     def gains_by_cores(self) -> bool:
         """Whether the cores of a processor are better each a device, with a share of every batch.
-
         So it is where the model is small and its operations too short for threads to share. Of a
         large one every core would read all parameters for its few rows.
         """
@@ -300,7 +298,6 @@ class RunSettings(abc.ABC):
 
     def large_updates(self) -> bool:
         """Whether an update asks each of several cores for more memory than a thread keeps, 64 MB.
-
         Such a program is faster with its memory in pieces, and is compiled at every start
         (`mbx.fast.allocator`).
         """

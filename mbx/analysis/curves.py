@@ -39,7 +39,6 @@ def load_curve(run_dir: str, metric: str = "eval/return_mean") -> Curve:
 
 def value_at(curve: Curve, step: float) -> float:
     """The last evaluation up to `step`, a fiftieth beyond it included.
-
     NaN where a run has none between nine tenths of it and there: an earlier value does not stand in
     for one that was not measured.
     """
@@ -49,7 +48,6 @@ def value_at(curve: Curve, step: float) -> float:
 
 def aggregate(curves: Sequence[Curve], points: int = 200) -> tuple[np.ndarray, ...]:
     """Steps, mean, lower and upper band `[points]` on the steps that all seeds have.
-
     The band is the range of the seeds below five of them, else a bootstrap 95 % interval of the
     mean. Raises ValueError when the curves have no step in common.
     """
@@ -73,7 +71,6 @@ def aggregate(curves: Sequence[Curve], points: int = 200) -> tuple[np.ndarray, .
 
 def load_reference(path: str) -> tuple[np.ndarray, ...]:
     """Published points: steps, mean, low, high, `[n]` each, nothing in between.
-
     From a CSV with columns step,mean,lcb,ucb, or step,reward,seed: then at the steps that every
     seed has, with the range of the seeds. Raises ValueError for other files, FileNotFoundError for
     none.
@@ -122,7 +119,6 @@ def _number(row: dict[str, str | None], name: str, path: str, line: int) -> floa
 
 def draw_seeds(axes: Any, name: str, curves: Sequence[Curve], color: str) -> None:
     """One line for the mean over seeds, thin lines for the seeds, and the band of `aggregate`.
-
     A dot where all seeds have but one step in common, of which a line shows nothing.
     """
     for curve in curves:
@@ -145,7 +141,6 @@ def draw_published(
     color: str = "k",
 ) -> None:
     """Published points (steps, mean, low, high) up to `limit` steps as markers with error bars.
-
     Only the legend tells of values that are all further right.
     """
     steps, mean, low, high = (np.asarray(x, float) for x in points)

@@ -75,7 +75,6 @@ def write(paths: Sequence[str], out: str) -> None:
 
 def at_end(workdir: str) -> None:
     """Write WORKDIR/report.html and draw WORKDIR/curve.png; an error is printed and ends nothing.
-
     For `mbx.training.run.train`, where a training is worth more than its report.
     """
     try:

@@ -38,7 +38,6 @@ class Run(NamedTuple):
 
 class Group(NamedTuple):
     """Directories of runs of one task that differ in their seeds alone.
-
     settings: what differs from the other groups, "NAME=VALUE, …"; "" where nothing does.
     """
 
@@ -64,7 +63,6 @@ def read_run(path: str, name: str) -> Run:
 
 def find_runs(paths: Sequence[str]) -> list[str]:
     """Directories of single runs: those given, the seeds inside one, or the runs in a folder.
-
     Raises FileNotFoundError where a path holds no run.
     """
     found = []
@@ -113,7 +111,6 @@ def is_number(value: Any) -> bool:
 
 def group(run_dirs: Sequence[str]) -> list[Group]:
     """Runs by task and settings, in the order of the first of each.
-
     Seeds, logs, evaluations, checkpoints and devices make no groups, and neither does a setting
     that a run lacks. Raises FileNotFoundError or ValueError for a directory that holds no run.
     """
@@ -130,7 +127,6 @@ def group(run_dirs: Sequence[str]) -> list[Group]:
 
 def labelled(paths: Sequence[str], labels: Sequence[str]) -> list[Group]:
     """The runs at `paths`, one label each, by task and label instead.
-
     Raises ValueError for another number of labels, FileNotFoundError where a path holds no run.
     """
     if len(labels) != len(paths):
@@ -204,7 +200,6 @@ def starts(run: Run) -> list[list[dict[str, Any]]]:
 
 def times(run: Run) -> dict[str, float]:
     """Seconds of a run, all its starts together: starting and compiling, training, evaluating.
-
     From the rows: an interval's end and an evaluation's, and that of the row before it. The first
     interval of a start holds the compilation; what it took beyond a later one of the same length
     counts as starting.

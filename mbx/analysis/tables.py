@@ -46,7 +46,6 @@ def scores(
     groups: Sequence[Group], *, metric: str = "eval/return_mean", step: float | None = None
 ) -> Table:
     """A row a group: evaluations of its seeds at a step, and how likely it beats the first group.
-
     Of several tasks a last row a setting says how likely it is better over all of them, for which
     returns need no common scale.
 
@@ -108,7 +107,6 @@ def _center(values: np.ndarray) -> list[Cell]:
 
 def _better(values: Scores, others: Scores) -> list[Cell]:
     """The probability of improvement over tasks, and its interval from five seeds on.
-
     Of fewer, resampling says nothing: two seeds that are both better would give [1, 1].
     """
     if not all(x.size for x in (*values, *others)):
@@ -147,7 +145,6 @@ def _seconds(run_dirs: Sequence[str]) -> float:
 
 def interquartile_mean(scores: Scores) -> float:
     """Mean of the middle half of all scores, those of all tasks together.
-
     As in the paper, a quarter of the scores, rounded down, is left out at either end.
     """
     ordered = np.sort(np.concatenate([np.asarray(x, float) for x in scores]))
@@ -169,7 +166,6 @@ def stratified_bootstrap(
     seed: int = 0,
 ) -> tuple[float, float] | None:
     """Percentile interval (low, high) of a statistic: seeds are drawn again within every task.
-
     None where a task has a single seed: resampling one number says nothing about how much seeds
     differ.
     """
@@ -184,7 +180,6 @@ def stratified_bootstrap(
 
 def probability_of_improvement(scores: Scores, others: Scores) -> float:
     """How likely a run of one kind is better than one of another, on a task drawn at random.
-
     On a task the share of pairs of runs in which the first is better; a tie counts half. Tasks
     weigh the same, and need no common scale.
     """
@@ -209,7 +204,6 @@ def improvement_interval(
 
 def render(table: Table, form: str) -> str:
     """The table as text. form: "md", "csv" (numbers in full) or "tex" (a tabular).
-
     Raises ValueError for another form.
     """
     if form not in _FORMS:

@@ -136,7 +136,6 @@ def predicted(step: Step) -> float:
 
 def realised(episode: Episode) -> list[float]:
     """Discounted sum of the rewards that followed, for every step.
-
     A time limit cuts it off: what would have come after is not in it.
     """
     total, found = 0.0, []

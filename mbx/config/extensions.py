@@ -74,7 +74,6 @@ def flags() -> tuple[str, ...]:
 
 def require(names: Sequence[str], source: str) -> None:
     """Raise ValueError, saying how to import them, where modules of a run are not imported yet.
-
     Raises it as well where `names` is no list of names.
 
     Args:

@@ -74,7 +74,6 @@ def general() -> str:
 
 def of_config(path: str) -> str:
     """Every setting of a configuration: its flag with the value there, and what it means.
-
     Raises ValueError where the file does not exist.
     """
     values, found = _values(path)

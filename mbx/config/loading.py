@@ -47,7 +47,6 @@ class Arguments(NamedTuple):
 
 def parse_arguments(arguments: Sequence[str]) -> Arguments:
     """A command line of `--config=NAME`, `--config.SETTING=VALUE`, `--workdir=DIR` and `--help`.
-
     A value may also follow as the next argument; a setting without one is True.
 
     Raises:

@@ -37,7 +37,6 @@ FORMAT_VERSION = 2
 
 class Checkpointer:
     """Saves and restores the states of the run in `workdir`.
-
     Saving is asynchronous; `close` waits for it. A checkpoint that cannot be written (disk full, no
     permission) raises OSError at the next save, wait or close.
 
@@ -71,7 +70,6 @@ class Checkpointer:
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
         """Save the whole state at `step`; `meta` is JSON (ValueError if it is not).
-
         Checkpoints at this step and later ones are removed: they are damaged, or of a future that
         falling back to an older checkpoint gave up.
         """
@@ -97,7 +95,6 @@ class Checkpointer:
 
     def restore(self, example: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
         """The newest usable state (or that of `step`) and its meta.
-
         Damaged checkpoints are skipped with a warning; running out of memory is no damage and
         raises what it raises.
 
@@ -146,7 +143,6 @@ class Checkpointer:
 
 def _plain(workdir: str, opened: contextlib.ExitStack) -> str:
     """A path of plain characters to `workdir`: itself, or a link until `opened` is closed.
-
     orbax takes a path for a pattern of names ("lr=[0.1]" matches no folder, "a*b" its neighbours)
     and for a URL ("gs:"): what it wrote there could not be read again.
     """
@@ -367,7 +363,6 @@ def _first_line(error: Exception) -> str:
 
 def load_config(workdir: str) -> dict[str, Any]:
     """The configuration a run was started with.
-
     Raises FileNotFoundError if `workdir` holds no run, and ValueError if its file is malformed.
     """
     path = os.path.join(workdir, "config.json")
@@ -390,7 +385,6 @@ def load_config(workdir: str) -> dict[str, Any]:
 
 def load_settings(workdir: str) -> RunSettings:
     """The settings a run was started with, with its own copies of the files they name.
-
     Raises FileNotFoundError if `workdir` holds no run, and ValueError in one line where its
     settings are another version's or it has no such copies.
     """

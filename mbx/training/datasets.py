@@ -47,7 +47,6 @@ def shape(path: str) -> tuple[int, int]:
 
 def load(path: str, agent: Agent, *, task: str) -> replay.ReplayState:
     """The replay in the file at `path`, with room for the agent's targets, none of them valid.
-
     Raises ValueError naming the file and the field where it is no dataset, is another version's, is
     of another task, or has rows that the agent cannot read.
     """

@@ -23,7 +23,6 @@ _WHOLE = ""
 
 def of_bytes(array: np.ndarray) -> str:
     """CRC-32 of an array's bytes; shape and dtype are no part of it.
-
     Quicker than a cryptographic hash, and enough against accidents: it finds every change within 32
     neighbouring bits, and all but one in 4e9 others.
     """

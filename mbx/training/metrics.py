@@ -106,7 +106,6 @@ class RunLogger:
         self, step: int, returns: Sequence[float], lengths: Sequence[float], tasks: Sequence[str]
     ) -> None:
         """Append every episode of an evaluation to episodes.csv.
-
         tasks: names, of which each has an equal block of the episodes; () for a single task.
         """
         block = -(-len(returns) // max(len(tasks), 1))
@@ -213,7 +212,6 @@ def _episodes_until(path: str, names: list[str], last_step: int) -> str:
 
 def read_rows(path: str) -> list[dict[str, Any]]:
     """Rows of a metrics.jsonl; an unfinished last line, or a missing file, is left out.
-
     Raises ValueError, naming the file, the line and the field, for what is no row.
     """
     rows = read_lines(path)
@@ -227,7 +225,6 @@ def read_rows(path: str) -> list[dict[str, Any]]:
 
 def read_lines(path: str) -> list[dict[str, Any]]:
     """JSON objects of a file, one a line; an unfinished last line, or a missing file, is left out.
-
     Raises ValueError, naming the file and the line, for other lines.
     """
     if not os.path.exists(path):

@@ -50,7 +50,6 @@ def evaluating(steps: int) -> None:
 @contextlib.contextmanager
 def compiling(what: str, talk: bool = True, kept: bool = True) -> Iterator[None]:
     """Say that the first use of a program compiles it, and how long that took, if `talk`.
-
     kept: whether the next start finds it compiled.
     """
     if not talk:
@@ -95,7 +94,6 @@ def resuming(workdir: str, step: int, planned: int, changed: Sequence[str]) -> N
 
 def missed_gpu(chosen: str | None) -> str:
     """A remark where this machine has a GPU that the installed jaxlib cannot use; else "".
-
     chosen: the platforms that were asked for (`JAX_PLATFORMS`), if any.
     """
     if jax.default_backend() != "cpu" or chosen or not glob.glob(_NVIDIA):
@@ -108,7 +106,6 @@ def missed_gpu(chosen: str | None) -> str:
 
 def quiet_storage() -> None:
     """From now on keep off the screen what the storage library prints of errors that it raises.
-
     Where one file of a checkpoint fails it logs that with a traceback, and closes the event loop
     that the other files report to: each of them prints another one, also long after.
     """

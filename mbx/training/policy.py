@@ -179,7 +179,6 @@ class Policy:
 
     def save(self, path: str) -> int:
         """Write the policy to one file for CPUs, NVIDIA GPUs and TPUs: its bytes.
-
         The file is a zip of `program` (`jax.export`), `arrays.npz` (parameters and where the
         planner's memory begins) and `about.json`; examples/run_exported.py runs it.
 

@@ -43,7 +43,6 @@ def default(settings: RunSettings) -> str:
 
 def check(config: Config, workdir: str, log_dir: str) -> None:
     """Raise ValueError where a run of `config` may not begin, or be resumed, in `workdir`.
-
     log_dir: where its rows are; the same, or that of the first of several seeds.
     """
     if os.path.exists(workdir) and not os.path.isdir(workdir):

@@ -56,7 +56,6 @@ class Sinks:
 
 class TensorBoard:
     """An event file in a directory.
-
     `tensorboardX.SummaryWriter` writes from a thread of its own: where the disk is full that thread
     ends, and the run waits forever for room in its queue. Here the error is raised.
 
@@ -134,7 +133,6 @@ def open_tensorboard(path: str, purge_step: int | None) -> TensorBoard | None:
 
 class Wandb:
     """A run of Weights & Biases (extra `wandb`) that mirrors the rows of one run directory.
-
     Its id is kept in wandb.json, so that a resumed run continues the same curves. Rows carry
     `environment_steps`, over which all curves are drawn: wandb's own step counter cannot be set
     back, as a resumed run sets back its log. WANDB_MODE=offline keeps the rows in the run directory
@@ -248,7 +246,6 @@ class Progress:
 
     def _left(self, step: int) -> str:
         """The time left at the speed since the first row with updates.
-
         Rows before it say nothing of it: random actions cost a hundredth of a learning step, and
         the pretraining comes at once.
         """

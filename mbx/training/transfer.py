@@ -23,7 +23,6 @@ from mbx.training.environments import environment_spec
 
 def resolve(settings: RunSettings) -> RunSettings:
     """`settings` with what another run or a dataset decides filled in.
-
     Raises ValueError for several seeds, which cannot start from something else.
     """
     train, env, replay = settings.train, settings.env, settings.replay
@@ -61,9 +60,7 @@ def check(settings: RunSettings, agent: Agent) -> None:
 
 def start_from(source: str, settings: RunSettings, agent: Agent, train: Any) -> Any:
     """The fresh state `train` of a new run with the parameters of the run in `source`.
-
     Optimisers, scales and the update counter stay fresh. settings: of the new run, `for_task`.
-
     Raises ValueError, naming the component or the setting, where the two models differ in shape or
     the parameters would mean something else (`RunSettings.check_start`).
     """

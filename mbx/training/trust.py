@@ -25,7 +25,6 @@ def remember(name: str) -> None:
 
 def check(name: str, workdir: str, trusted: bool) -> None:
     """Raise ValueError where the run in `workdir` names code that this user never trained with.
-
     trusted: the user asked for it.
     """
     foreign = [] if trusted else sorted(set(custom.own_names(name)) - _known())

@@ -49,9 +49,7 @@ class Episode(NamedTuple):
 
 def check(settings: RunSettings, path: str) -> Renderer | None:
     """The renderer for a configuration's environment and a video called `path`.
-
     None for an environment on the host, which draws itself; a first picture has been tried then.
-
     Raises ValueError for a name that does not end in .gif and for environments that are not drawn,
     OSError for a path that cannot be written, NoRenderer where this machine cannot draw.
     """
@@ -142,7 +140,6 @@ def play(
     wanted: Callable[[int], bool] = lambda i: True,
 ) -> Iterator[tuple[Any, float, bool]]:
     """The steps of an episode: a picture of the state before, reward, and whether it terminated.
-
     Random numbers are drawn as in an evaluation. The picture is None of steps that are not `wanted`
     and without a renderer.
     """

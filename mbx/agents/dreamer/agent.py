@@ -48,7 +48,6 @@ def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
 
 def resolve(settings: Settings, spec: EnvSpec) -> Settings:
     """`settings` with what depends on the task: the model's shapes and the actor's gradient.
-
     What is no image is observed as a flat vector.
     """
     if spec.tasks:

@@ -26,7 +26,6 @@ from mbx.types import Array, Params
 stop = jax.lax.stop_gradient
 
 
-# -------------------------------------------------------------------------------------------------
 # Imagination
 
 
@@ -51,7 +50,6 @@ def imagine(
     noise: Noise,
 ) -> Imagined:
     """Trajectories of H steps from states `[N, ...]` of rows with `terminated` `[N]`.
-
     The policy sees states without gradient. With "reparam" the gradient reaches its parameters
     through actions, dynamics, rewards and continues; with "reinforce" there is none.
     """
@@ -75,7 +73,6 @@ def imagine(
     return Imagined(features, actions, rewards, continues)
 
 
-# -------------------------------------------------------------------------------------------------
 # Actor and critic
 
 
@@ -168,7 +165,6 @@ def replay_critic(
     batch: Batch,
 ) -> Array:
     """Critic loss on replay rows, `[K-1, B]`, unscaled.
-
     Row t trains on the reward, flags and annotation of row t+1. The trace is cut at the last row
     that an episode has, which weighs 0: its end, or where that was not stored (after a fault, say)
     the row before the next episode's first.
@@ -206,7 +202,6 @@ def behaviour_losses(
     noise: Noise,
 ) -> tuple[dict[str, Array], Behaviour]:
     """Losses "policy", "value" (and "replay_value"), imagined from a batch's last rows.
-
     Gradients: "policy" reaches the actor alone and "value" the critic alone; "replay_value" reaches
     the critic and, through `output.features` where `replay_gradient`, the representation.
     """

@@ -72,7 +72,6 @@ def open_loop(
     settings: Settings, train: TrainState, state: replay.ReplayState, key: Array
 ) -> tuple[dict[str, Array], dict[str, Array], Array]:
     """Observed and predicted `[T, B, ...]`, and which rows are of the imagined episode, `[T, B]`.
-
     By kind: "vector" in symlog space, "image" in [0, 1].
     """
     sample_key, seen_key, imagine_key = jax.random.split(key, 3)
@@ -153,7 +152,6 @@ def film(
     truth: np.ndarray, prediction: np.ndarray, inside: np.ndarray, context: int
 ) -> list[np.ndarray]:
     """Frames, uint8 `[height, width, 3]`: observed | predicted | difference, a row a sequence.
-
     The lines between pictures are grey while the model observes and orange from the first step that
     it imagines; a sequence turns dark where its episode has ended.
     """

@@ -97,7 +97,6 @@ class ModelConfig(Model):
 
 def image_stages(shape: tuple[int, int, int]) -> int:
     """How often an image is halved, at most four times: 64 -> 4, 12 -> 3, 10 -> 5.
-
     Raises ValueError where the smallest grid is not 3 to 16 wide.
     """
     height, width = shape[:2]
@@ -112,7 +111,6 @@ def image_stages(shape: tuple[int, int, int]) -> int:
     return stages
 
 
-# -------------------------------------------------------------------------------------------------
 # Layers
 
 
@@ -149,7 +147,6 @@ def block_linear(params: Params, x: Array, dtype: str = "float32") -> Array:
 def block_linear_parts(params: Params, x: Array, num: int, dtype: str = "float32") -> list[Array]:
     """`block_linear` whose blocks each hold `num` outputs side by side, as `num` results
     `[..., out / num]`.
-
     A product for each: cut from one result, whose blocks lie between them, they cost a CPU several
     times as much as the product itself.
     """
@@ -227,7 +224,6 @@ def head(params: Params, features: Array, dtype: str = "float32") -> Array:
     return linear(params["out"], mlp(params, features, dtype), dtype).astype(jnp.float32)
 
 
-# -------------------------------------------------------------------------------------------------
 # Two-hot heads
 
 

@@ -86,7 +86,6 @@ def scale_by_laprop(
     beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-20
 ) -> optax.GradientTransformation:
     """Momentum of gradients that are first divided by their root mean square, both bias-corrected.
-
     Source: LaProp (arXiv 2002.04839).
     """
 

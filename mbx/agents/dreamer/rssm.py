@@ -32,7 +32,6 @@ from mbx.agents.dreamer.types import Given, Observed, State
 from mbx.categorical import mixed_logits, straight_through
 from mbx.types import Array, Params
 
-# -------------------------------------------------------------------------------------------------
 # Categorical latents
 
 
@@ -61,10 +60,8 @@ def kl_losses(
     posterior: Array, prior: Array, free_nats: float, *, keep_gradient: bool = False
 ) -> tuple[Array, Array, Array]:
     """(dynamics loss, representation loss, raw KL), each `[...]`, of log-probabilities.
-
     Those, `[..., S, K]`, are `categorical.mixed_logits(logits, config.unimix)` of the logits in
     `Observed`.
-
     dynamics moves the prior towards the posterior and representation the reverse; both are floored
     at `free_nats` for every row by itself, after the sum over latents. keep_gradient: the floor
     changes the value only, the gradient of the raw KL stays.
@@ -82,7 +79,6 @@ def kl_losses(
     return floor(dynamics), floor(representation), stop(representation)
 
 
-# -------------------------------------------------------------------------------------------------
 # Parameters and states
 
 
@@ -147,7 +143,6 @@ def _init_core(key: Array, config: ModelConfig, flat: int) -> Params:
 
 def initial(config: ModelConfig, params: Params, lead: tuple[int, ...]) -> State:
     """The state before an episode's first row, `[*lead, ...]`: zeros, or learned.
-
     The learned one is tanh of a parameter, with the mode of the prior there, through which no
     gradient flows (sheeprl).
     """
@@ -165,7 +160,6 @@ def features(state: State) -> Array:
     return jnp.concatenate([state.deter, stoch], axis=-1)
 
 
-# -------------------------------------------------------------------------------------------------
 # One step
 
 
@@ -257,7 +251,6 @@ def reset(
     return State(deter, stoch), jnp.where(is_first[..., None], 0.0, action)
 
 
-# -------------------------------------------------------------------------------------------------
 # Sequences
 
 

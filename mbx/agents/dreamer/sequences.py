@@ -30,7 +30,6 @@ def sample(
     state: ReplayState, key: Array, *, batch_size: int, length: int, fresh: int = 0
 ) -> Sequences:
     """Draws runs of `length` consecutive rows, uniformly over where they can start.
-
     `fresh` columns, the first of their shards, are each an environment's newest rows instead,
     environments in turn from a random one on, so that new experience is trained on immediately
     (DreamerV3's online queue, with repetition). Rows past the newest one, which occur only while no
@@ -80,7 +79,6 @@ def _sample(
 
 def write(state: ReplayState, index: Index, fields: dict[str, Array]) -> ReplayState:
     """Overwrites some fields of rows, `fields[name]` `[..., ...]` at `index` `[...]`.
-
     Of a row that occurs more than once one occurrence is written, the same one for all fields.
     """
     return replay_storage.at_index(_write, state, index, fields, out=0)

@@ -108,7 +108,6 @@ class ModelOutput(NamedTuple):
 
 class Imagined(NamedTuple):
     """features `[H+1, N, F]`, actions `[H+1, N, A]`, rewards and continues `[H+1, N]`.
-
     Row 0 of the rewards is unused; row 0 of the continues is the replay row's own, or predicted.
     """
 

@@ -39,7 +39,6 @@ NOISE_AXES = Noise(posterior=1, prior=2, action=2)  # which is the batch's in `d
 
 def make_update(settings: Settings) -> Callable:
     """`Agent.update`: sample, one learner step of every part, write new latents back.
-
     The parts of a sequence are learned from in turn. Each begins with the state that the one before
     it ended in, through which no gradient flows. Metrics are means over the parts.
     """
@@ -81,7 +80,6 @@ def make_update(settings: Settings) -> Callable:
 
 def make_batch(settings: Settings, rows: dict[str, Any]) -> tuple[Batch, State | None]:
     """T + 1 replay rows as a batch of T, and the stored state before it (None: none is stored).
-
     The first row only supplies the previous action and the stored latents. Without those every
     sequence begins as an episode does.
     """
@@ -158,7 +156,6 @@ def step_gradients(
     settings: Settings, state: TrainState, batch: Batch, carry: State, noise: Noise
 ) -> Step:
     """Gradients and parameters of one step: all at once, or the world model first ("sequential").
-
     In sequence, behaviour is imagined in the updated model from posteriors computed before, without
     gradient to it. On several devices (`fast.collectives`) each step is that on the whole batch:
     they exchange gradients and metrics, and the imagined returns, whose percentiles scale the

@@ -24,9 +24,7 @@ def max_winners(num_agents: int) -> int:
 
 def contend(claims: Scalars, outcome: Array, most: int) -> tuple[Scalars, Array, Array]:
     """Who comes first in the `outcome`-th way to settle all contests.
-
     claims: N numbers; equal ones contend. outcome: below the static bound `most`.
-
     Returns (order, N agent numbers: winners and all who contend with nobody, then the rest, each by
     number; probability of the way; what is left of `outcome`).
     """
@@ -73,7 +71,6 @@ def answers(
     asking: Scalars, outcome: Array, entry: Array, solidify: Array, ways: int
 ) -> tuple[Scalars, Array, Array]:
     """What magic walls answer: (0 enter, 1 refused, 2 refused and petrified; probability, rest).
-
     ways: 2 where nothing ever petrifies, else 3.
     """
     given, prob = [], jnp.float32(1.0)

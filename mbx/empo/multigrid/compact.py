@@ -41,7 +41,6 @@ def make_features(
     template: Layout, places: Any, starts: State
 ) -> tuple[Callable[[Layout, State], Array], tuple[int, int, int]]:
     """`features(layout, state) -> [D]`, and the shape (C, Y, X) of the channels it begins with.
-
     template: a layout with as much of everything as any map. places, starts: `[L, ...]`, of all
     maps there will be: a channel that none of them uses is left out.
 

@@ -70,7 +70,6 @@ class Bounds(NamedTuple):
 
 def make_bounds(layout: Layout) -> Bounds:
     """The bounds that follow from the layout.
-
     Raises ValueError where a joint action could have more than MAX_OUTCOMES outcomes.
     """
     num = len(layout.agents)
@@ -109,7 +108,6 @@ def make_outcomes(layout: Layout) -> Callable[[Board, State, Array], tuple[State
 def make_outcomes_anywhere(layout: Layout) -> Callable[[Board, State, Array], tuple[State, Array]]:
     """`make_outcomes` where every state has a board of its own, at the same speed when vmapped over
     both.
-
     layout: one that has as much of everything as any of the boards, of the same kinds.
     """
     flat, same = _flat_outcomes(layout), make_board(layout)
@@ -151,7 +149,6 @@ def _flat_outcomes(layout: Layout) -> Callable[..., tuple[State, Array]]:
 
 def staged(runs: Array, function: Callable[[], Any]) -> Any:
     """`function()` where `runs`, else zeros; what it returns is computed once.
-
     Compilers fuse cheap operations into whatever uses them and so compute them again for every use:
     across a whole step that is ten times the work. They do not reach into a branch.
     """
@@ -162,7 +159,6 @@ def staged(runs: Array, function: Callable[[], Any]) -> Any:
 
 def flatten_vmaps(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function(shared, *arguments)` under any nest of `vmap`s as one call with one batch axis.
-
     One long axis becomes vector code; a nest of vmaps ends in axes of a few entries. Where `shared`
     is vmapped too, the nest stays as it is. The function takes and returns one leading axis
     everywhere.

@@ -96,7 +96,6 @@ def among(values: Scalars, cell: Array) -> Array:
 
 def once(value: Array, size: int) -> Array:
     """A number in 0..size-1, computed once.
-
     On CPUs the compiler repeats cheap operations wherever their result is used, and this one may
     end a hundred of them. It does not repeat a look-up.
     """
@@ -106,7 +105,6 @@ def once(value: Array, size: int) -> Array:
 
 def terrain(board: Board, cell: Array) -> Array:
     """The bits of a cell; cells outside count as the nearest one inside (a wall).
-
     Of a board a scene, `[n, height, width]`, each cell is one of its own scene's board.
     """
     flat = board.terrain.reshape(-1)
@@ -122,7 +120,6 @@ def delta(heading: Array, width: int) -> Array:
     return jnp.where(heading % 2 == 0, 1, width) * (1 - (heading & 2))
 
 
-# -------------------------------------------------------------------------------------------------
 # What stands in the way of `cell`; agents are asked separately, since nobody blocks itself
 
 
@@ -150,7 +147,6 @@ BLOCKERS = (_walls, _doors, _items, _buttons)
 
 def blocked(board: Board, scene: Scene, turn: Turn, cell: Array, *, to_all: bool) -> Array:
     """Whether `cell` is closed by what `BLOCKERS` know, or by an agent now or at the beginning.
-
     Agents in lava are in nobody's way. to_all: also by the agent whose turn it is.
     """
     taken = jnp.bool_(False)
@@ -163,7 +159,6 @@ def blocked(board: Board, scene: Scene, turn: Turn, cell: Array, *, to_all: bool
     return closed
 
 
-# -------------------------------------------------------------------------------------------------
 # Actions
 
 
@@ -241,7 +236,6 @@ def drop(board: Board, scene: Scene, turn: Turn, do: Array) -> Scene:
     )
 
 
-# -------------------------------------------------------------------------------------------------
 # Toggling what is ahead
 
 
@@ -341,7 +335,6 @@ def act(board: Board, kinds: Kinds, scene: Scene, turn: Turn, action: Array) -> 
     return scene
 
 
-# -------------------------------------------------------------------------------------------------
 # Buttons before and after a step
 
 

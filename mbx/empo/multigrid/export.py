@@ -41,7 +41,6 @@ def enumerate_states(
     expand: Callable[[Array], tuple[Array, Array]] | None = None,
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
     """All reachable states and their transitions.
-
     Returns flat states `[S, W]` in the order they were found, and transitions as arrays `[n]`:
     state, joint action, next state, probability (equal successors of a pair merged). `expand` takes
     the place of `make_expand(grid)`. Raises TooManyStates when there are more than `limit` states.

@@ -135,7 +135,6 @@ def family_world(
     family: Family, numbers: Sequence[int] | np.ndarray, people: HumanModel, nu_h: float = 0.0
 ) -> World:
     """A world whose episodes begin on the maps of those numbers, each equally likely.
-
     people: who lives there; "auto" is shortest ways. nu_h: share of uniform actions in their prior.
 
     Raises:
@@ -195,7 +194,6 @@ def family_world(
 
 def scatter(template: Layout, key: Array, situation: Situation) -> Situation:
     """The situation with agents on random empty cells, looking anywhere.
-
     Doors that are not locked are open or closed; and in every other draw rocks and blocks lie on
     random empty cells, too.
     """

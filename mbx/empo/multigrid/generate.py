@@ -200,7 +200,6 @@ def _helps(
     most: int,
 ) -> bool:
     """Whether the robot alone can let every human get to all of its goals in `most` actions.
-
     The robot walks through humans and doors in this search; a rock is pushed to cells that are
     empty at the start alone.
     """

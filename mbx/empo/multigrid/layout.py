@@ -109,7 +109,6 @@ def parse_map(
     magic_users: str = "humans",
 ) -> Layout:
     """A layout from a text map.
-
     goals: rectangles `[G, 4]`, the same for every human, or `[H, G, 4]`; goal_weight: `[H, G]` or
     `[G]`, positive, default equal, divided by its sum per human; legend: see `objects`; the others:
     see `Layout`.
@@ -174,7 +173,6 @@ def load_map(name: str) -> Layout:
 
 def load_world(name: str) -> tuple[Layout, PowerParams | None, HumanModel | None]:
     """A map that comes with the package, or a YAML file by its path.
-
     The file has the fields map, goals and horizon, and may have the other ones of `parse_map`; and
     `power`, parameters of the equations (those it leaves out are the theory's defaults), and
     `humans`, see `HumanModel`. Without them these are None.

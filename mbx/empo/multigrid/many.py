@@ -35,7 +35,6 @@ def make_many(
     default: PowerParams | None = None,
 ) -> NamedWorld:
     """A world whose episodes begin on the maps to train on, and one on those held out.
-
     humans and params come from the maps' files where None; default: parameters where they have
     none.
 
@@ -59,7 +58,6 @@ def make_many(
 
 def choose(source: str, choice: Choice) -> tuple[Family, PowerParams | None, HumanModel | None]:
     """The maps, those held out first, with the parameters and humans that their files give.
-
     source: a generator's name (`generate.KINDS`); or, with a / or a dot in it, the path of a folder
         of YAML files, or of one file with several maps.
 

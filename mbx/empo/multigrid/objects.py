@@ -61,7 +61,6 @@ _CHOICES = {"color": COLORS, "state": DOOR_STATES, "side": SIDES, "trigger": GRO
 
 def read_legend(legend: Any) -> dict[str, dict[str, Any]]:
     """Every symbol's object with all its options, the legend's added to the built-in ones.
-
     Raises ValueError, naming the symbol and what is allowed, for a wrong entry.
     """
     if not isinstance(legend, Mapping):

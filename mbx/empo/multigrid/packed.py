@@ -73,7 +73,6 @@ def decode(packed: Array, *, version: int = 2) -> Fields:
 
 def grid_fields(layout: Layout, state: State) -> Fields:
     """The fields of a grid's state, int32 `[height, width]` each, for `encode` in version 2.
-
     The layout's places and colours may be traced (`family`). What lies on top hides what is below:
     an item or a rock the ground it lies on. Humans are yellow
     and robots grey. Magic walls have the number of their side, from 1 (right) to 5 (all), 6 once
@@ -136,7 +135,6 @@ def check_fields(fields: Fields, *, version: int = 2) -> None:
 
 def channels(packed: Array, *, version: int = 2) -> Array:
     """What a network sees: float32 `[..., 40, H, W]`.
-
     0-14 object types one-hot; 15-21 doors by colour (0.33 open, 0.67 closed, 1 locked); 22-28 keys
     by colour; 29 the magic wall's state; 30-32 other category; 33-39 agents by colour.
     """

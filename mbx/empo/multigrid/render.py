@@ -69,7 +69,6 @@ def _sprites() -> dict[str, np.ndarray]:
 
 def make_render(layout: Layout) -> Callable[..., Array]:
     """`render(state, goals=None)` -> uint8 `[height * TILE, width * TILE, 3]`.
-
     What it returns takes `goals` `[H]`, the number of the goal that each human pursues. Places and
     colours of the layout may be traced.
     """

@@ -30,7 +30,6 @@ WALL, LAVA, UNSTEADY = 1, 2, 4  # bits of a board's terrain
 
 class State(NamedTuple):
     """All that changes, int8 but for `time` (int32; stays 0 without a horizon).
-
     agents `[N, 3]` x, y, direction; alive `[N]`; movable `[M, 2]`; doors `[D]` open, closed or
     locked; items `[Q, 2]` x, y, or (CARRIED, agent), (INSIDE, box), (GONE, 0); buttons `[U, 4]`
     enabled, on, action + 1 and agent + 1 that a control button has learned (its `on`: it waits for
@@ -195,7 +194,6 @@ def to_state(scene: Scene, example: State, width: int, time: Array) -> State:
 
 def _bytes(state: State) -> list[Array]:
     """All int8 numbers of states `[n, ...]`, an int32 `[n]` each.
-
     They go through words of four, which the sum makes the compiler lay out along the batch, once.
     """
     num = state.time.shape[0]

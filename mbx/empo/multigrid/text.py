@@ -27,7 +27,6 @@ _EMPTY, _GOAL, _OUT = ".", "=", "!"
 
 def make_text(layout: Layout) -> Callable[[State, Sequence[int] | None], str]:
     """`draw(state, goals=None)`: the map as it is now, a line a row.
-
     What it returns takes `goals` `[H]`, the goal of each human that is to be shown, or -1.
     """
     ground = np.full(layout.wall.shape, _EMPTY)

@@ -22,7 +22,6 @@ from mbx.empo.power.worlds import World, draw_actions, draw_goals, profiles
 
 class Codec(NamedTuple):
     """An observation of a world: its state, the humans' goals and their last actions, one array.
-
     size: int32 words W. pack: (state, goals `[H]`, actions `[H]`) -> `[W]` int32. unpack: obs `[W]`
     -> (state, goals, actions), exactly what was packed; further words of obs are ignored.
     """
@@ -34,7 +33,6 @@ class Codec(NamedTuple):
 
 class Record(NamedTuple):
     """Successors of a state for one draw of goals and human actions, all joint robot actions.
-
     goals, actions `[H]`. states `[R, K, ...]`, prob `[R, K]`, 0 in unused slots.
     """
 
@@ -55,7 +53,6 @@ class Records(NamedTuple):
 
 def make_codec(world: World) -> Codec:
     """The observation layout of a world, one int32 for every element of the state.
-
     Raises ValueError for elements of more than 32 bits and for typed random keys.
     """
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, world.example_state))

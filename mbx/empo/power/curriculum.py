@@ -20,7 +20,6 @@ RAMP_STAGE = 5
 @dataclasses.dataclass(frozen=True)
 class Curriculum:
     """Durations in learner steps; defaults are the original trainer's.
-
     Stages: 0 V_h^e alone, 1 also X_h, 2 also U_r, 3 also Q_r, 4 also V_r, 5 beta_r rises, 6 all.
     A stage whose network does not exist (`use_x_h`, ...) has no length.
 
@@ -128,7 +127,6 @@ def epsilon(c: Curriculum, step: Array) -> Array:
 
 def max_age(c: Curriculum, step: Array) -> Array:
     """Age limit (learner steps) of sampled data: -1 none.
-
     Between the end of warm-up and the start of decay the oldest eligible insertion moves linearly
     from step 0 to the end of warm-up, so that warm-up data leave oldest first.
     """

@@ -56,7 +56,6 @@ class PowerParams(NamedTuple):
 
 def check_params(params: PowerParams, *, theory: bool = True) -> None:
     """Raises ValueError for the first parameter that is not allowed.
-
     theory: False allows what equations can be solved for, though the theory excludes it: zeta, xi
         and eta above 0, discounts of 0 and 1.
     """
@@ -83,13 +82,11 @@ def check_params(params: PowerParams, *, theory: bool = True) -> None:
             raise ValueError(f"power.{name}={getattr(params, name)!r}: give {words}")
 
 
-# -------------------------------------------------------------------------------------------------
 # Equations
 
 
 def robot_policy(q_r: Array, beta_r: Number) -> Array:
     """Eq. (5): pi proportional to (-q)^(-beta_r). `[..., A]`, q < 0 -> `[..., A]`.
-
     Scale free: pi(c q) = pi(q). beta_r = 0 is uniform. beta_r: number or `[...]`.
 
     Examples:
@@ -106,7 +103,6 @@ def robot_policy(q_r: Array, beta_r: Number) -> Array:
 
 def aggregate_ability(v_h_e: Array, goal_weight: Array, zeta: Number) -> Array:
     """Eq. (7): X_h = sum_g w_g V_h^e(g)^zeta. `[..., G]`, `[..., G]` -> `[...]`.
-
     V <= 0 counts 0, with a zero gradient (V^zeta has none there for zeta < 1).
 
     Examples:
@@ -122,7 +118,6 @@ def human_aggregate(
     x_h: Array, xi: Number, mask: Array | None = None, reduce: str = "mean"
 ) -> Array:
     """y = mean (or sum) over humans of X_h^(-xi). `[..., H]` -> `[...]`.
-
     X_h below `ABILITY_FLOOR` counts as that.
 
     Args:
@@ -151,7 +146,6 @@ def q_r_target(
     terminal_v_r: Number = -1e-10,
 ) -> Array:
     """Eq. (4): gamma_r sum_k prob V_r(s'_k). `[..., K]` each -> `[...]`.
-
     V_r of terminal successors is terminal_v_r. U_r is no part of it: it is in V_r.
 
     Examples:
@@ -167,7 +161,6 @@ def attained(
     v_h_e: Array, achieved: Array, gamma_h: Number, terminal: Array | None = None
 ) -> Array:
     """What a successor is worth to a human: 1 where the goal is achieved, else gamma_h V_h^e.
-
     A terminal successor that achieves the goal counts 1, any other 0. All of one shape.
 
     Examples:
@@ -197,7 +190,6 @@ def v_h_e_target(
     return jnp.sum(policy * value, axis=-1)
 
 
-# -------------------------------------------------------------------------------------------------
 # Transforms of network outputs
 
 
@@ -208,7 +200,6 @@ def q_to_z(q: Array, eta: Number, xi: Number) -> Array:
 
 def z_to_q(z: Array, eta: Number, xi: Number) -> Array:
     """q = -z^(-eta xi), the inverse of `q_to_z`; for z in (0, 1] it is at most -1.
-
     Q_r exceeds -1 wherever termination is near, so this head is for worlds without terminals.
     """
     return -(z ** (-eta * xi))
@@ -216,7 +207,6 @@ def z_to_q(z: Array, eta: Number, xi: Number) -> Array:
 
 def soft_clamp(x: Array, low: float, high: float) -> Array:
     """Identity in [low, high] (widened by 1e-6), bent smoothly into (low - R, high + R) outside.
-
     R is the widened range. Its slope is 1 at the bounds and falls by e with every R outside: some
     gradient is left nearby, none a hundred R away (float32).
     """

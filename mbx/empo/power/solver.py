@@ -79,12 +79,10 @@ def solve(
     human_policy: Any = None,
 ) -> Solution:
     """Solve equations (1)-(9) by sweeps over all states, in the precision that JAX is set to.
-
     Acyclic worlds take as many sweeps as they are deep; cyclic ones run until the residual is at
     most tol. Where a large beta_r makes them oscillate, sweeps are damped by themselves: the step
     halves whenever 100 of them bring no new low. Values lie within residual / (1 - gamma) of the
     solution, relative above 1.
-
     Warns, with that bound, of a solution that did not converge or whose bound is above LOOSE.
 
     Args:
@@ -327,7 +325,6 @@ def _soft_best(q: Array, beta: Array) -> Array:
 
 def _human_profiles(a: _Arrays, pi_h: Array, layout: _Layout) -> tuple[Array, Array]:
     """Probabilities of joint human actions p, as two factors whose product is a distribution.
-
     others `[H, S, P]`: all humans but h, each by its goal-marginal. own `[H, G, S, P]`: human h
     by its policy for g.
     """
@@ -353,7 +350,6 @@ def _iterate(
     sweep: Callable[[Any], Any], start: Any, *, tol: Array, step: Array, max_iterations: int
 ) -> tuple[Any, Array, Array]:
     """Iterate x <- x + step (sweep(x) - x) until the largest relative change of a sweep is <= tol.
-
     Returns (values, residual, sweeps). The step halves when 100 sweeps bring no new low residual.
     """
     patience, smallest = 100, 1.0 / 64.0

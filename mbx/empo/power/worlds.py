@@ -19,7 +19,6 @@ from jax import Array
 
 class TabularWorld(NamedTuple):
     """A finite world as the list of its N transitions of positive probability.
-
     Source: docs/sources.md#empo.
 
     Attributes:
@@ -134,7 +133,6 @@ def draw_actions(world: World, state: Any, goals: Array, key: Array) -> Array:
 
 def make_varied_start(world: World, walk: int) -> Callable[[Array], Any]:
     """`start(key) -> state`: a state that is not over, from all over the world.
-
     Where states are listed each is equally likely; else `scatter`; else where uniformly random
     agents are after 0 to `walk` steps from an ordinary start.
     """
@@ -172,7 +170,6 @@ def make_varied_start(world: World, walk: int) -> Callable[[Array], Any]:
 
 def profiles(num_agents: int, num_actions: int) -> np.ndarray:
     """`[num_actions ** num_agents, num_agents]`: the actions of each joint index, agent 0 fastest.
-
     Little-endian: index = sum_i a_i num_actions^i, `joint_index` is the inverse.
     """
     index = np.arange(num_actions**num_agents)[:, None]
