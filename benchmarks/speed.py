@@ -339,7 +339,7 @@ def benchmark(case: Case) -> dict[str, Any]:
         both = state.train, state.replay
         rows.add("update", lambda both, key: agent.update(*both, key)[:2], both, key, donate=True)
         return rows.report(config, environment)
-    rows.add("update", state.train, state.replay, key, donate=True)
+    rows.add("update", update, state.train, state.replay, key, donate=True)
     action = jnp.zeros((case.envs, environment.spec.action_dim))
     rows.add("environment", environment.step, state.env, action, key)
     rows.add("targets", agent.store.targets, state.train, None, state.obs, key)

@@ -22,6 +22,25 @@ def no_measurement(monkeypatch):
     monkeypatch.setattr(speed, "gemm_rate", lambda dtype: 1e11)
 
 
+@pytest.mark.parametrize("preset", ["default", pytest.param("dreamer", marks=pytest.mark.slow)])
+def test_every_operation_of_a_preset_can_be_traced(preset, monkeypatch):
+    """Nothing is compiled or timed: each is a function of the arguments that it is given."""
+
+    def traced(name, function, *args, donate, **_):
+        found = jax.eval_shape(function, *args)
+        if donate:  # the result takes the first argument's place
+            shapes = [jax.tree.map(jnp.shape, x) for x in (found, args[0])]
+            assert jax.tree.leaves(shapes[0]) == jax.tree.leaves(shapes[1]), name
+        return speed.Row(name, 1.0, 0.0, 0.0, 0.0, 0.0)
+
+    monkeypatch.setattr(speed, "measure", traced)
+    monkeypatch.setattr(speed, "filled", lambda agent, state, spec, steps: state)
+    result = speed.benchmark(TINY._replace(preset=preset, batch=None))
+    names = [row["name"] for row in result["rows"]]
+    wanted = "plan update environment targets reanalyze insert sample".split() + [speed.FUSED]
+    assert names == (wanted if preset == "default" else ["act", "update"])
+
+
 @pytest.mark.slow
 def test_only_the_operations_that_are_asked_for():
     result = speed.benchmark(TINY._replace(only=("insert", "sample")))
