@@ -8,9 +8,9 @@ r"""Auxiliary heads: a network, its target and its loss, declared once, learned 
     python -m experiments.train --import=my_module --config=tdmpc \
         --config.loss.heads=inverse_dynamics:0.1
 
-An agent whose settings have `loss.heads` learns them beside its world model: parameters, optimiser,
-checkpoints and the log follow from the declaration, and gradients reach the model through what the
-head reads. Axes: T transitions of a window, B batch, L numbers of a latent, A action dims.
+An agent with `loss.heads` learns them with its world model: parameters, optimiser, checkpoints and
+the log follow from the declaration; gradients reach the model through the head's inputs. Axes: T
+transitions of a window, B batch, L latent dims, A action dims.
 """
 
 from __future__ import annotations
@@ -29,34 +29,24 @@ from mbx.types import Array, EnvSpec, Params, streams
 
 
 class Window(NamedTuple):
-    """What a head may read of a batch: T transitions, between T+1 states.
+    """What a head may read of a batch: T transitions, between T+1 states."""
 
-    Attributes:
-        obs: `[T+1, B, ...]`, as the replay holds them (images shifted, where the agent does that);
-            of packed rows (`mbx.observations`) a dictionary of the parts.
-        encoded: latents of every state as its own observation gives them, `[T+1, B, L]`.
-        latents: those predicted from the first state on, `[T+1, B, L]`; for an agent that filters
-            observations the same as `encoded`.
-        action: `[T, B, A]`.
-        reward: `[T, B]`, of that action.
-        terminated: `[T, B]`, 1 where it ended the episode by itself.
-        mask: `[T, B]`, 0 for what is no transition of one episode; the loss leaves those out.
-    """
-
+    # `[T+1, B, ...]` as stored (or shifted images); packed rows as a dictionary of their parts
     obs: Any
-    encoded: Array
+    encoded: Array  # latents from each state's own observation, `[T+1, B, L]`
+    # latents predicted from the first state on, `[T+1, B, L]`; `encoded` for an agent that filters
+    # observations
     latents: Array
-    action: Array
-    reward: Array
-    terminated: Array
-    mask: Array
+    action: Array  # `[T, B, A]`
+    reward: Array  # of that action, `[T, B]`
+    terminated: Array  # 1 where the action ended the episode by itself, `[T, B]`
+    mask: Array  # 0 for transitions that do not count, `[T, B]`
 
 
 def squared_error(prediction: Array, target: Array) -> Array:
     """Mean over all axes but the first two: `[T, B, ...]` twice -> `[T, B]`.
 
-    Raises:
-        ValueError: where the two differ in shape.
+    Raises ValueError where the shapes differ.
     """
     if prediction.shape != target.shape:
         raise ValueError(
@@ -71,24 +61,18 @@ def no_metrics(prediction: Any, target: Any) -> Mapping[str, Array]:
 
 
 class Head(NamedTuple):
-    """A head.
+    """An auxiliary head.
 
-    On several devices a custom `loss` or `metrics` is given the rows of the whole batch.
-
-    Attributes:
-        network: task -> a flax module (or anything with `init(key, *inputs)` and `apply`).
-        inputs: window -> what the network reads, a tuple of arrays.
-        target: window -> what it shall predict; no gradient goes through it.
-        coef: of its loss in the sum, where `loss.heads` says no other.
-        loss: (prediction, target) -> `[T, B]`.
-        metrics: (prediction, target) -> further numbers for the log by name, `[T, B]` each.
+    On several devices a custom `loss` or `metrics` gets the rows of the whole batch.
     """
 
+    # task -> a flax module (or anything with `init(key, *inputs)` and `apply`)
     network: Callable[[EnvSpec], Any]
-    inputs: Callable[[Window], tuple[Array, ...]]
-    target: Callable[[Window], Array]
-    coef: float = 1.0
-    loss: Callable[[Array, Array], Array] = squared_error
+    inputs: Callable[[Window], tuple[Array, ...]]  # the network's
+    target: Callable[[Window], Array]  # without gradient
+    coef: float = 1.0  # weight of the loss where `loss.heads` gives none
+    loss: Callable[[Array, Array], Array] = squared_error  # (prediction, target) -> `[T, B]`
+    # (prediction, target) -> further log entries, `[T, B]` each
     metrics: Callable[[Array, Array], Mapping[str, Array]] = no_metrics
 
 
@@ -96,7 +80,7 @@ _KNOWN: dict[str, Head] = {}
 
 
 def register(name: str, head: Head) -> None:
-    """Give a head a name for `loss.heads`; one of that name is replaced.
+    """Register a head for `loss.heads`, replacing one of the same name.
 
     Raises:
         ValueError: for a name that `loss.heads` could not hold.
@@ -113,11 +97,7 @@ def register(name: str, head: Head) -> None:
 
 
 def find(name: str) -> Head:
-    """The head of a name.
-
-    Raises:
-        ValueError: for an unknown one, naming those there are.
-    """
+    """The head of a name. Raises ValueError for an unknown one, naming those registered."""
     if name not in _KNOWN:
         known = f"choose one of {', '.join(_KNOWN)}" if _KNOWN else "none is registered"
         raise ValueError(
@@ -129,14 +109,7 @@ def find(name: str) -> Head:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Heads:
-    """The heads of an agent, for its task.
-
-    Attributes:
-        heads: by name.
-        modules: their networks.
-        coefs: what their losses count, by name.
-        spec: the task.
-    """
+    """The heads of an agent, for its task; modules are their networks."""
 
     heads: Mapping[str, Head]
     modules: Mapping[str, Any]
@@ -174,7 +147,7 @@ class Heads:
             read = _inputs(name, head, window)
             prediction = self.modules[name].apply({"params": params[name]}, *read)
             target = jax.lax.stop_gradient(head.target(window))
-            # A custom loss may compare rows, so that it is given those of all devices.
+            # A custom loss may compare rows: it gets those of all devices.
             compares = head.loss is not squared_error or head.metrics is not no_metrics
             if compares:
                 prediction, target = (
@@ -204,14 +177,9 @@ class Heads:
 
 
 def make_heads(terms: Mapping[str, float | None], spec: EnvSpec) -> Heads | None:
-    """The heads that settings ask for, or None where they ask for none.
+    """The heads for coefficients by name (None: as declared); None without any.
 
-    Args:
-        terms: coefficients by name; None: as declared.
-        spec: the task.
-
-    Raises:
-        ValueError: for an unknown name.
+    Raises ValueError for an unknown name.
     """
     if not terms:
         return None
@@ -224,8 +192,7 @@ def masked_mean(x: Array, mask: Array, count: Array | None = None) -> Array:
     """Mean of `[T, B]` where the mask is 1; on one of n devices its contribution to that mean.
 
     Args:
-        x, mask: `[T, B]`.
-        count: how many of the whole batch the mask has, in all or a step, where that is known.
+        count: the mask's sum over the whole batch, in all or a step; None: summed here.
     """
     count = collectives.psum(jnp.sum(mask)) if count is None else jnp.sum(count)
     return jnp.sum(x * mask) / jnp.maximum(count, 1.0)

@@ -1,14 +1,12 @@
 """The TD-MPC2 latent world model as a record of pure functions over a dict of parameters.
 
 In: a `WorldModelConfig`. Out: `make_world_model`'s `WorldModel`: encode an observation to a latent,
-step the latent with an action, read reward, value, policy and termination off it. Nothing here
+step the latent with an action, predict reward, value, policy and termination from it. Nothing here
 samples: noise and ensemble heads come in as arguments.
 
-Axes: H dynamics heads, R reward heads, V value heads, L latent dims, A action dims, K bins; other
-leading axes `...` are free and inputs may broadcast against each other (`z [B, 1, L]` with
-`action [B, N, A]`). Ensembles lead: a latent that came out of the dynamics is `[H, ..., L]`, one a
-head.
-`WorldModelConfig` holds what can be chosen about it.
+Axes: H dynamics heads, R reward heads, V value heads, G auxiliary values, L latent dims, A action
+dims, K bins; other leading axes `...` are free and inputs may broadcast against each other
+(`z [B, 1, L]` with `action [B, N, A]`). Ensembles lead: latents of the dynamics are `[H, ..., L]`.
 Sources: TD-MPC2 (arXiv 2310.16828), section 3.1 and its reference code; docs/sources.md, entry
 ensembles.
 """
@@ -33,8 +31,8 @@ from mbx.types import Array, Params, Part, TaskSet, limit_norm, streams
 CRITICS = ("q", "v")
 POLICIES = ("squashed", "tanh_mean", "categorical")
 
-# encoder width, MLP width, latent dims, encoder layers, Q heads (TD-MPC2's published sizes by
-# millions of parameters; "tiny" is ours, 0.13M, 0.2M with a Q critic, for CPUs).
+# TD-MPC2's published sizes by millions of parameters; "tiny" is ours for CPUs: 0.13M, 0.2M with a
+# Q critic.
 MODEL_SIZES: dict[str, dict[str, int]] = {
     "tiny": dict(
         enc_dim=96, mlp_dim=96, latent_dim=64, num_enc_layers=2, num_values=5, num_channels=8
@@ -49,61 +47,40 @@ MODEL_SIZES: dict[str, dict[str, int]] = {
 
 @dataclasses.dataclass(frozen=True)
 class WorldModelConfig:
-    """Shapes and options of the world model; defaults are TD-MPC2's 5M model.
+    """Shapes and options of the world model; defaults are TD-MPC2's 5M model."""
 
-    Attributes:
-        obs_shape: of one observation, `[D]`, an image `[64, 64, C]`, or what `flat` makes a vector.
-        action_dim: A.
-        enc_dim, mlp_dim, latent_dim, num_enc_layers: widths, latent dims L, layers of the encoder.
-        num_values, num_dynamics, num_rewards: heads V, H, R.
-        num_aux: auxiliary values G (of other discounts), each its own network.
-        aux_joint: one network for all of them.
-        prior_scale: weight of the frozen random networks beside dynamics, reward and value heads
-            (docs/sources.md, entry ensembles); 0 for none.
-        num_channels: of the pixel encoder.
-        simnorm_dim: group of latent dims that a softmax normalises.
-        num_bins, bin_min, bin_max: of predicted rewards and values, in symlog space.
-        critic: "q" is Q(z, a) (TD-MPC2), "v" is V(z).
-        policy: "squashed" Gaussian (TD-MPC2) or "tanh_mean", a Gaussian around tanh(mean) whose
-            samples are clipped (BMPC); "categorical" over discrete actions, which are one-hot.
-        episodic: learn a termination head.
-        log_std_min, log_std_max: of the policy.
-        dropout: in the first hidden layer of each value head.
-        dtype: of computations.
-        tasks: several tasks in one model (`mbx.types`), whose observations end in a one-hot task.
-        flat: observations of several axes (boards, stacked vectors) are read as one vector.
-        parts: that `mbx.observations` has joined to an observation; () for one that has none.
-        normalize_observations: vectors enter the encoder in standard deviations of what the model
-            has learned from, of several tasks of all together.
-    """
-
-    obs_shape: tuple[int, ...]
+    obs_shape: tuple[int, ...]  # `[D]`, an image `[64, 64, C]`, or, with `flat`, any shape
     action_dim: int
     enc_dim: int = 256
     mlp_dim: int = 512
     latent_dim: int = 512
     num_enc_layers: int = 2
-    num_values: int = 5
-    num_dynamics: int = 1
-    num_rewards: int = 1
-    num_aux: int = 0
-    aux_joint: bool = False
+    num_values: int = 5  # V
+    num_dynamics: int = 1  # H
+    num_rewards: int = 1  # R
+    num_aux: int = 0  # auxiliary values G of other discounts, each its own network
+    aux_joint: bool = False  # one network for all of them
+    # weight of frozen random networks in the heads (docs/sources.md, entry ensembles)
     prior_scale: float = 0.0
-    num_channels: int = 32
-    simnorm_dim: int = 8
-    num_bins: int = 101
-    bin_min: float = -10.0
+    num_channels: int = 32  # of the pixel encoder
+    simnorm_dim: int = 8  # latent dims that one softmax normalises
+    num_bins: int = 101  # K
+    bin_min: float = -10.0  # in symlog space, as bin_max
     bin_max: float = 10.0
-    critic: str = "q"
+    critic: str = "q"  # "q": Q(z, a) (TD-MPC2); "v": V(z)
+    # "squashed" Gaussian (TD-MPC2); "tanh_mean": a Gaussian around tanh(mean) with clipped samples
+    # (BMPC); "categorical" over one-hot actions
     policy: str = "squashed"
-    episodic: bool = False
+    episodic: bool = False  # learn a termination head
     log_std_min: float = -10.0
     log_std_max: float = 2.0
-    dropout: float = 0.01
+    dropout: float = 0.01  # in the first hidden layer of each value head
     dtype: str = "float32"
+    # several tasks in one model, whose observations end in a one-hot task
     tasks: TaskSet | None = None
-    flat: bool = False
-    parts: tuple[Part, ...] = ()
+    flat: bool = False  # read observations of several axes (boards, stacked vectors) as one vector
+    parts: tuple[Part, ...] = ()  # parts that `mbx.observations` joined into an observation
+    # normalise vectors by their running statistics, joint over tasks
     normalize_observations: bool = False
 
     def __post_init__(self) -> None:
@@ -145,7 +122,7 @@ class WorldModelConfig:
 
     @property
     def image_shape(self) -> tuple[int, ...] | None:
-        """Of the image that an observation is, or has beside numbers; None without one."""
+        """Shape of an observation's image; None without one."""
         if self.mixed:
             return observations.layout(self.parts).image_shape
         return self.obs_shape if len(self.obs_shape) == 3 and not self.flat else None
@@ -165,10 +142,7 @@ class WorldModelConfig:
 def config_for_size(model_size: str | int, **overrides: Any) -> WorldModelConfig:
     """The configuration of a published size ("tiny", 1, 5, 19, 48, 317) with overrides.
 
-    Overrides that are None keep the size's value.
-
-    Raises:
-        ValueError: an unknown size.
+    Overrides that are None keep the size's value. Raises ValueError for an unknown size.
     """
     name = str(model_size)
     if name not in MODEL_SIZES:
@@ -177,8 +151,7 @@ def config_for_size(model_size: str | int, **overrides: Any) -> WorldModelConfig
     return WorldModelConfig(**{**MODEL_SIZES[name], **fields})
 
 
-# Share of the uniform distribution in categorical policies, DreamerV3's: no action's probability
-# vanishes, and logarithms stay finite.
+# Share of the uniform distribution in categorical policies (DreamerV3): logarithms stay finite.
 UNIMIX = 0.01
 
 
@@ -186,37 +159,34 @@ class WorldModel(NamedTuple):
     """The model's pure functions; `params` is a dict with one entry a component.
 
     Attributes:
-        config: its shapes and options.
-        bins: () -> where two-hot distributions have their bins, `[K]`.
+        bins: () -> bins of two-hot distributions, `[K]`.
         init: key -> params: encoder, policy and, where episodic, termination; stacked heads
             dynamics `[H, ...]`, reward `[R, ...]` and value `[V, ...]`; "task" `[K, D]` for several
             tasks; "statistics" where observations are normalised.
-        see: (params, obs) -> params whose statistics hold a batch of observations more.
+        see: (params, obs) -> params with observation statistics updated by the batch.
         project: params -> params within their constraints, after an optimiser's step.
         encode: (params, obs) -> z `[..., L]`: images by convolutions, numbers by dense layers,
             packed rows (`mbx.observations`) by both.
-        tile_heads: z -> `[H, ..., L]`, the same for every head.
+        tile_heads: z -> `[H, ..., L]`, identical for every head.
         step: (params, z `[H, ..., L]`, action `[..., A]` or `[H, ..., A]`) -> next z `[H, ..., L]`,
             head h from row h.
         reward: (params, z `[H, ..., L]`, action) -> reward logits `[R, H, ..., K]`, all heads on
             all rows (give z a leading axis of 1 for a state that no head has stepped yet).
-        reward_mean: what they decode to, `[R, H, ...]`, cheaper than decoding where heads have
-            priors.
+        reward_mean: decoded rewards `[R, H, ...]`, cheaper than decoding where heads have priors.
         termination: (params, z `[..., L]`) -> logit `[...]`.
-        policy: (params, z) -> (mean, log_std) `[..., A]`, before any squashing; of a categorical
+        policy: (params, z) -> (mean, log_std) `[..., A]`, before any squashing; for a categorical
             policy log-probabilities and zeros.
         value: (value_params, z, action or None, dropout_key=None) -> value logits `[V', ..., K]` of
-            the stacked heads given: all, a chosen few (`networks.take_heads`) or the target
-            network.
-        value_mean: without dropout, what they decode to, `[V', ...]`.
+            the stacked heads given (all, `networks.take_heads`, or the target network).
+        value_mean: decoded values without dropout, `[V', ...]`.
         aux_value: (aux_params, z, action or None) -> auxiliary value logits `[G, ..., K]`.
-        act: (mean, log_std, eps) -> action `[..., A]` in [-1, 1], the policy's parameterisation;
-            one-hot of a categorical policy, with its probabilities' derivative.
-        action_mask: z -> `[..., A]`, 0 for actions that the latent's task does not have; None for
-            one task. Such actions make no difference to any of the functions above.
+        act: (mean, log_std, eps) -> action `[..., A]` in [-1, 1]; one-hot for a categorical policy,
+            with its probabilities' derivative.
+        action_mask: z -> `[..., A]`, 0 for actions that the latent's task does not have, which no
+            function reads; None for one task.
         decode: logits `[..., K]` -> real values `[...]`.
-        heads: auxiliary heads, whose parameters are "heads"; None for none.
-        reduce_values: a reduction `[V, ...] -> [...]` of `head_values`; None for none.
+        heads: auxiliary heads, whose parameters are "heads".
+        reduce_values: a reduction `[V, ...] -> [...]` for `head_values`.
     """
 
     config: WorldModelConfig
@@ -291,17 +261,16 @@ def _bins(config: WorldModelConfig) -> Array:
 
 
 def _shift(config: WorldModelConfig) -> Callable[[Array, Array], Array]:
-    """A prior `[..., 1]` moves a predicted distribution by that much in real space."""
+    """Shifts a predicted distribution by a prior `[..., 1]` in real space."""
     return lambda logits, prior: dist.shift_logits(logits, _bins(config), prior[..., 0])
 
 
 def _shifted_mean(config: WorldModelConfig) -> Callable[[Array, Array], Array]:
-    """The mean of the distribution so moved, `[...]`."""
+    """The mean of the shifted distribution, `[...]`."""
     return lambda logits, prior: dist.shifted_mean(logits, _bins(config), prior[..., 0])
 
 
 def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Params:
-    """Parameters of all components that `config` has a use for."""
     tasks = config.tasks
     z = jnp.zeros((1, config.latent + (tasks.embedding_dim if tasks else 0)))
     a, obs = jnp.zeros((1, config.action_dim)), jnp.zeros((1, *config.obs_shape))
@@ -336,7 +305,7 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
     }
     for name in ("reward", "value", "aux_value"):
         if name in params:
-            last = params[name].get("main", params[name])["out"]  # beside a prior, or alone
+            last = params[name].get("main", params[name])["out"]  # with or without a prior
             *copies, width = last["bias"].shape
             last["bias"] = jnp.tile(_ignorance(config), (*copies, width // config.num_bins))
     params |= {"task": tasks.init(keys["task"])} if tasks else {}
@@ -346,11 +315,10 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
 
 
 def _ignorance(config: WorldModelConfig) -> np.ndarray:
-    """Logits `[K]` of a head that knows nothing: of all distributions with mean 0 the widest.
+    """Logits `[K]` of an untrained head: the maximum-entropy distribution with mean 0.
 
-    All equal where the bins are symmetric about 0, else -s bins with the slope s at which that is
-    so (Jaynes 1957: of all with that mean the one of largest entropy); equal, too, where no bin is
-    below 0 or none above.
+    -s bins with the slope s that makes the mean 0 (Jaynes 1957); uniform for symmetric bins, or
+    where all bins are on one side of 0.
     """
     bins = np.linspace(config.bin_min, config.bin_max, config.num_bins)
     if not bins[0] < 0.0 < bins[-1] or abs(bins.sum()) < 1e-6 * np.abs(bins).sum():
@@ -364,11 +332,7 @@ def _ignorance(config: WorldModelConfig) -> np.ndarray:
 
 
 def _inputs(config: WorldModelConfig, obs: Array) -> tuple[Array, ...]:
-    """What the encoder reads of an observation: the image of a packed row, then its numbers.
-
-    Of several axes (`flat`) they are one, `[..., *obs_shape]` -> `[..., D]`; which of several tasks
-    it is of is left out.
-    """
+    """The encoder's inputs: image and numbers of a packed row, or one vector without the task."""
     if config.mixed:
         found = observations.split(config.parts, obs)
         return found["image"], found["vector"]
@@ -395,7 +359,7 @@ class _Entrance(NamedTuple):
 
 
 def _entrance(config: WorldModelConfig, encoder: Any) -> _Entrance:
-    """As they are for one task; with what `mbx.types` says for several."""
+    """Unchanged inputs for one task; embeddings and masks (`mbx.types`) for several."""
     tasks = config.tasks
 
     def encode(params: Params, obs: Array, *embedding: Array) -> Array:
@@ -426,7 +390,7 @@ def _entrance(config: WorldModelConfig, encoder: Any) -> _Entrance:
 
 
 def make_world_model(config: WorldModelConfig) -> WorldModel:
-    """Build the record of functions for `config`.
+    """The record of functions for `config`.
 
     Examples:
         >>> widths = dict(enc_dim=8, mlp_dim=8, latent_dim=8, num_bins=5)
@@ -478,7 +442,7 @@ def make_world_model(config: WorldModelConfig) -> WorldModel:
 def _heads(
     config: WorldModelConfig, modules: dict[str, Any], enter: _Entrance
 ) -> dict[str, Callable[..., Array]]:
-    """The functions of `WorldModel` that predict distributions, and their means."""
+    """`WorldModel`'s functions that predict distributions, and their means."""
     all_heads = networks.apply_ensemble
 
     def pair(z: Array, action: Array) -> tuple[Array, Array]:
@@ -518,17 +482,12 @@ def _heads(
 
 
 def with_heads(action: Array, z: Array) -> Array:
-    """An action beside latents of all heads: `[..., A]` or `[H, ..., A]` -> `[1 or H, ..., A]`.
-
-    Examples:
-        >>> world_model.with_heads(jnp.ones((4, 2)), jnp.ones((5, 4, 8))).shape
-        (1, 4, 2)
-    """
+    """An action with a heads axis: `[..., A]` or `[H, ..., A]` -> `[1 or H, ..., A]`."""
     return action if action.ndim == z.ndim else action[None]
 
 
 def action_mean(model: WorldModel, mean: Array) -> Array:
-    """A policy's `mean` `[..., A]` as an action: its tanh; probabilities if discrete."""
+    """A policy's `mean` `[..., A]` as an action: its tanh, or probabilities if discrete."""
     return jnp.exp(mean) if model.config.policy == "categorical" else jnp.tanh(mean)
 
 
@@ -542,7 +501,7 @@ def _act(policy: str, mean: Array, log_std: Array, eps: Array) -> Array:
 
 
 def _project(params: Params) -> Params:
-    """Parameters back within their constraints: task embeddings of norm 1 at most."""
+    """Parameters within their constraints: task embeddings of norm at most 1."""
     return {**params, "task": limit_norm(params["task"])} if "task" in params else params
 
 
@@ -551,7 +510,7 @@ def _project(params: Params) -> Params:
 
 
 def discount_of(model: WorldModel, discount: float | tuple[float, ...], z: Array) -> Any:
-    """The discount of a latent's task: one number for all, or `[...]` where every task has its."""
+    """The discount of a latent's task: one number, or `[...]` with one for each task."""
     if isinstance(discount, tuple):
         assert model.config.tasks is not None  # several discounts are those of several tasks
         return model.config.tasks.look_up(discount, z)
@@ -565,13 +524,10 @@ def masked(model: WorldModel, action: Array, z: Array) -> Array:
 
 
 def continue_prob(model: WorldModel, params: Params, z: Array, how: str) -> Array | None:
-    """Probability that the episode goes on in `z` `[..., L]`.
+    """Probability `[...]` that the episode continues in `z` `[..., L]`; None without terminations.
 
     Args:
         how: "soft": 1 - p of the termination head; "hard": 1 where p <= 0.5, else 0 (TD-MPC2).
-
-    Returns:
-        `[...]`, or None for a model that knows no terminations.
     """
     if not model.config.episodic:
         return None
@@ -580,14 +536,7 @@ def continue_prob(model: WorldModel, params: Params, z: Array, how: str) -> Arra
 
 
 def choose_heads(key: Array, num_values: int, num_used: int) -> Array | None:
-    """Indices of `num_used` different value heads, or None when all are used.
-
-    Examples:
-        >>> world_model.choose_heads(jax.random.key(0), 5, 2).shape
-        (2,)
-        >>> world_model.choose_heads(jax.random.key(0), 5, 5) is None
-        True
-    """
+    """Indices `[num_used]` of different value heads, or None when all are used."""
     if num_used >= num_values:
         return None
     return jax.random.permutation(key, num_values)[:num_used]
@@ -611,10 +560,9 @@ def head_values(
 
 
 def reduce_dynamics(x: Array, how: str, std_coef: ArrayLike) -> Array:
-    """Over dynamics heads, `[H, ...] -> [...]`, by "mean", "min", "max" or "from_std_coef".
+    """Reduce dynamics heads, `[H, ...] -> [...]`, by "mean", "min", "max" or "from_std_coef".
 
-    The heads' next latents are equally likely successors of a state and an action, so their mean is
-    a successor expectation.
+    The heads' next latents are equally likely successors, so their mean is a successor expectation.
 
     Examples:
         >>> world_model.reduce_dynamics(jnp.array([1.0, 3.0]), "min", 0.0).tolist()

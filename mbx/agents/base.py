@@ -2,8 +2,8 @@
 
 In: an environment's observations and replay rows. Out: actions, updated states and metrics. The
 training loop (`mbx.training.loop`) knows agents only by this. A train state holds all that learning
-changes, a dataclass with a field `params`; an actor state what acting carries from step to step (a
-warm start, say), leaves `[E, ...]`. Both are pytrees of the agent's own. Axes: E environments, A
+changes, a dataclass with a field `params`; an actor state what acting keeps from step to step (such
+as a warm start), leaves `[E, ...]`. Both are the agent's own pytrees. Axes: E environments, A
 action dims.
 """
 
@@ -34,11 +34,9 @@ class Act(Protocol):
         """One step of acting.
 
         Args:
-            train: train state.
             actor: actor state, from `init_actor` or from the step before.
             obs: observations `[E, ...]`.
             is_first: `[E]`, where an episode begins with this observation.
-            key: random key.
             evaluate: a Python bool; without exploration noise.
 
         Returns:
@@ -56,8 +54,8 @@ class Update(Protocol):
         """One gradient step on a batch of the replay.
 
         Returns:
-            The new train state; the replay, which is the very one that came in unless the agent
-            writes into it; and metrics, scalars (or `Mean`s) that the log averages over updates.
+            The new train state; the replay, unchanged unless the agent writes into it; and metrics,
+            scalars (or `Mean`s) that the log averages over updates.
         """
         ...
 
@@ -79,11 +77,8 @@ class Reanalyze(Protocol):
         """One pass over `Store.batch_size` rows.
 
         Args:
-            train: train state.
-            replay: rows with their targets.
-            key: random key.
-            chunk: -1 where the agent chooses the rows; else the number of the pass, where passes
-                0, 1, ... together visit every row.
+            chunk: -1: the agent chooses the rows; else the number of the pass, where passes 0,
+                1, ... together visit every row.
 
         Returns:
             The replay with these rows' targets replaced, and metrics.
@@ -92,66 +87,42 @@ class Reanalyze(Protocol):
 
 
 class Store(NamedTuple):
-    """Targets that a planner makes and the replay keeps with every row.
+    """Targets that a planner makes and the replay keeps with every row."""
 
-    Attributes:
-        spec: their sizes and dtypes.
-        targets: makes those of new rows.
-        reanalyze: refreshes stored ones.
-        batch_size: rows of one `reanalyze` pass.
-    """
-
-    spec: replay.TargetSpec
-    targets: MakeTargets
-    reanalyze: Reanalyze
-    batch_size: int
+    spec: replay.TargetSpec  # sizes and dtypes
+    targets: MakeTargets  # for new rows
+    reanalyze: Reanalyze  # refreshes stored ones
+    batch_size: int  # rows of one `reanalyze` pass
 
 
 class Diagnostics(NamedTuple):
-    """What an agent reports in addition to the returns of an evaluation.
+    """What an agent reports in addition to the returns of an evaluation."""
 
-    Attributes:
-        metrics: numbers for the log.
-        files: contents by name, for the run directory.
-    """
-
-    metrics: dict[str, float]
-    files: dict[str, bytes]
+    metrics: dict[str, float]  # for the log
+    files: dict[str, bytes]  # contents by name, for the run directory
 
 
 class Episodes(NamedTuple):
-    """What an evaluation played, without exploration noise: T steps of E episodes, of which S are
-    kept.
+    """T steps of E evaluation episodes without exploration noise; observations of S of them."""
 
-    Attributes:
-        rewards: `[T, E]`, 0 after an episode's end; NaN where a step was not finite.
-        lengths: `[E]` agent steps.
-        terminated: `[E]`, the episode ended by itself and not by its time limit.
-        steps: `[S]`, the steps whose observations were kept.
-        obs: `[S, E, ...]`, the observations that were acted on in these steps; of no meaning after
-            an episode's end.
-        last_obs: `[E, ...]`, the observation after an episode's last step.
-    """
-
-    rewards: Any
-    lengths: Any
-    terminated: Any
-    steps: Any
-    obs: Any
-    last_obs: Any
+    rewards: Any  # `[T, E]`, 0 after an episode's end; NaN where a step was not finite
+    lengths: Any  # agent steps, `[E]`
+    terminated: Any  # `[E]`, the episode ended by itself and not by its time limit
+    steps: Any  # steps whose observations were kept, `[S]`
+    obs: Any  # `[S, E, ...]`, acted on in these steps; undefined after an episode's end
+    last_obs: Any  # `[E, ...]`, after an episode's last step
 
 
 class See(Protocol):
-    """Is called while an agent plans, outside the compiled program."""
+    """Called while an agent plans, outside the compiled program."""
 
     def __call__(self, what: str, arrays: dict[str, Any], /) -> None:
         """A set of candidates, or a plan.
 
         Args:
-            what: "candidates" with each set that was scored, "plan" with what came of them.
-            arrays: of candidates `actions` `[E, n, T, A]` and `values` `[E, n]`; of a plan the
-                fields of `mbx.mppi.Plan`, `num_elites`, and `discount` `[E]`, which values are
-                discounted by.
+            what: "candidates" with each set that was scored, "plan" with the result.
+            arrays: for candidates `actions` `[E, n, T, A]` and `values` `[E, n]`; for a plan the
+                fields of `mbx.mppi.Plan`, `num_elites`, and the values' `discount` `[E]`.
         """
         ...
 
@@ -163,32 +134,29 @@ Watched = Callable[[See], Act]
 
 
 class Agent(NamedTuple):
-    """An agent.
+    """An agent's functions; those with default None are optional.
 
     Attributes:
-        init: key -> train state, of which the size of `params` is reported.
+        init: key -> train state; the size of its `params` is reported.
         init_actor: number of environments -> actor state.
-        act: chooses actions.
-        update: makes one learner step.
         example_row: () -> one un-batched replay row as `jax.ShapeDtypeStruct`s: obs, action `[A]`,
             reward, is_first, is_last, terminated `[]` (`mbx.replay`) and what `replay_extras` adds.
-        store: targets that a planner makes and the replay keeps, for an agent that learns from
-            them.
+        store: targets of a planner that the replay keeps.
         after_action: (actor state, actions `[E, A]`) -> the actor state that `act` would have
-            returned had it chosen these; for an agent whose actor state depends on its actions and
-            must follow those of the random phase before learning.
-        replay_extras: actor state -> further fields `[E, ...]` of the rows just acted on: latents,
-            say.
+            returned with these actions; for an actor state that depends on them and must follow the
+            random phase before learning.
+        replay_extras: actor state -> further fields `[E, ...]` of the rows just acted on, such as
+            latents.
         diagnostics: (train, replay, key) -> `Diagnostics`, called with every evaluation, outside
             any compiled program.
-        start_from: (fresh train state, the one that another run evaluated best, that run's task) ->
-            the fresh one with the other's parameters (`train.init_from`).
-        check: is given the metrics of every log interval, and raises ValueError, with the remedy,
-            where they say that the run cannot be right.
+        start_from: (fresh train state, the best one of another run, that run's task) -> the fresh
+            one with the other's parameters (`train.init_from`).
+        check: gets the metrics of every log interval; raises ValueError, with the remedy, where the
+            run cannot be right.
         act_without_planner: `act` by the policy alone, for an agent whose `act` plans.
         watched: see -> `act` with the same actions, for one device; each step calls `see` in order.
-        review: (train, replay, episodes, key) -> `Diagnostics`, for an agent that also reads what
-            the evaluation played (`Episodes`), which is kept for it.
+        review: (train, replay, episodes, key) -> `Diagnostics`, for an agent that also reads the
+            evaluation's `Episodes`.
     """
 
     init: Init

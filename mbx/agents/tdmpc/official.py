@@ -1,17 +1,16 @@
-"""Parameters of the official PyTorch TD-MPC2 as ours, and back.
+"""Convert parameters of the official PyTorch TD-MPC2 to ours and back.
 
 Its state dict has one entry an array; `I` counts the layers of a network:
 
-    _encoder.state.I.weight [out, in]   and .bias, .ln.weight, .ln.bias; likewise _dynamics.I,
+    _encoder.state.I.weight [out, in]   and .bias, .ln.weight, .ln.bias; also for _dynamics.I,
                                         _reward.I, _termination.I (episodic tasks) and _pi.I
     _Qs.params.I.weight [V, out, in]    value heads; _target_Qs_params.I those of the target
     _task_emb.weight [K, D]             of several tasks, with _action_masks [K, A]
     log_std_min, log_std_dif            bounds of the policy
 
-Beside these it repeats the heads under further names (`_detach_Qs…`, `_Qs.module`, …). Checkpoints
-of 2023 and 2024 number the arrays of the heads instead: `_Qs.params.N`, `_target_Qs.params.N`.
-Arrays here are NumPy's; nothing loads PyTorch. Axes: V value heads, K tasks, D embedding dims, A
-action dims.
+It repeats the heads under further names (`_detach_Qs…`, `_Qs.module`, …). Checkpoints of 2023 and
+2024 number the heads' arrays instead: `_Qs.params.N`, `_target_Qs.params.N`. Arrays are NumPy's;
+PyTorch is not loaded. Axes: V value heads, K tasks, D embedding dims, A action dims.
 Source: TD-MPC2 (arXiv 2310.16828), its reference code and the checkpoints published with it.
 """
 
@@ -41,7 +40,7 @@ _NETWORKS = dict(
 )
 _LEAVES = ("weight", "bias", "ln.weight", "ln.bias")
 _ONES = ("dynamics", "reward")  # one network there, an ensemble of one here
-# The heads under other names, and what TensorDict notes about them.
+# The heads under other names, and TensorDict's metadata.
 _REPEATED = ("_Qs.module.", "_detach_Qs", "_target_Qs.module.")
 _NOTES = re.compile(r"_(detach_|target_)?Qs[._]params\.__(batch_size|device)")
 _NUMBERED = re.compile(r"(_Qs|_target_Qs)\.params\.(\d+)")
@@ -49,7 +48,7 @@ _EXTRA = ("_task_emb.weight", "_action_masks", "log_std_min", "log_std_dif")
 
 
 def clean(state: Mapping[str, Any]) -> State:
-    """A state dict with every array once, under the names of the newest layout, as float32.
+    """A state dict without repeated arrays, in the newest layout, as float32.
 
     Raises:
         ValueError: for a name that no vector TD-MPC2 has, and where networks are missing.
@@ -75,7 +74,7 @@ def clean(state: Mapping[str, Any]) -> State:
 
 
 def _split(name: str) -> tuple[str, int, str] | None:
-    """Network, layer and leaf that an array's name means."""
+    """Network, layer and leaf of an array's name."""
     for network, prefix in _NETWORKS.items():
         layer, _, leaf = name.removeprefix(f"{prefix}.").partition(".")
         if name.startswith(f"{prefix}.") and layer.isdigit() and leaf in _LEAVES:
@@ -84,7 +83,7 @@ def _split(name: str) -> tuple[str, int, str] | None:
 
 
 def world_fields(state: State) -> dict[str, Any]:
-    """What a clean state dict's shapes say of `WorldModelConfig`, without `tasks`."""
+    """Fields of `WorldModelConfig` that a clean state dict determines, without `tasks`."""
 
     def shape(network: str, layer: int = 0) -> tuple[int, ...]:
         return state[f"{_NETWORKS[network]}.{layer}.weight"].shape
@@ -117,7 +116,7 @@ def _num_layers(state: State, network: str) -> int:
 
 
 def size_name(state: State) -> str:
-    """The published size that a clean state dict has, by its widths.
+    """The published size of a clean state dict, by its widths.
 
     Raises:
         ValueError: naming the widths, where no published size has them.
@@ -131,14 +130,14 @@ def size_name(state: State) -> str:
 
 
 def task_action_dims(state: State) -> tuple[int, ...]:
-    """Actions of each of several tasks, by the model's masks. Raises ValueError without masks."""
+    """Actions of each of several tasks. Raises ValueError without `_action_masks`."""
     if "_action_masks" not in state:
         raise ValueError("_action_masks is missing: the tasks' numbers of actions are not known")
     return tuple(int(n) for n in state["_action_masks"].sum(axis=1))
 
 
 def to_params(state: State) -> tuple[Params, Params]:
-    """Parameters of the world model and of the target value heads, from a clean state dict."""
+    """Parameters of world model and target value heads, from a clean state dict."""
     params: dict[str, Any] = {}
     for network in _NETWORKS:
         num = _num_layers(state, network)
@@ -155,14 +154,14 @@ def to_params(state: State) -> tuple[Params, Params]:
     for network in _ONES:
         params[network] = jax.tree.map(lambda x: x[None], params[network])
     if "_task_emb.weight" in state:
-        embedding = state["_task_emb.weight"]  # it is shortened where it is read there
+        embedding = state["_task_emb.weight"]  # the official code limits its norm on reading
         norm = np.linalg.norm(embedding, axis=-1, keepdims=True)
         params["task"] = embedding / np.maximum(norm, np.float32(1.0))
     return params, params.pop("target_value")
 
 
 def to_state(params: Params, target_value: Params, config: WorldModelConfig) -> State:
-    """The state dict, repeated names and all, that official code loads.
+    """The state dict, repeated names included, that the official code loads.
 
     Raises:
         ValueError: for a model that the official code cannot have.
@@ -195,7 +194,6 @@ def to_state(params: Params, target_value: Params, config: WorldModelConfig) -> 
 
 
 def _repeated(state: State) -> State:
-    """The further names of the value heads."""
     more: State = {}
     for name, array in state.items():
         for own, others in (
@@ -210,7 +208,7 @@ def _repeated(state: State) -> State:
 
 
 def require_official(config: WorldModelConfig) -> None:
-    """Raises ValueError, naming the setting, for a world model that the official code lacks."""
+    """Raises ValueError, naming the setting, for a model that the official code lacks."""
     wanted = dict(critic="q", policy="squashed", num_dynamics=1, num_rewards=1, prior_scale=0.0)
     wanted |= dict(bin_min=-10.0, bin_max=10.0, normalize_observations=False)
     for name, value in wanted.items():
@@ -241,9 +239,9 @@ def check_task(state: State, obs_dim: int, action_dim: int, tasks: TaskSet | Non
 
     Args:
         state: a clean state dict.
-        obs_dim: of the task's observations; padded, of several tasks.
-        action_dim: likewise of its actions.
-        tasks: the tasks, where there are several.
+        obs_dim: numbers of an observation; padded, with several tasks.
+        action_dim: actions; padded, with several tasks.
+        tasks: None for one task.
     """
     fields = world_fields(state)
     num = state["_task_emb.weight"].shape[0] if "_task_emb.weight" in state else 1

@@ -2,9 +2,9 @@
 
 In: latents `[B, L]` of states, the world model's parameters and a key. Out: for acting
 (`plan_to_act`) an `mppi.Plan`; for training targets (`plan_targets`) candidate actions with their
-values. The acting planner looks a few steps ahead, is warm-started and joined by policy
-trajectories; the training planner starts from the policy. `mbx.mppi` and the other planners
-(`mbx.planners`) know no model: `scoring` gives them their score.
+values. The acting planner looks a few steps ahead, with a warm start and policy trajectories; the
+training planner starts from the policy. `scoring` gives the search methods (`mbx.mppi`,
+`mbx.planners`) their score.
 
 Axes: B states, N candidates, P proposals, T horizon, A action dims, L latent dims.
 Sources: TD-MPC2 (arXiv 2310.16828), section 3.2 and reference code; docs/sources.md, entries
@@ -31,19 +31,12 @@ from mbx.world_model import WorldModel, action_mean, masked
 
 
 class Planned(NamedTuple):
-    """What the training planner found.
+    """What the training planner found."""
 
-    Attributes:
-        actions: the candidates' first actions, `[B, N, A]`.
-        values: their values, `[B, N]`.
-        action: the chosen one, `[B, A]`.
-        mean, std: refitted, of the first step, `[B, A]`.
-    """
-
-    actions: Array
-    values: Array
-    action: Array
-    mean: Array
+    actions: Array  # the candidates' first actions, `[B, N, A]`
+    values: Array  # `[B, N]`
+    action: Array  # the chosen one, `[B, A]`
+    mean: Array  # refitted, of the first step, `[B, A]`
     std: Array
 
 
@@ -54,15 +47,12 @@ class Planned(NamedTuple):
 def policy_trajectories(
     model: WorldModel, params: Params, z: Array, eps: Array, log_std_bounds: tuple[float, ...] = ()
 ) -> Array:
-    """Actions of the policy rolled out in the model (by its first dynamics head).
+    """Actions of the policy rolled out in the model's first dynamics head, `[B, P, T, A]`.
 
     Args:
         z: `[B, L]`.
         eps: `[T, B, P, A]`.
-        log_std_bounds: lowest and highest log std in the place of the model's, () for those.
-
-    Returns:
-        `[B, P, T, A]`.
+        log_std_bounds: lowest and highest log std; (): the model's.
     """
     params = _first_head(model, params)
     state, actions = z[None, :, None], []
@@ -78,7 +68,7 @@ def policy_trajectories(
 
 
 def _rebound(model: WorldModel, log_std: Array, bounds: tuple[float, ...]) -> Array:
-    """A log std between other bounds, by the same share of the way: it is linear in them."""
+    """A log std moved linearly from the model's bounds to other bounds."""
     low, high = model.config.log_std_min, model.config.log_std_max
     share = (log_std - low) / max(high - low, 1e-8)
     return bounds[0] + share * (bounds[1] - bounds[0])
@@ -89,7 +79,8 @@ def policy_gaussian(
 ) -> tuple[Array, Array]:
     """Mean and standard deviation of the policy along its own mean: `[B, T, A]` each.
 
-    Of a categorical policy the probabilities, along its likeliest actions."""
+    For a categorical policy the probabilities along its likeliest actions.
+    """
     params = _first_head(model, params)
     state, means, stds = z[None], [], []
     for _ in range(horizon):
@@ -101,7 +92,7 @@ def policy_gaussian(
 
 
 def policy_share(step: Array, start: int, end: int) -> Array:
-    """Share of the policy's Gaussian in where plans start, after `step` updates.
+    """Share of the policy's Gaussian in the start of plans after `step` updates.
 
     1 before `start`, then falling by 1/end a step to 0. Source: NEWT's constrained planning, whose
     slope is 1/end, not 1/(end - start).
@@ -112,7 +103,7 @@ def policy_share(step: Array, start: int, end: int) -> Array:
 def blend(
     share: Array, policy: tuple[Array, Array], base: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    """share * policy + (1 - share) * base, of means and of standard deviations."""
+    """share * policy + (1 - share) * base, for means and standard deviations."""
     mean, std = (share * p + (1.0 - share) * b for p, b in zip(policy, base, strict=True))
     return mean, std
 
@@ -128,7 +119,7 @@ def _first_head(model: WorldModel, params: Params) -> Params:
 
 
 def search_config(planner: Planner | TrainingPlanner, **changes: Any) -> mppi.MPPIConfig:
-    """What of a planner's settings is the search's own, by the same names."""
+    """The search's own configuration, from a planner's settings of the same names."""
     kind = planners.find(planner.name).config
     own = {field.name for field in dataclasses.fields(planner)} - changes.keys()
     shared = own & {field.name for field in dataclasses.fields(kind)}
@@ -153,9 +144,8 @@ def plan_to_act(
         z: `[B, L]`.
         mean: warm start, `[B, T, A]`.
         evaluate: without exploration noise, and with the settings for evaluations.
-        share: of the policy's own Gaussian in where the plan starts, None for none.
-        see: is told of every set of candidates and of the plan; None: nothing is, and nothing of
-            it is in the program.
+        share: of the policy's Gaussian in the plan's start; None: none.
+        see: called with every set of candidates and with the plan; None: not in the program.
     """
     planner, config = settings.planner, search_config(settings.planner)
     if evaluate:
@@ -192,7 +182,7 @@ def search(
     std: Array,
     **given: Any,
 ) -> mppi.Plan:
-    """`mppi.plan` by a planner's own method, among the actions that the model's policy has."""
+    """`mppi.plan` by a planner's own method, among the actions of the latents' tasks."""
     return planners.plan(
         planner.name,
         key,
@@ -208,10 +198,10 @@ def search(
 def plan_start(
     planner: Planner, model: WorldModel, params: Params, z: Array, mean: Array, share: Any
 ) -> tuple[Array, Array]:
-    """Where an acting plan starts: `mean` with the highest standard deviation, `[B, T, A]` each.
+    """Mean and standard deviation that an acting plan starts from, `[B, T, A]` each.
 
     Args:
-        share: of the policy's own Gaussian in it, None for none.
+        share: of the policy's Gaussian; None: `mean` with the highest standard deviation.
     """
     std = jnp.full_like(mean, planner.max_std)
     if share is None:
@@ -231,7 +221,7 @@ def prior_share(planner: Planner, step: Array) -> Array | None:
 def policy_proposals(
     planner: Planner, model: WorldModel, params: Params, z: Array, key: Array, noise_key: Array
 ) -> Array | None:
-    """The policy's trajectories among an acting plan's candidates, `[B, P, T, A]`; None for 0."""
+    """Policy trajectories among an acting plan's candidates, `[B, P, T, A]`; None for 0."""
     if not planner.num_proposals:
         return None
     shape = (planner.horizon, z.shape[0], planner.num_proposals, model.config.action_dim)
@@ -244,7 +234,7 @@ def policy_proposals(
 
 
 def _disturbed(model: WorldModel, actions: Array, much: Array | float, noise: Array) -> Array:
-    """Actions with normal noise `[..., A]`; of discrete ones a share is drawn uniformly."""
+    """Actions with normal noise `[..., A]`; a share of discrete ones is drawn uniformly."""
     if model.config.policy == "categorical":
         uniform = jnp.full_like(actions, 1.0 / actions.shape[-1])
         return categorical.disturb(actions, uniform, much, noise)
@@ -252,7 +242,7 @@ def _disturbed(model: WorldModel, actions: Array, much: Array | float, noise: Ar
 
 
 def _seen(score: mppi.ScoreFn, see: See) -> mppi.ScoreFn:
-    """A score that tells `see` what it is asked and what it answers."""
+    """A score that reports its arguments and results to `see`."""
 
     def told(key: Array, actions: Array) -> Array:
         values = score(key, actions)
@@ -266,16 +256,15 @@ def _seen(score: mppi.ScoreFn, see: See) -> mppi.ScoreFn:
 def plan_targets(
     settings: Settings, model: WorldModel, params: Params, z: Array, key: Array
 ) -> Planned:
-    """The training planner, from `z` `[B, L]`. No warm start.
+    """The training planner, from `z` `[B, L]`, without a warm start.
 
-    With `training_planner.search` "policy" round 1 holds samples of the policy, and every later one
-    samples of what was refitted to them, so that one round of horizon 1 (all that is left of it
-    without `training_planner.enabled`) is the policy's imagined rollout. With "acting" it searches
-    as the acting planner does, from mean 0 and the largest standard deviation and with the policy's
-    trajectories in every round: an expert whose spread does not shrink with the policy's (BMPC).
+    With `training_planner.search` "policy", round 1 holds samples of the policy and every later
+    round samples of the Gaussian refitted to them; without `training_planner.enabled` there is one
+    round of horizon 1. "acting" searches as the acting planner does: the expert's spread does not
+    shrink with the policy's (BMPC).
 
-    With an "optimist" among the parameters half of the policy's samples are its. Source:
-    docs/sources.md, entries planner-targets and behaviour.
+    With an "optimist" among the parameters, half of the policy's samples are its.
+    Source: docs/sources.md, entries planner-targets and behaviour.
     """
     planner = settings.training_planner
     keys = streams(key, "policy", "plan")
@@ -291,7 +280,7 @@ def plan_targets(
 def _policy_search(
     settings: Settings, model: WorldModel, params: Params, z: Array, key: Array
 ) -> tuple[mppi.MPPIConfig, dict[str, Array]]:
-    """MPPI's settings, and where it starts: samples of the policy."""
+    """The search's configuration and its start from samples of the policy."""
     planner = settings.training_planner
     config = search_config(planner) if planner.enabled else search_config(planner, iterations=1)
     horizon = planner.horizon if planner.enabled else 1
@@ -311,7 +300,7 @@ def _policy_search(
 def _acting_search(
     settings: Settings, model: WorldModel, params: Params, z: Array, key: Array
 ) -> tuple[mppi.MPPIConfig, dict[str, Array]]:
-    """MPPI's settings, and where it starts: nowhere, beside trajectories of the policy."""
+    """The search's configuration and its start from mean 0, with policy trajectories."""
     planner = settings.training_planner
     mean = jnp.zeros((z.shape[0], planner.horizon, model.config.action_dim))
     start = dict(mean=mean, std=jnp.full_like(mean, planner.max_std))
@@ -325,7 +314,7 @@ def _acting_search(
 def _samples_of_policies(
     model: WorldModel, params: Params, z: Array, eps: Array, log_std_bounds: tuple[float, ...] = ()
 ) -> Array:
-    """`policy_trajectories`; where there is an optimist, the second half of them are its."""
+    """`policy_trajectories`; with an optimist, the second half are its."""
     if "optimist" not in params:
         return policy_trajectories(model, params, z, eps, log_std_bounds)
     num, second = eps.shape[2], {**params, "policy": params["optimist"]}

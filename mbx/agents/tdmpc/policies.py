@@ -1,7 +1,8 @@
-"""What the policy's losses are made of: the critic's value of an action, units, densities, entropy.
+"""Parts of the policy losses: the critic's value of an action, units, densities, entropy.
 
-Axes: S = T+1 states, B' states side by side, A action dims, L latent dims; `...` are free.
-Sources: TD-MPC2 (arXiv 2310.16828) and its reference code; docs/sources.md, entry ensembles.
+Axes: S = T+1 states, B' states with all dynamics heads in use, A action dims, L latent dims; `...`
+are free. Sources: TD-MPC2 (arXiv 2310.16828) and its reference code; docs/sources.md, entry
+ensembles.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from mbx.world_model import (
 if TYPE_CHECKING:
     from mbx.agents.tdmpc.settings import Settings
 
-Policy = tuple[Array, Array]  # as `model.policy` gives it, [S, B', A] twice
+Policy = tuple[Array, Array]  # mean and log_std, [S, B', A]
 Term = tuple[Array, Rows, Scales, Metrics]
 
 
@@ -44,7 +45,7 @@ def value_scale(settings: Settings, scales: ValueScales) -> Array:
 def move_value_scale(
     settings: Settings, scales: ValueScales, values: Array
 ) -> tuple[Array, ValueScales]:
-    """Move the unit of values with `values` `[n]`: the unit in use, and both forms."""
+    """The unit of values after an update with `values` `[n]`, and both its forms."""
     values = collectives.all_gather(values)
     if settings.loss.value_scale == "return_ema":
         scales = scales._replace(ema=returns.update_return_ema(scales.ema, values))
@@ -121,8 +122,7 @@ def policy_value(
         heads: value heads in use, None for all.
         std_coef: weight of the ensembles' standard deviation (of reward plus discounted value); its
             sign chooses the best, worst or mean dynamics head (docs/sources.md, entry ensembles).
-        dropout: a key; None for values without dropout. TD-MPC2's policy learns from values in
-            training mode.
+        dropout: a key, since TD-MPC2's policy learns from values in training mode; None: none.
     """
     value = CRITICS[model.config.critic]
     return value(settings, model, params, z, action, heads, std_coef, dropout)
@@ -148,8 +148,8 @@ def policy_entropy(
 ) -> Array:
     """Entropy bonus `[...]`: -A^entropy_action_dim_power * log pi at one sample.
 
-    With jacobian 0 and power 1 this is TD-MPC2's "scaled entropy". A categorical policy's is its
-    entropy itself, of one action dim.
+    With jacobian 0 and power 1 this is TD-MPC2's "scaled entropy"; for a categorical policy it is
+    the entropy.
 
     Args:
         mean, log_std, eps: `[..., A]`.
@@ -168,7 +168,7 @@ def policy_entropy(
 
 
 def in_nats(settings: Settings, model: WorldModel, entropy: Array, mask: Array | None) -> Array:
-    """The entropy itself of what `policy_entropy` gives, in nats."""
+    """The bonus of `policy_entropy` converted to nats."""
     if model.config.policy == "categorical":
         return entropy
     num: Array | int = model.config.action_dim
@@ -182,8 +182,8 @@ def in_nats(settings: Settings, model: WorldModel, entropy: Array, mask: Array |
 def entropy_coefficient(settings: Settings, progress: Array | float) -> Array | float:
     """The coefficient at a share of the run.
 
-    Constant, or from entropy_coef to entropy_coef_end between entropy_start and entropy_end,
-    linearly or geometrically.
+    Constant, or linear or geometric from entropy_coef to entropy_coef_end between entropy_start and
+    entropy_end.
     """
     loss = settings.loss
     first = loss.entropy_coef
@@ -207,8 +207,8 @@ def kl_states(
 ) -> Array:
     """KL of diagonal Gaussians, mean over action dims, `[...]`.
 
-    KL(expert || policy) if `forward` (covers the expert), else KL(policy || expert) (seeks its
-    mode).
+    KL(expert || policy), which covers the expert, if `forward`, else the mode-seeking
+    KL(policy || expert).
     """
     pairs = (
         (expert_mean, expert_std, mean, std) if forward else (mean, std, expert_mean, expert_std)

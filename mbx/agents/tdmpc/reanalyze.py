@@ -1,8 +1,7 @@
-"""Reanalyze: planner targets of stored rows made again with today's model, and written back.
+"""Reanalyze: refresh planner targets of stored rows with the current model.
 
-Between updates (`make_reanalyze`: rows chosen at random, stale ones first, whole windows, or a
-sweep over everything), or inside an update for the windows it learns from (`reanalyze_batch`, as
-BMPC).
+Between updates (`make_reanalyze`: rows drawn at random, stale ones first, whole windows, or a sweep
+over everything), or inside an update for the windows it learns from (`reanalyze_batch`, as BMPC).
 Sources: MuZero Reanalyze (arXiv 2104.06294); BMPC (arXiv 2503.18871); docs/sources.md,
 entry planner-targets.
 """
@@ -24,7 +23,7 @@ from mbx.types import Array, Metrics, streams
 
 
 def num_rows(settings: Settings) -> int:
-    """Rows of a pass: the batch, in whole windows where it is made of them."""
+    """Rows of a pass: the batch size, rounded up to whole windows where it consists of them."""
     own = settings.reanalyze
     window = settings.loss.horizon + 1 if not own.current_batch and own.slices else 1
     return -(-own.batch_size // window) * window
@@ -33,9 +32,9 @@ def num_rows(settings: Settings) -> int:
 def choose_rows(
     settings: Settings, train: TrainState, state: replay.ReplayState, key: Array
 ) -> replay.Index:
-    """The rows of a pass: whole windows, stale rows first, or any."""
+    """The rows of a pass: whole windows, stale rows first, or uniformly drawn."""
     own, num, length = settings.reanalyze, num_rows(settings), settings.loss.horizon
-    if own.current_batch:  # passes beside the learner's own only sweep
+    if own.current_batch:  # only sweeps are left
         return replay.sample_rows(state, key, batch_size=num)[1]
     if own.slices:
         windows = replay.sample(state, key, batch_size=num // (length + 1), length=length)
@@ -48,7 +47,7 @@ def choose_rows(
 
 
 def make_reanalyze(settings: Settings, make_targets: MakeTargets) -> Reanalyze:
-    """`Store.reanalyze`: choose rows, plan for them again, write the targets back by index."""
+    """`Store.reanalyze`: choose rows, plan for them, write the targets back by index."""
     num = num_rows(settings)
 
     def reanalyze(
@@ -70,8 +69,9 @@ def make_reanalyze(settings: Settings, make_targets: MakeTargets) -> Reanalyze:
 
 
 def written_after(old: replay.Targets, new: replay.Targets) -> replay.Targets:
-    """`new` plus 0 * `old`, so that XLA orders the read before the write and writes in place
-    instead of copying the whole storage."""
+    """`new` plus 0 * `old`: XLA then reads before it writes, in place instead of copying the
+    storage.
+    """
     nothing = 0.0 * (jnp.nan_to_num(jnp.max(old.values, axis=-1)) + old.step + old.valid)
     if old.expert is not None:
         nothing = nothing + 0.0 * jnp.nan_to_num(old.expert[..., 0, 0])
@@ -86,17 +86,15 @@ def written_after(old: replay.Targets, new: replay.Targets) -> replay.Targets:
 def pass_metrics(
     state: replay.ReplayState, old: replay.Targets, new: replay.Targets, mask: Array
 ) -> Metrics:
-    """What a pass over some rows did.
+    """Age, change and share of the rows that a pass refreshed.
 
     Args:
-        state: the replay.
         old, new: targets of the rows, `[M]` or of windows `[T, B]`.
         mask: which of them count.
 
     Returns:
-        Means over the rows of `mask` that had a plan: its age in updates, and, of those whose plan
-        had values, the change of the best; and how many rows were planned for, as a share of all
-        transitions (a row that is drawn twice counts twice).
+        Mean age in updates of the rows that had a plan; mean change of the best value of those
+        whose plan had values; rows planned for as a share of all transitions (with duplicates).
     """
     axis = mask.ndim - 1  # the batch's
 
@@ -131,13 +129,13 @@ def reanalyze_batch(
     sample: replay.Sample,
     key: Array,
 ) -> tuple[replay.ReplayState, replay.Sample, Metrics]:
-    """Plan again for the first windows of a batch that is about to be learned from.
+    """Plan again for the first windows of a batch before learning from it.
 
     Due every `reanalyze.interval` updates; as many windows as hold `reanalyze.batch_size` rows.
 
     Returns:
-        The replay; the batch with its targets read back from there, so that both are the same; and
-        `pass_metrics` of the updates in which it was due.
+        The replay; the batch with its targets read back from it; and `pass_metrics` of the updates
+        in which it was due.
     """
     own, length = settings.reanalyze, settings.loss.horizon + 1
     windows = min(-(-own.batch_size // length), settings.loss.batch_size)

@@ -1,4 +1,4 @@
-"""What a candidate action sequence is worth in the latent model: the score of plans.
+"""The score of plans: the value of a candidate action sequence in the latent model.
 
 Axes: B states, N candidates, T horizon, A action dims, L latent dims, H dynamics heads, R reward
 heads, V value heads; `...` are states and candidates.
@@ -29,17 +29,11 @@ from mbx.world_model import (
 
 
 class Estimate(NamedTuple):
-    """The return of a plan, as an ensemble sees it.
+    """An ensemble's estimate of a plan's return, `[...]` each."""
 
-    Attributes:
-        value: the score, `[...]`.
-        std: mean over dynamics heads of the ensembles' standard deviation of the return, `[...]`.
-        disagreement: standard deviation of the score over dynamics heads, `[...]`.
-    """
-
-    value: Array
-    std: Array
-    disagreement: Array
+    value: Array  # the score
+    std: Array  # of the return in the ensembles, mean over dynamics heads
+    disagreement: Array  # standard deviation of the score over dynamics heads
 
 
 def trajectory_estimate(
@@ -56,12 +50,10 @@ def trajectory_estimate(
     the worst where < 0, their mean at 0. Source: docs/sources.md, entry ensembles.
 
     Args:
-        rewards: T times `[R, H or 1, ...]`; 1 where the state has not been stepped yet.
-        values: `[V, H, ...]` of the states after steps 1..T, or of the last alone where `aggregate`
-            is off.
+        rewards: T times `[R, H or 1, ...]`; 1 for the state before the first step.
+        values: `[V, H, ...]` of the states after steps 1..T; without `aggregate` of the last.
         factors: T+1 weights, the discount times the probability of being alive, `[H, ...]` or
             numbers; factors[t] weighs reward t, factors[T] the last value.
-        std_coef: above 0 optimism, below 0 pessimism.
         aggregate: a head's score is the mean over horizons 1..T of its estimates, not the last.
     """
     total: Array | float = 0.0
@@ -109,17 +101,14 @@ def estimate_value(
     eps: Array,
     heads: Array | None,
 ) -> Array:
-    """Discounted predicted rewards plus the value of the last state. Source: TD-MPC2, equation 5.
+    """Discounted predicted rewards plus the last state's value, `[B, N]`. Source: TD-MPC2, eq. 5.
 
     Args:
         z: `[B, L]`.
         actions: `[B, N, T, A]`.
-        planner: says how heads are combined (std_coef, aggregate, disagreement), and its discount.
-        eps: `[B, N, A]`, noise of the bootstrap action (a V critic has no use for it).
+        planner: its discount and how it combines heads (std_coef, aggregate, disagreement).
+        eps: `[B, N, A]`, noise of a Q critic's bootstrap action.
         heads: the value heads averaged, None for all.
-
-    Returns:
-        `[B, N]`.
     """
     steps = actions.shape[2]
     state = model.tile_heads(z[:, None])
@@ -156,7 +145,7 @@ def plan_discount(
 def rollout_rewards(
     model: WorldModel, params: Params, states: list[Array], actions: Array
 ) -> list[Array]:
-    """Predicted rewards of T steps; all but the root's are one product, which is larger.
+    """Predicted rewards of T steps; all after the first are computed in one product.
 
     Args:
         states: before each step: the root `[H, B, 1, L]`, then `[H, B, N, L]`.
@@ -165,7 +154,7 @@ def rollout_rewards(
     Returns:
         T arrays `[R, H, B, N]`, the first `[R, 1, B, N]`.
     """
-    # In the root all heads are in the same state: one look at its reward is enough.
+    # In the root all heads are in the same state: its reward is computed once.
     first = model.reward_mean(params, states[0][:1], actions[:, :, 0])
     if len(states) == 1:
         return [first]
@@ -184,8 +173,7 @@ def score_function(
 ) -> mppi.ScoreFn:
     """`estimate_value` from states `z` `[B, L]`, in the form `mppi.plan` takes.
 
-    Devices that cannot divide the states evenly divide the candidates; those that all hold the same
-    states are told to divide them.
+    Several devices share the states, or the candidates where the states do not divide evenly.
     """
 
     def estimate(params: Params, z: Array, actions: Array, eps: Array, heads: Any) -> Array:
@@ -201,7 +189,7 @@ def score_function(
         even = batch % collectives.num_devices() == 0
         if (
             even and not collectives.states_are_replicated()
-        ):  # divided by the compiler, as the states are
+        ):  # the compiler divides it as the states
             return estimate(params, z, actions, eps, heads)
         axes = (None, 0, 0, 0, None) if even else (None, None, 1, 1, None)
         given = (params, z, actions, eps, heads)

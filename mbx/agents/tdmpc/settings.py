@@ -1,10 +1,9 @@
 """Settings of the TD-MPC agent; the defaults are what `configs/tdmpc.py` trains.
 
-What a section does is described where it acts: the planners in `planning`, value targets in
-`value_targets`, losses in `losses`, optimisers in `update`. Steps are
-environment steps (action repeat included) summed over environments; "share of the run" counts
-learner updates. Learning rates, the discount and coefficients of losses may be traced numbers
-(`mbx.train_fn`). Nothing here loads JAX.
+The modules that read a section describe it: planners in `planning`, value targets in
+`value_targets`, losses in `losses`, optimisers in `update`. Steps are environment steps (action
+repeat included) summed over environments; "share of the run" counts learner updates. Learning
+rates, the discount and loss coefficients may be traced numbers (`mbx.train_fn`). Loads no JAX.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ _REANALYZE = {"enabled": True, "stores_plans": True}
 
 
 def given(number: Any) -> bool:
-    """Whether a number that 0 leaves to the task is given; a traced one is."""
+    """Whether a number is set; 0 leaves it to the task. Traced numbers are set."""
     return not isinstance(number, int | float) or number > 0
 
 
 def _when(words: str, holds: Callable[[Any], bool]) -> Any:
-    """A condition over several settings that `needs` names; `words` say what it takes."""
+    """A condition over several settings that `needs` names; `words` describe it."""
     return property(holds, doc=words)
 
 
@@ -264,10 +263,7 @@ class Eval(common.Eval):
 
 @dataclasses.dataclass(frozen=True)
 class Settings(RunSettings):
-    """All settings of a run with this agent.
-
-    Conditions that `needs` names (`_when`) stand at the end.
-    """
+    """All settings of a run with this agent; conditions that `needs` names are at the end."""
 
     agent: str = setting("tdmpc", "which agent")
     env: Env = section(Env(), "the task")
@@ -284,12 +280,11 @@ class Settings(RunSettings):
     def for_task(self, spec: EnvSpec) -> Self:
         """These settings with what is left to the task filled in.
 
-        With two updates a step continuous tasks take half the steps or less, while CartPole comes
-        later to its best and leaves it (docs/results/suites.md). 3e-4 is TD-MPC2's rate for its 5M
-        model; a narrow one learns sooner with more, but for its policy, which then settles before
-        it has explored. Later a smaller one is as good or better: what remains is to tell places
-        apart whose values differ by little. Random actions that are held find more, and episodes
-        that begin again where a task is solved show more of it (docs/notes/learning_history.md).
+        Continuous tasks need at most half the steps with two updates a step; CartPole gets worse
+        (docs/results/suites.md). 3e-4 is TD-MPC2's rate for its 5M model; a narrow model learns
+        faster with a higher one, but its policy settles too early, and later a smaller rate is as
+        good or better. Held random actions explore more, and early resets of solved episodes show
+        more of that (docs/notes/learning_history.md).
         """
         from mbx import returns  # loads JAX
 
@@ -331,7 +326,7 @@ class Settings(RunSettings):
         )
 
     def _usual_reset(self, spec: EnvSpec) -> int:
-        """`train.reset_solved` where it is left to the task, or to each of several."""
+        """Automatic `train.reset_solved`; 0 with a dataset or one environment a task."""
         tasks = spec.tasks or (spec,)
         alone = self.env.num_envs <= len(tasks)
         if alone or self.train.dataset:
@@ -339,7 +334,7 @@ class Settings(RunSettings):
         return max(task.reset_solved for task in tasks)
 
     def check_start(self, other: RunSettings) -> Iterator[str]:
-        """An encoder reads, and heads say, other numbers than those that they were trained with."""
+        """Refuses a start from a model with other observation scaling or other bins."""
         if not isinstance(other, Settings):
             return
         start = f"of train.init_from={self.train.init_from!r}"
@@ -363,11 +358,11 @@ class Settings(RunSettings):
         return {"reset_solved": {0: None, -1: 0}.get(given, given)} if training else {}
 
     def updates_per_step(self) -> float:
-        """Learner updates of an agent step, of settings that are `for_task`."""
+        """Learner updates per agent step, of settings that are `for_task`."""
         return self.train.utd_ratio
 
     def draws(self) -> tuple[int, ...]:
-        """Windows of a batch; rows of a pass, and windows where it is made of them."""
+        """Windows of a batch; rows (or windows) of a reanalyze pass."""
         own, size = self.reanalyze, self.loss.batch_size
         if not own.enabled:
             return (size,)
@@ -381,10 +376,7 @@ class Settings(RunSettings):
         return self.model.size in ("tiny", "1")
 
     def reanalyze_interval(self) -> int:
-        """Learner updates between two passes of the loop.
-
-        A learner that plans again for its own batch needs none beside that.
-        """
+        """Learner updates between the loop's reanalyze passes; 0: none."""
         passes = self.reanalyze.enabled and not self.reanalyze.current_batch
         return self.reanalyze.interval if passes else 0
 
@@ -393,10 +385,7 @@ class Settings(RunSettings):
         return self.reanalyze.min_step
 
     def total_updates(self) -> int:
-        """Learner updates of the whole run, which schedules are shares of.
-
-        Of settings that are `for_task`.
-        """
+        """Learner updates of the whole run, of settings that are `for_task`."""
         steps = max(self.train.steps - self.train.seed_steps, 0) // self.env.action_repeat
         return max(int(steps * self.train.utd_ratio) + self.train.pretrain_updates, 1)
 
@@ -597,9 +586,9 @@ class Settings(RunSettings):
 
 
 def bin_range(rewards: tuple[float, ...], steps: float) -> tuple[float, float]:
-    """Lowest and highest bin, in symlog space: what `steps` environment steps can return.
+    """Lowest and highest bin, in symlog space, for the return of `steps` environment steps.
 
-    At least 1 to either side of 0, so that a head that is wrong by a little can say so.
+    At least 1 on either side of 0, so that small errors can be represented.
 
     Args:
         rewards: the lowest and the highest of a step.

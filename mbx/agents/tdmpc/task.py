@@ -1,4 +1,4 @@
-"""What a task makes of the settings: the settings resolved for it, and the world model's shapes.
+"""Settings resolved for a task, and the world model's shapes.
 
 In: `Settings` and an `EnvSpec`. Out: settings with what is left to the task filled in, and a
 `WorldModelConfig`. What does not fit is refused here, before anything is compiled.
@@ -20,8 +20,8 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
     """The settings with what the task decides filled in.
 
     Raises:
-        ValueError: settings that discrete actions have no place for, planners that there are not,
-            updates over which no rate falls, bins of rewards that are not known or beside them.
+        ValueError: settings without effect in this task, unknown planners, a decay without a final
+            learning rate, automatic bins for unknown rewards or with bounds given, too.
     """
     _check_planners(settings)
     if spec.discrete:
@@ -56,7 +56,7 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
 
 
 def _check_planners(settings: Settings) -> None:
-    """Raises ValueError for names that are no planner's, or of one that cannot make targets."""
+    """Raises ValueError for unknown planners, or one that cannot start from a policy."""
     planners.find(settings.planner.name)
     training = settings.training_planner
     if not (settings.reads_plans and training.enabled):
@@ -68,8 +68,8 @@ def _check_planners(settings: Settings) -> None:
         )
 
 
-# Settings that some tasks have no use for, with what shipped configurations, which are not written
-# for a kind of task, say in place of the default.
+# Settings without effect in some tasks, with the values that shipped configurations, which fit any
+# task, give them in place of the default.
 _CONTINUOUS: dict[str, tuple[Any, ...]] = {
     "loss.expert_std_scale": (),
     "loss.expert_min_std": (),
@@ -101,7 +101,7 @@ def _refuse(settings: Settings, names: dict[str, tuple[Any, ...]], here: str) ->
 
 
 def _check_discrete(settings: Settings, spec: EnvSpec) -> None:
-    """Raises ValueError for what only continuous actions have."""
+    """Raises ValueError for settings that need continuous actions."""
     here = f"env.name={spec.name!r} has discrete actions"
     if spec.tasks:
         raise ValueError(f"{here}, which several tasks in one model cannot have: train them apart")
@@ -121,7 +121,7 @@ def _check_discrete(settings: Settings, spec: EnvSpec) -> None:
 
 
 def _check_image(spec: EnvSpec) -> None:
-    """Raise ValueError for images that the encoder does not read."""
+    """Raises ValueError for images that the encoder does not read."""
     image = observations.layout(spec.parts).image_shape or tuple(spec.obs_shape)
     if len(image) != 3 or _is_board(spec):
         return
@@ -175,7 +175,7 @@ def world_config(settings: Settings, spec: EnvSpec) -> WorldModelConfig:
         prior_scale=model.prior_scale,
         normalize_observations=model.normalize_observations,
     )
-    # A state-value critic may have one head, which the default's two are not to refuse.
+    # A V critic may have one head: the default's two must not refuse it.
     chosen = world.critic == "q" or loss.num_heads != type(loss)().num_heads
     if chosen and loss.num_heads > world.num_values:
         raise ValueError(
@@ -191,7 +191,7 @@ def world_config(settings: Settings, spec: EnvSpec) -> WorldModelConfig:
 
 
 def _is_board(spec: EnvSpec) -> bool:
-    """Whether observations are several axes of numbers, and no image that convolutions read."""
+    """Whether observations have several axes but are no image for convolutions."""
     shape = tuple(spec.obs_shape)
     image = len(shape) == 3 and shape[:2] == (64, 64)
     return len(shape) > 1 and not image and np.dtype(spec.obs_dtype) != np.uint8

@@ -3,13 +3,12 @@
 In: a train state, a batch of windows (`types.Batch`) and every random number (`types.Noise`). Out:
 the next train state and metrics. `update_from_batch` reads from top to bottom, in the reference's
 order: encode, targets, model loss, step, policy loss on detached latents with the updated values,
-step, targets moved. On several devices (`fast.collectives`) each has a part of the batch: losses
+step, move the targets. On several devices (`fast.collectives`) each has a part of the batch: losses
 are weighted sums, and every step exchanges gradients and metrics once.
 
 Axes: B batch, T transitions of a window, S = T+1 states, N planner actions, H dynamics heads, L
 latent dims, A action dims.
-Sources: TD-MPC2 (arXiv 2310.16828) and its reference code; docs/sources.md, entry ensembles, for
-the learning rates.
+Sources: TD-MPC2 (arXiv 2310.16828) and its reference code; docs/sources.md, entry ensembles.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from mbx.world_model import WorldModel, WorldModelConfig, choose_heads
 if TYPE_CHECKING:
     from mbx.agents.tdmpc.settings import Settings
 
-# What the model's optimiser does not train.
+# Components that the model's optimiser does not train.
 _OTHERS = ("policy", "optimist", "statistics")
 POLICY_EPS = 1e-5  # Adam's for the policy, TD-MPC2's
 
@@ -50,7 +49,7 @@ POLICY_EPS = 1e-5  # Adam's for the policy, TD-MPC2's
 def update_from_batch(
     settings: Settings, model: WorldModel, state: TrainState, batch: Batch, noise: Noise
 ) -> tuple[TrainState, Metrics]:
-    """One learner step on `batch` with given random numbers: the deterministic core of `update`."""
+    """One learner step on `batch` with given random numbers."""
     state = state.replace(params=model.see(state.params, batch.obs))
     weights = losses.step_weights(settings, model.config.critic, batch)
     state, for_policy, for_values = weigh_plans(settings, state, batch)
@@ -67,14 +66,16 @@ def update_from_batch(
 
 
 def encode(model: WorldModel, params: Params, obs: Array) -> Array:
-    """Latents of a window's states without gradient, `[T+1, B, ...] -> [T+1, B, L]`; the first,
-    which the rollout starts from, by itself, so that XLA finds it there again."""
+    """Latents of a window without gradient, `[T+1, B, ...] -> [T+1, B, L]`.
+
+    The first state is encoded separately so that XLA shares it with the rollout.
+    """
     params = jax.lax.stop_gradient(params)
     return jnp.concatenate([model.encode(params, obs[0])[None], model.encode(params, obs[1:])])
 
 
 def policy_due(settings: Settings, step: Array) -> Array | None:
-    """Whether the policy learns in this update; None where it always does."""
+    """Whether the policy learns in this update; None: always."""
     every, first = settings.optimizer.policy_every, settings.train.pretrain_updates
     if first and not settings.train.pretrain_policy:
         return (step >= first) & (step % every == 0)
@@ -84,7 +85,7 @@ def policy_due(settings: Settings, step: Array) -> Array | None:
 def when(
     due: Array | None, learn: Callable[[TrainState], tuple[TrainState, Metrics]], state: TrainState
 ) -> tuple[TrainState, Metrics]:
-    """`learn(state)` where `due` (None: always), with metrics that only those updates have."""
+    """`learn(state)` where `due` (None: always); metrics average over due updates only."""
     if due is None:
         return learn(state)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(learn, state)[1])
@@ -95,11 +96,11 @@ def when(
 def weigh_plans(
     settings: Settings, state: TrainState, batch: Batch
 ) -> tuple[TrainState, Array | None, Array | None]:
-    """Weights of the planner actions of a batch.
+    """Weights of a batch's planner actions.
 
     Returns:
-        The state with the unit of values updated; the weights for the policy and those for value
-        targets, `[S, B, N]`; None where no loss reads them.
+        The state with the unit of values updated; the weights for the policy and for value targets,
+        `[S, B, N]`, None where no loss reads them.
     """
     if not settings.weighs_plans:
         return state, None, None
@@ -117,11 +118,7 @@ def weigh_plans(
 
 
 def batch_metrics(batch: Batch, weights: Weights, step: Array) -> Metrics:
-    """This device's shares of the metrics of a batch; `targets/age` is yet to be divided by valid.
-
-    Args:
-        step: of the learner.
-    """
+    """This device's shares of batch metrics; `targets/age` is still to be divided by valid."""
     metrics = {"batch/mask": collectives.mean_share(batch.mask)}
     if batch.plan_step is not None:
         valid = batch.plan_valid[:-1]
@@ -146,7 +143,7 @@ def learn_model(
     Args:
         z: latents of the batch's states, `[T+1, B, L]`.
         targets: of the value heads, and of the auxiliary ones.
-        shares: further metrics, which travel with these.
+        shares: further metrics, summed over devices together with these.
     """
     frozen = jax.lax.stop_gradient(state.params)
 
@@ -198,7 +195,7 @@ def step_model(
 def learn_policy(
     settings: Settings, model: WorldModel, state: TrainState, inputs: PolicyInputs, noise: Noise
 ) -> tuple[TrainState, Metrics]:
-    """One step on the policy, and on the optimistic one, with the updated model and values."""
+    """One step on the policy (and the optimist) with the updated model and values."""
     share, params = progress(settings, state.step), state.params
     units = ValueScales(state.scale, state.return_ema)
     scales = Scales(units, state.kl_scale, state.trust_scale)
@@ -253,14 +250,14 @@ def learn_optimist(
 def step_policy(
     settings: Settings, model: WorldModel, policy: Params, grads: Params, opt_state: Any
 ) -> tuple[Params, Any]:
-    """A policy after a step along the whole batch's gradients, and its optimiser's state."""
+    """A policy and its optimiser's state after a step along the whole batch's gradients."""
     _, optimizer = make_optimizers(settings, model.config)
     updates, opt_state = optimizer.update(grads, opt_state, policy)
     return optax.apply_updates(policy, updates), opt_state
 
 
 def move_targets(settings: Settings, state: TrainState) -> TrainState:
-    """The target networks one step closer to the online ones."""
+    """The state with its target networks one EMA step closer to the online ones."""
 
     def ema(new: Params, old: Params | None, tau: float) -> Params | None:
         return None if old is None else optax.incremental_update(new, old, tau)
@@ -275,8 +272,10 @@ def move_targets(settings: Settings, state: TrainState) -> TrainState:
 
 
 def progress(settings: Settings, step: Array) -> Array | float:
-    """Share of the run's updates that are done; 0 where no schedule asks for it, so that runs of
-    different lengths are one program."""
+    """Share of the run's updates that are done.
+
+    0 where no schedule reads it, so that runs of different lengths share one program.
+    """
     return step / settings.total_updates() if settings.follows_progress else 0.0
 
 
@@ -312,7 +311,7 @@ def init_state(settings: Settings, model: WorldModel, key: Array) -> TrainState:
 
 
 def _trained(params: Params) -> Params:
-    """The components that the model's optimiser trains: all but policies and statistics."""
+    """The components that the model's optimiser trains."""
     return {name: p for name, p in params.items() if name not in _OTHERS}
 
 
@@ -363,9 +362,9 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
 
 
 def learning_rates(settings: Settings, world: WorldModelConfig) -> dict[str, float]:
-    """The rate of every component besides the encoder's schedule; "model" is all others'.
+    """The rate of every component except the encoder; "model" is the rest.
 
-    Ensembles may be given more, since their losses are means over heads.
+    Ensembles may get higher rates, since their losses are means over heads.
     """
     lr = settings.optimizer.learning_rate
     if not settings.optimizer.ensemble_lr_scaling:
@@ -380,16 +379,18 @@ def learning_rates(settings: Settings, world: WorldModelConfig) -> dict[str, flo
 
 
 def rate_share(settings: Settings, step: Array) -> Array:
-    """The share of the model's rates that is left after `step` updates, float32: 1 until
-    `lr_decay_start`, on a line to final_learning_rate / learning_rate over the `lr_decay_updates`
-    that follow, constant from there."""
+    """Factor of the model's rates after `step` updates, float32.
+
+    1 until `lr_decay_start`, then linear to final_learning_rate / learning_rate over
+    `lr_decay_updates`, then constant.
+    """
     own = settings.optimizer
     done = jnp.clip((step - own.lr_decay_start) / own.lr_decay_updates, 0.0, 1.0)
     return 1.0 + (own.final_learning_rate / own.learning_rate - 1.0) * done
 
 
 def encoder_rate(settings: Settings) -> float | optax.Schedule:
-    """A constant, or a step to a part of it after `encoder_lr_step_at` of the run's updates."""
+    """The encoder's rate: constant, or scaled after `encoder_lr_step_at` of the run."""
     own = settings.optimizer
     lr = own.learning_rate * own.encoder_lr_scale
     if not settings.steps_encoder_rate:
@@ -401,7 +402,7 @@ def encoder_rate(settings: Settings) -> float | optax.Schedule:
 def make_optimizers(
     settings: Settings, world: WorldModelConfig
 ) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
-    """Optimisers of the model (values included) and of a policy. Random priors are not trained."""
+    """Optimisers of the model (values included) and of a policy; priors stay frozen."""
     rates, own = learning_rates(settings, world), settings.optimizer
 
     def labels(params: Params) -> Any:
@@ -431,7 +432,7 @@ def make_optimizers(
 
 
 def keep_where(held: Array, new: Any, old: Any, components: tuple[str, ...]) -> Any:
-    """`new`, but `old` in the leaves of `components` where `held`: their turn has not come."""
+    """`new`, but `old` in the leaves of `components` where `held`."""
 
     def choose(path: tuple, a: Array, b: Array) -> Array:
         names = [getattr(entry, "key", None) for entry in path]

@@ -3,13 +3,12 @@
     planner   one step ahead from the actions that the training planner stored
     td        TD-MPC2's target from the replay's reward and the policy's next action (Q critic), or
               rollouts of the policy in the model (V critic; BMPC)
-    lambda    lambda return of the replay's rewards, with the planner's value of every row as the
-              annotation
+    lambda    lambda return of the replay's rewards, bootstrapped from the planner's values
 
 In: the latents of a batch of windows, the target network, stored plans and their weights. Out:
 `ValueTarget`, samples `[V', T, B, n]` (V' = 1 where heads share a target) with weights `[T, B, n]`,
-whose two-hot codes are averaged, without gradient. Axes: T transitions, B batch, N planner actions,
-n of them in use, A action dims, L latent dims, R, H, V reward, dynamics and value heads.
+without gradient. Axes: T transitions, B batch, N planner actions, n of them in use, A action dims,
+L latent dims, R, H, V reward, dynamics and value heads.
 Sources: TD-MPC2 (arXiv 2310.16828), equation 3; BMPC (arXiv 2503.18871); docs/sources.md, entries
 planner-targets, value-annotations and ensembles.
 """
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 def plan_weights(
     settings: Settings, values: Array, scale: Array | float, temperature: ArrayLike
 ) -> Array:
-    """Weights over the N planner actions of a state: softmax of values / temperature, `[..., N]`.
+    """Weights over a state's N planner actions: softmax of values / temperature, `[..., N]`.
 
     Args:
         values: `[..., N]`.
@@ -55,7 +54,7 @@ def value_actions(
     """The planner actions that a value target averages over, and their weights.
 
     "uniform" and "weighted" (by `weights` `[T+1, B, N]`) use all N actions; "best_n" only the n
-    best by stored value, so that the model is evaluated for no others.
+    best by stored value, which saves model evaluations.
 
     Returns:
         Actions `[T+1, B, n, A]` and weights `[T+1, B, n]`.
@@ -80,8 +79,7 @@ def bootstrap(
         terminated: `[H, ...]`, whether, or how probably, the step ended the episode.
 
     Returns:
-        `[V', ...]`; V' is V where every head bootstraps from itself
-        (`loss.value_reduction="local"`), else 1.
+        `[V', ...]`; V' = V with `loss.value_reduction="local"`, else 1.
     """
     loss = settings.loss
     if loss.value_reduction == "min":  # of the heads drawn, as TD-MPC2 and RedQ do
@@ -111,7 +109,8 @@ def next_values(
     actions: Array | None = None,
 ) -> Array:
     """Target values of `z_next` `[T, B, L]`: `[V', T, B]`, or `[V', T, B, n]` for planner actions
-    `[T, B, n, A]`. A Q critic without actions takes the policy's."""
+    `[T, B, n, A]`. A Q critic without actions takes the policy's.
+    """
     if model.config.critic == "v":
         return head_values(model, slow, z_next, None, noise.target_heads)
     if actions is None:
@@ -138,9 +137,8 @@ def q_targets(
 ) -> ValueTarget:
     """TD targets of the replay's own transitions: r + gamma (1 - terminated) Q(z', a').
 
-    a' is the policy's (TD-MPC2), or, with planner targets, the value is the weighted mean over the
-    actions that the planner stored for the next row; rows without a plan (an episode's last) take
-    the policy's action.
+    a' is the policy's (TD-MPC2). With planner targets Q is the weighted mean over the next row's
+    stored actions; rows without a plan (an episode's last) take the policy's action.
     """
     loss, z_next = settings.loss, encoded[1:]
     values = next_values(model, params, slow, z_next, noise)
@@ -170,9 +168,9 @@ def lambda_targets(
 ) -> ValueTarget:
     """Lambda returns of the replay's own rewards and terminations.
 
-    The value of every row is what the planner found there (the weighted mean of its actions'
-    values), or the target network's where a row has no plan; the trace is cut at an episode's end.
-    Sources: docs/sources.md, entry value-annotations; `returns.lambda_returns`.
+    A row's value is the weighted mean of its planner actions' values, or the target network's
+    without a plan; the trace is cut at an episode's end. Sources: docs/sources.md, entry
+    value-annotations; `returns.lambda_returns`.
     """
     z_next = encoded[1:]
     own = jnp.mean(next_values(model, params, slow, z_next, noise), axis=0)
@@ -196,7 +194,7 @@ def planned_targets(
     noise: Noise,
     weights: Array | None,
 ) -> ValueTarget:
-    """A V critic's, one step in the model from each of the planner's actions."""
+    """A V critic's targets, one step in the model from each planner action."""
     states = len(batch.mask) + settings.loss.value_last_state
     actions, weights = value_actions(settings, batch, weights)
     samples = v_targets(settings, model, params, slow, encoded[:states], actions[:states], noise)
@@ -213,7 +211,7 @@ def imagined_targets(
     noise: Noise,
     weights: Array | None = None,
 ) -> ValueTarget:
-    """A V critic's, from rollouts of the policy in the model."""
+    """A V critic's targets from rollouts of the policy in the model."""
     z = encoded[: len(batch.mask) + settings.loss.value_last_state]
     mean, log_std = model.policy(params, z)
     actions = model.act(mean[..., None, :], log_std[..., None, :], noise.rollout_eps[0])
@@ -233,7 +231,7 @@ VALUE_TARGETS: dict[tuple[str, str], Callable[..., ValueTarget]] = {
 
 
 def _single(samples: Array) -> ValueTarget:
-    """A target of one sample a state, `[V', T, B]`."""
+    """A target of one sample a state, from `[V', T, B]`."""
     return ValueTarget(samples[..., None], jnp.ones((*samples.shape[1:], 1)))
 
 
@@ -249,7 +247,7 @@ def v_targets(
 ) -> Array:
     """Imagined targets of a V critic, `[V', ..., n]`.
 
-    Reward and termination are the model's own: the replay's belong to another action.
+    Reward and termination are the model's: the replay's belong to another action.
 
     Args:
         z: `[..., L]`.
@@ -291,8 +289,8 @@ def aux_targets(
 ) -> Array:
     """One-step targets of the auxiliary values, `[G, T, B]`: each with its own discount.
 
-    A Q critic's follow the replay's reward and the policy's next action; a V critic's the policy's
-    action in the model (its first dynamics head, its reward heads' mean).
+    A Q critic follows the replay's reward and the policy's next action; a V critic the policy's
+    action in the model (first dynamics head, mean of the reward heads).
     """
     z, z_next = encoded[:-1], encoded[1:]
     gammas = jnp.asarray(settings.loss.aux_gammas).reshape(-1, 1, 1)
@@ -320,11 +318,11 @@ def value_targets(
     noise: Noise,
     weights: Array | None,
 ) -> tuple[ValueTarget, Array | None]:
-    """The target that `loss.value_target` names, and the auxiliary ones. None carries a gradient.
+    """The targets that `loss.value_target` names, and the auxiliary ones, without gradient.
 
     Args:
         encoded: latents `[T+1, B, L]` of a window's states.
-        weights: of planner actions, `[T+1, B, N]`, where they are in use.
+        weights: of planner actions, `[T+1, B, N]`; None where they are not used.
 
     Returns:
         The target of the value heads, and those of auxiliary ones `[G, T, B]`, None without any.

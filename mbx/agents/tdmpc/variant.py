@@ -1,9 +1,9 @@
-"""Policy losses that the default does without: distillation, cloning, trust region, an optimist.
+"""Optional policy losses: distillation, cloning, trust region, a second, optimistic policy.
 
     kl    distil the planner's Gaussian (BMPC)
     bc    clone the replay's actions (NEWT, for demonstrations)
 
-They take and give what the losses of `losses` do. Axes: S = T+1 states, B' states side by side, A
+Interface and axes as in `losses`: S = T+1 states, B' states with all dynamics heads in use, A
 action dims. Sources: BMPC (arXiv 2503.18871); docs/sources.md, entries ensembles and behaviour.
 """
 
@@ -36,9 +36,9 @@ from mbx.world_model import WorldModel
 if TYPE_CHECKING:
     from mbx.agents.tdmpc.settings import Settings
 
-# The second policy's: weight of the ensembles' standard deviation, factor of its entropy bonus.
+# Second policy: weight of the ensembles' standard deviation, factor of the entropy bonus.
 OPTIMISM, OPTIMIST_ENTROPY = 1.0, 100.0
-# Least probability of an action in an expert that is distilled: its logarithm has to be finite.
+# Lowest probability of an action in a distilled expert, so that its logarithm is finite.
 EXPERT_LEAST = 1e-3
 
 
@@ -50,10 +50,7 @@ def distil(
     inputs: PolicyInputs,
     scales: Scales,
 ) -> Term:
-    """KL to the stored expert in units of its running scale.
-
-    The last state of a window does not count (BMPC).
-    """
+    """KL to the stored expert over its running scale, without a window's last state (BMPC)."""
     (mean, log_std), loss = policy, settings.loss
     expert_mean, expert_std = inputs.expert[..., 0, :], inputs.expert[..., 1, :]
     if model.config.policy == "categorical":
@@ -89,7 +86,7 @@ def clone(
 
 
 def cloning(action: Array, wanted: Array, action_mask: Array | None = None) -> Array:
-    """Mean squared error over the action dims that a task has: `[..., A]` -> `[...]` (NEWT)."""
+    """Mean squared error over a task's action dims: `[..., A] -> [...]` (NEWT)."""
     return mean_over_actions(jnp.square(action - wanted), action_mask)
 
 
@@ -101,10 +98,9 @@ def trust_region(
     inputs: PolicyInputs,
     scale: returns.RunningScale,
 ) -> tuple[Array, returns.RunningScale]:
-    """KL(EMA policy || policy), summed over action dims, in units of its running scale, `[S, B']`.
+    """KL(EMA policy || policy), summed over action dims, divided by its running scale, `[S, B']`.
 
-    Squashing both by tanh leaves their KL as it is, so that a squashed policy's is that before it.
-    Source: docs/sources.md, entry behaviour.
+    The KL before tanh equals that after it. Source: docs/sources.md, entry behaviour.
     """
     (mean, log_std), (old_mean, old_log_std) = policy, target
     if model.config.policy == "categorical":
@@ -127,13 +123,11 @@ def optimist_loss(
     scales: ValueScales,
     progress: Array | float = 0.0,
 ) -> tuple[Array, ValueScales]:
-    """SVG for the second policy: optimistic about the ensembles, and much more random.
-
-    The unit of values is the one that svg or the weights of planner actions move; where they do
-    not, it follows the optimist's values. Source: docs/sources.md, entry behaviour.
+    """SVG for the second policy: optimistic about the ensembles, with a large entropy bonus.
 
     Returns:
-        The loss, and the scales, moved where nothing else moves them.
+        The loss, and the value scales, which follow the optimist's values where nothing else moves
+        them. Source: docs/sources.md, entry behaviour.
     """
     params = {**params, "policy": optimist}
     mean, log_std = model.policy(params, inputs.zs)
