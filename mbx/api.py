@@ -31,19 +31,17 @@ def train(
     """Train an agent.
 
     Args:
-        environment: its name, SUITE:TASK; or a class, a function that makes it, a
-            `functools.partial` of one, or an instance (`mbx.envs.custom.name_of`).
-        config: a configuration that comes with mbx, by name, a file, or nested mappings.
+        environment: a name, SUITE:TASK; or a class, function, `functools.partial` or instance
+            (`mbx.envs.custom.name_of`).
+        config: name of a configuration that comes with mbx, a file, or nested mappings.
         steps: environment steps; None: the configuration's.
-        seed: seed of all random numbers.
         workdir: the run directory; None: runs/TASK-sSEED-TIME.
-        **settings: further settings, as a command line names them, `**{"loss.batch_size": 64}`;
-            by their last part where only one setting has it, `utd_ratio=1`; or whole sections,
-            `model=dict(size="1")`. `imports` names modules that register what is used.
+        **settings: further settings by full name, `**{"loss.batch_size": 64}`, by unique last part,
+            `utd_ratio=1`, or by section, `model=dict(size="1")`. `imports` names modules to import.
 
     Returns:
-        The agent, the train state that evaluated best (the last one where none did), and the rows
-        of the log, dictionaries with `kind` ("train", "eval") and `step`.
+        The agent, the train state with the best evaluation (the last one without evaluations), and
+        the rows of the log, dictionaries with `kind` ("train", "eval") and `step`.
 
     Raises:
         ValueError: for impossible settings or environments, before anything compiles.
@@ -74,13 +72,13 @@ def train_fn(
     """A run as a pure function, for `jax.jit` and `jax.vmap`: it writes no files.
 
     Args:
-        environment, config, steps, settings: as of `train`; the environment is written in JAX.
-        axis_name: name of the `vmap` axis over runs, if there is one; runs are faster with it.
-        batched: whether a `vmap` makes its runs together or one after another inside the same
-            program, each as it is alone (None: together unless on a processor).
+        environment, config, steps, settings: as in `train`; the environment must be in JAX.
+        axis_name: name of the `vmap` axis over runs, if any; it makes runs faster.
+        batched: whether `vmap` executes runs together or one after another within one program
+            (None: together unless on a processor).
 
     Returns:
-        `run(seed, settings={}) -> mbx.training.seeds.Trained`. seed, and settings by full names,
+        `run(seed, settings={}) -> mbx.training.seeds.Trained`; seed and settings by full names,
         `{"optimizer.learning_rate": rate}`, may be traced.
 
     Raises:
@@ -99,7 +97,6 @@ def _settings(
     steps: int | None,
     settings: Mapping[str, Any],
 ) -> RunSettings:
-    """The settings that the arguments of `train` stand for."""
     changes = dict(settings) if steps is None else {"train.steps": steps, **settings}
     if isinstance(environment, str):
         return configuration.load(config, {"env.name": environment, **changes})

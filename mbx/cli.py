@@ -24,9 +24,8 @@ COMMANDS = [name for names in _JOBS.values() for name in names]
 
 def main(arguments: list[str] | None = None) -> None:
     """Prepare the process, then `run` its arguments.
-    The allocator keeps large buffers, which has to be said before jax is imported. What libraries
-    log is not shown (XLA's alarm about slow compiling, say): errors of theirs that end a command
-    are reported by it.
+    The allocator is configured before jax is imported. Log output of libraries is hidden; errors of
+    theirs that end a command are reported by it.
     """
     from absl import logging
 
@@ -43,9 +42,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(given: list[str]) -> None:
-    """Run the command that the first argument names with the arguments that follow.
-    A mistake of the user ends the process with a line and status 1.
-    """
+    """Run the command that the first argument names; a user's mistake ends with a line and status
+    1."""
     if not given or given[0] in ("-h", "--help", "help"):
         print(usage())
         return

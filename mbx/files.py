@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 def atomic_write(path: str, data: bytes) -> None:
     """Write a file so that at any moment either the old or the whole new content is there.
-    A link in its place is replaced, not followed. Raises OSError, naming the file and what to do.
+    A link at `path` is replaced, not followed. Raises OSError, naming the file and the remedy.
     """
     temporary = f"{path}.tmp-{os.getpid()}"  # not mkstemp: its files only their owner may read
     try:
@@ -34,7 +34,7 @@ def atomic_write(path: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def written(path: str) -> Iterator[None]:
-    """Give what the system says about a file that cannot be written a path and a remedy."""
+    """Add path and remedy to the system's errors about writing a file."""
     try:
         yield
     except OSError as error:
@@ -45,7 +45,7 @@ def written(path: str) -> Iterator[None]:
 
 
 def prepare_output(path: str) -> None:
-    """Make the folder of a file that will be written. Raises OSError where that will fail."""
+    """Create the folder of an output file. Raises OSError where writing will fail."""
     folder = os.path.dirname(os.path.abspath(path))
     with written(path):
         os.makedirs(folder, exist_ok=True)
@@ -56,13 +56,13 @@ def prepare_output(path: str) -> None:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """The JSON object in a file. Raises ValueError, naming the file, where there is none in it."""
+    """The JSON object in a file. Raises ValueError, naming the file, for other content."""
     with open(path, "rb") as file:
         return parse_json(file.read(), path)
 
 
 def parse_json(data: bytes, where: str) -> dict[str, Any]:
-    """A JSON object from bytes found at `where`; raises ValueError, naming that, for others."""
+    """A JSON object from bytes found at `where`, which the ValueError for others names."""
     try:
         found = json.loads(data)
     except RecursionError:
@@ -76,9 +76,9 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def sole_writer(directory: str) -> Iterator[None]:
-    """Hold a directory for this process; the lock ends with the process, however that ends.
-    Raises ValueError where another process holds it, and where the directory cannot be written to
-    or its lock is a link. File systems without locks are not guarded.
+    """Lock a directory for this process, until it ends.
+    Raises ValueError where another process holds it, or where the directory is not writable or its
+    lock is a link. File systems without locks are not guarded.
     """
     path = os.path.join(directory, ".lock")
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -115,14 +115,14 @@ def _lock(lock: int, directory: str) -> None:
 
 
 def tolerate_closed_output() -> None:
-    """Go on where a pipe's reader has left or a terminal was closed: what is printed then is lost.
-    For the start of a command; it replaces `sys.stdout` and `sys.stderr`.
+    """Continue, discarding output, after a pipe's reader or a terminal has closed.
+    Replaces `sys.stdout` and `sys.stderr`; call it at the start of a command.
     """
     sys.stdout, sys.stderr = _Output(sys.stdout), _Output(sys.stderr)
 
 
 class _Output:
-    """A text stream that leads nowhere from the moment on when it cannot be written."""
+    """A text stream that discards everything after the first failed write."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -141,7 +141,7 @@ class _Output:
             self._close()
 
     def _close(self) -> None:
-        """Lead the stream's file, which libraries write to as well, to the null device."""
+        """Redirect the stream's file descriptor, which libraries also use, to the null device."""
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, self._stream.fileno())
         os.close(null)

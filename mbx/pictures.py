@@ -19,7 +19,7 @@ from mbx.files import atomic_write
 
 def write_picture(path: str, images: Any, **options: Any) -> None:
     """Write a `.png` (one picture) or a `.gif` (several; options as `to_gif`).
-    Raises ValueError for another ending, and for arrays that are no pictures.
+    Raises ValueError for another ending, and for arrays that are not pictures.
     """
     if path.endswith(".png"):
         data = to_png(images)

@@ -34,16 +34,14 @@ _TYPES = {int: "a whole number", float: "a number", bool: "True or False", str: 
 
 
 class Declared(NamedTuple):
-    """What is declared of one setting, or of a section.
+    """The declaration of a setting or a section.
 
     Attributes:
         name: dotted.
-        default: its value unless changed; None for a section.
-        help: one line on what it does.
-        allowed: its range or choices in words; '' where anything goes.
-        needs: other settings by dotted name with the value, or the tuple of values, without which
-            this one has no effect.
-        is_section: whether it is a section, whose settings follow.
+        default: None for a section.
+        allowed: range or choices in words; '' for no limits.
+        needs: other settings by dotted name with the value, or tuple of values, required for an
+            effect.
     """
 
     name: str
@@ -67,16 +65,14 @@ def setting(
     """Declare a setting as a field of a frozen dataclass.
 
     Args:
-        default: its value unless changed.
-        help: one line on what it does, with its unit.
+        help: one line on its effect, with its unit.
         at_least, above, at_most: limits of a number, or of each number of a tuple. Numbers must be
             finite, and at least 0 unless `at_least` is another number or None (no lower limit).
-        choices: all values that it may take.
-        needs: settings without which this one has no effect: a dotted name (or the bare name of a
-            setting of the same section) with the value it must have, a tuple of such values, or
-            `NONZERO`. The bare name of a property of the whole settings is a condition over several
-            of them, whose docstring says in words what it takes. A setting that has no effect and
-            is not at its default is refused.
+        choices: all allowed values.
+        needs: conditions for an effect: the dotted name of another setting (or the bare name within
+            the section) with its required value, a tuple of values, or `NONZERO`. The bare name of
+            a property of the whole settings is a condition whose docstring describes it. A setting
+            without effect is refused unless it has its default.
     """
     metadata: dict[str, Any] = dict(
         help=help, at_least=at_least, above=above, at_most=at_most, choices=choices
@@ -96,7 +92,7 @@ def section(default: Any, help: str = "") -> Any:
 
 
 def to_dict(settings: Any) -> dict[str, Any]:
-    """The settings as nested dictionaries, a section each."""
+    """The settings as nested dictionaries, one per section."""
     values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
     return {
         name: to_dict(value) if dataclasses.is_dataclass(value) else value
@@ -105,16 +101,16 @@ def to_dict(settings: Any) -> dict[str, Any]:
 
 
 def from_dict(default: T, values: Mapping[str, Any], *, check_effects: bool = True) -> T:
-    """The settings that `values` holds, checked.
+    """The checked settings that `values` holds.
 
     Args:
-        default: the settings by default; names that `values` lacks are taken from it.
-        values: nested mappings as `to_dict` makes them.
+        default: supplies names that `values` lacks.
+        values: nested mappings as from `to_dict`.
         check_effects: refuse changed settings that have no effect.
 
     Raises:
-        ValueError: for an unknown name, a value of the wrong type or out of range, a broken rule,
-            or a changed setting that has no effect; names the setting, its value and the remedy.
+        ValueError: for an unknown name, a wrong type or range, a broken rule, or a changed setting
+            without effect; names the setting, its value and the remedy.
     """
     known = [one.name for one in describe(default)]
     settings = _read(default, values, "", known)
@@ -125,7 +121,7 @@ def from_dict(default: T, values: Mapping[str, Any], *, check_effects: bool = Tr
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested mappings with its dotted name, in order; an empty one is a value."""
+    """Every value of nested mappings with its dotted name; an empty mapping is one."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from flatten(value, f"{prefix}{name}.")
@@ -134,7 +130,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def put(values: dict[str, Any], name: str, value: Any) -> None:
-    """Set one value of nested dictionaries by its dotted name; sections on the way are made."""
+    """Set one value of nested dictionaries by its dotted name, creating sections."""
     *path, last = name.split(".")
     for part in path:
         values = values.setdefault(part, {})
@@ -142,16 +138,9 @@ def put(values: dict[str, Any], name: str, value: Any) -> None:
 
 
 def full_name(name: str, settings: Any, of: str = "") -> str:
-    """The dotted name of the setting that `name` means: its own, or its last part where that is
-    enough. An entry of a dictionary ("env.kwargs.mass") is a setting, too.
-
-    Args:
-        name: as somebody wrote it.
-        settings: all that there are.
-        of: whose they are, for the message: " of agent 'tdmpc'".
-
-    Raises:
-        ValueError: where it is none, with those that are near, or several.
+    """The dotted name of a setting, given in full or by its unique last part.
+    Entries of a dictionary ("env.kwargs.mass") are settings, too. of: the owner, for the message ("
+    of agent 'tdmpc'"). Raises ValueError, with similar names, for an unknown or ambiguous name.
     """
     found = {one.name: one.default for one in describe(settings) if not one.is_section}
     holder = name
@@ -166,9 +155,9 @@ def full_name(name: str, settings: Any, of: str = "") -> str:
 
 
 def parse(text: str, default: Any) -> Any:
-    """The value that a text on a command line stands for, of a setting with such a default.
-    Numbers, True, False, None, tuples and dictionaries are Python's, whole numbers also 1e4, and
-    several values a,b. What is none of these is text.
+    """The value of a command line's text, for a setting with the given default.
+    Numbers, True, False, None, tuples and dictionaries are Python's; whole numbers also 1e4, and
+    several values a,b. Everything else is text.
     """
     if isinstance(default, str):
         return text
@@ -185,7 +174,7 @@ def parse(text: str, default: Any) -> Any:
 
 
 def describe(settings: Any, prefix: str = "") -> Iterator[Declared]:
-    """What is declared of every setting, in order; the sections too, with `default` None."""
+    """Declarations of all settings and sections, in order."""
     own = {field.name for field in dataclasses.fields(settings)}
     for field in dataclasses.fields(settings):
         name, value = prefix + field.name, getattr(settings, field.name)
@@ -212,7 +201,7 @@ def in_words(found: Declared) -> str:
 
 
 def inactive(settings: Any) -> dict[str, str]:
-    """The settings that have no effect with the others, by dotted name, with what each needs."""
+    """The settings without effect, by dotted name, with their requirements."""
     values = dict(flatten(to_dict(settings)))
     needs = {declared.name: declared.needs for declared in describe(settings)}
     found: dict[str, str] = {}
@@ -231,7 +220,7 @@ def inactive(settings: Any) -> dict[str, str]:
 
 
 def requirement(settings: Any, other: str, required: Any) -> str:
-    """What a setting that `needs` names must be, in words."""
+    """The required value of a setting that `needs` names, in words."""
     condition = getattr(type(settings), other, None)
     if isinstance(condition, property):
         return " ".join((condition.__doc__ or "").split())
@@ -261,7 +250,7 @@ def _read(default: Any, values: Mapping[str, Any], prefix: str, known: list[str]
 
 
 def _unknown(name: str, known: Iterable[str], of: str = "") -> typing.NoReturn:
-    """Raise ValueError for a name that no setting has, with those that are near."""
+    """Raise ValueError for an unknown name, with similar ones."""
     last = {one: one.rpartition(".")[2] for one in known}
     near = difflib.get_close_matches(name.rpartition(".")[2], set(last.values()), n=3)
     close = [one for part in near for one in last if last[one] == part]
@@ -278,7 +267,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _convert(value: Any, kind: Any, name: str) -> Any:
-    """`value` as the declared type. JSON's lists become tuples, whole floats integers."""
+    """`value` as the declared type; JSON lists become tuples, whole floats integers."""
     origin = typing.get_origin(kind) or kind
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(value)
@@ -315,7 +304,7 @@ def _check_value(value: Any, limits: Mapping[str, Any], name: str) -> None:
 
 
 def _allowed(limits: Mapping[str, Any]) -> str:
-    """The limits of a number or the choices, in words; '' where anything goes."""
+    """Limits or choices in words; '' for none."""
     if limits["choices"] is not None:
         return "one of " + ", ".join(map(str, limits["choices"]))
     parts = []

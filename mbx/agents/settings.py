@@ -31,10 +31,8 @@ _MAPS = re.compile(r"(empo:maps/)(?P<path>.*[/.].*?)((?:@stored)?)", re.DOTALL)
 
 
 def head_terms(text: str) -> dict[str, float | None]:
-    """The heads that "inverse_dynamics:0.1+mine" asks for, with coefficients; None: as declared.
-
-    Raises:
-        ValueError: for a name given twice or none, or a coefficient that is no positive number.
+    """Heads of "inverse_dynamics:0.1+mine" with coefficients; None: the declared coefficient.
+    Raises ValueError for repeated or empty names and coefficients that are not positive numbers.
     """
     terms: dict[str, float | None] = {}
     for part in text.split("+") if text else ():
@@ -215,7 +213,7 @@ class Replay:
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings(abc.ABC):
-    """What every run has. An agent's settings add their own, and say how often it learns."""
+    """Settings of every run; an agent adds its own."""
 
     agent: str = setting("", "Name of the agent.")
     seed: int = setting(0, "Seed of parameters, environments, exploration and sampling.")
@@ -249,7 +247,7 @@ class RunSettings(abc.ABC):
         return self.env.name.startswith("multi:")
 
     def for_task(self, spec: EnvSpec) -> Self:
-        """These settings with those filled in that are left to the task."""
+        """These settings with task-dependent defaults filled in."""
         env = dataclasses.replace(self.env, action_repeat=spec.action_repeat)
         return dataclasses.replace(self, env=env)
 
@@ -284,29 +282,29 @@ class RunSettings(abc.ABC):
         return 2 * self.env.num_envs
 
     def draws(self) -> tuple[int, ...]:
-        """Every number of rows or windows that is drawn from the replay at once.
-        Cores that are devices each draw their share where it is whole; 1, as here: never.
+        """All sizes of replay samples (rows or windows).
+        With several devices per processor, each draws its share where it is whole; 1, as here:
+        never.
         """
         return (1,)
 
     def gains_by_cores(self) -> bool:
-        """Whether the cores of a processor are better each a device, with a share of every batch.
-        So it is where the model is small and its operations too short for threads to share. Of a
-        large one every core would read all parameters for its few rows.
+        """Whether a processor's cores are faster as separate devices that share each batch.
+        This holds for small models, whose operations are too short for threads to share.
         """
         return False
 
     def large_updates(self) -> bool:
-        """Whether an update asks each of several cores for more memory than a thread keeps, 64 MB.
+        """Whether an update on several cores needs more memory than a thread keeps, 64 MB.
         Such a program is faster with its memory in pieces, and is compiled at every start
         (`mbx.fast.allocator`).
         """
         return False
 
     def reanalyze_interval(self) -> int:
-        """Learner updates between two passes over stored planner targets; 0: none are made."""
+        """Learner updates between two refreshes of stored planner targets; 0: none."""
         return 0
 
     def reanalyze_min_step(self) -> int:
-        """Environment steps before the first such pass."""
+        """Environment steps before the first refresh."""
         return 0

@@ -51,7 +51,7 @@ def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
 
 
 def thin(x: Sequence[float], y: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """At most 300 of the finite points, the first, the last and every extreme among them."""
+    """At most 300 of the finite points, including the first, the last and the extremes."""
     steps, values = np.asarray(x, float), np.asarray(y, float)
     finite = np.isfinite(steps) & np.isfinite(values)
     steps, values = steps[finite], values[finite]
@@ -67,13 +67,8 @@ def thin(x: Sequence[float], y: Sequence[float]) -> tuple[np.ndarray, np.ndarray
 def chart(
     title: str, lines: Sequence[Line], *, x_label: str = "environment steps", meaning: str = ""
 ) -> str:
-    """A figure with a caption; '' where no line has a finite point.
-
-    Args:
-        title: of the figure.
-        lines: what is drawn; those without a finite point are left out.
-        x_label: of the axis.
-        meaning: of the title, in small letters below it.
+    """A figure with a caption below it; '' where no line has a finite point.
+    meaning: explanation of the title, in small letters. Lines without a finite point are left out.
     """
     drawn = [(line, *thin(line.x, line.y)) for line in lines]
     drawn = [one for one in drawn if one[1].size]

@@ -38,10 +38,7 @@ def load_curve(run_dir: str, metric: str = "eval/return_mean") -> Curve:
 
 
 def value_at(curve: Curve, step: float) -> float:
-    """The last evaluation up to `step`, a fiftieth beyond it included.
-    NaN where a run has none between nine tenths of it and there: an earlier value does not stand in
-    for one that was not measured.
-    """
+    """The last evaluation between 0.9 and 1.02 times `step`; NaN where the run has none there."""
     found = curve.values[(curve.steps >= 0.9 * step) & (curve.steps <= 1.02 * step)]
     return float(found[-1]) if found.size else math.nan
 
@@ -70,10 +67,9 @@ def aggregate(curves: Sequence[Curve], points: int = 200) -> tuple[np.ndarray, .
 
 
 def load_reference(path: str) -> tuple[np.ndarray, ...]:
-    """Published points: steps, mean, low, high, `[n]` each, nothing in between.
-    From a CSV with columns step,mean,lcb,ucb, or step,reward,seed: then at the steps that every
-    seed has, with the range of the seeds. Raises ValueError for other files, FileNotFoundError for
-    none.
+    """Published points: steps, mean, low, high, `[n]` each.
+    The CSV has columns step,mean,lcb,ucb, or step,reward,seed (then the range of the seeds, at the
+    steps that every seed has). Raises ValueError for other files, FileNotFoundError for none.
     """
     if not os.path.exists(path):
         raise FileNotFoundError(
@@ -107,7 +103,7 @@ def load_reference(path: str) -> tuple[np.ndarray, ...]:
 
 
 def _number(row: dict[str, str | None], name: str, path: str, line: int) -> float:
-    """A cell of a CSV. Raises ValueError, naming file, line and column, where it is no number."""
+    """A cell of a CSV; raises ValueError, naming file, line and column, for other text."""
     try:
         return float(row[name] or "")
     except ValueError:
@@ -118,8 +114,8 @@ def _number(row: dict[str, str | None], name: str, path: str, line: int) -> floa
 
 
 def draw_seeds(axes: Any, name: str, curves: Sequence[Curve], color: str) -> None:
-    """One line for the mean over seeds, thin lines for the seeds, and the band of `aggregate`.
-    A dot where all seeds have but one step in common, of which a line shows nothing.
+    """Draw the mean over seeds, thin lines for the seeds, and the band of `aggregate`.
+    Seeds with a single step in common get a dot.
     """
     for curve in curves:
         axes.plot(curve.steps, curve.values, color=color, alpha=0.3, linewidth=0.8)
@@ -141,7 +137,7 @@ def draw_published(
     color: str = "k",
 ) -> None:
     """Published points (steps, mean, low, high) up to `limit` steps as markers with error bars.
-    Only the legend tells of values that are all further right.
+    Where all values lie beyond the limit, only the legend mentions them.
     """
     steps, mean, low, high = (np.asarray(x, float) for x in points)
     keep = steps <= limit
@@ -164,19 +160,19 @@ def draw_runs(
     xlabel: str = "environment steps (action repeat included)",
     ylabel: str | None = None,
 ) -> Any:
-    """Draw runs, a curve a group with its seeds, and return the axes.
+    """Draw runs, one curve with its seeds per group, and return the axes.
 
     Args:
         run_dirs: directories of runs, of several seeds, or folders of runs.
         axes: matplotlib's, to draw on; None: a new figure's.
         metric: KIND/NAME of the rows.
-        labels: one a directory; those with equal labels are one curve. None: runs are grouped by
-            task and by the settings in which they differ, which name them.
+        labels: one per directory; equal labels make one curve. None: runs are grouped by task and
+            by the settings in which they differ.
         references: files of published values.
-        title, xlabel, ylabel: of the axes; without `ylabel` the metric.
+        ylabel: None: the metric.
 
     Raises:
-        ValueError: when no run has the metric or the labels are not one a directory.
+        ValueError: when no run has the metric or the number of labels differs.
         FileNotFoundError: when there is no run.
     """
     curves: dict[str, list[Curve]] = {}
@@ -220,7 +216,6 @@ def plot_runs(run_dirs: Sequence[str], out: str, **options: Any) -> None:
 
 
 def _named(paths: Sequence[str], labels: Sequence[str] | None) -> dict[str, list[str]]:
-    """Runs by the name of their curve."""
     named: dict[str, list[str]] = {}
     if labels is not None:
         for one in runs.labelled(paths, labels):
@@ -237,7 +232,7 @@ def _named(paths: Sequence[str], labels: Sequence[str] | None) -> dict[str, list
 
 
 def save(figure: Any, out: str) -> None:
-    """Write a figure, whole or not at all, and close it; folders are made."""
+    """Write a figure atomically and close it; missing folders are created."""
     import matplotlib.pyplot as plt
 
     prepare_output(out)

@@ -53,7 +53,7 @@ def css(selector: str) -> str:
 
 @contextlib.contextmanager
 def style(name: str) -> Iterator[None]:
-    """Settings of matplotlib for a figure that `to_svg` writes; `name` is its own alone."""
+    """Matplotlib settings for a figure that `to_svg` writes; `name` must be unique in a page."""
     import matplotlib
     from matplotlib import pyplot as plt
 
@@ -67,13 +67,9 @@ def style(name: str) -> Iterator[None]:
 
 
 def to_svg(figure: Any, title: str, *, alone: bool = True) -> str:
-    """A figure as an `svg` element.
-
-    Args:
-        figure: drawn within `style`.
-        title: what it shows, for who does not see it.
-        alone: a file of its own, with the colours of both themes; else those of a page that has
-            `css`.
+    """A figure, drawn within `style`, as an `svg` element.
+    title: the text alternative. alone: include the colours of both themes (`css`), for a separate
+    file.
     """
     target = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))

@@ -1,9 +1,7 @@
-"""A run, or several together, as one HTML file that needs nothing else and fetches nothing.
+"""A report of one or several runs: a single HTML file that fetches nothing.
 
-    text = report.page(["runs/a", "runs/b"])
-
-It holds curves, losses, evaluations, where time went, settings that are not the defaults, machine
-and versions, warnings, and pictures that the run left.
+It holds curves, losses, evaluations, times, settings that differ from the defaults, machine and
+versions, warnings, and the run's pictures.
 """
 
 from __future__ import annotations
@@ -32,14 +30,10 @@ _ELSEWHERE = ("episode/return", "steps_per_second")  # in other sections
 
 
 def page(paths: Sequence[str], names: Sequence[str] | None = None) -> str:
-    """The report of run directories.
-
-    Args:
-        paths: directories of runs, of several seeds, or folders of runs.
-        names: one a run; by default the ends of the paths in which they differ.
-
-    Raises:
-        FileNotFoundError, ValueError: a directory holds no run.
+    """The report of run directories as HTML.
+    paths: directories of runs, of several seeds, or folders of runs. names: one per run; by default
+    the ends of the paths in which they differ. Raises FileNotFoundError or ValueError for a
+    directory without a run.
     """
     paths = runs.find_runs(paths)
     names = names or runs.short_names(paths)
@@ -74,9 +68,7 @@ def write(paths: Sequence[str], out: str) -> None:
 
 
 def at_end(workdir: str) -> None:
-    """Write WORKDIR/report.html and draw WORKDIR/curve.png; an error is printed and ends nothing.
-    For `mbx.training.run.train`, where a training is worth more than its report.
-    """
+    """Write WORKDIR/report.html and WORKDIR/curve.png; errors are printed only."""
     try:
         write([workdir], os.path.join(workdir, "report.html"))
         found = [runs.read_run(path, "") for path in runs.find_runs([workdir])]
@@ -100,7 +92,7 @@ def _named(index: int, run: Run) -> str:
 
 
 def _table(found: Sequence[Run], rows: Iterable[Sequence[str]], head: Sequence[str] = ("",)) -> str:
-    """A table with a column a run; cells are HTML already."""
+    """A table with one column per run; cells are HTML."""
     heads = [*head, *(_named(i, run) for i, run in enumerate(found))]
     top = "".join(f"<th>{cell}</th>" for cell in heads)
     body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in rows)
@@ -169,7 +161,7 @@ def _is_loss(key: str) -> bool:
 
 
 def _charts(found: Sequence[Run], kind: str, wanted: Callable[[str], bool]) -> str:
-    """A chart a metric of a kind, in the order of their first appearance."""
+    """One chart per metric of a kind, in the order of first appearance."""
     rows = (row for run in found for row in run.rows if row.get("kind") == kind)
     keys = dict.fromkeys(k for row in rows for k, value in row.items() if runs.is_number(value))
     return _grid(
@@ -180,7 +172,7 @@ def _charts(found: Sequence[Run], kind: str, wanted: Callable[[str], bool]) -> s
 
 
 def _meaning(found: Sequence[Run], key: str) -> str:
-    """What the log means by a name; '' where no agent that is known here logs it."""
+    """The log's description of a name; '' where it has none."""
     agents = dict.fromkeys(str(run.config["agent"]) for run in found)
     known = (glossary.meaning(name, key) for name in agents if name in glossary.AGENTS)
     return next(filter(None, known), "")
@@ -242,7 +234,6 @@ def _machine(found: Sequence[Run]) -> str:
 
 
 def _how_it_ended(attempt: Mapping[str, Any]) -> str:
-    """One start of a run: where it began and what became of it."""
     return f"from step {attempt.get('from_step')}: {attempt.get('outcome') or 'killed or running'}"
 
 

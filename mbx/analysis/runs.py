@@ -37,8 +37,8 @@ class Run(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Directories of runs of one task that differ in their seeds alone.
-    settings: what differs from the other groups, "NAME=VALUE, …"; "" where nothing does.
+    """Directories of runs of one task that differ only in their seeds.
+    settings: differences from the other groups, "NAME=VALUE, …"; "" for none.
     """
 
     task: str
@@ -95,7 +95,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """The ends of paths, as long as it takes to tell them apart."""
+    """The shortest ends of paths that are all different."""
     parts = [os.path.abspath(path).split(os.sep) for path in paths]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-count:]) for part in parts]
@@ -111,8 +111,8 @@ def is_number(value: Any) -> bool:
 
 def group(run_dirs: Sequence[str]) -> list[Group]:
     """Runs by task and settings, in the order of the first of each.
-    Seeds, logs, evaluations, checkpoints and devices make no groups, and neither does a setting
-    that a run lacks. Raises FileNotFoundError or ValueError for a directory that holds no run.
+    Seeds, logs, evaluations, checkpoints, devices and missing settings make no groups. Raises
+    FileNotFoundError or ValueError for a directory that holds no run.
     """
     configs = [_compared(load_config(path)) for path in run_dirs]
     several_agents = len({config["agent"] for config in configs}) > 1
@@ -126,7 +126,7 @@ def group(run_dirs: Sequence[str]) -> list[Group]:
 
 
 def labelled(paths: Sequence[str], labels: Sequence[str]) -> list[Group]:
-    """The runs at `paths`, one label each, by task and label instead.
+    """The runs at `paths` grouped by task and label, one label per path.
     Raises ValueError for another number of labels, FileNotFoundError where a path holds no run.
     """
     if len(labels) != len(paths):
@@ -162,7 +162,7 @@ def _said(name: str, config: Mapping[str, Any]) -> str:
 
 
 def complaints(run: Run) -> list[str]:
-    """What should be known before a run's numbers are believed."""
+    """Warnings about a run that limit what its numbers show."""
     found = []
     if not run.rows:
         found.append("metrics.jsonl holds no row")
@@ -188,7 +188,7 @@ def complaints(run: Run) -> list[str]:
 
 
 def starts(run: Run) -> list[list[dict[str, Any]]]:
-    """The rows that have a time, by the start of the run that wrote them: each counts again."""
+    """Rows with a time, by the start of the run that wrote them."""
     found: list[list[dict[str, Any]]] = []
     for row in run.rows:
         if is_number(row.get("seconds")):
@@ -199,10 +199,9 @@ def starts(run: Run) -> list[list[dict[str, Any]]]:
 
 
 def times(run: Run) -> dict[str, float]:
-    """Seconds of a run, all its starts together: starting and compiling, training, evaluating.
-    From the rows: an interval's end and an evaluation's, and that of the row before it. The first
-    interval of a start holds the compilation; what it took beyond a later one of the same length
-    counts as starting.
+    """Seconds of a run over all its starts: starting and compiling, training, evaluating.
+    The first interval of a start includes compilation; its excess over a later interval of the same
+    length counts as starting.
     """
     starting = training = evaluation = 0.0
     for rows in starts(run):

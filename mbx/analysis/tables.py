@@ -45,21 +45,19 @@ class Table(NamedTuple):
 def scores(
     groups: Sequence[Group], *, metric: str = "eval/return_mean", step: float | None = None
 ) -> Table:
-    """A row a group: evaluations of its seeds at a step, and how likely it beats the first group.
-    Of several tasks a last row a setting says how likely it is better over all of them, for which
-    returns need no common scale.
+    """Scores of each group, and the probability that it is better than the first group.
+    With several tasks, a last row per setting compares over all of them.
 
     Args:
-        groups: as `mbx.analysis.runs.group` makes them; the first of a task is what the others are
-            compared with.
+        groups: from `mbx.analysis.runs.group`; the first of each task is the baseline.
         metric: KIND/NAME of the rows.
         step: environment steps; None: the last that every run has reached. Runs without an
-            evaluation from nine tenths of it on are not counted.
+            evaluation from 0.9 `step` on are left out.
 
     Returns:
-        Columns: task (of several), settings, seeds, mean, interquartile mean and the ends of its
-        95 % bootstrap interval, the probability that a run of the group is better than one of the
-        first and the ends of its interval, the mean of all evaluations, seconds a run.
+        Columns: task (if several), settings, seeds, mean, interquartile mean with its 95 %
+            bootstrap interval, probability of improvement with its interval, mean of all
+            evaluations, seconds per run.
 
     Raises:
         ValueError: where nothing was measured.
@@ -119,7 +117,7 @@ def _better(values: Scores, others: Scores) -> list[Cell]:
 def _over_tasks(
     found: dict[tuple[str, str], np.ndarray], tasks: Sequence[str], first: dict[str, str]
 ) -> list[tuple[Cell, ...]]:
-    """A row a setting that every task has, and that is no task's first."""
+    """One row per setting that every task has, baselines excluded."""
     rows: list[tuple[Cell, ...]] = []
     for settings in dict.fromkeys(settings for _, settings in found):
         if settings not in first.values() and all((task, settings) in found for task in tasks):
@@ -135,7 +133,7 @@ def _ends(interval: tuple[float, float] | None) -> list[Cell]:
 
 
 def _seconds(run_dirs: Sequence[str]) -> float:
-    """Mean over runs of what the last row says that they took."""
+    """Mean duration of runs, from their last rows."""
     found = []
     for path in run_dirs:
         rows = read_rows(os.path.join(path, "metrics.jsonl"))
@@ -144,16 +142,14 @@ def _seconds(run_dirs: Sequence[str]) -> float:
 
 
 def interquartile_mean(scores: Scores) -> float:
-    """Mean of the middle half of all scores, those of all tasks together.
-    As in the paper, a quarter of the scores, rounded down, is left out at either end.
-    """
+    """Mean of the middle half of all tasks' scores; a quarter is cut at either end."""
     ordered = np.sort(np.concatenate([np.asarray(x, float) for x in scores]))
     cut = ordered.size // 4
     return float(np.mean(ordered[cut : ordered.size - cut]))
 
 
 def mean_of_tasks(scores: Scores) -> float:
-    """Mean over tasks of the mean over seeds: every task weighs the same."""
+    """Mean over tasks of the mean over seeds."""
     return float(np.mean([np.mean(x) for x in scores]))
 
 
@@ -165,9 +161,8 @@ def stratified_bootstrap(
     level: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float] | None:
-    """Percentile interval (low, high) of a statistic: seeds are drawn again within every task.
-    None where a task has a single seed: resampling one number says nothing about how much seeds
-    differ.
+    """Percentile interval (low, high) of a statistic; seeds are resampled within every task.
+    None where a task has a single seed.
     """
     scores = [np.asarray(x, float) for x in scores]
     if min(x.size for x in scores) < 2:
@@ -179,10 +174,7 @@ def stratified_bootstrap(
 
 
 def probability_of_improvement(scores: Scores, others: Scores) -> float:
-    """How likely a run of one kind is better than one of another, on a task drawn at random.
-    On a task the share of pairs of runs in which the first is better; a tie counts half. Tasks
-    weigh the same, and need no common scale.
-    """
+    """Mean over tasks of the share of pairs of runs in which the first is better; ties: half."""
     each = []
     for ours, theirs in zip(scores, others, strict=True):
         gain = np.asarray(ours, float)[:, None] - np.asarray(theirs, float)[None, :]
@@ -193,7 +185,7 @@ def probability_of_improvement(scores: Scores, others: Scores) -> float:
 def improvement_interval(
     scores: Scores, others: Scores, **options: float
 ) -> tuple[float, float] | None:
-    """`stratified_bootstrap` of `probability_of_improvement`: seeds of both are drawn again."""
+    """`stratified_bootstrap` of `probability_of_improvement`, both groups resampled."""
     num = len(scores)
 
     def statistic(both: Scores) -> float:
@@ -203,16 +195,14 @@ def improvement_interval(
 
 
 def render(table: Table, form: str) -> str:
-    """The table as text. form: "md", "csv" (numbers in full) or "tex" (a tabular).
-    Raises ValueError for another form.
-    """
+    """The table as text. form: "md", "csv" (full precision) or "tex"; ValueError for others."""
     if form not in _FORMS:
         raise ValueError(f"a table in the format {form!r}: choose one of {sorted(_FORMS)}")
     return _FORMS[form](table)
 
 
 def write(path: str, table: Table) -> None:
-    """Write the table in the format that the file's ending names; folders are made."""
+    """Write the table in the format of the file's ending; missing folders are created."""
     text = render(table, os.path.splitext(path)[1].removeprefix("."))
     prepare_output(path)
     atomic_write(path, text.encode())

@@ -38,19 +38,18 @@ class Round(NamedTuple):
     values: np.ndarray
 
     def best(self, count: int) -> np.ndarray:
-        """Indices of the best candidates, best first; what is not finite comes last."""
+        """Indices of the best candidates, best first, non-finite ones last."""
         ranked = np.where(np.isfinite(self.values), self.values, -np.inf)
         return np.argsort(-ranked, kind="stable")[:count]
 
 
 class Step(NamedTuple):
-    """One step of the episode: its rounds, the plan that came of them, and what followed.
+    """One step of the episode.
 
     Attributes:
         rounds: oldest first.
-        plan: fields of `mbx.mppi.Plan` without the axis of states, `num_elites`, `discount`.
-        reward: that the environment gave for the action.
-        picture: uint8 `[height, width, 3]` of the state before, None where it is not drawn.
+        plan: fields of `mbx.mppi.Plan` without the state axis, `num_elites`, `discount`.
+        picture: uint8 `[height, width, 3]` of the state before the action, if drawn.
     """
 
     rounds: list[Round]
@@ -60,7 +59,7 @@ class Step(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """A recorded episode; terminated: it ended by its task, not by its time limit."""
+    """A recorded episode; terminated: it did not end by its time limit."""
 
     steps: list[Step]
     terminated: bool
@@ -75,15 +74,14 @@ def record(
     renderer: Renderer | None = None,
     most: int = 1000,
 ) -> Episode:
-    """Play one episode without exploration noise and keep what the planner saw.
+    """Play one episode without exploration noise and record the planner.
 
     Args:
         agent: one with `watched`.
-        train_state: its own.
-        settings: of the run, whose environment is played.
-        key: of the environment and the planner; random numbers are drawn as in an evaluation.
+        settings: the run's, with the environment to play.
+        key: random numbers are drawn as in an evaluation.
         renderer: draws states; None for no pictures.
-        most: steps that are played at most.
+        most: maximum number of steps.
 
     Raises:
         ValueError: for an agent that does not plan, or an environment stepped by the host.
@@ -129,15 +127,13 @@ def _step(
 
 
 def predicted(step: Step) -> float:
-    """What the planner promised itself: the mean score of the last round's elites."""
+    """The planner's predicted return: the mean score of the last round's elites."""
     last = step.rounds[-1]
     return float(np.mean(last.values[last.best(int(step.plan["num_elites"]))]))
 
 
 def realised(episode: Episode) -> list[float]:
-    """Discounted sum of the rewards that followed, for every step.
-    A time limit cuts it off: what would have come after is not in it.
-    """
+    """Discounted sum of the following rewards for every step, up to the end of the episode."""
     total, found = 0.0, []
     for step in reversed(episode.steps):
         total = step.reward + float(step.plan["discount"]) * total
@@ -148,14 +144,9 @@ def realised(episode: Episode) -> list[float]:
 def page(
     episode: Episode, title: str, *, candidates: int = 48, steps: int = 100, size: int = 160
 ) -> str:
-    """An HTML file with a slider over steps and rounds that needs nothing else.
-
-    Args:
-        episode: as `record` gives it.
-        title: of the page.
-        candidates: of a round that are drawn at most, all elites among them.
-        steps: that are shown at most: every second, third, ... of a longer episode.
-        size: width of the pictures, in pixels, at most.
+    """A self-contained HTML file with a slider over steps and rounds.
+    candidates: maximum drawn per round, elites first. steps: maximum shown; longer episodes are
+    subsampled. size: maximum width of pictures in pixels.
     """
     stride = -(-len(episode.steps) // steps)
     every = range(0, len(episode.steps), stride)

@@ -24,11 +24,7 @@ _REGISTERED: dict[str, tuple[type[RunSettings], MakeAgent]] = {}
 
 
 def register(name: str, settings: type[RunSettings], make_agent: MakeAgent) -> None:
-    """Add a custom agent: what `agent=NAME` stands for in a configuration.
-
-    Examples:
-        >>> build.register("mine", Settings, make_agent)  # doctest: +SKIP
-    """
+    """Add a custom agent, selected by `agent=NAME` in a configuration."""
     _REGISTERED[name] = settings, make_agent
 
 

@@ -22,16 +22,8 @@ _LOADED: dict[str, str] = {}
 
 
 def load(arguments: Sequence[str]) -> list[str]:
-    """Import what `--import=NAME` names, which may be given several times.
-
-    Args:
-        arguments: of a command.
-
-    Returns:
-        The other arguments.
-
-    Raises:
-        ValueError: where there is no such module or file.
+    """Import the modules of `--import=NAME`, which may be repeated; returns the other arguments.
+    Raises ValueError where there is no such module or file.
     """
     rest = []
     for argument in arguments:
@@ -46,10 +38,8 @@ def load(arguments: Sequence[str]) -> list[str]:
 
 
 def import_all(names: str | Iterable[str]) -> None:
-    """Import modules, or files ending in .py, each once. What that raises comes as it is.
-
-    Raises:
-        ValueError: where there is no such module or file.
+    """Import modules, or files ending in .py, once each; their exceptions pass through.
+    Raises ValueError where there is no such module or file.
     """
     for name in [names] if isinstance(names, str) else names:
         if _short(name) in _LOADED:
@@ -63,7 +53,7 @@ def import_all(names: str | Iterable[str]) -> None:
 
 
 def loaded() -> tuple[str, ...]:
-    """What was imported so far: modules by name, files by absolute path."""
+    """Imported modules by name, and files by absolute path."""
     return tuple(_LOADED.values())
 
 
@@ -73,12 +63,9 @@ def flags() -> tuple[str, ...]:
 
 
 def require(names: Sequence[str], source: str) -> None:
-    """Raise ValueError, saying how to import them, where modules of a run are not imported yet.
-    Raises it as well where `names` is no list of names.
-
-    Args:
-        names: the run's `imports`.
-        source: where they are named, for the message.
+    """Raise ValueError, with the remedy, where a run's modules are not imported.
+    names: the run's `imports`; ValueError unless a list of names. source: their place, for the
+    message.
     """
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise ValueError(f"{source}: imports={names!r}: give a list of modules")
@@ -95,7 +82,7 @@ def require(names: Sequence[str], source: str) -> None:
 
 
 def execute(path: str, name: str) -> types.ModuleType:
-    """The module that a file makes, under a name of its own."""
+    """Execute a file as a module with the given name."""
     loader = importlib.machinery.SourceFileLoader(name, path)
     module = sys.modules[name] = types.ModuleType(name)
     module.__file__, module.__loader__ = path, loader
@@ -104,7 +91,7 @@ def execute(path: str, name: str) -> types.ModuleType:
 
 
 def _is_imported(name: str) -> bool:
-    """Whether this process has imported a module, or a file under any name, by itself."""
+    """Whether this process has imported a module, or a file under any name."""
     if not name.endswith(".py"):
         return name in sys.modules
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
@@ -130,5 +117,4 @@ def _import(name: str) -> None:
 
 
 def _short(name: str) -> str:
-    """A module's name; of a file the name without folder and .py."""
     return os.path.basename(name).removesuffix(".py") if name.endswith(".py") else name

@@ -36,7 +36,7 @@ def of(config: str | None) -> str:
 
 
 def general() -> str:
-    """How the program is used, which configurations there are, the important settings."""
+    """Usage of the program, its configurations and the important settings."""
     files = [
         _columns(f"configs/{name}.py", " ".join(_summary(name).split()), 30)
         for name in presets.names()
@@ -73,7 +73,7 @@ def general() -> str:
 
 
 def of_config(path: str) -> str:
-    """Every setting of a configuration: its flag with the value there, and what it means.
+    """Every setting of a configuration: flag, value and meaning.
     Raises ValueError where the file does not exist.
     """
     values, found = _values(path)
@@ -94,7 +94,7 @@ def of_config(path: str) -> str:
 
 
 def _values(path: str) -> tuple[dict[str, object], dict[str, Declared]]:
-    """Values of a configuration, and what its agent's settings declare, by dotted name."""
+    """Values of a configuration and its declared settings, by dotted name."""
     values = dict(flatten(presets.load(path).to_dict()))
     declared = describe(settings_class(str(values["agent"]))())
     return values, {one.name: one for one in declared}
@@ -105,7 +105,6 @@ def _setting(found: Declared, value: object) -> str:
 
 
 def _columns(flag: str, text: str, column: int = _COLUMN) -> str:
-    """A flag and, from a common column on, what it means."""
     left = f"  {flag}".ljust(column - 2) + "  "
     first, *rest = textwrap.wrap(text, _WIDTH - column) or [""]
     return "\n".join([(left + first).rstrip(), *(" " * column + line for line in rest)])
@@ -116,7 +115,7 @@ def _summary(name: str) -> str:
 
 
 def _tasks() -> list[str]:
-    """The list of suites in the docstring of `mbx.envs`, which is not imported for it."""
+    """The list of suites in the docstring of `mbx.envs`, read without importing it."""
     source = pathlib.Path(mbx.__file__).parent / "envs" / "__init__.py"
     words = ast.get_docstring(ast.parse(source.read_text())) or ""
     return ["  " + line.strip() for line in words.split("\n\n")[1].splitlines()]

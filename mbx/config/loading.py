@@ -25,14 +25,7 @@ _OPTIONS = ("config", "workdir", "help")
 
 
 class Arguments(NamedTuple):
-    """What a command line asks for.
-
-    Attributes:
-        config: name or path of a configuration, None where none is given.
-        workdir: run directory, None where none is given.
-        changes: "SETTING=VALUE", in order.
-        help: whether help is asked for.
-    """
+    """Arguments of a command line; changes: "SETTING=VALUE", in order."""
 
     config: str | None
     workdir: str | None
@@ -40,17 +33,15 @@ class Arguments(NamedTuple):
     help: bool
 
     def value(self, name: str) -> str | None:
-        """What the command line gives a setting."""
+        """The value that the command line gives to a setting."""
         given = [text for text in self.changes if text.startswith(f"{name}=")]
         return given[-1].partition("=")[2] if given else None
 
 
 def parse_arguments(arguments: Sequence[str]) -> Arguments:
-    """A command line of `--config=NAME`, `--config.SETTING=VALUE`, `--workdir=DIR` and `--help`.
-    A value may also follow as the next argument; a setting without one is True.
-
-    Raises:
-        ValueError: for anything else.
+    """Parse `--config=NAME`, `--config.SETTING=VALUE`, `--workdir=DIR` and `--help`.
+    A value may also be the next argument; a setting without one is True. Raises ValueError for
+    anything else.
     """
     options: dict[str, str | None] = {}
     changes, rest = [], list(arguments)
@@ -85,14 +76,14 @@ def load(
     """The settings of a run, checked and frozen.
 
     Args:
-        source: the name or path of a configuration, nested mappings as such a file returns them, or
-            the arguments of a command line, or settings.
-        changes: values by the name of a setting, in full ("optimizer.learning_rate") or its last
-            part where only one has it, or sections of them (`model=dict(size="1")`); or texts
-            "SETTING=VALUE". `imports` names modules and files that are imported now.
+        source: name or path of a configuration, nested mappings, arguments of a command line, or
+            settings.
+        changes: values by a setting's full name ("optimizer.learning_rate") or unique last part,
+            whole sections (`model=dict(size="1")`), or texts "SETTING=VALUE". `imports` names
+            modules and files to import now.
 
     Raises:
-        ValueError: naming the setting, its value and the remedy, for those that no run can have.
+        ValueError: naming the setting, its value and the remedy, for impossible settings.
     """
     if isinstance(source, Sequence) and not isinstance(source, str):
         given = parse_arguments(source)
@@ -119,11 +110,11 @@ def load(
 
 
 class _Text(str):
-    """A value as text, whose type is that of its setting."""
+    """Text that is parsed by the type of its setting."""
 
 
 def _plain(value: Any, default: Any) -> Any:
-    """A value of Python: text that a command line gave is read, numbers of NumPy are Python's."""
+    """A Python value: text is parsed, NumPy scalars are converted."""
     if isinstance(value, _Text):
         return parse(str(value), default)
     return value.item() if getattr(value, "ndim", None) == 0 else value
@@ -144,10 +135,8 @@ def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rebased(values: dict[str, Any], agent: str, kind: type[RunSettings]) -> dict[str, Any]:
-    """A configuration for another agent: what it changes in its own agent's defaults.
-
-    Raises:
-        ValueError: where the other agent does not have one of these settings.
+    """A configuration for another agent, from its changes to its own agent's defaults.
+    Raises ValueError where the other agent lacks one of these settings.
     """
     before = settings_class(values.get("agent", ""))
     if before is kind:
@@ -167,7 +156,7 @@ def _rebased(values: dict[str, Any], agent: str, kind: type[RunSettings]) -> dic
 
 
 def _named(changes: Mapping[str, Any], default: RunSettings, of: str) -> Iterator[tuple[str, Any]]:
-    """Every changed setting by its full name; sections are taken apart."""
+    """Every changed setting by its full name, sections flattened."""
     sections = {one.name for one in describe(default) if one.is_section}
     for name, value in changes.items():
         if name not in sections:

@@ -1,8 +1,8 @@
-"""Checkpoints of a run, by orbax: atomic, the newest and the best kept, damage noticed.
+"""Checkpoints of a run, by orbax: atomic and verified; the newest and the best are kept.
 
 `checkpoints/` holds the newest whole states, `best/` the train state with the best evaluation and
-the best before it. Each comes with JSON: the format version, shape and dtype of every leaf, what
-the caller adds, and digests of all that and of every leaf (`mbx.training.digests`).
+the previous best. Each has JSON metadata: format version, shape and dtype of every leaf, the
+caller's metadata, and digests of all that and of every leaf (`mbx.training.digests`).
 """
 
 from __future__ import annotations
@@ -36,12 +36,9 @@ FORMAT_VERSION = 2
 
 
 class Checkpointer:
-    """Saves and restores the states of the run in `workdir`.
+    """Saves and restores the states of the run in `workdir`; `keep`: newest checkpoints kept.
     Saving is asynchronous; `close` waits for it. A checkpoint that cannot be written (disk full, no
     permission) raises OSError at the next save, wait or close.
-
-    Args:
-        keep: newest checkpoints kept.
     """
 
     def __init__(self, workdir: str, *, keep: int = 3) -> None:
@@ -70,13 +67,13 @@ class Checkpointer:
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
         """Save the whole state at `step`; `meta` is JSON (ValueError if it is not).
-        Checkpoints at this step and later ones are removed: they are damaged, or of a future that
-        falling back to an older checkpoint gave up.
+        Checkpoints at this and later steps are removed: they are damaged or abandoned.
         """
         self._all.save(step, state, meta)
 
     def save_best(self, step: int, train_state: Any, score: float) -> bool:
-        """Save `train_state` if `score` is finite and the best so far; returns whether it was."""
+        """Save `train_state` if `score` is finite and the best so far; returns whether it was
+        saved."""
         score = float(score)
         if not math.isfinite(score) or (self._best_score is not None and score <= self._best_score):
             return False
@@ -88,18 +85,15 @@ class Checkpointer:
         return True
 
     def resume_at(self, step: int, best_score: float | None) -> None:
-        """Continue from `step`: instead of a best of later steps, `best_score` is to be beaten."""
+        """Continue from `step`; `best_score` replaces a best score of later steps."""
         found = self.best_step()
         if found is not None and found > step:
             self._best_score = best_score
 
     def restore(self, example: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
         """The newest usable state (or that of `step`) and its meta.
-        Damaged checkpoints are skipped with a warning; running out of memory is no damage and
-        raises what it raises.
-
-        Args:
-            example: arrays or `jax.ShapeDtypeStruct`s of the same structure.
+        Damaged checkpoints are skipped with a warning; out-of-memory errors pass through. example:
+        arrays or `jax.ShapeDtypeStruct`s of the same structure.
 
         Raises:
             FileNotFoundError: none is usable.
@@ -113,7 +107,7 @@ class Checkpointer:
 
     @staticmethod
     def saved_steps(workdir: str) -> list[int]:
-        """Steps of the checkpoints of `workdir`, whole or not; nothing is opened or made."""
+        """Steps of the checkpoints of `workdir`, complete or not, without opening any."""
         path = os.path.join(workdir, "checkpoints")
         names = os.listdir(path) if os.path.isdir(path) else []
         return sorted(int(name) for name in names if name.isdigit())
@@ -134,7 +128,7 @@ class Checkpointer:
                 directory.manager.wait_until_finished()
 
     def close(self) -> None:
-        """Wait and free."""
+        """Wait for pending saves and release resources."""
         self.wait()
         self._all.manager.close()
         self._best.manager.close()
@@ -143,8 +137,7 @@ class Checkpointer:
 
 def _plain(workdir: str, opened: contextlib.ExitStack) -> str:
     """A path of plain characters to `workdir`: itself, or a link until `opened` is closed.
-    orbax takes a path for a pattern of names ("lr=[0.1]" matches no folder, "a*b" its neighbours)
-    and for a URL ("gs:"): what it wrote there could not be read again.
+    orbax reads special characters as a glob pattern ("lr=[0.1]", "a*b") or a URL ("gs:").
     """
     if re.fullmatch(r"[\w./ +=,@%-]*", workdir):
         return workdir
@@ -156,7 +149,7 @@ def _plain(workdir: str, opened: contextlib.ExitStack) -> str:
 
 
 class _Damaged(Exception):
-    """A checkpoint that can be read and is not what was written."""
+    """A readable checkpoint whose content differs from what was written."""
 
 
 class _Directory:
@@ -211,7 +204,7 @@ class _Directory:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Turns what orbax raises where a file could not be written into one OSError."""
+        """Turn orbax's errors about unwritable files into one OSError."""
         try:
             yield
         except Exception as error:
@@ -228,7 +221,7 @@ class _Directory:
             ) from error
 
     def record(self, step: int) -> dict[str, Any]:
-        """The JSON of a state. Raises _Damaged where it is not what was written."""
+        """The metadata of a state. Raises _Damaged where it is not what was written."""
         args = ocp.args.Composite(meta=ocp.args.JsonRestore())
         record = self.manager.restore(step, args=args)["meta"]
         content = {name: value for name, value in record.items() if name != "digest"}
@@ -294,25 +287,25 @@ class _Directory:
 
 
 class _OtherRun(ValueError):
-    """A whole checkpoint of other settings or of another version."""
+    """A complete checkpoint of other settings or another version."""
 
 
 def _agreed(flag: bool) -> bool:
-    """Whether all processes agree: either all of them take a checkpoint or none."""
+    """Whether all processes agree."""
     if jax.process_count() == 1:
         return flag
     return bool(np.all(multihost_utils.process_allgather(np.array(flag))))
 
 
 def _writable(x: Any) -> Any:
-    """A leaf as it is written: typed keys as their numbers, an empty array as one zero."""
+    """A leaf as it is written: typed keys as numbers, an empty array as one zero."""
     if _is_key(x):
         return jax.random.key_data(x)
     return jax.device_put(np.zeros((1,), x.dtype), _sharding(x)) if x.size == 0 else x
 
 
 def _abstract(x: Any) -> jax.ShapeDtypeStruct:
-    """Shape, type and place of a leaf as it is written."""
+    """Shape, type and sharding of a leaf as it is written."""
     where = _sharding(x)
     if _is_key(x):
         x = jax.eval_shape(jax.random.key_data, x)
@@ -320,7 +313,7 @@ def _abstract(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def _as_before(x: Any, like: Any) -> Any:
-    """A leaf that was read as the one that was written."""
+    """The inverse of `_writable`."""
     if _is_key(like):  # `jax.random.key_impl` does not take abstract keys
         found: list[Any] = []
         jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), like)
@@ -331,7 +324,6 @@ def _as_before(x: Any, like: Any) -> Any:
 
 
 def _sharding(x: Any) -> jax.sharding.Sharding:
-    """Where a leaf lies: the devices of its mesh, or the first one of this process."""
     where = getattr(x, "sharding", None)
     if isinstance(where, jax.sharding.NamedSharding):
         return where
@@ -385,8 +377,8 @@ def load_config(workdir: str) -> dict[str, Any]:
 
 def load_settings(workdir: str) -> RunSettings:
     """The settings a run was started with, with its own copies of the files they name.
-    Raises FileNotFoundError if `workdir` holds no run, and ValueError in one line where its
-    settings are another version's or it has no such copies.
+    Raises FileNotFoundError if `workdir` holds no run, and ValueError where its settings are
+    another version's or copies are missing.
     """
     values = load_config(workdir)
     extensions.require(values.get("imports", ()), os.path.join(workdir, "config.json"))

@@ -1,7 +1,7 @@
-"""What a replay holds, as a file: written by one run, learned from by another without acting.
+"""Replay buffers as files: written by one run, learned from by another without acting.
 
-A `.npz` archive with the rows of all environments, their ring positions and a JSON header. Planner
-targets are not kept: they belong to the model that made them, and reanalyze makes them again.
+A `.npz` archive has the rows of all environments, their ring positions and a JSON header. Planner
+targets belong to the model that made them; they are left out and refreshed by reanalyze.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COUNTS = ("size", "position", "transitions")
 
 
 def save(path: str, state: replay.ReplayState, *, task: str) -> None:
-    """Write the rows of `state`, atomically; task: the environment's name, checked on loading."""
+    """Write the rows of `state` atomically; task: the environment's name, checked on loading."""
     size = np.asarray(state.size)
     rows = max(int(size.max()), 2)
     data = {name: np.asarray(leaf)[:, :rows] for name, leaf in state.data.items()}
@@ -40,15 +40,15 @@ def save(path: str, state: replay.ReplayState, *, task: str) -> None:
 
 
 def shape(path: str) -> tuple[int, int]:
-    """Environments and rows an environment that the file at `path` has room for."""
+    """Number of environments and rows per environment of the file at `path`."""
     first = _read(path)["row/is_first"]
     return first.shape[0], first.shape[1]
 
 
 def load(path: str, agent: Agent, *, task: str) -> replay.ReplayState:
-    """The replay in the file at `path`, with room for the agent's targets, none of them valid.
-    Raises ValueError naming the file and the field where it is no dataset, is another version's, is
-    of another task, or has rows that the agent cannot read.
+    """The replay in the file at `path`, with room for the agent's targets, all invalid.
+    Raises ValueError, naming the file and field, for other files, versions or tasks, and for rows
+    that do not fit the agent.
     """
     arrays = _read(path)
     header = parse_json(arrays["header"].tobytes(), f"train.dataset={path}: field 'header'")
@@ -104,7 +104,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _problem(arrays: dict[str, np.ndarray]) -> str | None:
-    """The first field that cannot be one of a dataset, and why."""
+    """The first invalid field of a dataset, with the reason."""
     first = arrays["row/is_first"]
     if first.ndim != 2 or min(first.shape) < 1:
         return f"'row/is_first' has shape {list(first.shape)}, not environments and rows"

@@ -1,7 +1,7 @@
-"""Numbers by which damage to a checkpoint shows: one for every array, one for what is beside them.
+"""Digests that detect damage to a checkpoint: one for every array, one for the metadata.
 
-An array that several processes hold has one number for each part that a device holds, under the
-part's place in the array, so that every process checks what it reads and a single one all of it.
+A sharded array has one digest per device's part, named by its place, so that every process can
+check what it reads and a single process all of it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _WHOLE = ""
 
 
 def of_bytes(array: np.ndarray) -> str:
-    """CRC-32 of an array's bytes; shape and dtype are no part of it.
-    Quicker than a cryptographic hash, and enough against accidents: it finds every change within 32
-    neighbouring bits, and all but one in 4e9 others.
+    """CRC-32 of an array's bytes, without shape and dtype.
+    Faster than a cryptographic hash; detects every change within 32 neighbouring bits, and all but
+    one in 4e9 others.
     """
     return f"{zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8)):08x}"
 
 
 def of_record(record: Mapping[str, Any]) -> str:
-    """SHA-256 of a JSON object, whatever the order of its names."""
+    """SHA-256 of a JSON object, independent of the order of its names."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def of_tree(tree: Any) -> Digests:
-    """Digests of all leaves; all processes that hold a share of them call it together."""
+    """Digests of all leaves; collective over the processes that hold a share of them."""
     named = [(name, part, data) for name, x in _named(tree) for part, data in _parts(x)]
     numbers = np.array([int(of_bytes(d), 16) if d is not None else 0 for *_, d in named], np.uint32)
     if jax.process_count() > 1:
@@ -48,7 +48,8 @@ def of_tree(tree: Any) -> Digests:
 
 
 def damaged(tree: Any, saved: Digests) -> str | None:
-    """Name of the first leaf that is not what `of_tree` saw, as far as this process holds it."""
+    """Name of the first leaf that differs from `of_tree`'s digests, as far as this process holds
+    it."""
     for name, x in _named(tree):
         whole = getattr(x, "is_fully_addressable", True)
         held = {} if whole else {p: d for p, d in _parts(x) if d is not None}
@@ -66,7 +67,7 @@ def _named(tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(x: Any) -> Iterator[tuple[str, np.ndarray | None]]:
-    """The parts of an array, the same on all processes, with the data of those that are here."""
+    """An array's parts, equal on all processes, with the data of local ones."""
     if getattr(x, "is_fully_addressable", True):
         yield _WHOLE, np.asarray(x)
         return

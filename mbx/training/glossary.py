@@ -47,12 +47,12 @@ COMMON = {
 
 
 def keys(agent: str) -> Mapping[str, str]:
-    """Every name that runs of an agent may log, with its meaning: its own first."""
+    """Every name that an agent's runs may log, with its meaning."""
     return {**own(agent), **COMMON}
 
 
 def own(agent: str) -> Mapping[str, str]:
-    """The names that an agent of mbx adds; {} for one from outside."""
+    """The names that an agent of mbx adds; {} for a custom one."""
     module = f"{PACKAGES.get(agent)}.glossary"
     if agent not in AGENTS or importlib.util.find_spec(module) is None:
         return {}
@@ -60,7 +60,7 @@ def own(agent: str) -> Mapping[str, str]:
 
 
 def meaning(agent: str, name: str) -> str | None:
-    """What a logged name means, None for one that has no description."""
+    """The meaning of a logged name; None without a description."""
     known = keys(agent)
     if name in known:
         return known[name]

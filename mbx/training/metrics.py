@@ -1,10 +1,9 @@
-"""The log of a run: JSONL and CSV files, and what else gets their rows.
+"""The log of a run: JSONL and CSV files, mirrored to other services.
 
 metrics.jsonl has one object a row: kind ("setup", "train", "eval"), step (environment steps), time
-(seconds since the epoch) and the values. metrics.csv holds the same in long form: kind, step, name,
-value. episodes.csv holds the return and length of every episode of every evaluation,
-training_episodes.csv those of the episodes that the agent learned from. All are only appended to; a
-resumed run first drops the rows after its checkpoint.
+(seconds since the epoch) and the values. metrics.csv holds kind, step, name, value in long form.
+episodes.csv holds return and length of every evaluation episode, training_episodes.csv those of
+training. Files are append-only; a resumed run first drops the rows after its checkpoint.
 """
 
 from __future__ import annotations
@@ -33,13 +32,12 @@ class RunLogger:
     """Writes the files of a run directory and mirrors their rows (`mbx.training.sinks`).
 
     Args:
-        workdir: the run directory.
         config: written to config.json when a run starts.
-        log: which services get the rows, too.
-        resume_step: None for a new run, else the step it continues from: rows after it go.
+        log: services that also receive the rows.
+        resume_step: the step to continue from, whose later rows are dropped; None for a new run.
         progress_total: environment steps of the run.
         quiet: show no progress.
-        label: what the shown numbers are of, where that is not the whole run.
+        label: name of the shown part of a run ("seed 0").
 
     Raises:
         ImportError, ValueError: as `sinks.Wandb`.
@@ -78,7 +76,7 @@ class RunLogger:
         self._warned = False
 
     def _write_config(self, config: Mapping[str, Any], resume_step: int | None) -> None:
-        """Write config.json; what a resumed run had until now stays as config-until-STEP.json."""
+        """Write config.json; a resumed run's earlier one is kept as config-until-STEP.json."""
         path = os.path.join(self.workdir, "config.json")
         text = json.dumps({**config, "resume": False}, indent=2).encode()
         if resume_step is not None and os.path.exists(path):
@@ -90,7 +88,7 @@ class RunLogger:
         atomic_write(path, text)
 
     def _rewrite(self, last_step: int) -> None:
-        """Keep the rows up to `last_step`; a row that a crash cut short is dropped too."""
+        """Keep complete rows up to `last_step`."""
         rows = [row for row in read_rows(self._jsonl) if row["step"] <= last_step]
         atomic_write(self._jsonl, b"".join(_line(row) for row in rows))
         text = io.StringIO()
@@ -106,7 +104,7 @@ class RunLogger:
         self, step: int, returns: Sequence[float], lengths: Sequence[float], tasks: Sequence[str]
     ) -> None:
         """Append every episode of an evaluation to episodes.csv.
-        tasks: names, of which each has an equal block of the episodes; () for a single task.
+        tasks: names, each with an equal block of the episodes; () for a single task.
         """
         block = -(-len(returns) // max(len(tasks), 1))
         rows = [
@@ -123,25 +121,20 @@ class RunLogger:
         returns: Sequence[float],
         lengths: Sequence[int],
     ) -> None:
-        """Append training episodes: the environment steps at which they ended, their environments'
-        numbers, their tasks' names ("" for a single one), returns and lengths."""
+        """Append training episodes: final environment steps, environment numbers, task names (""
+        for a single task), returns and lengths."""
         each = zip(steps, environments, tasks, returns, lengths, strict=True)
         rows = [[int(s), int(i), task, repr(float(x)), int(n)] for s, i, task, x, n in each]
         _append(self._training, rows)
 
     def log_picture(self, name: str, step: int, content: bytes) -> None:
-        """Show the content of a picture's or a film's file in TensorBoard."""
+        """Show a picture or film, given as a file's content, in TensorBoard."""
         self._sinks.call("picture", name, step, content)
 
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Append one row. Values that are not finite are written as null, with one warning a run.
-
-        Args:
-            values: numbers, or arrays of one element.
-
-        Raises:
-            ValueError: a value whose name is a field of the row.
-            OSError: the row cannot be written.
+        """Append one row of numbers or one-element arrays.
+        Non-finite values are written as null, with one warning a run. Raises ValueError for a value
+        with the name of a row's field, OSError where the row cannot be written.
         """
         taken = sorted({"kind", "step", "time"} & values.keys())
         if taken:
@@ -161,7 +154,7 @@ class RunLogger:
         self._sinks.call("log", kind, int(step), values)
 
     def show_pretraining(self, values: Mapping[str, float], made: int, of: int) -> None:
-        """Show the progress of the pretraining, which has no row until it is over."""
+        """Show the progress of the pretraining, which has no row until it ends."""
         self._sinks.call("pretraining", values, made, of)
 
     def _warn_not_finite(self, kind: str, step: int, clean: Mapping[str, Any]) -> None:
@@ -180,7 +173,7 @@ class RunLogger:
 
 
 class NoLogger:
-    """A logger of a process that leaves writing to another one: its methods do nothing."""
+    """A logger that does nothing, for processes that do not write."""
 
     def __init__(self, workdir: str) -> None:
         self.workdir = workdir
@@ -197,7 +190,7 @@ def _append(path: str, rows: Sequence[Sequence[Any]]) -> None:
 
 
 def _episodes_until(path: str, names: list[str], last_step: int) -> str:
-    """The head of a file of episodes and its rows up to a step; what is no row is dropped."""
+    """The header and the valid rows of a file of episodes up to a step."""
     kept = [names]
     if os.path.exists(path):
         with open(path, newline="", errors="replace") as file:
@@ -211,8 +204,8 @@ def _episodes_until(path: str, names: list[str], last_step: int) -> str:
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:
-    """Rows of a metrics.jsonl; an unfinished last line, or a missing file, is left out.
-    Raises ValueError, naming the file, the line and the field, for what is no row.
+    """Rows of a metrics.jsonl, without an unfinished last line; [] for a missing file.
+    Raises ValueError, naming the file, line and field, for invalid rows.
     """
     rows = read_lines(path)
     for number, row in enumerate(rows, 1):
@@ -224,7 +217,7 @@ def read_rows(path: str) -> list[dict[str, Any]]:
 
 
 def read_lines(path: str) -> list[dict[str, Any]]:
-    """JSON objects of a file, one a line; an unfinished last line, or a missing file, is left out.
+    """JSON objects of a file, one a line, without an unfinished last line; [] for a missing file.
     Raises ValueError, naming the file and the line, for other lines.
     """
     if not os.path.exists(path):
@@ -238,7 +231,7 @@ def read_lines(path: str) -> list[dict[str, Any]]:
 
 
 def _wrong_field(row: Mapping[str, Any]) -> str | None:
-    """The first field that a row lacks or that has no value of its kind."""
+    """The first missing or mistyped field of a row."""
     if not isinstance(row.get("kind"), str):
         return "kind"
     step = row.get("step")

@@ -1,4 +1,4 @@
-"""What a run prints on stderr between its rows: devices, compilation, resuming; and what not."""
+"""Messages of a run on stderr: devices, compilation, resuming; and filters for foreign ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NVIDIA = "/dev/nvidia[0-9]*"
 
 
 def starting() -> None:
-    """Say on which devices the run computes."""
+    """Print the devices of the run."""
     device, count = jax.devices()[0], jax.device_count()
     kind = f" ({device.device_kind})" if device.platform != "cpu" else ""
     devices = f"{count} {device.platform.upper()} device{'s' * (count > 1)}{kind}"
@@ -35,7 +35,7 @@ def starting() -> None:
 
 
 def of_task(settings: RunSettings, chosen: RunSettings) -> None:
-    """Say how `RunSettings.for_task` filled in the settings that were left to the task."""
+    """Print the settings that `RunSettings.for_task` filled in."""
     before, after = (dict(flatten(to_dict(one))) for one in (settings, chosen))
     found = [f"{name}={after[name]}" for name in after if after[name] != before[name]]
     if found:
@@ -43,14 +43,14 @@ def of_task(settings: RunSettings, chosen: RunSettings) -> None:
 
 
 def evaluating(steps: int) -> None:
-    """Say that an evaluation begins, which may take longer than the steps before it."""
+    """Print that an evaluation begins."""
     _say(f"evaluating at step {steps:,}")
 
 
 @contextlib.contextmanager
 def compiling(what: str, talk: bool = True, kept: bool = True) -> Iterator[None]:
-    """Say that the first use of a program compiles it, and how long that took, if `talk`.
-    kept: whether the next start finds it compiled.
+    """Print, if `talk`, that the first use of a program compiles it, and the time that took.
+    kept: whether the program goes to the compilation cache.
     """
     if not talk:
         yield
@@ -87,14 +87,14 @@ def without_foreign_deprecations() -> Iterator[None]:
 
 
 def resuming(workdir: str, step: int, planned: int, changed: Sequence[str]) -> None:
-    """Say from which step a run resumes, and which of its settings are new."""
+    """Print from which step a run resumes, and its changed settings."""
     _say(f"resuming {workdir} from step {step:,} of {planned:,}")
     _say(f"changed: {'; '.join(changed)}" if changed else "no setting has changed")
 
 
 def missed_gpu(chosen: str | None) -> str:
     """A remark where this machine has a GPU that the installed jaxlib cannot use; else "".
-    chosen: the platforms that were asked for (`JAX_PLATFORMS`), if any.
+    chosen: the requested platforms (`JAX_PLATFORMS`), if any.
     """
     if jax.default_backend() != "cpu" or chosen or not glob.glob(_NVIDIA):
         return ""
@@ -105,9 +105,9 @@ def missed_gpu(chosen: str | None) -> str:
 
 
 def quiet_storage() -> None:
-    """From now on keep off the screen what the storage library prints of errors that it raises.
-    Where one file of a checkpoint fails it logs that with a traceback, and closes the event loop
-    that the other files report to: each of them prints another one, also long after.
+    """Hide the storage library's log of errors that it also raises.
+    After one failed file it logs a traceback and closes an event loop, for which every other file
+    logs another traceback, possibly much later.
     """
     logging.getLogger("absl").addFilter(_not_of_storage)
     shown = sys.unraisablehook

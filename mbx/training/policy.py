@@ -4,9 +4,8 @@
     policy.reset()                      # an episode begins
     action = policy(observation)
 
-Compiled once, when it is loaded. Neither the environment nor its simulator is needed: what the
-policy has to know of them stands in the run directory. `save` writes one file that runs without mbx
-(examples/run_exported.py).
+It is compiled once, at loading, and needs neither the environment nor its simulator. `save` writes
+one file that runs without mbx (examples/run_exported.py).
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ def load_policy(
     """The policy of a run, compiled and warmed up.
 
     Args:
-        run_dir: the run directory.
         planner: plan every action, as evaluations do; False: the policy network alone (TD-MPC).
         batch: observations of a call; None: one, without a leading axis.
         which: "best" (by evaluation return); "latest" or a checkpoint's step need the environment.
@@ -57,7 +55,7 @@ def load_policy(
 
     Raises:
         ValueError: where the directory holds no run of this version, or its agent has no policy
-            beside the planner.
+            without the planner.
         FileNotFoundError: where nothing was saved yet.
 
     Examples:
@@ -81,12 +79,7 @@ def load_policy(
 
 class Policy:
     """`policy(observation) -> action`, with the planner's memory of the episode inside.
-
-    Args:
-        agent, train: as `run.load` gives them.
-        spec: the task.
-        settings: the run's.
-        planner, batch, seed: as `load_policy`.
+    agent, train: as from `run.load`; spec: the task; settings: the run's; others: as `load_policy`.
     """
 
     def __init__(
@@ -156,9 +149,9 @@ class Policy:
         """The action for an observation, or `[batch, ...]` of them.
 
         Args:
-            observation: as the environment gives it (the number of a `Discrete`, a dictionary or
-                tuple of parts), with or without parts that the agent does not see; or as the agent
-                sees it (one-hot; the array that `mbx.observations.join` makes of parts).
+            observation: the environment's (the number of a `Discrete`, a dictionary or tuple of
+                parts, which may include parts hidden from the agent), or the agent's (one-hot, or
+                the array of `mbx.observations.join`).
 
         Returns:
             The action in the environment's own units, shape and type, or `[batch, ...]` of them; an
@@ -178,12 +171,10 @@ class Policy:
         return action if self._batch else action[0]
 
     def save(self, path: str) -> int:
-        """Write the policy to one file for CPUs, NVIDIA GPUs and TPUs: its bytes.
-        The file is a zip of `program` (`jax.export`), `arrays.npz` (parameters and where the
-        planner's memory begins) and `about.json`; examples/run_exported.py runs it.
-
-        Raises:
-            ImportError: where flatbuffers is missing.
+        """Write the policy to one file for CPUs, NVIDIA GPUs and TPUs; returns its bytes.
+        The file is a zip of `program` (`jax.export`), `arrays.npz` (parameters and initial planner
+        memory) and `about.json`; examples/run_exported.py runs it. Raises ImportError where
+        flatbuffers is missing.
         """
         try:
             import flatbuffers  # noqa: F401  jax.export writes with it
@@ -205,7 +196,7 @@ class Policy:
         return content.tell()
 
     def _about(self) -> dict[str, Any]:
-        """What the program of an exported file takes and gives, as JSON."""
+        """Inputs and outputs of an exported file's program, as JSON."""
         spec = self.spec
         names = ("parts", "choices", "discrete", "action_shape", "action_dtype")
         return {name: getattr(spec, name) for name in (*names, "action_low", "action_high")} | {
@@ -219,15 +210,9 @@ class Policy:
 
 
 def as_seen(spec: EnvSpec, observation: Any, lead: tuple[int, ...] = ()) -> np.ndarray:
-    """An observation of the environment as the agent sees it, `[*lead, *obs_shape]`.
-
-    Args:
-        spec: the task.
-        observation: as of `Policy`.
-        lead: leading axes.
-
-    Raises:
-        ValueError: naming the part that is missing, of another shape or not finite.
+    """An environment's observation as the agent sees it, `[*lead, *obs_shape]`.
+    lead: leading axes. Raises ValueError naming the part that is missing, of another shape or not
+    finite.
 
     Examples:
         >>> spec = types.EnvSpec("x:y", (3,), np.float32, 1, 9, 1, choices=(("", ((5, 3),)),))
@@ -256,7 +241,7 @@ def as_seen(spec: EnvSpec, observation: Any, lead: tuple[int, ...] = ()) -> np.n
 
 
 def _by_name(observation: Any) -> Any:
-    """Tuples as dictionaries of their places."""
+    """Tuples as dictionaries by position."""
     if isinstance(observation, tuple):
         observation = {str(i): one for i, one in enumerate(observation)}
     if isinstance(observation, Mapping):
@@ -267,7 +252,7 @@ def _by_name(observation: Any) -> Any:
 def _part(
     spec: EnvSpec, value: Any, name: str, shape: tuple[int, ...], lead: tuple[int, ...]
 ) -> np.ndarray:
-    """A part of an observation `[*lead, *shape]`; the numbers of choices become one-hot."""
+    """A part of an observation `[*lead, *shape]`; discrete values become one-hot."""
     array, wanted = np.asarray(value), (*lead, *shape)
     named = f"an observation whose {name!r}" if name else "an observation that"
     entries = dict(spec.choices).get(name, ())

@@ -1,7 +1,7 @@
-"""What a run directory holds before a run begins in it, and what may become of that.
+"""Checks of a run directory before a run starts or resumes in it.
 
-Nothing that somebody may want is written over: a directory that holds a run is continued or left
-alone, and only what a resumed run makes again is put aside.
+Existing files are not overwritten: a run is resumed or left unchanged, and only what a resumed run
+regenerates is moved.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def default(settings: RunSettings) -> str:
 
 
 def check(config: Config, workdir: str, log_dir: str) -> None:
-    """Raise ValueError where a run of `config` may not begin, or be resumed, in `workdir`.
-    log_dir: where its rows are; the same, or that of the first of several seeds.
+    """Raise ValueError where a run of `config` cannot start or resume in `workdir`.
+    log_dir: the directory of its rows; `workdir`, or that of the first of several seeds.
     """
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise ValueError(f"workdir={workdir} is a file: choose another directory")
@@ -68,12 +68,8 @@ def check(config: Config, workdir: str, log_dir: str) -> None:
 
 def check_rows(log_dir: str, first_checkpoint: int, steps: int) -> None:
     """Raise ValueError where the checkpoints of rows in `log_dir` have been lost.
-
-    Args:
-        log_dir: a directory of rows without any checkpoint.
-        first_checkpoint: environment steps at which the first was due; writing it may take until
-            the second.
-        steps: environment steps of the whole run.
+    first_checkpoint: environment steps at which the first was due; its write may last until the
+    second. steps: environment steps of the whole run.
     """
     rows = read_rows(os.path.join(log_dir, "metrics.jsonl"))
     last = max((row["step"] for row in rows), default=0)
@@ -85,7 +81,7 @@ def check_rows(log_dir: str, first_checkpoint: int, steps: int) -> None:
 
 
 def set_aside(log_dir: str) -> None:
-    """Move what a run wrote before its first checkpoint into a directory of its own."""
+    """Move files from before the first checkpoint into a separate directory."""
     made = [name for name in _MADE if os.path.lexists(os.path.join(log_dir, name))]
     if "metrics.jsonl" not in made:
         return
@@ -102,13 +98,13 @@ def set_aside(log_dir: str) -> None:
 
 
 def _holds(directory: str, name: str) -> bool:
-    """Whether a file is there, or a directory with something in it."""
+    """Whether a file or a non-empty directory exists."""
     path = os.path.join(directory, name)
     return bool(os.listdir(path)) if os.path.isdir(path) else os.path.lexists(path)
 
 
 def _check_same(config: Config, path: str) -> None:
-    """Raise ValueError where the run at `path` is another one than `config` describes."""
+    """Raise ValueError where `config` describes another run than the one at `path`."""
     if not os.path.exists(path):
         return
     try:

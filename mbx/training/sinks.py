@@ -1,6 +1,6 @@
-"""Where the rows of a run go besides its own files: TensorBoard, Weights & Biases, the terminal.
+"""Sinks of a run's rows besides its files: TensorBoard, Weights & Biases, the terminal.
 
-What happens to one of these does not end the run: it is dropped with a warning.
+A sink that fails is dropped with a warning; the run continues.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EVAL = {"return_mean": "return", "return_std": "±", "length_mean": "length"}
 
 
 class Sinks:
-    """Sinks by name, all called alike; the first error of one drops it with a warning."""
+    """Sinks by name with one interface; the first error of one drops it with a warning."""
 
     def __init__(self, **sinks: Any) -> None:
         self.open = {name: sink for name, sink in sinks.items() if sink is not None}
@@ -55,13 +55,10 @@ class Sinks:
 
 
 class TensorBoard:
-    """An event file in a directory.
-    `tensorboardX.SummaryWriter` writes from a thread of its own: where the disk is full that thread
-    ends, and the run waits forever for room in its queue. Here the error is raised.
-
-    Args:
-        path: the directory.
-        purge_step: the reader hides what earlier files have from this step on; None: nothing.
+    """An event file in the directory `path`.
+    `tensorboardX.SummaryWriter` writes in a thread that ends when the disk is full, after which the
+    run would block on its queue; here the error is raised. purge_step: hide earlier files' events
+    from this step on; None: keep all.
     """
 
     def __init__(self, path: str, purge_step: int | None) -> None:
@@ -86,10 +83,7 @@ class TensorBoard:
 
     def settings(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
         """Write the run's settings by dotted name, for the page of hyperparameters.
-
-        Args:
-            values: numbers and truths as they are, all else as text.
-            metrics: names of the numbers that runs are compared by, as `log` writes them.
+        metrics: names of the numbers to compare runs by, as `log` writes them.
         """
         from tensorboardX.summary import hparams
 
@@ -98,7 +92,7 @@ class TensorBoard:
             self._write(step=0, summary=summary)
 
     def picture(self, name: str, step: int, content: bytes) -> None:
-        """Append a PNG or GIF file's content as an image; other files are left out."""
+        """Append a PNG or GIF file's content as an image; other formats are ignored."""
         if content.startswith(b"\x89PNG"):
             width, height = struct.unpack(">II", content[16:24])
         elif content.startswith(b"GIF8"):
@@ -110,7 +104,6 @@ class TensorBoard:
         self._write(step=step, summary=self._summary(value=[value]))
 
     def close(self) -> None:
-        """Write what is left."""
         self._writer.close()
 
     def _write(self, **fields: Any) -> None:
@@ -132,14 +125,10 @@ def open_tensorboard(path: str, purge_step: int | None) -> TensorBoard | None:
 
 
 class Wandb:
-    """A run of Weights & Biases (extra `wandb`) that mirrors the rows of one run directory.
-    Its id is kept in wandb.json, so that a resumed run continues the same curves. Rows carry
-    `environment_steps`, over which all curves are drawn: wandb's own step counter cannot be set
-    back, as a resumed run sets back its log. WANDB_MODE=offline keeps the rows in the run directory
-    for `wandb sync`.
-
-    Args:
-        resume: continue the run that the directory names, if it names one.
+    """A Weights & Biases run (extra `wandb`) that mirrors the rows of one run directory.
+    Its id is kept in wandb.json for resuming (`resume`). Curves are drawn over `environment_steps`,
+    since wandb's own step counter cannot be set back. WANDB_MODE=offline keeps the rows in the run
+    directory for `wandb sync`.
 
     Raises:
         ImportError: the package is missing.
@@ -182,7 +171,7 @@ class Wandb:
 
 
 def require_wandb(log: Log) -> Any:
-    """The package wandb, if a run asks for it. Raises ImportError if it is missing."""
+    """The package wandb, if the settings need it. Raises ImportError if it is missing."""
     if not log.wandb:
         return None
     try:
@@ -197,11 +186,8 @@ def require_wandb(log: Log) -> Any:
 
 class Progress:
     """Shows the rows of a run: a bar on a terminal, one line a row elsewhere.
-
-    Args:
-        total: environment steps of the run, None if unknown.
-        initial: steps that were made before.
-        label: what the numbers are of ("seed 0"), where that is not the whole run.
+    total: environment steps of the run, None if unknown. initial: earlier steps. label: name of a
+    part of the run ("seed 0").
     """
 
     def __init__(self, total: int | None, initial: int, label: str = "") -> None:
@@ -215,7 +201,6 @@ class Progress:
             self._bar = tqdm(total=total, initial=initial, unit="step", dynamic_ncols=True)
 
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Show a row: its own numbers and none of an earlier one."""
         if kind == "setup":
             if self._bar is None:
                 sizes = (f"{name} {value:,.15g}" for name, value in values.items())
@@ -245,9 +230,8 @@ class Progress:
         _print(f"      {place}  {self._label}{shown}")
 
     def _left(self, step: int) -> str:
-        """The time left at the speed since the first row with updates.
-        Rows before it say nothing of it: random actions cost a hundredth of a learning step, and
-        the pretraining comes at once.
+        """The remaining time at the speed since the first row with updates.
+        Earlier rows are unrepresentative: random actions are much cheaper than learning steps.
         """
         now = time.monotonic()
         if self._first is None:
@@ -258,7 +242,6 @@ class Progress:
         return f"  {duration(seconds)} left"
 
     def close(self) -> None:
-        """End the bar."""
         if self._bar is not None:
             self._bar.close()
 
@@ -276,6 +259,6 @@ def _numbers(names: Mapping[str, str], values: Mapping[str, float]) -> str:
 
 
 def _print(text: str) -> None:
-    """Print a line, in whatever letters the output has."""
+    """Print a line in the output's encoding."""
     coding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(text.encode(coding, "replace").decode(coding), flush=True)

@@ -22,8 +22,8 @@ from mbx.training.environments import environment_spec
 
 
 def resolve(settings: RunSettings) -> RunSettings:
-    """`settings` with what another run or a dataset decides filled in.
-    Raises ValueError for several seeds, which cannot start from something else.
+    """`settings` with values from another run or a dataset filled in.
+    Raises ValueError for several seeds, which cannot start from another run.
     """
     train, env, replay = settings.train, settings.env, settings.replay
     for field, value in (("init_from", train.init_from), ("dataset", train.dataset)):
@@ -43,14 +43,14 @@ def resolve(settings: RunSettings) -> RunSettings:
 
 
 def _settings(source: str) -> RunSettings:
-    """The settings of another run, whose environment will be made for its sizes."""
+    """The settings of another run, whose sizes the environment will have."""
     settings = load_settings(source)
     trust.check(settings.env.name, source, False)
     return settings
 
 
 def check(settings: RunSettings, agent: Agent) -> None:
-    """Raises ValueError where the agent cannot start from another run."""
+    """Raise ValueError where the agent cannot start from another run."""
     if settings.train.init_from and agent.start_from is None:
         raise ValueError(
             f"train.init_from={settings.train.init_from!r}: agent {settings.agent!r} cannot start "
@@ -60,9 +60,9 @@ def check(settings: RunSettings, agent: Agent) -> None:
 
 def start_from(source: str, settings: RunSettings, agent: Agent, train: Any) -> Any:
     """The fresh state `train` of a new run with the parameters of the run in `source`.
-    Optimisers, scales and the update counter stay fresh. settings: of the new run, `for_task`.
-    Raises ValueError, naming the component or the setting, where the two models differ in shape or
-    the parameters would mean something else (`RunSettings.check_start`).
+    Optimisers, scales and the update counter stay fresh. settings: the new run's, `for_task`.
+    Raises ValueError, naming the component or setting, where the models' shapes or the meaning of
+    parameters differ (`RunSettings.check_start`).
     """
     before = _settings(source)
     spec = environment_spec(before)

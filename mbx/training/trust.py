@@ -1,7 +1,7 @@
-"""Which files a run directory may execute: a stranger's runs no code.
+"""Which files a run directory may execute: other users' runs execute no code without `--trust`.
 
-`config.json` may name a file with a custom environment. Those that this user has trained with are
-remembered in `$XDG_DATA_HOME/mbx/environments`, one name a line; others need `--trust`.
+`config.json` may name a file with a custom environment. Files that this user has trained with are
+listed in `$XDG_DATA_HOME/mbx/environments`, one name a line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def remember(name: str) -> None:
 
 def check(name: str, workdir: str, trusted: bool) -> None:
     """Raise ValueError where the run in `workdir` names code that this user never trained with.
-    trusted: the user asked for it.
+    trusted: `--trust` was given.
     """
     foreign = [] if trusted else sorted(set(custom.own_names(name)) - _known())
     if foreign:

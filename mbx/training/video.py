@@ -1,10 +1,4 @@
-"""One episode of a trained agent as a moving picture.
-
-    episode = video.record(agent.act, agent.init_actor, train_state, settings, key)
-    video.write("episode.gif", episode)
-
-From the command line: `python -m experiments.evaluate RUN --video=episode.gif`.
-"""
+"""One episode of a trained agent as a video: `mbx evaluate RUN --video=episode.gif`."""
 
 from __future__ import annotations
 
@@ -31,12 +25,11 @@ MAX_FRAMES = 250
 
 
 class Episode(NamedTuple):
-    """An episode that was drawn.
+    """A rendered episode.
 
     Attributes:
-        frames: pictures, uint8 `[height, width, 3]`, of the states that actions were chosen in, or
-            of every second, fourth, … of them.
-        milliseconds: how long a frame is shown.
+        frames: uint8 `[height, width, 3]` of the states before actions, possibly subsampled.
+        milliseconds: duration of a frame.
         total: the return.
         length: agent steps.
     """
@@ -48,9 +41,9 @@ class Episode(NamedTuple):
 
 
 def check(settings: RunSettings, path: str) -> Renderer | None:
-    """The renderer for a configuration's environment and a video called `path`.
-    None for an environment on the host, which draws itself; a first picture has been tried then.
-    Raises ValueError for a name that does not end in .gif and for environments that are not drawn,
+    """The renderer for a configuration's environment and a video at `path`.
+    None for an environment on the host, which has then drawn a first picture.
+    Raises ValueError for a name that does not end in .gif and for environments without pictures,
     OSError for a path that cannot be written, NoRenderer where this machine cannot draw.
     """
     if not path.endswith(".gif"):
@@ -85,11 +78,9 @@ def record(
 
     Args:
         act, init_actor: an agent's.
-        train_state: the agent's.
-        settings: of the run, whose environment is played.
-        key: of the environment and the planner.
+        settings: the run's, with the environment to play.
         renderer: None for the environment's own, and for one on the host.
-        max_frames: of longer episodes every second, fourth, … state is drawn.
+        max_frames: longer episodes are subsampled by powers of two.
 
     Raises:
         ValueError, NoRenderer, ImportError: as `mbx.envs.make_renderer`.
@@ -113,7 +104,7 @@ def record(
 
 
 def shortened(episode: Episode, *, width: int = 0, seconds: float = 0.0) -> Episode:
-    """Its first seconds, in pictures `width` pixels wide; 0 leaves either as it is."""
+    """The first `seconds`, in pictures `width` pixels wide; 0 leaves either unchanged."""
     from PIL import Image
 
     num = max(1, round(1000 * seconds / episode.milliseconds)) if seconds else None
@@ -126,7 +117,7 @@ def shortened(episode: Episode, *, width: int = 0, seconds: float = 0.0) -> Epis
 
 
 def write(path: str, episode: Episode) -> None:
-    """Write an episode to a .gif, whole or not at all. Raises ValueError for another ending."""
+    """Write an episode to a .gif atomically. Raises ValueError for another ending."""
     write_picture(path, episode.frames, milliseconds=episode.milliseconds)
 
 
@@ -139,9 +130,9 @@ def play(
     renderer: Renderer | None,
     wanted: Callable[[int], bool] = lambda i: True,
 ) -> Iterator[tuple[Any, float, bool]]:
-    """The steps of an episode: a picture of the state before, reward, and whether it terminated.
-    Random numbers are drawn as in an evaluation. The picture is None of steps that are not `wanted`
-    and without a renderer.
+    """Steps of an episode: picture of the state before, reward, and whether it terminated.
+    Random numbers are drawn as in an evaluation. The picture is None without a renderer and where
+    `wanted` is false.
     """
 
     @jax.jit

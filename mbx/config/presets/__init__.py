@@ -20,36 +20,20 @@ _HERE = pathlib.Path(__file__).resolve().parent
 
 
 class Preset(NamedTuple):
-    """A configuration.
-
-    Attributes:
-        words: docstring of its file.
-        values: every setting, as the file returns them.
-    """
+    """A configuration: its file's docstring (`words`) and every setting (`values`)."""
 
     words: str
     values: config_dict.ConfigDict
 
 
 def names() -> list[str]:
-    """The configurations that come with mbx.
-
-    Examples:
-        >>> "tdmpc" in presets.names()
-        True
-    """
+    """The configurations that come with mbx."""
     return sorted(path.stem for path in _HERE.glob("*.py") if path.stem != "__init__")
 
 
 def find(name: str) -> pathlib.Path:
-    """The configuration file that `name` means.
-
-    Args:
-        name: a path, or the name of a configuration that comes with mbx (`tdmpc`, also as
-            `configs/tdmpc.py`).
-
-    Raises:
-        ValueError: where there is no such file.
+    """The configuration file of a path or a name (`tdmpc`, also as `configs/tdmpc.py`).
+    Raises ValueError where there is no such file.
     """
     path = pathlib.Path(name)
     if path.is_file():
@@ -62,9 +46,8 @@ def find(name: str) -> pathlib.Path:
 
 def read(name: str) -> Preset:
     """A configuration by name or path, FILE:ARGUMENT where its `get_config` takes one.
-
-    Raises:
-        ValueError: as `find`, and where the file has no `get_config` or that returns no settings.
+    Raises ValueError as `find`, and for a file whose `get_config` is missing or returns no
+    settings.
     """
     name, colon, argument = name.partition(":")
     path = find(name)
