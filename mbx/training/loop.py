@@ -53,18 +53,21 @@ Interval = Callable[..., tuple[LoopState, Metrics]]
 def make_select_action(agent: Agent, schedule: Schedule, num_envs: int, spec: EnvSpec) -> Callable:
     """`select_action(state, key) -> (action [E, A], actor, targets)`: random in the seed phase."""
 
+    def random_key(key: Array) -> Array:
+        """The stream of random actions, of the key of a step's acting."""
+        act_key = jax.random.split(key)[0]
+        return act_key if agent.after_action is None else jax.random.split(act_key)[0]
+
     def select_action(state: LoopState, key: Array) -> tuple[Array, Any, Any]:
         act_key, target_key = jax.random.split(key)
         # Where parameters are divided: once, not in every step that a planner looks ahead.
         train = collectives.replicate(state.train)
 
         def explore(_: None) -> tuple[Array, Any]:
-            latent_key, random_key = act_key, act_key
-            if agent.after_action is not None:
-                random_key, latent_key = jax.random.split(act_key)
-            action = seed_actions(schedule, spec, num_envs, state, random_key)
+            action = seed_actions(schedule, spec, num_envs, state, key, random_key)
             if agent.after_action is None:
                 return action, state.actor
+            latent_key = jax.random.split(act_key)[1]
             _, actor = agent.act(train, state.actor, state.obs, state.is_first, latent_key, False)
             return action, agent.after_action(actor, action)
 
@@ -81,20 +84,20 @@ def make_select_action(agent: Agent, schedule: Schedule, num_envs: int, spec: En
 
 
 def seed_actions(
-    schedule: Schedule, spec: EnvSpec, num_envs: int, state: LoopState, key: Array
+    schedule: Schedule, spec: EnvSpec, num_envs: int, state: LoopState, key: Array, stream: Callable
 ) -> Array:
-    """Random actions `[E, A]` of the seed phase, drawn with the key or held.
+    """Random actions `[E, A]` of the seed phase, drawn or held.
 
     White noise hardly moves a body: what one step does the next undoes. Held for a few steps and
     at the bounds more often than not, the same noise finds rewards that it else misses
     (docs/notes/learning_history.md).
     """
     if schedule.seed_hold == 1:
-        return random_actions(spec, key, num_envs)
+        return random_actions(spec, stream(key), num_envs)
     held = state.steps % (schedule.seed_hold * num_envs)
     # Those of the step at which they were first taken, so that no state need remember them.
     first = step_keys(state.replace(steps=state.steps - held))[0]
-    return wide_actions(spec, first, num_envs)
+    return wide_actions(spec, stream(first), num_envs)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -402,7 +402,9 @@ def test_random_actions_are_held_until_the_seed_phase_is_over():
     now = [start.replace(steps=jnp.int32(E * t)) for t in range(6)]
     taken = [np.array(select(at, state.step_keys(at)[0])[0]) for at in now]
     for t, first in enumerate((0, 0, 0, 3, 3)):
-        drawn = jax.random.normal(state.step_keys(now[first])[0], (E, A))
+        # Not with that key itself: of it the keys of acting and of the targets are made.
+        stream = jax.random.split(state.step_keys(now[first])[0])[0]
+        drawn = jax.random.normal(stream, (E, A))
         np.testing.assert_allclose(taken[t], np.clip(2.0 * drawn, -1.0, 1.0), rtol=1e-6)
     assert not np.array_equal(taken[0], taken[3])
     own = jax.random.split(state.step_keys(now[5])[0])[0]
