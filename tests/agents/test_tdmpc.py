@@ -505,7 +505,8 @@ def test_td_mpc2_stores_no_targets_and_samples_are_made_in_every_update():
 
 def test_images_train_through_the_conv_encoder():
     settings = make_settings(loss=dict(horizon=1, batch_size=2))
-    agent = make_agent(settings, SPEC._replace(obs_shape=(64, 64, 3), action_dim=1))
+    image = SPEC._replace(obs_shape=(64, 64, 3), obs_dtype=jnp.uint8, action_dim=1)
+    agent = make_agent(settings, image)
     buffer = empty_replay(agent, num_envs=1, capacity=6)
     train, make = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.store.targets)
     for i in range(4):

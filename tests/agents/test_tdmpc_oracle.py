@@ -294,7 +294,9 @@ def replace_draws(patch: pytest.MonkeyPatch) -> None:
     for name in ("normal", "gumbel"):
         numbers = getattr(Draws, name)
         patch.setattr(
-            jax.random, name, lambda key, shape=(), f=numbers: jnp.asarray(f(shape), jnp.float32)
+            jax.random,
+            name,
+            lambda key, shape=(), dtype=jnp.float32, *, f=numbers: jnp.asarray(f(shape), dtype),
         )
 
 

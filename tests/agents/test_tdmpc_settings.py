@@ -183,7 +183,7 @@ def test_the_task_decides_what_is_left_to_it():
         train=declared.Train(utd_ratio=0.25, seed_hold=2), loss=declared.Loss(discount=0.9)
     ).for_task(spec)
     assert (own.updates_per_step(), own.loss.discount, own.train.seed_hold) == (0.25, 0.9, 2)
-    schedule = make_schedule(declared.Settings(), spec)
+    schedule = make_schedule(left, spec)
     assert (schedule.utd_ratio, schedule.seed_hold) == (2.0, 4)
     assert left.train.reset_solved == 0  # its rewards are not known
     several = spec._replace(tasks=(spec, spec._replace(episode_length=500)))
