@@ -7,15 +7,15 @@ one-hot vectors; Dict and Tuple become named parts (`mbx.observations`), nested 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space, Text, utils
 
-from mbx import observations
 from mbx.envs import custom, snapshot
 from mbx.envs.base import Suite
-from mbx.envs.checks import check_first, check_spaces, has_numbers, limits_found, time_limit
+from mbx.envs.checks import check_first, check_spaces, has_numbers, leaves, limits_found, time_limit
 from mbx.envs.images import Images
 from mbx.envs.render import NoRenderer
 
@@ -59,8 +59,6 @@ def _load(task: str, kwargs: dict[str, Any]) -> _Task:
             _CHECKED[key] = found
         env = custom.make(name, kwargs)
         return _Task(env, task, time_limit(env))
-    import gymnasium
-
     env = custom.make_registered(name, task, kwargs | {"max_episode_steps": -1})
     check_spaces(name, env)
     limit = gymnasium.registry[env.spec.id].max_episode_steps or time_limit(env)
@@ -74,8 +72,6 @@ class _Task:
     ends_at = None  # its own time limit is taken off, or is a cut like any other
 
     def __init__(self, env: Any, task: str, time_limit: int | None) -> None:
-        from gymnasium.spaces import Discrete
-
         self._env, self._name, self.time_limit = env, f"gym:{task}", time_limit
         self.can_terminate = not task.startswith(_ENDLESS)
         space = env.action_space
@@ -87,10 +83,13 @@ class _Task:
             self.action_shape, self.action_dtype = space.shape, space.dtype.name
         self.limits_found = limits_found(env)
         self._space = env.observation_space
-        self.obs_shape, self.obs_dtype = map(observations.flat, _declared(self._space))
-        if not _parts(self._space):
-            self.obs_shape, self.obs_dtype = self.obs_shape[""], self.obs_dtype[""]
-        self.choices = tuple(_choices(self._space))
+        parts = {name: one for name, one, _ in leaves(self._space, self._space)}
+        self._alone = "" in parts
+        self._forms = {name: _form(one, self._alone) for name, one in parts.items()}
+        shapes, dtypes = ({n: x[i] for n, x in self._forms.items()} for i in (0, 1))
+        self.obs_shape, self.obs_dtype = self._forms[""] if self._alone else (shapes, dtypes)
+        chosen = {name: _choices(one) for name, one in parts.items()}
+        self.choices = tuple((name, found) for name, found in chosen.items() if found)
         fps = (env.metadata or {}).get("render_fps")
         self.seconds = 1.0 / fps if fps else float(getattr(env.unwrapped, "dt", None) or _PACE)
 
@@ -123,19 +122,22 @@ class _Task:
     picture = render
 
     def _observe(self, obs: Any) -> Any:
-        found = _observed(self._space, obs)
-        return (
-            observations.flat(found) if isinstance(found, dict) else found.reshape(self.obs_shape)
-        )
+        found = {}
+        for name, space, x in leaves(self._space, obs):
+            shape, dtype = self._forms[name]
+            if has_numbers(space):
+                x = np.asarray(x if isinstance(space, Box) else utils.flatten(space, x), dtype)
+                if isinstance(space, Box) and x.shape != space.shape:
+                    raise ValueError(
+                        f"an observation of shape {x.shape}, observation_space says {space.shape}"
+                    )
+                x = x.reshape(shape)
+            found[name] = x
+        return found[""] if self._alone else found
 
 
-def _declared(space: Any, alone: bool = True) -> tuple[Any, Any]:
-    """Shape and type of observations from a space; dictionaries for a Dict and a Tuple."""
-    from gymnasium.spaces import Box, Text, utils
-
-    if parts := _parts(space):
-        found = {name: _declared(one, alone=False) for name, one in parts.items()}
-        return {n: x for n, (x, _) in found.items()}, {n: x for n, (_, x) in found.items()}
+def _form(space: Space, alone: bool) -> tuple[tuple[int, ...], Any]:
+    """Shape and type of what is observed of a space without parts."""
     if not has_numbers(space):
         return (), np.str_ if isinstance(space, Text) else np.object_
     if not isinstance(space, Box):
@@ -150,46 +152,12 @@ def _declared(space: Any, alone: bool = True) -> tuple[Any, Any]:
     return shape, np.float32
 
 
-def _observed(space: Any, obs: Any) -> Any:
-    """Convert an observation to `_declared`'s form. Raises ValueError for wrong Box shapes."""
-    from gymnasium.spaces import Box, utils
-
-    if parts := _parts(space):
-        keys = obs if isinstance(obs, dict) else range(len(parts))
-        pairs = {str(key): obs[key] for key in keys}
-        return {name: _observed(one, pairs[name]) for name, one in parts.items()}
-    if not has_numbers(space):
-        return obs
-    if not isinstance(space, Box):
-        return np.asarray(utils.flatten(space, obs), np.float32)
-    found = np.asarray(obs, _declared(space)[1])
-    if found.shape != space.shape:
-        raise ValueError(
-            f"an observation of shape {found.shape}, observation_space says {space.shape}"
-        )
-    return found.reshape(space.shape or (1,))
-
-
-def _choices(space: Any, name: str = "") -> Iterator[tuple[str, tuple[tuple[int, int], ...]]]:
-    """Positions and sizes of one-hot numbers, as `EnvSpec.choices`."""
-    from gymnasium.spaces import Discrete, MultiDiscrete
-
-    for inner, one in _parts(space).items():
-        yield from _choices(one, f"{name}/{inner}" if name else inner)
-    if isinstance(space, Discrete):
-        yield name, ((int(space.start), int(space.n)),)
-    elif isinstance(space, MultiDiscrete):
-        pairs = zip(space.start.flat, space.nvec.flat, strict=True)
-        yield name, tuple((int(start), int(n)) for start, n in pairs)
-
-
-def _parts(space: Any) -> dict[str, Any]:
-    """Named subspaces of a Dict or a Tuple; empty for other spaces."""
-    from gymnasium.spaces import Dict, Tuple
-
-    if isinstance(space, Dict):
-        return {str(name): one for name, one in space.items()}
-    return {str(i): one for i, one in enumerate(space)} if isinstance(space, Tuple) else {}
+def _choices(space: Space) -> tuple[tuple[int, int], ...]:
+    """First number and size of each one-hot choice in a space, as `EnvSpec.choices`."""
+    if not isinstance(space, Discrete | MultiDiscrete):
+        return ()
+    sizes = space.n if isinstance(space, Discrete) else space.nvec
+    return tuple(zip(np.ravel(space.start).tolist(), np.ravel(sizes).tolist(), strict=True))
 
 
 SUITE = Suite(host=load, takes_kwargs=True, gives_info=True, draws=True)

@@ -12,7 +12,6 @@ import numpy as np
 
 from mbx.envs import custom
 from mbx.envs.base import HostEnvironment, JaxEnvironment, Suite, check_counts, episodic
-from mbx.envs.checks import check_raw
 from mbx.envs.host import SteppedEnvironment
 from mbx.envs.images import Images, check_no_parts
 from mbx.envs.render import Renderer
@@ -126,6 +125,8 @@ def make(
         if suite.raw:
             raw = suite.raw(task, **(kwargs or {}))
             if isinstance(_SUITES[suite_name], Suite) or custom.is_own(name):
+                from mbx.envs.checks import check_raw  # it imports Gymnasium
+
                 check_raw(raw)
             return episodic(raw, num_envs, observe=observe, images=images, **options)
     options |= dict(kwargs=dict(kwargs or {}), images=images._asdict(), first=first)
