@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
 import pathlib
 import subprocess
@@ -9,7 +11,9 @@ import sys
 
 import pytest
 
+from mbx import cli
 from mbx.config import help, load, presets
+from mbx.config.agents import PACKAGES
 from mbx.settings import describe, flatten
 from mbx.training.build import settings_class
 
@@ -30,7 +34,7 @@ def test_settings_come_in_the_order_of_their_classes_with_the_words_beside_them(
     names = [line.split("=")[0] for line in lines if line.startswith("--config.")]
     declared = [found.name for found in describe(settings_class("tdmpc")()) if not found.is_section]
     assert names == [f"--config.{name}" for name in declared]
-    assert any(x.lower().startswith("eval: evaluations") for x in lines)
+    assert any(x.lower().startswith("eval: evaluations during training.") for x in lines)
     assert any(x.startswith("--config.eval.episodes=20 Episodes per evaluation") for x in lines)
     assert "--config.env.pad_to='(0, 0)'" in text  # a value that a shell would split is quoted
 
@@ -38,6 +42,46 @@ def test_settings_come_in_the_order_of_their_classes_with_the_words_beside_them(
 def test_choices_are_named_where_the_help_does_not_name_them():
     text = help.of("configs/tdmpc.py")
     assert "Precision of float32 products. (default, high, highest)" in " ".join(text.split())
+
+
+_NO_BEGINNING = (
+    "of",
+    "by",
+    "over",
+    "which",
+    "that",
+    "the same",
+    "those",
+    "their",
+    "likewise",
+    "it",
+)
+
+
+def understood_alone(text: str) -> bool:
+    """Whether a help text is a sentence or a noun phrase that needs no other text."""
+    begins = any(text.lower().startswith(f"{word} ") for word in _NO_BEGINNING)
+    return text[0].isupper() and text[-1] == "." and len(text.split()) > 2 and not begins
+
+
+def test_every_help_text_is_understood_alone():
+    declared = [one for agent in PACKAGES for one in describe(settings_class(agent)())]
+    assert {one.name: one.help for one in declared if not understood_alone(one.help)} == {}
+
+
+def test_every_option_of_a_command_has_a_help_text_that_is_understood_alone(monkeypatch):
+    parsers = []
+
+    def parse_args(parser, *_):
+        parsers.append(parser)
+        raise InterruptedError
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    for name in cli.COMMANDS[1:]:  # train has the settings
+        with pytest.raises(InterruptedError):
+            importlib.import_module(f"mbx.commands.{name}").main([])
+    texts = [one.help for parser in parsers for one in parser._actions if one.dest != "help"]
+    assert len(texts) > 50 and [text for text in texts if not understood_alone(text)] == []
 
 
 def test_derived_files_show_their_own_values():
@@ -57,7 +101,7 @@ from mbx.training import build
 
 @dataclasses.dataclass(frozen=True)
 class Settings(RunSettings):
-    agent: str = setting("mine", "which agent")
+    agent: str = setting("mine", "Name of the agent.")
     depth: int = setting(3, "of the tree")
 
     def updates_per_step(self):

@@ -73,10 +73,12 @@ class Distributed:
         "among; 1 = one device, whose threads share every operation.",
         needs={"enabled": False, "num_seeds": 1},
     )
-    fsdp: bool = setting(False, "Division of large parameters, too.", needs={"enabled": True})
+    fsdp: bool = setting(
+        False, "Division of large parameters among all devices.", needs={"enabled": True}
+    )
     heartbeat_timeout: int = setting(
         60,
-        "Seconds after which a silent process is given up.",
+        "Seconds of silence after which a process counts as lost.",
         at_least=1,
         needs={"enabled": True},
     )
@@ -97,7 +99,7 @@ class Env:
         (), "Numbers in a gym: task's info, averaged over episodes into the log: success,cost."
     )
     observe: tuple[str, ...] = setting(
-        (), "Observed parts of a dictionary, a,b. Empty = all but privileged_*."
+        (), "Entries of a dictionary that are observed, as a,b. Empty = all but privileged_*."
     )
     pixels: bool = setting(
         False, "Rendered images of dmc: and gym: tasks as observations, instead of numbers."
@@ -168,7 +170,7 @@ class Eval:
 
     interval: int = setting(3_000, "Environment steps between evaluations. 0 = only at the end.")
     episodes: int = setting(20, "Episodes per evaluation. 0, with interval=0 = no evaluation.")
-    exploring: bool = setting(False, "Evaluations also of the agent as it acts in training.")
+    exploring: bool = setting(False, "Further evaluations, of the agent as it acts in training.")
 
     def check(self) -> Iterator[str]:
         """Without episodes there is nothing to do at an interval."""
@@ -197,14 +199,14 @@ class Checkpoint:
         6_000, "Environment steps between checkpoints. 0 = only at the end and by minutes."
     )
     minutes: float = setting(
-        5.0, "Minutes after which, and after the first updates, the state is also saved. 0 = not."
+        5.0, "Minutes between further checkpoints, the first one after the first updates. 0 = none."
     )
-    keep: int = setting(2, "Newest checkpoints kept, besides the best.", at_least=1)
+    keep: int = setting(2, "Newest checkpoints kept, in addition to the best.", at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """The replay buffer."""
+    """Contents of the replay buffer."""
 
     capacity: int = setting(100_000, "Transitions stored, over all environments.", at_least=1)
     shards: int = setting(0, "Blocks from which batches are drawn evenly. 0 = one per device.")
@@ -236,7 +238,7 @@ class RunSettings(abc.ABC):
     distributed: Distributed = section(Distributed(), "Many devices and processes.")
     env: Env = section(Env(), "The task.")
     train: Train = section(Train(), "Length of the run, rate of learning.")
-    eval: Eval = section(Eval(), "Evaluations.")
+    eval: Eval = section(Eval(), "Evaluations during training.")
     log: Log = section(Log(), "Logs besides the run directory.")
     checkpoint: Checkpoint = section(Checkpoint(), "When the state is saved.")
     replay: Replay = section(Replay(), "Replay buffer.")

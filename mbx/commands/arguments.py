@@ -27,9 +27,11 @@ def make_parser(module: str, words: str | None) -> argparse.ArgumentParser:
 
 def add_run(parser: argparse.ArgumentParser, *, trust: bool = True) -> None:
     """Add the arguments of a command that opens one run."""
-    parser.add_argument("run", nargs="?", help="Run directory.")
+    parser.add_argument("run", nargs="?", help="Directory of the run.")
     parser.add_argument("--workdir", help="Run directory, instead of the argument.")
-    parser.add_argument("--checkpoint", default="best", help="best, latest, or a step.")
+    parser.add_argument(
+        "--checkpoint", default="best", help="Checkpoint to load: best, latest, or a step."
+    )
     if trust:
         words = "Run the environment's file of somebody else's run."
         parser.add_argument("--trust", action="store_true", help=words)

@@ -31,12 +31,22 @@ def main(arguments: list[str]) -> None:
     parser = make_parser(__name__, __doc__)
     add_run(parser)
     add = parser.add_argument
-    add("--episodes", type=at_least(1), default=20, help="Episodes.")
+    add("--episodes", type=at_least(1), default=20, help="Number of episodes.")
     add("--seed", type=int, default=12345, help="Seed of the environments and the planner.")
     add("--random", action="store_true", help="Also evaluate uniformly random actions.")
     add("--video", help="Also draw an episode into this .gif.")
-    add("--video_width", type=at_least(0), default=0, help="Pixels (0: as drawn).")
-    add("--video_seconds", type=float, default=0.0, help="Length of the film (0: whole).")
+    add(
+        "--video_width",
+        type=at_least(0),
+        default=0,
+        help="Width of the film in pixels (0: as drawn).",
+    )
+    add(
+        "--video_seconds",
+        type=float,
+        default=0.0,
+        help="Seconds of the film (0: the whole episode).",
+    )
     add("--json", action="store_true", help="Print one JSON object instead of text.")
     options = parser.parse_args(arguments)
     workdir = run_directory(options)

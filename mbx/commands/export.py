@@ -20,9 +20,13 @@ def main(arguments: list[str]) -> None:
     parser = make_parser(__name__, __doc__)
     add_run(parser, trust=False)
     add = parser.add_argument
-    add("--out", default="policy.mbx", help="File to write.")
+    add("--out", default="policy.mbx", help="Path of the file to write.")
     add("--no-planner", "--noplanner", action="store_true", help="The policy network alone.")
-    add("--batch", type=at_least(1), help="Observations of a call; none: a single one.")
+    add(
+        "--batch",
+        type=at_least(1),
+        help="Number of observations of a call (default: a single one).",
+    )
     options = parser.parse_args(arguments)
     out, workdir = os.path.abspath(options.out), run_directory(options)
     prepare_output(out)

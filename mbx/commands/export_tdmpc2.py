@@ -21,8 +21,8 @@ from mbx.training import environments, run
 
 def main(arguments: list[str]) -> None:
     parser = make_parser(__name__, __doc__)
-    parser.add_argument("run", help="Run directory.")
-    parser.add_argument("out", help="File to write.")
+    parser.add_argument("run", help="Directory of the run.")
+    parser.add_argument("out", help="Path of the file to write.")
     options = parser.parse_args(arguments)
     write(os.path.abspath(options.run), os.path.abspath(options.out))
     print(options.out)

@@ -30,9 +30,9 @@ from mbx.training.checkpoint import Checkpointer
 
 def main(arguments: list[str]) -> None:
     parser = make_parser(__name__, __doc__)
-    parser.add_argument("model", help="Checkpoint to read.")
+    parser.add_argument("model", help="Path of the checkpoint to read.")
     parser.add_argument("--task", required=True, help="The task it was trained on.")
-    parser.add_argument("--workdir", required=True, help="Run directory to make.")
+    parser.add_argument("--workdir", required=True, help="Directory of the run to make.")
     options = parser.parse_args(arguments)
     workdir = os.path.abspath(options.workdir)
     settings = write_run(read(options.model), options.task, workdir)

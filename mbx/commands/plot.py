@@ -23,14 +23,14 @@ def main(arguments: list[str]) -> None:
     parser = make_parser(__name__, __doc__)
     add = parser.add_argument
     add("runs", nargs="+", help="Run directories, or folders of them.")
-    add("--out", default="curve.png", help="Picture to write.")
-    add("--metric", default="eval/return_mean", help="KIND/NAME of metrics.jsonl.")
+    add("--out", default="curve.png", help="Path of the picture to write.")
+    add("--metric", default="eval/return_mean", help="Metric to draw, KIND/NAME of metrics.jsonl.")
     add("--labels", help="One label a run, separated by commas; equal labels are one group.")
     add("--table", action="append", default=[], help="Table to write: .md, .csv or .tex.")
     add("--step", type=float, help="Environment steps of the table (default: all runs').")
     add("--xlabel", help="Name of the horizontal axis.")
     add("--ylabel", help="Name of the vertical axis (default: the metric).")
-    add("--title", help="Title.")
+    add("--title", help="Title of the picture.")
     add(
         "--reference",
         action="append",

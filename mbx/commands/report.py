@@ -18,8 +18,8 @@ from mbx.commands.arguments import make_parser
 
 def main(arguments: list[str]) -> None:
     parser = make_parser(__name__, __doc__)
-    parser.add_argument("runs", nargs="+", help="Run directories.")
-    parser.add_argument("--out", default="report.html", help="File to write.")
+    parser.add_argument("runs", nargs="+", help="Directories of the runs.")
+    parser.add_argument("--out", default="report.html", help="Path of the file to write.")
     options = parser.parse_args(arguments)
     report.write(options.runs, options.out)
     print(f"{options.out}: {os.path.getsize(options.out) / 1e3:.0f} kB")

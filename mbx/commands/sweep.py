@@ -37,12 +37,21 @@ def main(arguments: list[str]) -> None:
     parser = make_parser(__name__, __doc__)
     add = parser.add_argument
     add("--config", default="configs/tdmpc.py", help="Configuration, a name or a file.")
-    add("--set", action="append", default=[], help="SETTING=VALUE or SETTING=VALUE,VALUE,...")
-    add("--seeds", type=at_least(1), default=3, help="Seeds a combination.")
-    add("--workers", type=at_least(1), default=1, help="Runs at a time.")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        help="Values of a setting: SETTING=VALUE or SETTING=VALUE,VALUE.",
+    )
+    add("--seeds", type=at_least(1), default=3, help="Number of seeds a combination.")
+    add("--workers", type=at_least(1), default=1, help="Number of runs at a time.")
     add("--devices", type=at_least(0), default=0, help="GPUs that workers share (0: cores).")
     add("--out", default="runs/sweep", help="Folder of the runs, the figure and the tables.")
-    add("--metric", default="eval/return_mean", help="KIND/NAME that is compared.")
+    add(
+        "--metric",
+        default="eval/return_mean",
+        help="Metric to compare, KIND/NAME of metrics.jsonl.",
+    )
     add("--no-run", "--norun", action="store_true", help="Only draw and compare what is there.")
     add("--slurm", action="store_true", help="Print a script for sbatch: a job array.")
     add("--only", type=at_least(0), help="Number of the only run to make (for --slurm).")

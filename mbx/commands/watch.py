@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> None:
     parser = make_parser(__name__, __doc__)
     add_run(parser)
     add = parser.add_argument
-    add("--out", default="plans.html", help="File to write.")
+    add("--out", default="plans.html", help="Path of the file to write.")
     add("--seed", type=int, default=12345, help="Seed of the environment and the planner.")
     add("--steps", type=at_least(1), default=100, help="Steps that are shown at most.")
     add("--candidates", type=at_least(1), default=48, help="Candidates shown of a round at most.")

@@ -36,9 +36,11 @@ class Train(common.Train):
 
 @dataclasses.dataclass(frozen=True)
 class Eval(common.Eval):
-    """Evaluations."""
+    """Evaluations during training."""
 
-    exploring: bool = setting(False, "Evaluate the exploring agent, too.", needs={"action": "mode"})
+    exploring: bool = setting(
+        False, "Further evaluations, of the agent as it acts in training.", needs={"action": "mode"}
+    )
     action: str = setting(
         "mode", "Action of the policy in evaluations.", choices=("mode", "sample")
     )
@@ -59,7 +61,7 @@ class Replay(common.Replay):
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """The networks."""
+    """Parts and sizes of the networks."""
 
     size: str = setting(
         "tiny", "Size of the networks: fills in what is 0 below.", choices=tuple(SIZES)
@@ -180,7 +182,7 @@ class Loss:
 class Imagination:
     """Imagined trajectories, from which behaviour is learned."""
 
-    horizon: int = setting(15, "Imagined steps.", at_least=1)
+    horizon: int = setting(15, "Length of an imagined trajectory in steps.", at_least=1)
     rows: int = setting(8, "Last rows of a sequence that imagination starts from. 0 = all.")
     continues: str = setting(
         "hard",
@@ -196,7 +198,7 @@ class Imagination:
 
 @dataclasses.dataclass(frozen=True)
 class Actor:
-    """The policy's loss."""
+    """Loss of the policy."""
 
     gradient: str = setting(
         "auto",
@@ -225,7 +227,7 @@ class Actor:
 
 @dataclasses.dataclass(frozen=True)
 class Critic:
-    """The value's loss."""
+    """Loss of the critic."""
 
     gamma: float = setting(1.0 - 1.0 / 333.0, "Discount of an agent step.", above=0, at_most=1)
     lambda_: float = setting(0.95, "Trace of the lambda returns.", at_most=1)
@@ -263,7 +265,9 @@ class Optimizer:
         "Optimizer. muon = Muon for matrices and Adam for the rest, at the same rates.",
         choices=("adam", "laprop", "muon"),
     )
-    learning_rates: tuple[float, float, float] = setting((2e-4, 3e-4, 1e-3), "Learning rates.")
+    learning_rates: tuple[float, float, float] = setting(
+        (2e-4, 3e-4, 1e-3), "Learning rates of model, actor and critic."
+    )
     clips: tuple[float, ...] = setting(
         (),
         "Largest norm of a gradient; laprop: of a tensor's, relative to the parameter's. 0 = any; "
@@ -302,19 +306,21 @@ class Settings(RunSettings):
     """All settings of a Dreamer run."""
 
     agent: str = setting("dreamer", "Name of the agent.")
-    env: common.Env = section(common.Env(name="gymnax:CartPole-v1"), "The environment.")
+    env: common.Env = section(common.Env(name="gymnax:CartPole-v1"), "Task and its environments.")
     train: Train = section(
         Train(steps=60_000, seed_steps=1_000, log_interval=1_000),
         "Length of a run and how often it learns.",
     )
-    eval: Eval = section(Eval(interval=5_000, exploring=True), "Evaluations.")
-    checkpoint: common.Checkpoint = section(common.Checkpoint(interval=20_000), "Checkpoints.")
-    replay: Replay = section(Replay(capacity=200_000), "The replay buffer.")
-    model: Model = section(Model(), "The networks.")
+    eval: Eval = section(Eval(interval=5_000, exploring=True), "Evaluations during training.")
+    checkpoint: common.Checkpoint = section(
+        common.Checkpoint(interval=20_000), "When the state is saved."
+    )
+    replay: Replay = section(Replay(capacity=200_000), "Contents of the replay buffer.")
+    model: Model = section(Model(), "Parts and sizes of the networks.")
     loss: Loss = section(Loss(), "Batches and the world model's loss.")
-    imagination: Imagination = section(Imagination(), "Imagined trajectories.")
-    actor: Actor = section(Actor(), "The policy's loss.")
-    critic: Critic = section(Critic(), "The value's loss.")
+    imagination: Imagination = section(Imagination(), "Imagined trajectories of the world model.")
+    actor: Actor = section(Actor(), "Loss of the policy.")
+    critic: Critic = section(Critic(), "Loss of the critic.")
     optimizer: Optimizer = section(Optimizer(), "Optimizers of model, actor and critic.")
 
     def updates_per_step(self) -> float:

@@ -51,7 +51,7 @@ class Loss:
     )
     value_reduction: str = setting(
         "mean",
-        "Reduction over those heads in value targets; local = every head follows its own.",
+        "Reduction over value heads in value targets; local = every head follows its own.",
         choices=("min", "mean", "local"),
         needs={"value_target": ("planner", "td")},
     )
@@ -168,26 +168,29 @@ class Loss:
     )
     entropy_coef: float = setting(1e-4, "Coefficient of the entropy bonus.")
     entropy_coef_end: float = setting(
-        -1.0, "Coefficient at the schedule's end; below 0 = constant.", at_least=None
+        -1.0, "Entropy coefficient at its schedule's end; below 0 = constant.", at_least=None
     )
     entropy_start: float = setting(
-        0.0, "Share of the run at which the schedule begins.", at_most=1, needs=_SCHEDULE
+        0.0, "Share of the run at which the entropy schedule begins.", at_most=1, needs=_SCHEDULE
     )
     entropy_end: float = setting(
-        1.0, "Share of the run at which the schedule ends.", at_most=1, needs=_SCHEDULE
+        1.0, "Share of the run at which the entropy schedule ends.", at_most=1, needs=_SCHEDULE
     )
     entropy_schedule: str = setting(
-        "linear", "Shape of the schedule.", choices=("linear", "exponential"), needs=_SCHEDULE
+        "linear",
+        "Shape of the entropy schedule.",
+        choices=("linear", "exponential"),
+        needs=_SCHEDULE,
     )
     entropy_scale: str = setting(
         "value",
-        "Unit of the bonus: values, divided by their scale as SVG's; none = of SVG's loss "
+        "Unit of the entropy bonus: values, divided by their scale as SVG's; none = of SVG's loss "
         "(TD-MPC2).",
         choices=("value", "none"),
         needs={"svg_first": True},
     )
     entropy_action_dim_power: float = setting(
-        1.0, "Power of the number of action dims that multiplies the bonus."
+        1.0, "Power of the number of action dims that multiplies the entropy bonus."
     )
     jacobian: float = setting(
         0.0,

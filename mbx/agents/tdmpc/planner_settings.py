@@ -37,7 +37,7 @@ _SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "num_samples": ("Candidate plans a round, proposals included.", dict(at_least=1)),
     "num_elites": ("Best candidates that the plan is refitted to.", dict(at_least=1)),
     "num_proposals": ("Policy trajectories among the candidates.", {}),
-    "rescore_proposals": ("Score proposals in every round, not once.", {}),
+    "rescore_proposals": ("Proposals scored in every round, not once.", {}),
     "extra_iterations": ("Additional rounds in large action spaces.", {}),
     "extra_iterations_action_dim": ("Action dims from which a space counts as large.", {}),
     "temperature": ("Temperature of the elites' weights.", dict(above=0)),
@@ -103,7 +103,8 @@ class Planner:
         needs={"prior_updates": NONZERO},
     )
     prior_updates: int = setting(
-        0, "Updates over which that fades (NEWT); 0 = plans never start there."
+        0,
+        "Updates over which the start from the policy's Gaussian fades (NEWT); 0 = no such start.",
     )
     rescore_proposals: bool = _shared("rescore_proposals", False, _PROPOSED)
     temperature: float = _shared("temperature", 0.5, {"weighs_elites": True})
@@ -123,7 +124,7 @@ class Planner:
     )
     evaluation_selection: str = setting(
         "mean",
-        "Action in evaluations, as selection.",
+        "Action in evaluations: a choice as in planner.selection.",
         choices=SELECTIONS,
         needs={"chooses_elites": True},
     )
@@ -131,7 +132,10 @@ class Planner:
     extra_iterations_action_dim: int = _shared("extra_iterations_action_dim", 20, _EXTRA)
     std_coef: float = _shared("std_coef", 0.0, _ENSEMBLES)
     evaluation_std_coef: float = setting(
-        0.0, "std_coef in evaluations.", at_least=None, needs=_ENSEMBLES
+        0.0,
+        "Weight of the ensembles' standard deviation in scores during evaluations.",
+        at_least=None,
+        needs=_ENSEMBLES,
     )
     aggregate: bool = _shared("aggregate", False, {"plans_ahead": True})
     disagreement: float = _shared("disagreement", 0.0, _SEVERAL)

@@ -67,9 +67,11 @@ class Train(common.Train):
         "(dmc: does); 0 = the task's, 50 there; -1 = never.",
         at_least=-1,
     )
-    pretrain_updates: int = setting(500, "Updates made at once after the random actions.")
+    pretrain_updates: int = setting(
+        500, "Pretraining updates, made at once after the random actions."
+    )
     pretrain_policy: bool = setting(
-        True, "The policy learns in those, too.", needs={"pretrain_updates": NONZERO}
+        True, "Policy updates during pretraining as well.", needs={"pretrain_updates": NONZERO}
     )
     utd_ratio: float = setting(
         0.0, "Learner updates per agent step; 0 = 2, or 0.5 with discrete actions."
@@ -115,12 +117,12 @@ class Model:
     )
     normalize_observations: bool = setting(
         False,
-        "Vectors enter the encoder in standard deviations of what was learned from; images and "
-        "boards cannot.",
+        "Normalization of observed vectors by their running mean and standard deviation; not of "
+        "images and boards.",
     )
-    num_values: int = setting(2, "Value heads; 0 = the size's.")
-    num_dynamics: int = setting(1, "Dynamics heads.", at_least=1)
-    num_rewards: int = setting(1, "Reward heads.", at_least=1)
+    num_values: int = setting(2, "Number of value heads; 0 = the size's.")
+    num_dynamics: int = setting(1, "Number of dynamics heads.", at_least=1)
+    num_rewards: int = setting(1, "Number of reward heads.", at_least=1)
     prior_scale: float = setting(
         0.0, "Scale of frozen random networks added to dynamics, reward and value heads; 0 = none."
     )
@@ -226,7 +228,7 @@ class Optimizer:
     )
     lr_decay_updates: int = setting(
         30_000,
-        "Updates over which it then falls, linearly.",
+        "Updates over which the model's rate falls, linearly.",
         at_least=1,
         needs={"rate_falls": True},
     )
@@ -235,7 +237,9 @@ class Optimizer:
         1.0, "Share of the run after which the encoder's rate steps; 1 = never.", at_most=1
     )
     encoder_lr_step_scale: float = setting(
-        1.0, "Factor of that step; 0 = frozen.", needs={"steps_encoder_rate": True}
+        1.0,
+        "Factor by which the encoder's rate steps; 0 = frozen.",
+        needs={"steps_encoder_rate": True},
     )
     ensemble_lr_scaling: bool = setting(False, "Rates grow with the number of heads.")
     policy_lr_scale: float = setting(0.0, "Factor of the policy's rate; 0 = that rate is 3e-4.")
@@ -265,17 +269,19 @@ class Eval(common.Eval):
 class Settings(RunSettings):
     """All settings of a run with this agent; conditions that `needs` names are at the end."""
 
-    agent: str = setting("tdmpc", "which agent")
-    env: Env = section(Env(), "the task")
-    train: Train = section(Train(), "how long, how often")
-    eval: Eval = section(Eval(), "evaluations")
-    replay: Replay = section(Replay(), "what is stored")
-    model: Model = section(Model(), "the world model")
-    planner: Planner = section(Planner(), "acts in the environment")
-    training_planner: TrainingPlanner = section(TrainingPlanner(), "makes training targets")
-    reanalyze: Reanalyze = section(Reanalyze(), "makes stored targets again")
-    loss: Loss = section(Loss(), "what is minimised")
-    optimizer: Optimizer = section(Optimizer(), "how it is minimised")
+    agent: str = setting("tdmpc", "Name of the agent.")
+    env: Env = section(Env(), "Task and its environments.")
+    train: Train = section(Train(), "Length of the run and how often it learns.")
+    eval: Eval = section(Eval(), "Evaluations during training.")
+    replay: Replay = section(Replay(), "Contents of the replay buffer.")
+    model: Model = section(Model(), "Parts and sizes of the world model.")
+    planner: Planner = section(Planner(), "Planner that acts in the environment.")
+    training_planner: TrainingPlanner = section(
+        TrainingPlanner(), "Planner that makes training targets."
+    )
+    reanalyze: Reanalyze = section(Reanalyze(), "Refresh of stored targets (reanalyze).")
+    loss: Loss = section(Loss(), "Losses and their batches.")
+    optimizer: Optimizer = section(Optimizer(), "Optimizer of model, values and policy.")
 
     def for_task(self, spec: EnvSpec) -> Self:
         """These settings with what is left to the task filled in.

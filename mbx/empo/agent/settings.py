@@ -30,7 +30,9 @@ class Env(common.Env):
     maps: int = setting(
         64, "Number of maps of empo:maps/SOURCE to train on; of files, at most as many.", at_least=1
     )
-    held_out: int = setting(16, "Number of further maps of it, on which only evaluations begin.")
+    held_out: int = setting(
+        16, "Number of held-out maps of empo:maps/SOURCE, on which only evaluations begin."
+    )
     map_seed: int = setting(0, "Seed of the map generator, or of the choice of held-out files.")
 
 
@@ -110,10 +112,12 @@ class Humans:
     file: str = setting(
         "", "Path of a .npy table [H, G, S, A] for a listed world.", needs={"model": "file"}
     )
-    max_states: int = setting(5_000, "Most states that are listed.", at_least=1, needs=_OWN_HUMANS)
+    max_states: int = setting(
+        5_000, "Largest number of states that are listed.", at_least=1, needs=_OWN_HUMANS
+    )
     max_joint: int = setting(
         64,
-        "Most joint actions with which states are listed.",
+        "Largest number of joint actions with which states are listed.",
         at_least=1,
         needs=_OWN_HUMANS,
     )
@@ -151,8 +155,8 @@ class Model:
     )
     q_encoder: str = setting(
         "shared",
-        "Q_r's encoder. shared = V_h^e's, without a gradient; joint = with one; own = a second "
-        "one; split = one for each part of q_head=dueling.",
+        "Q_r's encoder. shared = V_h^e's, without Q_r's gradient; joint = V_h^e's, with it; "
+        "own = a second encoder; split = one for each part of q_head=dueling.",
         choices=("shared", "joint", "own", "split"),
         needs=_NETWORKS,
     )
@@ -283,11 +287,17 @@ class Curriculum:
     epsilon_steps: int = setting(5_000, "Updates from epsilon_start to epsilon_end.")
     gamma_h_ramp: int = setting(0, "Updates in which gamma_h rises; 0 = none.")
     gamma_h_start: float = setting(
-        0.0, "First gamma_h.", at_most=1, needs={"gamma_h_ramp": NONZERO}
+        0.0,
+        "Value of gamma_h at the start of its ramp.",
+        at_most=1,
+        needs={"gamma_h_ramp": NONZERO},
     )
     gamma_r_ramp: int = setting(0, "Updates in which gamma_r rises once Q_r is learned; 0 = none.")
     gamma_r_start: float = setting(
-        0.0, "First gamma_r.", at_most=1, needs={"gamma_r_ramp": NONZERO}
+        0.0,
+        "Value of gamma_r at the start of its ramp.",
+        at_most=1,
+        needs={"gamma_r_ramp": NONZERO},
     )
     constant_fraction: float = setting(
         0.7, "Share of the run before rates fall.", at_most=1, needs=_NETWORKS
@@ -315,24 +325,26 @@ class Settings(RunSettings):
     agent: str = setting("empo", "Name of the agent.")
     env: Env = section(
         Env(name="empo:multigrid/gates_2h2r", num_envs=32, episode_length=30),
-        "the world; episode_length 0: until it ends, or 50",
+        "World and episodes; episode_length=0 = until the world ends, or 50 steps.",
     )
     train: Train = section(
-        Train(steps=160_000, seed_steps=640, log_interval=3_200), "how long, how often"
+        Train(steps=160_000, seed_steps=640, log_interval=3_200),
+        "Length of the run and how often it learns.",
     )
-    eval: Eval = section(Eval(interval=32_000, episodes=64), "evaluations")
+    eval: Eval = section(Eval(interval=32_000, episodes=64), "Evaluations during training.")
     checkpoint: common.Checkpoint = section(
-        common.Checkpoint(interval=32_000), "when the state is saved"
+        common.Checkpoint(interval=32_000), "When the state is saved."
     )
     replay: common.Replay = section(
-        common.Replay(capacity=65_536), "rows, each a state and the humans' goals"
+        common.Replay(capacity=65_536),
+        "Contents of the replay buffer: states and the humans' goals.",
     )
-    humans: Humans = section(Humans(), "who lives there")
-    power: Power = section(Power(), "what the robot maximises")
-    model: Model = section(Model(), "what is learned")
-    loss: Loss = section(Loss(), "what is minimised")
-    optimizer: Optimizer = section(Optimizer(), "of networks")
-    curriculum: Curriculum = section(Curriculum(), "stages, in learner updates")
+    humans: Humans = section(Humans(), "Humans of the world.")
+    power: Power = section(Power(), "Human power, which the robot maximises.")
+    model: Model = section(Model(), "Networks or tables that are learned.")
+    loss: Loss = section(Loss(), "Losses and their batches.")
+    optimizer: Optimizer = section(Optimizer(), "Optimizer of the networks.")
+    curriculum: Curriculum = section(Curriculum(), "Stages of learning, in learner updates.")
 
     def files(self) -> dict[str, str]:
         """The world's map and the table of its humans' prior."""
