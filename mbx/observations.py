@@ -209,11 +209,11 @@ def numbers(parts: Sequence[Part], obs: Any) -> Any:
     return split(parts, obs)["vector"] if is_packed(parts) else obs
 
 
-def map_image(parts: Sequence[Part], obs: Array, function: Callable[[Array], Array]) -> Array:
-    """The observation with `function` of its image, which keeps shape and type, in its place."""
-    found = split(parts, obs)
+def map_image(parts: Sequence[Part], obs: Any, function: Callable[[Any], Any]) -> Any:
+    """The observation with `function` of its image, of the same type, in its place."""
+    found, xp = split(parts, obs), np if isinstance(obs, np.ndarray) else jnp
     image = function(found["image"])
-    return _pack(jnp, image, found["vector"]) if "vector" in found else image
+    return _pack(xp, image, found["vector"]) if "vector" in found else image
 
 
 def _told(parts: Sequence[Part]) -> str:

@@ -10,13 +10,7 @@ import numpy as np
 
 from mbx import observations
 from mbx.envs import snapshot as snapshots
-from mbx.envs.base import (
-    HostEnvironment,
-    Timestep,
-    in_units,
-    is_finite,
-    plan,
-)
+from mbx.envs.base import HostEnvironment, Timestep, in_units, is_finite, plan
 from mbx.envs.custom import close
 from mbx.envs.images import Images, see
 from mbx.envs.render import NoRenderer
@@ -102,16 +96,19 @@ class SteppedEnvironment(HostEnvironment):
             reset_solved,
             **fields,
         )
-        if self._stack is not None:
-            frames = (self.num_envs, self._stack.count, *self._stack.shape)
-            self._frames = np.zeros(frames, self.spec.obs_dtype)
-        # Sums, counts and newest values of current episodes, `[3, E]` each.
-        self._metrics = {name: np.zeros((3, self.num_envs), np.float32) for name in metrics}
         self._missed: set[str] = set()  # metrics that an episode ended without
         self._tasks = list(tasks)
+        # What a snapshot holds of each environment's episode, `[E, ...]`.
         self._length = np.zeros(self.num_envs, np.int32)
         self._return = np.zeros(self.num_envs, np.float32)
         self._solved = np.zeros(self.num_envs, np.int32)  # steps in a row, as of `Solved`
+        self._episode = dict(length=self._length, total=self._return, solved=self._solved)
+        # Sum, count and newest value, `[E, 3]`.
+        self._metrics = {name: np.zeros((self.num_envs, 3), np.float32) for name in metrics}
+        self._episode |= {f"metrics/{name}": values for name, values in self._metrics.items()}
+        if self._stack is not None:
+            frames = (self.num_envs, self._stack.count, *self._stack.image_shape)
+            self._episode["frames"] = np.zeros(frames, self.spec.obs_dtype)
         if seed is not None:
             self.reset(seed)
 
@@ -120,16 +117,10 @@ class SteppedEnvironment(HostEnvironment):
 
     def reset_each(self, seeds: Sequence[int]) -> np.ndarray:
         """Start new episodes, each environment with its own seed: observations `[E, ...]`."""
-        self._length[:], self._return[:], self._solved[:] = 0, 0.0, 0
-        for values in self._metrics.values():
-            values[:] = 0.0
-        self._obs = np.stack(
-            [
-                self._seen(i, task.reset(int(s)), first=True)
-                for i, (task, s) in enumerate(zip(self._tasks, seeds, strict=True))
-            ]
-        )
-        return self._obs.copy()
+        for values in self._episode.values():
+            values[:] = 0
+        first = enumerate(zip(self._tasks, seeds, strict=True))
+        return np.stack([self._seen(i, task.reset(int(s)), first=True) for i, (task, s) in first])
 
     def step(self, action: np.ndarray) -> Timestep:
         actions = in_units(self.spec, np.asarray(action))
@@ -144,7 +135,7 @@ class SteppedEnvironment(HostEnvironment):
         length, total = self._length.copy(), self._return.copy()
         cut = np.array([r[3] for r in results], bool)
         if self._enough is not None:
-            self._solved = self._enough.so_far(self._solved, reward)
+            self._solved[:] = self._enough.so_far(self._solved, reward)
             cut |= self._solved >= self._enough.after
         truncated = ((length >= self.spec.episode_length) | cut | fault) & ~terminated
         done = terminated | truncated
@@ -170,13 +161,14 @@ class SteppedEnvironment(HostEnvironment):
                     f"env.metrics={tuple(self._metrics)}: info[{name!r}] of {self.spec.name} is "
                     f"{value!r}: let it be a number, or leave it out"
                 ) from error
-            values[:, i] = values[0, i] + number, values[1, i] + 1, number
+            values[i] = values[i, 0] + number, values[i, 1] + 1, number
 
     def _episode_metrics(self, done: np.ndarray) -> dict[str, np.ndarray]:
         """`Timestep.metrics`: episode means and newest values; NaN of an episode without them."""
         found = {}
         for name, values in self._metrics.items():
-            without = done & (values[1] == 0)
+            total, count, newest = values.T
+            without = done & (count == 0)
             if without.any() and name not in self._missed:
                 self._missed.add(name)
                 there = sorted(map(str, self._tasks[np.flatnonzero(without)[0]].info))
@@ -186,9 +178,9 @@ class SteppedEnvironment(HostEnvironment):
                     "count; correct the name if it is misspelt",
                     stacklevel=2,
                 )
-            found[name] = np.where(without, np.nan, values[0] / np.maximum(values[1], 1))
-            found[f"{name}_last"] = np.where(without, np.nan, values[2])
-            values[:, done] = 0.0
+            found[name] = np.where(without, np.nan, total / np.maximum(count, 1))
+            found[f"{name}_last"] = np.where(without, np.nan, newest)
+            values[done] = 0.0
         return found
 
     def _step(self, i: int, action: Any) -> tuple[np.ndarray, float, bool, bool]:
@@ -212,30 +204,24 @@ class SteppedEnvironment(HostEnvironment):
         obs = observations.join(self._parts, obs) if self._parts else obs
         if self._stack is None:
             return obs
-        before = self._frames[i]
-        self._frames[i] = self._stack.begin(obs) if first else self._stack.push(before, obs)
-        return self._stack.join(self._frames[i], obs)
+        frames = self._episode["frames"]
+        frames[i] = self._stack.begin(obs) if first else self._stack.push(frames[i], obs)
+        return self._stack.join(frames[i], obs)
 
     def get_state(self) -> bytes | None:
         tasks = [task.get_state() for task in self._tasks]
-        if any(task is None for task in tasks):
+        if None in tasks:
             return None
-        saved = {"tasks": tasks, "length": self._length, "return": self._return}
-        saved["solved"] = self._solved
-        saved |= {} if self._stack is None else {"frames": self._frames}
-        return snapshots.encode(saved | ({"metrics": self._metrics} if self._metrics else {}))
+        own = [{name: x[i] for name, x in self._episode.items()} for i in range(self.num_envs)]
+        return snapshots.encode(list(zip(tasks, own, strict=True)))
 
     def set_state(self, snapshot: bytes) -> None:
         with snapshots.understood(f"a snapshot of something else than {self.spec.name}"):
-            saved = snapshots.decode(snapshot)
-            for task, one in zip(self._tasks, saved["tasks"], strict=True):
-                task.set_state(one)
-            self._length[:], self._return[:] = saved["length"], saved["return"]
-            self._solved[:] = saved.get("solved", 0)  # of a run before there was such a count
-            if self._stack is not None:
-                self._frames[:] = saved["frames"]
-            for name, values in self._metrics.items():
-                values[:] = saved["metrics"][name]
+            saved = zip(self._tasks, snapshots.decode(snapshot), strict=True)
+            for i, (task, (state, own)) in enumerate(saved):
+                task.set_state(state)
+                for name, values in self._episode.items():
+                    values[i] = own[name]
 
     def render(self) -> np.ndarray:
         """A picture of the first task, uint8 `[height, width, 3]`.

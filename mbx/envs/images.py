@@ -180,9 +180,7 @@ class Stack(NamedTuple):
     """
 
     count: int
-    shape: tuple[int, int, int]  # of the image of one observation, `[H, W, C]`
-    channels: tuple[int, ...]  # of each joined image
-    packed: bool  # an observation is a row of bytes, its image first
+    parts: tuple[Part, ...]  # of one observation; a single image without a name where it has none
 
     @classmethod
     def of(
@@ -191,47 +189,38 @@ class Stack(NamedTuple):
         """A stack (None for one image), and the stacked observation's shape and parts."""
         if count == 1:
             return None, tuple(shape), tuple(parts)
-        image = observations.layout(parts).image_shape or tuple(shape)
-        channels = tuple(part.shape[2] for part in parts if part.is_image) or (image[2],)
+        own = tuple(parts) or (Part("", tuple(shape)),)
         stacked = tuple(
             part._replace(shape=(*part.shape[:2], count * part.shape[2])) if part.is_image else part
-            for part in parts
+            for part in own
         )
-        new = observations.joined(stacked)[0] if parts else (*image[:2], count * image[2])
-        return cls(count, image, channels, observations.is_packed(parts)), new, stacked
+        return cls(count, own), observations.joined(stacked)[0], stacked if parts else ()
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """`[H, W, C]` of the image of one observation."""
+        return observations.layout(self.parts).image_shape or ()
 
     def begin(self, obs: Any) -> Any:
         """Images `[..., count, H, W, C]` at an episode's start: the first one repeated."""
         xp = np if isinstance(obs, np.ndarray) else jnp
-        image = self._image(obs)[..., None, :, :, :]
-        return xp.repeat(image, self.count, axis=-4)
+        image = observations.split(self.parts, obs)["image"]
+        return xp.repeat(image[..., None, :, :, :], self.count, axis=-4)
 
     def push(self, frames: Any, obs: Any) -> Any:
         """The images with that of `obs`, without the oldest."""
         xp = np if isinstance(obs, np.ndarray) else jnp
-        newest = self._image(obs)[..., None, :, :, :]
+        newest = observations.split(self.parts, obs)["image"][..., None, :, :, :]
         return xp.concatenate([frames[..., 1:, :, :, :], newest], axis=-4)
 
     def join(self, frames: Any, obs: Any) -> Any:
         """`obs` with all images of `frames` in place of its own."""
         xp = np if isinstance(obs, np.ndarray) else jnp
         pieces, first = [], 0
-        for channels in self.channels:
-            piece = xp.moveaxis(frames[..., first : first + channels], -4, -2)
-            pieces.append(piece.reshape(*piece.shape[:-2], self.count * channels))
-            first += channels
+        for part in self.parts:
+            if part.is_image:
+                piece = xp.moveaxis(frames[..., first : first + part.shape[2]], -4, -2)
+                pieces.append(piece.reshape(*piece.shape[:-2], -1))
+                first += part.shape[2]
         image = xp.concatenate(pieces, axis=-1)
-        if not self.packed:
-            return image
-        rest = obs[..., self._size :]
-        return xp.concatenate([image.reshape(*rest.shape[:-1], -1), rest], axis=-1)
-
-    @property
-    def _size(self) -> int:
-        height, width, channels = self.shape
-        return height * width * channels
-
-    def _image(self, obs: Any) -> Any:
-        if not self.packed:
-            return obs
-        return obs[..., : self._size].reshape(*obs.shape[:-1], *self.shape)
+        return observations.map_image(self.parts, obs, lambda _: image)

@@ -28,8 +28,6 @@ from mbx.envs.custom import EnvironmentFailure
 from mbx.types import Part
 
 _PATIENCE = 5.0  # seconds that a worker has to end
-# Arrays of a snapshot with one row per environment.
-_EACH = ("length", "return", "solved", "frames")
 
 
 class InWorker(RuntimeError):
@@ -83,31 +81,16 @@ class ParallelEnvironment(HostEnvironment):
 
     def get_state(self) -> bytes | None:
         found = self._all("get_state")
-        if any(one is None for one in found):
+        if None in found:
             return None
-        saved = [snapshot.decode(one) for one in found]
-        whole: dict[str, Any] = {"tasks": [task for one in saved for task in one["tasks"]]}
-        each = [name for name in _EACH if name in saved[0]]
-        whole |= {name: np.concatenate([one[name] for one in saved]) for name in each}
-        if "metrics" in saved[0]:
-            whole["metrics"] = {
-                name: np.concatenate([one["metrics"][name] for one in saved], axis=1)
-                for name in saved[0]["metrics"]
-            }
-        return snapshot.encode(whole)
+        return snapshot.encode([row for one in found for row in snapshot.decode(one)])
 
     def set_state(self, snapshot_: bytes) -> None:
         with snapshot.understood(f"a snapshot of something else than {self.spec.name}"):
             saved = snapshot.decode(snapshot_)
-            if len(saved["tasks"]) != self.num_envs:
-                raise ValueError(f"it is of {len(saved['tasks'])} environments")
-            given = []
-            for share in self._shares:
-                one = {name: saved[name][share] for name in ("tasks", *_EACH) if name in saved}
-                if "metrics" in saved:
-                    one["metrics"] = {n: x[:, share] for n, x in saved["metrics"].items()}
-                given.append(snapshot.encode(one))
-        self._all("set_state", given)
+            if len(saved) != self.num_envs:
+                raise ValueError(f"it is of {len(saved)} environments")
+        self._all("set_state", [snapshot.encode(saved[share]) for share in self._shares])
 
     def close(self) -> None:
         self._end()

@@ -147,9 +147,9 @@ def test_a_task_that_holds_what_is_not_plain_is_not_saved():
 def test_a_snapshot_cannot_set_methods_or_models(name):
     environment = envs.make("gym:Pendulum-v1", 1)
     saved = snapshot.decode(environment.get_state())
-    task = snapshot.decode(saved["tasks"][0])
+    task = snapshot.decode(saved[0][0])
     task["layers"][-1][name] = 3
-    saved["tasks"] = [snapshot.encode(task)]
+    saved = [(snapshot.encode(task), saved[0][1])]
     with pytest.raises(SnapshotError, match=name):
         environment.set_state(snapshot.encode(saved))
     environment.step(np.zeros((1, 1)))
