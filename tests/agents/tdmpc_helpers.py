@@ -246,7 +246,6 @@ VARIANTS = {
             trust_region_coef=0.1,
             optimist=True,
             encoder_consistency_coef=1.0,
-            head_strategy="split",
             final_rho=0.125,
             termination="soft",
             aux_gammas=(0.5, 0.8),
@@ -255,14 +254,13 @@ VARIANTS = {
         ),
         optimizer=dict(weight_decay=0.01, ensemble_lr_scaling=True),
     ),
-    "concat": dict(
+    "q": dict(
         model=dict(num_dynamics=2, num_rewards=2, critic="q"),
         planner=SCORED,
         training_planner=SCORED,
-        train=dict(steps=2, seed_steps=0, pretrain_updates=0, utd_ratio=1.0),
+        train=dict(steps=2, seed_steps=0, pretrain_updates=1, pretrain_policy=False, utd_ratio=1.0),
         loss=dict(
             value_target="planner",
-            head_strategy="concat",
             policy_loss="awr:1+bc:0.1",
             td_all_dynamics=False,
             value_reduction="mean",
@@ -272,9 +270,7 @@ VARIANTS = {
             expert_mean="final",
             jacobian=0.5,
         ),
-        optimizer=dict(
-            value_every=2, policy_every=2, encoder_lr_step_at=0.5, encoder_lr_step_scale=0.0
-        ),
+        optimizer=dict(value_every=2, encoder_lr_step_at=0.5, encoder_lr_step_scale=0.0),
     ),
     "lambda": dict(
         model=dict(num_dynamics=2),
@@ -286,7 +282,6 @@ VARIANTS = {
             policy_loss="kl",
             kl_forward=True,
             expert_source="acting",
-            head_strategy="single",
         ),
     ),
 }

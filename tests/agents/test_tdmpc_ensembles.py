@@ -114,8 +114,6 @@ def test_head_strategies():
         np.testing.assert_array_equal(
             losses.select_latents(jnp.asarray(a["z"]), strategy), a[strategy]
         )
-    copies = losses.repeat_for_heads(jnp.arange(6).reshape(1, 6), "concat", 2)
-    np.testing.assert_array_equal(copies[0], [*range(6), *range(6)])
 
 
 def prior_params(a, prefix):

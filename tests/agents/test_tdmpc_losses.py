@@ -116,10 +116,6 @@ def test_the_policy_rests_in_pretraining_where_it_should():
     settings = make_settings(train=dict(pretrain_updates=2, pretrain_policy=False))
     due = [policy_due(settings, jnp.int32(step)) for step in range(4)]
     assert due == [False, False, True, True]
-    rare = replaced(settings, optimizer=dict(policy_every=3))
-    assert [bool(policy_due(rare, jnp.int32(i))) for i in range(7)] == [
-        i in (3, 6) for i in range(7)
-    ]
     assert policy_due(replaced(settings, train=dict(pretrain_policy=True)), jnp.int32(0)) is None
 
 
@@ -236,8 +232,7 @@ def test_distillation_is_the_kl_in_units_of_its_range(forward, least):
         policy_loss="kl",
         kl_forward=forward,
         kl_scale_min=least,
-        expert_std_scale=1.5,
-        expert_min_std=1.0,
+        expert_min_std=0.8,
     )
     settings = make_settings(loss=own)
     rng = np.random.default_rng(0)
@@ -252,8 +247,8 @@ def test_distillation_is_the_kl_in_units_of_its_range(forward, least):
     model = make_world_model(make_world(settings))
     ours, states, new, _ = others.distil(settings, model, {}, policy, inputs, scales)
     one = (np.tanh(mean), np.exp(log_std))
-    two = (expert[..., 0, :], np.maximum(1.5 * expert[..., 1, :], 1.0))
-    assert 0.2 < np.mean(two[1] == 1.0) < 0.8  # of some the scaled deviation, of some the least
+    two = (expert[..., 0, :], np.maximum(expert[..., 1, :], 0.8))
+    assert 0.2 < np.mean(two[1] == 0.8) < 0.8  # of some the expert's, of some the least
     (m1, s1), (m2, s2) = (two, one) if forward else (one, two)
     kl = (np.log(s2 / s1) + (s1**2 + (m1 - m2) ** 2) / (2 * s2**2) - 0.5).mean(-1)
     low, high = np.percentile(kl[0], [5, 95])
@@ -329,11 +324,10 @@ def test_initialisation_differs_from_head_to_head_and_last_layers_are_zero():
         ),
         (dict(loss=dict(aux_gammas=(1.5,))), "aux_gammas"),
         (dict(loss=dict(value_target="td", td_horizon=0)), "td_horizon=0"),
-        (dict(loss=dict(head_strategy="all")), "head_strategy"),
         (dict(model=dict(num_dynamics=3)), "batch_size=128 is not divisible .*num_dynamics=3"),
         (dict(replay=dict(keep_targets=64)), "keep_targets=64 exceeds .*num_samples=32: lower"),
         (dict(loss=dict(value_best_n=50)), "value_best_n=50 exceeds the 8 planner actions"),
-        (dict(model=dict(num_bins=1, prior_scale=1.0)), "prior_scale=1.0 .*num_bins=1 has none"),
+        (dict(model=dict(num_bins=1, prior_scale=1.0)), "num_bins=1"),
         *(
             (
                 dict(training_planner=dict(search="acting", proposal_log_std=bounds)),

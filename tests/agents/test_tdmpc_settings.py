@@ -40,7 +40,6 @@ PASSED_ON = {
     "loss.aux_coef",
     "loss.aux_joint",
     "loss.encoder_consistency_warmup",
-    "loss.head_strategy",
     "loss.optimist",
     "loss.td_dynamics_reduction",
     "loss.td_ema_policy",
@@ -234,21 +233,12 @@ def test_models_are_not_read_with_other_bins_or_normalisation():
         assert reason.endswith(
             f"were trained with 3.0; set model.bins='fixed' and model.{name}=3.0"
         )
-        regression = dataclasses.replace(usual, num_bins=1)
-        assert told(regression, dataclasses.replace(moved, num_bins=1)) == []
     normed = dataclasses.replace(usual, normalize_observations=True)
     (reason,) = told(normed, usual)
     assert "normalize_observations=True: the encoder of train.init_from='' was trained" in reason
     assert reason.endswith("with False, set that") and told(normed, normed) == []
     assert told(usual, usual) == []
     assert list(declared.Settings().check_start(dreamer.Settings())) == []
-
-
-def test_bins_of_a_regression_are_refused():
-    for name, value in (("bins", "auto"), ("bin_min", -3.0), ("bin_max", 3.0)):
-        model = {"num_bins": 1, name: value}
-        with pytest.raises(ValueError, match=f"model.{name}=.*num_bins above 1"):
-            from_dict(declared.Settings(), {"model": model})
 
 
 def test_episodes_begin_again_where_a_task_is_solved_if_rewards_are_known():

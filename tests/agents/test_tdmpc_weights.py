@@ -28,7 +28,7 @@ ENDS = np.array([[0.0, 1.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]], np.float32)
 PLANNED = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1]], bool)
 # Every loss that divides by a count, each with another of them.
 ALL = dict(
-    model=dict(episodic="True", critic="v", num_dynamics=2),
+    model=dict(episodic="True", critic="v", num_dynamics=1),
     loss=dict(
         value_target="planner",
         value_last_state=True,
@@ -38,7 +38,6 @@ ALL = dict(
         policy_loss="awr:1+kl:1+bc:1",
         trust_region_coef=1.0,
         optimist=True,
-        head_strategy="single",
     ),
 )
 
@@ -92,11 +91,16 @@ def test_rows_are_counted_over_the_whole_batch(critic, own, values):
 def test_losses_of_parts_add_up_to_the_wholes(monkeypatch):
     monkeypatch.setattr(heads, "_KNOWN", {"toy": head()})
     settings = make_settings(**ALL)
-    model, params = closed_form(settings), Toy(settings).params()
-    model = model._replace(
-        reward=lambda *args: model.reward_mean(*args)[..., None],
-        value=lambda *args: model.value_mean(*args[:3])[..., None],
-        bins=lambda: jnp.zeros(1),
+    toy, params = closed_form(settings), Toy(settings).params()
+
+    def logits(x):
+        return jnp.stack([x, 0.0 * x, -x], axis=-1)
+
+    model = toy._replace(
+        reward=lambda *args: logits(toy.reward_mean(*args)),
+        value=lambda *args: logits(toy.value_mean(*args[:3])),
+        aux_value=lambda *args: logits(toy.value_mean(*args)),
+        bins=lambda: jnp.linspace(-1.0, 1.0, 3),
         heads=heads.make_heads(settings.loss.head_terms, SPEC),
     )
     slow = jax.tree.map(lambda x: 1.1 * x, params)
@@ -118,7 +122,7 @@ def test_losses_of_parts_add_up_to_the_wholes(monkeypatch):
         targets = value_targets(settings, model, state, z, batch, noise, weights)
         args = params, batch, z[1:], targets, rows, noise
         _, (zs, metrics) = losses.model_loss(settings, model, *args, progress=0.5)
-        inputs = losses.policy_inputs(settings, zs, batch, rows, weights, noise)
+        inputs = losses.policy_inputs(zs, batch, rows, weights, noise)
         args = params["policy"], params, slow["policy"], inputs, scales
         policy, (_, extra) = losses.policy_loss(settings, model, *args)
         args = params["optimist"], params, inputs, units

@@ -223,8 +223,8 @@ def make_learn(
     settings: Settings, model: WorldModel
 ) -> Callable[[TrainState, replay.Sample, Array], tuple[TrainState, Metrics]]:
     """`learn(train, sample, key) -> (train, metrics)`: one learner step on sampled windows."""
-    # Where several dynamics heads feed the policy, their rows are ordered head by head.
-    mixed = model.config.num_dynamics > 1 and settings.loss.head_strategy != "single"
+    # Of several dynamics heads each has its chunk of the whole batch.
+    mixed = model.config.num_dynamics > 1
     step = functools.partial(update_from_batch, settings, model)
 
     def learn(train: TrainState, sample: replay.Sample, key: Array) -> tuple[TrainState, Metrics]:

@@ -27,12 +27,6 @@ class Loss:
     final_rho: float = setting(
         0.0, "Weight rho^horizon, which determines rho; 0 = rho itself counts.", at_most=1
     )
-    head_strategy: str = setting(
-        "split",
-        "Dynamics heads that feed value and policy: a share of the batch each, head 0, or all.",
-        choices=("split", "single", "concat"),
-        needs={"several_dynamics": True},
-    )
     consistency_coef: float = setting(20.0, "Coefficient of predicted latents.")
     encoder_consistency_coef: float = setting(
         0.0, "Coefficient of the encoder's consistency with the dynamics."
@@ -146,9 +140,6 @@ class Loss:
         choices=("chosen", "final"),
         needs=_EXPERT,
     )
-    expert_std_scale: float = setting(
-        1.0, "Factor of the expert's standard deviation.", needs=_EXPERT
-    )
     expert_min_std: float = setting(0.05, "Lowest standard deviation of an expert.", needs=_EXPERT)
     kl_scale_min: float = setting(
         1.0, "Lowest value of the KL's running range, which is its unit.", above=0, needs=_EXPERT
@@ -159,12 +150,6 @@ class Loss:
         "Temperature of the weights of planner actions.",
         above=0,
         needs={"weighs_by_temperature": True},
-    )
-    advantage_scale: str = setting(
-        "none",
-        "Unit of values in the weights of planner actions: none, or the values' running range.",
-        choices=("none", "range"),
-        needs={"weighs_plans": True},
     )
     entropy_coef: float = setting(1e-4, "Coefficient of the entropy bonus.")
     entropy_coef_end: float = setting(

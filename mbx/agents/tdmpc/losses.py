@@ -8,18 +8,16 @@ so that losses of several devices add up; every random number is an argument.
     awr   advantage-weighted regression onto the planner's actions
     kl, bc: `variant`; critics, units and entropy: `policies`
 
-Time-major: T transitions, S = T+1 states, B batch (B' with all dynamics heads in use concatenated),
-H dynamics heads, R reward heads, V value heads, G auxiliary discounts, N planner actions, L latent
-dims, A action dims, K bins.
+Time-major: T transitions, S = T+1 states, B batch, H dynamics heads, R reward heads,
+V value heads, G auxiliary discounts, N planner actions, L latent dims, A action dims, K bins.
 Sources: TD-MPC2 (arXiv 2310.16828), equations 3 and 4, and its reference code; BMPC (arXiv
 2503.18871); docs/sources.md, entries planner-targets, ensembles and behaviour.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -94,11 +92,11 @@ def target_mask(settings: Settings, critic: str, batch: Batch) -> Array:
     return mask * batch.plan_valid[: mask.shape[0]] if loss.value_target == "planner" else mask
 
 
-def select_latents(zs: Array, strategy: str) -> Array:
+def select_latents(zs: Array, strategy: str = "split") -> Array:
     """The latents that value and policy train on: `[S, H, B, L] -> [S, B', L]`.
 
-    "single": head 0's; no gradient reaches other heads. "split": head h gets chunk h of the batch,
-    B' = B. "concat": all, head by head, B' = H B. Source: docs/sources.md, entry ensembles.
+    "split" (the agent's): head h gets chunk h of the batch, B' = B. "single": head 0's. "concat":
+    all, head by head, B' = H B. Source: docs/sources.md, entry ensembles.
     """
     heads, batch = zs.shape[1:3]
     if heads == 1:
@@ -109,13 +107,6 @@ def select_latents(zs: Array, strategy: str) -> Array:
         return zs.reshape(zs.shape[0], heads * batch, zs.shape[3])
     chunk = batch // heads
     return jnp.concatenate([zs[:, h, h * chunk : (h + 1) * chunk] for h in range(heads)], axis=1)
-
-
-def repeat_for_heads(tree: Any, strategy: str, heads: int, axis: int = 1) -> Any:
-    """A tree repeated to match the states of `select_latents`: axis B -> B'."""
-    if strategy != "concat" or heads == 1:
-        return tree
-    return jax.tree.map(lambda x: jnp.concatenate([x] * heads, axis=axis), tree)
 
 
 def rollout(model: WorldModel, params: Params, z: Array, actions: Array) -> Array:
@@ -149,18 +140,10 @@ def termination_loss(logit: Array, terminated: Array, rows: Rows) -> Array:
 
 
 def value_loss(logits: Array, target: ValueTarget, bins: Array) -> Array:
-    """Cross-entropy of the value heads `[V, T, B, K]` with their target, mean over heads, `[T, B]`.
-
-    With a single bin it is the squared error in symlog space, mean over samples.
-    """
+    """Cross-entropy of value heads `[V, T, B, K]` with their target, mean over heads: `[T, B]`."""
     if target.samples.shape[-1] == 1 and target.samples.shape[0] == 1:
         real = jnp.broadcast_to(target.samples[..., 0], logits.shape[:-1])
         cross_entropy = dist.two_hot_cross_entropy(logits, real, bins)
-    elif bins.shape[0] == 1:
-        each = jnp.broadcast_to(target.samples, (*logits.shape[:-1], target.samples.shape[-1]))
-        repeated = jnp.broadcast_to(logits[..., None, :], (*each.shape, 1))
-        errors = dist.two_hot_cross_entropy(repeated, each, bins)
-        cross_entropy = jnp.sum(target.weights[None] * errors, axis=-1)
     else:
         two_hot = jnp.broadcast_to(target.two_hot(bins), logits.shape)
         cross_entropy = dist.cross_entropy(logits, two_hot)
@@ -212,20 +195,15 @@ def value_losses(
         targets: of the value heads, and of the auxiliary ones `[G, T, B]`.
         rows: states with a target.
     """
-    strategy, heads, bins = settings.loss.head_strategy, zs.shape[1], model.bins()
-    repeat = functools.partial(repeat_for_heads, strategy=strategy, heads=heads)
-    target, aux_target = targets
-    action = repeat(batch.action) if model.config.critic == "q" else None
-    states = select_latents(zs[: rows.mask.shape[0]], strategy)
-    target = ValueTarget(repeat(target.samples, axis=2), repeat(target.weights))
-    rows = rows.repeated(states.shape[1] // rows.mask.shape[1])
+    bins, (target, aux_target) = model.bins(), targets
+    action = batch.action if model.config.critic == "q" else None
+    states = select_latents(zs[: rows.mask.shape[0]])
     logits = model.value(params["value"], states, action, noise.dropout)
     losses = {"value": rows.mean(value_loss(logits, target, bins))}
     if aux_target is not None:
-        wanted = repeat(aux_target, axis=2)
-        steps = wanted.shape[1]
+        steps = aux_target.shape[1]
         logits = model.aux_value(params["aux_value"], states[:steps], action)
-        cross_entropy = jnp.mean(dist.two_hot_cross_entropy(logits, wanted, bins), axis=0)
+        cross_entropy = jnp.mean(dist.two_hot_cross_entropy(logits, aux_target, bins), axis=0)
         losses["aux_value"] = rows.first(steps).mean(cross_entropy)
     return losses
 
@@ -327,39 +305,24 @@ def model_loss(
 
 
 # -------------------------------------------------------------------------------------------------
-# The policy: losses [S', B'], the rows that count, updated scales, metrics of rows
+# The policy: losses [S', B], the rows that count, updated scales, metrics of rows
 
 
 def policy_inputs(
-    settings: Settings,
-    zs: Array,
-    batch: Batch,
-    weights: Weights,
-    plan_weights: Array | None,
-    noise: Noise,
+    zs: Array, batch: Batch, weights: Weights, plan_weights: Array | None, noise: Noise
 ) -> PolicyInputs:
-    """Inputs of the policy losses, repeated where several dynamics heads feed them."""
-    strategy, heads = settings.loss.head_strategy, zs.shape[1]
-    latents = select_latents(zs, strategy)
-    copies = latents.shape[1] // batch.mask.shape[1]
-    copied = repeat_for_heads(
-        dict(
-            actions=batch.plan_actions,
-            weights=plan_weights,
-            expert=batch.expert,
-            behaviour=batch.action,
-        ),
-        strategy,
-        heads,
-    )
-    rest = dict(eps=noise.policy_eps, heads=noise.policy_heads, dropout=noise.policy_dropout)
-    states, plans = weights.states, weights.plans
+    """Inputs of the policy losses from the latents `[S, H, B, L]` of all dynamics heads."""
     return PolicyInputs(
-        zs=latents,
-        states=states.repeated(copies),
-        plans=None if plans is None else plans.repeated(copies),
-        **rest,
-        **copied,
+        zs=select_latents(zs),
+        states=weights.states,
+        plans=weights.plans,
+        eps=noise.policy_eps,
+        heads=noise.policy_heads,
+        dropout=noise.policy_dropout,
+        actions=batch.plan_actions,
+        weights=plan_weights,
+        expert=batch.expert,
+        behaviour=batch.action,
     )
 
 

@@ -1,8 +1,7 @@
 """Parts of the policy losses: the critic's value of an action, units, densities, entropy.
 
-Axes: S = T+1 states, B' states with all dynamics heads in use, A action dims, L latent dims; `...`
-are free. Sources: TD-MPC2 (arXiv 2310.16828) and its reference code; docs/sources.md, entry
-ensembles.
+Axes: S = T+1 states, B batch, A action dims, L latent dims; `...` are free. Sources: TD-MPC2 (arXiv
+2310.16828) and its reference code; docs/sources.md, entry ensembles.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from mbx.world_model import (
 if TYPE_CHECKING:
     from mbx.agents.tdmpc.settings import Settings
 
-Policy = tuple[Array, Array]  # mean and log_std, [S, B', A]
+Policy = tuple[Array, Array]  # mean and log_std, [S, B, A]
 Term = tuple[Array, Rows, Scales, Metrics]
 
 

@@ -96,9 +96,6 @@ class Replay(common.Replay):
     )
 
 
-_BINS = {"has_bins": True}
-
-
 @dataclasses.dataclass(frozen=True)
 class Model:
     """Shape of the world model."""
@@ -126,18 +123,15 @@ class Model:
     prior_scale: float = setting(
         0.0, "Scale of frozen random networks added to dynamics, reward and value heads; 0 = none."
     )
-    num_bins: int = setting(
-        101, "Bins of predicted rewards and values; 1 = regression.", at_least=1
-    )
+    num_bins: int = setting(101, "Bins of predicted rewards and values.", at_least=2)
     bins: str = setting(
         "fixed",
         "Range of the bins: fixed = from bin_min to bin_max; auto = over what an episode can "
         "return, where the suite says what its rewards can be (dmc: does).",
         choices=("fixed", "auto"),
-        needs=_BINS,
     )
-    bin_min: float = setting(-10.0, "Lowest bin, in symlog space.", at_least=None, needs=_BINS)
-    bin_max: float = setting(10.0, "Highest bin, in symlog space.", at_least=None, needs=_BINS)
+    bin_min: float = setting(-10.0, "Lowest bin, in symlog space.", at_least=None)
+    bin_max: float = setting(10.0, "Highest bin, in symlog space.", at_least=None)
     log_std_min: float = setting(
         -3.0, "Lowest log standard deviation of a Gaussian policy.", at_least=None
     )
@@ -164,11 +158,6 @@ class Model:
                     f"{low}={getattr(self, low)} is more than model.{high}={getattr(self, high)}: "
                     "exchange them"
                 )
-        if self.num_bins == 1 and self.prior_scale:
-            yield (
-                f"prior_scale={self.prior_scale} shifts a distribution over bins and model.num_bins"
-                "=1 has none: set prior_scale=0.0 or raise num_bins"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +235,6 @@ class Optimizer:
     weight_decay: float = setting(0.0, "Weight decay of AdamW; 0 = Adam.")
     grad_clip_norm: float = setting(20.0, "Largest global norm of a gradient.")
     value_every: int = setting(1, "Model updates between two updates of the values.", at_least=1)
-    policy_every: int = setting(1, "Model updates between two updates of the policy.", at_least=1)
     tau: float = setting(0.01, "Step of the target network towards the values.", at_most=1)
     policy_tau: float = setting(
         0.01,
@@ -350,7 +338,7 @@ class Settings(RunSettings):
                 f"model.normalize_observations={normed}: the encoder {start} was trained with "
                 f"{before}, set that"
             )
-        for name in ("bin_min", "bin_max") if self.has_bins else ():
+        for name in ("bin_min", "bin_max"):
             given, trained = getattr(self.model, name), getattr(other.model, name)
             if given != trained:
                 yield (
@@ -414,10 +402,10 @@ class Settings(RunSettings):
                     "or raise the other"
                 )
         heads = self.model.num_dynamics
-        if self.loss.head_strategy == "split" and self.loss.batch_size % heads:
+        if self.loss.batch_size % heads:
             yield (
                 f"loss.batch_size={self.loss.batch_size} is not divisible by model.num_dynamics="
-                f"{heads}: change it, or choose loss.head_strategy='concat' or 'single'"
+                f"{heads}, whose heads share a batch: change it"
             )
         kept, made = self.replay.keep_targets, self.training_planner.num_samples
         if self.stores_plans and kept > made:
@@ -449,7 +437,6 @@ class Settings(RunSettings):
         kept = self.replay.keep_targets if self.training_planner.enabled else 0
         return kept or self.training_planner.num_samples
 
-    has_bins = _when("model.num_bins above 1", lambda s: s.model.num_bins > 1)
     several_dynamics = _when("model.num_dynamics above 1", lambda s: s.model.num_dynamics > 1)
     averages_values = _when(
         "model.num_values and loss.num_heads above 1",
@@ -529,13 +516,9 @@ class Settings(RunSettings):
             )
         ),
     )
-    moves_value_scale = _when(
-        "svg in loss.policy_loss, or loss.advantage_scale=range",
-        lambda s: s.uses_svg or (s.weighs_plans and s.loss.advantage_scale == "range"),
-    )
     scales_values = _when(
-        "svg in loss.policy_loss, loss.advantage_scale=range, or loss.optimist",
-        lambda s: s.moves_value_scale or (s.loss.optimist and s.reads_plans),
+        "svg in loss.policy_loss, or loss.optimist",
+        lambda s: s.uses_svg or (s.loss.optimist and s.reads_plans),
     )
     imagines_targets = _when(
         "model.critic=v with loss.value_target planner or td",

@@ -1,8 +1,7 @@
 """What passes between the parts of one learner step.
 
-Axes: T transitions of a window and S = T+1 states, B batch windows (B' with all dynamics heads in
-use concatenated), N planner actions, n of them in use, H dynamics heads, V value heads, K bins, L
-latent dims, A action dims, E environments.
+Axes: T transitions of a window and S = T+1 states, B batch windows, N planner actions, n of them in
+use, H dynamics heads, V value heads, K bins, L latent dims, A action dims, E environments.
 """
 
 from __future__ import annotations
@@ -44,10 +43,6 @@ class Rows(NamedTuple):
     def first(self, steps: int) -> Rows:
         """The rows of the first `steps` steps."""
         return Rows(self.mask[:steps], self.count[:steps], self.rho)
-
-    def repeated(self, times: int) -> Rows:
-        """The rows concatenated `times` times."""
-        return Rows(jnp.concatenate([self.mask] * times, axis=1), times * self.count, self.rho)
 
 
 class Weights(NamedTuple):
@@ -101,7 +96,7 @@ class Noise(NamedTuple):
 
     target_eps: Array | None  # of the TD target's action, `[T, B, A]`
     target_heads: Array | None  # value heads in targets
-    policy_eps: Array | None  # `[S, B', A]`
+    policy_eps: Array | None  # `[S, B, A]`
     policy_heads: Array | None  # value heads in the policy loss
     dropout: Array | None = None  # a key for the values' loss
     rollout_eps: Array | None = None  # of imagined rollouts, `[td_horizon, T, B, n, A]`
@@ -161,18 +156,18 @@ class Scales(NamedTuple):
 
 
 class PolicyInputs(NamedTuple):
-    """Inputs of the policy losses, with the states of all dynamics heads in use (B')."""
+    """Inputs of the policy losses."""
 
-    zs: Array  # latents `[S, B', L]`, without gradient
+    zs: Array  # latents `[S, B, L]`, without gradient
     states: Rows  # those that count
-    eps: Array  # the policy's noise, `[S, B', A]`
+    eps: Array  # the policy's noise, `[S, B, A]`
     heads: Array | None  # value heads in use, None for all
     dropout: Array | None = None  # a key for the values
     plans: Rows | None = None  # states that have a plan
-    actions: Array | None = None  # the planner's, `[S, B', N, A]`
-    weights: Array | None = None  # `[S, B', N]`
-    expert: Array | None = None  # mean and standard deviation, `[S, B', 2, A]`
-    behaviour: Array | None = None  # the replay's actions, `[T, B', A]`
+    actions: Array | None = None  # the planner's, `[S, B, N, A]`
+    weights: Array | None = None  # `[S, B, N]`
+    expert: Array | None = None  # mean and standard deviation, `[S, B, 2, A]`
+    behaviour: Array | None = None  # the replay's actions, `[T, B, A]`
 
 
 @flax.struct.dataclass

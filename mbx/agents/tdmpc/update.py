@@ -21,8 +21,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from mbx import distributions as dist
 from mbx import returns
-from mbx.agents.tdmpc import losses, policies, variant
+from mbx.agents.tdmpc import losses, variant
 from mbx.agents.tdmpc.types import (
     Batch,
     Noise,
@@ -33,7 +34,7 @@ from mbx.agents.tdmpc.types import (
     ValueTarget,
     Weights,
 )
-from mbx.agents.tdmpc.value_targets import plan_weights, value_targets
+from mbx.agents.tdmpc.value_targets import value_targets
 from mbx.fast import collectives, rng
 from mbx.types import Array, Mean, Metrics, Params, streams
 from mbx.world_model import WorldModel, WorldModelConfig, choose_heads
@@ -52,14 +53,14 @@ def update_from_batch(
     """One learner step on `batch` with given random numbers."""
     state = state.replace(params=model.see(state.params, batch.obs))
     weights = losses.step_weights(settings, model.config.critic, batch)
-    state, for_policy, for_values = weigh_plans(settings, state, batch)
+    for_policy, for_values = weigh_plans(settings, batch.plan_values)
     shares = batch_metrics(batch, weights, state.step + 1)
     z = encode(model, state.params, batch.obs)
     targets = value_targets(settings, model, state, z, batch, noise, for_values)
     state, zs, metrics = learn_model(
         settings, model, state, batch, z, targets, weights, noise, shares
     )
-    inputs = losses.policy_inputs(settings, zs, batch, weights, for_policy, noise)
+    inputs = losses.policy_inputs(zs, batch, weights, for_policy, noise)
     learn = functools.partial(learn_policy, settings, model, inputs=inputs, noise=noise)
     state, more = when(policy_due(settings, state.step), learn, state)
     return move_targets(settings, state), metrics | more
@@ -76,10 +77,8 @@ def encode(model: WorldModel, params: Params, obs: Array) -> Array:
 
 def policy_due(settings: Settings, step: Array) -> Array | None:
     """Whether the policy learns in this update; None: always."""
-    every, first = settings.optimizer.policy_every, settings.train.pretrain_updates
-    if first and not settings.train.pretrain_policy:
-        return (step >= first) & (step % every == 0)
-    return None if every == 1 else step % every == 0
+    first = settings.train.pretrain_updates
+    return step >= first if first and not settings.train.pretrain_policy else None
 
 
 def when(
@@ -93,28 +92,18 @@ def when(
     return state, {name: Mean(value, due.astype(jnp.float32)) for name, value in metrics.items()}
 
 
-def weigh_plans(
-    settings: Settings, state: TrainState, batch: Batch
-) -> tuple[TrainState, Array | None, Array | None]:
-    """Weights of a batch's planner actions.
+def weigh_plans(settings: Settings, values: Array | None) -> tuple[Array | None, Array | None]:
+    """Weights of planner actions by their values `[S, B, N]`, for the policy and for value targets.
 
-    Returns:
-        The state with the unit of values updated; the weights for the policy and for value targets,
-        `[S, B, N]`, None where no loss reads them.
+    They are softmax(values / temperature), `[S, B, N]`; None where no loss reads them.
     """
     if not settings.weighs_plans:
-        return state, None, None
-    unit: Array | float = 1.0
-    if settings.loss.advantage_scale == "range":
-        scales = ValueScales(state.scale, state.return_ema)
-        values = batch.plan_values[0].reshape(-1)
-        unit, scales = policies.move_value_scale(settings, scales, values)
-        state = state.replace(scale=scales.running, return_ema=scales.ema)
-    weigh = functools.partial(plan_weights, settings, batch.plan_values, unit)
-    weights = weigh(settings.loss.awr_temperature)
+        return None, None
+    assert values is not None  # a batch has plans where a loss reads them
+    weights = dist.awr_weights(values, settings.loss.awr_temperature, mode="divide")
     if settings.weighs_values and settings.loss.value_temperature:
-        return state, weights, weigh(settings.loss.value_temperature)
-    return state, weights, weights
+        return weights, dist.awr_weights(values, settings.loss.value_temperature, mode="divide")
+    return weights, weights
 
 
 def batch_metrics(batch: Batch, weights: Weights, step: Array) -> Metrics:
@@ -320,8 +309,7 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
     world, loss = model.config, settings.loss
     keys = streams(key, *Noise._fields)
     shape = (loss.horizon, loss.batch_size, world.action_dim)
-    copies = world.num_dynamics if loss.head_strategy == "concat" else 1
-    states = (shape[0] + 1, copies * loss.batch_size, world.action_dim)
+    states = (loss.horizon + 1, *shape[1:])
     imagined = loss.value_target == "td" and world.critic == "v"
     local = loss.value_target != "lambda" and loss.value_reduction == "local"
     value_heads = functools.partial(

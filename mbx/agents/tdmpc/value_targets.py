@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
-from mbx import distributions as dist
 from mbx import networks, returns
 from mbx.agents.tdmpc.types import Batch, Noise, TrainState, ValueTarget
 from mbx.fast import collectives
@@ -31,21 +29,6 @@ from mbx.world_model import WorldModel, continue_prob, discount_of, head_values,
 
 if TYPE_CHECKING:
     from mbx.agents.tdmpc.settings import Settings
-
-
-def plan_weights(
-    settings: Settings, values: Array, scale: Array | float, temperature: ArrayLike
-) -> Array:
-    """Weights over a state's N planner actions: softmax of values / temperature, `[..., N]`.
-
-    Args:
-        values: `[..., N]`.
-        scale: unit of values, for `loss.advantage_scale="range"`.
-        temperature: above 0.
-    """
-    if settings.loss.advantage_scale == "range":
-        values = values / scale
-    return dist.awr_weights(values, temperature, mode="divide")
 
 
 def value_actions(

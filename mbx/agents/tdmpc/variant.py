@@ -3,8 +3,8 @@
     kl    distil the planner's Gaussian (BMPC)
     bc    clone the replay's actions (NEWT, for demonstrations)
 
-Interface and axes as in `losses`: S = T+1 states, B' states with all dynamics heads in use, A
-action dims. Sources: BMPC (arXiv 2503.18871); docs/sources.md, entries ensembles and behaviour.
+Interface and axes as in `losses`: S = T+1 states, B batch, A action dims. Sources: BMPC (arXiv
+2503.18871); docs/sources.md, entries ensembles and behaviour.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def distil(
         kl = categorical.kl(expert, mean) if loss.kl_forward else categorical.kl(mean, expert)
     else:
         mask = model.action_mask(inputs.zs)
-        expert_std = jnp.maximum(loss.expert_std_scale * expert_std, loss.expert_min_std)
+        expert_std = jnp.maximum(expert_std, loss.expert_min_std)
         own = jnp.tanh(mean), jnp.exp(log_std)
         kl = kl_states(*own, expert_mean, expert_std, loss.kl_forward, mask)
     first = jnp.where(inputs.plans.mask[0] > 0, kl[0], 0.0)
@@ -98,7 +98,7 @@ def trust_region(
     inputs: PolicyInputs,
     scale: returns.RunningScale,
 ) -> tuple[Array, returns.RunningScale]:
-    """KL(EMA policy || policy), summed over action dims, divided by its running scale, `[S, B']`.
+    """KL(EMA policy || policy), summed over action dims, divided by its running scale, `[S, B]`.
 
     The KL before tanh equals that after it. Source: docs/sources.md, entry behaviour.
     """
@@ -135,7 +135,7 @@ def optimist_loss(
     q = policy_value(
         settings, model, params, inputs.zs, action, inputs.heads, OPTIMISM, inputs.dropout
     )
-    if settings.moves_value_scale:
+    if settings.uses_svg:
         scale = value_scale(settings, scales)
     else:
         scale, scales = move_value_scale(settings, scales, jax.lax.stop_gradient(q[0]))
