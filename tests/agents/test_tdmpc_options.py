@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import jax
@@ -100,7 +101,7 @@ def test_a_pass_writes_to_the_rows_it_planned_for(how):
     settings = make_settings(reanalyze=own)
     buffer = filled(settings)
     chunk = jnp.int32(1 if how == "sweep" else -1)
-    run = jax.jit(again.make_reanalyze(settings, fake_targets))
+    run = jax.jit(functools.partial(again.reanalyze, settings, fake_targets))
     new, metrics = run(TRAIN, buffer, jax.random.key(5), chunk)
     touched = check_rows(buffer, new, 8)
     assert touched.any() and float(metrics["reanalyze/age"]) == 8.0

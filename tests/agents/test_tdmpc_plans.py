@@ -209,8 +209,10 @@ def test_early_plans_start_from_a_share_of_the_policys_gaussian(planned):
     )
     z, before = array(B, 2), array(B, 2, A)
     train = TrainState(toy.params(), *[None] * 10, jnp.int32(3))
-    act = agents.make_act(settings, model)
-    act(train, jnp.asarray(before), jnp.asarray(z), jnp.zeros(B, bool), jax.random.key(0), False)
+    given = settings, model, train
+    agents.act(
+        *given, jnp.asarray(before), jnp.asarray(z), jnp.zeros(B, bool), jax.random.key(0), False
+    )
     first = np.tanh(0.1 * z + toy.mean)
     second = np.tanh(0.1 * (0.9 * z + toy.gain[0] * first) + toy.mean)
     start = np.stack([before[:, 1], np.zeros((B, A))], axis=1)  # warm start, shifted
@@ -228,9 +230,8 @@ def test_an_expert_is_the_planners_choice_or_its_final_mean(planned, how, mean):
     settings, model, toy = ensemble(
         training_planner=own, loss=dict(policy_loss="kl", expert_mean=how)
     )
-    make = agents.make_targets(settings, model)
     train = TrainState(toy.params(), *[None] * 10, jnp.int32(3))
-    made = make(train, None, jnp.ones((B, 2)), jax.random.key(0))
+    made = agents.targets(settings, model, train, None, jnp.ones((B, 2)), jax.random.key(0))
     np.testing.assert_allclose(made.expert[:, 0], np.full((B, A), mean))  # a plan's mean is 0.5
     np.testing.assert_allclose(made.expert[:, 1], np.full((B, A), 1.5))
     assert (made.step == 3).all()

@@ -148,7 +148,7 @@ def test_an_update_exchanges_counts_once_and_each_gradient_once(policy_loss):
     own = dict(policy_loss=policy_loss, value_target="td") if policy_loss == "svg" else {}
     settings = make_settings(model=dict(episodic="True"), loss=own)
     model = make_world_model(make_world(settings))
-    learn = agents.make_learn(settings, model)
+    learn = functools.partial(agents.learn, settings, model)
     batch = make_batch(expert=None)
     targets = Targets(
         batch.plan_actions, batch.plan_values, jnp.zeros((T + 1, B), jnp.int32), batch.plan_valid

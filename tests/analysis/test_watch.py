@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from mbx import envs, mppi
-from mbx.agents.tdmpc.agent import init_actor, make_act, make_agent, resolve, world_config
+from mbx.agents.tdmpc.agent import act, init_actor, make_agent, resolve, world_config
 from mbx.agents.tdmpc.planning import plan_to_act
 from mbx.agents.tdmpc.settings import Env, Settings
 from mbx.analysis import watch
@@ -53,7 +54,8 @@ def agent(small):
     settings, model, _ = small
     own = make_agent(settings, envs.make(TASK, 1).spec)
     return own._replace(
-        act=make_act(settings, model), watched=lambda see: make_act(settings, model, see)
+        act=functools.partial(act, settings, model),
+        watched=lambda see: functools.partial(act, settings, model, see=see),
     )
 
 

@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 
 from mbx import mppi, networks, observations, replay
-from mbx.agents.base import Act, Agent, MakeTargets, See, StartFrom, Store, Update
+from mbx.agents.base import Agent, MakeTargets, See, Store
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.diagnostics import make_review
-from mbx.agents.tdmpc.reanalyze import make_reanalyze, num_rows, reanalyze_batch
+from mbx.agents.tdmpc.reanalyze import num_rows, reanalyze, reanalyze_batch
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.task import resolve as resolve
 from mbx.agents.tdmpc.task import world_config as world_config
@@ -59,118 +59,120 @@ def make_agent(
     settings = resolve(settings, spec)
     model = make_world_model(world_config(settings, spec))
     model = model._replace(heads=make_heads(settings.loss.head_terms, spec), reduce_values=value)
-    targets = make_targets(settings, model)
+    make_targets = functools.partial(targets, settings, model)
     return Agent(
         init=functools.partial(init_state, settings, model),
         init_actor=functools.partial(init_actor, settings, model),
-        act=make_act(settings, model),
-        update=make_update(settings, model, targets, sample),
+        act=functools.partial(act, settings, model),
+        update=functools.partial(update, settings, model, make_targets, sample),
         example_row=functools.partial(example_row, model),
-        store=make_store(settings, model, targets) if settings.stores_plans else None,
-        start_from=make_start_from(spec),
-        act_without_planner=make_act_without_planner(model),
+        store=make_store(settings, model, make_targets) if settings.stores_plans else None,
+        start_from=functools.partial(start_from, spec),
+        act_without_planner=functools.partial(act_without_planner, model),
         review=make_review(settings, model) if settings.eval.model else None,
-        watched=functools.partial(make_act, settings, model),
+        watched=lambda see: functools.partial(act, settings, model, see=see),
     )
-
-
-def _acts_as_expert(settings: Settings) -> bool:
-    """Whether the acting planner's Gaussian is what a new row stores to be distilled."""
-    return settings.uses_expert and settings.loss.expert_source == "acting"
 
 
 def init_actor(settings: Settings, model: WorldModel, num_envs: int) -> Any:
     """What acting carries between steps: the plan's mean `[E, T, A]`, or an `ActorState`."""
     mean = jnp.zeros((num_envs, settings.planner.horizon, model.config.action_dim))
-    if not _acts_as_expert(settings):
+    if not settings.acts_as_expert:
         return mean
     expert = jnp.zeros((num_envs, 2, model.config.action_dim))
     return ActorState(mean, expert, jnp.zeros(num_envs, bool))
 
 
-def make_act(settings: Settings, model: WorldModel, see: See | None = None) -> Act:
+def act(
+    settings: Settings,
+    model: WorldModel,
+    train: TrainState,
+    actor: Any,
+    obs: Array,
+    is_first: Array,
+    key: Array,
+    evaluate: bool,
+    see: See | None = None,
+) -> tuple[Array, Any]:
     """`Agent.act`: plan from the encoded observation; with `see`, `Agent.watched`."""
-    carries_expert = _acts_as_expert(settings)
-
-    def act(
-        train: TrainState, actor: Any, obs: Array, is_first: Array, key: Array, evaluate: bool
-    ) -> tuple[Array, Any]:
-        plan = planning.plan_to_act(
-            settings,
-            model,
-            train.params,
-            model.encode(train.params, obs),
-            mppi.warm_start(actor.mean if carries_expert else actor, is_first),
-            key,
-            evaluate=evaluate,
-            share=planning.prior_share(settings.planner, train.step),
-            see=see,
-        )
-        if not carries_expert:
-            return plan.action, plan.mean
-        # The elite itself: what exploration adds is not to be imitated (BMPC).
-        chosen = plan.mean[:, 0] if settings.loss.expert_mean == "final" else plan.chosen
-        expert = jnp.stack([chosen, plan.std[:, 0]], axis=1)
-        return plan.action, ActorState(plan.mean, expert, jnp.ones_like(is_first))
-
-    return act
+    plan = planning.plan_to_act(
+        settings,
+        model,
+        train.params,
+        model.encode(train.params, obs),
+        mppi.warm_start(actor.mean if settings.acts_as_expert else actor, is_first),
+        key,
+        evaluate=evaluate,
+        share=planning.prior_share(settings.planner, train.step),
+        see=see,
+    )
+    if not settings.acts_as_expert:
+        return plan.action, plan.mean
+    # The elite itself: what exploration adds is not to be imitated (BMPC).
+    chosen = plan.mean[:, 0] if settings.loss.expert_mean == "final" else plan.chosen
+    expert = jnp.stack([chosen, plan.std[:, 0]], axis=1)
+    return plan.action, ActorState(plan.mean, expert, jnp.ones_like(is_first))
 
 
-def make_act_without_planner(model: WorldModel) -> Act:
+def act_without_planner(
+    model: WorldModel,
+    train: TrainState,
+    actor: Any,
+    obs: Array,
+    is_first: Array,
+    key: Array,
+    evaluate: bool,
+) -> tuple[Array, Any]:
     """`Agent.act_without_planner`: the policy's mean; in training with its noise."""
-
-    def act(
-        train: TrainState, actor: Any, obs: Array, is_first: Array, key: Array, evaluate: bool
-    ) -> tuple[Array, Any]:
-        z = model.encode(train.params, obs)
-        mean, log_std = model.policy(train.params, z)
-        eps = jnp.zeros_like(mean) if evaluate else jax.random.normal(key, mean.shape)
-        return masked(model, model.act(mean, log_std, eps), z), actor
-
-    return act
+    z = model.encode(train.params, obs)
+    mean, log_std = model.policy(train.params, z)
+    eps = jnp.zeros_like(mean) if evaluate else jax.random.normal(key, mean.shape)
+    return masked(model, model.act(mean, log_std, eps), z), actor
 
 
-def make_targets(settings: Settings, model: WorldModel) -> MakeTargets:
+def targets(
+    settings: Settings, model: WorldModel, train: TrainState, actor: Any, obs: Array, key: Array
+) -> replay.Targets:
     """`Store.targets`: the training planner's actions, values and, for distillation, its expert.
 
     Where the acting planner is the expert and no loss reads more, only its mean is stored, without
     a value (NaN), and the training planner does not plan.
     """
+    planned = functools.partial(plan_row, settings, model, train, actor, obs, key)
+    if not (isinstance(actor, ActorState) and settings.reads_expert_alone):
+        return planned()
+    shapes = jax.eval_shape(planned)
 
-    def targets(train: TrainState, actor: Any, obs: Array, key: Array) -> replay.Targets:
-        planned = functools.partial(plan, train, actor, obs, key)
-        if not (isinstance(actor, ActorState) and settings.reads_expert_alone):
-            return planned()
-        shapes = jax.eval_shape(planned)
+    def acted() -> replay.Targets:
+        return replay.Targets(
+            actions=jnp.broadcast_to(actor.gaussian[:, :1], shapes.actions.shape),
+            values=jnp.full_like(shapes.values, jnp.nan),
+            step=jnp.full_like(shapes.step, train.step),
+            valid=jnp.ones_like(shapes.valid),
+            expert=actor.gaussian,
+        )
 
-        def acted() -> replay.Targets:
-            return replay.Targets(
-                actions=jnp.broadcast_to(actor.gaussian[:, :1], shapes.actions.shape),
-                values=jnp.full_like(shapes.values, jnp.nan),
-                step=jnp.full_like(shapes.step, train.step),
-                valid=jnp.ones_like(shapes.valid),
-                expert=actor.gaussian,
-            )
-
-        return jax.lax.cond(jnp.all(actor.planned), acted, planned)
-
-    def plan(train: TrainState, actor: Any, obs: Array, key: Array) -> replay.Targets:
-        z = model.encode(train.params, obs)
-        plan = planning.plan_targets(settings, model, train.params, z, key)
-        expert = None
-        if settings.uses_expert:
-            chosen = plan.mean if settings.loss.expert_mean == "final" else plan.action
-            expert = jnp.stack([chosen, plan.std], axis=1)
-            if isinstance(actor, ActorState):
-                expert = jnp.where(actor.planned[:, None, None], actor.gaussian, expert)
-        lead = plan.values.shape[:1]
-        step, valid = jnp.full(lead, train.step, jnp.int32), jnp.ones(lead, bool)
-        return replay.Targets(plan.actions, plan.values, step, valid, expert)
-
-    return targets
+    return jax.lax.cond(jnp.all(actor.planned), acted, planned)
 
 
-def make_store(settings: Settings, model: WorldModel, targets: MakeTargets) -> Store:
+def plan_row(
+    settings: Settings, model: WorldModel, train: TrainState, actor: Any, obs: Array, key: Array
+) -> replay.Targets:
+    """Targets of observations from the training planner."""
+    z = model.encode(train.params, obs)
+    plan = planning.plan_targets(settings, model, train.params, z, key)
+    expert = None
+    if settings.uses_expert:
+        chosen = plan.mean if settings.loss.expert_mean == "final" else plan.action
+        expert = jnp.stack([chosen, plan.std], axis=1)
+        if isinstance(actor, ActorState):
+            expert = jnp.where(actor.planned[:, None, None], actor.gaussian, expert)
+    lead = plan.values.shape[:1]
+    step, valid = jnp.full(lead, train.step, jnp.int32), jnp.ones(lead, bool)
+    return replay.Targets(plan.actions, plan.values, step, valid, expert)
+
+
+def make_store(settings: Settings, model: WorldModel, make_targets: MakeTargets) -> Store:
     """`Agent.store`: how the replay keeps planner targets, and how they are refreshed."""
     spec = replay.TargetSpec(
         settings.training_planner.num_samples,
@@ -180,68 +182,51 @@ def make_store(settings: Settings, model: WorldModel, targets: MakeTargets) -> S
         settings.replay.actions_dtype,
         settings.uses_expert,
     )
-    return Store(spec, targets, make_reanalyze(settings, targets), num_rows(settings))
+    refresh = functools.partial(reanalyze, settings, make_targets)
+    return Store(spec, make_targets, refresh, num_rows(settings))
 
 
-def make_update(
+def update(
     settings: Settings,
     model: WorldModel,
-    targets: MakeTargets,
-    draw_windows: Callable[..., replay.Sample] = replay.sample,
-) -> Update:
+    make_targets: MakeTargets,
+    draw_windows: Callable[..., replay.Sample],
+    train: TrainState,
+    state: replay.ReplayState,
+    key: Array,
+) -> tuple[TrainState, replay.ReplayState, Metrics]:
     """`Agent.update`: sample windows and make one learner step on them.
 
     With `reanalyze.current_batch` the batch's own targets are refreshed first when that is due.
     """
-    learn = make_learn(settings, model)
+    keys = streams(key, "sample", "learn", *(["plan"] if settings.refreshes_batch else []))
     sizes = dict(batch_size=settings.loss.batch_size, length=settings.loss.horizon)
-
-    def update(
-        train: TrainState, state: replay.ReplayState, key: Array
-    ) -> tuple[TrainState, replay.ReplayState, Metrics]:
-        keys = streams(key, "sample", "learn")
-        sample = draw_windows(state, keys["sample"], **sizes)
-        train, metrics = learn(train, sample, keys["learn"])
-        return train, state, metrics
-
-    def update_and_reanalyze(
-        train: TrainState, state: replay.ReplayState, key: Array
-    ) -> tuple[TrainState, replay.ReplayState, Metrics]:
-        keys = streams(key, "sample", "learn", "plan")
-        sample = draw_windows(state, keys["sample"], **sizes)
+    sample, passed = draw_windows(state, keys["sample"], **sizes), {}
+    if settings.refreshes_batch:
         state, sample, passed = reanalyze_batch(
-            settings, targets, train, state, sample, keys["plan"]
+            settings, make_targets, train, state, sample, keys["plan"]
         )
-        train, metrics = learn(train, sample, keys["learn"])
-        return train, state, metrics | passed
-
-    own = settings.stores_plans and settings.reanalyze.enabled and settings.reanalyze.current_batch
-    return update_and_reanalyze if own else update
+    train, metrics = learn(settings, model, train, sample, keys["learn"])
+    return train, state, metrics | passed
 
 
-def make_learn(
-    settings: Settings, model: WorldModel
-) -> Callable[[TrainState, replay.Sample, Array], tuple[TrainState, Metrics]]:
-    """`learn(train, sample, key) -> (train, metrics)`: one learner step on sampled windows."""
-    # Of several dynamics heads each has its chunk of the whole batch.
-    mixed = model.config.num_dynamics > 1
+def learn(
+    settings: Settings, model: WorldModel, train: TrainState, sample: replay.Sample, key: Array
+) -> tuple[TrainState, Metrics]:
+    """One learner step on sampled windows."""
+    keys = streams(key, "draw", "shift", "plan")
+    batch = make_batch(sample)
+    if model.config.pixels:
+        shifted = shift_images(batch.obs, keys["shift"], parts=model.config.parts)
+        batch = batch._replace(obs=shifted)
+    if settings.reads_plans and not settings.stores_plans:
+        valid = ~sample.rows["is_last"]
+        batch = plan_batch(settings, model, train, batch, valid, keys["plan"])
+    noise = draw(settings, model, keys["draw"])
+    if model.config.num_dynamics > 1:  # each head has its chunk of the whole batch
+        return update_from_batch(settings, model, train, batch, noise)
     step = functools.partial(update_from_batch, settings, model)
-
-    def learn(train: TrainState, sample: replay.Sample, key: Array) -> tuple[TrainState, Metrics]:
-        keys = streams(key, "draw", "shift", "plan")
-        batch = make_batch(sample)
-        if model.config.pixels:
-            shifted = shift_images(batch.obs, keys["shift"], parts=model.config.parts)
-            batch = batch._replace(obs=shifted)
-        if settings.reads_plans and not settings.stores_plans:
-            valid = ~sample.rows["is_last"]
-            batch = plan_batch(settings, model, train, batch, valid, keys["plan"])
-        noise = draw(settings, model, keys["draw"])
-        if mixed:
-            return step(train, batch, noise)
-        return collectives.shard_map(step, (None, 1, BATCH_AXES), train, batch, noise)
-
-    return learn
+    return collectives.shard_map(step, (None, 1, BATCH_AXES), train, batch, noise)
 
 
 def plan_batch(
@@ -263,33 +248,29 @@ def plan_batch(
     )
 
 
-def make_start_from(spec: EnvSpec) -> StartFrom:
+def start_from(spec: EnvSpec, train: TrainState, old: TrainState, old_spec: EnvSpec) -> TrainState:
     """`Agent.start_from`: parameters of another run, and target networks as copies of them.
 
     Tasks of the same name keep their embedding; new ones get the mean of all. Old statistics of
     observations count as at most a hundred batches, so that a new task replaces them soon.
     """
-
-    def start_from(train: TrainState, old: TrainState, old_spec: EnvSpec) -> TrainState:
-        params = {name: old.params.get(name) for name in train.params}
-        if "heads" in train.params:  # heads that the old run lacks start fresh
-            params["heads"] = {**train.params["heads"], **(params["heads"] or {})}
-            params["heads"] = {name: params["heads"][name] for name in train.params["heads"]}
-        if spec.tasks and params.get("task") is not None:
-            names = [[task.name for task in one.tasks] for one in (old_spec, spec)]
-            params["task"] = carry_over(params["task"], *names)
-        if "statistics" in params:
-            known = params["statistics"]
-            params["statistics"] = {**known, "count": jnp.minimum(known["count"], 100.0)}
-        copies = {"target_value": "value", "target_aux": "aux_value", "target_policy": "policy"}
-        moved = {
-            field: jax.tree.map(jnp.copy, params[name])
-            for field, name in copies.items()
-            if getattr(train, field) is not None
-        }
-        return train.replace(params=params, **moved)
-
-    return start_from
+    params = {name: old.params.get(name) for name in train.params}
+    if "heads" in train.params:  # heads that the old run lacks start fresh
+        params["heads"] = {**train.params["heads"], **(params["heads"] or {})}
+        params["heads"] = {name: params["heads"][name] for name in train.params["heads"]}
+    if spec.tasks and params.get("task") is not None:
+        names = [[task.name for task in one.tasks] for one in (old_spec, spec)]
+        params["task"] = carry_over(params["task"], *names)
+    if "statistics" in params:
+        known = params["statistics"]
+        params["statistics"] = {**known, "count": jnp.minimum(known["count"], 100.0)}
+    copies = {"target_value": "value", "target_aux": "aux_value", "target_policy": "policy"}
+    moved = {
+        field: jax.tree.map(jnp.copy, params[name])
+        for field, name in copies.items()
+        if getattr(train, field) is not None
+    }
+    return train.replace(params=params, **moved)
 
 
 def shift_images(obs: Array, key: Array, pad: int = 3, parts: Sequence[Part] = ()) -> Array:

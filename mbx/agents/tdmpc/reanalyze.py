@@ -1,6 +1,6 @@
 """Reanalyze: refresh planner targets of stored rows with the current model.
 
-Between updates (`make_reanalyze`: rows drawn at random, stale ones first, whole windows, or a sweep
+Between updates (`reanalyze`: rows drawn at random, stale ones first, whole windows, or a sweep
 over everything), or inside an update for the windows it learns from (`reanalyze_batch`, as BMPC).
 Sources: MuZero Reanalyze (arXiv 2104.06294); BMPC (arXiv 2503.18871); docs/sources.md,
 entry planner-targets.
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from mbx import replay
-from mbx.agents.base import MakeTargets, Mean, Reanalyze
+from mbx.agents.base import MakeTargets, Mean
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import TrainState
 from mbx.fast import collectives
@@ -46,26 +46,25 @@ def choose_rows(
     return replay.sample_rows(state, key, batch_size=num)[1]
 
 
-def make_reanalyze(settings: Settings, make_targets: MakeTargets) -> Reanalyze:
+def reanalyze(
+    settings: Settings,
+    make_targets: MakeTargets,
+    train: TrainState,
+    state: replay.ReplayState,
+    key: Array,
+    chunk: Array,
+) -> tuple[replay.ReplayState, Metrics]:
     """`Store.reanalyze`: choose rows, plan for them, write the targets back by index."""
-    num = num_rows(settings)
-
-    def reanalyze(
-        train: TrainState, state: replay.ReplayState, key: Array, chunk: Array
-    ) -> tuple[replay.ReplayState, Metrics]:
-        keys = streams(key, "rows", "plan")
-        chosen = choose_rows(settings, train, state, keys["rows"])
-        swept, held = replay.refresh_index(state, chunk * num, num)
-        index = jax.tree.map(functools.partial(jnp.where, chunk >= 0), swept, chosen)
-        rows = replay.row_at(state, index)
-        mask = (held | (chunk < 0)) & ~rows["is_last"]
-        old = replay.targets_at(state, index)
-        new = make_targets(train, None, rows["obs"], keys["plan"])
-        new = written_after(old, new)
-        metrics = pass_metrics(state, old, new, mask)
-        return replay.update_targets(state, index, new, mask), metrics
-
-    return reanalyze
+    num, keys = num_rows(settings), streams(key, "rows", "plan")
+    chosen = choose_rows(settings, train, state, keys["rows"])
+    swept, held = replay.refresh_index(state, chunk * num, num)
+    index = jax.tree.map(functools.partial(jnp.where, chunk >= 0), swept, chosen)
+    rows = replay.row_at(state, index)
+    mask = (held | (chunk < 0)) & ~rows["is_last"]
+    old = replay.targets_at(state, index)
+    new = written_after(old, make_targets(train, None, rows["obs"], keys["plan"]))
+    metrics = pass_metrics(state, old, new, mask)
+    return replay.update_targets(state, index, new, mask), metrics
 
 
 def written_after(old: replay.Targets, new: replay.Targets) -> replay.Targets:

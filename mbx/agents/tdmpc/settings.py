@@ -498,6 +498,14 @@ class Settings(RunSettings):
         "svg named first in loss.policy_loss, whose value scale it is",
         lambda s: next(iter(s.loss.policy_terms)) == "svg",
     )
+    refreshes_batch = _when(
+        "reanalyze.current_batch with stored plans",
+        lambda s: s.stores_plans and s.reanalyze.enabled and s.reanalyze.current_batch,
+    )
+    acts_as_expert = _when(
+        "kl in loss.policy_loss and loss.expert_source=acting",
+        lambda s: s.uses_expert and s.loss.expert_source == "acting",
+    )
     uses_expert = _when("kl in loss.policy_loss", lambda s: "kl" in s.loss.policy_terms)
     reads_expert_alone = _when(
         "kl in loss.policy_loss, and no loss that reads the actions or values of plans",
