@@ -27,8 +27,8 @@ import jax
 from jax.experimental import topologies
 
 from mbx import config
-from mbx.files import atomic_write
 from mbx.training import job, run
+from mbx.training.files import atomic_write
 
 HELD = ("argument", "alias", "output", "temp")
 COLLECTIVES = "all-reduce all-gather reduce-scatter all-to-all collective-permute".split()

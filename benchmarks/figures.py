@@ -25,7 +25,7 @@ from absl import app, flags
 
 from mbx.analysis import drawing
 from mbx.analysis.curves import MARKERS, Curve, draw_published, draw_seeds, value_at
-from mbx.files import atomic_write
+from mbx.training.files import atomic_write
 
 from .suites import Published, load_published
 

@@ -28,7 +28,7 @@ from absl import app, flags
 from mbx.analysis import tables
 from mbx.commands import jobs as processes
 from mbx.commands import results, sweep
-from mbx.files import atomic_write
+from mbx.training.files import atomic_write
 
 from . import suites
 from .suites import Run, Runs, Suite

@@ -10,9 +10,9 @@ import pathlib
 import sys
 
 import mbx
-from mbx import files
 from mbx.config import extensions
 from mbx.fast import allocator
+from mbx.training import files
 
 _JOBS = {
     "Train": ("train", "sweep"),

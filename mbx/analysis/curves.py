@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mbx.analysis import runs
-from mbx.files import prepare_output
 from mbx.training.checkpoint import load_config
+from mbx.training.files import prepare_output
 from mbx.training.metrics import read_rows
 
 _WIDEST = 90  # characters of a line below the axes

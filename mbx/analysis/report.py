@@ -20,9 +20,9 @@ from mbx.analysis import charts, runs
 from mbx.analysis.charts import Line, chart
 from mbx.analysis.curves import plot_runs
 from mbx.analysis.runs import Run
-from mbx.files import atomic_write, prepare_output
 from mbx.settings import flatten
 from mbx.training import glossary
+from mbx.training.files import atomic_write, prepare_output
 
 _MOST_BYTES = 2_000_000  # of the pictures of a run
 _HOUSE = {"kind", "step", "time", "seconds", "agent_steps"}  # of a row, no metrics

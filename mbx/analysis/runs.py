@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mbx.files import read_json
 from mbx.settings import flatten, to_dict
 from mbx.training import build
 from mbx.training.checkpoint import load_config
+from mbx.training.files import read_json
 from mbx.training.metrics import read_rows
 
 # What changes nothing that is learned, or is what the runs of one group differ in.

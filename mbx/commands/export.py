@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from mbx.commands.arguments import add_run, at_least, make_parser, run_directory
-from mbx.files import prepare_output
+from mbx.training.files import prepare_output
 from mbx.training.policy import PLATFORMS, load_policy
 
 

@@ -22,10 +22,10 @@ from mbx.agents.tdmpc import official
 from mbx.agents.tdmpc.settings import Settings
 from mbx.commands.arguments import make_parser
 from mbx.config import presets
-from mbx.files import atomic_write
 from mbx.settings import from_dict, to_dict
 from mbx.training import build, environments
 from mbx.training.checkpoint import Checkpointer
+from mbx.training.files import atomic_write
 
 
 def main(arguments: list[str]) -> None:

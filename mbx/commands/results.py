@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mbx.analysis.curves import Curve
-from mbx.files import atomic_write, prepare_output
+from mbx.training.files import atomic_write, prepare_output
 
 from .jobs import Job, attempts, processor_hours
 

@@ -18,8 +18,8 @@ import jax
 from mbx import envs
 from mbx.analysis import watch
 from mbx.commands.arguments import add_run, at_least, make_parser, run_directory
-from mbx.files import atomic_write, prepare_output
 from mbx.training import run
+from mbx.training.files import atomic_write, prepare_output
 
 
 def main(arguments: list[str]) -> None:

@@ -27,10 +27,10 @@ from jax.experimental import multihost_utils
 
 from mbx.agents.settings import RunSettings
 from mbx.config import extensions
-from mbx.files import read_json
 from mbx.settings import from_dict
 from mbx.training import digests, inputs, notices
 from mbx.training.build import settings_class
+from mbx.training.files import read_json
 
 FORMAT_VERSION = 2
 

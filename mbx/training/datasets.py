@@ -15,7 +15,7 @@ import numpy as np
 
 from mbx import replay
 from mbx.agents.base import Agent
-from mbx.files import atomic_write, parse_json
+from mbx.training.files import atomic_write, parse_json
 
 FORMAT_VERSION = 1
 _COUNTS = ("size", "position", "transitions")

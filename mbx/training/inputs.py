@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from mbx import envs
 from mbx.agents.settings import RunSettings
-from mbx.files import atomic_write
+from mbx.training.files import atomic_write
 
 FOLDER = "inputs"
 

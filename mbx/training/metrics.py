@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mbx.agents.settings import Log
-from mbx.files import atomic_write, parse_json, written
 from mbx.settings import flatten
 from mbx.training import sinks
+from mbx.training.files import atomic_write, parse_json, written
 
 _EPISODE = ["step", "episode", "task", "return", "length"]
 _COMPARED = ("eval/return_mean", "train/episode/return")  # by TensorBoard's hyperparameters

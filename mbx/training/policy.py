@@ -26,10 +26,10 @@ from mbx.agents.settings import RunSettings
 from mbx.config import extensions
 from mbx.envs.base import in_space, in_units, strongly_typed
 from mbx.fast import rng
-from mbx.files import atomic_write
 from mbx.training import build, run, specs
 from mbx.training.checkpoint import Checkpointer, load_settings
 from mbx.training.environments import environment_spec
+from mbx.training.files import atomic_write
 from mbx.types import Array, EnvSpec
 
 PLATFORMS = ("cpu", "cuda", "tpu")

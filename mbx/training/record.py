@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 import mbx
-from mbx.files import atomic_write, read_json
+from mbx.training.files import atomic_write, read_json
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 _AT_THE_END = ("ended", "to_step", "outcome")  # None of an attempt that goes on

@@ -12,10 +12,10 @@ import numpy as np
 
 from mbx.agents.settings import RunSettings
 from mbx.config import settings_class
-from mbx.files import read_json
 from mbx.settings import flatten, from_dict, to_dict
 from mbx.training import trust
 from mbx.training.checkpoint import load_config
+from mbx.training.files import read_json
 from mbx.training.metrics import read_rows
 from mbx.types import EnvSpec
 

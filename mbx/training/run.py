@@ -31,7 +31,6 @@ from mbx.agents.base import Agent, Diagnostics
 from mbx.agents.settings import RunSettings, Train
 from mbx.envs.base import JaxEnvironment
 from mbx.fast import allocator
-from mbx.files import sole_writer
 from mbx.settings import flatten, to_dict
 from mbx.training import (
     build,
@@ -54,6 +53,7 @@ from mbx.training.devices import ONE_DEVICE
 from mbx.training.environments import evaluation_environment, make_environment, opened
 from mbx.training.evaluation import evaluation_key
 from mbx.training.faults import Faults
+from mbx.training.files import sole_writer
 from mbx.training.interrupt import Interrupt
 from mbx.training.job import Job, begin, fresh_state, host_snapshots, initial_state, prepare
 from mbx.training.metrics import NoLogger, RunLogger, atomic_write, read_rows

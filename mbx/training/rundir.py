@@ -15,7 +15,7 @@ from typing import Any
 
 from mbx.agents.settings import RunSettings
 from mbx.envs import custom
-from mbx.files import read_json
+from mbx.training.files import read_json
 from mbx.training.metrics import read_rows
 
 Config = Mapping[str, Any]

@@ -16,9 +16,9 @@ import jax
 from jax.experimental import multihost_utils
 
 from mbx.fast import allocator, compiler
-from mbx.files import read_json
 from mbx.training.devices import AXIS, ONE_DEVICE
 from mbx.training.devices import Partition as Partition
+from mbx.training.files import read_json
 
 if TYPE_CHECKING:
     from mbx.agents.settings import Distributed, RunSettings

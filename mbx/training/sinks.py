@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mbx.agents.settings import Log
-from mbx.files import atomic_write, read_json
+from mbx.training.files import atomic_write, read_json
 
 STEPS = "environment_steps"
 _FLUSH_SECONDS = 30

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mbx.envs.base import check_reward_range
-from mbx.files import atomic_write, read_json
+from mbx.training.files import atomic_write, read_json
 from mbx.types import EnvSpec, Part
 
 _KINDS = {

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import envs
+from mbx.agents.pictures import to_gif, to_png
 from mbx.agents.settings import RunSettings
 from mbx.envs.base import JaxEnvironment
 from mbx.envs.host import SteppedEnvironment
 from mbx.envs.render import Renderer
 from mbx.fast import rng
-from mbx.files import prepare_output
-from mbx.pictures import write_picture
 from mbx.training.environments import make_environment, opened
+from mbx.training.files import atomic_write, prepare_output
 from mbx.types import Array
 
 MAX_FRAMES = 250
@@ -182,3 +182,16 @@ def _play_host(
         yield picture, float(timestep.reward[0]), bool(timestep.terminated[0])
         if timestep.terminated[0] or timestep.truncated[0]:
             return
+
+
+def write_picture(path: str, images: Any, **options: Any) -> None:
+    """Write a `.png` (one picture) or a `.gif` (several; options as `to_gif`).
+    Raises ValueError for another ending, and for arrays that are not pictures.
+    """
+    if path.endswith(".png"):
+        data = to_png(images)
+    elif path.endswith(".gif"):
+        data = to_gif(images, **options)
+    else:
+        raise ValueError(f"path={path!r}: must end in .png or .gif")
+    atomic_write(path, data)

@@ -14,8 +14,8 @@ import pytest
 
 from mbx.agents.tdmpc.settings import Env, Settings, Train
 from mbx.analysis import charts, report, runs
-from mbx.pictures import write_picture
 from mbx.settings import to_dict
+from mbx.training.video import write_picture
 from tests.browser import look_at
 
 ROOT = pathlib.Path(__file__).parents[2]

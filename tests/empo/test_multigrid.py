@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from jax.extend import core
 
-from mbx import pictures
 from mbx.empo import multigrid as mg
 from mbx.empo import suite as empo_envs
 from mbx.empo.multigrid import chances
@@ -20,6 +19,7 @@ from mbx.empo.multigrid.layout import FORWARD, PICK_UP, RIGHT, STILL, TOGGLE
 from mbx.empo.multigrid.paths import make_paths
 from mbx.empo.power.worlds import check_world, profiles
 from mbx.power import PowerParams, solve
+from mbx.training import video
 from tests.empo.test_multigrid_oracle import WORLDS
 
 FOLDER = pathlib.Path(__file__).parents[1] / "fixtures" / "empo"
@@ -285,18 +285,18 @@ def test_pictures_show_where_things_are():
 
 def test_picture_files(tmp_path):
     frames = [np.full((4, 6, 3), 40 * k, np.uint8) for k in range(3)]
-    pictures.write_picture(str(tmp_path / "a.gif"), frames)
-    pictures.write_picture(str(tmp_path / "a.png"), frames[1])
+    video.write_picture(str(tmp_path / "a.gif"), frames)
+    video.write_picture(str(tmp_path / "a.png"), frames[1])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.gif", "a.png"]  # no rest of writing
     assert imageio.imread(tmp_path / "a.png").tolist() == frames[1].tolist()
     assert len(imageio.mimread(tmp_path / "a.gif")) == 3
     for wrong, message in ((frames[0] / 2, "float64"), (frames[0][0], r"shape \(6, 3\)")):
         with pytest.raises(ValueError, match=message):
-            pictures.write_picture(str(tmp_path / "b.png"), wrong)
+            video.write_picture(str(tmp_path / "b.png"), wrong)
     with pytest.raises(ValueError, match="at least one frame"):
-        pictures.write_picture(str(tmp_path / "b.gif"), [])
+        video.write_picture(str(tmp_path / "b.gif"), [])
     with pytest.raises(ValueError, match="must end in"):
-        pictures.write_picture(str(tmp_path / "b.jpg"), frames[0])
+        video.write_picture(str(tmp_path / "b.jpg"), frames[0])
 
 
 def test_bad_files_names_and_priors_are_told(tmp_path):

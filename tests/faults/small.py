@@ -86,9 +86,9 @@ def small_config(**sections: Any) -> dict[str, Any]:
 
 def main() -> None:
     """The command of the first lines."""
-    from mbx import files
     from mbx.commands import train
     from mbx.config import load
+    from mbx.training import files
 
     files.tolerate_closed_output()  # as `mbx.cli` does
 

@@ -12,8 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from mbx import files
-from mbx.training import record, run, rundir
+from mbx.training import files, record, run, rundir
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.metrics import RunLogger, read_rows
 from tests.faults.small import small_config

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from mbx import files
+from mbx.training import files
 from mbx.training.interrupt import Interrupt
 from tests.faults.processes import finish, rows_of, start, wait_for_step
 

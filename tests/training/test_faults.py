@@ -171,7 +171,7 @@ def envs_of_broken(task, num_envs, *, action_repeat, episode_length, seed):
 
 def test_a_directory_has_one_writer(tmp_path):
     program = (
-        "import sys; from mbx import files\n"
+        "import sys; from mbx.training import files\n"
         "with files.sole_writer(sys.argv[1]):\n    print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import files
-from mbx.training import run
+from mbx.training import files, run
 from mbx.training.metrics import RunLogger, atomic_write, read_rows
 
 

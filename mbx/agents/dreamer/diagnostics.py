@@ -28,8 +28,8 @@ from mbx.agents.dreamer import encoders, rssm, sequences
 from mbx.agents.dreamer.settings import Settings
 from mbx.agents.dreamer.types import TrainState
 from mbx.agents.dreamer.update import make_batch
+from mbx.agents.pictures import to_gif
 from mbx.fast import compiler
-from mbx.pictures import to_gif
 from mbx.types import Array
 
 CONTEXT = 5

@@ -23,12 +23,12 @@ import matplotlib
 import numpy as np
 
 from mbx.agents.base import Diagnostics
+from mbx.agents.pictures import to_gif
 from mbx.empo.agent import evaluation
 from mbx.empo.agent.acting import acting_policy
 from mbx.empo.agent.types import Problem, TrainState
 from mbx.empo.power import aggregate_ability
 from mbx.empo.power.worlds import World
-from mbx.pictures import to_gif
 from mbx.types import Array
 
 ROBOTS = ("learned", "random", "frozen")

@@ -90,7 +90,7 @@ def sole_writer(directory: str) -> Iterator[None]:
             raise ValueError(f"{path} is a link: remove it, a run's lock is a file") from None
         raise ValueError(
             f"workdir={directory} cannot be written to ({error.strerror}): choose another "
-            "directory, or mend its permissions"
+            "directory, or fix its permissions"
         ) from None
     try:
         _lock(lock, directory)

@@ -1,10 +1,4 @@
-"""PNG and GIF files from arrays.
-
-    write_picture("state.png", image)       # uint8 [height, width, 3]
-    write_picture("episode.gif", frames)    # several of them
-
-`to_png` and `to_gif` give the content of such files. Files appear whole or not at all.
-"""
+"""The content of PNG and GIF files from arrays, uint8 `[height, width, 3]` a picture."""
 
 from __future__ import annotations
 
@@ -13,21 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-from mbx.files import atomic_write
-
-
-def write_picture(path: str, images: Any, **options: Any) -> None:
-    """Write a `.png` (one picture) or a `.gif` (several; options as `to_gif`).
-    Raises ValueError for another ending, and for arrays that are not pictures.
-    """
-    if path.endswith(".png"):
-        data = to_png(images)
-    elif path.endswith(".gif"):
-        data = to_gif(images, **options)
-    else:
-        raise ValueError(f"path={path!r}: must end in .png or .gif")
-    atomic_write(path, data)
 
 
 def to_png(image: Any) -> bytes:
