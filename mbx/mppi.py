@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -84,7 +85,7 @@ class MPPIConfig:
             raise ValueError(f"iterations={self.iterations}: the planner needs at least one round")
         if not 1 <= self.num_elites <= self.num_samples:
             raise ValueError(
-                f"num_elites={self.num_elites} must lie in 1..num_samples={self.num_samples}: "
+                f"num_elites={self.num_elites} must be in 1..num_samples={self.num_samples}: "
                 "lower num_elites or raise num_samples"
             )
         _check_choice("temperature_mode", self.temperature_mode, TEMPERATURE_MODES)
@@ -99,7 +100,7 @@ class MPPIConfig:
             ("extra_iterations_action_dim", "0 or more", lambda x: x >= 0),
         ):
             value = getattr(self, name)
-            # A traced number has no value yet: such a field is the caller's to keep in its range.
+            # A traced number has no value yet: the caller keeps it in its range.
             with contextlib.suppress(jax.errors.TracerBoolConversionError):
                 if not holds(value):
                     raise ValueError(f"{name}={value} must be {wanted}")
@@ -138,7 +139,7 @@ class Plan(NamedTuple):
         mean, std: `[B, T, A]`, the last refit.
         actions, values: `[B, N, T, A]` and `[B, N]`, the candidates of the last round and their
             scores.
-        aux: with `has_aux` what the score said besides of the chosen plan, leaves `[B, ...]`.
+        aux: with `has_aux` the score's auxiliaries of the chosen plan, leaves `[B, ...]`.
     """
 
     action: Array
@@ -155,7 +156,7 @@ class Draws(NamedTuple):
 
     Attributes:
         candidate: round index -> standard normal noise `[B, N - P, T, A]`.
-        score: round index -> the key handed to `score_fn`.
+        score: round index -> key of `score_fn`.
         gumbel: `[B, K]` standard Gumbel draws of the elite choice.
         action: `[B, A]` standard normal.
     """
@@ -205,7 +206,7 @@ def refit(
     _check_choice("nonfinite", nonfinite, NONFINITE)
     if not 1 <= num_elites <= values.shape[-1]:
         raise ValueError(
-            f"num_elites={num_elites} must lie in 1..{values.shape[-1]} (the number of candidates)"
+            f"num_elites={num_elites} must be in 1..{values.shape[-1]} (the number of candidates)"
         )
     elite_values, elite_index = collectives.top_k(_ranked(values, nonfinite), num_elites)
     elite_actions = jnp.take_along_axis(actions, elite_index[..., None, None], axis=-3)
@@ -246,7 +247,7 @@ class Frame(NamedTuple):
         draws: the random numbers.
         mean, std: `[B, T, A]` float32, as they were given; the mean is masked.
         mask: `[B, 1, A]`.
-        num: candidates a round besides the proposals, N - P.
+        num: candidates a round without the proposals, N - P.
         rounds: rounds there will be.
         config: settings.
     """
@@ -296,9 +297,9 @@ def plan(
     has_aux: bool = False,
     config: MPPIConfig,
 ) -> Plan:
-    """Refine a Gaussian over action sequences and select an action. Actions lie in [-1, 1].
+    """Refine a Gaussian over action sequences and select an action. Actions are in [-1, 1].
 
-    Everything is computed in float32, whatever the precision of arguments and scores.
+    Everything is computed in float32.
     Source: TD-MPC2 (arXiv 2310.16828), section 3.2.
 
     Args:
@@ -383,30 +384,25 @@ def search(
         method: what this planner does in a round; it is called once.
         key, score_fn, mean, std, proposals, initial, action_mask, has_aux, config: see `plan`.
     """
-    _check_shapes(mean, std, proposals, initial, config)
-    mean, std, proposals, initial = jax.tree.map(
-        lambda x: x.astype(jnp.float32), (mean, std, proposals, initial)
-    )
-    batch, horizon, action_dim = mean.shape
-    num, elites, rounds = config.num_samples, config.num_elites, config.rounds(action_dim)
+    mean, std, proposals, initial = _checked(mean, std, proposals, initial, config)
+    batch, _, action_dim = mean.shape
+    num, rounds = config.num_samples, config.rounds(action_dim)
     own = num - (0 if proposals is None else proposals.shape[1])
     draws = key if isinstance(key, Draws) else draw(key, mean, own, config)
     mask = _expand_mask(action_mask, batch, action_dim)
     mean = mean * mask
-    sample, blend, memory, tell, begin, select = method(
-        Frame(draws, mean, std, mask, own, rounds, config)
-    )
-    mean = mean if begin is None else begin * mask
+    how = method(Frame(draws, mean, std, mask, own, rounds, config))
+    mean = mean if how.begin is None else how.begin * mask
     score = checked_score(score_fn, has_aux)
     once = proposals is not None and not config.rescore_proposals
     fixed = score(draws.score(jnp.int32(rounds)), proposals) if once else None
 
-    def one_round(i: Array, carry: tuple[Refit, Array, Any, Any]) -> tuple[Refit, Array, Any, Any]:
-        last, memory = carry[0], carry[3]
-        if tell is None:
-            sampled = sample(i, last)
+    def one_round(i: Array, carry: _Carry) -> _Carry:
+        last, memory = carry.last, carry.memory
+        if how.tell is None:
+            sampled = how.sample(i, last)
         else:
-            sampled, memory = sample(i, last, memory)
+            sampled, memory = how.sample(i, last, memory)
         sampled = jnp.clip(sampled, -1.0, 1.0) * mask[:, None]
         if initial is not None:
             sampled = jnp.where(i == 0, initial[:, num - own :], sampled)
@@ -414,41 +410,58 @@ def search(
         scored = score(draws.score(i), sampled if once else actions)
         if once:
             scored = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), fixed, scored)
-        new = refit(
-            actions,
-            scored[0],
-            num_elites=elites,
-            temperature=config.temperature,
-            temperature_mode=config.temperature_mode,
-            min_std=config.min_std,
-            max_std=config.max_std,
-            nonfinite=config.nonfinite,
-        )
-        new = blend(last, new)
-        if tell is not None:
-            memory, told = tell(i, memory, sampled, scored[0][:, num - own :])
-            new = new._replace(mean=told)
-        return new._replace(mean=new.mean * mask, std=new.std * mask), actions, scored, memory
+        new = how.blend(last, _refit_to(config, actions, scored[0]))
+        if how.tell is not None:
+            memory, mean = how.tell(i, memory, sampled, scored[0][:, num - own :])
+            new = new._replace(mean=mean)
+        new = new._replace(mean=new.mean * mask, std=new.std * mask)
+        return _Carry(new, actions, scored, memory)
 
-    def zeros(*shape: int) -> Array:
-        return jnp.zeros(shape, jnp.float32)
-
-    begun = zeros(batch, elites, horizon, action_dim), zeros(batch, elites), zeros(batch, elites)
-    actions, values, aux = zeros(batch, num, horizon, action_dim), zeros(batch, num), None
-    if has_aux:
-        shapes = jax.eval_shape(lambda: score(draws.score(jnp.int32(0)), actions))
-        aux = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
-    carry = Refit(mean, std * mask, *begun), actions, (values, aux), memory
+    begun = mean, std * mask, how.memory
+    carry = _first_carry(*begun, draws, score if has_aux else None, config)
     last, actions, (values, aux), _ = jax.lax.fori_loop(0, rounds, one_round, carry)
     if has_aux:
         aux = _aux_of_chosen(draws, score, last, values, aux, config)
-    if select is None:
-        chosen = select_first(last, draws, config.selection)
-        action = chosen + config.action_noise * last.std[:, 0] * draws.action
-        action = jnp.clip(action, -1.0, 1.0) * mask[:, 0]
-    else:
-        chosen, action = select(last)
+    select = how.select or functools.partial(_select, draws, mask[:, 0], config)
+    chosen, action = select(last)
     return Plan(action, last.mean, last.std, actions, values, chosen * mask[:, 0], aux)
+
+
+class _Carry(NamedTuple):
+    """What goes from round to round."""
+
+    last: Refit
+    actions: Array
+    scored: tuple[Array, Any]  # values and auxiliaries
+    memory: Any
+
+
+def _first_carry(
+    mean: Array, std: Array, memory: Any, draws: Draws, score: Callable | None, config: Any
+) -> _Carry:
+    """Before the first round; with auxiliaries as `score` gives them, None without."""
+    batch, horizon, action_dim = mean.shape
+    elites = jnp.zeros((batch, config.num_elites, horizon, action_dim))
+    none = jnp.zeros((batch, config.num_elites))
+    actions = jnp.zeros((batch, config.num_samples, horizon, action_dim))
+    values, aux = jnp.zeros(actions.shape[:2]), None
+    if score is not None:
+        shapes = jax.eval_shape(lambda: score(draws.score(jnp.int32(0)), actions))
+        aux = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
+    return _Carry(Refit(mean, std, elites, none, none), actions, (values, aux), memory)
+
+
+def _refit_to(config: MPPIConfig, actions: Array, values: Array) -> Refit:
+    return refit(
+        actions,
+        values,
+        num_elites=config.num_elites,
+        temperature=config.temperature,
+        temperature_mode=config.temperature_mode,
+        min_std=config.min_std,
+        max_std=config.max_std,
+        nonfinite=config.nonfinite,
+    )
 
 
 def _aux_of_chosen(
@@ -493,6 +506,13 @@ def select_first(last: Refit, draws: Draws, selection: str) -> Array:
     return jnp.take_along_axis(first, chosen[:, None, None], axis=1)[:, 0]
 
 
+def _select(draws: Draws, mask: Array, config: MPPIConfig, last: Refit) -> tuple[Array, Array]:
+    """The first action without and with exploration noise: `[B, A]` each."""
+    chosen = select_first(last, draws, config.selection)
+    action = chosen + config.action_noise * last.std[:, 0] * draws.action
+    return chosen, jnp.clip(action, -1.0, 1.0) * mask
+
+
 def _place(last: Refit, gumbel: Array, selection: str) -> Array:
     """The place of the chosen one among the elites: `[B]`."""
     if selection == "best":
@@ -514,11 +534,16 @@ def _check_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{field}={value!r}: choose one of {choices}")
 
 
-def _check_shapes(
+def _checked(
     mean: Array, std: Array, proposals: Array | None, initial: Array | None, config: MPPIConfig
-) -> None:
-    """Raises ValueError where the arguments of a plan do not fit each other or `config`."""
-    for name, x in dict(mean=mean, std=std, proposals=proposals, initial=initial).items():
+) -> Any:
+    """The arguments of a plan as float32.
+
+    Raises:
+        ValueError: they do not fit each other or `config`.
+    """
+    given = dict(mean=mean, std=std, proposals=proposals, initial=initial)
+    for name, x in given.items():
         if x is not None and not (hasattr(x, "astype") and jnp.ndim(x)):
             raise ValueError(
                 f"{name} is {x!r}: give an array [B, ..., T, A], for example "
@@ -539,6 +564,7 @@ def _check_shapes(
     want = (batch, config.num_samples, horizon, action_dim)
     if initial is not None and initial.shape != want:
         raise ValueError(f"initial {initial.shape} must be [B, N, T, A] = {want}")
+    return [None if x is None else x.astype(jnp.float32) for x in given.values()]
 
 
 def checked_score(

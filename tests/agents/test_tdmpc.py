@@ -7,7 +7,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from mbx import distributions, replay
@@ -106,19 +105,6 @@ def test_invalid_targets_are_ignored_by_value_and_policy(setting):
     a, b = update(state, one, noise), update(state, other, noise)
     assert not changed(a[0].params, b[0].params)
     assert changed(update(state, make_batch(), noise)[0].params, a[0].params)
-
-
-def test_one_cross_entropy_with_the_mean_target_is_the_mean_of_cross_entropies():
-    bins = dist.bins(-3.0, 3.0, 11)
-    keys = jax.random.split(jax.random.key(0), 3)
-    logits = jax.random.normal(keys[0], (4, 11))
-    samples = 5.0 * jax.random.normal(keys[1], (4, N))
-    weights = jax.nn.softmax(jax.random.normal(keys[2], (4, N)))
-    many = dist.two_hot_cross_entropy(np.repeat(logits[:, None], N, axis=1), samples, bins)
-    weights, codes = np.asarray(weights), np.asarray(dist.two_hot(samples, bins))
-    mean_target = np.sum(weights[..., None] * codes, axis=-2)
-    once = -np.sum(mean_target * np.asarray(jax.nn.log_softmax(logits)), axis=-1)
-    np.testing.assert_allclose(once, np.sum(weights * many, axis=-1), rtol=1e-5)
 
 
 def test_v_targets_follow_the_formula_and_the_models_own_termination():
@@ -295,39 +281,6 @@ def test_the_entropy_bonus_can_be_in_the_units_of_values(setting):
     assert float(loss("value", 8.0)) == pytest.approx(float(loss("none", 1.0)) / 8.0, rel=1e-5)
 
 
-def test_awr_moves_the_policy_to_the_better_action(setting):
-    settings, model, state, _, noise = setting
-    zs = jax.lax.stop_gradient(model.encode(state.params, make_batch().obs))
-    good, bad = jnp.array([0.6, -0.4]), jnp.array([-0.6, 0.4])
-    inputs = PolicyInputs(
-        zs,
-        weighed(T + 1, B),
-        noise.policy_eps,
-        None,
-        actions=jnp.broadcast_to(jnp.stack([good, bad]), (T + 1, B, 2, A)),
-        weights=jnp.broadcast_to(jnp.array([0.99, 0.01]), (T + 1, B, 2)),
-        plans=weighed(T + 1, B),
-    )
-    scales = Scales(None, state.kl_scale, state.trust_scale)
-
-    def loss(policy):
-        return losses.policy_loss(settings, model, policy, state.params, None, inputs, scales)[0]
-
-    policy = model.init(jax.random.key(0))["policy"]
-    adam = optax.adam(0.01)
-
-    @jax.jit
-    def step(policy, moments):
-        updates, moments = adam.update(jax.grad(loss)(policy), moments)
-        return optax.apply_updates(policy, updates), moments
-
-    moments = adam.init(policy)
-    for _ in range(300):
-        policy, moments = step(policy, moments)
-    mean = jnp.tanh(model.policy({**state.params, "policy": policy}, zs)[0])
-    assert np.abs(np.asarray(mean) - np.asarray(good)).mean() < 0.25
-
-
 def test_one_round_of_the_training_planner_is_the_raw_policy(setting):
     settings, model, state, _, _ = setting
     z = model.encode(state.params, jnp.ones((B, 3)))
@@ -345,19 +298,6 @@ def test_one_round_of_the_training_planner_is_the_raw_policy(setting):
     np.testing.assert_allclose(values, look, rtol=2e-3, atol=2e-4)
 
 
-def test_more_rounds_raise_the_values(setting):
-    settings, model, state, _, _ = setting
-    z = model.encode(state.params, jax.random.normal(jax.random.key(0), (32, 3)))
-
-    def mean_value(rounds):
-        planner = dict(iterations=rounds, num_samples=32, num_elites=8)
-        own = replaced(settings, training_planner=planner)
-        plan = program(planning.plan_targets, own, model)(state.params, z, jax.random.key(1))
-        return plan.values.mean()
-
-    assert mean_value(1) < mean_value(3)
-
-
 @pytest.fixture(scope="module")
 def agent_and_replay():
     agent = make_agent(make_settings(reanalyze=dict(stale_exponent=1.0)), SPEC)
@@ -372,19 +312,6 @@ def agent_and_replay():
         targets = None if i == 4 else make(train, None, obs, jax.random.key(10 + i))
         buffer = insert(buffer, row(obs, first=i == 0, last=i == 4), targets)
     return agent, train, buffer
-
-
-def test_refresh_rewrites_targets_with_todays_model(agent_and_replay):
-    agent, train, buffer = agent_and_replay
-    train = train.replace(step=jnp.int32(9), params=loud(train.params))
-    new, metrics = jax.jit(agent.store.reanalyze)(train, buffer, jax.random.key(1), jnp.int32(-1))
-    refreshed = np.asarray(new.targets.step == 9)
-    assert refreshed.sum() > 0 and not refreshed[np.asarray(buffer.data["is_last"])].any()
-    assert float(metrics["reanalyze/age"]) == 9.0 and float(metrics["reanalyze/share"]) > 0
-    untouched = ~refreshed
-    np.testing.assert_array_equal(
-        np.asarray(new.targets.values)[untouched], np.asarray(buffer.targets.values)[untouched]
-    )
 
 
 @pytest.mark.parametrize(("step", "due"), [(4, True), (5, False)])
@@ -450,18 +377,6 @@ def test_a_sweep_refreshes_every_transition(agent_and_replay):
         last = np.asarray(buffer.data["is_last"][e, :n])
         steps = np.asarray(buffer.targets.step[e, :n])
         assert (steps[~last] == 5).all() and not np.asarray(buffer.targets.valid[e, :n])[last].any()
-
-
-def test_acting_is_noisy_in_training_and_bounded(agent_and_replay):
-    agent, train, _ = agent_and_replay
-    obs, first = jnp.ones((3, 3)), jnp.ones(3, bool)
-    act = jax.jit(agent.act, static_argnums=5)
-    actor = agent.init_actor(3)
-    a, carried = act(train, actor, obs, first, jax.random.key(0), False)
-    b, _ = act(train, actor, obs, first, jax.random.key(0), True)
-    assert a.shape == (3, A) and np.abs(a).max() <= 1 and carried.shape == (3, 3, A)
-    same, _ = act(train, actor, obs, first, jax.random.key(0), True)
-    np.testing.assert_array_equal(b, same)
 
 
 def test_td_mpc2_stores_no_targets_and_samples_are_made_in_every_update():
