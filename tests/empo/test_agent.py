@@ -143,7 +143,7 @@ def test_entries_without_a_target_are_not_learned():
 def test_a_run_that_loses_successors_often_is_stopped():
     agent = make_agent(settings_of(loss=dict(room=1.5)), environment_of(load("dag_2h2r")).spec)
     agent.check({"lost_targets": 0.01})
-    with pytest.raises(ValueError, match="loss.room=1.5: .* 2.0% .* loss.max_lost=1.0%"):
+    with pytest.raises(ValueError, match="loss.room=1.5: .* 2.0% .* more than 1.0%"):
         agent.check({"lost_targets": 0.02})
 
 
@@ -173,7 +173,7 @@ def test_fresh_human_actions_follow_the_marginal_and_average_to_the_exact_target
 def test_unmet_states_at_the_ability_floor_are_counted():
     found = load("grid_rock_1h1r")
     nothing, states = exact_tables(found) | {"v_h_e": jnp.zeros((243, 1, 5))}, running(found)[:4]
-    _, targets, metrics = targets_of(found, states, nothing, ability_floor=1e-3)
+    _, targets, metrics = targets_of(found, states, nothing)
     # Each successor that goes on, none of the slots that hold no successor.
     table = found.table
     listed = np.isin(table.succ_state, states) & ~np.asarray(table.terminal)[table.succ_next]
@@ -229,7 +229,7 @@ def test_networks_approach_the_exact_solution(name):
             dict(x_h="network", u_r="network", v_r="network", q_encoder="own"),
             dict(human_expectation="fresh"),
         ),
-        (dict(encoder="identity", q_head="z"), dict(human_expectation="rollout", q_loss="mse")),
+        (dict(encoder="identity"), dict(human_expectation="rollout", q_loss="mse")),
     ],
     ids=["fresh", "rollout"],
 )
@@ -247,7 +247,6 @@ def test_networks_learn_only_what_their_stage_trains(model, loss):
     assert not changed(before.target, after.target) and int(after.step) == 1
     assert all(np.isfinite(float(value)) for value in metrics.values()), metrics
     np.testing.assert_array_equal(action.sum(-1), 1.0)
-    assert ("z_unrepresentable" in metrics) == ("q_head" in model)
 
 
 def test_after_warm_up_all_networks_learn_and_copies_are_hard():
@@ -365,7 +364,7 @@ def test_what_is_logged_of_a_batch():
 
 def test_a_dueling_head_is_a_level_and_an_advantage():
     raw = jnp.array([[2.0, 0.5, -0.5, 3.0]])
-    q = empo_models.q_from_raw(raw, "dueling", 1.1, 1.0)
+    q = empo_models.q_from_raw(raw, "dueling")
     want = -(np.exp(2.0 + np.array([0.5, -0.5, 3.0]) - 1.0) + empo_models.Q_FLOOR)
     np.testing.assert_allclose(q[0], want, rtol=1e-6)
     size = np.log(-want)
@@ -400,15 +399,12 @@ def test_the_loss_on_the_advantage_sees_no_level():
 
 def test_heads_stay_in_their_range_with_a_living_gradient():
     raw = jnp.linspace(-20, 20, 9)
-    assert bool(jnp.all(empo_models.q_from_raw(raw, "z", 1.1, 1.0) <= -1.0))
     for head in ("exp", "softplus"):
-        q, slope = jax.vmap(
-            jax.value_and_grad(lambda x, h=head: empo_models.q_from_raw(x, h, 1.1, 1.0))
-        )(raw)
+        q, slope = jax.vmap(jax.value_and_grad(lambda x, h=head: empo_models.q_from_raw(x, h)))(raw)
         assert bool(jnp.all(q <= -2 * empo_models.Q_FLOOR)) and bool(jnp.all(slope < 0))
 
 
-@pytest.mark.parametrize("q_encoder", ["joint", "split"])
+@pytest.mark.parametrize("q_encoder", ["shared", "split"])
 def test_a_stage_trains_what_it_says(q_encoder):
     """What is not trained reaches no parameter, by no encoder that it shares with what is."""
     found, stages = load("dag_2h2r"), power.curriculum.NETWORKS

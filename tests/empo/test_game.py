@@ -25,7 +25,7 @@ GOALS = [[[2, 1, 2, 1], [1, 2, 1, 2]], [[4, 2, 4, 2], [3, 2, 4, 2]]]
 def world():
     """Two humans that act at random, and a robot; the episode ends after three steps."""
     layout = mg.parse_map(ROOM, goals=GOALS, horizon=3)
-    return mg.make_world(layout, HumanModel("uniform", max_joint=1)).world
+    return mg.make_world(layout, HumanModel("uniform", max_states=1)).world
 
 
 @pytest.fixture(scope="module")

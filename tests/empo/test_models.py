@@ -11,25 +11,22 @@ import pytest
 
 from mbx import power
 from mbx.empo.agent import learners, models, targets
+from mbx.empo.agent.settings import Model
 from tests.empo.helpers import load, problem_of, settings_of
 
 KEY = jax.random.key(3)
 
 
-def model_of(found, **options):
-    given = dict(hidden=8, encoder="mlp", q_head="dueling", x_h="sum", eta=1.1, xi=1.0)
-    return models.network_model(found.world, **(given | options))
-
-
 @pytest.mark.parametrize(
     ("q_encoder", "of_level", "of_advantage"),
     [
-        ("joint", {"v_h_e/encoder", "q_r/level"}, {"v_h_e/encoder", "q_r/advantage"}),
+        ("shared", {"q_r/level"}, {"q_r/advantage"}),
         ("split", {"q_r/level_encoder", "q_r/heads/level"}, {"q_r/encoder", "q_r/heads/advantage"}),
     ],
 )
 def test_what_is_trained_through_either_part_of_q(q_encoder, of_level, of_advantage):
-    model = model_of(load("dag_2h2r"), q_encoder=q_encoder)
+    options = Model(hidden=8, q_head="dueling", q_encoder=q_encoder)
+    model = models.network_model(load("dag_2h2r").world, options)
     codes = model.encode(jnp.arange(4))
 
     @jax.jit

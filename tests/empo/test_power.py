@@ -230,23 +230,6 @@ def test_schedules_match_golden(name, double):
         np.testing.assert_allclose(value, d[key], rtol=1e-9, atol=1e-12, err_msg=key)
 
 
-def test_square_root_decay_and_bad_curricula():
-    plan = power.Curriculum(
-        steps=100,
-        v_h_e_steps=0,
-        x_h_steps=0,
-        q_r_steps=0,
-        ramp_steps=0,
-        constant_fraction=0.25,
-        decay="1/sqrt_t",
-    )
-    np.testing.assert_allclose(curriculum.learning_rate(plan, jnp.array([10, 100]), 2.0), [2, 1])
-    with pytest.raises(ValueError, match="decay='exp'"):
-        power.Curriculum(decay="exp")
-    with pytest.raises(ValueError, match="x_h_steps=-1"):
-        power.Curriculum(x_h_steps=-1)
-
-
 # -------------------------------------------------------------------------------------------------
 # Worlds small enough to solve by hand
 
@@ -556,8 +539,7 @@ def test_a_tabular_world_as_functions_lists_the_same_transitions():
         power.tabular_world(table, np.ones((1, 2)))
 
 
-@pytest.mark.parametrize("decay", ["1/t", "1/sqrt_t"])
-def test_every_schedule_moves_from_its_start_to_its_end(decay):
+def test_every_schedule_moves_from_its_start_to_its_end():
     """Whatever has no length, too: rates that begin to fall at once are no rates of 0."""
     steps = jnp.arange(200)
     for stages, rises, fraction in itertools.product((0, 4), (0, 6), (0.0, 0.5)):
@@ -567,7 +549,6 @@ def test_every_schedule_moves_from_its_start_to_its_end(decay):
             **{f"{name}_ramp": rises for name in ("gamma_h", "gamma_r")},
             epsilon_steps=rises,
             constant_fraction=fraction,
-            decay=decay,
         )
         rate = np.asarray(schedules.learning_rate(plan, steps, 0.1))
         assert rate[0] == np.float32(0.1) and (np.diff(rate) <= 0).all() and 0 < rate[-1] < 0.05

@@ -111,7 +111,7 @@ def test_losses_and_heads_by_hand():
 
 
 def test_a_grid_encoder_by_hand():
-    encoder = models.GridEncoder((2, 3, 4), width=2, depth=1, hidden=5, features=3)
+    encoder = models.GridEncoder((2, 3, 4), width=2, hidden=5)
     x = np.random.default_rng(0).normal(size=(2, 24 + 6)).astype(np.float32)
     params = encoder.init(jax.random.key(0), jnp.asarray(x))["params"]
     params = jax.tree.map(lambda w: w + 0.1, params)
@@ -126,8 +126,9 @@ def test_a_grid_encoder_by_hand():
 
     picture = np.moveaxis(x[:, :24].reshape(2, 2, 3, 4), 1, -1)
     y = np.maximum(conv(picture, "conv_0"), 0.0)
-    y = np.maximum(y + conv(y, "conv_1"), 0.0)
-    dense = MLP([5], 3, nn.tanh)
+    for name in ("conv_1", "conv_2"):
+        y = np.maximum(y + conv(y, name), 0.0)
+    dense = MLP([5], 5, nn.tanh)
     flat = jnp.asarray(y.reshape(2, -1), jnp.float32)
     want = dense.apply({"params": params["dense"]}, flat, jnp.asarray(x[:, 24:]))
     np.testing.assert_allclose(encoder.apply({"params": params}, x), want, atol=1e-5)

@@ -25,7 +25,7 @@ from tests.helpers import other_value, recorded
     [
         (dict(model=dict(kind="trees")), "config.model.kind='trees': choose one of"),
         (dict(model=dict(encoder="cnn")), "config.model.encoder='cnn'"),
-        (dict(model=dict(encoder="conv", conv_depth=-1)), "conv_depth=-1: give at least 0"),
+        (dict(model=dict(encoder="conv", conv_width=0)), "conv_width=0: give at least 1"),
         (dict(model=dict(dropout=1.0)), "config.model.dropout=1.0: give.*at most 0.99"),
         (dict(model=AVERAGING | dict(dropout=0.5)), "config.model.dropout=0.5 has no effect"),
         (dict(model=TABLES, loss=dict(target_rate=0.1)), "target_rate=0.1 has no effect.*networks"),
@@ -41,7 +41,6 @@ from tests.helpers import other_value, recorded
         (dict(model=AVERAGING, optimizer=dict(weight_decay=0.0)), "optimizer.weight_decay=0.0 has"),
         (dict(model=AVERAGING, loss=dict(q_loss="mse")), "config.loss.q_loss='mse' has no effect"),
         (dict(model=dict(table_min_rate=0.1)), "table_min_rate=0.1 has no effect.*'tables'"),
-        (dict(model=dict(q_head="z")), "config.model.q_head='z' with loss.q_loss='gamma'"),
         (dict(loss=dict(human_expectation="all")), "config.loss.human_expectation='all'"),
         (dict(loss=dict(human_samples=2)), "loss.human_samples=2 has no effect.*'fresh'"),
         (dict(loss=dict(batch_size=0)), "config.loss.batch_size=0: give at least 1"),
@@ -125,7 +124,7 @@ def test_exactly_the_settings_that_have_an_effect_are_read(sections):
     # Schedules are made of all their numbers at once, of which some then have nothing to act on.
     found = {name for name in read & idle if not name.startswith("curriculum.")}
     defaults = {"model.q_head", "model.x_h", "model.u_r", "model.v_r"}
-    defaults |= {"humans.max_states", "humans.max_joint"}  # by the world, `idle`
+    defaults |= {"humans.max_states"}  # by the world, `idle`
     assert found <= defaults  # looked at where they must be that
 
 
@@ -172,8 +171,8 @@ OTHER = {
     "curriculum.constant_fraction": 0.5,
     "curriculum.steps": 100_000,
 }
-# Of the world's humans (test_wired.py), or read by the run as it goes on (test_agent.py).
-ELSEWHERE = {"power.source", "power.beta_h", "power.nu_h", "power.optimistic", "loss.max_lost"}
+# Of the world's humans: test_wired.py.
+ELSEWHERE = {"power.source", "power.beta_h", "power.nu_h", "power.optimistic"}
 OWN = ("power", "model", "loss", "optimizer", "curriculum")
 NAMES = [
     found

@@ -34,7 +34,7 @@ ROOM = """map: |
 goals: [[1, 1, 3, 2], [3, 1, 3, 1]]
 horizon: 3
 """
-UNLISTED = dict(model="paths", max_joint=1)  # nothing to list or solve
+UNLISTED = dict(model="paths", max_states=1)  # nothing to solve
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,6 @@ CHANGES = {
     "humans.beta": ("map", dict(humans=UNLISTED), 2.0),
     "humans.file": ("listed", dict(humans=dict(model="file", file="prior")), "other"),
     "humans.max_states": ("map", dict(humans=dict(model="auto")), 5),
-    "humans.max_joint": ("map", dict(humans=dict(model="auto")), 2),
     "humans.epsilon": ("map", dict(humans=UNLISTED), 0.1),
     "humans.resample": ("map", dict(humans=UNLISTED), 0.1),
     "power.source": ("own", dict(humans=UNLISTED), "config"),
@@ -148,7 +147,6 @@ CHANGES = {
 # The same where the world leaves them without effect, and what is said of it.
 IDLE = {
     "loss.room": ("listed", {}, 99.0, "at most . successors"),
-    "loss.max_lost": ("listed", dict(loss=dict(batch_size=2, room=0.0)), 0.5, "room for every"),
     "humans.beta": ("map", dict(humans=dict(model="auto")), 2.0, "are 'exact', not 'paths'"),
     "humans.max_states": (
         "maps",
@@ -156,7 +154,6 @@ IDLE = {
         7,
         "empo:multigrid/MAP",
     ),
-    "humans.max_joint": ("map", dict(humans=dict(model="exact")), 7, "lists states however many"),
     "power.beta_h": ("map", dict(humans=UNLISTED), 5.0, "are 'paths', and only exact"),
     "power.optimistic": (
         "maps",
@@ -198,8 +195,8 @@ def test_every_setting_is_asked_about():
     declared = {x.name for x in describe(Settings()) if not x.is_section}
     common = {f"{s}.{f.name}" for s in ("env", "eval") for f in fields(getattr(shared, s.title()))}
     own = {x for x in declared if x.split(".")[0] in ("env", "eval", "humans")} - common
-    assert own | ELSEWHERE == {*CHANGES, "loss.max_lost"}
-    assert {*IDLE} <= {*CHANGES, "loss.room", "loss.max_lost"}
+    assert own | ELSEWHERE == {*CHANGES}
+    assert {*IDLE} <= {*CHANGES, "loss.room"}
 
 
 def test_a_seed_that_chooses_no_map_is_refused(names):

@@ -118,7 +118,7 @@ def test_a_registered_world_keeps_its_humans_with_other_parameters():
     assert float(jnp.max(jnp.abs(again.solution.pi_h - even.solution.pi_h))) > 0.1
 
 
-def test_large_worlds_fall_back_to_shortest_ways_with_one_line(tmp_path, capsys):
+def test_large_worlds_fall_back_to_shortest_ways_with_one_line(tmp_path, capsys, monkeypatch):
     name = world_file(tmp_path)
     few = dict(model="auto", max_states=10)
     found = chosen(name, humans=few)
@@ -129,9 +129,11 @@ def test_large_worlds_fall_back_to_shortest_ways_with_one_line(tmp_path, capsys)
     chosen(name, humans=few)
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 1 and "more than humans.max_states=10 states" in said[0]
-    assert chosen(name, humans=dict(model="auto", max_joint=24)).world.num_states is None
-    assert "25 joint actions, more than humans.max_joint=24" in capsys.readouterr().out
-    assert chosen(name, humans=dict(model="auto", max_joint=25)).world.num_states > 10
+    assert chosen(name, humans=dict(model="auto")).world.num_states > 10
+    monkeypatch.setattr(mg.world, "MAX_JOINT", 24)
+    assert chosen(name, humans=dict(model="auto", max_states=4_999)).world.num_states is None
+    assert "25 joint actions, more than 24" in capsys.readouterr().out
+    assert chosen(name, humans=dict(model="exact")).world.num_states > 10
     with pytest.raises(ValueError, match="more than 10 reachable states.*humans.max_states"):
         chosen(name, humans=dict(model="exact", max_states=10))
 

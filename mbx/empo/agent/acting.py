@@ -58,7 +58,6 @@ def q_ahead(problem: Problem, train: TrainState, states: Any) -> Array:
         empo_targets.exact_profiles(world, states),
         params_at(problem, train.step),
         jnp.ones(jax.tree.leaves(states)[0].shape[:1], bool),
-        ability_floor=problem.settings.loss.ability_floor,
         use_v_r=power.curriculum.stage(problem.curriculum, train.step) >= RAMP_STAGE,
     )
     own = model.q_r(params, model.trunk(params, model.encode(states)))

@@ -28,8 +28,7 @@ from mbx.empo.agent import targets as empo_targets
 from mbx.empo.agent.acting import make_act, params_at
 from mbx.empo.agent.diagnostics import make_diagnostics
 from mbx.empo.agent.learners import init_state, learn_networks, learn_tables
-from mbx.empo.agent.models import Model, network_model, table_model
-from mbx.empo.agent.settings import Model as ModelSettings
+from mbx.empo.agent.models import network_model, table_model
 from mbx.empo.agent.settings import Settings
 from mbx.empo.agent.types import Problem, TrainState
 from mbx.empo.power.codec import make_codec, make_records
@@ -39,6 +38,8 @@ from mbx.empo.power.named import NamedWorld
 from mbx.empo.power.worlds import World
 from mbx.fast import collectives
 from mbx.types import Array, EnvSpec, Metrics
+
+MAX_LOST = 0.01  # share of robot actions that may lack successors in a run
 
 
 def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
@@ -93,7 +94,7 @@ def resolve(settings: Settings, spec: EnvSpec) -> Problem:
         world=world,
         params=params,
         curriculum=_curriculum(settings),
-        model=_model(settings, world, params),
+        model=table_model(world) if tables else network_model(world, settings.model),
         capacity=_capacity(settings, world, stored),
         target_interval=settings.loss.target_interval or (1 if tables else 20),
         stored=stored,
@@ -121,11 +122,8 @@ def _check_world(settings: Settings, spec: EnvSpec) -> None:
 def _without_effect(settings: Settings, spec: EnvSpec) -> Iterator[tuple[str, str, str]]:
     """Section, name and reason of every setting that does nothing in this world."""
     found: Any = spec.world
-    room, most = settings.loss.room, found.world.max_successors
-    if room > most:
+    if settings.loss.room > (most := found.world.max_successors):
         yield "loss", "room", f"a joint action has at most {most} successors there"
-    if (not room or room >= most) and (found.table is not None or found.prior):
-        yield "loss", "max_lost", f"loss.room={room} has room for every successor"
     prior = found.prior or "exact"  # of one's own humans nobody knows what they reckon with
     if prior != "exact":
         for name in ("beta_h", "optimistic"):
@@ -135,10 +133,7 @@ def _without_effect(settings: Settings, spec: EnvSpec) -> Iterator[tuple[str, st
     if found.prior and prior != "paths":
         yield "humans", "beta", f"its humans are {prior!r}, not 'paths'"
     if not spec.name.startswith("empo:multigrid/"):
-        for name in ("max_states", "max_joint"):
-            yield "humans", name, "it is for empo:multigrid/MAP"
-    elif settings.humans.model == "exact":
-        yield "humans", "max_joint", "humans.model='exact' lists states however many actions are"
+        yield "humans", "max_states", "it is for empo:multigrid/MAP"
 
 
 def _power_params(settings: Settings, found: NamedWorld, name: str) -> PowerParams:
@@ -173,30 +168,6 @@ def _curriculum(settings: Settings) -> Curriculum:
     model = settings.model
     used = {f"use_{name}": getattr(model, name) == "network" for name in ("x_h", "u_r", "v_r")}
     return Curriculum(**used, **values)
-
-
-def _model(settings: Settings, world: World, params: PowerParams) -> Model:
-    if settings.model.kind == "tables":
-        return table_model(world)
-    return network_model(
-        world,
-        hidden=settings.model.hidden,
-        encoder=settings.model.encoder,
-        q_encoder=settings.model.q_encoder,
-        u_r=settings.model.u_r,
-        v_r=settings.model.v_r,
-        conv=_conv(settings.model),
-        dropout=settings.model.dropout,
-        q_head=settings.model.q_head,
-        x_h=settings.model.x_h,
-        eta=float(params.eta),
-        xi=float(params.xi),
-    )
-
-
-def _conv(model: ModelSettings) -> tuple[int, int] | None:
-    """Width and depth of the encoder over a picture; None where there is none."""
-    return (model.conv_width, model.conv_depth) if model.encoder == "conv" else None
 
 
 def _capacity(settings: Settings, world: World, stored: bool) -> int | None:
@@ -251,7 +222,6 @@ def _make_update(problem: Problem) -> Update:
             mask,
             capacity=room,
             unique=loss.unique,
-            ability_floor=loss.ability_floor,
             listed=listed,
             use_v_r=power.curriculum.stage(problem.curriculum, train.step) >= RAMP_STAGE,
         )
@@ -309,21 +279,17 @@ def _progress(
     }
     for human in range(problem.world.num_humans):
         metrics[f"x_h_{human + 1}"] = mean(targets.x_h[:, human], every)
-    if problem.settings.model.kind == "networks" and problem.settings.model.q_head == "z":
-        metrics["z_unrepresentable"] = collectives.mean_share(
-            (targets.q_r > -1.0).astype(jnp.float32)
-        )
     return metrics
 
 
 def _check_metrics(settings: Settings, metrics: Mapping[str, float]) -> None:
     """Raises ValueError where successors are missing too often."""
-    lost, loss = metrics.get("lost_targets", 0.0), settings.loss
-    if lost > loss.max_lost:
+    lost = metrics.get("lost_targets", 0.0)
+    if lost > MAX_LOST:
         raise ValueError(
-            f"loss.room={loss.room}: the successors of {lost:.1%} of the robots' actions do not "
-            f"fit, more than loss.max_lost={loss.max_lost:.1%}; give room to more successors a "
-            "joint action, or 0: to all that there can be"
+            f"loss.room={settings.loss.room}: the successors of {lost:.1%} of the robots' actions "
+            f"do not fit, more than {MAX_LOST:.1%}; give room to more successors per joint action, "
+            "or 0: to all that there can be"
         )
 
 

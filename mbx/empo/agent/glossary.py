@@ -33,5 +33,4 @@ KEYS = {
     "lost_targets": "share of robot actions without a target, because successors did not fit",
     "broken_targets": "share of robot actions without a target, because a successor is not finite",
     "zero_ability": "abilities at the floor, where the reward is a stand-in",
-    "z_unrepresentable": "share of action-value targets that the network's head cannot take",
 }

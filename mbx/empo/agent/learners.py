@@ -163,8 +163,7 @@ def learn_tables(
         weight = jnp.where(on[name], weights[name], 0.0) + 0.0 * before
         counts[name] = train.opt_state[name].at[index].add(weight, mode="drop")
         times = counts[name][index]
-        rate = jnp.maximum(times, 1.0) ** -settings.table_rate_power
-        rate = jnp.maximum(rate, settings.table_min_rate)
+        rate = jnp.maximum(1.0 / jnp.maximum(times, 1.0), settings.table_min_rate)
         share = rate * weight / jnp.maximum(times - before, 1e-9)
         error = jnp.where(weights[name] > 0.0, wanted[name] - table[index], 0.0) + nothing
         params[name] = table.at[index].add(share * error, mode="drop")

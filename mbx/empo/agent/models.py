@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from mbx import networks
-from mbx.empo import power
+from mbx.empo.agent.settings import Model as Options
 from mbx.empo.power.worlds import World
 from mbx.fast import gradients
 from mbx.networks import MLP
@@ -28,6 +28,7 @@ from mbx.types import Array, Params
 # What a network cannot tell from 0: actions with -Q_r below twice this count as equally good. Only
 # those all of whose successors are terminal, worth nearly 0 to the robot, lie there.
 Q_FLOOR = 1e-3
+MAX_GOALS = 4096
 
 
 class Model(NamedTuple):
@@ -51,39 +52,33 @@ class Model(NamedTuple):
     dropping: Callable[[Array], Model] | None = None
 
 
-def q_from_raw(raw: Array, head: str, eta: float, xi: float) -> Array:
+def q_from_raw(raw: Array, head: str) -> Array:
     """The output of Q_r's last layer as a value below 0.
 
     Args:
         raw: `[..., R]`; for "dueling" `[..., 1 + R]`, a level and an advantage a joint action.
         head: "exp" -exp(raw); "dueling" -exp(level + advantage - its mean), as the level is much
-            larger and changes with every update; "softplus" -softplus(raw); "z"
-            -sigmoid(raw)^(-eta xi), at most -1. All but the last end at -2 Q_FLOOR, with the
-            gradient going through.
-        eta, xi: of eq. (8).
+            larger and changes with every update; "softplus" -softplus(raw). All end at -2 Q_FLOOR,
+            with the gradient going through.
     """
     if head == "dueling":
         level, advantage = raw[..., :1], raw[..., 1:]
         raw, head = level + advantage - jnp.mean(advantage, axis=-1, keepdims=True), "exp"
-    if head == "z":
-        return power.z_to_q(jax.nn.sigmoid(raw), eta, xi)
     size = jnp.exp(jnp.minimum(raw, 30.0)) if head == "exp" else jax.nn.softplus(raw)
     size = size + Q_FLOOR
     return -(size + jax.lax.stop_gradient(jnp.maximum(size, 2.0 * Q_FLOOR) - size))
 
 
 class GridEncoder(nn.Module):
-    """Features `[N, D]` that begin with a picture -> `[N, features]`, in (-1, 1).
+    """Features `[N, D]` that begin with a picture -> `[N, hidden]`, in (-1, 1).
 
-    A 3x3 convolution and `depth` residual ones of width `width` over the picture; then a layer of
-    `hidden` and one of `features` over all its cells and the rest of the features.
+    A 3x3 convolution and two residual ones of width `width` over the picture; then two layers of
+    `hidden` over all its cells and the rest of the features.
     """
 
     picture: tuple[int, int, int]
     width: int
-    depth: int
     hidden: int
-    features: int
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -98,10 +93,10 @@ class GridEncoder(nn.Module):
             return gradients.conv(inputs, kernel) + bias.reshape(1, 1, 1, -1)
 
         y = jax.nn.relu(layer(picture, "conv_0"))
-        for number in range(self.depth):
-            y = jax.nn.relu(y + layer(y, f"conv_{number + 1}"))
+        for number in (1, 2):
+            y = jax.nn.relu(y + layer(y, f"conv_{number}"))
         flat = y.reshape(len(x), -1)
-        return MLP([self.hidden], self.features, nn.tanh, name="dense")(flat, x[:, size:])
+        return MLP([self.hidden], self.hidden, nn.tanh, name="dense")(flat, x[:, size:])
 
 
 class DroppingMLP(nn.Module):
@@ -124,24 +119,25 @@ class DroppingMLP(nn.Module):
         return networks.Dense(self.features, name="out")(*inputs)
 
 
-def _check_options(world: World, encoder: str, q_encoder: str, q_head: str, max_goals: int) -> None:
+def _check_options(world: World, options: Options) -> None:
     """Raises ValueError for options that do not go together; settings know their choices."""
-    if encoder == "conv" and world.channels is None:
+    if options.encoder == "conv" and world.channels is None:
         raise ValueError(
             "model.encoder='conv' needs a world whose features begin with a picture, as those of "
             "empo:maps/SOURCE do: choose mlp or identity"
         )
-    if q_encoder != "shared" and encoder == "identity":
+    if options.q_encoder != "shared" and options.encoder == "identity":
         raise ValueError(
-            f"model.q_encoder={q_encoder!r} with model.encoder='identity': there is no encoder"
+            f"model.q_encoder={options.q_encoder!r} with model.encoder='identity': there is no "
+            "encoder"
         )
-    if q_encoder == "split" and q_head != "dueling":
+    if options.q_encoder == "split" and options.q_head != "dueling":
         raise ValueError(
-            f"model.q_encoder='split' with model.q_head={q_head!r}: only dueling has two parts, "
-            "choose own"
+            f"model.q_encoder='split' with model.q_head={options.q_head!r}: only dueling has two "
+            "parts, choose own"
         )
-    if world.num_goals > max_goals:
-        raise ValueError(f"the world has {world.num_goals} goals a human: at most {max_goals}")
+    if world.num_goals > MAX_GOALS:
+        raise ValueError(f"the world has {world.num_goals} goals a human: at most {MAX_GOALS}")
 
 
 def _describe_goals(world: World) -> Array:
@@ -161,13 +157,8 @@ class _Networks:
     """
 
     world: World
+    options: Options
     described: Array
-    hidden: int
-    encoder: str
-    q_encoder: str
-    q_head: str
-    eta: float
-    xi: float
     body: Any
     state: nn.Module
     goal: nn.Module
@@ -177,7 +168,6 @@ class _Networks:
     ability: nn.Module
     scalar: nn.Module
     others: tuple[str, ...]  # of "x_h", "u_r", "v_r" those that are networks
-    dropout: float = 0.0
     drop_key: Array | None = None
 
     def model(self) -> Model:
@@ -193,7 +183,7 @@ class _Networks:
             self.x_h if "x_h" in self.others else None,
             self.y if "u_r" in self.others else None,
             self.v_r if "v_r" in self.others else None,
-            dropping if self.dropout > 0.0 else None,
+            dropping if self.options.dropout > 0.0 else None,
         )
 
     def _head(self, number: int, head: nn.Module, params: Params, *inputs: Array) -> Array:
@@ -206,8 +196,9 @@ class _Networks:
     def init(self, key: Array) -> Params:
         keys = jax.random.split(key, 5)
         features = jnp.zeros((1, *self.world.features(self.world.example_state).shape))
-        latent = features if self.encoder == "identity" else jnp.zeros((1, self.hidden))
-        inputs = (features,) if self.encoder == "identity" else (features, latent)
+        identity = self.options.encoder == "identity"
+        latent = features if identity else jnp.zeros((1, self.options.hidden))
+        inputs = (features,) if identity else (features, latent)
         params = {
             "v_h_e": {
                 "state": self.state.init(keys[0], latent)["params"],
@@ -215,7 +206,7 @@ class _Networks:
             },
             "q_r": self._init_q(keys[2], features, latent, inputs),
         }
-        if self.encoder != "identity":
+        if not identity:
             params["v_h_e"]["encoder"] = self.body.init(keys[3], features)["params"]
         for number, name in enumerate(name for name in self.others if name != "x_h"):
             own_key = jax.random.fold_in(keys[4], 1 + number)
@@ -227,29 +218,30 @@ class _Networks:
     def _init_q(
         self, key: Array, features: Array, latent: Array, inputs: tuple[Array, ...]
     ) -> Params:
-        read = inputs if self.q_encoder == "shared" else (latent,)
+        kind = self.options.q_encoder
+        read = inputs if kind == "shared" else (latent,)
         params = self.advantage.init(key, *read)["params"]
-        if self.q_head == "dueling":
+        if self.options.q_head == "dueling":
             level = self.level.init(jax.random.fold_in(key, 1), *read)["params"]
             params = {"advantage": params, "level": level}
-        if self.q_encoder in ("shared", "joint"):
+        if kind == "shared":
             return params
         encoded = self.body.init(jax.random.fold_in(key, 2), features)["params"]
         params = {"heads": params, "encoder": encoded}
-        if self.q_encoder == "split":
+        if kind == "split":
             encoded = self.body.init(jax.random.fold_in(key, 3), features)["params"]
             params["level_encoder"] = encoded
         return params
 
     def trunk(self, params: Params, features: Array) -> tuple[Array, Array]:
-        if self.encoder == "identity":
+        if self.options.encoder == "identity":
             return features, features
         return features, self.body.apply({"params": params["v_h_e"]["encoder"]}, features)
 
     def _read(self, latents: tuple[Array, Array]) -> tuple[Array, ...]:
         """What heads other than V_h^e's see."""
         features, latent = latents
-        if self.encoder == "identity":
+        if self.options.encoder == "identity":
             return (features,)
         return features, jax.lax.stop_gradient(latent)
 
@@ -260,22 +252,20 @@ class _Networks:
         return jnp.einsum("nf,hgf->nhg", state, goal)
 
     def q_r(self, params: Params, latents: tuple[Array, Array]) -> Array:
-        own, read = params["q_r"], self._read(latents)
-        of_level = read
-        if self.q_encoder == "joint":
-            read = of_level = latents[1:]
-        elif self.q_encoder != "shared":
+        own, kind, head = params["q_r"], self.options.q_encoder, self.options.q_head
+        read = of_level = self._read(latents)
+        if kind != "shared":
             read = of_level = (self.body.apply({"params": own["encoder"]}, latents[0]),)
-            if self.q_encoder == "split":
+            if kind == "split":
                 of_level = (self.body.apply({"params": own["level_encoder"]}, latents[0]),)
             own = own["heads"]
-        if self.q_head == "dueling":
+        if head == "dueling":
             level = self._head(1, self.level, own["level"], *of_level)
             advantage = self._head(2, self.advantage, own["advantage"], *read)
             raw = jnp.concatenate([level, advantage], axis=-1)
         else:
             raw = self._head(2, self.advantage, own, *read)
-        return q_from_raw(raw, self.q_head, self.eta, self.xi)
+        return q_from_raw(raw, head)
 
     def x_h(self, params: Params, latents: tuple[Array, Array]) -> Array:
         return self._head(3, self.ability, params["x_h"], *self._read(latents))
@@ -289,54 +279,26 @@ class _Networks:
         return 1.0 + jnp.exp(jnp.minimum(raw, 30.0))
 
     def v_r(self, params: Params, latents: tuple[Array, Array]) -> Array:
-        head = "exp" if self.q_head == "dueling" else self.q_head
-        return q_from_raw(self._scalar("v_r", params, latents), head, self.eta, self.xi)[:, 0]
+        head = "exp" if self.options.q_head == "dueling" else self.options.q_head
+        return q_from_raw(self._scalar("v_r", params, latents), head)[:, 0]
 
 
-def network_model(
-    world: World,
-    *,
-    hidden: int,
-    encoder: str,
-    q_head: str,
-    x_h: str,
-    eta: float,
-    xi: float,
-    q_encoder: str = "shared",
-    u_r: str = "formula",
-    v_r: str = "formula",
-    conv: tuple[int, int] | None = None,
-    dropout: float = 0.0,
-    max_goals: int = 4096,
-) -> Model:
-    """Networks of width `hidden`.
+def network_model(world: World, options: Options) -> Model:
+    """Networks as settings (`model.*`) have them.
 
-    encoder: "mlp" | "conv" of width and depth `conv`, see `GridEncoder` | "identity" (the heads see
-        features only).
-    q_encoder: "shared" | "joint", V_h^e's, trained through Q_r, too | "own", a second one, trained
-        through Q_r | "split", one each for the level and the advantage of a dueling head.
-    u_r, v_r: "formula" | "network"; V_r's has the head of Q_r's.
-    dropout: after the hidden layers of heads that read a state, in losses (`Model.dropping`).
-
-    Raises ValueError for options that do not go together, and for more than `max_goals` goals.
+    Raises ValueError for options that do not go together, and for more than MAX_GOALS goals.
     """
-    _check_options(world, encoder, q_encoder, q_head, max_goals)
+    _check_options(world, options)
+    hidden, dropout = options.hidden, options.dropout
     body: Any = MLP([hidden], hidden, nn.tanh)
-    if encoder == "conv":
-        assert world.channels is not None and conv is not None
-        body = GridEncoder(world.channels, *conv, hidden, hidden)
-    kinds = (("x_h", x_h), ("u_r", u_r), ("v_r", v_r))
-    others = tuple(name for name, kind in kinds if kind == "network")
+    if options.encoder == "conv":
+        assert world.channels is not None
+        body = GridEncoder(world.channels, options.conv_width, hidden)
     head: Any = functools.partial(DroppingMLP, dropout=dropout) if dropout else MLP
-    own = _Networks(
+    return _Networks(
         world=world,
+        options=options,
         described=_describe_goals(world),
-        hidden=hidden,
-        encoder=encoder,
-        q_encoder=q_encoder,
-        q_head=q_head,
-        eta=eta,
-        xi=xi,
         body=body,
         state=head([hidden], hidden),
         goal=MLP([hidden], hidden),
@@ -344,10 +306,8 @@ def network_model(
         level=head([hidden, hidden], 1),
         ability=head([hidden], world.num_humans),
         scalar=head([hidden], 1),
-        others=others,
-        dropout=dropout,
-    )
-    return own.model()
+        others=tuple(n for n in ("x_h", "u_r", "v_r") if getattr(options, n) == "network"),
+    ).model()
 
 
 def table_model(world: World) -> Model:

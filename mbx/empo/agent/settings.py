@@ -15,7 +15,7 @@ from mbx.settings import NONZERO, section, setting
 
 MODELS = ("auto", "exact", "paths", "uniform", "file")  # `mbx.empo.power.named`, which loads JAX
 
-_OWN_HUMANS = {"model": ("auto", "exact", "paths", "uniform", "file")}
+_OWN_HUMANS = {"model": MODELS}
 _NETWORKS = {"model.kind": "networks"}
 _TABLES = {"model.kind": "tables"}
 
@@ -115,12 +115,6 @@ class Humans:
     max_states: int = setting(
         5_000, "Largest number of states that are listed.", at_least=1, needs=_OWN_HUMANS
     )
-    max_joint: int = setting(
-        64,
-        "Largest number of joint actions with which states are listed.",
-        at_least=1,
-        needs=_OWN_HUMANS,
-    )
     epsilon: float = setting(
         0.0,
         "Share of random human actions; the prior ignores it.",
@@ -155,22 +149,18 @@ class Model:
     )
     q_encoder: str = setting(
         "shared",
-        "Q_r's encoder. shared = V_h^e's, without Q_r's gradient; joint = V_h^e's, with it; "
-        "own = a second encoder; split = one for each part of q_head=dueling.",
-        choices=("shared", "joint", "own", "split"),
+        "Q_r's encoder. shared = V_h^e's, without Q_r's gradient; own = a second encoder; "
+        "split = one for each part of q_head=dueling.",
+        choices=("shared", "own", "split"),
         needs=_NETWORKS,
     )
     conv_width: int = setting(
         32, "Channels of encoder=conv.", at_least=1, needs={"model.encoder": "conv"}
     )
-    conv_depth: int = setting(
-        2, "Residual layers of encoder=conv after its first.", needs={"model.encoder": "conv"}
-    )
     q_head: str = setting(
         "exp",
-        "Map from the last layer to Q_r below 0. dueling = a level and an advantage per action;"
-        " z = for worlds without termination.",
-        choices=("exp", "dueling", "softplus", "z"),
+        "Map from the last layer to Q_r below 0. dueling = a level and an advantage per action.",
+        choices=("exp", "dueling", "softplus"),
         needs=_NETWORKS,
     )
     x_h: str = setting(
@@ -197,13 +187,11 @@ class Model:
         at_most=0.99,
         needs=_NETWORKS,
     )
-    table_rate_power: float = setting(
-        1.0,
-        "Exponent p: the n-th target moves an entry n^-p of the way.",
-        needs=_TABLES,
-    )
     table_min_rate: float = setting(
-        0.02, "Least rate of tables; 1.0 for exact human actions.", at_most=1, needs=_TABLES
+        0.02,
+        "Least rate of tables, 1/n until then; 1.0 for exact human actions.",
+        at_most=1,
+        needs=_TABLES,
     )
 
 
@@ -233,15 +221,7 @@ class Loss:
         1, "Draws of human actions per state.", at_least=1, needs={"human_expectation": "fresh"}
     )
     room: float = setting(1.5, "Capacity for successors per joint action; 0 = all that can be.")
-    max_lost: float = setting(
-        0.01,
-        "Largest share of robot actions that lack successors in a run.",
-        at_most=1,
-    )
     unique: int = setting(0, "Capacity for distinct successors; 0 = every successor is evaluated.")
-    ability_floor: float = setting(
-        1e-3, "Lower limit of X_h in targets; the metric zero_ability counts its uses.", above=0
-    )
     target_interval: int = setting(
         0, "Updates between hard copies; 0 = 1 for tables, 20 for networks."
     )
@@ -302,7 +282,6 @@ class Curriculum:
     constant_fraction: float = setting(
         0.7, "Share of the run before rates fall.", at_most=1, needs=_NETWORKS
     )
-    decay: str = setting("1/t", "Fall of rates.", choices=("1/t", "1/sqrt_t"), needs=_NETWORKS)
 
     def check(self) -> Iterator[str]:
         """Exploration that does not change takes no time."""
@@ -394,5 +373,3 @@ class Settings(RunSettings):
                 f"model.table_min_rate={self.model.table_min_rate} with loss.human_expectation="
                 f"{self.loss.human_expectation!r}: drawn targets are noisy, lower it (0.02, say)"
             )
-        if not tables and self.loss.q_loss == "gamma" and self.model.q_head == "z":
-            yield "model.q_head='z' with loss.q_loss='gamma': choose q_loss=mse"

@@ -26,6 +26,8 @@ from mbx.types import Array, Metrics, Params
 
 # How far the probabilities of a joint action's successors may be from 1 for rounding alone.
 MASS_TOLERANCE = 1e-3
+# Least X_h in targets: an untrained V_h^e of 0 would make rewards astronomical.
+FLOOR = 1e-3
 
 
 class Profiles(NamedTuple):
@@ -50,7 +52,7 @@ class Targets(NamedTuple):
     v_h_e: Array  # `[B, H, G]`
     coverage: Array  # `[B, H, G]`, share of v_h_e's expectation that was there; 0: it is no target
     policy: Array  # `[B, R]`, pi_r
-    x_h: Array  # `[B, H]`, abilities by the frozen parameters, at least `loss.ability_floor`
+    x_h: Array  # `[B, H]`, abilities by the frozen parameters, at least `FLOOR`
     # `[B]`, the aggregate of `x_h` over humans; None where no network learns it
     y: Array | None = None
     v_r: Array | None = None  # `[B]`, eq. (9) by the frozen parameters; None likewise
@@ -174,7 +176,6 @@ def values(
     params: Params,
     codes: Array,
     p: PowerParams,
-    ability_floor: float,
     use_v_r: Array | bool = True,
 ) -> tuple[Array, Array, Array]:
     """V_r `[N]`, V_h^e clamped `[N, H, G]` and X_h `[N, H]` of states, by frozen parameters.
@@ -186,7 +187,7 @@ def values(
     with jax.named_scope("stage3_forward"):
         v = jnp.clip(model.v_h_e(params, latents), 0.0, 1.0)
         q = model.q_r(params, latents)
-        x = _ability(model, world, params, latents, p.zeta, ability_floor)
+        x = _ability(model, world, params, latents, p.zeta)
         v_r = _robot_value(model, params, latents, x, q, p)
         if model.v_r is not None:
             v_r = jnp.where(use_v_r, model.v_r(params, latents), v_r)
@@ -204,16 +205,14 @@ def _robot_value(
     return reward + jnp.sum(power.robot_policy(q, p.beta_r) * q, axis=-1)
 
 
-def _ability(
-    model: Model, world: World, params: Params, latents: Any, zeta: Number, floor: float
-) -> Array:
-    """X_h `[N, H]`, eq. (7), by its network or as the sum over goals; at least `floor`."""
+def _ability(model: Model, world: World, params: Params, latents: Any, zeta: Number) -> Array:
+    """X_h `[N, H]`, eq. (7), by its network or as the sum over goals; at least FLOOR."""
     if model.x_h is None:
         v = jnp.clip(model.v_h_e(params, latents), 0.0, 1.0)
         x = power.aggregate_ability(v, world.goal_weight[None], zeta)
     else:
         x = jnp.clip(model.x_h(params, latents), 0.0, 1.0)
-    return jnp.maximum(x, floor)
+    return jnp.maximum(x, FLOOR)
 
 
 def make_targets(
@@ -227,7 +226,6 @@ def make_targets(
     *,
     capacity: int | None = None,
     unique: int = 0,
-    ability_floor: float = power.ABILITY_FLOOR,
     listed: tuple[Any, Array] | None = None,
     use_v_r: Array | bool = True,
 ) -> tuple[Targets, Metrics]:
@@ -244,7 +242,6 @@ def make_targets(
         capacity, listed: see `expand`.
         unique: room for distinct successors, each evaluated once; 0: every successor is. Results
             do not depend on it.
-        ability_floor: least X_h.
         use_v_r: see `values`.
 
     Returns:
@@ -261,7 +258,7 @@ def make_targets(
         codes = model.encode(flat.state)
 
     def evaluate(codes: Array) -> tuple[Array, Array, Array]:
-        return values(model, world, params, codes, p, ability_floor, use_v_r)
+        return values(model, world, params, codes, p, use_v_r)
 
     if unique:
         keys = _keys(world, flat.state)
@@ -270,7 +267,7 @@ def make_targets(
     else:
         v_r, v, x = evaluate(codes)
     # Humans whose ability is at the floor: U_r there is a stand-in, not a number to rely on.
-    powerless = (x <= ability_floor) & (flat.valid & ~ended)[:, None]
+    powerless = (x <= FLOOR) & (flat.valid & ~ended)[:, None]
     metrics["zero_ability"] = jnp.sum(powerless).astype(jnp.float32)
 
     shape = (batch, num, num_robot)
@@ -284,7 +281,7 @@ def make_targets(
         latents = model.trunk(params, model.encode(states))
         q_here = model.q_r(params, latents)
         policy = power.robot_policy(q_here, p.beta_r)
-        here = _ability(model, world, params, latents, p.zeta, ability_floor)
+        here = _ability(model, world, params, latents, p.zeta)
         wide = jnp.broadcast_to(ended[:, None, None], v.shape)
         attained = power.attained(v, achieved, p.gamma_h, wide)
         expected = successors.segment_expectation(

@@ -26,6 +26,7 @@ from mbx.empo.power.solver import solve
 from mbx.empo.power.worlds import TabularWorld, Views, World, tabular_world
 from mbx.types import Array
 
+MAX_JOINT = 64  # joint actions up to which states are listed, unless "exact" asks for it
 LONG = 64  # steps of an episode beyond which its time is one number among the features
 
 
@@ -90,8 +91,8 @@ def _listed(
     """The map's states and transitions; None, and a line that says why, where they are too many."""
     layout = grid.layout
     joint = layout.num_actions ** len(layout.agents)
-    why = f"{joint} joint actions, more than humans.max_joint={humans.max_joint}"
-    if humans.model == "exact" or joint <= humans.max_joint:
+    why = f"{joint} joint actions, more than {MAX_JOINT}"
+    if humans.model == "exact" or joint <= MAX_JOINT:
         try:
             return _export(grid, humans.max_states)
         except TooManyStates:

@@ -24,8 +24,7 @@ class Curriculum:
     A stage whose network does not exist (`use_x_h`, ...) has no length.
 
     Attributes:
-        decay: "1/t" or "1/sqrt_t", of learning rates after max(end of ramp, constant_fraction *
-            steps).
+        constant_fraction: share of `steps` before learning rates fall, at the ramp's end or later.
         gamma_h_ramp, gamma_r_ramp: steps of a linear rise from `gamma_h_start` and `gamma_r_start`,
             0 for none; gamma_r's begins with Q_r.
     """
@@ -48,15 +47,6 @@ class Curriculum:
     epsilon_end: float = 0.01
     epsilon_steps: int = 10_000
     constant_fraction: float = 0.7
-    decay: str = "1/t"
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name.endswith("steps") and value < 0:
-                raise ValueError(f"curriculum.{field.name}={value}: must not be negative")
-        if self.decay not in ("1/t", "1/sqrt_t"):
-            raise ValueError(f"curriculum.decay={self.decay!r}: choose 1/t or 1/sqrt_t")
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -102,11 +92,10 @@ def beta_r(c: Curriculum, step: Array, nominal: Array | float) -> Array:
 
 
 def learning_rate(c: Curriculum, step: Array, base: float) -> Array:
-    """Constant, then base * t0/t or base * sqrt(t0/t) from t0 = `decay_start`."""
+    """Constant, then base * t0/t from t0 = `decay_start`."""
     start = max(c.decay_start, 1.0)  # a run that decays at once does so from its first update
     ratio = start / jnp.maximum(jnp.asarray(step), start)
-    factor = ratio if c.decay == "1/t" else jnp.sqrt(ratio)
-    return base * jnp.where(jnp.asarray(step) < start, 1.0, factor)
+    return base * jnp.where(jnp.asarray(step) < start, 1.0, ratio)
 
 
 def gamma_h(c: Curriculum, step: Array, nominal: float) -> Array:

@@ -22,7 +22,6 @@ class HumanModel:
     beta: float = 3.0  # inverse temperature of an action in "paths"
     file: str = ""  # .npy file of a policy [H, G, S, A] of a listed world, for "file"
     max_states: int = 5_000  # most states that "auto" and "exact" list
-    max_joint: int = 64  # most joint actions of a state with which "auto" lists at all
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:
@@ -34,9 +33,8 @@ class HumanModel:
                 f"humans.file={self.file!r} with humans.model={self.model!r}: a file goes with "
                 "model=file"
             )
-        for name in ("max_states", "max_joint"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"humans.{name}={getattr(self, name)}: give at least 1")
+        if self.max_states < 1:
+            raise ValueError(f"humans.max_states={self.max_states}: give at least 1")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
