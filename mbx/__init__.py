@@ -97,7 +97,7 @@ def __dir__() -> list[str]:
 
 
 class _Former(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules, and what lies in them, by the names in `_FORMER`."""
+    """Finds modules, and what is in them, by the names in `_FORMER`."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         for former, now in _FORMER.items():

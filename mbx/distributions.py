@@ -81,7 +81,7 @@ def two_hot_linear(y: ArrayLike, bins: Array) -> Array:
     """As `two_hot`, for y [...] already in the space of the bins.
 
     With bins = symexp(linspace) and y = x this is the code of the official DreamerV3, whose bins
-    lie in real space.
+    are in real space.
     """
     y, bins = _float(y), _check_bins(bins)
     if bins.shape[0] == 1:
@@ -214,12 +214,6 @@ def shift_logits(
 
     Returns:
       [..., K] logits, the logarithm of the moved mass plus 1e-8.
-
-    Examples:
-      >>> bins = distributions.bins(-1.0, 1.0, 3)
-      >>> sure = jnp.array([-50.0, 0.0, -50.0])  # of the value 0
-      >>> print(np.array(jnp.exp(distributions.shift_logits(sure, bins, shift=0.6487))).round(2))
-      [0.  0.5 0.5]
     """
     logits, bins = _check_logits(logits, bins)
     lower, weight = _two_hot_position(_moved_bins(logits, bins, shift, scale), bins)

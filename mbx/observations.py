@@ -3,7 +3,7 @@
 A part of three axes is an image, uint8 `[height, width, channels]`; every other one is of numbers.
 Numbers alone are joined to a vector, float32 `[D]`; images alone, of one size, on their channels,
 uint8 `[H, W, C]`. Where there are both, an observation is a packed row of bytes, uint8 `[P]`: the
-images', then the vector's float32 as they lie in memory. Environments, replay and devices then
+images', then the vector's float32 as bytes in memory. Environments, replay and devices then
 know one array, in which an image takes a byte a value.
 
 NumPy arrays stay NumPy arrays; everything else is traced by JAX. Leading axes `...` are free.

@@ -332,8 +332,8 @@ def sample_stale(
         index = Index(env, slot_of(state, env, offset))
         age = target_age(state, index, step)
         score = jnp.asarray(exponent, jnp.float32) * jnp.log1p(age.astype(jnp.float32))
-        # Classes far apart, so that noise orders rows only within a class: no row < repeated < aged
-        # < without targets.
+        # Distant classes, so that noise orders rows only within a class: no row < repeated < aged <
+        # without targets.
         score = jnp.where(age == NEVER, 1e6, jnp.minimum(score, 1e5))
         score = jnp.where(
             storage.is_last_occurrence(state, index, good), score, jnp.where(good, -1e6, -1e9)

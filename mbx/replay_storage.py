@@ -57,7 +57,7 @@ class ReplayState(Record):
       data: dict of rows [E, C, ...].
       targets: encoded targets [E, C, ...], or None.
       position: [E] int32, slot the next row goes to (an episode's end adds a row, so environments
-        drift apart).
+        differ).
       size: [E] int32, rows held. When full the oldest row is at `position`.
       transitions: [E] int32, transitions held.
       shards: equal blocks of environments that every batch is drawn from evenly (static).

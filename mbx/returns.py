@@ -210,11 +210,6 @@ def update_return_ema(
     interpolation).
 
     Update first, then normalise with the new state. Source: DreamerV3, section "Actor learning".
-
-    Examples:
-      >>> ema = returns.update_return_ema(returns.init_return_ema(), jnp.arange(101.0))
-      >>> [round(float(x), 3) for x in (ema.low, ema.high)]  # a hundredth of 5 and 95
-      [0.05, 0.95]
     """
     low, high = _percentiles(_float(returns).reshape(-1), percentiles)
     return ReturnEMA(

@@ -211,11 +211,6 @@ def deduplicate(keys: Array, valid: Array, size: int) -> Unique:
 
     Returns:
       Unique; inverse points past U for keys that found no room, and at 0 for invalid slots.
-
-    Examples:
-      >>> found = successors.deduplicate(jnp.array([5, 3, 5]), jnp.ones(3, bool), 3)
-      >>> int(found.count), bool(found.inverse[0] == found.inverse[2])
-      (2, True)
     """
     if size < 1:
         raise ValueError(f"size={size}: must be at least 1")

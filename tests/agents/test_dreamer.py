@@ -298,6 +298,12 @@ def test_step_is_deterministic_finite_and_moves_every_group(step):
         "critic_loss",
     }
     metrics = a.metrics
+    for name in ("posterior", "prior"):  # summed over latents, a mean over rows; by hand
+        logits = np.asarray(getattr(a.output.observed, name), np.float64)
+        probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        probs = 0.99 * probs + 0.01 / NET.classes
+        entropy = -(probs * np.log(probs)).sum((-2, -1)).mean()
+        np.testing.assert_allclose(metrics[f"{name}_entropy"], entropy, rtol=1e-4)
     assert names <= set(metrics) and all(np.isfinite(v) for v in metrics.values())
     assert a.terms["replay_value"].shape == (3, 2)
 

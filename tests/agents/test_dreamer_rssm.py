@@ -324,11 +324,22 @@ def test_blocks_of_the_decoder_divide_what_they_are_of():
         observations.decoder_blocks(dataclasses.replace(config, decoder_blocks=3))
 
 
-def test_image_losses_are_sums_over_pixels():
-    config = ModelConfig(image_shape=(6, 6, 1), deter=8, units=4, stoch=2, image_scale=1.0)
-    _, prediction, loss = jax.jit(lambda key: images(config, key))(jax.random.key(0))
-    assert np.all((prediction["image"] >= 0.0) & (prediction["image"] <= 1.0))
-    assert np.all((loss["image"] > 0.5) & (loss["image"] < 36.0))
+def test_images_of_64_pixels_in_both_precisions():
+    """Losses are sums over pixels; those of bfloat16 are near those of float32."""
+    config = ModelConfig(
+        image_shape=(64, 64, 1), deter=8, units=4, stoch=2, depth=1, image_scale=1.0
+    )
+    half = dataclasses.replace(config, dtype="bfloat16")
+    (tokens, prediction, loss), rough = jax.jit(
+        lambda key: [images(c, key) for c in (config, half)]
+    )(jax.random.key(0))
+    image = np.asarray(prediction["image"])
+    assert np.all((image >= 0.0) & (image <= 1.0)) and rough[0].dtype == jnp.float32
+    truth = np.asarray(jax.random.uniform(jax.random.split(jax.random.key(0), 3)[2], image.shape))
+    np.testing.assert_allclose(loss["image"], ((image - truth) ** 2).sum((2, 3, 4)), rtol=1e-4)
+    np.testing.assert_allclose(rough[0], tokens, atol=0.1)
+    assert np.any(np.asarray(rough[0] != tokens))
+    np.testing.assert_allclose(rough[2]["image"], loss["image"], rtol=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import scipy.stats
 
 from mbx.agents.dreamer import diagnostics, optimizers, policy, world_model
 from mbx.agents.dreamer import networks as nets
-from mbx.agents.dreamer.types import State
 from tests.agents import dreamer_helpers
 from tests.agents.dreamer_helpers import make_settings
 
@@ -63,54 +62,6 @@ def test_a_hidden_layer_and_its_written_out_derivative_by_differences(kind):
             above, below = ({**args, name: array + sign * step} for sign in (1, -1))
             wanted[place] = (plain(**above) - plain(**below)) / 2e-5
         np.testing.assert_allclose(slopes[name], wanted, rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-@pytest.mark.parametrize(
-    ("free_nats", "asked", "kept"),
-    [(1.0, True, True), (1.0, False, False), (0.0, True, False), (0.0, False, False)],
-)
-def test_the_floor_of_the_kl_keeps_its_gradient_where_that_is_asked_for(
-    monkeypatch, free_nats, asked, kept
-):
-    settings = make_settings(
-        dreamer_helpers.NET, loss=dict(free_nats=free_nats, free_nats_gradient=asked)
-    )
-    zeros, seen = np.zeros((2, 3)), []
-    posterior = np.log(np.full((2, 3, 4, 2), 0.5))
-    prior = np.log(np.full((2, 3, 4, 4), 0.25))
-
-    def kl_losses(posterior, prior, free, *, keep_gradient):
-        seen.append((posterior, prior, free, keep_gradient))
-        return zeros, zeros, zeros
-
-    observed = types.SimpleNamespace(states=None, posterior=posterior, prior=prior)
-    rssm = types.SimpleNamespace(
-        observe=lambda *args: observed,
-        features=lambda states: zeros,
-        mixed_logits=lambda logits, unimix: logits,
-        kl_losses=kl_losses,
-    )
-    nets = types.SimpleNamespace(
-        head=lambda params, x, dtype: zeros[..., None], two_hot_loss=lambda *args: zeros
-    )
-    encoders = types.SimpleNamespace(
-        encode=lambda *args: None,
-        decode=lambda *args: None,
-        reconstruction_loss=lambda *args: {},
-    )
-    for name, part in dict(rssm=rssm, nets=nets, encoders=encoders).items():
-        monkeypatch.setattr(world_model, name, part)
-    model = dict.fromkeys(("encoder", "decoder", "rssm", "reward", "continue"))
-    batch = types.SimpleNamespace(
-        obs=None, action=None, is_first=None, reward=None, terminated=zeros > 0
-    )
-    metrics = world_model.model_losses(settings, model, batch, None, None).metrics
-    # Entropies are summed over the four variables, with log 2 and log 4 each.
-    np.testing.assert_allclose(metrics["posterior_entropy"], 4 * np.log(2), rtol=1e-6)
-    np.testing.assert_allclose(metrics["prior_entropy"], 4 * np.log(4), rtol=1e-6)
-    ((*distributions, free, keeps),) = seen
-    assert distributions[0] is posterior and distributions[1] is prior
-    assert (free, keeps) == (free_nats, kept)
 
 
 def test_the_sum_of_losses_by_their_coefficients():
@@ -204,59 +155,3 @@ def test_the_context_is_half_a_sequence_at_most():
     for length, wanted in lengths.items():
         settings = types.SimpleNamespace(loss=types.SimpleNamespace(batch_length=length))
         assert diagnostics._context(settings) == wanted
-
-
-def test_open_loops_draw_from_streams_of_their_own(monkeypatch):
-    """What is drawn: the sequences, latents of the context, latents of the dream."""
-    length, seen = 6, {}
-    settings = types.SimpleNamespace(
-        model=types.SimpleNamespace(stoch=2, image_scale=1.0),
-        loss=types.SimpleNamespace(batch_length=length),
-    )
-    num = diagnostics.SEQUENCES
-    obs = np.zeros((length, num, 1), np.float32)
-    actions = np.arange(length, dtype=np.float32)[:, None, None] * np.ones((1, num, 1))
-    first = np.zeros((length, num), bool)
-    first[1, 0] = first[4, 1] = True
-    batch = types.SimpleNamespace(obs={"vector": obs}, action=actions, is_first=first)
-
-    def sample(state, key, *, batch_size, length):
-        assert (batch_size, length) == (num, 7)
-        seen["rows"] = jax.random.uniform(key, (5,))
-        return types.SimpleNamespace(rows=None)
-
-    def observe(net, params, carry, tokens, acted, is_first, draws):
-        assert len(tokens) == len(acted) == len(is_first) == 3 and carry == "stored"
-        seen["context"] = draws
-        states = State(
-            np.arange(3.0)[:, None, None] * np.ones((1, num, 1)), np.zeros((3, num, 2, 4))
-        )
-        return types.SimpleNamespace(states=states)
-
-    def imagine(net, params, start, policy, acted, draws):
-        assert (start.deter == 2.0).all() and policy(None, "action") == "action"
-        assert np.asarray(acted)[:, 0, 0].tolist() == [3.0, 4.0, 5.0, 5.0]
-        seen["dream"] = draws
-        return State(
-            np.arange(2.0, 6.0)[:, None, None] * np.ones((1, num, 1)), np.zeros((4, num, 2, 4))
-        ), None
-
-    monkeypatch.setattr(diagnostics.sequences, "sample", sample)
-    monkeypatch.setattr(diagnostics, "make_batch", lambda settings, rows: (batch, "stored"))
-    monkeypatch.setattr(diagnostics.encoders, "encode", lambda net, params, obs: obs["vector"])
-    monkeypatch.setattr(
-        diagnostics.encoders, "decode", lambda net, params, x: {"vector": x[..., :1]}
-    )
-    monkeypatch.setattr(diagnostics.rssm, "observe", observe)
-    monkeypatch.setattr(diagnostics.rssm, "imagine", imagine)
-    train = types.SimpleNamespace(params={"model": dict.fromkeys(("rssm", "encoder", "decoder"))})
-    key = jax.random.key(0)
-    truth, prediction, inside = diagnostics.open_loop(
-        settings, train, types.SimpleNamespace(shards=1), key
-    )
-    assert np.asarray(prediction["vector"])[:, 0, 0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    assert set(truth) == {"vector"} and inside[:, 0].all()  # within the context it is no end
-    assert inside[:, 1].tolist() == [True] * 4 + [False] * 2
-    assert seen["context"].shape == (3, num, 2) and seen["dream"].shape == (3, num, 2)
-    begin = {tuple(np.asarray(x).ravel()[:4].tolist()) for x in seen.values()}
-    assert len(begin) == 3, "two of them are the same random numbers"

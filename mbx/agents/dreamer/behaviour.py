@@ -88,16 +88,10 @@ def imagined_losses(
     ema: returns.ReturnEMA,
 ) -> Behaviour:
     """Losses of actor and critic from what the heads say along imagined trajectories.
-
-    Args:
-        settings: resolved.
-        policy_out: `[H, N, P]` or more rows, at states 0..H-1.
-        actions: `[H+1, N, A]`.
-        rewards, continues, values: `[H+1, N]` at states 0..H; gradients flow through them into the
-            actor loss with "reparam" (the baseline included).
-        value_logits: `[H, N, bins]` or more rows.
-        slow_values: `[H, N]` or more rows, the slow critic's.
-        ema: moves first and is then used.
+    At states 0..H: actions `[H+1, N, A]`; rewards, continues and values `[H+1, N]`, through which
+    gradients flow into the actor loss with "reparam" (the baseline included). At states 0..H-1 (or
+    more): policy_out `[H, N, P]`, value_logits `[H, N, bins]`, the slow critic's values `[H, N]`.
+    `ema` moves first and is then used.
     """
     own, critic = settings.actor, settings.critic
     horizon = rewards.shape[0] - 1
@@ -115,11 +109,7 @@ def imagined_losses(
     advantage = (targets - offset) / scale - (values[:-1] - offset) / scale
     out = policy_out[:horizon]
     entropy = policy.entropy(settings.model, out)
-    if own.gradient == "reinforce":
-        log_prob = policy.log_prob(settings.model, out, stop(actions[:-1]))
-        objective = log_prob * stop(advantage)
-    else:
-        objective = advantage
+    objective = actor_objective(settings, out, actions[:-1], advantage)
     actor_loss = -weights * (objective + own.entropy_coef * entropy)
     main, regulariser = critic_terms(
         settings, value_logits[:horizon], stop(targets), stop(slow_values[:horizon])
@@ -149,6 +139,13 @@ def imagined_losses(
     return Behaviour(actor_loss, critic_loss, targets, ema, stop(metrics))
 
 
+def actor_objective(settings: Settings, out: Array, actions: Array, advantage: Array) -> Array:
+    """What the actor maximises, `[H, N]`: the advantage, or its log-probability weighed by it."""
+    if settings.actor.gradient != "reinforce":
+        return advantage
+    return policy.log_prob(settings.model, out, stop(actions)) * stop(advantage)
+
+
 def critic_terms(
     settings: Settings, logits: Array, targets: Array, slow_values: Array
 ) -> tuple[Array, Array]:
@@ -167,14 +164,8 @@ def replay_critic(
     """Critic loss on replay rows, `[K-1, B]`, unscaled.
     Row t trains on the reward, flags and annotation of row t+1. The trace is cut at the last row
     that an episode has, which weighs 0: its end, or where that was not stored (after a fault, say)
-    the row before the next episode's first.
-
-    Args:
-        settings: resolved.
-        value_logits: `[K, B, bins]`.
-        slow_values: `[K, B]`, the slow critic's.
-        annotations: `[K, B]`, the imagined return that starts at each row.
-        batch: the K rows.
+    the row before the next episode's first. Of all K rows: value_logits `[K, B, bins]`, the slow
+    critic's values and annotations `[K, B]`, the imagined return that starts at each row.
     """
     critic = settings.critic
     next_first = jnp.concatenate([batch.is_first[1:], jnp.zeros_like(batch.is_first[:1])])

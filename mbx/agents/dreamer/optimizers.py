@@ -47,11 +47,7 @@ def clip_adaptively(
     tensor_of: Callable[[str], Tensor] = Tensor,
 ) -> optax.GradientTransformation:
     """Every tensor's gradient norm at most `ratio` times its parameter's (at least `minimum`).
-
-    Args:
-        ratio, minimum: see above.
-        tensor_of: the tensor of a leaf, given its path, names joined by "/".
-
+    `tensor_of` gives the tensor of a leaf from its path, names joined by "/".
     Source: adaptive gradient clipping (arXiv 2102.06171) without its units, as in the official
     code of DreamerV3.
     """
@@ -90,8 +86,7 @@ def scale_by_laprop(
     """
 
     def init(params: Params) -> ScaleState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return ScaleState(jnp.int32(0), zeros, jax.tree.map(jnp.zeros_like, params))
+        return ScaleState(jnp.int32(0), *(jax.tree.map(jnp.zeros_like, params) for _ in "ab"))
 
     def update(grads: Params, state: ScaleState, params: Params = None) -> tuple[Params, Any]:
         count = state.count + 1
@@ -137,13 +132,9 @@ def make(
     warmup: int = 0,
     tensor_of: Callable[[str], Tensor] = Tensor,
 ) -> optax.GradientTransformation:
-    """The optimiser of a name; the rate rises linearly from 0 at the first of `warmup` updates.
-
-    Args:
-        name: "laprop", the official one, after an adaptive clip; "adam" or "muon" after a clip of
-            the global norm.
-        clip: 0 for none.
-        tensor_of: see `clip_adaptively`.
+    """The optimiser of a name: "laprop", the official one, after an adaptive clip; "adam" or "muon"
+    after a clip of the global norm. A clip of 0 is none. The rate rises linearly from 0 at the
+    first of `warmup` updates.
     """
     rate = optax.linear_schedule(0.0, learning_rate, warmup) if warmup else learning_rate
     if name == "laprop":

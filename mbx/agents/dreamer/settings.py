@@ -238,7 +238,8 @@ class Critic:
     regularizer: float = setting(1.0, "Weight of the loss towards the slow critic.")
     replay_loss: str = setting(
         "aligned",
-        "Critic loss on replay rows: row t by the reward of row t + 1 (aligned), or none.",
+        "Critic loss on the rows that imagination starts from: row t by the reward of row t + 1 "
+        "(aligned), or none.",
         choices=("aligned", "none"),
     )
     replay_coef: float = setting(

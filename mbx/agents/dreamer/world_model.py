@@ -29,14 +29,8 @@ stop = jax.lax.stop_gradient
 def model_losses(
     settings: Settings, model: Params, batch: Batch, carry: State, noise: Array | Given
 ) -> ModelOutput:
-    """Reconstruction, reward, continue and KL losses of a batch.
-
-    Args:
-        settings: resolved.
-        model: parameters of the world model.
-        batch: rows `[T, B, ...]`.
-        carry: state `[B, ...]` before row 0.
-        noise: for the posterior, `[T, B, S]`.
+    """Reconstruction, reward, continue and KL losses of a batch `[T, B, ...]`, from the state
+    `carry` `[B, ...]` before row 0 and draws of the posterior `[T, B, S]`.
     """
     net, loss = settings.model, settings.loss
     tokens = encoders.encode(net, model["encoder"], batch.obs)
@@ -51,21 +45,19 @@ def model_losses(
     losses["continue"] = continue_loss(settings, logit, batch.terminated)
     posterior = rssm.mixed_logits(observed.posterior, net.unimix)
     prior = rssm.mixed_logits(observed.prior, net.unimix)
-    # The gradient of a floor of 0 is the same either way.
     losses["dynamics"], losses["representation"], kl = rssm.kl_losses(
         posterior,
         prior,
         loss.free_nats,
-        keep_gradient=bool(loss.free_nats) and loss.free_nats_gradient,
+        keep_gradient=loss.free_nats_gradient,
     )
     metrics = {
-        "kl": collectives.mean_share(kl),
-        "kl_clipped": collectives.mean_share(kl < loss.free_nats),
-        "posterior_entropy": collectives.mean_share(
-            jnp.sum(categorical.entropy(posterior), axis=-1)
-        ),
-        "prior_entropy": collectives.mean_share(jnp.sum(categorical.entropy(prior), axis=-1)),
+        "kl": kl,
+        "kl_clipped": kl < loss.free_nats,
+        "posterior_entropy": jnp.sum(categorical.entropy(posterior), axis=-1),
+        "prior_entropy": jnp.sum(categorical.entropy(prior), axis=-1),
     }
+    metrics = {name: collectives.mean_share(x) for name, x in metrics.items()}
     if net.heads is not None:
         more, extra = head_losses(net, model["heads"], features, batch)
         losses |= more
@@ -76,11 +68,7 @@ def model_losses(
 def head_losses(
     net: nets.ModelConfig, params: Params, features: Array, batch: Batch
 ) -> tuple[dict[str, Array], Metrics]:
-    """Means of the auxiliary heads' losses and metrics over the transitions within episodes.
-
-    Args:
-        features: of the rows, `[T, B, F]`.
-    """
+    """Means of the auxiliary heads' losses and metrics over the transitions within episodes."""
     assert net.heads is not None
     mask = 1.0 - batch.is_first[1:].astype(jnp.float32)
     if is_packed(net.parts):
