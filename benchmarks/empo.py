@@ -32,6 +32,7 @@ from mbx.fast import allocator
 from mbx.power import PowerParams
 from mbx.settings import from_dict
 from mbx.training import environments, loop, run
+from mbx.training.devices import ONE_DEVICE
 from mbx.training.state import Schedule, init_state
 
 Rows = list[dict[str, Any]]
@@ -83,7 +84,9 @@ def trained(
     schedule = Schedule(seeded * num_envs, 0, 1 / num_envs, 0, 0)
     start = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=rows))
     state, seconds = start(jax.random.key(seed)), 0.0
-    interval = loop.make_interval(agent, environment, schedule, length=updates // points)
+    interval = loop.make_interval(
+        agent, environment, schedule, length=updates // points, partition=ONE_DEVICE
+    )
     compiled = interval.lower(state).compile()
     problem = resolve(settings, environment.spec)
     for _ in range(points):

@@ -41,10 +41,10 @@ from mbx.agents.base import Agent
 from mbx.config import load
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic
 from mbx.fast import allocator, rng
-from mbx.training import build, loop, sharding
+from mbx.training import build, devices, loop
+from mbx.training.devices import ONE_DEVICE, Partition, make_partition, num_shards
 from mbx.training.metrics import atomic_write
 from mbx.training.policy import Policy, load_policy
-from mbx.training.sharding import ONE_DEVICE, Partition, make_partition, num_shards
 from mbx.training.state import LoopState, Schedule, init_state
 
 from . import suites
@@ -226,7 +226,7 @@ def resolved(case: Case) -> dict[str, Any]:
     """The configuration with as many cores as the command that trains uses for such a run."""
     config = make_config(case).to_dict()
     if jax.default_backend() == "cpu":
-        usual = sharding.cores_for(load(config), jax.local_device_count())
+        usual = devices.cores_for(load(config), jax.local_device_count())
         config["distributed"]["cores"] = case.cores or usual
     return config
 
@@ -361,7 +361,7 @@ def benchmark(case: Case) -> dict[str, Any]:
     # The toy system times one update beside one plan, a task what training on it does: UTD 1.
     ratio = 1.0 if case.env else 1.0 / case.envs
     schedule = Schedule(0, 0, ratio, config["reanalyze"]["interval"], 0)
-    step = loop.make_step(agent, environment, schedule, apart=partition.mesh is not None)
+    step = loop.make_step(agent, environment, schedule, unsummed=partition.mesh is not None)
     step = partition.keep(step)
     rows.add(FUSED, lambda s: step(s)[0], state, donate=True)
     return rows.report(config, environment)
@@ -545,7 +545,7 @@ def run(given: Any) -> dict[str, Any]:
     if given.before:
         return compare(given.before, given.rounds, case)
     allocator.dispatch_inline()  # as the commands whose operations these are
-    jax.config.update("jax_num_cpu_devices", case.cores or sharding.available_cores())
+    jax.config.update("jax_num_cpu_devices", case.cores or devices.available_cores())
     if given.suite:
         return {"suite": given.suite, "cases": run_suite(SUITES[given.suite], given.seconds)}
     if case.preset == "sizes":

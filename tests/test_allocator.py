@@ -43,11 +43,11 @@ import functools, resource
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from mbx.fast import allocator
-from mbx.training import run, sharding
+from mbx.training import devices, run
 jax.config.update("jax_num_cpu_devices", 2)
 run.set_up_jax()
 {then}
-partition = sharding.Partition(jax.make_mesh((2,), ("data",)), cores=True, pieces=True)
+partition = devices.Partition(jax.make_mesh((2,), ("data",)), cores=True, pieces=True)
 rows = PartitionSpec("data")
 x = jax.device_put(jnp.ones((1_000_000, 20)), NamedSharding(partition.mesh, rows))
 

@@ -13,7 +13,7 @@ from mbx.agents.tdmpc import diagnostics as tdmpc_looks
 from mbx.agents.tdmpc.settings import Settings as Tdmpc
 from mbx.fast import allocator, compiler
 from mbx.settings import describe
-from mbx.training import build, job, loop, seeds, sharding
+from mbx.training import build, devices, job, loop, seeds
 from mbx.training.environments import make_environment
 from mbx.training.state import make_schedule
 from tests.faults.small import small_config
@@ -30,10 +30,10 @@ def text_of(program) -> str:
 def test_a_training_program_on_a_processor_reduces_by_the_compilers_own_loops():
     if "__ynn_fusion" not in text_of(jax.jit(shares)):
         pytest.skip("this XLA gives no sums to a library")
-    train = sharding.ONE_DEVICE.compile(shares, donate=True)
+    train = devices.ONE_DEVICE.compile(shares, donate=True)
     assert "__ynn_fusion" not in text_of(train)
     # An evaluation runs once in a while: what it would gain is less than what compiling takes.
-    assert "__ynn_fusion" in text_of(sharding.ONE_DEVICE.compile(shares))
+    assert "__ynn_fusion" in text_of(devices.ONE_DEVICE.compile(shares))
 
 
 def test_a_first_state_that_is_traced_has_the_options_of_the_program_it_is_in():
@@ -42,8 +42,8 @@ def test_a_first_state_that_is_traced_has_the_options_of_the_program_it_is_in():
 
     key = jax.random.key(0)
     for program in (
-        jax.jit(lambda key: sharding.ONE_DEVICE.build(first, key)),
-        jax.jit(lambda _: sharding.ONE_DEVICE.build(first, key)),  # its arguments are not traced
+        jax.jit(lambda key: devices.ONE_DEVICE.build(first, key)),
+        jax.jit(lambda _: devices.ONE_DEVICE.build(first, key)),  # its arguments are not traced
     ):
         np.testing.assert_array_equal(program(key), first(key))
 
@@ -74,8 +74,8 @@ def test_temporary_memory_in_pieces_that_a_thread_keeps():
     assert limit[0] == "xla_multiheap_size_constraint_per_heap"
     assert limit[1] < allocator._PIECE == 64 * 2**20
     mesh = jax.make_mesh((1,), ("data",))
-    assert sharding.Partition(mesh).training == usual
-    assert sharding.Partition(mesh, pieces=True).training == pieces
+    assert devices.Partition(mesh).training == usual
+    assert devices.Partition(mesh, pieces=True).training == pieces
 
 
 def test_the_compiler_has_the_options_and_a_later_one_is_not_asked(monkeypatch):
@@ -111,7 +111,7 @@ def test_gpu_compiler_reaches_the_programs_that_train(monkeypatch, effort, steps
     assert asked and {args[:2] for args in asked} == {("cpu", quick)}
     on_two = dict(enabled=True, num_processes=1)
     alone = build.read(config | dict(num_seeds=1, distributed=config["distributed"] | on_two))
-    assert sharding.make_partition(alone).quick is quick
+    assert devices.make_partition(alone).quick is quick
 
 
 def test_programs_get_the_options_of_their_kind(monkeypatch):
@@ -131,24 +131,24 @@ def test_programs_get_the_options_of_their_kind(monkeypatch):
     def of(kind):
         return {"train": ("gpu", quick, False)} if kind == "train" else once
 
-    monkeypatch.setattr(sharding.Partition, "platform", "gpu")
+    monkeypatch.setattr(devices.Partition, "platform", "gpu")
     for quick in (False, True):
         for on, cores in ((None, False), (mesh, False), (mesh, True)):
-            partition = sharding.Partition(on, quick=quick, cores=cores)
+            partition = devices.Partition(on, quick=quick, cores=cores)
             partition.compile(shares, donate=True)
             partition.compile(shares)
             assert given == [of("train"), of("once")]
             given.clear()
-    sharding.Partition(quick=True).builder(shares)
+    devices.Partition(quick=True).builder(shares)
     with monkeypatch.context() as divided:
-        divided.setattr(sharding.Partition, "of_state", lambda self, state: self._named())
-        sharding.Partition(mesh).builder(shares, jnp.zeros((2, 3)))
+        divided.setattr(devices.Partition, "of_state", lambda self, state: self._named())
+        devices.Partition(mesh).builder(shares, jnp.zeros((2, 3)))
     assert given == 2 * [once]
     given.clear()
     config = build.read(small_config(gpu_compiler="quick"))
     env = make_environment(config, 1, seed=0)
     agent, schedule = build.build_agent(config, env.spec), make_schedule(config, env.spec)
-    partition = sharding.make_partition(config)
+    partition = devices.make_partition(config)
     loop.make_host_interval(agent, env, schedule, length=1, partition=partition)
     assert given == 3 * [of("train")]  # what acts, what stores and what learns
     given.clear()

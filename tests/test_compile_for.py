@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import aot
-from mbx.training import build, sharding
+from mbx.training import build, devices
 from mbx.training.state import LoopState
 from tests.helpers import tiny_config
 
@@ -36,16 +36,16 @@ def test_more_cpu_devices_than_jax_has():
 def test_a_run_is_divided_among_other_devices_than_this_machines():
     settings = build.read(tiny_config(env=dict(num_envs=3), distributed=dict(enabled=True)))
     with pytest.raises(ValueError, match="env.num_envs=3 cannot be divided among 2 devices"):
-        sharding.make_partition(settings, jax.devices() * 2)
-    assert sharding.make_partition(settings, jax.devices()[:1]).size == 1
+        devices.make_partition(settings, jax.devices() * 2)
+    assert devices.make_partition(settings, jax.devices()[:1]).size == 1
 
 
 def test_abstract_states_know_where_they_belong():
     shape = jax.ShapeDtypeStruct((4, 2), jnp.float32)
     state = LoopState(*[shape] * len(LoopState.__dataclass_fields__))
-    assert sharding.ONE_DEVICE.shapes(state) is state
+    assert devices.ONE_DEVICE.shapes(state) is state
     settings = build.read(tiny_config(env=dict(num_envs=4), distributed=dict(enabled=True)))
-    found = sharding.make_partition(settings, jax.devices()[:1]).shapes(state)
+    found = devices.make_partition(settings, jax.devices()[:1]).shapes(state)
     assert found.replay.sharding.spec == jax.P("data") and found.key.sharding.spec == jax.P()
     assert (found.obs.shape, found.obs.dtype) == (shape.shape, shape.dtype)
 

@@ -141,7 +141,7 @@ import jax.numpy as jnp
 import numpy as np
 from mbx import replay
 from mbx.agents.dreamer import sequences
-from mbx.training.sharding import Partition
+from mbx.training.devices import Partition
 from tests.test_replay_shards import ENVS, ROW, SPEC, targets
 
 CAPACITY, MADE = 1009, 1

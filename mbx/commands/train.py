@@ -63,12 +63,12 @@ def meet_others(arguments: list[str], error: Exception) -> None:
     given = {name.rpartition(".")[2]: parse(text or "True", 0) for name, _, text in flags}
     if given.get("enabled") is not True:
         return
-    from mbx.training import sharding
+    from mbx.training import devices
 
     print(f"error: {error}", file=sys.stderr)
     with contextlib.suppress(ValueError):
-        sharding.initialize(from_dict(Distributed(), given, check_effects=False))
-        sharding.abandon()
+        devices.initialize(from_dict(Distributed(), given, check_effects=False))
+        devices.abandon()
 
 
 def train(settings: RunSettings, workdir: str) -> None:
@@ -76,7 +76,7 @@ def train(settings: RunSettings, workdir: str) -> None:
     1: an error, in words. 128 + N: stopped by signal N (130: Ctrl-C), and saved.
     """
     from mbx.analysis import report
-    from mbx.training import interrupt, notices, run, seeds, sharding
+    from mbx.training import devices, interrupt, notices, run, seeds
 
     try:
         with (
@@ -84,14 +84,14 @@ def train(settings: RunSettings, workdir: str) -> None:
             interrupt.Interrupt(ends_process=True) as signals,
         ):
             # First: if this process fails later, those that have met it notice and end as well.
-            sharding.initialize(settings.distributed)
+            devices.initialize(settings.distributed)
             if settings.num_seeds > 1:
                 seeds.use_all_cores(settings.num_seeds)
-            settings = sharding.use_cores(settings, workdir)
+            settings = devices.use_cores(settings, workdir)
             result = run.train(settings, workdir, interrupt=signals, at_end=report.at_end)
     except Exception as error:
         print(in_words(error), file=sys.stderr)
-        sharding.abandon()
+        devices.abandon()
         sys.exit(1)
     print(result, flush=True)
     if result.signal is not None:

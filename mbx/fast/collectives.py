@@ -1,7 +1,7 @@
 """Data parallelism: a function of a batch, run on every device for its own rows.
 
 A loss is a function of a batch and knows no devices. Where a run has several
-(`mbx.training.sharding`), `shard_map` calls an agent's update once on each of them, and inside of
+(`mbx.training.devices`), `shard_map` calls an agent's update once on each of them, and inside of
 it
 
     counts = collectives.psum(jnp.sum(mask, axis=1))         # of the whole batch

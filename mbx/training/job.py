@@ -22,9 +22,9 @@ from mbx.agents.settings import RunSettings
 from mbx.config import load
 from mbx.envs.base import HostEnvironment, JaxEnvironment
 from mbx.settings import inactive
-from mbx.training import build, datasets, evaluation, learning, loop, seeds, transfer
+from mbx.training import build, datasets, evaluation, loop, seeds, transfer
 from mbx.training.checkpoint import Checkpointer
-from mbx.training.devices import ONE_DEVICE, Partition
+from mbx.training.devices import ONE_DEVICE, Partition, make_partition, num_shards
 from mbx.training.environments import (
     evaluation_environment,
     located,
@@ -32,7 +32,6 @@ from mbx.training.environments import (
     on_host,
     opened,
 )
-from mbx.training.sharding import make_partition, num_shards
 from mbx.training.state import (
     Intervals,
     LoopState,
@@ -271,7 +270,7 @@ def with_targets(job: Job, state: LoopState) -> LoopState:
     """
     if job.agent.store is None:
         return state
-    reanalyze = learning.make_reanalyze(job.agent, job.schedule, None)
+    reanalyze = loop.make_reanalyze(job.agent, job.schedule, None)
 
     def train_targets(state: LoopState) -> tuple[LoopState, dict[str, Any]]:
         key = step_keys(state.replace(steps=jnp.int32(-1)))[2]  # of no step that is to come

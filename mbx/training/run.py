@@ -49,7 +49,8 @@ from mbx.training import (
     trust,
 )
 from mbx.training.checkpoint import Checkpointer, load_settings
-from mbx.training.devices import ONE_DEVICE
+from mbx.training.devices import ONE_DEVICE, num_shards, require_float32
+from mbx.training.devices import matmul_precision as matmul_precision
 from mbx.training.environments import evaluation_environment, make_environment, opened
 from mbx.training.evaluation import evaluation_key
 from mbx.training.faults import Faults
@@ -57,8 +58,6 @@ from mbx.training.files import sole_writer
 from mbx.training.interrupt import Interrupt
 from mbx.training.job import Job, begin, fresh_state, host_snapshots, initial_state, prepare
 from mbx.training.metrics import NoLogger, RunLogger, atomic_write, read_rows
-from mbx.training.sharding import matmul_precision as matmul_precision
-from mbx.training.sharding import num_shards, require_float32
 from mbx.training.state import Intervals, LoopState, replay_rows
 from mbx.world_model import count_parameters
 

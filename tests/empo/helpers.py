@@ -17,6 +17,7 @@ from mbx.empo.agent.settings import Settings
 from mbx.power import PowerParams, TabularWorld
 from mbx.settings import from_dict
 from mbx.training import loop
+from mbx.training.devices import ONE_DEVICE
 from mbx.training.state import Schedule, init_state
 from tests.helpers import FIXTURES
 
@@ -69,7 +70,9 @@ def train(found, settings, updates, *, num_envs=16, seed=0, option="", capacity=
         reanalyze_min_step=0,
     )
     start = jax.jit(lambda key: init_state(agent, environment, key=key, capacity=capacity))
-    interval = loop.make_interval(agent, environment, schedule, length=updates + 4)
+    interval = loop.make_interval(
+        agent, environment, schedule, length=updates + 4, partition=ONE_DEVICE
+    )
     state, metrics = interval(start(jax.random.key(seed)))
     return state, loop.summarise(metrics)
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from mbx.fast import collectives
-from mbx.training import build, job, loop, run, sharding
+from mbx.training import build, devices, job, loop, run
 
 NUM_ENVS = 8
 
@@ -161,7 +161,7 @@ def main() -> None:
         )
     if told.get("fsdp"):
         collectives._LARGE = 2**10  # so that this small model is divided as a large one
-    sharding.initialize(build.read(config).distributed)
+    devices.initialize(build.read(config).distributed)
     jax.devices()  # here processes wait for one another; then one of them may fall behind
     time.sleep(told.get("late", 0))
     if "host" in told:

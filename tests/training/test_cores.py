@@ -20,7 +20,7 @@ import jax
 jax.config.update("jax_num_cpu_devices", 2)
 from mbx.fast import collectives
 from mbx.training import run
-from mbx.training.sharding import Partition
+from mbx.training.devices import Partition
 from tests.faults.small import small_config
 from tests.helpers import counting, programs_of
 from tests.training.test_compile_once import resumed, short

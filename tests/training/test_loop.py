@@ -15,7 +15,8 @@ from mbx import envs
 from mbx.agents.base import Agent
 from mbx.settings import inactive
 from mbx.training import build, evaluation, job, loop, run
-from mbx.training.learning import make_learn
+from mbx.training.devices import ONE_DEVICE
+from mbx.training.loop import make_learn
 from mbx.training.state import LoopState, Schedule, init_state, make_schedule
 from tests.helpers import equations, tiny_config
 
@@ -35,7 +36,7 @@ def parts():
     environment = envs.make("toy:ends", 2)
     agent = build.build_agent(build.read(config), environment.spec)
     schedule = make_schedule(build.read(config).for_task(environment.spec), environment.spec)
-    interval = loop.make_interval(agent, environment, schedule, length=10)
+    interval = loop.make_interval(agent, environment, schedule, length=10, partition=ONE_DEVICE)
     return config, environment, agent, schedule, interval
 
 

@@ -20,7 +20,8 @@ from mbx import replay
 from mbx.agents.base import Agent, Mean, Store
 from mbx.envs.base import HostEnvironment, JaxEnvironment, Timestep, random_actions
 from mbx.fast import collectives
-from mbx.training import job, learning, loop, seeds, sharding, state
+from mbx.training import devices, job, loop, seeds, state
+from mbx.training.devices import ONE_DEVICE
 from mbx.training.state import Schedule
 from mbx.types import EnvSpec
 
@@ -242,7 +243,7 @@ STEPS = 11
 @pytest.fixture(scope="module")
 def whole():
     """(the state after a run, its summed metrics, what plain Python says)."""
-    interval = loop.make_interval(FULL, ENVIRONMENT, SCHEDULE, length=STEPS)
+    interval = loop.make_interval(FULL, ENVIRONMENT, SCHEDULE, length=STEPS, partition=ONE_DEVICE)
     end, sums = loop.advance(interval, begun(FULL), E * STEPS, SCHEDULE)
     end = jax.device_get(end.replace(key=jax.random.key_data(end.key)))
     return end, sums, run_in_python(STEPS)
@@ -309,13 +310,13 @@ def test_metrics_are_sums_and_summaries_means(whole):
 
 def test_devices_sum_their_environments_at_an_intervals_end(whole):
     """Until then every environment has its own numbers, and truth values are counts."""
-    step = loop.make_step(FULL, ENVIRONMENT, SCHEDULE, apart=True)
+    step = loop.make_step(FULL, ENVIRONMENT, SCHEDULE, unsummed=True)
     metrics = jax.eval_shape(step, begun(FULL))[1]
     for name in ("faults", "episodes"):
         assert (metrics[name].shape, metrics[name].dtype) == ((E,), jnp.int32)
     assert metrics["episode/return"].shape == metrics["episode/success"].total.shape == (E,)
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    partition = sharding.Partition(mesh)
+    partition = devices.Partition(mesh)
     interval = loop.make_interval(FULL, ENVIRONMENT, SCHEDULE, length=STEPS, partition=partition)
     _, sums = loop.advance(interval, partition.place(begun(FULL)), E * STEPS, SCHEDULE)
     for name, x in whole[1].items():
@@ -357,7 +358,7 @@ def test_a_host_environment_gives_the_same_run(whole):
     start = begun(FULL, host, host_obs=obs)
     assert start.env is None
     # The same programs' parts may round otherwise.
-    interval = loop.make_host_interval(FULL, host, SCHEDULE, length=STEPS)
+    interval = loop.make_host_interval(FULL, host, SCHEDULE, length=STEPS, partition=ONE_DEVICE)
     end, told = loop.advance(interval, start, E * STEPS, SCHEDULE)
     for x, y in zip(jax.tree.leaves(end.replay), jax.tree.leaves(fused.replay), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5)
@@ -374,7 +375,7 @@ def test_a_host_environment_gives_the_same_run(whole):
 
 def test_learning_without_acting_counts_steps_of_all_environments():
     schedule = dataclasses.replace(SCHEDULE, seed_steps=0)
-    interval = loop.make_offline_interval(PLAIN, schedule, length=STEPS)
+    interval = loop.make_offline_interval(PLAIN, schedule, length=STEPS, partition=ONE_DEVICE)
     end, sums = loop.advance(interval, begun(PLAIN), E * STEPS, schedule)
     assert "passes" not in sums and "ended" not in sums
     expected = PRETRAIN + int(E * STEPS * Fraction(3, 4))
@@ -417,7 +418,7 @@ def test_divided_parameters_are_gathered_once_for_an_action_and_for_passes():
     start, select = begun(PLAIN), loop.make_select_action(PLAIN, SCHEDULE, E, SPEC)
     with jax.sharding.use_abstract_mesh(mesh), collectives.sharded_parameters(4):
         jaxpr = jax.make_jaxpr(select)(start, start.key).jaxpr
-        due = learning.make_reanalyze(FULL, SCHEDULE, None)
+        due = loop.make_reanalyze(FULL, SCHEDULE, None)
         begins = jnp.int32(0), jnp.bool_(True)
         passes = jax.make_jaxpr(due)(begun(FULL), start.key, *begins).jaxpr
     for program in (jaxpr, passes):
@@ -434,7 +435,7 @@ def test_a_function_traced_once_is_the_same_function():
         return b["x"] * a, {"x": b["x"], "y": a}
 
     a, b = jnp.float32(2.0), {"x": jnp.arange(3.0)}
-    run, shapes, kept = learning.traced(function, a, b)
+    run, shapes, kept = loop.traced(function, a, b)
     assert (shapes[0].shape, shapes[1]["y"].shape) == ((3,), ())
     assert not kept(0)
     product, rest = jax.jit(lambda a: jax.lax.fori_loop(0, 2, lambda i, _: run(a, b), run(a, b)))(
@@ -443,8 +444,8 @@ def test_a_function_traced_once_is_the_same_function():
     np.testing.assert_array_equal(product, [0.0, 3.0, 6.0])
     np.testing.assert_array_equal(rest["x"], [0.0, 1.0, 2.0])
     assert float(rest["y"]) == 3.0 and len(traces) == 1
-    assert learning.traced(lambda a, b: (a, {"x": b["x"]}), a, b)[2](1)
-    assert not learning.traced(lambda a, b: (a, {"x": b["x"] + 0.0}), a, b)[2](1)
+    assert loop.traced(lambda a, b: (a, {"x": b["x"]}), a, b)[2](1)
+    assert not loop.traced(lambda a, b: (a, {"x": b["x"] + 0.0}), a, b)[2](1)
 
 
 def test_an_update_that_writes_has_its_replay_kept():
@@ -455,9 +456,9 @@ def test_an_update_that_writes_has_its_replay_kept():
     agent = PLAIN._replace(update=writing)
     start = begun(agent)
     inputs = (start.train, start.replay, start.key)
-    assert not learning.traced(agent.update, *inputs)[2](1)
-    assert learning.traced(PLAIN.update, *inputs)[2](1)
-    end, sums = jax.jit(learning.make_update_loop(agent))(start, start.key, 3, 0)
+    assert not loop.traced(agent.update, *inputs)[2](1)
+    assert loop.traced(PLAIN.update, *inputs)[2](1)
+    end, sums = jax.jit(loop.make_update_loop(agent))(start, start.key, 3, 0)
     np.testing.assert_array_equal(end.replay.size, [3, 3])
     assert float(sums["rows"]) == 0 + E + 2 * E
     assert int(end.updates) == 3
@@ -465,7 +466,7 @@ def test_an_update_that_writes_has_its_replay_kept():
 
 def test_seeds_side_by_side_make_the_passes_of_the_fullest():
     """Batched, a sweep's passes are made together."""
-    reanalyze_due = learning.make_reanalyze(FULL, SCHEDULE, "seeds")
+    reanalyze_due = loop.make_reanalyze(FULL, SCHEDULE, "seeds")
     start = begun(FULL)
     sizes = jnp.asarray([[3, 3], [9, 2]], jnp.int32)
 
@@ -524,10 +525,10 @@ def assert_is_the_run(end, found):
     np.testing.assert_allclose(total["pass/chunk"], sum(c for c, _ in wanted.passes))
 
 
-@pytest.mark.parametrize("devices", [0, 1], ids=["one device", "a mesh"])
-def test_a_pretraining_in_shares_is_the_same_run(devices):
+@pytest.mark.parametrize("meshed", [0, 1], ids=["one device", "a mesh"])
+def test_a_pretraining_in_shares_is_the_same_run(meshed):
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    on = sharding.Partition(mesh if devices else None)
+    on = devices.Partition(mesh if meshed else None)
     interval = loop.make_interval(FULL, ENVIRONMENT, SHARED, length=EACH, partition=on)
     end, found = called(interval, on.place(begun(FULL)))
     assert_is_the_run(end, found)
@@ -551,7 +552,7 @@ def on_host(steps):
 
 def test_shares_around_a_host_environment():
     host, start = on_host(WHEN[-1])
-    interval = loop.make_host_interval(FULL, host, SHARED, length=EACH)
+    interval = loop.make_host_interval(FULL, host, SHARED, length=EACH, partition=ONE_DEVICE)
     assert_is_the_run(*called(interval, start))
 
 
@@ -560,10 +561,13 @@ def test_an_interval_is_the_sum_of_its_calls_wherever_the_pretraining_lies(fused
     """Here it lies within: steps that follow it act with a model that has learned."""
     steps, asked = EACH + 1, []
     if fused:
-        interval, start = loop.make_interval(FULL, ENVIRONMENT, SHARED, length=steps), begun(FULL)
+        interval, start = (
+            loop.make_interval(FULL, ENVIRONMENT, SHARED, length=steps, partition=ONE_DEVICE),
+            begun(FULL),
+        )
     else:
         host, start = on_host(steps)
-        interval = loop.make_host_interval(FULL, host, SHARED, length=steps)
+        interval = loop.make_host_interval(FULL, host, SHARED, length=steps, partition=ONE_DEVICE)
     go_on = lambda found, left: asked.append((int(found.get("updates", 0)), left)) or True  # noqa: E731
     end, sums = loop.advance(interval, start, E * steps, SHARED, go_on)
     wanted = in_python(steps)
@@ -577,7 +581,7 @@ def test_an_interval_is_the_sum_of_its_calls_wherever_the_pretraining_lies(fused
 
 
 def test_a_pretraining_that_is_stopped_goes_on_where_it_was():
-    interval = loop.make_interval(FULL, ENVIRONMENT, SHARED, length=EACH)
+    interval = loop.make_interval(FULL, ENVIRONMENT, SHARED, length=EACH, partition=ONE_DEVICE)
     end, left = begun(FULL), []
     for answers in ([True, False], [False], [True]):
         go_on = lambda found, n: left.append(n) or answers.pop(0)  # noqa: B023, E731
@@ -611,19 +615,23 @@ def test_targets_exist_before_the_first_update_that_reads_them(mode, pretrain):
     schedule = dataclasses.replace(SCHEDULE, pretrain_updates=pretrain)
     if mode == "host":
         host, start = on_host(STEPS)
-        interval = loop.make_host_interval(READS, host, schedule, length=STEPS)
+        interval = loop.make_host_interval(
+            READS, host, schedule, length=STEPS, partition=ONE_DEVICE
+        )
     elif mode == "seeds":
         interval = seeds.make_seeds_interval(READS, ENVIRONMENT, schedule, length=STEPS)
         start = jax.tree.map(lambda x: jnp.stack([x, x]), begun(FULL))
     elif mode == "dataset":
         schedule = dataclasses.replace(schedule, seed_steps=0)
-        interval = loop.make_offline_interval(READS, schedule, length=STEPS)
+        interval = loop.make_offline_interval(READS, schedule, length=STEPS, partition=ONE_DEVICE)
         recorded = begun(FULL)
         rows = recorded.replay.replace(size=jnp.full(E, 20, jnp.int32))
-        parts = types.SimpleNamespace(agent=READS, schedule=schedule, partition=sharding.ONE_DEVICE)
+        parts = types.SimpleNamespace(agent=READS, schedule=schedule, partition=devices.ONE_DEVICE)
         start = job.with_targets(parts, recorded.replace(replay=rows))
     else:
-        interval = loop.make_interval(READS, ENVIRONMENT, schedule, length=STEPS)
+        interval = loop.make_interval(
+            READS, ENVIRONMENT, schedule, length=STEPS, partition=ONE_DEVICE
+        )
         start = begun(FULL)
     _, sums = loop.advance(interval, start, E * STEPS, schedule)
     assert np.min(sums["updates"]) > pretrain and np.min(sums["update/rows"]) > 0
@@ -719,7 +727,7 @@ def test_a_first_state_is_traced_once_for_its_shapes_and_itself():
         return state.init_state(PLAIN, ENVIRONMENT, key=key, capacity=CAPACITY)
 
     parts = types.SimpleNamespace(
-        initial_state=initial_state, environment=ENVIRONMENT, partition=sharding.ONE_DEVICE
+        initial_state=initial_state, environment=ENVIRONMENT, partition=devices.ONE_DEVICE
     )
     shapes = jax.eval_shape(functools.partial(job.fresh_state, parts), jax.random.key(3))
     made = job.fresh_state(parts, jax.random.key(3))

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from mbx.training import build, metrics, sharding
+from mbx.training import build, devices, metrics
 from tests.helpers import tiny_config
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -253,7 +253,7 @@ def test_environments_that_cannot_be_divided_are_refused(monkeypatch):
     config = tiny_config(env=dict(num_envs=3), distributed=dict(enabled=True))
     monkeypatch.setattr(jax, "device_count", lambda: 2)
     with pytest.raises(ValueError, match=r"env.num_envs=3 cannot be divided among 2 devices"):
-        sharding.make_partition(build.read(config))
+        devices.make_partition(build.read(config))
 
 
 def test_an_unknown_coordinator_is_told():
@@ -265,7 +265,7 @@ def test_an_unknown_coordinator_is_told():
 
 def test_large_parameters_are_divided_along_their_longest_axis():
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    partition = sharding.Partition(mesh, fsdp=True)
+    partition = devices.Partition(mesh, fsdp=True)
     shapes = {"w": (512, 1024), "b": (1024,)}
     tree = {n: jax.ShapeDtypeStruct(s, np.float32) for n, s in shapes.items()}
     specs = {n: s.spec for n, s in partition.of_parameters(tree).items()}

@@ -16,8 +16,8 @@ from mbx.agents.settings import Distributed
 from mbx.config import presets
 from mbx.fast import allocator
 from mbx.settings import to_dict
-from mbx.training import build, devices, sharding
-from mbx.training.sharding import ONE_DEVICE, Partition
+from mbx.training import build, devices
+from mbx.training.devices import ONE_DEVICE, Partition
 from mbx.training.state import LoopState
 from tests.faults.small import small_config
 from tests.helpers import tiny_config
@@ -239,7 +239,7 @@ def test_who_joins_whom(monkeypatch, told, given):
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     monkeypatch.setattr(multihost_utils, "sync_global_devices", calls.append)
-    sharding.initialize(Distributed(**told, heartbeat_timeout=9))
+    devices.initialize(Distributed(**told, heartbeat_timeout=9))
     assert calls == ([] if given is None else [(given, 9), "mbx starts"])
 
 
@@ -249,15 +249,15 @@ def test_what_jax_misses_is_told_with_the_settings(monkeypatch):
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     with pytest.raises(ValueError, match=r"num_processes=2, distributed.process_id=-1: no number"):
-        sharding.initialize(Distributed(enabled=True, num_processes=2))
+        devices.initialize(Distributed(enabled=True, num_processes=2))
 
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_only_one_of_several_leaves_at_once(monkeypatch, joined):
     left = []
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: joined)
-    monkeypatch.setattr(sharding.os, "_exit", left.append)
-    sharding.abandon()
+    monkeypatch.setattr(devices.os, "_exit", left.append)
+    devices.abandon()
     assert left == ([1] if joined else [])
 
 
@@ -275,22 +275,22 @@ def settings(num_envs=4, enabled=True, num_seeds=1, fsdp=False, shards=0, cores=
 
 
 def test_the_partition_that_a_run_asks_for(monkeypatch):
-    assert sharding.make_partition(settings(enabled=False)) == ONE_DEVICE
+    assert devices.make_partition(settings(enabled=False)) == ONE_DEVICE
     for fsdp in (False, True):
-        partition = sharding.make_partition(settings(fsdp=fsdp))
+        partition = devices.make_partition(settings(fsdp=fsdp))
         assert partition.fsdp is fsdp and partition.mesh.axis_names == ("data",)
         assert partition.mesh.size == jax.device_count() == 1
         assert partition.mesh.axis_types == AUTO
     with pytest.raises(ValueError, match="distributed.enabled=True with num_seeds=2"):
-        sharding.make_partition(settings(num_seeds=2))
+        devices.make_partition(settings(num_seeds=2))
     monkeypatch.setattr(jax, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="env.num_envs=3 cannot be divided among 2"):
-        sharding.make_partition(settings(num_envs=3))
+        devices.make_partition(settings(num_envs=3))
 
 
 def test_shards_are_as_many_as_devices_unless_configured():
-    assert sharding.num_shards(settings(), Partition(FOUR)) == 4
-    assert sharding.num_shards(settings(shards=8), Partition(FOUR)) == 8
+    assert devices.num_shards(settings(), Partition(FOUR)) == 4
+    assert devices.num_shards(settings(shards=8), Partition(FOUR)) == 8
 
 
 @pytest.mark.parametrize(
@@ -298,8 +298,8 @@ def test_shards_are_as_many_as_devices_unless_configured():
 )
 def test_cores_draw_their_share_where_all_of_it_is_whole(num_envs, draws, shards):
     of = settings(num_envs=num_envs, draws=draws, enabled=False)
-    assert sharding.num_shards(of, Partition(FOUR, cores=True)) == shards
-    assert sharding.num_shards(of, Partition(FOUR)) == 4  # which is refused where it is drawn
+    assert devices.num_shards(of, Partition(FOUR, cores=True)) == shards
+    assert devices.num_shards(of, Partition(FOUR)) == 4  # which is refused where it is drawn
 
 
 @pytest.mark.parametrize(
@@ -308,9 +308,9 @@ def test_cores_draw_their_share_where_all_of_it_is_whole(num_envs, draws, shards
 )
 def test_cores_that_a_run_has_use_for(num_envs, available, cores):
     config = small_config(env=dict(num_envs=num_envs))
-    assert sharding.cores_for(build.read(config), available) == 1  # it does not say that it gains
+    assert devices.cores_for(build.read(config), available) == 1  # it does not say that it gains
     config = tiny_config(env=dict(num_envs=num_envs))
-    assert sharding.cores_for(build.read(config), available) == cores
+    assert devices.cores_for(build.read(config), available) == cores
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_large_updates_on_several_cores_have_their_memory_in_pieces(
     for cores, kept in ((1, False), (2, True), (2, False)):  # where the allocator took the setting
         config = presets.load(agent)
         config.update_from_flattened_dict(changes | {"distributed.cores": cores})
-        partition = sharding.make_partition(build.read(config.to_dict()))
+        partition = devices.make_partition(build.read(config.to_dict()))
         assert partition.pieces is (large and kept)
     assert len(called) == 2 * large
 
@@ -388,7 +388,7 @@ def machine(monkeypatch):
     told = {}
 
     def made(cores=2, platform="cpu"):
-        monkeypatch.setattr(sharding, "available_cores", lambda: cores)
+        monkeypatch.setattr(devices, "available_cores", lambda: cores)
         monkeypatch.setattr(jax, "default_backend", lambda: platform)
         return told
 
@@ -398,9 +398,9 @@ def machine(monkeypatch):
 
 def test_the_command_makes_cores_devices(machine, tmp_path):
     told = machine(cores=2)
-    used = sharding.use_cores(build.read(tiny_config()), str(tmp_path))
+    used = devices.use_cores(build.read(tiny_config()), str(tmp_path))
     assert told == {"jax_num_cpu_devices": 2} and used.distributed.cores == 2
-    used = sharding.use_cores(build.read(tiny_config(distributed=dict(cores=1))), str(tmp_path))
+    used = devices.use_cores(build.read(tiny_config(distributed=dict(cores=1))), str(tmp_path))
     assert told == {"jax_num_cpu_devices": 1} and used.distributed.cores == 1
 
 
@@ -413,31 +413,31 @@ def test_a_resumed_run_keeps_its_cores(machine, tmp_path, kept):
     if kept is None:  # of a version that had one device
         del values["distributed"]["cores"]
     (tmp_path / "config.json").write_text(json.dumps(values))
-    used = sharding.use_cores(build.read(tiny_config(resume=True)), str(tmp_path))
+    used = devices.use_cores(build.read(tiny_config(resume=True)), str(tmp_path))
     assert used.distributed.cores == told["jax_num_cpu_devices"] == (kept or 1)
     other = build.read(tiny_config(resume=True, distributed=dict(cores=2)))
-    assert sharding.use_cores(other, str(tmp_path)).distributed.cores == 2
+    assert devices.use_cores(other, str(tmp_path)).distributed.cores == 2
 
 
 def test_seeds_processes_and_accelerators_have_no_use_for_cores(machine, tmp_path):
     told = machine(cores=2)
     for other in (dict(num_seeds=2), dict(distributed=dict(enabled=True))):
         given = build.read(tiny_config(**other))
-        assert sharding.use_cores(given, str(tmp_path)) == given and told == {}
+        assert devices.use_cores(given, str(tmp_path)) == given and told == {}
     machine(cores=2, platform="gpu")
-    assert sharding.use_cores(build.read(tiny_config()), str(tmp_path)).distributed.cores == 0
+    assert devices.use_cores(build.read(tiny_config()), str(tmp_path)).distributed.cores == 0
     with pytest.raises(ValueError, match="distributed.cores=2 is for .* on a gpu: leave it 0"):
-        sharding.use_cores(build.read(tiny_config(distributed=dict(cores=2))), str(tmp_path))
+        devices.use_cores(build.read(tiny_config(distributed=dict(cores=2))), str(tmp_path))
 
 
 def test_the_partition_of_cores(monkeypatch):
     with pytest.raises(ValueError, match=r"cores=2: jax has 1 cpu device.*num_cpu_devices', 2"):
-        sharding.make_partition(settings(enabled=False, cores=2))
-    assert sharding.make_partition(settings(enabled=False, cores=1)).mesh is None
+        devices.make_partition(settings(enabled=False, cores=2))
+    assert devices.make_partition(settings(enabled=False, cores=1)).mesh is None
     three = 3 * jax.devices()
     monkeypatch.setattr(jax, "devices", lambda: three)
     monkeypatch.setattr(jax, "make_mesh", lambda shape, *_, **__: shape)
     for num_envs, alike in ((3, False), (6, False), (4, True), (1, True)):
         asked = settings(enabled=False, cores=3, num_envs=num_envs)
-        assert sharding.make_partition(asked) == Partition((3,), cores=True, alike=alike)
+        assert devices.make_partition(asked) == Partition((3,), cores=True, alike=alike)
     monkeypatch.undo()
