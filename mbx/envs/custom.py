@@ -43,12 +43,8 @@ def own_code(name: str, what: str) -> Iterator[None]:
     except EnvironmentFailure:
         raise
     except Exception as error:
-        raise failure(name, what, error) from error
-
-
-def failure(name: str, what: str, error: Exception) -> EnvironmentFailure:
-    """The `EnvironmentFailure` for an error in `what` (for example `step()`)."""
-    return EnvironmentFailure(f"env.name={name!r}: {what} raised {type(error).__name__}: {error}")
+        words = f"{what} raised {type(error).__name__}: {error}"
+        raise EnvironmentFailure(f"env.name={name!r}: {words}") from error
 
 
 def is_own(name: str) -> bool:

@@ -16,7 +16,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space, Text, utils
 from mbx.envs import custom, snapshot
 from mbx.envs.base import Suite
 from mbx.envs.checks import check_first, check_spaces, has_numbers, leaves, limits_found, time_limit
-from mbx.envs.images import Images
+from mbx.envs.images import Images, form
 from mbx.envs.render import NoRenderer
 
 # Tasks that only ever end by their time limit.
@@ -94,18 +94,14 @@ class _Task:
         self.seconds = 1.0 / fps if fps else float(getattr(env.unwrapped, "dt", None) or _PACE)
 
     def reset(self, seed: int | None) -> Any:
-        try:
+        with custom.own_code(self._name, "reset()"):
             # Simulators in C take 31 bits.
             return self._observe(self._env.reset(seed=seed and seed % 2**31)[0])
-        except Exception as error:
-            raise custom.failure(self._name, "reset()", error) from error
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool]:
-        try:
+        with custom.own_code(self._name, "step()"):
             obs, reward, terminated, truncated, self.info = self._env.step(action)
             return self._observe(obs), float(reward), bool(terminated), bool(truncated)
-        except Exception as error:
-            raise custom.failure(self._name, "step()", error) from error
 
     def get_state(self) -> bytes | None:
         return snapshot.get(self._env)
@@ -142,14 +138,7 @@ def _form(space: Space, alone: bool) -> tuple[tuple[int, ...], Any]:
         return (), np.str_ if isinstance(space, Text) else np.object_
     if not isinstance(space, Box):
         return utils.flatten_space(space).shape, np.float32
-    shape, low, high = space.shape or (1,), space.low.min(initial=0), space.high.max(initial=0)
-    if space.dtype == np.uint8 and (len(shape) == 3 or (len(shape) == 2 and high == 255)):
-        return shape, np.uint8
-    if len(shape) == 3 and not alone:
-        return shape, space.dtype.type
-    if len(shape) == 3 and not 0 <= low <= high <= 1:  # no image: a board of numbers
-        return (int(np.prod(shape)),), np.float32
-    return shape, np.float32
+    return form(space, alone)
 
 
 def _choices(space: Space) -> tuple[tuple[int, int], ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import importlib
 import sys
 import types
@@ -23,6 +22,7 @@ import numpy as np
 from mbx import observations
 from mbx.envs import custom, pictures
 from mbx.envs.base import RawEnvironment, Suite, unknown_task
+from mbx.envs.images import form
 
 Array = jax.Array
 
@@ -47,93 +47,90 @@ def raw(task: str, **kwargs: Any) -> RawEnvironment:
 
 def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> RawEnvironment:
     """An object of gymnax's interface as a raw environment named SUITE:TASK.
-    Spaces are recognized by attributes (`n`; `low`, `high` and `shape`; `spaces`), not by class.
-    `env` has `reset_env`, `step_env`, `action_space`, `observation_space`. A termination is what
-    `is_terminated` says (without the limit), else `is_terminal` (with the limit of `params`), else
-    the end that `step_env` says.
+    `env` has `reset_env`, `step_env`, `action_space` and `observation_space`; spaces are recognized
+    by attributes (`n`; `low`, `high` and `shape`; `spaces`), not by class.
     The time limit is `max_steps_in_episode` or `max_timesteps` of `params`. An `env` with its own
-    such attribute (POPGym Arcade) keeps to it: then, without `is_terminated`, an end is a
-    termination unless `step_env`'s dictionary says `truncated`.
+    such attribute (POPGym Arcade) keeps to it. A termination is what `is_terminated` says (without
+    the limit); else, with a limit of its own, an end without `truncated` in `step_env`'s
+    dictionary; else what `is_terminal` says (with the limit of `params`), or the end of `step_env`.
     Raises ValueError for an action space that is neither a bounded Box nor Discrete, and for
     parameters without a time limit.
     """
-    space = env.action_space(params)
-    discrete = hasattr(space, "n")
-    if not discrete and not all(hasattr(space, field) for field in ("low", "high", "shape")):
-        raise ValueError(f"env.name={name!r} has the action space {space}: not supported")
-    own = next((one for one in _LIMITS if hasattr(env, one)), None)
-    limit = own or next((one for one in _LIMITS if hasattr(params, one)), None)
+    limited = env if any(hasattr(env, one) for one in _LIMITS) else params
+    limit = next((one for one in _LIMITS if hasattr(limited, one)), None)
     if limit is None:
         raise ValueError(
             f"env.name={name!r}: its parameters, {type(params).__name__}, have no time limit: give "
             f"(environment, parameters) with {' or '.join(_LIMITS)}"
         )
-    if not discrete:
-        low = jnp.broadcast_to(jnp.asarray(space.low, jnp.float32), space.shape).reshape(-1)
-        high = jnp.broadcast_to(jnp.asarray(space.high, jnp.float32), space.shape).reshape(-1)
-        if not np.isfinite([low, high]).all():
-            raise ValueError(f"env.name={name!r} has unbounded actions, {space}: bounds are needed")
-        rounded = bool((low + (high - low) != high).any())  # beyond a bound, maybe
-        kind = np.dtype(getattr(space, "dtype", None) or np.float32)
-        whole = jnp.int32 if kind.kind in "iu" else None
+    space = env.action_space(params)
+    action_dim, low, high, convert = _actions(name, space)
     seen = env.observation_space(params)
-    shape: Any
-    dtype: Any
-    if isinstance(getattr(seen, "spaces", None), dict):  # images as they are, the rest as float32
-        parts = observations.flat({k: _leaves(one) for k, one in seen.spaces.items()})
-        shape = {name: tuple(one.shape) for name, one in parts.items()}
-        dtype = {n: one.dtype if len(one.shape) == 3 else jnp.float32 for n, one in parts.items()}
-    else:
-        shape = tuple(seen.shape or (1,))
-        dtype = jnp.uint8 if len(shape) == 3 and _is_bytes(seen) else jnp.float32
-        ends_of = [np.min(getattr(seen, "low", 0)), np.max(getattr(seen, "high", 1))]
-        if len(shape) == 3 and dtype != jnp.uint8 and not 0 <= ends_of[0] <= ends_of[1] <= 1:
-            shape = (int(np.prod(shape)),)  # no image from 0 to 1: a board of numbers
+    parts = observations.flat(_leaves(seen))
+    forms = {part: form(one, "" in parts) for part, one in parts.items()}
+    shapes, dtypes = ({part: x[i] for part, x in forms.items()} for i in (0, 1))
 
     def ends(state: Any, done: Any, info: dict[str, Any]) -> Any:
         """Terminations without the time limit, which the wrapper handles."""
         if hasattr(env, "is_terminated"):
             return env.is_terminated(state, params)
-        if own is not None:
+        if limited is env:
             return done & ~jnp.asarray(info.get("truncated", False))
         if hasattr(env, "is_terminal") and dataclasses.is_dataclass(params):
             return env.is_terminal(state, dataclasses.replace(params, **{limit: _NEVER}))
         return done
 
     def observe(obs: Any) -> Any:
-        if not isinstance(shape, dict):
-            return jnp.asarray(obs, dtype).reshape(shape)
-        return {n: jnp.asarray(x, dtype[n]) for n, x in observations.flat(obs).items()}
+        found = observations.flat(obs) if "" not in parts else {"": obs}
+        found = {n: jnp.asarray(x, dtypes[n]).reshape(shapes[n]) for n, x in found.items()}
+        return found.get("", found)
 
     def reset(key: Array) -> tuple:
         obs, state = env.reset_env(key, params)
         return state, observe(obs)
 
     def step(key: Array, state: object, action: Array) -> tuple:
-        if discrete:
-            real = jnp.argmax(action)
-        else:
-            real = low + 0.5 * (action + 1.0) * (high - low)
-            real = jnp.clip(real, low, high) if rounded else real
-            real = (jnp.rint(real).astype(whole) if whole else real).reshape(space.shape)
-        obs, new, reward, done, info = env.step_env(key, state, real, params)
+        obs, new, reward, done, info = env.step_env(key, state, convert(action), params)
         new = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype).reshape(b.shape), new, state)
         terminated = jnp.asarray(ends(new, done, info), bool).reshape(())
         return new, observe(obs), jnp.asarray(reward, jnp.float32).reshape(()), terminated
 
     return RawEnvironment(
         name,
-        shape,
-        dtype,
-        int(space.n if discrete else low.size),
-        int(getattr(params if own is None else env, limit)),
+        shapes.get("", shapes),
+        dtypes.get("", dtypes),
+        action_dim,
+        int(getattr(limited, limit)),
         reset,
         step,
-        discrete,
+        hasattr(space, "n"),
         can_terminate=can_terminate,
-        action_low=() if discrete else tuple(map(float, low)),
-        action_high=() if discrete else tuple(map(float, high)),
+        action_low=low,
+        action_high=high,
     )
+
+
+def _actions(name: str, space: Any) -> tuple[int, tuple, tuple, Callable[[Array], Array]]:
+    """Size and bounds (empty if discrete) of actions, and a function from mbx's to the space's."""
+    if hasattr(space, "n"):
+        return int(space.n), (), (), jnp.argmax
+    if not all(hasattr(space, field) for field in ("low", "high", "shape")):
+        raise ValueError(f"env.name={name!r} has the action space {space}: not supported")
+    low, high = (
+        jnp.broadcast_to(jnp.asarray(x, jnp.float32), space.shape).reshape(-1)
+        for x in (space.low, space.high)
+    )
+    if not np.isfinite([low, high]).all():
+        raise ValueError(f"env.name={name!r} has unbounded actions, {space}: bounds are needed")
+    rounded = bool((low + (high - low) != high).any())  # beyond a bound, maybe
+    whole = np.dtype(getattr(space, "dtype", None) or np.float32).kind in "iu"
+
+    def convert(action: Array) -> Array:
+        real = low + 0.5 * (action + 1.0) * (high - low)
+        real = jnp.clip(real, low, high) if rounded else real
+        return (jnp.rint(real).astype(jnp.int32) if whole else real).reshape(space.shape)
+
+    return low.size, tuple(map(float, low)), tuple(map(float, high)), convert
 
 
 def load_custom(task: str, **kwargs: Any) -> RawEnvironment:
@@ -160,17 +157,10 @@ def load_custom(task: str, **kwargs: Any) -> RawEnvironment:
         with custom.own_code(name, "its spaces"):
             made = adapt(name, env, env.default_params if params is None else params)
 
-    def naming(what: str, function: Callable) -> Callable:
-        """`function` with errors that name the environment; they are raised while tracing."""
-
-        @functools.wraps(function)
-        def wrapped(*args: Any) -> Any:
-            with custom.own_code(name, what):
-                return function(*args)
-
-        return wrapped
-
-    reset, step = naming("reset()", made.reset), naming("step()", made.step)
+    # Errors name the environment; they are raised while tracing.
+    reset, step = (
+        custom.own_code(name, f"{what}()")(getattr(made, what)) for what in ("reset", "step")
+    )
     return made._replace(name=name, reset=reset, step=step)
 
 
@@ -200,10 +190,6 @@ def _leaves(space: Any) -> Any:
     """A space, or dictionaries of the spaces in a Dict."""
     inner = getattr(space, "spaces", None)
     return {k: _leaves(one) for k, one in inner.items()} if isinstance(inner, dict) else space
-
-
-def _is_bytes(space: Any) -> bool:
-    return np.dtype(getattr(space, "dtype", None) or np.float32) == np.uint8
 
 
 SUITE = Suite(raw=raw, make_renderer=pictures.of_gymnax, takes_kwargs=True)

@@ -45,6 +45,22 @@ class Images(NamedTuple):
         return ", ".join(f"env.{longer.get(field, field)}={x}" for field, x in changed.items())
 
 
+def form(space: Any, alone: bool) -> tuple[tuple[int, ...], Any]:
+    """Shape and type of what is observed of a box, Gymnasium's or gymnax's: an image or numbers.
+    Three axes are an image in a dictionary; alone only bytes, or floats from 0 to 1.
+    """
+    shape, dtype = tuple(space.shape) or (1,), np.dtype(getattr(space, "dtype", None) or np.float32)
+    low = np.min(getattr(space, "low", 0), initial=0)
+    high = np.max(getattr(space, "high", 1), initial=0)
+    if dtype == np.uint8 and (len(shape) == 3 or (len(shape) == 2 and high == 255)):
+        return shape, np.uint8
+    if len(shape) == 3 and not alone:
+        return shape, dtype.type
+    if len(shape) == 3 and not 0 <= low <= high <= 1:
+        return (int(np.prod(shape)),), np.float32
+    return shape, np.float32
+
+
 def observed(
     name: str,
     shape: Any,
