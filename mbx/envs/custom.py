@@ -90,11 +90,10 @@ def find(name: str) -> Any:
         module = _import(path) if path else importlib.import_module(place)
     with contextlib.suppress(AttributeError):
         return functools.reduce(getattr, what.split("."), module)
-    if suite == "gym":
-        import gymnasium
+    import gymnasium
 
-        if what in gymnasium.registry:
-            return what
+    if suite == "gym" and what in gymnasium.registry:
+        return what
     close = difflib.get_close_matches(what, [n for n in vars(module) if n[0] != "_"], cutoff=0.4)
     raise ValueError(f"env.name={name!r}: {path or place} has no {what!r}: did you mean {close}?")
 
@@ -140,19 +139,19 @@ def make_registered(name: str, task: str, kwargs: Mapping[str, Any]) -> Any:
             return gymnasium.make(task, **kwargs)
     except EnvironmentFailure as failed:
         error = failed.__cause__
-        if isinstance(error, gymnasium.error.UnregisteredEnv):
-            close = difflib.get_close_matches(task, list(gymnasium.registry), n=3, cutoff=0.6)
-            raise ValueError(
-                f"env.name={name!r}: {str(error).removesuffix('.')} (of similar names: {close}). A "
-                f"task that a package registers is gym:PACKAGE:{task}, which imports PACKAGE"
-            ) from error
-        if isinstance(error, gymnasium.error.Error):
-            raise ValueError(f"env.name={name!r}: {error}") from error
         if isinstance(error, ImportError):
             raise error from None
-        if isinstance(error, TypeError) and kwargs:
-            raise ValueError(f"env.kwargs={dict(kwargs)}: {name}: {error}") from error
-        raise
+        if isinstance(error, gymnasium.error.UnregisteredEnv):
+            close = difflib.get_close_matches(task, list(gymnasium.registry), n=3, cutoff=0.6)
+            words = f"env.name={name!r}: {str(error).removesuffix('.')} (similar names: {close})"
+            words += f"; a task that a package registers is gym:PACKAGE:{task}"
+        elif isinstance(error, gymnasium.error.Error):
+            words = f"env.name={name!r}: {error}"
+        elif isinstance(error, TypeError) and kwargs:
+            words = f"env.kwargs={dict(kwargs)}: {name}: {error}"
+        else:
+            raise
+        raise ValueError(words) from error
 
 
 # -------------------------------------------------------------------------------------------------
@@ -226,8 +225,8 @@ def _name_of_instance(instance: Any) -> tuple[str, dict[str, Any]]:
     kind = type(instance)
     if isinstance(instance, gymnasium.vector.VectorEnv):
         raise ValueError(
-            f"environment={kind.__name__}(…) is a vector environment: give a single one, of which "
-            "env.num_envs makes copies"
+            f"environment={kind.__name__}(…) is a vector environment: give one that env.num_envs "
+            "makes copies of"
         )
     spec = getattr(instance, "spec", None)
     if spec is not None and _suite(instance) == "gym" and spec.id in gymnasium.registry:
@@ -256,10 +255,9 @@ def _name_of_instance(instance: Any) -> tuple[str, dict[str, Any]]:
 
 def _same(one: Any, other: Any, name: str) -> bool:
     """Whether both environments have equal attributes of that name, or neither has one."""
-    try:
+    with contextlib.suppress(ValueError):  # arrays of different shapes
         return bool(np.all(vars(one).get(name) == vars(other).get(name)))
-    except ValueError:
-        return False
+    return False
 
 
 def _copies_unknown(instance: Any, what: str, argument: str = "") -> ValueError:
@@ -299,8 +297,7 @@ def _name_of_registered(instance: Any, spec: Any) -> tuple[str, dict[str, Any]]:
 
 def _suite(made: Any) -> str:
     """Suite of an object: jax for gymnax's interface and `RawEnvironment`, else gym."""
-    functional = isinstance(made, tuple) or hasattr(made, "step_env")
-    return "jax" if functional else "gym"
+    return "jax" if isinstance(made, tuple) or hasattr(made, "step_env") else "gym"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -328,10 +325,7 @@ def _file_of(name: str, place: str) -> str | None:
         raise ValueError(f"env.name={name!r}: {place} is a module of Python's own, no environment")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
-    try:
-        spec = importlib.util.find_spec(place)
-    except (ModuleNotFoundError, ValueError):
-        spec = None
+    spec = _spec(place)
     if spec is None:
         raise FileNotFoundError(
             f"env.name={name!r}: there is no module {place!r} in the working directory or on "
@@ -341,6 +335,13 @@ def _file_of(name: str, place: str) -> str | None:
     installed = tuple(paths[kind] + os.sep for kind in ("purelib", "platlib", "stdlib"))
     own = origin.endswith(".py") and not origin.startswith(installed)
     return os.path.abspath(origin) if own else None
+
+
+def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(module)
+    except (ModuleNotFoundError, ValueError):
+        return None
 
 
 def _import(path: str) -> types.ModuleType:
@@ -357,14 +358,12 @@ def _import(path: str) -> types.ModuleType:
     if root not in sys.path:
         sys.path.append(root)  # it may import modules of its folder
     dotted = ".".join(parts)
-    with contextlib.suppress(ModuleNotFoundError):
-        spec = importlib.util.find_spec(dotted)
-        if spec is not None and spec.origin and os.path.abspath(spec.origin) == path:
-            return importlib.import_module(dotted)
+    spec = _spec(dotted)
+    if spec is not None and spec.origin and os.path.abspath(spec.origin) == path:
+        return importlib.import_module(dotted)
     dotted = f"mbx_own_{abs(hash(path)):x}_{parts[-1]}"  # another module has the name
     spec = importlib.util.spec_from_file_location(dotted, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[dotted] = module
+    module = sys.modules[dotted] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except BaseException:

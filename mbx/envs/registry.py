@@ -73,7 +73,7 @@ def make(
     first: int = 0,
     **extra: Any,
 ) -> Environment:
-    """The environment `SUITE:TASK`, vectorized `num_envs` times.
+    """The environment `SUITE:TASK`, vectorized.
 
     Args:
         name: SUITE:TASK.
@@ -88,8 +88,7 @@ def make(
         film: make host environments that can `render`.
         workers: processes that step a host environment; 0: this process.
         reset_solved: agent steps in a row with nearly the highest reward after which three
-            environments in four are reset (`mbx.envs.base.solved`); 0: never; None: automatic
-            (never with `Suite.whole`).
+            environments in four are reset (`mbx.envs.base.solved`); 0: never; None: automatic.
         first: number of the first environment, where several processes share a run.
         **extra: further arguments of the suite.
 
@@ -192,11 +191,8 @@ def make_renderer(name: str, **options: Any) -> Renderer:
     suite_name, _, task = name.partition(":")
     suite = _load(suite_name) if suite_name in _SUITES else Suite()
     if suite.make_renderer is None:
-        loaded = {other: _load(other) for other in _SUITES}
-        drawn = tuple(other for other, one in loaded.items() if one.make_renderer or one.draws)
         raise ValueError(
-            f"env.name={name!r}: pictures are made of the suites {drawn}; give "
-            "`mbx.envs.register` a make_renderer for your own"
+            f"env.name={name!r} is not drawn: give `mbx.envs.register` a make_renderer for your own"
         )
     with _names_missing_package(name, suite.extra):
         return suite.make_renderer(task, **options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -100,12 +99,4 @@ def opened(environment: Environment) -> Iterator[Environment]:
     try:
         yield environment
     finally:
-        if isinstance(environment, HostEnvironment):
-            try:
-                environment.close()
-            except Exception as error:
-                warnings.warn(
-                    f"env.name={environment.spec.name!r}: close() raised "
-                    f"{type(error).__name__}: {error}",
-                    stacklevel=3,
-                )
+        envs.custom.close(environment.spec.name, environment)
