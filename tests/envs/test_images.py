@@ -347,39 +347,6 @@ def test_pictures_of_dm_control(task, opengl):
     environment.close()
 
 
-@pytest.mark.slow
-def test_workers_draw_dm_control_as_one_process_does(opengl):
-    pytest.importorskip("dm_control")
-    options = IMAGES(pixels=True, stack=3, shadows=False, grey=True)
-    make = lambda workers: envs.make(  # noqa: E731
-        "dmc:cartpole-swingup", 3, images=options, workers=workers, seed=1
-    )
-    made = [make(0), make(2)]
-    actions = np.random.default_rng(0).uniform(-1, 1, (8, 3, 1)).astype(np.float32)
-    for i, action in enumerate(actions):
-        if i == 5:  # and each continues what the other saved
-            saved = [environment.get_state() for environment in made]
-            for environment, state in zip(made, saved[::-1], strict=True):
-                environment.set_state(state)
-        one, other = (environment.step(action) for environment in made)
-        np.testing.assert_array_equal(one.obs, other.obs)
-    for environment in made:
-        environment.close()
-
-
-@pytest.mark.slow
-def test_gymnasiums_car_races_in_grey_stacks():
-    pytest.importorskip("Box2D", reason="pip install 'gymnasium[box2d]'")
-    options = IMAGES(size=64, grey=True, stack=4)
-    environment = envs.make("gym:CarRacing-v3", 1, images=options)
-    assert environment.spec.obs_shape == (64, 64, 4)
-    for _ in range(5):
-        timestep = environment.step(np.array([[0.0, 1.0, -1.0]]))
-    frames = np.moveaxis(timestep.obs[0].astype(float), -1, 0)
-    assert all((one != other).any() for one, other in zip(frames, frames[1:], strict=False))
-    environment.close()
-
-
 SHORT = {
     "tdmpc": (
         *("--config.env.frame_stack=3", "--config.train.utd_ratio=0.1"),

@@ -15,7 +15,6 @@ import pytest
 from mbx import envs
 from mbx.envs import base, multi
 from mbx.envs import gymnasium as gymnasium_suite
-from mbx.envs import gymnax as gymnax_suite
 from mbx.envs.host import SteppedEnvironment
 from mbx.types import EnvSpec
 
@@ -360,11 +359,3 @@ def test_gymnax_comes_without_what_it_draws_with_until_it_draws():
         "agg False",
         "True True",
     ], found.stderr
-
-
-def test_what_is_used_while_it_is_put_off_is_imported_then():
-    with gymnax_suite._imported_when_used("tabnanny"):
-        import tabnanny
-
-        assert tabnanny.check.__module__ == "tabnanny"  # the module, not what stands for it
-    assert sys.modules["tabnanny"].check is tabnanny.check  # and it stays imported

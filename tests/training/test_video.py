@@ -141,7 +141,7 @@ def test_suites_of_ones_own_may_bring_a_renderer():
     [
         ("gymnax:Pendulum-v1", "episode.mp4", r"video='episode.mp4': must end in .gif"),
         ("gymnax:MountainCar-v0", "episode.gif", "'gymnax:MountainCar-v0' is not drawn"),
-        ("multi:a+b", "episode.gif", "'multi:a.b': pictures are made of the suites .*gym.*dmc"),
+        ("multi:a+b", "episode.gif", "'multi:a.b' is not drawn: give `mbx.envs.register` a make_r"),
     ],
 )
 def test_what_is_not_drawn_is_told(name, path, message):
