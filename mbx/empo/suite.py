@@ -33,7 +33,7 @@ from mbx.empo.power.worlds import (
     make_varied_start,
     tabular_world,
 )
-from mbx.envs.base import JaxEnvironment, RawEnvironment, episodic
+from mbx.envs.base import JaxEnvironment, RawEnvironment, Suite, episodic
 from mbx.envs.render import Renderer
 
 Array = jax.Array
@@ -319,3 +319,6 @@ def solved_world(table: TabularWorld, params: PowerParams, **options: Any) -> Na
     solution = solve(table, params)
     world = tabular_world(table, solution, **options)
     return NamedWorld(world, params, table, solution, prior="exact")
+
+
+SUITE = Suite(whole=make, make_renderer=make_renderer, reads=reads)

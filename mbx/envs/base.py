@@ -174,7 +174,8 @@ def plan(
     """
     own = {name: getattr(task, name) for name in EnvSpec._fields if hasattr(task, name)}
     task = EnvSpec(**own | dict(episode_length=0, action_repeat=action_repeat) | fields)
-    check_counts(task.name, len(numbers), action_repeat, episode_length)
+    counts = dict(action_repeat=action_repeat, episode_length=episode_length)
+    check_counts(task.name, num_envs=len(numbers), **counts)
     check_metrics(task.name, task.metrics)
     shape, dtype, parts = observed(task.name, task.obs_shape, task.obs_dtype, observe, images)
     stack, shape, stacked = Stack.of(images.stack, shape, parts)
@@ -219,13 +220,7 @@ def episodic(
         raw, limit, numbers, action_repeat, episode_length, observe, images, reset_solved
     )
     length = spec.episode_length
-
-    def seen(obs: Any) -> Array:
-        """One array, with images processed and not yet stacked."""
-        obs = see(images, obs)
-        if not parts:
-            return obs
-        return observations.join(parts, jax.tree.map(jnp.asarray, observations.flat(obs)))
+    seen, stacked = _seeing(images, parts), stack is not None
 
     def first_of(keys: Array) -> tuple[Any, Any, Array]:
         def begin(key: Array) -> tuple[Any, Array]:
@@ -235,8 +230,8 @@ def episodic(
         state, obs = strongly_typed(jax.vmap(begin)(keys))
         # A task's state may be its observation: donating one would then delete the other.
         obs = jnp.copy(obs)
-        frames = None if stack is None else stack.begin(obs)
-        return state, frames, obs if stack is None else stack.join(frames, obs)
+        frames = stack.begin(obs) if stacked else None
+        return state, frames, stack.join(frames, obs) if stacked else obs
 
     def reset(key: Array) -> tuple[EpisodeState, Array]:
         state, frames, obs = first_of(jax.random.split(key, num_envs))
@@ -254,10 +249,8 @@ def episodic(
         new, final_obs, reward, terminated, values, repeats = result
         fault = ~is_finite(observations.numbers(parts, final_obs), reward)
         reward, terminated = jnp.where(fault, 0.0, reward), terminated & ~fault
-        frames = None
-        if stack is not None:
-            frames = stack.push(state.frames, final_obs)
-            final_obs = stack.join(frames, final_obs)
+        frames = stack.push(state.frames, final_obs) if stacked else None
+        final_obs = stack.join(frames, final_obs) if stacked else final_obs
         count = state.length + 1
         total = state.episode_return + reward
         ended, in_a_row = count >= length, None
@@ -266,16 +259,8 @@ def episodic(
             ended |= in_a_row >= enough.after
         truncated = (ended & ~terminated) | fault
         done = terminated | truncated
-
-        def renewed(done: Array, keys: Array, *now: Any) -> tuple[Any, Any, Array]:
-            def renew(_: None) -> tuple[Any, Any, Array]:
-                return _where_each(done, first_of(keys), now)
-
-            return jax.lax.cond(jnp.any(done), renew, lambda _: now, None)
-
-        # Each of several devices checks its own environments only.
-        given = done, jax.random.split(reset_key, num_envs), new, frames, final_obs
-        after, frames, obs = collectives.shard_map(renewed, (0, 0, 0, 0, 0), *given, out=0)
+        now = new, frames, final_obs
+        after, frames, obs = _renewed(first_of, done, jax.random.split(reset_key, num_envs), now)
         sums = {name: state.metrics[name] + value for name, (value, _) in values.items()}
         behind = state.length * action_repeat + repeats  # only the last agent step is shorter
         metrics = {name: value / behind for name, value in sums.items()}
@@ -283,13 +268,34 @@ def episodic(
         timestep = Timestep(
             obs, final_obs, reward, terminated, truncated, total, count, fault, metrics
         )
-        sums = {name: jnp.where(done, 0.0, value) for name, value in sums.items()} or None
-        in_a_row = None if in_a_row is None else jnp.where(done, 0, in_a_row)
-        lengths, returns = jnp.where(done, 0, count), jnp.where(done, 0.0, total)
-        next_state = EpisodeState(after, lengths, returns, sums, frames, in_a_row)
-        return next_state, timestep
+        going = count, total, sums or None, in_a_row
+        count, total, sums, in_a_row = jax.tree.map(lambda x: jnp.where(done, 0, x), going)
+        return EpisodeState(after, count, total, sums, frames, in_a_row), timestep
 
     return JaxEnvironment(spec, num_envs, reset, step)
+
+
+def _seeing(images: Images, parts: Sequence[Part]) -> Callable[[Any], Array]:
+    """A function from a raw observation to one array, with images processed and not yet stacked."""
+
+    def seen(obs: Any) -> Array:
+        obs = see(images, obs)
+        if not parts:
+            return obs
+        return observations.join(parts, jax.tree.map(jnp.asarray, observations.flat(obs)))
+
+    return seen
+
+
+def _renewed(first_of: Callable, done: Array, keys: Array, now: tuple) -> tuple[Any, Any, Array]:
+    """State, frames and observation, of new episodes for environments that are done."""
+
+    def renewed(done: Array, keys: Array, *now: Any) -> tuple[Any, Any, Array]:
+        renew = lambda _: _where(done, first_of(keys), now)  # noqa: E731
+        return jax.lax.cond(jnp.any(done), renew, lambda _: now, None)
+
+    # Each of several devices checks its own environments only.
+    return collectives.shard_map(renewed, (0, 0, 0, 0, 0), done, keys, *now, out=0)
 
 
 def _advance(
@@ -450,12 +456,9 @@ def wide_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:
     return jnp.clip(2.0 * jax.random.normal(key, shape), -1.0, 1.0)
 
 
-def check_counts(name: str, num_envs: int, action_repeat: int, episode_length: int | None) -> None:
-    for field, value in (
-        ("num_envs", num_envs),
-        ("action_repeat", action_repeat),
-        ("episode_length", episode_length),
-    ):
+def check_counts(name: str, **counts: int | None) -> None:
+    """Raise ValueError for a count below one; None is unset."""
+    for field, value in counts.items():
         if value is not None and value < 1:
             raise ValueError(f"env.{field}={value} for {name}: must be at least 1")
 
@@ -472,14 +475,10 @@ def check_metrics(name: str, metrics: Sequence[str]) -> None:
 
 
 def _where(condition: Array, yes: Any, no: Any) -> Any:
-    """Choose between two trees by one scalar; also takes random keys."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
-
-
-def _where_each(condition: Array, yes: Any, no: Any) -> Any:
-    """Choose between two batched trees by `[E]`."""
+    """Choose between two trees by a scalar or, batched, by `[E]`; also takes random keys."""
 
     def choose(a: Array, b: Array) -> Array:
-        return jnp.where(condition.reshape(condition.shape + (1,) * (a.ndim - 1)), a, b)
+        shape = condition.shape + (1,) * (a.ndim - condition.ndim)
+        return jnp.where(condition.reshape(shape), a, b)
 
     return jax.tree.map(choose, yes, no)

@@ -222,19 +222,6 @@ def time_limit(env: Any) -> int | None:
     return int(limit) if isinstance(limit, numbers.Integral) and limit > 0 else None
 
 
-def limits_found(env: Any) -> str:
-    """Attributes that may be an environment's own time limit, in words."""
-    found = dict(vars(getattr(env, "unwrapped", env)))
-    found |= config if isinstance(config := found.get("config"), dict) else {}
-    told = [
-        f"{name}={value}"
-        for name, value in found.items()
-        if isinstance(value, numbers.Real) and value > 1
-        if name in ("duration", "horizon") or ("max" in name and ("step" in name or "fram" in name))
-    ]
-    return f" (its own may be {', '.join(told)})" if told else ""
-
-
 # -------------------------------------------------------------------------------------------------
 # JAX
 

@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space, Text, utils
 
 from mbx.envs import custom, snapshot
 from mbx.envs.base import Suite
-from mbx.envs.checks import check_first, check_spaces, has_numbers, leaves, limits_found, time_limit
+from mbx.envs.checks import check_first, check_spaces, has_numbers, leaves, time_limit
 from mbx.envs.images import Images, form
 from mbx.envs.render import NoRenderer
 
@@ -81,7 +81,6 @@ class _Task:
         else:
             self.action_low, self.action_high = space.low.reshape(-1), space.high.reshape(-1)
             self.action_shape, self.action_dtype = space.shape, space.dtype.name
-        self.limits_found = limits_found(env)
         self._space = env.observation_space
         parts = {name: one for name, one, _ in leaves(self._space, self._space)}
         self._alone = "" in parts

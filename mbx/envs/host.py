@@ -69,8 +69,7 @@ class SteppedEnvironment(HostEnvironment):
     ) -> None:
         task = tasks[0]
         if task.time_limit is None and episode_length is None:
-            found = getattr(task, "limits_found", "")
-            raise ValueError(f"env.name={name!r} has no time limit: set env.episode_length{found}")
+            raise ValueError(f"env.name={name!r} has no time limit: set env.episode_length")
         longest = task.ends_at
         if longest and episode_length and (episode_length - 1) * action_repeat >= longest:
             raise ValueError(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx.envs import snapshot as snapshots
-from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Timestep
+from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Suite, Timestep
 from mbx.observations import is_packed
 from mbx.types import pad
 
@@ -169,3 +169,6 @@ class MultiHost(HostEnvironment):
     def close(self) -> None:
         for member in self._members:
             member.close()
+
+
+SUITE = Suite(whole=make)

@@ -19,7 +19,7 @@ from mbx.envs.render import Renderer
 Environment = JaxEnvironment | HostEnvironment
 Factory = Callable[..., Environment]
 
-# Modules with a `SUITE`, or with a factory `make` of whole environments.
+# Modules with a `SUITE`.
 _SUITES: dict[str, str | Suite] = {
     "gymnax": "mbx.envs.gymnax",
     "brax": "mbx.envs.brax",
@@ -119,7 +119,7 @@ def make(
         if action_repeat is None:
             default = suite.default_repeat
             options["action_repeat"] = default(task) if callable(default) else default
-        check_counts(name, num_envs, options["action_repeat"], episode_length)
+        check_counts(name, num_envs=num_envs, **options)
         options["reset_solved"] = reset_solved
         if suite.raw:
             raw = suite.raw(task, **(kwargs or {}))
@@ -168,8 +168,7 @@ def make_share(
     """A host environment with one task per seed, stepped in this process.
     images are the fields of `Images` by name; options those of `SteppedEnvironment`.
     """
-    suite_name, _, task = name.partition(":")
-    suite, seen = _load(suite_name), Images(**images)
+    (suite, task), seen = _found(name), Images(**images)
     load = suite.host
     if suite.draws:
         load = functools.partial(load, images=seen if seen.pixels else None, film=film)
@@ -188,8 +187,7 @@ def make_renderer(name: str, **options: Any) -> Renderer:
     Raises ValueError where states cannot be drawn, NoRenderer where this machine cannot draw,
     ImportError where a package is missing (names the extra to install).
     """
-    suite_name, _, task = name.partition(":")
-    suite = _load(suite_name) if suite_name in _SUITES else Suite()
+    suite, task = _found(name)
     if suite.make_renderer is None:
         raise ValueError(
             f"env.name={name!r} is not drawn: give `mbx.envs.register` a make_renderer for your own"
@@ -200,15 +198,19 @@ def make_renderer(name: str, **options: Any) -> Renderer:
 
 def films(name: str) -> bool:
     """Whether a host environment draws itself."""
-    suite = name.partition(":")[0]
-    return suite in _SUITES and _load(suite).draws
+    return _found(name)[0].draws
 
 
 def reads(name: str) -> str:
     """Another file that the file of the task SUITE:TASK names, '' for none."""
+    suite, task = _found(name)
+    return suite.reads(task) if suite.reads else ""
+
+
+def _found(name: str) -> tuple[Suite, str]:
+    """Suite (an empty one where it is unknown) and task of SUITE:TASK."""
     suite, _, task = name.partition(":")
-    found = _load(suite).reads if suite in _SUITES else None
-    return found(task) if found else ""
+    return _load(suite) if suite in _SUITES else Suite(), task
 
 
 def _load(suite: str) -> Suite:
@@ -217,10 +219,7 @@ def _load(suite: str) -> Suite:
     if isinstance(found, Suite):
         return found
     place, _, what = found.partition(":")
-    module = importlib.import_module(place)
-    made = getattr(module, what or "SUITE", None)
-    parts = {name: getattr(module, name, None) for name in ("make_renderer", "reads")}
-    return made or Suite(whole=module.make, **parts)
+    return getattr(importlib.import_module(place), what or "SUITE")
 
 
 @contextlib.contextmanager

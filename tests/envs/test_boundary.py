@@ -416,20 +416,6 @@ def test_numbers_that_are_far_from_one_are_said():
     assert len(told) == 2
 
 
-def test_limits_of_its_own_are_named():
-    class Maze(Recorder):
-        max_episode_steps = None
-
-        def __init__(self):
-            super().__init__(spaces.Box(-1, 1), spaces.Box(-1, 1))
-            self.max_steps, self.config = 100, {"duration": 40}
-
-    with pytest.raises(
-        ValueError, match=r"set env.episode_length \(its own may be max_steps=100, d"
-    ):
-        envs.make(named(Maze), 1)
-
-
 SCRIPT = """
 import os
 with open(os.environ["COUNT"], "a") as file:

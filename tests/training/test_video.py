@@ -126,7 +126,7 @@ def test_long_episodes_are_thinned_and_shown_at_their_pace():
 
 def test_suites_of_ones_own_may_bring_a_renderer():
     register_toy()
-    with pytest.raises(ValueError, match="env.name='toy:line': pictures .* make_renderer"):
+    with pytest.raises(ValueError, match="env.name='toy:line' is not drawn: .* make_renderer"):
         envs.make_renderer("toy:line")
     wanted = Renderer(lambda state: state, np.asarray, 0.1)
     envs.register("drawn", lambda *_, **__: None, make_renderer=lambda task: wanted)
