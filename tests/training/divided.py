@@ -2,6 +2,7 @@
 
     python -m tests.training.divided '{"agent": "tdmpc", "devices": 8}'
     python -m tests.training.divided '{"agent": "tdmpc", "devices": 8, "run": ["runs/a", 320]}'
+    python -m tests.training.divided '{"agent": "tdmpc", "devices": 8, "each": [{}, {"cores": 2}]}'
 
 The replay holds rows of random acting, in eight shards whatever the number of devices, and the
 parameters are moved off their start, where zero heads make everything a tie.
@@ -16,6 +17,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mbx.fast import collectives
 from mbx.training import build, devices, job, loop, run
@@ -51,20 +53,15 @@ def config_of(agent: str) -> dict:
     return config
 
 
-def moved(tree, key):
-    """Parameters with noise on them."""
-    leaves, structure = jax.tree.flatten(tree)
-    keys = jax.random.split(key, len(leaves))
-    noisy = [x + 0.05 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(structure, noisy)
-
-
 def update_once(config: dict) -> dict[str, float]:
-    """Metrics of an update, the norm of the parameters after it, and one evaluation."""
+    """Metrics of an update, the norm of the parameters after it, and one evaluation (not on cores,
+    where `test_cores` has one)."""
     work = job.prepare(config)
     partition, agent = work.partition, work.agent
     state, _ = job.begin(work, None)
-    params = jax.jit(moved)(state.train.params, jax.random.key(7))
+    rng = np.random.default_rng(7)
+    noisy = lambda x: np.asarray(x + 0.05 * rng.normal(size=x.shape), x.dtype)  # noqa: E731
+    params = jax.tree.map(noisy, jax.device_get(state.train.params))
     state = partition.place(state.replace(train=state.train.replace(params=params)))
     # The run's own interval holds an update too, which would be compiled to be left out.
     still = agent._replace(update=lambda train, buffer, key: (train, buffer, {}))
@@ -93,7 +90,8 @@ def update_once(config: dict) -> dict[str, float]:
         told["divided"] = sum(not x.sharding.is_fully_replicated for x in leaves)
         told["collective_bytes"] = largest_collective(program.as_text())
     told["rows"] = float(jnp.sum(state.replay.size))
-    told["return"] = float(work.evaluate(state.train, [jax.random.key(5)])[0].returns.mean())
+    if not partition.cores:
+        told["return"] = float(work.evaluate(state.train, [jax.random.key(5)])[0].returns.mean())
     return told
 
 
@@ -147,6 +145,13 @@ def main() -> None:
     told = json.loads(sys.argv[1])
     jax.config.update("jax_num_cpu_devices", told["devices"])
     config = on_host(*told["host"]) if "host" in told else config_of(told["agent"])
+    if "each" in told:
+        found = [
+            update_once({**config, "distributed": config["distributed"] | on})
+            for on in told["each"]
+        ]
+        print("RESULT " + json.dumps(found), flush=True)
+        return
     processes = told.get("processes", 1)
     if told.get("cores"):
         config["distributed"]["cores"] = told["devices"]
