@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import envs, files, replay
+from mbx import envs, replay
 from mbx.envs.host import SteppedEnvironment
-from mbx.training import evaluation, loop, run
+from mbx.training import evaluation, files, loop, run
 from mbx.training.faults import Faults
 from mbx.training.metrics import read_rows
 from tests.faults.small import small_config
