@@ -255,16 +255,17 @@ def digest(figure: Spec) -> str:
 def table(spec: Spec) -> str:
     """A table of figures.json as Markdown.
 
-    "cells": a file whose cells are shown as they are. "rows" and "columns": a row for what `where`
-    finds, a column for steps (values of several seeds by commas, of several steps by blanks; with
-    "mean" their mean, so many digits, with "digits" each rounded), for an agent's "published" value
-    of the row's task, or for a field of the last row. "mean_of_rows": the label of a last row with
-    the means of the rows' means.
+    "cells": a file whose cells are shown as they are, with "only" these columns of it. "rows" and
+    "columns": a row for what `where` finds, a column for steps (values of several seeds by commas,
+    of several steps by blanks; with "mean" their mean, so many digits, with "digits" each rounded),
+    for an agent's "published" value of the row's task, or for a field of the last row.
+    "mean_of_rows": the label of a last row with the means of the rows' means.
     """
     if "cells" in spec:
         with open(RESULTS / spec["cells"], newline="") as file:
             head, *body = csv.reader(file)
-        return _markdown(head, body)
+        kept = [i for i, name in enumerate(head) if name in spec.get("only", head)]
+        return _markdown([head[i] for i in kept], [[line[i] for i in kept] for line in body])
     rows, body, columns = matching(read(spec["data"]), spec.get("where", {})), [], spec["columns"]
     groups = [matching(rows, line["where"]) for line in spec["rows"]]
     for line, own in zip(spec["rows"], groups, strict=True):

@@ -1,8 +1,8 @@
 """Builds the documentation: `python docs/build_site.py OUT` writes the site to OUT (default: site).
 
-The pages are those of docs/, the README as the front page, one of all settings, and one of
-reference for every module, whose text is its docstrings; they are put together in a temporary
-folder and given to zensical. `--pages` only writes that folder, to OUT.
+The pages are those of docs/, the README as the front page, one of all settings, one of the log,
+and the API reference of the public modules, whose text is their docstrings. They are written to a
+temporary folder and given to zensical. `--pages` only writes that folder, to OUT.
 """
 
 from __future__ import annotations
@@ -24,32 +24,36 @@ from mbx.training import glossary
 from mbx.training.build import settings_class
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Parts of the package in the order of the reference; "" is what lies directly in mbx.
-PARTS = {
-    "Kit": "",
-    "Agents": "agents",
-    "Environments": "envs",
-    "EMPO": "empo",
-    "Training": "training",
+# Pages of the API reference and the modules whose docstrings each shows (docs/interface.md).
+API = {
+    "mbx": ("mbx.api", "mbx.training.policy"),
+    "mbx.mppi": ("mbx.mppi",),
+    "mbx.categorical": ("mbx.categorical",),
+    "mbx.planners": (
+        "mbx.planners",
+        *(f"mbx.planners.{m}" for m in ("cem", "predictive", "evosax", "bases", "risk", "tuning")),
+    ),
+    "mbx.returns": ("mbx.returns",),
+    "mbx.distributions": ("mbx.distributions",),
+    "mbx.successors": ("mbx.successors",),
+    "mbx.replay": ("mbx.replay", "mbx.replay_storage"),
+    "mbx.heads": ("mbx.heads",),
+    "mbx.networks": ("mbx.networks",),
+    "mbx.world_model": ("mbx.world_model",),
+    "mbx.observations": ("mbx.observations",),
+    "mbx.optim": ("mbx.optim",),
+    "mbx.derivatives": ("mbx.fast.gradients",),
+    "mbx.power": ("mbx.empo.power", "mbx.empo.power.equations", "mbx.empo.power.solver"),
+    "mbx.empo.multigrid": ("mbx.empo.multigrid.packed",),
+    "mbx.agents.base": ("mbx.agents.base",),
+    "mbx.agents.dreamer.rssm": ("mbx.agents.dreamer.rssm",),
+    "mbx.envs": ("mbx.envs", "mbx.envs.registry", "mbx.envs.base"),
+    "mbx.training": ("mbx.training", "mbx.training.run", "mbx.config.agents"),
 }
+PAGE_OF = {module: page for page, modules in API.items() for module in modules}
 # Pages that do not lie in docs/.
 BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/fixtures/README.md")
 _TABLE = ("| setting | default | what it does |", "|---|---|---|")
-
-
-def modules() -> dict[str, list[str]]:
-    """Public modules by the part of the reference they belong to."""
-    found: dict[str, list[str]] = {part: [] for part in PARTS}
-    for path in sorted((ROOT / "mbx").rglob("*.py")):
-        *folders, name = path.relative_to(ROOT / "mbx").with_suffix("").parts
-        if name == "__init__":
-            name = folders.pop() if folders else ""
-        if name.startswith("_"):
-            continue
-        top = folders[0] if folders else name
-        part = next((part for part, folder in PARTS.items() if folder == top), "Kit")
-        found[part].append(".".join(filter(None, ["mbx", *folders, name])))
-    return found
 
 
 def settings_page() -> str:
@@ -57,8 +61,8 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Each is a flag of `python -m experiments.train`, with the default of the agent's first ",
-        "configuration file. A setting that has no effect beside the others is refused.",
+        "Every hyperparameter is a flag of `python -m experiments.train`, with the default of the ",
+        "agent's first configuration file. A setting without effect in a combination is refused.",
     ]
     for name in ("tdmpc", "dreamer", "empo"):
         settings = settings_class(name)()
@@ -108,7 +112,7 @@ def links(text: str) -> list[str]:
 
 
 def on_site(target: pathlib.Path) -> str:
-    """Where a file of the repository lies on the site: the page that says the most about it."""
+    """Where a file of the repository lies on the site; a public module leads to its API page."""
     name = target.relative_to(ROOT).as_posix()
     if name == "README.md":
         return "index.md"
@@ -116,15 +120,16 @@ def on_site(target: pathlib.Path) -> str:
         return f"settings.md#{settings[1]}"
     if name == "mbx/training/glossary.py":
         return "log.md"
-    if module := re.fullmatch(r"(mbx/.*?|mbx)(/__init__)?\.py", name):
-        return f"api/{module[1].replace('/', '.')}.md"
+    module = re.fullmatch(r"(mbx/.*?|mbx)(/__init__)?\.py", name)
+    if module and (page := PAGE_OF.get(module[1].replace("/", "."))):
+        return f"api/{page}.md"
     return name.removeprefix("docs/")
 
 
 def write_page(source: pathlib.Path, docs: pathlib.Path) -> None:
     """Copy a page to where it lies on the site, with its links, and the files that they name.
 
-    In the repository a link to a module opens its source, on the site its page of reference.
+    In the repository a link to a module opens its source, on the site its API page if it has one.
     """
     text, place = source.read_text(), on_site(source)
     for link in set(links(text)):
@@ -154,14 +159,12 @@ def write_pages(folder: pathlib.Path) -> pathlib.Path:
     (docs / "settings.md").write_text(settings_page())
     (docs / "log.md").write_text(glossary.page())
     (docs / "api").mkdir()
-    for names in modules().values():
-        for name in names:
-            (docs / "api" / f"{name}.md").write_text(f"# `{name}`\n\n::: {name}\n")
+    for page, modules in API.items():
+        text = "\n".join([f"# `{page}`\n", *(f"::: {module}\n" for module in modules)])
+        (docs / "api" / f"{page}.md").write_text(text)
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
-    reference = [
-        {part: [{name: f"api/{name}.md"} for name in names]} for part, names in modules().items()
-    ]
-    config["nav"][-1]["Reference"] += reference
+    reference = next(part["Reference"] for part in config["nav"] if "Reference" in part)
+    reference.append({"API": [{page: f"api/{page}.md"} for page in API]})
     python = config["plugins"][-1]["mkdocstrings"]["handlers"]["python"]
     python["paths"] = [str(ROOT)]
     path = folder / "mkdocs.yml"

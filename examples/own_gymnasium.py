@@ -4,7 +4,7 @@
         --config.env.name=gym:examples/own_gymnasium.py:Tank --config.env.kwargs.leak=0.1
 
 A heated tank has to be kept at a level and a temperature with two valves. Nothing has to be
-registered; docs/own_environments.md says what becomes of actions, observations and episodes.
+registered; docs/custom_environments.md says what becomes of actions, observations and episodes.
 """
 
 from __future__ import annotations

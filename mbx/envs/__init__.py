@@ -4,7 +4,7 @@
     brax:inverted_pendulum        JAX (backend after an @: brax:ant@mjx)
     playground:CartpoleSwingup    JAX, MuJoCo Playground                      (extra `playground`)
     gym:HalfCheetah-v5            host, Gymnasium
-    gym:path/to/file.py:Class     custom, Gymnasium's interface  (docs/own_environments.md)
+    gym:path/to/file.py:Class     custom, Gymnasium's interface  (docs/custom_environments.md)
     jax:path/to/file.py:make      custom, gymnax's interface or a RawEnvironment
     dmc:cartpole-swingup          host, dm_control                            (extra `dmc`)
     empo:grid_rock_1h1r           JAX, robots among humans, for the agent `empo`

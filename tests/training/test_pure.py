@@ -187,7 +187,7 @@ def test_means_over_nothing_are_no_numbers():
 
 @pytest.mark.slow
 def test_tdmpc_at_four_seeds_and_two_rates_at_once_is_eight_runs():
-    """Made in turn; together their planners' choices amplify rounding (docs/evaluate.md)."""
+    """Made in turn; together their planners' choices amplify rounding (docs/reproducibility.md)."""
     config = tiny_config(train=dict(steps=40, seed_steps=16, log_interval=20, pretrain_updates=2))
     one = mbx.train_fn("toy:point", config, batched=False)
     rates = np.array([3e-4, 1e-3], np.float32)
