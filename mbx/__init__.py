@@ -39,11 +39,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_FUNCTIONS = {
-    "train": "mbx.api",
-    "train_fn": "mbx.api",
-    "load_policy": "mbx.training.policy",
-}
+_FUNCTIONS = {"train": "mbx.api", "train_fn": "mbx.api", "load_policy": "mbx.training.policy"}
 _MODULES = (
     "agents",
     "categorical",

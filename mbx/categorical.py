@@ -101,13 +101,7 @@ def probabilities(weights: Array, mask: Array | None = None, least: Array | floa
 
 
 def plan(
-    key: Key,
-    score_fn: ScoreFn,
-    mean: Array,
-    std: Array,
-    *,
-    config: MPPIConfig,
-    **given: Any,
+    key: Key, score_fn: ScoreFn, mean: Array, std: Array, *, config: MPPIConfig, **given: Any
 ) -> Plan:
     """`mppi.plan` for discrete actions: arguments and result are its, all actions are one-hot.
 

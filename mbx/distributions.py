@@ -330,7 +330,6 @@ def scaled_entropy(log_prob: Array, action_dim: ArrayLike, power: ArrayLike = 1.
     Args:
       log_prob: [...] log-density, before the tanh for TD-MPC2's form.
       action_dim: A, or the number of unmasked dims, a number or [...].
-      power: see `entropy_multiplier`.
     """
     return -_float(log_prob) * entropy_multiplier(action_dim, power)
 

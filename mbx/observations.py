@@ -55,7 +55,8 @@ def choose(
             f"env.observe={tuple(observe)}: the observations of {name} have no {unknown[0]!r}: "
             f"choose among {', '.join(shapes)}"
         )
-    wanted = [one for one in shapes if one in observe or (not observe and not _hidden(one))]
+    hidden = [one for one in shapes if one.rpartition("/")[2].startswith(HIDDEN)]
+    wanted = [one for one in shapes if (one in observe if observe else one not in hidden)]
     if not wanted:
         raise ValueError(
             f"env.observe={tuple(observe)}: of the observations of {name} nothing is left "
@@ -65,8 +66,9 @@ def choose(
     for part in parts:
         dtype = np.dtype(dtypes[part.name] if isinstance(dtypes, Mapping) else dtypes)
         if dtype.kind not in "biuf":
+            kind = "text" if dtype.kind in "SU" else f"of type {dtype}"
             raise ValueError(
-                f"env.name={name!r}: the observation's {part.name!r} is {_kind(dtype)}: numbers "
+                f"env.name={name!r}: the observation's {part.name!r} is {kind}: numbers "
                 "are needed; name the other parts by env.observe to leave it out"
             )
         if part.is_image and dtype != np.uint8:
@@ -82,14 +84,6 @@ def choose(
             "them to one, or choose by env.observe"
         )
     return parts
-
-
-def _hidden(name: str) -> bool:
-    return name.rpartition("/")[2].startswith(HIDDEN)
-
-
-def _kind(dtype: np.dtype) -> str:
-    return "text" if dtype.kind in "SU" else f"of type {dtype}"
 
 
 def flat(tree: Any, path: str = "") -> dict[str, Any]:
@@ -229,11 +223,7 @@ def _told(parts: Sequence[Part]) -> str:
 def init(size: int) -> Params:
     """Before the first batch: numbers stay as they are, but for the least variance.
 
-    Args:
-        size: of a row, D.
-
-    Returns:
-        "mean" and "variance" `[D]`, "count" of batches.
+    Of rows of `size` D: "mean" and "variance" `[D]`, "count" of batches.
     """
     return dict(mean=jnp.zeros(size), variance=jnp.ones(size), count=jnp.float32(0.0))
 

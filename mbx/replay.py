@@ -66,7 +66,6 @@ def init(
     Args:
       row: one un-batched row, a dict of arrays or `jax.ShapeDtypeStruct`s (values may be pytrees)
         that has the boolean scalars `is_first` and `is_last`.
-      num_envs: E.
       capacity: C, rows an environment can hold; at least 2.
       target_spec: how to store planner targets; None for an agent without any.
       shards: equal blocks of environments that every batch is drawn from evenly; divides E.
@@ -96,7 +95,6 @@ def insert(
     """Appends one row to every environment where `mask`; a full ring drops its oldest. O(E).
 
     Args:
-      state: the replay.
       rows: rows [E, ...], in structure and dtypes as given to `init`.
       targets: their planner targets [E, ...], or None: the rows are stored without (valid False).
         With more actions than are kept, the best by value are stored.
@@ -150,7 +148,6 @@ def insert_step(
     a reset has replaced, with the reward and the flag that came with it.
 
     Args:
-      state: the replay.
       row: [E, ...]: the observation, the reward that came with it, `is_first`, the action taken and
         all other stored fields but `is_last` and `terminated`: this row has neither.
       final: [E, ...] fields of the last row: `obs`, `reward` and `terminated` of this step, as far
@@ -238,8 +235,6 @@ def sample(state: ReplayState, key: Array, *, batch_size: int, length: int) -> S
     are written. Rows past the newest one repeat the newest (masked).
 
     Args:
-      state: the replay.
-      key: typed PRNG key.
       batch_size: B.
       length: T, transitions of a window; smaller than C.
 
@@ -312,8 +307,6 @@ def sample_stale(
     were drawn. The key is consumed.
 
     Args:
-      state: the replay.
-      key: typed PRNG key.
       step: learner step now.
       batch_size: B.
       exponent: 0 for uniform, larger for staler.

@@ -76,7 +76,6 @@ class TargetSpec(NamedTuple):
 
     Attributes:
       num_actions: N the planner returns.
-      action_dim: A.
       keep: store only the `keep` best by value (None: all N).
       values_dtype: "float32" | "bfloat16".
       actions_dtype: "float32" | "bfloat16" | "int8" (round(127 a): an error of at most 1/254,
@@ -103,11 +102,6 @@ def example_row(
     obs_shape: tuple[int, ...], action_dim: int, obs_dtype: Any = jnp.float32
 ) -> dict[str, Any]:
     """The fields that every agent's rows have, as shapes: what `init` is given.
-
-    Args:
-      obs_shape: of one observation.
-      action_dim: A.
-      obs_dtype: of observations.
 
     Returns:
       `jax.ShapeDtypeStruct`s: obs, action [A], reward [], and the flags is_first, is_last and

@@ -164,8 +164,6 @@ def discount_from_episode_length(
     Args:
       length: L, episode length in agent steps (after action repeat): a number or an array.
       denom: a larger one gives a shorter horizon.
-      min: lower bound.
-      max: upper bound.
 
     Returns:
       A float for a number, a float32 array for an array.
@@ -251,7 +249,6 @@ def update_running_scale(
     Args:
       scale: the state, its value of shape [...].
       x: [n, ...]; percentiles over the first axis, linear interpolation.
-      tau: step size.
       percentiles: lower and upper, in percent.
       min_: floor of the range.
 

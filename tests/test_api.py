@@ -35,11 +35,7 @@ def test_a_class_of_ones_own_with_its_arguments(tmp_path, monkeypatch):
     workdir = str(tmp_path / "run")
     given = functools.partial(Tank, leak=0.1)
     _, _, rows = mbx.train(
-        given,
-        small_config(),
-        workdir=workdir,
-        env=dict(episode_length=9),
-        metrics=("error",),
+        given, small_config(), workdir=workdir, env=dict(episode_length=9), metrics=("error",)
     )
     evaluations = [row for row in rows if row["kind"] == "eval"]
     assert len(evaluations) == 2 and all(row["episode/error"] > 0 for row in evaluations)

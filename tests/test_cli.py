@@ -69,31 +69,16 @@ def test_help_where_signs_are_few_or_nobody_reads_on(arguments):
     ("arguments", "message"),
     [
         (["sweep"], "nothing is swept: give --set=SETTING=VALUE,VALUE"),
-        (
-            ["sweep", "--seeds=0"],
-            "argument --seeds: 0: give a whole number, at least 1; see",
-        ),
+        (["sweep", "--seeds=0"], "argument --seeds: 0: give a whole number, at least 1; see"),
         (["evaluate"], "give one run directory, as argument or --workdir, not 0"),
-        (
-            ["evaluate", "a", "--workdir=b"],
-            "give one run directory, as argument or --workdir, not",
-        ),
+        (["evaluate", "a", "--workdir=b"], "give one run directory, as argument or --workdir, not"),
         (["evaluate", "nowhere"], ".*nowhere/config.json does not exist"),
-        (
-            ["evaluate", "a", "--episodes=x"],
-            "argument --episodes: x: give a whole number",
-        ),
+        (["evaluate", "a", "--episodes=x"], "argument --episodes: x: give a whole number"),
         (["evaluate", "a", "--video_width=3"], "--video_width=3 is of a film: give --video=episod"),
         (["plot"], "the following arguments are required: runs; see mbx plot --help"),
         (["report", "nowhere"], ".*nowhere"),
-        (
-            ["export", "nowhere", "--planer"],
-            "unrecognized arguments: --planer; see mbx",
-        ),
-        (
-            ["train", "--config=tdmpc", "--config.train.steps=ten"],
-            "config.train.steps='ten': give",
-        ),
+        (["export", "nowhere", "--planer"], "unrecognized arguments: --planer; see mbx"),
+        (["train", "--config=tdmpc", "--config.train.steps=ten"], "config.train.steps='ten': give"),
         (["train", "--import=nowhere.py", "--config=tdmpc"], "--import=nowhere.py: .* not exist"),
     ],
 )

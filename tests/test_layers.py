@@ -20,13 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FLOORS = (
     ("empo", "types"),
     ("fast",),
-    (
-        "settings",
-        "distributions",
-        "networks",
-        "observations",
-        "replay_storage",
-    ),
+    ("settings", "distributions", "networks", "observations", "replay_storage"),
     ("optim", "returns", "mppi", "successors"),
     ("replay", "categorical", "heads"),
     ("world_model", "empo.power", "planners"),

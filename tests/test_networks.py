@@ -44,9 +44,7 @@ def test_layers_golden(name):
     np.testing.assert_allclose(layer.apply({"params": normed(a, "nl")}, x), a["nl_out"], **FORWARD)
     hidden = (a["mlp_sim_0_weight"].shape[0], a["mlp_sim_1_weight"].shape[0])
     sim = networks.MLP(
-        hidden,
-        a["mlp_sim_out"].shape[-1],
-        out_activation=lambda y: networks.sim_norm(y, group),
+        hidden, a["mlp_sim_out"].shape[-1], out_activation=lambda y: networks.sim_norm(y, group)
     )
     params = dict(
         layer_0=normed(a, "mlp_sim_0"), layer_1=normed(a, "mlp_sim_1"), out=normed(a, "mlp_sim_2")

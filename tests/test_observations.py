@@ -94,15 +94,9 @@ def test_parts_are_found_again_by_numpy_and_by_jax(lead):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"camera": PIXELS},
-            r"without 'pole', wanted pole \[2\], camera \[2, 2, 1\]",
-        ),
+        ({"camera": PIXELS}, r"without 'pole', wanted pole \[2\], camera \[2, 2, 1\]"),
         ({"camera": PIXELS, "pole": [1.0]}, r"whose 'pole' is of shape \(1,\), wanted"),
-        (
-            {"camera": PIXELS[None], "pole": [1.0, 2.0]},
-            r"'camera' is of shape \(1, 2, 2, 1\)",
-        ),
+        ({"camera": PIXELS[None], "pole": [1.0, 2.0]}, r"'camera' is of shape \(1, 2, 2, 1\)"),
     ],
 )
 def test_values_that_do_not_fit_are_named(given, message):
@@ -127,18 +121,10 @@ def test_privileged_parts_are_seen_where_they_are_asked_for():
 @pytest.mark.parametrize(
     ("observe", "changes", "message"),
     [
-        (
-            ["sonar"],
-            {},
-            r"env.observe=\('sonar',\): .* gym:X have no 'sonar': choose",
-        ),
+        (["sonar"], {}, r"env.observe=\('sonar',\): .* gym:X have no 'sonar': choose"),
         ((), dict(state=None, camera=None, word=None), "nothing is left .robot/privileged_state."),
         ((), {}, "the observation's 'word' is text: numbers are needed"),
-        (
-            (),
-            dict(state=(4, 4, 3), word=None),
-            r"'state' is float64\[4, 4, 3\]: three",
-        ),
+        ((), dict(state=(4, 4, 3), word=None), r"'state' is float64\[4, 4, 3\]: three"),
     ],
 )
 def test_parts_that_nobody_can_see_are_refused(observe, changes, message):

@@ -15,11 +15,7 @@ from mbx import replay
 from mbx.agents.dreamer import sequences
 
 ENVS, SHARDS, CAPACITY = 4, 2, 12
-ROW = dict(
-    obs=jnp.float32(0),
-    is_first=jnp.bool_(False),
-    is_last=jnp.bool_(False),
-)
+ROW = dict(obs=jnp.float32(0), is_first=jnp.bool_(False), is_last=jnp.bool_(False))
 SPEC = replay.TargetSpec(num_actions=2, action_dim=1)
 
 

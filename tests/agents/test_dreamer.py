@@ -146,28 +146,6 @@ def test_continue_stops_the_bootstrap_and_weights_what_follows():
     np.testing.assert_allclose(on.returns[-1, 0], 1.0 + GAMMA * 5.0, rtol=1e-6)
 
 
-def test_a_time_limit_bootstraps_and_a_termination_does_not():
-    reward, no = column(0.0, 1.0, 1.0), column(0.0, 0.0, 0.0)
-    ended, value = column(0.0, 1.0, 0.0), column(3.0, 3.0, 3.0)
-    limit = returns.replay_lambda_returns(reward, no, ended, value, GAMMA, 0.95)
-    terminal = returns.replay_lambda_returns(reward, ended, ended, value, GAMMA, 0.95)
-    np.testing.assert_allclose(limit[0], 1.0 + GAMMA * 3.0, rtol=1e-6)
-    assert terminal[0, 0] == 1.0
-
-
-def test_what_follows_an_end_changes_nothing_before_it():
-    key = jax.random.key(4)
-    reward, value = jax.random.normal(key, (2, 6, 1))
-    last = jnp.zeros((6, 1)).at[3].set(1.0)
-    for terminated in (last, jnp.zeros_like(last)):
-        before = returns.replay_lambda_returns(reward, terminated, last, value, GAMMA, 0.9)
-        after = returns.replay_lambda_returns(
-            reward.at[4:].add(7.0), terminated, last, value.at[4:].add(7.0), GAMMA, 0.9
-        )
-        np.testing.assert_array_equal(before[:3], after[:3])
-        assert np.any(before[3:] != after[3:])
-
-
 def test_replay_rows_that_are_ends_weigh_nothing():
     no, end = jnp.zeros((4, 1), bool), column(0.0, 1.0, 0.0, 0.0) > 0
     batch = types.Batch({}, None, column(0.0, 1.0, 0.0, 1.0), no, end, end)
@@ -206,12 +184,6 @@ def test_converged_advantages_do_not_see_the_scale_of_rewards():
     large = behaviour(steady, 7.0 * rewards, ones, 7.0 * values, value_logits=logits)
     np.testing.assert_allclose(small.metrics["adv_std"], large.metrics["adv_std"], rtol=1e-4)
     assert not np.allclose(small.critic, large.critic)
-
-
-def test_one_outlier_does_not_move_the_percentiles_beyond_the_bulk():
-    bulk = jnp.linspace(0.0, 1.0, 100)
-    spread = returns.update_return_ema(returns.init_return_ema(), bulk.at[0].set(1e6), decay=0.0)
-    assert spread.high <= 1.0 and spread.low >= 0.0
 
 
 def test_critic_loss_has_both_terms_with_weight_one():
@@ -279,24 +251,11 @@ def test_step_is_deterministic_finite_and_moves_every_group(step):
         assert np.any([np.any(g) for g in jax.tree.leaves(grads[name])])
     step(state, data, jax.random.key(3))
     assert step._cache_size() == 1
-    names = {
-        "replay_critic_loss",
-        "value_reg_loss",
-        "entropy",
-        "lambda_mean",
-        "lambda_std",
-        "lambda_p05",
-        "lambda_p95",
-        "ema_offset",
-        "ema_invscale",
-        "discount_mean",
-        "discount_min",
-        "adv_mean",
-        "adv_std",
-        "target_critic_mean",
-        "actor_loss",
-        "critic_loss",
-    }
+    names = (
+        "replay_critic_loss value_reg_loss entropy lambda_mean lambda_std lambda_p05 "
+        "lambda_p95 ema_offset ema_invscale discount_mean discount_min adv_mean adv_std "
+        "target_critic_mean actor_loss critic_loss"
+    )
     metrics = a.metrics
     for name in ("posterior", "prior"):  # summed over latents, a mean over rows; by hand
         logits = np.asarray(getattr(a.output.observed, name), np.float64)
@@ -304,7 +263,7 @@ def test_step_is_deterministic_finite_and_moves_every_group(step):
         probs = 0.99 * probs + 0.01 / NET.classes
         entropy = -(probs * np.log(probs)).sum((-2, -1)).mean()
         np.testing.assert_allclose(metrics[f"{name}_entropy"], entropy, rtol=1e-4)
-    assert names <= set(metrics) and all(np.isfinite(v) for v in metrics.values())
+    assert set(names.split()) <= set(metrics) and all(np.isfinite(v) for v in metrics.values())
     assert a.terms["replay_value"].shape == (3, 2)
 
 

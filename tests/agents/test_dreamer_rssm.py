@@ -165,12 +165,7 @@ def test_a_row_that_is_first_starts_afresh():
     whole = observe(params, carry, tokens, actions, first, draws)
     zero = rssm.initial(SMALL, params, (2,))
     fresh = observe(
-        params,
-        zero,
-        tokens[3:],
-        actions[3:].at[0].set(0.0),
-        jnp.zeros((3, 2), bool),
-        draws[3:],
+        params, zero, tokens[3:], actions[3:].at[0].set(0.0), jnp.zeros((3, 2), bool), draws[3:]
     )
     np.testing.assert_allclose(whole.states.deter[3:], fresh.states.deter, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(whole.states.stoch[3:], fresh.states.stoch)

@@ -47,12 +47,6 @@ def test_rows_are_consecutive_and_cross_episodes():
     assert counts.min() > 3 and counts.max() < 40
 
 
-def test_fresh_columns_are_the_newest_rows():
-    got = sequences.sample(filled(), jax.random.key(1), batch_size=6, length=5, fresh=2)
-    newest = np.asarray(got.rows["obs"])[-1, :2]
-    assert sorted(newest) == [29.0, 129.0]
-
-
 def test_write_back_goes_to_the_rows_it_came_from():
     state = filled()
     got = sequences.sample(state, jax.random.key(2), batch_size=64, length=6)

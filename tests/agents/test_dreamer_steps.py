@@ -305,11 +305,7 @@ def test_sheeprl_step(name):
         return update.step_gradients(config, state, batch, carry, noise)
 
     step = jax.jit(run)(state)
-    for ours, theirs in (
-        ("reward", "reward"),
-        ("continue", "continue"),
-        ("vector", "observation"),
-    ):
+    for ours, theirs in (("reward", "reward"), ("continue", "continue"), ("vector", "observation")):
         close(jnp.mean(step.output.losses[ours]), x[f"loss_{theirs}"])
     close(step.output.metrics["kl"], x["kl_mean"])
     close(world_model.scaled_sum(config, step.output.losses), x["loss_world_model"])

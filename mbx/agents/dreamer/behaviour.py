@@ -42,12 +42,7 @@ def action_limit(settings: Settings) -> float:
 
 
 def imagine(
-    settings: Settings,
-    model: Params,
-    actor: Params,
-    start: State,
-    terminated: Array,
-    noise: Noise,
+    settings: Settings, model: Params, actor: Params, start: State, terminated: Array, noise: Noise
 ) -> Imagined:
     """Trajectories of H steps from states `[N, ...]` of rows with `terminated` `[N]`.
     The policy sees states without gradient. With "reparam" the gradient reaches its parameters
@@ -155,11 +150,7 @@ def critic_terms(
 
 
 def replay_critic(
-    settings: Settings,
-    value_logits: Array,
-    slow_values: Array,
-    annotations: Array,
-    batch: Batch,
+    settings: Settings, value_logits: Array, slow_values: Array, annotations: Array, batch: Batch
 ) -> Array:
     """Critic loss on replay rows, `[K-1, B]`, unscaled.
     Row t trains on the reward, flags and annotation of row t+1. The trace is cut at the last row

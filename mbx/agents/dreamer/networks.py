@@ -139,8 +139,6 @@ def add_bias(params: Params, y: Array) -> Array:
 def block_linear(params: Params, x: Array, dtype: str = "float32") -> Array:
     """`[..., in] -> [..., out]` with a block-diagonal kernel `[G, in/G, out/G]`."""
     kernel = collectives.replicate(params["kernel"].astype(dtype))
-    if kernel.shape[0] == 1:
-        return add_bias(params, gradients.matmul(x.astype(dtype), kernel[0]))
     return add_bias(params, _block_matmul(x.astype(dtype), kernel))
 
 
@@ -162,6 +160,8 @@ def _block_matmul(x: Array, kernel: Array) -> Array:
     """`[..., G in]`, `[G, in, out]` -> `[..., G out]`, with blocks as the leading axis of the
     product: transposed by the compiler they cost more than here."""
     blocks, fan_in, _ = kernel.shape
+    if blocks == 1:
+        return gradients.matmul(x, kernel[0])
     stacked = jnp.swapaxes(x.reshape(-1, blocks, fan_in), 0, 1)
     return jnp.swapaxes(stacked @ kernel, 0, 1).reshape(*x.shape[:-1], -1)
 
@@ -175,8 +175,9 @@ def init_norm(kind: str, size: int) -> Params:
 def norm(params: Params, x: Array) -> Array:
     """RMSNorm (eps 1e-4), or LayerNorm (eps 1e-3) where the parameters hold a shift; float32."""
     shift = params.get("shift")
-    y = gradients.shifted_norm(x.astype(jnp.float32), shift)[0] * _row(params["scale"], x)
-    return y if shift is None else y + _row(shift, x)
+    y = gradients.shifted_norm(x.astype(jnp.float32), shift)[0]
+    y = y * gradients.expand(params["scale"], x.ndim)
+    return y if shift is None else y + gradients.expand(shift, x.ndim)
 
 
 def norm_silu(params: Params, x: Array) -> Array:
@@ -251,7 +252,3 @@ def two_hot_loss(config: ModelConfig, logits: Array, target: Array) -> Array:
     if config.bins_space == "symlog":
         return dist.two_hot_cross_entropy(logits, target, value_bins(config))
     return dist.two_hot_linear_cross_entropy(logits, target, value_bins(config))
-
-
-def _row(x: Array, like: Array) -> Array:
-    return x.reshape((1,) * (like.ndim - 1) + x.shape)

@@ -42,9 +42,7 @@ class Tensor(NamedTuple):
 
 
 def clip_adaptively(
-    ratio: float = 0.3,
-    minimum: float = 1e-3,
-    tensor_of: Callable[[str], Tensor] = Tensor,
+    ratio: float = 0.3, minimum: float = 1e-3, tensor_of: Callable[[str], Tensor] = Tensor
 ) -> optax.GradientTransformation:
     """Every tensor's gradient norm at most `ratio` times its parameter's (at least `minimum`).
     `tensor_of` gives the tensor of a leaf from its path, names joined by "/".

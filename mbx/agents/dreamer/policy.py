@@ -26,15 +26,11 @@ def output_dim(config: ModelConfig) -> int:
     return config.action_dim if config.discrete else 2 * config.action_dim
 
 
-def draw_shape(config: ModelConfig) -> tuple[int, ...]:
-    """Shape of one action's draw: a uniform number a factor, or a normal one a dimension."""
-    return (len(config.factors),) if config.discrete else (config.action_dim,)
-
-
 def draw(config: ModelConfig, key: Array, lead: tuple[int, ...]) -> Array:
-    """What `sample` needs, `[*lead, ...]`."""
-    generate = jax.random.uniform if config.discrete else jax.random.normal
-    return generate(key, (*lead, *draw_shape(config)))
+    """What `sample` needs, `[*lead, ...]`: a uniform number a factor, or a normal one a dim."""
+    if config.discrete:
+        return jax.random.uniform(key, (*lead, len(config.factors)))
+    return jax.random.normal(key, (*lead, config.action_dim))
 
 
 def _factors(config: ModelConfig, x: Array) -> list[Array]:

@@ -234,21 +234,26 @@ def observe_step(
     draw: Array | Given,
 ) -> State:
     """One posterior step outside of a sequence (acting): all arguments lead with `[E]`."""
-    state, action = reset(config, params, state, action, is_first)
-    deter = recur(config, params, state, action_input(config, params, action))
-    logits = posterior_logits(config, params, deter, token_input(config, params, tokens))
+    action = action_input(config, params, jnp.where(is_first[..., None], 0.0, action))
+    tokens, start = token_input(config, params, tokens), initial(config, params, is_first.shape)
+    return _posterior_step(config, params, start, state, (action, tokens, is_first, draw))[0]
+
+
+def _posterior_step(
+    config: ModelConfig, params: Params, start: State, state: State, inputs: Any
+) -> tuple[State, Array]:
+    """The next state, from `start` where an episode begins, and its posterior's raw logits."""
+    action_part, token_part, first, draw = inputs
+    deter = jnp.where(first[..., None], start.deter, state.deter)
+    stoch = jnp.where(first[..., None, None], start.stoch, state.stoch)
+    deter = recur(config, params, State(deter, stoch), action_part)
+    logits = posterior_logits(config, params, deter, token_part)
+    return _sampled(config, deter, logits, draw), logits
+
+
+def _sampled(config: ModelConfig, deter: Array, logits: Array, draw: Array | Given) -> State:
     mixed = mixed_logits(logits, config.unimix)
     return State(deter, straight_through(mixed, sample_one_hot(mixed, draw)))
-
-
-def reset(
-    config: ModelConfig, params: Params, state: State, action: Array, is_first: Array
-) -> tuple[State, Array]:
-    """State and previous action, replaced by the initial ones where an episode begins."""
-    start = initial(config, params, is_first.shape)
-    deter = jnp.where(is_first[..., None], start.deter, state.deter)
-    stoch = jnp.where(is_first[..., None, None], start.stoch, state.stoch)
-    return State(deter, stoch), jnp.where(is_first[..., None], 0.0, action)
 
 
 # Sequences
@@ -282,13 +287,7 @@ def observe(
     start = initial(config, params, is_first.shape[1:])
 
     def step(state: State, inputs: Any) -> tuple[State, tuple[State, Array]]:
-        action, token, first, draw = inputs
-        deter = jnp.where(first[:, None], start.deter, state.deter)
-        stoch = jnp.where(first[:, None, None], start.stoch, state.stoch)
-        deter = recur(config, params, State(deter, stoch), action)
-        logits = posterior_logits(config, params, deter, token)
-        mixed = mixed_logits(logits, config.unimix)
-        state = State(deter, straight_through(mixed, sample_one_hot(mixed, draw)))
+        state, logits = _posterior_step(config, params, start, state, inputs)
         return state, (state, logits)
 
     _, (states, posterior) = jax.lax.scan(step, carry, (action_part, token_part, is_first, draws))
@@ -345,8 +344,7 @@ def imagine(
         # The replay holds bounded actions alone, so the model is asked about such.
         part = action_input(config, params, squash_action(action))
         deter = recur(config, params, state, part)
-        mixed = mixed_logits(prior_logits(config, params, deter), config.unimix)
-        state = State(deter, straight_through(mixed, sample_one_hot(mixed, draws[1])))
+        state = _sampled(config, deter, prior_logits(config, params, deter), draws[1])
         return state, (state, action)
 
     before, at_last = (jax.tree.map(lambda x, i=i: x[i], action_draws) for i in (slice(-1), -1))

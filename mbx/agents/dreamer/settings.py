@@ -77,10 +77,7 @@ class Model:
         "block", "Recurrent cell: block-diagonal or dense.", choices=("block", "dense")
     )
     core_layers: int = setting(
-        1,
-        "Hidden layers of the recurrent cell.",
-        at_least=1,
-        needs={"core": "block"},
+        1, "Hidden layers of the recurrent cell.", at_least=1, needs={"core": "block"}
     )
     norm: str = setting(
         "rms", "Normalization of every layer: RMSNorm or LayerNorm.", choices=("rms", "layer")
