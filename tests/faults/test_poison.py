@@ -25,7 +25,7 @@ def broken_replay(agent: Any, seed: int) -> replay.ReplayState:
     """Two episodes of noise an environment; the first lacks its last row, as after a fault."""
     rng = np.random.default_rng(seed)
     spec = agent.store.spec if agent.store else None
-    example = agent.example_row()
+    example, insert = agent.example_row(), jax.jit(replay.insert)
     state = replay.init(example, num_envs=NUM_ENVS, capacity=ROWS + 2, target_spec=spec)
     for t in range(ROWS):
         row = {
@@ -35,7 +35,7 @@ def broken_replay(agent: Any, seed: int) -> replay.ReplayState:
         flag = jnp.zeros(NUM_ENVS, bool)
         row |= dict(is_first=flag | (t in (0, BREAK)), is_last=flag, terminated=flag)
         row["reward"] = jnp.where(row["is_first"], 0.0, row["reward"])
-        state = replay.insert(state, row)
+        state = insert(state, row)
     return state
 
 
@@ -57,7 +57,7 @@ def test_tdmpc_learns_nothing_from_a_fault(value_target):
     config = build.read(tiny_config(loss=dict(value_target=value_target, batch_size=32)))
     settings = build.read(config)
     agent = build.build_agent(settings, make_environment(settings, 1, seed=0).spec)
-    train = agent.init(jax.random.key(0))
+    train = jax.jit(agent.init)(jax.random.key(0))
     update = jax.jit(lambda state: agent.update(train, state, jax.random.key(1))[::2])
     state = broken_replay(agent, 0)
     params = [update(s)[0].params for s in (state, poisoned(state), other_row(state))]
