@@ -31,7 +31,7 @@ from mbx.empo.agent.settings import Settings
 from mbx.fast import allocator
 from mbx.power import PowerParams
 from mbx.settings import from_dict
-from mbx.training import environments, loop, run
+from mbx.training import build, loop, run
 from mbx.training.devices import ONE_DEVICE
 from mbx.training.state import Schedule, init_state
 
@@ -176,7 +176,7 @@ def of_run(workdir: str) -> tuple[Settings, Any, Any, Any]:
     _, train, settings = run.load(workdir, which=flags.FLAGS.which)
     if settings.agent != "empo":
         raise ValueError(f"{workdir} is a run of agent {settings.agent!r}, not empo")
-    spec = environments.make_environment(settings, 1, seed=0).spec
+    spec = build.make_environment(settings, 1, seed=0).spec
     return settings, resolve(settings, spec), spec.world, train
 
 

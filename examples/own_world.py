@@ -18,7 +18,7 @@ from mbx.empo.agent.evaluation import exact_policy, goal_reaching, random_policy
 from mbx.empo.agent.game import Game
 from mbx.empo.agent.robots import learned_policy
 from mbx.power import PowerParams
-from mbx.training import environments, run
+from mbx.training import build, run
 
 MAP = """
 #######
@@ -64,7 +64,7 @@ def main(workdir: str = "runs/corridor", config: dict | None = None) -> dict[str
     register_world("corridor", corridor)
     run.train(config or configuration(), workdir)
     _, train, settings = run.load(workdir)
-    spec = environments.make_environment(settings, 1, seed=0).spec
+    spec = build.make_environment(settings, 1, seed=0).spec
     world, robot = spec.world.world, learned_policy(resolve(settings, spec), train)
     walk(world, robot, ["still"] * 4 + ["forward"] * 3)
     robots = dict(

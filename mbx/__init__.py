@@ -72,6 +72,8 @@ _FORMER: dict[str, str] = {
     "running_statistics": "mbx.observations",
     "sequences": "mbx.planners.bases",
     "training.curves": "mbx.analysis.curves",
+    "training.environments": "mbx.training.build",
+    "training.metrics": "mbx.training.logging",
     "extensions": "mbx.config.extensions",
     "presets": "mbx.config.presets",
 }

@@ -16,7 +16,7 @@ from mbx.agents.settings import RunSettings
 from mbx.analysis import report
 from mbx.envs import custom
 from mbx.training import run, rundir, seeds
-from mbx.training.metrics import read_rows
+from mbx.training.logging import read_rows
 
 
 def train(

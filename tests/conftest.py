@@ -51,9 +51,9 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True, scope="session")
 def every_logged_name_is_described():
     """A run of any test that logs a name without a description fails."""
-    from mbx.training import glossary, metrics
+    from mbx.training import glossary, logging
 
-    start, log = metrics.RunLogger.__init__, metrics.RunLogger.log
+    start, log = logging.RunLogger.__init__, logging.RunLogger.log
 
     def started(self, workdir, *, config, **options):
         self.agent = config.get("agent")
@@ -65,9 +65,9 @@ def every_logged_name_is_described():
             assert not missing, f"{missing}: describe them in mbx/agents/{self.agent}/glossary.py"
         log(self, kind, step, values)
 
-    metrics.RunLogger.__init__, metrics.RunLogger.log = started, checked
+    logging.RunLogger.__init__, logging.RunLogger.log = started, checked
     yield
-    metrics.RunLogger.__init__, metrics.RunLogger.log = start, log
+    logging.RunLogger.__init__, logging.RunLogger.log = start, log
 
 
 @pytest.fixture

@@ -140,13 +140,13 @@ def tiny_config(**sections: dict[str, Any]) -> dict[str, Any]:
 
 def leave_untrained(workdir: str, config: dict[str, Any], spec: Any) -> None:
     """What a run of `config` leaves in its directory, before it has learned anything."""
-    from mbx.training import build, specs
+    from mbx.training import build, rundir
     from mbx.training.checkpoint import Checkpointer
-    from mbx.training.metrics import RunLogger
+    from mbx.training.logging import RunLogger
 
     agent = build.build_agent(build.read(config), spec)
     RunLogger(workdir, config=config, quiet=True).close()
-    specs.save(spec, workdir)
+    rundir.save_spec(spec, workdir)
     checkpointer = Checkpointer(workdir)
     checkpointer.save_best(5, jax.jit(agent.init)(jax.random.key(3)), 1.0)
     checkpointer.close()

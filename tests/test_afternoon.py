@@ -17,8 +17,8 @@ import time
 
 import pytest
 
-from mbx.training import record
-from mbx.training.metrics import read_rows
+from mbx.training import rundir
+from mbx.training.logging import read_rows
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -143,7 +143,7 @@ def test_from_a_class_in_a_file_to_a_policy_without_mbx(tmp_path):
     )
     assert f"resuming {workdir} from step" in told
     assert "optimizer.learning_rate=0.0005 (was 0.001)" in told
-    killed, resumed = record.load(str(workdir))
+    killed, resumed = rundir.attempts(str(workdir))
     assert killed["ended"] is None and resumed["outcome"] == "complete"
     rows = read_rows(str(workdir / "metrics.jsonl"))
     train = [row["step"] for row in rows if row["kind"] == "train"]

@@ -14,7 +14,7 @@ from mbx.agents.tdmpc.settings import Settings as Tdmpc
 from mbx.fast import allocator, compiler
 from mbx.settings import describe
 from mbx.training import build, devices, job, loop, seeds
-from mbx.training.environments import make_environment
+from mbx.training.build import make_environment
 from mbx.training.state import make_schedule
 from tests.faults.small import small_config
 

@@ -14,7 +14,7 @@ from mbx.agents.settings import RunSettings
 from mbx.config import extensions
 from mbx.settings import to_dict
 from mbx.training import run
-from mbx.training.metrics import read_rows
+from mbx.training.logging import read_rows
 from tests.helpers import active_only
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mbx.training import build, environments
+from mbx.training import build
 from mbx.training.state import make_schedule
 from mbx.types import EnvSpec
 
@@ -36,7 +36,7 @@ def specs_of(name):
     """Tasks for a configuration: of the kinds its agent takes, or its own."""
     config = config_of(name)
     kinds = [KINDS[kind] for kind in TAKES[config["agent"]]]
-    return kinds or [environments.environment_spec(build.read(config))]
+    return kinds or [build.environment_spec(build.read(config))]
 
 
 @pytest.mark.parametrize("repeat", [1, 2, 4])

@@ -26,8 +26,8 @@ from mbx import distributions, envs
 from mbx.fast import gradients
 from mbx.settings import to_dict
 from mbx.training import build, run
-from mbx.training.environments import make_environment
-from mbx.training.metrics import read_rows
+from mbx.training.build import make_environment
+from mbx.training.logging import read_rows
 from mbx.training.state import make_schedule
 from mbx.world_model import config_for_size, make_world_model
 from tests.helpers import tiny_config

@@ -17,7 +17,7 @@ from mbx import config, mppi, planners
 from mbx.commands import jobs
 from mbx.config import extensions
 from mbx.training import build, run
-from mbx.training.checkpoint import load_settings
+from mbx.training.rundir import load_settings
 from tests.helpers import tiny_config
 
 

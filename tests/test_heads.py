@@ -18,7 +18,7 @@ from mbx.agents.dreamer.settings import Settings
 from mbx.agents.dreamer.types import Batch as Rows
 from mbx.agents.tdmpc import losses as model_loss
 from mbx.agents.tdmpc.agent import make_agent
-from mbx.training.metrics import read_rows
+from mbx.training.logging import read_rows
 from mbx.types import EnvSpec
 from tests.agents import dreamer_helpers
 from tests.agents.tdmpc_helpers import SPEC, B, T, empty_replay, make_batch, make_settings

@@ -27,8 +27,8 @@ from mbx.agents.tdmpc.settings import Settings
 from mbx.envs import custom
 from mbx.envs.base import RawEnvironment
 from mbx.envs.checks import check_raw
-from mbx.training import specs
-from mbx.training.metrics import read_rows
+from mbx.training import rundir
+from mbx.training.logging import read_rows
 from mbx.training.policy import Policy
 from mbx.types import EnvSpec, Part
 from mbx.world_model import config_for_size, make_world_model
@@ -349,14 +349,14 @@ def test_heads_find_the_parts_by_name():
 
 
 def test_a_run_says_of_what_its_observations_are_joined(tmp_path):
-    specs.save(SPEC, str(tmp_path))
-    assert specs.load(str(tmp_path)) == SPEC._replace(obs_dtype=np.dtype(np.uint8))
+    rundir.save_spec(SPEC, str(tmp_path))
+    assert rundir.load_spec(str(tmp_path)) == SPEC._replace(obs_dtype=np.dtype(np.uint8))
     path = tmp_path / "spec.json"
     path.write_text(path.read_text().replace('"flag"', "3"))
-    assert specs.load(str(tmp_path)).parts[1].name == "3"
+    assert rundir.load_spec(str(tmp_path)).parts[1].name == "3"
     path.write_text(path.read_text().replace("64", '"wide"'))
     with pytest.raises(ValueError, match=r"spec.json: field 'parts': invalid literal"):
-        specs.load(str(tmp_path))
+        rundir.load_spec(str(tmp_path))
 
 
 @flax.struct.dataclass

@@ -17,7 +17,7 @@ from benchmarks.suites import Gate, Run, Task, judge, value_at
 from mbx.analysis.curves import Curve
 from mbx.commands import jobs, results
 from mbx.training import build
-from mbx.training.environments import environment_spec
+from mbx.training.build import environment_spec
 from mbx.types import EnvSpec
 from tests.helpers import overridden
 

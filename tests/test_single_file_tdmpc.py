@@ -17,7 +17,7 @@ from mbx.agents.tdmpc import update as package
 from mbx.agents.tdmpc.agent import resolve, world_config
 from mbx.agents.tdmpc.scoring import score_function
 from mbx.agents.tdmpc.types import Batch, Noise
-from mbx.training.environments import environment_spec
+from mbx.training.build import environment_spec
 from mbx.world_model import make_world_model
 
 SOURCE = pathlib.Path(one.__file__)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mbx.analysis import runs
-from mbx.training.checkpoint import load_config
 from mbx.training.files import prepare_output
-from mbx.training.metrics import read_rows
+from mbx.training.logging import read_rows
+from mbx.training.rundir import load_config
 
 _WIDEST = 90  # characters of a line below the axes
 MARKERS = "Dos^v"  # of published points, one a source

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from mbx.settings import flatten, to_dict
 from mbx.training import build
-from mbx.training.checkpoint import load_config
 from mbx.training.files import read_json
-from mbx.training.metrics import read_rows
+from mbx.training.logging import read_rows
+from mbx.training.rundir import load_config
 
 # What changes nothing that is learned, or is what the runs of one group differ in.
 _IGNORED = ("seed", "num_seeds", "resume", "imports", "log", "checkpoint", "distributed", "eval")

@@ -20,7 +20,7 @@ import numpy as np
 from mbx.analysis.curves import Curve, load_curve, value_at
 from mbx.analysis.runs import Group
 from mbx.training.files import atomic_write, prepare_output
-from mbx.training.metrics import read_rows
+from mbx.training.logging import read_rows
 
 Cell = str | int | float
 Scores = Sequence[np.ndarray]

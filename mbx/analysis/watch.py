@@ -26,7 +26,7 @@ from mbx.analysis.charts import Line
 from mbx.envs.base import JaxEnvironment
 from mbx.envs.render import Renderer
 from mbx.training import video
-from mbx.training.environments import make_environment
+from mbx.training.build import make_environment
 
 _DIMS = 6  # of actions that are drawn
 

@@ -23,8 +23,8 @@ import numpy as np
 from mbx import envs
 from mbx.agents.settings import RunSettings
 from mbx.commands.arguments import add_run, at_least, make_parser, run_directory
-from mbx.training import environments, evaluation, run, trust, video
-from mbx.training.checkpoint import load_settings
+from mbx.training import build, evaluation, run, rundir, video
+from mbx.training.rundir import load_settings
 
 
 def main(arguments: list[str]) -> None:
@@ -58,8 +58,8 @@ def main(arguments: list[str]) -> None:
         workdir, which=options.checkpoint, trusted=options.trust
     )
     key = jax.random.key(options.seed)
-    made = environments.evaluation_environment(settings, options.episodes, seed=options.seed)
-    with environments.opened(made) as environment:
+    made = build.evaluation_environment(settings, options.episodes, seed=options.seed)
+    with build.opened(made) as environment:
         print(f"evaluating {workdir}, {options.episodes} episodes", file=sys.stderr)
         evaluate = evaluation.make_evaluate(agent.act, agent.init_actor, environment)
         with run.matmul_precision(settings.matmul_precision):
@@ -85,7 +85,7 @@ def find_renderer(workdir: str, path: str, *, trusted: bool = False) -> tuple[bo
     """
     try:
         settings = load_settings(workdir)
-        trust.check(settings.env.name, workdir, trusted)  # before its file is executed
+        rundir.check_trusted(settings.env.name, workdir, trusted)  # before its file is executed
         return True, video.check(settings, path)
     except envs.NoRenderer as error:
         print(f"video skipped: {error}", file=sys.stderr)

@@ -16,7 +16,7 @@ import numpy as np
 from mbx.agents.tdmpc import official
 from mbx.agents.tdmpc.agent import resolve, world_config
 from mbx.commands.arguments import make_parser
-from mbx.training import environments, run
+from mbx.training import build, run
 
 
 def main(arguments: list[str]) -> None:
@@ -52,7 +52,7 @@ def state_dict(workdir: str) -> dict[str, Any]:
     _, train, settings = run.load(workdir)
     if settings.agent != "tdmpc":
         raise ValueError(f"{workdir} is of agent {settings.agent!r}: only 'tdmpc' has such a model")
-    spec = environments.environment_spec(settings)
+    spec = build.environment_spec(settings)
     config = world_config(resolve(settings, spec), spec)
     state = official.to_state(train.params, train.target_value, config)
     return {name: np.array(array, np.float32) for name, array in state.items()}

@@ -23,7 +23,7 @@ from mbx.agents.tdmpc.settings import Settings
 from mbx.commands.arguments import make_parser
 from mbx.config import presets
 from mbx.settings import from_dict, to_dict
-from mbx.training import build, environments
+from mbx.training import build
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.files import atomic_write
 
@@ -77,7 +77,7 @@ def write_run(arrays: dict[str, Any], task: str, workdir: str) -> Any:
         config.env.pad_to = (fields["obs_shape"][0], fields["action_dim"])
     # A model without the termination head ignores the preset's settings of it.
     settings = from_dict(Settings(), config.to_dict(), check_effects=False)
-    spec = environments.environment_spec(settings)
+    spec = build.environment_spec(settings)
     tasks = None
     if spec.tasks:
         names, dims = zip(*((one.name, one.action_dim) for one in spec.tasks), strict=True)

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from mbx.analysis.curves import Curve, load_curve
 from mbx.config import extensions
-from mbx.training import record
-from mbx.training.metrics import read_lines
+from mbx.training import rundir
+from mbx.training.logging import read_lines
 
 _RESUME = "--config.resume=True"  # left out where there is no directory yet
 _STOPPED = (129, 130, 143)  # exit statuses of runs that a signal stopped: saved, not failed
@@ -171,7 +171,7 @@ def _run(job: Job, place: int | None, devices: int, running: set[int]) -> int:
         "wall_seconds": round(time.time() - started, 1),
         "processor_seconds": round(usage.ru_utime + usage.ru_stime, 2),
         "date": datetime.date.today().isoformat(),
-        **record.provenance(),
+        **rundir.provenance(),
     }
     with open(job.workdir + ".attempts.jsonl", "a") as file:
         file.write(json.dumps(made) + "\n")

@@ -26,7 +26,7 @@ from mbx.empo import named_world
 from mbx.empo.agent.game import Game, session
 from mbx.empo.agent.robots import make_robot
 from mbx.power import PowerParams
-from mbx.training import environments, run
+from mbx.training import build, run
 
 
 def make(workdir: str | None, options: argparse.Namespace) -> tuple[Any, Callable | None]:
@@ -40,7 +40,7 @@ def make(workdir: str | None, options: argparse.Namespace) -> tuple[Any, Callabl
         _, train, settings = run.load(workdir, which=options.checkpoint, trusted=options.trust)
         if settings.agent != "empo":
             raise ValueError(f"{workdir} is a run of agent {settings.agent!r}, not empo")
-        spec = environments.make_environment(settings, 1, seed=0).spec
+        spec = build.make_environment(settings, 1, seed=0).spec
         problem, found = empo.resolve(settings, spec), spec.world
         params, model = problem.params, problem.model
 

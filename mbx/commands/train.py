@@ -47,9 +47,9 @@ def chosen(arguments: list[str]) -> tuple[RunSettings, str] | None:
     if given.config is not None:
         settings = loading.load(given.config, given.changes)
     else:
-        from mbx.training import resume
+        from mbx.training import rundir
 
-        settings = loading.load(resume.saved_config(given.workdir), given.changes)
+        settings = loading.load(rundir.saved_config(given.workdir), given.changes)
     if given.workdir is not None:
         return settings, os.path.abspath(given.workdir)
     from mbx.training import rundir
@@ -76,12 +76,12 @@ def train(settings: RunSettings, workdir: str) -> None:
     1: an error, in words. 128 + N: stopped by signal N (130: Ctrl-C), and saved.
     """
     from mbx.analysis import report
-    from mbx.training import devices, interrupt, notices, run, seeds
+    from mbx.training import devices, logging, run, seeds
 
     try:
         with (
-            notices.without_foreign_deprecations(),
-            interrupt.Interrupt(ends_process=True) as signals,
+            logging.without_foreign_deprecations(),
+            run.Interrupt(ends_process=True) as signals,
         ):
             # First: if this process fails later, those that have met it notice and end as well.
             devices.initialize(settings.distributed)

@@ -2,12 +2,14 @@
 
 `checkpoints/` holds the newest whole states, `best/` the train state with the best evaluation and
 the previous best. Each has JSON metadata: format version, shape and dtype of every leaf, the
-caller's metadata, and digests of all that and of every leaf (`mbx.training.digests`).
+caller's metadata, a digest of all that and one of every leaf. A sharded array has one digest per
+device's part, named by its place, so that every process checks what it reads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -16,7 +18,8 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -25,12 +28,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from mbx.agents.settings import RunSettings
-from mbx.config import extensions
-from mbx.settings import from_dict
-from mbx.training import digests, inputs, notices
-from mbx.training.build import settings_class
-from mbx.training.files import read_json
+from mbx.training import logging
 
 FORMAT_VERSION = 2
 
@@ -44,7 +42,7 @@ class Checkpointer:
     def __init__(self, workdir: str, *, keep: int = 3) -> None:
         if keep < 1:
             raise ValueError(f"checkpoint.keep={keep}: keep at least one checkpoint")
-        notices.quiet_storage()
+        logging.quiet_storage()
         workdir = os.path.abspath(workdir)
         self._opened = contextlib.ExitStack()
         place = _plain(workdir, self._opened)
@@ -190,8 +188,8 @@ class _Directory:
                 shutil.rmtree(path, ignore_errors=True)
         self._clean = True
         written = jax.tree.map(_writable, state)
-        record["digests"] = digests.of_tree(written)
-        record["digest"] = digests.of_record(record)
+        record["digests"] = digests_of(written)
+        record["digest"] = digest_of_record(record)
         saved = ocp.args.Composite(
             state=ocp.args.StandardSave(written), meta=ocp.args.JsonSave(record)
         )
@@ -225,7 +223,7 @@ class _Directory:
         args = ocp.args.Composite(meta=ocp.args.JsonRestore())
         record = self.manager.restore(step, args=args)["meta"]
         content = {name: value for name, value in record.items() if name != "digest"}
-        if record.get("digest") != digests.of_record(content):
+        if record.get("digest") != digest_of_record(content):
             raise _Damaged("its metadata is not what was written")
         return record
 
@@ -277,7 +275,7 @@ class _Directory:
         try:
             args = ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
             state = self.manager.restore(step, args=args)["state"]
-            name = digests.damaged(state, record["digests"])
+            name = damaged_leaf(state, record["digests"])
         except Exception:
             _agreed(False)
             raise
@@ -353,39 +351,72 @@ def _first_line(error: Exception) -> str:
     return lines[0][:200] if lines else type(error).__name__
 
 
-def load_config(workdir: str) -> dict[str, Any]:
-    """The configuration a run was started with.
-    Raises FileNotFoundError if `workdir` holds no run, and ValueError if its file is malformed.
-    """
-    path = os.path.join(workdir, "config.json")
-    if not os.path.exists(path):
-        raise FileNotFoundError(
-            f"{path} does not exist: workdir={workdir} holds no run: correct the path, or train "
-            "one there"
-        )
-    config = read_json(path)
-    for section in ("env", "train", "eval", "checkpoint", "replay"):
-        if not isinstance(config.get(section), dict):
-            raise ValueError(f"{path}: section {section!r} is missing or no section")
-    fields = {"env.name": str, "env.num_envs": int}
-    found = {"agent": config.get("agent")} | {n: config["env"].get(n[4:]) for n in fields}
-    for name, kind in {"agent": str, **fields}.items():
-        if not isinstance(found[name], kind):
-            raise ValueError(f"{path}: field {name!r} is missing or no {kind.__name__}")
-    return config
+Digests = dict[str, dict[str, str]]  # of a tree: name of the leaf -> part -> digest
+
+_WHOLE = ""
 
 
-def load_settings(workdir: str) -> RunSettings:
-    """The settings a run was started with, with its own copies of the files they name.
-    Raises FileNotFoundError if `workdir` holds no run, and ValueError where its settings are
-    another version's or copies are missing.
+def crc_of(array: np.ndarray) -> str:
+    """CRC-32 of an array's bytes, without shape and dtype.
+    Faster than a cryptographic hash; detects every change within 32 neighbouring bits, and all but
+    one in 4e9 others.
     """
-    values = load_config(workdir)
-    extensions.require(values.get("imports", ()), os.path.join(workdir, "config.json"))
-    try:
-        settings = from_dict(settings_class(values["agent"])(), values, check_effects=False)
-    except ValueError as error:
-        raise ValueError(
-            f"{workdir}/config.json is of another version ({error}): use the code that wrote it"
-        ) from error
-    return inputs.kept(settings, workdir)
+    return f"{zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8)):08x}"
+
+
+def digest_of_record(record: Mapping[str, Any]) -> str:
+    """SHA-256 of a JSON object, independent of the order of its names."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def digests_of(tree: Any) -> Digests:
+    """Digests of all leaves; collective over the processes that hold a share of them."""
+    named = [(name, part, data) for name, x in _named(tree) for part, data in _parts(x)]
+    numbers = np.array([int(crc_of(d), 16) if d is not None else 0 for *_, d in named], np.uint32)
+    if jax.process_count() > 1:
+        # Whoever does not hold a part has a zero there, and all who do the same number.
+        numbers = np.max(multihost_utils.process_allgather(numbers), axis=0)
+    digests: Digests = {}
+    for (name, part, _), number in zip(named, numbers.tolist(), strict=True):
+        digests.setdefault(name, {})[part] = f"{number:08x}"
+    return digests
+
+
+def damaged_leaf(tree: Any, saved: Digests) -> str | None:
+    """Name of the first leaf that differs from `of_tree`'s digests, as far as this process holds
+    it."""
+    for name, x in _named(tree):
+        whole = getattr(x, "is_fully_addressable", True)
+        held = {} if whole else {p: d for p, d in _parts(x) if d is not None}
+        array = np.asarray(x) if whole else None
+        for part, number in saved[name].items():
+            data = array[_slices(part)] if whole else held.get(part)
+            if data is not None and crc_of(data) != number:
+                return name
+    return None
+
+
+def _named(tree: Any) -> Iterator[tuple[str, Any]]:
+    for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        yield jax.tree_util.keystr(path), x
+
+
+def _parts(x: Any) -> Iterator[tuple[str, np.ndarray | None]]:
+    """An array's parts, equal on all processes, with the data of local ones."""
+    if getattr(x, "is_fully_addressable", True):
+        yield _WHOLE, np.asarray(x)
+        return
+    here = {_place(shard.index, x.shape): shard.data for shard in x.addressable_shards}
+    places = x.sharding.devices_indices_map(x.shape).values()
+    for place in sorted({_place(index, x.shape) for index in places}):
+        yield place, np.asarray(here[place]) if place in here else None
+
+
+def _place(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
+    bounds = [s.indices(size)[:2] for s, size in zip(index, shape, strict=True)]
+    return ",".join(f"{start}:{stop}" for start, stop in bounds)
+
+
+def _slices(part: str) -> tuple[slice, ...]:
+    bounds = [bound.split(":") for bound in part.split(",")] if part else []
+    return tuple(slice(int(start), int(stop)) for start, stop in bounds)

@@ -22,16 +22,10 @@ from mbx.agents.settings import RunSettings
 from mbx.config import load
 from mbx.envs.base import HostEnvironment, JaxEnvironment
 from mbx.settings import inactive
-from mbx.training import build, datasets, evaluation, loop, seeds, transfer
+from mbx.training import build, evaluation, loop, seeds, transfer
+from mbx.training.build import evaluation_environment, located, make_environment, on_host, opened
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.devices import ONE_DEVICE, Partition, make_partition, num_shards
-from mbx.training.environments import (
-    evaluation_environment,
-    located,
-    make_environment,
-    on_host,
-    opened,
-)
 from mbx.training.state import (
     Intervals,
     LoopState,
@@ -256,7 +250,7 @@ def begin(job: Job, checkpointer: Checkpointer) -> tuple[LoopState, int]:
         started = transfer.start_from(train.init_from, job.chosen, agent, state.train)
         state = state.replace(train=started)
     if train.dataset:
-        rows = datasets.load(train.dataset, agent, task=environment.spec.name)
+        rows = transfer.load_dataset(train.dataset, agent, task=environment.spec.name)
         state = state.replace(replay=rows.replace(shards=state.replay.shards))
         return with_targets(job, job.partition.place(state)), 0
     return job.partition.place(state), 0

@@ -26,10 +26,11 @@ from mbx.agents.settings import RunSettings
 from mbx.config import extensions
 from mbx.envs.base import in_space, in_units, strongly_typed
 from mbx.fast import rng
-from mbx.training import build, run, specs
-from mbx.training.checkpoint import Checkpointer, load_settings
-from mbx.training.environments import environment_spec
+from mbx.training import build, run, rundir
+from mbx.training.build import environment_spec
+from mbx.training.checkpoint import Checkpointer
 from mbx.training.files import atomic_write
+from mbx.training.rundir import load_settings
 from mbx.types import Array, EnvSpec
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -64,7 +65,7 @@ def load_policy(
     """
     extensions.import_all(imports)
     run.set_up_jax()
-    spec = specs.load(run_dir) if which == "best" else None
+    spec = rundir.load_spec(run_dir) if which == "best" else None
     if spec is None:
         agent, train, settings = run.load(run_dir, which=which)
         spec = environment_spec(settings)

@@ -3,12 +3,11 @@
     from mbx.training import run
     result = run.train(config, "runs/pendulum")
 
-A run directory holds config.json, run.json, metrics.jsonl, metrics.csv, episodes.csv,
-training_episodes.csv, tb/, checkpoints/, best/ (wandb.json with wandb/
-where `log.wandb` asks for that, and inputs/ with the user's own files that the environment is made
-from).
-That of several seeds holds one such directory a seed (`seed-0`, …; each reads as a run of its own)
-and the common checkpoint that a resumed run continues from.
+A run directory holds config.json, run.json, spec.json, metrics.jsonl, metrics.csv, episodes.csv,
+training_episodes.csv, tb/, checkpoints/, best/ (wandb.json with wandb/ where `log.wandb` asks for
+that, and inputs/ with the user's own files that the environment is made from). That of several
+seeds holds one such directory a seed (`seed-0`, …; each reads as a run of its own) and the common
+checkpoint that a resumed run continues from.
 """
 
 from __future__ import annotations
@@ -18,9 +17,12 @@ import dataclasses
 import functools
 import gc
 import os
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any, NamedTuple
 
 import jax
@@ -32,32 +34,16 @@ from mbx.agents.settings import RunSettings, Train
 from mbx.envs.base import JaxEnvironment
 from mbx.fast import allocator
 from mbx.settings import flatten, to_dict
-from mbx.training import (
-    build,
-    datasets,
-    evaluation,
-    inputs,
-    loop,
-    notices,
-    record,
-    resume,
-    room,
-    rundir,
-    seeds,
-    sinks,
-    specs,
-    trust,
-)
-from mbx.training.checkpoint import Checkpointer, load_settings
+from mbx.training import build, evaluation, logging, loop, rundir, seeds, transfer
+from mbx.training.build import evaluation_environment, make_environment, opened
+from mbx.training.checkpoint import Checkpointer
 from mbx.training.devices import ONE_DEVICE, num_shards, require_float32
 from mbx.training.devices import matmul_precision as matmul_precision
-from mbx.training.environments import evaluation_environment, make_environment, opened
 from mbx.training.evaluation import evaluation_key
-from mbx.training.faults import Faults
 from mbx.training.files import sole_writer
-from mbx.training.interrupt import Interrupt
 from mbx.training.job import Job, begin, fresh_state, host_snapshots, initial_state, prepare
-from mbx.training.metrics import NoLogger, RunLogger, atomic_write, read_rows
+from mbx.training.logging import NoLogger, RunLogger, atomic_write, read_rows
+from mbx.training.rundir import load_settings
 from mbx.training.state import Intervals, LoopState, replay_rows
 from mbx.world_model import count_parameters
 
@@ -198,24 +184,24 @@ def _train(
         state, made = begin(job, checkpointer)
         check_steps(settings.train, made, job.intervals.steps)
         planned = max(made, job.intervals.planned)
-        going = record.Attempt()
+        going = rundir.Attempt()
         if talk:
             if at_end is not None:
                 stack.callback(at_end, workdir)
-            going = stack.enter_context(record.attempt(workdir, made))
+            going = stack.enter_context(rundir.attempt(workdir, made))
         if len(job.seeds) > 1:
             state = seeds.place(state, seeds.device_mesh(len(job.seeds)))
-        changed = resume.changes(settings, log_dirs[0], job.environment.spec) if made else []
+        changed = rundir.changes(settings, log_dirs[0], job.environment.spec) if made else []
         seed_runs = open_seed_runs(stack, job, workdir, checkpointer, made)
         shapes = jax.eval_shape(lambda state: job.share(state, 0), state)
         for one in seed_runs if not made else ():
             describe(one.logger, shapes)
         if talk:
             if made:
-                notices.resuming(workdir, made, planned, changed)
-            notices.starting()
-            notices.of_task(settings, job.chosen)
-        before = resume.evaluations_before(log_dirs, made) if made else []
+                logging.resuming(workdir, made, planned, changed)
+            logging.starting()
+            logging.of_task(settings, job.chosen)
+        before = rundir.evaluations_before(log_dirs, made) if made else []
         if made:
             interrupt.farewell = f"stopped at {made:,} steps, as saved before"
         state, evaluations = _drive(job, state, made, checkpointer, seed_runs, started, interrupt)
@@ -223,7 +209,7 @@ def _train(
             for i, one in enumerate(seed_runs):
                 path = os.path.join(one.workdir, "dataset.npz")
                 rows = job.share(state.replay, i)
-                datasets.save(path, rows, task=job.environment.spec.name)
+                transfer.save_dataset(path, rows, task=job.environment.spec.name)
         going.to_step = steps = int(np.max(state.steps)) * job.environment.spec.action_repeat
         stopped = interrupt.number if steps < planned else None
         going.outcome = "complete" if stopped is None else f"stopped by signal {stopped}"
@@ -239,9 +225,9 @@ def check_before(job: Job, workdir: str, log_dir: str) -> None:
         ImportError: for a package that it needs.
     """
     settings = job.settings
-    sinks.require_wandb(settings.log)
+    logging.require_wandb(settings.log)
     rundir.check(to_dict(settings), workdir, log_dir)
-    inputs.check(settings.files(), log_dir)
+    rundir.check_inputs(settings.files(), log_dir)
     if settings.replay.save and job.partition.processes > 1:
         raise ValueError(
             f"replay.save=True with {job.partition.processes} processes: rows are saved by runs of "
@@ -250,7 +236,9 @@ def check_before(job: Job, workdir: str, log_dir: str) -> None:
     rows = job.intervals.planned
     if settings.train.dataset:
         rows = settings.replay.capacity
-    room.check(to_dict(settings), workdir, abstract_state(job), rows, devices=job.partition.size)
+    rundir.check_room(
+        to_dict(settings), workdir, abstract_state(job), rows, devices=job.partition.size
+    )
 
 
 def check_steps(train: Train, made: int, interval: int) -> None:
@@ -309,9 +297,9 @@ def open_seed_runs(
         path = seed_workdir(job, workdir, i)
         logger = NoLogger(path)
         if job.partition.is_main_process:
-            inputs.keep(settings.files(), path)
-            trust.remember(settings.env.name)
-            specs.save(job.environment.spec, path)
+            rundir.keep_inputs(settings.files(), path)
+            rundir.remember(settings.env.name)
+            rundir.save_spec(job.environment.spec, path)
             logger = RunLogger(
                 path,
                 config=to_dict(dataclasses.replace(settings, seed=seed, num_seeds=1)),
@@ -371,7 +359,7 @@ def _drive(
                 log_interval(job, one, job.share(sums, index), steps, seconds)
             if job.evaluate and (final or (i + 1) % intervals.eval_every == 0):
                 talk = job.partition.is_main_process and not evaluations
-                with notices.compiling("the evaluation", talk):
+                with logging.compiling("the evaluation", talk):
                     means = evaluate_seeds(job, state, i, steps, seed_runs, started)
                 evaluations.append((steps, float(np.mean(means))))
             stop = final or job.partition.agreed(interrupt.requested)
@@ -391,7 +379,7 @@ def noticed(job: Job) -> loop.Interval:
     """`Job.interval`, whose first call says that it compiles and how long that took."""
     talk, kept = job.partition.is_main_process, not job.partition.pieces
     first = contextlib.ExitStack()
-    first.enter_context(notices.compiling("the train step", talk, kept))
+    first.enter_context(logging.compiling("the train step", talk, kept))
 
     def interval(state: LoopState, until: int) -> tuple[LoopState, dict[str, Any]]:
         with first.pop_all():
@@ -454,7 +442,7 @@ def evaluate_seeds(
     """Evaluate every seed, log that with its diagnostics and keep its best: the mean returns."""
     keys = [evaluation_key(jax.random.key(seed), interval) for seed in job.seeds]
     if job.partition.is_main_process:
-        notices.evaluating(steps)
+        logging.evaluating(steps)
     means = []
     for i, result in enumerate(job.evaluate(state.train, keys)):
         one, train = seed_runs[i], job.share(state.train, i)
@@ -507,7 +495,7 @@ def load(
     workdir = os.path.abspath(workdir)  # an environment may go to another directory
     try:
         settings = load_settings(workdir)
-        trust.check(settings.env.name, workdir, trusted)
+        rundir.check_trusted(settings.env.name, workdir, trusted)
         with opened(evaluation_environment(settings, 1, seed=0)) as environment:
             agent = build.build_agent(settings, environment.spec)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -551,3 +539,133 @@ def describe(logger: RunLogger | NoLogger, state: LoopState) -> None:
     values["parameters"] = float(count_parameters(state.train.params))
     values["num_envs"] = float(state.is_first.shape[0])
     logger.log("setup", 0, values)
+
+
+_ENOUGH = 10  # episodes, all of them faulty, after which nothing better is expected
+
+
+class Faults:
+    """Counts the episodes of one seed of a run that a fault ended.
+
+    Args:
+        task: `EnvSpec.name`.
+    """
+
+    def __init__(self, task: str) -> None:
+        self._task, self._faults, self._episodes = task, 0.0, 0.0
+
+    def see(self, metrics: Mapping[str, float], steps: int) -> None:
+        """Take the metrics of an interval that ended at `steps`; warn of the first fault.
+
+        Raises:
+            FloatingPointError: where all episodes so far, at least ten, ended in a fault.
+        """
+        faults = metrics.get("faults", 0)
+        if faults and not self._faults:
+            warnings.warn(
+                f"{faults:.0f} environment steps up to step {steps} were not finite: their "
+                "episodes were cut off and they are not learned from (later ones are only "
+                "counted, as `faults`)",
+                stacklevel=3,
+            )
+        self._faults += faults
+        self._episodes += metrics.get("episodes", 0)
+        if _ENOUGH <= self._episodes <= self._faults:
+            raise FloatingPointError(
+                f"each of the {self._episodes:.0f} episodes up to step {steps} ended in an "
+                f"observation or a reward that is not finite: mend env.name={self._task!r}, there "
+                "is nothing to learn from"
+            )
+
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+class Interrupt:
+    """Turns Ctrl-C, SIGTERM and SIGHUP into a request that is read between intervals.
+
+    The second signal ends at once: the process where `ends_process`, which a command asks for,
+    otherwise with a KeyboardInterrupt as soon as Python runs. A SIGHUP that is ignored when this
+    begins (nohup) stays ignored. Outside of the main thread signals are left alone.
+
+    Attributes:
+        number: the signal that asked for an end, None while there was none.
+        unsaved: whether the run has something to save. Until then a command ends at the first
+            signal, with `farewell`: a program may be compiling, which can take minutes.
+        farewell: what is said then.
+    """
+
+    def __init__(self, *, ends_process: bool = False) -> None:
+        self.number: int | None = None
+        self.unsaved = False
+        self.farewell = "stopped before the first step: nothing is lost"
+        self._ends_process = ends_process
+        self._depth = 0
+        self._old: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether the run is to end."""
+        return self.number is not None
+
+    def __enter__(self) -> Interrupt:
+        self._depth += 1
+        if self._depth == 1 and threading.current_thread() is threading.main_thread():
+            for name in [name for name in _NAMES if hasattr(signal, name)]:
+                number = getattr(signal, name)
+                if name != "SIGHUP" or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._old[number] = signal.signal(number, self._handle)
+            if self._ends_process:
+                self._watch()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
+        if self._ends_process and self._old:
+            signal.set_wakeup_fd(self._old_wakeup)
+            os.close(self._sender)
+        for number, old in self._old.items():
+            signal.signal(number, old)
+        self._old = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._ends_process:
+            return  # the watching thread has it
+        if self.requested:
+            raise KeyboardInterrupt
+        self._request(number)
+
+    def _watch(self) -> None:
+        """See signals in a thread: Python's own handlers wait until compiled code returns."""
+        receiver, self._sender = os.pipe()
+        os.set_blocking(self._sender, False)
+        self._old_wakeup = signal.set_wakeup_fd(self._sender, warn_on_full_buffer=False)
+        watched = frozenset(self._old)
+
+        def watch() -> None:
+            while numbers := os.read(receiver, 64):
+                for number in watched.intersection(numbers):
+                    self._seen(number)
+            os.close(receiver)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    def _seen(self, number: int) -> None:
+        if self.requested:
+            os._exit(128 + number)
+        if not self.unsaved:
+            say(self.farewell)
+            os._exit(128 + number)
+        self._request(number)
+
+    def _request(self, number: int) -> None:
+        self.number = number
+        say("stopping: saving after what is computed now (again to stop at once)")
+
+
+def say(text: str) -> None:
+    """Print a line, if anybody reads it."""
+    with contextlib.suppress(OSError):
+        print(f"\n{text}", flush=True)

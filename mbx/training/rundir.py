@@ -1,22 +1,53 @@
-"""Checks of a run directory before a run starts or resumes in it.
+"""A run directory: checks before a run starts or resumes in it, and what it tells about its run.
 
 Existing files are not overwritten: a run is resumed or left unchanged, and only what a resumed run
-regenerates is moved.
+regenerates is moved. Next to rows and checkpoints it holds
+
+* config.json: the settings, and inputs/: copies of the user's own files that they name. The same
+  path in a stranger's config.json may be another file; readers are led to the copies;
+* spec.json: sizes and units of the task (`EnvSpec`), so that a policy acts without the environment;
+* run.json: what code ran where and when, an attempt for every start: `{"attempts": [{"started":
+  "2026-11-22T20:00:00Z", "from_step": 0, "ended": "…", "to_step": 4000, "outcome": "complete",
+  "commit": "1a2b3c4", "changed_files": 0, "versions": {"mbx": "…"}, "machine": "…"}, …]}`. One
+  without `ended` was killed.
+
+A config.json may also name code. What this user has trained with is listed in
+`$XDG_DATA_HOME/mbx/environments`, one name a line; other users' runs execute no code without
+`--trust`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import importlib.metadata
 import json
+import math
 import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
+import mbx
+from mbx import envs
 from mbx.agents.settings import RunSettings
+from mbx.config import extensions, settings_class
 from mbx.envs import custom
-from mbx.training.files import read_json
-from mbx.training.metrics import read_rows
+from mbx.envs.base import check_reward_range
+from mbx.settings import flatten, from_dict, to_dict
+from mbx.training.files import atomic_write, read_json
+from mbx.training.logging import read_rows
+from mbx.training.state import LoopState
+from mbx.types import EnvSpec, Part
 
 Config = Mapping[str, Any]
 
@@ -128,3 +159,493 @@ def _check_same(config: Config, path: str) -> None:
             f"{path} is of another run: {'; '.join(different[:4])}: give the settings it was "
             "started with, or choose another directory"
         )
+
+
+def load_config(workdir: str) -> dict[str, Any]:
+    """The configuration a run was started with.
+    Raises FileNotFoundError if `workdir` holds no run, and ValueError if its file is malformed.
+    """
+    path = os.path.join(workdir, "config.json")
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            f"{path} does not exist: workdir={workdir} holds no run: correct the path, or train "
+            "one there"
+        )
+    config = read_json(path)
+    for section in ("env", "train", "eval", "checkpoint", "replay"):
+        if not isinstance(config.get(section), dict):
+            raise ValueError(f"{path}: section {section!r} is missing or no section")
+    fields = {"env.name": str, "env.num_envs": int}
+    found = {"agent": config.get("agent")} | {n: config["env"].get(n[4:]) for n in fields}
+    for name, kind in {"agent": str, **fields}.items():
+        if not isinstance(found[name], kind):
+            raise ValueError(f"{path}: field {name!r} is missing or no {kind.__name__}")
+    return config
+
+
+def load_settings(workdir: str) -> RunSettings:
+    """The settings a run was started with, with its own copies of the files they name.
+    Raises FileNotFoundError if `workdir` holds no run, and ValueError where its settings are
+    another version's or copies are missing.
+    """
+    values = load_config(workdir)
+    extensions.require(values.get("imports", ()), os.path.join(workdir, "config.json"))
+    try:
+        settings = from_dict(settings_class(values["agent"])(), values, check_effects=False)
+    except ValueError as error:
+        raise ValueError(
+            f"{workdir}/config.json is of another version ({error}): use the code that wrote it"
+        ) from error
+    return with_kept_inputs(settings, workdir)
+
+
+FOLDER = "inputs"
+
+
+def check_inputs(files: Mapping[str, str], log_dir: str) -> None:
+    """Raise ValueError where the run in `log_dir` began with other files than these, by setting."""
+    for name, path in files.items():
+        copy = _copy(log_dir, name, path)
+        if os.path.exists(copy) and _content(copy) != _content(path):
+            raise ValueError(
+                f"{name}={path} is not what the run in {log_dir} began with, which is {copy}: give "
+                "that file, or choose another directory"
+            )
+
+
+def keep_inputs(files: Mapping[str, str], log_dir: str) -> None:
+    """Copy the files that settings name into a run directory."""
+    for name, path in files.items():
+        copy = _copy(log_dir, name, path)
+        if not os.path.exists(copy):
+            os.makedirs(os.path.dirname(copy), exist_ok=True)
+            atomic_write(copy, _content(path))
+
+
+def with_kept_inputs(settings: RunSettings, log_dir: str) -> RunSettings:
+    """`settings` from a run directory, with its copies in place of the files they name.
+
+    Raises ValueError where there is none, or it is a link that leads out of the directory.
+    """
+    copies = {}
+    for name, path in settings.files().items():
+        copy = _copy(log_dir, name, path)
+        inside = os.path.realpath(copy).startswith(os.path.realpath(log_dir) + os.sep)
+        if not inside or not os.path.isfile(copy):
+            raise ValueError(
+                f"{name}={path} lies outside of the run and is not opened: if you trust that file, "
+                f"copy it to {copy}"
+            )
+        copies[name] = copy
+    settings = settings.with_files(copies)
+    if "env.name" in copies and (other := envs.reads(settings.env.name)):
+        warnings.warn(f"{copies['env.name']} reads {os.path.abspath(other)}", stacklevel=3)
+    return settings
+
+
+def _copy(log_dir: str, name: str, path: str) -> str:
+    return os.path.join(log_dir, FOLDER, name + (os.path.splitext(path)[1] or ".yaml"))
+
+
+def _content(path: str) -> bytes:
+    """Of a file; of a folder that of its YAML files as one, a line `---` before each."""
+    if os.path.isdir(path):
+        files = sorted(name for name in os.listdir(path) if name.endswith(".yaml"))
+        return b"".join(b"---\n" + _content(os.path.join(path, name)) + b"\n" for name in files)
+    with open(path, "rb") as file:
+        return file.read()
+
+
+_KINDS = {
+    "name": str,
+    "obs_shape": list,
+    "obs_dtype": str,
+    "action_dim": int,
+    "episode_length": int,
+    "action_repeat": int,
+    "discrete": bool,
+    "can_terminate": bool,
+    "metrics": list,
+    "action_low": list,
+    "action_high": list,
+}
+
+
+def _action_dtype(value: Any) -> str:
+    if np.dtype(value).kind not in "iuf":
+        raise ValueError(f"{value!r} is no type of numbers")
+    return np.dtype(value).name
+
+
+# Fields that are left out where they are at their defaults, and how they are read.
+_IF_ANY: dict[str, Callable[[Any], Any]] = {
+    "parts": lambda found: tuple(Part(str(name), tuple(map(int, shape))) for name, shape in found),
+    "reward_range": lambda found: check_reward_range("the task", found),
+    "choices": lambda found: tuple(
+        (str(name), tuple((int(first), int(count)) for first, count in entries))
+        for name, entries in found
+    ),
+    "action_shape": lambda found: tuple(map(int, found)),
+    "action_dtype": _action_dtype,
+}
+
+
+def save_spec(spec: EnvSpec, workdir: str) -> None:
+    """Write spec.json, where the task is no more than that."""
+    if spec.tasks or spec.world is not None:
+        return
+    usual = EnvSpec._field_defaults
+    values = {name: getattr(spec, name) for name in (*_KINDS, *_IF_ANY)}
+    values = {n: x for n, x in values.items() if n in _KINDS or x != usual[n]}
+    os.makedirs(workdir, exist_ok=True)  # of one of several seeds: nothing made it yet
+    values["obs_dtype"] = np.dtype(spec.obs_dtype).name
+    atomic_write(os.path.join(workdir, "spec.json"), json.dumps(values, indent=2).encode())
+
+
+def load_spec(workdir: str) -> EnvSpec | None:
+    """What `save` wrote, None where it did not. Raises ValueError for anything else."""
+    path = os.path.join(workdir, "spec.json")
+    if not os.path.exists(path):
+        return None
+    found = read_json(path)
+    for name, kind in _KINDS.items():
+        if not isinstance(found.get(name), kind):
+            raise ValueError(f"{path}: field {name!r} is missing or no {kind.__name__}")
+    values = {n: tuple(found[n]) if isinstance(found[n], list) else found[n] for n in _KINDS}
+    for name, read in {"obs_dtype": np.dtype, **_IF_ANY}.items():
+        if name in found:
+            try:
+                values[name] = read(found[name])
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path}: field {name!r}: {error}") from error
+    return EnvSpec(**values)
+
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+_AT_THE_END = ("ended", "to_step", "outcome")  # None of an attempt that goes on
+
+
+class Attempt:
+    """The attempt that goes on. Set `to_step` and `outcome` before it ends."""
+
+    def __init__(self) -> None:
+        self.to_step: int | None = None
+        self.outcome = "complete"
+
+
+@contextlib.contextmanager
+def attempt(workdir: str, from_step: int) -> Iterator[Attempt]:
+    """Record a start in WORKDIR/run.json, and how it ended.
+
+    A file that cannot be read is written again, with a warning. Raises OSError where it cannot be
+    written.
+    """
+    path, going = os.path.join(workdir, "run.json"), Attempt()
+    earlier = _earlier(path)
+    now = {"started": _clock(), "from_step": from_step, **dict.fromkeys(_AT_THE_END)}
+    now |= provenance()
+    now["devices"] = f"{jax.device_count()} {jax.devices()[0].device_kind}"
+    _write(path, [*earlier, now])
+    try:
+        yield going
+    except BaseException as error:
+        now |= {"ended": _clock(), "to_step": going.to_step, "outcome": type(error).__name__}
+        with contextlib.suppress(OSError):  # the error itself is what has to be told
+            _write(path, [*earlier, now])
+        raise
+    now |= {"ended": _clock(), "to_step": going.to_step, "outcome": going.outcome}
+    _write(path, [*earlier, now])
+
+
+def attempts(workdir: str) -> list[dict[str, Any]]:
+    """The attempts of a run, oldest first; [] where there is no run.json.
+
+    Raises ValueError, naming the file, where it holds anything else.
+    """
+    path = os.path.join(workdir, "run.json")
+    if not os.path.lexists(path):
+        return []
+    found = read_json(path).get("attempts")
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ValueError(f"{path}: field 'attempts' is missing or no list of objects")
+    return found
+
+
+def provenance() -> dict[str, Any]:
+    """Commit, versions and machine of what runs now: fields of an attempt.
+
+    The commit is that of the checkout that mbx lies in ("unknown" for an installed wheel).
+    """
+    root = pathlib.Path(mbx.__file__).resolve().parents[1]
+    top = _git(root, "rev-parse", "--show-toplevel")
+    own = bool(top) and pathlib.Path(top).resolve() == root
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no") if own else ""
+    return {
+        "commit": (_git(root, "rev-parse", "--short", "HEAD") if own else "") or "unknown",
+        "changed_files": len(changed.splitlines()),
+        "versions": {"mbx": mbx.__version__, "python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+def _git(root: pathlib.Path, *arguments: str) -> str:
+    """What git says, '' where it is not there or does not answer."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, check=False, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _earlier(path: str) -> list[dict[str, Any]]:
+    try:
+        return attempts(os.path.dirname(path))
+    except (ValueError, OSError) as error:
+        warnings.warn(f"{error}: written again", stacklevel=4)
+        return []
+
+
+def _write(path: str, attempts: list[dict[str, Any]]) -> None:
+    atomic_write(path, (json.dumps({"attempts": attempts}, indent=1) + "\n").encode())
+
+
+def _clock() -> str:
+    now = datetime.datetime.now(datetime.UTC)
+    return now.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def saved_config(workdir: str) -> dict[str, Any]:
+    """The configuration with which the run in `workdir` goes on where nothing else is said.
+
+    Raises:
+        FileNotFoundError: where there is no run.
+        ValueError: where it is of another version, or its environment is code or a file that has to
+            be named again.
+    """
+    names = os.listdir(workdir) if os.path.isdir(workdir) else []
+    seeds = sorted(int(name[5:]) for name in names if re.fullmatch(r"seed-\d+", name))
+    several = seeds and "config.json" not in names
+    path = os.path.join(workdir, f"seed-{seeds[0]}") if several else workdir
+    values = load_config(path)
+    if several:
+        values["num_seeds"] = len(seeds)
+    try:
+        settings = from_dict(settings_class(values["agent"])(), values)
+    except ValueError as error:
+        raise ValueError(
+            f"{path}/config.json is of another version ({error}): use the code that wrote it"
+        ) from error
+    check_trusted(settings.env.name, workdir, False)
+    for name, file in settings.files().items():
+        raise ValueError(
+            f"the run in {workdir} was made from the file {name}={file}: name it again, with "
+            "--config=… and the settings the run was started with"
+        )
+    return values
+
+
+def changes(settings: RunSettings, log_dir: str, spec: EnvSpec) -> list[str]:
+    """The settings in which a resumed run differs from its config.json, with both values in force.
+
+    Args:
+        settings: of the resumed run.
+        log_dir: where its config.json is.
+        spec: its task, which fills in what is left to it.
+    """
+    path = os.path.join(log_dir, "config.json")
+    try:
+        before = read_json(path)
+    except (FileNotFoundError, ValueError):  # damaged: `rundir.check` has said so
+        return []
+    old, new = dict(flatten(before)), dict(flatten(json.loads(json.dumps(to_dict(settings)))))
+    ours = ("resume", "num_seeds", "seed")  # each of several seeds has its own
+    changed = [n for n, x in new.items() if n in old and n not in ours and old[n] != x]
+    if not changed:
+        return []
+    try:
+        saved = from_dict(type(settings)(), before, check_effects=False)
+        in_force = dict(flatten(to_dict(saved.for_task(spec))))
+    except ValueError:  # of another version
+        in_force = old
+    now = dict(flatten(to_dict(settings.for_task(spec))))
+    return [f"{name}={now[name]!r} (was {in_force[name]!r})" for name in changed]
+
+
+def evaluations_before(log_dirs: Sequence[str], step: int) -> list[tuple[int, float]]:
+    """Steps and mean returns, over the seeds, of the evaluations up to `step`."""
+    each = [
+        {
+            row["step"]: row["return_mean"]
+            for row in read_rows(os.path.join(path, "metrics.jsonl"))
+            if row["kind"] == "eval" and row["step"] <= step and "return_mean" in row
+        }
+        for path in log_dirs
+    ]
+    common = sorted(set.intersection(*map(set, each))) if each else []
+    values = {s: [np.nan if one[s] is None else one[s] for one in each] for s in common}
+    return [(s, float(np.mean(returns))) for s, returns in values.items()]
+
+
+def remember(name: str) -> None:
+    """Note that this user trains with a custom environment."""
+    new = set(custom.own_names(name)) - _known()
+    if not new:
+        return
+    with contextlib.suppress(OSError):  # a read-only home: `check` says what to do
+        os.makedirs(os.path.dirname(_path()), exist_ok=True)
+        with open(_path(), "a") as file:
+            file.writelines(f"{one}\n" for one in sorted(new))
+
+
+def check_trusted(name: str, workdir: str, trusted: bool) -> None:
+    """Raise ValueError where the run in `workdir` names code that this user never trained with.
+    trusted: `--trust` was given.
+    """
+    foreign = [] if trusted else sorted(set(custom.own_names(name)) - _known())
+    if foreign:
+        raise ValueError(
+            f"the run in {workdir} executes {foreign[0].partition(':')[2]}, which no run of yours "
+            "was made with: look at it, then ask for it with --trust (run.load: trusted=True)"
+        )
+
+
+def _path() -> str:
+    root = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return os.path.join(root, "mbx", "environments")
+
+
+def _known() -> set[str]:
+    try:
+        with open(_path()) as file:
+            return set(file.read().splitlines())
+    except OSError:
+        return set()
+
+
+Config = Mapping[str, Any]
+
+_LOG = 50e6  # bytes of rows, events and figures
+
+
+def check_room(
+    config: Config, workdir: str, state: LoopState, steps: int, *, devices: int = 1
+) -> None:
+    """Raise ValueError, with the numbers and what to do, where a run cannot fit.
+
+    Args:
+        config: its configuration.
+        workdir: where it will write.
+        state: its state, abstract or not.
+        steps: rows that it will make in all.
+        devices: devices that it is divided among.
+    """
+    sizes = parts(state)
+    _check_memory(config, sizes, devices)
+    capacity = max(1, config["replay"]["capacity"])
+    filled = sizes["replay"] * min(1.0, steps / capacity)  # what is empty compresses to nothing
+    checkpoints = 1 if config["resume"] else 2
+    needed = checkpoints * (sizes["train state"] + filled) + _LOG
+    free = free_disk(workdir)
+    if needed > free:
+        raise ValueError(
+            f"workdir={workdir} has {_gb(free)} free, the run needs {_gb(needed)} for "
+            f"{checkpoints} checkpoints and its log: free space there, choose another directory, "
+            "or lower replay.capacity"
+        )
+
+
+def parts(state: LoopState) -> dict[str, int]:
+    """Bytes of the parts of a state that grow with settings."""
+    return {
+        "replay": _bytes(state.replay),
+        "train state": _bytes(state.train),
+        "parameters": _bytes(state.train.params),
+    }
+
+
+def _check_memory(config: Config, sizes: Mapping[str, int], devices: int) -> None:
+    # Gradients and what the optimiser makes of them.
+    held = sizes["train state"] + 2 * sizes["parameters"] + sizes["replay"] / devices
+    copied = sizes["train state"] + sizes["replay"] / devices  # a checkpoint, while it is written
+    limit, on_device = _device_memory()
+    if limit is None:
+        needed, free, where = (held + copied) * devices, free_memory(), "memory"
+    else:
+        needed, free, where = held, limit - on_device, f"memory of {jax.local_devices()[0]}"
+        if copied > free_memory():
+            needed, free, where = copied, free_memory(), "memory for a checkpoint's copy"
+    if needed > free:
+        raise ValueError(
+            f"replay.capacity={config['replay']['capacity']} and the model need at least "
+            f"{_gb(needed)} of {where} (replay {_gb(sizes['replay'])}, train state "
+            f"{_gb(sizes['train state'])}), {_gb(free)} is free: lower replay.capacity, or choose "
+            "a smaller model"
+        )
+
+
+def _device_memory() -> tuple[float | None, float]:
+    """Limit and use of the first device's own memory; None where it uses the host's."""
+    device = jax.local_devices()[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    return (None, 0.0) if not stats else (stats.get("bytes_limit"), stats.get("bytes_in_use", 0))
+
+
+def free_memory() -> float:
+    """Bytes that this process may still allocate; infinite where the system does not say."""
+    limits = [math.inf]
+    with contextlib.suppress(OSError, ValueError, StopIteration), open("/proc/meminfo") as file:
+        line = next(line for line in file if line.startswith("MemAvailable:"))
+        limits.append(float(line.split()[1]) * 1024)
+    limits += _process_limits()
+    # Of a container, by either version of control groups.
+    for most, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            with open(most) as file, open(used) as other:
+                limits.append(float(file.read()) - float(other.read()))
+    return max(0.0, min(limits))
+
+
+def _process_limits() -> list[float]:
+    """Bytes that this process may have at all (`ulimit -v`, `ulimit -d`).
+
+    What it has of them already is not taken off: much of that is room that its allocator reserved.
+    """
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return []
+    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    return [float(limit) for limit in limits if limit != resource.RLIM_INFINITY]
+
+
+def free_disk(path: str) -> float:
+    """Bytes free where `path` is, or will be made."""
+    path = os.path.abspath(path)
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return shutil.disk_usage(path).free
+
+
+def _bytes(tree: Any) -> int:
+    leaves = jax.tree.leaves(jax.eval_shape(_without_keys, tree))
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
+
+
+def _without_keys(tree: Any) -> Any:
+    def one(x: Any) -> Any:
+        return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+    return jax.tree.map(one, tree)
+
+
+def _gb(number: float) -> str:
+    return f"{number / 1e9:.3g} GB" if number >= 1e8 else f"{number / 1e6:.3g} MB"

@@ -31,8 +31,8 @@ from mbx.envs.base import JaxEnvironment
 from mbx.fast import compiler
 from mbx.settings import flatten, from_dict, full_name, inactive, put, to_dict
 from mbx.training import build, loop
+from mbx.training.build import evaluation_environment, make_environment
 from mbx.training.devices import available_cores, matmul_precision, require_float32
-from mbx.training.environments import evaluation_environment, make_environment
 from mbx.training.evaluation import Evaluation, as_evaluation, evaluation_key, make_episodes
 from mbx.training.state import (
     LoopState,

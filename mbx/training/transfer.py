@@ -2,23 +2,30 @@
 
 `train.init_from=RUN` begins with the best parameters of RUN (fine-tuning), for agents that have
 `Agent.start_from`. A run of several tasks (`multi:...`) may be fine-tuned on others: they are
-padded to the sizes of RUN. `train.dataset=FILE` learns from rows that were recorded before
-(`mbx.training.datasets`).
+padded to the sizes of RUN. `train.dataset=FILE` learns from the replay buffer that another run
+saved: a `.npz` archive with the rows of all environments, their ring positions and a JSON header.
+Planner targets belong to the model that made them; they are left out and refreshed by reanalyze.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from mbx import replay
 from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
-from mbx.training import build, datasets, trust
-from mbx.training.checkpoint import Checkpointer, load_settings
-from mbx.training.environments import environment_spec
+from mbx.training import build, rundir
+from mbx.training.build import environment_spec
+from mbx.training.checkpoint import Checkpointer
+from mbx.training.files import atomic_write, parse_json
+from mbx.training.rundir import load_settings
 
 
 def resolve(settings: RunSettings) -> RunSettings:
@@ -36,7 +43,7 @@ def resolve(settings: RunSettings) -> RunSettings:
         pad_to = (spec.obs_shape[0] - len(spec.tasks), spec.action_dim)
         env = dataclasses.replace(env, pad_to=pad_to)
     if train.dataset:
-        num_envs, rows = datasets.shape(train.dataset)
+        num_envs, rows = dataset_shape(train.dataset)
         env = dataclasses.replace(env, num_envs=num_envs)
         replay = dataclasses.replace(replay, capacity=num_envs * rows)
     return dataclasses.replace(settings, env=env, replay=replay)
@@ -45,7 +52,7 @@ def resolve(settings: RunSettings) -> RunSettings:
 def _settings(source: str) -> RunSettings:
     """The settings of another run, whose sizes the environment will have."""
     settings = load_settings(source)
-    trust.check(settings.env.name, source, False)
+    rundir.check_trusted(settings.env.name, source, False)
     return settings
 
 
@@ -80,3 +87,111 @@ def start_from(source: str, settings: RunSettings, agent: Agent, train: Any) -> 
                 "same config.model, and a task with the same sizes or a multi:… one"
             )
     return started
+
+
+DATASET_VERSION = 1
+_COUNTS = ("size", "position", "transitions")
+
+
+def save_dataset(path: str, state: replay.ReplayState, *, task: str) -> None:
+    """Write the rows of `state` atomically; task: the environment's name, checked on loading."""
+    size = np.asarray(state.size)
+    rows = max(int(size.max()), 2)
+    data = {name: np.asarray(leaf)[:, :rows] for name, leaf in state.data.items()}
+    header = dict(version=DATASET_VERSION, task=task)
+    file = io.BytesIO()
+    np.savez_compressed(
+        file,
+        header=np.frombuffer(json.dumps(header).encode(), np.uint8),
+        size=size,
+        position=np.asarray(state.position) % rows,
+        transitions=np.asarray(state.transitions),
+        **{f"row/{name}": leaf for name, leaf in data.items()},
+    )
+    atomic_write(path, file.getvalue())
+
+
+def dataset_shape(path: str) -> tuple[int, int]:
+    """Number of environments and rows per environment of the file at `path`."""
+    first = _read(path)["row/is_first"]
+    return first.shape[0], first.shape[1]
+
+
+def load_dataset(path: str, agent: Agent, *, task: str) -> replay.ReplayState:
+    """The replay in the file at `path`, with room for the agent's targets, all invalid.
+    Raises ValueError, naming the file and field, for other files, versions or tasks, and for rows
+    that do not fit the agent.
+    """
+    arrays = _read(path)
+    header = parse_json(arrays["header"].tobytes(), f"train.dataset={path}: field 'header'")
+    if header.get("version") != DATASET_VERSION:
+        raise ValueError(
+            f"train.dataset={path} has format {header.get('version')}, this program reads "
+            f"{DATASET_VERSION}: write it again"
+        )
+    if header.get("task") != task:
+        raise ValueError(
+            f"train.dataset={path} was recorded on {header.get('task')}: set --config.env.name="
+            f"{header.get('task')}, not {task}"
+        )
+    example = agent.example_row()
+    num_envs, capacity = arrays["row/is_first"].shape
+    for name, want in example.items():
+        found = arrays.get(f"row/{name}")
+        if found is None or found.shape[2:] != want.shape:
+            raise ValueError(
+                f"train.dataset={path}: field '{name}' is "
+                f"{'missing' if found is None else list(found.shape[2:])}, the agent reads "
+                f"{list(want.shape)}: record the dataset with this agent and task"
+            )
+    spec = agent.store.spec if agent.store else None
+    empty = replay.init(example, num_envs=num_envs, capacity=capacity, target_spec=spec)
+    rows = {n: jnp.asarray(arrays[f"row/{n}"], leaf.dtype) for n, leaf in empty.data.items()}
+    return empty.replace(
+        data=rows,
+        **{n: jnp.asarray(arrays[n], jnp.int32) for n in _COUNTS},
+    )
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as opened, np.load(opened) as file:
+            arrays = {name: file[name] for name in file.files}
+    except Exception as error:  # zip and npy files have many ways of being none
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"train.dataset={path!r} cannot be read ({reason}): give a dataset.npz that a run with "
+            "--config.replay.save=True wrote"
+        ) from error
+    arrays = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
+    missing = {"header", *_COUNTS, "row/is_first"} - set(arrays)
+    if missing:
+        raise ValueError(
+            f"train.dataset={path!r} lacks {sorted(missing)}: it is no dataset of ours"
+        )
+    problem = _problem(arrays)
+    if problem is not None:
+        raise ValueError(f"train.dataset={path!r}: field {problem}: record it again")
+    return arrays
+
+
+def _problem(arrays: dict[str, np.ndarray]) -> str | None:
+    """The first invalid field of a dataset, with the reason."""
+    first = arrays["row/is_first"]
+    if first.ndim != 2 or min(first.shape) < 1:
+        return f"'row/is_first' has shape {list(first.shape)}, not environments and rows"
+    num_envs, rows = first.shape
+    most = {"size": rows, "position": rows - 1, "transitions": 2**31 - 1}
+    for name, array in arrays.items():
+        given = f"{name!r} is {array.dtype}{list(array.shape)}"
+        if name.startswith("row/"):
+            if array.shape[:2] != first.shape or array.dtype.kind not in "biuf":
+                return f"{given}, not {num_envs} by {rows} rows"
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                return f"{name!r} has values that are not finite"
+        elif name in most:
+            if array.shape != (num_envs,) or array.dtype.kind not in "iu":
+                return f"{given}, not {num_envs} counts"
+            if array.min() < 0 or array.max() > most[name]:
+                return f"{name!r} has counts outside of 0 to {most[name]}"
+    return None

@@ -17,7 +17,7 @@ from mbx.envs.base import JaxEnvironment
 from mbx.envs.host import SteppedEnvironment
 from mbx.envs.render import Renderer
 from mbx.fast import rng
-from mbx.training.environments import make_environment, opened
+from mbx.training.build import make_environment, opened
 from mbx.training.files import atomic_write, prepare_output
 from mbx.types import Array
 

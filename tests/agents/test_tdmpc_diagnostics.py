@@ -21,7 +21,7 @@ from mbx.agents.tdmpc.scoring import score_function
 from mbx.agents.tdmpc.types import Batch
 from mbx.training import run
 from mbx.training.glossary import undescribed
-from mbx.training.metrics import read_rows
+from mbx.training.logging import read_rows
 from mbx.world_model import make_world_model
 from tests.agents.tdmpc_helpers import SPEC, Toy, loud, make_settings, replaced, toy_model
 from tests.helpers import tiny_config

@@ -14,7 +14,7 @@ from mbx import envs
 from mbx.agents.tdmpc import official
 from mbx.commands import import_tdmpc2
 from mbx.commands.export_tdmpc2 import state_dict
-from mbx.training import environments, run
+from mbx.training import build, run
 from mbx.types import TaskSet
 from mbx.world_model import WorldModelConfig, make_world_model
 from tests.helpers import FIXTURES, compiled, load_fixture, register_toy
@@ -179,9 +179,9 @@ def test_a_run_directory_is_loaded_like_any_other(tmp_path, monkeypatch):
     own = dataclasses.replace(settings.model, bins="auto")  # as resolved: not the official range
     other = dataclasses.replace(settings, model=own)
     monkeypatch.setattr(run, "load", lambda workdir: (agent, train, other))
-    found = environments.environment_spec(settings)._replace(reward_range=(0.0, 1.0))
+    found = build.environment_spec(settings)._replace(reward_range=(0.0, 1.0))
     with monkeypatch.context() as patched:
-        patched.setattr(environments, "environment_spec", lambda settings: found)
+        patched.setattr(build, "environment_spec", lambda settings: found)
         with pytest.raises(ValueError, match="model.bin_min=-1.0: the official TD-MPC2 has -10.0"):
             state_dict(workdir)
     with pytest.raises(ValueError, match="is not empty"):

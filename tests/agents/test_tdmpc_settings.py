@@ -20,7 +20,7 @@ from mbx.agents.tdmpc import settings as declared
 from mbx.agents.tdmpc.agent import make_agent, resolve, world_config
 from mbx.settings import describe, flatten, from_dict, inactive, to_dict
 from mbx.training import job
-from mbx.training.environments import make_environment
+from mbx.training.build import make_environment
 from mbx.training.state import make_schedule
 from mbx.types import EnvSpec
 from mbx.world_model import MODEL_SIZES

@@ -13,7 +13,7 @@ from configs import empo
 from mbx.empo.agent import resolve
 from mbx.empo.agent.game import Game
 from mbx.empo.agent.robots import learned_policy
-from mbx.training import environments, run, video
+from mbx.training import build, run, video
 
 MAPS = (
     "######\n##.###\n#>o..#\n##4###\n######",
@@ -42,7 +42,7 @@ def test_a_run_on_many_maps_has_pictures_a_film_and_a_game(tmp_path):
     files = {"episode.gif", "value_map.png", "robot_map.png"}
     assert files <= {*os.listdir(workdir)}
     agent, train, settings = run.load(workdir)
-    spec = environments.make_environment(settings, 1, seed=0).spec
+    spec = build.make_environment(settings, 1, seed=0).spec
     world, held_out = spec.world.world, spec.world.held_out
     text = world.views.text(held_out.example_state)
     assert text in MAPS

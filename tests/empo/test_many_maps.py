@@ -14,7 +14,7 @@ from mbx.empo.agent.settings import Settings
 from mbx.empo.multigrid import many
 from mbx.power import HumanModel, PowerParams
 from mbx.settings import from_dict
-from mbx.training import inputs
+from mbx.training import rundir
 
 TEXT = """map: |
   ######
@@ -95,9 +95,9 @@ def test_a_run_keeps_a_folder_as_one_file(folder, tmp_path):
     run = tmp_path / "run"
     settings = from_dict(Settings(), {"env": {"name": f"empo:maps/{folder}@stored"}})
     assert settings.files() == {"env.name": folder}
-    inputs.keep(settings.files(), str(run))
-    inputs.check(settings.files(), str(run))
-    kept = inputs.kept(settings, str(run))
+    rundir.keep_inputs(settings.files(), str(run))
+    rundir.check_inputs(settings.files(), str(run))
+    kept = rundir.with_kept_inputs(settings, str(run))
     assert kept.env.name == f"empo:maps/{run}/inputs/env.name.yaml@stored"
     again = many.make_many(str(run / "inputs/env.name.yaml"), many.Choice(9, 1, 2))
     want = many.make_many(folder, many.Choice(9, 1, 2))
@@ -105,7 +105,7 @@ def test_a_run_keeps_a_folder_as_one_file(folder, tmp_path):
     assert begins(again.held_out) == begins(want.held_out)
     (tmp_path / "9.yaml").write_text(TEXT.format(row=".>1."))
     with pytest.raises(ValueError, match="env.name=.* is not what the run .* began with"):
-        inputs.check(settings.files(), str(run))
+        rundir.check_inputs(settings.files(), str(run))
     assert from_dict(Settings(), {"env": {"name": "empo:maps/rocks"}}).files() == {}
 
 

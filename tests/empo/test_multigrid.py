@@ -352,7 +352,7 @@ def test_the_solved_robot_opens_the_way():
 def test_a_run_on_a_grid_leaves_its_review_behind(tmp_path):
     from configs import empo
     from mbx.training import run
-    from mbx.training.metrics import read_rows
+    from mbx.training.logging import read_rows
 
     config = empo.get_config().to_dict()
     assert config["env"]["name"] == "empo:multigrid/gates_2h2r"  # what trains by default

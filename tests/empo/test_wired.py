@@ -22,7 +22,7 @@ from mbx.empo.agent import make_agent, resolve
 from mbx.empo.agent.settings import Settings
 from mbx.empo.multigrid.many import Choice, choose
 from mbx.settings import describe, from_dict
-from mbx.training import environments
+from mbx.training import build
 from tests.empo.helpers import load
 from tests.empo.test_settings import ELSEWHERE
 
@@ -96,7 +96,7 @@ def digest(function, *given):
 def programs(settings, learner):
     """What is traced of a run: its environments, to train in and to evaluate; or its agent."""
     key = jax.random.key(0)
-    made = environments.make_environment(settings, 2, seed=0)
+    made = build.make_environment(settings, 2, seed=0)
     if learner:
         agent = make_agent(settings, made.spec)
         train = jax.eval_shape(agent.init, key)
@@ -105,7 +105,7 @@ def programs(settings, learner):
         # Without the comparison of robots there is none.
         return digest(act, train), agent.diagnostics is None
     found = []
-    for environment in (made, environments.evaluation_environment(settings, 2, seed=0)):
+    for environment in (made, build.evaluation_environment(settings, 2, seed=0)):
         state, _ = jax.eval_shape(environment.reset, key)
         action = jnp.zeros((2, environment.spec.action_dim))
         found += [digest(environment.reset, key), digest(environment.step, state, action, key)]
@@ -185,10 +185,10 @@ def test_a_setting_that_changes_none_is_refused(names, name):
     before, after = both(names, name, *given)
     *same, params = programs(before, False)
     assert programs(after, False)[:-1] == tuple(same)
-    resolve(before, environments.make_environment(before, 2, seed=0).spec)
+    resolve(before, build.make_environment(before, 2, seed=0).spec)
     message = f"{name}=.* has no effect with env.name='{before.env.name}': .*{why}.*; leave it"
     with pytest.raises(ValueError, match=message):
-        resolve(after, environments.make_environment(after, 2, seed=0).spec)
+        resolve(after, build.make_environment(after, 2, seed=0).spec)
 
 
 def test_every_setting_is_asked_about():

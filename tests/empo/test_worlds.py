@@ -12,7 +12,7 @@ from mbx.empo import multigrid as mg
 from mbx.empo import suite as empo_envs
 from mbx.empo.agent import resolve
 from mbx.power import HumanModel, PowerParams, solve
-from mbx.training import environments
+from mbx.training import build
 from tests.empo.helpers import load, settings_of
 
 ROOM = """map: |
@@ -213,10 +213,10 @@ def test_training_may_begin_anywhere_and_evaluations_do_not():
     assert abs(others.mean() - 4_000 / len(running)) < 3 and others.std() < 3 * others.mean() ** 0.5
     start_anywhere = dict(name="empo:grid_rock_1h1r", episode_length=5, varied_starts=1.0)
     config = settings_of(env=start_anywhere)
-    train = environments.make_environment(config, 200, seed=0)
+    train = build.make_environment(config, 200, seed=0)
     _, obs = train.reset(jax.random.key(0))
     assert len(np.unique(jax.vmap(codec.unpack)(obs)[0])) > 50
-    _, obs = environments.evaluation_environment(config, 200, seed=0).reset(jax.random.key(0))
+    _, obs = build.evaluation_environment(config, 200, seed=0).reset(jax.random.key(0))
     assert np.unique(jax.vmap(codec.unpack)(obs)[0]).tolist() == [start]
 
 

@@ -22,7 +22,7 @@ from mbx import envs
 from mbx.envs import custom
 from mbx.envs.base import in_space, in_units
 from mbx.envs.gymnax import adapt
-from mbx.training import specs
+from mbx.training import rundir
 from tests.envs.spaces import ACTIONS, OBSERVATIONS, Recorder, boxes
 from tests.envs.test_parallel import threads
 
@@ -64,8 +64,8 @@ def test_what_a_host_environment_is_given_and_gives(observed, acted, infos, repe
         made = envs.make(name, 1, action_repeat=repeat, metrics=["cost"])
         spec, length = made.spec, -(-7 // repeat)
         with tempfile.TemporaryDirectory() as folder:
-            specs.save(spec, folder)
-            assert specs.load(folder) == spec._replace(obs_dtype=np.dtype(spec.obs_dtype))
+            rundir.save_spec(spec, folder)
+            assert rundir.load_spec(folder) == spec._replace(obs_dtype=np.dtype(spec.obs_dtype))
         assert spec.episode_length == length
         log.clear()
         for i, action in enumerate(agent_actions(spec, length)):

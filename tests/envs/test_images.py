@@ -17,8 +17,8 @@ from mbx import envs, observations
 from mbx.envs import base, gymnasium, host, images
 from mbx.envs.render import NoRenderer
 from mbx.training import build
-from mbx.training.environments import make_environment
-from mbx.training.metrics import read_rows
+from mbx.training.build import make_environment
+from mbx.training.logging import read_rows
 from mbx.types import Part
 from tests.envs.test_parallel import threads
 from tests.helpers import tiny_config

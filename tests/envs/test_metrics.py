@@ -15,7 +15,7 @@ from mbx import envs
 from mbx.envs import custom
 from mbx.envs.checks import check_raw
 from mbx.training import build, evaluation, run
-from mbx.training.metrics import read_rows
+from mbx.training.logging import read_rows
 from tests.faults.small import small_config
 
 

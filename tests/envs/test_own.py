@@ -22,7 +22,7 @@ from mbx.envs import custom
 from mbx.envs.base import RawEnvironment
 from mbx.envs.checks import check_raw
 from mbx.training import run
-from mbx.training.metrics import read_rows
+from mbx.training.logging import read_rows
 from tests.faults.small import small_config
 
 SOURCE = textwrap.dedent(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from mbx.training.metrics import read_rows
+from mbx.training.logging import read_rows
 
 ROOT = pathlib.Path(__file__).parents[2]
 

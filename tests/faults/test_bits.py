@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx.training import digests
+from mbx.training import checkpoint
 from mbx.training.checkpoint import Checkpointer
 
 
@@ -101,19 +101,22 @@ def change_one_number(x: Any) -> Any:
 @pytest.mark.parametrize("name", ["weights", "half", "pixels", "zeros", "step"])
 def test_every_leaf_has_a_digest_of_its_own(name):
     tree = {k: v for k, v in state_of(3).items() if k != "key"}
-    seen = digests.of_tree(tree)
-    assert digests.damaged(tree, seen) is None
-    assert digests.damaged({**tree, name: change_one_number(tree[name])}, seen) == f"['{name}']"
+    seen = checkpoint.digests_of(tree)
+    assert checkpoint.damaged_leaf(tree, seen) is None
+    assert (
+        checkpoint.damaged_leaf({**tree, name: change_one_number(tree[name])}, seen)
+        == f"['{name}']"
+    )
 
 
 def test_a_digest_is_the_crc_of_the_bytes():
     """The published check value of CRC-32."""
-    assert digests.of_bytes(np.frombuffer(b"123456789", np.uint8)) == "cbf43926"
+    assert checkpoint.crc_of(np.frombuffer(b"123456789", np.uint8)) == "cbf43926"
 
 
 def test_parts_of_a_divided_array_are_checked_by_place():
     whole = np.arange(12, dtype=np.float32).reshape(4, 3)
-    parts = {"0:2,0:3": digests.of_bytes(whole[:2]), "2:4,0:3": digests.of_bytes(whole[2:])}
-    assert digests.damaged({"x": jnp.asarray(whole)}, {"['x']": parts}) is None
+    parts = {"0:2,0:3": checkpoint.crc_of(whole[:2]), "2:4,0:3": checkpoint.crc_of(whole[2:])}
+    assert checkpoint.damaged_leaf({"x": jnp.asarray(whole)}, {"['x']": parts}) is None
     swapped = dict(zip(parts, reversed(parts.values()), strict=True))
-    assert digests.damaged({"x": jnp.asarray(whole)}, {"['x']": swapped}) == "['x']"
+    assert checkpoint.damaged_leaf({"x": jnp.asarray(whole)}, {"['x']": swapped}) == "['x']"

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from mbx.training import files, record, run, rundir
+from mbx.training import files, run, rundir
 from mbx.training.checkpoint import Checkpointer
-from mbx.training.metrics import RunLogger, read_rows
+from mbx.training.logging import RunLogger, read_rows
 from tests.faults.small import small_config
 
 TIMES = ("time", "seconds", "steps_per_second")
@@ -195,24 +195,24 @@ def test_atomic_write_names_the_file_and_the_remedy(tmp_path):
 
 
 def test_the_record_of_a_run_names_code_machine_and_every_start(copied):
-    (first,) = record.load(str(copied))
+    (first,) = rundir.attempts(str(copied))
     assert (first["from_step"], first["to_step"], first["outcome"]) == (0, 80, "complete")
     assert first["started"] <= first["ended"] and first["ended"].endswith("Z")
     assert first["versions"]["jax"] == jax.__version__ and first["devices"].endswith("cpu")
     run.train(small_config(resume=True, train=dict(steps=120)), str(copied))
-    before, second = record.load(str(copied))
+    before, second = rundir.attempts(str(copied))
     assert before == first
     assert (second["from_step"], second["to_step"]) == (80, 120)
 
 
 def test_an_attempt_that_fails_or_is_killed_is_recorded(tmp_path):
     with pytest.raises(KeyError):
-        with record.attempt(str(tmp_path), 10) as going:
-            (running,) = record.load(str(tmp_path))
+        with rundir.attempt(str(tmp_path), 10) as going:
+            (running,) = rundir.attempts(str(tmp_path))
             assert running["ended"] is running["outcome"] is running["to_step"] is None
             going.to_step = 20
             raise KeyError("x")
-    (failed,) = record.load(str(tmp_path))
+    (failed,) = rundir.attempts(str(tmp_path))
     assert (failed["outcome"], failed["to_step"]) == ("KeyError", 20)
 
 
@@ -220,18 +220,18 @@ def test_an_attempt_that_fails_or_is_killed_is_recorded(tmp_path):
 def test_a_record_that_cannot_be_read_stops_nothing(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(ValueError, match="run.json"):
-        record.load(str(tmp_path))
+        rundir.attempts(str(tmp_path))
     with pytest.warns(UserWarning, match="run.json.*written again"):
-        with record.attempt(str(tmp_path), 0):
+        with rundir.attempt(str(tmp_path), 0):
             pass
-    assert len(record.load(str(tmp_path))) == 1
+    assert len(rundir.attempts(str(tmp_path))) == 1
 
 
 def test_the_commit_is_that_of_the_checkout_and_not_of_where_one_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    here = record.provenance()["commit"]
+    here = rundir.provenance()["commit"]
     package = tmp_path / "site" / "mbx"
     package.mkdir(parents=True)
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     monkeypatch.setattr("mbx.__file__", str(package / "__init__.py"))
-    assert record.provenance()["commit"] == "unknown" != here or here == "unknown"
+    assert rundir.provenance()["commit"] == "unknown" != here or here == "unknown"

@@ -14,7 +14,7 @@ from mbx.empo import suite as empo
 from mbx.empo.agent import learners, make_agent, targets
 from mbx.empo.power.named import NamedWorld
 from mbx.training import build
-from mbx.training.environments import make_environment
+from mbx.training.build import make_environment
 from tests.empo.helpers import AT_ONCE, TABLES, environment_of, load, problem_of, settings_of
 from tests.helpers import tiny_config
 

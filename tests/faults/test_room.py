@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mbx.training import build, room, run
+from mbx.training import build, run, rundir
 from mbx.training.job import prepare
 from tests.faults.processes import finish
 from tests.faults.small import small_config
@@ -18,7 +18,7 @@ def abstract_of(config):
 
 
 def sizes_of(config) -> dict[str, int]:
-    return room.parts(abstract_of(config))
+    return rundir.parts(abstract_of(config))
 
 
 def test_sizes_are_those_of_the_arrays():
@@ -35,11 +35,11 @@ def test_memory_is_refused_where_it_cannot_suffice(capacity, over, monkeypatch, 
     config = small_config(replay=dict(capacity=capacity))
     sizes = sizes_of(config)
     needed = 2 * (sizes["replay"] + sizes["train state"]) + 2 * sizes["parameters"]
-    monkeypatch.setattr(room, "free_memory", lambda: float(needed - over))
-    monkeypatch.setattr(room, "free_disk", lambda path: math.inf)
+    monkeypatch.setattr(rundir, "free_memory", lambda: float(needed - over))
+    monkeypatch.setattr(rundir, "free_disk", lambda path: math.inf)
     state = abstract_of(config)
     if not over:
-        return room.check(config, str(tmp_path), state, 80)
+        return rundir.check_room(config, str(tmp_path), state, 80)
     with pytest.raises(ValueError, match=f"replay.capacity={capacity} .*lower replay.capacity"):
         run.train(config, str(tmp_path / "run"))
     assert not list(tmp_path.iterdir())
@@ -51,9 +51,9 @@ def test_disk_is_counted_for_the_rows_that_will_be_there(steps, share, monkeypat
     sizes = sizes_of(config)
     state = abstract_of(config)
     needed = 2 * (sizes["train state"] + share * sizes["replay"]) + 50e6
-    monkeypatch.setattr(room, "free_disk", lambda path: needed)
-    room.check(config, str(tmp_path), state, steps)
-    monkeypatch.setattr(room, "free_disk", lambda path: needed - 1)
+    monkeypatch.setattr(rundir, "free_disk", lambda path: needed)
+    rundir.check_room(config, str(tmp_path), state, steps)
+    monkeypatch.setattr(rundir, "free_disk", lambda path: needed - 1)
     with pytest.raises(
         ValueError, match="MB free, the run needs 50.* for 2 checkpoints and its log"
     ):
@@ -62,9 +62,9 @@ def test_disk_is_counted_for_the_rows_that_will_be_there(steps, share, monkeypat
 
 
 def test_what_this_machine_has_free(tmp_path):
-    assert 1e6 < room.free_memory() < math.inf
-    assert room.free_disk(str(tmp_path / "not" / "yet")) == pytest.approx(
-        room.free_disk(str(tmp_path)), rel=0.1
+    assert 1e6 < rundir.free_memory() < math.inf
+    assert rundir.free_disk(str(tmp_path / "not" / "yet")) == pytest.approx(
+        rundir.free_disk(str(tmp_path)), rel=0.1
     )
 
 
@@ -72,9 +72,9 @@ def test_the_limits_of_a_process_count(monkeypatch):
     resource = pytest.importorskip("resource")
     limits = {resource.RLIMIT_AS: 5_000, resource.RLIMIT_DATA: resource.RLIM_INFINITY}
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], limits[kind]))
-    assert room.free_memory() == 5_000
+    assert rundir.free_memory() == 5_000
     limits[resource.RLIMIT_DATA] = 4_000
-    assert room.free_memory() == 4_000
+    assert rundir.free_memory() == 4_000
 
 
 TEN = """

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mbx.training import files, run
-from mbx.training.interrupt import Interrupt
+from mbx.training.run import Interrupt
 from tests.faults.processes import finish, rows_of, start, wait_for_step
 from tests.faults.small import small_config
 

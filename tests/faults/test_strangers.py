@@ -24,10 +24,11 @@ from mbx.analysis.curves import load_curve
 from mbx.empo.agent import settings as empo
 from mbx.empo.multigrid.layout import load_map
 from mbx.settings import to_dict
-from mbx.training import datasets, inputs, record, run, rundir, transfer
-from mbx.training.checkpoint import Checkpointer, load_config, load_settings
+from mbx.training import run, rundir, transfer
+from mbx.training.checkpoint import Checkpointer
 from mbx.training.job import fresh_state, prepare
-from mbx.training.metrics import read_rows
+from mbx.training.logging import read_rows
+from mbx.training.rundir import load_config, load_settings
 from tests.faults.small import make_agent, small_config
 
 TOKENS = (b"[", b"]", b"{", b"}", b'"', b"null", b"true", b"-1", b"1e999", b"NaN", b"9" * 400)
@@ -89,8 +90,8 @@ def read_config(path: str) -> None:
 
 def read_dataset(path: str) -> None:
     environment = envs.make("toy:point", 1)
-    datasets.shape(path)
-    datasets.load(path, make_agent({}, environment.spec), task="toy:point")
+    transfer.dataset_shape(path)
+    transfer.load_dataset(path, make_agent({}, environment.spec), task="toy:point")
 
 
 class Reader:
@@ -101,7 +102,7 @@ class Reader:
 
 
 def read_record(path: str) -> None:
-    record.load(os.path.dirname(path))
+    rundir.attempts(os.path.dirname(path))
 
 
 READERS = {
@@ -252,8 +253,8 @@ def begun(example, tmp_path, monkeypatch) -> pathlib.Path:
         env=dataclasses.replace(empo.Settings().env, name="empo:multigrid/mine.yaml@stored"),
         humans=empo.Humans(model="file", file="prior.npy"),
     )
-    inputs.check(settings.files(), str(workdir))
-    inputs.keep(settings.files(), str(workdir))
+    rundir.check_inputs(settings.files(), str(workdir))
+    rundir.keep_inputs(settings.files(), str(workdir))
     (workdir / "config.json").write_text(json.dumps(to_dict(settings)))
     mine.unlink()
     table.write_bytes(b"changed")
@@ -298,7 +299,7 @@ def test_a_run_is_not_continued_with_another_file(begun):
         empo.Settings(), humans=empo.Humans(model="file", file="prior.npy")
     )
     with pytest.raises(ValueError, match="humans.file=prior.npy is not what the run in .* began"):
-        inputs.check(settings.files(), str(begun))
+        rundir.check_inputs(settings.files(), str(begun))
 
 
 def test_a_file_that_a_kept_map_names_is_said(begun):

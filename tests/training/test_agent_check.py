@@ -13,7 +13,7 @@ from examples import own_agent
 from mbx.agents.base import Agent, Mean, Store
 from mbx.training import build
 from mbx.training.agent_check import checked
-from mbx.training.environments import make_environment
+from mbx.training.build import make_environment
 from mbx.training.loop import make_step
 from mbx.training.state import init_state, make_schedule
 

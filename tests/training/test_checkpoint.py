@@ -21,7 +21,8 @@ import pytest
 from flax import struct
 
 from mbx.training import checkpoint
-from mbx.training.checkpoint import Checkpointer, load_config, load_settings
+from mbx.training.checkpoint import Checkpointer
+from mbx.training.rundir import load_config, load_settings
 from tests.helpers import tiny_config
 
 ROOT = pathlib.Path(__file__).parents[2]

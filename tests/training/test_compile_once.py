@@ -12,7 +12,7 @@ from configs import dreamer, empo
 from mbx.agents.tdmpc.settings import Settings
 from mbx.settings import from_dict
 from mbx.training import job, run
-from mbx.training.environments import make_environment
+from mbx.training.build import make_environment
 from tests.helpers import FUSED, counting, once, programs_of, tiny_config
 
 

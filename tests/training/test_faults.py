@@ -14,8 +14,8 @@ import pytest
 from mbx import envs, replay
 from mbx.envs.host import SteppedEnvironment
 from mbx.training import evaluation, files, loop, run
-from mbx.training.faults import Faults
-from mbx.training.metrics import read_rows
+from mbx.training.logging import read_rows
+from mbx.training.run import Faults
 from tests.faults.small import small_config
 from tests.helpers import program, tiny_config
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from mbx.training import inputs
+from mbx.training import rundir
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,8 @@ def place(tmp_path):
         (tmp_path / name).write_text(text)
     (tmp_path / "run").mkdir()
     settings = Settings(paths=(("x", str(tmp_path / "a.txt")), ("y", str(tmp_path / "b.bin"))))
-    inputs.check(settings.files(), str(tmp_path / "run"))  # before anything was kept
-    inputs.keep(settings.files(), str(tmp_path / "run"))
+    rundir.check_inputs(settings.files(), str(tmp_path / "run"))  # before anything was kept
+    rundir.keep_inputs(settings.files(), str(tmp_path / "run"))
     return settings, tmp_path / "run"
 
 
@@ -39,21 +39,21 @@ def test_copies_are_named_by_setting_and_made_once(place):
     held = {path.name: path.read_text() for path in (run / "inputs").iterdir()}
     assert held == {"x.txt": "one", "y.bin": "two"}
     (run.parent / "a.txt").write_text("other")
-    inputs.keep(settings.files(), str(run))
+    rundir.keep_inputs(settings.files(), str(run))
     assert (run / "inputs/x.txt").read_text() == "one"
     with pytest.raises(ValueError, match="x=.*a.txt is not what the run .* began with"):
-        inputs.check(settings.files(), str(run))
+        rundir.check_inputs(settings.files(), str(run))
 
 
 def test_a_run_is_read_with_its_copies_and_with_nothing_outside_of_it(place):
     settings, run = place
     (run.parent / "a.txt").unlink()
     wanted = (("x", str(run / "inputs/x.txt")), ("y", str(run / "inputs/y.bin")))
-    assert inputs.kept(settings, str(run)).paths == wanted
+    assert rundir.with_kept_inputs(settings, str(run)).paths == wanted
     copy = run / "inputs/y.bin"
     copy.unlink()
     with pytest.raises(ValueError, match=f"y=.*b.bin lies outside of the run .* copy it to {copy}"):
-        inputs.kept(settings, str(run))
+        rundir.with_kept_inputs(settings, str(run))
     copy.symlink_to(run.parent / "b.bin")  # a file that is there, by a way out
     with pytest.raises(ValueError, match="y=.*b.bin lies outside of the run and is not opened"):
-        inputs.kept(settings, str(run))
+        rundir.with_kept_inputs(settings, str(run))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mbx.training import files, run
-from mbx.training.metrics import RunLogger, atomic_write, read_rows
+from mbx.training.logging import RunLogger, atomic_write, read_rows
 
 
 def jsonl(workdir) -> str:

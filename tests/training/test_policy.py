@@ -24,7 +24,7 @@ from mbx import envs
 from mbx.agents.base import Agent
 from mbx.envs.gymnasium import _Task as Task
 from mbx.envs.host import SteppedEnvironment
-from mbx.training import build, policy, run, specs
+from mbx.training import build, policy, run, rundir
 from mbx.training.checkpoint import Checkpointer
 from mbx.types import EnvSpec
 from tests.helpers import leave_untrained, tiny_config
@@ -136,19 +136,19 @@ def test_the_specs_of_environments_say_their_units(name, tmp_path):
     spec = envs.make(name, 1).spec
     bounds = {"gym:Pendulum-v1": ((-2.0,), (2.0,)), "gym:CartPole-v1": ((0.0,), ())}
     assert (spec.action_low, spec.action_high) == bounds.get(name, ((-1.0, -1.0), (1.0, 1.0)))
-    specs.save(spec, str(tmp_path))
-    again = specs.load(str(tmp_path))
+    rundir.save_spec(spec, str(tmp_path))
+    again = rundir.load_spec(str(tmp_path))
     assert again == spec._replace(obs_dtype=np.dtype(spec.obs_dtype))
     ranged = again._replace(reward_range=(-1.0, 2.5))
-    specs.save(ranged, str(tmp_path))
-    assert specs.load(str(tmp_path)) == ranged
+    rundir.save_spec(ranged, str(tmp_path))
+    assert rundir.load_spec(str(tmp_path)) == ranged
     written = (tmp_path / "spec.json").read_text()
     (tmp_path / "spec.json").write_text(written.replace("2.5", "-2.5"))
     with pytest.raises(ValueError, match="spec.json: field 'reward_range': .* must be .lowest"):
-        specs.load(str(tmp_path))
+        rundir.load_spec(str(tmp_path))
     (tmp_path / "spec.json").write_text('{"name": "x", "obs_shape": 3}')
     with pytest.raises(ValueError, match="spec.json: field 'obs_shape' is missing or no list"):
-        specs.load(str(tmp_path))
+        rundir.load_spec(str(tmp_path))
 
 
 def test_the_exported_file_acts_alike_without_mbx(workdir, planning, tmp_path):
@@ -311,9 +311,9 @@ def test_a_batch_of_numbers_of_choices():
 def test_a_spec_keeps_the_spaces_of_an_environment(tmp_path):
     for changes in (dict(action_shape=()), dict(action_shape=(1, 2), action_dtype="int64")):
         spec = ALARM._replace(obs_dtype=np.dtype(np.float32), **changes)
-        specs.save(spec, str(tmp_path))
-        assert specs.load(str(tmp_path)) == spec
+        rundir.save_spec(spec, str(tmp_path))
+        assert rundir.load_spec(str(tmp_path)) == spec
     path = tmp_path / "spec.json"
     path.write_text(path.read_text().replace("int64", "O"))
     with pytest.raises(ValueError, match="field 'action_dtype': 'O' is no type of numbers"):
-        specs.load(str(tmp_path))
+        rundir.load_spec(str(tmp_path))

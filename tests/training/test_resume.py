@@ -13,10 +13,10 @@ import pytest
 from mbx import cli
 from mbx.commands import train
 from mbx.settings import to_dict
-from mbx.training import build, resume, run, trust
+from mbx.training import build, run, rundir
 from mbx.training.checkpoint import Checkpointer
-from mbx.training.interrupt import Interrupt
-from mbx.training.metrics import RunLogger, read_rows
+from mbx.training.logging import RunLogger, read_rows
+from mbx.training.run import Interrupt
 from mbx.types import EnvSpec
 from tests.faults.small import small_config
 
@@ -48,7 +48,7 @@ def test_the_directory_is_enough_and_changes_are_said(begun, capsys):
     assert train.chosen(given)[0].train.steps == 40
     with pytest.raises(ValueError, match="config.train.step is not a setting.* train.steps"):
         train.chosen([*given, "--config.train.step=80"])
-    config = resume.saved_config(workdir)
+    config = rundir.saved_config(workdir)
     assert config == {**config, "resume": False} and config["env"]["name"] == "toy:point"
     config["resume"], config["train"]["steps"], config["eval"]["episodes"] = True, 80, 3
     config["train"]["log_interval"] = 16  # of which 40 is no multiple
@@ -154,7 +154,7 @@ def test_a_change_is_told_of_what_was_in_force(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(to_dict(before)))
     rate = dataclasses.replace(before.optimizer, learning_rate=5e-4)
     settings = dataclasses.replace(before, optimizer=rate, resume=True)
-    told = resume.changes(settings, str(tmp_path), spec)
+    told = rundir.changes(settings, str(tmp_path), spec)
     assert before.optimizer.learning_rate == 0.0
     assert told == ["optimizer.learning_rate=0.0005 (was 0.001)"]
 
@@ -164,7 +164,7 @@ def test_several_seeds_are_one_run_again(tmp_path):
         os.makedirs(tmp_path / f"seed-{seed}")
         with open(tmp_path / f"seed-{seed}" / "config.json", "w") as file:
             json.dump({**small_config(), "seed": seed}, file)
-    config = resume.saved_config(str(tmp_path))
+    config = rundir.saved_config(str(tmp_path))
     assert (config["seed"], config["num_seeds"]) == (3, 2)
     rows = {3: [(20, 1.0), (40, None)], 4: [(20, 2.0), (40, 5.0), (60, 6.0)]}
     for seed, pairs in rows.items():
@@ -172,21 +172,21 @@ def test_several_seeds_are_one_run_again(tmp_path):
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (tmp_path / f"seed-{seed}" / "metrics.jsonl").write_text(text)
     dirs = [str(tmp_path / f"seed-{seed}") for seed in rows]
-    (first, second) = resume.evaluations_before(dirs, 50)
+    (first, second) = rundir.evaluations_before(dirs, 50)
     assert first == (20, 1.5) and second[0] == 40 and second[1] != second[1]
 
 
 def test_what_cannot_be_gone_on_with(tmp_path, monkeypatch):
-    monkeypatch.setattr(trust, "_known", set)
+    monkeypatch.setattr(rundir, "_known", set)
     with pytest.raises(FileNotFoundError, match="holds no run"):
-        resume.saved_config(str(tmp_path / "nowhere"))
+        rundir.saved_config(str(tmp_path / "nowhere"))
     for name, message in (
         ("gym:/a/b.py:C", "which no run of yours was made with"),
         ("empo:multigrid//a/map.yaml", "was made from the file env.name=/a/map.yaml: name it"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(small_config(env=dict(name=name))))
         with pytest.raises(ValueError, match=message):
-            resume.saved_config(str(tmp_path))
+            rundir.saved_config(str(tmp_path))
 
 
 def test_every_command_opens_a_run_by_its_directory(begun, tmp_path, monkeypatch, capsys):

@@ -24,9 +24,10 @@ import pytest
 from mbx.envs import custom
 from mbx.settings import flatten, to_dict
 from mbx.training import run
-from mbx.training.checkpoint import Checkpointer, load_config
+from mbx.training.checkpoint import Checkpointer
 from mbx.training.job import fresh_state, prepare
-from mbx.training.metrics import read_rows
+from mbx.training.logging import read_rows
+from mbx.training.rundir import load_config
 from tests.faults.small import small_config
 from tests.helpers import FUSED, counting, once, programs_of, register_toy, tiny_config
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mbx.analysis import report
-from mbx.training import job, loop, metrics, run, seeds
+from mbx.training import job, logging, loop, run, seeds
 from tests.faults.small import small_config
 from tests.helpers import register_toy, tiny_config
 
@@ -56,7 +56,7 @@ def train_on_two_devices(*runs):
 
 
 def rows(path, kind):
-    found = metrics.read_rows(os.path.join(path, "metrics.jsonl"))
+    found = logging.read_rows(os.path.join(path, "metrics.jsonl"))
     return [row for row in found if row["kind"] == kind]
 
 

@@ -16,10 +16,10 @@ from mbx.agents.base import Agent
 from mbx.agents.settings import Train
 from mbx.agents.tdmpc.settings import Settings
 from mbx.envs import multi
-from mbx.training import build, datasets, run, transfer
+from mbx.training import build, run, transfer
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.job import begin, fresh_state, prepare
-from mbx.training.metrics import read_rows
+from mbx.training.logging import read_rows
 from tests.faults.small import small_config
 from tests.helpers import leave_untrained, register_toy, tiny_config
 
@@ -189,7 +189,7 @@ def test_a_dataset_keeps_every_row(recorded):
     planning = build.build_agent(
         build.read(tiny_config(env=config["env"])), spec
     )  # one that stores targets
-    loaded = datasets.load(path, planning, task=MULTI)
+    loaded = transfer.load_dataset(path, planning, task=MULTI)
     full = jax.eval_shape(functools.partial(fresh_state, prepare(config)), jax.random.key(0))
     checkpointer = Checkpointer(workdir)
     kept = checkpointer.restore(full)[0].replay

@@ -13,7 +13,7 @@ import time
 import jax
 import pytest
 
-from mbx.training import metrics
+from mbx.training import logging
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -196,7 +196,7 @@ def test_processes_train_one_run_and_another_number_resumes_it(tmp_path):
     assert [step for step, _ in on_four["evaluations"]] == [160, 320]
     on_one = results(start(agent="tdmpc", devices=1, run=[workdir, 480]))[0]
     assert [step for step, _ in on_one["evaluations"]] == [160, 320, 480]
-    rows = metrics.read_rows(os.path.join(workdir, "metrics.jsonl"))
+    rows = logging.read_rows(os.path.join(workdir, "metrics.jsonl"))
     assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(80, 481, 80))
 
 
@@ -206,7 +206,7 @@ def test_a_killed_process_ends_the_others_and_the_run_resumes(tmp_path):
     told = dict(agent="tdmpc", devices=1, processes=2, coordinator=free_address())
     both = [start(process=i, run=[workdir, 10**6], **told) for i in range(2)]
     log = os.path.join(workdir, "metrics.jsonl")
-    while not any(row["step"] >= 320 for row in metrics.read_rows(log)):
+    while not any(row["step"] >= 320 for row in logging.read_rows(log)):
         assert both[0].poll() is None
         time.sleep(0.5)
     both[1].kill()

@@ -15,9 +15,8 @@ import pytest
 from mbx.agents.dreamer import settings as dreamer
 from mbx.agents.settings import Log
 from mbx.settings import to_dict
-from mbx.training import metrics, run, rundir, sinks
-from mbx.training.metrics import NoLogger, RunLogger, read_rows
-from mbx.training.sinks import Progress, duration
+from mbx.training import logging, run, rundir
+from mbx.training.logging import NoLogger, Progress, RunLogger, duration, read_rows
 from tests.helpers import tiny_config
 
 LOG = Log(wandb="walks")
@@ -135,7 +134,7 @@ def test_a_service_that_fails_is_dropped_and_the_run_continues(tmp_path, method,
     logger._sinks.call("close")
     seen: list[str] = []
     other = types.SimpleNamespace(log=lambda kind, *_: seen.append(kind))
-    logger._sinks = sinks.Sinks(**{name: Broken(method, error), "other": other})
+    logger._sinks = logging.Sinks(**{name: Broken(method, error), "other": other})
     with pytest.warns(UserWarning, match=f"{name} failed .{type(error).__name__}") as told:
         logger._sinks.call("settings", {}, ())
         logger.show_pretraining({}, 1, 2)
@@ -212,7 +211,7 @@ def test_tensorboard_gets_settings_pictures_and_films(tmp_path):
     events = events_of(next((tmp_path / "tb").iterdir()))
     values = [(event.step, value) for event in events for value in event.summary.value]
     data = [HParamsPluginData.FromString(v.metadata.plugin_data.content) for _, v in values[:3]]
-    assert [m.name.tag for m in data[0].experiment.metric_infos] == list(metrics._COMPARED)
+    assert [m.name.tag for m in data[0].experiment.metric_infos] == list(logging._COMPARED)
     given = data[1].session_start_info.hparams
     assert given["agent"].string_value == "tdmpc" and given["loss.rho"].number_value == 0.5
     assert given["loss.heads"].string_value == "[1, 2]" and given["resume"].bool_value
@@ -223,8 +222,8 @@ def test_tensorboard_gets_settings_pictures_and_films(tmp_path):
 
 def test_lines_instead_of_a_bar_off_a_terminal(tmp_path, capsys, monkeypatch):
     clock = iter([100.0, 130.0])
-    monkeypatch.setattr("mbx.training.sinks.open_tensorboard", lambda *_: None)
-    monkeypatch.setattr("mbx.training.sinks.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("mbx.training.logging.open_tensorboard", lambda *_: None)
+    monkeypatch.setattr("mbx.training.logging.time.monotonic", lambda: next(clock))
     logger = RunLogger(str(tmp_path), config={}, progress_total=4000, label="seed 1")
     logger.log("setup", 0, {"parameters": 1234567.0, "replay/bytes_rows": 23.5})
     logger.log("train", 40, {"episode/return": 12.0, "loss/value": 0.25, "steps_per_second": 99.0})
@@ -253,7 +252,7 @@ def test_times_in_words(seconds, words):
 def test_the_time_left_goes_by_the_speed_of_rows_with_updates(monkeypatch, capsys):
     """Random actions up to 200, first updates at once until 300, from there 100 steps take 10 s."""
     clock = iter([30.0, 40.0, 60.0])  # read in rows with updates alone
-    monkeypatch.setattr("mbx.training.sinks.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("mbx.training.logging.time.monotonic", lambda: next(clock))
     progress = Progress(1000, 0)
     for step, updates in ((100, 0.0), (200, 0.0), (300, 50.0), (400, 10.0)):
         progress.log("train", step, {"updates": updates, "steps_per_second": 1.0})

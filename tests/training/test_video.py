@@ -20,7 +20,7 @@ from mbx.envs.base import random_actions
 from mbx.envs.render import Renderer, mujoco_drawing
 from mbx.settings import to_dict
 from mbx.training import build, video
-from mbx.training.environments import environment_spec
+from mbx.training.build import environment_spec
 from tests.helpers import register_toy
 
 MODEL = """
