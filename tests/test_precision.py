@@ -9,7 +9,7 @@ import pytest
 
 from mbx import categorical, distributions, mppi, power, replay, returns, successors
 from mbx.fast import rng
-from mbx.planners import bases, cem, predictive, risk
+from mbx.planners import bases, cem, predictive
 
 SMALL = dict(num_samples=16, num_elites=4, iterations=2)
 PLANNERS = {
@@ -98,7 +98,6 @@ CASES = {
     "aggregate_ability": lambda: power.aggregate_ability(jnp.abs(X), jnp.full(6, 0.2), 1.5),
     "intrinsic_reward": lambda: power.intrinsic_reward(jnp.exp(jnp.asarray(X)), 1.0, 1.1),
     "replay": stored,
-    "risk": lambda: risk.measure(jnp.asarray(X), "cvar", 0.4),
     "rng": lambda: (
         jax.random.normal(rng.unrolled(key()), (5,), jnp.float32),
         rng.normal(key(), (20, 20)),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mbx import categorical, mppi
 from mbx.mppi import Array, MPPIConfig, Plan, ScoreFn
-from mbx.planners import bases, cem, evosax, predictive
+from mbx.planners import cem, evosax, predictive
 
 
 class PlanFn(Protocol):
@@ -77,14 +77,12 @@ def plan(
     std: Array,
     *,
     discrete: bool = False,
-    basis: bases.Basis | None = None,
     **given: Any,
 ) -> Plan:
     """`mppi.plan` by the planner of a name, whose result is checked during tracing.
 
     Args:
         discrete: plan discrete actions (`mbx.categorical`).
-        basis: parametrization of plans (`mbx.planners.bases`); None: one action a step.
         given: further arguments of `mppi.plan`.
 
     Raises:
@@ -99,8 +97,6 @@ def plan(
             f"planner.name={name!r} plans continuous actions alone: choose one of {able}, or "
             "register yours with discrete="
         )
-    if basis is not None:
-        search = bases.over(search, basis)
     made = search(key, score_fn, mean, std, **given)
     if not isinstance(made, Plan):
         raise ValueError(f"planner {name!r} returned a {type(made).__name__}, wanted an mppi.Plan")

@@ -98,13 +98,10 @@ def over(plan: Any, basis: Basis) -> Any:
     """The planner `plan`, searching among the parameters of a basis; a function of its signature.
     Proposals, `initial` and the mean are mapped to parameters by `back`, so that candidates, values
     and targets are those of the basis's sequences. Deviations are mapped as if steps were
-    independent. Where the first action is not a parameter (smoothing) and `config.selection` is not
-    "mean", `plan` must take `has_aux` as `mppi.plan` does.
+    independent. `plan` must take `has_aux` as `mppi.plan` does.
     Raises ValueError when it is called with a mean of another horizon than the basis'.
     """
     forward, back = basis.forward, basis.back
-    traced = not isinstance(forward, np.ndarray)
-    first_is_a_parameter = not traced and np.array_equal(forward[0], np.eye(forward.shape[1])[0])
     weights = back**2 / (back**2).sum(axis=1, keepdims=True)  # either may be traced
 
     def to_actions(parameters: Array) -> Array:
@@ -129,17 +126,12 @@ def over(plan: Any, basis: Basis) -> Any:
             raise ValueError(
                 f"the basis is of horizon={forward.shape[0]} and the plan of {mean.shape[1]} steps"
             )
-        asks_first = not first_is_a_parameter and config.selection != "mean"
 
         def score(key: Array, parameters: Array) -> Any:
             actions = to_actions(parameters)
-            if not asks_first:
-                return score_fn(key, actions)
             values, aux = mppi.checked_score(score_fn, has_aux)(key, actions)
-            return values, (actions[:, :, 0], aux)
+            return values, (actions[:, :, 0], aux)  # the first action is seldom a parameter
 
-        if has_aux or asks_first:
-            given["has_aux"] = True
         found: Plan = plan(
             key,
             score,
@@ -147,16 +139,14 @@ def over(plan: Any, basis: Basis) -> Any:
             jnp.sqrt(_along_time(weights, jnp.square(std))),
             proposals=to_parameters(proposals),
             initial=to_parameters(initial),
+            has_aux=True,
             config=config,
             **given,
         )
-        means = to_actions(found.mean)
-        chosen, action, aux = found.chosen, found.action, found.aux
-        if not first_is_a_parameter:
-            chosen, aux = aux if asks_first else (means[:, 0], aux)
-            action = jnp.clip(chosen + found.action - found.chosen, -1.0, 1.0)
+        means, (first, aux) = to_actions(found.mean), found.aux
+        chosen = means[:, 0] if config.selection == "mean" else first
         return Plan(
-            action=action,
+            action=jnp.clip(chosen + found.action - found.chosen, -1.0, 1.0),
             mean=means,
             std=jnp.sqrt(_along_time(forward**2, jnp.square(found.std))),
             actions=to_actions(found.actions),

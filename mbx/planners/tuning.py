@@ -38,8 +38,6 @@ class Tuned(NamedTuple):
     temperature: float
     deviation: float
     value: float
-    # All pairs, best first: (temperature, deviation, mean value, times tried).
-    trials: tuple[tuple[float, float, float, int], ...]
 
 
 def tune(
@@ -75,23 +73,15 @@ def tune(
     share = np.asarray(jax.random.uniform(draw_key, (num, 2), jnp.float32))
     pairs = np.exp(low + share * (high - low)).astype(np.float32)
     compiled = jax.jit(value_fn)
-    sums, counts, left = np.zeros(num), np.zeros(num, int), np.arange(num)
+    sums, left, passes = np.zeros(num), np.arange(num), 0
     while True:
         key, one = jax.random.split(key)
         found = np.array([float(compiled(one, *map(jnp.float32, pairs[i]))) for i in left])
         sums[left] += np.where(np.isfinite(found), found, -math.inf)
-        counts[left] += 1
-        left = left[np.argsort(-sums[left], kind="stable")]  # all of them were tried as often
+        left, passes = left[np.argsort(-sums[left], kind="stable")], passes + 1
         if len(left) == 1:
-            break
+            return Tuned(*map(float, pairs[left[0]]), float(sums[left[0]]) / passes)
         left = left[: -(-len(left) // 2)]
-    means = sums / counts
-    order = np.lexsort((-means, -counts))
-    trials = tuple(
-        (float(pairs[i, 0]), float(pairs[i, 1]), float(means[i]), int(counts[i])) for i in order
-    )
-    temperature, deviation, value, _ = trials[0]
-    return Tuned(temperature, deviation, value, trials)
 
 
 def plan_value(
