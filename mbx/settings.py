@@ -60,7 +60,7 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
     choices: tuple[Any, ...] | None = None,
-    needs: Mapping[str, Any] | None = None,
+    needs: str | Mapping[str, Any] = "",
 ) -> Any:
     """Declare a setting as a field of a frozen dataclass.
 
@@ -71,13 +71,13 @@ def setting(
         choices: all allowed values.
         needs: conditions for an effect: the dotted name of another setting (or the bare name within
             the section) with its required value, a tuple of values, or `NONZERO`. The bare name of
-            a property of the whole settings is a condition whose docstring describes it. A setting
-            without effect is refused unless it has its default.
+            a property of the whole settings is a condition whose docstring describes it; a string
+            is one such name. A setting without effect is refused unless it has its default.
     """
     metadata: dict[str, Any] = dict(
         help=help, at_least=at_least, above=above, at_most=at_most, choices=choices
     )
-    metadata["needs"] = dict(needs or {})
+    metadata["needs"] = {needs: True} if needs and isinstance(needs, str) else dict(needs)
     if isinstance(default, dict):  # names that a user chooses; a default of its own for everyone
         # Not part of a hash: settings are hashable, dictionaries are not.
         return dataclasses.field(

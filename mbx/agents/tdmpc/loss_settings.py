@@ -65,7 +65,7 @@ class Loss:
         "Weight of the ensembles' standard deviation in value targets: above 0 optimism, below 0 "
         "pessimism.",
         at_least=None,
-        needs={"targets_know_std": True},
+        needs="targets_know_std",
     )
     td_dynamics_reduction: str = setting(
         "mean",
@@ -78,7 +78,7 @@ class Loss:
         True, "Value targets use all dynamics heads, not one at random.", needs=_IMAGINED
     )
     td_ema_policy: bool = setting(
-        False, "The EMA policy acts in value targets.", needs={"targets_follow_policy": True}
+        False, "The EMA policy acts in value targets.", needs="targets_follow_policy"
     )
     aux_gammas: tuple[float, ...] = setting(
         (), "Discounts of auxiliary value heads.", at_least=None, above=0
@@ -96,10 +96,7 @@ class Loss:
         needs={"value_target": "planner"},
     )
     value_best_n: int = setting(
-        4,
-        "Planner actions that value targets average.",
-        at_least=1,
-        needs={"value_weighting": "best_n"},
+        4, "Actions averaged in value targets.", at_least=1, needs={"value_weighting": "best_n"}
     )
     value_temperature: float = setting(
         0.0,
@@ -107,15 +104,13 @@ class Loss:
         needs={"value_weighting": "weighted"},
     )
     value_last_state: bool = setting(
-        False,
-        "Values learn in the state that a window ends in, too: T+1 states, not T.",
-        needs={"imagines_targets": True},
+        False, "Learn values in a window's last state, too (T+1 states).", needs="imagines_targets"
     )
     value_scale: str = setting(
         "running",
         "Unit of values: running percentile range (TD-MPC2), or return EMA (DreamerV3).",
         choices=("running", "return_ema"),
-        needs={"scales_values": True},
+        needs="scales_values",
     )
     policy_loss: str = setting("svg", "Policy loss: awr, svg, kl, bc, or a mixture, svg:1+kl:0.5.")
     policy_coef: float = setting(1.0, "Coefficient of the policy's loss.")
@@ -146,10 +141,7 @@ class Loss:
     )
     trust_region_coef: float = setting(0.0, "Coefficient of the KL from the EMA policy.")
     awr_temperature: float = setting(
-        0.5,
-        "Temperature of the weights of planner actions.",
-        above=0,
-        needs={"weighs_by_temperature": True},
+        0.5, "Temperature of planner actions' weights.", above=0, needs="weighs_by_temperature"
     )
     entropy_coef: float = setting(1e-4, "Coefficient of the entropy bonus.")
     entropy_coef_end: float = setting(
@@ -162,17 +154,14 @@ class Loss:
         1.0, "Share of the run at which the entropy schedule ends.", at_most=1, needs=_SCHEDULE
     )
     entropy_schedule: str = setting(
-        "linear",
-        "Shape of the entropy schedule.",
-        choices=("linear", "exponential"),
-        needs=_SCHEDULE,
+        "linear", "Entropy schedule's shape.", choices=("linear", "exponential"), needs=_SCHEDULE
     )
     entropy_scale: str = setting(
         "value",
         "Unit of the entropy bonus: values, divided by their scale as SVG's; none = of SVG's loss "
         "(TD-MPC2).",
         choices=("value", "none"),
-        needs={"svg_first": True},
+        needs="svg_first",
     )
     entropy_action_dim_power: float = setting(
         1.0, "Power of the number of action dims that multiplies the entropy bonus."
@@ -185,8 +174,8 @@ class Loss:
     )
     optimist: bool = setting(
         False,
-        "A second, optimistic policy whose samples join the training planner's.",
-        needs={"samples_optimist": True},
+        "Second, optimistic policy, sampled by the training planner.",
+        needs="samples_optimist",
     )
     termination: str = setting(
         "soft",

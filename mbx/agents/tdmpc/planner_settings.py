@@ -66,7 +66,7 @@ _SHARED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _shared(name: str, default: Any, needs: dict[str, Any] | None = None) -> Any:
+def _shared(name: str, default: Any, needs: str | dict[str, Any] = "") -> Any:
     help, limits = _SHARED[name]
     return setting(default, help, needs=needs, **limits)
 
@@ -103,12 +103,11 @@ class Planner:
         needs={"prior_updates": NONZERO},
     )
     prior_updates: int = setting(
-        0,
-        "Updates over which the start from the policy's Gaussian fades (NEWT); 0 = no such start.",
+        0, "Updates over which the start from the policy's Gaussian fades (NEWT); 0 = none."
     )
     rescore_proposals: bool = _shared("rescore_proposals", False, _PROPOSED)
-    temperature: float = _shared("temperature", 0.5, {"weighs_elites": True})
-    temperature_mode: str = _shared("temperature_mode", "multiply", {"weighs_elites": True})
+    temperature: float = _shared("temperature", 0.5, "weighs_elites")
+    temperature_mode: str = _shared("temperature_mode", "multiply", "weighs_elites")
     min_std: float = _shared("min_std", 0.05)
     max_std: float = _shared("max_std", 2.0)
     action_noise: float = setting(
@@ -120,13 +119,13 @@ class Planner:
         "sample",
         "Action in training: an elite drawn by weight, the best, or their mean.",
         choices=SELECTIONS,
-        needs={"chooses_elites": True},
+        needs="chooses_elites",
     )
     evaluation_selection: str = setting(
         "mean",
         "Action in evaluations: a choice as in planner.selection.",
         choices=SELECTIONS,
-        needs={"chooses_elites": True},
+        needs="chooses_elites",
     )
     extra_iterations: int = _shared("extra_iterations", 2)
     extra_iterations_action_dim: int = _shared("extra_iterations_action_dim", 20, _EXTRA)
@@ -137,7 +136,7 @@ class Planner:
         at_least=None,
         needs=_ENSEMBLES,
     )
-    aggregate: bool = _shared("aggregate", False, {"plans_ahead": True})
+    aggregate: bool = _shared("aggregate", False, "plans_ahead")
     disagreement: float = _shared("disagreement", 0.0, _SEVERAL)
     discount: float = _shared("discount", 0.0)
 

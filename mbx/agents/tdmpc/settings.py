@@ -29,6 +29,8 @@ MODEL_SIZES = ("tiny", "1", "5", "19", "48", "317")
 
 _STORED = {"stores_plans": True}
 _REANALYZE = {"enabled": True, "stores_plans": True}
+_PASSES = _REANALYZE | {"current_batch": False}
+_FLOATS = ("float32", "bfloat16")
 
 
 def given(number: Any) -> bool:
@@ -86,13 +88,10 @@ class Replay(common.Replay):
         8, "Planner actions stored with a transition, best first; 0 = all.", needs=_STORED
     )
     actions_dtype: str = setting(
-        "float32",
-        "Type of stored planner actions.",
-        choices=("float32", "bfloat16", "int8"),
-        needs=_STORED,
+        "float32", "Type of stored planner actions.", choices=(*_FLOATS, "int8"), needs=_STORED
     )
     values_dtype: str = setting(
-        "float32", "Type of stored planner values.", choices=("float32", "bfloat16"), needs=_STORED
+        "float32", "Type of stored planner values.", choices=_FLOATS, needs=_STORED
     )
 
 
@@ -101,9 +100,7 @@ class Model:
     """Shape of the world model."""
 
     size: str = setting(
-        "tiny",
-        "Millions of parameters, as TD-MPC2 published them; tiny = about 0.2.",
-        choices=MODEL_SIZES,
+        "tiny", "Millions of parameters, as in TD-MPC2; tiny = about 0.2.", choices=MODEL_SIZES
     )
     critic: str = setting("v", "Critic: v = V(z); q = Q(z, a).", choices=("q", "v"))
     policy: str = setting(
@@ -142,13 +139,11 @@ class Model:
         0.01, "Dropout in the first hidden layer of each value head.", at_most=1
     )
     episodic: str = setting(
-        "auto",
-        "Termination head; auto = where the task can end by itself.",
-        choices=("auto", "True", "False"),
+        "auto", "Termination head; auto = if the task can end.", choices=("auto", "True", "False")
     )
-    dtype: str = setting("float32", "Type of computations.", choices=("float32", "bfloat16"))
+    dtype: str = setting("float32", "Type of computations.", choices=_FLOATS)
     task_dim: int = setting(
-        96, "Size of the embedding of each of several tasks.", needs={"several_tasks": True}
+        96, "Size of the embedding of each of several tasks.", needs="several_tasks"
     )
 
     def check(self) -> Iterator[str]:
@@ -170,33 +165,18 @@ class Reanalyze:
         "(docs/planner_targets.md).",
         needs=_STORED,
     )
-    interval: int = setting(
-        10,
-        "Learner updates between passes, whatever train.utd_ratio.",
-        at_least=1,
-        needs=_REANALYZE,
-    )
+    interval: int = setting(10, "Learner updates between passes.", at_least=1, needs=_REANALYZE)
     batch_size: int = setting(128, "Transitions of a pass.", at_least=1, needs=_REANALYZE)
-    min_step: int = setting(
-        1_000,
-        "Environment steps before the first pass.",
-        needs=_REANALYZE | {"current_batch": False},
-    )
+    min_step: int = setting(1_000, "Environment steps before the first pass.", needs=_PASSES)
     stale_exponent: float = setting(
         1.0,
         "Priority of stale targets; 0 = transitions are drawn uniformly.",
-        needs=_REANALYZE | {"current_batch": False, "slices": False},
+        needs=_PASSES | {"slices": False},
     )
     current_batch: bool = setting(
-        False,
-        "Refresh the windows that the learner is about to learn from, not others.",
-        needs=_REANALYZE,
+        False, "Refresh the windows that the update is about to use.", needs=_REANALYZE
     )
-    slices: bool = setting(
-        False,
-        "Refresh whole windows, not single transitions.",
-        needs=_REANALYZE | {"current_batch": False},
-    )
+    slices: bool = setting(False, "Refresh whole windows, not single transitions.", needs=_PASSES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,24 +191,17 @@ class Optimizer:
         0.0, "Learning rate after the decay; 0 = 3e-4 where learning_rate is 0, else no decay."
     )
     lr_decay_start: int = setting(
-        10_000,
-        "Updates before the model's rate begins to fall; the policy's stays.",
-        needs={"rate_falls": True},
+        10_000, "Updates before the model's rate falls; the policy's stays.", needs="rate_falls"
     )
     lr_decay_updates: int = setting(
-        30_000,
-        "Updates over which the model's rate falls, linearly.",
-        at_least=1,
-        needs={"rate_falls": True},
+        30_000, "Updates of the linear fall of the model's rate.", at_least=1, needs="rate_falls"
     )
     encoder_lr_scale: float = setting(0.3, "Factor of the encoder's rate.")
     encoder_lr_step_at: float = setting(
         1.0, "Share of the run after which the encoder's rate steps; 1 = never.", at_most=1
     )
     encoder_lr_step_scale: float = setting(
-        1.0,
-        "Factor by which the encoder's rate steps; 0 = frozen.",
-        needs={"steps_encoder_rate": True},
+        1.0, "Factor by which the encoder's rate steps; 0 = frozen.", needs="steps_encoder_rate"
     )
     ensemble_lr_scaling: bool = setting(False, "Rates grow with the number of heads.")
     policy_lr_scale: float = setting(0.0, "Factor of the policy's rate; 0 = that rate is 3e-4.")
@@ -237,10 +210,7 @@ class Optimizer:
     value_every: int = setting(1, "Model updates between two updates of the values.", at_least=1)
     tau: float = setting(0.01, "Step of the target network towards the values.", at_most=1)
     policy_tau: float = setting(
-        0.01,
-        "Step of the EMA policy towards the policy.",
-        at_most=1,
-        needs={"keeps_target_policy": True},
+        0.01, "Step of the EMA policy towards the policy.", at_most=1, needs="keeps_target_policy"
     )
 
 
