@@ -160,38 +160,45 @@ class Plan(NamedTuple):
 
 def plan(
     task: Any,
-    time_limit: int | None,
     numbers: Sequence[int],
-    action_repeat: int,
-    episode_length: int | None,
-    observe: Sequence[str],
-    images: Images,
-    reset_solved: int | None,
+    *,
+    action_repeat: int = 1,
+    episode_length: int | None = None,
+    observe: Sequence[str] = (),
+    images: Images = Images(),  # noqa: B008
+    reset_solved: int | None = 0,
     **fields: Any,
 ) -> Plan:
     """Resolve the settings of a task that has fields of `EnvSpec`; arguments as in `mbx.envs.make`.
     Raises ValueError for counts below one, and as `observed` and `solved` do.
     """
     own = {name: getattr(task, name) for name in EnvSpec._fields if hasattr(task, name)}
+    limit, longest = task.time_limit, getattr(task, "ends_at", None)
     task = EnvSpec(**own | dict(episode_length=0, action_repeat=action_repeat) | fields)
     counts = dict(action_repeat=action_repeat, episode_length=episode_length)
     check_counts(task.name, num_envs=len(numbers), **counts)
     check_metrics(task.name, task.metrics)
+    if limit is None and episode_length is None:
+        raise ValueError(f"env.name={task.name!r} has no time limit: set env.episode_length")
+    if longest and episode_length and (episode_length - 1) * action_repeat >= longest:
+        raise ValueError(
+            f"env.episode_length={episode_length} with action_repeat={action_repeat} exceeds the "
+            f"{longest} steps after which the simulator itself ends {task.name}: lower it"
+        )
     shape, dtype, parts = observed(task.name, task.obs_shape, task.obs_dtype, observe, images)
     stack, shape, stacked = Stack.of(images.stack, shape, parts)
-    whole = episode_length is not None or time_limit is None
     spec = task._replace(
         obs_shape=shape,
         obs_dtype=dtype,
         parts=stacked,
-        episode_length=episode_length or -(-time_limit // action_repeat),
+        episode_length=episode_length or -(-limit // action_repeat),
         metrics=tuple(task.metrics),
         action_low=tuple(map(float, task.action_low)),
         action_high=tuple(map(float, task.action_high)),
         reward_range=check_reward_range(task.name, task.reward_range),
     )
     spec, enough = solved(spec, reset_solved, numbers)
-    last = action_repeat if whole else (time_limit - 1) % action_repeat + 1
+    last = action_repeat if episode_length else (limit - 1) % action_repeat + 1
     return Plan(spec, parts, stack, last, enough)
 
 
@@ -215,9 +222,14 @@ def episodic(
         raise ValueError(
             f"env.shadows=False: {raw.name} is not drawn, it observes what it is: leave it out"
         )
-    numbers, limit = range(num_envs), raw.time_limit
     spec, parts, stack, last, enough = plan(
-        raw, limit, numbers, action_repeat, episode_length, observe, images, reset_solved
+        raw,
+        range(num_envs),
+        action_repeat=action_repeat,
+        episode_length=episode_length,
+        observe=observe,
+        images=images,
+        reset_solved=reset_solved,
     )
     length = spec.episode_length
     seen, stacked = _seeing(images, parts), stack is not None

@@ -7,12 +7,12 @@ episode to the first state and fails with typed keys.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from mbx import observations
 from mbx.envs.base import RawEnvironment, Suite, unknown_task
 from mbx.envs.render import Renderer, mujoco_drawing
 from mbx.types import Array
@@ -52,15 +52,20 @@ def _load(task: str) -> Any:
 
 def raw(task: str) -> RawEnvironment:
     """The brax task. Raises ValueError for an unknown task."""
-    env = _load(task)
-    size = int(env.observation_size)
-    functions = bare(env, lambda obs: jnp.asarray(obs, jnp.float32).reshape(size))
-    actions = int(env.action_size)
-    return RawEnvironment(f"brax:{task}", (size,), jnp.float32, actions, _TIME_LIMIT, *functions)
+    return adapt(f"brax:{task}", _load(task), _TIME_LIMIT)
 
 
-def bare(env: Any, observe: Callable[[Any], Any]) -> tuple[Callable, Callable]:
-    """`reset` and `step` of a `RawEnvironment`, from the interface of brax and Playground."""
+def adapt(name: str, env: Any, time_limit: int, **fields: Any) -> RawEnvironment:
+    """A `RawEnvironment` with further `fields` from the interface of brax and Playground."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        example = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
+    # Images as they are, numbers float32.
+    dtypes = jax.tree.map(lambda x: x.dtype if x.ndim == 3 else jnp.float32, example)
+    shapes = {part: tuple(x.shape) for part, x in observations.flat(example).items()}
+
+    def observe(obs: Any) -> Any:
+        return jax.tree.map(jnp.asarray, obs, dtypes)
 
     def reset(key: Array) -> tuple[Any, Any]:
         state = env.reset(jax.random.key_data(key))
@@ -73,7 +78,16 @@ def bare(env: Any, observe: Callable[[Any], Any]) -> tuple[Callable, Callable]:
         new = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, state)
         return new, observe(new.obs), jnp.asarray(new.reward, jnp.float32), new.done > 0.5
 
-    return reset, step
+    return RawEnvironment(
+        name,
+        shapes.get("", shapes),
+        observations.flat(dtypes).get("", observations.flat(dtypes)),
+        int(env.action_size),
+        time_limit,
+        reset,
+        step,
+        **fields,
+    )
 
 
 SUITE = Suite(raw=raw, make_renderer=make_renderer)

@@ -49,7 +49,7 @@ class Task(Protocol):
 
 class SteppedEnvironment(HostEnvironment):
     """E tasks as one `HostEnvironment`: action rescaling and repeat, time limit, random resets.
-    `reset_solved` as in `mbx.envs.base.solved`; `first` is the number of the first task. Tasks are
+    `first` is the number of the first task, `options` are those of `mbx.envs.base.plan`. Tasks are
     closed where the constructor fails.
     """
 
@@ -58,43 +58,24 @@ class SteppedEnvironment(HostEnvironment):
         name: str,
         tasks: Sequence[Task],
         *,
-        action_repeat: int = 1,
-        episode_length: int | None = None,
         seed: int | None = 0,
         metrics: Sequence[str] = (),
-        observe: Sequence[str] = (),
         images: Images = Images(),  # noqa: B008
-        reset_solved: int | None = 0,
         first: int = 0,
+        **options: Any,
     ) -> None:
-        task = tasks[0]
-        if task.time_limit is None and episode_length is None:
-            raise ValueError(f"env.name={name!r} has no time limit: set env.episode_length")
-        longest = task.ends_at
-        if longest and episode_length and (episode_length - 1) * action_repeat >= longest:
-            raise ValueError(
-                f"env.episode_length={episode_length} with action_repeat={action_repeat} exceeds "
-                f"the {longest} steps after which the simulator itself ends {name}: lower it"
-            )
-        fields = dict(name=name, metrics=metrics, discrete=task.num_actions > 0)
-        fields["action_dim"] = task.num_actions or task.action_low.size
-        fields |= dict(action_high=()) if task.num_actions else {}
-        self._drawn, self._images, size = images.pixels, images, images.drawn_size
+        task, size = tasks[0], images.drawn_size
+        options |= dict(name=name, metrics=metrics, discrete=task.num_actions > 0)
+        options["action_dim"] = task.num_actions or task.action_low.size
+        options |= dict(action_high=()) if task.num_actions else {}
+        self._drawn, self._images = images.pixels, images
         if self._drawn:
-            fields |= dict(obs_shape=(size, size, 3), obs_dtype=np.uint8)
+            options |= dict(obs_shape=(size, size, 3), obs_dtype=np.uint8)
             self._images = Images(size=size, grey=images.grey, stack=images.stack)
         self.num_envs = len(tasks)
-        self.spec, self._parts, self._stack, self._last, self._enough = plan(
-            task,
-            task.time_limit,
-            range(first, first + self.num_envs),
-            action_repeat,
-            episode_length,
-            observe,
-            self._images,
-            reset_solved,
-            **fields,
-        )
+        numbers = range(first, first + self.num_envs)
+        found = plan(task, numbers, images=self._images, **options)
+        self.spec, self._parts, self._stack, self._last, self._enough = found
         self._missed: set[str] = set()  # metrics that an episode ended without
         self._tasks = list(tasks)
         # What a snapshot holds of each environment's episode, `[E, ...]`.

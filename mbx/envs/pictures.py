@@ -18,21 +18,8 @@ GRID_SECONDS = 0.15  # a step of a world without a clock
 _FINE = 3  # drawn larger and shrunk, for smooth edges
 _PAPER, _INK = (250, 250, 248), (60, 60, 66)
 # By channel: red, green, blue, purple, yellow, grey, brown, and so on around.
-_COLORS = np.array(
-    [
-        (205, 60, 50),
-        (60, 150, 70),
-        (60, 100, 200),
-        (130, 60, 160),
-        (220, 180, 30),
-        (120, 120, 120),
-        (140, 95, 55),
-        (40, 160, 170),
-        (230, 130, 170),
-        (150, 190, 60),
-    ],
-    np.uint8,
-)
+_HEX = "cd3c32 3c9646 3c64c8 823ca0 dcb41e 787878 8c5f37 28a0aa e682aa 96be3c"
+_COLORS = np.array([list(bytes.fromhex(one)) for one in _HEX.split()], np.uint8)
 
 
 def of_gymnax(task: str) -> Renderer:
@@ -43,17 +30,11 @@ def of_gymnax(task: str) -> Renderer:
         raise ValueError(f"env.name='gymnax:{task}' is unknown: nothing to draw")
     env, params = gymnax.make(task)
     if task == "Pendulum-v1":
-        return Renderer(
-            lambda s: dict(angle=s.theta, torque=s.last_u / params.max_torque),
-            draw_pendulum,
-            params.dt,
-        )
+        view = lambda s: dict(angle=s.theta, torque=s.last_u / params.max_torque)  # noqa: E731
+        return Renderer(view, draw_pendulum, params.dt)
     if task == "CartPole-v1":
-        return Renderer(
-            lambda s: dict(position=s.x / params.x_threshold, angle=s.theta),
-            draw_cartpole,
-            params.tau,
-        )
+        view = lambda s: dict(position=s.x / params.x_threshold, angle=s.theta)  # noqa: E731
+        return Renderer(view, draw_cartpole, params.tau)
     if len(env.observation_space(params).shape) in (2, 3):
         return Renderer(lambda s: env.get_obs(s, params), draw_grid, GRID_SECONDS)
     raise ValueError(

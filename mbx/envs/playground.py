@@ -9,15 +9,10 @@ the second only with `env.observe`; Playground downloads their models.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from mbx import observations
 from mbx.envs.base import RawEnvironment, Suite, unknown_task
-from mbx.envs.brax import bare
+from mbx.envs.brax import adapt
 from mbx.envs.render import Renderer, mujoco_drawing
 
 
@@ -51,28 +46,9 @@ def _is_of_dm_control(task: str) -> bool:
 
 def raw(task: str) -> RawEnvironment:
     """The Playground task. Raises ValueError for an unknown task."""
-    env = _load(task)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        example = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
-    parts, named = observations.flat(example), isinstance(example, Mapping)
-    shapes = {name: tuple(x.shape) for name, x in parts.items()}
-    # Images as they are, numbers float32.
-    seen = {name: x.dtype if x.ndim == 3 else jnp.float32 for name, x in parts.items()}
-
-    def observe(obs: Any) -> Any:
-        cast = {name: jnp.asarray(x, seen[name]) for name, x in observations.flat(obs).items()}
-        return cast if named else cast[""]
-
-    return RawEnvironment(
-        f"playground:{task}",
-        shapes if named else shapes[""],
-        seen if named else seen[""],
-        int(env.action_size),
-        int(env._config.episode_length),
-        *bare(env, observe),
-        can_terminate=not _is_of_dm_control(task),
-    )
+    env, ends = _load(task), not _is_of_dm_control(task)
+    limit = int(env._config.episode_length)
+    return adapt(f"playground:{task}", env, limit, can_terminate=ends)
 
 
 SUITE = Suite(

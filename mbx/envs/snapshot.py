@@ -81,30 +81,33 @@ def _unpack(x: Any) -> Any:
     if not isinstance(x, dict):
         return x
     ((kind, content),) = x.items()
-    if kind == "tuple":
-        return tuple(_unpack(item) for item in content)
-    if kind == "dict":
-        return {_unpack(key): _unpack(value) for key, value in content}
-    if kind == "bytes":
-        return base64.b64decode(content, validate=True)
-    if kind == "generator":
-        return _generator(_unpack(content))
-    if kind in ("array", "scalar"):
-        dtype, shape, data = np.dtype(content[0]), content[1], base64.b64decode(content[2])
-        if dtype.kind not in _KINDS:
-            raise SnapshotError(f"an array of {dtype}")
-        array = np.frombuffer(data, dtype).reshape(shape).copy()
-        return array if kind == "array" else array[()]
-    raise SnapshotError(f"a value of kind {kind!r}")
+    return _UNPACK[kind](content)
 
 
-def _generator(state: dict[str, Any]) -> np.random.Generator:
-    name = state["bit_generator"]
-    if name not in _GENERATORS:
-        raise SnapshotError(f"a random generator {name!r}")
-    bits = getattr(np.random, name)()
+def _array(content: list) -> np.ndarray:
+    dtype, shape, data = np.dtype(content[0]), content[1], base64.b64decode(content[2])
+    if dtype.kind not in _KINDS:
+        raise SnapshotError(f"an array of {dtype}")
+    return np.frombuffer(data, dtype).reshape(shape).copy()
+
+
+def _generator(content: Any) -> np.random.Generator:
+    state = _unpack(content)
+    if state["bit_generator"] not in _GENERATORS:
+        raise SnapshotError(f"a random generator {state['bit_generator']!r}")
+    bits = getattr(np.random, state["bit_generator"])()
     bits.state = state
     return np.random.Generator(bits)
+
+
+_UNPACK = {
+    "tuple": lambda content: tuple(_unpack(item) for item in content),
+    "dict": lambda content: {_unpack(key): _unpack(value) for key, value in content},
+    "bytes": lambda content: base64.b64decode(content, validate=True),
+    "generator": _generator,
+    "array": _array,
+    "scalar": lambda content: _array(content)[()],
+}
 
 
 # -------------------------------------------------------------------------------------------------
