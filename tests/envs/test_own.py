@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
 import sys
 import textwrap
 
@@ -310,17 +309,6 @@ def test_errors_of_an_environment_keep_their_traceback(monkeypatch):
     assert "in _import" not in words and train.in_words(ValueError("x")) == "error: x"
 
 
-def test_dictionaries_and_choices_become_one_vector(monkeypatch):
-    class Mixed(Good):
-        observation_space = Dict(b=Box(-9, 9, (2,), np.float64), a=Discrete(3))
-        result = ({"a": 2, "b": np.array([4.0, 5.0])}, 1.0, False, False, {})
-
-    monkeypatch.setitem(custom._GIVEN, "gym:python:Mixed", Mixed)
-    environment = envs.make("gym:python:Mixed", 1)
-    assert environment.spec.obs_shape == (5,)
-    assert environment.reset(0).tolist() == [[4.0, 5.0, 0.0, 0.0, 1.0]]  # the space's order
-
-
 def raw_with(**changes):
     def reset(key):
         return jnp.zeros(2), jnp.zeros(2)
@@ -366,15 +354,3 @@ def test_a_faulty_raw_environment_is_refused_in_words(changes, message):
     envs.register("mine", envs.Suite(raw=lambda task: raw_with(**changes)))
     with pytest.raises(ValueError, match="env.name='mine:x'"):
         envs.make("mine:x", 1)
-
-
-def test_the_command_says_what_is_wrong_before_it_compiles(folder):
-    command = [sys.executable, "-m", "experiments.train", "--config=configs/tdmpc.py"]
-    result = subprocess.run(
-        [*command, f"--config.env.name=gym:{folder}/scale.py:Scale", "--config.env.kwargs.mas=2"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 1 and "compiling" not in result.stderr
-    assert result.stderr.splitlines()[-1].startswith("error: env.kwargs={'mas': 2}: gym:/")

@@ -6,7 +6,6 @@ import json
 import pathlib
 import pickle
 
-import gymnasium
 import numpy as np
 import pytest
 
@@ -116,31 +115,6 @@ def test_gymnasium_tasks_continue_exactly(name):
     for action in actions[20:]:
         for a, b in zip(environment.step(action), other.step(action), strict=True):
             np.testing.assert_array_equal(a, b)
-
-
-class Holds(gymnasium.Env):
-    """A task with something in it."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
-    action_space = gymnasium.spaces.Box(-1, 1, (1,))
-
-    def __init__(self, thing=None) -> None:
-        self.thing, self.count = thing, 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.count += 1
-        return np.full(1, self.count / 8, np.float32), 1.0, False, False, {}
-
-
-def test_a_task_that_holds_what_is_not_plain_is_not_saved():
-    gymnasium.register("MbxPlain-v0", Holds, max_episode_steps=9)
-    gymnasium.register("MbxHolds-v0", Holds, max_episode_steps=9, kwargs={"thing": object()})
-    assert envs.make("gym:MbxPlain-v0", 1).get_state() is not None
-    assert envs.make("gym:MbxHolds-v0", 1).get_state() is None
 
 
 @pytest.mark.parametrize("name", ["step", "env", "np_random", "unwrapped", "model"])
