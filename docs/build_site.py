@@ -31,7 +31,7 @@ API = {
     "mbx.categorical": ("mbx.categorical",),
     "mbx.planners": (
         "mbx.planners",
-        *(f"mbx.planners.{m}" for m in ("cem", "predictive", "evosax", "bases", "risk", "tuning")),
+        *(f"mbx.planners.{m}" for m in ("cem", "predictive", "evosax", "bases", "tuning")),
     ),
     "mbx.returns": ("mbx.returns",),
     "mbx.distributions": ("mbx.distributions",),
