@@ -25,7 +25,6 @@ from jax.scipy.special import log_ndtr
 from mbx import mppi
 from mbx.mppi import Key, MPPIConfig, Plan, Refit, ScoreFn
 
-# -------------------------------------------------------------------------------------------------
 # Distributions over A classes
 
 
@@ -80,7 +79,6 @@ def kl(p: Array, q: Array) -> Array:
     return jnp.sum(jnp.exp(p) * (p - q), axis=-1)
 
 
-# -------------------------------------------------------------------------------------------------
 # The planner
 
 

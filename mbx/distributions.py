@@ -25,7 +25,6 @@ _JACOBIAN_EPS = 1e-6
 _ACTION_LIMIT = 0.9999
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
-# -------------------------------------------------------------------------------------------------
 # Symlog and two-hot
 
 
@@ -263,7 +262,6 @@ def _share_backward(residuals: tuple[Array, ...], grad: Array) -> tuple[Array, N
 _share.defvjp(lambda m, i, w: (_share(m, i, w), (m, i, w)), _share_backward)
 
 
-# -------------------------------------------------------------------------------------------------
 # Gaussian policies
 
 
@@ -341,7 +339,6 @@ def gaussian_kl(mean_p: Array, std_p: Array, mean_q: Array, std_q: Array) -> Arr
     return p.kl_divergence(distrax.Normal(_float(mean_q), _float(std_q)))
 
 
-# -------------------------------------------------------------------------------------------------
 # Advantage weights
 
 
@@ -361,7 +358,11 @@ def awr_weights(values: Array, temperature: ArrayLike, mode: str = "divide") -> 
     Raises:
       ValueError: unknown mode.
     """
-    values = _below_best(_float(values))
+    # A softmax subtracts its largest logit as well, but of logits that are large for all (60 over a
+    # temperature of 1e-9) what the compiler keeps of a product before that subtraction (a fused
+    # multiply-add) is larger than an exponent may be.
+    values = _float(values)
+    values = values - jax.lax.stop_gradient(jnp.max(values, axis=-1, keepdims=True))
     if mode == "divide":
         return jax.nn.softmax(values / temperature)
     if mode == "multiply":
@@ -378,7 +379,6 @@ def effective_samples(weights: Array) -> Array:
     return 1.0 / jnp.sum(jnp.square(weights), axis=-1)
 
 
-# -------------------------------------------------------------------------------------------------
 # Helpers
 
 
@@ -388,16 +388,6 @@ def _distrax() -> ModuleType:
         warnings.simplefilter("ignore")
         import distrax
     return distrax
-
-
-def _below_best(values: Array) -> Array:
-    """[..., N], how far each lies below the largest: 0 there.
-
-    A softmax subtracts its largest logit as well, but of logits that are large for all (60 over a
-    temperature of 1e-9) what the compiler keeps of a product before that subtraction (a fused
-    multiply-add) is larger than an exponent may be.
-    """
-    return values - jax.lax.stop_gradient(jnp.max(values, axis=-1, keepdims=True))
 
 
 def _float(x: ArrayLike) -> Array:

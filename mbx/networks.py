@@ -49,14 +49,6 @@ def sim_norm(x: Array, group_size: int = 8) -> Array:
     return jax.nn.softmax(groups, axis=-1).reshape(x.shape)
 
 
-def linear_init(stddev: float = 0.02) -> Callable[..., Array]:
-    """Initialiser of every dense kernel: normal with standard deviation 0.02 (TD-MPC2).
-
-    The reference truncates at +-2 absolute, a hundred standard deviations: no truncation.
-    """
-    return jax.nn.initializers.normal(stddev)
-
-
 class Dense(nn.Module):
     """Linear layer over one or several inputs `[..., in_i]` -> `[..., features]`.
 
@@ -70,7 +62,8 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, *inputs: Array) -> Array:
         sizes = [x.shape[-1] for x in inputs]
-        init = nn.initializers.zeros if self.zero_init else linear_init()
+        # TD-MPC2 truncates at +-2 absolute, a hundred standard deviations: no truncation.
+        init = nn.initializers.zeros if self.zero_init else nn.initializers.normal(0.02)
         kernel = self.param("kernel", init, (sum(sizes), self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         kernel, inputs = kernel.astype(self.dtype), tuple(x.astype(self.dtype) for x in inputs)

@@ -214,7 +214,6 @@ def _told(parts: Sequence[Part]) -> str:
     return ", ".join(f"{part.name} {list(part.shape)}" for part in parts)
 
 
-# -------------------------------------------------------------------------------------------------
 # Running statistics: mean and variance of what a network reads, made from the batches that it
 # learns from, all of one weight (in SimBa's RSNorm, arXiv 2410.09754, every observation counts).
 # They are among a model's parameters, but no gradient moves them.

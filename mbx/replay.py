@@ -49,7 +49,6 @@ class Sample(NamedTuple):
     index: Index  # type: ignore[assignment]  # the name of a tuple's method
 
 
-# -------------------------------------------------------------------------------------------------
 # Construction and writing
 
 
@@ -219,7 +218,6 @@ def _update_targets(state: ReplayState, index: Index, targets: Targets, mask: Ar
     return state.replace(targets=storage.write_targets(state, Index(flat.env, slot), targets))
 
 
-# -------------------------------------------------------------------------------------------------
 # Sampling
 
 
@@ -387,7 +385,6 @@ def leading_columns(state: ReplayState, tree: PyTree, num: int) -> PyTree:
     return storage.merge_axis(own, 1)
 
 
-# -------------------------------------------------------------------------------------------------
 # Reading
 
 

@@ -20,7 +20,6 @@ from mbx.types import Record
 
 REDUCTIONS = ("mean", "min", "max", "from_std_coef")
 
-# -------------------------------------------------------------------------------------------------
 # Lambda returns
 
 
@@ -180,7 +179,6 @@ def discount_from_episode_length(
     return jnp.clip(1.0 - denom / _float(length), min, max)
 
 
-# -------------------------------------------------------------------------------------------------
 # Scales
 
 
@@ -264,7 +262,6 @@ def update_running_scale(
     return scale.replace(value=scale.value + tau * (jnp.maximum(high - low, min_) - scale.value))
 
 
-# -------------------------------------------------------------------------------------------------
 # TD targets
 
 
@@ -352,7 +349,6 @@ def td_targets(
     return reduce_heads(targets, dynamics_reduction, std_coef, axis=1)
 
 
-# -------------------------------------------------------------------------------------------------
 # Helpers
 
 

@@ -185,7 +185,6 @@ def test_what_xla_logs_is_not_shown_by_commands():
     code = "import mbx.cli; mbx.cli.main(['--version']); import jax; jax.jit(lambda: 0)()"
     loud = {**os.environ, "XLA_FLAGS": "--xla_dump_to=/proc/nowhere"}  # of which XLA complains
     loud.pop("TF_CPP_MIN_LOG_LEVEL", None)  # which importing jax has set here
-    loud.pop("TF_CPP_MIN_LOG_LEVEL", None)  # jax set it here
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=loud
     )

@@ -36,7 +36,6 @@ def load(name):
         return dict(arrays), json.loads((FIXTURES / f"{name}.json").read_text())["config"]
 
 
-# -------------------------------------------------------------------------------------------------
 # Symlog and two-hot
 
 
@@ -164,7 +163,6 @@ def test_two_hot_keeps_leading_axes_and_float32():
     assert (out.shape, out.dtype) == ((2, 3), jnp.float32)
 
 
-# -------------------------------------------------------------------------------------------------
 # Gaussian policies
 
 
@@ -269,7 +267,6 @@ def test_gaussian_kl(name):
     np.testing.assert_allclose(loss, x["loss_per_sample_mean_over_A"], **CLOSE)
 
 
-# -------------------------------------------------------------------------------------------------
 # Advantage weights
 
 
@@ -344,7 +341,6 @@ def test_weights_of_large_values_and_small_temperatures_are_exact(temperature):
     np.testing.assert_allclose(weights, expected, **CLOSE)
 
 
-# -------------------------------------------------------------------------------------------------
 # Errors
 
 

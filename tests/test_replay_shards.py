@@ -98,14 +98,6 @@ def test_targets_go_back_to_the_rows_they_were_made_for(whole):
     assert written.shards == SHARDS
 
 
-def test_a_sweep_meets_every_row_once(whole):
-    seen = []
-    for chunk in range(int(replay.sweep_length(whole, 4))):
-        index, mask = replay.refresh_index(whole, chunk * 4, 4)
-        seen += np.asarray(replay.row_at(whole, index)["obs"])[np.asarray(mask)].tolist()
-    assert sorted(seen) == sorted(100.0 * e + t for e in range(ENVS) for t in range(9))
-
-
 def test_sequences_are_drawn_and_written_by_shard(whole):
     draw = functools.partial(sequences.sample, batch_size=4, length=3, fresh=2)
     drawn = jax.jit(draw)(whole, jax.random.key(2))
@@ -114,11 +106,6 @@ def test_sequences_are_drawn_and_written_by_shard(whole):
     assert newest[0] % 100 == newest[2] % 100 == 8 and newest[0] < 200 <= newest[2]
     state = jax.jit(sequences.write)(whole, drawn.index, {"obs": drawn.rows["obs"] + 0.5})
     np.testing.assert_array_equal(replay.row_at(state, drawn.index)["obs"], drawn.rows["obs"] + 0.5)
-
-
-def test_leading_columns_are_those_of_every_shard(whole):
-    tree = jnp.arange(12).reshape(2, 6)
-    assert replay.leading_columns(whole, tree, 2).tolist() == [[0, 3], [6, 9]]
 
 
 def test_what_does_not_divide_is_refused(whole):

@@ -34,7 +34,6 @@ def load(name):
         return dict(arrays), json.loads((FIXTURES / f"{name}.json").read_text())["config"]
 
 
-# -------------------------------------------------------------------------------------------------
 # Lambda returns
 
 
@@ -103,17 +102,6 @@ def test_official_replay_returns(name):
     np.testing.assert_allclose(got, x["ret"].T, **CLOSE)
 
 
-def test_a_constant_true_value_is_a_fixed_point_of_replay_returns():
-    """Closing with 0 would lose most of the value at the end of the window."""
-    gamma, steps = 0.99, 64
-    r = np.full((steps, 2), 3.0 * (1 - gamma), np.float32)
-    no = np.zeros((steps, 2), bool)
-    got = returns.replay_lambda_returns(
-        r, no, no, np.full((steps, 2), 3.0, np.float32), gamma, 0.95
-    )
-    np.testing.assert_allclose(got, np.full((steps - 1, 2), 3.0), rtol=1e-5)
-
-
 def reference(r, d, v, trace, bootstrap):
     """O(T^2): every n-step return with its weight, written out in float64."""
     steps = len(r)
@@ -159,36 +147,6 @@ def test_equals_the_quadratic_reference(r, d, v, trace, bootstrap):
 
 
 @settings(max_examples=20, deadline=None)
-@given(arrays(SHAPE, _numbers), arrays(SHAPE, _units), arrays(SHAPE, _numbers))
-def test_lambda_0_is_one_step_and_lambda_1_is_monte_carlo(r, d, v):
-    np.testing.assert_allclose(lambda_returns(r, d, v, 0.0), r + d * v, rtol=1e-5, atol=1e-5)
-    want, following = np.zeros(SHAPE), v[-1].astype(np.float64)
-    for t in reversed(range(SHAPE[0])):
-        following = want[t] = r[t] + d[t] * following
-    np.testing.assert_allclose(lambda_returns(r, d, v, 1.0), want, rtol=1e-5, atol=1e-4)
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    arrays(SHAPE, _numbers),
-    arrays(SHAPE, _units),
-    arrays(SHAPE, _numbers),
-    st.integers(0, 3),
-    _units,
-)
-def test_discount_0_cuts(r, d, v, at, lambda_):
-    """Nothing after a termination reaches a return before it."""
-    d[at] = 0.0
-    changed_r, changed_v = r.copy(), v.copy()
-    changed_r[at + 1 :] += 7.0
-    changed_v[at:] -= 5.0
-    np.testing.assert_array_equal(
-        lambda_returns(r, d, v, lambda_)[: at + 1],
-        np.asarray(lambda_returns(changed_r, d, changed_v, lambda_))[: at + 1],
-    )
-
-
-@settings(max_examples=20, deadline=None)
 @given(arrays((6, 2), _numbers), arrays((6, 2), _numbers), st.integers(1, 4))
 def test_time_limits_bootstrap_and_terminations_do_not(r, a, at):
     end = np.zeros((6, 2), bool)
@@ -214,7 +172,6 @@ def test_numbers_and_traced_arrays_agree():
     assert half.dtype == jnp.float32
 
 
-# -------------------------------------------------------------------------------------------------
 # Discounts and scales
 
 
@@ -290,7 +247,6 @@ def test_running_scale_of_single_values_and_its_floor():
     np.testing.assert_allclose(update(scale, jnp.arange(21.0) / 21, tau=0.5).value, 2.0, **CLOSE)
 
 
-# -------------------------------------------------------------------------------------------------
 # TD targets
 
 
@@ -345,7 +301,6 @@ def test_std_of_one_head_or_equal_heads_has_finite_gradients():
     assert all(np.isfinite(g).all() for g in grads)
 
 
-# -------------------------------------------------------------------------------------------------
 # Errors
 
 _R = np.zeros((3, 2), np.float32)

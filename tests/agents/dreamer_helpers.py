@@ -43,7 +43,6 @@ def batch_major(x: Any) -> Any:
     return x.swapaxes(0, 1)
 
 
-# -------------------------------------------------------------------------------------------------
 # Official code: kernels [in, out], block kernels [G, in/G, out/G]
 
 
@@ -150,7 +149,6 @@ def vector_keys(arrays: Mapping[str, np.ndarray]) -> list[str]:
     return sorted({k.split("/")[3] for k in arrays if k.startswith("p/dec/vec/")})
 
 
-# -------------------------------------------------------------------------------------------------
 # sheeprl: weights [out, in], LayerNorm with weight and bias
 
 

@@ -106,7 +106,6 @@ def column(*numbers):
     return jnp.asarray(numbers, jnp.float32)[:, None]
 
 
-# -------------------------------------------------------------------------------------------------
 # Returns and weights: indices
 
 
@@ -157,7 +156,6 @@ def test_replay_rows_that_are_ends_weigh_nothing():
     assert loss[1, 0] == 0.0 and np.all(loss[np.array([0, 2]), 0] > 0.0)
 
 
-# -------------------------------------------------------------------------------------------------
 # ReturnEMA, critic regulariser, policies
 
 
@@ -216,7 +214,6 @@ def test_reinforce_scores_the_unclipped_sample_and_sums_entropy_over_dimensions(
     np.testing.assert_allclose(policy.entropy(net, out), 3.0 * one, rtol=1e-6)
 
 
-# -------------------------------------------------------------------------------------------------
 # Whole steps
 
 
@@ -336,7 +333,6 @@ def test_slow_critic_moves_at_its_cadence():
     jax.tree.map(np.testing.assert_array_equal, state.slow_critic, state.params["critic"])
 
 
-# -------------------------------------------------------------------------------------------------
 # Settings and runs
 
 
@@ -350,7 +346,6 @@ CONTINUOUS = DISCRETE._replace(discrete=False)
         (dict(loss=dict(continue_discount=True)), "loss.continue_discount=True.*use 'soft'"),
         (dict(critic=dict(replay_gradient=True)), "replay_gradient=True.*loss.updates='joint'"),
         (dict(critic=dict(replay_loss="none", replay_coef=0.1)), "replay_coef=0.1 has no effect"),
-        (dict(loss=dict(free_nats=0.0, free_nats_gradient=True)), "free_nats_gradient=True has no"),
         (dict(critic=dict(gamma=1.0)), "critic.gamma=1.0: choose less"),
         (dict(imagination=dict(horizon=0)), "imagination.horizon=0: give at least 1"),
         (dict(imagination=dict(rows=33)), "imagination.rows=33: choose 0 or"),

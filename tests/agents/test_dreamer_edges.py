@@ -27,7 +27,6 @@ from tests.helpers import program, register_toy
 # The official code's choices; with rates of 0 an update changes the stored latents alone.
 
 
-# -------------------------------------------------------------------------------------------------
 # Critic on replay rows
 
 
@@ -46,7 +45,6 @@ def test_replay_targets_stop_where_the_next_row_is_first_though_no_end_was_store
     np.testing.assert_allclose(loss[:, 0], expected, rtol=1e-5)
 
 
-# -------------------------------------------------------------------------------------------------
 # Optimiser
 
 
@@ -101,7 +99,6 @@ def test_adaptive_clipping_acts_on_the_official_tensors(case):
         )
 
 
-# -------------------------------------------------------------------------------------------------
 # Recurrent model, policy
 
 
@@ -213,7 +210,6 @@ def test_evaluations_take_the_mode_and_training_samples():
         np.testing.assert_allclose(share(how, evaluate), [0.27, 0.73], atol=0.08)
 
 
-# -------------------------------------------------------------------------------------------------
 # Schedule, tasks
 
 

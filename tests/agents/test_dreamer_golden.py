@@ -31,7 +31,6 @@ def squeeze(x):
     return jnp.asarray(x[..., 0])
 
 
-# -------------------------------------------------------------------------------------------------
 # Heads
 
 
@@ -124,7 +123,6 @@ def test_continuous_policy(name):
         close(value, x[f"grad_{key}"], rtol=1e-4, atol=1e-5)
 
 
-# -------------------------------------------------------------------------------------------------
 # World-model loss
 
 
@@ -180,7 +178,6 @@ def test_world_model_loss(name):
         close(value, x[key], rtol=1e-3)
 
 
-# -------------------------------------------------------------------------------------------------
 # Behaviour from given head outputs
 
 
@@ -339,7 +336,6 @@ def test_official_dreams(name):
         close(value, x[key], rtol=1e-3)
 
 
-# -------------------------------------------------------------------------------------------------
 # Critic on replay rows
 
 
@@ -396,7 +392,6 @@ def test_official_replay_critic(name):
     close(grad.swapaxes(0, 1), x["grad_value_logits"], rtol=1e-3)
 
 
-# -------------------------------------------------------------------------------------------------
 # Optimiser, replay context
 
 

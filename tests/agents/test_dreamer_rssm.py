@@ -30,7 +30,6 @@ def close(actual, expected, rtol=1e-4, atol=1e-5):
     np.testing.assert_allclose(np.asarray(actual), expected, rtol=rtol, atol=atol)
 
 
-# -------------------------------------------------------------------------------------------------
 # Golden sequences
 
 
@@ -133,7 +132,6 @@ def test_sheeprl_sequence(name):
         close(value, x[key][0])
 
 
-# -------------------------------------------------------------------------------------------------
 # Resets, latents, KL
 
 SMALL = ModelConfig(
@@ -220,16 +218,6 @@ def test_free_nats_are_for_every_row_by_itself():
     assert not np.any(np.asarray(jax.grad(lambda q: loss(post, q)[1])(prior)))
 
 
-def test_a_floor_that_keeps_the_gradient():
-    logits = jnp.asarray([[0.1, 0.0, 0.0, 0.0]])
-    prior = jnp.full((1, 4), -jnp.log(4.0))
-
-    def loss(x):
-        return rssm.kl_losses(jax.nn.log_softmax(x), prior, 1.0, keep_gradient=True)[1]
-
-    assert loss(logits) == 1.0 and np.any(np.asarray(jax.grad(lambda x: loss(x))(logits)))
-
-
 def test_dream_shapes_and_dense_core():
     config = ModelConfig(
         vector_dim=3,
@@ -259,7 +247,6 @@ def test_dream_shapes_and_dense_core():
     np.testing.assert_array_equal(states.deter[0], start.deter)
 
 
-# -------------------------------------------------------------------------------------------------
 # Sizes, images, mistakes
 
 

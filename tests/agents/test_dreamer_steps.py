@@ -39,7 +39,6 @@ def close_trees(actual, expected, rtol, atol, share=0.0):
         )
 
 
-# -------------------------------------------------------------------------------------------------
 # Official agent: one joint gradient
 
 
@@ -220,7 +219,6 @@ def test_gradients_flow_where_the_official_ones_do(name):
                 np.testing.assert_allclose(norm, want, rtol=2e-3, err_msg=f"{key} {module}")
 
 
-# -------------------------------------------------------------------------------------------------
 # sheeprl: world model, then actor and critic on dreams of the updated model
 
 

@@ -125,9 +125,6 @@ def draw_curves(
     truth: np.ndarray, prediction: np.ndarray, inside: np.ndarray, context: int
 ) -> bytes:
     """A PNG file's content: a row a sequence, a column an entry of the vector."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
     rows, columns = min(SHOWN, truth.shape[1]), min(ENTRIES, truth.shape[2])

@@ -1,4 +1,4 @@
-"""Optimisers of Dreamer: the official one (adaptive clipping, RMS scaling, momentum), Adam, Muon.
+"""Optimisers of Dreamer: the official one (adaptive clipping, RMS scaling, momentum) and Adam.
 
 Source: official DreamerV3; sheeprl for the Adams.
 """
@@ -17,7 +17,6 @@ import optax
 
 from mbx.agents.dreamer.networks import ModelConfig
 from mbx.agents.dreamer.settings import GROUPS, Optimizer
-from mbx.optim import scale_by_muon
 from mbx.types import Array, Params
 
 
@@ -130,20 +129,16 @@ def make(
     warmup: int = 0,
     tensor_of: Callable[[str], Tensor] = Tensor,
 ) -> optax.GradientTransformation:
-    """The optimiser of a name: "laprop", the official one, after an adaptive clip; "adam" or "muon"
-    after a clip of the global norm. A clip of 0 is none. The rate rises linearly from 0 at the
-    first of `warmup` updates.
+    """The optimiser of a name: "laprop", the official one, after an adaptive clip, or "adam" after
+    a clip of the global norm. A clip of 0 is none. The rate rises linearly from 0 at the first of
+    `warmup` updates.
     """
     rate = optax.linear_schedule(0.0, learning_rate, warmup) if warmup else learning_rate
     if name == "laprop":
-        clipping, scale = clip_adaptively(clip, tensor_of=tensor_of), scale_by_laprop(eps=eps)
+        clipping = clip_adaptively(clip, tensor_of=tensor_of)
+        solver = (scale_by_laprop(eps=eps), optax.scale_by_learning_rate(rate))
     else:
-        clipping, scale = optax.clip_by_global_norm(clip), optax.scale_by_adam(eps=eps)
-    if name == "muon":
-        scale = scale_by_muon(scale)
-    solver = (scale, optax.scale_by_learning_rate(rate))
-    if name == "adam":  # nested as `optax.adam`: saved states have this structure
-        solver = (optax.chain(*solver),)
+        clipping, solver = optax.clip_by_global_norm(clip), (optax.adam(rate, eps=eps),)
     return optax.chain(clipping if clip else optax.identity(), *solver)
 
 

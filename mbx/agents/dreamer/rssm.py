@@ -56,27 +56,20 @@ def categorical_kl(p: Array, q: Array) -> Array:
     return jnp.sum(jnp.exp(p) * (p - q), axis=(-2, -1))
 
 
-def kl_losses(
-    posterior: Array, prior: Array, free_nats: float, *, keep_gradient: bool = False
-) -> tuple[Array, Array, Array]:
+def kl_losses(posterior: Array, prior: Array, free_nats: float) -> tuple[Array, Array, Array]:
     """(dynamics loss, representation loss, raw KL), each `[...]`, of log-probabilities.
     Those, `[..., S, K]`, are `categorical.mixed_logits(logits, config.unimix)` of the logits in
     `Observed`.
     dynamics moves the prior towards the posterior and representation the reverse; both are floored
-    at `free_nats` for every row by itself, after the sum over latents. keep_gradient: the floor
-    changes the value only, the gradient of the raw KL stays.
+    at `free_nats` for every row by itself, after the sum over latents.
     Source: DreamerV3, section "World model learning".
     """
     stop = jax.lax.stop_gradient
     dynamics = categorical_kl(stop(posterior), prior)
     representation = categorical_kl(posterior, stop(prior))
 
-    def floor(kl: Array) -> Array:
-        if keep_gradient:
-            return kl + stop(jnp.maximum(free_nats - kl, 0.0))
-        return jnp.maximum(kl, free_nats)
-
-    return floor(dynamics), floor(representation), stop(representation)
+    floored = jnp.maximum(dynamics, free_nats), jnp.maximum(representation, free_nats)
+    return *floored, stop(representation)
 
 
 # Parameters and states

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from mbx.agents import settings as common
 from mbx.agents.settings import RunSettings
-from mbx.settings import NONZERO, section, setting
+from mbx.settings import section, setting
 
 # The official sizes; "tiny", about 0.5M, is ours, for CPUs.
 SIZES: dict[str, dict[str, int]] = {
@@ -144,9 +144,6 @@ class Loss:
         choices=("sequential", "joint"),
     )
     free_nats: float = setting(0.1, "KL of a row that costs nothing, in nats.")
-    free_nats_gradient: bool = setting(
-        False, "Keep the KL's gradient below the free nats.", needs={"free_nats": NONZERO}
-    )
     dynamics_coef: float = setting(0.5, "Weight of the KL that moves the prior (beta_dyn).")
     representation_coef: float = setting(
         0.01, "Weight of the KL that moves the posterior (beta_rep)."
@@ -260,8 +257,8 @@ class Optimizer:
 
     name: str = setting(
         "adam",
-        "Optimizer. muon = Muon for matrices and Adam for the rest, at the same rates.",
-        choices=("adam", "laprop", "muon"),
+        "Optimizer. laprop = the official one.",
+        choices=("adam", "laprop"),
     )
     learning_rates: tuple[float, float, float] = setting(
         (2e-4, 3e-4, 1e-3), "Learning rates of model, actor and critic."

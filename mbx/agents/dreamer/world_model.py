@@ -46,7 +46,7 @@ def model_losses(
     posterior = rssm.mixed_logits(observed.posterior, net.unimix)
     prior = rssm.mixed_logits(observed.prior, net.unimix)
     losses["dynamics"], losses["representation"], kl = rssm.kl_losses(
-        posterior, prior, loss.free_nats, keep_gradient=loss.free_nats_gradient
+        posterior, prior, loss.free_nats
     )
     metrics = {
         "kl": kl,
