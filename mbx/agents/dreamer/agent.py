@@ -38,11 +38,7 @@ from mbx.types import Array, EnvSpec, Params
 
 
 def make_agent(settings: Settings, spec: EnvSpec) -> Agent:
-    """The agent for a task.
-
-    Raises:
-        ValueError: for settings that do not fit the task.
-    """
+    """The agent for a task. Raises ValueError for settings that do not fit it."""
     return build_agent(resolve(settings, spec))
 
 

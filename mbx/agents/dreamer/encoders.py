@@ -110,9 +110,7 @@ def init_decoder(key: Array, config: ModelConfig) -> Params:
 
 def decoder_blocks(config: ModelConfig) -> int:
     """Blocks of the linear layer from deter to the grid; the default as far as both divide by it.
-
-    Raises:
-        ValueError: for a given number that does not divide deter and the grid's channels.
+    Raises ValueError for another number that does not divide deter and the grid's channels.
     """
     given, deter, channels = config.decoder_blocks, config.deter, _grid(config)[2][-1]
     found = math.gcd(given, deter, channels)

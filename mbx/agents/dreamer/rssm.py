@@ -323,13 +323,9 @@ def imagine(
 ) -> tuple[State, Array]:
     """A trajectory of H imagined steps from `start` `[N, ...]`.
 
-    Args:
-      policy: `(features [N, F], draw) -> action [N, A]`.
-      action_draws: `[H + 1, N, ...]`; the last action only pads.
-      latent_draws: `[H, N, S]` uniform numbers, or given latents.
-
-    Returns:
-      States `[H + 1, N, ...]`, the first of which is `start`, and the actions chosen at them.
+    `policy` is `(features [N, F], draw) -> action [N, A]`. action_draws `[H + 1, N, ...]`: the last
+    action only pads; latent_draws `[H, N, S]`: uniform numbers, or given latents. Returns states
+    `[H + 1, N, ...]`, the first of which is `start`, and the actions chosen at them.
     """
 
     def step(state: State, draws: tuple[Array, Array]) -> tuple[State, tuple[State, Array]]:

@@ -33,10 +33,7 @@ def sample(
     `fresh` columns, the first of their shards, are each an environment's newest rows instead,
     environments in turn from a random one on, so that new experience is trained on immediately
     (DreamerV3's online queue, with repetition). Rows past the newest one, which occur only while no
-    environment holds `length` rows, repeat it. The key is consumed.
-
-    Raises:
-        ValueError: length or fresh out of range.
+    environment holds `length` rows, repeat it. Raises ValueError for length or fresh out of range.
     """
     capacity = replay_storage.dims(state)[1]
     if not 1 <= length <= capacity:

@@ -41,9 +41,7 @@ class Eval(common.Eval):
     exploring: bool = setting(
         False, "Further evaluations, of the agent as it acts in training.", needs={"action": "mode"}
     )
-    action: str = setting(
-        "mode", "Action of the policy in evaluations.", choices=("mode", "sample")
-    )
+    action: str = setting("mode", "Action in evaluations.", choices=("mode", "sample"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +61,7 @@ class Replay(common.Replay):
 class Model:
     """Parts and sizes of the networks."""
 
-    size: str = setting(
-        "tiny", "Size of the networks: fills in what is 0 below.", choices=tuple(SIZES)
-    )
+    size: str = setting("tiny", "Size of the networks: fills in 0 below.", choices=tuple(SIZES))
     deter: int = setting(0, "Units of the recurrent state. 0 = by size.")
     hidden: int = setting(0, "Units of the recurrent model's layers. 0 = by size.")
     stoch: int = setting(0, "Categorical latents. 0 = by size.")
@@ -73,18 +69,12 @@ class Model:
     units: int = setting(0, "Units of all other layers. 0 = by size.")
     depth: int = setting(0, "Half the channels of an image's first stage. 0 = by size.")
     blocks: int = setting(0, "Blocks of the recurrent cell. 0 = by size.", needs={"core": "block"})
-    core: str = setting(
-        "block", "Recurrent cell: block-diagonal or dense.", choices=("block", "dense")
-    )
+    core: str = setting("block", "Kind of the recurrent cell.", choices=("block", "dense"))
     core_layers: int = setting(
         1, "Hidden layers of the recurrent cell.", at_least=1, needs={"core": "block"}
     )
-    norm: str = setting(
-        "rms", "Normalization of every layer: RMSNorm or LayerNorm.", choices=("rms", "layer")
-    )
-    initial: str = setting(
-        "zeros", "Recurrent state at an episode's start.", choices=("zeros", "learned")
-    )
+    norm: str = setting("rms", "RMSNorm or LayerNorm in every layer.", choices=("rms", "layer"))
+    initial: str = setting("zeros", "State at an episode's start.", choices=("zeros", "learned"))
     encoder_layers: int = setting(3, "Hidden layers of a vector's encoder.", at_least=1)
     decoder_layers: int = setting(3, "Hidden layers of a vector's decoder.", at_least=1)
     reward_layers: int = setting(1, "Hidden layers of the reward head.")
@@ -93,28 +83,16 @@ class Model:
     value_layers: int = setting(3, "Hidden layers of the critic.")
     prior_layers: int = setting(2, "Hidden layers of the prior.", at_least=1)
     posterior_layers: int = setting(1, "Hidden layers of the posterior.", at_least=1)
-    decoder_blocks: int = setting(
-        8, "Blocks of the layer from the recurrent state to an image.", at_least=1
-    )
+    decoder_blocks: int = setting(8, "Blocks of an image decoder's first layer.", at_least=1)
     unimix: float = setting(0.01, "Share of the uniform distribution in the latents.", at_most=1)
-    policy_unimix: float = setting(
-        0.01, "Share of the uniform distribution in discrete policies.", at_most=1
-    )
-    init_std: float = setting(
-        2.0, "Offset of a continuous policy's raw standard deviation.", at_least=None
-    )
+    policy_unimix: float = setting(0.01, "Uniform share in discrete policies.", at_most=1)
+    init_std: float = setting(2.0, "Offset of the policy's raw deviation.", at_least=None)
     min_std: float = setting(0.1, "Smallest standard deviation of a continuous policy.", above=0)
     max_std: float = setting(1.0, "Largest standard deviation of a continuous policy.", above=0)
     num_bins: int = setting(255, "Bins of reward and value, an odd number.", at_least=3)
     bin_max: float = setting(20.0, "Largest bin, in symlog space.", above=0, at_most=80)
-    bins_space: str = setting(
-        "symlog",
-        "Space in which two-hot codes interpolate between bins.",
-        choices=("symlog", "raw"),
-    )
-    dtype: str = setting(
-        "float32", "Data type of matrix products.", choices=("float32", "bfloat16")
-    )
+    bins_space: str = setting("symlog", "Space of the two-hot bins.", choices=("symlog", "raw"))
+    dtype: str = setting("float32", "Type of matrix products.", choices=("float32", "bfloat16"))
 
     def check(self) -> Iterator[str]:
         """Rules over several settings."""
@@ -144,14 +122,10 @@ class Loss:
         choices=("sequential", "joint"),
     )
     free_nats: float = setting(0.1, "KL of a row that costs nothing, in nats.")
-    dynamics_coef: float = setting(0.5, "Weight of the KL that moves the prior (beta_dyn).")
-    representation_coef: float = setting(
-        0.01, "Weight of the KL that moves the posterior (beta_rep)."
-    )
+    dynamics_coef: float = setting(0.5, "Weight of the prior's KL (beta_dyn).")
+    representation_coef: float = setting(0.01, "Weight of the posterior's KL (beta_rep).")
     reward_gradient: bool = setting(True, "Let the reward loss shape the representation.")
-    continue_discount: bool = setting(
-        False, "Predict gamma times continue, and apply no other discount in imagination."
-    )
+    continue_discount: bool = setting(False, "Predict gamma times continue, the whole discount.")
     heads: str = setting("", common.HEADS_HELP)
 
     @property
@@ -226,9 +200,7 @@ class Critic:
     gamma: float = setting(1.0 - 1.0 / 333.0, "Discount of an agent step.", above=0, at_most=1)
     lambda_: float = setting(0.95, "Trace of the lambda returns.", at_most=1)
     tau: float = setting(0.02, "Share of the critic in an update of the slow critic.", at_most=1)
-    target_update_freq: int = setting(
-        1, "Gradient steps between updates of the slow critic.", at_least=1
-    )
+    target_update_freq: int = setting(1, "Updates per move of the slow critic.", at_least=1)
     regularizer: float = setting(1.0, "Weight of the loss towards the slow critic.")
     replay_loss: str = setting(
         "aligned",
@@ -255,11 +227,7 @@ class Critic:
 class Optimizer:
     """Optimisers of world model, actor and critic, in this order where three numbers are given."""
 
-    name: str = setting(
-        "adam",
-        "Optimizer. laprop = the official one.",
-        choices=("adam", "laprop"),
-    )
+    name: str = setting("adam", "Optimizer; laprop: the official one.", choices=("adam", "laprop"))
     learning_rates: tuple[float, float, float] = setting(
         (2e-4, 3e-4, 1e-3), "Learning rates of model, actor and critic."
     )
