@@ -144,7 +144,7 @@ def write_page(source: pathlib.Path, docs: pathlib.Path) -> None:
                 shutil.copy(target, docs / where)
         where = posixpath.relpath(where, posixpath.dirname(place) or ".")
         text = text.replace(f"]({link})", f"]({where}{'#' + anchor if anchor else ''})")
-    if "notes" in source.parts:
+    if "notes" in source.parts or source.name == "CHANGELOG.md":  # history
         text = "---\nsearch:\n  exclude: true\n---\n" + text
     (docs / place).parent.mkdir(parents=True, exist_ok=True)
     (docs / place).write_text(text)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import importlib
 import importlib.util
+import json
+import math
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -207,3 +212,91 @@ def test_every_formula_becomes_mathml(build_site):
         build_site.as_mathml('<span class="arithmatex">\\(\\foo x\\)</span>')
     found = build_site.as_mathml('a <span class="arithmatex">\\(x &lt; y_1\\)</span> b')
     assert re.sub("<.*?>", "", found) in ("a x&lt;y1 b", "a x&#x0003C;y1 b")
+
+
+# What a newcomer types into the search box, and the page that answers.
+QUERIES = {
+    "install gpu": "install",
+    "quickstart first run": "quickstart",
+    "reinforcement learning which agent": "choosing",
+    "custom environment": "custom_environments",
+    "gymnasium environment": "custom_environments",
+    "vectorized environments": "custom_environments",
+    "hyperparameter tuning": "tune",
+    "image observations pixels": "pixels",
+    "evaluate policy video": "evaluate",
+    "hyperparameter sweep seeds": "sweeps",
+    "jax vmap training": "train_fn",
+    "resume training checkpoint": "resume",
+    "deploy policy robot": "deploy",
+    "onnx export": "deploy",
+    "multi gpu tpu": "devices",
+    "slurm": "devices",
+    "multi-task fine-tuning": "several_tasks",
+    "offline data": "several_tasks",
+    "callbacks": "extending",
+    "planner in my model": "kit",
+    "dreamerv3": "dreamer",
+    "replay buffer": "reference",
+    "termination truncation": "termination",
+    "reproducibility seed": "reproducibility",
+    "troubleshooting": "faq",
+    "nan loss": "faq",
+    "out of memory": "faq",
+    "dm_control benchmark results": "results/learning",
+    "ablation": "results/ablations",
+    "speed pytorch": "results/performance",
+}
+
+
+def terms(text: str) -> collections.Counter[str]:
+    """Words in lower case without a plural's or a gerund's end."""
+    words = re.findall(r"[a-z0-9_]+", text.lower())
+    return collections.Counter(re.sub(r"(?<=\w{3})(ing|ed|es|s|e)$", "", word) for word in words)
+
+
+Entry = tuple[str, collections.Counter[str]]
+
+
+@pytest.fixture(scope="module")
+def searched(site) -> list[Entry]:
+    """Page and words of every section that search finds; titles count ten times, headings five.
+
+    Where zensical is installed these are the entries of the built index, else the pages' texts.
+    """
+    found: list[tuple[str, str, str]] = []
+    if importlib.util.find_spec("zensical"):
+        command = [sys.executable, "-m", "zensical", "build", "--config-file"]
+        subprocess.run([*command, site.parent / "mkdocs.yml"], check=True, capture_output=True)
+        for entry in json.loads((site.parent / "site" / "search.json").read_text())["items"]:
+            page = entry["location"].partition("#")[0].rstrip("/")
+            found.append((page, entry["title"], re.sub("<[^>]*>", " ", entry["text"])))
+    else:
+        for path in site.rglob("*.md"):
+            page, text = path.relative_to(site).with_suffix("").as_posix(), path.read_text()
+            if not text.startswith("---\nsearch:"):
+                parts = re.split(r"^#+ (.*)$", text, flags=re.MULTILINE)[1:]
+                found += [(page, *part) for part in zip(parts[::2], parts[1::2], strict=True)]
+    titles: dict[str, str] = {}
+    for page, title, _ in found:
+        titles.setdefault(page, title)
+    return [
+        (page, terms(" ".join([text, *[titles[page]] * 5, *[title] * 5])))
+        for page, title, text in found
+    ]
+
+
+def rank(query: str, searched: list[Entry]) -> list[str]:
+    """Pages by the tf-idf of their best section: it stands in for the search of a browser."""
+    score: dict[str, float] = collections.defaultdict(float)
+    asked = terms(query)
+    rare = {t: math.log(1 + len(searched) / (1 + sum(t in e for _, e in searched))) for t in asked}
+    for page, found in searched:
+        own = sum(rare[term] * (1 + math.log(found[term])) for term in asked if found[term])
+        score[page] = max(score[page], own)
+    return sorted(score, key=lambda page: -score[page])
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_newcomers_query_finds_its_page(query, searched):
+    assert QUERIES[query] in rank(query, searched)[:3], rank(query, searched)[:5]

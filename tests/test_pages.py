@@ -1,9 +1,7 @@
-"""How the pages are written: short sentences, the field's words, tables that fit, and search."""
+"""How the pages are written: short sentences, the field's words, tables that fit, no stale name."""
 
 from __future__ import annotations
 
-import collections
-import math
 import pathlib
 import re
 
@@ -93,76 +91,3 @@ def test_every_file_that_a_page_names_exists():
         for path in re.findall(rf"(?<![\w./-])((?:{folders})/[\w/.-]*\w)", page.read_text()):
             if not path.startswith("docs/results/empo_networks"):
                 assert (ROOT / path).exists(), (name, path)
-
-
-# What a newcomer types into the search box, and the page that answers.
-QUERIES = {
-    "install gpu": "install",
-    "quickstart first run": "quickstart",
-    "reinforcement learning which agent": "choosing",
-    "custom environment": "custom_environments",
-    "gymnasium environment": "custom_environments",
-    "vectorized environments": "custom_environments",
-    "hyperparameter tuning": "tune",
-    "image observations pixels": "pixels",
-    "evaluate policy video": "evaluate",
-    "hyperparameter sweep seeds": "sweeps",
-    "jax vmap training": "train_fn",
-    "resume training checkpoint": "resume",
-    "deploy policy robot": "deploy",
-    "onnx export": "deploy",
-    "multi gpu tpu": "devices",
-    "slurm": "devices",
-    "multi-task fine-tuning": "several_tasks",
-    "offline data": "several_tasks",
-    "callbacks": "extending",
-    "world model planner mppi": "kit",
-    "dreamerv3": "dreamer",
-    "replay buffer": "reference",
-    "termination truncation": "termination",
-    "reproducibility seed": "reproducibility",
-    "troubleshooting": "faq",
-    "nan loss": "faq",
-    "out of memory": "faq",
-    "dm_control benchmark results": "results/learning",
-    "ablation": "results/ablations",
-    "speed pytorch": "results/performance",
-}
-
-
-def terms(text: str) -> collections.Counter[str]:
-    """Words in lower case without a plural's or a gerund's end."""
-    words = re.findall(r"[a-z0-9_]+", text.lower())
-    return collections.Counter(re.sub(r"(?<=\w{3})(ing|ed|es|s|e)$", "", word) for word in words)
-
-
-def rank(query: str) -> list[str]:
-    """Pages by tf-idf, in which a title counts ten times and a heading five times.
-
-    Stands in for the site's own search, whose index is made by a browser.
-    """
-    weighed = {}
-    for page in DOCS:
-        text = page.read_text()
-        headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
-        found = terms(text)
-        for times, words in ((9, headings[0]), (4, " ".join(headings[1:]))):
-            for term in terms(words):
-                found[term] += times
-        weighed[page.relative_to(ROOT / "docs").with_suffix("").as_posix()] = found
-
-    def score(found: collections.Counter[str]) -> float:
-        total = 0.0
-        for term in terms(query):
-            holding = sum(term in other for other in weighed.values())
-            if found[term]:
-                rare = math.log(1 + len(weighed) / holding)
-                total += rare * (1 + math.log(found[term]))
-        return total
-
-    return sorted(weighed, key=lambda name: -score(weighed[name]))
-
-
-@pytest.mark.parametrize("query", QUERIES)
-def test_a_newcomers_query_finds_its_page(query):
-    assert QUERIES[query] in rank(query)[:3], rank(query)[:5]
