@@ -235,7 +235,7 @@ QUERIES = {
     "multi-task fine-tuning": "several_tasks",
     "offline data": "several_tasks",
     "callbacks": "extending",
-    "planner in my model": "kit",
+    "use the planner alone": "kit",
     "dreamerv3": "dreamer",
     "replay buffer": "reference",
     "termination truncation": "termination",
