@@ -1,4 +1,4 @@
-"""What an agent's functions return, looked at while they are traced: no program computes more.
+"""What an agent's functions return, validated while they are traced: no program computes more.
 
 Source: the contract is that of `mbx.agents.base`.
 """
@@ -25,112 +25,115 @@ def checked(agent: Agent, name: str, spec: EnvSpec) -> Agent:
     The message names the agent, the function, what it returned and what is wanted.
 
     Args:
-        agent: the agent.
         name: what it is registered as.
         spec: the task it was made for.
     """
-
-    def refuse(what: str, got: Any, wanted: str) -> None:
-        raise ValueError(f"agent {name!r}: {what} is {got}, wanted {wanted}")
-
+    contract = _Contract(agent, name, spec)
     if not isinstance(agent, Agent):
-        refuse("what make_agent() returned", _kind(agent), "an mbx.agents.base.Agent")
-
-    def same(what: str, before: Any, after: Any) -> None:
-        if problem := _difference(before, after):
-            refuse(what, problem, "what was given")
-
-    def each(what: str, tree: Any, num_envs: int) -> None:
-        try:
-            chex.assert_tree_shape_prefix(_shapes(tree), (num_envs,))
-        except AssertionError as error:
-            refuse(what, _sentence(error), f"leaves [E, ...], E = {num_envs}")
-
-    def init(train: Any, key: Any) -> None:
-        if not hasattr(train, "params"):
-            refuse("the result of init()", _kind(train), "a dataclass with a field `params`")
-
-    def init_actor(actor: Any, num_envs: int) -> None:
-        each("the result of init_actor()", actor, num_envs)
-
-    def after_action(now: Any, actor: Any, action: Any) -> None:
-        same("the actor state of after_action()", actor, now)
-
-    def replay_extras(extras: Any, actor: Any) -> None:
-        if not isinstance(extras, dict):
-            refuse("the result of replay_extras()", _kind(extras), "a dictionary of [E, ...]")
-        row = agent.example_row()
-        if missing := [field for field in extras if field not in row]:
-            refuse("the result of replay_extras()", f"with {missing}", "fields of example_row()")
-        for field, x in extras.items():
-            if _shape(x)[1:] != tuple(row[field].shape):
-                wanted = f"[E, *{list(row[field].shape)}], as example_row() says"
-                refuse(f"{field} of replay_extras()", _array(x), wanted)
-
-    def example_row(row: Any) -> None:
-        if not isinstance(row, dict):
-            refuse("the result of example_row()", _kind(row), "a dictionary")
-        if missing := [field for field in _ROW if field not in row]:
-            refuse("the result of example_row()", f"without {', '.join(missing)}", f"all of {_ROW}")
-        if _shape(row["obs"]) != tuple(spec.obs_shape):
-            refuse("obs of example_row()", _array(row["obs"]), f"shape {list(spec.obs_shape)}")
-
-    def act(result: Any, train: Any, actor: Any, obs: Any, is_first: Any, *_: Any) -> None:
-        if not isinstance(result, tuple) or len(result) != 2:
-            refuse("the result of act()", _kind(result), "(actions, actor state)")
-        want = (is_first.shape[0], spec.action_dim)
-        if _shape(result[0]) != want or not jnp.issubdtype(result[0].dtype, jnp.floating):
-            refuse("the actions of act()", _array(result[0]), f"float{list(want)}, which is [E, A]")
-        same("the actor state of act()", actor, result[1])
-
-    def update(result: Any, train: Any, buffer: Any, *_: Any) -> None:
-        if not isinstance(result, tuple) or len(result) != 3:
-            refuse("the result of update()", _kind(result), "(train state, replay, metrics)")
-        if not hasattr(result[0], "params"):
-            refuse("the train state of update()", _kind(result[0]), "one with a field `params`")
-        if not isinstance(result[2], dict):
-            refuse("the metrics of update()", _kind(result[2]), "a dictionary of numbers")
-        same("the train state of update()", train, result[0])
-        same("the replay of update()", buffer, result[1])
-        for metric, value in result[2].items():
-            if not isinstance(metric, str):
-                refuse("a name among the metrics of update()", repr(metric), "a string")
-            for part in value if isinstance(value, Mean) else (value,):
-                if _shape(part) != ():
-                    refuse(f"metrics[{metric!r}] of update()", _array(part), "one number, shape []")
-
-    changes: dict[str, Any] = dict(
-        init=_then(init, agent.init),
-        init_actor=_then(init_actor, agent.init_actor),
-        act=_then(act, agent.act),
-        update=_then(update, agent.update),
-        example_row=_then(example_row, agent.example_row),
-    )
-    if agent.act_without_planner is not None:
-        changes["act_without_planner"] = _then(act, agent.act_without_planner)
-    if agent.after_action is not None:
-        changes["after_action"] = _then(after_action, agent.after_action)
-    if agent.replay_extras is not None:
-        changes["replay_extras"] = _then(replay_extras, agent.replay_extras)
+        contract.refuse("what make_agent() returned", _kind(agent), "an mbx.agents.base.Agent")
+    changes = {
+        field: _then(getattr(contract, field), getattr(agent, field))
+        for field in Agent._fields
+        if hasattr(contract, field) and getattr(agent, field) is not None
+    }
     if agent.store is not None:
-
-        def reanalyze(result: Any, train: Any, buffer: Any, *_: Any) -> None:
-            same("the replay of reanalyze()", buffer, result[0])
-
-        changes["store"] = agent.store._replace(reanalyze=_then(reanalyze, agent.store.reanalyze))
+        refresh = _then(contract.reanalyze, agent.store.reanalyze)
+        changes["store"] = agent.store._replace(reanalyze=refresh)
     return agent._replace(**changes)
 
 
-def _then(look: Callable, function: Callable) -> Callable:
-    """`function`, whose result `look(result, *arguments)` sees before it is returned."""
+def _then(check: Callable, function: Callable) -> Callable:
+    """`function`, whose result `check(result, *arguments)` validates before it is returned."""
 
     @functools.wraps(function)
-    def looked_at(*args: Any, **more: Any) -> Any:
+    def validated(*args: Any, **more: Any) -> Any:
         result = function(*args, **more)
-        look(result, *args)
+        check(result, *args)
         return result
 
-    return looked_at
+    return validated
+
+
+class _Contract:
+    """What each of an agent's functions must return: a method a function, by its name."""
+
+    def __init__(self, agent: Agent, name: str, spec: EnvSpec) -> None:
+        self._agent, self._name, self._spec = agent, name, spec
+
+    def refuse(self, what: str, got: Any, wanted: str) -> None:
+        raise ValueError(f"agent {self._name!r}: {what} is {got}, wanted {wanted}")
+
+    def same(self, what: str, before: Any, after: Any) -> None:
+        if problem := _difference(before, after):
+            self.refuse(what, problem, "what was given")
+
+    def of_kind(self, what: str, got: Any, fits: bool, wanted: str) -> None:
+        if not fits:
+            self.refuse(what, _kind(got), wanted)
+
+    def init(self, train: Any, key: Any) -> None:
+        fits = hasattr(train, "params")
+        self.of_kind("the result of init()", train, fits, "a dataclass with a field `params`")
+
+    def init_actor(self, actor: Any, num_envs: int) -> None:
+        try:
+            chex.assert_tree_shape_prefix(_shapes(actor), (num_envs,))
+        except AssertionError as error:
+            wanted = f"leaves [E, ...], E = {num_envs}"
+            self.refuse("the result of init_actor()", _sentence(error), wanted)
+
+    def after_action(self, now: Any, actor: Any, action: Any) -> None:
+        self.same("the actor state of after_action()", actor, now)
+
+    def replay_extras(self, extras: Any, actor: Any) -> None:
+        what, row = "the result of replay_extras()", self._agent.example_row()
+        self.of_kind(what, extras, isinstance(extras, dict), "a dictionary of [E, ...]")
+        if missing := [field for field in extras if field not in row]:
+            self.refuse(what, f"with {missing}", "fields of example_row()")
+        for field, x in extras.items():
+            if _shape(x)[1:] != tuple(row[field].shape):
+                wanted = f"[E, *{list(row[field].shape)}], as example_row() says"
+                self.refuse(f"{field} of replay_extras()", _array(x), wanted)
+
+    def example_row(self, row: Any) -> None:
+        what, obs = "the result of example_row()", list(self._spec.obs_shape)
+        self.of_kind(what, row, isinstance(row, dict), "a dictionary")
+        if missing := [field for field in _ROW if field not in row]:
+            self.refuse(what, f"without {', '.join(missing)}", f"all of {_ROW}")
+        if _shape(row["obs"]) != tuple(obs):
+            self.refuse("obs of example_row()", _array(row["obs"]), f"shape {obs}")
+
+    def act(self, result: Any, train: Any, actor: Any, obs: Any, is_first: Any, *_: Any) -> None:
+        pair = isinstance(result, tuple) and len(result) == 2
+        self.of_kind("the result of act()", result, pair, "(actions, actor state)")
+        want = (is_first.shape[0], self._spec.action_dim)
+        if _shape(result[0]) != want or not jnp.issubdtype(result[0].dtype, jnp.floating):
+            wanted = f"float{list(want)}, which is [E, A]"
+            self.refuse("the actions of act()", _array(result[0]), wanted)
+        self.same("the actor state of act()", actor, result[1])
+
+    act_without_planner = act
+
+    def update(self, result: Any, train: Any, buffer: Any, *_: Any) -> None:
+        three = isinstance(result, tuple) and len(result) == 3
+        self.of_kind("the result of update()", result, three, "(train state, replay, metrics)")
+        now, after, metrics = result
+        fits = hasattr(now, "params")
+        self.of_kind("the train state of update()", now, fits, "one with a field `params`")
+        fits = isinstance(metrics, dict)
+        self.of_kind("the metrics of update()", metrics, fits, "a dictionary of numbers")
+        self.same("the train state of update()", train, now)
+        self.same("the replay of update()", buffer, after)
+        for metric, value in metrics.items():
+            if not isinstance(metric, str):
+                self.refuse("a name among the metrics of update()", repr(metric), "a string")
+            for part in value if isinstance(value, Mean) else (value,):
+                if _shape(part) != ():
+                    what = f"metrics[{metric!r}] of update()"
+                    self.refuse(what, _array(part), "one number, shape []")
+
+    def reanalyze(self, result: Any, train: Any, buffer: Any, *_: Any) -> None:
+        self.same("the replay of reanalyze()", buffer, result[0])
 
 
 def _shapes(tree: Any) -> Any:

@@ -44,7 +44,7 @@ class Partition:
     fsdp: bool = False
     quick: bool = False  # about compiling what trains, on GPUs
     cores: bool = False  # whether its devices are the cores of a CPU
-    alike: bool = False  # whether they cannot divide the environments: every core holds all
+    replicated: bool = False  # whether every core holds all environments: they do not divide
     pieces: bool = False  # whether its programs ask for memory in pieces (`mbx.fast.allocator`)
 
     @property
@@ -166,11 +166,11 @@ class Partition:
         """`jit`; on a mesh everything but the state a function gives back is copied everywhere.
 
         The function is traced with that mesh set, for `gradients.matmul` and `fast.collectives`,
-        which takes batches apart unless parameters are divided as well.
+        which divides batches unless parameters are divided as well.
 
         Args:
-            donate: the first argument's memory is used again for the result, as programs that train
-                do; those have options of their own (`codegen`).
+            donate: reuse the first argument's memory for the result, as programs that train do;
+                those have compiler options of their own.
         """
         asked: dict[str, Any] = dict(compiler_options=self.once)
         if donate:
@@ -199,10 +199,12 @@ class Partition:
         @functools.wraps(function)
         def inside(*args: Any) -> Any:
             mesh = jax.sharding.use_abstract_mesh(abstract)
-            gathering = collectives.sharded_parameters(self.size if self.fsdp else 1)
-            alike = collectives.replicated_states(self.alike)
-            apart = collectives.data_parallel(not self.fsdp)
-            with mesh, apart, gathering, alike:
+            with (
+                mesh,
+                collectives.data_parallel(not self.fsdp),
+                collectives.sharded_parameters(self.size if self.fsdp else 1),
+                collectives.replicated_states(self.replicated),
+            ):
                 return function(*args)
 
         return inside
@@ -241,7 +243,7 @@ class Partition:
         return jax.tree.map(lambda x: x.addressable_data(0), whole)
 
     def gathered(self, values: np.ndarray) -> np.ndarray:
-        """The rows of all processes behind one another."""
+        """The rows of all processes, concatenated."""
         if self.processes == 1:
             return values
         return np.asarray(multihost_utils.process_allgather(values, tiled=True))
@@ -394,8 +396,8 @@ def make_partition(settings: RunSettings, on: Sequence[jax.Device] | None = None
             )
         mesh = jax.make_mesh((cores,), (AXIS,), axis_types=auto, devices=own)
         pieces = settings.large_updates() and allocator.keep_pieces()
-        alike = settings.env.num_envs % cores > 0
-        return Partition(mesh, cores=True, alike=alike, pieces=pieces)
+        replicated = settings.env.num_envs % cores > 0
+        return Partition(mesh, cores=True, replicated=replicated, pieces=pieces)
     devices = jax.device_count() if on is None else len(on)
     num_envs = settings.env.num_envs
     if num_envs % devices:

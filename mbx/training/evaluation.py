@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx.agents.base import Episodes
-from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, random_actions
+from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Timestep, random_actions
 from mbx.fast import collectives, rng
 from mbx.training.devices import ONE_DEVICE, Partition
 
@@ -136,25 +136,12 @@ def make_episodes(
 ) -> Callable[[Any, Array], tuple[Array, Array, dict[str, Array], dict[str, Array]]]:
     """`evaluation(train, key)`, pure: returns, lengths and metrics `[E]` of one episode an
     environment, and with `record` the arrays of `Episodes` but for `steps` and `lengths`."""
-    num, longest = environment.num_envs, environment.spec.episode_length
-    seen = seen_steps(longest)
+    num = environment.num_envs
 
     def evaluation(train: Any, key: Array) -> tuple:
         train = collectives.replicate(train)
         reset_key, step_key = jax.random.split(key)
         env_state, obs = partition.divided(environment.reset(reset_key))
-
-        def recorded(kept: dict[str, Array], i: Array, obs: Array, active: Array, now: Any) -> Any:
-            reward = jnp.where(now.fault, jnp.nan, now.reward)
-            ends = active & (now.terminated | now.truncated)
-            slot = jnp.min(jnp.where(seen == i, np.arange(len(seen)), len(seen)))
-            wide = ends.reshape(-1, *[1] * (obs.ndim - 1))
-            return dict(
-                rewards=kept["rewards"].at[i].set(jnp.where(active, reward, 0.0)),
-                terminated=kept["terminated"] | (ends & now.terminated),
-                obs=kept["obs"].at[slot].set(obs, mode="drop"),
-                last_obs=jnp.where(wide, now.final_obs, kept["last_obs"]),
-            )
 
         def step(carry: Any) -> Any:
             i, env_state, obs, actor, active, total, length, metrics, kept = carry
@@ -166,14 +153,10 @@ def make_episodes(
             total = total + jnp.where(active, reward, 0.0)
             length = length + active
             metrics = {n: jnp.where(active, timestep.metrics[n], x) for n, x in metrics.items()}
-            kept = recorded(kept, i, obs, active, timestep) if record else kept
+            kept = _recorded(kept, i, obs, active, timestep) if record else kept
             active = active & ~(timestep.terminated | timestep.truncated)
             return i + 1, env_state, timestep.obs, actor, active, total, length, metrics, kept
 
-        kept = {}
-        if record:
-            kept = dict(rewards=jnp.zeros((longest, num)), terminated=jnp.zeros(num, bool))
-            kept |= dict(obs=jnp.zeros((len(seen), *obs.shape), obs.dtype), last_obs=obs)
         start = (
             jnp.int32(0),
             env_state,
@@ -183,12 +166,40 @@ def make_episodes(
             jnp.zeros(num),
             jnp.zeros(num, jnp.int32),
             {name: jnp.zeros(num) for name in logged_metrics(environment.spec)},
-            kept,
+            _unrecorded(jnp, environment.spec, obs) if record else {},
         )
         result = jax.lax.while_loop(lambda carry: jnp.any(carry[4]), step, start)
         return result[5:]
 
     return evaluation
+
+
+def _unrecorded(xp: Any, spec: EnvSpec, obs: Any) -> dict[str, Any]:
+    """What `Episodes` holds before the first step, as arrays of NumPy or JAX (`xp`)."""
+    num, seen = obs.shape[0], seen_steps(spec.episode_length)
+    return dict(
+        rewards=xp.zeros((spec.episode_length, num), np.float32),
+        terminated=xp.zeros(num, bool),
+        obs=xp.zeros((len(seen), *obs.shape), obs.dtype),
+        last_obs=xp.array(obs),
+    )
+
+
+def _recorded(
+    kept: dict[str, Array], i: Array, obs: Array, active: Array, now: Timestep
+) -> dict[str, Array]:
+    """`kept` with step i of the `active` environments."""
+    reward = jnp.where(now.fault, jnp.nan, now.reward)
+    ends = active & (now.terminated | now.truncated)
+    seen = seen_steps(len(kept["rewards"]))
+    slot = jnp.min(jnp.where(seen == i, np.arange(len(seen)), len(seen)))
+    wide = ends.reshape(-1, *[1] * (obs.ndim - 1))
+    return dict(
+        rewards=kept["rewards"].at[i].set(jnp.where(active, reward, 0.0)),
+        terminated=kept["terminated"] | (ends & now.terminated),
+        obs=kept["obs"].at[slot].set(obs, mode="drop"),
+        last_obs=jnp.where(wide, now.final_obs, kept["last_obs"]),
+    )
 
 
 def as_evaluation(found: tuple, environment: JaxEnvironment | HostEnvironment) -> Evaluation:
@@ -217,6 +228,17 @@ def _make_fused(
     return evaluate
 
 
+def _record(
+    kept: dict[str, np.ndarray], i: int, obs: np.ndarray, active: np.ndarray, now: Timestep
+) -> None:
+    """`_recorded` of a host environment: writes step i into the arrays of `kept`."""
+    ends = active & (now.terminated | now.truncated)
+    kept["rewards"][i, active] = np.where(now.fault, np.nan, now.reward)[active]
+    kept["terminated"] |= ends & now.terminated
+    kept["obs"][seen_steps(len(kept["rewards"])) == i] = obs
+    kept["last_obs"][ends] = now.final_obs[ends]
+
+
 def _place_of(tree: Any) -> jax.sharding.Sharding | None:
     """The one device where a tree lies; None for several.
 
@@ -235,8 +257,7 @@ def _make_host(
     partition: Partition,
     record: bool,
 ) -> Callable[[Any, Array], Evaluation]:
-    num, longest = environment.num_envs, environment.spec.episode_length
-    seen = seen_steps(longest)
+    num = environment.num_envs
     # Cores divide the episodes; the devices of several processes each play their process's own.
     on = partition if partition.cores else ONE_DEVICE
 
@@ -264,10 +285,7 @@ def _make_host(
         active, total = np.ones(num, bool), np.zeros(num, np.float32)
         length, i = np.zeros(num, np.int32), 0
         metrics = {name: np.zeros(num) for name in logged_metrics(environment.spec)}
-        kept: dict[str, np.ndarray] = {}
-        if record:
-            kept = dict(rewards=np.zeros((longest, num), np.float32), terminated=~active)
-            kept |= dict(obs=np.zeros((len(seen), *obs.shape), obs.dtype), last_obs=np.copy(obs))
+        kept = _unrecorded(np, environment.spec, obs) if record else {}
         while active.any():
             first = jnp.full(num, i == 0)
             key_now = jax.random.fold_in(step_key, i)
@@ -279,11 +297,7 @@ def _make_host(
                 x[active] = timestep.metrics[name][active]
             length += active
             if record:
-                ends = active & (timestep.terminated | timestep.truncated)
-                kept["rewards"][i, active] = reward[active]
-                kept["terminated"] |= ends & timestep.terminated
-                kept["obs"][seen == i] = obs
-                kept["last_obs"][ends] = timestep.final_obs[ends]
+                _record(kept, i, obs, active, timestep)
             active &= ~(timestep.terminated | timestep.truncated)
             obs, i = timestep.obs, i + 1
         metrics = {name: partition.gathered(x) for name, x in metrics.items()}

@@ -103,7 +103,8 @@ def prepare(config: Any, devices: Sequence[jax.Device] | None = None) -> Job:
     Raises:
         ValueError: for impossible settings, with nothing left open.
     """
-    settings = transfer.resolve(located(load(config)))
+    settings = located(load(config))
+    settings = transfer.resolve(settings)
     seed_steps(settings)  # thousands of environments take a minute to make
     with contextlib.ExitStack() as stack:
         job = make_parts(settings, make_partition(settings, devices), stack)
@@ -128,7 +129,7 @@ def make_parts(settings: RunSettings, partition: Partition, stack: contextlib.Ex
     chosen = settings.for_task(spec)
     agent = build.build_agent(settings, spec)
     transfer.check(chosen, agent)
-    schedule = make_schedule(chosen, spec)
+    schedule, intervals = make_schedule(chosen, spec), make_intervals(chosen, spec.action_repeat)
     if settings.train.dataset:  # nothing acts: there is no seed phase
         schedule = dataclasses.replace(schedule, seed_steps=0, reanalyze_min_step=0)
     tests = None
@@ -142,7 +143,7 @@ def make_parts(settings: RunSettings, partition: Partition, stack: contextlib.Ex
         environment=environment,
         tests=tests,
         agent=agent,
-        intervals=make_intervals(chosen, spec.action_repeat),
+        intervals=intervals,
         schedule=schedule,
         seeds=tuple(range(settings.seed, settings.seed + settings.num_seeds)),
         initial_state=initial_state(agent, environment, **sizes),

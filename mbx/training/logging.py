@@ -221,7 +221,7 @@ def read_rows(path: str) -> list[dict[str, Any]]:
         field = _wrong_field(row)
         if field is not None:
             value = repr(row[field])[:40] if field in row else "missing"
-            raise ValueError(f"{path}, line {number}: field {field!r} is {value}: mend the line")
+            raise ValueError(f"{path}, line {number}: field {field!r} is {value}: fix the line")
     return rows
 
 
@@ -233,10 +233,8 @@ def read_lines(path: str) -> list[dict[str, Any]]:
         return []
     with open(path, "rb") as file:
         lines = file.read().split(b"\n")
-    objects = []
-    for number, line in enumerate(lines[:-1], 1):  # whatever is whole ends with a newline
-        objects.append(parse_json(line, f"{path}, line {number}"))
-    return objects
+    # A complete line ends with a newline.
+    return [parse_json(line, f"{path}, line {i}") for i, line in enumerate(lines[:-1], 1)]
 
 
 def _wrong_field(row: Mapping[str, Any]) -> str | None:

@@ -193,7 +193,7 @@ def make_learn(agent: Agent, schedule: Schedule, seeds_axis: str | None = None) 
         metrics = {f"update/{name}": value for name, value in sums.items()}
         metrics["updates"] = due
         if reanalyze is not None:
-            # What an untrained model made in the seed phase is made again at its end.
+            # Targets that an untrained model made in the seed phase are refreshed at its end.
             seeded = (step < schedule.seed_steps) & (state.steps >= schedule.seed_steps)
             complete = seeded & (state.updates >= schedule.pretrain_updates)
             state, extra = reanalyze(state, reanalyze_key, before, complete)
@@ -234,7 +234,7 @@ def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> 
     """`reanalyze(state, key, before, complete) -> (state, metrics)`: the passes that are due.
 
     It takes the updates made before those of this step, and whether the seed phase is complete with
-    them: then all targets are made again.
+    them: then all targets are refreshed.
     """
     every = schedule.reanalyze_interval
 

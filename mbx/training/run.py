@@ -270,7 +270,7 @@ def abstract_state(job: Job) -> LoopState:
 
 
 def set_aside_lost_rows(intervals: Intervals, workdir: str, log_dirs: list[str]) -> None:
-    """Before resuming: where there is no checkpoint, put rows aside that are made again.
+    """Before resuming: where there is no checkpoint, put rows aside that it will repeat.
 
     Raises ValueError where there must have been one.
     """
@@ -573,7 +573,7 @@ class Faults:
         if _ENOUGH <= self._episodes <= self._faults:
             raise FloatingPointError(
                 f"each of the {self._episodes:.0f} episodes up to step {steps} ended in an "
-                f"observation or a reward that is not finite: mend env.name={self._task!r}, there "
+                f"observation or a reward that is not finite: fix env.name={self._task!r}, there "
                 "is nothing to learn from"
             )
 

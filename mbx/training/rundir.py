@@ -53,17 +53,8 @@ Config = Mapping[str, Any]
 
 # What a run keeps from beginning to end; everything else may change when it is resumed.
 _FIXED = ("agent", "seed", "num_seeds", "env", "model")
-_MADE = (
-    "metrics.jsonl",
-    "metrics.csv",
-    "episodes.csv",
-    "training_episodes.csv",
-    "best",
-    "tb",
-    "curve.png",
-    "report.html",
-    "config.json",
-)
+_ROWS = ("metrics.jsonl", "metrics.csv", "episodes.csv", "training_episodes.csv")
+_MADE = (*_ROWS, "best", "tb", "curve.png", "report.html", "config.json")
 
 
 def default(settings: RunSettings) -> str:
@@ -91,7 +82,7 @@ def check(config: Config, workdir: str, log_dir: str) -> None:
     begun = [os.path.join(log_dir, "config.json"), os.path.join(workdir, ".lock")]
     if not holds and not any(os.path.exists(path) for path in begun):
         raise ValueError(
-            f"workdir={workdir} holds no run to resume: mend the path, or begin one there without "
+            f"workdir={workdir} holds no run to resume: fix the path, or begin one there without "
             "--config.resume=True"
         )
     _check_same(config, begun[0])
@@ -190,16 +181,16 @@ def load_settings(workdir: str) -> RunSettings:
     """
     values = load_config(workdir)
     extensions.require(values.get("imports", ()), os.path.join(workdir, "config.json"))
+    return with_kept_inputs(_saved_settings(values, workdir, check_effects=False), workdir)
+
+
+def _saved_settings(values: Mapping[str, Any], workdir: str, **options: bool) -> RunSettings:
     try:
-        settings = from_dict(settings_class(values["agent"])(), values, check_effects=False)
+        return from_dict(settings_class(values["agent"])(), values, **options)
     except ValueError as error:
         raise ValueError(
             f"{workdir}/config.json is of another version ({error}): use the code that wrote it"
         ) from error
-    return with_kept_inputs(settings, workdir)
-
-
-FOLDER = "inputs"
 
 
 def check_inputs(files: Mapping[str, str], log_dir: str) -> None:
@@ -244,7 +235,7 @@ def with_kept_inputs(settings: RunSettings, log_dir: str) -> RunSettings:
 
 
 def _copy(log_dir: str, name: str, path: str) -> str:
-    return os.path.join(log_dir, FOLDER, name + (os.path.splitext(path)[1] or ".yaml"))
+    return os.path.join(log_dir, "inputs", name + (os.path.splitext(path)[1] or ".yaml"))
 
 
 def _content(path: str) -> bytes:
@@ -256,19 +247,10 @@ def _content(path: str) -> bytes:
         return file.read()
 
 
-_KINDS = {
-    "name": str,
-    "obs_shape": list,
-    "obs_dtype": str,
-    "action_dim": int,
-    "episode_length": int,
-    "action_repeat": int,
-    "discrete": bool,
-    "can_terminate": bool,
-    "metrics": list,
-    "action_low": list,
-    "action_high": list,
-}
+# Fields of spec.json: JSON types, and for those that are left out at their defaults, how to read.
+_KINDS = dict(name=str, obs_shape=list, obs_dtype=str, action_dim=int, episode_length=int)
+_KINDS |= dict(action_repeat=int, discrete=bool, can_terminate=bool, metrics=list)
+_KINDS |= dict(action_low=list, action_high=list)
 
 
 def _action_dtype(value: Any) -> str:
@@ -277,7 +259,6 @@ def _action_dtype(value: Any) -> str:
     return np.dtype(value).name
 
 
-# Fields that are left out where they are at their defaults, and how they are read.
 _IF_ANY: dict[str, Callable[[Any], Any]] = {
     "parts": lambda found: tuple(Part(str(name), tuple(map(int, shape))) for name, shape in found),
     "reward_range": lambda found: check_reward_range("the task", found),
@@ -322,11 +303,10 @@ def load_spec(workdir: str) -> EnvSpec | None:
 
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
-_AT_THE_END = ("ended", "to_step", "outcome")  # None of an attempt that goes on
 
 
 class Attempt:
-    """The attempt that goes on. Set `to_step` and `outcome` before it ends."""
+    """The running attempt. Set `to_step` and `outcome` before it ends."""
 
     def __init__(self) -> None:
         self.to_step: int | None = None
@@ -337,24 +317,32 @@ class Attempt:
 def attempt(workdir: str, from_step: int) -> Iterator[Attempt]:
     """Record a start in WORKDIR/run.json, and how it ended.
 
-    A file that cannot be read is written again, with a warning. Raises OSError where it cannot be
+    A file that cannot be read is replaced, with a warning. Raises OSError where it cannot be
     written.
     """
-    path, going = os.path.join(workdir, "run.json"), Attempt()
-    earlier = _earlier(path)
-    now = {"started": _clock(), "from_step": from_step, **dict.fromkeys(_AT_THE_END)}
-    now |= provenance()
+    try:
+        earlier = attempts(workdir)
+    except (ValueError, OSError) as error:
+        warnings.warn(f"{error}: written again", stacklevel=3)
+        earlier = []
+    going = Attempt()
+    now = {"started": _clock(), "from_step": from_step, "ended": None, "to_step": None}
+    now |= {"outcome": None, **provenance()}
     now["devices"] = f"{jax.device_count()} {jax.devices()[0].device_kind}"
-    _write(path, [*earlier, now])
+
+    def write(**fields: Any) -> None:
+        now.update(fields)
+        content = json.dumps({"attempts": [*earlier, now]}, indent=1) + "\n"
+        atomic_write(os.path.join(workdir, "run.json"), content.encode())
+
+    write()
     try:
         yield going
     except BaseException as error:
-        now |= {"ended": _clock(), "to_step": going.to_step, "outcome": type(error).__name__}
-        with contextlib.suppress(OSError):  # the error itself is what has to be told
-            _write(path, [*earlier, now])
+        with contextlib.suppress(OSError):  # the run's own error matters more
+            write(ended=_clock(), to_step=going.to_step, outcome=type(error).__name__)
         raise
-    now |= {"ended": _clock(), "to_step": going.to_step, "outcome": going.outcome}
-    _write(path, [*earlier, now])
+    write(ended=_clock(), to_step=going.to_step, outcome=going.outcome)
 
 
 def attempts(workdir: str) -> list[dict[str, Any]]:
@@ -374,7 +362,7 @@ def attempts(workdir: str) -> list[dict[str, Any]]:
 def provenance() -> dict[str, Any]:
     """Commit, versions and machine of what runs now: fields of an attempt.
 
-    The commit is that of the checkout that mbx lies in ("unknown" for an installed wheel).
+    The commit is that of the checkout with mbx in it ("unknown" for an installed wheel).
     """
     root = pathlib.Path(mbx.__file__).resolve().parents[1]
     top = _git(root, "rev-parse", "--show-toplevel")
@@ -400,18 +388,6 @@ def _git(root: pathlib.Path, *arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _earlier(path: str) -> list[dict[str, Any]]:
-    try:
-        return attempts(os.path.dirname(path))
-    except (ValueError, OSError) as error:
-        warnings.warn(f"{error}: written again", stacklevel=4)
-        return []
-
-
-def _write(path: str, attempts: list[dict[str, Any]]) -> None:
-    atomic_write(path, (json.dumps({"attempts": attempts}, indent=1) + "\n").encode())
-
-
 def _clock() -> str:
     now = datetime.datetime.now(datetime.UTC)
     return now.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -432,12 +408,7 @@ def saved_config(workdir: str) -> dict[str, Any]:
     values = load_config(path)
     if several:
         values["num_seeds"] = len(seeds)
-    try:
-        settings = from_dict(settings_class(values["agent"])(), values)
-    except ValueError as error:
-        raise ValueError(
-            f"{path}/config.json is of another version ({error}): use the code that wrote it"
-        ) from error
+    settings = _saved_settings(values, path)
     check_trusted(settings.env.name, workdir, False)
     for name, file in settings.files().items():
         raise ValueError(
@@ -600,16 +571,10 @@ def free_memory() -> float:
         line = next(line for line in file if line.startswith("MemAvailable:"))
         limits.append(float(line.split()[1]) * 1024)
     limits += _process_limits()
-    # Of a container, by either version of control groups.
-    for most, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
+    old = "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"
+    for most, used in (("memory.max", "memory.current"), old):  # a container's, by cgroup version
         with contextlib.suppress(OSError, ValueError):  # "max" is no number
-            with open(most) as file, open(used) as other:
+            with open(f"/sys/fs/cgroup/{most}") as file, open(f"/sys/fs/cgroup/{used}") as other:
                 limits.append(float(file.read()) - float(other.read()))
     return max(0.0, min(limits))
 
@@ -636,15 +601,11 @@ def free_disk(path: str) -> float:
 
 
 def _bytes(tree: Any) -> int:
-    leaves = jax.tree.leaves(jax.eval_shape(_without_keys, tree))
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
-
-
-def _without_keys(tree: Any) -> Any:
-    def one(x: Any) -> Any:
+    def plain(x: Any) -> Any:
         return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
-    return jax.tree.map(one, tree)
+    leaves = jax.tree.leaves(jax.eval_shape(lambda tree: jax.tree.map(plain, tree), tree))
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
 
 
 def _gb(number: float) -> str:

@@ -51,8 +51,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _PROGRESS = ("steps", "update_debt", "updates")
 _AXIS = "devices"
 _SEED = ""  # beside the names of settings
-# What tells that Python looked at a number that is traced; a check of ours names the tracer.
-_LOOKED_AT = (jax.errors.JAXTypeError, jax.errors.JAXIndexError, ValueError)
+# Errors of Python code that reads a traced number; our own checks name the tracer.
+_CONCRETE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError, ValueError)
 
 
 def batches() -> bool:
@@ -236,19 +236,39 @@ def make_train(
             f"batched=False with axis_name={axis_name!r}: runs made one after another cannot make "
             "anything in step; leave one of them out"
         )
-    several = base.num_seeds > 1 or base.distributed.enabled or base.distributed.cores > 1
-    if several or base.train.dataset or base.train.init_from:
-        raise ValueError(
-            "num_seeds, distributed, train.dataset and train.init_from are for runs with a "
-            "directory: leave them out, seeds go along a vmap here"
-        )
-    if not base.eval.episodes:
-        raise ValueError("eval.episodes=0: the function ends with an evaluation, give it episodes")
-    if base.gpu_compiler != "auto":
-        raise ValueError(
-            f"gpu_compiler={base.gpu_compiler!r} is for runs that mbx compiles: leave it out, and "
-            "give your own jax.jit compiler_options=mbx.fast.compiler.for_training(platform, quick)"
-        )
+    whole = make_whole(base, axis_name)
+
+    def run(seed: Any, settings: Mapping[str, Any] | None = None) -> Trained:
+        given = dict(settings or {})
+        traced = {n: x for n, x in given.items() if isinstance(x, jax.core.Tracer)}
+        if isinstance(seed, jax.core.Tracer):
+            traced[_SEED] = seed
+
+        def one(traced: Mapping[str, Any]) -> Trained:
+            now = {_SEED: seed} | given | dict(traced)
+            return whole(now.pop(_SEED), with_numbers(base, now))
+
+        if traced and not batched:
+            one = in_turn(one)
+        with matmul_precision(base.matmul_precision):
+            try:
+                return one(traced)
+            except _CONCRETE as error:
+                if isinstance(error, ValueError) and "Tracer" not in str(error):
+                    raise
+                if not (found := _constants(whole, base, given)):
+                    raise
+                raise ValueError(
+                    f"{found[0]} is traced, but its value decides what the program holds: give it "
+                    "to train_fn, and make one function a value"
+                ) from error
+
+    return run
+
+
+def make_whole(base: RunSettings, axis_name: str | None) -> Callable[[Any, RunSettings], Trained]:
+    """`whole(seed, settings) -> Trained`: a run of `base` with other numbers, as `make_train`."""
+    check_pure(base)
     environment = make_environment(base, base.env.num_envs, seed=0)
     if not isinstance(environment, JaxEnvironment):
         raise ValueError(
@@ -256,7 +276,7 @@ def make_train(
             "JAX is a run one pure function; use mbx.train"
         )
     trials = evaluation_environment(base, base.eval.episodes, seed=0)
-    build.build_agent(base, environment.spec)  # what does not fit is told now
+    build.build_agent(base, environment.spec)  # raises here for what does not fit
 
     def whole(seed: Any, settings: RunSettings) -> Trained:
         agent = build.build_agent(settings, environment.spec)
@@ -280,32 +300,24 @@ def make_train(
         returns, lengths, *_ = episodes(state.train, evaluation_key(key, intervals.number - 1))
         return Trained(state.train, metrics, returns, lengths)
 
-    def run(seed: Any, settings: Mapping[str, Any] | None = None) -> Trained:
-        given = dict(settings or {})
-        traced = {n: x for n, x in given.items() if isinstance(x, jax.core.Tracer)}
-        if isinstance(seed, jax.core.Tracer):
-            traced[_SEED] = seed
+    return whole
 
-        def one(traced: Mapping[str, Any]) -> Trained:
-            now = {_SEED: seed} | given | dict(traced)
-            return whole(now.pop(_SEED), with_numbers(base, now))
 
-        if traced and not batched:
-            one = in_turn(one)
-        with matmul_precision(base.matmul_precision):
-            try:
-                return one(traced)
-            except _LOOKED_AT as error:
-                if isinstance(error, ValueError) and "Tracer" not in str(error):
-                    raise
-                if not (found := _constants(whole, base, given)):
-                    raise
-                raise ValueError(
-                    f"{found[0]} is traced, but its value decides what the program holds: give it "
-                    "to train_fn, and make one function a value"
-                ) from error
-
-    return run
+def check_pure(base: RunSettings) -> None:
+    """Raise ValueError for settings that need a run directory, or no evaluation."""
+    several = base.num_seeds > 1 or base.distributed.enabled or base.distributed.cores > 1
+    if several or base.train.dataset or base.train.init_from:
+        raise ValueError(
+            "num_seeds, distributed, train.dataset and train.init_from are for runs with a "
+            "directory: leave them out, seeds go along a vmap here"
+        )
+    if not base.eval.episodes:
+        raise ValueError("eval.episodes=0: the function ends with an evaluation, give it episodes")
+    if base.gpu_compiler != "auto":
+        raise ValueError(
+            f"gpu_compiler={base.gpu_compiler!r} is for runs that mbx compiles: leave it out, and "
+            "give your own jax.jit compiler_options=mbx.fast.compiler.for_training(platform, quick)"
+        )
 
 
 def averaged(sums: Mapping[str, Any]) -> dict[str, Array]:
@@ -373,6 +385,6 @@ def _constants(
 
         try:
             jax.eval_shape(alone, jax.ShapeDtypeStruct(jnp.shape(given[name]), jnp.float32))
-        except _LOOKED_AT:
+        except _CONCRETE:
             found.append(name)
     return found

@@ -92,7 +92,7 @@ def test_rows_are_lost_once_the_second_checkpoint_has_begun(last, refused, tmp_p
 
 def test_nothing_to_resume_is_an_error(tmp_path):
     for workdir in (tmp_path, tmp_path / "mistyped"):
-        with pytest.raises(ValueError, match="holds no run to resume: mend the path"):
+        with pytest.raises(ValueError, match="holds no run to resume: fix the path"):
             run.train(small_config(resume=True), str(workdir))
     assert not list(tmp_path.iterdir())
 

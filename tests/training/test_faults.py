@@ -144,9 +144,7 @@ def test_a_run_whose_every_episode_is_faulty_ends(tmp_path):
     config = small_config(env=dict(name="faulty:obs"))
     with (
         pytest.warns(UserWarning, match="were not finite"),
-        pytest.raises(
-            FloatingPointError, match="each of the 1. episodes .* mend env.name='broken'"
-        ),
+        pytest.raises(FloatingPointError, match="each of the 1. episodes .* fix env.name='broken'"),
     ):
         run.train(config, str(tmp_path))
     rows = read_rows(str(tmp_path / "metrics.jsonl"))

@@ -437,7 +437,7 @@ def test_the_partition_of_cores(monkeypatch):
     three = 3 * jax.devices()
     monkeypatch.setattr(jax, "devices", lambda: three)
     monkeypatch.setattr(jax, "make_mesh", lambda shape, *_, **__: shape)
-    for num_envs, alike in ((3, False), (6, False), (4, True), (1, True)):
+    for num_envs, replicated in ((3, False), (6, False), (4, True), (1, True)):
         asked = settings(enabled=False, cores=3, num_envs=num_envs)
-        assert devices.make_partition(asked) == Partition((3,), cores=True, alike=alike)
+        assert devices.make_partition(asked) == Partition((3,), cores=True, replicated=replicated)
     monkeypatch.undo()
