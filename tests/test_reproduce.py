@@ -154,7 +154,7 @@ def test_runs_are_processes_that_go_on_and_leave_a_record(tmp_path):
 
     good, bad = job("good", WRITE), job("bad", "raise SystemExit(3)")
     problems = jobs.run_all([good, bad], workers=2)
-    assert problems == [f"bad seed 0: see {bad.workdir}.log"]
+    assert problems == [f"bad seed 0: failed, see {bad.workdir}.log"]
     assert good.complete() and not bad.complete()
     assert jobs.run_all([good], workers=1) == []  # nothing left to do
     (record,) = jobs.attempts(good)
@@ -176,19 +176,15 @@ def test_a_command_names_no_place_on_this_machine(tmp_path):
     )
 
 
-def test_curves_are_read_as_they_were_written(tmp_path):
-    path = str(tmp_path / "new" / "c.csv")
-    series = [
-        results.Series("x:a", "awr, sharp", s, Curve(np.array([10.0, 20.0]), np.array([s, 0.125])))
-        for s in (0, 1)
-    ]
+def test_curves_are_written_as_rows(tmp_path):
+    path, steps = str(tmp_path / "new" / "c.csv"), np.array([10.0, 20.0])
+    series = [results.Series("x:a", "b, c", s, Curve(steps, np.array([s, 1 / 8]))) for s in (0, 1)]
     results.write_curves(path, series)
-    found = list(results.read_curves(path))
-    assert [(x.task, x.setting, x.seed) for x in found] == [
-        (x.task, x.setting, x.seed) for x in series
+    assert [tuple(row.values()) for row in results.read_rows(path)] == [
+        ("x:a", "b, c", seed, step, value)
+        for seed in "01"
+        for step, value in (("10", seed), ("20", "0.125"))
     ]
-    for one, other in zip(found, series, strict=True):
-        np.testing.assert_array_equal(one.curve, other.curve)
 
 
 @pytest.fixture
@@ -225,7 +221,8 @@ def test_the_report_says_what_was_measured_and_what_was_not(made_up, capsys):
     assert [g["measured"] for g in content["gates"]] == [60.0, None]
     assert "MISSED" in capsys.readouterr().out
     reproduce.keep("made-up", found, str(folder / "kept"))
-    assert [x.seed for x in results.read_curves(str(folder / "kept/made-up.csv"))] == [0, 1]
+    kept = results.read_rows(str(folder / "kept/made-up.csv"))
+    assert [row["seed"] for row in kept] == 4 * ["0"] + 4 * ["1"]
 
 
 def command(*arguments: str, **settings) -> subprocess.CompletedProcess[str]:

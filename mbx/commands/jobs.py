@@ -85,8 +85,36 @@ def run_all(jobs: Sequence[Job], *, workers: int, devices: int = 0) -> list[str]
     processes, which save and end; no further one is started then.
     """
     running: set[int] = set()
-    with _handed_on(running) as stopped:
-        return _run_all(jobs, workers, devices, running, stopped)
+    places: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for place in range(workers):
+        places.put(place)
+    lock = threading.Lock()
+
+    def say(job: Job, words: str) -> str:
+        with lock:
+            print(line := f"{job.label} seed {job.seed}: {words}", flush=True)
+        return line
+
+    def run(job: Job) -> str | None:
+        if job.complete():
+            return None
+        place = places.get()
+        try:
+            if stopped.is_set():
+                return f"{job.label} seed {job.seed}: not run, the same command continues"
+            say(job, f"begins, see {job.workdir}.log")
+            code = _run(job, place if workers > 1 or devices else None, devices, running)
+        finally:
+            places.put(place)
+        if code in _STOPPED:
+            return say(job, "stopped and saved, the same command continues it")
+        if code:
+            return say(job, f"failed, see {job.workdir}.log")
+        say(job, "done")
+        return None
+
+    with _handed_on(running) as stopped, concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        return [problem for problem in pool.map(run, jobs) if problem]
 
 
 @contextlib.contextmanager
@@ -108,44 +136,6 @@ def _handed_on(running: set[int]) -> Iterator[threading.Event]:
         yield stopped
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _run_all(
-    jobs: Sequence[Job],
-    workers: int,
-    devices: int,
-    running: set[int],
-    stopped: threading.Event,
-) -> list[str]:
-    places: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for place in range(workers):
-        places.put(place)
-    lock = threading.Lock()
-
-    def run(job: Job) -> str | None:
-        if job.complete():
-            return None
-        place = places.get()
-        try:
-            if stopped.is_set():
-                return f"{job.label} seed {job.seed}: not run, the same command continues"
-            with lock:
-                print(f"{job.label} seed {job.seed}: begins, see {job.workdir}.log", flush=True)
-            code = _run(job, place if workers > 1 or devices else None, devices, running)
-        finally:
-            places.put(place)
-        with lock:
-            print(f"{job.label} seed {job.seed}: {_outcome(code)}", flush=True)
-        if code in _STOPPED:
-            return f"{job.label} seed {job.seed}: stopped and saved, the same command continues it"
-        return f"{job.label} seed {job.seed}: see {job.workdir}.log" if code else None
-
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        return [problem for problem in pool.map(run, jobs) if problem]
-
-
-def _outcome(code: int) -> str:
-    return "stopped" if code in _STOPPED else "failed" if code else "done"
 
 
 def _run(job: Job, place: int | None, devices: int, running: set[int]) -> int:

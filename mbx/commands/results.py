@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from mbx.analysis.curves import Curve
 from mbx.training.files import atomic_write, prepare_output
@@ -29,24 +27,26 @@ class Series(NamedTuple):
 
 def write_curves(path: str, series: Iterable[Series]) -> None:
     """Write all curves as rows: task, setting, seed, step, value (the mean of an evaluation)."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    for one in series:
-        for step, value in zip(one.curve.steps, one.curve.values, strict=True):
-            writer.writerow([one.task, one.setting, one.seed, f"{step:.0f}", f"{value:.6g}"])
-    prepare_output(path)
-    atomic_write(path, text.getvalue().encode())
+    rows = [
+        (one.task, one.setting, one.seed, f"{step:.0f}", float(value))
+        for one in series
+        for step, value in zip(one.curve.steps, one.curve.values, strict=True)
+    ]
+    _write(path, _COLUMNS, rows)
 
 
 def write_rows(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a CSV file of rows with the first one's columns, numbers to six digits."""
+    columns = tuple(rows[0])
+    _write(path, columns, [[row[name] for name in columns] for row in rows])
+
+
+def _write(path: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(rows[0])
+    writer.writerow(columns)
     for row in rows:
-        cells = [row[name] for name in rows[0]]
-        writer.writerow(f"{cell:.6g}" if isinstance(cell, float) else cell for cell in cells)
+        writer.writerow(f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row)
     prepare_output(path)
     atomic_write(path, text.getvalue().encode())
 
@@ -55,18 +55,6 @@ def read_rows(path: str) -> list[dict[str, Any]]:
     """Rows of a CSV file, cells as text."""
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
-
-
-def read_curves(path: str) -> Iterator[Series]:
-    """Curves of a file by `write_curves`, in its order."""
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
-    keys = dict.fromkeys((row["task"], row["setting"], row["seed"]) for row in rows)
-    for key in keys:
-        own = [r for r in rows if (r["task"], r["setting"], r["seed"]) == key]
-        steps = np.array([float(row["step"]) for row in own])
-        values = np.array([float(row["value"]) for row in own])
-        yield Series(key[0], key[1], int(key[2]), Curve(steps, values))
 
 
 def write_manifest(path: str, jobs: Iterable[Job]) -> None:
