@@ -116,10 +116,8 @@ _UNPACK = {
 
 def get(env: Any) -> bytes | None:
     """State of a Gymnasium environment, or None where not all of it is plain data."""
-    saved = {}
     physics = _physics(env)
-    if physics is not None:
-        saved["mujoco"] = _get_mujoco(*physics)
+    saved: dict[str, Any] = {} if physics is None else {"mujoco": _get_mujoco(*physics)}
     try:
         saved["layers"] = [_plain(layer, physics) for layer in _layers(env)]
         return encode(saved)
@@ -133,20 +131,18 @@ def put(env: Any, snapshot: bytes) -> None:
     """
     with understood("it does not fit the environment"):
         saved, physics = decode(snapshot), _physics(env)
-        for layer, values in zip(_layers(env), saved["layers"], strict=True):
-            for name in values:
-                if _is_code(layer, name) or _is_fixed(layer, name, vars(layer).get(name), physics):
-                    raise SnapshotError(f"it sets {type(layer).__name__}.{name}")
+        pairs = list(zip(_layers(env), saved["layers"], strict=True))
+        for layer, values in pairs:
+            if wrong := [name for name in values if not _is_state(layer, name, physics)]:
+                raise SnapshotError(f"it sets {type(layer).__name__}.{wrong[0]}")
         if (physics is None) != ("mujoco" not in saved):
             raise SnapshotError("with MuJoCo or without")
         if physics is not None:
             _put_mujoco(*physics, saved["mujoco"])
-        for layer, values in zip(_layers(env), saved["layers"], strict=True):
-            now = vars(layer)
-            for name in [n for n in now if n not in values and not _is_code(layer, n)]:
-                if not _is_fixed(layer, name, now[name], physics):
-                    del now[name]  # it came later
-            now.update(values)
+        for layer, values in pairs:
+            for name in [n for n in vars(layer) if _is_state(layer, n, physics)]:
+                del vars(layer)[name]  # maybe it came later
+            vars(layer).update(values)
 
 
 def _layers(env: Any) -> list[Any]:
@@ -163,27 +159,26 @@ def _plain(layer: Any, physics: tuple[Any, Any] | None) -> dict[str, Any]:
     """Attributes of a layer that are its state. Raises TypeError for other objects."""
     if any(getattr(kind, "__slots__", ()) for kind in type(layer).__mro__):
         raise TypeError("attributes outside of vars()")
-    values = {
-        name: value
-        for name, value in vars(layer).items()
-        if not _is_fixed(layer, name, value, physics) and not _is_code(layer, name)
-    }
+    values = {n: value for n, value in vars(layer).items() if _is_state(layer, n, physics)}
     encode(values)
     _check_separate(list(values.values()), set())
     return values
 
 
-def _is_fixed(layer: Any, name: str, value: Any, physics: tuple[Any, Any] | None) -> bool:
-    """Whether an attribute is not state: fixed by construction, or an object of MuJoCo's."""
+def _is_state(layer: Any, name: str, physics: tuple[Any, Any] | None) -> bool:
+    """Whether an attribute may change: not fixed by construction, of the class or MuJoCo's."""
     import gymnasium
 
+    value, known = vars(layer).get(name), getattr(type(layer), name, None)
+    if callable(known) or hasattr(known, "__get__"):  # it would hide a method or a property
+        return False
     kinds = (gymnasium.Space, gymnasium.envs.registration.EnvSpec, type)
     if isinstance(value, (*kinds, types.ModuleType, types.FunctionType)):
-        return True
+        return False
     if physics is not None and (name == "mujoco_renderer" or any(value is x for x in physics)):
-        return True
+        return False
     inner = name == "env" and isinstance(layer, gymnasium.Wrapper)  # a layer of its own
-    return inner or name.startswith("_ezpickle") or (value is None and name in _FIXED)
+    return not (inner or name.startswith("_ezpickle") or (value is None and name in _FIXED))
 
 
 def _check_separate(tree: Any, seen: set[int]) -> None:
@@ -200,12 +195,6 @@ def _check_separate(tree: Any, seen: set[int]) -> None:
     inner = tree.values() if isinstance(tree, dict) else tree
     for one in inner if isinstance(tree, dict | list | tuple) else ():
         _check_separate(one, seen)
-
-
-def _is_code(layer: Any, name: str) -> bool:
-    """Whether an attribute would hide a method or a property of the layer's class."""
-    known = getattr(type(layer), name, None)
-    return callable(known) or hasattr(known, "__get__")
 
 
 def _physics(env: Any) -> tuple[Any, Any] | None:
