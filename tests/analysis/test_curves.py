@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import subprocess
@@ -23,23 +22,19 @@ from mbx.analysis.curves import (
     load_reference,
     plot_runs,
 )
-from mbx.settings import to_dict
+from tests.analysis.made import write_run
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 def make_run(path: pathlib.Path, steps, values, env: str = "toy:point", seed: int = 0) -> str:
-    """A run directory with evaluations (and a train row, which is not one) and nothing else."""
-    path.mkdir(parents=True)
-    config = to_dict(Settings(seed=seed, env=Env(name=env)))
-    (path / "config.json").write_text(json.dumps(config))
-    rows = [{"kind": "train", "step": 1, "time": 0, "return_mean": 1e9}]
+    """A run directory with evaluations and a train row, which is not one."""
+    rows = [{"kind": "train", "step": 1, "return_mean": 1e9}]
     rows += [
-        {"kind": "eval", "step": int(s), "time": 0, "return_mean": v}
+        {"kind": "eval", "step": int(s), "return_mean": v}
         for s, v in zip(steps, values, strict=True)
     ]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return write_run(path, Settings(seed=seed, env=Env(name=env)), rows)
 
 
 @pytest.fixture

@@ -25,10 +25,6 @@ def test_the_interquartile_mean_is_the_trimmed_mean_of_all_runs(sizes):
     assert interquartile_mean(scores) == pytest.approx(wanted)
 
 
-def test_one_wild_run_in_five_does_not_move_the_interquartile_mean():
-    assert interquartile_mean([[1.0, 2.0, 3.0, 4.0, 1e9]]) == 3.0
-
-
 def test_every_task_weighs_the_same_in_the_mean():
     assert mean_of_tasks([[1.0, 3.0, 5.0], [10.0]]) == 6.5
 
@@ -45,29 +41,6 @@ def test_the_bootstrap_draws_seeds_within_tasks():
         wanted = np.percentile(exact, [50 * (1 - level), 50 * (1 + level)])
         found = stratified_bootstrap(scores, mean_of_tasks, draws=20_000, level=level)
         np.testing.assert_allclose(found, wanted, atol=0.6)  # the grid of sums is that fine
-
-
-def test_the_bootstrap_of_many_seeds_is_the_normal_interval():
-    scores = [np.random.default_rng(0).normal(5.0, 2.0, 400)]
-    low, high = stratified_bootstrap(scores, mean_of_tasks)
-    error = scores[0].std() / 20.0
-    assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.1)
-    assert (high + low) / 2 == pytest.approx(scores[0].mean(), abs=0.1 * error)
-
-
-def test_intervals_are_those_of_their_documented_defaults():
-    scores = [np.random.default_rng(0).normal(size=5), np.arange(4.0)]
-    told = dict(draws=2000, level=0.95, seed=0)
-    wanted = stratified_bootstrap(scores, interquartile_mean, **told)
-    assert stratified_bootstrap(scores) == wanted != stratified_bootstrap(scores, seed=1)
-    others = [scores[0] + 0.3, scores[1] - 0.5]
-    told["draws"] = 50
-    wanted = improvement_interval(scores, others, **told)
-    assert improvement_interval(scores, others, draws=50) == wanted
-    wanted = stratified_bootstrap(
-        [*scores, *others], lambda x: probability_of_improvement(x[:2], x[2:]), **told
-    )
-    assert improvement_interval(scores, others, draws=50) == wanted
 
 
 def test_one_seed_has_no_interval():

@@ -16,26 +16,16 @@ from mbx.analysis import runs as runs_
 from mbx.analysis import tables
 from mbx.analysis.curves import draw_runs
 from mbx.analysis.runs import Group
-from mbx.settings import to_dict
+from tests.analysis.made import write_run
 
 
 def run(path: pathlib.Path, values=(), *, settings=None, **changes) -> str:
-    """A run directory with evaluations at 10, 20, …; changes by dotted name with __ for dots."""
-    config = to_dict(settings or Settings())
-    for name, value in changes.items():
-        *sections, last = name.split("__")
-        inner = config
-        for section in sections:
-            inner = inner[section]
-        inner[last] = value
-    path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps(config))
+    """A run directory with evaluations at 10, 20, …."""
     rows = [
-        {"kind": "eval", "step": 10 * i + 10, "time": 0, "return_mean": v, "seconds": 2.0 + i}
+        {"kind": "eval", "step": 10 * i + 10, "return_mean": v, "seconds": 2.0 + i}
         for i, v in enumerate(values)
     ]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return write_run(path, settings or Settings(), rows, **changes)
 
 
 def named(found) -> dict[tuple[str, str], list[str]]:
