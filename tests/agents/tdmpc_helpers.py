@@ -277,12 +277,7 @@ VARIANTS = {
         planner=dict(SCORED, proposal_noise=0.05, prior_start=2, prior_updates=5),
         training_planner=dict(SCORED, horizon=2),
         reanalyze=dict(slices=True),
-        loss=dict(
-            value_target="lambda",
-            policy_loss="kl",
-            kl_forward=True,
-            expert_source="acting",
-        ),
+        loss=dict(value_target="lambda", policy_loss="kl", kl_forward=True, expert_source="acting"),
     ),
 }
 

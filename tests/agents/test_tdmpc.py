@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mbx import distributions, replay
-from mbx.agents.tdmpc import losses, planning, reanalyze, value_targets
+from mbx.agents.tdmpc import losses, reanalyze, value_targets
 from mbx.agents.tdmpc.agent import make_agent
 from mbx.agents.tdmpc.losses import value_losses
 from mbx.agents.tdmpc.types import Noise, PolicyInputs, Scales, ValueScales
@@ -279,23 +279,6 @@ def test_the_entropy_bonus_can_be_in_the_units_of_values(setting):
     # Divided as a whole: the loss at scale 8 is an eighth of that at 1.
     assert float(loss("none", 8.0)) != pytest.approx(float(loss("none", 1.0)) / 8.0, rel=0.01)
     assert float(loss("value", 8.0)) == pytest.approx(float(loss("none", 1.0)) / 8.0, rel=1e-5)
-
-
-def test_one_round_of_the_training_planner_is_the_raw_policy(setting):
-    settings, model, state, _, _ = setting
-    z = model.encode(state.params, jnp.ones((B, 3)))
-    key = jax.random.key(5)
-    once = replaced(settings, training_planner=dict(iterations=1))
-    plan = program(planning.plan_targets, once, model)(state.params, z, key)
-    actions, values = plan.actions, plan.values
-    mean, log_std = model.policy(state.params, z)
-    eps = jax.random.normal(jax.random.split(key)[0], (B, N, A))
-    expected = model.act(mean[:, None], log_std[:, None], eps)
-    np.testing.assert_allclose(actions, expected, rtol=1e-6)
-    look = program(value_targets.v_targets, settings, model)(
-        state.params, state.params["value"], z, actions, SILENT
-    )[0]
-    np.testing.assert_allclose(values, look, rtol=2e-3, atol=2e-4)
 
 
 @pytest.fixture(scope="module")

@@ -80,21 +80,6 @@ def test_an_acting_expert_is_stored_without_a_second_plan():
     np.testing.assert_array_equal(one.expert[1], planned.expert[1])
 
 
-@pytest.mark.parametrize(
-    ("target", "policy", "alone"),
-    [
-        ("td", "kl", True),
-        ("td", "kl:1+awr:1", False),
-        ("td", "svg", False),
-        ("planner", "kl", False),
-        ("lambda", "kl", False),
-    ],
-)
-def test_which_losses_read_the_expert_alone(target, policy, alone):
-    loss = dict(value_target=target, policy_loss=policy, value_weighting="uniform")
-    assert make_settings(loss=loss).reads_expert_alone is alone
-
-
 @pytest.mark.parametrize("how", ["chosen", "final"])
 def test_the_acting_experts_mean_is_an_elite_or_the_final_mean_without_noise(how):
     own = dict(VARIANTS["lambda"]["loss"], expert_mean=how)
@@ -228,12 +213,7 @@ def test_the_policy_learns_from_values_with_dropout(critic):
 
 @pytest.mark.parametrize(("forward", "least"), [(False, 1.0), (True, 0.01)])
 def test_distillation_is_the_kl_in_units_of_its_range(forward, least):
-    own = dict(
-        policy_loss="kl",
-        kl_forward=forward,
-        kl_scale_min=least,
-        expert_min_std=0.8,
-    )
+    own = dict(policy_loss="kl", kl_forward=forward, kl_scale_min=least, expert_min_std=0.8)
     settings = make_settings(loss=own)
     rng = np.random.default_rng(0)
     mean, log_std = 0.05 * rng.normal(size=(2, T + 1, B, 2))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,6 @@ from mbx.agents.base import Agent, MakeTargets, See, Store
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.diagnostics import make_review
 from mbx.agents.tdmpc.reanalyze import num_rows, reanalyze, reanalyze_batch
-from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.task import resolve as resolve
 from mbx.agents.tdmpc.task import world_config as world_config
 from mbx.agents.tdmpc.types import BATCH_AXES, ActorState, Batch, TrainState, make_batch
@@ -36,6 +35,9 @@ from mbx.fast import collectives
 from mbx.heads import make_heads
 from mbx.types import Array, EnvSpec, Metrics, Part, carry_over, streams
 from mbx.world_model import WorldModel, make_world_model, masked
+
+if TYPE_CHECKING:
+    from mbx.agents.tdmpc.settings import Settings
 
 
 def make_agent(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +26,13 @@ from mbx import mppi, replay
 from mbx.agents.base import Diagnostics, Episodes, MakeReview
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.scoring import score_function
-from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, TrainState, make_batch
 from mbx.fast import compiler
 from mbx.types import Array, Params, streams
 from mbx.world_model import WorldModel, discount_of, head_values
+
+if TYPE_CHECKING:
+    from mbx.agents.tdmpc.settings import Settings
 
 WINDOWS = 64  # B
 PLANNED = 16  # P

@@ -34,23 +34,12 @@ from mbx.agents.tdmpc.policies import (
     policy_log_prob,
     policy_value,
 )
-from mbx.agents.tdmpc.types import (
-    Batch,
-    Noise,
-    PolicyInputs,
-    Rows,
-    Scales,
-    ValueTarget,
-    Weights,
-)
+from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Rows, Scales, ValueTarget, Weights
 from mbx.agents.tdmpc.variant import clone, distil, trust_region
 from mbx.fast import collectives
 from mbx.heads import Heads, Window
 from mbx.types import Array, Metrics, Params
-from mbx.world_model import (
-    WorldModel,
-    masked,
-)
+from mbx.world_model import WorldModel, masked
 
 if TYPE_CHECKING:
     from mbx.agents.tdmpc.settings import Settings

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,12 @@ from jax.experimental import io_callback
 from mbx import categorical, mppi, planners
 from mbx.agents.base import See
 from mbx.agents.tdmpc.scoring import plan_discount, score_function
-from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
 from mbx.fast import rng
 from mbx.types import Array, Params, streams
 from mbx.world_model import WorldModel, action_mean, masked
+
+if TYPE_CHECKING:
+    from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
 
 
 class Planned(NamedTuple):

@@ -19,13 +19,7 @@ from mbx import distributions as dist
 from mbx.agents.tdmpc.types import Rows, Scales, ValueScales
 from mbx.fast import collectives
 from mbx.types import Array, Metrics, Params
-from mbx.world_model import (
-    WorldModel,
-    continue_prob,
-    discount_of,
-    head_values,
-    reduce_dynamics,
-)
+from mbx.world_model import WorldModel, continue_prob, discount_of, head_values, reduce_dynamics
 
 if TYPE_CHECKING:
     from mbx.agents.tdmpc.settings import Settings

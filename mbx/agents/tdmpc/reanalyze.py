@@ -9,17 +9,19 @@ entry planner-targets.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from mbx import replay
 from mbx.agents.base import MakeTargets, Mean
-from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import TrainState
 from mbx.fast import collectives
 from mbx.types import Array, Metrics, streams
+
+if TYPE_CHECKING:
+    from mbx.agents.tdmpc.settings import Settings
 
 
 def num_rows(settings: Settings) -> int:

@@ -9,13 +9,12 @@ ensembles.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from mbx import mppi, returns
-from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
 from mbx.fast import collectives, rng
 from mbx.types import Array, Params, streams
 from mbx.world_model import (
@@ -26,6 +25,9 @@ from mbx.world_model import (
     head_values,
     reduce_dynamics,
 )
+
+if TYPE_CHECKING:
+    from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
 
 
 class Estimate(NamedTuple):

@@ -6,14 +6,16 @@ In: `Settings` and an `EnvSpec`. Out: settings with what is left to the task fil
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mbx import observations, planners
-from mbx.agents.tdmpc.settings import Settings
 from mbx.types import EnvSpec, TaskSet
 from mbx.world_model import WorldModelConfig, config_for_size
+
+if TYPE_CHECKING:
+    from mbx.agents.tdmpc.settings import Settings
 
 
 def resolve(settings: Settings, spec: EnvSpec) -> Settings:
