@@ -1,12 +1,14 @@
 """Builds the documentation: `python docs/build_site.py OUT` writes the site to OUT (default: site).
 
-The pages are those of docs/, the README as the front page, one of all settings, one of the log,
-and the API reference of the public modules, whose text is their docstrings. They are written to a
-temporary folder and given to zensical. `--pages` only writes that folder, to OUT.
+The pages are those of docs/, the README as the front page, the notebooks with their outputs, one
+of all settings, one of the log, and the API reference of the public modules, whose text is their
+docstrings. They are written to a temporary folder and given to zensical. `--pages` only writes
+that folder, to OUT.
 """
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import pathlib
@@ -120,10 +122,35 @@ def on_site(target: pathlib.Path) -> str:
         return f"settings.md#{settings[1]}"
     if name == "mbx/training/glossary.py":
         return "log.md"
+    if name.endswith(".ipynb"):
+        return f"tutorials/{target.stem}.md"
     module = re.fullmatch(r"(mbx/.*?|mbx)(/__init__)?\.py", name)
     if module and (page := PAGE_OF.get(module[1].replace("/", "."))):
         return f"api/{page}.md"
     return name.removeprefix("docs/")
+
+
+def write_tutorial(notebook: pathlib.Path, folder: pathlib.Path) -> None:
+    """Write a notebook with its outputs as a page, and its pictures as files beside that."""
+    folder.mkdir(exist_ok=True)
+    parts = []
+    for cell in json.loads(notebook.read_text())["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            kind = next((kind for kind in ("image/png", "image/gif") if kind in data), "")
+            text = "".join(output.get("text", data.get("text/plain", "")))
+            if kind:
+                name = f"{notebook.stem}-{len(parts)}.{kind.partition('/')[2]}"
+                (folder / name).write_bytes(base64.b64decode("".join(data[kind])))
+                parts.append(f"![What the cell above shows]({name})")
+            elif text:
+                parts.append(f"```text\n{text.rstrip()}\n```")
+    (folder / f"{notebook.stem}.md").write_text("\n\n".join(parts) + "\n")
 
 
 def write_page(source: pathlib.Path, docs: pathlib.Path) -> None:
@@ -137,7 +164,7 @@ def write_page(source: pathlib.Path, docs: pathlib.Path) -> None:
         target = (source.parent / name).resolve()
         where = on_site(target)
         if (ROOT / "docs") not in target.parents and not where.startswith(
-            ("api/", "settings.", "log.")
+            ("api/", "settings.", "log.", "tutorials/")
         ):
             (docs / where).parent.mkdir(parents=True, exist_ok=True)
             if not (docs / where).exists() and target.suffix != ".md":
@@ -158,6 +185,8 @@ def write_pages(folder: pathlib.Path) -> pathlib.Path:
         write_page(page, docs)
     (docs / "settings.md").write_text(settings_page())
     (docs / "log.md").write_text(glossary.page())
+    for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        write_tutorial(notebook, docs / "tutorials")
     (docs / "api").mkdir()
     for page, modules in API.items():
         text = "\n".join([f"# `{page}`\n", *(f"::: {module}\n" for module in modules)])

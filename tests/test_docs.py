@@ -104,6 +104,23 @@ def test_the_site_goes_into_one_folder_and_knows_no_other_option(build_site, cap
         assert " ".join(arguments) in capsys.readouterr().err
 
 
+def test_a_tutorial_is_a_notebook_with_its_outputs(build_site, tmp_path):
+    cells = [
+        {"cell_type": "markdown", "source": ["# A title\n", "\n", "Words."]},
+        {
+            "cell_type": "code",
+            "source": ["1 + 1"],
+            "outputs": [{"data": {"text/plain": ["2"]}}, {"data": {"image/png": "aGk="}}],
+        },
+    ]
+    (tmp_path / "one.ipynb").write_text(json.dumps({"cells": cells}))
+    build_site.write_tutorial(tmp_path / "one.ipynb", tmp_path / "site")
+    page = (tmp_path / "site" / "one.md").read_text()
+    assert page.startswith("# A title\n\nWords.\n\n```python\n1 + 1\n```\n\n```text\n2\n```\n\n![")
+    (picture,) = re.findall(r"\]\((one-\d+\.png)\)", page)
+    assert (tmp_path / "site" / picture).read_bytes() == b"hi"
+
+
 def test_what_is_no_link(build_site):
     text = "see [a](b.md#c)\n\n    [d](e.md)\n```\n[f](g.md)\n```\n`[h](i.md)` [j](https://k)"
     text += " ![l](m.png) [n](#o)"
@@ -112,7 +129,7 @@ def test_what_is_no_link(build_site):
 
 def test_every_document_is_in_the_navigation(build_site):
     nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
-    for path in build_site.pages():
+    for path in [*build_site.pages(), *(ROOT / "notebooks").glob("*.ipynb")]:
         listed = f" {build_site.on_site(path)}\n" in nav
         assert listed == ("notes" not in path.parts), path
 

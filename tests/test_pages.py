@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import pkgutil
 import re
 
 import pytest
@@ -91,3 +92,13 @@ def test_every_file_that_a_page_names_exists():
         for path in re.findall(rf"(?<![\w./-])((?:{folders})/[\w/.-]*\w)", page.read_text()):
             if not path.startswith("docs/results/empo_networks"):
                 assert (ROOT / path).exists(), (name, path)
+
+
+def test_every_name_of_python_that_a_page_names_exists():
+    """`mbx.module.name`, by import."""
+    for page in PAGES:
+        for name in set(re.findall(r"(?<![\w./\"-])mbx(?:\.\w+)+", page.read_text())):
+            try:
+                pkgutil.resolve_name(name)
+            except (ImportError, AttributeError) as error:
+                raise AssertionError(f"{page.name} names {name}") from error
