@@ -252,18 +252,6 @@ def test_far_too_many_outcomes_are_refused():
         make(text)
 
 
-def test_one_program_serves_boards_of_one_shape():
-    one, two = make("######\n#>.1.#\n######"), make("######\n#>#1.#\n######")
-    boards = jax.tree.map(lambda *x: jnp.stack(x), one.board, two.board)
-    act = jnp.asarray([FORWARD, FORWARD])
-    states, prob = jax.jit(jax.vmap(one.outcomes_of, in_axes=(0, None, None)))(
-        boards, one.initial, act
-    )
-    assert states.agents[:, 0, 0, 0].tolist() == [2, 1]  # the second board's wall stops the human
-    assert states.agents[:, 0, 1, 0].tolist() == [4, 4]
-    np.testing.assert_allclose(prob.sum(-1), 1.0)
-
-
 def test_without_a_horizon_time_stands_still():
     grid = make("####\n#>.#\n#1.#\n####", horizon=0)
     after = step(grid, grid.initial, FORWARD, STILL)

@@ -114,11 +114,7 @@ def helper_robot(found: NamedWorld, gamma: float) -> Robot:
 
     Of actions that are equally good it takes the first, to stand still.
     """
-    return assisting(found.world, _assistance(found, gamma))
-
-
-def assisting(world: World, best: Assistance) -> Robot:
-    """The helper of a world by its best values."""
+    world, best = found.world, _assistance(found, gamma)
     bits = 1 << jnp.arange(world.num_humans)
 
     def begin(goals: Array) -> tuple[Array, Array]:
@@ -131,7 +127,8 @@ def assisting(world: World, best: Assistance) -> Robot:
 
     def observe(memory: tuple, state: Any, humans: Array, following: Any) -> tuple:
         which, arrived = memory
-        there = _at(world, following, best.goals[which])
+        goals = best.goals[which][:, None]
+        there = jnp.take_along_axis(world.achieved(following), goals, axis=1)[:, 0]
         return which, arrived | jnp.sum(there * bits).astype(jnp.int32)
 
     return Robot(begin, act, observe)
@@ -169,8 +166,3 @@ def inferring_robot(found: NamedWorld, gamma: float) -> Robot:
 
 def _assistance(found: NamedWorld, gamma: float) -> Assistance:
     return solve_assistance(found.table, found.solution.pi_h, gamma)
-
-
-def _at(world: World, state: Any, goals: Array) -> Array:
-    """`[H]` bool: whose goal holds in a state."""
-    return jnp.take_along_axis(world.achieved(state), goals[:, None], axis=1)[:, 0]

@@ -68,10 +68,7 @@ class Power:
     )
     beta_h: float = setting(10.0, "Inverse temperature of the human prior, eq. (2).")
     gamma_h: float = setting(
-        0.95,
-        "Humans' discount; 1 = V_h^e is a probability.",
-        above=0,
-        at_most=1,
+        0.95, "Humans' discount; 1 = V_h^e is a probability.", above=0, at_most=1
     )
     beta_r: float = setting(40.0, "Exponent of the robots' power-law policy, eq. (5).")
     gamma_r: float = setting(0.95, "Robots' discount per step, below 1.", above=0, at_most=1)
@@ -82,8 +79,7 @@ class Power:
     reduce: str = setting("mean", "Aggregate over humans in eq. (8).", choices=("mean", "sum"))
     nu_h: float = setting(0.0, "Share of uniform actions in the human prior, eq. (2).", at_most=1)
     optimistic: bool = setting(
-        False,
-        "Humans expect robots to help: maximum instead of minimum in eq. (1).",
+        False, "Humans expect robots to help: maximum instead of minimum in eq. (1)."
     )
 
     def check(self) -> Iterator[str]:
@@ -105,9 +101,7 @@ class Humans:
         choices=("world", *MODELS),
     )
     beta: float = setting(
-        3.0,
-        "Inverse temperature per action of model=paths.",
-        needs={"model": ("auto", "paths")},
+        3.0, "Inverse temperature per action of model=paths.", needs={"model": ("auto", "paths")}
     )
     file: str = setting(
         "", "Path of a .npy table [H, G, S, A] for a listed world.", needs={"model": "file"}
@@ -115,11 +109,7 @@ class Humans:
     max_states: int = setting(
         5_000, "Largest number of states that are listed.", at_least=1, needs=_OWN_HUMANS
     )
-    epsilon: float = setting(
-        0.0,
-        "Share of random human actions; the prior ignores it.",
-        at_most=1,
-    )
+    epsilon: float = setting(0.0, "Share of random human actions; the prior ignores it.", at_most=1)
     resample: float = setting(
         0.01, "Probability per step of a new goal before the current one is reached.", at_most=1
     )
@@ -164,28 +154,16 @@ class Model:
         needs=_NETWORKS,
     )
     x_h: str = setting(
-        "sum",
-        "X_h: sum over goals, or network.",
-        choices=("sum", "network"),
-        needs=_NETWORKS,
+        "sum", "X_h: sum over goals, or network.", choices=("sum", "network"), needs=_NETWORKS
     )
     u_r: str = setting(
-        "formula",
-        "U_r: eq. (8), or network.",
-        choices=("formula", "network"),
-        needs=_NETWORKS,
+        "formula", "U_r: eq. (8), or network.", choices=("formula", "network"), needs=_NETWORKS
     )
     v_r: str = setting(
-        "formula",
-        "V_r: eq. (9), or network.",
-        choices=("formula", "network"),
-        needs=_NETWORKS,
+        "formula", "V_r: eq. (9), or network.", choices=("formula", "network"), needs=_NETWORKS
     )
     dropout: float = setting(
-        0.0,
-        "Dropout rate of heads' hidden layers, in losses.",
-        at_most=0.99,
-        needs=_NETWORKS,
+        0.0, "Dropout rate of heads' hidden layers, in losses.", at_most=0.99, needs=_NETWORKS
     )
     table_min_rate: float = setting(
         0.02,
@@ -201,15 +179,10 @@ class Loss:
 
     batch_size: int = setting(32, "States per update.", at_least=1)
     advantage_coef: float = setting(
-        0.0,
-        "Coefficient of the error of log(-Q_r) less its mean.",
-        needs=_NETWORKS,
+        0.0, "Coefficient of the error of log(-Q_r) less its mean.", needs=_NETWORKS
     )
     q_loss: str = setting(
-        "gamma",
-        "Q_r's error: relative or squared.",
-        choices=("gamma", "mse"),
-        needs=_NETWORKS,
+        "gamma", "Q_r's error: relative or squared.", choices=("gamma", "mse"), needs=_NETWORKS
     )
     human_expectation: str = setting(
         "fresh",
@@ -226,10 +199,7 @@ class Loss:
         0, "Updates between hard copies; 0 = 1 for tables, 20 for networks."
     )
     target_rate: float = setting(
-        0.0,
-        "Share that the copy moves per update; 0 = hard copies.",
-        at_most=1,
-        needs=_NETWORKS,
+        0.0, "Share that the copy moves per update; 0 = hard copies.", at_most=1, needs=_NETWORKS
     )
 
     def check(self) -> Iterator[str]:

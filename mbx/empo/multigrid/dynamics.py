@@ -49,9 +49,6 @@ class Grid(NamedTuple):
     terminal: Callable[[State], Array]  # state -> bool, the horizon is reached (never without one)
     achieved: Callable[[State], Array]  # state -> `[H, G]` bool
     num_outcomes: int  # K, which no joint action exceeds
-    board: Board  # what the rules read
-    # (board, state, actions) -> as `outcomes`, for any board of the same shape
-    outcomes_of: Callable[[Board, State, Array], tuple[State, Array]]
 
 
 class Bounds(NamedTuple):
@@ -99,37 +96,20 @@ OWN = (
 )
 
 
-def make_outcomes(layout: Layout) -> Callable[[Board, State, Array], tuple[State, Array]]:
-    """`outcomes_of` of `Grid`."""
-    flat = _flat_outcomes(layout)
-    return lambda board, state, actions: flat(board, {}, state, actions)
+def make_outcomes(layout: Layout) -> Callable[[dict[str, Array], State, Array], Any]:
+    """`outcomes(own, state, actions)` -> states and probabilities, see `Grid`.
 
-
-def make_outcomes_anywhere(layout: Layout) -> Callable[[Board, State, Array], tuple[State, Array]]:
-    """`make_outcomes` where every state has a board of its own, at the same speed when vmapped over
-    both.
+    own: fields of OWN of the state's own board, where boards differ; {} where all are of `layout`.
     layout: one that has as much of everything as any of the boards, of the same kinds.
     """
-    flat, same = _flat_outcomes(layout), make_board(layout)
-
-    def outcomes(board: Board, state: State, actions: Array) -> tuple[State, Array]:
-        return flat(same, {name: getattr(board, name) for name in OWN}, state, actions)
-
-    return outcomes
-
-
-def _flat_outcomes(layout: Layout) -> Callable[..., tuple[State, Array]]:
-    """(board, what of it is a state's own, state, actions) -> outcomes."""
     kinds, bounds, example = effects.make_kinds(layout), make_bounds(layout), initial_state(layout)
-    width, tick = layout.wall.shape[1], int(layout.horizon > 0)
+    width, tick, shared = layout.wall.shape[1], int(layout.horizon > 0), make_board(layout)
     step = functools.partial(_step, kinds, bounds, width)
 
-    def batched(
-        board: Board, own: dict[str, Array], states: State, actions: Array
-    ) -> tuple[State, Array]:
+    def batched(own: dict[str, Array], states: State, actions: Array) -> tuple[State, Array]:
         # Of things the numbers come first, as in a shared board; of the ground the scenes do.
         own = {name: x if name == "terrain" else x.T for name, x in own.items()}
-        board = board._replace(**own)
+        board = shared._replace(**own)
         # Always so; but the compiler cannot know, and leaves the stages alone.
         runs = states.time[0] >= 0
         start, moves = staged(runs, lambda: (to_scene(states, width), tuple(actions.T)))
@@ -158,49 +138,36 @@ def staged(runs: Array, function: Callable[[], Any]) -> Any:
 
 
 def flatten_vmaps(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function(shared, *arguments)` under any nest of `vmap`s as one call with one batch axis.
-    One long axis becomes vector code; a nest of vmaps ends in axes of a few entries. Where `shared`
-    is vmapped too, the nest stays as it is. The function takes and returns one leading axis
-    everywhere.
+    """`function(*arguments)` under any nest of `vmap`s as one call with one batch axis.
+    One long axis becomes vector code; a nest of vmaps ends in axes of a few entries. The function
+    takes and returns one leading axis everywhere.
     """
 
-    def plain(shared: Any, *arguments: Any) -> Any:
-        one = function(shared, *jax.tree.map(lambda x: x[None], arguments))
+    def plain(*arguments: Any) -> Any:
+        one = function(*jax.tree.map(lambda x: x[None], arguments))
         return jax.tree.map(lambda x: x[0], one)
 
-    flat = jax.custom_batching.custom_vmap(lambda shared, *arguments: function(shared, *arguments))
+    flat = jax.custom_batching.custom_vmap(lambda *arguments: function(*arguments))
     single = jax.custom_batching.custom_vmap(plain)
 
-    def spread(size: int, batched: Any, tree: Any) -> Any:
-        return jax.tree.map(
-            lambda x, is_in: x if is_in else jnp.broadcast_to(x, (size, *x.shape)), tree, batched
-        )
+    def spread(size: int, batched: Any, arguments: Any) -> Any:
+        wide = lambda x, is_in: x if is_in else jnp.broadcast_to(x, (size, *x.shape))  # noqa: E731
+        return jax.tree.map(wide, arguments, tuple(batched))
 
-    def all_of(tree: Any) -> Any:
-        return jax.tree.map(lambda x: True, tree)
-
-    def nested(inner: Any, size: int, in_batched: Any, arguments: Any) -> Any:
-        axes = jax.tree.map(lambda x: 0 if x else None, tuple(in_batched))
-        result = jax.vmap(inner, in_axes=axes, axis_size=size)(*arguments)
-        return result, all_of(result)
+    def batched(result: Any) -> Any:
+        return result, jax.tree.map(lambda x: True, result)
 
     @single.def_vmap
-    def _(size: int, in_batched: Any, shared: Any, *arguments: Any) -> Any:
-        if any(jax.tree.leaves(in_batched[0])):
-            return nested(plain, size, in_batched, (shared, *arguments))
-        arguments = spread(size, tuple(in_batched[1:]), arguments)
-        result = flat(shared, *arguments)
-        return result, all_of(result)
+    def _(size: int, in_batched: Any, *arguments: Any) -> Any:
+        return batched(flat(*spread(size, in_batched, arguments)))
 
     @flat.def_vmap
-    def _(size: int, in_batched: Any, shared: Any, *arguments: Any) -> Any:
-        if any(jax.tree.leaves(in_batched[0])):
-            return nested(function, size, in_batched, (shared, *arguments))
-        arguments = spread(size, tuple(in_batched[1:]), arguments)
+    def _(size: int, in_batched: Any, *arguments: Any) -> Any:
+        arguments = spread(size, in_batched, arguments)
         inner = jax.tree.leaves(arguments)[0].shape[1]
         joined = jax.tree.map(lambda x: x.reshape(size * inner, *x.shape[2:]), arguments)
-        result = flat(shared, *joined)
-        return jax.tree.map(lambda x: x.reshape(size, inner, *x.shape[1:]), result), all_of(result)
+        result = flat(*joined)
+        return batched(jax.tree.map(lambda x: x.reshape(size, inner, *x.shape[1:]), result))
 
     return single
 
@@ -270,15 +237,11 @@ def achieved(layout: Layout, state: State) -> Array:
 
 def make_grid(layout: Layout) -> Grid:
     """The layout's functions. Raises ValueError for far too many outcomes, see `make_bounds`."""
-    outcomes, board = make_outcomes(layout), make_board(layout)
-    num_outcomes = make_bounds(layout).total
     return Grid(
         layout=layout,
         initial=initial_state(layout),
-        outcomes=functools.partial(outcomes, board),
+        outcomes=functools.partial(make_outcomes(layout), {}),
         terminal=lambda state: (state.time >= layout.horizon) & (layout.horizon > 0),
         achieved=functools.partial(achieved, layout),
-        num_outcomes=num_outcomes,
-        board=board,
-        outcomes_of=outcomes,
+        num_outcomes=make_bounds(layout).total,
     )

@@ -150,14 +150,15 @@ def family_world(
     template = family.template
     chosen = jnp.asarray(numbers, jnp.int32)
     begin = jax.tree.map(lambda x: x[chosen], Situation(family.places, family.starts))
-    outcomes = dynamics.make_outcomes_anywhere(template)
+    outcomes = dynamics.make_outcomes(template)
     num_humans, num_goals = template.goals.shape[:2]
     features, channels = make_features(family.template, family.places, family.starts)
 
     def successors(situation: Situation, joint: Array) -> tuple[Situation, Array, Array]:
         place, now = situation
         board = make_board(read_place(template, place))
-        states, prob = outcomes(board, now, joint)
+        own = {name: getattr(board, name) for name in dynamics.OWN}
+        states, prob = outcomes(own, now, joint)
         places = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(prob), *x.shape)), place)
         return Situation(places, states), prob, jnp.bool_(False)
 

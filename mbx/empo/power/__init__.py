@@ -46,6 +46,5 @@ from mbx.empo.power.worlds import draw_goals as draw_goals
 from mbx.empo.power.worlds import goal_distribution as goal_distribution
 from mbx.empo.power.worlds import joint_index as joint_index
 from mbx.empo.power.worlds import make_varied_start as make_varied_start
-from mbx.empo.power.worlds import never_achieved as never_achieved
 from mbx.empo.power.worlds import profiles as profiles
 from mbx.empo.power.worlds import tabular_world as tabular_world

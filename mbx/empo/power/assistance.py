@@ -20,7 +20,13 @@ import numpy as np
 from jax import Array
 
 from mbx.empo.power.solver import warn_of_error
-from mbx.empo.power.worlds import TabularWorld, check_world, dense_successors, profiles
+from mbx.empo.power.worlds import (
+    TabularWorld,
+    check_world,
+    dense_successors,
+    policy_array,
+    profiles,
+)
 
 LARGEST = 200_000_000  # numbers of one array
 
@@ -59,10 +65,7 @@ def solve_assistance(
     check_world(world)
     humans, robots = np.asarray(world.humans), np.asarray(world.robots)
     num_goals, num_actions = np.asarray(world.goal_weight).shape[1], int(world.num_actions)
-    shape = (len(humans), num_goals, int(world.num_states), num_actions)
-    policy = np.asarray(human_policy)
-    if policy.shape != shape:
-        raise ValueError(f"human_policy has shape {policy.shape}: give [H, G, S, A] = {shape}")
+    policy = policy_array(human_policy, world)
     if not 0.0 < gamma < 1.0:
         raise ValueError(f"gamma={gamma}: give a discount above 0 and below 1")
     following, prob = dense_successors(world)
@@ -72,10 +75,11 @@ def solve_assistance(
     joint = joint + profiles(len(robots), num_actions) @ weights[len(humans) :]
     following, prob = following[:, joint], prob[:, joint]  # [S, P, R, K]
     combinations = profiles(len(humans), num_goals)
-    kept = len(combinations) * 2 ** len(humans) * shape[2] * joint.shape[1]
+    num_states = int(world.num_states)
+    kept = len(combinations) * 2 ** len(humans) * num_states * joint.shape[1]
     if max(kept, 2 ** len(humans) * following.size) > LARGEST:
         raise ValueError(
-            f"{len(humans)} humans with {num_goals} goals in {shape[2]} states: too many for the "
+            f"{len(humans)} humans with {num_goals} goals in {num_states} states: too many for the "
             f"best help to be computed, {LARGEST:,} numbers at most"
         )
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)  # the precision that JAX is set to

@@ -29,7 +29,13 @@ from mbx.empo.power.equations import (
     human_aggregate,
     robot_policy,
 )
-from mbx.empo.power.worlds import TabularWorld, check_world, joint_index, profiles
+from mbx.empo.power.worlds import (
+    TabularWorld,
+    check_world,
+    joint_index,
+    policy_array,
+    profiles,
+)
 
 LOOSE = 1e-3  # relative error of values above which a solution says that it may have it
 
@@ -75,7 +81,6 @@ def solve(
     *,
     tol: float | None = None,
     max_iterations: int = 20_000,
-    damping: float = 0.0,
     human_policy: Any = None,
 ) -> Solution:
     """Solve equations (1)-(9) by sweeps over all states, in the precision that JAX is set to.
@@ -90,32 +95,20 @@ def solve(
       params: parameters.
       tol: residual to stop at; None: 1e-12 in float64, 1e-6 in float32.
       max_iterations: sweeps of each phase.
-      damping: in [0, 1), share of the old values kept in every sweep from the start.
       human_policy: [H, G, S, A], a prior to take instead of phase 1's; V_hm and Q_hm are then 0.
 
     Raises:
       ValueError: an inconsistent world or parameter, or a policy that is none.
-
-    Examples:
-      >>> from mbx.empo import named_world
-      >>> found = named_world("grid_rock_1h1r")
-      >>> solution = power.solve(found.table, found.params)
-      >>> bool(solution.converged)
-      True
     """
     check_world(world)
     check_params(params, theory=False)
-    if max_iterations < 1 or not 0.0 <= damping < 1.0:
-        raise ValueError(
-            f"max_iterations={max_iterations}, damping={damping}: at least 1, and in [0, 1)"
-        )
+    if max_iterations < 1:
+        raise ValueError(f"max_iterations={max_iterations}: give at least 1")
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
     tol = tol if tol is not None else (1e-12 if dtype == jnp.float64 else 1e-6)
     arrays, layout = _arrange(world, dtype)
     if human_policy is not None:
-        shape = (*np.asarray(world.achieved).shape, layout.actions)
-        human_policy = _check_policy(np.asarray(human_policy), shape, np.asarray(world.terminal))
-        human_policy = jnp.asarray(human_policy, dtype)
+        human_policy = jnp.asarray(_given_prior(human_policy, world), dtype)
     numbers = PowerParams(
         *(  # type: ignore[arg-type]  # words are no numbers: None, and arguments of their own
             None if name in ("reduce", "optimistic") else jnp.asarray(value, dtype)
@@ -126,7 +119,6 @@ def solve(
         arrays,
         numbers,
         jnp.asarray(tol, dtype),
-        jnp.asarray(1.0 - damping, dtype),
         human_policy,
         layout=layout,
         reduce=params.reduce,
@@ -173,11 +165,9 @@ class _Arrays(NamedTuple):
     weight: Array
 
 
-def _check_policy(policy: np.ndarray, shape: tuple[int, ...], terminal: np.ndarray) -> np.ndarray:
+def _given_prior(human_policy: Any, world: TabularWorld) -> np.ndarray:
     """The policy, 0 in terminal states."""
-    if policy.shape != shape:
-        raise ValueError(f"human_policy has shape {policy.shape}: give [H, G, S, A] = {shape}")
-    over = terminal.astype(bool)
+    policy, over = policy_array(human_policy, world), np.asarray(world.terminal).astype(bool)
     total = policy.sum(axis=-1)[:, :, ~over]
     if (policy < 0).any() or (np.abs(total - 1.0) > 1e-4).any():
         raise ValueError("human_policy: give probabilities that sum to one over actions")
@@ -211,7 +201,6 @@ def _solve(
     a: _Arrays,
     p: PowerParams,
     tol: Array,
-    step: Array,
     given: Array | None,
     *,
     layout: _Layout,
@@ -221,7 +210,7 @@ def _solve(
 ) -> Solution:
     running = ~a.terminal
     shape = a.achieved.shape
-    iterate = partial(_iterate, tol=tol, step=step, max_iterations=max_iterations)
+    iterate = partial(_iterate, tol=tol, max_iterations=max_iterations)
     prior = partial(_prior_sweep, a, p, layout, optimistic)
     v_hm, residual_1, count_1 = jnp.zeros(shape, a.prob.dtype), jnp.zeros_like(tol), jnp.int32(0)
     if given is None:
@@ -347,7 +336,7 @@ def _wide(x: Array, like: Array) -> Array:
 
 
 def _iterate(
-    sweep: Callable[[Any], Any], start: Any, *, tol: Array, step: Array, max_iterations: int
+    sweep: Callable[[Any], Any], start: Any, *, tol: Array, max_iterations: int
 ) -> tuple[Any, Array, Array]:
     """Iterate x <- x + step (sweep(x) - x) until the largest relative change of a sweep is <= tol.
     Returns (values, residual, sweeps). The step halves when 100 sweeps bring no new low residual.
@@ -366,7 +355,7 @@ def _iterate(
         x = jax.tree.map(lambda old, now: old + taken * (now - old), x, new)
         since = jnp.where(residual < best, 0, since + 1)
         stuck = since >= patience
-        step = jnp.where(stuck, jnp.maximum(0.5 * step, jnp.minimum(step, smallest)), step)
+        step = jnp.where(stuck, jnp.maximum(0.5 * step, smallest), step)
         best = jnp.minimum(best, residual)
         return x, residual, count + 1, step, best, jnp.where(stuck, 0, since)
 
@@ -374,6 +363,6 @@ def _iterate(
         return ~(carry[1] <= tol) & (carry[2] < max_iterations)
 
     infinity = jnp.full_like(tol, jnp.inf)
-    carry = (start, infinity, jnp.int32(0), step, infinity, jnp.int32(0))
+    carry = (start, infinity, jnp.int32(0), jnp.ones_like(tol), infinity, jnp.int32(0))
     x, residual, count, *_ = jax.lax.while_loop(unfinished, body, carry)
     return x, residual, count

@@ -183,17 +183,9 @@ def joint_index(actions: Any, num_actions: int) -> Any:
     return (actions * weights).sum(axis=-1)
 
 
-def check_world(
-    world: TabularWorld, *, normalised_weights: bool = False, tolerance: float = 1e-5
-) -> None:
-    """Check that a world is one.
-
-    Args:
-        normalised_weights: also insist that every human's goal weights sum to one. Without that X_h
-            may exceed 1, y fall below 1 and U_r rise above -1.
-
-    Raises:
-        ValueError: naming the field, the value and the remedy, for an inconsistent world.
+def check_world(world: TabularWorld) -> None:
+    """Raise ValueError, naming field, value and remedy, for an inconsistent world.
+    Goal weights need not sum to one; then X_h may exceed 1, y fall below 1 and U_r rise above -1.
     """
     w = TabularWorld(*(np.asarray(field) for field in world))
     agents = sorted([*w.humans.tolist(), *w.robots.tolist()])
@@ -222,7 +214,7 @@ def check_world(
         raise ValueError(f"succ_prob has the entry {w.succ_prob.min()}: must not be negative")
     mass = np.zeros((num_states, num_joint))
     np.add.at(mass, (w.succ_state, w.succ_joint), w.succ_prob)
-    wrong = ~(np.abs(mass - 1.0) <= tolerance) & ~w.terminal[:, None]
+    wrong = ~(np.abs(mass - 1.0) <= 1e-5) & ~w.terminal[:, None]
     if wrong.any():
         s, j = np.argwhere(wrong)[0]
         raise ValueError(
@@ -232,19 +224,6 @@ def check_world(
     totals = w.goal_weight.sum(axis=-1)
     if np.any(w.goal_weight < 0) or np.any(totals <= 0):
         raise ValueError(f"goal_weight={w.goal_weight}: no negative weight, a positive sum a human")
-    if normalised_weights and np.any(np.abs(totals - 1.0) > tolerance):
-        raise ValueError(
-            f"goal_weight sums to {totals.tolist()} per human: divide each row by its sum, or "
-            "opt out with normalised_weights=False"
-        )
-
-
-def never_achieved(world: TabularWorld) -> np.ndarray:
-    """`[H, G]` bool: goals of positive weight that hold in no state that any transition enters."""
-    entered = np.zeros(int(world.num_states), bool)
-    entered[np.asarray(world.succ_next)] = True
-    reached = (np.asarray(world.achieved).astype(bool) & entered).any(axis=-1)
-    return ~reached & (np.asarray(world.goal_weight) > 0)
 
 
 def tabular_world(
@@ -272,7 +251,7 @@ def tabular_world(
     num_states, num_actions = int(world.num_states), int(world.num_actions)
     humans, robots = np.asarray(world.humans), np.asarray(world.robots)
     num_goals = np.asarray(world.goal_weight).shape[1]
-    policy = _given_policy(human_policy, (len(humans), num_goals, num_states, num_actions))
+    policy = policy_array(human_policy, world)
     following, probs = dense_successors(world)
     begin = _starts(world) if start is None else np.atleast_1d(np.asarray(start))
     begin = jnp.asarray(begin, jnp.int32)
@@ -314,8 +293,9 @@ def tabular_world(
     )
 
 
-def _given_policy(human_policy: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """A policy [H, G, S, A] as given, of a `Solution`, or uniform."""
+def policy_array(human_policy: Any, world: TabularWorld) -> np.ndarray:
+    """A policy `[H, G, S, A]` as given, of a `Solution`, or uniform; its shape is checked."""
+    shape = (*np.asarray(world.achieved).shape, int(world.num_actions))
     policy = getattr(human_policy, "pi_h", human_policy)
     policy = np.full(shape, 1.0 / shape[-1]) if policy is None else np.asarray(policy)
     if policy.shape != shape:
