@@ -31,6 +31,8 @@ from mbx.empo.power.worlds import (
     draw_actions,
     draw_goals,
     make_varied_start,
+    reached,
+    robot_actions,
     tabular_world,
 )
 from mbx.envs.base import JaxEnvironment, RawEnvironment, Suite, episodic
@@ -162,7 +164,6 @@ def raw_environment(
     codec, records = make_codec(world), make_records(world)
     size = codec.size + (records.size if stored else 0)
     joint_actions = world.num_actions**world.num_robots
-    base = world.num_actions ** jnp.arange(world.num_robots)
     start = make_varied_start(world, WALK) if varied_starts else None
 
     def observe(state: tuple, key: Array) -> Array:
@@ -187,20 +188,18 @@ def raw_environment(
         place, goals, _ = state
         human_key, chance_key, goal_key, resample_key, record_key = jax.random.split(key, 5)
         humans = draw_actions(world, place, goals, human_key)
-        robots = jnp.argmax(action) // base % world.num_actions
-        following, prob, _ = world.successors(
-            place, jnp.concatenate([humans, robots.astype(jnp.int32)])
-        )
+        robots = robot_actions(world, jnp.argmax(action))
+        following, prob, _ = world.successors(place, jnp.concatenate([humans, robots]))
         chosen = jax.random.categorical(chance_key, jnp.log(prob))
         place = jax.tree.map(lambda x: x[chosen], following)
-        reached = jnp.take_along_axis(world.achieved(place), goals[:, None], axis=1)[:, 0]
+        there = reached(world, place, goals)
         tired = jax.random.bernoulli(resample_key, resample, goals.shape)
-        goals = jnp.where(reached | tired, draw_goals(world, goal_key), goals)
+        goals = jnp.where(there | tired, draw_goals(world, goal_key), goals)
         state = (place, goals, humans)
         # Observations are words, always finite: it is the reward that makes a fault of this.
         sound = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(place)]))
         sound = sound & jnp.all(jnp.isfinite(prob))
-        reward = jnp.where(sound, jnp.mean(reached.astype(jnp.float32)), jnp.nan)
+        reward = jnp.where(sound, jnp.mean(there.astype(jnp.float32)), jnp.nan)
         return state, observe(state, record_key), reward, world.terminal(place)
 
     return RawEnvironment(

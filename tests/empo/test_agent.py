@@ -327,9 +327,9 @@ def test_room_is_a_batchs_successors():
     """loss.room for each of 5 states, 3^2 robots' and 3^4 human actions, where these are listed."""
     world = load("dag_2h2r").world._replace(num_humans=4, num_actions=3, max_successors=8)
 
-    def room(stored=False, **loss):
+    def room(**loss):
         settings = settings_of(loss=dict(batch_size=5, room=2.5) | loss)
-        return agent_module._capacity(settings, world, stored)
+        return agent_module._capacity(settings, world)
 
     assert room() == np.ceil(2.5 * 5 * 81 * 9)
     assert room(human_expectation="fresh", human_samples=2) == 2.5 * 5 * 2 * 9

@@ -95,7 +95,7 @@ def resolve(settings: Settings, spec: EnvSpec) -> Problem:
         params=params,
         curriculum=_curriculum(settings),
         model=table_model(world) if tables else network_model(world, settings.model),
-        capacity=_capacity(settings, world, stored),
+        capacity=_capacity(settings, world),
         target_interval=settings.loss.target_interval or (1 if tables else 20),
         stored=stored,
         held_out=spec.world.held_out,
@@ -124,7 +124,7 @@ def _without_effect(settings: Settings, spec: EnvSpec) -> Iterator[tuple[str, st
     found: Any = spec.world
     if settings.loss.room > (most := found.world.max_successors):
         yield "loss", "room", f"a joint action has at most {most} successors there"
-    prior = found.prior or "exact"  # of one's own humans nobody knows what they reckon with
+    prior = found.prior or "exact"  # what custom humans read is unknown
     if prior != "exact":
         for name in ("beta_h", "optimistic"):
             yield "power", name, f"its humans are {prior!r}, and only exact ones are of eq. (2)"
@@ -170,7 +170,7 @@ def _curriculum(settings: Settings) -> Curriculum:
     return Curriculum(**used, **values)
 
 
-def _capacity(settings: Settings, world: World, stored: bool) -> int | None:
+def _capacity(settings: Settings, world: World) -> int | None:
     """Successors of a whole batch: `loss.room` a joint action; None where that is every slot."""
     loss = settings.loss
     profiles = 1

@@ -107,7 +107,7 @@ def looks(problem: Problem, train: TrainState, played: evaluation.Episodes) -> t
         x_h = aggregate_ability(v_h_e, world.goal_weight[None], problem.params.zeta)
     else:
         x_h = jnp.clip(model.x_h(train.params, latents), 0.0, 1.0)
-    # An episode at a time: a step ahead every successor of its states is looked at.
+    # One episode at a time: a step ahead evaluates every successor of its states.
     policy = jax.lax.map(lambda own: acting_policy(problem, train, own), played.states)
     return jnp.concatenate([v_h_e, x_h[..., None]], axis=-1), policy.reshape(-1, policy.shape[-1])
 

@@ -24,9 +24,9 @@ from mbx.empo.agent.robots import (  # noqa: F401  # policies are public here, t
     random_policy,
 )
 from mbx.empo.agent.types import Problem, TrainState
-from mbx.empo.power import Solution
+from mbx.empo.power import Solution, worlds
 from mbx.empo.power.codec import make_codec
-from mbx.empo.power.worlds import World, draw_actions, draw_goals
+from mbx.empo.power.worlds import World, draw_actions, draw_goals, draw_successor, robot_actions
 from mbx.types import Array
 
 
@@ -97,21 +97,17 @@ def play(
     gamma: float = 0.99,
 ) -> Episodes:
     """Episodes beside a robot: goals drawn by the goal weights, humans acting by their prior."""
-    base = world.num_actions ** jnp.arange(world.num_robots)
     robot = as_robot(policy)
 
     def step(carry: tuple, key: Array) -> tuple[tuple, tuple]:
         state, memory, goals, reached, value, discount, over = carry
         human_key, robot_key, chance_key = jax.random.split(key, 3)
         humans = draw_actions(world, state, goals, human_key)
-        chosen = robot.act(memory, state, robot_key)
-        robots = (chosen // base % world.num_actions).astype(jnp.int32)
-        following, prob, _ = world.successors(state, jnp.concatenate([humans, robots]))
-        chosen = jax.random.categorical(chance_key, jnp.log(prob))
-        following = jax.tree.map(lambda x: x[chosen], following)
+        robots = robot_actions(world, robot.act(memory, state, robot_key))
+        following = draw_successor(world, state, jnp.concatenate([humans, robots]), chance_key)
         memory = robot.observe(memory, state, humans, following)
         state = jax.tree.map(lambda old, new: jnp.where(over, old, new), state, following)
-        there = jnp.take_along_axis(world.achieved(state), goals[:, None], axis=1)[:, 0] & ~over
+        there = worlds.reached(world, state, goals) & ~over
         value = jnp.where(there & ~reached, discount, value)
         seen = state, over
         over = over | world.terminal(state)
@@ -132,15 +128,9 @@ def play(
 
 
 def goal_reaching(
-    world: World,
-    policy: Policy | Robot,
-    key: Array,
-    *,
-    episodes: int,
-    length: int,
-    gamma: float = 0.99,
+    world: World, policy: Policy | Robot, key: Array, **sizes: Any
 ) -> dict[str, float]:
-    """What humans reach beside a robot, see `play`.
+    """What humans reach with a robot; sizes: `episodes`, `length` and `gamma` of `play`.
 
     Returns `reached`, the share of (episode, human) pairs whose goal holds at some step after the
     first state; `discounted`, the mean of `Episodes.value`; `all_reached`, the share of episodes in
@@ -149,7 +139,7 @@ def goal_reaching(
 
     @jax.jit
     def compute(key: Array) -> tuple[Array, Array]:
-        played = play(world, policy, key, episodes=episodes, length=length, gamma=gamma)
+        played = play(world, policy, key, **sizes)
         return played.reached, played.value
 
     return summarise(*compute(key))

@@ -15,7 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx.empo.agent.robots import Policy, Robot, as_robot
-from mbx.empo.power.worlds import World, draw_actions, draw_goals
+from mbx.empo.power.worlds import (
+    World,
+    draw_actions,
+    draw_goals,
+    draw_successor,
+    reached,
+    robot_actions,
+)
 from mbx.types import Array
 
 
@@ -126,15 +133,11 @@ class Game:
         world = self.world
         human_key, robot_key, chance_key = jax.random.split(key, 3)
         humans = draw_actions(world, state, goals, human_key).at[self.human].set(action)
-        base = world.num_actions ** jnp.arange(world.num_robots)
-        robots = self._robot.act(memory, state, robot_key) // base % world.num_actions
-        robots = robots.astype(jnp.int32)
-        following, prob, _ = world.successors(state, jnp.concatenate([humans, robots]))
-        chosen = jax.random.categorical(chance_key, jnp.log(prob))
-        after = jax.tree.map(lambda x: x[chosen], following)
+        robots = robot_actions(world, self._robot.act(memory, state, robot_key))
+        after = draw_successor(world, state, jnp.concatenate([humans, robots]), chance_key)
         memory = self._robot.observe(memory, state, humans, after)
-        reached = jnp.take_along_axis(world.achieved(after), goals[:, None], axis=1)[:, 0]
-        return after, memory, humans, robots, reached, world.terminal(after)
+        there = reached(world, after, goals)
+        return after, memory, humans, robots, there, world.terminal(after)
 
 
 KEYS = {

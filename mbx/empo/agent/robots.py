@@ -20,7 +20,7 @@ from mbx.empo.agent.acting import acting_policy
 from mbx.empo.agent.types import Problem, TrainState
 from mbx.empo.power import Assistance, Solution, solve_assistance
 from mbx.empo.power.named import NamedWorld
-from mbx.empo.power.worlds import World, goal_distribution
+from mbx.empo.power.worlds import World, goal_distribution, reached
 from mbx.types import Array
 
 ROBOTS = ("learned", "exact", "helper", "inferring", "random", "frozen")
@@ -127,8 +127,7 @@ def helper_robot(found: NamedWorld, gamma: float) -> Robot:
 
     def observe(memory: tuple, state: Any, humans: Array, following: Any) -> tuple:
         which, arrived = memory
-        goals = best.goals[which][:, None]
-        there = jnp.take_along_axis(world.achieved(following), goals, axis=1)[:, 0]
+        there = reached(world, following, best.goals[which])
         return which, arrived | jnp.sum(there * bits).astype(jnp.int32)
 
     return Robot(begin, act, observe)

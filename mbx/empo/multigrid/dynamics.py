@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from mbx.empo.multigrid import chances, effects
 from mbx.empo.multigrid import layout as maps
-from mbx.empo.multigrid.effects import Kinds, Turn
+from mbx.empo.multigrid.effects import Turn
 from mbx.empo.multigrid.layout import Layout
 from mbx.empo.multigrid.state import (
     UNSTEADY,
@@ -102,9 +102,9 @@ def make_outcomes(layout: Layout) -> Callable[[dict[str, Array], State, Array], 
     own: fields of OWN of the state's own board, where boards differ; {} where all are of `layout`.
     layout: one that has as much of everything as any of the boards, of the same kinds.
     """
-    kinds, bounds, example = effects.make_kinds(layout), make_bounds(layout), initial_state(layout)
+    bounds, example = make_bounds(layout), initial_state(layout)
     width, tick, shared = layout.wall.shape[1], int(layout.horizon > 0), make_board(layout)
-    step = functools.partial(_step, kinds, bounds, width)
+    step = functools.partial(_step, layout, bounds, width)
 
     def batched(own: dict[str, Array], states: State, actions: Array) -> tuple[State, Array]:
         # Of things the numbers come first, as in a shared board; of the ground the scenes do.
@@ -173,7 +173,7 @@ def flatten_vmaps(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _step(
-    kinds: Kinds,
+    layout: Layout,
     bounds: Bounds,
     width: int,
     board: Board,
@@ -183,7 +183,7 @@ def _step(
 ) -> tuple[Scene, Array]:
     """The `outcome`-th scene that a joint action can lead to, and its probability."""
     num, start = len(actions), scene
-    actions, scene = effects.commanded(board, kinds, scene, actions)
+    actions, scene = effects.commanded(board, layout, scene, actions)
     steps = [(actions[i] == maps.FORWARD) & scene.alive[i] for i in range(num)]
     heading, prob, rest = scene.heading, jnp.float32(1.0), outcome
     if bounds.slips > 1:
@@ -222,8 +222,8 @@ def _step(
             start.cell,
             tuple(b[1] for b in start.buttons),
         )
-        scene = effects.act(board, kinds, scene, turn, effects.pick(actions, agent))
-    return effects.remembered(kinds, start, scene, actions), prob
+        scene = effects.act(board, layout, scene, turn, effects.pick(actions, agent))
+    return effects.remembered(layout, start, scene, actions), prob
 
 
 def achieved(layout: Layout, state: State) -> Array:

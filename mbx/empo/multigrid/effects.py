@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx.empo.multigrid import layout as maps
-from mbx.empo.multigrid.layout import BUTTONS, ITEMS
+from mbx.empo.multigrid.layout import BUTTONS, ITEMS, Layout
 from mbx.empo.multigrid.state import (
     CARRIED_BY,
     INSIDE_OF,
@@ -41,21 +41,6 @@ KEY, BOX = ITEMS.index("key"), ITEMS.index("box")
 KILL, PAUSE, CONTROL, DISABLE = range(len(BUTTONS))
 HUMAN = 0  # number of the humans among objects.GROUPS
 ENTER, REFUSED, PETRIFIED = range(3)  # what a magic wall answers
-
-
-class Kinds(NamedTuple):
-    """What of a layout decides which rules there are: known when the program is built.
-
-    Attributes:
-        items, item_box, buttons, triggers, targets: as in `Layout`, tuples of numbers.
-    """
-
-    num_actions: int
-    items: tuple[int, ...]
-    item_box: tuple[int, ...]
-    buttons: tuple[int, ...]
-    triggers: tuple[int, ...]
-    targets: tuple[int, ...]
 
 
 class Turn(NamedTuple):
@@ -239,13 +224,13 @@ def drop(board: Board, scene: Scene, turn: Turn, do: Array) -> Scene:
 # Toggling what is ahead
 
 
-def _toggle_doors(board: Board, kinds: Kinds, scene: Scene, turn: Turn, do: Array) -> Scene:
+def _toggle_doors(board: Board, layout: Layout, scene: Scene, turn: Turn, do: Array) -> Scene:
     """Open and close; unlock with a key of the door's colour. An open door in use stays open."""
     filled = among((*scene.cell, *scene.movable), turn.ahead)
     doors = []
     for number, state in enumerate(scene.doors):
         key = jnp.bool_(False)
-        for item, kind in enumerate(kinds.items):
+        for item, kind in enumerate(layout.item_kind):
             if kind == KEY:
                 fits = board.item_color[item] == board.door_color[number]
                 key = key | (fits & (scene.items[item] == CARRIED_BY - turn.agent))
@@ -256,28 +241,28 @@ def _toggle_doors(board: Board, kinds: Kinds, scene: Scene, turn: Turn, do: Arra
     return scene._replace(doors=tuple(doors))
 
 
-def _toggle_boxes(board: Board, kinds: Kinds, scene: Scene, turn: Turn, do: Array) -> Scene:
+def _toggle_boxes(board: Board, layout: Layout, scene: Scene, turn: Turn, do: Array) -> Scene:
     """Open a box: it is gone, and what it held lies in its place."""
     items = list(scene.items)
-    for box, kind in enumerate(kinds.items):
+    for box, kind in enumerate(layout.item_kind):
         if kind != BOX:
             continue
         opened = do & (scene.items[box] == turn.ahead)
         items[box] = jnp.where(opened, NOWHERE, items[box])
-        for item, holder in enumerate(kinds.item_box):
+        for item, holder in enumerate(layout.item_box):
             if holder == box:
                 still = opened & (items[item] == INSIDE_OF - box)
                 items[item] = jnp.where(still, turn.ahead, items[item])
     return scene._replace(items=tuple(items))
 
 
-def _press(board: Board, kinds: Kinds, scene: Scene, turn: Turn, do: Array) -> Scene:
+def _press(board: Board, layout: Layout, scene: Scene, turn: Turn, do: Array) -> Scene:
     """Buttons and switches, see the module's first lines."""
-    for number, kind in enumerate(kinds.buttons):
+    for number, kind in enumerate(layout.button_kind):
         enabled, on, action, learner = scene.buttons[number]
         facing = do & (board.button_cell[number] == turn.ahead)
-        trigger = facing & (turn.human == (kinds.triggers[number] == HUMAN))
-        works, target = enabled > 0, kinds.targets[number]
+        trigger = facing & (turn.human == (layout.button_trigger[number] == HUMAN))
+        works, target = enabled > 0, layout.button_target[number]
         if kind == KILL:
             killed = [trigger & works & (h == (target == HUMAN)) for h in board.is_human]
             alive = tuple(a & ~k for a, k in zip(scene.alive, killed, strict=True))
@@ -301,7 +286,7 @@ def _press(board: Board, kinds: Kinds, scene: Scene, turn: Turn, do: Array) -> S
             )
             scene = _with_button(scene._replace(forced=forced), number, button)
         else:
-            for other, its_kind in enumerate(kinds.buttons):
+            for other, its_kind in enumerate(layout.button_kind):
                 if its_kind == target:
                     own = scene.buttons[other]
                     flipped = jnp.where(trigger, 1 - own[0], own[0])
@@ -318,19 +303,19 @@ def _with_button(scene: Scene, number: int, button: Scalars) -> Scene:
 TOGGLES = (_toggle_doors, _toggle_boxes, _press)
 
 
-def act(board: Board, kinds: Kinds, scene: Scene, turn: Turn, action: Array) -> Scene:
+def act(board: Board, layout: Layout, scene: Scene, turn: Turn, action: Array) -> Scene:
     """The scene after an agent's action; nothing changes where the agent is out."""
     able = pick(scene.alive, turn.agent)
     does = [able & (action == number) for number in range(7)]
     scene = turned(scene, turn, -1, does[maps.LEFT])
     scene = turned(scene, turn, 1, does[maps.RIGHT])
     scene = forward(board, scene, turn, does[maps.FORWARD])
-    if kinds.num_actions > maps.TOGGLE:
+    if layout.num_actions > maps.TOGGLE:
         for toggle in TOGGLES:
-            scene = toggle(board, kinds, scene, turn, does[maps.TOGGLE])
-    if kinds.num_actions > maps.PICK_UP:
+            scene = toggle(board, layout, scene, turn, does[maps.TOGGLE])
+    if layout.num_actions > maps.PICK_UP:
         scene = pick_up(board, scene, turn, does[maps.PICK_UP])
-    if kinds.num_actions > maps.DROP:
+    if layout.num_actions > maps.DROP:
         scene = drop(board, scene, turn, does[maps.DROP])
     return scene
 
@@ -338,25 +323,27 @@ def act(board: Board, kinds: Kinds, scene: Scene, turn: Turn, action: Array) -> 
 # Buttons before and after a step
 
 
-def commanded(board: Board, kinds: Kinds, scene: Scene, actions: Scalars) -> tuple[Scalars, Scene]:
+def commanded(
+    board: Board, layout: Layout, scene: Scene, actions: Scalars
+) -> tuple[Scalars, Scene]:
     """The actions that agents really take, paused or made to; nobody is made to act any more."""
     taken = []
     for agent, action in enumerate(actions):
         if scene.forced:
             forced = scene.forced[agent]
             action = jnp.where(forced > 0, forced - 1, action)
-        for number, kind in enumerate(kinds.buttons):
+        for number, kind in enumerate(layout.button_kind):
             if kind == PAUSE:
                 enabled, on, *_ = scene.buttons[number]
-                own = board.is_human[agent] == (kinds.targets[number] == HUMAN)
+                own = board.is_human[agent] == (layout.button_target[number] == HUMAN)
                 action = jnp.where((enabled > 0) & (on > 0) & own, maps.STILL, action)
         taken.append(action)
     return tuple(taken), scene._replace(forced=tuple(jnp.zeros_like(f) for f in scene.forced))
 
 
-def remembered(kinds: Kinds, before: Scene, after: Scene, actions: Scalars) -> Scene:
+def remembered(layout: Layout, before: Scene, after: Scene, actions: Scalars) -> Scene:
     """Control buttons that waited when the step began have learned the action."""
-    for number, kind in enumerate(kinds.buttons):
+    for number, kind in enumerate(layout.button_kind):
         if kind != CONTROL:
             continue
         enabled, on, action, learner = after.buttons[number]
@@ -365,16 +352,3 @@ def remembered(kinds: Kinds, before: Scene, after: Scene, actions: Scalars) -> S
         button = (enabled, jnp.where(heard, 0, on), jnp.where(heard, learned, action), learner)
         after = _with_button(after, number, button)
     return after
-
-
-def make_kinds(layout: maps.Layout) -> Kinds:
-    """The layout's kinds."""
-    numbers = lambda x: tuple(int(n) for n in np.asarray(x))  # noqa: E731
-    return Kinds(
-        layout.num_actions,
-        numbers(layout.item_kind),
-        numbers(layout.item_box),
-        numbers(layout.button_kind),
-        numbers(layout.button_trigger),
-        numbers(layout.button_target),
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,18 +33,14 @@ def make_expand(grid: Grid) -> Callable[[Array], tuple[Array, Array]]:
 
 
 def enumerate_states(
-    grid: Grid,
-    *,
-    limit: int = 200_000,
-    batch: int = 256,
-    expand: Callable[[Array], tuple[Array, Array]] | None = None,
+    grid: Grid, *, limit: int = 200_000
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
     """All reachable states and their transitions.
     Returns flat states `[S, W]` in the order they were found, and transitions as arrays `[n]`:
-    state, joint action, next state, probability (equal successors of a pair merged). `expand` takes
-    the place of `make_expand(grid)`. Raises TooManyStates when there are more than `limit` states.
+    state, joint action, next state, probability (equal successors of a pair merged). Raises
+    TooManyStates when there are more than `limit` states.
     """
-    expand = expand or make_expand(grid)
+    expand, batch = make_expand(grid), 256
     start = np.asarray(pack(grid.initial))
     found: dict[bytes, int] = {start.tobytes(): 0}
     states, frontier = [start], [0]
@@ -101,9 +96,9 @@ def _merge(links: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
     return (*(part.astype(np.int32) for part in parts), prob)
 
 
-def export(grid: Grid, **options: Any) -> tuple[TabularWorld, np.ndarray]:
-    """The tabular world of a grid, and its flat states `[S, W]`; options as `enumerate_states`."""
-    flat, (state, joint, following, prob) = enumerate_states(grid, **options)
+def export(grid: Grid, *, limit: int = 200_000) -> tuple[TabularWorld, np.ndarray]:
+    """The tabular world of a grid, and its flat states `[S, W]`; limit as `enumerate_states`."""
+    flat, (state, joint, following, prob) = enumerate_states(grid, limit=limit)
     all_states = unpack(jnp.asarray(flat), grid.initial)
     achieved = np.asarray(jax.jit(jax.vmap(grid.achieved))(all_states))
     layout = grid.layout

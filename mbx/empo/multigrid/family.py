@@ -65,7 +65,7 @@ class Family(NamedTuple):
 
 
 def make_family(layouts: Sequence[Layout], names: Sequence[str] = ()) -> Family:
-    """Maps made alike; names are those in messages, by default their numbers.
+    """Maps padded to one shape; names are for messages, by default numbers.
 
     Raises:
         ValueError: naming map, field and remedy, where maps differ in what has to be one: size,
@@ -78,12 +78,12 @@ def make_family(layouts: Sequence[Layout], names: Sequence[str] = ()) -> Family:
     for name, layout in zip(names, layouts, strict=True):
         _check(names[0], layouts[0], name, layout)
     counts = _counts(layouts, names)
-    alike = tuple(_alike(layout, counts) for layout in layouts)
-    unsteady = np.any([layout.unsteady for layout in alike], axis=0)
-    sides = np.full(len(alike[0].magic), 4) if len(alike) > 1 else alike[0].magic_side
-    template = alike[0]._replace(unsteady=unsteady, magic_side=sides.astype(np.int32))
-    starts = jax.tree.map(lambda *x: jnp.stack(x), *(_start(layout) for layout in alike))
-    return Family(template, alike, _places(template, alike, starts), starts)
+    padded = tuple(_padded(layout, counts) for layout in layouts)
+    unsteady = np.any([layout.unsteady for layout in padded], axis=0)
+    sides = np.full(len(padded[0].magic), 4) if len(padded) > 1 else padded[0].magic_side
+    template = padded[0]._replace(unsteady=unsteady, magic_side=sides.astype(np.int32))
+    starts = jax.tree.map(lambda *x: jnp.stack(x), *(_start(layout) for layout in padded))
+    return Family(template, padded, _places(template, padded, starts), starts)
 
 
 def read_place(template: Layout, place: Place) -> Layout:
@@ -264,7 +264,7 @@ def _check(first_name: str, first: Layout, name: str, layout: Layout) -> None:
     if (layout.item_box != maps.NONE).any():
         raise ValueError(
             f"{name} has a box that holds something, which no compressed grid shows: draw what it "
-            "holds beside it"
+            "holds next to it"
         )
 
 
@@ -325,7 +325,7 @@ def _by_kind(
     return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
 
-def _alike(layout: Layout, counts: _Counts) -> Layout:
+def _padded(layout: Layout, counts: _Counts) -> Layout:
     """The map with agents humans first, and everything else sorted and padded."""
     agents = np.concatenate([layout.humans, layout.robots])
     movable, light = _by_kind(

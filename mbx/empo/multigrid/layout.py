@@ -2,7 +2,7 @@
 
     #  wall      .  floor     ~  lava: an agent that enters is out for the rest of the episode
     o  rock: pushed by robots alone      b  block: pushed by every agent
-    D  closed door    L  locked door (opens for whoever carries a key of its colour)    k  key
+    D  closed door    L  locked door (opens for an agent with a key of its colour)    k  key
     *  ball      x  box (may hold a key or a ball; toggling opens it)
     u  unsteady ground      m  magic wall: let through with a probability
     ,  coloured floor and s switch: walked over, without effect
@@ -54,7 +54,7 @@ class Layout(NamedTuple):
     items: np.ndarray
     item_kind: np.ndarray  # `[Q]`, of ITEMS
     item_color: np.ndarray  # `[Q]`, of COLORS
-    item_box: np.ndarray  # `[Q]`, the box it lies in or NONE
+    item_box: np.ndarray  # `[Q]`, the box that holds it or NONE
     buttons: np.ndarray  # `[U, 2]`
     button_kind: np.ndarray  # `[U]`, of BUTTONS
     button_trigger: np.ndarray  # `[U]`, of GROUPS
@@ -130,7 +130,7 @@ def parse_map(
     chances = {"stumble": stumble, "magic_entry": magic_entry, "magic_solidify": magic_solidify}
     for name, value in chances.items():
         if not 0.0 <= value <= 1.0:
-            raise ValueError(f"{name}={value}: a probability lies in [0, 1]")
+            raise ValueError(f"{name}={value}: give a probability, 0 to 1")
     if magic_users not in (*GROUPS, "all"):
         raise ValueError(f"magic_users={magic_users!r}: choose one of {(*GROUPS, 'all')}")
     where = {kind: _mask(cells.shape, found) for kind, found in things.items()}
@@ -199,7 +199,7 @@ def read_worlds(path: str) -> list[tuple[Layout, PowerParams | None, HumanModel 
 def _text(path: str) -> str:
     if not os.path.exists(path):
         raise FileNotFoundError(
-            f"map {path!r}: there is no such file in {os.getcwd()}: mend the path"
+            f"map {path!r}: there is no such file in {os.getcwd()}: fix the path"
         )
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
@@ -400,7 +400,7 @@ def _goals(
     for x1, y1, x2, y2 in rectangles.reshape(-1, 4):
         if not (0 <= x1 <= x2 < width and 0 <= y1 <= y2 < height):
             raise ValueError(
-                f"goal {(int(x1), int(y1), int(x2), int(y2))} does not lie in the {width}x{height} "
+                f"goal {(int(x1), int(y1), int(x2), int(y2))} is outside the {width}x{height} "
                 "map: give x1 <= x2 and y1 <= y2 inside it"
             )
     weight = (

@@ -18,17 +18,14 @@ from mbx.empo.power.named import HumanModel, NamedWorld
 class Choice(NamedTuple):
     """Which maps."""
 
-    maps: int = 64  # to train on; of a folder at most so many
+    maps: int = 64  # to train on; of a folder at most that many
     held_out: int = 16  # others that only evaluations see
     seed: int = 0  # of the generator, or of the draw of a folder's held-out maps
 
 
-DEFAULT = Choice()
-
-
 def make_many(
     source: str,
-    choice: Choice = DEFAULT,
+    choice: Choice,
     humans: HumanModel | None = None,
     *,
     params: PowerParams | None = None,
@@ -89,7 +86,7 @@ def choose(source: str, choice: Choice) -> tuple[Family, PowerParams | None, Hum
         if given != list(read[0][2:]):
             raise ValueError(
                 f"{name} says other things of power or humans than {names[0]}: one run has one "
-                "robot, make them alike"
+                "robot, give all the same"
             )
     order = np.random.default_rng(choice.seed).permutation(len(read))
     order = order[: choice.held_out + choice.maps]

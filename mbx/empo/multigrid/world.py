@@ -53,14 +53,14 @@ def make_world(
     if isinstance(humans, str):
         humans = HumanModel(humans)
     humans = humans or people or HumanModel()
-    params = params or own
+    params, automatic = params or own, humans.model == "auto"
     grid = make_grid(layout)
     listed = _listed(grid, humans, layout if isinstance(source, Layout) else source)
     if listed is None:
         if humans.model == "file":
             raise ValueError(f"humans.file={humans.file!r}: tables are for worlds that are listed")
         world = open_world(grid, _policy(layout, humans, params))
-        return NamedWorld(world, params, prior=_prior(humans, listed=False))
+        return NamedWorld(world, params, prior="paths" if automatic else humans.model)
     table, flat = listed
     params = params or PowerParams()
     every = unpack(jnp.asarray(flat), grid.initial)
@@ -75,14 +75,8 @@ def make_world(
     )
     looks = jax.jit(jax.vmap(make_features(grid)))(every)
     world = tabular_world(table, solution, features=np.asarray(looks), start=0, views=views)
-    return NamedWorld(world, params, table, solution, prior=_prior(humans, listed=True))
-
-
-def _prior(humans: HumanModel, *, listed: bool) -> str:
-    """Which model the humans' prior is of."""
-    if humans.model == "auto":
-        return "exact" if listed else "paths"
-    return humans.model
+    prior = "exact" if automatic else humans.model
+    return NamedWorld(world, params, table, solution, prior=prior)
 
 
 def _listed(

@@ -92,8 +92,6 @@ def robot_policy(q_r: Array, beta_r: Number) -> Array:
     Examples:
         >>> print(np.array(power.robot_policy(jnp.array([-1.0, -3.0]), 1.0)).round(3))
         [0.75 0.25]
-        >>> power.robot_policy(jnp.array([-1.0, -3.0]), 0.0).tolist()
-        [0.5, 0.5]
     """
     beta_r = jnp.asarray(beta_r, q_r.dtype)
     beta_r = beta_r if beta_r.ndim == 0 else beta_r[..., None]
@@ -104,10 +102,6 @@ def robot_policy(q_r: Array, beta_r: Number) -> Array:
 def aggregate_ability(v_h_e: Array, goal_weight: Array, zeta: Number) -> Array:
     """Eq. (7): X_h = sum_g w_g V_h^e(g)^zeta. `[..., G]`, `[..., G]` -> `[...]`.
     V <= 0 counts 0, with a zero gradient (V^zeta has none there for zeta < 1).
-
-    Examples:
-        >>> power.aggregate_ability(jnp.array([0.5, 1.0]), jnp.array([0.5, 0.5]), 2.0).tolist()
-        0.625
     """
     positive = v_h_e > 0.0
     power = jnp.where(positive, jnp.where(positive, v_h_e, 1.0) ** zeta, 0.0)
@@ -147,10 +141,6 @@ def q_r_target(
 ) -> Array:
     """Eq. (4): gamma_r sum_k prob V_r(s'_k). `[..., K]` each -> `[...]`.
     V_r of terminal successors is terminal_v_r. U_r is no part of it: it is in V_r.
-
-    Examples:
-        >>> power.q_r_target(jnp.array([-2.0, -4.0]), jnp.array([0.5, 0.5]), 0.5).tolist()
-        -1.5
     """
     if terminal is not None:
         v_r = jnp.where(terminal, terminal_v_r, v_r)
@@ -162,10 +152,6 @@ def attained(
 ) -> Array:
     """What a successor is worth to a human: 1 where the goal is achieved, else gamma_h V_h^e.
     A terminal successor that achieves the goal counts 1, any other 0. All of one shape.
-
-    Examples:
-        >>> power.attained(jnp.array([0.5, 0.5]), jnp.array([1.0, 0.0]), 0.5).tolist()
-        [1.0, 0.25]
     """
     if terminal is not None:
         v_h_e = jnp.where(terminal, 0.0, v_h_e)

@@ -131,6 +131,24 @@ def draw_actions(world: World, state: Any, goals: Array, key: Array) -> Array:
     return jnp.where(jax.random.bernoulli(which_key, world.epsilon, chosen.shape), anything, chosen)
 
 
+def draw_successor(world: World, state: Any, joint: Array, key: Array) -> Any:
+    """A state that follows a joint action, humans first, drawn by its probability."""
+    following, prob, _ = world.successors(state, joint)
+    chosen = jax.random.categorical(key, jnp.log(prob))
+    return jax.tree.map(lambda x: x[chosen], following)
+
+
+def robot_actions(world: World, joint: Array) -> Array:
+    """The actions `[robots]` int32 of a joint robot action."""
+    base = world.num_actions ** jnp.arange(world.num_robots)
+    return (joint // base % world.num_actions).astype(jnp.int32)
+
+
+def reached(world: World, state: Any, goals: Array) -> Array:
+    """`[H]` bool: whose goal holds in a state."""
+    return jnp.take_along_axis(world.achieved(state), goals[:, None], axis=1)[:, 0]
+
+
 def make_varied_start(world: World, walk: int) -> Callable[[Array], Any]:
     """`start(key) -> state`: a state that is not over, from all over the world.
     Where states are listed each is equally likely; else `scatter`; else where uniformly random
@@ -149,9 +167,7 @@ def make_varied_start(world: World, walk: int) -> Callable[[Array], Any]:
     def step(key: Array, state: Any) -> Any:
         action_key, chance_key = jax.random.split(key)
         joint = jax.random.randint(action_key, (num_agents,), 0, world.num_actions, jnp.int32)
-        following, prob, _ = world.successors(state, joint)
-        chosen = jax.random.categorical(chance_key, jnp.log(prob))
-        after = jax.tree.map(lambda x: x[chosen], following)
+        after = draw_successor(world, state, joint, chance_key)
         over = world.terminal(after)
         return jax.tree.map(lambda old, new: jnp.where(over, old, new), state, after)
 
