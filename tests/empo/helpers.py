@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
 from mbx import envs, replay
 from mbx.empo import suite as empo_envs
@@ -28,14 +29,29 @@ TABLES = dict(kind="tables", table_min_rate=1.0)
 AVERAGING = dict(kind="tables", table_min_rate=0.02)
 
 
-@functools.cache
-def load(name):
-    """A fixture's world with its exact solution, as the agent sees it."""
+def golden(name):
+    """A fixture's arrays, its world and its parameters."""
     d = dict(np.load(FIXTURES / "empo" / f"{name}.npz"))
     table = TabularWorld(**{field: d[field] for field in TabularWorld._fields})
     numbers = {k.removeprefix("param_"): v.item() for k, v in d.items() if k.startswith("param_")}
-    params = PowerParams(**numbers, reduce=str(d.get("human_reduce", "mean")))
-    return empo_envs.solved_world(table, params)
+    return d, table, PowerParams(**numbers, reduce=str(d.get("human_reduce", "mean")))
+
+
+@functools.cache
+def load(name):
+    """A fixture's world with its exact solution, as the agent sees it."""
+    return empo_envs.solved_world(*golden(name)[1:])
+
+
+def programs(closed):
+    """A traced program and those inside it, each with its constants."""
+    inside = (core.ClosedJaxpr, core.Jaxpr)
+    yield closed
+    for equation in getattr(closed, "jaxpr", closed).eqns:
+        values = list(equation.params.values())
+        for value in jax.tree.leaves(values, is_leaf=lambda x: isinstance(x, inside)):
+            if isinstance(value, inside):
+                yield from programs(value)
 
 
 def settings_of(**sections):

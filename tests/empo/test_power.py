@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mbx import power
 from mbx.empo.power import curriculum as schedules
 from mbx.power import PowerParams, TabularWorld, curriculum, solve, solver
+from tests.empo.helpers import golden
 from tests.helpers import FIXTURES, in_programs
 
 curriculum = in_programs(curriculum)
@@ -45,13 +46,6 @@ def double():
         yield
 
 
-def load(name):
-    d = dict(np.load(FIXTURES / "empo" / f"{name}.npz"))
-    world = TabularWorld(**{field: d[field] for field in TabularWorld._fields})
-    numbers = {k.removeprefix("param_"): v.item() for k, v in d.items() if k.startswith("param_")}
-    return d, world, PowerParams(**numbers, reduce=str(d.get("human_reduce", "mean")))
-
-
 def rows(d):
     """Our index of each of the fixture's robot profiles."""
     return power.joint_index(d["robot_profiles"], int(d["num_actions"]))
@@ -68,7 +62,7 @@ def solved(d, solution, key):
 
 @pytest.mark.parametrize("name", ACYCLIC + CYCLIC)
 def test_solve_matches_golden_world(name, double):
-    d, world, params = load(name)
+    d, world, params = golden(name)
     solution = solve(world, params, tol=1e-13, max_iterations=5_000)
     assert bool(solution.converged) and float(solution.residual) <= 1e-13
     for key in ABSOLUTE:
@@ -80,7 +74,7 @@ def test_solve_matches_golden_world(name, double):
 
 @pytest.mark.parametrize("name", ACYCLIC)
 def test_solve_is_within_the_stated_gap_of_the_original_solver(name, double):
-    d, world, params = load(name)
+    d, world, params = golden(name)
     solution = solve(world, params)
     keys = ("ref_pi_h", "ref_V_hm", "ref_V_h_e", "ref_pi_r")
     for key in keys:
@@ -99,7 +93,7 @@ def test_solve_is_within_the_stated_gap_of_the_original_solver(name, double):
 
 @pytest.mark.parametrize("name", ["grid_rock_1h1r", "dag_1h1r_sharp", "cyclic_1h2r_noterm"])
 def test_solve_in_float32_is_within_the_suggested_tolerance(name):
-    d, world, params = load(name)
+    d, world, params = golden(name)
     solution = solve(world, params)
     assert bool(solution.converged) and solution.V_r.dtype == jnp.float32
     for key, tolerance in (("V_h_e", 2e-5), ("X_h", 2e-5), ("pi_r", 5e-4)):
@@ -109,7 +103,7 @@ def test_solve_in_float32_is_within_the_suggested_tolerance(name):
 
 
 def test_an_unconverged_result_says_so():
-    _, world, params = load("cyclic_1h2r_noterm")
+    _, world, params = golden("cyclic_1h2r_noterm")
     with pytest.warns(RuntimeWarning, match="solve did not converge"):
         solution = solve(world, params, max_iterations=5)
     assert not bool(solution.converged) and float(solution.residual) > 1e-3
@@ -131,7 +125,7 @@ def test_an_oscillating_world_is_damped_by_itself(double):
 
 
 def test_ties_do_not_depend_on_the_order_of_the_sums(double):
-    d, world, params = load("dag_1h1r_sharp")
+    d, world, params = golden("dag_1h1r_sharp")
     order = np.random.default_rng(0).permutation(len(world.succ_state))
     columns = ("succ_state", "succ_joint", "succ_next", "succ_prob")
     shuffled = world._replace(**{c: getattr(world, c)[order] for c in columns})
@@ -395,20 +389,12 @@ def test_mean_and_sum_over_humans_and_masked_ones():
 
 
 def test_scaling_goal_weights_scales_rewards_and_leaves_the_robot_alone(double):
-    _, world, params = load("dag_2h2r")
+    _, world, params = golden("dag_2h2r")
     one = solve(world, params)
     double_ = solve(world._replace(goal_weight=2.0 * world.goal_weight), params)
     factor = 2.0 ** (-params.xi * params.eta)
     np.testing.assert_allclose(double_.U_r, factor * np.asarray(one.U_r), rtol=1e-10)
     np.testing.assert_allclose(double_.pi_r, one.pi_r, atol=1e-8)
-
-
-def test_sampled_goals_give_the_weighted_sum():
-    rng = np.random.default_rng(0)
-    p, w, v = np.array([0.7, 0.2, 0.1]), np.array([1.0, 2.0, 0.5]), np.array([0.9, 0.3, 0.6])
-    exact = power.aggregate_ability(jnp.asarray(v), jnp.asarray(p * w), 2.0)
-    goals = rng.choice(3, 200_000, p=p)
-    np.testing.assert_allclose(np.mean(w[goals] * v[goals] ** 2), exact, atol=3e-3)
 
 
 def test_targets_follow_beta_r_without_new_data():
@@ -435,7 +421,7 @@ def test_terminal_successors_keep_the_target_below_zero():
 
 
 def test_inconsistent_worlds_are_refused():
-    _, world, params = load("cyclic_2h2r")
+    _, world, params = golden("cyclic_2h2r")
     prob = world.succ_prob.copy()
     prob[3] *= 0.5
     broken = {
@@ -482,7 +468,7 @@ def test_impossible_parameters_are_refused(change):
 
 
 def test_goals_that_nothing_enters_are_reported():
-    d, world, _ = load("grid_rock_1h1r")
+    d, world, _ = golden("grid_rock_1h1r")
     expected = d["achieved"].sum(-1) == 0
     solution = solve(world, PowerParams())
     assert np.all(np.asarray(solution.unreachable)[expected])
@@ -493,7 +479,7 @@ def test_goals_that_nothing_enters_are_reported():
 
 
 def test_a_tabular_world_as_functions_lists_the_same_transitions():
-    d, table, params = load("dag_2h2r")
+    d, table, params = golden("dag_2h2r")
     solution = solve(table, params)
     world = power.tabular_world(table, solution)
     assert (world.num_humans, world.num_robots, world.num_states) == (2, 2, 36)
@@ -568,7 +554,7 @@ def test_without_a_humans_discount_v_h_e_is_a_probability(double):
 
 def test_worlds_are_the_same_in_64_bits():
     """Draws have the same types, what is packed and planned the same values, too."""
-    _, table, params = load("dag_2h2r")
+    _, table, params = golden("dag_2h2r")
     prior, key = solve(table, params).pi_h, jax.random.key(0)
     two = np.array([1, 0], np.int32)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import re
 from dataclasses import fields, replace
 
@@ -14,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend import core
 
 from mbx.agents import settings as shared
 from mbx.empo import suite as empo_envs
@@ -24,6 +24,7 @@ from mbx.empo.multigrid.many import Choice, choose
 from mbx.settings import describe, from_dict
 from mbx.training import build
 from tests.empo.helpers import load
+from tests.empo.helpers import programs as inner_programs
 from tests.empo.test_settings import ELSEWHERE
 
 ROOM = """map: |
@@ -63,29 +64,12 @@ def names(tmp_path_factory):
     }
 
 
-def constants(closed):
-    """Arrays that a program holds, its inner programs' among them."""
-    yield from closed.consts
-
-    def inside(jaxpr):
-        for equation in jaxpr.eqns:
-            for value in jax.tree.leaves(
-                list(equation.params.values()),
-                is_leaf=lambda x: isinstance(x, core.ClosedJaxpr | core.Jaxpr),
-            ):
-                if isinstance(value, core.ClosedJaxpr):
-                    yield from constants(value)
-                elif isinstance(value, core.Jaxpr):
-                    yield from inside(value)
-
-    yield from inside(closed.jaxpr)
-
-
 def digest(function, *given):
     """Of a traced program and of its constants."""
     closed = jax.make_jaxpr(function)(*given)
     found = hashlib.sha256(re.sub(r" at 0x\w+", "", str(closed)).encode())
-    for array in constants(closed):
+    constants = [getattr(one, "consts", ()) for one in inner_programs(closed)]
+    for array in itertools.chain(*constants):
         if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
             array = jax.random.key_data(array)
         found.update(np.asarray(array).tobytes())
