@@ -201,6 +201,14 @@ def test_links_to_the_sources_page_lead_to_its_entries():
     assert {name for text in texts for name in re.findall(r"sources\.md#([\w-]+)", text)} <= entries
 
 
+def test_pages_that_the_code_names_exist():
+    folders = ("mbx", "configs", "experiments", "benchmarks", "examples", "tests", "notebooks")
+    texts = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    texts += [path.read_text() for path in (ROOT / "notebooks").glob("*.ipynb")]
+    named = {name for text in texts for name in re.findall(r"\bdocs/[\w/]+\.md\b", text)}
+    assert len(named) > 5 and {name for name in named if not (ROOT / name).exists()} == set()
+
+
 def test_long_lines_of_code_wrap_and_the_theme_has_a_switch():
     yaml = pytest.importorskip("yaml")
 
