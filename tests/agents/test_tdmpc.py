@@ -297,13 +297,19 @@ def agent_and_replay():
     return agent, train, buffer
 
 
+@pytest.fixture(scope="module")
+def renewing():
+    """An update, compiled, that makes the targets of its own batch anew every second time."""
+    passes = dict(current_batch=True, interval=2, batch_size=4)
+    agent = make_agent(make_settings(reanalyze=passes, loss=dict(horizon=1)), SPEC)
+    return jax.jit(agent.update)
+
+
 @pytest.mark.parametrize(("step", "due"), [(4, True), (5, False)])
-def test_the_learner_renews_the_targets_of_its_own_batch(agent_and_replay, step, due):
+def test_the_learner_renews_the_targets_of_its_own_batch(agent_and_replay, renewing, step, due):
     _, train, buffer = agent_and_replay
-    renewing = dict(current_batch=True, interval=2, batch_size=4)
-    agent = make_agent(make_settings(reanalyze=renewing, loss=dict(horizon=1)), SPEC)
     train = train.replace(step=jnp.int32(step), params=loud(train.params))
-    learned, new, metrics = jax.jit(agent.update)(train, buffer, jax.random.key(3))
+    learned, new, metrics = renewing(train, buffer, jax.random.key(3))
     assert int(learned.step) == step + 1
     renewed = np.asarray(new.targets.step == step)
     old = np.asarray(buffer.targets.step)

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 
 import jax
-import numpy as np
 import pytest
 
 from mbx.training import files, run, rundir
@@ -122,22 +121,6 @@ def test_a_fallback_makes_the_same_rows_and_the_same_best(whole, copied):
     for best in bests:
         best.close()
     assert json.loads((copied / "config.json").read_text())["agent"] == "small"
-
-
-def test_a_best_of_steps_that_are_made_again_need_not_be_beaten(tmp_path):
-    first = Checkpointer(str(tmp_path))
-    first.save_best(60, {"x": np.float32(60)}, 5.0)
-    first.wait()
-    first.close()
-    again = Checkpointer(str(tmp_path))
-    again.resume_at(60, 2.0)  # nothing is made again
-    assert not again.save_best(80, {"x": np.float32(80)}, 4.0)
-    again.resume_at(40, 2.0)
-    assert not again.save_best(50, {"x": np.float32(50)}, 1.5)
-    assert again.save_best(50, {"x": np.float32(50)}, 3.0)
-    again.wait()
-    assert again.best_step() == 50
-    again.close()
 
 
 def test_what_a_resumed_run_changes_is_kept(copied):

@@ -74,14 +74,6 @@ def weak(tree):
     return [x for x in jax.tree.leaves(tree) if x.weak_type]
 
 
-@pytest.mark.slow
-def test_from_the_start_and_from_a_checkpoint(tmp_path):
-    # gymnax counts an episode's steps from a Python number, whose type is weak.
-    config = short()
-    assert_once(config, str(tmp_path / "run"), *FUSED)
-    assert_once(resumed(config), str(tmp_path / "run"), *FUSED)
-
-
 @pytest.mark.parametrize("name", ["gymnax:Pendulum-v1", "multi:gymnax:Pendulum-v1+toy:point"])
 def test_an_environment_hands_back_the_types_it_was_given(name):
     environment = make_environment(from_dict(Settings(), short(name)), 2, seed=0)

@@ -106,19 +106,6 @@ def test_a_small_seed_of_the_batch_is_that_seed_alone(small, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_seed_of_the_batch_is_that_seed_alone(trained, tmp_path):
-    alone = str(tmp_path / "alone")
-    run.train(tiny_config(seed=5, **PLAIN), alone)
-    ours, theirs = rows(os.path.join(trained[0], "seed-5"), "train"), rows(alone, "train")
-    assert len(ours) == 3
-    for a, b in zip(ours, theirs, strict=True):
-        for name in ("updates", "episodes", "step"):
-            assert a[name] == b[name]
-        for name in LOSSES:
-            np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=name)
-
-
-@pytest.mark.slow
 def test_batched_seeds_equal_seeds_in_turn(trained):
     """What an accelerator runs against what a processor ran."""
     config = tiny_config(seed=4, num_seeds=2, **PLAIN)
