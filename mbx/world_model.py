@@ -562,8 +562,6 @@ def head_values(
 def reduce_dynamics(x: Array, how: str, std_coef: ArrayLike) -> Array:
     """Reduce dynamics heads, `[H, ...] -> [...]`, by "mean", "min", "max" or "from_std_coef".
 
-    The heads' next latents are equally likely successors, so their mean is a successor expectation.
-
     Examples:
         >>> world_model.reduce_dynamics(jnp.array([1.0, 3.0]), "min", 0.0).tolist()
         1.0
@@ -571,10 +569,7 @@ def reduce_dynamics(x: Array, how: str, std_coef: ArrayLike) -> Array:
     if x.shape[0] == 1:
         return jnp.squeeze(x, 0)
     if how == "mean" or (how == "from_std_coef" and not std_coef):
-        from mbx import successors  # only ensembles need it
-
-        x = jnp.moveaxis(x, 0, -1)
-        return successors.dense_expectation(x, jnp.full_like(x, 1.0 / x.shape[-1]))
+        return jnp.mean(x, axis=0)
     return returns.reduce_heads(x, how, std_coef)
 
 
