@@ -10,11 +10,11 @@ stored targets and experts, and reanalyze work with custom planners, too.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, NamedTuple, Protocol
 
 from mbx import categorical, mppi
 from mbx.mppi import Array, MPPIConfig, Plan, ScoreFn
-from mbx.planners import cem, evosax, predictive
 
 
 class PlanFn(Protocol):
@@ -45,13 +45,9 @@ class Planner(NamedTuple):
     begins: bool = True  # accepts given candidates (`initial`)
 
 
-_KNOWN: dict[str, Planner] = {
-    "mppi": Planner(mppi.plan, discrete=categorical.plan),
-    "cem": Planner(cem.cem),
-    "icem": Planner(cem.icem, cem.ICEMConfig),
-    "predictive": Planner(predictive.plan),
-}
-_OURS = tuple(_KNOWN)
+_KNOWN: dict[str, Planner] = {"mppi": Planner(mppi.plan, discrete=categorical.plan)}
+# Module of this package by planner, imported when the planner is first named.
+_MODULES = {"cem": "cem", "icem": "cem", "predictive": "predictive"}
 _EVOSAX = "evosax:"
 
 
@@ -64,7 +60,7 @@ def register(
     """Register a custom planner for `planner.name`; arguments as in `Planner`.
     It replaces a custom planner of that name. Raises ValueError for a built-in name.
     """
-    if name in _OURS or name.startswith(_EVOSAX):
+    if name == "mppi" or name in _MODULES or name.startswith(_EVOSAX):
         raise ValueError(f"planner {name!r} comes with mbx: choose another name")
     _KNOWN[name] = Planner(plan, config, discrete)
 
@@ -120,10 +116,13 @@ def plan(
 def find(name: str) -> Planner:
     """The planner of a name. Raises ValueError for an unknown one, naming those available."""
     if name.startswith(_EVOSAX):
+        evosax = importlib.import_module(f"{__name__}.evosax")
         own = name.removeprefix(_EVOSAX)
         return Planner(evosax.planner(own), begins=evosax.holds_population(own))
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{_MODULES[name]}").PLANNERS[name]
     if name not in _KNOWN:
-        known = (*_KNOWN, f"{_EVOSAX}ALGORITHM")
+        known = (*_KNOWN, *_MODULES, f"{_EVOSAX}ALGORITHM")
         raise ValueError(
             f"planner.name={name!r}: choose one of {known}, or register your own before"
         )

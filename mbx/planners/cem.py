@@ -21,6 +21,7 @@ from jax.typing import ArrayLike
 
 from mbx import mppi
 from mbx.mppi import Array, Key, MPPIConfig, Plan, Refit, ScoreFn, may_hold
+from mbx.planners import Planner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,3 +118,6 @@ def noise_matrix(horizon: int, beta: ArrayLike) -> Any:
 
 def _equal_weights(config: MPPIConfig) -> MPPIConfig:
     return dataclasses.replace(config, temperature=0.0, temperature_mode="multiply")
+
+
+PLANNERS = {"cem": Planner(cem), "icem": Planner(icem, ICEMConfig)}

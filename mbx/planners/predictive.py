@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from mbx import mppi
 from mbx.mppi import Array, Key, MPPIConfig, Plan, Refit, ScoreFn
+from mbx.planners import Planner
 
 
 def plan(
@@ -50,3 +51,6 @@ def _rounds(frame: mppi.Frame) -> mppi.Rounds:
         return new._replace(mean=new.elite_actions[:, 0])
 
     return mppi.Rounds(sample, best)
+
+
+PLANNERS = {"predictive": Planner(plan)}
