@@ -29,14 +29,10 @@ def by_sweep(name, value):
 
 
 def by_keyword(name, value):
-    return api._settings("gymnax:Pendulum-v1", "tdmpc", None, {name: value})
-
-
-def by_keyword_of_a_file(name, value):
     return api._settings("gymnax:Pendulum-v1", "configs/tdmpc.py", None, {name: value})
 
 
-DOORS = (by_flag, by_sweep, by_keyword, by_keyword_of_a_file)
+DOORS = (by_flag, by_sweep, by_keyword)
 
 
 @pytest.mark.parametrize("door", DOORS)

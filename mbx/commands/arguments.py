@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mbx.settings import parse
 
@@ -57,3 +57,12 @@ def at_least(least: int) -> Callable[[str], int]:
         return int(number)
 
     return whole
+
+
+def import_torch() -> Any:
+    """PyTorch, which reads and writes .pt files. Raises ImportError with the remedy without it."""
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError("PyTorch reads and writes .pt: pip install 'mbx[torch]'") from error
+    return torch

@@ -11,7 +11,6 @@ which a custom class needs as well.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -21,7 +20,6 @@ import jax
 import numpy as np
 
 from mbx import envs
-from mbx.agents.settings import RunSettings
 from mbx.commands.arguments import add_run, at_least, make_parser, run_directory
 from mbx.training import build, evaluation, run, rundir, video
 from mbx.training.rundir import load_settings
@@ -68,7 +66,14 @@ def main(arguments: list[str]) -> None:
             results["random"] = evaluation.make_random(environment)(key)
     show(settings.env.name, results, as_json=options.json)
     if drawn:
-        make_video(agent, train_state, settings, renderer, key, path, options)
+        print(f"filming {path}", file=sys.stderr)
+        episode = video.record(
+            agent.act, agent.init_actor, train_state, settings, key, renderer=renderer
+        )
+        size = dict(width=options.video_width, seconds=options.video_seconds)
+        video.write(path, video.shortened(episode, **size))
+        if not options.json:
+            print(f"{options.video}: {episode.length} steps, return {episode.total:.1f}")
 
 
 def check_film(path: str | None, width: int, seconds: float) -> None:
@@ -90,25 +95,6 @@ def find_renderer(workdir: str, path: str, *, trusted: bool = False) -> tuple[bo
     except envs.NoRenderer as error:
         print(f"video skipped: {error}", file=sys.stderr)
         return False, None
-
-
-def make_video(
-    agent: Any,
-    train_state: Any,
-    settings: RunSettings,
-    renderer: Any,
-    key: jax.Array,
-    path: str,
-    options: argparse.Namespace,
-) -> None:
-    print(f"filming {path}", file=sys.stderr)
-    episode = video.record(
-        agent.act, agent.init_actor, train_state, settings, key, renderer=renderer
-    )
-    size = dict(width=options.video_width, seconds=options.video_seconds)
-    video.write(path, video.shortened(episode, **size))
-    if not options.json:
-        print(f"{options.video}: {episode.length} steps, return {episode.total:.1f}")
 
 
 def show(task: str, results: dict[str, Any], *, as_json: bool = False) -> None:

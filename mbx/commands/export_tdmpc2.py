@@ -15,7 +15,7 @@ import numpy as np
 
 from mbx.agents.tdmpc import official
 from mbx.agents.tdmpc.agent import resolve, world_config
-from mbx.commands.arguments import make_parser
+from mbx.commands.arguments import import_torch, make_parser
 from mbx.training import build, run
 
 
@@ -33,10 +33,7 @@ def write(workdir: str, path: str) -> None:
     Raises ImportError without PyTorch, ValueError for a run of another agent or a model that the
     official code cannot have.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError("PyTorch writes .pt files: pip install 'mbx[torch]'") from error
+    torch = import_torch()
     arrays = state_dict(workdir)
     state = {name: torch.from_numpy(array) for name, array in arrays.items()}
     # Modules that take their numbers from the stacked heads before each use: shapes alone.

@@ -20,7 +20,7 @@ import jax
 
 from mbx.agents.tdmpc import official
 from mbx.agents.tdmpc.settings import Settings
-from mbx.commands.arguments import make_parser
+from mbx.commands.arguments import import_torch, make_parser
 from mbx.config import presets
 from mbx.settings import from_dict, to_dict
 from mbx.training import build
@@ -43,10 +43,7 @@ def read(path: str) -> dict[str, Any]:
     """The arrays of a PyTorch checkpoint. Nothing in the file is executed.
     Raises ImportError without PyTorch, ValueError for a file that is not a dict of arrays.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError("PyTorch reads .pt files: pip install 'mbx[torch]'") from error
+    torch = import_torch()
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError) as error:

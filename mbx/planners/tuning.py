@@ -80,7 +80,8 @@ def tune(
         sums[left] += np.where(np.isfinite(found), found, -math.inf)
         left, passes = left[np.argsort(-sums[left], kind="stable")], passes + 1
         if len(left) == 1:
-            return Tuned(*map(float, pairs[left[0]]), float(sums[left[0]]) / passes)
+            temperature, deviation = map(float, pairs[left[0]])
+            return Tuned(temperature, deviation, float(sums[left[0]]) / passes)
         left = left[: -(-len(left) // 2)]
 
 
