@@ -190,7 +190,7 @@ def test_empo_shows_a_robot_that_makes_way(execute):
             "moved": "bool((frames[0] != frames[-1]).any())",
             "states": "len(set(played.states[episode].tolist()))",
         },
-        until="## A world of our own",
+        until="## A custom world",
     )
     shares = values["shares"]
     assert shares["solved"] > max(shares["random"], shares["frozen"]) + 0.1

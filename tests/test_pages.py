@@ -63,14 +63,6 @@ def test_no_word_that_the_field_does_not_use():
     ] == []
 
 
-def known_settings() -> set[str]:
-    return {
-        one.name
-        for name in ("tdmpc", "dreamer", "empo")
-        for one in describe(settings_class(name)())
-    }
-
-
 def test_every_setting_that_a_page_names_exists():
     """`section.name` between backticks and in commands, where section holds settings."""
     classes = [settings_class(name)() for name in ("tdmpc", "dreamer", "empo")]
