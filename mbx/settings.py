@@ -60,7 +60,7 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
     choices: tuple[Any, ...] | None = None,
-    needs: str | Mapping[str, Any] = "",
+    needs: str | Mapping[str, Any] | None = None,
 ) -> Any:
     """Declare a setting as a field of a frozen dataclass.
 
@@ -77,7 +77,7 @@ def setting(
     metadata: dict[str, Any] = dict(
         help=help, at_least=at_least, above=above, at_most=at_most, choices=choices
     )
-    metadata["needs"] = {needs: True} if needs and isinstance(needs, str) else dict(needs)
+    metadata["needs"] = {needs: True} if isinstance(needs, str) else dict(needs or {})
     if isinstance(default, dict):  # names that a user chooses; a default of its own for everyone
         # Not part of a hash: settings are hashable, dictionaries are not.
         return dataclasses.field(

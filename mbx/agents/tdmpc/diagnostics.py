@@ -338,8 +338,8 @@ def shares_of_gain(plans: np.ndarray) -> tuple[float, np.ndarray]:
 def precision_recall(said: np.ndarray, true: np.ndarray, mask: np.ndarray) -> tuple[float, float]:
     """Precision and recall of predictions `said` where `mask`; NaN without any."""
     hits = float((said & true & mask).sum())
-    told, there = float((said & mask).sum()), float((true & mask).sum())
-    return hits / told if told else np.nan, hits / there if there else np.nan
+    predicted, ended = float((said & mask).sum()), float((true & mask).sum())
+    return hits / predicted if predicted else np.nan, hits / ended if ended else np.nan
 
 
 def draw(found: Look) -> bytes:

@@ -66,7 +66,7 @@ _SHARED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _shared(name: str, default: Any, needs: str | dict[str, Any] = "") -> Any:
+def _shared(name: str, default: Any, needs: str | dict[str, Any] | None = None) -> Any:
     help, limits = _SHARED[name]
     return setting(default, help, needs=needs, **limits)
 

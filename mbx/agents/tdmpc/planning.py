@@ -246,13 +246,13 @@ def _disturbed(model: WorldModel, actions: Array, much: Array | float, noise: Ar
 def _seen(score: mppi.ScoreFn, see: See) -> mppi.ScoreFn:
     """A score that reports its arguments and results to `see`."""
 
-    def told(key: Array, actions: Array) -> Array:
+    def reported(key: Array, actions: Array) -> Array:
         values = score(key, actions)
         found = {"actions": actions, "values": values}
         io_callback(functools.partial(see, "candidates"), None, found, ordered=True)
         return values
 
-    return told
+    return reported
 
 
 def plan_targets(

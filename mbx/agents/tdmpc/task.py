@@ -105,7 +105,7 @@ def _check_discrete(settings: Settings, spec: EnvSpec) -> None:
     """Raises ValueError for settings that need continuous actions."""
     here = f"env.name={spec.name!r} has discrete actions"
     if spec.tasks:
-        raise ValueError(f"{here}, which several tasks in one model cannot have: train them apart")
+        raise ValueError(f"{here}, which several tasks in one model cannot have: train each alone")
     for section in ("planner", "training_planner"):
         own = getattr(settings, section)
         used = section == "planner" or settings.reads_plans

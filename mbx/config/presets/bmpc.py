@@ -3,7 +3,7 @@
     python -m experiments.train --config=configs/bmpc.py
 
 The expert is the acting planner's elite with its refitted standard deviation. Every ten updates it
-is made again for 20 windows of the batch that is about to be learned from (lazy reanalyze), by the
+is refreshed for 20 windows of the batch that is about to be learned from (lazy reanalyze), by the
 same search without warm start and with a wider policy. Only what differs from configs/tdmpc2.py is
 set here.
 """
