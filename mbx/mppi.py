@@ -441,10 +441,11 @@ def _first_carry(
 ) -> _Carry:
     """Before the first round; with auxiliaries as `score` gives them, None without."""
     batch, horizon, action_dim = mean.shape
-    elites = jnp.zeros((batch, config.num_elites, horizon, action_dim))
-    none = jnp.zeros((batch, config.num_elites))
-    actions = jnp.zeros((batch, config.num_samples, horizon, action_dim))
-    values, aux = jnp.zeros(actions.shape[:2]), None
+    zeros = functools.partial(jnp.zeros, dtype=mean.dtype)
+    elites = zeros((batch, config.num_elites, horizon, action_dim))
+    none = zeros((batch, config.num_elites))
+    actions = zeros((batch, config.num_samples, horizon, action_dim))
+    values, aux = zeros(actions.shape[:2]), None
     if score is not None:
         shapes = jax.eval_shape(lambda: score(draws.score(jnp.int32(0)), actions))
         aux = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
