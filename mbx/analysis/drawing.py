@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-# Okabe and Ito's colours, which the colour-blind tell apart: on a light page, on a dark one.
+# Okabe and Ito's colours, which colour-blind people distinguish: on a light and on a dark page.
 PALETTE = (
     ("#0072b2", "#56b4e9"),
     ("#d55e00", "#ff8f4d"),

@@ -185,6 +185,10 @@ def plan(
             f"env.episode_length={episode_length} with action_repeat={action_repeat} exceeds the "
             f"{longest} steps after which the simulator itself ends {task.name}: lower it"
         )
+    if not images.shadows:
+        raise ValueError(
+            f"env.shadows=False: {task.name} is not drawn, it observes what it is: leave it out"
+        )
     shape, dtype, parts = observed(task.name, task.obs_shape, task.obs_dtype, observe, images)
     stack, shape, stacked = Stack.of(images.stack, shape, parts)
     spec = task._replace(
@@ -218,32 +222,12 @@ def episodic(
     are faults (`Timestep`). Other arguments are those of `mbx.envs.make`.
     All environments are reset under one `lax.cond`, so that ordinary steps pay for no reset.
     """
-    if not images.shadows:
-        raise ValueError(
-            f"env.shadows=False: {raw.name} is not drawn, it observes what it is: leave it out"
-        )
-    spec, parts, stack, last, enough = plan(
-        raw,
-        range(num_envs),
-        action_repeat=action_repeat,
-        episode_length=episode_length,
-        observe=observe,
-        images=images,
-        reset_solved=reset_solved,
-    )
+    options: dict[str, Any] = dict(action_repeat=action_repeat, episode_length=episode_length)
+    options |= dict(observe=observe, images=images, reset_solved=reset_solved)
+    spec, parts, stack, last, enough = plan(raw, range(num_envs), **options)
     length = spec.episode_length
-    seen, stacked = _seeing(images, parts), stack is not None
-
-    def first_of(keys: Array) -> tuple[Any, Any, Array]:
-        def begin(key: Array) -> tuple[Any, Array]:
-            state, obs = raw.reset(key)
-            return state, seen(obs)
-
-        state, obs = strongly_typed(jax.vmap(begin)(keys))
-        # A task's state may be its observation: donating one would then delete the other.
-        obs = jnp.copy(obs)
-        frames = stack.begin(obs) if stacked else None
-        return state, frames, stack.join(frames, obs) if stacked else obs
+    stacked, seen = stack is not None, _seeing(images, parts)
+    first_of, advance = _first(raw, seen, stack), _advance(raw, seen, action_repeat, length, last)
 
     def reset(key: Array) -> tuple[EpisodeState, Array]:
         state, frames, obs = first_of(jax.random.split(key, num_envs))
@@ -251,8 +235,6 @@ def episodic(
         lengths, returns = jnp.zeros(num_envs, jnp.int32), jnp.zeros(num_envs)
         count = None if enough is None else jnp.zeros(num_envs, jnp.int32)
         return EpisodeState(state, lengths, returns, sums, frames, count), obs
-
-    advance = _advance(raw, seen, action_repeat, length, last)
 
     def step(state: EpisodeState, action: Array, key: Array) -> tuple[EpisodeState, Timestep]:
         step_key, reset_key = jax.random.split(key)
@@ -273,10 +255,7 @@ def episodic(
         done = terminated | truncated
         now = new, frames, final_obs
         after, frames, obs = _renewed(first_of, done, jax.random.split(reset_key, num_envs), now)
-        sums = {name: state.metrics[name] + value for name, (value, _) in values.items()}
-        behind = state.length * action_repeat + repeats  # only the last agent step is shorter
-        metrics = {name: value / behind for name, value in sums.items()}
-        metrics |= {f"{name}_last": value for name, (_, value) in values.items()}
+        sums, metrics = _means(state, values, state.length * action_repeat + repeats)
         timestep = Timestep(
             obs, final_obs, reward, terminated, truncated, total, count, fault, metrics
         )
@@ -297,6 +276,30 @@ def _seeing(images: Images, parts: Sequence[Part]) -> Callable[[Any], Array]:
         return observations.join(parts, jax.tree.map(jnp.asarray, observations.flat(obs)))
 
     return seen
+
+
+def _first(raw: RawEnvironment, seen: Callable, stack: Stack | None) -> Callable[[Array], tuple]:
+    """A function from keys `[E]` to states, stacked images (or None) and observations."""
+
+    def begin(key: Array) -> tuple[Any, Array]:
+        state, obs = raw.reset(key)
+        return state, seen(obs)
+
+    def first_of(keys: Array) -> tuple[Any, Any, Array]:
+        state, obs = strongly_typed(jax.vmap(begin)(keys))
+        # A task's state may be its observation: donating one would then delete the other.
+        obs = jnp.copy(obs)
+        frames = None if stack is None else stack.begin(obs)
+        return state, frames, obs if stack is None else stack.join(frames, obs)
+
+    return first_of
+
+
+def _means(state: EpisodeState, values: Any, steps: Any) -> tuple[dict, dict]:
+    """Sums of metrics after an agent step, and `Timestep.metrics` of `steps` environment steps."""
+    sums = {name: state.metrics[name] + value for name, (value, _) in values.items()}
+    means = {name: value / steps for name, value in sums.items()}
+    return sums, means | {f"{name}_last": value for name, (_, value) in values.items()}
 
 
 def _renewed(first_of: Callable, done: Array, keys: Array, now: tuple) -> tuple[Any, Any, Array]:

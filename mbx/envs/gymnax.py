@@ -49,12 +49,11 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
     """An object of gymnax's interface as a raw environment named SUITE:TASK.
     `env` has `reset_env`, `step_env`, `action_space` and `observation_space`; spaces are recognized
     by attributes (`n`; `low`, `high` and `shape`; `spaces`), not by class.
-    The time limit is `max_steps_in_episode` or `max_timesteps` of `params`. An `env` with its own
-    such attribute (POPGym Arcade) keeps to it. A termination is what `is_terminated` says (without
-    the limit); else, with a limit of its own, an end without `truncated` in `step_env`'s
-    dictionary; else what `is_terminal` says (with the limit of `params`), or the end of `step_env`.
-    Raises ValueError for an action space that is neither a bounded Box nor Discrete, and for
-    parameters without a time limit.
+    The time limit is `max_steps_in_episode` or `max_timesteps` of `env` (POPGym Arcade), else of
+    `params`. A termination is what `is_terminated` says (without the limit); else, with a limit of
+    `env`, an end without `truncated` in `step_env`'s dictionary; else what `is_terminal` says (with
+    the limit of `params`), or the end of `step_env`.
+    Raises ValueError for other actions than a bounded Box or Discrete, and without a time limit.
     """
     limited = env if any(hasattr(env, one) for one in _LIMITS) else params
     limit = next((one for one in _LIMITS if hasattr(limited, one)), None)
@@ -65,10 +64,8 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
         )
     space = env.action_space(params)
     action_dim, low, high, convert = _actions(name, space)
-    seen = env.observation_space(params)
-    parts = observations.flat(_leaves(seen))
-    forms = {part: form(one, "" in parts) for part, one in parts.items()}
-    shapes, dtypes = ({part: x[i] for part, x in forms.items()} for i in (0, 1))
+    parts = observations.flat(_leaves(env.observation_space(params)))
+    shapes, dtypes = ({n: form(one, "" in parts)[i] for n, one in parts.items()} for i in (0, 1))
 
     def ends(state: Any, done: Any, info: dict[str, Any]) -> Any:
         """Terminations without the time limit, which the wrapper handles."""
@@ -81,7 +78,7 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
         return done
 
     def observe(obs: Any) -> Any:
-        found = observations.flat(obs) if "" not in parts else {"": obs}
+        found = {"": obs} if "" in parts else observations.flat(obs)
         found = {n: jnp.asarray(x, dtypes[n]).reshape(shapes[n]) for n, x in found.items()}
         return found.get("", found)
 
