@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from mbx import cli
 from mbx.agents.tdmpc.settings import Env, Settings
 from mbx.analysis.curves import (
     Curve,
@@ -23,8 +22,6 @@ from mbx.analysis.curves import (
     plot_runs,
 )
 from tests.analysis.made import write_run
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def make_run(path: pathlib.Path, steps, values, env: str = "toy:point", seed: int = 0) -> str:
@@ -195,21 +192,9 @@ def test_what_cannot_be_drawn_is_told(runs, tmp_path):
         plot_runs([str(tmp_path / "absent")], str(tmp_path / "a.png"))
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "experiments.plot", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=dict(os.environ, JAX_PLATFORMS="cpu"),
-    )
-
-
 def test_the_command_draws_runs_and_tells_mistakes_in_a_line(runs, tmp_path):
     out = str(tmp_path / "curve.png")
-    result = command(*runs, f"--out={out}")
-    assert result.returncode == 0 and os.path.getsize(out) > 1000, result.stderr
-    result = command(str(tmp_path / "absent"), f"--out={out}")
-    assert result.returncode != 0
-    assert result.stderr.startswith("error: ") and "Traceback" not in result.stderr
+    cli.run(["plot", *runs, f"--out={out}"])
+    assert os.path.getsize(out) > 1000
+    with pytest.raises(SystemExit, match="^error: [^\n]*absent holds no run"):
+        cli.run(["plot", str(tmp_path / "absent"), f"--out={out}"])
