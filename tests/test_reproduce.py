@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import reproduce, suites
+from benchmarks import empo, reproduce, suites
 from benchmarks.suites import Gate, Run, Task, judge, value_at
 from mbx.analysis.curves import Curve
 from mbx.commands import jobs, results
@@ -118,6 +118,16 @@ def test_every_run_of_a_suite_is_accepted(name):
     for gate in suite.gates:
         assert gate.measure in suites.MEASURES
         assert set(gate.tasks) <= {task.name for task in suite.tasks}
+
+
+@pytest.mark.parametrize("sweep", suites.DATA["sweeps"])
+def test_every_variant_is_accepted(sweep):
+    """Settings that exist, are in range and have an effect together."""
+    variants = suites.DATA["sweeps"][sweep]
+    assert len({json.dumps(v) for v in variants.values()}) == len(variants)
+    config = "dreamer" if sweep in ("replay_loss", "continues") else "tdmpc"
+    for overrides in variants.values():
+        build.build_agent(build.read(overridden(f"configs/{config}.py", overrides)), CONTINUOUS)
 
 
 def test_first_seeds_come_first_and_unknown_tasks_are_refused():
@@ -253,3 +263,37 @@ def test_the_smoke_suite_passes_its_gates(tmp_path):
     assert again.returncode == 0
     kept = json.loads((tmp_path / "kept/smoke.json").read_text())  # what all share stands once
     assert len(kept["runs"]) == 2 and all((kept["all"] | r)["complete"] for r in kept["runs"])
+
+
+@pytest.mark.slow
+def test_a_named_sweep_leaves_figure_table_and_data(tmp_path):
+    tiny = ("env.num_envs=2", "loss.batch_size=8", "planner.num_samples=16", "planner.num_elites=4")
+    done = command(
+        "--sweep=targets",
+        "--seeds=1",
+        "--steps=60",
+        "--eval_interval=30",
+        "--episodes=1",
+        f"--out={tmp_path}/runs",
+        *(f"--set={x}" for x in (*tiny, "train.seed_steps=20", "train.pretrain_updates=1")),
+        *("--set=env.episode_length=10", "--set=replay.capacity=200"),
+        "--set=train.log_interval=20",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs/targets"
+    assert (folder / "curves.png").exists()
+    assert (folder / "scores.md").read_text().count("\n| ") == 2
+    rows = (folder / "curves.csv").read_text().splitlines()
+    assert rows[0] == "task,setting,seed,step,value" and len(rows) == 5
+    assert rows[1].startswith("gymnax:Pendulum-v1,stored,0,")
+    manifest = json.loads((folder / "runs.json").read_text())
+    assert [run["run"] for run in manifest["runs"]] == ["stored seed 0", "legacy seed 0"]
+
+
+@pytest.mark.parametrize("variant", list(empo.VARIANTS))
+def test_every_variant_of_empos_networks_has_settings(variant):
+    changes = {name: own for name, own in empo.VARIANTS[variant].items() if name != "run"}
+    settings = empo.settings_of(10, **changes)
+    for section, values in changes.items():
+        for name, value in values.items():
+            assert getattr(getattr(settings, section), name) == value
