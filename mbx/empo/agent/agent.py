@@ -160,13 +160,11 @@ def _power_params(settings: Settings, found: NamedWorld, name: str) -> PowerPara
 
 
 def _curriculum(settings: Settings) -> Curriculum:
-    values = {
-        f.name: getattr(settings.curriculum, f.name)
-        for f in dataclasses.fields(settings.curriculum)
-    }
+    """The schedules for the networks that exist."""
+    own = settings.curriculum
+    values = {field.name: getattr(own, field.name) for field in dataclasses.fields(own)}
     values["steps"] = values["steps"] or round(settings.train.steps * settings.train.utd_ratio)
-    model = settings.model
-    used = {f"use_{name}": getattr(model, name) == "network" for name in ("x_h", "u_r", "v_r")}
+    used = {f"use_{n}": getattr(settings.model, n) == "network" for n in ("x_h", "u_r", "v_r")}
     return Curriculum(**used, **values)
 
 

@@ -140,14 +140,6 @@ def _check_options(world: World, options: Options) -> None:
         raise ValueError(f"the world has {world.num_goals} goals a human: at most {MAX_GOALS}")
 
 
-def _describe_goals(world: World) -> Array:
-    """What a goal's network reads: whose it is, one-hot, and its features, `[H, G, H + F]`."""
-    humans, goals = world.num_humans, world.num_goals
-    identity = jnp.eye(humans).reshape(humans, 1, humans)
-    whose = jnp.broadcast_to(identity, (humans, goals, humans))
-    return jnp.concatenate([whose, world.goal_features], axis=-1)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Networks:
     """The modules of `network_model`, and what each computes.
@@ -158,7 +150,7 @@ class _Networks:
 
     world: World
     options: Options
-    described: Array
+    described: Array  # what a goal's network reads: whose it is, one-hot, and its features
     body: Any
     state: nn.Module
     goal: nn.Module
@@ -294,11 +286,13 @@ def network_model(world: World, options: Options) -> Model:
     if options.encoder == "conv":
         assert world.channels is not None
         body = GridEncoder(world.channels, options.conv_width, hidden)
+    humans, goals = world.num_humans, world.num_goals
+    whose = jnp.broadcast_to(jnp.eye(humans)[:, None], (humans, goals, humans))
     head: Any = functools.partial(DroppingMLP, dropout=dropout) if dropout else MLP
     return _Networks(
         world=world,
         options=options,
-        described=_describe_goals(world),
+        described=jnp.concatenate([whose, world.goal_features], axis=-1),
         body=body,
         state=head([hidden], hidden),
         goal=MLP([hidden], hidden),

@@ -69,9 +69,11 @@ def make_features(
         return jnp.concatenate([grid, looking, goals])[:, 1:-1, 1:-1]
 
     def features(layout: Layout, state: State) -> Array:
+        left = 1.0 - state.time / layout.horizon if layout.horizon else 1.0
+        chances = (layout.stumble, layout.magic_entry, layout.magic_solidify)
         parts = (
             planes(layout, state).ravel(),
-            global_features(layout, state),
+            jnp.stack([jnp.asarray(value, jnp.float32) for value in (left, *chances)]),
             agent_features(layout, state).ravel(),
             interactive_features(layout, state) if len(template.buttons) else jnp.zeros(0),
         )
@@ -79,13 +81,6 @@ def make_features(
 
     num_goals = int(np.prod(template.goals.shape[:2]))
     return features, (len(kept) + 4 * len(template.agents) + num_goals, rows - 2, columns - 2)
-
-
-def global_features(layout: Layout, state: State) -> Array:
-    """`[4]`."""
-    left = 1.0 - state.time / layout.horizon if layout.horizon else jnp.float32(1.0)
-    chances = (layout.stumble, layout.magic_entry, layout.magic_solidify)
-    return jnp.stack([jnp.asarray(value, jnp.float32) for value in (left, *chances)])
 
 
 def agent_features(layout: Layout, state: State) -> Array:

@@ -125,16 +125,9 @@ def parse_map(
         if symbol in symbols:
             things[symbols[symbol]["type"]].append((x, y, symbols[symbol]))
     agents, is_human = _agents(cells)
-    if horizon < 0:
-        raise ValueError(f"horizon={horizon}: steps of an episode, or 0 for one without end")
     chances = {"stumble": stumble, "magic_entry": magic_entry, "magic_solidify": magic_solidify}
-    for name, value in chances.items():
-        if not 0.0 <= value <= 1.0:
-            raise ValueError(f"{name}={value}: give a probability, 0 to 1")
-    if magic_users not in (*GROUPS, "all"):
-        raise ValueError(f"magic_users={magic_users!r}: choose one of {(*GROUPS, 'all')}")
     where = {kind: _mask(cells.shape, found) for kind, found in things.items()}
-    _check_border(where["wall"])
+    _check_numbers(horizon, chances, magic_users, where["wall"])
     rectangles, weight = _goals(goals, goal_weight, int(is_human.sum()), cells.shape)
     floor = np.full(cells.shape, NONE, np.int8)
     for x, y, spec in things["floor"]:
@@ -369,7 +362,16 @@ def _agents(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.array([(x, y, kind % 4) for x, y, kind in found], np.int32), kinds
 
 
-def _check_border(wall: np.ndarray) -> None:
+def _check_numbers(
+    horizon: int, chances: dict[str, float], magic_users: str, wall: np.ndarray
+) -> None:
+    if horizon < 0:
+        raise ValueError(f"horizon={horizon}: steps of an episode, or 0 for one without end")
+    for name, value in chances.items():
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"{name}={value}: give a probability, 0 to 1")
+    if magic_users not in (*GROUPS, "all"):
+        raise ValueError(f"magic_users={magic_users!r}: choose one of {(*GROUPS, 'all')}")
     if not np.concatenate([wall[0], wall[-1], wall[:, 0], wall[:, -1]]).all():
         raise ValueError("the map's border must be wall ('#') all around")
 

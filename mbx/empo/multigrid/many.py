@@ -67,7 +67,7 @@ def choose(source: str, choice: Choice) -> tuple[Family, PowerParams | None, Hum
         raise ValueError(
             f"env.maps={choice.maps}, env.held_out={choice.held_out}: at least 1 and 0"
         )
-    if not is_path(source):
+    if "/" not in source and "." not in source:
         made = generate(source, choice.maps + choice.held_out, seed=choice.seed)
         return make_family(made), None, None
     read = _read(source)
@@ -92,11 +92,6 @@ def choose(source: str, choice: Choice) -> tuple[Family, PowerParams | None, Hum
     order = order[: choice.held_out + choice.maps]
     family = make_family([read[i][1] for i in order], [names[i] for i in order])
     return family, read[0][2], read[0][3]
-
-
-def is_path(source: str) -> bool:
-    """Whether maps are read and not generated."""
-    return "/" in source or "." in source
 
 
 def _read(path: str) -> Sequence[tuple[str, Layout, PowerParams | None, HumanModel | None]]:

@@ -54,8 +54,9 @@ def encode(fields: Fields, *, version: int = 2) -> Array:
     _check_version(version)
     parts = fields._asdict()
     if version == 2:
-        # 31 types and nothing take 32 values: plain types shift by one, door and key share the top.
-        parts["object_type"] = _to_code(fields.object_type)
+        # -1 -> 0, 0..28 -> 1..29, door and key stay: type 29, which no object has, is given up.
+        kind = jnp.asarray(fields.object_type, jnp.int32)
+        parts["object_type"] = jnp.where(kind >= DOOR, kind, kind + 1)
     packed = jnp.zeros(jnp.shape(fields.object_type), jnp.int32)
     for name, value in parts.items():
         packed = packed | (jnp.asarray(value, jnp.int32) << SHIFTS[name])
@@ -67,7 +68,8 @@ def decode(packed: Array, *, version: int = 2) -> Fields:
     _check_version(version)
     parts = {name: (packed >> shift) & ((1 << WIDTHS[name]) - 1) for name, shift in SHIFTS.items()}
     if version == 2:
-        parts["object_type"] = _from_code(parts["object_type"])
+        code = parts["object_type"]
+        parts["object_type"] = jnp.where(code >= DOOR, code, code - 1)
     return Fields(**parts)
 
 
@@ -160,16 +162,6 @@ def channels(packed: Array, *, version: int = 2) -> Array:
         ],
         axis=-3,
     )
-
-
-def _to_code(object_type: Array) -> Array:
-    """-1 -> 0, 0..28 -> 1..29, door and key stay: type 29, which no object has, is given up."""
-    object_type = jnp.asarray(object_type, jnp.int32)
-    return jnp.where(object_type >= DOOR, object_type, object_type + 1)
-
-
-def _from_code(code: Array) -> Array:
-    return jnp.where(code >= DOOR, code, code - 1)
 
 
 def _check_version(version: int) -> None:

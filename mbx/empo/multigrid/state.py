@@ -91,6 +91,7 @@ class Scene(NamedTuple):
 def initial_state(layout: Layout) -> State:
     """Everybody and everything where the map has them."""
     num = len(layout.agents)
+    control = (layout.button_kind == maps.BUTTONS.index("control_button")).any()
     inside = layout.item_box != maps.NONE
     boxed = np.stack([np.full(len(inside), INSIDE), layout.item_box], axis=-1)
     buttons = np.zeros((len(layout.buttons), 4), np.int8)
@@ -103,15 +104,10 @@ def initial_state(layout: Layout) -> State:
         doors=small(layout.door_state),
         items=small(np.where(inside[:, None], boxed, layout.items)),
         buttons=small(buttons),
-        forced=jnp.zeros(num if has_control(layout) else 0, jnp.int8),
+        forced=jnp.zeros(num if control else 0, jnp.int8),
         solid=jnp.zeros(len(layout.magic), jnp.int8),
         time=jnp.int32(0),
     )
-
-
-def has_control(layout: Layout) -> bool:
-    """Whether some button makes agents act."""
-    return bool((layout.button_kind == maps.BUTTONS.index("control_button")).any())
 
 
 def make_board(layout: Layout) -> Board:
