@@ -20,6 +20,7 @@ import numpy as np
 from jax import Array
 
 from mbx.fast import collectives, reductions
+from mbx.fast.reductions import expand as expand
 
 LAYER_NORM_EPSILON = 1e-5
 
@@ -281,8 +282,3 @@ def drawn_once(draw: Callable[[], Array], shape: tuple[int, ...]) -> Array:
         return jax.lax.cond(always, draw, lambda: jnp.zeros(shape, bool))
 
     return jax.lax.platform_dependent(cpu=taken, default=kept)
-
-
-def expand(x: Array, ndim: int) -> Array:
-    """`x` `[F]` with leading axes of size one, so that rank promotion stays explicit."""
-    return x.reshape((1,) * (ndim - 1) + x.shape)

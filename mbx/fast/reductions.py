@@ -27,13 +27,14 @@ def sums(x: Array, weights: Array) -> Array:
         return jnp.matmul(x, weights, precision="highest")
 
     def plain(x: Array, weights: Array) -> Array:
-        each = [jnp.sum(x * _expand(w, x.ndim), axis=-1) for w in weights.T]
+        each = [jnp.sum(x * expand(w, x.ndim), axis=-1) for w in weights.T]
         return jnp.stack(each, axis=-1)
 
     return jax.lax.platform_dependent(x, weights, cpu=product, default=plain)
 
 
-def _expand(x: Array, ndim: int) -> Array:
+def expand(x: Array, ndim: int) -> Array:
+    """`x` `[F]` with leading axes of size one, so that rank promotion stays explicit."""
     return x.reshape((1,) * (ndim - 1) + x.shape)
 
 

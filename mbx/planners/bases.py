@@ -104,12 +104,6 @@ def over(plan: Any, basis: Basis) -> Any:
     forward, back = basis.forward, basis.back
     weights = back**2 / (back**2).sum(axis=1, keepdims=True)  # either may be traced
 
-    def to_actions(parameters: Array) -> Array:
-        return jnp.clip(_along_time(forward, parameters), -1.0, 1.0)
-
-    def to_parameters(actions: Array | None) -> Array | None:
-        return None if actions is None else jnp.clip(_along_time(back, actions), -1.0, 1.0)
-
     def planned(
         key: Array,
         score_fn: ScoreFn,
@@ -128,28 +122,28 @@ def over(plan: Any, basis: Basis) -> Any:
             )
 
         def score(key: Array, parameters: Array) -> Any:
-            actions = to_actions(parameters)
+            actions = _bounded(forward, parameters)
             values, aux = mppi.checked_score(score_fn, has_aux)(key, actions)
             return values, (actions[:, :, 0], aux)  # the first action is seldom a parameter
 
         found: Plan = plan(
             key,
             score,
-            to_parameters(mean),
+            _bounded(back, mean),
             jnp.sqrt(_along_time(weights, jnp.square(std))),
-            proposals=to_parameters(proposals),
-            initial=to_parameters(initial),
+            proposals=_bounded(back, proposals),
+            initial=_bounded(back, initial),
             has_aux=True,
             config=config,
             **given,
         )
-        means, (first, aux) = to_actions(found.mean), found.aux
+        means, (first, aux) = _bounded(forward, found.mean), found.aux
         chosen = means[:, 0] if config.selection == "mean" else first
         return Plan(
             action=jnp.clip(chosen + found.action - found.chosen, -1.0, 1.0),
             mean=means,
             std=jnp.sqrt(_along_time(forward**2, jnp.square(found.std))),
-            actions=to_actions(found.actions),
+            actions=_bounded(forward, found.actions),
             values=found.values,
             chosen=chosen,
             aux=aux,
@@ -161,3 +155,8 @@ def over(plan: Any, basis: Basis) -> Any:
 def _along_time(matrix: Any, x: Array) -> Array:
     """A matrix `[S, R]` times the steps of `x` `[..., R, A]`."""
     return jnp.einsum("sr,...ra->...sa", jnp.asarray(matrix, jnp.float32), x)
+
+
+def _bounded(matrix: Any, x: Array | None) -> Any:
+    """`_along_time`, clipped to the range of actions; None stays None."""
+    return None if x is None else jnp.clip(_along_time(matrix, x), -1.0, 1.0)
