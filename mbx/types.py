@@ -199,6 +199,18 @@ class TaskSet:
         return self.one_hot(z) @ jnp.asarray(values, jnp.float32)
 
 
+def strongly_typed(tree: Any) -> Any:
+    """The tree without weak types, which Python numbers leave.
+    A first state with weak types would make the program compile a second time for all later ones.
+    """
+
+    def strong(x: Any) -> Array:
+        x = jnp.asarray(x)
+        return jax.lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x
+
+    return jax.tree.map(strong, tree)
+
+
 def limit_norm(embedding: Array) -> Array:
     """Embeddings `[..., D]` shortened to norm 1 where they are longer."""
     norm = jnp.linalg.norm(embedding, axis=-1, keepdims=True)

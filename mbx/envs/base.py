@@ -23,7 +23,7 @@ import numpy as np
 from mbx import observations
 from mbx.envs.images import Images, Stack, observed, see
 from mbx.fast import collectives
-from mbx.types import Array, EnvSpec, Part, Record
+from mbx.types import Array, EnvSpec, Part, Record, strongly_typed
 
 
 class Timestep(NamedTuple):
@@ -399,18 +399,6 @@ def solved(
     return spec, Solved((low + 0.9 * (high - low)) * spec.action_repeat, after)
 
 
-def strongly_typed(tree: Any) -> Any:
-    """The tree without weak types, which Python numbers leave.
-    A first state with weak types would make the program compile a second time for all later ones.
-    """
-
-    def strong(x: Any) -> Array:
-        x = jnp.asarray(x)
-        return jax.lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x
-
-    return jax.tree.map(strong, tree)
-
-
 def check_reward_range(name: str, given: Sequence[float]) -> tuple[float, ...]:
     """A task's `reward_range` as floats. Raises ValueError where it is not a range."""
     found = tuple(map(float, given))
@@ -453,22 +441,6 @@ def in_space(spec: EnvSpec, action: np.ndarray) -> np.ndarray:
         action = np.clip(action, low, high)
     shape = spec.action_shape
     return action if shape is None else action.reshape(len(action), *shape)
-
-
-def random_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:
-    """Uniformly random actions `[E, A]`."""
-    if spec.discrete:
-        chosen = jax.random.randint(key, (num_envs,), 0, spec.action_dim)
-        return jax.nn.one_hot(chosen, spec.action_dim)
-    return jax.random.uniform(key, (num_envs, spec.action_dim), minval=-1.0, maxval=1.0)
-
-
-def wide_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:
-    """Random actions `[E, A]`, clipped N(0, 2): six in ten are at a bound. Discrete: uniform."""
-    if spec.discrete:
-        return random_actions(spec, key, num_envs)
-    shape = (num_envs, spec.action_dim)
-    return jnp.clip(2.0 * jax.random.normal(key, shape), -1.0, 1.0)
 
 
 def check_counts(name: str, **counts: int | None) -> None:

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx.agents.base import Episodes
-from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Timestep, random_actions
+from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, Timestep
 from mbx.fast import collectives, rng
 from mbx.training.devices import ONE_DEVICE, Partition
+from mbx.training.loop import random_actions
 
 Array = jax.Array
 

@@ -28,19 +28,12 @@ import numpy as np
 
 from mbx import replay
 from mbx.agents.base import Agent, Mean
-from mbx.envs.base import (
-    EnvSpec,
-    HostEnvironment,
-    JaxEnvironment,
-    Timestep,
-    random_actions,
-    strongly_typed,
-    wide_actions,
-)
 from mbx.fast import collectives
 from mbx.training.state import Ended, LoopState, Schedule, step_keys
+from mbx.types import EnvSpec, strongly_typed
 
 if TYPE_CHECKING:
+    from mbx.envs.base import HostEnvironment, JaxEnvironment, Timestep
     from mbx.training.devices import Partition
 
 Array = jax.Array
@@ -100,6 +93,22 @@ def seed_actions(
     # Those of the step at which they were first taken, so that no state need remember them.
     first = step_keys(state.replace(steps=state.steps - held))[0]
     return wide_actions(spec, stream(first), num_envs)
+
+
+def random_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:
+    """Uniformly random actions `[E, A]`."""
+    if spec.discrete:
+        chosen = jax.random.randint(key, (num_envs,), 0, spec.action_dim)
+        return jax.nn.one_hot(chosen, spec.action_dim)
+    return jax.random.uniform(key, (num_envs, spec.action_dim), minval=-1.0, maxval=1.0)
+
+
+def wide_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:
+    """Random actions `[E, A]`, clipped N(0, 2): six in ten are at a bound. Discrete: uniform."""
+    if spec.discrete:
+        return random_actions(spec, key, num_envs)
+    shape = (num_envs, spec.action_dim)
+    return jnp.clip(2.0 * jax.random.normal(key, shape), -1.0, 1.0)
 
 
 # -------------------------------------------------------------------------------------------------

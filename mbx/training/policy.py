@@ -24,14 +24,14 @@ from mbx import observations
 from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
 from mbx.config import extensions
-from mbx.envs.base import in_space, in_units, strongly_typed
+from mbx.envs.base import in_space, in_units
 from mbx.fast import rng
 from mbx.training import build, run, rundir
 from mbx.training.build import environment_spec
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.files import atomic_write
 from mbx.training.rundir import load_settings
-from mbx.types import Array, EnvSpec
+from mbx.types import Array, EnvSpec, strongly_typed
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 

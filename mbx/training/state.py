@@ -17,12 +17,12 @@ import jax.numpy as jnp
 
 from mbx import replay
 from mbx.agents.base import Agent
-from mbx.envs.base import EnvSpec, HostEnvironment, JaxEnvironment, strongly_typed
 from mbx.fast import rng
-from mbx.types import Record
+from mbx.types import EnvSpec, Record, strongly_typed
 
 if TYPE_CHECKING:
     from mbx.agents.settings import RunSettings
+    from mbx.envs.base import HostEnvironment, JaxEnvironment
 
 Array = jax.Array
 
@@ -232,19 +232,16 @@ def init_state(
     """The state of a run before its first step.
 
     Args:
-        agent: what is trained.
-        environment: to train in.
-        key: of everything.
         capacity: replay rows an environment.
         shards: of the replay.
         host_obs: first observations `[E, ...]` of a host environment (of all processes).
     """
-    num_envs = environment.num_envs if host_obs is None else host_obs.shape[0]
     init_key, env_key, base_key = jax.random.split(key, 3)
-    if isinstance(environment, JaxEnvironment):
+    if host_obs is None:
         env_state, obs = environment.reset(env_key)
     else:
         env_state, obs = None, jnp.asarray(host_obs)
+    num_envs = obs.shape[0]
     state = LoopState(
         train=agent.init(rng.unrolled(init_key)),
         actor=agent.init_actor(num_envs),

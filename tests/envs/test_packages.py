@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from mbx import envs
-from mbx.envs import base, gymnax
+from mbx.envs import gymnax
+from mbx.training.loop import random_actions
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 CRAFTAX = "jax:craftax.craftax_env:make_craftax_env_from_name"
@@ -217,7 +218,7 @@ def test_jumanji():
         state, _ = jax.jit(environment.reset)(jax.random.key(0))
         step, walls = jax.jit(environment.step), 0
         for i in range(60):
-            action = base.random_actions(spec, jax.random.key(i), 2)
+            action = random_actions(spec, jax.random.key(i), 2)
             state, t = step(state, action, jax.random.key(i))
             assert np.isfinite(t.obs).all() and np.isfinite(t.reward).all()
             np.testing.assert_array_equal(t.final_obs[:, 12 * 12 * 5], t.episode_length)

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from mbx import envs
-from mbx.envs import base, multi
 from mbx.envs import gymnasium as gymnasium_suite
+from mbx.envs import multi
 from mbx.envs.host import SteppedEnvironment
+from mbx.training.loop import random_actions
 from mbx.types import EnvSpec
 
 
@@ -294,7 +295,7 @@ def test_discrete_actions_are_one_hot(name):
     environment = envs.make(name, 3, episode_length=50)
     spec = environment.spec
     assert (spec.discrete, spec.action_dim, spec.obs_shape) == (True, 2, (4,))
-    actions = base.random_actions(spec, jax.random.key(0), 500)
+    actions = random_actions(spec, jax.random.key(0), 500)
     assert set(map(tuple, np.asarray(actions).tolist())) == {(0.0, 1.0), (1.0, 0.0)}
     push = np.eye(2, dtype=np.float32)[[0, 1, 1]]
     if name.startswith("gym:"):

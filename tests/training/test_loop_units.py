@@ -18,10 +18,11 @@ import pytest
 
 from mbx import replay
 from mbx.agents.base import Agent, Mean, Store
-from mbx.envs.base import HostEnvironment, JaxEnvironment, Timestep, random_actions
+from mbx.envs.base import HostEnvironment, JaxEnvironment, Timestep
 from mbx.fast import collectives
 from mbx.training import devices, job, loop, seeds, state
 from mbx.training.devices import ONE_DEVICE
+from mbx.training.loop import random_actions
 from mbx.training.state import Schedule
 from mbx.types import EnvSpec
 

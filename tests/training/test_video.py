@@ -16,11 +16,11 @@ from mbx.agents.tdmpc.settings import Env, Settings
 from mbx.commands import arguments as commands
 from mbx.commands import evaluate
 from mbx.envs import gymnax, pictures
-from mbx.envs.base import random_actions
 from mbx.envs.render import Renderer, mujoco_drawing
 from mbx.settings import to_dict
 from mbx.training import build, video
 from mbx.training.build import environment_spec
+from mbx.training.loop import random_actions
 from tests.helpers import register_toy
 
 MODEL = """
