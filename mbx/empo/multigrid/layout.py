@@ -134,10 +134,7 @@ def parse_map(
         floor[y, x] = COLORS.index(spec["color"])
     rocks, blocks = things["rock"], things["block"]
     layout = Layout(
-        wall=where["wall"],
-        lava=where["lava"],
-        unsteady=where["unsteady"],
-        switch=where["switch"],
+        **{kind: where[kind] for kind in ("wall", "lava", "unsteady", "switch")},
         floor=floor,
         agents=agents,
         is_human=is_human,

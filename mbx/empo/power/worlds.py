@@ -251,17 +251,12 @@ def tabular_world(
     views: Views | None = None,
 ) -> World:
     """A `World` whose state is the state's number, int32.
+    human_policy: a `Solution` (its pi_h) or an array `[H, G, S, A]`; None for uniform. start: `[n]`
+    states an episode begins in, each equally likely; None for those that no transition enters from
+    another state, or state 0 where there is none. features: `[S, D]`; None for one-hot. views: of
+    state numbers.
 
-    Args:
-      world: transitions; checked.
-      human_policy: a `Solution` (its pi_h) or an array [H, G, S, A]; None for uniform.
-      start: [n] states an episode begins in, each equally likely; None for those that no
-        transition enters from another state, or state 0 where there is none.
-      features: [S, D] float; None for one-hot.
-      views: of state numbers.
-
-    Raises:
-      ValueError: an inconsistent world or a policy of the wrong shape.
+    Raises ValueError for an inconsistent world or a policy of the wrong shape.
     """
     check_world(world)
     num_states, num_actions = int(world.num_states), int(world.num_actions)
