@@ -58,25 +58,26 @@ BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/fixtures/README
 _TABLE = ("| setting | default | what it does |", "|---|---|---|")
 
 
-def settings_page() -> str:
-    """Every setting of every agent as its class declares it."""
+def settings_page(agent: str) -> str:
+    """Every setting of an agent as its class declares it."""
     lines = [
-        "# Settings",
+        f"# Settings of {agent}",
         "",
-        "Every hyperparameter is a flag of `python -m experiments.train`, with the default of the ",
+        "Every hyperparameter is a flag of `python -m experiments.train`, with the default of the",
         "agent's first configuration file. A setting without effect in a combination is refused.",
+        "",
+        *_TABLE,
     ]
-    for name in ("tdmpc", "dreamer", "empo"):
-        settings = settings_class(name)()
-        lines += ["", f"## {name}", "", *_TABLE]
-        for one in describe(settings):
-            if one.is_section:
-                lines += ["", f"### {name}: {one.name}", "", one.help, "", *_TABLE]
-                continue
-            needs = [f"`{requirement(settings, *need)}`" for need in one.needs.items()]
-            words = [one.help, one.allowed, f"needs {', '.join(needs)}" if needs else ""]
-            text = "; ".join(filter(None, words)).replace("|", "\\|")
-            lines.append(f"| `--config.{one.name}` | `{one.default!r}` | {text} |")
+    settings = settings_class(agent)()
+    for one in describe(settings):
+        if one.is_section:
+            lines += ["", f"## {one.name}", "", one.help, "", *_TABLE]
+            continue
+        needs = [f"`{requirement(settings, *need)}`" for need in one.needs.items()]
+        words = [one.help, one.allowed, f"needs {', '.join(needs)}" if needs else ""]
+        said = [f"{text[0].upper()}{text[1:].rstrip('.')}." for text in words if text]
+        text = " ".join(said).replace("|", "\\|")
+        lines.append(f"| `--config.{one.name}` | `{one.default!r}` | {text} |")
     return "\n".join(lines) + "\n"
 
 
@@ -118,8 +119,10 @@ def on_site(target: pathlib.Path) -> str:
     name = target.relative_to(ROOT).as_posix()
     if name == "README.md":
         return "index.md"
-    if settings := re.fullmatch(r"mbx/agents/(\w+)/settings\.py", name):
-        return f"settings.md#{settings[1]}"
+    if settings := re.fullmatch(
+        r"mbx/(?:agents/)?(tdmpc|dreamer|empo)/(agent/)?settings\.py", name
+    ):
+        return f"settings/{settings[1]}.md"
     if name == "mbx/training/glossary.py":
         return "log.md"
     if name.endswith(".ipynb"):
@@ -164,7 +167,7 @@ def write_page(source: pathlib.Path, docs: pathlib.Path) -> None:
         target = (source.parent / name).resolve()
         where = on_site(target)
         if (ROOT / "docs") not in target.parents and not where.startswith(
-            ("api/", "settings.", "log.", "tutorials/")
+            ("api/", "settings/", "log.", "tutorials/")
         ):
             (docs / where).parent.mkdir(parents=True, exist_ok=True)
             if not (docs / where).exists() and target.suffix != ".md":
@@ -183,7 +186,9 @@ def write_pages(folder: pathlib.Path) -> pathlib.Path:
     shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     for page in pages():
         write_page(page, docs)
-    (docs / "settings.md").write_text(settings_page())
+    (docs / "settings").mkdir()
+    for agent in ("tdmpc", "dreamer", "empo"):
+        (docs / "settings" / f"{agent}.md").write_text(settings_page(agent))
     (docs / "log.md").write_text(glossary.page())
     for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
         write_tutorial(notebook, docs / "tutorials")
