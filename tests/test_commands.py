@@ -41,10 +41,7 @@ EVERY = sorted(
 
 
 def declared(module: str) -> set[str]:
-    """Names of the flags that a module, or one of `experiments` that it imports, declares.
-
-    Read from the sources: two tools declare flags of one name and cannot both be imported.
-    """
+    """Names of the flags that a module declares, read from its source."""
     own = ROOT / "mbx" / "commands" / f"{module.rpartition('.')[2]}.py"
     source = (own if own.exists() else ROOT / f"{module.replace('.', '/')}.py").read_text()
     if "parse_arguments(" in source:
@@ -53,12 +50,7 @@ def declared(module: str) -> set[str]:
         source += (own.parent / "arguments.py").read_text()
     if "config.load(rest" in source or "config.load([*rest" in source:
         source += 'add("config"'
-    names = set(re.findall(r'(?:DEFINE_\w+\(|\badd\w*\()\s*"(?:--)?([\w-]+)"', source))
-    for imported in re.findall(r"from experiments(?: import |\.)([\w, ]+)", source):
-        for other in imported.replace(" import", ",").split(","):
-            if (ROOT / "experiments" / f"{other.strip()}.py").exists():
-                names |= declared(f"experiments.{other.strip()}")
-    return names
+    return set(re.findall(r'(?:DEFINE_\w+\(|\badd\w*\()\s*"(?:--)?([\w-]+)"', source))
 
 
 def check_flags(module: str, arguments: list[str]) -> None:
