@@ -108,15 +108,22 @@ def test_the_site_is_built_by_the_interpreter_that_runs_the_script(monkeypatch):
     ]
 
 
+def pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", *arguments]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def wheel_of_sources(folder: pathlib.Path) -> pathlib.Path:
+    """A wheel in `folder`, built from a copy, so that building leaves nothing in the checkout."""
+    ignored = shutil.ignore_patterns(".git*", "tests", "*.egg-info")
+    copy = shutil.copytree(ROOT, folder / "sources", ignore=ignored)
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(copy))
+    return next(folder.glob("*.whl"))
+
+
 def test_a_wheel_adds_one_name_and_trains_by_name_in_an_empty_directory(tmp_path):
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-        + ["--wheel-dir", str(tmp_path), str(copy_of_sources(tmp_path / "sources"))],
-        check=True,
-        capture_output=True,
-    )
     site = tmp_path / "site"
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+    with zipfile.ZipFile(wheel_of_sources(tmp_path)) as wheel:
         wheel.extractall(site)
     assert {p.name for p in site.iterdir() if not p.name.endswith(".dist-info")} == {"mbx"}
     empty = tmp_path / "empty"
@@ -145,17 +152,13 @@ def test_the_version_comes_from_one_place():
 @pytest.mark.slow
 def test_a_wheel_in_an_environment_of_its_own_trains_to_the_end(tmp_path):
     """What mbx needs is taken from this environment; mbx itself from the wheel alone."""
-    pip = [sys.executable, "-m", "pip", "--quiet"]
-    sources = copy_of_sources(tmp_path / "sources")
-    built = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
-    subprocess.run([*pip, *built, str(sources)], check=True, capture_output=True)
+    wheel = wheel_of_sources(tmp_path)
     venv.create(tmp_path / "venv")
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     (site / "needed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     before = set(site.iterdir())
     python = str(tmp_path / "venv" / "bin" / "python")
-    install = [*pip, "--python", python, "install", "--no-deps", *map(str, tmp_path.glob("*.whl"))]
-    subprocess.run(install, check=True, capture_output=True)
+    pip("--python", python, "install", "--no-deps", str(wheel))
     names = {p.name.partition("-")[0] for p in set(site.iterdir()) - before}
     assert names == {"mbx"}
     empty = tmp_path / "empty"
@@ -172,12 +175,6 @@ def test_a_wheel_in_an_environment_of_its_own_trains_to_the_end(tmp_path):
         done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert {p.name for p in empty.iterdir()} == {"run", "curve.png", "policy.mbx"}
-
-
-def copy_of_sources(folder: pathlib.Path) -> pathlib.Path:
-    """What a wheel is built from, so that building leaves nothing in the checkout."""
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git*", "tests", "*.egg-info"))
-    return folder
 
 
 def test_what_xla_logs_is_not_shown_by_commands():
