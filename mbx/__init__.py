@@ -68,6 +68,7 @@ _FORMER: dict[str, str] = {
     "cem": "mbx.planners.cem",
     "derivatives": "mbx.fast.gradients",
     "exchange": "mbx.fast.collectives",
+    "pictures": "mbx.agents.pictures",
     "rssm": "mbx.agents.dreamer.rssm",
     "running_statistics": "mbx.observations",
     "sequences": "mbx.planners.bases",
