@@ -9,6 +9,7 @@ import itertools
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -262,6 +263,43 @@ def finish(workdir, *extra):
     output = process.communicate()[0]
     assert process.returncode == 0, output
     return output
+
+
+def wait_for_step(workdir, step, process):
+    path = os.path.join(workdir, "metrics.jsonl")
+    for _ in range(2400):
+        if any(r["step"] >= step for r in read_rows(path)):
+            return
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.05)
+    raise AssertionError("the run did not get anywhere")
+
+
+@pytest.mark.slow
+def test_kill_and_interrupt_resume_exactly(tmp_path):
+    """kill -9 at a random moment, then Ctrl-C, then to the end: as if nothing had happened."""
+    whole_dir, broken_dir = str(tmp_path / "whole"), str(tmp_path / "broken")
+    finish(whole_dir)
+    process = command(broken_dir)
+    wait_for_step(broken_dir, 100, process)
+    time.sleep(float(np.random.default_rng().uniform(0, 0.3)))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    process = command(broken_dir, "--resume")
+    time.sleep(0.5)
+    wait_for_step(broken_dir, 200, process)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate()[0]
+    assert "of 400 steps, saved; continue with" in output
+    assert "400 environment steps" in finish(broken_dir, "--resume")
+    a, b = final_state(whole_dir), final_state(broken_dir)
+    assert_same(a[0], b[0])
+    steps = [
+        r["step"]
+        for r in read_rows(os.path.join(broken_dir, "metrics.jsonl"))
+        if r["kind"] == "train"
+    ]
+    assert steps == sorted(set(steps))
 
 
 @pytest.mark.slow
