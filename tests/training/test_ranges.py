@@ -143,7 +143,7 @@ def test_what_is_taken_trains_or_says_why_not(agent, tmp_path_factory):
         ("planner.std_coef", float("nan"), "finite"),
         ("eval.episodes", -1, "at least 0"),
         ("loss.value_best_n", 0, "at least 1"),
-        ("model.num_bins", 0, "at least 1"),
+        ("model.num_bins", 0, "at least 2"),
         ("planner.min_std", 3.0, "planner.max_std"),
         ("replay.values_dtype", "float8", "bfloat16"),
     ],
