@@ -334,20 +334,22 @@ def benchmark(case: Case) -> dict[str, Any]:
     def update(train: Any, buffer: Any, key: jax.Array) -> Any:
         return agent.update(train, buffer, rng.unrolled(key))[0]
 
-    rows.add("plan" if agent.store else "act", act, state.train, state.actor, state.obs, key)
-    if not agent.store:  # Dreamer's update writes latents into the replay
+    dreamer = case.preset == "dreamer"
+    rows.add("act" if dreamer else "plan", act, state.train, state.actor, state.obs, key)
+    if dreamer:  # its update writes latents into the replay
         both = state.train, state.replay
         rows.add("update", lambda both, key: agent.update(*both, key)[:2], both, key, donate=True)
         return rows.report(config, environment)
     rows.add("update", update, state.train, state.replay, key, donate=True)
     action = jnp.zeros((case.envs, environment.spec.action_dim))
     rows.add("environment", environment.step, state.env, action, key)
-    rows.add("targets", agent.store.targets, state.train, None, state.obs, key)
+    if store := agent.store:
+        rows.add("targets", store.targets, state.train, None, state.obs, key)
 
-    def refresh(buffer: Any, train: Any, key: jax.Array) -> Any:
-        return agent.store.reanalyze(train, buffer, key, jnp.int32(-1))[0]
+        def refresh(buffer: Any, train: Any, key: jax.Array) -> Any:
+            return store.reanalyze(train, buffer, key, jnp.int32(-1))[0]
 
-    rows.add("reanalyze", refresh, state.replay, state.train, key, donate=True)
+        rows.add("reanalyze", refresh, state.replay, state.train, key, donate=True)
     if rows.wants("insert"):
         row = jax.tree.map(lambda x: jnp.copy(x[:, 0]), state.replay.data)
         made = targets_of(agent, state.train, state.obs, key)
