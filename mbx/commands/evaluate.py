@@ -26,6 +26,7 @@ from mbx.training.rundir import load_settings
 
 
 def main(arguments: list[str]) -> None:
+    """Run `mbx evaluate`. Raises ValueError or OSError for bad input; `mbx.cli` prints it."""
     parser = make_parser(__name__, __doc__)
     add_run(parser)
     add = parser.add_argument
@@ -98,6 +99,7 @@ def find_renderer(workdir: str, path: str, *, trusted: bool = False) -> tuple[bo
 
 
 def show(task: str, results: dict[str, Any], *, as_json: bool = False) -> None:
+    """Print the evaluations of a task by name, as lines or as one line of JSON."""
     if as_json:
         found = {k: {**r.summary(), "returns": r.returns.tolist()} for k, r in results.items()}
         print(json.dumps(found))

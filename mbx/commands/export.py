@@ -17,6 +17,7 @@ from mbx.training.policy import PLATFORMS, load_policy
 
 
 def main(arguments: list[str]) -> None:
+    """Run `mbx export`. Raises ValueError or OSError for bad input; `mbx.cli` prints it."""
     parser = make_parser(__name__, __doc__)
     add_run(parser, trust=False)
     add = parser.add_argument

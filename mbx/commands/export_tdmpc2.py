@@ -20,6 +20,7 @@ from mbx.training import build, run
 
 
 def main(arguments: list[str]) -> None:
+    """Run `mbx export_tdmpc2`. Raises ValueError or OSError for bad input; `mbx.cli` prints it."""
     parser = make_parser(__name__, __doc__)
     parser.add_argument("run", help="Directory of the run.")
     parser.add_argument("out", help="Path of the file to write.")

@@ -29,6 +29,7 @@ from mbx.training.files import atomic_write
 
 
 def main(arguments: list[str]) -> None:
+    """Run `mbx import_tdmpc2`. Raises ValueError or OSError for bad input; `mbx.cli` prints it."""
     parser = make_parser(__name__, __doc__)
     parser.add_argument("model", help="Path of the checkpoint to read.")
     parser.add_argument("--task", required=True, help="The task it was trained on.")

@@ -58,6 +58,7 @@ def make(workdir: str | None, options: argparse.Namespace) -> tuple[Any, Callabl
 
 
 def main(arguments: list[str]) -> None:
+    """Run `mbx play`. Raises ValueError or OSError for bad input; `mbx.cli` prints it."""
     parser = make_parser(__name__, __doc__)
     add_run(parser)
     add = parser.add_argument

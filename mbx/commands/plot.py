@@ -20,6 +20,7 @@ from mbx.commands.arguments import make_parser
 
 
 def main(arguments: list[str]) -> None:
+    """Run `mbx plot`. Raises ValueError or OSError for bad input; `mbx.cli` prints it."""
     parser = make_parser(__name__, __doc__)
     add = parser.add_argument
     add("runs", nargs="+", help="Run directories, or folders of them.")

@@ -34,6 +34,7 @@ _OWN = {"seed": "--seeds", "num_seeds": "--seeds", "resume": "the same command, 
 
 
 def main(arguments: list[str]) -> None:
+    """Run `mbx sweep`. Raises ValueError or OSError for bad input; `mbx.cli` prints it."""
     parser = make_parser(__name__, __doc__)
     add = parser.add_argument
     add("--config", default="configs/tdmpc.py", help="Configuration, a name or a file.")

@@ -22,6 +22,7 @@ from mbx.settings import from_dict, parse
 
 
 def main(arguments: list[str]) -> None:
+    """Run `mbx train` with its arguments. Exits with a message for invalid settings."""
     try:
         settings, workdir = chosen(arguments) or (None, "")
     except (ValueError, OSError) as error:

@@ -23,6 +23,7 @@ from mbx.training.files import atomic_write, prepare_output
 
 
 def main(arguments: list[str]) -> None:
+    """Run `mbx watch`. Raises ValueError or OSError for bad input; `mbx.cli` prints it."""
     parser = make_parser(__name__, __doc__)
     add_run(parser)
     add = parser.add_argument

@@ -83,7 +83,8 @@ def scale_by_laprop(
     """
 
     def init(params: Params) -> ScaleState:
-        return ScaleState(jnp.int32(0), *(jax.tree.map(jnp.zeros_like, params) for _ in "ab"))
+        zeros = functools.partial(jax.tree.map, jnp.zeros_like, params)
+        return ScaleState(jnp.int32(0), zeros(), zeros())
 
     def update(grads: Params, state: ScaleState, params: Params = None) -> tuple[Params, Any]:
         count = state.count + 1
