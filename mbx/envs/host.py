@@ -99,8 +99,8 @@ class SteppedEnvironment(HostEnvironment):
         """Start new episodes, each environment with its own seed: observations `[E, ...]`."""
         for values in self._episode.values():
             values[:] = 0
-        first = enumerate(zip(self._tasks, seeds, strict=True))
-        return np.stack([self._seen(i, task.reset(int(s)), first=True) for i, (task, s) in first])
+        begun = (task.reset(int(s)) for task, s in zip(self._tasks, seeds, strict=True))
+        return np.stack([self._seen(i, obs, first=True) for i, obs in enumerate(begun)])
 
     def step(self, action: np.ndarray) -> Timestep:
         actions = in_units(self.spec, np.asarray(action))
@@ -196,7 +196,8 @@ class SteppedEnvironment(HostEnvironment):
         return snapshots.encode(list(zip(tasks, own, strict=True)))
 
     def set_state(self, snapshot: bytes) -> None:
-        with snapshots.understood(f"a snapshot of something else than {self.spec.name}"):
+        what = f"a snapshot of another version or environment than {self.spec.name}"
+        with snapshots.understood(what):
             saved = zip(self._tasks, snapshots.decode(snapshot), strict=True)
             for i, (task, (state, own)) in enumerate(saved):
                 task.set_state(state)

@@ -162,7 +162,8 @@ class MultiHost(HostEnvironment):
         return None if None in members else snapshots.encode(members)
 
     def set_state(self, snapshot: bytes) -> None:
-        with snapshots.understood(f"a snapshot of something else than {self.spec.name}"):
+        what = f"a snapshot of another version or environment than {self.spec.name}"
+        with snapshots.understood(what):
             for member, own in zip(self._members, snapshots.decode(snapshot), strict=True):
                 member.set_state(own)
 

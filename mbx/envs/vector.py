@@ -86,11 +86,13 @@ class ParallelEnvironment(HostEnvironment):
         return snapshot.encode([row for one in found for row in snapshot.decode(one)])
 
     def set_state(self, snapshot_: bytes) -> None:
-        with snapshot.understood(f"a snapshot of something else than {self.spec.name}"):
+        what = f"a snapshot of another version or environment than {self.spec.name}"
+        with snapshot.understood(what):
             saved = snapshot.decode(snapshot_)
-            if len(saved) != self.num_envs:
-                raise ValueError(f"it is of {len(saved)} environments")
-        self._all("set_state", [snapshot.encode(saved[share]) for share in self._shares])
+            if not isinstance(saved, list) or len(saved) != self.num_envs:
+                raise ValueError(f"it is not a list of {self.num_envs} environments")
+            shares = [snapshot.encode(saved[share]) for share in self._shares]
+        self._all("set_state", shares)
 
     def close(self) -> None:
         self._end()
@@ -99,7 +101,19 @@ class ParallelEnvironment(HostEnvironment):
         """Call a method in all workers, each with its share; results in order."""
         for i, worker in enumerate(self._workers):
             worker.ask(what, [] if given is None else [given[i]])
-        return [worker.answer() for worker in self._workers]
+        # All are read before one raises, so that none is taken for the next request's.
+        answers = [worker.answer() for worker in self._workers]
+        return [_found(*one) for one in answers]
+
+
+def _found(kind: str, found: Any) -> Any:
+    """The result in an answer. Raises the worker's error, with its traceback."""
+    if kind == "found":
+        return found
+    known = getattr(builtins, kind, getattr(snapshot, kind, EnvironmentFailure))
+    if not (isinstance(known, type) and issubclass(known, Exception)):
+        known = EnvironmentFailure
+    raise known(found["message"]) from InWorker("in a worker\n" + found["traceback"])
 
 
 def _close(workers: list[_Worker]) -> None:
@@ -130,18 +144,12 @@ class _Worker:
         except OSError as error:
             raise self._gone() from error
 
-    def answer(self) -> Any:
-        """Result of the last request. Raises the worker's error, with its traceback."""
+    def answer(self) -> tuple[str, Any]:
+        """Answer to the last request: "found" and its result, or an error's class and words."""
         try:
-            kind, found = snapshot.decode(self._line.recv_bytes())
+            return snapshot.decode(self._line.recv_bytes())
         except (EOFError, OSError) as error:
             raise self._gone() from error
-        if kind == "found":
-            return found
-        known = getattr(builtins, kind, EnvironmentFailure)
-        if not (isinstance(known, type) and issubclass(known, Exception)):
-            known = EnvironmentFailure
-        raise known(found["message"]) from InWorker("in a worker\n" + found["traceback"])
 
     def _gone(self) -> EnvironmentFailure:
         try:

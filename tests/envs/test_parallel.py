@@ -14,7 +14,7 @@ import pytest
 from mbx import envs
 from mbx.commands import train
 from mbx.envs import gymnasium as gymnasium_suite
-from mbx.envs import vector
+from mbx.envs import snapshot, vector
 
 SOURCE = textwrap.dedent(
     """
@@ -97,22 +97,35 @@ def test_workers_make_the_same_steps_and_snapshots(name, monkeypatch):
         same(step, shared.step(action))
         ends += int((step.terminated | step.truncated).sum())
     assert ends >= 10
-    snapshot = shared.get_state()
-    assert snapshot == alone.get_state()
+    saved = shared.get_state()
+    assert saved == alone.get_state()
     # Either continues the other, also with another number of workers.
     more, fewer = envs.make(name, 5, workers=9, **options), envs.make(name, 5, **options)
     assert len(more._workers) == 5
-    more.set_state(snapshot)
-    fewer.set_state(snapshot)
+    more.set_state(saved)
+    fewer.set_state(saved)
     for action in actions(9, 5):
         step = alone.step(action)
         same(step, more.step(action))
         same(step, fewer.step(action))
-    with pytest.raises(ValueError, match="a snapshot of something else than gym:"):
-        envs.make(name, 2, workers=2).set_state(snapshot)
     more.close()
     shared.close()
     shared.close()
+
+
+def test_a_foreign_snapshot_is_refused_and_episodes_begin_anew(name, monkeypatch):
+    threads(monkeypatch)
+    former = dict(tasks=[b""] * 4, length=np.zeros(4), total=np.zeros(4), solved=np.zeros(4))
+    other = envs.make("gym:Pendulum-v1", 4).get_state()
+    for workers in (0, 2):
+        environment = envs.make(name, 4, workers=workers)
+        first = environment.reset(3)
+        for saved in (snapshot.encode(former), snapshot.encode([]), other):
+            words = "a snapshot of another version or environment than gym:|it does not fit"
+            with pytest.raises(snapshot.SnapshotError, match=words):
+                environment.set_state(saved)
+            np.testing.assert_array_equal(environment.reset(3), first)
+        environment.close()
 
 
 def test_what_fails_in_a_worker_comes_with_its_traceback(name, monkeypatch):
@@ -136,7 +149,7 @@ def test_there_is_a_snapshot_where_every_worker_has_one(name, monkeypatch):
     environment = envs.make(name, 2, workers=2)
     assert environment.get_state() is not None
     first = environment._workers[0].answer
-    monkeypatch.setattr(environment._workers[0], "answer", lambda: first() and None)
+    monkeypatch.setattr(environment._workers[0], "answer", lambda: first() and ("found", None))
     assert environment.get_state() is None
     environment.close()
 
