@@ -174,12 +174,13 @@ def plan(
     """
     own = {name: getattr(task, name) for name in EnvSpec._fields if hasattr(task, name)}
     limit, longest = task.time_limit, getattr(task, "ends_at", None)
+    found = getattr(task, "limits_found", "")
     task = EnvSpec(**own | dict(episode_length=0, action_repeat=action_repeat) | fields)
     counts = dict(action_repeat=action_repeat, episode_length=episode_length)
     check_counts(task.name, num_envs=len(numbers), **counts)
     check_metrics(task.name, task.metrics)
     if limit is None and episode_length is None:
-        raise ValueError(f"env.name={task.name!r} has no time limit: set env.episode_length")
+        raise ValueError(f"env.name={task.name!r} has no time limit: set env.episode_length{found}")
     if longest and episode_length and (episode_length - 1) * action_repeat >= longest:
         raise ValueError(
             f"env.episode_length={episode_length} with action_repeat={action_repeat} exceeds the "

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mbx import observations
 from mbx.envs.base import RawEnvironment, Suite, unknown_task
 from mbx.envs.render import Renderer, mujoco_drawing
 from mbx.types import Array
@@ -62,7 +61,7 @@ def adapt(name: str, env: Any, time_limit: int, **fields: Any) -> RawEnvironment
         example = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
     # Images as they are, numbers float32.
     dtypes = jax.tree.map(lambda x: x.dtype if x.ndim == 3 else jnp.float32, example)
-    shapes = {part: tuple(x.shape) for part, x in observations.flat(example).items()}
+    shapes = jax.tree.map(lambda x: tuple(x.shape), example)
 
     def observe(obs: Any) -> Any:
         return jax.tree.map(jnp.asarray, obs, dtypes)
@@ -80,8 +79,8 @@ def adapt(name: str, env: Any, time_limit: int, **fields: Any) -> RawEnvironment
 
     return RawEnvironment(
         name,
-        shapes.get("", shapes),
-        observations.flat(dtypes).get("", observations.flat(dtypes)),
+        shapes,
+        dtypes,
         int(env.action_size),
         time_limit,
         reset,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import numbers
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -46,7 +47,8 @@ class _Check:
         """Note a reward or an observation; refuse one that is not finite."""
         array = np.asarray(value).astype(float)
         if not np.isfinite(array).all():
-            self.refuse(f"{what}={array.tolist()}", "finite numbers")
+            text = " ".join(np.array2string(array, threshold=20).split())
+            self.refuse(f"{what}={text}", "finite numbers")
         self.seen[kind].append(array)
 
     def warn_of_sizes(self) -> None:
@@ -195,10 +197,8 @@ def _check_observation(check: _Check, space: Any, obs: Any, where: str) -> None:
     for name, one, value in found:
         if not has_numbers(one):
             continue
-        array, what = (
-            np.asarray(value),
-            f"{where} gave observation" + (f" {name!r}" if name else ""),
-        )
+        array = np.asarray(value)
+        what = f"{where} gave observation" + (f" {name!r}" if name else "")
         if array.dtype.kind not in "biuf":
             check.refuse(f"{what} of type {array.dtype}", "numbers")
         if array.shape != (one.shape or ()):
@@ -220,6 +220,19 @@ def time_limit(env: Any) -> int | None:
         limit = vars(env).get("max_episode_steps", limit)
         env = vars(env).get("env")
     return int(limit) if isinstance(limit, numbers.Integral) and limit > 0 else None
+
+
+def limits_found(env: Any) -> str:
+    """Attributes that may be an environment's own time limit, in words."""
+    found = dict(vars(env.unwrapped))
+    found |= config if isinstance(config := found.get("config"), dict) else {}
+    told = [
+        f"{name}={value}"
+        for name, value in found.items()
+        if re.search("^duration$|^horizon$|max.*(step|fram)", str(name))
+        if isinstance(value, numbers.Real) and value > 1
+    ]
+    return f" (its own may be {', '.join(told)})" if told else ""
 
 
 # -------------------------------------------------------------------------------------------------
@@ -269,9 +282,10 @@ def _check_result(check: _Check, raw: RawEnvironment, done: Any, state: Any) -> 
         if np.shape(value) != ():
             got = f"{field} of step() is of shape {np.shape(value)}"
             check.refuse(got, "a single number, shape ()")
-    before, after = _types(state), _types(new)
-    if before != after:
-        check.refuse(f"the state of step() is {after}", f"what reset() gives, {before}")
+    for of in (_types, jax.tree.structure):
+        before, after = of(state), of(new)
+        if before != after:
+            check.refuse(f"the state of step() is {after}", f"what reset() gives, {before}")
 
 
 def _check_declared(check: _Check, raw: RawEnvironment, obs: Any, what: str) -> None:
@@ -279,14 +293,15 @@ def _check_declared(check: _Check, raw: RawEnvironment, obs: Any, what: str) -> 
     shapes, dtypes = observations.flat(raw.obs_shape), observations.flat(raw.obs_dtype)
     if set(shapes) != set(dtypes):
         check.refuse(f"obs_dtype is {raw.obs_dtype}", f"one of each of {list(shapes)}")
-    declared = {name: f"{jnp.dtype(dtypes[name])}{list(shapes[name])}" for name in shapes}
+    sizes = {name: list(map(int, shape)) for name, shape in shapes.items()}
+    declared = {name: f"{jnp.dtype(dtypes[name])}{sizes[name]}" for name in shapes}
     found = observations.flat(obs)
     got = {name: _type(x) for name, x in found.items()}
     if got != declared:
         wanted = f"{declared.get('', declared)} (obs_shape, obs_dtype)"
         check.refuse(f"{what} is {got.get('', got)}", wanted)
     for name, x in found.items():
-        if x.dtype.kind == "f":
+        if jnp.issubdtype(x.dtype, jnp.floating):
             check.number("observations", f"{name!r} of {what}" if name else what, x)
 
 
@@ -295,9 +310,9 @@ def _kind(x: Any) -> str:
 
 
 def _type(x: Any) -> str:
-    return f"{x.dtype}{list(x.shape)}"
+    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else _kind(x)
 
 
 def _types(tree: Any) -> dict[str, str]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): _type(x) for path, x in leaves}
+    found = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): _type(x) for path, x in found}

@@ -199,15 +199,14 @@ def check_guard() -> None:
         )
 
 
-def close(name: str, environment: Any) -> None:
+def close(name: str, environment: Any, stacklevel: int = 2) -> None:
     """Close an environment; an error in its own code becomes a warning."""
     try:
         if hasattr(environment, "close"):
             environment.close()
     except Exception as error:
-        warnings.warn(
-            f"env.name={name!r}: close() raised {type(error).__name__}: {error}", stacklevel=2
-        )
+        words = f"env.name={name!r}: close() raised {type(error).__name__}: {error}"
+        warnings.warn(words, stacklevel=stacklevel)
 
 
 def _source(target: Any) -> str | None:

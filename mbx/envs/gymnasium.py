@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space, Text, utils
 
 from mbx.envs import custom, snapshot
 from mbx.envs.base import Suite
-from mbx.envs.checks import check_first, check_spaces, has_numbers, leaves, time_limit
+from mbx.envs.checks import check_first, check_spaces, has_numbers, leaves, limits_found, time_limit
 from mbx.envs.images import Images, form
 from mbx.envs.render import NoRenderer
 
@@ -73,6 +73,7 @@ class _Task:
 
     def __init__(self, env: Any, task: str, time_limit: int | None) -> None:
         self._env, self._name, self.time_limit = env, f"gym:{task}", time_limit
+        self.limits_found = limits_found(env)
         self.can_terminate = not task.startswith(_ENDLESS)
         space = env.action_space
         self.num_actions = int(space.n) if isinstance(space, Discrete) else 0

@@ -79,7 +79,9 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
 
     def observe(obs: Any) -> Any:
         found = {"": obs} if "" in parts else observations.flat(obs)
-        found = {n: jnp.asarray(x, dtypes[n]).reshape(shapes[n]) for n, x in found.items()}
+        found = {n: jnp.asarray(x, dtypes[n]) for n, x in found.items()}
+        # A part of another shape is refused where parts are joined.
+        found = {n: x if n and x.ndim else x.reshape(shapes[n]) for n, x in found.items()}
         return found.get("", found)
 
     def reset(key: Array) -> tuple:

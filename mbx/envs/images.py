@@ -75,13 +75,14 @@ def observed(
     `observations.choose`.
     """
     named = isinstance(shape, Mapping)
-    shapes, dtypes = (dict(shape), dict(dtype)) if named else ({"": shape}, {"": dtype})
+    shapes = {one: tuple(map(int, each)) for one, each in observations.flat(shape).items()}
+    dtypes = observations.flat(dtype)
     if images != Images():
         shapes, dtypes = _changed(name, images, shapes, dtypes)
     if not named:
         check_no_parts(name, observe)
         _check_picture(name, "observation", shapes[""], dtypes[""])
-        return tuple(shapes[""]), dtypes[""], ()
+        return shapes[""], dtypes[""], ()
     parts = observations.choose(name, shapes, dtypes, observe)
     for part in parts:
         _check_picture(name, f"observation {part.name!r}", part.shape, dtypes[part.name])
@@ -90,7 +91,7 @@ def observed(
 
 def _changed(name: str, images: Images, shapes: dict, dtypes: dict) -> tuple[dict, dict]:
     """Shapes and types of parts after `see`."""
-    seen = {one: tuple(each) for one, each in shapes.items() if len(each) == 3}
+    seen = {one: each for one, each in shapes.items() if len(each) == 3}
     if not seen:
         raise ValueError(
             f"{images.settings()}: {name} observes numbers, {shapes.get('', shapes)}, and no image:"

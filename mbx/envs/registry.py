@@ -189,9 +189,9 @@ def make_renderer(name: str, **options: Any) -> Renderer:
     """
     suite, task = _found(name)
     if suite.make_renderer is None:
-        raise ValueError(
-            f"env.name={name!r} is not drawn: give `mbx.envs.register` a make_renderer for your own"
-        )
+        own = "is not drawn: give `mbx.envs.register` a make_renderer for your own"
+        itself = "draws itself: make it with film=True and call its render()"
+        raise ValueError(f"env.name={name!r} {itself if suite.draws else own}")
     with _names_missing_package(name, suite.extra):
         return suite.make_renderer(task, **options)
 

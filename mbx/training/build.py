@@ -120,4 +120,5 @@ def opened(environment: Environment) -> Iterator[Environment]:
     try:
         yield environment
     finally:
-        envs.custom.close(environment.spec.name, environment)
+        # The fourth call from the warning is what the `with` stands in.
+        envs.custom.close(environment.spec.name, environment, stacklevel=4)

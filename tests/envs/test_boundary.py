@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import types
 import warnings
 
 import gymnasium
@@ -23,6 +24,7 @@ from mbx.envs import custom
 from mbx.envs.base import in_space, in_units
 from mbx.envs.gymnax import adapt
 from mbx.training import rundir
+from mbx.training.build import opened
 from tests.envs.spaces import ACTIONS, OBSERVATIONS, Recorder, boxes
 from tests.envs.test_parallel import threads
 
@@ -262,6 +264,10 @@ def test_what_is_opened_is_closed():
     with pytest.warns(UserWarning, match=r"close\(\) raised RuntimeError: not connected"):
         envs.make(name, 2, kwargs={"fails": True}).close()
     assert Counted.open == 0
+    with pytest.warns(UserWarning, match="not connected") as told:
+        with opened(types.SimpleNamespace(spec=made.spec, close=Counted(fails=True).close)):
+            pass
+    assert told[0].filename == __file__
 
 
 class Holding(gymnasium.Env):
@@ -414,6 +420,19 @@ def test_numbers_that_are_far_from_one_are_said():
     with pytest.warns(UserWarning) as told:
         envs.make("mine:x", 1)
     assert len(told) == 2
+
+
+def test_limits_of_its_own_are_named():
+    class Maze(Recorder):
+        max_episode_steps = None
+
+        def __init__(self):
+            super().__init__(spaces.Box(-1, 1), spaces.Box(-1, 1))
+            self.max_steps, self.config, self.steps_max = 100, {"duration": 40, 0: 1}, 3
+
+    words = r"set env.episode_length \(its own may be max_steps=100, duration=40\)$"
+    with pytest.raises(ValueError, match=words):
+        envs.make(named(Maze), 1)
 
 
 SCRIPT = """

@@ -260,11 +260,22 @@ def test_refused_in_words_where_there_are_no_images(shape, options, words):
         base.episodic(clock(shape), 1, images=IMAGES(**options))
 
 
+def test_what_is_observed_of_nested_parts():
+    shape = {"arm": {"camera": (6, 9, 3), "angle": (2,)}}
+    dtype = {"arm": {"camera": np.uint8, "angle": np.float32}}
+    parts = Part("arm/camera", (4, 4, 1)), Part("arm/angle", (2,))
+    found = images.observed("toy:x", shape, dtype, images=IMAGES(size=4, grey=True))
+    assert found == (*observations.joined(parts), parts)
+
+
 def test_tasks_that_are_not_drawn_say_so(monkeypatch):
     suite = base.Suite(host=lambda task, seed: Clock())
     monkeypatch.setitem(envs._SUITES, "bare", suite)
     with pytest.raises(ValueError, match="env.pixels=True: bare:x is not drawn to be observed"):
         envs.make("bare:x", 1, images=IMAGES(pixels=True))
+    monkeypatch.setitem(envs._SUITES, "bare", suite._replace(draws=True))
+    with pytest.raises(ValueError, match="env.name='bare:x' draws itself: make it with film=True"):
+        envs.make_renderer("bare:x")
     with pytest.raises(ValueError, match="env.grey=True: empo:.* single tasks have"):
         envs.make("empo:grid_rock_1h1r", 1, images=IMAGES(grey=True))
 

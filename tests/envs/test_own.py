@@ -342,6 +342,26 @@ TWO = jnp.zeros(2)
             stepping((TWO, TWO), TWO, 1.0, False),
             r"the state of step\(\) is {'\[0\]'.*reset\(\) gives, {''",
         ),
+        (
+            dict(
+                reset=lambda key: ((TWO, TWO), TWO),
+                step=lambda key, old, action: (list(old), TWO, 1.0, False),
+            ),
+            r"state of step\(\) is PyTreeDef\(\[\*.*reset\(\) gives, PyTreeDef\(\(\*",
+        ),
+        (stepping(TWO, (TWO, TWO), 1.0, False), r"is a tuple of 2, wanted float32\[2\]"),
+        (stepping(TWO, None, 1.0, False), r"is a NoneType, wanted float32\[2\]"),
+        (
+            dict(obs_shape=(100_000,), reset=lambda key: (TWO, jnp.full(100_000, jnp.nan))),
+            r"observation of reset\(\)=\[nan nan nan \.\.\. nan nan nan\], wanted finite",
+        ),
+        (
+            dict(
+                obs_dtype=jnp.bfloat16,
+                reset=lambda key: (TWO, jnp.full(2, jnp.inf, jnp.bfloat16)),
+            ),
+            r"observation of reset\(\)=\[inf inf\], wanted finite",
+        ),
         (stepping(jnp.zeros(3), TWO, 1.0, False), r"float32\[3\]'}, wanted what reset\(\) gives"),
         (stepping(TWO, TWO, jnp.nan, False), r"reward of step\(\) 1=nan, wanted finite"),
         (dict(step=lambda key, old, action: (TWO, TWO, 1.0)), "is a tuple of 3, wanted"),
@@ -349,8 +369,27 @@ TWO = jnp.zeros(2)
 )
 def test_a_faulty_raw_environment_is_refused_in_words(changes, message):
     check_raw(raw_with())
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as told:
         check_raw(raw_with(**changes))
+    assert len(str(told.value)) < 400 and "\n" not in str(told.value)
     envs.register("mine", envs.Suite(raw=lambda task: raw_with(**changes)))
     with pytest.raises(ValueError, match="env.name='mine:x'"):
         envs.make("mine:x", 1)
+
+
+def test_declared_shapes_may_be_numpys_and_nested():
+    see = {"": lambda x: x, "arm": lambda x: {"arm": {"angle": x}}}
+    for name, shape in (("", (np.int64(2),)), ("arm", {"arm": {"angle": (np.int64(2),)}})):
+        dtype = {"arm": {"angle": jnp.float32}} if name else jnp.float32
+        raw = raw_with(
+            obs_shape=shape,
+            obs_dtype=dtype,
+            reset=lambda key, name=name: (TWO, see[name](TWO)),
+            step=lambda key, old, action, name=name: (old, see[name](old + 1), 1.0, False),
+        )
+        envs.register("mine", envs.Suite(raw=lambda task, raw=raw: raw))
+        made = envs.make("mine:x", 1)
+        assert [part.name for part in made.spec.parts] == ["arm/angle"] * bool(name)
+        assert made.spec.obs_shape == (2,) and type(made.spec.obs_shape[0]) is int
+        state, _ = made.reset(jax.random.key(0))
+        assert made.step(state, jnp.zeros((1, 1)), jax.random.key(1))[1].obs.tolist() == [[1, 1]]

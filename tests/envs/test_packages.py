@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Dict, Discrete
 
 from mbx import envs
 from mbx.envs import gymnax
@@ -141,6 +142,29 @@ def test_bounds_and_images_of_foreign_spaces(path):
     assert episode(environment, [0.0], 1) == [[[[[75], [75]], [[75], [75]]], 15.0, False, False]]
     with pytest.raises(envs.EnvironmentFailure, match="unbounded actions"):
         envs.make(path, 1, kwargs=dict(continuous=True, high=float("inf")))
+
+
+def test_a_part_of_another_shape_is_refused():
+    class Env:
+        max_steps_in_episode = 4
+        given = (2, 3)
+
+        def action_space(self, params):
+            return Discrete(2)
+
+        def observation_space(self, params):
+            return Dict(grid=Box(-1, 1, (2, 3)), level=Box(-1, 1, ()))
+
+        def reset_env(self, key, params):
+            return {"grid": jnp.arange(6.0).reshape(self.given), "level": 7.0}, key
+
+    env = Env()
+    environment = envs.episodic(gymnax.adapt("jax:there:Env", env, None), 1)
+    seen = [[*range(6), 7]]
+    assert environment.reset(jax.random.key(0))[1].tolist() == seen
+    env.given = (3, 2)
+    with pytest.raises(ValueError, match=r"'grid' is of shape \(3, 2\), wanted grid \[2, 3\]"):
+        environment.reset(jax.random.key(0))
 
 
 def test_parameters_without_a_limit_are_refused():
