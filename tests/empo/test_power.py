@@ -508,6 +508,12 @@ def test_a_tabular_world_as_functions_lists_the_same_transitions():
         power.tabular_world(table, np.ones((1, 2)))
 
 
+@pytest.mark.parametrize("name", ["steps", "ramp_steps", "epsilon_steps"])
+def test_negative_durations_are_refused(name):
+    with pytest.raises(ValueError, match=f"curriculum.{name}=-1: must not be negative"):
+        schedules.Curriculum(**{name: -1})
+
+
 def test_every_schedule_moves_from_its_start_to_its_end():
     """Whatever has no length, too: rates that begin to fall at once are no rates of 0."""
     steps = jnp.arange(200)

@@ -48,6 +48,12 @@ class Curriculum:
     epsilon_steps: int = 10_000
     constant_fraction: float = 0.7
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("steps") and value < 0:
+                raise ValueError(f"curriculum.{field.name}={value}: must not be negative")
+
     @property
     def ends(self) -> tuple[int, ...]:
         """Last step (exclusive) of stages 0..5."""
