@@ -43,7 +43,7 @@ from mbx.envs.base import EnvSpec, RawEnvironment, episodic
 from mbx.fast import allocator, rng
 from mbx.training import build, devices, loop
 from mbx.training.devices import ONE_DEVICE, Partition, make_partition, num_shards
-from mbx.training.logging import atomic_write
+from mbx.training.files import atomic_write
 from mbx.training.policy import Policy, load_policy
 from mbx.training.state import LoopState, Schedule, init_state
 

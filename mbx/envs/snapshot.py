@@ -166,7 +166,7 @@ def _plain(layer: Any, physics: tuple[Any, Any] | None) -> dict[str, Any]:
 
 
 def _is_state(layer: Any, name: str, physics: tuple[Any, Any] | None) -> bool:
-    """Whether an attribute may change: not fixed by construction, of the class or MuJoCo's."""
+    """Whether a snapshot holds an attribute: no method, space, class, module or MuJoCo object."""
     import gymnasium
 
     value, known = vars(layer).get(name), getattr(type(layer), name, None)

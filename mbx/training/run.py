@@ -40,9 +40,9 @@ from mbx.training.checkpoint import Checkpointer
 from mbx.training.devices import ONE_DEVICE, num_shards, require_float32
 from mbx.training.devices import matmul_precision as matmul_precision
 from mbx.training.evaluation import evaluation_key
-from mbx.training.files import sole_writer
+from mbx.training.files import atomic_write, sole_writer
 from mbx.training.job import Job, begin, fresh_state, host_snapshots, initial_state, prepare
-from mbx.training.logging import NoLogger, RunLogger, atomic_write, read_rows
+from mbx.training.logging import NoLogger, RunLogger, read_rows
 from mbx.training.rundir import load_settings
 from mbx.training.state import Intervals, LoopState, replay_rows
 from mbx.world_model import count_parameters

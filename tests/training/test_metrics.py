@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from mbx.training import files, run
-from mbx.training.logging import RunLogger, atomic_write, read_rows
+from mbx.training.files import atomic_write
+from mbx.training.logging import RunLogger, read_rows
 
 
 def jsonl(workdir) -> str:

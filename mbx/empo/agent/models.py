@@ -276,7 +276,7 @@ class _Networks:
 
 
 def network_model(world: World, options: Options) -> Model:
-    """Networks as settings (`model.*`) have them.
+    """The networks that the settings `model.*` describe.
 
     Raises ValueError for options that do not go together, and for more than MAX_GOALS goals.
     """

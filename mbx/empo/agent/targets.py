@@ -27,7 +27,7 @@ from mbx.types import Array, Metrics, Params
 # How far the probabilities of a joint action's successors may be from 1 for rounding alone.
 MASS_TOLERANCE = 1e-3
 # Least X_h in targets: an untrained V_h^e of 0 would make rewards astronomical.
-FLOOR = 1e-3
+X_FLOOR = 1e-3
 
 
 class Profiles(NamedTuple):
@@ -52,7 +52,7 @@ class Targets(NamedTuple):
     v_h_e: Array  # `[B, H, G]`
     coverage: Array  # `[B, H, G]`, share of v_h_e's expectation that was there; 0: it is no target
     policy: Array  # `[B, R]`, pi_r
-    x_h: Array  # `[B, H]`, abilities by the frozen parameters, at least `FLOOR`
+    x_h: Array  # `[B, H]`, abilities by the frozen parameters, at least `X_FLOOR`
     # `[B]`, the aggregate of `x_h` over humans; None where no network learns it
     y: Array | None = None
     v_r: Array | None = None  # `[B]`, eq. (9) by the frozen parameters; None likewise
@@ -206,13 +206,13 @@ def _robot_value(
 
 
 def _ability(model: Model, world: World, params: Params, latents: Any, zeta: Number) -> Array:
-    """X_h `[N, H]`, eq. (7), by its network or as the sum over goals; at least FLOOR."""
+    """X_h `[N, H]`, eq. (7), by its network or as the sum over goals; at least X_FLOOR."""
     if model.x_h is None:
         v = jnp.clip(model.v_h_e(params, latents), 0.0, 1.0)
         x = power.aggregate_ability(v, world.goal_weight[None], zeta)
     else:
         x = jnp.clip(model.x_h(params, latents), 0.0, 1.0)
-    return jnp.maximum(x, FLOOR)
+    return jnp.maximum(x, X_FLOOR)
 
 
 def make_targets(
@@ -267,7 +267,7 @@ def make_targets(
     else:
         v_r, v, x = evaluate(codes)
     # Humans whose ability is at the floor: U_r there is a stand-in, not a number to rely on.
-    powerless = (x <= FLOOR) & (flat.valid & ~ended)[:, None]
+    powerless = (x <= X_FLOOR) & (flat.valid & ~ended)[:, None]
     metrics["zero_ability"] = jnp.sum(powerless).astype(jnp.float32)
 
     shape = (batch, num, num_robot)

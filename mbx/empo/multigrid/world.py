@@ -53,7 +53,8 @@ def make_world(
     if isinstance(humans, str):
         humans = HumanModel(humans)
     humans = humans or people or HumanModel()
-    params, automatic = params or own, humans.model == "auto"
+    params = params or own
+    automatic = humans.model == "auto"
     grid = make_grid(layout)
     listed = _listed(grid, humans, layout if isinstance(source, Layout) else source)
     if listed is None:
