@@ -224,7 +224,7 @@ def time_limit(env: Any) -> int | None:
 
 def limits_found(env: Any) -> str:
     """Attributes that may be an environment's own time limit, in words."""
-    found = dict(vars(env.unwrapped))
+    found = dict(vars(getattr(env, "unwrapped", env)))
     found |= config if isinstance(config := found.get("config"), dict) else {}
     told = [
         f"{name}={value}"
