@@ -13,14 +13,11 @@ import pathlib
 import sys
 import types
 from collections.abc import Iterator
-from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core
-
-from mbx.settings import flatten, from_dict, inactive, to_dict
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 
@@ -240,48 +237,6 @@ def other_value(declared):
     if isinstance(value, int):
         return value + 2
     return 0.75 * value if value else 0.5
-
-
-def option_values(declared):
-    """The legal values of a setting that chooses between mechanisms; none where it is a number."""
-    if declared.allowed.startswith("one of"):
-        return declared.allowed.removeprefix("one of ").split(", ")
-    return [True, False] if isinstance(declared.default, bool) else []
-
-
-def replaced(settings, name, value):
-    """Settings with one other value, read as a configuration is: refused where it has no effect."""
-    values = to_dict(settings)
-    section, _, key = name.partition(".")
-    values[section][key] = value
-    return from_dict(type(settings)(), values)
-
-
-def silent_settings(settings, names, trace, others=MappingProxyType({})):
-    """The settings whose other value changes no program of `settings` and is not refused.
-
-    Args:
-        settings: Settings, one of whose options differs from a base.
-        names: Declared settings to change one at a time (`mbx.settings.describe`).
-        trace: Settings -> the agent's programs, traced to text.
-        others: Other values by name, where `other_value` would not do.
-    """
-    idle, values, found = set(inactive(settings)), dict(flatten(to_dict(settings))), []
-    base = trace(settings)
-    for declared in names:
-        now = values[declared.name]
-        if declared.name in idle:
-            continue
-        value = others.get(declared.name, other_value(declared._replace(default=now)))
-        if value == now:
-            continue
-        try:
-            if trace(replaced(settings, declared.name, value)) == base:
-                found.append(f"{declared.name}={value!r}")
-        except ValueError as error:
-            own = declared.name.rpartition(".")[2]  # or the option loses its effect by it
-            assert own in str(error) or "has no effect" in str(error), error
-    return found
 
 
 # -------------------------------------------------------------------------------------------------

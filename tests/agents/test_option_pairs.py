@@ -6,14 +6,15 @@ that has an effect beside it. The second one's other value changes a program or 
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
-from mbx.agents.dreamer import agent as dreamer
-from mbx.settings import from_dict, inactive
+from mbx.settings import flatten, from_dict, inactive, to_dict
 from tests.agents import test_dreamer_settings as of_dreamer
 from tests.agents import test_tdmpc_settings as of_tdmpc
 from tests.empo import test_settings as of_empo
-from tests.helpers import option_values, replaced, silent_settings
+from tests.helpers import other_value
 
 # Data types and sizes change every program and leave no setting without effect.
 NO_MECHANISM = {
@@ -26,11 +27,6 @@ NO_MECHANISM = {
 }
 
 
-def trace_dreamer(settings):
-    specs = (of_dreamer.VECTOR, of_dreamer.IMAGE)
-    return [of_dreamer.trace(dreamer.resolve(settings, spec), spec) for spec in specs]
-
-
 AGENTS = {
     "tdmpc": (
         of_tdmpc.NAMES,
@@ -38,7 +34,15 @@ AGENTS = {
         of_tdmpc.trace,
         of_tdmpc.OTHER,
     ),
-    "dreamer": (of_dreamer.NAMES, [of_dreamer.small({})], trace_dreamer, {}),
+    **{
+        f"dreamer {spec.name}": (
+            of_dreamer.NAMES,
+            [of_dreamer.small({}, spec)],
+            functools.partial(of_dreamer.resolved_trace, spec=spec),
+            of_dreamer.others(spec),
+        )
+        for spec in (of_dreamer.VECTOR, of_dreamer.IMAGE)
+    },
     "empo": (
         of_empo.NAMES,
         [from_dict(of_empo.Settings(), base) for base in of_empo.BASES],
@@ -48,28 +52,53 @@ AGENTS = {
 }
 
 
-def combinations():
-    """(agent, settings) with one option changed, in the first base in which it may be."""
-    for agent, (names, bases, _, _) in AGENTS.items():
-        for declared in names:
-            if declared.name in NO_MECHANISM:
-                continue
-            section, _, name = declared.name.partition(".")
-            for value in option_values(declared):
-                for base in bases:
-                    now = getattr(getattr(base, section), name)
-                    if now == value or declared.name in inactive(base):
-                        continue
-                    try:
-                        settings = replaced(base, declared.name, value)
-                    except ValueError:
-                        continue
-                    yield pytest.param(agent, settings, id=f"{agent}-{declared.name}={value}")
-                    break
+def option_values(declared):
+    """The legal values of a setting that chooses between mechanisms; none where it is a number."""
+    if declared.allowed.startswith("one of"):
+        return declared.allowed.removeprefix("one of ").split(", ")
+    return [True, False] if isinstance(declared.default, bool) else []
+
+
+def replaced(settings, name, value):
+    """Settings with one other value, read as a configuration is: refused where it has no effect."""
+    values = to_dict(settings)
+    section, _, key = name.partition(".")
+    values[section][key] = value
+    return from_dict(type(settings)(), values)
+
+
+OPTIONS = [
+    pytest.param(agent, declared.name, value, id=f"{agent}-{declared.name}={value}")
+    for agent, (names, _, _, _) in AGENTS.items()
+    for declared in names
+    if declared.name not in NO_MECHANISM
+    for value in option_values(declared)
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("agent", "settings"), list(combinations()))
-def test_no_setting_is_silent_beside_another(agent, settings):
-    names, _, trace, others = AGENTS[agent]
-    assert silent_settings(settings, names, trace, others) == []
+@pytest.mark.parametrize(("agent", "name", "value"), OPTIONS)
+def test_no_setting_is_silent_beside_another(agent, name, value):
+    names, bases, trace, others = AGENTS[agent]
+    for base in bases:  # the first in which the option may be chosen
+        try:
+            settings = replaced(base, name, value)
+            program = trace(settings)
+            break
+        except ValueError as error:
+            refused = str(error)
+    else:
+        assert name.rpartition(".")[2] in refused
+        return
+    idle, values, silent = inactive(settings), dict(flatten(to_dict(settings))), []
+    for declared in names:
+        now, own = values[declared.name], declared.name.rpartition(".")[2]
+        other = others.get(declared.name, other_value(declared._replace(default=now)))
+        if declared.name in (*idle, name) or other == now:
+            continue
+        try:
+            if trace(replaced(settings, declared.name, other)) == program:
+                silent.append(f"{declared.name}={other!r}")
+        except ValueError as error:  # it has no use here, or another one has none beside it
+            assert own in str(error) or "has no effect" in str(error), error
+    assert silent == []
