@@ -309,7 +309,7 @@ def stub(seen, selection="best"):
     """A planner whose candidates are its proposals and noise-free; it says what it was given."""
 
     def plan(key, score_fn, mean, std, *, proposals=None, has_aux=False, config, **given):
-        seen.append(dict(mean=mean, std=std, proposals=proposals, **given))
+        seen.append(dict(mean=mean, std=std, proposals=proposals, has_aux=has_aux, **given))
         found = score_fn(key, proposals)
         values, aux = found if has_aux else (found, None)
         best = int(np.argmax(values[0]))
@@ -345,7 +345,7 @@ def test_a_planner_searches_among_parameters(name, selection):
     parameters = np.clip(np.einsum("kt,bnta->bnka", back, proposals), -1, 1)
     np.testing.assert_allclose(given["proposals"], parameters, atol=1e-6)
     np.testing.assert_allclose(given["mean"][0], np.clip(back @ mean[0], -1, 1), atol=1e-6)
-    assert given["action_mask"] == "mask"
+    assert given["action_mask"] == "mask" and given["has_aux"] == (selection != "mean")
     for k in range(forward.shape[1]):  # variances weighted by the squares of the way back
         weights = back[k] ** 2 / (back[k] ** 2).sum()
         np.testing.assert_allclose(given["std"][0, k], np.sqrt(weights @ std[0] ** 2), rtol=1e-5)

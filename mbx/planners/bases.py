@@ -98,7 +98,7 @@ def over(plan: Any, basis: Basis) -> Any:
     """The planner `plan`, searching among the parameters of a basis; a function of its signature.
     Proposals, `initial` and the mean are mapped to parameters by `back`, so that candidates, values
     and targets are those of the basis's sequences. Deviations are mapped as if steps were
-    independent. `plan` must take `has_aux` as `mppi.plan` does.
+    independent. Unless `config.selection` is "mean", `plan` must take `has_aux` as `mppi.plan`.
     Raises ValueError when it is called with a mean of another horizon than the basis'.
     """
     forward, back = basis.forward, basis.back
@@ -121,11 +121,17 @@ def over(plan: Any, basis: Basis) -> Any:
                 f"the basis is of horizon={forward.shape[0]} and the plan of {mean.shape[1]} steps"
             )
 
+        asks = has_aux or config.selection != "mean"  # the mean's first action needs no score
+
         def score(key: Array, parameters: Array) -> Any:
             actions = _bounded(forward, parameters)
+            if not asks:
+                return score_fn(key, actions)
             values, aux = mppi.checked_score(score_fn, has_aux)(key, actions)
             return values, (actions[:, :, 0], aux)  # the first action is seldom a parameter
 
+        if asks:
+            given["has_aux"] = True
         found: Plan = plan(
             key,
             score,
@@ -133,11 +139,11 @@ def over(plan: Any, basis: Basis) -> Any:
             jnp.sqrt(_along_time(weights, jnp.square(std))),
             proposals=_bounded(back, proposals),
             initial=_bounded(back, initial),
-            has_aux=True,
             config=config,
             **given,
         )
-        means, (first, aux) = _bounded(forward, found.mean), found.aux
+        means = _bounded(forward, found.mean)
+        first, aux = found.aux if asks else (None, None)
         chosen = means[:, 0] if config.selection == "mean" else first
         return Plan(
             action=jnp.clip(chosen + found.action - found.chosen, -1.0, 1.0),
