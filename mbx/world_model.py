@@ -89,9 +89,10 @@ class WorldModelConfig:
                 f"latent_dim={self.latent} is not divisible by simnorm_dim={self.simnorm_dim}: "
                 "choose a latent_dim that is a multiple of it"
             )
-        for field in ("num_values", "num_dynamics", "num_rewards"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)}: must be at least 1")
+        least = dict(num_values=1, num_dynamics=1, num_rewards=1, num_bins=2)
+        for field, number in least.items():
+            if getattr(self, field) < number:
+                raise ValueError(f"{field}={getattr(self, field)}: must be at least {number}")
         for field, value, choices in (
             ("critic", self.critic, CRITICS),
             ("policy", self.policy, POLICIES),

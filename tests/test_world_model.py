@@ -221,6 +221,16 @@ def close(a, b, **more):
     np.testing.assert_allclose(a, b, **(dict(rtol=2e-4, atol=2e-5) | more))
 
 
+@pytest.mark.parametrize(
+    ("field", "least"),
+    [("num_values", 1), ("num_dynamics", 1), ("num_rewards", 1), ("num_bins", 2)],
+)
+def test_a_model_has_enough_heads_and_bins(field, least):
+    WorldModelConfig((3,), 2, **SIZES | {field: least})
+    with pytest.raises(ValueError, match=f"{field}={least - 1}: must be at least {least}"):
+        WorldModelConfig((3,), 2, **SIZES | {field: least - 1})
+
+
 def test_latents(case):
     config, oracle, found, obs, zs, action = case
     close(found["encode"], oracle.encode(obs))
