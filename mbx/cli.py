@@ -42,8 +42,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(given: list[str]) -> None:
-    """Run the command that the first argument names; a user's mistake ends with a line and status
-    1."""
+    """Run the command that the first argument names.
+    A user's mistake prints one line and exits with status 1.
+    """
     if not given or given[0] in ("-h", "--help", "help"):
         print(usage())
         return

@@ -412,13 +412,13 @@ def search(
             scored = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), fixed, scored)
         new = how.blend(last, _refit_to(config, actions, scored[0]))
         if how.tell is not None:
-            memory, mean = how.tell(i, memory, sampled, scored[0][:, num - own :])
-            new = new._replace(mean=mean)
+            memory, fitted = how.tell(i, memory, sampled, scored[0][:, num - own :])
+            new = new._replace(mean=fitted)
         new = new._replace(mean=new.mean * mask, std=new.std * mask)
         return _Carry(new, actions, scored, memory)
 
-    begun = mean, std * mask, how.memory
-    carry = _first_carry(*begun, draws, score if has_aux else None, config)
+    asked = score if has_aux else None
+    carry = _first_carry(mean, std * mask, how.memory, draws, asked, config)
     last, actions, (values, aux), _ = jax.lax.fori_loop(0, rounds, one_round, carry)
     if has_aux:
         aux = _aux_of_chosen(draws, score, last, values, aux, config)
@@ -437,9 +437,9 @@ class _Carry(NamedTuple):
 
 
 def _first_carry(
-    mean: Array, std: Array, memory: Any, draws: Draws, score: Callable | None, config: Any
+    mean: Array, std: Array, memory: Any, draws: Draws, score: Callable | None, config: MPPIConfig
 ) -> _Carry:
-    """Before the first round; with auxiliaries as `score` gives them, None without."""
+    """The carry before the first round; `score` is given if it returns auxiliaries."""
     batch, horizon, action_dim = mean.shape
     zeros = functools.partial(jnp.zeros, dtype=mean.dtype)
     elites = zeros((batch, config.num_elites, horizon, action_dim))

@@ -90,10 +90,13 @@ def run_all(jobs: Sequence[Job], *, workers: int, devices: int = 0) -> list[str]
         places.put(place)
     lock = threading.Lock()
 
-    def say(job: Job, words: str) -> str:
+    def line(job: Job, words: str) -> str:
+        return f"{job.label} seed {job.seed}: {words}"
+
+    def say(text: str) -> str:
         with lock:
-            print(line := f"{job.label} seed {job.seed}: {words}", flush=True)
-        return line
+            print(text, flush=True)
+        return text
 
     def run(job: Job) -> str | None:
         if job.complete():
@@ -101,16 +104,16 @@ def run_all(jobs: Sequence[Job], *, workers: int, devices: int = 0) -> list[str]
         place = places.get()
         try:
             if stopped.is_set():
-                return f"{job.label} seed {job.seed}: not run, the same command continues"
-            say(job, f"begins, see {job.workdir}.log")
+                return line(job, "not run, the same command continues")
+            say(line(job, f"begins, see {job.workdir}.log"))
             code = _run(job, place if workers > 1 or devices else None, devices, running)
         finally:
             places.put(place)
         if code in _STOPPED:
-            return say(job, "stopped and saved, the same command continues it")
+            return say(line(job, "stopped and saved, the same command continues it"))
         if code:
-            return say(job, f"failed, see {job.workdir}.log")
-        say(job, "done")
+            return say(line(job, f"failed, see {job.workdir}.log"))
+        say(line(job, "done"))
         return None
 
     with _handed_on(running) as stopped, concurrent.futures.ThreadPoolExecutor(workers) as pool:

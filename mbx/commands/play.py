@@ -63,7 +63,11 @@ def main(arguments: list[str]) -> None:
     add_run(parser)
     add = parser.add_argument
     add("--world", help="A world instead of a run: multigrid/NAME or a path.")
-    add("--robot", help="One of learned, exact, helper, inferring, random, frozen.")
+    add(
+        "--robot",
+        help="One of learned, exact, helper, inferring, random, frozen (default: learned; without "
+        "a run: exact).",
+    )
     add("--human", type=at_least(1), default=1, help="Number of the human that you play.")
     add("--goal", type=at_least(0), default=0, help="Your first goal; 0: drawn.")
     add("--seed", type=int, default=0, help="Seed of chance and of the other humans.")

@@ -70,8 +70,7 @@ class Checkpointer:
         self._all.save(step, state, meta)
 
     def save_best(self, step: int, train_state: Any, score: float) -> bool:
-        """Save `train_state` if `score` is finite and the best so far; returns whether it was
-        saved."""
+        """Save `train_state` if `score` is finite and the best so far; True if saved."""
         score = float(score)
         if not math.isfinite(score) or (self._best_score is not None and score <= self._best_score):
             return False
@@ -333,8 +332,7 @@ def _is_key(x: Any) -> bool:
 
 
 def _describe(state: Any) -> dict[str, str]:
-    leaves = jax.tree_util.tree_flatten_with_path(state)[0]
-    return {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in leaves}
+    return {name: f"{x.dtype}{list(x.shape)}" for name, x in _named(state)}
 
 
 def _inode(path: str) -> int | None:
@@ -383,8 +381,7 @@ def digests_of(tree: Any) -> Digests:
 
 
 def damaged_leaf(tree: Any, saved: Digests) -> str | None:
-    """Name of the first leaf that differs from `of_tree`'s digests, as far as this process holds
-    it."""
+    """Name of the first leaf that differs from its digests; parts held elsewhere are skipped."""
     for name, x in _named(tree):
         whole = getattr(x, "is_fully_addressable", True)
         held = {} if whole else {p: d for p, d in _parts(x) if d is not None}

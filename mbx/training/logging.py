@@ -345,6 +345,7 @@ class TensorBoard:
         self._write(step=step, summary=self._summary(value=[value]))
 
     def close(self) -> None:
+        """Write pending events and close the file."""
         self._writer.close()
 
     def _write(self, **fields: Any) -> None:
@@ -442,6 +443,7 @@ class Progress:
             self._bar = tqdm(total=total, initial=initial, unit="step", dynamic_ncols=True)
 
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Show one row."""
         if kind == "setup":
             if self._bar is None:
                 sizes = (f"{name} {value:,.15g}" for name, value in values.items())
@@ -483,6 +485,7 @@ class Progress:
         return f"  {duration(seconds)} left"
 
     def close(self) -> None:
+        """Close the bar."""
         if self._bar is not None:
             self._bar.close()
 

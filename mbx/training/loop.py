@@ -49,7 +49,7 @@ def make_select_action(agent: Agent, schedule: Schedule, num_envs: int, spec: En
     """`select_action(state, key) -> (action [E, A], actor, targets)`: random in the seed phase."""
 
     def random_key(key: Array) -> Array:
-        """The stream of random actions, of the key of a step's acting."""
+        """The key of a step's random actions, from its acting key."""
         act_key = jax.random.split(key)[0]
         return act_key if agent.after_action is None else jax.random.split(act_key)[0]
 
@@ -85,7 +85,7 @@ def seed_actions(
 
     White noise hardly moves a body: what one step does the next undoes. Held for a few steps and
     at the bounds more often than not, the same noise finds rewards that it else misses
-    (docs/notes/learning_history.md).
+    (docs/notes/learning_history.md). `stream` gives the key of random actions of an acting key.
     """
     if schedule.seed_hold == 1:
         return random_actions(spec, stream(key), num_envs)
@@ -341,8 +341,8 @@ def make_interval(
     @functools.wraps(interval)
     def summed(state: LoopState, until: Array | None = None) -> tuple[LoopState, Metrics]:
         state, metrics = interval(state, until)
-        each = ("faults", "episodes", "episode/")
-        own = {name: x for name, x in metrics.items() if name.startswith(each)}
+        unsummed = ("faults", "episodes", "episode/")  # by `make_store_step`, on several devices
+        own = {name: x for name, x in metrics.items() if name.startswith(unsummed)}
         return state, metrics | jax.tree.map(jnp.sum, own)
 
     return partition.compile(summed if divided else interval, donate=True)

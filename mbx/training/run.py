@@ -298,7 +298,7 @@ def open_seed_runs(
         logger = NoLogger(path)
         if job.partition.is_main_process:
             rundir.keep_inputs(settings.files(), path)
-            rundir.remember(settings.env.name)
+            rundir.remember_trusted(settings.env.name)
             rundir.save_spec(job.environment.spec, path)
             logger = RunLogger(
                 path,

@@ -50,6 +50,8 @@ from mbx.training.state import LoopState
 from mbx.types import EnvSpec, Part
 
 Config = Mapping[str, Any]
+_LOG = 50e6  # bytes of rows, events and figures
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 # What a run keeps from beginning to end; everything else may change when it is resumed.
 _FIXED = ("agent", "seed", "num_seeds", "env", "model")
@@ -247,10 +249,13 @@ def _content(path: str) -> bytes:
         return file.read()
 
 
-# Fields of spec.json: JSON types, and for those that are left out at their defaults, how to read.
-_KINDS = dict(name=str, obs_shape=list, obs_dtype=str, action_dim=int, episode_length=int)
-_KINDS |= dict(action_repeat=int, discrete=bool, can_terminate=bool, metrics=list)
-_KINDS |= dict(action_low=list, action_high=list)
+# Required fields of spec.json by JSON type.
+_KINDS = {
+    **dict.fromkeys(("name", "obs_dtype"), str),
+    **dict.fromkeys(("action_dim", "episode_length", "action_repeat"), int),
+    **dict.fromkeys(("discrete", "can_terminate"), bool),
+    **dict.fromkeys(("obs_shape", "metrics", "action_low", "action_high"), list),
+}
 
 
 def _action_dtype(value: Any) -> str:
@@ -259,6 +264,7 @@ def _action_dtype(value: Any) -> str:
     return np.dtype(value).name
 
 
+# Fields left out at their defaults, and how each is read.
 _IF_ANY: dict[str, Callable[[Any], Any]] = {
     "parts": lambda found: tuple(Part(str(name), tuple(map(int, shape))) for name, shape in found),
     "reward_range": lambda found: check_reward_range("the task", found),
@@ -284,7 +290,7 @@ def save_spec(spec: EnvSpec, workdir: str) -> None:
 
 
 def load_spec(workdir: str) -> EnvSpec | None:
-    """What `save` wrote, None where it did not. Raises ValueError for anything else."""
+    """The spec that `save_spec` wrote; None without one. Raises ValueError for other content."""
     path = os.path.join(workdir, "spec.json")
     if not os.path.exists(path):
         return None
@@ -300,9 +306,6 @@ def load_spec(workdir: str) -> EnvSpec | None:
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{path}: field {name!r}: {error}") from error
     return EnvSpec(**values)
-
-
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
 class Attempt:
@@ -326,8 +329,8 @@ def attempt(workdir: str, from_step: int) -> Iterator[Attempt]:
         warnings.warn(f"{error}: written again", stacklevel=3)
         earlier = []
     going = Attempt()
-    now = {"started": _clock(), "from_step": from_step, "ended": None, "to_step": None}
-    now |= {"outcome": None, **provenance()}
+    unknown = dict.fromkeys(("ended", "to_step", "outcome"))
+    now = {"started": _clock(), "from_step": from_step, **unknown, **provenance()}
     now["devices"] = f"{jax.device_count()} {jax.devices()[0].device_kind}"
 
     def write(**fields: Any) -> None:
@@ -429,7 +432,7 @@ def changes(settings: RunSettings, log_dir: str, spec: EnvSpec) -> list[str]:
     path = os.path.join(log_dir, "config.json")
     try:
         before = read_json(path)
-    except (FileNotFoundError, ValueError):  # damaged: `rundir.check` has said so
+    except (FileNotFoundError, ValueError):  # damaged: `_check_same` has warned
         return []
     old, new = dict(flatten(before)), dict(flatten(json.loads(json.dumps(to_dict(settings)))))
     ours = ("resume", "num_seeds", "seed")  # each of several seeds has its own
@@ -460,22 +463,22 @@ def evaluations_before(log_dirs: Sequence[str], step: int) -> list[tuple[int, fl
     return [(s, float(np.mean(returns))) for s, returns in values.items()]
 
 
-def remember(name: str) -> None:
+def remember_trusted(name: str) -> None:
     """Note that this user trains with a custom environment."""
-    new = set(custom.own_names(name)) - _known()
+    new = set(custom.own_names(name)) - _trusted_names()
     if not new:
         return
-    with contextlib.suppress(OSError):  # a read-only home: `check` says what to do
-        os.makedirs(os.path.dirname(_path()), exist_ok=True)
-        with open(_path(), "a") as file:
+    with contextlib.suppress(OSError):  # a read-only home: `check_trusted` names the remedy
+        os.makedirs(os.path.dirname(_trusted_file()), exist_ok=True)
+        with open(_trusted_file(), "a") as file:
             file.writelines(f"{one}\n" for one in sorted(new))
 
 
 def check_trusted(name: str, workdir: str, trusted: bool) -> None:
     """Raise ValueError where the run in `workdir` names code that this user never trained with.
-    trusted: `--trust` was given.
+    trusted: the user asked for it (`--trust`, `run.load(trusted=True)`).
     """
-    foreign = [] if trusted else sorted(set(custom.own_names(name)) - _known())
+    foreign = [] if trusted else sorted(set(custom.own_names(name)) - _trusted_names())
     if foreign:
         raise ValueError(
             f"the run in {workdir} executes {foreign[0].partition(':')[2]}, which no run of yours "
@@ -483,22 +486,17 @@ def check_trusted(name: str, workdir: str, trusted: bool) -> None:
         )
 
 
-def _path() -> str:
+def _trusted_file() -> str:
     root = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     return os.path.join(root, "mbx", "environments")
 
 
-def _known() -> set[str]:
+def _trusted_names() -> set[str]:
     try:
-        with open(_path()) as file:
+        with open(_trusted_file()) as file:
             return set(file.read().splitlines())
     except OSError:
         return set()
-
-
-Config = Mapping[str, Any]
-
-_LOG = 50e6  # bytes of rows, events and figures
 
 
 def check_room(
@@ -513,7 +511,7 @@ def check_room(
         steps: rows that it will make in all.
         devices: devices that it is divided among.
     """
-    sizes = parts(state)
+    sizes = state_bytes(state)
     _check_memory(config, sizes, devices)
     capacity = max(1, config["replay"]["capacity"])
     filled = sizes["replay"] * min(1.0, steps / capacity)  # what is empty compresses to nothing
@@ -528,7 +526,7 @@ def check_room(
         )
 
 
-def parts(state: LoopState) -> dict[str, int]:
+def state_bytes(state: LoopState) -> dict[str, int]:
     """Bytes of the parts of a state that grow with settings."""
     return {
         "replay": _bytes(state.replay),
@@ -571,8 +569,10 @@ def free_memory() -> float:
         line = next(line for line in file if line.startswith("MemAvailable:"))
         limits.append(float(line.split()[1]) * 1024)
     limits += _process_limits()
-    old = "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"
-    for most, used in (("memory.max", "memory.current"), old):  # a container's, by cgroup version
+    for most, used in (  # a container's limits: cgroup version 2, then 1
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
         with contextlib.suppress(OSError, ValueError):  # "max" is no number
             with open(f"/sys/fs/cgroup/{most}") as file, open(f"/sys/fs/cgroup/{used}") as other:
                 limits.append(float(file.read()) - float(other.read()))

@@ -34,7 +34,7 @@ class Schedule:
     Attributes:
         seed_steps: random actions before learning starts.
         pretrain_updates: updates made when they are over, before anything else, after which every
-            stored target is made again.
+            stored target is refreshed.
         utd_ratio: updates per agent step from then on, below or above 1.
         reanalyze_interval: learner updates between two reanalyze passes (0: never), which is
             interval / utd_ratio agent steps.

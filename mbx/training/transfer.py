@@ -32,7 +32,7 @@ def resolve(settings: RunSettings) -> RunSettings:
     """`settings` with values from another run or a dataset filled in.
     Raises ValueError for several seeds, which cannot start from another run.
     """
-    train, env, replay = settings.train, settings.env, settings.replay
+    train, env, rows = settings.train, settings.env, settings.replay
     for field, value in (("init_from", train.init_from), ("dataset", train.dataset)):
         if value and settings.num_seeds > 1:
             raise ValueError(
@@ -43,10 +43,10 @@ def resolve(settings: RunSettings) -> RunSettings:
         pad_to = (spec.obs_shape[0] - len(spec.tasks), spec.action_dim)
         env = dataclasses.replace(env, pad_to=pad_to)
     if train.dataset:
-        num_envs, rows = dataset_shape(train.dataset)
+        num_envs, length = dataset_shape(train.dataset)
         env = dataclasses.replace(env, num_envs=num_envs)
-        replay = dataclasses.replace(replay, capacity=num_envs * rows)
-    return dataclasses.replace(settings, env=env, replay=replay)
+        rows = dataclasses.replace(rows, capacity=num_envs * length)
+    return dataclasses.replace(settings, env=env, replay=rows)
 
 
 def _settings(source: str) -> RunSettings:

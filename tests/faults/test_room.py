@@ -18,7 +18,7 @@ def abstract_of(config):
 
 
 def sizes_of(config) -> dict[str, int]:
-    return rundir.parts(abstract_of(config))
+    return rundir.state_bytes(abstract_of(config))
 
 
 def test_sizes_are_those_of_the_arrays():

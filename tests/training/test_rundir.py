@@ -18,12 +18,12 @@ def home(tmp_path, monkeypatch):
 
 
 def test_what_a_user_trained_with_is_remembered_once(home):
-    rundir.remember("gymnax:Pendulum-v1")
+    rundir.remember_trusted("gymnax:Pendulum-v1")
     assert not home.exists()
-    rundir.remember(OWN)
-    rundir.remember(OWN)
+    rundir.remember_trusted(OWN)
+    rundir.remember_trusted(OWN)
     assert home.read_text() == OWN + "\n"
-    rundir.remember(f"multi:gymnax:Pendulum-v1+{OTHER}+{OWN}")
+    rundir.remember_trusted(f"multi:gymnax:Pendulum-v1+{OTHER}+{OWN}")
     assert home.read_text() == f"{OWN}\n{OTHER}\n"
 
 
@@ -33,7 +33,7 @@ def test_only_what_is_remembered_or_said_to_be_trusted_is_followed(home):
     rundir.check_trusted(OWN, "runs/a", trusted=True)
     assert not home.exists()  # saying so is for once
     rundir.check_trusted("gymnax:Pendulum-v1", "runs/a", trusted=False)
-    rundir.remember(OWN)
+    rundir.remember_trusted(OWN)
     rundir.check_trusted(OWN, "runs/a", trusted=False)
     with pytest.raises(ValueError, match="/home/b/theirs.py:Point"):
         rundir.check_trusted(f"multi:{OWN}+{OTHER}", "runs/a", trusted=False)
@@ -42,14 +42,14 @@ def test_only_what_is_remembered_or_said_to_be_trusted_is_followed(home):
 def test_without_a_data_directory_it_lies_in_the_home(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    rundir.remember(OWN)
+    rundir.remember_trusted(OWN)
     assert (tmp_path / ".local/share/mbx/environments").read_text() == OWN + "\n"
 
 
 def test_a_home_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
-    rundir.remember(OWN)
+    rundir.remember_trusted(OWN)
     with pytest.raises(ValueError, match="own.py:Scale"):
         rundir.check_trusted(OWN, "runs/a", trusted=False)
 

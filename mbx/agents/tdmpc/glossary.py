@@ -34,10 +34,10 @@ KEYS = {
     "model/latent_error_*": "squared error of the latent N steps after the last observation that "
     "the model saw, mean over its numbers",
     "model/still_error_*": "squared error of an unchanged latent: what a model has to beat",
-    "model/reward_error_*": "mean size of the error of the reward predicted at that depth",
+    "model/reward_error_*": "mean size of the error of the reward predicted N steps ahead",
     "model/realised": "mean return, discounted, that followed states of the evaluation's episodes, "
     "with the value of the last state where a time limit cut it",
-    "model/value": "mean value of those states",
+    "model/value": "mean value of states of the evaluation's episodes",
     "model/value_bias": "mean value less the realised return: above 0 it promises too much",
     "model/value_correlation": "correlation of value and realised return over states",
     "model/policy": "mean return, by the model, of the policy acting alone",
@@ -45,8 +45,8 @@ KEYS = {
     "model/planned_bias": "planned return less the realised one: above 0 plans promise too much",
     "model/planned_correlation": "correlation of planned and realised return over states",
     "model/planner_gain": "what planning is worth beyond the policy, by the model",
-    "model/gain_by_round_*": "share of that gain after the planner's N-th round; not logged where "
-    "there is none",
+    "model/gain_by_round_*": "share of model/planner_gain after the planner's N-th round; not "
+    "logged where there is no gain",
     "model/training_gain": "what the training planner's best actions (loss.value_best_n) are worth "
     "beyond the policy's, in states of the replay, by the model",
     "model/termination_precision": "share of the predicted ends of episodes, one step ahead, that "
