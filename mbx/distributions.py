@@ -123,7 +123,7 @@ def _softmax_mean_forward(logits: Array, bins: Array) -> tuple[Array, tuple[Arra
 def _softmax_mean_backward(residuals: tuple[Array, ...], grad: Array) -> tuple[Array, Array]:
     e, total, mean, bins = residuals
     scaled = e * (grad / total)[..., None]
-    away = bins.reshape((1,) * (e.ndim - 1) + (-1,)) - mean[..., None]
+    away = reductions.expand(bins, e.ndim) - mean[..., None]
     return scaled * away, jnp.sum(scaled, axis=tuple(range(e.ndim - 1)))
 
 
@@ -140,7 +140,7 @@ def two_hot_linear_mean(logits: Array, bins: Array) -> Array:
       ValueError: logits and bins do not fit.
     """
     logits, bins = _check_logits(logits, bins)
-    terms = jax.nn.softmax(logits) * bins.reshape((1,) * (logits.ndim - 1) + (-1,))
+    terms = jax.nn.softmax(logits) * reductions.expand(bins, logits.ndim)
     return 0.5 * jnp.sum(terms + terms[..., ::-1], axis=-1)
 
 
@@ -236,7 +236,7 @@ def _moved_bins(logits: Array, bins: Array, shift: ArrayLike, scale: ArrayLike) 
     """Where every bin of every distribution goes, in symlog space: [..., K]."""
     scale = jnp.broadcast_to(_float(scale), logits.shape[:-1])[..., None]
     shift = jnp.broadcast_to(_float(shift), logits.shape[:-1])[..., None]
-    symlog_bins = bins.reshape((1,) * (logits.ndim - 1) + bins.shape)
+    symlog_bins = reductions.expand(bins, logits.ndim)
     return symlog(symexp(symlog_bins * scale) + shift)
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mbx.fast import collectives, gradients, rng
+from mbx.fast import collectives, gradients, reductions, rng
 
 Params = Any
 
@@ -90,8 +90,8 @@ class NormActivation(nn.Module):
         y = x.astype(jnp.float32)
         if self.activation is mish:
             return gradients.norm_mish(y, scale, bias).astype(x.dtype)
-        y = gradients.layer_norm(y)[0] * gradients.expand(scale, y.ndim)
-        y = y + gradients.expand(bias, y.ndim)
+        y = gradients.layer_norm(y)[0] * reductions.expand(scale, y.ndim)
+        y = y + reductions.expand(bias, y.ndim)
         return self.activation(y).astype(x.dtype)
 
 

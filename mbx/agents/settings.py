@@ -236,8 +236,8 @@ class RunSettings(abc.ABC):
         choices=("auto", "quick", "full"),
     )
     distributed: Distributed = section(Distributed(), "Many devices and processes.")
-    env: Env = section(Env(), "The task.")
-    train: Train = section(Train(), "Length of the run, rate of learning.")
+    env: Env = section(Env(), "Task and its environments.")
+    train: Train = section(Train(), "Length of the run and updates per step.")
     eval: Eval = section(Eval(), "Evaluations during training.")
     log: Log = section(Log(), "Logs besides the run directory.")
     checkpoint: Checkpoint = section(Checkpoint(), "When the state is saved.")
@@ -285,8 +285,7 @@ class RunSettings(abc.ABC):
 
     def draws(self) -> tuple[int, ...]:
         """All sizes of replay samples (rows or windows).
-        With several devices per processor, each draws its share where it is whole; 1, as here:
-        never.
+        Each of several devices draws its share of a size that they divide; 1 is never divided.
         """
         return (1,)
 

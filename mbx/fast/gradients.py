@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 
 from mbx.fast import collectives, reductions
-from mbx.fast.reductions import expand as expand
+from mbx.fast.reductions import expand
 
 LAYER_NORM_EPSILON = 1e-5
 

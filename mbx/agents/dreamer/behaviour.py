@@ -135,7 +135,7 @@ def imagined_losses(
 
 
 def actor_objective(settings: Settings, out: Array, actions: Array, advantage: Array) -> Array:
-    """What the actor maximises, `[H, N]`: the advantage, or its log-probability weighed by it."""
+    """What the actor maximises, `[H, N]`: the advantage (REINFORCE: times the log-probability)."""
     if settings.actor.gradient != "reinforce":
         return advantage
     return policy.log_prob(settings.model, out, stop(actions)) * stop(advantage)

@@ -20,7 +20,7 @@ import numpy as np
 
 from mbx import distributions as dist
 from mbx.agents.dreamer.settings import SIZES, Model
-from mbx.fast import collectives, gradients
+from mbx.fast import collectives, gradients, reductions
 from mbx.heads import Heads
 from mbx.observations import is_packed, joined
 from mbx.settings import from_dict
@@ -176,8 +176,8 @@ def norm(params: Params, x: Array) -> Array:
     """RMSNorm (eps 1e-4), or LayerNorm (eps 1e-3) where the parameters hold a shift; float32."""
     shift = params.get("shift")
     y = gradients.shifted_norm(x.astype(jnp.float32), shift)[0]
-    y = y * gradients.expand(params["scale"], x.ndim)
-    return y if shift is None else y + gradients.expand(shift, x.ndim)
+    y = y * reductions.expand(params["scale"], x.ndim)
+    return y if shift is None else y + reductions.expand(shift, x.ndim)
 
 
 def norm_silu(params: Params, x: Array) -> Array:

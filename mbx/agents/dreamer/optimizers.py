@@ -17,6 +17,7 @@ import optax
 
 from mbx.agents.dreamer.networks import ModelConfig
 from mbx.agents.dreamer.settings import GROUPS, Optimizer
+from mbx.fast import reductions
 from mbx.types import Array, Params
 
 
@@ -69,7 +70,7 @@ def clip_adaptively(
                 divisor = jnp.repeat(
                     divisor, np.asarray(tensor.sizes), total_repeat_length=grad.shape[-1]
                 )
-            clipped.append(grad / divisor.reshape((1,) * (grad.ndim - 1) + (-1,)))
+            clipped.append(grad / reductions.expand(divisor, grad.ndim))
         return jax.tree.unflatten(tree, clipped), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

@@ -61,7 +61,9 @@ class Replay(common.Replay):
 class Model:
     """Parts and sizes of the networks."""
 
-    size: str = setting("tiny", "Size of the networks: fills in 0 below.", choices=tuple(SIZES))
+    size: str = setting(
+        "tiny", "Size of the networks; it sets every size that is 0.", choices=tuple(SIZES)
+    )
     deter: int = setting(0, "Units of the recurrent state. 0 = by size.")
     hidden: int = setting(0, "Units of the recurrent model's layers. 0 = by size.")
     stoch: int = setting(0, "Categorical latents. 0 = by size.")
@@ -86,7 +88,9 @@ class Model:
     decoder_blocks: int = setting(8, "Blocks of an image decoder's first layer.", at_least=1)
     unimix: float = setting(0.01, "Share of the uniform distribution in the latents.", at_most=1)
     policy_unimix: float = setting(0.01, "Uniform share in discrete policies.", at_most=1)
-    init_std: float = setting(2.0, "Offset of the policy's raw deviation.", at_least=None)
+    init_std: float = setting(
+        2.0, "Offset of a continuous policy's raw standard deviation.", at_least=None
+    )
     min_std: float = setting(0.1, "Smallest standard deviation of a continuous policy.", above=0)
     max_std: float = setting(1.0, "Largest standard deviation of a continuous policy.", above=0)
     num_bins: int = setting(255, "Bins of reward and value, an odd number.", at_least=3)
@@ -122,10 +126,14 @@ class Loss:
         choices=("sequential", "joint"),
     )
     free_nats: float = setting(0.1, "KL of a row that costs nothing, in nats.")
-    dynamics_coef: float = setting(0.5, "Weight of the prior's KL (beta_dyn).")
-    representation_coef: float = setting(0.01, "Weight of the posterior's KL (beta_rep).")
+    dynamics_coef: float = setting(0.5, "Weight of the KL that moves the prior (beta_dyn).")
+    representation_coef: float = setting(
+        0.01, "Weight of the KL that moves the posterior (beta_rep)."
+    )
     reward_gradient: bool = setting(True, "Let the reward loss shape the representation.")
-    continue_discount: bool = setting(False, "Predict gamma times continue, the whole discount.")
+    continue_discount: bool = setting(
+        False, "Predict gamma times continue; imagination then has no other discount."
+    )
     heads: str = setting("", common.HEADS_HELP)
 
     @property
@@ -200,7 +208,9 @@ class Critic:
     gamma: float = setting(1.0 - 1.0 / 333.0, "Discount of an agent step.", above=0, at_most=1)
     lambda_: float = setting(0.95, "Trace of the lambda returns.", at_most=1)
     tau: float = setting(0.02, "Share of the critic in an update of the slow critic.", at_most=1)
-    target_update_freq: int = setting(1, "Updates per move of the slow critic.", at_least=1)
+    target_update_freq: int = setting(
+        1, "Gradient steps between updates of the slow critic.", at_least=1
+    )
     regularizer: float = setting(1.0, "Weight of the loss towards the slow critic.")
     replay_loss: str = setting(
         "aligned",

@@ -375,7 +375,7 @@ class Settings(RunSettings):
         if self.loss.batch_size % heads:
             yield (
                 f"loss.batch_size={self.loss.batch_size} is not divisible by model.num_dynamics="
-                f"{heads}, whose heads share a batch: change it"
+                f"{heads}, whose heads share a batch: give a multiple of it"
             )
         kept, made = self.replay.keep_targets, self.training_planner.num_samples
         if self.stores_plans and kept > made:

@@ -95,7 +95,7 @@ def when(
 def weigh_plans(settings: Settings, values: Array | None) -> tuple[Array | None, Array | None]:
     """Weights of planner actions by their values `[S, B, N]`, for the policy and for value targets.
 
-    They are softmax(values / temperature), `[S, B, N]`; None where no loss reads them.
+    They are softmax(values / temperature); None where no loss reads them.
     """
     if not settings.weighs_plans:
         return None, None
