@@ -154,7 +154,7 @@ def make_episodes(
             total = total + jnp.where(active, reward, 0.0)
             length = length + active
             metrics = {n: jnp.where(active, timestep.metrics[n], x) for n, x in metrics.items()}
-            kept = _recorded(kept, i, obs, active, timestep) if record else kept
+            kept = _with_step(kept, i, obs, active, timestep) if record else kept
             active = active & ~(timestep.terminated | timestep.truncated)
             return i + 1, env_state, timestep.obs, actor, active, total, length, metrics, kept
 
@@ -167,7 +167,7 @@ def make_episodes(
             jnp.zeros(num),
             jnp.zeros(num, jnp.int32),
             {name: jnp.zeros(num) for name in logged_metrics(environment.spec)},
-            _unrecorded(jnp, environment.spec, obs) if record else {},
+            _empty_record(jnp, environment.spec, obs) if record else {},
         )
         result = jax.lax.while_loop(lambda carry: jnp.any(carry[4]), step, start)
         return result[5:]
@@ -175,7 +175,7 @@ def make_episodes(
     return evaluation
 
 
-def _unrecorded(xp: Any, spec: EnvSpec, obs: Any) -> dict[str, Any]:
+def _empty_record(xp: Any, spec: EnvSpec, obs: Any) -> dict[str, Any]:
     """What `Episodes` holds before the first step, as arrays of NumPy or JAX (`xp`)."""
     num, seen = obs.shape[0], seen_steps(spec.episode_length)
     return dict(
@@ -186,7 +186,7 @@ def _unrecorded(xp: Any, spec: EnvSpec, obs: Any) -> dict[str, Any]:
     )
 
 
-def _recorded(
+def _with_step(
     kept: dict[str, Array], i: Array, obs: Array, active: Array, now: Timestep
 ) -> dict[str, Array]:
     """`kept` with step i of the `active` environments."""
@@ -229,10 +229,10 @@ def _make_fused(
     return evaluate
 
 
-def _record(
+def _write_step(
     kept: dict[str, np.ndarray], i: int, obs: np.ndarray, active: np.ndarray, now: Timestep
 ) -> None:
-    """`_recorded` of a host environment: writes step i into the arrays of `kept`."""
+    """`_with_step` of a host environment: writes step i into the arrays of `kept`."""
     ends = active & (now.terminated | now.truncated)
     kept["rewards"][i, active] = np.where(now.fault, np.nan, now.reward)[active]
     kept["terminated"] |= ends & now.terminated
@@ -286,7 +286,7 @@ def _make_host(
         active, total = np.ones(num, bool), np.zeros(num, np.float32)
         length, i = np.zeros(num, np.int32), 0
         metrics = {name: np.zeros(num) for name in logged_metrics(environment.spec)}
-        kept = _unrecorded(np, environment.spec, obs) if record else {}
+        kept = _empty_record(np, environment.spec, obs) if record else {}
         while active.any():
             first = jnp.full(num, i == 0)
             key_now = jax.random.fold_in(step_key, i)
@@ -298,7 +298,7 @@ def _make_host(
                 x[active] = timestep.metrics[name][active]
             length += active
             if record:
-                _record(kept, i, obs, active, timestep)
+                _write_step(kept, i, obs, active, timestep)
             active &= ~(timestep.terminated | timestep.truncated)
             obs, i = timestep.obs, i + 1
         metrics = {name: partition.gathered(x) for name, x in metrics.items()}

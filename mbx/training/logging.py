@@ -32,9 +32,9 @@ from mbx.agents.settings import Log, RunSettings
 from mbx.settings import flatten, to_dict
 from mbx.training.files import atomic_write, parse_json, read_json, written
 
-_EPISODE = ["step", "episode", "task", "return", "length"]
+_EVAL_COLUMNS = ["step", "episode", "task", "return", "length"]
 _COMPARED = ("eval/return_mean", "train/episode/return")  # by TensorBoard's hyperparameters
-_TRAINING = ["step", "environment", "task", "return", "length"]
+_TRAIN_COLUMNS = ["step", "environment", "task", "return", "length"]
 
 
 class RunLogger:
@@ -106,7 +106,7 @@ class RunLogger:
         for row in rows:
             writer.writerows(_long(row))
         atomic_write(self._csv, text.getvalue().encode())
-        for path, names in ((self._episodes, _EPISODE), (self._training, _TRAINING)):
+        for path, names in ((self._episodes, _EVAL_COLUMNS), (self._training, _TRAIN_COLUMNS)):
             atomic_write(path, _episodes_until(path, names, last_step).encode())
 
     def log_episodes(
@@ -263,7 +263,7 @@ def _long(row: Mapping[str, Any]) -> list[list[Any]]:
 STEPS = "environment_steps"
 _FLUSH_SECONDS = 30
 # What the terminal shows of a training row, in this order; of an evaluation.
-_TRAIN = {
+_TRAIN_SHOWN = {
     "episode/return": "return",
     "episode/length": "length",
     "loss/consistency": "consistency",
@@ -272,7 +272,7 @@ _TRAIN = {
     "loss/policy": "policy",
     "steps_per_second": "steps/s",
 }
-_EVAL = {"return_mean": "return", "return_std": "±", "length_mean": "length"}
+_EVAL_SHOWN = {"return_mean": "return", "return_std": "±", "length_mean": "length"}
 
 
 class Sinks:
@@ -449,7 +449,7 @@ class Progress:
                 sizes = (f"{name} {value:,.15g}" for name, value in values.items())
                 _print("  ".join(("setup", *sizes)))
             return
-        shown = _numbers(_EVAL if kind == "eval" else _TRAIN, values)
+        shown = _numbers(_EVAL_SHOWN if kind == "eval" else _TRAIN_SHOWN, values)
         if self._bar is not None:
             if kind == "eval":
                 self._evaluated = f"eval at {step:,}: {shown}"
@@ -466,7 +466,7 @@ class Progress:
     def pretraining(self, values: Mapping[str, float], made: int, of: int) -> None:
         """Show the progress of the pretraining and its newest losses."""
         place = f"pretraining {made:,} of {of:,}"
-        shown = _numbers(_TRAIN, values)
+        shown = _numbers(_TRAIN_SHOWN, values)
         if self._bar is not None:
             self._bar.set_postfix_str(f"{self._label}{place}  {shown}")
             return
@@ -517,7 +517,7 @@ _FOREIGN = (
 _NVIDIA = "/dev/nvidia[0-9]*"
 
 
-def starting() -> None:
+def print_devices() -> None:
     """Print the devices of the run."""
     device, count = jax.devices()[0], jax.device_count()
     kind = f" ({device.device_kind})" if device.platform != "cpu" else ""
@@ -525,7 +525,7 @@ def starting() -> None:
     _say(f"running on {devices}, jax {jax.__version__}{missed_gpu(jax.config.jax_platforms)}")
 
 
-def of_task(settings: RunSettings, chosen: RunSettings) -> None:
+def print_task_settings(settings: RunSettings, chosen: RunSettings) -> None:
     """Print the settings that `RunSettings.for_task` filled in."""
     before, after = (dict(flatten(to_dict(one))) for one in (settings, chosen))
     found = [f"{name}={after[name]}" for name in after if after[name] != before[name]]
@@ -533,13 +533,13 @@ def of_task(settings: RunSettings, chosen: RunSettings) -> None:
         _say(f"for {settings.env.name}: {', '.join(found)}")
 
 
-def evaluating(steps: int) -> None:
+def print_evaluation(steps: int) -> None:
     """Print that an evaluation begins."""
     _say(f"evaluating at step {steps:,}")
 
 
 @contextlib.contextmanager
-def compiling(what: str, talk: bool = True, kept: bool = True) -> Iterator[None]:
+def printed_compilation(what: str, talk: bool = True, kept: bool = True) -> Iterator[None]:
     """Print, if `talk`, that the first use of a program compiles it, and the time that took.
     kept: whether the program goes to the compilation cache.
     """
@@ -577,7 +577,7 @@ def without_foreign_deprecations() -> Iterator[None]:
         yield
 
 
-def resuming(workdir: str, step: int, planned: int, changed: Sequence[str]) -> None:
+def print_resumption(workdir: str, step: int, planned: int, changed: Sequence[str]) -> None:
     """Print from which step a run resumes, and its changed settings."""
     _say(f"resuming {workdir} from step {step:,} of {planned:,}")
     _say(f"changed: {'; '.join(changed)}" if changed else "no setting has changed")

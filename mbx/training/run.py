@@ -198,9 +198,9 @@ def _train(
             describe(one.logger, shapes)
         if talk:
             if made:
-                logging.resuming(workdir, made, planned, changed)
-            logging.starting()
-            logging.of_task(settings, job.chosen)
+                logging.print_resumption(workdir, made, planned, changed)
+            logging.print_devices()
+            logging.print_task_settings(settings, job.chosen)
         before = rundir.evaluations_before(log_dirs, made) if made else []
         if made:
             interrupt.farewell = f"stopped at {made:,} steps, as saved before"
@@ -359,7 +359,7 @@ def _drive(
                 log_interval(job, one, job.share(sums, index), steps, seconds)
             if job.evaluate and (final or (i + 1) % intervals.eval_every == 0):
                 talk = job.partition.is_main_process and not evaluations
-                with logging.compiling("the evaluation", talk):
+                with logging.printed_compilation("the evaluation", talk):
                     means = evaluate_seeds(job, state, i, steps, seed_runs, started)
                 evaluations.append((steps, float(np.mean(means))))
             stop = final or job.partition.agreed(interrupt.requested)
@@ -379,7 +379,7 @@ def noticed(job: Job) -> loop.Interval:
     """`Job.interval`, whose first call says that it compiles and how long that took."""
     talk, kept = job.partition.is_main_process, not job.partition.pieces
     first = contextlib.ExitStack()
-    first.enter_context(logging.compiling("the train step", talk, kept))
+    first.enter_context(logging.printed_compilation("the train step", talk, kept))
 
     def interval(state: LoopState, until: int) -> tuple[LoopState, dict[str, Any]]:
         with first.pop_all():
@@ -442,7 +442,7 @@ def evaluate_seeds(
     """Evaluate every seed, log that with its diagnostics and keep its best: the mean returns."""
     keys = [evaluation_key(jax.random.key(seed), interval) for seed in job.seeds]
     if job.partition.is_main_process:
-        logging.evaluating(steps)
+        logging.print_evaluation(steps)
     means = []
     for i, result in enumerate(job.evaluate(state.train, keys)):
         one, train = seed_runs[i], job.share(state.train, i)

@@ -15,7 +15,7 @@ from mbx.types import EnvSpec
 
 
 def test_the_device_and_what_takes_so_long(capsys):
-    logging.starting()
+    logging.print_devices()
     out, err = capsys.readouterr()
     assert out == ""  # rows alone go there
     count = jax.device_count()
@@ -26,8 +26,10 @@ def test_the_device_and_what_takes_so_long(capsys):
 def test_what_the_task_decides_is_said(capsys):
     settings = Settings(env=Env(name="toy:point"))
     spec = EnvSpec("toy:point", (3,), "float32", 2, episode_length=20, action_repeat=4)
-    logging.of_task(settings, settings.for_task(spec))
-    logging.of_task(settings.for_task(spec), settings.for_task(spec))  # nothing was left to it
+    logging.print_task_settings(settings, settings.for_task(spec))
+    logging.print_task_settings(
+        settings.for_task(spec), settings.for_task(spec)
+    )  # nothing was left to it
     assert capsys.readouterr().err == (
         "mbx: for toy:point: env.action_repeat=4, train.seed_hold=4, train.utd_ratio=2.0, "
         "loss.discount=0.95, optimizer.learning_rate=0.001, "
@@ -40,7 +42,7 @@ def test_the_kind_of_a_gpu_is_said(capsys, monkeypatch):
     monkeypatch.setattr(logging.jax, "devices", lambda: [gpu])
     monkeypatch.setattr(logging.jax, "device_count", lambda: 1)
     monkeypatch.setattr(logging.jax, "default_backend", lambda: "gpu")
-    logging.starting()
+    logging.print_devices()
     said = f"mbx: running on 1 GPU device (NVIDIA H100), jax {jax.__version__}\n"
     assert capsys.readouterr().err == said
 
@@ -48,7 +50,7 @@ def test_the_kind_of_a_gpu_is_said(capsys, monkeypatch):
 def test_what_is_compiled_is_said_before_and_how_long_it_took_after(capsys, monkeypatch):
     clock = iter([100.0, 200.0, 300.0, 304.0])
     monkeypatch.setattr(logging, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
-    with logging.compiling("the toy"):
+    with logging.printed_compilation("the toy"):
         jax.monitoring.record_event_duration_secs(
             "/jax/core/compile/backend_compile_duration", 3.0, fun_name="jit(toy)"
         )
@@ -61,20 +63,20 @@ def test_what_is_compiled_is_said_before_and_how_long_it_took_after(capsys, monk
         "/jax/core/compile/backend_compile_duration", 9.0, fun_name="jit(toy)"
     )
     assert capsys.readouterr().err == "mbx: compiled the toy in 5 s\n"
-    with logging.compiling("the toy"):  # programs inside programs are reported twice
+    with logging.printed_compilation("the toy"):  # programs inside programs are reported twice
         jax.monitoring.record_event_duration_secs(
             "/jax/core/compile/jaxpr_trace_duration", 9.0, fun_name="jit(toy)"
         )
     assert capsys.readouterr().err.endswith("mbx: compiled the toy in 4 s\n")
     monkeypatch.setattr(logging.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(logging, "time", types.SimpleNamespace(monotonic=lambda: 0.0))
-    with logging.compiling("the toy"):
+    with logging.printed_compilation("the toy"):
         pass
     assert "the toy (half a minute to some minutes the first time" in capsys.readouterr().err
-    with logging.compiling("the toy", kept=False):
+    with logging.printed_compilation("the toy", kept=False):
         pass
     assert "(half a minute to some minutes at every start)" in capsys.readouterr().err
-    with logging.compiling("the toy", talk=False):
+    with logging.printed_compilation("the toy", talk=False):
         pass
     assert capsys.readouterr().err == ""
 
