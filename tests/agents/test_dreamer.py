@@ -34,7 +34,7 @@ from tests.helpers import program
 NET = dataclasses.replace(helpers.NET, vector_dim=3, factors=(2,))
 CONFIG = make_settings(
     NET,
-    loss=dict(batch_size=2, batch_length=4),
+    loss=dict(batch_size=2, batch_length=4, free_nats=0.3),  # of 8 rows 5 lie below it
     imagination=dict(horizon=3),
     critic=dict(gamma=0.9),
 )
@@ -254,12 +254,18 @@ def test_step_is_deterministic_finite_and_moves_every_group(step):
         "target_critic_mean actor_loss critic_loss"
     )
     metrics = a.metrics
+    probs = {}
     for name in ("posterior", "prior"):  # summed over latents, a mean over rows; by hand
         logits = np.asarray(getattr(a.output.observed, name), np.float64)
-        probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-        probs = 0.99 * probs + 0.01 / NET.classes
-        entropy = -(probs * np.log(probs)).sum((-2, -1)).mean()
+        p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        probs[name] = p = 0.99 * p + 0.01 / NET.classes
+        entropy = -(p * np.log(p)).sum((-2, -1)).mean()
         np.testing.assert_allclose(metrics[f"{name}_entropy"], entropy, rtol=1e-4)
+    p, q = probs["posterior"], probs["prior"]
+    kl = (p * np.log(p / q)).sum((-2, -1))
+    np.testing.assert_allclose(metrics["kl"], kl.mean(), rtol=1e-4)
+    clipped = (kl < CONFIG.loss.free_nats).mean()
+    assert 0.0 < clipped < 1.0 and metrics["kl_clipped"] == pytest.approx(clipped)
     assert set(names.split()) <= set(metrics) and all(np.isfinite(v) for v in metrics.values())
     assert a.terms["replay_value"].shape == (3, 2)
 

@@ -49,6 +49,34 @@ def test_dreams_ignore_what_comes_after_the_context():
     assert np.abs(moved["vector"] - one).max() > 1e-3
 
 
+def test_sequences_their_latents_and_those_of_dreams_have_streams_of_their_own(monkeypatch):
+    """Of keys that two had in common the same numbers would come: they are as many."""
+    config = change(CONFIG, loss=dict(batch_length=LENGTH))
+    assert diagnostics._context(config) == LENGTH // 2
+    shape, drawn = (LENGTH // 2, diagnostics.SEQUENCES, config.model.stoch), []
+
+    def watch(module, name, draws):
+        function = getattr(module, name)
+
+        def call(*args, **kwargs):
+            drawn.append(draws(args))
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, call)
+
+    def draws(*args):
+        diagnostics.open_loop(config, *args)
+        return drawn
+
+    train, state = trained(config), filled(config, 1000)
+    watch(diagnostics.sequences, "sample", lambda args: jax.random.uniform(args[1], shape))
+    watch(diagnostics.rssm, "observe", lambda args: args[-1])
+    watch(diagnostics.rssm, "imagine", lambda args: args[-1])
+    found = jax.jit(draws)(train, state, jax.random.key(0))
+    assert [x.shape for x in found] == [shape] * 3
+    assert len({tuple(np.ravel(x)[:4].tolist()) for x in found}) == 3
+
+
 @pytest.mark.parametrize(("shards", "length"), [(1, 8), (3, 8), (5, 8), (1, 1)])
 def test_any_number_of_shards_and_rows_can_be_looked_at(shards, length):
     """Sixteen sequences, or as few more as shards divide; of one row there is nothing imagined."""

@@ -80,6 +80,21 @@ def test_an_acting_expert_is_stored_without_a_second_plan():
     np.testing.assert_array_equal(one.expert[1], planned.expert[1])
 
 
+@pytest.mark.parametrize(
+    ("target", "policy", "alone"),
+    [
+        ("td", "kl", True),
+        ("td", "kl:1+awr:1", False),
+        ("td", "svg", False),
+        ("planner", "kl", False),
+        ("lambda", "kl", False),
+    ],
+)
+def test_which_losses_read_the_expert_alone(target, policy, alone):
+    loss = dict(value_target=target, policy_loss=policy, value_weighting="uniform")
+    assert make_settings(loss=loss).reads_expert_alone is alone
+
+
 @pytest.mark.parametrize("how", ["chosen", "final"])
 def test_the_acting_experts_mean_is_an_elite_or_the_final_mean_without_noise(how):
     own = dict(VARIANTS["lambda"]["loss"], expert_mean=how)
@@ -307,7 +322,7 @@ def test_initialisation_differs_from_head_to_head_and_last_layers_are_zero():
         (dict(model=dict(num_dynamics=3)), "batch_size=128 is not divisible .*num_dynamics=3"),
         (dict(replay=dict(keep_targets=64)), "keep_targets=64 exceeds .*num_samples=32: lower"),
         (dict(loss=dict(value_best_n=50)), "value_best_n=50 exceeds the 8 planner actions"),
-        (dict(model=dict(num_bins=1, prior_scale=1.0)), "num_bins=1"),
+        (dict(model=dict(num_bins=1)), "num_bins=1.*at least 2"),
         *(
             (
                 dict(training_planner=dict(search="acting", proposal_log_std=bounds)),

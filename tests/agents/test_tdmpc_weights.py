@@ -11,9 +11,8 @@ import pytest
 
 from mbx import heads, returns
 from mbx.agents.tdmpc import agent as agents
-from mbx.agents.tdmpc import losses, variant
+from mbx.agents.tdmpc import losses, update, variant
 from mbx.agents.tdmpc.types import BATCH_AXES, Batch, Noise, Scales, TrainState, ValueScales
-from mbx.agents.tdmpc.update import init_state
 from mbx.agents.tdmpc.value_targets import value_targets
 from mbx.fast import collectives
 from mbx.replay import Sample, Targets
@@ -142,11 +141,8 @@ def test_losses_of_parts_add_up_to_the_wholes(monkeypatch):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("policy_loss", ["awr", "svg"])
-def test_an_update_exchanges_counts_once_and_each_gradient_once(policy_loss):
-    """Traced for devices that are not there: the model's, then the policy's."""
-    own = dict(policy_loss=policy_loss, value_target="td") if policy_loss == "svg" else {}
-    settings = make_settings(model=dict(episodic="True"), loss=own)
+def exchanged(settings):
+    """Exchanges of a learner step traced for devices that are not there, and its train state."""
     model = make_world_model(make_world(settings))
     learn = functools.partial(agents.learn, settings, model)
     batch = make_batch(expert=None)
@@ -156,8 +152,15 @@ def test_an_update_exchanges_counts_once_and_each_gradient_once(policy_loss):
     no = jnp.zeros((T + 1, B), bool)
     rows = dict(obs=batch.obs, action=jnp.zeros((T + 1, B, A)), reward=no * 1.0, terminated=no)
     sample = Sample(rows, targets if settings.stores_plans else None, MASK > 0, None)
-    state = jax.eval_shape(functools.partial(init_state, settings, model), jax.random.key(0))
-    sizes = exchanges(learn, state, sample, jax.random.key(1))
+    state = jax.eval_shape(functools.partial(update.init_state, settings, model), jax.random.key(0))
+    return exchanges(learn, state, sample, jax.random.key(1)), state
+
+
+@pytest.mark.parametrize("policy_loss", ["awr", "svg"])
+def test_an_update_exchanges_counts_once_and_each_gradient_once(policy_loss):
+    """The model's, then the policy's."""
+    own = dict(policy_loss=policy_loss, value_target="td") if policy_loss == "svg" else {}
+    sizes, state = exchanged(make_settings(model=dict(episodic="True"), loss=own))
     params = sum(x.size for x in jax.tree.leaves(state.params))
     policy = sum(x.size for x in jax.tree.leaves(state.params["policy"]))
     # Rows, states and value targets a step; states with plans.
@@ -167,3 +170,39 @@ def test_an_update_exchanges_counts_once_and_each_gradient_once(policy_loss):
     assert params - policy <= sizes[1][1] < params - policy + 40
     assert policy <= sizes[-1][1] < policy + 40
     assert not gathered or sizes[2][1] == B
+
+
+def test_heads_with_chunks_of_the_batch_exchange_nothing_by_themselves():
+    """The update is of the whole batch, whose program the compiler divides."""
+    assert exchanged(make_settings(model=dict(num_dynamics=2)))[0] == []
+
+
+def test_values_and_policy_have_temperatures_of_their_own(monkeypatch):
+    own = dict(value_target="planner", value_weighting="weighted", policy_loss="awr")
+    settings = make_settings(loss=own | dict(awr_temperature=0.5, value_temperature=2.0))
+    model = make_world_model(make_world(settings))
+    seen = {}
+
+    def watch(module, name, place):
+        function = getattr(module, name)
+
+        def call(*args):
+            seen[name] = args[place]
+            return function(*args)
+
+        monkeypatch.setattr(module, name, call)
+
+    watch(update, "value_targets", 6)
+    watch(losses, "policy_inputs", 3)
+
+    def weights(key, batch):
+        state = update.init_state(settings, model, key)
+        update.update_from_batch(settings, model, state, batch, update.draw(settings, model, key))
+        return seen
+
+    batch = make_batch()
+    found = jax.jit(weights)(jax.random.key(0), batch)
+    for name, temperature in dict(value_targets=2.0, policy_inputs=0.5).items():
+        share = np.exp(np.asarray(batch.plan_values, np.float64) / temperature)
+        share /= share.sum(-1, keepdims=True)
+        np.testing.assert_allclose(found[name], share, rtol=1e-5, err_msg=name)
