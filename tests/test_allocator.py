@@ -68,6 +68,28 @@ faults(6)
 print(min(faults(4) for _ in range(4)))  # a thread that is first used later has its own to clear
 """
 
+ARENAS = """
+import ctypes, threading
+{first}
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.malloc.argtypes = (ctypes.c_size_t,)
+heap = next(line for line in open("/proc/self/maps") if "[heap]" in line).split()[0]
+low, high = (int(end, 16) for end in heap.split("-"))
+found, together = [], threading.Barrier(3)
+
+def allocate():
+    together.wait()
+    found.append(low <= library.malloc(5000) < high)
+    together.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(2)]
+for thread in threads:
+    thread.start()
+together.wait(), together.wait()
+print(sum(found))
+"""
+
 
 def number(program: str) -> int:
     """What a program in a fresh process prints."""
@@ -146,6 +168,14 @@ def test_pieces_are_kept_where_pages_are_and_the_allocator_agrees(
     with warnings.catch_warnings():  # keep_pieces() adds a filter
         assert allocator.keep_pieces() is expected
     assert asked == ([(-2, 2**26)] if kept else [])  # M_TOP_PAD, 64 MB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an allocator of glibc")
+def test_threads_of_a_command_allocate_from_arenas_of_their_own():
+    """In one that all share they wait for its lock, which every kernel and every pass needs."""
+    assert number(ARENAS.format(first=KEEP)) == 0
+    shared = "import os; ctypes.CDLL(None).mallopt(-8, 1)"  # M_ARENA_MAX
+    assert number(ARENAS.format(first=shared)) == 2
 
 
 def test_programs_run_inline_in_commands_alone(monkeypatch):

@@ -43,6 +43,21 @@ def test_the_bootstrap_draws_seeds_within_tasks():
         np.testing.assert_allclose(found, wanted, atol=0.6)  # the grid of sums is that fine
 
 
+def test_intervals_are_those_of_their_documented_defaults():
+    scores = [np.random.default_rng(0).normal(size=5), np.arange(4.0)]
+    told = dict(draws=2000, level=0.95, seed=0)
+    wanted = stratified_bootstrap(scores, interquartile_mean, **told)
+    assert stratified_bootstrap(scores) == wanted != stratified_bootstrap(scores, seed=1)
+    others = [scores[0] + 0.3, scores[1] - 0.5]
+    told["draws"] = 50
+    wanted = improvement_interval(scores, others, **told)
+    assert improvement_interval(scores, others, draws=50) == wanted
+    wanted = stratified_bootstrap(
+        [*scores, *others], lambda x: probability_of_improvement(x[:2], x[2:]), **told
+    )
+    assert improvement_interval(scores, others, draws=50) == wanted
+
+
 def test_one_seed_has_no_interval():
     assert stratified_bootstrap([[1.0, 2.0], [3.0]]) is None
 

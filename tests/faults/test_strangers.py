@@ -198,7 +198,7 @@ def _or_none(data: bytes):
 
 
 def test_garbled_metadata_falls_back(example, tmp_path):
-    checkpoint_metadata(example, tmp_path, 12, seed=0)
+    checkpoint_metadata(example, tmp_path, 25, seed=0)
 
 
 @pytest.mark.slow

@@ -50,7 +50,6 @@ CASES = {
     ),
     "dreamerv3": functools.partial(of, "dreamerv3", *DREAMER),
     "empo": functools.partial(of, "empo", *EMPO),
-    "empo, z": functools.partial(of, "empo", *EMPO, "model.q_head=z", "loss.q_loss=mse"),
 }
 QUICK = ("tdmpc", "dreamer", "empo")
 LOGGED = [pytest.param(name, marks=() if name in QUICK else SLOW) for name in CASES]

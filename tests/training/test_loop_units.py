@@ -604,7 +604,7 @@ def renewed(train, buffer, key, chunk):
 READS = FULL._replace(update=without_targets, store=STORE._replace(reanalyze=renewed))
 
 
-@pytest.mark.parametrize("pretrain", [0, 25])
+@pytest.mark.parametrize("pretrain", [0, 2, 25])
 @pytest.mark.parametrize("mode", ["fused", "host", "seeds", "dataset"])
 def test_targets_exist_before_the_first_update_that_reads_them(mode, pretrain):
     schedule = dataclasses.replace(SCHEDULE, pretrain_updates=pretrain)

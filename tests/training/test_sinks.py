@@ -16,7 +16,7 @@ from mbx.agents.dreamer import settings as dreamer
 from mbx.agents.settings import Log
 from mbx.settings import to_dict
 from mbx.training import logging, run, rundir
-from mbx.training.logging import NoLogger, Progress, RunLogger, read_rows
+from mbx.training.logging import NoLogger, Progress, RunLogger, duration, read_rows
 from tests.helpers import tiny_config
 
 LOG = Log(wandb="walks")
@@ -241,6 +241,14 @@ def test_lines_instead_of_a_bar_off_a_terminal(tmp_path, capsys, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(3.4, "3 s"), (89, "89 s"), (90, "2 min"), (5000, "83 min"), (7500, "2 h 5 min")],
+)
+def test_times_in_words(seconds, words):
+    assert duration(seconds) == words
+
+
 def test_the_time_left_goes_by_the_speed_of_rows_with_updates(monkeypatch, capsys):
     """Random actions up to 200, first updates at once until 300, from there 100 steps take 10 s."""
     clock = iter([30.0, 40.0, 60.0])  # read in rows with updates alone
@@ -253,3 +261,20 @@ def test_the_time_left_goes_by_the_speed_of_rows_with_updates(monkeypatch, capsy
     lines = capsys.readouterr().out.splitlines()
     left = [line.split("steps/s 1")[1] for line in lines if line.startswith("train")]
     assert left == ["", "", "", "  60 s left", "  40 s left"]
+
+
+def test_the_bar_shows_the_newest_row_and_the_last_evaluation_with_its_step(monkeypatch):
+    shown = io.StringIO()
+    shown.isatty = lambda: True
+    monkeypatch.setattr("sys.stderr", shown)
+    progress = Progress(100, 0)
+    progress.log("eval", 20, {"return_mean": 5.0})
+    progress.log("train", 20, {"episode/return": 12.0})
+    progress.log("train", 40, {"loss/value": 0.25})
+    last = shown.getvalue().rsplit("\r", 1)[1]
+    progress.pretraining({"loss/value": 1.5}, 50, 2500)
+    assert "40/100" in shown.getvalue().rsplit("\r", 1)[1]
+    assert "pretraining 50 of 2,500  value 1.5" in shown.getvalue().rsplit("\r", 1)[1]
+    progress.close()
+    assert "40/100" in last and "value 0.25  eval at 20: return 5" in last
+    assert "return 12" in shown.getvalue() and "return 12" not in last  # whose speed may have a 12
