@@ -20,6 +20,7 @@ from mbx.training import build
 from mbx.training.build import make_environment
 from mbx.training.logging import read_rows
 from mbx.types import Part
+from tests.envs.test_parallel import threads
 from tests.helpers import tiny_config
 
 IMAGES = envs.Images
@@ -189,6 +190,46 @@ def test_a_run_says_by_its_settings_what_becomes_of_images(monkeypatch):
     config["env"]["shadows"] = False
     with pytest.raises(ValueError, match="env.shadows=False has no effect.*env.pixels=True"):
         build.read(config)
+
+
+def test_stacks_of_several_workers(tmp_path, monkeypatch):
+    path = tmp_path / "lamp_in_a_worker.py"
+    path.write_text(LAMP)
+    threads(monkeypatch)
+    name, options = f"gym:{path}:Lamp", dict(images=IMAGES(stack=2), seed=3)
+    made = [envs.make(name, 3, workers=workers, **options) for workers in (0, 2)]
+    assert made[0].spec == made[1].spec and made[1].spec.obs_shape == (2, 3, 4)
+    actions = np.zeros((6, 3, 1), np.float32)
+    for action in actions[:3]:
+        one, other = (environment.step(action) for environment in made)
+        np.testing.assert_array_equal(one.obs, other.obs)
+    saved = made[1].get_state()
+    wanted = [made[1].step(action).obs for action in actions[3:]]
+    for environment in made:  # either goes on where the other stood
+        environment.set_state(saved)
+        found = [environment.step(action).obs for action in actions[3:]]
+        np.testing.assert_array_equal(found, wanted)
+        environment.close()
+
+
+LAMP = """
+import gymnasium, numpy as np
+from gymnasium.spaces import Box
+
+
+class Lamp(gymnasium.Env):
+    max_episode_steps = 4
+    action_space = Box(-1, 1, (1,))
+    observation_space = Box(0, 255, (2, 3, 2), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.step(None)[0], {}
+
+    def step(self, action):
+        self.light = self.np_random.integers(0, 256, (2, 3, 2), np.uint8)
+        return self.light, 0.0, False, False, {}
+"""
 
 
 def test_pictures_are_seen_instead_of_numbers():

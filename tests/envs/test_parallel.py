@@ -18,7 +18,7 @@ from mbx.envs import snapshot, vector
 
 SOURCE = textwrap.dedent(
     """
-    import os
+    import os, threading, time
     import gymnasium, numpy as np
     from gymnasium.spaces import Box
 
@@ -27,8 +27,8 @@ SOURCE = textwrap.dedent(
         action_space = Box(-1, 1, (1,))
         observation_space = Box(-9, 9, (2,))
 
-        def __init__(self, fails_at=None, dies_at=None):
-            self.fails_at, self.dies_at = fails_at, dies_at
+        def __init__(self, fails_at=None, dies_at=None, meets=None):
+            self.fails_at, self.dies_at, self.meets = fails_at, dies_at, meets
             self.count = 0
 
         def reset(self, *, seed=None, options=None):
@@ -42,9 +42,19 @@ SOURCE = textwrap.dedent(
                 return {}["level"]
             if self.count == self.dies_at:
                 os._exit(3)
+            if self.meets:
+                self.meet()
             self.x = self.x + 0.1 * action[0] + 0.3 * self.np_random.normal(size=2)
             far = float(abs(self.x[0]))
             return self.x.astype(np.float32), -far, far > 1.5, False, {"far": far}
+
+        def meet(self):
+            worker, end = f"{os.getpid()}-{threading.get_ident()}", time.monotonic() + 30
+            open(os.path.join(self.meets, f"{self.count}-{worker}"), "w").close()
+            while sum(x.startswith(f"{self.count}-") for x in os.listdir(self.meets)) < 2:
+                if time.monotonic() > end:
+                    raise TimeoutError("no other worker makes this step meanwhile")
+                time.sleep(0.001)
     """
 )
 
@@ -128,6 +138,16 @@ def test_a_foreign_snapshot_is_refused_and_episodes_begin_anew(name, monkeypatch
         environment.close()
 
 
+def test_workers_step_at_the_same_time(name, monkeypatch, tmp_path):
+    """A step waits until the other worker is in it, too, as one after the other never is."""
+    threads(monkeypatch)
+    environment = envs.make(name, 2, workers=2, action_repeat=1, kwargs={"meets": str(tmp_path)})
+    for action in actions(3, 2):
+        environment.step(action)
+    assert len(os.listdir(tmp_path)) >= 6  # two of each step, and of those that look it over
+    environment.close()
+
+
 def test_what_fails_in_a_worker_comes_with_its_traceback(name, monkeypatch):
     threads(monkeypatch)
     environment = envs.make(name, 2, workers=2, kwargs={"fails_at": 8})
@@ -165,8 +185,10 @@ def test_workers_are_for_single_tasks_on_the_host(name):
 
 
 @pytest.mark.slow
-def test_processes_make_the_same_steps_and_their_end_is_told(name):
-    alone, shared = (envs.make(name, 4, workers=workers, seed=1) for workers in (0, 2))
+def test_processes_make_the_same_steps_together_and_their_end_is_told(name, tmp_path):
+    options, meets = dict(action_repeat=1, seed=1), {"meets": str(tmp_path)}
+    alone = envs.make(name, 4, **options)
+    shared = envs.make(name, 4, workers=2, kwargs=meets, **options)
     for action in actions(20, 4):
         same(alone.step(action), shared.step(action))
     shared.close()

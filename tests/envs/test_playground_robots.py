@@ -27,15 +27,34 @@ def tetrahedron() -> bytes:
     return found
 
 
+SOLID = b"""
+v 0 0 0
+v 0.02 0 0
+v 0 0.02 0
+v 0 0 0.02
+f 1 3 2
+f 1 2 4
+f 1 4 3
+f 2 3 4
+"""
+MESHES = {
+    "unitree_go1": "trunk.stl hip.stl thigh.stl thigh_mirror.stl calf.stl",
+    "leap_hand": "palm_right.obj base.obj proximal.obj medial.obj distal.obj tip.obj "
+    "thumb_base.obj thumb_proximal.obj thumb_distal.obj thumb_tip.obj",
+}
+
+
 @pytest.fixture
 def meshes(tmp_path, monkeypatch):
     pytest.importorskip("mujoco_playground", reason="pip install -e '.[playground]'")
     from mujoco_playground._src import mjx_env
 
-    folder = tmp_path / "unitree_go1" / "assets"
-    folder.mkdir(parents=True)
-    for name in ("trunk", "hip", "thigh", "thigh_mirror", "calf"):
-        (folder / f"{name}.stl").write_bytes(tetrahedron())
+    for robot, names in MESHES.items():
+        folder = tmp_path / robot / "assets"
+        folder.mkdir(parents=True)
+        for name in names.split():
+            solid = SOLID if name.endswith(".obj") else tetrahedron()
+            (folder / name).write_bytes(solid)
     place = type(mjx_env.MENAGERIE_PATH)(tmp_path)
     monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", place)
 
@@ -53,3 +72,20 @@ def test_the_go1_steps_with_its_joystick(meshes):
     assert np.isfinite(timestep.obs).all() and np.isfinite(timestep.reward).all()
     assert timestep.truncated.all() and not timestep.terminated.any()
     assert (timestep.obs != timestep.final_obs).any() and (obs[0] != obs[1]).any()
+
+
+def test_a_hand_holds_its_cube(meshes):
+    """Manipulation likewise.
+
+    LeapCubeReorient of Playground 0.2.0 fails with JAX 0.10, in its own code (jnp.clip).
+    """
+    with jax.numpy_rank_promotion("allow"):
+        environment = envs.make("playground:LeapCubeRotateZAxis", 1, episode_length=2)
+        assert (environment.spec.action_dim, environment.spec.action_repeat) == (16, 1)
+        assert [part.name for part in environment.spec.parts] == ["state"]
+        state, obs = jax.jit(environment.reset)(jax.random.key(0))
+        step = jax.jit(environment.step)
+        for i in range(2):
+            state, timestep = step(state, jnp.zeros((1, 16)), jax.random.key(i))
+    assert np.isfinite(timestep.final_obs).all() and np.isfinite(timestep.reward).all()
+    assert timestep.truncated.all() or timestep.terminated.all()

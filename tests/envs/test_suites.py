@@ -249,6 +249,19 @@ def test_three_environments_in_four_begin_again_where_a_host_task_is_solved(firs
     assert ended == [False] * 5 + [True]
 
 
+def test_a_host_run_may_begin_to_count_when_it_is_resumed():
+    before, after = (
+        SteppedEnvironment("toy:gapped", [Gapped(), Gapped()], episode_length=8, reset_solved=n)
+        for n in (0, 3)
+    )
+    for _ in range(2):
+        before.step(np.zeros((2, 1)))
+    after.set_state(before.get_state())
+    # Two steps are behind, the third earns nothing, then come three in a row.
+    ended = [bool(after.step(np.zeros((2, 1))).truncated[1]) for _ in range(4)]
+    assert ended == [False] * 3 + [True]
+
+
 def test_several_tasks_share_out_their_numbers(monkeypatch):
     names = "multi:gym:Pendulum-v1+gym:MountainCarContinuous-v0"
     # Every reward is nearly the highest of such a range.
