@@ -97,8 +97,8 @@ class Policy:
         act = agent.act if planner else agent.act_without_planner
         if act is None:
             raise ValueError(
-                f"planner=False: agent {settings.agent!r} has no policy without the planner, "
-                "or none: leave it True"
+                f"planner=False: agent {settings.agent!r} cannot act without its "
+                "planner, or has none: leave it True"
             )
         if batch is not None and batch < 1:
             raise ValueError(f"batch={batch}: give at least 1, or None for a single observation")

@@ -251,10 +251,17 @@ def _content(path: str) -> bytes:
 
 # Required fields of spec.json by JSON type.
 _KINDS = {
-    **dict.fromkeys(("name", "obs_dtype"), str),
-    **dict.fromkeys(("action_dim", "episode_length", "action_repeat"), int),
-    **dict.fromkeys(("discrete", "can_terminate"), bool),
-    **dict.fromkeys(("obs_shape", "metrics", "action_low", "action_high"), list),
+    "name": str,
+    "obs_shape": list,
+    "obs_dtype": str,
+    "action_dim": int,
+    "episode_length": int,
+    "action_repeat": int,
+    "discrete": bool,
+    "can_terminate": bool,
+    "metrics": list,
+    "action_low": list,
+    "action_high": list,
 }
 
 

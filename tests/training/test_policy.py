@@ -127,7 +127,9 @@ def test_what_it_does_not_take(workdir, planning):
     with pytest.raises(ValueError, match="batch=0: give at least 1"):
         mbx.load_policy(workdir, batch=0)
     agent = Agent(None, None, None, None, None)
-    with pytest.raises(ValueError, match="agent 'tdmpc' has no policy beside the planner"):
+    with pytest.raises(
+        ValueError, match="agent 'tdmpc' cannot act without its planner, or has none: leave"
+    ):
         policy.Policy(agent, None, SPEC, run.load_settings(workdir), planner=False)
 
 

@@ -177,7 +177,7 @@ def test_several_seeds_are_one_run_again(tmp_path):
 
 
 def test_what_cannot_be_gone_on_with(tmp_path, monkeypatch):
-    monkeypatch.setattr(rundir, "_known", set)
+    monkeypatch.setattr(rundir, "_trusted_names", set)
     with pytest.raises(FileNotFoundError, match="holds no run"):
         rundir.saved_config(str(tmp_path / "nowhere"))
     for name, message in (
