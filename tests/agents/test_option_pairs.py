@@ -94,7 +94,8 @@ def test_no_setting_is_silent_beside_another(agent, name, value):
     for declared in names:
         now, own = values[declared.name], declared.name.rpartition(".")[2]
         other = others.get(declared.name, other_value(declared._replace(default=now)))
-        if declared.name in (*idle, name) or other == now:
+        # `model.size` sets sizes that are 0, and the small networks here have none.
+        if declared.name in (*idle, name, "model.size") or other == now:
             continue
         try:
             if trace(replaced(settings, declared.name, other)) == program:
