@@ -597,10 +597,11 @@ def missed_gpu(chosen: str | None) -> str:
 
 def quiet_storage() -> None:
     """Hide the storage library's log of errors that it also raises.
-    After one failed file it logs a traceback and closes an event loop, for which every other file
-    logs another traceback, possibly much later.
+    After one failed file it logs a traceback and closes an event loop: every other file then logs
+    another traceback, possibly much later, or asyncio does for it if it failed before the closing.
     """
     logging.getLogger("absl").addFilter(_not_of_storage)
+    logging.getLogger("asyncio").addFilter(_not_of_tensorstore)
     shown = sys.unraisablehook
     if getattr(shown, "quiet_storage", False):
         return
@@ -616,6 +617,14 @@ def quiet_storage() -> None:
 
 def _not_of_storage(record: logging.LogRecord) -> bool:
     return f"{os.sep}orbax{os.sep}" not in record.pathname
+
+
+def _not_of_tensorstore(record: logging.LogRecord) -> bool:
+    error = record.exc_info and record.exc_info[1]
+    return not (
+        record.getMessage().startswith("Future exception was never retrieved")
+        and "[tensorstore_spec" in str(error)
+    )
 
 
 def _say(text: str) -> None:

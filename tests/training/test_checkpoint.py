@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
 import pathlib
@@ -186,6 +188,19 @@ def test_after_a_read_that_failed_nothing_else_is_printed(saved, tmp_path):
     lines = done.stderr.splitlines()
     assert len(lines) == 2, done.stderr
     assert all(line.startswith("error: no checkpoint") for line in lines)
+
+
+def test_asyncio_is_silent_about_files_of_the_storage_only(caplog, open_checkpointer, tmp_path):
+    open_checkpointer(tmp_path)
+    loop = asyncio.new_event_loop()
+    for text in ("NOT_FOUND [tensorstore_spec='{}']", "another"):
+        future = loop.create_future()
+        future.set_exception(ValueError(text))
+        del future
+    gc.collect()
+    loop.close()
+    shown = [record.exc_info[1] for record in caplog.records if record.name == "asyncio"]
+    assert [str(error) for error in shown] == ["another"]
 
 
 @pytest.mark.parametrize("keep", [1, 2])
