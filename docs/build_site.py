@@ -43,7 +43,6 @@ API = {
     "mbx.networks": ("mbx.networks",),
     "mbx.world_model": ("mbx.world_model",),
     "mbx.observations": ("mbx.observations",),
-    "mbx.optim": ("mbx.optim",),
     "mbx.derivatives": ("mbx.fast.gradients",),
     "mbx.power": ("mbx.empo.power", "mbx.empo.power.equations", "mbx.empo.power.solver"),
     "mbx.empo.multigrid": ("mbx.empo.multigrid.packed",),

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from mbx import mppi as mppi
     from mbx import networks as networks
     from mbx import observations as observations
-    from mbx import optim as optim
     from mbx import planners as planners
     from mbx import power as power
     from mbx import replay as replay
@@ -50,7 +49,6 @@ _MODULES = (
     "mppi",
     "networks",
     "observations",
-    "optim",
     "planners",
     "power",
     "replay",

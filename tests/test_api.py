@@ -89,7 +89,7 @@ def test_the_package_shows_what_is_public_and_loads_no_simulator():
     loaded, names, modules = done.stdout.splitlines()
     assert loaded == "" and modules == "mbx.mppi mbx.api"
     public = "train train_fn load_policy distributions returns networks world_model mppi heads"
-    public += " successors categorical replay observations planners power envs agents types optim"
+    public += " successors categorical replay observations planners power envs agents types"
     public += " settings config"
     assert set(names.split()) == {*public.split(), "__version__"} == set(mbx.__all__)
     with pytest.raises(AttributeError, match="module 'mbx' has no attribute 'plan'"):

@@ -21,7 +21,7 @@ import mbx
 
 KIT = (
     "returns mppi categorical planners planners.cem planners.predictive planners.bases "
-    "planners.tuning planners.evosax optim replay distributions networks world_model "
+    "planners.tuning planners.evosax replay distributions networks world_model "
     "successors heads fast.gradients fast.collectives types observations fast.rng power api"
 ).split()
 # Where not all that is public is meant for users (docs/interface.md).

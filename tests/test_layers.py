@@ -21,7 +21,7 @@ FLOORS = (
     ("empo", "types"),
     ("fast",),
     ("settings", "distributions", "networks", "observations", "replay_storage"),
-    ("optim", "returns", "mppi", "successors"),
+    ("returns", "mppi", "successors"),
     ("replay", "categorical", "heads"),
     ("world_model", "empo.power", "planners"),
     ("power", "agents"),
