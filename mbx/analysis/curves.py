@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mbx.analysis import runs
+from mbx.training import levels
 from mbx.training.files import prepare_output
 from mbx.training.logging import read_rows
 from mbx.training.rundir import load_config
@@ -128,6 +129,16 @@ def draw_seeds(axes: Any, name: str, curves: Sequence[Curve], color: str) -> Non
     axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
 
 
+def draw_levels(axes: Any, paths: Sequence[str]) -> None:
+    """Draw the returns of random actions and of a solved task, where all runs have one task."""
+    if len({load_config(path)["env"]["name"] for path in paths}) > 1:
+        return
+    for name, level in levels.of_run(paths[0])._asdict().items():
+        if level is not None:
+            label = {"random": "random actions", "solved": "solved"}[name]
+            axes.axhline(level, color="0.5", linestyle=":", linewidth=1, label=label)
+
+
 def draw_published(
     axes: Any,
     name: str,
@@ -192,6 +203,8 @@ def draw_runs(
         axes = plt.subplots(figsize=(7, height), constrained_layout=True)[1]
     for i, (name, own) in enumerate(curves.items()):
         draw_seeds(axes, wrapped[name], own, f"C{i % 10}")
+    if metric == "eval/return_mean":
+        draw_levels(axes, runs.find_runs(run_dirs))
     limit = max(c.steps[-1] for own in curves.values() for c in own)
     for path, marker in zip(references, itertools.cycle(MARKERS), strict=False):
         source = os.path.basename(os.path.dirname(os.path.abspath(path)))

@@ -21,7 +21,7 @@ from mbx.analysis.charts import Line, chart
 from mbx.analysis.curves import plot_runs
 from mbx.analysis.runs import Run
 from mbx.settings import flatten
-from mbx.training import glossary
+from mbx.training import glossary, levels
 from mbx.training.files import atomic_write, prepare_output
 
 _MOST_BYTES = 2_000_000  # of the pictures of a run
@@ -113,6 +113,7 @@ def _summary(found: Sequence[Run]) -> str:
                 "environment steps": f"{max((row['step'] for row in run.rows), default=0):,.0f}",
                 "last evaluation": _evaluation(points[-1] if points else None),
                 "best evaluation": _evaluation(best),
+                "to compare": _text(levels.of_run(run.path)) or "nothing known",
                 "time": _duration(sum(seconds)) if seconds else "not logged",
             }
         )

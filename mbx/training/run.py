@@ -42,6 +42,7 @@ from mbx.training.devices import matmul_precision as matmul_precision
 from mbx.training.evaluation import evaluation_key
 from mbx.training.files import atomic_write, sole_writer
 from mbx.training.job import Job, begin, fresh_state, host_snapshots, initial_state, prepare
+from mbx.training.levels import Levels, of_run
 from mbx.training.logging import NoLogger, RunLogger, read_rows
 from mbx.training.rundir import load_settings
 from mbx.training.state import Intervals, LoopState, replay_rows
@@ -60,6 +61,7 @@ class Result(NamedTuple):
         planned: environment steps that it is to make in all.
         signal: what stopped it before, None where nothing did.
         seeds: that the means are over.
+        levels: returns to compare with.
     """
 
     workdir: str
@@ -69,6 +71,7 @@ class Result(NamedTuple):
     planned: int
     signal: int | None = None
     seeds: int = 1
+    levels: Levels = Levels()
 
     def __str__(self) -> str:
         if self.signal is not None:
@@ -77,10 +80,11 @@ class Result(NamedTuple):
                 f"same command and --workdir={self.workdir} --config.resume=True"
             )
         last = f"{self.evaluations[-1][1]:.1f}" if self.evaluations else "none"
-        of = f" (mean of {self.seeds} seeds)" if self.seeds > 1 else ""
+        of = f"mean of {self.seeds} seeds" if self.seeds > 1 else ""
+        known = "; ".join(filter(None, (of, str(self.levels))))
         return (
-            f"{self.steps} environment steps in {self.seconds:.0f} s, "
-            f"last evaluation {last}{of}; everything is in {self.workdir}"
+            f"{self.steps} environment steps in {self.seconds:.0f} s, last evaluation {last}"
+            f"{f' ({known})' if known else ''}; everything is in {self.workdir}"
         )
 
 
@@ -214,7 +218,8 @@ def _train(
         stopped = interrupt.number if steps < planned else None
         going.outcome = "complete" if stopped is None else f"stopped by signal {stopped}"
     seconds, evaluations = time.time() - started, before + evaluations
-    return Result(workdir, steps, evaluations, seconds, planned, stopped, len(job.seeds))
+    known = Levels() if jax.process_index() else of_run(workdir)
+    return Result(workdir, steps, evaluations, seconds, planned, stopped, len(job.seeds), known)
 
 
 def check_before(job: Job, workdir: str, log_dir: str) -> None:

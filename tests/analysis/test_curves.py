@@ -53,6 +53,22 @@ def test_a_curve_holds_one_metric_of_one_kind(tmp_path):
     assert load_curve(run, "eval/absent").steps.shape == (0,)
 
 
+def test_returns_to_compare_with_are_lines_where_there_is_one_task(tmp_path):
+    first, second = (
+        make_run(tmp_path / name, [0, 9], [1.0, 2.0], env=f"gymnax:{name}")
+        for name in ("CartPole-v1", "Acrobot-v1")
+    )
+    rows = "step,environment,task,return,length\n9,0,,21,21\n"
+    (tmp_path / "CartPole-v1" / "training_episodes.csv").write_text(rows)
+    level = {
+        line.get_label(): line.get_ydata()[0]
+        for line in draw_runs([first]).lines
+        if line.get_linestyle() == ":"
+    }
+    assert level == {"random actions": 21, "solved": 475}
+    assert all(line.get_linestyle() != ":" for line in draw_runs([first, second]).lines)
+
+
 def test_seeds_are_interpolated_onto_the_steps_they_share():
     a = Curve(np.array([0.0, 10.0, 20.0]), np.array([0.0, 10.0, 20.0]))
     b = Curve(np.array([4.0, 24.0]), np.array([8.0, 28.0]))  # 4 above a everywhere

@@ -77,6 +77,7 @@ def test_every_section_says_what_the_run_holds(run):
     assert cells(summary, "task") == ["toy:point"]
     assert cells(summary, "environment steps") == ["300"]
     assert cells(summary, "last evaluation") == ["2175 at 300"]
+    assert cells(summary, "to compare") == ["nothing known"]
     assert cells(summary, "time") == ["15.0 s"]
     assert found["Warnings"] == "<p>None.</p>"
     captions = {
@@ -172,7 +173,7 @@ def test_a_resumed_run_counts_its_seconds_anew():
     parts = runs.times(run)
     assert parts["start and compilation"] == 50 + 3 and parts["evaluation"] == 0
     assert parts["training (with what is saved)"] == 4
-    assert cells(report._summary([run]), "time") == ["57.0 s"]
+    assert [rows[-1]["seconds"] for rows in runs.starts(run)] == [50, 7]
     assert runs.times(runs.Run("a", "a", {}, [], [])) == {}
 
 

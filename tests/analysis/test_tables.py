@@ -189,9 +189,10 @@ def test_curves_are_drawn_on_axes_that_are_given_back(tmp_path):
     assert axes.get_legend_handles_labels()[1] == [
         "optimizer.learning_rate=0.0001 (2 seeds)",
         "optimizer.learning_rate=0.0003",
+        "solved",
     ]
     np.testing.assert_allclose(axes.lines[2].get_ydata()[[0, -1]], [0.5, 1.0])  # the mean
     plt.close(axes.figure)
     axes = draw_runs(runs[:2])
-    assert axes.get_legend_handles_labels()[1] == [f"tdmpc {TASK} (2 seeds)"]
+    assert axes.get_legend_handles_labels()[1] == [f"tdmpc {TASK} (2 seeds)", "solved"]
     plt.close(axes.figure)

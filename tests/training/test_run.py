@@ -6,6 +6,7 @@ import csv
 import functools
 import gc
 import itertools
+import json
 import os
 import pathlib
 import shutil
@@ -20,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mbx.agents.tdmpc.settings import Env, Settings, Train
 from mbx.envs import custom
 from mbx.settings import flatten, to_dict
-from mbx.training import run
+from mbx.training import levels, run
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.job import fresh_state, prepare
 from mbx.training.logging import read_rows
@@ -59,6 +61,31 @@ def final_state(workdir: str):
 def assert_same(a, b):
     leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     assert all(np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in leaves)
+
+
+def test_the_last_line_says_what_the_return_means(tmp_path):
+    """Episodes of the seed phase are random; the threshold is the one that Gymnasium registers."""
+    for name, rows in {"seed-0": "10,0,,-3.0,9\n21,0,,50,9", "seed-1": "20,1,,-1,9"}.items():
+        (tmp_path / name).mkdir()
+        text = f"step,environment,task,return,length\n{rows}\n"
+        (tmp_path / name / "training_episodes.csv").write_text(text)
+    config = to_dict(Settings(env=Env(name="gymnax:CartPole-v1"), train=Train(seed_steps=20)))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    known = levels.of_run(str(tmp_path))
+    assert known == (-2, 475)
+    result = run.Result("runs/a", 100, [(100, 7.0)], 3.0, 100, seeds=2, levels=known)
+    assert str(result) == (
+        "100 environment steps in 3 s, last evaluation 7.0 (mean of 2 seeds; random actions: -2; "
+        "solved: 475); everything is in runs/a"
+    )
+    for name, solved in {
+        "gymnax:Pendulum-v1": -150,
+        "dmc:walker-walk": None,
+        "gym:x/No": None,
+    }.items():
+        config["env"]["name"] = name
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert levels.of_run(str(tmp_path)).solved == solved
 
 
 def test_a_run_leaves_everything_behind(whole):

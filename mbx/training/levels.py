@@ -1,0 +1,56 @@
+"""What a return means: the level of random actions and, where it is known, a solved task's."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import os
+from typing import NamedTuple
+
+import gymnasium
+import numpy as np
+
+from mbx.training.rundir import load_config
+
+# Where Gymnasium registers no threshold; docs/quickstart.md says what it looks like.
+_SOLVED = {"Pendulum-v1": -150.0}
+
+
+class Levels(NamedTuple):
+    """Returns of an episode to compare a run with; None where they are not known.
+
+    Attributes:
+        random: mean over the training episodes that ended in the seed phase, whose actions are
+            random.
+        solved: the threshold that Gymnasium registers for the task (`gym:`, `gymnax:`).
+    """
+
+    random: float | None = None
+    solved: float | None = None
+
+    def __str__(self) -> str:
+        words = {"random actions": self.random, "solved": self.solved}
+        return "; ".join(f"{name}: {x:,.5g}" for name, x in words.items() if x is not None)
+
+
+def of_run(workdir: str) -> Levels:
+    """The levels of a run, or of several seeds together. Raises as `rundir.load_config`."""
+    config = load_config(workdir)
+    last = config["train"].get("seed_steps", 0)
+    found = []
+    for inner in ("", "seed-*"):
+        for path in glob.glob(os.path.join(glob.escape(workdir), inner, "training_episodes.csv")):
+            with open(path, newline="") as file:
+                found += [
+                    float(r["return"]) for r in csv.DictReader(file) if int(r["step"]) <= last
+                ]
+    return Levels(float(np.mean(found)) if found else None, _solved(config["env"]["name"]))
+
+
+def _solved(task: str) -> float | None:
+    suite, _, name = task.partition(":")
+    if suite not in ("gym", "gymnax"):
+        return None
+    registered = gymnasium.registry.get(name)
+    threshold = None if registered is None else registered.reward_threshold
+    return _SOLVED.get(name) if threshold is None else threshold
