@@ -147,15 +147,42 @@ class EpisodeState(Record):
 
 
 class Plan(NamedTuple):
-    """Resolved settings of a task, in JAX or on the host."""
+    """How a task is observed and when its episodes end, in JAX or on the host."""
 
     spec: EnvSpec
+    images: Images
     parts: tuple[Part, ...]  # parts of an observation before stacking
-    stack: Stack | None
+    stack: Stack
     # Environment steps of an episode's last agent step, fewer than the repeat where the repeat does
     # not divide the task's own limit: 100 steps at repeat 3 are 33 agent steps and 1 more.
     last: int
     enough: Solved | None
+
+    def seen(self, obs: Any) -> Any:
+        """A task's observation as one array, with images processed and not yet stacked."""
+        obs = see(self.images, obs)
+        return observations.join(self.parts, observations.flat(obs)) if self.parts else obs
+
+    def count(self, before: tuple, obs: Any, reward: Any, terminated: Any, cut: Any = False) -> Any:
+        """`Timestep` of one more agent step, `[E]`, and the numbers that the next one continues.
+        These are length, return and, with `enough`, solved steps in a row; `cut` is a truncation by
+        the task itself. Where an episode ends they are 0, and `obs` is still the final one.
+        """
+        length, total, in_a_row = before
+        xp = np if isinstance(obs, np.ndarray) else jnp
+        is_finite = xp.isfinite(observations.numbers(self.spec.parts, obs))
+        fault = ~(xp.all(is_finite, axis=tuple(range(1, is_finite.ndim))) & xp.isfinite(reward))
+        reward = xp.where(fault, xp.float32(0.0), reward)
+        length, total, terminated = length + 1, total + reward, terminated & ~fault
+        over = (length >= self.spec.episode_length) | cut
+        if self.enough is not None:
+            in_a_row = (in_a_row + 1) * (reward >= self.enough.reward)
+            over |= in_a_row >= self.enough.after
+        truncated = (over & ~terminated) | fault
+        done = terminated | truncated
+        step = Timestep(obs, obs, reward, terminated, truncated, total, length, fault)
+        zeroed = lambda x: xp.where(done, xp.zeros_like(x), x)  # noqa: E731
+        return step, jax.tree.map(zeroed, (length, total, in_a_row))
 
 
 def plan(
@@ -204,130 +231,82 @@ def plan(
     )
     spec, enough = solved(spec, reset_solved, numbers)
     last = action_repeat if episode_length else (limit - 1) % action_repeat + 1
-    return Plan(spec, parts, stack, last, enough)
+    return Plan(spec, images, parts, stack, last, enough)
 
 
-def episodic(
-    raw: RawEnvironment,
-    num_envs: int,
-    *,
-    action_repeat: int = 1,
-    episode_length: int | None = None,
-    observe: Sequence[str] = (),
-    images: Images = Images(),  # noqa: B008
-    reset_solved: int | None = 0,
-) -> JaxEnvironment:
+def episodic(raw: RawEnvironment, num_envs: int, **options: Any) -> JaxEnvironment:
     """Vectorize a raw environment and add action repeat, time limit and random resets.
+    options are action_repeat, episode_length, observe, images and reset_solved of `mbx.envs.make`.
     The default episode_length is the task's limit divided by the repeat, rounded up. An action
     repeat stops at termination and at the task's limit. Observations or rewards that are not finite
-    are faults (`Timestep`). Other arguments are those of `mbx.envs.make`.
+    are faults (`Timestep`).
     All environments are reset under one `lax.cond`, so that ordinary steps pay for no reset.
     """
-    options: dict[str, Any] = dict(action_repeat=action_repeat, episode_length=episode_length)
-    options |= dict(observe=observe, images=images, reset_solved=reset_solved)
-    spec, parts, stack, last, enough = plan(raw, range(num_envs), **options)
-    length = spec.episode_length
-    stacked, seen = stack is not None, _seeing(images, parts)
-    first_of, advance = _first(raw, seen, stack), _advance(raw, seen, action_repeat, length, last)
+    found = plan(raw, range(num_envs), **options)
+    repeat = found.spec.action_repeat
+
+    def begin(keys: Array) -> tuple[Any, Any, Array]:
+        """Raw states, stacked images (or None) and observations of new episodes, keys `[E]`."""
+
+        def one(key: Array) -> tuple[Any, Array]:
+            state, obs = raw.reset(key)
+            return state, found.seen(jax.tree.map(jnp.asarray, obs))
+
+        state, obs = strongly_typed(jax.vmap(one)(keys))
+        # A task's state may be its observation: donating one would then delete the other.
+        return state, *found.stack.begin(jnp.copy(obs))
 
     def reset(key: Array) -> tuple[EpisodeState, Array]:
-        state, frames, obs = first_of(jax.random.split(key, num_envs))
+        state, frames, obs = begin(jax.random.split(key, num_envs))
         sums = {name: jnp.zeros(num_envs) for name in raw.metrics} or None
         lengths, returns = jnp.zeros(num_envs, jnp.int32), jnp.zeros(num_envs)
-        count = None if enough is None else jnp.zeros(num_envs, jnp.int32)
-        return EpisodeState(state, lengths, returns, sums, frames, count), obs
+        in_a_row = None if found.enough is None else jnp.zeros(num_envs, jnp.int32)
+        return EpisodeState(state, lengths, returns, sums, frames, in_a_row), obs
 
     def step(state: EpisodeState, action: Array, key: Array) -> tuple[EpisodeState, Timestep]:
         step_key, reset_key = jax.random.split(key)
         keys = jax.random.split(step_key, num_envs)
-        result = advance(keys, state, jnp.clip(action, -1.0, 1.0))
-        new, final_obs, reward, terminated, values, repeats = result
-        fault = ~is_finite(observations.numbers(parts, final_obs), reward)
-        reward, terminated = jnp.where(fault, 0.0, reward), terminated & ~fault
-        frames = stack.push(state.frames, final_obs) if stacked else None
-        final_obs = stack.join(frames, final_obs) if stacked else final_obs
-        count = state.length + 1
-        total = state.episode_return + reward
-        ended, in_a_row = count >= length, None
-        if enough is not None:
-            in_a_row = enough.so_far(state.solved, reward)
-            ended |= in_a_row >= enough.after
-        truncated = (ended & ~terminated) | fault
-        done = terminated | truncated
-        now = new, frames, final_obs
-        after, frames, obs = _renewed(first_of, done, jax.random.split(reset_key, num_envs), now)
-        sums, metrics = _means(state, values, state.length * action_repeat + repeats)
-        timestep = Timestep(
-            obs, final_obs, reward, terminated, truncated, total, count, fault, metrics
-        )
-        going = count, total, sums or None, in_a_row
-        count, total, sums, in_a_row = jax.tree.map(lambda x: jnp.where(done, 0, x), going)
-        return EpisodeState(after, count, total, sums, frames, in_a_row), timestep
+        result = _advance(raw, found, keys, state, jnp.clip(action, -1.0, 1.0))
+        new, obs, reward, terminated, values, repeats = result
+        frames, obs = found.stack.push(state.frames, obs)
+        before = state.length, state.episode_return, state.solved
+        timestep, (length, total, in_a_row) = found.count(before, obs, reward, terminated)
+        done, keys = timestep.terminated | timestep.truncated, jax.random.split(reset_key, num_envs)
+        new, frames, obs = _renewed(begin, done, keys, new, frames, obs)
+        sums = {name: state.metrics[name] + value for name, (value, _) in values.items()}
+        steps = state.length * repeat + repeats
+        metrics = {name: value / steps for name, value in sums.items()}
+        metrics |= {f"{name}_last": value for name, (_, value) in values.items()}
+        sums = jax.tree.map(lambda x: jnp.where(done, 0, x), sums) or None
+        after = EpisodeState(new, length, total, sums, frames, in_a_row)
+        return after, timestep._replace(obs=obs, metrics=metrics)
 
-    return JaxEnvironment(spec, num_envs, reset, step)
+    return JaxEnvironment(found.spec, num_envs, reset, step)
 
 
-def _seeing(images: Images, parts: Sequence[Part]) -> Callable[[Any], Array]:
-    """A function from a raw observation to one array, with images processed and not yet stacked."""
-
-    def seen(obs: Any) -> Array:
-        obs = see(images, obs)
-        if not parts:
-            return obs
-        return observations.join(parts, jax.tree.map(jnp.asarray, observations.flat(obs)))
-
-    return seen
-
-
-def _first(raw: RawEnvironment, seen: Callable, stack: Stack | None) -> Callable[[Array], tuple]:
-    """A function from keys `[E]` to states, stacked images (or None) and observations."""
-
-    def begin(key: Array) -> tuple[Any, Array]:
-        state, obs = raw.reset(key)
-        return state, seen(obs)
-
-    def first_of(keys: Array) -> tuple[Any, Any, Array]:
-        state, obs = strongly_typed(jax.vmap(begin)(keys))
-        # A task's state may be its observation: donating one would then delete the other.
-        obs = jnp.copy(obs)
-        frames = None if stack is None else stack.begin(obs)
-        return state, frames, obs if stack is None else stack.join(frames, obs)
-
-    return first_of
-
-
-def _means(state: EpisodeState, values: Any, steps: Any) -> tuple[dict, dict]:
-    """Sums of metrics after an agent step, and `Timestep.metrics` of `steps` environment steps."""
-    sums = {name: state.metrics[name] + value for name, (value, _) in values.items()}
-    means = {name: value / steps for name, value in sums.items()}
-    return sums, means | {f"{name}_last": value for name, (_, value) in values.items()}
-
-
-def _renewed(first_of: Callable, done: Array, keys: Array, now: tuple) -> tuple[Any, Any, Array]:
+def _renewed(begin: Callable, done: Array, keys: Array, *now: Any) -> tuple[Any, Any, Array]:
     """State, frames and observation, of new episodes for environments that are done."""
 
     def renewed(done: Array, keys: Array, *now: Any) -> tuple[Any, Any, Array]:
-        renew = lambda _: _where(done, first_of(keys), now)  # noqa: E731
+        renew = lambda _: _where(done, begin(keys), now)  # noqa: E731
         return jax.lax.cond(jnp.any(done), renew, lambda _: now, None)
 
     # Each of several devices checks its own environments only.
     return collectives.shard_map(renewed, (0, 0, 0, 0, 0), done, keys, *now, out=0)
 
 
-def _advance(
-    raw: RawEnvironment, seen: Callable, action_repeat: int, length: int, last: int
-) -> Callable[[Array, EpisodeState, Array], tuple]:
+def _advance(raw: RawEnvironment, found: Plan, keys: Array, state: Any, action: Array) -> tuple:
     """One agent step of all environments.
     Returns (raw state, obs, reward, terminated, metrics, environment steps), each `[E, ...]`;
-    metrics are pairs of a sum over these steps and the newest value. `last` is the number of
-    environment steps in an episode's last agent step.
+    metrics are pairs of a sum over these steps and the newest value.
     """
+    repeat = found.spec.action_repeat
 
     def single(key: Array, state: Any, action: Array) -> tuple:
         state, obs, reward, terminated, *rest = raw.step(key, state, action)
         metrics = {name: (jnp.asarray(rest[0][name], jnp.float32),) * 2 for name in raw.metrics}
         reward, terminated = jnp.asarray(reward, jnp.float32), jnp.asarray(terminated, bool)
-        return state, seen(obs), reward, terminated, metrics, 1
+        return state, found.seen(jax.tree.map(jnp.asarray, obs)), reward, terminated, metrics, 1
 
     def repeated(key: Array, state: Any, action: Array, steps: Array) -> tuple:
         def again(i: Array, carry: Any) -> Any:
@@ -343,15 +322,12 @@ def _advance(
 
         key, now = jax.random.split(key)
         *first, done = single(now, state, action)
-        return jax.lax.fori_loop(1, action_repeat, again, (key, *first, jnp.int32(done)))[1:]
+        return jax.lax.fori_loop(1, repeat, again, (key, *first, jnp.int32(done)))[1:]
 
-    def advance(keys: Array, state: EpisodeState, action: Array) -> tuple:
-        if action_repeat == 1:
-            return jax.vmap(single, out_axes=(0, 0, 0, 0, 0, None))(keys, state.raw, action)
-        steps = jnp.where(state.length == length - 1, last, action_repeat)
-        return jax.vmap(repeated)(keys, state.raw, action, steps)
-
-    return advance
+    if repeat == 1:
+        return jax.vmap(single, out_axes=(0, 0, 0, 0, 0, None))(keys, state.raw, action)
+    steps = jnp.where(state.length == found.spec.episode_length - 1, found.last, repeat)
+    return jax.vmap(repeated)(keys, state.raw, action, steps)
 
 
 class Solved(NamedTuple):
@@ -362,10 +338,6 @@ class Solved(NamedTuple):
 
     reward: float  # of an agent step that counts: nine tenths of the way to the highest
     after: np.ndarray  # agent steps in a row `[E]` with that reward
-
-    def so_far(self, count: Any, reward: Any) -> Any:
-        """Number of such steps in a row `[E]` after one more with `reward`."""
-        return (count + 1) * (reward >= self.reward)
 
 
 def solved(
@@ -384,15 +356,16 @@ def solved(
         spec = spec._replace(reset_solved=reset_solved)
     if not reset_solved:
         return spec, None
+    given = f"train.reset_solved={reset_solved}"
     if not spec.reward_range:
         raise ValueError(
-            f"train.reset_solved={reset_solved}: {spec.name} does not say what its rewards can be "
-            "(EnvSpec.reward_range), leave it 0"
+            f"{given}: {spec.name} does not say what its rewards can be (EnvSpec.reward_range), "
+            "leave it 0"
         )
     if reset_solved >= spec.episode_length:
         raise ValueError(
-            f"train.reset_solved={reset_solved}: an episode of {spec.name} is over after "
-            f"{spec.episode_length} agent steps, lower it or leave it 0"
+            f"{given}: an episode of {spec.name} is over after {spec.episode_length} agent steps, "
+            "lower it or leave it 0"
         )
     low, high = spec.reward_range
     whole = np.asarray(numbers) % 4 == 0
@@ -409,12 +382,6 @@ def check_reward_range(name: str, given: Sequence[float]) -> tuple[float, ...]:
             "step, both finite, or () where it is not known"
         )
     return found
-
-
-def is_finite(obs: Any, reward: Any) -> Any:
-    """`[E]` bool: whether a step's observation `[E, ...]` and reward `[E]` are finite."""
-    xp = np if isinstance(obs, np.ndarray) else jnp
-    return xp.all(xp.isfinite(obs), axis=tuple(range(1, obs.ndim))) & xp.isfinite(reward)
 
 
 def in_units(spec: EnvSpec, action: Any) -> Any:

@@ -10,9 +10,9 @@ import numpy as np
 
 from mbx import observations
 from mbx.envs import snapshot as snapshots
-from mbx.envs.base import HostEnvironment, Timestep, in_units, is_finite, plan
+from mbx.envs.base import HostEnvironment, Timestep, in_units, plan
 from mbx.envs.custom import close
-from mbx.envs.images import Images, see
+from mbx.envs.images import Images
 from mbx.envs.render import NoRenderer
 
 
@@ -64,31 +64,28 @@ class SteppedEnvironment(HostEnvironment):
         first: int = 0,
         **options: Any,
     ) -> None:
-        task, size = tasks[0], images.drawn_size
+        task, num, self._drawn = tasks[0], len(tasks), images.pixels
         options |= dict(name=name, metrics=metrics, discrete=task.num_actions > 0)
         options["action_dim"] = task.num_actions or task.action_low.size
         options |= dict(action_high=()) if task.num_actions else {}
-        self._drawn, self._images = images.pixels, images
         if self._drawn:
+            size = images.drawn_size
             options |= dict(obs_shape=(size, size, 3), obs_dtype=np.uint8)
-            self._images = Images(size=size, grey=images.grey, stack=images.stack)
-        self.num_envs = len(tasks)
-        numbers = range(first, first + self.num_envs)
-        found = plan(task, numbers, images=self._images, **options)
-        self.spec, self._parts, self._stack, self._last, self._enough = found
+            images = Images(size=size, grey=images.grey, stack=images.stack)
+        self._plan = plan(task, range(first, first + num), images=images, **options)
+        self.spec, self.num_envs, self._tasks = self._plan.spec, num, list(tasks)
         self._missed: set[str] = set()  # metrics that an episode ended without
-        self._tasks = list(tasks)
         # What a snapshot holds of each environment's episode, `[E, ...]`.
-        self._length = np.zeros(self.num_envs, np.int32)
-        self._return = np.zeros(self.num_envs, np.float32)
-        self._solved = np.zeros(self.num_envs, np.int32)  # steps in a row, as of `Solved`
-        self._episode = dict(length=self._length, total=self._return, solved=self._solved)
+        length, total = np.zeros(num, np.int32), np.zeros(num, np.float32)
+        self._episode = dict(length=length, total=total, solved=np.zeros(num, np.int32))
         # Sum, count and newest value, `[E, 3]`.
-        self._metrics = {name: np.zeros((self.num_envs, 3), np.float32) for name in metrics}
+        self._metrics = {name: np.zeros((num, 3), np.float32) for name in metrics}
         self._episode |= {f"metrics/{name}": values for name, values in self._metrics.items()}
-        if self._stack is not None:
-            frames = (self.num_envs, self._stack.count, *self._stack.image_shape)
-            self._episode["frames"] = np.zeros(frames, self.spec.obs_dtype)
+        self._frames: Any = [None] * num
+        if (stack := self._plan.stack).count > 1:
+            shape = observations.joined(stack.parts)[0]
+            self._frames, _ = stack.begin(np.zeros((num, *shape), self.spec.obs_dtype))
+            self._episode["frames"] = self._frames
         if seed is not None:
             self.reset(seed)
 
@@ -105,28 +102,16 @@ class SteppedEnvironment(HostEnvironment):
     def step(self, action: np.ndarray) -> Timestep:
         actions = in_units(self.spec, np.asarray(action))
         results = [self._step(i, one) for i, one in enumerate(actions)]
-        final_obs = np.stack([r[0] for r in results])
-        reward = np.array([r[1] for r in results], np.float32)
-        fault = ~is_finite(observations.numbers(self.spec.parts, final_obs), reward)
-        reward = np.where(fault, np.float32(0.0), reward)
-        terminated = np.array([r[2] for r in results], bool) & ~fault
-        self._length += 1
-        self._return += reward
-        length, total = self._length.copy(), self._return.copy()
-        cut = np.array([r[3] for r in results], bool)
-        if self._enough is not None:
-            self._solved[:] = self._enough.so_far(self._solved, reward)
-            cut |= self._solved >= self._enough.after
-        truncated = ((length >= self.spec.episode_length) | cut | fault) & ~terminated
-        done = terminated | truncated
+        final_obs, *judged = (np.stack(column) for column in zip(*results, strict=True))
+        counts = [self._episode[name] for name in ("length", "total", "solved")]
+        timestep, after = self._plan.count(tuple(counts), final_obs, *judged)
+        for values, new in zip(counts, after, strict=True):
+            values[:] = new
+        done, obs = timestep.terminated | timestep.truncated, final_obs.copy()
         metrics = self._episode_metrics(done)
-        obs = final_obs.copy()
         for i in np.flatnonzero(done):
             obs[i] = self._seen(i, self._tasks[i].reset(None), first=True)
-            self._length[i], self._return[i], self._solved[i] = 0, 0.0, 0
-        return Timestep(
-            obs, final_obs, reward, terminated, truncated, total, length, fault, metrics
-        )
+        return timestep._replace(obs=obs, metrics=metrics)
 
     def _note_metrics(self, i: int) -> None:
         """Add the last environment step's `info`; None counts as missing."""
@@ -163,10 +148,10 @@ class SteppedEnvironment(HostEnvironment):
             values[done] = 0.0
         return found
 
-    def _step(self, i: int, action: Any) -> tuple[np.ndarray, float, bool, bool]:
+    def _step(self, i: int, action: Any) -> tuple[np.ndarray, np.float32, bool, bool]:
         task, total = self._tasks[i], 0.0
-        is_last = self._length[i] == self.spec.episode_length - 1
-        for _ in range(self._last if is_last else self.spec.action_repeat):
+        is_last = self._episode["length"][i] == self.spec.episode_length - 1
+        for _ in range(self._plan.last if is_last else self.spec.action_repeat):
             # The environment may write into its array.
             obs, reward, terminated, truncated = task.step(action.copy())
             total += reward
@@ -174,19 +159,15 @@ class SteppedEnvironment(HostEnvironment):
                 self._note_metrics(i)
             if terminated or truncated:
                 break
-        return self._seen(i, obs), total, terminated, truncated
+        return self._seen(i, obs), np.float32(total), bool(terminated), bool(truncated)
 
     def _seen(self, i: int, obs: Any, first: bool = False) -> np.ndarray:
         """The agent's observation of task i as one array; `first` of an episode."""
         if self._drawn:
             obs = _picture(self.spec.name, self._tasks[i].picture)
-        obs = see(self._images, obs)
-        obs = observations.join(self._parts, obs) if self._parts else obs
-        if self._stack is None:
-            return obs
-        frames = self._episode["frames"]
-        frames[i] = self._stack.begin(obs) if first else self._stack.push(frames[i], obs)
-        return self._stack.join(frames[i], obs)
+        stack, frames, obs = self._plan.stack, self._frames, self._plan.seen(obs)
+        frames[i], obs = stack.begin(obs) if first else stack.push(frames[i], obs)
+        return obs
 
     def get_state(self) -> bytes | None:
         tasks = [task.get_state() for task in self._tasks]
@@ -196,8 +177,7 @@ class SteppedEnvironment(HostEnvironment):
         return snapshots.encode(list(zip(tasks, own, strict=True)))
 
     def set_state(self, snapshot: bytes) -> None:
-        what = f"a snapshot of another version or environment than {self.spec.name}"
-        with snapshots.understood(what):
+        with snapshots.fitting(self.spec.name):
             saved = zip(self._tasks, snapshots.decode(snapshot), strict=True)
             for i, (task, (state, own)) in enumerate(saved):
                 task.set_state(state)

@@ -193,7 +193,7 @@ def _resized(image: Any, size: int) -> Any:
 
 class Stack(NamedTuple):
     """Frame stacking: newest images joined on channels, oldest first, for each image part.
-    Parts that are not images are the newest alone.
+    Parts that are not images are the newest alone. A stack of one changes nothing.
     """
 
     count: int
@@ -202,42 +202,42 @@ class Stack(NamedTuple):
     @classmethod
     def of(
         cls, count: int, shape: Sequence[int], parts: Sequence[Part]
-    ) -> tuple[Stack | None, tuple[int, ...], tuple[Part, ...]]:
-        """A stack (None for one image), and the stacked observation's shape and parts."""
-        if count == 1:
-            return None, tuple(shape), tuple(parts)
+    ) -> tuple[Stack, tuple[int, ...], tuple[Part, ...]]:
+        """A stack, and the stacked observation's shape and parts."""
         own = tuple(parts) or (Part("", tuple(shape)),)
+        if count == 1:
+            return cls(1, own), tuple(shape), tuple(parts)
         stacked = tuple(
             part._replace(shape=(*part.shape[:2], count * part.shape[2])) if part.is_image else part
             for part in own
         )
         return cls(count, own), observations.joined(stacked)[0], stacked if parts else ()
 
-    @property
-    def image_shape(self) -> tuple[int, ...]:
-        """`[H, W, C]` of the image of one observation."""
-        return observations.layout(self.parts).image_shape or ()
-
-    def begin(self, obs: Any) -> Any:
-        """Images `[..., count, H, W, C]` at an episode's start: the first one repeated."""
+    def begin(self, obs: Any) -> tuple[Any, Any]:
+        """Images `[..., count, H, W, C]` of an episode's start (the first one repeated; None of a
+        stack of one), and `obs` with all of them in place of its own.
+        """
+        if self.count == 1:
+            return None, obs
         xp = np if isinstance(obs, np.ndarray) else jnp
-        image = observations.split(self.parts, obs)["image"]
-        return xp.repeat(image[..., None, :, :, :], self.count, axis=-4)
+        frames = xp.repeat(self._image(obs), self.count, axis=-4)
+        return frames, self._join(frames, obs)
 
-    def push(self, frames: Any, obs: Any) -> Any:
-        """The images with that of `obs`, without the oldest."""
+    def push(self, frames: Any, obs: Any) -> tuple[Any, Any]:
+        """As `begin`, with the image of `obs` in place of the oldest of `frames`."""
+        if self.count == 1:
+            return None, obs
         xp = np if isinstance(obs, np.ndarray) else jnp
-        newest = observations.split(self.parts, obs)["image"][..., None, :, :, :]
-        return xp.concatenate([frames[..., 1:, :, :, :], newest], axis=-4)
+        frames = xp.concatenate([frames[..., 1:, :, :, :], self._image(obs)], axis=-4)
+        return frames, self._join(frames, obs)
 
-    def join(self, frames: Any, obs: Any) -> Any:
-        """`obs` with all images of `frames` in place of its own."""
+    def _image(self, obs: Any) -> Any:
+        return observations.split(self.parts, obs)["image"][..., None, :, :, :]
+
+    def _join(self, frames: Any, obs: Any) -> Any:
         xp = np if isinstance(obs, np.ndarray) else jnp
-        pieces, first = [], 0
-        for part in self.parts:
-            if part.is_image:
-                piece = xp.moveaxis(frames[..., first : first + part.shape[2]], -4, -2)
-                pieces.append(piece.reshape(*piece.shape[:-2], -1))
-                first += part.shape[2]
+        channels = [part.shape[2] for part in self.parts if part.is_image]
+        pieces = xp.split(xp.moveaxis(frames, -4, -2), np.cumsum(channels)[:-1], axis=-1)
+        pieces = [piece.reshape(*piece.shape[:-2], -1) for piece in pieces]
         image = xp.concatenate(pieces, axis=-1)
         return observations.map_image(self.parts, obs, lambda _: image)

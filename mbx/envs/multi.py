@@ -162,8 +162,7 @@ class MultiHost(HostEnvironment):
         return None if None in members else snapshots.encode(members)
 
     def set_state(self, snapshot: bytes) -> None:
-        what = f"a snapshot of another version or environment than {self.spec.name}"
-        with snapshots.understood(what):
+        with snapshots.fitting(self.spec.name):
             for member, own in zip(self._members, snapshots.decode(snapshot), strict=True):
                 member.set_state(own)
 

@@ -55,6 +55,11 @@ def understood(what: str) -> Iterator[None]:
         raise SnapshotError(f"{what} ({reason[:200]})") from error
 
 
+def fitting(name: str) -> contextlib.AbstractContextManager[None]:
+    """Turn any error in continuing the environment `name` into a SnapshotError."""
+    return understood(f"a snapshot of another version or environment than {name}")
+
+
 def _pack(x: Any) -> Any:
     if x is None or type(x) in _PLAIN:
         return x

@@ -86,8 +86,7 @@ class ParallelEnvironment(HostEnvironment):
         return snapshot.encode([row for one in found for row in snapshot.decode(one)])
 
     def set_state(self, snapshot_: bytes) -> None:
-        what = f"a snapshot of another version or environment than {self.spec.name}"
-        with snapshot.understood(what):
+        with snapshot.fitting(self.spec.name):
             saved = snapshot.decode(snapshot_)
             if not isinstance(saved, list) or len(saved) != self.num_envs:
                 raise ValueError(f"it is not a list of {self.num_envs} environments")

@@ -80,11 +80,11 @@ def test_stacks_of_several_images_and_a_vector():
     stack, new, stacked = images.Stack.of(3, shape, parts)
     assert new == (2 * 2 * 9 + 8,) and stacked[2].shape == (2, 2, 6)
     for convert in (np.asarray, jnp.asarray):
-        frames = stack.begin(convert(obs(0))[None])  # one environment
-        seen = [stack.join(frames, convert(obs(0))[None])]
+        frames, one = stack.begin(convert(obs(0))[None])  # one environment
+        seen = [one]
         for i in (1, 2, 3):
-            frames = stack.push(frames, convert(obs(i))[None])
-            seen.append(stack.join(frames, convert(obs(i))[None]))
+            frames, one = stack.push(frames, convert(obs(i))[None])
+            seen.append(one)
         for one, wanted in ((seen[0], (0, 0, 0)), (seen[1], (0, 0, 1)), (seen[3], (1, 2, 3))):
             assert isinstance(one, np.ndarray) == (convert is np.asarray)
             found = observations.split(stacked, one)
