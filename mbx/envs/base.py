@@ -128,6 +128,11 @@ class Suite(NamedTuple):
     reads: Callable[[str], str] | None = None
 
 
+def seeds_of(seed: int, num_envs: int) -> np.ndarray:
+    """Seeds of single environments `[E]`."""
+    return np.random.SeedSequence(seed).generate_state(num_envs)
+
+
 def unknown_task(suite: str, task: str, known: Iterable[str]) -> ValueError:
     """Error for an unknown task, with suggestions of similar names."""
     close = difflib.get_close_matches(task.partition("@")[0], list(known), n=3, cutoff=0.4)

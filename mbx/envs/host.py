@@ -10,7 +10,7 @@ import numpy as np
 
 from mbx import observations
 from mbx.envs import snapshot as snapshots
-from mbx.envs.base import HostEnvironment, Timestep, in_units, plan
+from mbx.envs.base import HostEnvironment, Timestep, in_units, plan, seeds_of
 from mbx.envs.custom import close
 from mbx.envs.images import Images
 from mbx.envs.render import NoRenderer
@@ -90,7 +90,7 @@ class SteppedEnvironment(HostEnvironment):
             self.reset(seed)
 
     def reset(self, seed: int) -> np.ndarray:
-        return self.reset_each(np.random.SeedSequence(seed).generate_state(self.num_envs))
+        return self.reset_each(seeds_of(seed, self.num_envs))
 
     def reset_each(self, seeds: Sequence[int]) -> np.ndarray:
         """Start new episodes, each environment with its own seed: observations `[E, ...]`."""

@@ -8,10 +8,8 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from mbx.envs import custom
-from mbx.envs.base import HostEnvironment, JaxEnvironment, Suite, check_counts, episodic
+from mbx.envs.base import HostEnvironment, JaxEnvironment, Suite, check_counts, episodic, seeds_of
 from mbx.envs.host import SteppedEnvironment
 from mbx.envs.images import Images, check_no_parts
 from mbx.envs.render import Renderer
@@ -106,10 +104,9 @@ def make(
             f"env.name={name!r}: write SUITE:TASK with a suite of {tuple(_SUITES)}, for example "
             "gymnax:Pendulum-v1"
         )
-    suite = _load(suite_name)
-    options = dict(action_repeat=action_repeat, episode_length=episode_length)
-    several = suite_name == "multi"
-    cut = reset_solved if not several else 0
+    suite, several = _load(suite_name), suite_name == "multi"
+    options: dict[str, Any] = dict(action_repeat=action_repeat, episode_length=episode_length)
+    cut = 0 if several else reset_solved
     _check_taken(name, suite, kwargs, metrics, workers, images, cut)
     with _names_missing_package(name, suite.extra):
         if suite.whole:
@@ -120,22 +117,20 @@ def make(
             default = suite.default_repeat
             options["action_repeat"] = default(task) if callable(default) else default
         check_counts(name, num_envs=num_envs, **options)
-        options["reset_solved"] = reset_solved
+        options |= dict(reset_solved=reset_solved, observe=observe, images=images)
         if suite.raw:
             raw = suite.raw(task, **(kwargs or {}))
             if isinstance(_SUITES[suite_name], Suite) or custom.is_own(name):
                 from mbx.envs.checks import check_raw  # it imports Gymnasium
 
                 check_raw(raw)
-            return episodic(raw, num_envs, observe=observe, images=images, **options)
-    options |= dict(kwargs=dict(kwargs or {}), images=images._asdict(), first=first)
-    options |= dict(metrics=list(metrics), observe=list(observe))
+            return episodic(raw, num_envs, **options)
+    options |= dict(kwargs=dict(kwargs or {}), metrics=metrics, first=first)
     if workers and not film:
         from mbx.envs.vector import ParallelEnvironment
 
-        return ParallelEnvironment(name, num_envs, workers, seed=seed, options=options)
-    seeds = np.random.SeedSequence(seed).generate_state(num_envs)
-    return make_share(name, seeds, seed=seed, film=film, **options)
+        return ParallelEnvironment(name, num_envs, workers, seed=seed, **options)
+    return make_share(name, seeds_of(seed, num_envs), seed=seed, film=film, **options)
 
 
 def _check_taken(
@@ -161,23 +156,23 @@ def make_share(
     seeds: Sequence[int],
     *,
     kwargs: Mapping[str, Any],
-    images: Mapping[str, Any],
+    images: Images,
     film: bool = False,
     **options: Any,
 ) -> SteppedEnvironment:
     """A host environment with one task per seed, stepped in this process.
-    images are the fields of `Images` by name; options those of `SteppedEnvironment`.
+    options are those of `SteppedEnvironment`.
     """
-    (suite, task), seen = _found(name), Images(**images)
+    suite, task = _found(name)
     load = suite.host
     if suite.draws:
-        load = functools.partial(load, images=seen if seen.pixels else None, film=film)
+        load = functools.partial(load, images=images if images.pixels else None, film=film)
     with contextlib.ExitStack() as opened, _names_missing_package(name, suite.extra):
         tasks = []
         for one in seeds:
             tasks.append(load(task, int(one), **kwargs))
             opened.callback(custom.close, name, tasks[-1])
-        made = SteppedEnvironment(name, tasks, images=seen, **options)
+        made = SteppedEnvironment(name, tasks, images=images, **options)
         opened.pop_all()  # it closes them
     return made
 

@@ -169,7 +169,7 @@ def test_there_is_a_snapshot_where_every_worker_has_one(name, monkeypatch):
     environment = envs.make(name, 2, workers=2)
     assert environment.get_state() is not None
     first = environment._workers[0].answer
-    monkeypatch.setattr(environment._workers[0], "answer", lambda: first() and ("found", None))
+    monkeypatch.setattr(environment._workers[0], "answer", lambda: first() and (None, None, ""))
     assert environment.get_state() is None
     environment.close()
 
