@@ -219,7 +219,16 @@ def _shown(value: Any) -> str:
 
 def _machine(found: Sequence[Run]) -> str:
     rows, lasts = [], [run.attempts[-1] if run.attempts else {} for run in found]
-    for name in ("machine", "devices", "commit", "changed_files", "started", "ended", "versions"):
+    for name in (
+        "command",
+        "machine",
+        "devices",
+        "commit",
+        "changed_files",
+        "started",
+        "ended",
+        "versions",
+    ):
         cells = []
         for run, last in zip(found, lasts, strict=True):
             value = (run.attempts[0] if name == "started" and run.attempts else last).get(name)

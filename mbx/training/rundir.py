@@ -27,8 +27,10 @@ import os
 import pathlib
 import platform
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -370,7 +372,7 @@ def attempts(workdir: str) -> list[dict[str, Any]]:
 
 
 def provenance() -> dict[str, Any]:
-    """Commit, versions and machine of what runs now: fields of an attempt.
+    """Command, commit, versions and machine of what runs now: fields of an attempt.
 
     The commit is that of the checkout with mbx in it ("unknown" for an installed wheel).
     """
@@ -379,6 +381,7 @@ def provenance() -> dict[str, Any]:
     own = bool(top) and pathlib.Path(top).resolve() == root
     changed = _git(root, "status", "--porcelain", "--untracked-files=no") if own else ""
     return {
+        "command": shlex.join(sys.orig_argv),
         "commit": (_git(root, "rev-parse", "--short", "HEAD") if own else "") or "unknown",
         "changed_files": len(changed.splitlines()),
         "versions": {"mbx": mbx.__version__, "python": platform.python_version()}

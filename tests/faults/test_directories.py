@@ -207,7 +207,8 @@ def test_a_record_that_cannot_be_read_stops_nothing(tmp_path, text):
     with pytest.warns(UserWarning, match="run.json.*written again"):
         with rundir.attempt(str(tmp_path), 0):
             pass
-    assert len(rundir.attempts(str(tmp_path))) == 1
+    (attempt,) = rundir.attempts(str(tmp_path))
+    assert "pytest" in attempt["command"]
 
 
 def test_the_commit_is_that_of_the_checkout_and_not_of_where_one_is(tmp_path, monkeypatch):
