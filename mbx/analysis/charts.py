@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import pathlib
 import re
 from collections.abc import Sequence
@@ -39,15 +38,12 @@ def page(title: str, body: str) -> str:
     return fill("page.html", title=html.escape(title), colors=drawing.css(":root"), body=body)
 
 
-def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
-    """Round numbers from `low` to `high`, about `wanted` of them; one where both are the same."""
-    if not high > low:
-        return [low]
-    raw = (high - low) / wanted
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * m for m in (1, 2, 5, 10) if power * m >= raw * 0.999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+def _ticks(low: float, high: float) -> np.ndarray:
+    """About four round numbers from `low` to `high`."""
+    from matplotlib.ticker import MaxNLocator
+
+    found = MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high)
+    return found[(found >= low) & (found <= high)]
 
 
 def thin(x: Sequence[float], y: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
@@ -81,35 +77,37 @@ def chart(
     margin = 0.04 * (high - low)
     low, high, right = low - margin, high + margin, right if right > left else left + 1
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - left) / (right - left) * (_WIDTH - _LEFT - _RIGHT)
-        up = (y - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
-        return round(_LEFT + across, 1), round(_HEIGHT - _BOTTOM - up, 1)
+    def across(x: np.ndarray) -> list[float]:
+        share = (x - left) / (right - left)
+        return np.round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1).tolist()
+
+    def down(y: np.ndarray) -> list[float]:
+        share = (y - low) / (high - low)
+        return np.round(_HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM), 1).tolist()
 
     parts = []
-    for value in ticks(low, high):
-        _, y = place(left, value)
+    for value, y in zip(found := _ticks(low, high), down(found), strict=True):
         parts.append(f'<path class="grid" d="M{_LEFT} {y}H{_WIDTH - _RIGHT}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{value:.6g}</text>')
-    for value in ticks(left, right):
-        x, _ = place(value, low)
+    for value, x in zip(found := _ticks(left, right), across(found), strict=True):
         words = f"{value / 1000:g}k" if abs(value) >= 1000 else f"{value:g}"
         parts.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{words}</text>')
     data = []
     for line, steps, values in drawn:
-        points = [place(x, y) for x, y in zip(steps, values, strict=True)]
+        points = list(zip(across(steps), down(values), strict=True))
         path = "M" + "L".join(f"{x} {y}" for x, y in points)
         color = f"var(--line{line.color % 8})"
         parts.append(f'<path class="line" style="stroke:{color}" d="{path}"/>')
         if len(points) < 40:
             parts += [f'<circle cx="{x}" cy="{y}" r="2" style="fill:{color}"/>' for x, y in points]
         numbers = {n: [float(f"{v:.6g}") for v in a] for n, a in (("x", steps), ("y", values))}
-        data.append({"name": line.name, "px": [x for x, _ in points], **numbers})
-    label = html.escape(f"{title} over {x_label}")
+        data.append({"name": line.name, "px": across(steps), **numbers})
     content = html.escape(json.dumps(data, separators=(",", ":")))
     below = f'<br><small class="quiet">{html.escape(meaning)}</small>' if meaning else ""
+    title, x_label = html.escape(title), html.escape(x_label)
     return (
-        f"<figure><figcaption>{html.escape(title)}{below}</figcaption>"
-        f'<svg class="chart" role="img" viewBox="0 0 {_WIDTH} {_HEIGHT}" aria-label="{label}" '
-        f'data-lines="{content}">{"".join(parts)}</svg></figure>'
+        f"<figure><figcaption>{title}{below}</figcaption>"
+        f'<svg class="chart" role="img" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'aria-label="{title} over {x_label}" data-lines="{content}">'
+        f"{''.join(parts)}</svg></figure>"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import math
 import os
@@ -14,7 +15,7 @@ import numpy as np
 
 from mbx.analysis import runs
 from mbx.training import levels
-from mbx.training.files import prepare_output
+from mbx.training.files import atomic_write, prepare_output
 from mbx.training.logging import read_rows
 from mbx.training.rundir import load_config
 
@@ -72,30 +73,29 @@ def load_reference(path: str) -> tuple[np.ndarray, ...]:
     The CSV has columns step,mean,lcb,ucb, or step,reward,seed (then the range of the seeds, at the
     steps that every seed has). Raises ValueError for other files, FileNotFoundError for none.
     """
+    wanted = "step,mean,lcb,ucb or step,reward,seed"
     if not os.path.exists(path):
         raise FileNotFoundError(
-            f"{path} does not exist: give a CSV of published values with columns "
-            "step,mean,lcb,ucb or step,reward,seed"
+            f"{path} does not exist: give a CSV of published values with columns {wanted}"
         )
     with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets write such a mark
-        reader = csv.DictReader(file)
-        rows, columns = list(reader), set(reader.fieldnames or ())
-    if not rows or not (
-        {"step", "mean", "lcb", "ucb"} <= columns or {"step", "reward", "seed"} <= columns
-    ):
+        rows = list(csv.DictReader(file))
+    columns, lines = set(rows[0]) if rows else set(), list(enumerate(rows, 2))
+
+    def numbers(name: str) -> np.ndarray:
+        return np.array([_number(row[name], f"{path}, line {i}: {name!r}") for i, row in lines])
+
+    if {"step", "mean", "lcb", "ucb"} <= columns:
+        return tuple(map(numbers, ("step", "mean", "lcb", "ucb")))
+    if not {"step", "reward", "seed"} <= columns:
         raise ValueError(
-            f"{path} has {len(rows)} rows of columns {sorted(columns)}: give some, with columns "
-            "step,mean,lcb,ucb or step,reward,seed"
+            f"{path} has {len(rows)} rows of columns {sorted(map(str, columns))}: give some, with "
+            f"columns {wanted}"
         )
-    if "mean" in columns:
-        names = ("step", "mean", "lcb", "ucb")
-        found = [[_number(row, name, path, i) for i, row in enumerate(rows, 2)] for name in names]
-        return tuple(map(np.array, found))
     seeds: dict[str, dict[float, list[float]]] = {}
-    for i, row in enumerate(rows, 2):  # a few published seeds hold two runs, which count as one
-        own = seeds.setdefault(row["seed"], {})
-        step, reward = (_number(row, name, path, i) for name in ("step", "reward"))
-        own.setdefault(step, []).append(reward)
+    for row, step, reward in zip(rows, numbers("step"), numbers("reward"), strict=True):
+        # A few published seeds hold two runs, which count as one.
+        seeds.setdefault(row["seed"], {}).setdefault(step, []).append(reward)
     steps = sorted(set.intersection(*map(set, seeds.values())))
     if not steps:
         raise ValueError(f"{path}: its {len(seeds)} seeds share no step, so they have no mean")
@@ -103,15 +103,12 @@ def load_reference(path: str) -> tuple[np.ndarray, ...]:
     return np.array(steps), values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
-def _number(row: dict[str, str | None], name: str, path: str, line: int) -> float:
-    """A cell of a CSV; raises ValueError, naming file, line and column, for other text."""
+def _number(cell: str | None, where: str) -> float:
     try:
-        return float(row[name] or "")
+        return float(cell or "")
     except ValueError:
-        raise ValueError(
-            f"{path}, line {line}: {name!r} is {row[name]!r}, not a number: fill in the cell, or "
-            "remove the line"
-        ) from None
+        words = f"{where} is {cell!r}, not a number: fill in the cell, or remove the line"
+        raise ValueError(words) from None
 
 
 def draw_seeds(axes: Any, name: str, curves: Sequence[Curve], color: str) -> None:
@@ -223,36 +220,28 @@ def draw_runs(
 def plot_runs(run_dirs: Sequence[str], out: str, **options: Any) -> None:
     """Draw runs, as `draw_runs`, into a picture; its ending (.png, .pdf, .svg) is the format."""
     import matplotlib
+    import matplotlib.pyplot as plt
 
     matplotlib.use("Agg")
-    save(draw_runs(run_dirs, **options).figure, out)
+    prepare_output(out)
+    figure, picture = draw_runs(run_dirs, **options).figure, io.BytesIO()
+    try:
+        figure.savefig(picture, format=os.path.splitext(out)[1][1:] or "png", dpi=130)
+    finally:
+        plt.close(figure)
+    atomic_write(out, picture.getvalue())
 
 
 def _named(paths: Sequence[str], labels: Sequence[str] | None) -> dict[str, list[str]]:
+    """Runs by the name of their curve."""
     named: dict[str, list[str]] = {}
-    if labels is not None:
-        for one in runs.labelled(paths, labels):
-            named.setdefault(one.settings, []).extend(one.runs)
-        return named
-    found = runs.group(runs.find_runs(paths))
+    found = runs.group(paths, labels)
     several_tasks = len({one.task for one in found}) > 1
     for one in found:
-        parts = [one.task] * several_tasks + [one.settings] * bool(one.settings)
-        agent = load_config(one.runs[0])["agent"]
-        name = ", ".join(parts) or f"{agent} {one.task}"
-        named[name.replace("$", r"\$")] = list(one.runs)  # a dollar sign would begin a formula
+        name = one.settings
+        if labels is None:
+            parts = [one.task] * several_tasks + [one.settings] * bool(one.settings)
+            name = ", ".join(parts) or f"{load_config(one.runs[0])['agent']} {one.task}"
+            name = name.replace("$", r"\$")  # a dollar sign would begin a formula
+        named.setdefault(name, []).extend(one.runs)
     return named
-
-
-def save(figure: Any, out: str) -> None:
-    """Write a figure atomically and close it; missing folders are created."""
-    import matplotlib.pyplot as plt
-
-    prepare_output(out)
-    base, extension = os.path.splitext(out)
-    temporary = f"{base}.tmp{extension or '.png'}"
-    try:
-        figure.savefig(temporary, dpi=130)
-        os.replace(temporary, out)
-    finally:
-        plt.close(figure)

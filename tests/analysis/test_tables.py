@@ -97,7 +97,7 @@ def test_runs_are_found_as_seeds_of_one_and_in_folders(tmp_path):
 
 def test_labels_group_instead(tmp_path):
     runs = [run(tmp_path / name) for name in "abc"]
-    assert named(runs_.labelled(runs, ["u", "v", "u"])) == {
+    assert named(runs_.group(runs, ["u", "v", "u"])) == {
         (TASK, "u"): ["a", "c"],
         (TASK, "v"): ["b"],
     }
