@@ -23,7 +23,7 @@ import struct
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,9 +32,11 @@ from mbx.agents.settings import Log, RunSettings
 from mbx.settings import flatten, to_dict
 from mbx.training.files import atomic_write, parse_json, read_json, written
 
-_EVAL_COLUMNS = ["step", "episode", "task", "return", "length"]
 _COMPARED = ("eval/return_mean", "train/episode/return")  # by TensorBoard's hyperparameters
-_TRAIN_COLUMNS = ["step", "environment", "task", "return", "length"]
+_EPISODES = {  # by kind: file and columns
+    "eval": ("episodes.csv", ["step", "episode", "task", "return", "length"]),
+    "train": ("training_episodes.csv", ["step", "environment", "task", "return", "length"]),
+}
 
 
 class RunLogger:
@@ -70,8 +72,6 @@ class RunLogger:
         wandb = Wandb(workdir, log, config, resumed) if log.wandb else None
         self._jsonl = os.path.join(workdir, "metrics.jsonl")
         self._csv = os.path.join(workdir, "metrics.csv")
-        self._episodes = os.path.join(workdir, "episodes.csv")
-        self._training = os.path.join(workdir, "training_episodes.csv")
         self._write_config(config, resume_step)
         self._rewrite(-1 if resume_step is None else resume_step)
         purge = None if resume_step is None else resume_step + 1
@@ -100,41 +100,36 @@ class RunLogger:
         """Keep complete rows up to `last_step`."""
         rows = [row for row in read_rows(self._jsonl) if row["step"] <= last_step]
         atomic_write(self._jsonl, b"".join(_line(row) for row in rows))
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["kind", "step", "name", "value"])
-        for row in rows:
-            writer.writerows(_long(row))
-        atomic_write(self._csv, text.getvalue().encode())
-        for path, names in ((self._episodes, _EVAL_COLUMNS), (self._training, _TRAIN_COLUMNS)):
-            atomic_write(path, _episodes_until(path, names, last_step).encode())
+        long = [["kind", "step", "name", "value"], *(line for row in rows for line in _long(row))]
+        atomic_write(self._csv, _csv(long))
+        for name, columns in _EPISODES.values():
+            path = os.path.join(self.workdir, name)
+            atomic_write(path, _csv([columns, *_episodes_until(path, len(columns), last_step)]))
 
     def log_episodes(
-        self, step: int, returns: Sequence[float], lengths: Sequence[float], tasks: Sequence[str]
-    ) -> None:
-        """Append every episode of an evaluation to episodes.csv.
-        tasks: names, each with an equal block of the episodes; () for a single task.
-        """
-        block = -(-len(returns) // max(len(tasks), 1))
-        rows = [
-            [step, i, tasks[i // block] if tasks else "", repr(float(total)), int(length)]
-            for i, (total, length) in enumerate(zip(returns, lengths, strict=True))
-        ]
-        _append(self._episodes, rows)
-
-    def log_training(
         self,
-        steps: Sequence[int],
-        environments: Sequence[int],
-        tasks: Sequence[str],
-        returns: Sequence[float],
-        lengths: Sequence[int],
+        kind: str,
+        steps: Iterable[int],
+        numbers: Iterable[int],
+        returns: Iterable[float],
+        lengths: Iterable[float],
+        tasks: Sequence[str] = (),
+        number: int = 1,
     ) -> None:
-        """Append training episodes: final environment steps, environment numbers, task names (""
-        for a single task), returns and lengths."""
-        each = zip(steps, environments, tasks, returns, lengths, strict=True)
-        rows = [[int(s), int(i), task, repr(float(x)), int(n)] for s, i, task, x, n in each]
-        _append(self._training, rows)
+        """Append episodes to episodes.csv (kind "eval") or training_episodes.csv ("train").
+
+        Args:
+            steps: environment steps at which the evaluation was made, or the episode ended.
+            numbers: of the episodes of an evaluation, or of the environments.
+            tasks: names, each with an equal block of the numbers; () for a single task.
+            number: how many numbers there are in all.
+        """
+        block = -(-number // max(len(tasks), 1))
+        rows = [
+            [int(step), int(i), tasks[i // block] if tasks else "", repr(float(total)), int(length)]
+            for step, i, total, length in zip(steps, numbers, returns, lengths, strict=True)
+        ]
+        _append(os.path.join(self.workdir, _EPISODES[kind][0]), rows)
 
     def log_picture(self, name: str, step: int, content: bytes) -> None:
         """Show a picture or film, given as a file's content, in TensorBoard."""
@@ -150,7 +145,14 @@ class RunLogger:
             raise ValueError(f"value {taken[0]!r} has the name of a field of the row: rename it")
         values = {name: v if isinstance(v, int) else float(v) for name, v in values.items()}
         clean = {name: v if math.isfinite(v) else None for name, v in values.items()}
-        self._warn_not_finite(kind, step, clean)
+        bad = [name for name, value in clean.items() if value is None]
+        if bad and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{kind}/{bad[0]} is not finite at step {step}: written as null, and so are later "
+                "ones without a warning",
+                stacklevel=2,
+            )
         row = {"kind": kind, "step": int(step), "time": time.time(), **clean}
         if not os.path.exists(self._jsonl):
             raise OSError(
@@ -165,16 +167,6 @@ class RunLogger:
     def show_pretraining(self, values: Mapping[str, float], made: int, of: int) -> None:
         """Show the progress of the pretraining, which has no row until it ends."""
         self._sinks.call("pretraining", values, made, of)
-
-    def _warn_not_finite(self, kind: str, step: int, clean: Mapping[str, Any]) -> None:
-        bad = [name for name, value in clean.items() if value is None]
-        if bad and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{kind}/{bad[0]} is not finite at step {step}: written as null, and so are later "
-                "ones without a warning",
-                stacklevel=3,
-            )
 
     def close(self) -> None:
         """Flush and close."""
@@ -193,23 +185,24 @@ class NoLogger:
         return lambda *_: None
 
 
+def _csv(rows: Iterable[Sequence[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
 def _append(path: str, rows: Sequence[Sequence[Any]]) -> None:
-    with written(path), open(path, "a", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+    with written(path), open(path, "ab") as file:
+        file.write(_csv(rows))
 
 
-def _episodes_until(path: str, names: list[str], last_step: int) -> str:
-    """The header and the valid rows of a file of episodes up to a step."""
-    kept = [names]
-    if os.path.exists(path):
-        with open(path, newline="", errors="replace") as file:
-            rows = [line.rstrip("\n").split(",") for line in file if line.endswith("\n")]
-        kept += [
-            row
-            for row in rows
-            if len(row) == len(names) and row[0].isdigit() and int(row[0]) <= last_step
-        ]
-    return "".join(",".join(row) + "\n" for row in kept)
+def _episodes_until(path: str, width: int, last_step: int) -> list[list[str]]:
+    """The complete rows of a file of episodes up to a step."""
+    if not os.path.exists(path):
+        return []
+    with open(path, newline="", errors="replace") as file:
+        rows = csv.reader([line for line in file if line.endswith("\n")])
+        return [x for x in rows if len(x) == width and x[0].isdigit() and int(x[0]) <= last_step]
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:
@@ -450,27 +443,26 @@ class Progress:
                 _print("  ".join(("setup", *sizes)))
             return
         shown = _numbers(_EVAL_SHOWN if kind == "eval" else _TRAIN_SHOWN, values)
-        if self._bar is not None:
-            if kind == "eval":
-                self._evaluated = f"eval at {step:,}: {shown}"
-            else:
-                self._bar.set_postfix_str(f"{self._label}{shown}  {self._evaluated}", refresh=False)
-            self._bar.update(max(0, step - self._bar.n))
-            self._bar.refresh()
+        if self._bar is None:
+            place = f"step {step:,}" + (f" of {self._total:,}" if self._total else "")
+            learning = kind == "train" and values.get("updates", 1.0) > 0.0
+            left = self._left(step) if learning else ""
+            _print(f"{kind:5s} {place}  {self._label}{shown}{left}")
             return
-        place = f"step {step:,}" + (f" of {self._total:,}" if self._total else "")
-        learning = values.get("updates", 1.0) > 0.0
-        left = self._left(step) if kind == "train" and learning else ""
-        _print(f"{kind:5s} {place}  {self._label}{shown}{left}")
+        if kind == "eval":
+            self._evaluated = f"eval at {step:,}: {shown}"
+        else:
+            self._bar.set_postfix_str(f"{self._label}{shown}  {self._evaluated}", refresh=False)
+        self._bar.update(max(0, step - self._bar.n))
+        self._bar.refresh()
 
     def pretraining(self, values: Mapping[str, float], made: int, of: int) -> None:
         """Show the progress of the pretraining and its newest losses."""
-        place = f"pretraining {made:,} of {of:,}"
-        shown = _numbers(_TRAIN_SHOWN, values)
-        if self._bar is not None:
+        place, shown = f"pretraining {made:,} of {of:,}", _numbers(_TRAIN_SHOWN, values)
+        if self._bar is None:
+            _print(f"      {place}  {self._label}{shown}")
+        else:
             self._bar.set_postfix_str(f"{self._label}{place}  {shown}")
-            return
-        _print(f"      {place}  {self._label}{shown}")
 
     def _left(self, step: int) -> str:
         """The remaining time at the speed since the first row with updates.
@@ -522,7 +514,7 @@ def print_devices() -> None:
     device, count = jax.devices()[0], jax.device_count()
     kind = f" ({device.device_kind})" if device.platform != "cpu" else ""
     devices = f"{count} {device.platform.upper()} device{'s' * (count > 1)}{kind}"
-    _say(f"running on {devices}, jax {jax.__version__}{missed_gpu(jax.config.jax_platforms)}")
+    say(f"running on {devices}, jax {jax.__version__}{missed_gpu(jax.config.jax_platforms)}")
 
 
 def print_task_settings(settings: RunSettings, chosen: RunSettings) -> None:
@@ -530,12 +522,7 @@ def print_task_settings(settings: RunSettings, chosen: RunSettings) -> None:
     before, after = (dict(flatten(to_dict(one))) for one in (settings, chosen))
     found = [f"{name}={after[name]}" for name in after if after[name] != before[name]]
     if found:
-        _say(f"for {settings.env.name}: {', '.join(found)}")
-
-
-def print_evaluation(steps: int) -> None:
-    """Print that an evaluation begins."""
-    _say(f"evaluating at step {steps:,}")
+        say(f"for {settings.env.name}: {', '.join(found)}")
 
 
 @contextlib.contextmanager
@@ -555,7 +542,7 @@ def printed_compilation(what: str, talk: bool = True, kept: bool = True) -> Iter
 
     takes = "half a minute to some minutes" if jax.default_backend() == "gpu" else "20 s or more"
     when = "the first time, kept for the next" if kept else "at every start"
-    _say(f"compiling {what} ({takes} {when})")
+    say(f"compiling {what} ({takes} {when})")
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         yield
@@ -563,7 +550,7 @@ def printed_compilation(what: str, talk: bool = True, kept: bool = True) -> Iter
         jax.monitoring.unregister_event_duration_listener(listen)
     # Of programs inside programs the tracing is reported twice.
     took = min(sum(seconds), time.monotonic() - began)
-    _say(f"compiled {what} in {took:.0f} s")
+    say(f"compiled {what} in {took:.0f} s")
 
 
 @contextlib.contextmanager
@@ -575,12 +562,6 @@ def without_foreign_deprecations() -> Iterator[None]:
                 for package in _FOREIGN:
                     warnings.filterwarnings("ignore", category=kind, module=rf"{package}(\.|$)")
         yield
-
-
-def print_resumption(workdir: str, step: int, planned: int, changed: Sequence[str]) -> None:
-    """Print from which step a run resumes, and its changed settings."""
-    _say(f"resuming {workdir} from step {step:,} of {planned:,}")
-    _say(f"changed: {'; '.join(changed)}" if changed else "no setting has changed")
 
 
 def missed_gpu(chosen: str | None) -> str:
@@ -627,5 +608,6 @@ def _not_of_tensorstore(record: logging.LogRecord) -> bool:
     )
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print a line about the run, apart from its rows."""
     print(f"mbx: {text}", file=sys.stderr, flush=True)

@@ -202,7 +202,8 @@ def _train(
             describe(one.logger, shapes)
         if talk:
             if made:
-                logging.print_resumption(workdir, made, planned, changed)
+                logging.say(f"resuming {workdir} from step {made:,} of {planned:,}")
+                logging.say("changed: " + "; ".join(changed) if changed else "no setting changed")
             logging.print_devices()
             logging.print_task_settings(settings, job.chosen)
         before = rundir.evaluations_before(log_dirs, made) if made else []
@@ -436,9 +437,8 @@ def log_ended(logger: RunLogger | NoLogger, job: Job, sums: Mapping[str, Any], s
     each = length.shape[1] * job.environment.spec.action_repeat
     at = steps - (len(length) - 1 - when) * each
     tasks = evaluation.task_names(job.environment)
-    block = length.shape[1] // max(len(tasks), 1)
-    names = [tasks[i // block] if tasks else "" for i in env]
-    logger.log_training(at, env, names, total[when, env], length[when, env])
+    found = total[when, env], length[when, env]
+    logger.log_episodes("train", at, env, *found, tasks, length.shape[1])
 
 
 def evaluate_seeds(
@@ -447,7 +447,7 @@ def evaluate_seeds(
     """Evaluate every seed, log that with its diagnostics and keep its best: the mean returns."""
     keys = [evaluation_key(jax.random.key(seed), interval) for seed in job.seeds]
     if job.partition.is_main_process:
-        logging.print_evaluation(steps)
+        logging.say(f"evaluating at step {steps:,}")
     means = []
     for i, result in enumerate(job.evaluate(state.train, keys)):
         one, train = seed_runs[i], job.share(state.train, i)
@@ -462,7 +462,9 @@ def evaluate_seeds(
             found = job.agent.review(train, rows, result.episodes, keys[i])
             summary |= write_diagnostics(found, one.logger, steps)
         one.logger.log("eval", steps, {**summary, "seconds": time.time() - started})
-        one.logger.log_episodes(steps, result.returns, result.lengths, result.tasks)
+        numbers, found = range(len(result.returns)), (result.returns, result.lengths)
+        at = [steps] * len(numbers)
+        one.logger.log_episodes("eval", at, numbers, *found, result.tasks, len(numbers))
         one.best.save_best(steps, train, summary["return_mean"])
         means.append(summary["return_mean"])
     return means

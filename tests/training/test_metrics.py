@@ -139,8 +139,9 @@ def test_without_tensorboard_everything_else_is_written(tmp_path, monkeypatch):
 def test_every_episode_of_an_evaluation_is_kept_and_a_resumed_run_makes_later_ones_again(tmp_path):
     path = tmp_path / "episodes.csv"
     logger = RunLogger(str(tmp_path), config={})
-    logger.log_episodes(10, np.array([1.5, np.nan]), np.array([7, 3]), ())
-    logger.log_episodes(20, [1.0, 2.0, 3.0, 4.0], [5, 5, 6, 6], ("a:x", "b:y"))
+    logger.log_episodes("eval", [10, 10], range(2), np.array([1.5, np.nan]), np.array([7, 3]))
+    returns, lengths = [1.0, 2.0, 3.0, 4.0], [5, 5, 6, 6]
+    logger.log_episodes("eval", [20] * 4, range(4), returns, lengths, ("a:x", "b:y"), 4)
     logger.close()
     head = ["step,episode,task,return,length", "10,0,,1.5,7", "10,1,,nan,3"]
     later = ["20,0,a:x,1.0,5", "20,1,a:x,2.0,5", "20,2,b:y,3.0,6", "20,3,b:y,4.0,6"]
@@ -155,32 +156,32 @@ def test_every_episode_of_an_evaluation_is_kept_and_a_resumed_run_makes_later_on
 def test_training_episodes_after_a_checkpoint_are_made_again(tmp_path):
     path = tmp_path / "training_episodes.csv"
     logger = RunLogger(str(tmp_path), config={})
-    logger.log_training([8, 8], [0, 3], ["", "a:x"], np.float32([1.5, -2.0]), np.array([7, 3]))
-    logger.log_training([], [], [], [], [])
-    logger.log_training([12], [1], [""], [0.25], [5])
+    totals, lengths = np.float32([1.5, -2.0]), np.array([7, 3])
+    logger.log_episodes("train", [8, 8], np.array([0, 3]), totals, lengths, ("b:y", "a:x"), 4)
+    logger.log_episodes("train", [], [], [], [], (), 4)
+    logger.log_episodes("train", [12], [1], [0.25], [5], (), 4)
     logger.close()
-    head = ["step,environment,task,return,length", "8,0,,1.5,7", "8,3,a:x,-2.0,3"]
+    head = ["step,environment,task,return,length", "8,0,b:y,1.5,7", "8,3,a:x,-2.0,3"]
     assert path.read_text().splitlines() == [*head, "12,1,,0.25,5"]
     RunLogger(str(tmp_path), config={}, resume_step=10).close()
     assert path.read_text().splitlines() == head
 
 
-def test_training_episodes_have_the_step_that_ended_them_and_their_task():
+def test_training_episodes_have_the_step_that_ended_them():
     """Of three steps of four environments, two a task, with two environment steps each."""
     length, total = np.zeros((3, 4), int), np.zeros((3, 4))
     length[0, 1], total[0, 1] = 7, -2.5
     length[2, 3], total[2, 3] = 9, 4.0
-    tasks = (types.SimpleNamespace(name="a"), types.SimpleNamespace(name="b"))
     logged = []
-    for names in (tasks, ()):
-        spec = types.SimpleNamespace(action_repeat=2, tasks=names)
-        job = types.SimpleNamespace(environment=types.SimpleNamespace(spec=spec))
-        logger = types.SimpleNamespace(log_training=lambda *each: logged.append([*map(list, each)]))
-        run.log_ended(logger, job, {"ended": (length, total)}, 100)
-    assert logged[0] == [[84, 100], [1, 3], ["a", "b"], [-2.5, 4.0], [7, 9]]
-    assert logged[1][2] == ["", ""]
+    tasks = (types.SimpleNamespace(name="a"), types.SimpleNamespace(name="b"))
+    spec = types.SimpleNamespace(action_repeat=2, tasks=tasks)
+    job = types.SimpleNamespace(environment=types.SimpleNamespace(spec=spec))
+    logger = types.SimpleNamespace(log_episodes=lambda *each: logged.append(each))
+    run.log_ended(logger, job, {"ended": (length, total)}, 100)
     run.log_ended(logger, job, {}, 100)  # learning from recorded rows
-    assert len(logged) == 2
+    ((kind, *columns, names, number),) = logged
+    assert [[*map(float, x)] for x in columns] == [[84, 100], [1, 3], [-2.5, 4.0], [7, 9]]
+    assert (kind, tuple(names), number) == ("train", ("a", "b"), 4)
 
 
 def test_atomic_write_keeps_the_old_content_when_it_fails(tmp_path, monkeypatch):

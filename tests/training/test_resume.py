@@ -69,7 +69,7 @@ def test_the_directory_is_enough_and_changes_are_said(begun, capsys):
     with open(os.path.join(workdir, "config-until-40.json")) as file:
         assert json.load(file)["train"]["steps"] == 40
     run.train(config, workdir)
-    assert "no setting has changed" in capsys.readouterr().err
+    assert "no setting changed" in capsys.readouterr().err
 
 
 def test_a_run_shorter_than_one_interval_of_its_resume_is_gone_on_with(

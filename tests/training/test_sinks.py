@@ -165,7 +165,7 @@ def test_progress_is_shown_in_the_letters_that_the_output_has(monkeypatch):
 def test_a_process_without_a_log_writes_nothing(tmp_path):
     logger = NoLogger(str(tmp_path))
     logger.log("train", 1, {"x": 1.0})
-    logger.log_episodes(1, [1.0], [1], ())
+    logger.log_episodes("eval", [1], [0], [1.0], [1])
     logger.close()
     assert not list(tmp_path.iterdir())
     with pytest.raises(AttributeError):
