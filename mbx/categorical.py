@@ -131,7 +131,7 @@ def plan(
     """
     if given.get("has_aux") and config.selection == "mean":
         raise ValueError("selection='mean' chooses no candidate to have auxiliaries: 'best' does")
-    return mppi.search(key, score_fn, mean, std, _rounds, config=config, **given)
+    return mppi.plan(key, score_fn, mean, std, method=_rounds, config=config, **given)
 
 
 def _rounds(frame: mppi.Frame) -> mppi.Rounds:

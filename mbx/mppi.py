@@ -37,11 +37,6 @@ SELECTIONS = ("sample", "best", "mean")
 NONFINITE = ("worst", "reference")
 
 
-def may_hold(condition: Any) -> bool:
-    """Whether a comparison holds; one of a traced number, which has no value yet, may."""
-    return isinstance(condition, jax.core.Tracer) or bool(condition)
-
-
 @dataclasses.dataclass(frozen=True)
 class MPPIConfig:
     """Settings of the planner; the defaults are TD-MPC2's.
@@ -89,8 +84,10 @@ class MPPIConfig:
                 "lower num_elites or raise num_samples"
             )
         _check_choice("temperature_mode", self.temperature_mode, TEMPERATURE_MODES)
+        _check_choice("selection", self.selection, SELECTIONS)
+        _check_choice("nonfinite", self.nonfinite, NONFINITE)
         divided = self.temperature_mode == "divide"
-        for name, wanted, holds in (
+        self.check_ranges(
             ("temperature", "above 0 to divide by", lambda x: not divided or x > 0.0),
             ("temperature", "0 or more, and finite", lambda x: 0.0 <= x < math.inf),
             ("min_std", "0 or more", lambda x: x >= 0.0),
@@ -98,14 +95,18 @@ class MPPIConfig:
             ("action_noise", "0 or more, and finite", lambda x: 0.0 <= x < math.inf),
             ("extra_iterations", "0 or more", lambda x: x >= 0),
             ("extra_iterations_action_dim", "0 or more", lambda x: x >= 0),
-        ):
+        )
+
+    def check_ranges(self, *rows: tuple[str, str, Callable[[Any], Any]]) -> None:
+        """Raise ValueError for a field out of range; rows: field, range in words, whether it holds.
+
+        A traced number has no value yet: the caller keeps it in its range.
+        """
+        for name, wanted, holds in rows:
             value = getattr(self, name)
-            # A traced number has no value yet: the caller keeps it in its range.
             with contextlib.suppress(jax.errors.TracerBoolConversionError):
                 if not holds(value):
                     raise ValueError(f"{name}={value} must be {wanted}")
-        _check_choice("selection", self.selection, SELECTIONS)
-        _check_choice("nonfinite", self.nonfinite, NONFINITE)
 
     def rounds(self, action_dim: int) -> int:
         """Rounds for an action space of `action_dim` dimensions."""
@@ -285,6 +286,15 @@ class Rounds(NamedTuple):
     select: Callable[[Refit], tuple[Array, Array]] | None = None
 
 
+def gaussian(frame: Frame) -> Rounds:
+    """MPPI's own rounds: candidates from the last refit."""
+
+    def sample(i: Array, last: Refit) -> Array:
+        return last.mean[:, None] + last.std[:, None] * frame.draws.candidate(i)
+
+    return Rounds(sample)
+
+
 def plan(
     key: Key,
     score_fn: ScoreFn,
@@ -295,6 +305,7 @@ def plan(
     initial: Array | None = None,
     action_mask: Array | None = None,
     has_aux: bool = False,
+    method: Callable[[Frame], Rounds] = gaussian,
     config: MPPIConfig,
 ) -> Plan:
     """Refine a Gaussian over action sequences and select an action. Actions are in [-1, 1].
@@ -314,6 +325,8 @@ def plan(
         has_aux: `score_fn` returns (values, auxiliaries): arrays `[B, n, ...]` in any pytree, a
             constraint's cost, say. `Plan.aux` holds those of the plan that `chosen` begins: the
             selected elite's; with `selection="mean"` the mean is scored once more for them.
+        method: what a round does; this function is the frame of every planner that samples, scores
+            and refits in rounds.
 
     Raises:
         ValueError: shapes do not fit `config`, values are not numbers `[B, n]`, or auxiliaries do
@@ -328,28 +341,67 @@ def plan(
         >>> bool(abs(plan.action[0, 0] - 0.5) < 0.1), plan.actions.shape
         (True, (1, 64, 2, 1))
     """
-    return search(
-        key,
-        score_fn,
-        mean,
-        std,
-        _gaussian,
-        proposals=proposals,
-        initial=initial,
-        action_mask=action_mask,
-        has_aux=has_aux,
-        config=config,
-    )
+    mean, std, proposals, initial = _checked(mean, std, proposals, initial, config)
+    batch, horizon, action_dim = mean.shape
+    num, elites, rounds = config.num_samples, config.num_elites, config.rounds(action_dim)
+    own = num - (0 if proposals is None else proposals.shape[1])
+    draws = key if isinstance(key, Draws) else draw(key, mean, own, config)
+    mask = _expand_mask(action_mask, batch, action_dim)
+    mean = mean * mask
+    how = method(Frame(draws, mean, std, mask, own, rounds, config))
+    score = checked_score(score_fn, has_aux)
+    once = proposals is not None and not config.rescore_proposals
+    fixed = score(draws.score(jnp.int32(rounds)), proposals) if once else None
+    of_refit = ("num_elites", "temperature", "temperature_mode", "min_std", "max_std", "nonfinite")
+    fit = functools.partial(refit, **{name: getattr(config, name) for name in of_refit})
+
+    def one_round(i: Array, carry: tuple) -> tuple:
+        last, _, _, memory = carry
+        if how.tell is None:
+            sampled = how.sample(i, last)
+        else:
+            sampled, memory = how.sample(i, last, memory)
+        sampled = jnp.clip(sampled, -1.0, 1.0) * mask[:, None]
+        if initial is not None:
+            sampled = jnp.where(i == 0, initial[:, num - own :], sampled)
+        actions = sampled if proposals is None else jnp.concatenate([proposals, sampled], axis=1)
+        scored = score(draws.score(i), sampled if once else actions)
+        if once:
+            scored = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), fixed, scored)
+        new = how.blend(last, fit(actions, scored[0]))
+        if how.tell is not None:
+            memory, fitted = how.tell(i, memory, sampled, scored[0][:, num - own :])
+            new = new._replace(mean=fitted)
+        new = new._replace(mean=new.mean * mask, std=new.std * mask)
+        return new, actions, scored, memory
+
+    zeros = functools.partial(jnp.zeros, dtype=mean.dtype)
+    mean = mean if how.begin is None else how.begin * mask
+    none = zeros((batch, elites, horizon, action_dim)), *[zeros((batch, elites))] * 2
+    actions, scored = zeros((batch, num, horizon, action_dim)), (zeros((batch, num)), None)
+    if has_aux:
+        shapes = jax.eval_shape(score, draws.score(jnp.int32(0)), actions)
+        scored = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    carry = Refit(mean, std * mask, *none), actions, scored, how.memory
+    last, actions, (values, aux), _ = jax.lax.fori_loop(0, rounds, one_round, carry)
+    if has_aux and config.selection == "mean":  # no candidate: it is scored once more
+        aux = score(draws.score(jnp.int32(rounds + 1)), last.mean[:, None])[1]
+        aux = jax.tree.map(lambda x: x[:, 0], aux)
+    elif has_aux:
+        ranks = collectives.top_k(_ranked(values, config.nonfinite), elites)[1]
+        states = jnp.arange(batch)
+        which = ranks[states, _place(last, draws, config.selection)]
+        aux = jax.tree.map(lambda x: x[states, which], aux)
+    if how.select is None:
+        chosen = select_first(last, draws, config.selection)
+        action = chosen + config.action_noise * last.std[:, 0] * draws.action
+        action = jnp.clip(action, -1.0, 1.0) * mask[:, 0]
+    else:
+        chosen, action = how.select(last)
+    return Plan(action, last.mean, last.std, actions, values, chosen * mask[:, 0], aux)
 
 
 plan_with_draws = plan  # the deterministic core: the same function, given `Draws`
-
-
-def _gaussian(frame: Frame) -> Rounds:
-    def sample(i: Array, last: Refit) -> Array:
-        return last.mean[:, None] + last.std[:, None] * frame.draws.candidate(i)
-
-    return Rounds(sample)
 
 
 def draw(key: Array, mean: Array, num_samples: int, config: MPPIConfig) -> Draws:
@@ -363,123 +415,6 @@ def draw(key: Array, mean: Array, num_samples: int, config: MPPIConfig) -> Draws
         gumbel=jax.random.gumbel(choice_key, (batch, config.num_elites), jnp.float32),
         action=jax.random.normal(action_key, (batch, action_dim), jnp.float32),
     )
-
-
-def search(
-    key: Key,
-    score_fn: ScoreFn,
-    mean: Array,
-    std: Array,
-    method: Callable[[Frame], Rounds],
-    *,
-    proposals: Array | None = None,
-    initial: Array | None = None,
-    action_mask: Array | None = None,
-    has_aux: bool = False,
-    config: Any,
-) -> Plan:
-    """The frame of every planner that samples, scores and refits in rounds.
-
-    Args:
-        method: what this planner does in a round; it is called once.
-        key, score_fn, mean, std, proposals, initial, action_mask, has_aux, config: see `plan`.
-    """
-    mean, std, proposals, initial = _checked(mean, std, proposals, initial, config)
-    batch, _, action_dim = mean.shape
-    num, rounds = config.num_samples, config.rounds(action_dim)
-    own = num - (0 if proposals is None else proposals.shape[1])
-    draws = key if isinstance(key, Draws) else draw(key, mean, own, config)
-    mask = _expand_mask(action_mask, batch, action_dim)
-    mean = mean * mask
-    how = method(Frame(draws, mean, std, mask, own, rounds, config))
-    mean = mean if how.begin is None else how.begin * mask
-    score = checked_score(score_fn, has_aux)
-    once = proposals is not None and not config.rescore_proposals
-    fixed = score(draws.score(jnp.int32(rounds)), proposals) if once else None
-
-    def one_round(i: Array, carry: _Carry) -> _Carry:
-        last, memory = carry.last, carry.memory
-        if how.tell is None:
-            sampled = how.sample(i, last)
-        else:
-            sampled, memory = how.sample(i, last, memory)
-        sampled = jnp.clip(sampled, -1.0, 1.0) * mask[:, None]
-        if initial is not None:
-            sampled = jnp.where(i == 0, initial[:, num - own :], sampled)
-        actions = sampled if proposals is None else jnp.concatenate([proposals, sampled], axis=1)
-        scored = score(draws.score(i), sampled if once else actions)
-        if once:
-            scored = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), fixed, scored)
-        new = how.blend(last, _refit_to(config, actions, scored[0]))
-        if how.tell is not None:
-            memory, fitted = how.tell(i, memory, sampled, scored[0][:, num - own :])
-            new = new._replace(mean=fitted)
-        new = new._replace(mean=new.mean * mask, std=new.std * mask)
-        return _Carry(new, actions, scored, memory)
-
-    asked = score if has_aux else None
-    carry = _first_carry(mean, std * mask, how.memory, draws, asked, config)
-    last, actions, (values, aux), _ = jax.lax.fori_loop(0, rounds, one_round, carry)
-    if has_aux:
-        aux = _aux_of_chosen(draws, score, last, values, aux, config)
-    select = how.select or functools.partial(_select, draws, mask[:, 0], config)
-    chosen, action = select(last)
-    return Plan(action, last.mean, last.std, actions, values, chosen * mask[:, 0], aux)
-
-
-class _Carry(NamedTuple):
-    """What goes from round to round."""
-
-    last: Refit
-    actions: Array
-    scored: tuple[Array, Any]  # values and auxiliaries
-    memory: Any
-
-
-def _first_carry(
-    mean: Array, std: Array, memory: Any, draws: Draws, score: Callable | None, config: MPPIConfig
-) -> _Carry:
-    """The carry before the first round; `score` is given if it returns auxiliaries."""
-    batch, horizon, action_dim = mean.shape
-    zeros = functools.partial(jnp.zeros, dtype=mean.dtype)
-    elites = zeros((batch, config.num_elites, horizon, action_dim))
-    none = zeros((batch, config.num_elites))
-    actions = zeros((batch, config.num_samples, horizon, action_dim))
-    values, aux = zeros(actions.shape[:2]), None
-    if score is not None:
-        shapes = jax.eval_shape(lambda: score(draws.score(jnp.int32(0)), actions))
-        aux = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
-    return _Carry(Refit(mean, std, elites, none, none), actions, (values, aux), memory)
-
-
-def _refit_to(config: MPPIConfig, actions: Array, values: Array) -> Refit:
-    return refit(
-        actions,
-        values,
-        num_elites=config.num_elites,
-        temperature=config.temperature,
-        temperature_mode=config.temperature_mode,
-        min_std=config.min_std,
-        max_std=config.max_std,
-        nonfinite=config.nonfinite,
-    )
-
-
-def _aux_of_chosen(
-    draws: Draws, score: Callable, last: Refit, values: Array, aux: Any, config: MPPIConfig
-) -> Any:
-    """Auxiliaries `[B, ...]` of the chosen plan, of those of the last candidates `[B, N, ...]`.
-
-    The mean is no candidate: it is scored once more.
-    """
-    if config.selection == "mean":
-        rounds = config.rounds(last.mean.shape[-1])
-        again = score(draws.score(jnp.int32(rounds + 1)), last.mean[:, None])[1]
-        return jax.tree.map(lambda x: x[:, 0], again)
-    elites = collectives.top_k(_ranked(values, config.nonfinite), config.num_elites)[1]
-    states = jnp.arange(values.shape[0])
-    which = elites[states, _place(last, draws.gumbel, config.selection)]
-    return jax.tree.map(lambda x: x[states, which], aux)
 
 
 def warm_start(mean: Array, is_first: Array) -> Array:
@@ -500,33 +435,21 @@ def select_first(last: Refit, draws: Draws, selection: str) -> Array:
     """The first action of the chosen elite, or of the mean: `[B, A]`."""
     if selection == "mean":
         return last.mean[:, 0]
-    if selection == "best":
-        return last.elite_actions[:, 0, 0]
-    chosen = _place(last, draws.gumbel, selection)
-    first = last.elite_actions[:, :, 0]  # [B, K, A]
-    return jnp.take_along_axis(first, chosen[:, None, None], axis=1)[:, 0]
+    chosen = _place(last, draws, selection)
+    return jnp.take_along_axis(last.elite_actions[:, :, 0], chosen[:, None, None], axis=1)[:, 0]
 
 
-def _select(draws: Draws, mask: Array, config: MPPIConfig, last: Refit) -> tuple[Array, Array]:
-    """The first action without and with exploration noise: `[B, A]` each."""
-    chosen = select_first(last, draws, config.selection)
-    action = chosen + config.action_noise * last.std[:, 0] * draws.action
-    return chosen, jnp.clip(action, -1.0, 1.0) * mask
-
-
-def _place(last: Refit, gumbel: Array, selection: str) -> Array:
+def _place(last: Refit, draws: Draws, selection: str) -> Array:
     """The place of the chosen one among the elites: `[B]`."""
     if selection == "best":
-        return jnp.zeros(gumbel.shape[0], jnp.int32)
-    return jnp.argmax(jnp.log(last.weights) + gumbel, axis=-1)
+        return jnp.zeros(last.mean.shape[0], jnp.int32)
+    return jnp.argmax(jnp.log(last.weights) + draws.gumbel, axis=-1)
 
 
 def _expand_mask(action_mask: Array | None, batch: int, action_dim: int) -> Array:
     """`[A]`, `[B, A]` or None (all) as `[B, 1, A]`."""
-    if action_mask is None:
-        return jnp.ones((batch, 1, action_dim), jnp.float32)
-    mask = jnp.asarray(action_mask, jnp.float32)
-    mask = mask[None] if mask.ndim == 1 else mask
+    mask = jnp.asarray(1.0 if action_mask is None else action_mask, jnp.float32)
+    mask = mask.reshape((1,) * (2 - mask.ndim) + mask.shape)
     return jnp.broadcast_to(mask, (batch, action_dim))[:, None]
 
 
@@ -580,12 +503,12 @@ def checked_score(
     def score(key: Array, actions: Array) -> tuple[Array, Any]:
         values, aux, want = score_fn(key, actions), None, actions.shape[:2]
         shown = f"for actions {list(actions.shape)} = [B, N, T, A]"
-        if has_aux and not (type(values) is tuple and len(values) == 2):
-            raise ValueError(
-                f"score_fn returned {_described(values)} alone {shown}: with has_aux=True return "
-                "(values, auxiliaries)"
-            )
         if has_aux:
+            if not (type(values) is tuple and len(values) == 2):
+                raise ValueError(
+                    f"score_fn returned {_described(values)} alone {shown}: with has_aux=True "
+                    "return (values, auxiliaries)"
+                )
             values, aux = values
         for path, x in jax.tree_util.tree_leaves_with_path(aux):
             if jnp.shape(x)[:2] != want:
@@ -593,14 +516,14 @@ def checked_score(
                     f"auxiliary {jax.tree_util.keystr(path) or 'array'} of score_fn has the shape "
                     f"{list(jnp.shape(x))} {shown}: return [B, N, ...] = {[*want, '...']}"
                 )
-        if getattr(values, "shape", None) == want and any(
-            jnp.issubdtype(values.dtype, kind) for kind in (jnp.floating, jnp.integer)
-        ):
-            return values.astype(jnp.float32), aux
-        raise ValueError(
-            f"score_fn returned {_described(values)} {shown}: return a number a candidate, "
-            f"[B, N] = {list(want)}"
-        )
+        kind = getattr(values, "dtype", jnp.bool_)
+        number = jnp.issubdtype(kind, jnp.floating) or jnp.issubdtype(kind, jnp.integer)
+        if not number or values.shape != want:
+            raise ValueError(
+                f"score_fn returned {_described(values)} {shown}: return a number a candidate, "
+                f"[B, N] = {list(want)}"
+            )
+        return values.astype(jnp.float32), aux
 
     return score
 

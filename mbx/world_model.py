@@ -13,10 +13,11 @@ ensembles.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -156,83 +157,202 @@ def config_for_size(model_size: str | int, **overrides: Any) -> WorldModelConfig
 UNIMIX = 0.01
 
 
-class WorldModel(NamedTuple):
-    """The model's pure functions; `params` is a dict with one entry a component.
+@dataclasses.dataclass(frozen=True, eq=False)
+class WorldModel:
+    """The model of a configuration: pure functions of its parameters.
+
+    `params` is a dict with one entry a component: encoder, policy and, where episodic, termination;
+    stacked heads dynamics `[H, ...]`, reward `[R, ...]` and value `[V, ...]`; "task" `[K, D]` for
+    several tasks; "statistics" where observations are normalised.
 
     Attributes:
-        bins: () -> bins of two-hot distributions, `[K]`.
-        init: key -> params: encoder, policy and, where episodic, termination; stacked heads
-            dynamics `[H, ...]`, reward `[R, ...]` and value `[V, ...]`; "task" `[K, D]` for several
-            tasks; "statistics" where observations are normalised.
-        see: (params, obs) -> params with observation statistics updated by the batch.
-        project: params -> params within their constraints, after an optimiser's step.
-        encode: (params, obs) -> z `[..., L]`: images by convolutions, numbers by dense layers,
-            packed rows (`mbx.observations`) by both.
-        tile_heads: z -> `[H, ..., L]`, identical for every head.
-        step: (params, z `[H, ..., L]`, action `[..., A]` or `[H, ..., A]`) -> next z `[H, ..., L]`,
-            head h from row h.
-        reward: (params, z `[H, ..., L]`, action) -> reward logits `[R, H, ..., K]`, all heads on
-            all rows (give z a leading axis of 1 for a state that no head has stepped yet).
-        reward_mean: decoded rewards `[R, H, ...]`, cheaper than decoding where heads have priors.
-        termination: (params, z `[..., L]`) -> logit `[...]`.
-        policy: (params, z) -> (mean, log_std) `[..., A]`, before any squashing; for a categorical
-            policy log-probabilities and zeros.
-        value: (value_params, z, action or None, dropout_key=None) -> value logits `[V', ..., K]` of
-            the stacked heads given (all, `networks.take_heads`, or the target network).
-        value_mean: decoded values without dropout, `[V', ...]`.
-        aux_value: (aux_params, z, action or None) -> auxiliary value logits `[G, ..., K]`.
-        act: (mean, log_std, eps) -> action `[..., A]` in [-1, 1]; one-hot for a categorical policy,
-            with its probabilities' derivative.
-        action_mask: z -> `[..., A]`, 0 for actions that the latent's task does not have, which no
-            function reads; None for one task.
-        decode: logits `[..., K]` -> real values `[...]`.
         heads: auxiliary heads, whose parameters are "heads".
         reduce_values: a reduction `[V, ...] -> [...]` for `head_values`.
     """
 
     config: WorldModelConfig
-    bins: Callable[[], Array]
-    init: Callable[[Array], Params]
-    see: Callable[[Params, Array], Params]
-    project: Callable[[Params], Params]
-    encode: Callable[[Params, Array], Array]
-    tile_heads: Callable[[Array], Array]
-    step: Callable[[Params, Array, Array], Array]
-    reward: Callable[[Params, Array, Array], Array]
-    reward_mean: Callable[[Params, Array, Array], Array]
-    termination: Callable[[Params, Array], Array]
-    policy: Callable[[Params, Array], tuple[Array, Array]]
-    value: Callable[..., Array]
-    value_mean: Callable[..., Array]
-    aux_value: Callable[..., Array]
-    act: Callable[[Array, Array, Array], Array]
-    action_mask: Callable[[Array], Array | None]
-    decode: Callable[[Array], Array]
     heads: Heads | None = None
     reduce_values: Callable[[Array], Array] | None = None
+
+    def _replace(self, **changes: Any) -> WorldModel:
+        """The model with other fields, or with other functions in the place of methods."""
+        new = copy.copy(self)
+        vars(new).update(changes)
+        return new
+
+    @functools.cached_property
+    def _networks(self) -> dict[str, Any]:
+        return _modules(self.config)
+
+    @functools.cached_property
+    def init(self) -> Callable[[Array], Params]:
+        """Function of a key that makes new parameters."""
+        return jax.jit(functools.partial(_init, self.config, self._networks))
+
+    @staticmethod
+    def project(params: Params) -> Params:
+        """Parameters within their constraints, after an optimiser's step: task embeddings of norm
+        at most 1."""
+        return {**params, "task": limit_norm(params["task"])} if "task" in params else params
+
+    def bins(self) -> Array:
+        """Bins of two-hot distributions, `[K]` in symlog space."""
+        return _bins(self.config)
+
+    def decode(self, logits: Array) -> Array:
+        """Logits `[..., K]` -> real values `[...]`."""
+        return dist.two_hot_mean(logits, self.bins())
+
+    def see(self, params: Params, obs: Array) -> Params:
+        """Parameters with observation statistics updated by the batch."""
+        if not self.config.normalize_observations:
+            return params
+        known = observations.update(params["statistics"], _inputs(self.config, obs)[-1])
+        return {**params, "statistics": known}
+
+    def encode(self, params: Params, obs: Array) -> Array:
+        """Latents `[..., L]`: images by convolutions, numbers by dense layers, packed rows
+        (`mbx.observations`) by both."""
+        *images, last = _inputs(self.config, obs)
+        if self.config.normalize_observations:
+            last = observations.normalize(params["statistics"], last)
+        encoder, own = self._networks["encoder"], {"params": params["encoder"]}
+        if (tasks := self.config.tasks) is None:
+            return encoder.apply(own, *images, last)
+        one_hot = tasks.split(obs)[1]
+        embedding = one_hot @ params["task"]
+        tail = jnp.concatenate([embedding, one_hot], axis=-1)
+        return tasks.attach(encoder.apply(own, *images, last, embedding), tail)
+
+    def tile_heads(self, z: Array) -> Array:
+        """Latents `[H, ..., L]`, identical for every dynamics head."""
+        return jnp.broadcast_to(z, (self.config.num_dynamics, *z.shape))
+
+    def step(self, params: Params, z: Array, action: Array) -> Array:
+        """Next latents `[H, ..., L]`, head h from row h of `z` `[H, ..., L]`; action `[..., A]` or
+        `[H, ..., A]`."""
+        own, action = self._pair(z, action)
+        action = jnp.broadcast_to(action, (z.shape[0], *action.shape[1:]))
+        new = networks.apply_heads(self._networks["dynamics"], params["dynamics"], own, action)
+        tasks = self.config.tasks
+        return new if tasks is None else tasks.attach(new, tasks.tail(z))
+
+    def reward(self, params: Params, z: Array, action: Array) -> Array:
+        """Reward logits `[R, H, ..., K]`, all reward heads on all rows of `z` `[H, ..., L]` (give
+        it a leading axis of 1 for a state that no dynamics head has stepped yet)."""
+        return self._distribution("reward", params["reward"], *self._pair(z, action))
+
+    def reward_mean(self, params: Params, z: Array, action: Array) -> Array:
+        """Decoded rewards `[R, H, ...]`, cheaper than decoding where heads have priors."""
+        return self._mean("reward", params["reward"], *self._pair(z, action))
+
+    def value(
+        self,
+        value_params: Params,
+        z: Array,
+        action: Array | None = None,
+        dropout_key: Array | None = None,
+    ) -> Array:
+        """Value logits `[V', ..., K]` of the stacked heads given: all of them, those of
+        `networks.take_heads`, or the target network's. `action` is None for a V critic."""
+        inputs = self._critic(z, action)
+        return self._distribution("value", value_params, *inputs, dropout_key=dropout_key)
+
+    def value_mean(self, value_params: Params, z: Array, action: Array | None = None) -> Array:
+        """Decoded values without dropout, `[V', ...]`."""
+        return self._mean("value", value_params, *self._critic(z, action))
+
+    def aux_value(self, aux_params: Params, z: Array, action: Array | None = None) -> Array:
+        """Logits of auxiliary values, `[G, ..., K]`."""
+        logits = self._distribution("aux_value", aux_params, *self._critic(z, action))
+        if self.config.aux_joint:
+            shape = (*logits.shape[1:-1], self.config.num_aux, self.config.num_bins)
+            logits = jnp.moveaxis(logits.reshape(shape), -2, 0)
+        return logits
+
+    def termination(self, params: Params, z: Array) -> Array:
+        """Logits `[...]` that the episode ends in `z` `[..., L]`."""
+        return self._apply("termination", params, z)[..., 0]
+
+    def policy(self, params: Params, z: Array) -> tuple[Array, Array]:
+        """Mean and log standard deviation `[..., A]`, before any squashing; log-probabilities and
+        zeros for a categorical policy."""
+        config, out = self.config, self._apply("policy", params, z)
+        if config.policy == "categorical":
+            log_probs = categorical.mixed_logits(out, UNIMIX)
+            return log_probs, jnp.zeros_like(log_probs)
+        mean, raw = jnp.split(out, 2, axis=-1)
+        log_std = dist.bounded_log_std(raw, config.log_std_min, config.log_std_max)
+        return masked(self, mean, z), masked(self, log_std, z)
+
+    def act(self, mean: Array, log_std: Array, eps: Array) -> Array:
+        """Actions `[..., A]` in [-1, 1] from the policy's output and noise; one-hot for a
+        categorical policy, with the derivative of its probabilities."""
+        if self.config.policy == "categorical":
+            eps = jnp.broadcast_to(eps, jnp.broadcast_shapes(mean.shape, eps.shape))
+            return categorical.straight_through(mean, categorical.draw(mean, eps))
+        if self.config.policy == "tanh_mean":
+            return jnp.clip(jnp.tanh(mean) + jnp.exp(log_std) * eps, -1.0, 1.0)
+        return jnp.tanh(mean + jnp.exp(log_std) * eps)
+
+    def action_mask(self, z: Array) -> Array | None:
+        """`[..., A]`: 0 for actions that the latent's task does not have, which no function reads;
+        None for one task."""
+        tasks = self.config.tasks
+        return None if tasks is None else tasks.action_mask(z, self.config.action_dim)
+
+    def _z(self, z: Array) -> Array:
+        """What networks read of a latent."""
+        return z if self.config.tasks is None else self.config.tasks.inputs(z)
+
+    def _pair(self, z: Array, action: Array) -> tuple[Array, Array]:
+        """Inputs of a network: `[H, ..., L']` and `[..., A]` or `[H, ..., A]` with a heads axis."""
+        return self._z(z), masked(self, action if action.ndim == z.ndim else action[None], z)
+
+    def _critic(self, z: Array, action: Array | None) -> tuple[Array, ...]:
+        return self._pair(z, action) if self.config.critic == "q" else (self._z(z),)
+
+    def _apply(self, name: str, params: Params, z: Array) -> Array:
+        return self._networks[name].apply({"params": params[name]}, self._z(z))
+
+    def _distribution(self, name: str, params: Params, *inputs: Array, **options: Any) -> Array:
+        return networks.apply_ensemble(self._networks[name], params, *inputs, **options)
+
+    def _mean(self, name: str, params: Params, *inputs: Array) -> Array:
+        if not self.config.prior_scale:
+            return self.decode(self._distribution(name, params, *inputs))
+        joined = self._networks[name].clone(combine=_shift(self.config, dist.shifted_mean))
+        return networks.apply_ensemble(joined, params, *inputs)
+
+
+def make_world_model(config: WorldModelConfig) -> WorldModel:
+    """The world model of a configuration.
+
+    Examples:
+        >>> widths = dict(enc_dim=8, mlp_dim=8, latent_dim=8, num_bins=5)
+        >>> config = world_model.WorldModelConfig((3,), 2, **widths)
+        >>> model = world_model.make_world_model(config)
+        >>> params = jax.eval_shape(model.init, jax.random.key(0))  # shapes alone
+        >>> jax.eval_shape(model.encode, params, jnp.ones((1, 3))).shape
+        (1, 8)
+    """
+    return WorldModel(config)
+
+
+# -------------------------------------------------------------------------------------------------
+# Networks and their parameters
 
 
 def _modules(config: WorldModelConfig) -> dict[str, Any]:
     c = config
     norm = functools.partial(networks.sim_norm, group_size=c.simnorm_dim)
-    mlp = functools.partial(networks.MLP, hidden=(c.mlp_dim, c.mlp_dim), dtype=jnp.dtype(c.dtype))
+    wide = dict(hidden=(c.mlp_dim, c.mlp_dim), dtype=jnp.dtype(c.dtype))
+    mlp = functools.partial(networks.MLP, **wide)
     head, distributional = mlp, mlp
     if c.prior_scale:
-        head = functools.partial(
-            networks.MLPWithPrior,
-            hidden=(c.mlp_dim, c.mlp_dim),
-            dtype=jnp.dtype(c.dtype),
-            scale=c.prior_scale,
-        )
-        distributional = functools.partial(head, prior_features=1, combine=_shift(c))
-    reward = distributional(features=c.num_bins, zero_last=True)
-    value = distributional(features=c.num_bins, zero_last=True, dropout=c.dropout)
-    means = {}
-    if c.prior_scale:
-        joined = _shifted_mean(c)
-        means = dict(
-            reward_mean=reward.clone(combine=joined), value_mean=value.clone(combine=joined)
-        )
+        head = functools.partial(networks.MLPWithPrior, **wide, scale=c.prior_scale)
+        combine = _shift(c, dist.shift_logits)
+        distributional = functools.partial(head, prior_features=1, combine=combine)
     hidden = (c.enc_dim,) * max(c.num_enc_layers - 1, 1)
     encoder: Any = mlp(hidden=hidden, features=c.latent, out_activation=norm)
     if c.mixed:
@@ -248,12 +368,11 @@ def _modules(config: WorldModelConfig) -> dict[str, Any]:
     return dict(
         encoder=encoder,
         dynamics=head(features=c.latent, out_activation=norm),
-        reward=reward,
+        reward=distributional(features=c.num_bins, zero_last=True),
         policy=mlp(features=c.action_dim * (1 if c.policy == "categorical" else 2)),
         termination=mlp(features=1),
-        value=value,
+        value=distributional(features=c.num_bins, zero_last=True, dropout=c.dropout),
         aux_value=mlp(features=c.num_bins * (c.num_aux if c.aux_joint else 1), zero_last=True),
-        **means,
     )
 
 
@@ -261,14 +380,9 @@ def _bins(config: WorldModelConfig) -> Array:
     return jnp.linspace(config.bin_min, config.bin_max, config.num_bins)
 
 
-def _shift(config: WorldModelConfig) -> Callable[[Array, Array], Array]:
-    """Shifts a predicted distribution by a prior `[..., 1]` in real space."""
-    return lambda logits, prior: dist.shift_logits(logits, _bins(config), prior[..., 0])
-
-
-def _shifted_mean(config: WorldModelConfig) -> Callable[[Array, Array], Array]:
-    """The mean of the shifted distribution, `[...]`."""
-    return lambda logits, prior: dist.shifted_mean(logits, _bins(config), prior[..., 0])
+def _shift(config: WorldModelConfig, how: Callable[..., Array]) -> Callable[[Array, Array], Array]:
+    """`how` of a predicted distribution shifted by a prior `[..., 1]` in real space."""
+    return lambda logits, prior: how(logits, _bins(config), prior[..., 0])
 
 
 def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Params:
@@ -276,42 +390,37 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
     z = jnp.zeros((1, config.latent + (tasks.embedding_dim if tasks else 0)))
     a, obs = jnp.zeros((1, config.action_dim)), jnp.zeros((1, *config.obs_shape))
     encoded = _inputs(config, obs.astype(jnp.uint8) if config.mixed else obs)
-    encoded_size = encoded[-1].shape[-1]
-    if tasks:
-        encoded += (jnp.zeros((1, tasks.embedding_dim)),)
-    inputs = dict(
-        encoder=encoded,
-        dynamics=(z, a),
-        reward=(z, a),
-        policy=(z,),
-        termination=(z,),
-        value=(z, a) if config.critic == "q" else (z,),
+    embedding = (jnp.zeros((1, tasks.embedding_dim)),) if tasks else ()
+    critic = (z, a) if config.critic == "q" else (z,)
+    # By component: its inputs, and how many heads are stacked (None: it is no ensemble).
+    components: dict[str, tuple[tuple[Array, ...], int | None]] = dict(
+        encoder=((*encoded, *embedding), None),
+        dynamics=((z, a), config.num_dynamics),
+        reward=((z, a), config.num_rewards),
+        policy=((z,), None),
+        termination=((z,), None),
+        value=(critic, config.num_values),
+        aux_value=(critic, 1 if config.aux_joint else config.num_aux),
     )
-    inputs |= dict(aux_value=inputs["value"]) if config.num_aux else {}
+    if not config.num_aux:
+        del components["aux_value"]
     if not config.episodic:
-        del inputs["termination"]
-    keys = streams(key, *inputs, *(["task"] if tasks else []))
-    heads = dict(
-        dynamics=config.num_dynamics,
-        reward=config.num_rewards,
-        value=config.num_values,
-        aux_value=min(config.num_aux, 1) if config.aux_joint else config.num_aux,
-    )
-    single = {n: x for n, x in inputs.items() if n not in heads}
-    params = {n: modules[n].init(keys[n], *x)["params"] for n, x in single.items()}
-    params |= {
-        n: networks.init_ensemble(modules[n], keys[n], num, *inputs[n])
-        for n, num in heads.items()
-        if num
-    }
-    for name in ("reward", "value", "aux_value"):
-        if name in params:
-            last = params[name].get("main", params[name])["out"]  # with or without a prior
-            *copies, width = last["bias"].shape
-            last["bias"] = jnp.tile(_ignorance(config), (*copies, width // config.num_bins))
-    params |= {"task": tasks.init(keys["task"])} if tasks else {}
+        del components["termination"]
+    keys = streams(key, *components, *(["task"] if tasks else []))
+    params: Params = {}
+    for name, (inputs, num) in components.items():
+        if num is None:
+            params[name] = modules[name].init(keys[name], *inputs)["params"]
+        else:
+            params[name] = networks.init_ensemble(modules[name], keys[name], num, *inputs)
+    for name in {"reward", "value", "aux_value"} & set(params):
+        last = params[name].get("main", params[name])["out"]  # with or without a prior
+        *copies, width = last["bias"].shape
+        last["bias"] = jnp.tile(_ignorance(config), (*copies, width // config.num_bins))
+    if tasks:
+        params["task"] = tasks.init(keys["task"])
     if config.normalize_observations:
-        params["statistics"] = observations.init(encoded_size)
+        params["statistics"] = observations.init(encoded[-1].shape[-1])
     return params
 
 
@@ -342,172 +451,13 @@ def _inputs(config: WorldModelConfig, obs: Array) -> tuple[Array, ...]:
     return (config.tasks.split(obs)[0] if config.tasks else obs,)
 
 
-def _see(config: WorldModelConfig, params: Params, obs: Array) -> Params:
-    if not config.normalize_observations:
-        return params
-    known = observations.update(params["statistics"], _inputs(config, obs)[-1])
-    return {**params, "statistics": known}
-
-
-class _Entrance(NamedTuple):
-    """How latents and actions enter networks, and how predicted latents come out."""
-
-    encode: Callable[[Params, Array], Array]
-    z: Callable[[Array], Array]
-    action: Callable[[Array, Array], Array]
-    after: Callable[[Array, Array], Array]
-    mask: Callable[[Array], Array | None]
-
-
-def _entrance(config: WorldModelConfig, encoder: Any) -> _Entrance:
-    """Unchanged inputs for one task; embeddings and masks (`mbx.types`) for several."""
-    tasks = config.tasks
-
-    def encode(params: Params, obs: Array, *embedding: Array) -> Array:
-        *images, last = _inputs(config, obs)
-        if config.normalize_observations:
-            last = observations.normalize(params["statistics"], last)
-        return encoder.apply({"params": params["encoder"]}, *images, last, *embedding)
-
-    if tasks is None:
-        return _Entrance(encode, lambda z: z, lambda a, z: a, lambda new, z: new, lambda z: None)
-
-    def encode_task(params: Params, obs: Array) -> Array:
-        one_hot = tasks.split(obs)[1]
-        embedding = one_hot @ params["task"]
-        tail = jnp.concatenate([embedding, one_hot], axis=-1)
-        return tasks.attach(encode(params, obs, embedding), tail)
-
-    def mask(z: Array) -> Array:
-        return tasks.action_mask(z, config.action_dim)
-
-    return _Entrance(
-        encode=encode_task,
-        z=tasks.inputs,
-        action=lambda action, z: action * mask(z),
-        after=lambda new, z: tasks.attach(new, tasks.tail(z)),
-        mask=mask,
-    )
-
-
-def make_world_model(config: WorldModelConfig) -> WorldModel:
-    """The record of functions for `config`.
-
-    Examples:
-        >>> widths = dict(enc_dim=8, mlp_dim=8, latent_dim=8, num_bins=5)
-        >>> config = world_model.WorldModelConfig((3,), 2, **widths)
-        >>> model = world_model.make_world_model(config)
-        >>> params = jax.eval_shape(model.init, jax.random.key(0))  # shapes alone
-        >>> jax.eval_shape(model.encode, params, jnp.ones((1, 3))).shape
-        (1, 8)
-    """
-    modules = _modules(config)
-    enter = _entrance(config, modules["encoder"])
-
-    def apply(name: str, params: Params, z: Array) -> Array:
-        return modules[name].apply({"params": params[name]}, enter.z(z))
-
-    def step(params: Params, z: Array, action: Array) -> Array:
-        action = enter.action(with_heads(action, z), z)
-        action = jnp.broadcast_to(action, (z.shape[0], *action.shape[1:]))
-        new = networks.apply_heads(modules["dynamics"], params["dynamics"], enter.z(z), action)
-        return enter.after(new, z)
-
-    def policy(params: Params, z: Array) -> tuple[Array, Array]:
-        if config.policy == "categorical":
-            log_probs = categorical.mixed_logits(apply("policy", params, z), UNIMIX)
-            return log_probs, jnp.zeros_like(log_probs)
-        mean, raw = jnp.split(apply("policy", params, z), 2, axis=-1)
-        log_std = dist.bounded_log_std(raw, config.log_std_min, config.log_std_max)
-        return enter.action(mean, z), enter.action(log_std, z)
-
-    return WorldModel(
-        config=config,
-        bins=functools.partial(_bins, config),
-        init=jax.jit(functools.partial(_init, config, modules)),
-        see=functools.partial(_see, config),
-        project=_project,
-        encode=enter.encode,
-        tile_heads=lambda z: jnp.broadcast_to(z, (config.num_dynamics, *z.shape)),
-        step=step,
-        termination=lambda params, z: apply("termination", params, z)[..., 0],
-        policy=policy,
-        act=functools.partial(_act, config.policy),
-        action_mask=enter.mask,
-        decode=lambda logits: dist.two_hot_mean(logits, _bins(config)),
-        heads=None,
-        **_heads(config, modules, enter),
-    )
-
-
-def _heads(
-    config: WorldModelConfig, modules: dict[str, Any], enter: _Entrance
-) -> dict[str, Callable[..., Array]]:
-    """`WorldModel`'s functions that predict distributions, and their means."""
-    all_heads = networks.apply_ensemble
-
-    def pair(z: Array, action: Array) -> tuple[Array, Array]:
-        return enter.z(z), enter.action(with_heads(action, z), z)
-
-    def critic(z: Array, action: Array | None) -> tuple[Array, ...]:
-        return pair(z, action) if config.critic == "q" else (enter.z(z),)
-
-    def mean(name: str, params: Params, *inputs: Array) -> Array:
-        if f"{name}_mean" in modules:
-            return all_heads(modules[f"{name}_mean"], params, *inputs)
-        return dist.two_hot_mean(all_heads(modules[name], params, *inputs), _bins(config))
-
-    def value(
-        value_params: Params,
-        z: Array,
-        action: Array | None = None,
-        dropout_key: Array | None = None,
-    ) -> Array:
-        inputs = critic(z, action)
-        return all_heads(modules["value"], value_params, *inputs, dropout_key=dropout_key)
-
-    def aux_value(aux_params: Params, z: Array, action: Array | None = None) -> Array:
-        logits = all_heads(modules["aux_value"], aux_params, *critic(z, action))
-        if config.aux_joint:
-            logits = logits.reshape(*logits.shape[1:-1], config.num_aux, config.num_bins)
-            logits = jnp.moveaxis(logits, -2, 0)
-        return logits
-
-    return dict(
-        reward=lambda params, z, a: all_heads(modules["reward"], params["reward"], *pair(z, a)),
-        reward_mean=lambda params, z, a: mean("reward", params["reward"], *pair(z, a)),
-        value=value,
-        value_mean=lambda params, z, a=None: mean("value", params, *critic(z, a)),
-        aux_value=aux_value,
-    )
-
-
-def with_heads(action: Array, z: Array) -> Array:
-    """An action with a heads axis: `[..., A]` or `[H, ..., A]` -> `[1 or H, ..., A]`."""
-    return action if action.ndim == z.ndim else action[None]
+# -------------------------------------------------------------------------------------------------
+# What a model says about latents
 
 
 def action_mean(model: WorldModel, mean: Array) -> Array:
     """A policy's `mean` `[..., A]` as an action: its tanh, or probabilities if discrete."""
     return jnp.exp(mean) if model.config.policy == "categorical" else jnp.tanh(mean)
-
-
-def _act(policy: str, mean: Array, log_std: Array, eps: Array) -> Array:
-    if policy == "categorical":
-        eps = jnp.broadcast_to(eps, jnp.broadcast_shapes(mean.shape, eps.shape))
-        return categorical.straight_through(mean, categorical.draw(mean, eps))
-    if policy == "tanh_mean":
-        return jnp.clip(jnp.tanh(mean) + jnp.exp(log_std) * eps, -1.0, 1.0)
-    return jnp.tanh(mean + jnp.exp(log_std) * eps)
-
-
-def _project(params: Params) -> Params:
-    """Parameters within their constraints: task embeddings of norm at most 1."""
-    return {**params, "task": limit_norm(params["task"])} if "task" in params else params
-
-
-# -------------------------------------------------------------------------------------------------
-# What a model says about latents
 
 
 def discount_of(model: WorldModel, discount: float | tuple[float, ...], z: Array) -> Any:

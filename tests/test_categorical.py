@@ -131,13 +131,13 @@ def parts_of(monkeypatch, num_samples, min_std, mean):
 
     made = []
 
-    def search(draws, score_fn, mean, std, method, *, config):
+    def plan(draws, score_fn, mean, std, *, method, config):
         mask = jnp.ones((1, 1, A))
         rounds = method(mppi.Frame(draws, mean, std, mask, num_samples, 1, config))
         last = mppi.Refit(rounds.begin, std, None, None, None)
         made.extend((rounds.sample(0, last), rounds.blend(None, last).mean))
 
-    monkeypatch.setattr(mppi, "search", search)
+    monkeypatch.setattr(mppi, "plan", plan)
     config = mppi.MPPIConfig(num_samples=num_samples, num_elites=2, min_std=min_std)
     mbx.categorical.plan(draws, score, mean, mean, config=config)
     drawn = categorical.draw(jnp.log(mean)[:, None], jnp.asarray(eps))

@@ -412,17 +412,16 @@ def test_the_mean_is_scored_once_more_with_a_key_of_its_own(extra):
     """After the rounds' own, and that of proposals which are scored but once."""
     config = mppi.MPPIConfig(4, 8, 2, selection="mean", extra_iterations=extra)
     config = dataclasses.replace(config, extra_iterations_action_dim=2)
-    draws = mppi.Draws(None, lambda i: i, None, None)
-    mean = np.arange(12.0).reshape(2, 3, 2)
-    last = mppi.Refit(mean, None, None, None, None)
+    noise = jnp.zeros((3, 8, 2, 2))
+    draws = mppi.Draws(lambda i: noise, lambda i: i, jnp.zeros((3, 2)), jnp.zeros((3, 2)))
 
     def score(key, actions):
-        assert actions.shape == (2, 1, 3, 2)
-        return None, {"key": jnp.full((2, 1), key), "plan": jnp.asarray(actions)}
+        values = quadratic(key, actions)
+        return values, {"key": jnp.full_like(values, key), "plan": actions}
 
-    found = mppi._aux_of_chosen(draws, score, last, None, None, config)
-    assert found["key"].tolist() == [5 + extra] * 2  # 0 .. 3 are the rounds', 4 the proposals'
-    np.testing.assert_array_equal(found["plan"], mean)
+    found = mppi.plan(draws, score, *start(), has_aux=True, config=config)
+    assert found.aux["key"].tolist() == [5 + extra] * 3  # 0 .. 3: the rounds', 4: the proposals'
+    np.testing.assert_array_equal(found.aux["plan"], found.mean)
 
 
 @pytest.mark.parametrize("given", [dict(std=1.0), dict(mean=[0.0]), dict(initial=1)])

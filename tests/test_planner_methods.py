@@ -186,13 +186,13 @@ def test_all_elites_but_one_go_on_where_as_many_as_candidates_are_kept(problem):
 def test_a_round_of_icem_draws_one_candidate_whatever_is_kept(monkeypatch):
     made = []
 
-    def search(draws, score_fn, mean, std, method, *, config):
+    def plan(draws, score_fn, mean, std, *, method, config):
         mask = jnp.ones((1, 1, 1))
         elites = jnp.full((1, 3, 2, 1), 0.5)
         frame = mppi.Frame(draws, mean, std, mask, num=3, rounds=3, config=config)
         made.append(method(frame).sample(1, mppi.Refit(mean, std, elites, None, None)))
 
-    monkeypatch.setattr(mppi, "search", search)
+    monkeypatch.setattr(mppi, "plan", plan)
     noise = jnp.asarray([[[0.1], [0.2]], [[0.3], [0.4]], [[0.6], [-0.7]]])[None]
     draws = mppi.Draws(candidate=lambda i: noise, score=None, gumbel=None, action=None)
     config = cem.ICEMConfig(
@@ -229,9 +229,9 @@ def test_noise_has_variance_one_and_the_spectrum_asked_for(horizon, beta):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (dict(noise_beta=np.float32(-1.0)), "noise_beta=-1.0: must be 0 or more"),
-        (dict(keep_elites=1.5), "keep_elites=1.5: must lie in 0..1.0"),
-        (dict(momentum=1.0), "momentum=1.0: must lie in 0..0.999"),
+        (dict(noise_beta=np.float32(-1.0)), "noise_beta=-1.0 must be 0 or more"),
+        (dict(keep_elites=1.5), "keep_elites=1.5 must be 0 to 1"),
+        (dict(momentum=1.0), "momentum=1.0 must be 0 to 0.999"),
     ],
 )
 def test_impossible_settings_of_icem_are_refused(wrong, message):

@@ -290,11 +290,15 @@ def test_samples_of_the_policy():
         np.float32([[2.0, -1.5]]),
     )
     std = np.exp(log_std)
-    close(world_model._act("squashed", mean, log_std, eps), np.tanh(mean + std * eps))
+    squashed, clipped = (
+        world_model.make_world_model(WorldModelConfig((3,), 2, **SIZES, policy=policy)).act
+        for policy in ("squashed", "tanh_mean")
+    )
+    close(squashed(mean, log_std, eps), np.tanh(mean + std * eps))
     wanted = np.clip(np.tanh(mean) + std * eps, -1, 1)
     assert wanted[0, 0] == 1.0 and wanted[0, 1] == -1.0
-    close(world_model._act("tanh_mean", mean, log_std, eps), wanted)
-    close(world_model._act("tanh_mean", mean, log_std, eps / 90), np.tanh(mean) + std * eps / 90)
+    close(clipped(mean, log_std, eps), wanted)
+    close(clipped(mean, log_std, eps / 90), np.tanh(mean) + std * eps / 90)
 
 
 def test_what_is_initialised(case):
@@ -377,9 +381,10 @@ def test_an_encoder_of_images_and_numbers_gives_its_layers_to_the_numbers():
 
 def test_projection_shortens_embeddings_of_tasks_alone():
     long = {"task": np.float32([[3.0, 4.0], [0.3, 0.4]]), "w": np.float32([9.0])}
-    short = world_model._project(long)
+    project = world_model.WorldModel.project
+    short = project(long)
     close(short["task"], [[0.6, 0.8], [0.3, 0.4]])
-    assert short["w"] is long["w"] and world_model._project({"w": 1}) == {"w": 1}
+    assert short["w"] is long["w"] and project({"w": 1}) == {"w": 1}
 
 
 @pytest.mark.parametrize(

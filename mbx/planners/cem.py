@@ -20,7 +20,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from mbx import mppi
-from mbx.mppi import Array, Key, MPPIConfig, Plan, Refit, ScoreFn, may_hold
+from mbx.mppi import Array, Key, MPPIConfig, Plan, Refit, ScoreFn
 from mbx.planners import Planner
 
 
@@ -34,12 +34,11 @@ class ICEMConfig(MPPIConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not may_hold(self.noise_beta >= 0.0):
-            raise ValueError(f"noise_beta={self.noise_beta}: must be 0 or more")
-        for name, most in (("keep_elites", 1.0), ("momentum", 0.999)):
-            value = getattr(self, name)
-            if not (may_hold(value >= 0.0) and may_hold(value <= most)):
-                raise ValueError(f"{name}={value}: must lie in 0..{most}")
+        self.check_ranges(
+            ("noise_beta", "0 or more", lambda x: x >= 0.0),
+            ("keep_elites", "0 to 1", lambda x: 0.0 <= x <= 1.0),
+            ("momentum", "0 to 0.999", lambda x: 0.0 <= x <= 0.999),
+        )
 
 
 def cem(
@@ -78,7 +77,9 @@ def icem(
     In contrast to the paper, every round has as many candidates (shapes are static), and elites are
     not kept for the next environment step.
     """
-    return mppi.search(key, score_fn, mean, std, _rounds, config=_equal_weights(config), **given)
+    return mppi.plan(
+        key, score_fn, mean, std, method=_rounds, config=_equal_weights(config), **given
+    )
 
 
 def _rounds(frame: mppi.Frame) -> mppi.Rounds:

@@ -47,7 +47,7 @@ def planner(name: str) -> Any:
             )
         draw_key, *keys = jax.random.split(key, 4)
         method = functools.partial(_rounds, name, kind, population, keys)
-        return mppi.search(draw_key, score_fn, mean, std, method, config=config, **given)
+        return mppi.plan(draw_key, score_fn, mean, std, method=method, config=config, **given)
 
     return plan
 

@@ -39,7 +39,7 @@ def plan(
     config = dataclasses.replace(
         config, selection="best", temperature=0.0, temperature_mode="multiply"
     )
-    return mppi.search(key, score_fn, mean, std, _rounds, config=config, **given)
+    return mppi.plan(key, score_fn, mean, std, method=_rounds, config=config, **given)
 
 
 def _rounds(frame: mppi.Frame) -> mppi.Rounds:
