@@ -188,7 +188,7 @@ def _train(
         state, made = begin(job, checkpointer)
         check_steps(settings.train, made, job.intervals.steps)
         planned = max(made, job.intervals.planned)
-        going = rundir.Attempt()
+        going: dict[str, Any] = {}
         if talk:
             if at_end is not None:
                 stack.callback(at_end, workdir)
@@ -215,9 +215,9 @@ def _train(
                 path = os.path.join(one.workdir, "dataset.npz")
                 rows = job.share(state.replay, i)
                 transfer.save_dataset(path, rows, task=job.environment.spec.name)
-        going.to_step = steps = int(np.max(state.steps)) * job.environment.spec.action_repeat
+        going["to_step"] = steps = int(np.max(state.steps)) * job.environment.spec.action_repeat
         stopped = interrupt.number if steps < planned else None
-        going.outcome = "complete" if stopped is None else f"stopped by signal {stopped}"
+        going["outcome"] = "complete" if stopped is None else f"stopped by signal {stopped}"
     seconds, evaluations = time.time() - started, before + evaluations
     known = Levels() if jax.process_index() else of_run(workdir)
     return Result(workdir, steps, evaluations, seconds, planned, stopped, len(job.seeds), known)

@@ -58,6 +58,11 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 # What a run keeps from beginning to end; everything else may change when it is resumed.
 _FIXED = ("agent", "seed", "num_seeds", "env", "model")
 _ROWS = ("metrics.jsonl", "metrics.csv", "episodes.csv", "training_episodes.csv")
+_READ: dict[str, type] = {  # by everything that opens a run
+    "agent": str,
+    **dict.fromkeys(("env", "train", "eval", "checkpoint", "replay"), dict),
+    **{"env.name": str, "env.num_envs": int},
+}
 _MADE = (*_ROWS, "best", "tb", "curve.png", "report.html", "config.json")
 
 
@@ -138,11 +143,10 @@ def _check_same(config: Config, path: str) -> None:
     except ValueError as error:
         warnings.warn(f"{error}: written again", stacklevel=4)
         return
-    # As it comes back from JSON; each of several seeds keeps its own configuration.
-    given = json.loads(json.dumps({**config, "num_seeds": 1}))
-    pairs = {name: (saved.get(name), given.get(name)) for name in _FIXED}
+    given = _as_saved({**config, "num_seeds": 1})  # each of several seeds keeps its own
     different = []
-    for name, (old, new) in pairs.items():
+    for name in _FIXED:
+        old, new = saved.get(name), given.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             # What only one of them has came, or went, with a version.
             inner = sorted(k for k in old.keys() & new.keys() if old[k] != new[k])
@@ -156,6 +160,11 @@ def _check_same(config: Config, path: str) -> None:
         )
 
 
+def _as_saved(config: Config) -> dict[str, Any]:
+    """A configuration as it comes back from JSON."""
+    return json.loads(json.dumps(config))
+
+
 def load_config(workdir: str) -> dict[str, Any]:
     """The configuration a run was started with.
     Raises FileNotFoundError if `workdir` holds no run, and ValueError if its file is malformed.
@@ -167,13 +176,11 @@ def load_config(workdir: str) -> dict[str, Any]:
             "one there"
         )
     config = read_json(path)
-    for section in ("env", "train", "eval", "checkpoint", "replay"):
-        if not isinstance(config.get(section), dict):
-            raise ValueError(f"{path}: section {section!r} is missing or no section")
-    fields = {"env.name": str, "env.num_envs": int}
-    found = {"agent": config.get("agent")} | {n: config["env"].get(n[4:]) for n in fields}
-    for name, kind in {"agent": str, **fields}.items():
-        if not isinstance(found[name], kind):
+    for name, kind in _READ.items():
+        value: Any = config
+        for part in name.split("."):
+            value = value.get(part)
+        if not isinstance(value, kind):
             raise ValueError(f"{path}: field {name!r} is missing or no {kind.__name__}")
     return config
 
@@ -300,14 +307,14 @@ def save_spec(spec: EnvSpec, workdir: str) -> None:
 
 def load_spec(workdir: str) -> EnvSpec | None:
     """The spec that `save_spec` wrote; None without one. Raises ValueError for other content."""
-    path = os.path.join(workdir, "spec.json")
+    path, values = os.path.join(workdir, "spec.json"), {}
     if not os.path.exists(path):
         return None
     found = read_json(path)
     for name, kind in _KINDS.items():
         if not isinstance(found.get(name), kind):
             raise ValueError(f"{path}: field {name!r} is missing or no {kind.__name__}")
-    values = {n: tuple(found[n]) if isinstance(found[n], list) else found[n] for n in _KINDS}
+        values[name] = tuple(found[name]) if kind is list else found[name]
     for name, read in {"obs_dtype": np.dtype, **_IF_ANY}.items():
         if name in found:
             try:
@@ -317,27 +324,18 @@ def load_spec(workdir: str) -> EnvSpec | None:
     return EnvSpec(**values)
 
 
-class Attempt:
-    """The running attempt. Set `to_step` and `outcome` before it ends."""
-
-    def __init__(self) -> None:
-        self.to_step: int | None = None
-        self.outcome = "complete"
-
-
 @contextlib.contextmanager
-def attempt(workdir: str, from_step: int) -> Iterator[Attempt]:
+def attempt(workdir: str, from_step: int) -> Iterator[dict[str, Any]]:
     """Record a start in WORKDIR/run.json, and how it ended.
 
-    A file that cannot be read is replaced, with a warning. Raises OSError where it cannot be
-    written.
+    Yields its record, in which the run sets "to_step" and, unless it completes, "outcome". A file
+    that cannot be read is replaced, with a warning. Raises OSError where it cannot be written.
     """
     try:
         earlier = attempts(workdir)
     except (ValueError, OSError) as error:
         warnings.warn(f"{error}: written again", stacklevel=3)
         earlier = []
-    going = Attempt()
     unknown = dict.fromkeys(("ended", "to_step", "outcome"))
     now = {"started": _clock(), "from_step": from_step, **unknown, **provenance()}
     now["devices"] = f"{jax.device_count()} {jax.devices()[0].device_kind}"
@@ -349,12 +347,12 @@ def attempt(workdir: str, from_step: int) -> Iterator[Attempt]:
 
     write()
     try:
-        yield going
+        yield now
     except BaseException as error:
         with contextlib.suppress(OSError):  # the run's own error matters more
-            write(ended=_clock(), to_step=going.to_step, outcome=type(error).__name__)
+            write(ended=_clock(), outcome=type(error).__name__)
         raise
-    write(ended=_clock(), to_step=going.to_step, outcome=going.outcome)
+    write(ended=_clock(), outcome=now["outcome"] or "complete")
 
 
 def attempts(workdir: str) -> list[dict[str, Any]]:
@@ -439,49 +437,41 @@ def changes(settings: RunSettings, log_dir: str, spec: EnvSpec) -> list[str]:
         log_dir: where its config.json is.
         spec: its task, which fills in what is left to it.
     """
-    path = os.path.join(log_dir, "config.json")
     try:
-        before = read_json(path)
+        before = read_json(os.path.join(log_dir, "config.json"))
     except (FileNotFoundError, ValueError):  # damaged: `_check_same` has warned
         return []
-    old, new = dict(flatten(before)), dict(flatten(json.loads(json.dumps(to_dict(settings)))))
+    old, new = dict(flatten(before)), dict(flatten(_as_saved(to_dict(settings))))
     ours = ("resume", "num_seeds", "seed")  # each of several seeds has its own
     changed = [n for n, x in new.items() if n in old and n not in ours and old[n] != x]
-    if not changed:
-        return []
-    try:
+    with contextlib.suppress(ValueError):  # of another version
         saved = from_dict(type(settings)(), before, check_effects=False)
-        in_force = dict(flatten(to_dict(saved.for_task(spec))))
-    except ValueError:  # of another version
-        in_force = old
+        old = dict(flatten(to_dict(saved.for_task(spec))))
     now = dict(flatten(to_dict(settings.for_task(spec))))
-    return [f"{name}={now[name]!r} (was {in_force[name]!r})" for name in changed]
+    return [f"{name}={now[name]!r} (was {old[name]!r})" for name in changed]
 
 
 def evaluations_before(log_dirs: Sequence[str], step: int) -> list[tuple[int, float]]:
     """Steps and mean returns, over the seeds, of the evaluations up to `step`."""
-    each = [
-        {
-            row["step"]: row["return_mean"]
-            for row in read_rows(os.path.join(path, "metrics.jsonl"))
-            if row["kind"] == "eval" and row["step"] <= step and "return_mean" in row
-        }
-        for path in log_dirs
-    ]
-    common = sorted(set.intersection(*map(set, each))) if each else []
-    values = {s: [np.nan if one[s] is None else one[s] for one in each] for s in common}
-    return [(s, float(np.mean(returns))) for s, returns in values.items()]
+    found: dict[int, list[float]] = {}
+    for path in log_dirs:
+        for row in read_rows(os.path.join(path, "metrics.jsonl")):
+            if row["kind"] == "eval" and row["step"] <= step and "return_mean" in row:
+                value = row["return_mean"]
+                found.setdefault(row["step"], []).append(math.nan if value is None else value)
+    # A step that not all seeds have evaluated has no mean.
+    common = sorted(step for step, values in found.items() if len(values) == len(log_dirs))
+    return [(step, float(np.mean(found[step]))) for step in common]
 
 
 def remember_trusted(name: str) -> None:
     """Note that this user trains with a custom environment."""
-    new = set(custom.own_names(name)) - _trusted_names()
-    if not new:
-        return
-    with contextlib.suppress(OSError):  # a read-only home: `check_trusted` names the remedy
-        os.makedirs(os.path.dirname(_trusted_file()), exist_ok=True)
-        with open(_trusted_file(), "a") as file:
-            file.writelines(f"{one}\n" for one in sorted(new))
+    new = sorted(set(custom.own_names(name)) - _trusted_names())
+    if new:
+        with contextlib.suppress(OSError):  # a read-only home: `check_trusted` names the remedy
+            os.makedirs(os.path.dirname(_trusted_file()), exist_ok=True)
+            with open(_trusted_file(), "a") as file:
+                file.writelines(f"{one}\n" for one in new)
 
 
 def check_trusted(name: str, workdir: str, trusted: bool) -> None:
@@ -502,11 +492,9 @@ def _trusted_file() -> str:
 
 
 def _trusted_names() -> set[str]:
-    try:
-        with open(_trusted_file()) as file:
-            return set(file.read().splitlines())
-    except OSError:
-        return set()
+    with contextlib.suppress(OSError), open(_trusted_file()) as file:
+        return set(file.read().splitlines())
+    return set()
 
 
 def check_room(
@@ -522,12 +510,26 @@ def check_room(
         devices: devices that it is divided among.
     """
     sizes = state_bytes(state)
-    _check_memory(config, sizes, devices)
-    capacity = max(1, config["replay"]["capacity"])
-    filled = sizes["replay"] * min(1.0, steps / capacity)  # what is empty compresses to nothing
+    replay, train, capacity = sizes["replay"], sizes["train state"], config["replay"]["capacity"]
+    copied = train + replay / devices  # a checkpoint, while it is written
+    held = copied + 2 * sizes["parameters"]  # gradients and what the optimiser makes of them
+    device = jax.local_devices()[0]
+    stats = (device.memory_stats() if device.platform != "cpu" else None) or {}
+    needed, free, where = (held + copied) * devices, free_memory(), "memory"
+    if stats.get("bytes_limit") is not None:
+        needed, where = copied, "memory for a checkpoint's copy"
+        if copied <= free:
+            free = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+            needed, where = held, f"memory of {device}"
+    if needed > free:
+        raise ValueError(
+            f"replay.capacity={capacity} and the model need at least {_gb(needed)} of {where} "
+            f"(replay {_gb(replay)}, train state {_gb(train)}), {_gb(free)} is free: lower "
+            "replay.capacity, or choose a smaller model"
+        )
+    filled = replay * min(1.0, steps / max(1, capacity))  # what is empty compresses to nothing
     checkpoints = 1 if config["resume"] else 2
-    needed = checkpoints * (sizes["train state"] + filled) + _LOG
-    free = free_disk(workdir)
+    needed, free = checkpoints * (train + filled) + _LOG, free_disk(workdir)
     if needed > free:
         raise ValueError(
             f"workdir={workdir} has {_gb(free)} free, the run needs {_gb(needed)} for "
@@ -545,40 +547,21 @@ def state_bytes(state: LoopState) -> dict[str, int]:
     }
 
 
-def _check_memory(config: Config, sizes: Mapping[str, int], devices: int) -> None:
-    # Gradients and what the optimiser makes of them.
-    held = sizes["train state"] + 2 * sizes["parameters"] + sizes["replay"] / devices
-    copied = sizes["train state"] + sizes["replay"] / devices  # a checkpoint, while it is written
-    limit, on_device = _device_memory()
-    if limit is None:
-        needed, free, where = (held + copied) * devices, free_memory(), "memory"
-    else:
-        needed, free, where = held, limit - on_device, f"memory of {jax.local_devices()[0]}"
-        if copied > free_memory():
-            needed, free, where = copied, free_memory(), "memory for a checkpoint's copy"
-    if needed > free:
-        raise ValueError(
-            f"replay.capacity={config['replay']['capacity']} and the model need at least "
-            f"{_gb(needed)} of {where} (replay {_gb(sizes['replay'])}, train state "
-            f"{_gb(sizes['train state'])}), {_gb(free)} is free: lower replay.capacity, or choose "
-            "a smaller model"
-        )
-
-
-def _device_memory() -> tuple[float | None, float]:
-    """Limit and use of the first device's own memory; None where it uses the host's."""
-    device = jax.local_devices()[0]
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    return (None, 0.0) if not stats else (stats.get("bytes_limit"), stats.get("bytes_in_use", 0))
-
-
 def free_memory() -> float:
-    """Bytes that this process may still allocate; infinite where the system does not say."""
+    """Bytes that this process may still allocate; infinite where the system does not say.
+
+    What the process has already of its own limits (`ulimit -v`, `ulimit -d`) is not taken off: much
+    of that is room that its allocator reserved.
+    """
     limits = [math.inf]
-    with contextlib.suppress(OSError, ValueError, StopIteration), open("/proc/meminfo") as file:
-        line = next(line for line in file if line.startswith("MemAvailable:"))
-        limits.append(float(line.split()[1]) * 1024)
-    limits += _process_limits()
+    with contextlib.suppress(OSError, KeyError), open("/proc/meminfo") as file:
+        named = dict(line.split(":") for line in file)
+        limits.append(float(named["MemAvailable"].split()[0]) * 1024)
+    with contextlib.suppress(ImportError):  # not on Windows
+        import resource
+
+        own = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+        limits += [float(limit) for limit in own if limit != resource.RLIM_INFINITY]
     for most, used in (  # a container's limits: cgroup version 2, then 1
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -587,19 +570,6 @@ def free_memory() -> float:
             with open(f"/sys/fs/cgroup/{most}") as file, open(f"/sys/fs/cgroup/{used}") as other:
                 limits.append(float(file.read()) - float(other.read()))
     return max(0.0, min(limits))
-
-
-def _process_limits() -> list[float]:
-    """Bytes that this process may have at all (`ulimit -v`, `ulimit -d`).
-
-    What it has of them already is not taken off: much of that is room that its allocator reserved.
-    """
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return []
-    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
-    return [float(limit) for limit in limits if limit != resource.RLIM_INFINITY]
 
 
 def free_disk(path: str) -> float:

@@ -193,7 +193,7 @@ def test_an_attempt_that_fails_or_is_killed_is_recorded(tmp_path):
         with rundir.attempt(str(tmp_path), 10) as going:
             (running,) = rundir.attempts(str(tmp_path))
             assert running["ended"] is running["outcome"] is running["to_step"] is None
-            going.to_step = 20
+            going["to_step"] = 20
             raise KeyError("x")
     (failed,) = rundir.attempts(str(tmp_path))
     assert (failed["outcome"], failed["to_step"]) == ("KeyError", 20)
