@@ -1,7 +1,14 @@
-"""Tasks of brax: brax:inverted_pendulum, brax:ant@mjx (backend after @; spring by default).
+"""Tasks of brax (brax:inverted_pendulum) and of MuJoCo Playground (playground:CartpoleSwingup).
 
-Only the bare environment is used: brax's episode wrapper loses the last observation, resets every
-episode to the first state and fails with typed keys.
+brax: the backend follows an @, brax:ant@mjx (spring by default). Only the bare environment is used:
+brax's episode wrapper loses the last observation, resets every episode to the first state and fails
+with typed keys.
+
+Playground (extra `playground`): always with impl="jax", which runs everywhere. The default action
+repeat is 2 on its dm_control suite, as in published TD-MPC2 results, else 1. Playground edits some
+models: scores differ from dm_control's. Its robots (playground:Go1JoystickFlatTerrain) observe
+`state` and `privileged_state`, the second only with `env.observe`; Playground downloads their
+models.
 """
 
 from __future__ import annotations
@@ -20,17 +27,34 @@ _TIME_LIMIT = 1000
 _BACKENDS = ("spring", "positional", "generalized", "mjx")
 
 
+def raw(task: str) -> RawEnvironment:
+    """The brax task. Raises ValueError for an unknown task or backend."""
+    return adapt(f"brax:{task}", _brax(task), _TIME_LIMIT)
+
+
+def raw_playground(task: str) -> RawEnvironment:
+    """The Playground task. Raises ValueError for an unknown task."""
+    env, ends = _playground(task), not _is_of_dm_control(task)
+    return adapt(f"playground:{task}", env, int(env._config.episode_length), can_terminate=ends)
+
+
 def make_renderer(task: str) -> Renderer:
-    """Renderer of the task's model. Raises ValueError for unknown tasks or without a model."""
-    env = _load(task)
+    """Renderer of a brax task's model. Raises ValueError for unknown tasks or without a model."""
+    env = _brax(task)
     if not hasattr(env, "sys"):
         raise ValueError(f"env.name='brax:{task}' has no model to draw")
     view = lambda state: dict(qpos=state.pipeline_state.q)  # noqa: E731
     return Renderer(view, mujoco_drawing(env.sys.mj_model), float(env.dt))
 
 
-def _load(task: str) -> Any:
-    """The brax environment. Raises ValueError for an unknown task or backend."""
+def make_playground_renderer(task: str) -> Renderer:
+    """Renderer of a Playground task's model. Raises ValueError for an unknown task."""
+    env, fields = _playground(task), ("qpos", "mocap_pos", "mocap_quat")
+    view = lambda state: {name: getattr(state.data, name) for name in fields}  # noqa: E731
+    return Renderer(view, mujoco_drawing(env.mj_model), float(env.dt))
+
+
+def _brax(task: str) -> Any:
     with warnings.catch_warnings():
         # "Brax environments are not actively maintained", and deprecations inside mjx.
         warnings.simplefilter("ignore")
@@ -45,13 +69,24 @@ def _load(task: str) -> Any:
                 f"env.name='brax:{task}' asks for the backend {backend!r}: {name} has "
                 f"{backends or 'none to choose'}"
             )
-        options = {} if name == "fast" else {"backend": backend or "spring"}
+        options = {"backend": backend or "spring"} if backends else {}
         return envs.get_environment(name, **options)
 
 
-def raw(task: str) -> RawEnvironment:
-    """The brax task. Raises ValueError for an unknown task."""
-    return adapt(f"brax:{task}", _load(task), _TIME_LIMIT)
+def _playground(task: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside mjx and brax
+        from mujoco_playground import registry
+
+        if task not in registry.ALL_ENVS:
+            raise unknown_task("playground", task, registry.ALL_ENVS)
+        return registry.load(task, config_overrides={"impl": "jax"})
+
+
+def _is_of_dm_control(task: str) -> bool:
+    from mujoco_playground import dm_control_suite
+
+    return task in dm_control_suite.ALL_ENVS
 
 
 def adapt(name: str, env: Any, time_limit: int, **fields: Any) -> RawEnvironment:
@@ -77,16 +112,14 @@ def adapt(name: str, env: Any, time_limit: int, **fields: Any) -> RawEnvironment
         new = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, state)
         return new, observe(new.obs), jnp.asarray(new.reward, jnp.float32), new.done > 0.5
 
-    return RawEnvironment(
-        name,
-        shapes,
-        dtypes,
-        int(env.action_size),
-        time_limit,
-        reset,
-        step,
-        **fields,
-    )
+    size = int(env.action_size)
+    return RawEnvironment(name, shapes, dtypes, size, time_limit, reset, step, **fields)
 
 
 SUITE = Suite(raw=raw, make_renderer=make_renderer)
+PLAYGROUND = Suite(
+    raw=raw_playground,
+    default_repeat=lambda task: 2 if _is_of_dm_control(task) else 1,
+    make_renderer=make_playground_renderer,
+    extra="playground",
+)

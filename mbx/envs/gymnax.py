@@ -7,12 +7,11 @@ and our time limit. `adapt` also takes other packages' environments with gymnax'
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -36,9 +35,7 @@ _NEVER = 2**30  # steps
 
 def raw(task: str, **kwargs: Any) -> RawEnvironment:
     """The gymnax task. Raises ValueError for an unknown task."""
-    with _imported_when_used("matplotlib.pyplot", "seaborn"):  # for its pictures, and for 0.9 s
-        import gymnax
-
+    gymnax = _gymnax()
     if task not in gymnax.registered_envs:
         raise unknown_task("gymnax", task, gymnax.registered_envs)
     env, params = gymnax.make(task, **kwargs)
@@ -62,8 +59,7 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
             f"env.name={name!r}: its parameters, {type(params).__name__}, have no time limit: give "
             f"(environment, parameters) with {' or '.join(_LIMITS)}"
         )
-    space = env.action_space(params)
-    action_dim, low, high, convert = _actions(name, space)
+    fields, convert = _actions(name, env.action_space(params))
     parts = observations.flat(_leaves(env.observation_space(params)))
     shapes, dtypes = ({n: form(one, "" in parts)[i] for n, one in parts.items()} for i in (0, 1))
 
@@ -94,25 +90,15 @@ def adapt(name: str, env: Any, params: Any, *, can_terminate: bool = True) -> Ra
         terminated = jnp.asarray(ends(new, done, info), bool).reshape(())
         return new, observe(obs), jnp.asarray(reward, jnp.float32).reshape(()), terminated
 
-    return RawEnvironment(
-        name,
-        shapes.get("", shapes),
-        dtypes.get("", dtypes),
-        action_dim,
-        int(getattr(limited, limit)),
-        reset,
-        step,
-        hasattr(space, "n"),
-        can_terminate=can_terminate,
-        action_low=low,
-        action_high=high,
-    )
+    observed = shapes.get("", shapes), dtypes.get("", dtypes)
+    fields |= dict(time_limit=int(getattr(limited, limit)), can_terminate=can_terminate)
+    return RawEnvironment(name, *observed, reset=reset, step=step, **fields)
 
 
-def _actions(name: str, space: Any) -> tuple[int, tuple, tuple, Callable[[Array], Array]]:
-    """Size and bounds (empty if discrete) of actions, and a function from mbx's to the space's."""
+def _actions(name: str, space: Any) -> tuple[dict[str, Any], Callable[[Array], Array]]:
+    """Fields of `RawEnvironment` for an action space, and a function from mbx's actions to it."""
     if hasattr(space, "n"):
-        return int(space.n), (), (), jnp.argmax
+        return dict(action_dim=int(space.n), discrete=True), jnp.argmax
     if not all(hasattr(space, field) for field in ("low", "high", "shape")):
         raise ValueError(f"env.name={name!r} has the action space {space}: not supported")
     low, high = (
@@ -129,7 +115,8 @@ def _actions(name: str, space: Any) -> tuple[int, tuple, tuple, Callable[[Array]
         real = jnp.clip(real, low, high) if rounded else real
         return (jnp.rint(real).astype(jnp.int32) if whole else real).reshape(space.shape)
 
-    return low.size, tuple(map(float, low)), tuple(map(float, high)), convert
+    bounds = dict(action_low=tuple(map(float, low)), action_high=tuple(map(float, high)))
+    return dict(action_dim=low.size, **bounds), convert
 
 
 def load_custom(task: str, **kwargs: Any) -> RawEnvironment:
@@ -167,22 +154,18 @@ class _WhenUsed(types.ModuleType):
     """Placeholder of a module that is imported at its first use."""
 
     def __getattr__(self, name: str) -> Any:
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), name)
 
 
-@contextlib.contextmanager
-def _imported_when_used(*names: str) -> Iterator[None]:
-    """Delay the import of these modules, by what is imported in this context, until first use."""
-    here = {name: _WhenUsed(name) for name in names if name not in sys.modules}
-    sys.modules.update(here)
+def _gymnax() -> types.ModuleType:
+    """The package, without what it draws with until it draws: 0.9 s."""
+    names = {"matplotlib.pyplot", "seaborn"} - sys.modules.keys()
+    sys.modules.update({name: _WhenUsed(name) for name in names})
     try:
-        yield
+        return importlib.import_module("gymnax")
     finally:
-        for name, module in here.items():
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
+        for name in names:
+            del sys.modules[name]
 
 
 def _leaves(space: Any) -> Any:

@@ -21,7 +21,7 @@ Factory = Callable[..., Environment]
 _SUITES: dict[str, str | Suite] = {
     "gymnax": "mbx.envs.gymnax",
     "brax": "mbx.envs.brax",
-    "playground": "mbx.envs.playground",
+    "playground": "mbx.envs.brax:PLAYGROUND",
     "gym": "mbx.envs.gymnasium",
     "jax": "mbx.envs.gymnax:CUSTOM",
     "dmc": "mbx.envs.dmc",
