@@ -13,47 +13,22 @@
 `register` adds custom suites. `make_renderer` draws pictures of their states.
 """
 
-from mbx.envs.base import (
-    EnvSpec,
-    HostEnvironment,
-    JaxEnvironment,
-    RawEnvironment,
-    Suite,
-    Timestep,
-    episodic,
-)
-from mbx.envs.custom import EnvironmentFailure
-from mbx.envs.images import Images
-from mbx.envs.registry import (
-    _SUITES,
-    films,
-    make,
-    make_renderer,
-    make_share,
-    num_tasks,
-    reads,
-    register,
-)
-from mbx.envs.render import NoRenderer, Renderer
-
-__all__ = [
-    "_SUITES",
-    "EnvSpec",
-    "EnvironmentFailure",
-    "HostEnvironment",
-    "Images",
-    "JaxEnvironment",
-    "NoRenderer",
-    "RawEnvironment",
-    "Renderer",
-    "Suite",
-    "Timestep",
-    "episodic",
-    "films",
-    "make",
-    "make_renderer",
-    "make_share",
-    "num_tasks",
-    "reads",
-    "register",
-]
+from mbx.envs.base import EnvSpec as EnvSpec
+from mbx.envs.base import HostEnvironment as HostEnvironment
+from mbx.envs.base import JaxEnvironment as JaxEnvironment
+from mbx.envs.base import RawEnvironment as RawEnvironment
+from mbx.envs.base import Suite as Suite
+from mbx.envs.base import Timestep as Timestep
+from mbx.envs.base import episodic as episodic
+from mbx.envs.custom import EnvironmentFailure as EnvironmentFailure
+from mbx.envs.images import Images as Images
+from mbx.envs.registry import _SUITES as _SUITES
+from mbx.envs.registry import films as films
+from mbx.envs.registry import make as make
+from mbx.envs.registry import make_renderer as make_renderer
+from mbx.envs.registry import make_share as make_share
+from mbx.envs.registry import num_tasks as num_tasks
+from mbx.envs.registry import reads as reads
+from mbx.envs.registry import register as register
+from mbx.envs.render import NoRenderer as NoRenderer
+from mbx.envs.render import Renderer as Renderer

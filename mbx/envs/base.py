@@ -10,6 +10,7 @@ Termination is not truncation. Where an episode ended, `final_obs` is its true l
 from __future__ import annotations
 
 import abc
+import contextlib
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,7 +52,7 @@ class JaxEnvironment(NamedTuple):
     step: Callable[[Any, Array, Array], tuple[Any, Timestep]]  # (state, action `[E, A]`, key)
 
 
-class HostEnvironment(abc.ABC):
+class HostEnvironment(contextlib.AbstractContextManager):
     """E environments stepped in Python; NumPy in, NumPy out."""
 
     spec: EnvSpec
@@ -78,9 +79,6 @@ class HostEnvironment(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Free resources; may be called twice."""
-
-    def __enter__(self) -> HostEnvironment:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -36,11 +36,11 @@ class EnvironmentFailure(RuntimeError):
 
 
 @contextlib.contextmanager
-def own_code(name: str, what: str) -> Iterator[None]:
-    """Re-raise errors of an environment's own code as `EnvironmentFailure`."""
+def own_code(name: str, what: str, passed: tuple = ()) -> Iterator[None]:
+    """Re-raise errors of an environment's own code, except `passed`, as `EnvironmentFailure`."""
     try:
         yield
-    except EnvironmentFailure:
+    except (EnvironmentFailure, *passed):
         raise
     except Exception as error:
         words = f"{what} raised {type(error).__name__}: {error}"
@@ -49,8 +49,7 @@ def own_code(name: str, what: str) -> Iterator[None]:
 
 def is_own(name: str) -> bool:
     """Whether a name says where a custom environment is defined."""
-    suite, _, task = name.partition(":")
-    return suite in SUITES and ":" in task
+    return name.startswith(tuple(f"{suite}:" for suite in SUITES)) and name.count(":") > 1
 
 
 def own_names(name: str) -> list[str]:
@@ -67,15 +66,20 @@ def located(name: str) -> str:
         return "multi:" + "+".join(map(located, name.removeprefix("multi:").split("+")))
     if not is_own(name):
         return name
-    suite, _, task = name.partition(":")
-    place, _, what = task.rpartition(":")
+    suite, place, what = _split(name)
     return f"{suite}:{_file_of(name, place) or place}:{what}"
 
 
 def label(name: str) -> str:
     """Short name for directories: gym-Tank for gym:path/to/tank.py:Tank."""
+    suite, _, what = _split(name)
+    return f"{suite}-{what}" if is_own(name) else name.replace(":", "-")
+
+
+def _split(name: str) -> tuple[str, str, str]:
     suite, _, task = name.partition(":")
-    return f"{suite}-{task.rpartition(':')[2]}" if is_own(name) else name.replace(":", "-")
+    place, _, what = task.rpartition(":")
+    return suite, place, what
 
 
 def find(name: str) -> Any:
@@ -83,19 +87,26 @@ def find(name: str) -> Any:
     Raises FileNotFoundError for a missing file or module, ValueError where it does not define the
     name, EnvironmentFailure where importing it fails.
     """
-    suite, _, task = name.partition(":")
-    place, _, what = task.rpartition(":")
+    suite, place, what = _split(name)
     path = _file_of(name, place)
     with own_code(name, f"importing {path or place}"):
         module = _import(path) if path else importlib.import_module(place)
-    with contextlib.suppress(AttributeError):
-        return functools.reduce(getattr, what.split("."), module)
+    if (found := _defined(module, what)) is not None:
+        return found
     import gymnasium
 
     if suite == "gym" and what in gymnasium.registry:
         return what
     close = difflib.get_close_matches(what, [n for n in vars(module) if n[0] != "_"], cutoff=0.4)
     raise ValueError(f"env.name={name!r}: {path or place} has no {what!r}: did you mean {close}?")
+
+
+def _defined(module: Any, what: str) -> Any:
+    """What a module has under a dotted name, or None."""
+    try:
+        return functools.reduce(getattr, what.split("."), module)
+    except AttributeError:
+        return None
 
 
 def make(name: str, kwargs: Mapping[str, Any]) -> Any:
@@ -135,23 +146,38 @@ def make_registered(name: str, task: str, kwargs: Mapping[str, Any]) -> Any:
     import gymnasium
 
     try:
-        with own_code(name, "making it"):
+        with own_code(name, "making it", passed=(ImportError, gymnasium.error.Error)):
             return gymnasium.make(task, **kwargs)
-    except EnvironmentFailure as failed:
-        error = failed.__cause__
-        if isinstance(error, ImportError):
-            raise error from None
+    except gymnasium.error.Error as error:
+        words = str(error)
         if isinstance(error, gymnasium.error.UnregisteredEnv):
             close = difflib.get_close_matches(task, list(gymnasium.registry), n=3, cutoff=0.6)
-            words = f"env.name={name!r}: {str(error).removesuffix('.')} (similar names: {close})"
-            words += f"; a task that a package registers is gym:PACKAGE:{task}"
-        elif isinstance(error, gymnasium.error.Error):
-            words = f"env.name={name!r}: {error}"
-        elif isinstance(error, TypeError) and kwargs:
-            words = f"env.kwargs={dict(kwargs)}: {name}: {error}"
-        else:
-            raise
-        raise ValueError(words) from error
+            words = f"{words.removesuffix('.')} (similar names: {close}); a task that a package "
+            words += f"registers is gym:PACKAGE:{task}"
+        raise ValueError(f"env.name={name!r}: {words}") from error
+    except EnvironmentFailure as failed:
+        if isinstance(error := failed.__cause__, TypeError) and kwargs:
+            raise ValueError(f"env.kwargs={dict(kwargs)}: {name}: {error}") from error
+        raise
+
+
+def close(name: str, environment: Any, stacklevel: int = 2) -> None:
+    """Close an environment; an error in its own code becomes a warning."""
+    try:
+        if hasattr(environment, "close"):
+            environment.close()
+    except Exception as error:
+        words = f"env.name={name!r}: close() raised {type(error).__name__}: {error}"
+        warnings.warn(words, stacklevel=stacklevel)
+
+
+def check_guard() -> None:
+    """Raise EnvironmentFailure in a worker whose import of the user's script starts a run."""
+    if os.environ.get(WORKER):
+        raise EnvironmentFailure(
+            "env.workers: a worker imports this script to find its environment, and the script "
+            'begins a run at its top: guard it with if __name__ == "__main__":'
+        )
 
 
 # -------------------------------------------------------------------------------------------------
@@ -181,53 +207,21 @@ def name_of(environment: Any) -> tuple[str, dict[str, Any]]:
     what, path = target.__qualname__, _source(target)  # an environment may change the directory
     suite = _suite(made := target(**kwargs))
     close(f"{suite}:{what}", made)
-    if path and "<" not in what:
-        with contextlib.suppress(AttributeError):
-            if functools.reduce(getattr, what.split("."), sys.modules[target.__module__]) is target:
-                return f"{suite}:{path}:{what}", kwargs
-    name = f"{suite}:python:{what}"
-    _GIVEN[name] = target
+    if path and _defined(sys.modules[target.__module__], what) is target:
+        return f"{suite}:{path}:{what}", kwargs
+    _GIVEN[name := f"{suite}:python:{what}"] = target
     return name, kwargs
-
-
-def check_guard() -> None:
-    """Raise EnvironmentFailure in a worker whose import of the user's script starts a run."""
-    if os.environ.get(WORKER):
-        raise EnvironmentFailure(
-            "env.workers: a worker imports this script to find its environment, and the script "
-            'begins a run at its top: guard it with if __name__ == "__main__":'
-        )
-
-
-def close(name: str, environment: Any, stacklevel: int = 2) -> None:
-    """Close an environment; an error in its own code becomes a warning."""
-    try:
-        if hasattr(environment, "close"):
-            environment.close()
-    except Exception as error:
-        words = f"env.name={name!r}: close() raised {type(error).__name__}: {error}"
-        warnings.warn(words, stacklevel=stacklevel)
-
-
-def _source(target: Any) -> str | None:
-    """Absolute path of the file that defines a class or a function, or None."""
-    try:
-        path = inspect.getsourcefile(target)
-    except (TypeError, OSError):  # a builtin, a notebook's cell
-        return None
-    return os.path.abspath(path) if path and os.path.isfile(path) else None
 
 
 def _name_of_instance(instance: Any) -> tuple[str, dict[str, Any]]:
     import gymnasium
 
-    kind = type(instance)
+    kind, spec = type(instance), getattr(instance, "spec", None)
+    what = f"environment={kind.__name__}(…)"
     if isinstance(instance, gymnasium.vector.VectorEnv):
         raise ValueError(
-            f"environment={kind.__name__}(…) is a vector environment: give one that env.num_envs "
-            "makes copies of"
+            f"{what} is a vector environment: give one that env.num_envs makes copies of"
         )
-    spec = getattr(instance, "spec", None)
     if spec is not None and _suite(instance) == "gym" and spec.id in gymnasium.registry:
         return _name_of_registered(instance, spec)
     if isinstance(instance, gymnasium.Wrapper):
@@ -272,8 +266,8 @@ def _name_of_registered(instance: Any, spec: Any) -> tuple[str, dict[str, Any]]:
     """Name and arguments of an environment from `gymnasium.make`, with its time limit."""
     import gymnasium
 
-    kwargs, registered = dict(spec.kwargs), gymnasium.registry[spec.id]
-    if spec.max_episode_steps != registered.max_episode_steps:
+    kwargs = dict(spec.kwargs)
+    if spec.max_episode_steps != gymnasium.registry[spec.id].max_episode_steps:
         kwargs["max_episode_steps"] = spec.max_episode_steps or -1
     if spec.additional_wrappers:
         fresh = gymnasium.make(spec.id, **kwargs)
@@ -282,16 +276,14 @@ def _name_of_registered(instance: Any, spec: Any) -> tuple[str, dict[str, Any]]:
         if not same:
             wrapper = spec.additional_wrappers[-1].name
             raise _copies_unknown(instance, f"how {wrapper} was put around {spec.id}")
-    module = inspect.getmodule(type(instance.unwrapped))
-    place = getattr(module, "__name__", "__main__")
-    if place.startswith("gymnasium."):
+    kind = type(instance.unwrapped)
+    if kind.__module__.startswith("gymnasium."):
         return f"gym:{spec.id}", kwargs
-    if place == "__main__":
-        place = _source(type(instance.unwrapped)) or "python"
-    name = f"gym:{place}:{spec.id}"
-    if place == "python":
-        _GIVEN[name] = functools.partial(gymnasium.make, spec.id)
-    return name, kwargs
+    place = kind.__module__
+    if place == "__main__" and not (place := _source(kind) or ""):
+        _GIVEN[name := f"gym:python:{spec.id}"] = functools.partial(gymnasium.make, spec.id)
+        return name, kwargs
+    return f"gym:{place}:{spec.id}", kwargs
 
 
 def _suite(made: Any) -> str:
@@ -301,6 +293,15 @@ def _suite(made: Any) -> str:
 
 # -------------------------------------------------------------------------------------------------
 # Files and modules
+
+
+def _source(target: Any) -> str | None:
+    """Absolute path of the file that defines a class or a function, or None."""
+    try:
+        path = inspect.getsourcefile(target)
+    except (TypeError, OSError):  # a builtin, a notebook's cell
+        return None
+    return os.path.abspath(path) if path and os.path.isfile(path) else None
 
 
 def _file_of(name: str, place: str) -> str | None:
@@ -324,8 +325,7 @@ def _file_of(name: str, place: str) -> str | None:
         raise ValueError(f"env.name={name!r}: {place} is a module of Python's own, no environment")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
-    spec = _spec(place)
-    if spec is None:
+    if (spec := _spec(place)) is None:
         raise FileNotFoundError(
             f"env.name={name!r}: there is no module {place!r} in the working directory or on "
             "Python's path: give the file, path/to/file.py:Class, or install the module"

@@ -74,37 +74,37 @@ def observed(
     channels or with channels first, for parts named of an observation without parts, and as
     `observations.choose`.
     """
-    named = isinstance(shape, Mapping)
     shapes = {one: tuple(map(int, each)) for one, each in observations.flat(shape).items()}
     dtypes = observations.flat(dtype)
     if images != Images():
-        shapes, dtypes = _changed(name, images, shapes, dtypes)
-    if not named:
+        _change(name, images, shapes, dtypes)
+    if not isinstance(shape, Mapping):
         check_no_parts(name, observe)
-        _check_picture(name, "observation", shapes[""], dtypes[""])
+        _check_picture(name, "", shapes[""], dtypes[""])
         return shapes[""], dtypes[""], ()
     parts = observations.choose(name, shapes, dtypes, observe)
     for part in parts:
-        _check_picture(name, f"observation {part.name!r}", part.shape, dtypes[part.name])
+        _check_picture(name, part.name, part.shape, dtypes[part.name])
     return (*observations.joined(parts), parts)
 
 
-def _changed(name: str, images: Images, shapes: dict, dtypes: dict) -> tuple[dict, dict]:
-    """Shapes and types of parts after `see`."""
+def _change(name: str, images: Images, shapes: dict, dtypes: dict) -> None:
+    """Turn shapes and types of parts into those after `see`."""
     seen = {one: each for one, each in shapes.items() if len(each) == 3}
+    of_bytes = [np.dtype(dtypes[one]) == np.uint8 for one in seen]
     if not seen:
         raise ValueError(
             f"{images.settings()}: {name} observes numbers, {shapes.get('', shapes)}, and no image:"
             " leave it out" + ("" if images.pixels else "; env.pixels=True draws dmc: and gym:")
         )
     for one, shape in seen.items():
-        _check_picture(name, "observation", shape, dtypes[one])
+        _check_picture(name, "", shape, dtypes[one])
     if images.grey and not any(one[2] == 3 for one in seen.values()):
         raise ValueError(
             f"env.grey=True: images of {name} are {list(seen.values())}, and three channels are "
             "colours: leave it out"
         )
-    if images.pixels and all(np.dtype(dtypes[one]) == np.uint8 for one in seen):
+    if images.pixels and all(of_bytes):
         raise ValueError(
             f"env.pixels=True: {name} observes an image already, uint8{list(seen.values())}: leave "
             "it out"
@@ -113,23 +113,22 @@ def _changed(name: str, images: Images, shapes: dict, dtypes: dict) -> tuple[dic
         side = (images.size, images.size) if images.size else (height, width)
         shapes[one] = (*side, 1 if images.grey and channels == 3 else channels)
         dtypes[one] = np.uint8 if images.pixels else dtypes[one]
-    return shapes, dtypes
 
 
-def _check_picture(name: str, which: str, shape: Sequence[int], dtype: Any) -> None:
+def _check_picture(name: str, part: str, shape: Sequence[int], dtype: Any) -> None:
     """Raise ValueError for an image with channels first or without channels."""
     if np.dtype(dtype) != np.uint8:
         return
+    what = f"env.name={name!r}: its observation" + (f" {part!r}" if part else "")
     if len(shape) == 2:
         raise ValueError(
-            f"env.name={name!r}: its {which} is a grey picture, uint8{list(shape)}: add an axis, "
-            "[height, width, 1] (AtariPreprocessing: grayscale_newaxis=True), or give a board as "
-            "float32"
+            f"{what} is a grey picture, uint8{list(shape)}: add an axis, [height, width, 1] "
+            "(AtariPreprocessing: grayscale_newaxis=True), or give a board as float32"
         )
     if len(shape) == 3 and shape[0] in (1, 3, 4) and min(shape[1:]) > 8:
         raise ValueError(
-            f"env.name={name!r}: its {which}, uint8{list(shape)}, has its channels first: give "
-            "them last, [height, width, channels] (np.moveaxis(image, 0, -1))"
+            f"{what}, uint8{list(shape)}, has its channels first: give them last, [height, width, "
+            "channels] (np.moveaxis(image, 0, -1))"
         )
 
 
@@ -143,24 +142,21 @@ def check_no_parts(name: str, observe: Sequence[str]) -> None:
 
 
 def see(images: Images, obs: Any) -> Any:
-    """An observation, or a dictionary of arrays, with processed images."""
+    """An observation, or a dictionary of arrays, with its images `[H, W, C]` processed: as uint8,
+    then grayscale, then resized.
+    """
     if images == Images():
         return obs
     if isinstance(obs, Mapping):
         return {one: see(images, x) for one, x in observations.flat(obs).items()}
-    return _one(images, obs) if np.ndim(obs) == 3 else obs
-
-
-def _one(images: Images, image: Any) -> Any:
-    """One image `[H, W, C]` as uint8, then grayscale, then resized."""
-    if images.pixels and image.dtype != np.uint8:
-        image = _bytes(255.0 * image)
-    if images.grey and image.shape[2] == 3:
-        image = _grey(image)
+    if np.ndim(obs) != 3:
+        return obs
+    if images.pixels and obs.dtype != np.uint8:
+        obs = _bytes(255.0 * obs)
+    if images.grey and obs.shape[2] == 3:
+        obs = _grey(obs)
     size = images.size
-    if size and tuple(image.shape[:2]) != (size, size):
-        image = _resized(image, size)
-    return image
+    return _resized(obs, size) if size and obs.shape[:2] != (size, size) else obs
 
 
 def _bytes(image: Any) -> Any:
@@ -184,10 +180,9 @@ def _resized(image: Any, size: int) -> Any:
         x = image.astype(jnp.float32)
         x = jax.image.resize(x, (size, size, image.shape[2]), "linear", antialias=True)
         return _bytes(x) if image.dtype == jnp.uint8 else x.astype(image.dtype)
-    planes = [np.ascontiguousarray(image[..., i]) for i in range(image.shape[2])]
-    planes = [plane if plane.dtype == np.uint8 else plane.astype(np.float32) for plane in planes]
-    how = Image.Resampling.BILINEAR
-    found = [np.asarray(Image.fromarray(one).resize((size, size), how)) for one in planes]
+    planes = np.moveaxis(image if image.dtype == np.uint8 else image.astype(np.float32), -1, 0)
+    how = dict(size=(size, size), resample=Image.Resampling.BILINEAR)
+    found = [Image.fromarray(np.ascontiguousarray(one)).resize(**how) for one in planes]
     return np.stack(found, axis=-1).astype(image.dtype)
 
 

@@ -84,31 +84,21 @@ class MujocoPictures:
         vis.quality.offsamples = smoothed
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._target)
         self._whole = mujoco.MjrRect(0, 0, width, height)
-        # Left to the garbage collector it fails loudly at the interpreter's end.
-        atexit.register(self._free)
+        # Left to the garbage collector they fail loudly at the interpreter's end.
+        atexit.register(self._context.free)
+        atexit.register(self._target.free)
 
     def __call__(self, model: Any, data: Any) -> np.ndarray:
         """uint8 `[height, width, 3]` of a `mujoco.MjData` after forward kinematics."""
         import mujoco
 
         self._context.make_current()
-        mujoco.mjv_updateScene(
-            model,
-            data,
-            self._option,
-            None,
-            self._camera,
-            mujoco.mjtCatBit.mjCAT_ALL.value,
-            self._scene,
-        )
+        every = mujoco.mjtCatBit.mjCAT_ALL.value
+        mujoco.mjv_updateScene(model, data, self._option, None, self._camera, every, self._scene)
         mujoco.mjr_render(self._whole, self._scene, self._target)
         image = np.empty((self._whole.height, self._whole.width, 3), np.uint8)
         mujoco.mjr_readPixels(image, None, self._whole, self._target)
         return image[::-1]  # OpenGL counts rows from below
-
-    def _free(self) -> None:
-        self._target.free()
-        self._context.free()
 
 
 def _gl_context(width: int, height: int) -> Any:
