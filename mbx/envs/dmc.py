@@ -7,6 +7,7 @@ is a termination, otherwise the episode is truncated. `env.pixels` observes the 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,19 +58,11 @@ class _Task:
         self.obs_shape = self._begin().shape
         self.obs_dtype = np.float32
         self.seconds = float(env.control_timestep())
-        if images:
-            size = images.drawn_size
-            self._pictures = _pictures(task, size, size, not images.shadows, env)
-        if film:
-            self._films = _pictures(task, *_FILM, False, env)
-
-    def picture(self) -> np.ndarray:
-        """The observed image, uint8 `[H, W, 3]`."""
-        return self._pictures(self._env.physics.model.ptr, self._env.physics.data.ptr)
-
-    def render(self) -> np.ndarray:
-        """A frame for a video, uint8 `[height, width, 3]`."""
-        return self._films(self._env.physics.model.ptr, self._env.physics.data.ptr)
+        if images:  # what is observed, uint8 `[H, W, 3]`
+            side = images.drawn_size
+            self.picture = _pictures(task, side, side, not images.shadows, env)
+        if film:  # a frame for a video, uint8 `[height, width, 3]`
+            self.render = _pictures(task, *_FILM, False, env)
 
     def reset(self, seed: int | None) -> np.ndarray:
         if seed is not None:
@@ -83,10 +76,9 @@ class _Task:
         return _flatten(self._env.reset().observation)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
-        timestep = self._env.step(action)
-        terminated = bool(timestep.last() and timestep.discount == 0.0)
-        truncated = bool(timestep.last() and not terminated)
-        return _flatten(timestep.observation), float(timestep.reward), terminated, truncated
+        _, reward, discount, obs = timestep = self._env.step(action)
+        last, terminated = timestep.last(), timestep.last() and discount == 0.0
+        return _flatten(obs), float(reward), bool(terminated), bool(last and not terminated)
 
     def get_state(self) -> bytes | None:
         env, data = self._env, self._env.physics.data
@@ -119,19 +111,19 @@ class _Task:
 
 
 def _flatten(observation: Any) -> np.ndarray:
-    parts = [np.asarray(v, np.float32).reshape(-1) for v in observation.values()]
-    return np.concatenate(parts)
+    return np.concatenate([np.asarray(x, np.float32).ravel() for x in observation.values()])
 
 
 _SHARED: dict[tuple, MujocoPictures] = {}  # contexts are large: one for all copies of a task
 
 
-def _pictures(task: str, height: int, width: int, plain: bool, env: Any) -> MujocoPictures:
-    key = (task, height, width, plain)
+def _pictures(task: str, height: int, width: int, plain: bool, env: Any) -> Callable:
+    """A function that draws the environment as it is."""
+    key, physics = (task, height, width, plain), env.physics
     if key not in _SHARED:
-        camera, model = _CAMERAS.get(task.partition("-")[0], 0), env.physics.model.ptr
-        _SHARED[key] = MujocoPictures(model, height, width, camera=camera, plain=plain)
-    return _SHARED[key]
+        camera = _CAMERAS.get(task.partition("-")[0], 0)
+        _SHARED[key] = MujocoPictures(physics.model.ptr, *key[1:3], camera=camera, plain=plain)
+    return lambda: _SHARED[key](physics.model.ptr, physics.data.ptr)
 
 
 SUITE = Suite(host=load, default_repeat=2, extra="dmc", draws=True)

@@ -9,8 +9,7 @@ All tasks are JAX environments, or all are on the host. Source: TD-MPC2 (arXiv 2
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -74,9 +73,10 @@ def _joint_spec(name: str, specs: Sequence[EnvSpec], min_sizes: tuple[int, int])
     label = f"env.name={name!r}"
     for spec in specs:
         if spec.discrete or len(spec.obs_shape) != 1 or is_packed(spec.parts):
+            what = "discrete actions" if spec.discrete else "images"
             raise ValueError(
-                f"{label}: {spec.name} has {'discrete actions' if spec.discrete else 'images'}; "
-                "tasks trained together need vectors and continuous actions"
+                f"{label}: {spec.name} has {what}; tasks trained together need vectors and "
+                "continuous actions"
             )
     repeats = {spec.name: spec.action_repeat for spec in specs}
     if len(set(repeats.values())) > 1:
@@ -109,13 +109,14 @@ def _label(spec: EnvSpec, index: int, obs: Any) -> Any:
 def _join(spec: EnvSpec, steps: Sequence[Timestep]) -> Timestep:
     xp = np if isinstance(steps[0].obs, np.ndarray) else jnp
     labelled = [
-        step._replace(obs=_label(spec, i, step.obs), final_obs=_label(spec, i, step.final_obs))
+        step._replace(
+            obs=_label(spec, i, step.obs),
+            final_obs=_label(spec, i, step.final_obs),
+            metrics={},  # of single tasks only
+        )
         for i, step in enumerate(steps)
     ]
-    # Metrics are of single tasks only.
-    fields = zip(*(step._replace(metrics=None) for step in labelled), strict=True)
-    joint = [None if field[0] is None else xp.concatenate(field) for field in fields]
-    return Timestep(*joint)._replace(metrics={})
+    return jax.tree.map(lambda *fields: xp.concatenate(fields), *labelled)
 
 
 def _blocks(spec: EnvSpec, action: Any) -> list[Any]:
@@ -125,21 +126,19 @@ def _blocks(spec: EnvSpec, action: Any) -> list[Any]:
 
 
 def _together(spec: EnvSpec, members: Sequence[JaxEnvironment]) -> JaxEnvironment:
-    def each(function: Callable, key: Array, *inputs: Sequence[Any]) -> list[tuple[Any, Any]]:
-        keys = jax.random.split(key, len(members))
-        return [function(*args) for args in zip(members, keys, *inputs, strict=True)]
-
     def reset(key: Array) -> tuple[Any, Array]:
-        states, obs = zip(*each(lambda env, k: env.reset(k), key), strict=True)
-        return states, jnp.concatenate([_label(spec, i, x) for i, x in enumerate(obs)])
+        keys = jax.random.split(key, len(members))
+        begun = [member.reset(one) for member, one in zip(members, keys, strict=True)]
+        obs = [_label(spec, i, x) for i, (_, x) in enumerate(begun)]
+        return tuple(state for state, _ in begun), jnp.concatenate(obs)
 
     def step(state: Any, action: Array, key: Array) -> tuple[Any, Timestep]:
-        done = each(lambda env, k, s, a: env.step(s, a, k), key, state, _blocks(spec, action))
-        states, steps = zip(*done, strict=True)
+        keys = jax.random.split(key, len(members))
+        inputs = zip(members, state, _blocks(spec, action), keys, strict=True)
+        states, steps = zip(*(member.step(*given) for member, *given in inputs), strict=True)
         return states, _join(spec, steps)
 
-    num = sum(member.num_envs for member in members)
-    return JaxEnvironment(spec, num, reset, step)
+    return JaxEnvironment(spec, sum(member.num_envs for member in members), reset, step)
 
 
 class MultiHost(HostEnvironment):
@@ -150,8 +149,8 @@ class MultiHost(HostEnvironment):
         self.num_envs = sum(member.num_envs for member in members)
 
     def reset(self, seed: int) -> np.ndarray:
-        label = functools.partial(_label, self.spec)
-        return np.concatenate([label(i, m.reset(seed + i)) for i, m in enumerate(self._members)])
+        begun = [member.reset(seed + i) for i, member in enumerate(self._members)]
+        return np.concatenate([_label(self.spec, i, x) for i, x in enumerate(begun)])
 
     def step(self, action: np.ndarray) -> Timestep:
         blocks = _blocks(self.spec, action)

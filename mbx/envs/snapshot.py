@@ -63,10 +63,9 @@ def fitting(name: str) -> contextlib.AbstractContextManager[None]:
 def _pack(x: Any) -> Any:
     if x is None or type(x) in _PLAIN:
         return x
-    if type(x) is list:
-        return [_pack(item) for item in x]
-    if type(x) is tuple:
-        return {"tuple": [_pack(item) for item in x]}
+    if type(x) in (list, tuple):
+        found = [_pack(item) for item in x]
+        return found if type(x) is list else {"tuple": found}
     if type(x) is dict:
         return {"dict": [[_pack(key), _pack(value)] for key, value in x.items()]}
     if type(x) is bytes:
@@ -86,33 +85,24 @@ def _unpack(x: Any) -> Any:
     if not isinstance(x, dict):
         return x
     ((kind, content),) = x.items()
-    return _UNPACK[kind](content)
-
-
-def _array(content: list) -> np.ndarray:
+    if kind == "tuple":
+        return tuple(_unpack(content))
+    if kind == "dict":
+        return {_unpack(key): _unpack(value) for key, value in content}
+    if kind == "bytes":
+        return base64.b64decode(content, validate=True)
+    if kind == "generator":
+        state = _unpack(content)
+        if state["bit_generator"] not in _GENERATORS:
+            raise SnapshotError(f"a random generator {state['bit_generator']!r}")
+        bits = getattr(np.random, state["bit_generator"])()
+        bits.state = state
+        return np.random.Generator(bits)
     dtype, shape, data = np.dtype(content[0]), content[1], base64.b64decode(content[2])
-    if dtype.kind not in _KINDS:
-        raise SnapshotError(f"an array of {dtype}")
-    return np.frombuffer(data, dtype).reshape(shape).copy()
-
-
-def _generator(content: Any) -> np.random.Generator:
-    state = _unpack(content)
-    if state["bit_generator"] not in _GENERATORS:
-        raise SnapshotError(f"a random generator {state['bit_generator']!r}")
-    bits = getattr(np.random, state["bit_generator"])()
-    bits.state = state
-    return np.random.Generator(bits)
-
-
-_UNPACK = {
-    "tuple": lambda content: tuple(_unpack(item) for item in content),
-    "dict": lambda content: {_unpack(key): _unpack(value) for key, value in content},
-    "bytes": lambda content: base64.b64decode(content, validate=True),
-    "generator": _generator,
-    "array": _array,
-    "scalar": lambda content: _array(content)[()],
-}
+    if kind not in ("array", "scalar") or dtype.kind not in _KINDS:
+        raise SnapshotError(f"{kind} of {dtype}")
+    array = np.frombuffer(data, dtype).reshape(shape).copy()
+    return array if kind == "array" else array[()]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -206,8 +196,8 @@ def _physics(env: Any) -> tuple[Any, Any] | None:
     """MuJoCo's model and data, or None."""
     base = env.unwrapped
     model, data = getattr(base, "model", None), getattr(base, "data", None)
-    found = type(model).__name__ == "MjModel" and type(data).__name__ == "MjData"
-    return (model, data) if found else None
+    kinds = type(model).__name__, type(data).__name__
+    return (model, data) if kinds == ("MjModel", "MjData") else None
 
 
 def _get_mujoco(model: Any, data: Any) -> dict[str, Any]:
@@ -238,13 +228,9 @@ def _put_mujoco(model: Any, data: Any, saved: dict[str, Any]) -> None:
 
 def _results(data: Any) -> dict[str, np.ndarray]:
     """Arrays of `data` with sizes that the model fixes; not copied."""
-    names = [n for n in dir(data) if not n.startswith(("_", *_OF_CONTACTS))]
-    arrays = {name: getattr(data, name) for name in names}
-    return {
-        name: array
-        for name, array in arrays.items()
-        if isinstance(array, np.ndarray) and array.size and array.flags.writeable
-    }
+    found = {n: getattr(data, n) for n in dir(data) if not n.startswith(("_", *_OF_CONTACTS))}
+    arrays = {name: x for name, x in found.items() if isinstance(x, np.ndarray)}
+    return {name: x for name, x in arrays.items() if x.size and x.flags.writeable}
 
 
 def _digest(model: Any) -> str:
