@@ -31,6 +31,7 @@ _LARGE = {
     "observations": (10_000.0, "scale them to be of order 1"),
 }
 _SINCE = "(Gymnasium's interface since 0.26)"
+NUMBERS = Box | Discrete | MultiBinary | MultiDiscrete  # spaces of numbers, not of text or graphs
 
 
 class _Check:
@@ -79,16 +80,13 @@ def check_first(name: str, kwargs: Mapping[str, Any]) -> None:
 
 def _check_api(name: str, env: Any) -> None:
     """Raise ValueError where an object lacks Gymnasium's current interface."""
-    what = f"env.name={name!r} is a {type(env).__name__}"
+    what, interface = "", ("reset", "step", "observation_space", "action_space")
     if isinstance(env, gymnasium.vector.VectorEnv):
-        raise ValueError(
-            f"{what}, a vector environment: give one that env.num_envs makes copies of"
-        )
-    for field in ("reset", "step", "observation_space", "action_space"):
-        if not hasattr(env, field):
-            raise ValueError(
-                f"{what} without {field}: give a gymnasium.Env or a function making one"
-            )
+        what = ", a vector environment: give one that env.num_envs makes copies of"
+    elif lacking := [field for field in interface if not hasattr(env, field)]:
+        what = f" without {lacking[0]}: give a gymnasium.Env or a function making one"
+    if what:
+        raise ValueError(f"env.name={name!r} is a {type(env).__name__}{what}")
     try:
         inspect.signature(env.reset).bind(seed=0)
     except TypeError as error:
@@ -102,10 +100,10 @@ def check_spaces(name: str, env: Any) -> None:
     """Raise ValueError for spaces on which no agent can be trained."""
     action, observation = env.action_space, env.observation_space
     # What a Dict holds is checked where its parts are chosen (`mbx.observations.choose`).
-    composed = isinstance(observation, Dict | Tuple)
+    seen = isinstance(observation, Dict | Tuple | NUMBERS)
     for field, space, taken, needed in (
         ("action_space", action, _is_bounded(action), "a bounded Box or a Discrete one is"),
-        ("observation_space", observation, composed or has_numbers(observation), "numbers are"),
+        ("observation_space", observation, seen, "numbers are"),
     ):
         kind = type(space)
         if not isinstance(space, Space):
@@ -121,11 +119,6 @@ def _is_bounded(space: Any) -> bool:
         return isinstance(space, Discrete)
     largest = 2**24 if space.dtype.kind in "iu" else np.finfo(np.float32).max / 2
     return bool((np.abs(np.array([space.low, space.high], np.float64)) <= largest).all())
-
-
-def has_numbers(space: Any) -> bool:
-    """Whether a space (not Dict or Tuple) holds numbers, not text or graphs."""
-    return isinstance(space, Box | Discrete | MultiBinary | MultiDiscrete)
 
 
 def leaves(
@@ -195,7 +188,7 @@ def _check_observation(check: _Check, space: Any, obs: Any, where: str) -> None:
         raise ValueError(f"env.name={check.name!r}: {where} gave {error}") from error
     declared = "as observation_space declares: change one of them"
     for name, one, value in found:
-        if not has_numbers(one):
+        if not isinstance(one, NUMBERS):
             continue
         array = np.asarray(value)
         what = f"{where} gave observation" + (f" {name!r}" if name else "")

@@ -19,7 +19,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import sysconfig
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -89,6 +88,8 @@ def find(name: str) -> Any:
     """
     suite, place, what = _split(name)
     path = _file_of(name, place)
+    if name in _GIVEN:
+        return _GIVEN[name]
     with own_code(name, f"importing {path or place}"):
         module = _import(path) if path else importlib.import_module(place)
     if (found := _defined(module, what)) is not None:
@@ -113,7 +114,7 @@ def make(name: str, kwargs: Mapping[str, Any]) -> Any:
     """Make a custom environment with the arguments `kwargs`.
     Raises as `find`, and ValueError for arguments that it does not take.
     """
-    found = given_or_found(name)
+    found = find(name)
     if isinstance(found, str):
         return make_registered(name, found, kwargs)
     if not callable(found):
@@ -131,11 +132,6 @@ def make(name: str, kwargs: Mapping[str, Any]) -> Any:
         pass
     with own_code(name, f"{name.rpartition(':')[2]}()"):
         return found(**kwargs)
-
-
-def given_or_found(name: str) -> Any:
-    """The object that `name_of` recorded in this process under that name, else `find(name)`."""
-    return _GIVEN.get(name) or find(name)
 
 
 def make_registered(name: str, task: str, kwargs: Mapping[str, Any]) -> Any:
@@ -217,10 +213,10 @@ def _name_of_instance(instance: Any) -> tuple[str, dict[str, Any]]:
     import gymnasium
 
     kind, spec = type(instance), getattr(instance, "spec", None)
-    what = f"environment={kind.__name__}(…)"
     if isinstance(instance, gymnasium.vector.VectorEnv):
         raise ValueError(
-            f"{what} is a vector environment: give one that env.num_envs makes copies of"
+            f"environment={kind.__name__}(…) is a vector environment: give one that env.num_envs "
+            "makes copies of"
         )
     if spec is not None and _suite(instance) == "gym" and spec.id in gymnasium.registry:
         return _name_of_registered(instance, spec)
@@ -330,10 +326,9 @@ def _file_of(name: str, place: str) -> str | None:
             f"env.name={name!r}: there is no module {place!r} in the working directory or on "
             "Python's path: give the file, path/to/file.py:Class, or install the module"
         )
-    paths, origin = sysconfig.get_paths(), spec.origin or ""
-    installed = tuple(paths[kind] + os.sep for kind in ("purelib", "platlib", "stdlib"))
-    own = origin.endswith(".py") and not origin.startswith(installed)
-    return os.path.abspath(origin) if own else None
+    origin = os.path.abspath(spec.origin or "")
+    installed = not {"site-packages", "dist-packages"}.isdisjoint(origin.split(os.sep))
+    return None if installed or not origin.endswith(".py") else origin
 
 
 def _spec(module: str) -> importlib.machinery.ModuleSpec | None:

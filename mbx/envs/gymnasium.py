@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space, Text, utils
 
 from mbx.envs import custom, snapshot
 from mbx.envs.base import Suite
-from mbx.envs.checks import check_first, check_spaces, has_numbers, leaves, limits_found, time_limit
+from mbx.envs.checks import NUMBERS, check_first, check_spaces, leaves, limits_found, time_limit
 from mbx.envs.images import Images, form
 from mbx.envs.render import NoRenderer
 
@@ -53,7 +53,7 @@ def _load(task: str, kwargs: dict[str, Any]) -> _Task:
     """Load the task, after validating another copy of a custom one (`mbx.envs.checks`)."""
     name = f"gym:{task}"
     if custom.is_own(name):
-        key, found = f"{name} {kwargs}", custom.given_or_found(name)
+        key, found = f"{name} {kwargs}", custom.find(name)
         if _CHECKED.get(key) is not found:
             check_first(name, kwargs)
             _CHECKED[key] = found
@@ -121,24 +121,26 @@ class _Task:
         found = {}
         for name, space, x in leaves(self._space, obs):
             shape, dtype = self._forms[name]
-            if has_numbers(space):
-                x = np.asarray(x if isinstance(space, Box) else utils.flatten(space, x), dtype)
-                if isinstance(space, Box) and x.shape != space.shape:
+            if isinstance(space, Box):
+                x = np.asarray(x, dtype)
+                if x.shape != space.shape:
                     raise ValueError(
                         f"an observation of shape {x.shape}, observation_space says {space.shape}"
                     )
                 x = x.reshape(shape)
+            elif isinstance(space, NUMBERS):
+                x = np.asarray(utils.flatten(space, x), dtype)
             found[name] = x
         return found[""] if self._alone else found
 
 
 def _form(space: Space, alone: bool) -> tuple[tuple[int, ...], Any]:
     """Shape and type of what is observed of a space without parts."""
-    if not has_numbers(space):
-        return (), np.str_ if isinstance(space, Text) else np.object_
-    if not isinstance(space, Box):
+    if isinstance(space, Box):
+        return form(space, alone)
+    if isinstance(space, NUMBERS):
         return utils.flatten_space(space).shape, np.float32
-    return form(space, alone)
+    return (), np.str_ if isinstance(space, Text) else np.object_
 
 
 def _choices(space: Space) -> tuple[tuple[int, int], ...]:
