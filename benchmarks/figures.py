@@ -131,6 +131,10 @@ def draw_panel(axes: Any, panel: Spec) -> None:
     axes.set_ylabel(panel.get("y", "mean return of an evaluation"))
     axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k" if x else "0")
     axes.set_xlim(0, None)
+    if "minutes" in panel:  # of processor time for 100,000 steps of the lines
+        hours = panel["minutes"] / 6e6
+        top = axes.secondary_xaxis("top", (lambda x: x * hours, lambda x: x / hours))
+        top.set_xlabel("hours of one CPU core (lines only)")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
@@ -271,8 +275,9 @@ def table(spec: Spec) -> str:
         cells = [_cell(own, column) for column in columns]
         body.append([*line["label"], *cells, *line.get("after", ())])
     if "mean_of_rows" in spec:
-        means = [_shown(np.mean([_mean(own, c) for own in groups]), c) for c in columns]
-        body.append([*spec["mean_of_rows"], *means])
+        means = [np.mean([_mean(own, column) for own in groups]) for column in columns]
+        cells = [f"{mean:.{c['mean']}f}" for mean, c in zip(means, columns, strict=True)]
+        body.append([*spec["mean_of_rows"], *cells])
     head = [*spec["head"], *(c["head"] for c in columns), *spec.get("after", ())]
     return _markdown(head, body)
 
@@ -284,16 +289,12 @@ def _mean(rows: Rows, column: Spec) -> float:
     return float(np.mean([float(r["value"]) for r in rows if int(r["step"]) in column["steps"]]))
 
 
-def _shown(mean: float, column: Spec) -> str:
-    return f"{mean:.{column['mean']}f}"
-
-
 def _cell(rows: Rows, column: Spec) -> str:
     if "field" in column:
         value = float(rows[-1][column["field"]])
         return "< 1e-6" if abs(value) < 1e-6 else format(value, column["format"])
     if "mean" in column:
-        return _shown(_mean(rows, column), column)
+        return f"{_mean(rows, column):.{column['mean']}f}"
     values = [[row["value"] for row in rows if int(row["step"]) == s] for s in column["steps"]]
     if "digits" in column:
         values = [[f"{float(v):.{column['digits']}f}" for v in each] for each in values]
