@@ -363,8 +363,7 @@ def benchmark(case: Case) -> dict[str, Any]:
     # The toy system times one update beside one plan, a task what training on it does: UTD 1.
     ratio = 1.0 if case.env else 1.0 / case.envs
     schedule = Schedule(0, 0, ratio, config["reanalyze"]["interval"], 0)
-    step = loop.make_step(agent, environment, schedule, unsummed=partition.mesh is not None)
-    step = partition.keep(step)
+    step = partition.keep(loop.make_step(agent, environment, schedule))
     rows.add(FUSED, lambda s: step(s)[0], state, donate=True)
     return rows.report(config, environment)
 

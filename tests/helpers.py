@@ -270,12 +270,13 @@ def counting():
         _counted.remove(counter)
 
 
-FUSED = ("initial_state", "train_interval", "evaluation")
+FUSED = ("init_state", "train_interval", "evaluation")
+HOST = ("init_state", "train_act", "train_store", "train_learn", "evaluation")
 
 
 def programs_of(counter: collections.Counter) -> dict[tuple[str, str], int]:
     """How often each program of a run was traced and compiled."""
-    ours = ("train_", "evaluation", "initial_state")
+    ours = ("train_", "evaluation", "init_state")
     return {key: count for key, count in counter.items() if key[1].startswith(ours)}
 
 

@@ -14,7 +14,7 @@ import mbx
 from examples.own_gymnasium import Tank
 from mbx import api, config
 from mbx.commands import train as commands
-from mbx.training import build
+from mbx.training import transfer
 from tests.faults.small import small_config
 
 
@@ -74,10 +74,10 @@ def test_a_run_lies_where_it_was_started(workdir, tmp_path, monkeypatch):
 
 def test_paths_in_settings_are_absolute_before_an_environment_is_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = build.located(config.load("tdmpc", ["init_from=runs/a", "dataset=rows.npz"]))
+    found = transfer.located(config.load("tdmpc", ["init_from=runs/a", "dataset=rows.npz"]))
     assert found.train.init_from == str(tmp_path / "runs" / "a")
     assert found.train.dataset == str(tmp_path / "rows.npz")
-    assert build.located(config.load("tdmpc")).train.init_from == ""
+    assert transfer.located(config.load("tdmpc")).train.init_from == ""
 
 
 def test_the_package_shows_what_is_public_and_loads_no_simulator():

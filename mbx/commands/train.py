@@ -77,7 +77,7 @@ def train(settings: RunSettings, workdir: str) -> None:
     1: an error, in words. 128 + N: stopped by signal N (130: Ctrl-C), and saved.
     """
     from mbx.analysis import report
-    from mbx.training import devices, logging, run, seeds
+    from mbx.training import devices, logging, run
 
     try:
         with (
@@ -86,8 +86,6 @@ def train(settings: RunSettings, workdir: str) -> None:
         ):
             # First: if this process fails later, those that have met it notice and end as well.
             devices.initialize(settings.distributed)
-            if settings.num_seeds > 1:
-                seeds.use_all_cores(settings.num_seeds)
             settings = devices.use_cores(settings, workdir)
             result = run.train(settings, workdir, interrupt=signals, at_end=report.at_end)
     except Exception as error:

@@ -29,8 +29,8 @@ def checked(agent: Agent, name: str, spec: EnvSpec) -> Agent:
         spec: the task it was made for.
     """
     contract = _Contract(agent, name, spec)
-    if not isinstance(agent, Agent):
-        contract._refuse("what make_agent() returned", _kind(agent), "an mbx.agents.base.Agent")
+    made = isinstance(agent, Agent)
+    contract.expect(made, "what make_agent() returned", _kind(agent), "an mbx.agents.base.Agent")
     changes = {
         field: _then(getattr(contract, field), getattr(agent, field))
         for field in Agent._fields
@@ -55,85 +55,82 @@ def _then(check: Callable, function: Callable) -> Callable:
 
 
 class _Contract:
-    """Checks of what an agent's functions return; a public method for each, by its name."""
+    """Checks of what an agent's functions return, each named as the function."""
 
     def __init__(self, agent: Agent, name: str, spec: EnvSpec) -> None:
         self._agent, self._name, self._spec = agent, name, spec
 
-    def _refuse(self, what: str, got: Any, wanted: str) -> None:
-        raise ValueError(f"agent {self._name!r}: {what} is {got}, wanted {wanted}")
-
-    def _same(self, what: str, before: Any, after: Any) -> None:
-        if problem := _difference(before, after):
-            self._refuse(what, problem, "what was given")
-
-    def _of_kind(self, what: str, got: Any, fits: bool, wanted: str) -> None:
+    def expect(self, fits: bool, what: str, got: str, wanted: str) -> None:
         if not fits:
-            self._refuse(what, _kind(got), wanted)
+            raise ValueError(f"agent {self._name!r}: {what} is {got}, wanted {wanted}")
+
+    def same(self, what: str, before: Any, after: Any) -> None:
+        problem = _difference(before, after)
+        self.expect(not problem, what, problem, "what was given")
 
     def init(self, train: Any, key: Any) -> None:
-        fits = hasattr(train, "params")
-        self._of_kind("the result of init()", train, fits, "a dataclass with a field `params`")
+        wanted = "a dataclass with a field `params`"
+        self.expect(hasattr(train, "params"), "the result of init()", _kind(train), wanted)
 
     def init_actor(self, actor: Any, num_envs: int) -> None:
+        what, wanted = "the result of init_actor()", f"leaves [E, ...], E = {num_envs}"
         try:
             chex.assert_tree_shape_prefix(_shapes(actor), (num_envs,))
         except AssertionError as error:
-            wanted = f"leaves [E, ...], E = {num_envs}"
-            self._refuse("the result of init_actor()", _sentence(error), wanted)
+            self.expect(False, what, _sentence(error), wanted)
 
     def after_action(self, now: Any, actor: Any, action: Any) -> None:
-        self._same("the actor state of after_action()", actor, now)
+        self.same("the actor state of after_action()", actor, now)
 
     def replay_extras(self, extras: Any, actor: Any) -> None:
         what, row = "the result of replay_extras()", self._agent.example_row()
-        self._of_kind(what, extras, isinstance(extras, dict), "a dictionary of [E, ...]")
-        if missing := [field for field in extras if field not in row]:
-            self._refuse(what, f"with {missing}", "fields of example_row()")
+        self.expect(isinstance(extras, dict), what, _kind(extras), "a dictionary of [E, ...]")
+        missing = [field for field in extras if field not in row]
+        self.expect(not missing, what, f"with {missing}", "fields of example_row()")
         for field, x in extras.items():
-            if _shape(x)[1:] != tuple(row[field].shape):
-                wanted = f"[E, *{list(row[field].shape)}], as example_row() says"
-                self._refuse(f"{field} of replay_extras()", _array(x), wanted)
+            fits, shape = _shape(x)[1:] == tuple(row[field].shape), list(row[field].shape)
+            wanted = f"[E, *{shape}], as example_row() says"
+            self.expect(fits, f"{field} of replay_extras()", _array(x), wanted)
 
     def example_row(self, row: Any) -> None:
         what, obs = "the result of example_row()", list(self._spec.obs_shape)
-        self._of_kind(what, row, isinstance(row, dict), "a dictionary")
-        if missing := [field for field in _ROW if field not in row]:
-            self._refuse(what, f"without {', '.join(missing)}", f"all of {_ROW}")
-        if _shape(row["obs"]) != tuple(obs):
-            self._refuse("obs of example_row()", _array(row["obs"]), f"shape {obs}")
+        self.expect(isinstance(row, dict), what, _kind(row), "a dictionary")
+        missing = [field for field in _ROW if field not in row]
+        self.expect(not missing, what, f"without {', '.join(missing)}", f"all of {_ROW}")
+        given, fits = _array(row["obs"]), _shape(row["obs"]) == tuple(obs)
+        self.expect(fits, "obs of example_row()", given, f"shape {obs}")
 
     def act(self, result: Any, train: Any, actor: Any, obs: Any, is_first: Any, *_: Any) -> None:
         pair = isinstance(result, tuple) and len(result) == 2
-        self._of_kind("the result of act()", result, pair, "(actions, actor state)")
+        self.expect(pair, "the result of act()", _kind(result), "(actions, actor state)")
         want = (is_first.shape[0], self._spec.action_dim)
-        if _shape(result[0]) != want or not jnp.issubdtype(result[0].dtype, jnp.floating):
-            wanted = f"float{list(want)}, which is [E, A]"
-            self._refuse("the actions of act()", _array(result[0]), wanted)
-        self._same("the actor state of act()", actor, result[1])
+        fits = _shape(result[0]) == want and jnp.issubdtype(result[0].dtype, jnp.floating)
+        wanted = f"float{list(want)}, which is [E, A]"
+        self.expect(fits, "the actions of act()", _array(result[0]), wanted)
+        self.same("the actor state of act()", actor, result[1])
 
     act_without_planner = act
 
     def update(self, result: Any, train: Any, buffer: Any, *_: Any) -> None:
         three = isinstance(result, tuple) and len(result) == 3
-        self._of_kind("the result of update()", result, three, "(train state, replay, metrics)")
+        wanted = "(train state, replay, metrics)"
+        self.expect(three, "the result of update()", _kind(result), wanted)
         now, after, metrics = result
-        fits = hasattr(now, "params")
-        self._of_kind("the train state of update()", now, fits, "one with a field `params`")
-        fits = isinstance(metrics, dict)
-        self._of_kind("the metrics of update()", metrics, fits, "a dictionary of numbers")
-        self._same("the train state of update()", train, now)
-        self._same("the replay of update()", buffer, after)
-        for metric, value in metrics.items():
-            if not isinstance(metric, str):
-                self._refuse("a name among the metrics of update()", repr(metric), "a string")
+        what, wanted = "the train state of update()", "one with a field `params`"
+        self.expect(hasattr(now, "params"), what, _kind(now), wanted)
+        what, wanted = "the metrics of update()", "a dictionary of numbers"
+        self.expect(isinstance(metrics, dict), what, _kind(metrics), wanted)
+        self.same("the train state of update()", train, now)
+        self.same("the replay of update()", buffer, after)
+        for name, value in metrics.items():
+            what = "a name among the metrics of update()"
+            self.expect(isinstance(name, str), what, repr(name), "a string")
             for part in value if isinstance(value, Mean) else (value,):
-                if _shape(part) != ():
-                    what = f"metrics[{metric!r}] of update()"
-                    self._refuse(what, _array(part), "one number, shape []")
+                what, wanted = f"metrics[{name!r}] of update()", "one number, shape []"
+                self.expect(_shape(part) == (), what, _array(part), wanted)
 
     def reanalyze(self, result: Any, train: Any, buffer: Any, *_: Any) -> None:
-        self._same("the replay of reanalyze()", buffer, result[0])
+        self.same("the replay of reanalyze()", buffer, result[0])
 
 
 def _shapes(tree: Any) -> Any:

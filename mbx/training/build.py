@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import os
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -33,7 +31,13 @@ def build_agent(settings: RunSettings, spec: EnvSpec) -> Agent:
         >>> agent.act_without_planner is None
         False
     """
-    return checked(maker(settings.agent)(settings, spec), settings.agent, spec)
+    agent = checked(maker(settings.agent)(settings, spec), settings.agent, spec)
+    if settings.train.init_from and agent.start_from is None:
+        raise ValueError(
+            f"train.init_from={settings.train.init_from!r}: agent {settings.agent!r} cannot start "
+            "from another run, leave it empty"
+        )
+    return agent
 
 
 def make_environment(
@@ -73,18 +77,6 @@ def make_environment(
 def _names(given: Sequence[str]) -> list[str]:
     """The command line gives "a,b" as one name."""
     return [one.strip() for name in given for one in name.split(",") if one.strip()]
-
-
-def located(settings: RunSettings) -> RunSettings:
-    """The settings with absolute paths: environments may go to another directory when made.
-
-    Raises FileNotFoundError where the file of a custom environment does not exist.
-    """
-    env = dataclasses.replace(settings.env, name=envs.custom.located(settings.env.name))
-    paths = dict(init_from=settings.train.init_from, dataset=settings.train.dataset)
-    paths = {name: os.path.abspath(path) if path else "" for name, path in paths.items()}
-    train = dataclasses.replace(settings.train, **paths)
-    return dataclasses.replace(settings, env=env, train=train)
 
 
 def evaluation_environment(

@@ -108,14 +108,16 @@ class Partition:
 
     def of_state(self, state: LoopState) -> LoopState:
         """Shardings of a run's state, given abstractly or as arrays."""
+
+        def places(name: str, part: Any) -> Any:
+            if name == "train":
+                return self.of_parameters(part)
+            if name in _DIVIDED:
+                return self.of_environments(part)
+            return jax.tree.map(lambda _: self._named(), part)
+
         names = [field.name for field in dataclasses.fields(state)]
-        divided = {n: self.of_environments(getattr(state, n)) for n in names if n in _DIVIDED}
-        copied = {
-            n: jax.tree.map(lambda _: self._named(), getattr(state, n))
-            for n in names
-            if n not in (*_DIVIDED, "train")
-        }
-        return LoopState(train=self.of_parameters(state.train), **divided, **copied)
+        return LoopState(**{name: places(name, getattr(state, name)) for name in names})
 
     def build(self, make: Callable[..., LoopState], *args: Any) -> LoopState:
         """`make(*args)`, compiled, with its arrays where they belong."""
@@ -127,7 +129,8 @@ class Partition:
         Where only shapes are asked for it is traced into another program, which leaves it none of
         the compiler's options.
         """
-        options = None if _tracing() else compiler.for_once(self.platform)
+        tracing = isinstance(jax.device_put(np.int32(0)), jax.core.Tracer)
+        options = None if tracing else self.once
         if self.mesh is None:
             return jax.jit(make, compiler_options=options)
         places = self.of_state(jax.eval_shape(make, *args))
@@ -137,11 +140,7 @@ class Partition:
         """A state given abstractly, with where its arrays belong."""
         if self.mesh is None:
             return state
-
-        def one(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-        return jax.tree.map(one, state, self.of_state(state))
+        return jax.tree.map(lambda x, at: x.update(sharding=at), state, self.of_state(state))
 
     def place(self, state: LoopState) -> LoopState:
         """The state with its arrays where they belong."""
@@ -172,23 +171,21 @@ class Partition:
             donate: reuse the first argument's memory for the result, as programs that train do;
                 those have compiler options of their own.
         """
-        asked: dict[str, Any] = dict(compiler_options=self.once)
-        if donate:
-            asked = dict(donate_argnums=0, compiler_options=self.training)
+        options = self.training if donate else self.once
+        donated = (0,) if donate else ()
         if self.mesh is None:
-            return jax.jit(function, **asked)
+            return jax.jit(function, donate_argnums=donated, compiler_options=options)
 
         @functools.wraps(function)
         def constrained(*args: Any) -> Any:
             def place(x: Any) -> Any:
-                if isinstance(x, LoopState):
-                    return jax.lax.with_sharding_constraint(x, self.of_state(x))
-                return jax.lax.with_sharding_constraint(x, self._named())
+                where = self.of_state(x) if isinstance(x, LoopState) else self._named()
+                return jax.lax.with_sharding_constraint(x, where)
 
             result = self.traced(function)(*args)
             return jax.tree.map(place, result, is_leaf=lambda x: isinstance(x, LoopState))
 
-        return jax.jit(constrained, **asked)
+        return jax.jit(constrained, donate_argnums=donated, compiler_options=options)
 
     def traced(self, function: Callable) -> Callable:
         """A function as it is to be traced for the mesh's devices: with that mesh set."""
@@ -198,9 +195,8 @@ class Partition:
 
         @functools.wraps(function)
         def inside(*args: Any) -> Any:
-            mesh = jax.sharding.use_abstract_mesh(abstract)
             with (
-                mesh,
+                jax.sharding.use_abstract_mesh(abstract),
                 collectives.data_parallel(not self.fsdp),
                 collectives.sharded_parameters(self.size if self.fsdp else 1),
                 collectives.replicated_states(self.replicated),
@@ -258,11 +254,6 @@ class Partition:
             multihost_utils.sync_global_devices(what)
 
 
-def _tracing() -> bool:
-    """Whether a program is being traced, which all that is made here becomes a part of."""
-    return isinstance(jax.device_put(np.int32(0)), jax.core.Tracer)
-
-
 def _same(tree: Any) -> Any:
     return tree  # one function, so that it is compiled once
 
@@ -317,12 +308,15 @@ def initialize(distributed: Distributed) -> None:
 def use_cores(settings: RunSettings, workdir: str) -> RunSettings:
     """Make cores of this machine's processor a device each; the settings with how many.
 
-    Only before anything has run on a device. Nothing changes for several seeds, processes or an
-    accelerator. A run that is resumed keeps what it had.
+    Only before anything has run on a device. Several seeds are divided among the cores; nothing
+    changes for several processes or an accelerator. A run that is resumed keeps what it had.
 
     Raises ValueError for a number of cores where the run is an accelerator's.
     """
     asked = settings.distributed.cores
+    if settings.num_seeds > 1:  # small models keep one core busy and no more
+        count = even_count(settings.num_seeds, available_cores())
+        jax.config.update("jax_num_cpu_devices", count)
     if settings.distributed.enabled or settings.num_seeds > 1:
         return settings
     path = os.path.join(workdir, "config.json")
@@ -348,9 +342,13 @@ def cores_for(settings: RunSettings, available: int) -> int:
     """
     if not settings.gains_by_cores():
         return 1
-    num_envs = settings.env.num_envs
-    most = max(n for n in range(1, max(available, 1) + 1) if num_envs % n == 0)
+    most = even_count(settings.env.num_envs, available)
     return most if most > 1 else min(available, 2)
+
+
+def even_count(number: int, available: int) -> int:
+    """The largest number of devices, at most `available`, that divides `number` evenly."""
+    return max(n for n in range(1, max(available, 1) + 1) if number % n == 0)
 
 
 def available_cores() -> int:

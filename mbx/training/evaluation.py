@@ -34,7 +34,7 @@ class Evaluation(NamedTuple):
         exploring: returns `[E]` of the agent acting as in training, with its noise, where
             `eval.exploring` asks for them.
         metrics: `[E]` each, of `EnvSpec.metrics` by name: an episode's mean, and NAME_last.
-        episodes: what was played, where that is recorded.
+        episodes: what was played; of several processes only by this one.
     """
 
     returns: np.ndarray
@@ -71,8 +71,6 @@ def make_evaluate(
     init_actor: Callable,
     environment: JaxEnvironment | HostEnvironment,
     partition: Partition = ONE_DEVICE,
-    *,
-    record: bool = False,
 ) -> Callable[[Any, Array], Evaluation]:
     """`evaluate(train_state, key) -> Evaluation`: one episode in each of the environments.
 
@@ -80,11 +78,12 @@ def make_evaluate(
         act, init_actor: an agent's own (`mbx.agents.base.Agent`).
         partition: a JAX environment's episodes are divided among its devices; of host environments
             every process plays its own.
-        record: also hand back what was played (of a single process).
     """
-    if isinstance(environment, JaxEnvironment):
-        return _make_fused(act, init_actor, environment, partition, record)
-    return _make_host(act, init_actor, environment, partition, record)
+    if isinstance(environment, HostEnvironment):
+        return _make_host(act, init_actor, environment, partition)
+    compiled = partition.compile(make_episodes(act, init_actor, environment, partition))
+    tasks = task_names(environment.spec)
+    return lambda train, key: jax.device_get(compiled(train, key))._replace(tasks=tasks)
 
 
 def evaluation_key(key: Array, interval: int) -> Array:
@@ -106,14 +105,9 @@ def make_random(environment: JaxEnvironment | HostEnvironment) -> Callable[[Arra
     return lambda key: evaluate(None, key)
 
 
-def task_names(environment: JaxEnvironment | HostEnvironment) -> tuple[str, ...]:
+def task_names(spec: EnvSpec) -> tuple[str, ...]:
     """Names of the tasks that an environment joins; () for a single one."""
-    return tuple(task.name for task in environment.spec.tasks)
-
-
-def logged_metrics(spec: EnvSpec) -> list[str]:
-    """Names in `Timestep.metrics`."""
-    return [name + end for name in spec.metrics for end in ("", "_last")]
+    return tuple(task.name for task in spec.tasks)
 
 
 def seen_steps(episode_length: int) -> np.ndarray:
@@ -132,133 +126,81 @@ def make_episodes(
     init_actor: Callable,
     environment: JaxEnvironment,
     partition: Partition = ONE_DEVICE,
-    *,
-    record: bool = False,
-) -> Callable[[Any, Array], tuple[Array, Array, dict[str, Array], dict[str, Array]]]:
-    """`evaluation(train, key)`, pure: returns, lengths and metrics `[E]` of one episode an
-    environment, and with `record` the arrays of `Episodes` but for `steps` and `lengths`."""
+) -> Callable[[Any, Array], Evaluation]:
+    """`evaluation(train, key) -> Evaluation`, pure: one episode of each environment, without
+    `tasks`, since text is no result of a program."""
     num = environment.num_envs
 
-    def evaluation(train: Any, key: Array) -> tuple:
+    def evaluation(train: Any, key: Array) -> Evaluation:
         train = collectives.replicate(train)
         reset_key, step_key = jax.random.split(key)
         env_state, obs = partition.divided(environment.reset(reset_key))
 
         def step(carry: Any) -> Any:
-            i, env_state, obs, actor, active, total, length, metrics, kept = carry
+            i, env_state, obs, actor, active, found = carry
             act_key, env_key = jax.random.split(jax.random.fold_in(step_key, i))
             is_first = jnp.full(num, i == 0)
             action, actor = act(train, actor, obs, is_first, rng.unrolled(act_key), True)
-            env_state, timestep = environment.step(env_state, action, env_key)
-            reward = jnp.where(timestep.fault, jnp.nan, timestep.reward)
-            total = total + jnp.where(active, reward, 0.0)
-            length = length + active
-            metrics = {n: jnp.where(active, timestep.metrics[n], x) for n, x in metrics.items()}
-            kept = _with_step(kept, i, obs, active, timestep) if record else kept
-            active = active & ~(timestep.terminated | timestep.truncated)
-            return i + 1, env_state, timestep.obs, actor, active, total, length, metrics, kept
+            env_state, now = environment.step(env_state, action, env_key)
+            return i + 1, env_state, now.obs, actor, *_with_step(jnp, active, found, i, obs, now)
 
-        start = (
-            jnp.int32(0),
-            env_state,
-            obs,
-            init_actor(num),
-            jnp.ones(num, bool),
-            jnp.zeros(num),
-            jnp.zeros(num, jnp.int32),
-            {name: jnp.zeros(num) for name in logged_metrics(environment.spec)},
-            _empty_record(jnp, environment.spec, obs) if record else {},
-        )
-        result = jax.lax.while_loop(lambda carry: jnp.any(carry[4]), step, start)
-        return result[5:]
+        start = (jnp.int32(0), env_state, obs, init_actor(num), *_begun(jnp, environment.spec, obs))
+        return jax.lax.while_loop(lambda carry: jnp.any(carry[4]), step, start)[-1]
 
     return evaluation
 
 
-def _empty_record(xp: Any, spec: EnvSpec, obs: Any) -> dict[str, Any]:
-    """What `Episodes` holds before the first step, as arrays of NumPy or JAX (`xp`)."""
+def _begun(xp: Any, spec: EnvSpec, obs: Any) -> tuple[Any, Evaluation]:
+    """Environments whose episode lasts, and what is known of them before the first step, as arrays
+    of NumPy or JAX (`xp`)."""
     num, seen = obs.shape[0], seen_steps(spec.episode_length)
-    return dict(
+    episodes = Episodes(
         rewards=xp.zeros((spec.episode_length, num), np.float32),
+        lengths=xp.zeros(num, np.int32),
         terminated=xp.zeros(num, bool),
+        steps=xp.array(seen),
         obs=xp.zeros((len(seen), *obs.shape), obs.dtype),
         last_obs=xp.array(obs),
     )
+    names = [name + end for name in spec.metrics for end in ("", "_last")]
+    metrics = {name: xp.zeros(num, np.float32) for name in names}
+    zeros = xp.zeros(num, np.float32), xp.zeros(num, np.int32)
+    return xp.ones(num, bool), Evaluation(*zeros, metrics=metrics, episodes=episodes)
 
 
 def _with_step(
-    kept: dict[str, Array], i: Array, obs: Array, active: Array, now: Timestep
-) -> dict[str, Array]:
-    """`kept` with step i of the `active` environments."""
-    reward = jnp.where(now.fault, jnp.nan, now.reward)
-    ends = active & (now.terminated | now.truncated)
-    seen = seen_steps(len(kept["rewards"]))
-    slot = jnp.min(jnp.where(seen == i, np.arange(len(seen)), len(seen)))
-    wide = ends.reshape(-1, *[1] * (obs.ndim - 1))
-    return dict(
-        rewards=kept["rewards"].at[i].set(jnp.where(active, reward, 0.0)),
-        terminated=kept["terminated"] | (ends & now.terminated),
-        obs=kept["obs"].at[slot].set(obs, mode="drop"),
-        last_obs=jnp.where(wide, now.final_obs, kept["last_obs"]),
+    xp: Any, active: Any, found: Evaluation, i: Any, obs: Any, now: Timestep
+) -> tuple[Any, Evaluation]:
+    """`_begun` after step i, which acted on `obs`."""
+    kept, ends = found.episodes, active & (now.terminated | now.truncated)
+    reward = xp.where(active, xp.where(now.fault, np.nan, now.reward), 0.0).astype(np.float32)
+    num = len(kept.steps)
+    slot = xp.min(xp.where(kept.steps == i, np.arange(num), num))
+    lengths = found.lengths + active
+    episodes = kept._replace(
+        rewards=_put(kept.rewards, i, reward),
+        lengths=lengths,
+        terminated=kept.terminated | (ends & now.terminated),
+        obs=_put(kept.obs, slot, obs),
+        last_obs=xp.where(ends.reshape(-1, *[1] * (obs.ndim - 1)), now.final_obs, kept.last_obs),
     )
+    metrics = {n: xp.where(active, now.metrics[n], x) for n, x in found.metrics.items()}
+    changes = dict(lengths=lengths, metrics=metrics, episodes=episodes)
+    return active & ~ends, found._replace(returns=found.returns + reward, **changes)
 
 
-def as_evaluation(found: tuple, environment: JaxEnvironment | HostEnvironment) -> Evaluation:
-    """What `make_episodes` found, as NumPy arrays, with names."""
-    returns, lengths, metrics, kept = found
-    episodes = None
-    if kept:
-        steps = seen_steps(environment.spec.episode_length)
-        episodes = Episodes(lengths=lengths, steps=steps, **kept)
-    return Evaluation(returns, lengths, task_names(environment), metrics=metrics, episodes=episodes)
-
-
-def _make_fused(
-    act: Callable,
-    init_actor: Callable,
-    environment: JaxEnvironment,
-    partition: Partition,
-    record: bool,
-) -> Callable[[Any, Array], Evaluation]:
-    episodes = make_episodes(act, init_actor, environment, partition, record=record)
-    compiled = partition.compile(episodes)
-
-    def evaluate(train: Any, key: Array) -> Evaluation:
-        return as_evaluation(jax.device_get(compiled(train, key)), environment)
-
-    return evaluate
-
-
-def _write_step(
-    kept: dict[str, np.ndarray], i: int, obs: np.ndarray, active: np.ndarray, now: Timestep
-) -> None:
-    """`_with_step` of a host environment: writes step i into the arrays of `kept`."""
-    ends = active & (now.terminated | now.truncated)
-    kept["rewards"][i, active] = np.where(now.fault, np.nan, now.reward)[active]
-    kept["terminated"] |= ends & now.terminated
-    kept["obs"][seen_steps(len(kept["rewards"])) == i] = obs
-    kept["last_obs"][ends] = now.final_obs[ends]
-
-
-def _place_of(tree: Any) -> jax.sharding.Sharding | None:
-    """The one device where a tree lies; None for several.
-
-    What a program is given beside the tree is to be bound to it, as what it makes of both will be:
-    unbound, it would make a program's first call another program than all later ones.
-    """
-    places = {x.sharding for x in jax.tree.leaves(tree)}
-    alone = len(places) == 1 and all(len(place.device_set) == 1 for place in places)
-    return places.pop() if alone else None
+def _put(x: Any, i: Any, value: Any) -> Any:
+    """`x` after `x[i] = value`, which does nothing beyond its end; a NumPy array itself changes."""
+    if isinstance(x, jax.Array):
+        return x.at[i].set(value, mode="drop")
+    x[i : i + 1] = value
+    return x
 
 
 def _make_host(
-    act: Callable,
-    init_actor: Callable,
-    environment: HostEnvironment,
-    partition: Partition,
-    record: bool,
+    act: Callable, init_actor: Callable, environment: HostEnvironment, partition: Partition
 ) -> Callable[[Any, Array], Evaluation]:
-    num = environment.num_envs
+    num, spec = environment.num_envs, environment.spec
     # Cores divide the episodes; the devices of several processes each play their process's own.
     on = partition if partition.cores else ONE_DEVICE
 
@@ -268,12 +210,14 @@ def _make_host(
         made = act(train, actor, on.divided(obs), first, rng.unrolled(key), True)
         return on.divided(made)
 
-    def places(train: Any, actor: Any) -> Any:
-        """Where the acting state lies: divided, or with the parameters."""
+    def placed(actor: Any, train: Any) -> Any:
+        """The acting state divided among cores, or bound to the one device of the parameters as
+        what the program makes of both is: else its first call would be another program."""
         if partition.cores:
-            return on.of_environments(actor)
-        place = _place_of(train)
-        return jax.tree.map(lambda _: place, actor)
+            return jax.tree.map(jax.device_put, actor, on.of_environments(actor))
+        places = {x.sharding for x in jax.tree.leaves(train)}
+        alone = len(places) == 1 and len(min(places, key=str).device_set) == 1
+        return jax.device_put(actor, places.pop() if alone else None)
 
     def evaluate(train: Any, key: Array) -> Evaluation:
         train = partition.copy_here(train)
@@ -281,28 +225,17 @@ def _make_host(
             key = jax.random.fold_in(key, jax.process_index())
         seed_key, step_key = jax.random.split(key)
         obs = environment.reset(int(jax.random.randint(seed_key, (), 0, 2**31 - 1)))
-        actor = init_actor(num)
-        actor = jax.tree.map(jax.device_put, actor, places(train, actor))
-        active, total = np.ones(num, bool), np.zeros(num, np.float32)
-        length, i = np.zeros(num, np.int32), 0
-        metrics = {name: np.zeros(num) for name in logged_metrics(environment.spec)}
-        kept = _empty_record(np, environment.spec, obs) if record else {}
+        actor = placed(init_actor(num), train)
+        (active, found), i = _begun(np, spec, obs), 0
         while active.any():
-            first = jnp.full(num, i == 0)
-            key_now = jax.random.fold_in(step_key, i)
-            action, actor = evaluation(train, actor, jnp.asarray(obs), first, key_now)
-            timestep = environment.step(np.asarray(action))
-            reward = np.where(timestep.fault, np.nan, timestep.reward)
-            total += np.where(active, reward, 0.0).astype(np.float32)
-            for name, x in metrics.items():
-                x[active] = timestep.metrics[name][active]
-            length += active
-            if record:
-                _write_step(kept, i, obs, active, timestep)
-            active &= ~(timestep.terminated | timestep.truncated)
-            obs, i = timestep.obs, i + 1
-        metrics = {name: partition.gathered(x) for name, x in metrics.items()}
-        found = partition.gathered(total), partition.gathered(length), metrics, kept
-        return as_evaluation(found, environment)
+            given = jnp.asarray(obs), jnp.full(num, i == 0), jax.random.fold_in(step_key, i)
+            action, actor = evaluation(train, actor, *given)
+            now = environment.step(np.asarray(action))
+            active, found = _with_step(np, active, found, i, obs, now)
+            obs, i = now.obs, i + 1
+        returns, lengths, metrics = jax.tree.map(partition.gathered, found[:2] + (found.metrics,))
+        return found._replace(
+            returns=returns, lengths=lengths, metrics=metrics, tasks=task_names(spec)
+        )
 
     return evaluate

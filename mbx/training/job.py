@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,9 +24,9 @@ from mbx.config import load
 from mbx.envs.base import HostEnvironment, JaxEnvironment
 from mbx.settings import inactive
 from mbx.training import build, evaluation, loop, seeds, transfer
-from mbx.training.build import evaluation_environment, located, make_environment, on_host, opened
+from mbx.training.build import evaluation_environment, make_environment, on_host, opened
 from mbx.training.checkpoint import Checkpointer
-from mbx.training.devices import ONE_DEVICE, Partition, make_partition, num_shards
+from mbx.training.devices import Partition, make_partition, num_shards
 from mbx.training.state import (
     Intervals,
     LoopState,
@@ -55,9 +56,10 @@ class Job(NamedTuple):
         schedule: what happens when.
         seeds: that it trains. With more than one, leaves of its states and metrics lead with `[S]`;
             `share` gives one seed's.
-        initial_state: makes its first state, of `fresh_state`.
         partition: the devices that hold its arrays.
         mesh: the devices that several seeds are divided among.
+        initial_state: (key) -> its first state, pure, which `fresh_state` compiles; a host
+            environment's first observations are its second argument.
         interval: (state, until) -> (state, summed metrics), a call of the program (`advance`).
         evaluate: (train states, keys) -> an evaluation a seed; None where there is none.
         close: frees what its environments hold.
@@ -71,9 +73,9 @@ class Job(NamedTuple):
     intervals: Intervals
     schedule: Schedule
     seeds: tuple[int, ...]
-    initial_state: Callable[..., LoopState]
     partition: Partition
     mesh: jax.sharding.Mesh | None
+    initial_state: Callable[..., LoopState] | None = None
     interval: loop.Interval | None = None
     evaluate: Evaluate | None = None
     close: Callable[[], None] = lambda: None
@@ -103,12 +105,16 @@ def prepare(config: Any, devices: Sequence[jax.Device] | None = None) -> Job:
     Raises:
         ValueError: for impossible settings, with nothing left open.
     """
-    settings = located(load(config))
-    settings = transfer.resolve(settings)
+    settings = transfer.resolve(load(config))
     seed_steps(settings)  # thousands of environments take a minute to make
+    partition = make_partition(settings, devices)
     with contextlib.ExitStack() as stack:
-        job = make_parts(settings, make_partition(settings, devices), stack)
-        job = job._replace(interval=make_interval(job), evaluate=make_evaluate(job))
+        job = make_parts(settings, partition, stack)
+        sizes = dict(capacity=replay_rows(job.chosen), shards=num_shards(job.chosen, partition))
+        first = functools.partial(init_state, job.agent, job.environment, **sizes)
+        job = job._replace(
+            initial_state=first, interval=make_interval(job), evaluate=make_evaluate(job)
+        )
         return job._replace(close=stack.pop_all().close)
 
 
@@ -126,9 +132,7 @@ def make_parts(settings: RunSettings, partition: Partition, stack: contextlib.Ex
             f"num_seeds={settings.num_seeds}: {spec.name} runs on the host, one seed a program; "
             "start one run a seed, or choose an environment written in JAX"
         )
-    chosen = settings.for_task(spec)
-    agent = build.build_agent(settings, spec)
-    transfer.check(chosen, agent)
+    chosen, agent = settings.for_task(spec), build.build_agent(settings, spec)
     schedule, intervals = make_schedule(chosen, spec), make_intervals(chosen, spec.action_repeat)
     if settings.train.dataset:  # nothing acts: there is no seed phase
         schedule = dataclasses.replace(schedule, seed_steps=0, reanalyze_min_step=0)
@@ -136,7 +140,6 @@ def make_parts(settings: RunSettings, partition: Partition, stack: contextlib.Ex
     if episodes := -(-settings.eval.episodes // share):
         made = evaluation_environment(settings, episodes, seed=seed + 1)
         tests = stack.enter_context(opened(made))
-    sizes = dict(capacity=replay_rows(chosen), shards=num_shards(chosen, partition))
     return Job(
         settings=settings,
         chosen=chosen,
@@ -146,7 +149,6 @@ def make_parts(settings: RunSettings, partition: Partition, stack: contextlib.Ex
         intervals=intervals,
         schedule=schedule,
         seeds=tuple(range(settings.seed, settings.seed + settings.num_seeds)),
-        initial_state=initial_state(agent, environment, **sizes),
         partition=partition,
         mesh=seeds.device_mesh(settings.num_seeds) if settings.num_seeds > 1 else None,
     )
@@ -154,73 +156,41 @@ def make_parts(settings: RunSettings, partition: Partition, stack: contextlib.Ex
 
 def make_interval(job: Job) -> loop.Interval:
     """The program that trains: fused, around a host environment, from rows, or of several seeds."""
-    parts, sizes = (job.environment, job.schedule), dict(length=job.intervals.length)
+    environment, sizes = job.environment, dict(length=job.intervals.length)
     if len(job.seeds) > 1:
         sizes |= dict(mesh=job.mesh, quick=job.partition.quick)
-        return seeds.make_seeds_interval(job.agent, *parts, **sizes)
-    sizes |= dict(partition=job.partition)
+        return seeds.make_seeds_interval(job.agent, environment, job.schedule, **sizes)
+    make = loop.make_interval
     if job.settings.train.dataset:
-        return loop.make_offline_interval(job.agent, job.schedule, **sizes)
-    if isinstance(job.environment, JaxEnvironment):
-        return loop.make_interval(job.agent, *parts, **sizes)
-    return loop.make_host_interval(job.agent, *parts, **sizes)
+        environment = None
+    elif isinstance(environment, HostEnvironment):
+        make = loop.make_host_interval
+    return make(job.agent, environment, job.schedule, partition=job.partition, **sizes)
 
 
 def make_evaluate(job: Job) -> Evaluate | None:
     """The programs that evaluate, None where nothing is evaluated."""
     if job.tests is None:
         return None
-    exploring = job.settings.eval.exploring and "eval.exploring" not in inactive(job.settings)
-    return make_evaluation(job.agent, job.tests, job.partition, job.mesh, len(job.seeds), exploring)
+    act = job.agent.act
 
-
-def make_evaluation(
-    agent: Agent,
-    environment: Environment,
-    partition: Partition = ONE_DEVICE,
-    mesh: jax.sharding.Mesh | None = None,
-    num_seeds: int = 1,
-    exploring: bool = False,
-) -> Evaluate:
-    """`Job.evaluate` on an environment.
-
-    Args:
-        mesh: devices that several seeds are divided among.
-        exploring: evaluate the agent as it acts in training, too.
-    """
-
-    def make(act: Callable, record: bool = False) -> Evaluate:
-        given = act, agent.init_actor, environment
-        if num_seeds > 1:
-            several = seeds.make_seeds_evaluate(*given, mesh=mesh, record=record)
-            return lambda train, keys: several(train, jnp.stack(keys))
-        single = evaluation.make_evaluate(*given, partition, record=record)
+    def make(act: Callable) -> Evaluate:
+        given = act, job.agent.init_actor, job.tests
+        if len(job.seeds) > 1:
+            return seeds.make_seeds_evaluate(*given, mesh=job.mesh)
+        single = evaluation.make_evaluate(*given, job.partition)
         return lambda train, keys: [single(train, keys[0])]
 
-    # A review reads rows of the whole replay, which one process has only alone.
-    without = make(agent.act, record=agent.review is not None and partition.processes == 1)
-    if not exploring:
+    without = make(act)
+    if not job.settings.eval.exploring or "eval.exploring" in inactive(job.settings):
         return without
-    within = make(lambda *args: agent.act(*args[:-1], False))
+    within = make(lambda *args: act(*args[:-1], False))
 
     def both(train: Any, keys: list[jax.Array]) -> list[evaluation.Evaluation]:
         pairs = zip(without(train, keys), within(train, keys), strict=True)
         return [best._replace(exploring=noisy.returns) for best, noisy in pairs]
 
     return both
-
-
-def initial_state(
-    agent: Agent, environment: Environment, *, capacity: int, shards: int
-) -> Callable[..., LoopState]:
-    """`initial_state(key) -> state`, pure: what `fresh_state` compiles. A host environment's first
-    observations are its second argument."""
-
-    def initial_state(key: jax.Array, obs: jax.Array | None = None) -> LoopState:
-        sizes = dict(capacity=capacity, shards=shards)
-        return init_state(agent, environment, key=key, host_obs=obs, **sizes)
-
-    return initial_state
 
 
 def fresh_state(job: Job, key: jax.Array) -> LoopState:
@@ -232,6 +202,18 @@ def fresh_state(job: Job, key: jax.Array) -> LoopState:
     return partition.build(make, key, partition.joined(obs))
 
 
+def abstract_state(job: Job) -> LoopState:
+    """Shapes of a run's state; nothing is made."""
+    key = jax.eval_shape(lambda: _key(job))
+    return jax.eval_shape(functools.partial(fresh_state, job), key)
+
+
+def _key(job: Job) -> jax.Array:
+    """The run's key; of several seeds one each, `[S]`."""
+    keys = [jax.random.key(seed) for seed in job.seeds]
+    return jnp.stack(keys) if len(keys) > 1 else keys[0]
+
+
 def begin(job: Job, checkpointer: Checkpointer) -> tuple[LoopState, int]:
     """The state to go on from, and how many environment steps it has made.
 
@@ -240,21 +222,20 @@ def begin(job: Job, checkpointer: Checkpointer) -> tuple[LoopState, int]:
 
     Raises ValueError where one of them does not fit.
     """
-    train, environment, agent = job.settings.train, job.environment, job.agent
-    keys = [jax.random.key(seed) for seed in job.seeds]
-    state = fresh_state(job, jnp.stack(keys) if len(keys) > 1 else keys[0])
+    train, spec = job.settings.train, job.environment.spec
+    state = fresh_state(job, _key(job))
     if job.settings.resume and checkpointer.latest_step() is not None:
         state, meta = checkpointer.restore(state)
-        made = int(np.max(state.steps)) * environment.spec.action_repeat
-        return resume_episodes(job, state, meta, made), made
+        made = int(np.max(state.steps)) * spec.action_repeat
+        return seeds.place(resume_episodes(job, state, meta, made), job.mesh), made
     if train.init_from:
-        started = transfer.start_from(train.init_from, job.chosen, agent, state.train)
+        started = transfer.start_from(train.init_from, job.chosen, job.agent, state.train)
         state = state.replace(train=started)
     if train.dataset:
-        rows = transfer.load_dataset(train.dataset, agent, task=environment.spec.name)
+        rows = transfer.load_dataset(train.dataset, job.agent, task=spec.name)
         state = state.replace(replay=rows.replace(shards=state.replay.shards))
         return with_targets(job, job.partition.place(state)), 0
-    return job.partition.place(state), 0
+    return seeds.place(job.partition.place(state), job.mesh), 0
 
 
 def with_targets(job: Job, state: LoopState) -> LoopState:
@@ -296,11 +277,21 @@ def resume_episodes(job: Job, state: LoopState, meta: Mapping[str, Any], made: i
     holds of the old ones (observation, reward) then does not belong to them. Their seed is the
     run's and the steps `made`: they are others after every resume.
     """
-    environment, partition = job.environment, job.partition
+    environment, partition, saved = job.environment, job.partition, meta.get("host")
     if isinstance(environment, JaxEnvironment):
         return state
-    problem = _continue_from(environment, partition, meta.get("host"))
-    if not partition.agreed(problem is not None):
+    problem = ""
+    if not isinstance(saved, list):
+        problem = "it cannot save its state"
+    elif len(saved) != partition.processes:
+        problem = f"saved by {len(saved)} processes, resumed by {partition.processes}"
+    else:
+        own = saved[jax.process_index() if len(saved) > 1 else 0]
+        try:
+            environment.set_state(bytes.fromhex(own))
+        except ValueError as error:
+            problem = str(error) or type(error).__name__
+    if not partition.agreed(bool(problem)):
         return state
     warnings.warn(
         f"{environment.spec.name} cannot continue its episodes ({problem or 'another process'}): "
@@ -309,22 +300,10 @@ def resume_episodes(job: Job, state: LoopState, meta: Mapping[str, Any], made: i
     )
     seed = np.random.SeedSequence([partition.own_seed(job.settings.seed), made])
     obs = environment.reset(int(seed.generate_state(1)[0] >> 1))
-    state = state.replace(
-        obs=partition.joined(obs),
-        reward=jnp.zeros_like(state.reward),
-        is_first=jnp.ones_like(state.is_first),
+    return partition.place(
+        state.replace(
+            obs=partition.joined(obs),
+            reward=jnp.zeros_like(state.reward),
+            is_first=jnp.ones_like(state.is_first),
+        )
     )
-    return partition.place(state)
-
-
-def _continue_from(environment: HostEnvironment, partition: Partition, saved: Any) -> str | None:
-    """Put this process's environment into its saved state; what is against it, or None."""
-    if not isinstance(saved, list):
-        return "it cannot save its state"
-    if len(saved) != partition.processes:
-        return f"saved by {len(saved)} processes, resumed by {partition.processes}"
-    try:
-        environment.set_state(bytes.fromhex(saved[jax.process_index() if len(saved) > 1 else 0]))
-    except ValueError as error:
-        return str(error)
-    return None

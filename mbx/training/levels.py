@@ -35,15 +35,16 @@ class Levels(NamedTuple):
 
 def of_run(workdir: str) -> Levels:
     """The levels of a run, or of several seeds together. Raises as `rundir.load_config`."""
-    config = load_config(workdir)
+    seeds = sorted(glob.glob(os.path.join(glob.escape(workdir), "seed-*")))
+    alone = not seeds or os.path.exists(os.path.join(workdir, "config.json"))
+    workdirs, found = [workdir] if alone else seeds, []
+    config = load_config(workdirs[0])
     last = config["train"].get("seed_steps", 0)
-    found = []
-    for inner in ("", "seed-*"):
-        for path in glob.glob(os.path.join(glob.escape(workdir), inner, "training_episodes.csv")):
+    for path in [os.path.join(one, "training_episodes.csv") for one in workdirs]:
+        if os.path.exists(path):
             with open(path, newline="") as file:
-                found += [
-                    float(r["return"]) for r in csv.DictReader(file) if int(r["step"]) <= last
-                ]
+                rows = [row for row in csv.DictReader(file) if int(row["step"]) <= last]
+            found += [float(row["return"]) for row in rows]
     return Levels(float(np.mean(found)) if found else None, _solved(config["env"]["name"]))
 
 

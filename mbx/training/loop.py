@@ -6,8 +6,8 @@ steps; metrics are sums, of which `summarise` makes means.
 
 A step acts in all environments at once, stores a row each (with the planner's targets) and makes
 the updates and reanalyze passes that are due. `make_interval` loops over it in one program whose
-state is donated. A host environment runs the same parts around its Python call
-(`make_host_interval`); recorded rows are learned from without acting (`make_offline_interval`).
+state is donated; without an environment it learns from recorded rows. A host environment runs the
+same parts around its Python call (`make_host_interval`).
 
 Pretraining, where a run has some, comes between two steps: the program stops where the seed phase
 ends, makes a tenth of its updates a call (so that they can be watched and interrupted), and acts
@@ -48,10 +48,15 @@ Interval = Callable[..., tuple[LoopState, Metrics]]
 def make_select_action(agent: Agent, schedule: Schedule, num_envs: int, spec: EnvSpec) -> Callable:
     """`select_action(state, key) -> (action [E, A], actor, targets)`: random in the seed phase."""
 
-    def random_key(key: Array) -> Array:
-        """The key of a step's random actions, from its acting key."""
-        act_key = jax.random.split(key)[0]
-        return act_key if agent.after_action is None else jax.random.split(act_key)[0]
+    def random_action(state: LoopState, key: Array) -> Array:
+        if schedule.seed_hold > 1:
+            # That of the step at which it was first taken, so that no state need remember it.
+            held = state.steps % (schedule.seed_hold * num_envs)
+            key = step_keys(state.replace(steps=state.steps - held))[0]
+        key = jax.random.split(key)[0]
+        if agent.after_action is not None:
+            key = jax.random.split(key)[0]
+        return random_actions(spec, key, num_envs, held=schedule.seed_hold > 1)
 
     def select_action(state: LoopState, key: Array) -> tuple[Array, Any, Any]:
         act_key, target_key = jax.random.split(key)
@@ -59,7 +64,7 @@ def make_select_action(agent: Agent, schedule: Schedule, num_envs: int, spec: En
         train = collectives.replicate(state.train)
 
         def explore(_: None) -> tuple[Array, Any]:
-            action = seed_actions(schedule, spec, num_envs, state, key, random_key)
+            action = random_action(state, key)
             if agent.after_action is None:
                 return action, state.actor
             latent_key = jax.random.split(act_key)[1]
@@ -78,37 +83,20 @@ def make_select_action(agent: Agent, schedule: Schedule, num_envs: int, spec: En
     return select_action
 
 
-def seed_actions(
-    schedule: Schedule, spec: EnvSpec, num_envs: int, state: LoopState, key: Array, stream: Callable
-) -> Array:
-    """Random actions `[E, A]` of the seed phase, drawn or held.
+def random_actions(spec: EnvSpec, key: Array, num_envs: int, *, held: bool = False) -> Array:
+    """Random actions `[E, A]`, uniform; continuous ones that are held clipped N(0, 2).
 
     White noise hardly moves a body: what one step does the next undoes. Held for a few steps and
-    at the bounds more often than not, the same noise finds rewards that it else misses
-    (docs/notes/learning_history.md). `stream` gives the key of random actions of an acting key.
+    at a bound six times in ten, the same noise finds rewards that it else misses
+    (docs/notes/learning_history.md).
     """
-    if schedule.seed_hold == 1:
-        return random_actions(spec, stream(key), num_envs)
-    held = state.steps % (schedule.seed_hold * num_envs)
-    # Those of the step at which they were first taken, so that no state need remember them.
-    first = step_keys(state.replace(steps=state.steps - held))[0]
-    return wide_actions(spec, stream(first), num_envs)
-
-
-def random_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:
-    """Uniformly random actions `[E, A]`."""
     if spec.discrete:
         chosen = jax.random.randint(key, (num_envs,), 0, spec.action_dim)
         return jax.nn.one_hot(chosen, spec.action_dim)
-    return jax.random.uniform(key, (num_envs, spec.action_dim), minval=-1.0, maxval=1.0)
-
-
-def wide_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:
-    """Random actions `[E, A]`, clipped N(0, 2): six in ten are at a bound. Discrete: uniform."""
-    if spec.discrete:
-        return random_actions(spec, key, num_envs)
     shape = (num_envs, spec.action_dim)
-    return jnp.clip(2.0 * jax.random.normal(key, shape), -1.0, 1.0)
+    if held:
+        return jnp.clip(2.0 * jax.random.normal(key, shape), -1.0, 1.0)
+    return jax.random.uniform(key, shape, minval=-1.0, maxval=1.0)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -117,62 +105,39 @@ def wide_actions(spec: EnvSpec, key: Array, num_envs: int) -> Array:
 
 def store(
     agent: Agent, state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep
-) -> LoopState:
+) -> tuple[LoopState, Metrics]:
     """The state after its row, and where an episode ended that episode's last row, are stored.
 
-    After a fault that last row is left out, and with it the transition to it.
+    After a fault that last row is left out, and with it the transition to it. Metrics are `faults`,
+    `episodes`, `ended` and `episode/...`, `[E]`: devices that hold some of the environments each
+    need not exchange them before the interval's end (`repeated`).
     """
     done = timestep.terminated | timestep.truncated
     row = dict(obs=state.obs, action=action, reward=state.reward, is_first=state.is_first)
     if agent.replay_extras is not None:
         row |= agent.replay_extras(actor)
     final = dict(obs=timestep.final_obs, reward=timestep.reward, terminated=timestep.terminated)
-    buffer = replay.insert_step(state.replay, row, final, done & ~timestep.fault, targets)
-    return state.replace(
+    state = state.replace(
         actor=actor,
         obs=timestep.obs,
         reward=jnp.where(done, 0.0, timestep.reward),
         is_first=done,
-        replay=buffer,
+        replay=replay.insert_step(state.replay, row, final, done & ~timestep.fault, targets),
         steps=state.steps + done.shape[0],
     )
-
-
-def make_store_step(agent: Agent, *, unsummed: bool = False) -> Callable:
-    """`store_step(state, action, actor, targets, timestep) -> (state, metrics)`.
-
-    Stores the rows. Metrics: `faults`, `episodes`, `ended` and `episode/...`, sums.
-
-    Args:
-        unsummed: leave the metrics as `[E]`: devices that hold some of the environments each need
-            not exchange them before the interval's end.
-    """
-
-    def total(x: Array) -> Array:
-        if unsummed:
-            return x.astype(jnp.int32) if x.dtype == bool else x  # truth values are counts
-        return jnp.sum(x)
-
-    def store_step(
-        state: LoopState, action: Array, actor: Any, targets: Any, timestep: Timestep
-    ) -> tuple[LoopState, Metrics]:
-        state = store(agent, state, action, actor, targets, timestep)
-        done = timestep.terminated | timestep.truncated
-        length = jnp.where(done, timestep.episode_length, 0)
-        returned = jnp.where(done, timestep.episode_return, 0.0)
-        metrics = {
-            "faults": total(timestep.fault),
-            "episodes": total(done),
-            "episode/return": total(returned),
-            "episode/length": total(length),
-            "ended": Ended(length, returned),
-        }
-        for name, value in timestep.metrics.items():
-            there = done & ~jnp.isnan(value)  # an episode may end without it
-            metrics[f"episode/{name}"] = Mean(total(jnp.where(there, value, 0.0)), total(there))
-        return strongly_typed(state), metrics
-
-    return store_step
+    length = jnp.where(done, timestep.episode_length, 0)
+    returned = jnp.where(done, timestep.episode_return, 0.0)
+    metrics = {
+        "faults": timestep.fault.astype(jnp.int32),
+        "episodes": done.astype(jnp.int32),
+        "episode/return": returned,
+        "episode/length": length,
+        "ended": Ended(length, returned),
+    }
+    for name, value in timestep.metrics.items():
+        there = done & ~jnp.isnan(value)  # an episode may end without it
+        metrics[f"episode/{name}"] = Mean(jnp.where(there, value, 0.0), there.astype(jnp.int32))
+    return strongly_typed(state), metrics
 
 
 # -------------------------------------------------------------------------------------------------
@@ -290,29 +255,30 @@ def make_reanalyze(agent: Agent, schedule: Schedule, seeds_axis: str | None) -> 
 
 def make_step(
     agent: Agent,
-    environment: JaxEnvironment,
+    environment: JaxEnvironment | None,
     schedule: Schedule,
     seeds_axis: str | None = None,
-    *,
-    unsummed: bool = False,
 ) -> Callable[..., tuple[LoopState, Metrics]]:
     """One fused train step of all environments: `(state, acts=True) -> (state, metrics)`.
 
-    Where it does not act it makes a share of the pretraining.
+    Where it does not act it makes a share of the pretraining. Without an environment it learns from
+    the replay as it is: a step then counts as one of all environments, so that schedules mean what
+    they mean when acting.
 
     Args:
         seeds_axis: along which seeds are batched (`mbx.training.seeds`).
-        unsummed: see `make_store_step`.
     """
-    select_action = make_select_action(agent, schedule, environment.num_envs, environment.spec)
-    store_step = make_store_step(agent, unsummed=unsummed)
     learn = make_learn(agent, schedule, seeds_axis)
+    if environment is not None:
+        select_action = make_select_action(agent, schedule, environment.num_envs, environment.spec)
 
     def act(state: LoopState) -> tuple[LoopState, Metrics]:
+        if environment is None:
+            return state.replace(steps=state.steps + state.is_first.shape[0]), {}
         act_key, env_key, _ = step_keys(state)
         action, actor, targets = select_action(state, act_key)
         env_state, timestep = environment.step(state.env, action, env_key)
-        return store_step(state.replace(env=env_state), action, actor, targets, timestep)
+        return store(agent, state.replace(env=env_state), action, actor, targets, timestep)
 
     def step(state: LoopState, acts: Array | bool = True) -> tuple[LoopState, Metrics]:
         state, metrics = act(state) if acts is True else once_if(acts, act, state)
@@ -324,7 +290,7 @@ def make_step(
 
 def make_interval(
     agent: Agent,
-    environment: JaxEnvironment,
+    environment: JaxEnvironment | None,
     schedule: Schedule,
     *,
     length: int,
@@ -334,39 +300,14 @@ def make_interval(
 
     until: agent steps; None: `length` steps from here.
     """
-    divided = partition.mesh is not None
-    step = partition.keep(make_step(agent, environment, schedule, unsummed=divided))
-    interval = repeated(step, length, schedule)
-
-    @functools.wraps(interval)
-    def summed(state: LoopState, until: Array | None = None) -> tuple[LoopState, Metrics]:
-        state, metrics = interval(state, until)
-        unsummed = ("faults", "episodes", "episode/")  # by `make_store_step`, on several devices
-        own = {name: x for name, x in metrics.items() if name.startswith(unsummed)}
-        return state, metrics | jax.tree.map(jnp.sum, own)
-
-    return partition.compile(summed if divided else interval, donate=True)
-
-
-def make_offline_interval(
-    agent: Agent, schedule: Schedule, *, length: int, partition: Partition
-) -> Interval:
-    """`make_interval` that learns from the replay as it is, without acting.
-
-    A step counts as one of all environments, so that schedules mean what they mean when acting.
-    """
-    learn = make_learn(agent, schedule)
-
-    def step(state: LoopState, acts: Array) -> tuple[LoopState, Metrics]:
-        steps = jnp.where(acts, state.is_first.shape[0], 0)
-        return learn(state.replace(steps=state.steps + steps), acts)
-
-    return partition.compile(repeated(partition.keep(step), length, schedule), donate=True)
+    step = partition.keep(make_step(agent, environment, schedule))
+    return partition.compile(repeated(step, length, schedule), donate=True)
 
 
 def repeated(step: Callable, length: int, schedule: Schedule) -> Interval:
     """`interval(state, until=None)`: steps up to `until`, or to the end of the seed phase where a
-    pretraining follows, or one share of that. Metrics are summed over them (but for `Ended`)."""
+    pretraining follows, or one share of that. Metrics are summed over steps and environments;
+    `Ended` is kept."""
 
     def train_interval(state: LoopState, until: Array | None = None) -> tuple[LoopState, Metrics]:
         num_envs = state.is_first.shape[0]
@@ -377,24 +318,22 @@ def repeated(step: Callable, length: int, schedule: Schedule) -> Interval:
             acts = schedule.updates_left(state.steps, state.updates, num_envs) == 0
             num = jnp.where(acts, num, 1)
         one, (_, shapes), _ = traced(lambda state: step(state, acts), state)
+        ended = jax.tree.map(
+            lambda x: jnp.zeros((length, *x.shape), x.dtype), shapes.pop("ended", None)
+        )
 
-        def body(_: Array, carry: tuple[LoopState, Metrics]) -> tuple[LoopState, Metrics]:
-            state, found = one(carry[0])
-            ended = found.pop("ended", None)
-            sums = add({n: x for n, x in carry[1].items() if n != "ended"}, found)
-            if ended is not None:  # the last row is that of the step to `until`
-                row = length - 1 - (until - state.steps) // num_envs
-                sums["ended"] = jax.tree.map(
-                    lambda a, x: a.at[row].add(x), carry[1]["ended"], ended
-                )
-            return state, sums
+        def body(_: Array, carry: tuple) -> tuple:
+            state, sums, ended = carry
+            state, found = one(state)
+            row = length - 1 - (until - state.steps) // num_envs  # the last is the step to `until`
+            now = found.pop("ended", None)
+            ended = jax.tree.map(lambda all_of, x: all_of.at[row].add(x), ended, now)
+            return state, add(sums, found), ended
 
-        sums = zeros_like(shapes)
-        if "ended" in sums:
-            sums["ended"] = jax.tree.map(
-                lambda x: jnp.zeros((length, *x.shape), x.dtype), sums["ended"]
-            )
-        return jax.lax.fori_loop(0, num, body, (state, sums))
+        start = (state, zeros_like(shapes), ended)
+        state, sums, ended = jax.lax.fori_loop(0, num, body, start)
+        sums = jax.tree.map(jnp.sum, sums)
+        return state, sums if ended is None else sums | {"ended": ended}
 
     return train_interval
 
@@ -414,7 +353,7 @@ def make_host_interval(
     """
     num_envs = environment.num_envs * partition.processes
     select_action = make_select_action(agent, schedule, num_envs, environment.spec)
-    store_step, learn = make_store_step(agent), make_learn(agent, schedule)
+    learn = make_learn(agent, schedule)
 
     @functools.partial(jax.jit, compiler_options=partition.training)
     @partition.traced
@@ -422,7 +361,10 @@ def make_host_interval(
         return partition.divided(select_action(state, step_keys(state)[0]))
 
     def train_store(state: LoopState, *step: Any) -> tuple[LoopState, Metrics]:
-        return store_step(state, *step)
+        state, metrics = store(agent, state, *step)
+        return state, {
+            n: x if n == "ended" else jax.tree.map(jnp.sum, x) for n, x in metrics.items()
+        }
 
     def train_learn(state: LoopState, acted: Array) -> tuple[LoopState, Metrics]:
         return learn(state, acted)

@@ -29,23 +29,23 @@ import jax
 import numpy as np
 
 from mbx import replay
-from mbx.agents.base import Agent, Diagnostics
+from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings, Train
 from mbx.envs.base import JaxEnvironment
 from mbx.fast import allocator
 from mbx.settings import flatten, to_dict
-from mbx.training import build, evaluation, logging, loop, rundir, seeds, transfer
+from mbx.training import build, evaluation, logging, loop, rundir, transfer
 from mbx.training.build import evaluation_environment, make_environment, opened
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.devices import ONE_DEVICE, num_shards, require_float32
 from mbx.training.devices import matmul_precision as matmul_precision
 from mbx.training.evaluation import evaluation_key
 from mbx.training.files import atomic_write, sole_writer
-from mbx.training.job import Job, begin, fresh_state, host_snapshots, initial_state, prepare
+from mbx.training.job import Job, abstract_state, begin, host_snapshots, prepare
 from mbx.training.levels import Levels, of_run
 from mbx.training.logging import NoLogger, RunLogger, read_rows
 from mbx.training.rundir import load_settings
-from mbx.training.state import Intervals, LoopState, replay_rows
+from mbx.training.state import Intervals, LoopState, init_state, replay_rows
 from mbx.world_model import count_parameters
 
 
@@ -88,13 +88,17 @@ class Result(NamedTuple):
         )
 
 
-class SeedRun(NamedTuple):
-    """One seed's directory, log, best checkpoint, and the faults of its environments."""
+@dataclasses.dataclass
+class SeedRun:
+    """One seed's log, best checkpoint, and how many episodes it has had, how many with a fault."""
 
-    workdir: str
     logger: RunLogger | NoLogger
     best: Checkpointer
-    faults: Faults
+    faults: float = 0.0
+    episodes: float = 0.0
+
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def set_up_jax(path: str | None = None) -> None:
@@ -157,70 +161,72 @@ def train(
     require_float32()
     set_up_jax()
     workdir = os.path.abspath(workdir)  # an environment may go to another directory
+    interrupt = interrupt or Interrupt()
     with contextlib.closing(prepare(config)) as job:
-        return _train(job, workdir, interrupt or Interrupt(), at_end, started)
+        log_dirs = [workdir]
+        if len(job.seeds) > 1:
+            log_dirs = [os.path.join(workdir, f"seed-{seed}") for seed in job.seeds]
+        check_before(job, workdir, log_dirs[0])
+        job.partition.wait_for_all("checked")
+        with (
+            rare_collections(),
+            matmul_precision(job.settings.matmul_precision),
+            interrupt,
+            contextlib.ExitStack() as stack,
+        ):
+            result = _train(job, workdir, log_dirs, stack, interrupt, at_end, started)
+    known = Levels() if jax.process_index() else of_run(workdir)
+    return result._replace(levels=known)
 
 
 def _train(
     job: Job,
     workdir: str,
+    log_dirs: list[str],
+    stack: contextlib.ExitStack,
     interrupt: Interrupt,
     at_end: Callable[[str], None] | None,
     started: float,
 ) -> Result:
-    settings, talk = job.settings, job.partition.is_main_process
-    log_dirs = [seed_workdir(job, workdir, i) for i in range(len(job.seeds))]
-    check_before(job, workdir, log_dirs[0])
-    job.partition.wait_for_all("checked")
-    with (
-        rare_collections(),
-        matmul_precision(settings.matmul_precision),
-        interrupt,
-        contextlib.ExitStack() as stack,
-    ):
-        if talk:
-            stack.enter_context(sole_writer(workdir))
-            if settings.resume:
-                set_aside_lost_rows(job.intervals, workdir, log_dirs)
-        job.partition.wait_for_all("ready")
-        checkpointer = Checkpointer(workdir, keep=settings.checkpoint.keep)
-        stack.callback(checkpointer.close)
-        state, made = begin(job, checkpointer)
-        check_steps(settings.train, made, job.intervals.steps)
-        planned = max(made, job.intervals.planned)
-        going: dict[str, Any] = {}
-        if talk:
-            if at_end is not None:
-                stack.callback(at_end, workdir)
-            going = stack.enter_context(rundir.attempt(workdir, made))
-        if len(job.seeds) > 1:
-            state = seeds.place(state, seeds.device_mesh(len(job.seeds)))
-        changed = rundir.changes(settings, log_dirs[0], job.environment.spec) if made else []
-        seed_runs = open_seed_runs(stack, job, workdir, checkpointer, made)
-        shapes = jax.eval_shape(lambda state: job.share(state, 0), state)
-        for one in seed_runs if not made else ():
-            describe(one.logger, shapes)
-        if talk:
-            if made:
-                logging.say(f"resuming {workdir} from step {made:,} of {planned:,}")
-                logging.say("changed: " + "; ".join(changed) if changed else "no setting changed")
-            logging.print_devices()
-            logging.print_task_settings(settings, job.chosen)
-        before = rundir.evaluations_before(log_dirs, made) if made else []
+    """`train` once everything is checked; what it opens is closed with the stack."""
+    settings, spec, talk = job.settings, job.environment.spec, job.partition.is_main_process
+    if talk:
+        stack.enter_context(sole_writer(workdir))
+        if settings.resume:
+            set_aside_lost_rows(job.intervals, workdir, log_dirs)
+    job.partition.wait_for_all("ready")
+    checkpointer = stack.enter_context(Checkpointer(workdir, keep=settings.checkpoint.keep))
+    state, made = begin(job, checkpointer)
+    check_steps(settings.train, made, job.intervals.steps)
+    planned = max(made, job.intervals.planned)
+    going: dict[str, Any] = {}
+    before, changed = [], []
+    if made:
+        before = rundir.evaluations_before(log_dirs, made)
+        changed = rundir.changes(settings, log_dirs[0], spec)
+        interrupt.farewell = f"stopped at {made:,} steps, as saved before"
+    if talk:
+        if at_end is not None:
+            stack.callback(at_end, workdir)
+        going = stack.enter_context(rundir.attempt(workdir, made))
+    seed_runs = open_seed_runs(stack, job, log_dirs, checkpointer, made)
+    if talk:
         if made:
-            interrupt.farewell = f"stopped at {made:,} steps, as saved before"
-        state, evaluations = _drive(job, state, made, checkpointer, seed_runs, started, interrupt)
-        if settings.replay.save:
-            for i, one in enumerate(seed_runs):
-                path = os.path.join(one.workdir, "dataset.npz")
-                rows = job.share(state.replay, i)
-                transfer.save_dataset(path, rows, task=job.environment.spec.name)
-        going["to_step"] = steps = int(np.max(state.steps)) * job.environment.spec.action_repeat
-        stopped = interrupt.number if steps < planned else None
-        going["outcome"] = "complete" if stopped is None else f"stopped by signal {stopped}"
-    seconds, evaluations = time.time() - started, before + evaluations
-    known = Levels() if jax.process_index() else of_run(workdir)
-    return Result(workdir, steps, evaluations, seconds, planned, stopped, len(job.seeds), known)
+            logging.say(f"resuming {workdir} from step {made:,} of {planned:,}")
+            logging.say("changed: " + "; ".join(changed) if changed else "no setting changed")
+        logging.print_devices()
+        logging.print_task_settings(settings, job.chosen)
+    if not made:
+        describe(job, state, seed_runs)
+    state, after = _drive(job, state, made, checkpointer, seed_runs, started, interrupt)
+    for i, log_dir in enumerate(log_dirs if settings.replay.save else ()):
+        path = os.path.join(log_dir, "dataset.npz")
+        transfer.save_dataset(path, job.share(state.replay, i), task=spec.name)
+    going["to_step"] = steps = int(np.max(state.steps)) * spec.action_repeat
+    stopped = interrupt.number if steps < planned else None
+    going["outcome"] = "complete" if stopped is None else f"stopped by signal {stopped}"
+    seconds = time.time() - started
+    return Result(workdir, steps, before + after, seconds, planned, stopped, len(job.seeds))
 
 
 def check_before(job: Job, workdir: str, log_dir: str) -> None:
@@ -230,21 +236,19 @@ def check_before(job: Job, workdir: str, log_dir: str) -> None:
         ValueError: for what its directory, its files, memory or disk do not allow.
         ImportError: for a package that it needs.
     """
-    settings = job.settings
+    settings, rows = job.settings, job.intervals.planned
     logging.require_wandb(settings.log)
-    rundir.check(to_dict(settings), workdir, log_dir)
+    config = to_dict(settings)
+    rundir.check(config, workdir, log_dir)
     rundir.check_inputs(settings.files(), log_dir)
     if settings.replay.save and job.partition.processes > 1:
         raise ValueError(
             f"replay.save=True with {job.partition.processes} processes: rows are saved by runs of "
             "a single process, leave it False"
         )
-    rows = job.intervals.planned
     if settings.train.dataset:
         rows = settings.replay.capacity
-    rundir.check_room(
-        to_dict(settings), workdir, abstract_state(job), rows, devices=job.partition.size
-    )
+    rundir.check_room(config, workdir, abstract_state(job), rows, devices=job.partition.size)
 
 
 def check_steps(train: Train, made: int, interval: int) -> None:
@@ -268,13 +272,6 @@ def check_steps(train: Train, made: int, interval: int) -> None:
         )
 
 
-def abstract_state(job: Job) -> LoopState:
-    """Shapes of a run's state; nothing is made."""
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), len(job.seeds)))
-    key = keys if len(job.seeds) > 1 else jax.eval_shape(lambda keys: keys[0], keys)
-    return jax.eval_shape(functools.partial(fresh_state, job), key)
-
-
 def set_aside_lost_rows(intervals: Intervals, workdir: str, log_dirs: list[str]) -> None:
     """Before resuming: where there is no checkpoint, put rows aside that it will repeat.
 
@@ -289,19 +286,17 @@ def set_aside_lost_rows(intervals: Intervals, workdir: str, log_dirs: list[str])
         rundir.set_aside(log_dir)
 
 
-def seed_workdir(job: Job, workdir: str, index: int) -> str:
-    """The directory of one of the run's seeds: the run's own where it has a single one."""
-    return workdir if len(job.seeds) == 1 else os.path.join(workdir, f"seed-{job.seeds[index]}")
-
-
 def open_seed_runs(
-    stack: contextlib.ExitStack, job: Job, workdir: str, checkpointer: Checkpointer, made: int
+    stack: contextlib.ExitStack,
+    job: Job,
+    log_dirs: list[str],
+    checkpointer: Checkpointer,
+    made: int,
 ) -> list[SeedRun]:
     """Logs and best checkpoints of the run's seeds, closed with the stack."""
     settings, seed_runs = job.settings, []
-    for i, seed in enumerate(job.seeds):
-        path = seed_workdir(job, workdir, i)
-        logger = NoLogger(path)
+    for i, (seed, path) in enumerate(zip(job.seeds, log_dirs, strict=True)):
+        logger: RunLogger | NoLogger = NoLogger(path)
         if job.partition.is_main_process:
             rundir.keep_inputs(settings.files(), path)
             rundir.remember_trusted(settings.env.name)
@@ -317,15 +312,25 @@ def open_seed_runs(
             )
         stack.callback(logger.close)
         best = checkpointer
-        if path != workdir:
-            best = Checkpointer(path, keep=settings.checkpoint.keep)
-            stack.callback(best.close)
+        if len(job.seeds) > 1:
+            best = stack.enter_context(Checkpointer(path, keep=settings.checkpoint.keep))
         if made:
             rows = read_rows(os.path.join(path, "metrics.jsonl"))
             scores = [row["return_mean"] for row in rows if row.get("return_mean") is not None]
             best.resume_at(made, max(scores, default=None))
-        seed_runs.append(SeedRun(path, logger, best, Faults(job.environment.spec.name)))
+        seed_runs.append(SeedRun(logger, best))
     return seed_runs
+
+
+def describe(job: Job, state: LoopState, seed_runs: list[SeedRun]) -> None:
+    """Log a run's sizes: parameters, environments, bytes a row."""
+    shapes = jax.eval_shape(lambda state: job.share(state, 0), state)
+    sizes = replay.bytes_per_transition(shapes.replay)
+    values = {f"replay/bytes_{name}": value for name, value in sizes.items()}
+    values["parameters"] = float(count_parameters(shapes.train.params))
+    values["num_envs"] = float(shapes.is_first.shape[0])
+    for one in seed_runs:
+        one.logger.log("setup", 0, values)
 
 
 def _drive(
@@ -341,74 +346,57 @@ def _drive(
     intervals, repeat = job.intervals, job.environment.spec.action_repeat
     evaluations: list[tuple[int, float]] = []
     learned, saved, steps = made > 0, time.monotonic(), made
-    minutes = job.settings.checkpoint.minutes
-    job = job._replace(interval=noticed(job))
+    minutes, talk = job.settings.checkpoint.minutes, job.partition.is_main_process
+    compiling = contextlib.ExitStack()  # until the first call of the program returns
+    kept = not job.partition.pieces
+    compiling.enter_context(logging.printed_compilation("the train step", talk, kept))
+
+    def interval(state: LoopState, until: int) -> tuple[LoopState, dict[str, Any]]:
+        with compiling.pop_all():
+            return job.interval(state, until)
 
     def save(number: int) -> None:
         meta = {"interval": number, "host": host_snapshots(job)}
         checkpointer.save(steps, state, meta)
 
-    with interrupt:
-        for i in range(made // intervals.steps, intervals.number):
-            began, before, final = time.time(), steps, i + 1 == intervals.number
-            until = (i + 1) * intervals.steps
-            go_on = functools.partial(_pretraining, job, seed_runs, interrupt, final)
-            state, sums = job.advance(state, until // repeat, go_on)
-            interrupt.unsaved = True
-            steps = int(np.max(state.steps)) * repeat
-            if steps < until:  # stopped in a pretraining within the interval
-                save(i)
-                break
-            seconds = dict(seconds=time.time() - started)
-            seconds["steps_per_second"] = (steps - before) / (time.time() - began)
-            for index, one in enumerate(seed_runs):
-                log_interval(job, one, job.share(sums, index), steps, seconds)
-            if job.evaluate and (final or (i + 1) % intervals.eval_every == 0):
-                talk = job.partition.is_main_process and not evaluations
-                with logging.printed_compilation("the evaluation", talk):
-                    means = evaluate_seeds(job, state, i, steps, seed_runs, started)
-                evaluations.append((steps, float(np.mean(means))))
-            stop = final or job.partition.agreed(interrupt.requested)
-            first = not learned and np.any(sums["updates"])  # pretraining may have been long
-            learned = learned or bool(first)
-            late = first or time.monotonic() - saved > 60 * minutes
-            due = stop or (i + 1) % intervals.checkpoint_every == 0
-            if due or (minutes and job.partition.agreed(bool(late))):
-                save(i + 1)
-                saved = time.monotonic()
-            if stop:
-                break
+    def go_on(found: dict[str, Any], left: int) -> bool:
+        """Show how far the pretraining is; whether it goes on. After a run's last steps it does: a
+        resumed run would have no interval left to make the rest in."""
+        interrupt.unsaved = True
+        of = job.schedule.pretrain_updates
+        for index, one in enumerate(seed_runs if left < of else ()):
+            one.logger.show_pretraining(loop.summarise(job.share(found, index)), of - left, of)
+        return final or not job.partition.agreed(interrupt.requested)
+
+    for i in range(made // intervals.steps, intervals.number):
+        began, before, final = time.time(), steps, i + 1 == intervals.number
+        until = (i + 1) * intervals.steps
+        state, sums = job._replace(interval=interval).advance(state, until // repeat, go_on)
+        interrupt.unsaved = True
+        steps = int(np.max(state.steps)) * repeat
+        if steps < until:  # stopped in a pretraining within the interval
+            save(i)
+            break
+        seconds = dict(seconds=time.time() - started)
+        seconds["steps_per_second"] = (steps - before) / (time.time() - began)
+        for index, one in enumerate(seed_runs):
+            log_interval(job, one, job.share(sums, index), steps, seconds)
+        if job.evaluate and (final or (i + 1) % intervals.eval_every == 0):
+            first = talk and not evaluations
+            with logging.printed_compilation("the evaluation", first):
+                means = evaluate_seeds(job, state, i, steps, seed_runs, started)
+            evaluations.append((steps, float(np.mean(means))))
+        stop = final or job.partition.agreed(interrupt.requested)
+        first = not learned and bool(np.any(sums["updates"]))  # pretraining may have been long
+        learned = learned or first
+        late = first or time.monotonic() - saved > 60 * minutes
+        due = stop or (i + 1) % intervals.checkpoint_every == 0
+        if due or (minutes and job.partition.agreed(late)):
+            save(i + 1)
+            saved = time.monotonic()
+        if stop:
+            break
     return state, evaluations
-
-
-def noticed(job: Job) -> loop.Interval:
-    """`Job.interval`, whose first call says that it compiles and how long that took."""
-    talk, kept = job.partition.is_main_process, not job.partition.pieces
-    first = contextlib.ExitStack()
-    first.enter_context(logging.printed_compilation("the train step", talk, kept))
-
-    def interval(state: LoopState, until: int) -> tuple[LoopState, dict[str, Any]]:
-        with first.pop_all():
-            return job.interval(state, until)
-
-    return interval
-
-
-def _pretraining(
-    job: Job,
-    seed_runs: list[SeedRun],
-    interrupt: Interrupt,
-    final: bool,
-    found: dict[str, Any],
-    left: int,
-) -> bool:
-    """Show how far the pretraining is; whether it goes on. After a run's last steps it does: a
-    resumed run would have no interval left to make the rest in."""
-    interrupt.unsaved = True
-    of = job.schedule.pretrain_updates
-    for index, one in enumerate(seed_runs if left < of else ()):
-        one.logger.show_pretraining(loop.summarise(job.share(found, index)), of - left, of)
-    return final or not job.partition.agreed(interrupt.requested)
 
 
 def log_interval(
@@ -425,19 +413,17 @@ def log_interval(
     check_finite(metrics, steps, job.settings)
     if job.agent.check is not None:
         job.agent.check(metrics)
-    one.faults.see(metrics, steps)
+    count_faults(one, metrics, steps, job.environment.spec.name)
 
 
 def log_ended(logger: RunLogger | NoLogger, job: Job, sums: Mapping[str, Any], steps: int) -> None:
     """Write down the training episodes that ended in the interval before `steps`."""
     if "ended" not in sums:  # learning from recorded rows plays none
         return
-    length, total = (np.asarray(x) for x in sums["ended"])
+    spec, (length, total) = job.environment.spec, (np.asarray(x) for x in sums["ended"])
     when, env = np.nonzero(length)
-    each = length.shape[1] * job.environment.spec.action_repeat
-    at = steps - (len(length) - 1 - when) * each
-    tasks = evaluation.task_names(job.environment)
-    found = total[when, env], length[when, env]
+    at = steps - (len(length) - 1 - when) * length.shape[1] * spec.action_repeat
+    found, tasks = (total[when, env], length[when, env]), evaluation.task_names(spec)
     logger.log_episodes("train", at, env, *found, tasks, length.shape[1])
 
 
@@ -450,34 +436,26 @@ def evaluate_seeds(
         logging.say(f"evaluating at step {steps:,}")
     means = []
     for i, result in enumerate(job.evaluate(state.train, keys)):
-        one, train = seed_runs[i], job.share(state.train, i)
-        summary = result.summary()
+        one, train, found = seed_runs[i], job.share(state.train, i), []
         # Diagnostics read rows of the whole replay, which one process has only alone.
-        if job.agent.diagnostics is not None and job.partition.processes == 1:
+        alone = job.partition.processes == 1
+        if alone and job.agent.diagnostics is not None:
+            found.append(job.agent.diagnostics(train, job.share(state.replay, i), keys[i]))
+        if alone and job.agent.review is not None:
             rows = job.share(state.replay, i)
-            found = job.agent.diagnostics(train, rows, keys[i])
-            summary |= write_diagnostics(found, one.logger, steps)
-        if job.agent.review is not None and result.episodes is not None:
-            rows = job.share(state.replay, i)
-            found = job.agent.review(train, rows, result.episodes, keys[i])
-            summary |= write_diagnostics(found, one.logger, steps)
-        one.logger.log("eval", steps, {**summary, "seconds": time.time() - started})
-        numbers, found = range(len(result.returns)), (result.returns, result.lengths)
-        at = [steps] * len(numbers)
-        one.logger.log_episodes("eval", at, numbers, *found, result.tasks, len(numbers))
-        one.best.save_best(steps, train, summary["return_mean"])
-        means.append(summary["return_mean"])
+            found.append(job.agent.review(train, rows, result.episodes, keys[i]))
+        row = result.summary()
+        for diagnostics in found:
+            row |= diagnostics.metrics
+            for name, content in diagnostics.files.items():
+                atomic_write(os.path.join(one.logger.workdir, name), content)
+                one.logger.log_picture(name, steps, content)
+        one.logger.log("eval", steps, row | {"seconds": time.time() - started})
+        played, number = (result.returns, result.lengths, result.tasks), len(result.returns)
+        one.logger.log_episodes("eval", [steps] * number, range(number), *played, number)
+        one.best.save_best(steps, train, row["return_mean"])
+        means.append(row["return_mean"])
     return means
-
-
-def write_diagnostics(
-    found: Diagnostics, logger: RunLogger | NoLogger, steps: int
-) -> dict[str, float]:
-    """Write the files of an agent's diagnostics and return their numbers."""
-    for name, content in found.files.items():
-        atomic_write(os.path.join(logger.workdir, name), content)
-        logger.log_picture(name, steps, content)
-    return found.metrics
 
 
 def load(
@@ -510,21 +488,18 @@ def load(
         raise ValueError(
             f"{os.path.join(workdir, 'config.json')} cannot be followed: {kind}{error}"
         ) from error
-    example = jax.eval_shape(agent.init, jax.random.key(0))
-    checkpointer = Checkpointer(workdir)
-    if which == "best":
-        train_state, _ = checkpointer.restore_best(example)
-    else:
+    with Checkpointer(workdir) as checkpointer:
+        if which == "best":
+            example = jax.eval_shape(agent.init, jax.random.key(0))
+            return agent, checkpointer.restore_best(example)[0], settings
         # Made here: what checks an environment runs it, which it cannot inside of a trace.
         with opened(make_environment(settings, settings.env.num_envs, seed=0)) as environment:
             obs = () if isinstance(environment, JaxEnvironment) else (environment.reset(0),)
             sizes = dict(capacity=replay_rows(settings), shards=num_shards(settings, ONE_DEVICE))
-            make = initial_state(agent, environment, **sizes)
+            make = functools.partial(init_state, agent, environment, **sizes)
             full = jax.eval_shape(make, jax.random.key(0), *obs)
         step = None if which == "latest" else int(which)
-        train_state = checkpointer.restore(full, step=step)[0].train
-    checkpointer.close()
-    return agent, train_state, settings
+        return agent, checkpointer.restore(full, step=step)[0].train, settings
 
 
 def check_finite(metrics: Mapping[str, float], steps: int, settings: RunSettings) -> None:
@@ -539,53 +514,32 @@ def check_finite(metrics: Mapping[str, float], steps: int, settings: RunSettings
         )
 
 
-def describe(logger: RunLogger | NoLogger, state: LoopState) -> None:
-    """Log a run's sizes, given its abstract state: parameters, environments, bytes a row."""
-    sizes = replay.bytes_per_transition(state.replay)
-    values = {f"replay/bytes_{name}": value for name, value in sizes.items()}
-    values["parameters"] = float(count_parameters(state.train.params))
-    values["num_envs"] = float(state.is_first.shape[0])
-    logger.log("setup", 0, values)
-
-
-_ENOUGH = 10  # episodes, all of them faulty, after which nothing better is expected
-
-
-class Faults:
-    """Counts the episodes of one seed of a run that a fault ended.
+def count_faults(one: SeedRun, metrics: Mapping[str, float], steps: int, task: str) -> None:
+    """Count the episodes of one seed that a fault ended in an interval; warn of the first fault.
 
     Args:
+        metrics: of the interval, which ended at `steps`.
         task: `EnvSpec.name`.
+
+    Raises:
+        FloatingPointError: where all episodes so far, at least ten, ended in a fault.
     """
-
-    def __init__(self, task: str) -> None:
-        self._task, self._faults, self._episodes = task, 0.0, 0.0
-
-    def see(self, metrics: Mapping[str, float], steps: int) -> None:
-        """Take the metrics of an interval that ended at `steps`; warn of the first fault.
-
-        Raises:
-            FloatingPointError: where all episodes so far, at least ten, ended in a fault.
-        """
-        faults = metrics.get("faults", 0)
-        if faults and not self._faults:
-            warnings.warn(
-                f"{faults:.0f} environment steps up to step {steps} were not finite: their "
-                "episodes were cut off and they are not learned from (later ones are only "
-                "counted, as `faults`)",
-                stacklevel=3,
-            )
-        self._faults += faults
-        self._episodes += metrics.get("episodes", 0)
-        if _ENOUGH <= self._episodes <= self._faults:
-            raise FloatingPointError(
-                f"each of the {self._episodes:.0f} episodes up to step {steps} ended in an "
-                f"observation or a reward that is not finite: fix env.name={self._task!r}, there "
-                "is nothing to learn from"
-            )
-
-
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+    faults = metrics.get("faults", 0)
+    if faults and not one.faults:
+        warnings.warn(
+            f"{faults:.0f} environment steps up to step {steps} were not finite: their "
+            "episodes were cut off and they are not learned from (later ones are only "
+            "counted, as `faults`)",
+            stacklevel=3,
+        )
+    one.faults += faults
+    one.episodes += metrics.get("episodes", 0)
+    if 10 <= one.episodes <= one.faults:
+        raise FloatingPointError(
+            f"each of the {one.episodes:.0f} episodes up to step {steps} ended in an "
+            f"observation or a reward that is not finite: fix env.name={task!r}, there "
+            "is nothing to learn from"
+        )
 
 
 class Interrupt:
@@ -607,8 +561,7 @@ class Interrupt:
         self.unsaved = False
         self.farewell = "stopped before the first step: nothing is lost"
         self._ends_process = ends_process
-        self._depth = 0
-        self._old: dict[int, Any] = {}
+        self._stack, self._depth = contextlib.ExitStack(), 0
 
     @property
     def requested(self) -> bool:
@@ -618,24 +571,21 @@ class Interrupt:
     def __enter__(self) -> Interrupt:
         self._depth += 1
         if self._depth == 1 and threading.current_thread() is threading.main_thread():
-            for name in [name for name in _NAMES if hasattr(signal, name)]:
-                number = getattr(signal, name)
-                if name != "SIGHUP" or signal.getsignal(number) is not signal.SIG_IGN:
-                    self._old[number] = signal.signal(number, self._handle)
+            watched = []
+            for number in [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]:
+                old = signal.getsignal(number)
+                if number is not getattr(signal, "SIGHUP", None) or old is not signal.SIG_IGN:
+                    self._stack.callback(signal.signal, number, old)
+                    signal.signal(number, self._handle)
+                    watched.append(number)
             if self._ends_process:
-                self._watch()
+                self._watch(watched)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
-        if self._depth:
-            return
-        if self._ends_process and self._old:
-            signal.set_wakeup_fd(self._old_wakeup)
-            os.close(self._sender)
-        for number, old in self._old.items():
-            signal.signal(number, old)
-        self._old = {}
+        if not self._depth:
+            self._stack.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._ends_process:
@@ -644,28 +594,25 @@ class Interrupt:
             raise KeyboardInterrupt
         self._request(number)
 
-    def _watch(self) -> None:
+    def _watch(self, watched: list[int]) -> None:
         """See signals in a thread: Python's own handlers wait until compiled code returns."""
-        receiver, self._sender = os.pipe()
-        os.set_blocking(self._sender, False)
-        self._old_wakeup = signal.set_wakeup_fd(self._sender, warn_on_full_buffer=False)
-        watched = frozenset(self._old)
+        receiver, sender = os.pipe()
+        os.set_blocking(sender, False)
+        self._stack.callback(os.close, sender)
+        before = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+        self._stack.callback(signal.set_wakeup_fd, before)
 
         def watch() -> None:
             while numbers := os.read(receiver, 64):
-                for number in watched.intersection(numbers):
-                    self._seen(number)
+                for number in [number for number in numbers if number in watched]:
+                    if self.requested or not self.unsaved:
+                        if not self.requested:
+                            say(self.farewell)
+                        os._exit(128 + number)
+                    self._request(number)
             os.close(receiver)
 
         threading.Thread(target=watch, daemon=True).start()
-
-    def _seen(self, number: int) -> None:
-        if self.requested:
-            os._exit(128 + number)
-        if not self.unsaved:
-            say(self.farewell)
-            os._exit(128 + number)
-        self._request(number)
 
     def _request(self, number: int) -> None:
         self.number = number

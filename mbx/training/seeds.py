@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -32,8 +32,8 @@ from mbx.fast import compiler
 from mbx.settings import flatten, from_dict, full_name, inactive, put, to_dict
 from mbx.training import build, loop
 from mbx.training.build import evaluation_environment, make_environment
-from mbx.training.devices import available_cores, matmul_precision, require_float32
-from mbx.training.evaluation import Evaluation, as_evaluation, evaluation_key, make_episodes
+from mbx.training.devices import even_count, matmul_precision, require_float32
+from mbx.training.evaluation import Evaluation, evaluation_key, make_episodes, task_names
 from mbx.training.state import (
     LoopState,
     Schedule,
@@ -69,24 +69,10 @@ def in_turn(function: F) -> F:
 # Seeds with a log each
 
 
-def device_count_for(num_seeds: int, available: int) -> int:
-    """The largest number of devices, at most `available`, that divides the seeds evenly."""
-    return max(n for n in range(1, max(available, 1) + 1) if num_seeds % n == 0)
-
-
-def use_all_cores(num_seeds: int) -> None:
-    """Make every processor core a device, as far as the seeds can be divided among them.
-
-    Small models keep one core busy and no more. Only before anything has run on a device, and only
-    of use without an accelerator.
-    """
-    jax.config.update("jax_num_cpu_devices", device_count_for(num_seeds, available_cores()))
-
-
 def device_mesh(num_seeds: int) -> jax.sharding.Mesh | None:
     """The devices that the seeds are divided among; None for a single one."""
     devices = jax.local_devices()
-    num = device_count_for(num_seeds, len(devices))
+    num = even_count(num_seeds, len(devices))
     return jax.sharding.Mesh(np.array(devices[:num]), (_AXIS,)) if num > 1 else None
 
 
@@ -150,23 +136,22 @@ def make_seeds_evaluate(
     environment: JaxEnvironment,
     *,
     mesh: jax.sharding.Mesh | None = None,
-    record: bool = False,
-) -> Callable[[Any, Array], list[Evaluation]]:
-    """`evaluate(train, keys)` of several seeds at once: train states `[S, ...]`, keys `[S]`.
-
-    record: as `evaluation.make_evaluate`.
-    """
-    episodes = make_episodes(act, init_actor, environment, record=record)
+) -> Callable[[Any, Sequence[Array]], list[Evaluation]]:
+    """`evaluate(train, keys)` of several seeds at once: train states `[S, ...]`, S keys."""
+    episodes = make_episodes(act, init_actor, environment)
     seeds = jax.vmap(episodes if batches() else in_turn(episodes))
     divided = _divided(seeds, mesh, jax.P(_AXIS))
 
     @functools.partial(jax.jit, compiler_options=compiler.for_once(jax.default_backend()))
-    def evaluation(train: Any, keys: Array) -> tuple:
+    def evaluation(train: Any, keys: Array) -> Evaluation:
         return divided(train, keys)
 
-    def evaluate(train: Any, keys: Array) -> list[Evaluation]:
-        found = jax.device_get(evaluation(train, place(keys, mesh)))
-        return [as_evaluation(pick(found, i), environment) for i in range(len(found[0]))]
+    def evaluate(train: Any, keys: Sequence[Array]) -> list[Evaluation]:
+        found, tasks = (
+            jax.device_get(evaluation(train, place(jnp.stack(keys), mesh))),
+            task_names(environment.spec),
+        )
+        return [pick(found, i)._replace(tasks=tasks) for i in range(len(keys))]
 
     return evaluate
 
@@ -285,22 +270,39 @@ def make_whole(base: RunSettings, axis_name: str | None) -> Callable[[Any, RunSe
         intervals = make_intervals(settings, environment.spec.action_repeat)
         step = loop.make_step(agent, environment, schedule, axis_name)
         interval = loop.repeated(step, intervals.length, schedule)
-        calls = schedule.calls(environment.num_envs, intervals.length, intervals.number)
-        until, owner = np.array(calls, np.int32).T
+        until = 1 + np.arange(intervals.number, dtype=np.int32)
+        until *= intervals.length * environment.num_envs
 
         key = jax.random.key(seed)
         state = init_state(agent, environment, key=key, capacity=replay_rows(settings))
-        state, sums = jax.lax.scan(interval, state, until)
+        state, sums = jax.lax.scan(whole_interval(interval, schedule), state, until)
         sums.pop("ended")
-        of_intervals = functools.partial(
-            jax.ops.segment_sum, segment_ids=owner, num_segments=intervals.number
-        )
-        metrics = averaged(jax.tree.map(of_intervals, sums))
+        metrics = averaged(sums)
         episodes = make_episodes(agent.act, agent.init_actor, trials)
-        returns, lengths, *_ = episodes(state.train, evaluation_key(key, intervals.number - 1))
-        return Trained(state.train, metrics, returns, lengths)
+        found = episodes(state.train, evaluation_key(key, intervals.number - 1))
+        return Trained(state.train, metrics, found.returns, found.lengths)
 
     return whole
+
+
+def whole_interval(interval: loop.Interval, schedule: Schedule) -> Callable:
+    """`loop.advance` within a program: calls of `interval` until the run is at `until`."""
+
+    def advance(state: LoopState, until: Array) -> tuple[LoopState, dict[str, Any]]:
+        one, (_, shapes), _ = loop.traced(lambda state: interval(state, until), state)
+
+        def unfinished(carry: tuple) -> Array:
+            state, num_envs = carry[0], carry[0].is_first.shape[0]
+            left = schedule.updates_left(state.steps, state.updates, num_envs)
+            return (state.steps < until) | (left > 0)
+
+        def again(carry: tuple) -> tuple:
+            state, found = one(carry[0])
+            return state, loop.add(carry[1], found)
+
+        return jax.lax.while_loop(unfinished, again, (state, loop.zeros_like(shapes)))
+
+    return advance
 
 
 def check_pure(base: RunSettings) -> None:
@@ -349,15 +351,14 @@ def with_numbers(base: RunSettings, given: Mapping[str, Any]) -> RunSettings:
             )
         if name in idle:
             raise ValueError(f"{name} has no effect here: it needs {idle[name]}; leave it out")
-    fixed = {name: x for name, x in given.items() if not isinstance(x, jax.Array)}
+    traced = {name: x for name, x in given.items() if isinstance(x, jax.Array)}
     nested: dict[str, Any] = {}
-    for name, x in fixed.items():
-        put(nested, name, x)
-    settings = from_dict(base, nested, check_effects=False) if nested else base
-    for name, x in given.items():
-        if name not in fixed:
-            several = isinstance(values[name], tuple)
-            settings = _replaced(settings, name.split("."), tuple(x) if several else x)
+    for name in given.keys() - traced.keys():
+        put(nested, name, given[name])
+    settings = from_dict(base, nested, check_effects=False)
+    for name, x in traced.items():
+        several = isinstance(values[name], tuple)
+        settings = _replaced(settings, name.split("."), tuple(x) if several else x)
     return settings
 
 

@@ -80,18 +80,6 @@ class Schedule:
         rest = self.pretrain_updates - updates
         return (steps == self.seeded(num_envs)) * (rest > 0) * rest
 
-    def calls(self, num_envs: int, length: int, number: int) -> list[tuple[int, int]]:
-        """For a run of `number` intervals of `length` steps: to which agent steps each call of its
-        program is, and the number of the interval that it belongs to."""
-        found, end = [], self.seeded(num_envs)
-        for i in range(number):
-            start, until, calls = i * length * num_envs, (i + 1) * length * num_envs, 1
-            if self.pretrain_updates and (start < end <= until or start == end == 0):
-                shares = -(-self.pretrain_updates // self.pretrain_share)
-                calls = (start < end) + shares + (end < until)
-            found += [(until, i)] * calls
-        return found
-
 
 @dataclasses.dataclass(frozen=True)
 class Intervals:
@@ -223,18 +211,18 @@ def replay_rows(settings: RunSettings) -> int:
 def init_state(
     agent: Agent,
     environment: JaxEnvironment | HostEnvironment,
-    *,
     key: Array,
+    host_obs: Array | None = None,
+    *,
     capacity: int,
     shards: int = 1,
-    host_obs: Array | None = None,
 ) -> LoopState:
     """The state of a run before its first step.
 
     Args:
+        host_obs: first observations `[E, ...]` of a host environment (of all processes).
         capacity: replay rows an environment.
         shards: of the replay.
-        host_obs: first observations `[E, ...]` of a host environment (of all processes).
     """
     init_key, env_key, base_key = jax.random.split(key, 3)
     if host_obs is None:

@@ -12,13 +12,15 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mbx import replay
+from mbx import envs, replay
 from mbx.agents.base import Agent
 from mbx.agents.settings import RunSettings
 from mbx.training import build, rundir
@@ -28,10 +30,23 @@ from mbx.training.files import atomic_write, parse_json
 from mbx.training.rundir import load_settings
 
 
+def located(settings: RunSettings) -> RunSettings:
+    """The settings with absolute paths: environments may go to another directory when made.
+
+    Raises FileNotFoundError where the file of a custom environment does not exist.
+    """
+    env = dataclasses.replace(settings.env, name=envs.custom.located(settings.env.name))
+    paths = dict(init_from=settings.train.init_from, dataset=settings.train.dataset)
+    paths = {name: os.path.abspath(path) if path else "" for name, path in paths.items()}
+    train = dataclasses.replace(settings.train, **paths)
+    return dataclasses.replace(settings, env=env, train=train)
+
+
 def resolve(settings: RunSettings) -> RunSettings:
-    """`settings` with values from another run or a dataset filled in.
+    """`settings`, `located`, with values from another run or a dataset filled in.
     Raises ValueError for several seeds, which cannot start from another run.
     """
+    settings = located(settings)
     train, env, rows = settings.train, settings.env, settings.replay
     for field, value in (("init_from", train.init_from), ("dataset", train.dataset)):
         if value and settings.num_seeds > 1:
@@ -43,7 +58,7 @@ def resolve(settings: RunSettings) -> RunSettings:
         pad_to = (spec.obs_shape[0] - len(spec.tasks), spec.action_dim)
         env = dataclasses.replace(env, pad_to=pad_to)
     if train.dataset:
-        num_envs, length = dataset_shape(train.dataset)
+        num_envs, length = _read(train.dataset)["row/is_first"].shape
         env = dataclasses.replace(env, num_envs=num_envs)
         rows = dataclasses.replace(rows, capacity=num_envs * length)
     return dataclasses.replace(settings, env=env, replay=rows)
@@ -54,15 +69,6 @@ def _settings(source: str) -> RunSettings:
     settings = load_settings(source)
     rundir.check_trusted(settings.env.name, source, False)
     return settings
-
-
-def check(settings: RunSettings, agent: Agent) -> None:
-    """Raise ValueError where the agent cannot start from another run."""
-    if settings.train.init_from and agent.start_from is None:
-        raise ValueError(
-            f"train.init_from={settings.train.init_from!r}: agent {settings.agent!r} cannot start "
-            "from another run, leave it empty"
-        )
 
 
 def start_from(source: str, settings: RunSettings, agent: Agent, train: Any) -> Any:
@@ -111,12 +117,6 @@ def save_dataset(path: str, state: replay.ReplayState, *, task: str) -> None:
     atomic_write(path, file.getvalue())
 
 
-def dataset_shape(path: str) -> tuple[int, int]:
-    """Number of environments and rows per environment of the file at `path`."""
-    first = _read(path)["row/is_first"]
-    return first.shape[0], first.shape[1]
-
-
 def load_dataset(path: str, agent: Agent, *, task: str) -> replay.ReplayState:
     """The replay in the file at `path`, with room for the agent's targets, all invalid.
     Raises ValueError, naming the file and field, for other files, versions or tasks, and for rows
@@ -147,13 +147,11 @@ def load_dataset(path: str, agent: Agent, *, task: str) -> replay.ReplayState:
     spec = agent.store.spec if agent.store else None
     empty = replay.init(example, num_envs=num_envs, capacity=capacity, target_spec=spec)
     rows = {n: jnp.asarray(arrays[f"row/{n}"], leaf.dtype) for n, leaf in empty.data.items()}
-    return empty.replace(
-        data=rows,
-        **{n: jnp.asarray(arrays[n], jnp.int32) for n in _COUNTS},
-    )
+    return empty.replace(data=rows, **{n: jnp.asarray(arrays[n], jnp.int32) for n in _COUNTS})
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read(path: str) -> dict[str, np.ndarray]:
+    """The arrays of a dataset. Raises ValueError, naming the field, where it is none of ours."""
     try:
         with open(path, "rb") as opened, np.load(opened) as file:
             arrays = {name: file[name] for name in file.files}
@@ -164,34 +162,31 @@ def _read(path: str) -> dict[str, Any]:
             "--config.replay.save=True wrote"
         ) from error
     arrays = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
-    missing = {"header", *_COUNTS, "row/is_first"} - set(arrays)
-    if missing:
+    if missing := {"header", *_COUNTS, "row/is_first"} - set(arrays):
         raise ValueError(
             f"train.dataset={path!r} lacks {sorted(missing)}: it is no dataset of ours"
         )
-    problem = _problem(arrays)
-    if problem is not None:
+    for problem in _problems(arrays):
         raise ValueError(f"train.dataset={path!r}: field {problem}: record it again")
     return arrays
 
 
-def _problem(arrays: dict[str, np.ndarray]) -> str | None:
-    """The first invalid field of a dataset, with the reason."""
+def _problems(arrays: dict[str, np.ndarray]) -> Iterator[str]:
+    """The invalid fields of a dataset, with the reason."""
     first = arrays["row/is_first"]
     if first.ndim != 2 or min(first.shape) < 1:
-        return f"'row/is_first' has shape {list(first.shape)}, not environments and rows"
+        yield f"'row/is_first' has shape {list(first.shape)}, not environments and rows"
     num_envs, rows = first.shape
     most = {"size": rows, "position": rows - 1, "transitions": 2**31 - 1}
     for name, array in arrays.items():
         given = f"{name!r} is {array.dtype}{list(array.shape)}"
         if name.startswith("row/"):
             if array.shape[:2] != first.shape or array.dtype.kind not in "biuf":
-                return f"{given}, not {num_envs} by {rows} rows"
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                return f"{name!r} has values that are not finite"
+                yield f"{given}, not {num_envs} by {rows} rows"
+            elif array.dtype.kind == "f" and not np.isfinite(array).all():
+                yield f"{name!r} has values that are not finite"
         elif name in most:
             if array.shape != (num_envs,) or array.dtype.kind not in "iu":
-                return f"{given}, not {num_envs} counts"
-            if array.min() < 0 or array.max() > most[name]:
-                return f"{name!r} has counts outside of 0 to {most[name]}"
-    return None
+                yield f"{given}, not {num_envs} counts"
+            elif array.min() < 0 or array.max() > most[name]:
+                yield f"{name!r} has counts outside of 0 to {most[name]}"

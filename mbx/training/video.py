@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import envs
-from mbx.agents.pictures import to_gif, to_png
+from mbx.agents.pictures import to_gif
 from mbx.agents.settings import RunSettings
 from mbx.envs.base import JaxEnvironment
 from mbx.envs.host import SteppedEnvironment
@@ -92,8 +92,7 @@ def record(
     with opened(_environment(settings, film)) as environment:
         parts = environment, act, init_actor(1), train_state, key
         wanted = lambda i: i % stride == 0  # noqa: E731  drawing takes longer than acting
-        played = play(*parts, renderer, wanted) if renderer else _play_host(*parts, wanted)
-        for picture, reward, _ in played:
+        for picture, reward, _ in play(*parts, renderer, wanted):
             if picture is not None:
                 frames.append(np.array(picture))
             if len(frames) > max_frames:
@@ -117,12 +116,12 @@ def shortened(episode: Episode, *, width: int = 0, seconds: float = 0.0) -> Epis
 
 
 def write(path: str, episode: Episode) -> None:
-    """Write an episode to a .gif atomically. Raises ValueError for another ending."""
-    write_picture(path, episode.frames, milliseconds=episode.milliseconds)
+    """Write an episode to a .gif atomically."""
+    atomic_write(path, to_gif(episode.frames, milliseconds=episode.milliseconds))
 
 
 def play(
-    environment: JaxEnvironment,
+    environment: JaxEnvironment | SteppedEnvironment,
     act: Callable,
     actor: Any,
     train_state: Any,
@@ -132,66 +131,36 @@ def play(
 ) -> Iterator[tuple[Any, float, bool]]:
     """Steps of an episode: picture of the state before, reward, and whether it terminated.
     Random numbers are drawn as in an evaluation. The picture is None without a renderer and where
-    `wanted` is false.
+    `wanted` is false; an environment on the host draws itself.
     """
-
-    @jax.jit
-    def advance(train: Any, carry: Any, i: Array, key: Array) -> Any:
-        env_state, obs, actor = carry
-        raw = jax.tree.map(lambda x: x[0], env_state.raw)
-        view = None if renderer is None else renderer.view(raw)
-        act_key, env_key = jax.random.split(jax.random.fold_in(key, i))
-        action, actor = act(train, actor, obs, jnp.full(1, i == 0), act_key, True)
-        env_state, now = environment.step(env_state, action, env_key)
-        shown = view, now.reward[0], now.terminated[0], now.truncated[0]
-        return (env_state, now.obs, actor), shown
-
+    host = not isinstance(environment, JaxEnvironment)
     reset_key, step_key = jax.random.split(key)
-    carry = (*jax.jit(environment.reset)(reset_key), actor)
-    for i in itertools.count():
-        carry, shown = advance(train_state, carry, jnp.int32(i), step_key)
-        view, reward, terminated, truncated = jax.device_get(shown)
-        picture = renderer.draw(view) if renderer is not None and wanted(i) else None
-        yield picture, float(reward), bool(terminated)
-        if terminated or truncated:
-            return
-
-
-def _play_host(
-    environment: SteppedEnvironment,
-    act: Callable,
-    actor: Any,
-    train_state: Any,
-    key: Array,
-    wanted: Callable[[int], bool],
-) -> Iterator[tuple[Any, float, bool]]:
-    """`play` of an environment on the host, which draws itself."""
-    seed_key, step_key = jax.random.split(key)
 
     @jax.jit
     def choose(train: Any, actor: Any, obs: Array, first: Array, key: Array) -> tuple:
         return act(train, actor, obs, first, rng.unrolled(key), True)
 
-    obs = environment.reset(int(jax.random.randint(seed_key, (), 0, 2**31 - 1)))
-    for i in itertools.count():
-        picture = environment.render() if wanted(i) else None
-        now = jax.random.fold_in(step_key, i)
-        action, actor = choose(train_state, actor, jnp.asarray(obs), jnp.full(1, i == 0), now)
-        timestep = environment.step(np.asarray(action))
-        obs = timestep.obs
-        yield picture, float(timestep.reward[0]), bool(timestep.terminated[0])
-        if timestep.terminated[0] or timestep.truncated[0]:
-            return
-
-
-def write_picture(path: str, images: Any, **options: Any) -> None:
-    """Write a `.png` (one picture) or a `.gif` (several; options as `to_gif`).
-    Raises ValueError for another ending, and for arrays that are not pictures.
-    """
-    if path.endswith(".png"):
-        data = to_png(images)
-    elif path.endswith(".gif"):
-        data = to_gif(images, **options)
+    if host:
+        obs = environment.reset(int(jax.random.randint(reset_key, (), 0, 2**31 - 1)))
     else:
-        raise ValueError(f"path={path!r}: must end in .png or .gif")
-    atomic_write(path, data)
+        state, obs = jax.jit(environment.reset)(reset_key)
+        step, view = jax.jit(environment.step), jax.jit(lambda raw: renderer.view(raw))
+    for i in itertools.count():
+        picture, now_key = None, jax.random.fold_in(step_key, i)
+        if host and wanted(i):
+            picture = environment.render()
+        elif renderer is not None and wanted(i):
+            raw = jax.tree.map(lambda x: x[0], state.raw)
+            picture = renderer.draw(jax.device_get(view(raw)))
+        if not host:
+            now_key, env_key = jax.random.split(now_key)
+        first = jnp.full(1, i == 0)
+        action, actor = choose(train_state, actor, jnp.asarray(obs), first, now_key)
+        if host:
+            now = environment.step(np.asarray(action))
+        else:
+            state, now = step(state, action, env_key)
+        obs = now.obs
+        yield picture, float(now.reward[0]), bool(now.terminated[0])
+        if now.terminated[0] or now.truncated[0]:
+            return

@@ -193,7 +193,7 @@ def test_latents_of_the_seed_phase_follow_from_the_actions_taken():
     for t in range(5):
         action, actor, _ = select_action(state, jax.random.key(t))
         step = Timestep(obs[t + 1], obs[t + 1], zero, no, no, zero, zero, no)
-        state = program(loop.store, agent)(state, action, actor, None, step)
+        state, _ = program(loop.store, agent)(state, action, actor, None, step)
     rows = {name: x[:, :5].swapaxes(0, 1) for name, x in state.replay.data.items()}
     assert np.all(np.abs(rows["action"]) > 0.0)
     for t in range(4):
@@ -216,7 +216,7 @@ def test_nothing_of_a_fault_is_learned_from():
         final = jnp.where(fault[:, None], jnp.nan, obs)
         step = Timestep(obs, final, zero + 1.0, no, fault, zero, zero, fault)
         action = jnp.full((2, 2), 0.1)
-        state = program(loop.store, agent)(state, action, dreamer.init_actor(NET, 2), None, step)
+        state, _ = program(loop.store, agent)(state, action, dreamer.init_actor(NET, 2), None, step)
     data = jax.device_get(state.replay.data)
     assert all(np.all(np.isfinite(x)) for x in data.values() if x.dtype == np.float32)
     assert data["is_first"][0, 4] and not np.any(np.asarray(data["is_last"]))

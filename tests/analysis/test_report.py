@@ -10,9 +10,9 @@ import re
 import numpy as np
 import pytest
 
+from mbx.agents.pictures import to_gif, to_png
 from mbx.agents.tdmpc.settings import Env, Settings, Train
 from mbx.analysis import charts, report, runs
-from mbx.training.video import write_picture
 from tests.analysis.made import write_run
 from tests.browser import look_at
 
@@ -70,8 +70,8 @@ def test_each_attempt_says_how_it_ended(tmp_path):
 
 
 def test_every_section_says_what_the_run_holds(run):
-    write_picture(f"{run}/episode.gif", np.zeros((2, 8, 8, 3), np.uint8))
-    write_picture(f"{run}/curve.png", np.zeros((8, 8, 3), np.uint8))
+    pathlib.Path(f"{run}/episode.gif").write_bytes(to_gif(np.zeros((2, 8, 8, 3), np.uint8)))
+    pathlib.Path(f"{run}/curve.png").write_bytes(to_png(np.zeros((8, 8, 3), np.uint8)))
     found = sections(report.page([run]))
     summary = found["Summary"]
     assert cells(summary, "task") == ["toy:point"]
@@ -224,7 +224,7 @@ def test_what_goes_wrong_with_a_report_ends_nothing(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_browser_shows_it_without_a_word_and_without_the_network(run, tmp_path):
-    write_picture(f"{run}/episode.gif", np.zeros((2, 8, 8, 3), np.uint8))
+    pathlib.Path(f"{run}/episode.gif").write_bytes(to_gif(np.zeros((2, 8, 8, 3), np.uint8)))
     page = tmp_path / "report.html"
     report.write([run, make_run(tmp_path / "b", name=EVIL)], str(page))
     seen = look_at(page, tmp_path)

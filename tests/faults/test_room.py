@@ -7,14 +7,14 @@ import math
 import pytest
 
 from mbx.training import build, run, rundir
-from mbx.training.job import prepare
+from mbx.training.job import abstract_state, prepare
 from tests.faults.processes import finish
 from tests.faults.small import small_config
 
 
 def abstract_of(config):
     settings = build.read(config)
-    return run.abstract_state(prepare(settings))
+    return abstract_state(prepare(settings))
 
 
 def sizes_of(config) -> dict[str, int]:

@@ -90,7 +90,6 @@ def read_config(path: str) -> None:
 
 def read_dataset(path: str) -> None:
     environment = envs.make("toy:point", 1)
-    transfer.dataset_shape(path)
     transfer.load_dataset(path, make_agent({}, environment.spec), task="toy:point")
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import jax
 import pytest
 
-from configs import dreamer, empo
 from mbx.agents.tdmpc.settings import Settings
 from mbx.settings import from_dict
 from mbx.training import job, run
 from mbx.training.build import make_environment
-from tests.helpers import FUSED, counting, once, programs_of, tiny_config
+from tests.helpers import FUSED, HOST, counting, once, programs_of, tiny_config
+from tests.training.test_ranges import tiny_dreamer, tiny_empo
 
 
 def short(name: str = "gymnax:Pendulum-v1", **sections):
@@ -48,28 +48,6 @@ def test_the_counter_sees_a_program_that_is_compiled_twice():
     assert counter["compiled", "train_twice"] == 2
 
 
-def small_dreamer():
-    config = dreamer.get_config()
-    config.env.update(name="gymnax:CartPole-v1", num_envs=2, episode_length=8)
-    config.model.update(size="tiny", num_bins=21)
-    config.loss.update(batch_size=2, batch_length=4)
-    config.imagination.update(horizon=2, rows=0)
-    config.replay.capacity = 200
-    config.train.update(steps=60, seed_steps=16, log_interval=20, train_ratio=1.0)
-    config.eval.update(episodes=2, interval=40, exploring=False)
-    return config.to_dict()
-
-
-def small_empo():
-    config = empo.get_config()
-    config.env.update(name="empo:grid_rock_1h1r", num_envs=2)
-    config.train.update(steps=60, seed_steps=16, log_interval=20)
-    config.eval.update(episodes=2, interval=40, review_episodes=0)
-    config.replay.capacity = 200
-    config.loss.batch_size = 4
-    return config.to_dict()
-
-
 def weak(tree):
     return [x for x in jax.tree.leaves(tree) if x.weak_type]
 
@@ -86,7 +64,7 @@ def test_an_environment_hands_back_the_types_it_was_given(name):
         assert (before.shape, before.dtype) == (after.shape, after.dtype)
 
 
-@pytest.mark.parametrize("config", [small_dreamer(), small_empo()], ids=["dreamer", "empo"])
+@pytest.mark.parametrize("config", [tiny_dreamer(), tiny_empo()], ids=["dreamer", "empo"])
 def test_other_agents_start_from_the_types_that_they_hand_back(config):
     parts = job.prepare(config)
 
@@ -112,27 +90,19 @@ def test_from_parameters_and_from_a_dataset(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["brax:fast", "multi:gymnax:Pendulum-v1+toy:point"])
-def test_other_suites(name, tmp_path):
-    assert_once(short(name), str(tmp_path / "run"), *FUSED)
-
-
-@pytest.mark.slow
-def test_two_seeds(tmp_path):
-    config = {**short(), "num_seeds": 2}
-    assert_once(config, str(tmp_path / "run"), *FUSED)
-    assert_once(resumed(config), str(tmp_path / "run"), *FUSED)
-
-
-@pytest.mark.slow
-def test_an_environment_of_the_host(tmp_path):
-    config = short("gym:Pendulum-v1")
-    programs = ("initial_state", "train_act", "train_store", "train_learn", "evaluation")
+@pytest.mark.parametrize(
+    ("config", "programs", "resumes"),
+    [
+        (short("brax:fast"), FUSED, False),
+        (short("multi:gymnax:Pendulum-v1+toy:point"), FUSED, False),
+        (short() | {"num_seeds": 2}, FUSED, True),
+        (short("gym:Pendulum-v1"), HOST, True),
+        (tiny_dreamer(), FUSED, False),
+        (tiny_empo(), FUSED, False),
+    ],
+    ids=["a simulator", "tasks", "seeds", "the host", "dreamer", "empo"],
+)
+def test_of_other_runs(config, programs, resumes, tmp_path):
     assert_once(config, str(tmp_path / "run"), *programs)
-    assert_once(resumed(config), str(tmp_path / "run"), *programs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("config", [small_dreamer(), small_empo()], ids=["dreamer", "empo"])
-def test_other_agents(config, tmp_path):
-    assert_once(config, str(tmp_path / "run"), *FUSED)
+    if resumes:
+        assert_once(resumed(config), str(tmp_path / "run"), *programs)

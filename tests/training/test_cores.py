@@ -9,9 +9,7 @@ import sys
 
 import pytest
 
-from tests.helpers import FUSED
-
-HOST = ("initial_state", "train_act", "train_store", "train_learn", "evaluation")
+from tests.helpers import FUSED, HOST
 
 # Two devices, in a process of its own: their number is fixed once jax has started.
 PROGRAM = """

@@ -419,11 +419,15 @@ def test_a_resumed_run_keeps_its_cores(machine, tmp_path, kept):
     assert devices.use_cores(other, str(tmp_path)).distributed.cores == 2
 
 
-def test_seeds_processes_and_accelerators_have_no_use_for_cores(machine, tmp_path):
+def test_seeds_share_cores_and_processes_and_accelerators_have_no_use_for_them(machine, tmp_path):
     told = machine(cores=2)
-    for other in (dict(num_seeds=2), dict(distributed=dict(enabled=True))):
-        given = build.read(tiny_config(**other))
-        assert devices.use_cores(given, str(tmp_path)) == given and told == {}
+    given = build.read(tiny_config(distributed=dict(enabled=True)))
+    assert devices.use_cores(given, str(tmp_path)) == given and told == {}
+    for seeds, cores, used in ((8, 2, 2), (8, 3, 2), (3, 2, 1), (6, 4, 3), (5, 16, 5)):
+        machine(cores=cores)
+        given = build.read(tiny_config(num_seeds=seeds))
+        assert devices.use_cores(given, str(tmp_path)) == given
+        assert told == {"jax_num_cpu_devices": used}
     machine(cores=2, platform="gpu")
     assert devices.use_cores(build.read(tiny_config()), str(tmp_path)).distributed.cores == 0
     with pytest.raises(ValueError, match="distributed.cores=2 is for .* on a gpu: leave it 0"):

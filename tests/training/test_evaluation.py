@@ -104,19 +104,14 @@ def expect(found: evaluation.Evaluation, action: float) -> None:
 
 @pytest.mark.parametrize("make", [of_lengths, OnHost])
 def test_episodes_are_handed_back_as_they_were_played(make):
-    evaluate = evaluation.make_evaluate(act, jnp.zeros, make(LENGTHS), record=True)
+    evaluate = evaluation.make_evaluate(act, jnp.zeros, make(LENGTHS))
     expect(evaluate(jnp.float32(0.5), KEYS[0]), 0.5)
 
 
 def test_every_seed_has_its_own_episodes():
-    evaluate = seeds.make_seeds_evaluate(act, jnp.zeros, of_lengths(LENGTHS), record=True)
+    evaluate = seeds.make_seeds_evaluate(act, jnp.zeros, of_lengths(LENGTHS))
     for found, action in zip(evaluate(jnp.array([0.5, -0.25]), KEYS), (0.5, -0.25), strict=True):
         expect(found, action)
-
-
-def test_nothing_is_kept_where_nobody_asks():
-    evaluate = evaluation.make_evaluate(act, jnp.zeros, OnHost(LENGTHS))
-    assert evaluate(jnp.float32(0.5), KEYS[0]).episodes is None
 
 
 def broken(now: Timestep) -> Timestep:
@@ -145,7 +140,7 @@ def broken_in_jax():
 
 @pytest.mark.parametrize("make", [broken_in_jax, broken_on_host])
 def test_a_step_that_is_no_number_makes_its_reward_none(make):
-    evaluate = evaluation.make_evaluate(act, jnp.zeros, make(), record=True)
+    evaluate = evaluation.make_evaluate(act, jnp.zeros, make())
     found = evaluate(jnp.float32(0.0), KEYS[0])
     assert np.isnan(found.episodes.rewards[1, 2]) and found.episodes.lengths[2] == 2
     assert not found.episodes.terminated[2] and np.isfinite(found.episodes.rewards[:, :2]).all()
@@ -184,7 +179,7 @@ def test_the_driver_gives_a_review_the_episodes_and_writes_what_it_says(tmp_path
     )
     keep = types.SimpleNamespace(save_best=lambda *args: best.append(args))
     state = types.SimpleNamespace(train="train", replay="rows")
-    run.evaluate_seeds(job, state, 0, 8, [run.SeedRun(str(tmp_path), logger, keep, None)], 0.0)
+    run.evaluate_seeds(job, state, 0, 8, [run.SeedRun(logger, keep)], 0.0)
     assert seen == [("train", "rows", "episodes")]
     assert logged["a"] == 1.0 and logged["b"] == 2.0 and logged["return_mean"] == 1.0
     assert [(tmp_path / name).read_text() for name in ("a.txt", "b.txt")] == ["one", "two"]

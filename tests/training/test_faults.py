@@ -15,7 +15,6 @@ from mbx import envs, replay
 from mbx.envs.host import SteppedEnvironment
 from mbx.training import evaluation, files, loop, run
 from mbx.training.logging import read_rows
-from mbx.training.run import Faults
 from tests.faults.small import small_config
 from tests.helpers import program, tiny_config
 
@@ -106,7 +105,7 @@ def test_the_transition_to_a_fault_is_not_stored():
     for i in range(7):  # two whole episodes, and the first step of the third
         action = jnp.zeros((1, 1))
         env, step = step_once(state.env, action, jax.random.key(i))
-        state = store(state.replace(env=env), action, None, None, step)
+        state, _ = store(state.replace(env=env), action, None, None, step)
     size = int(state.replay.size[0])
     assert size == 7 and np.isfinite(state.replay.data["obs"][0, :size]).all()
     assert state.replay.data["is_first"][0, :size].tolist() == [True, False, False] * 2 + [True]
@@ -152,15 +151,14 @@ def test_a_run_whose_every_episode_is_faulty_ends(tmp_path):
 
 
 def test_one_good_episode_lets_a_run_go_on():
-    seen = Faults("broken")
+    seen, others = run.SeedRun(None, None), run.SeedRun(None, None)
     with pytest.warns(UserWarning, match="1 environment steps up to step 20"):
-        seen.see({"faults": 1.0, "episodes": 2.0}, 20)
-    seen.see({"faults": 50.0, "episodes": 50.0}, 40)
-    others = Faults("broken")
+        run.count_faults(seen, {"faults": 1.0, "episodes": 2.0}, 20, "broken")
+    run.count_faults(seen, {"faults": 50.0, "episodes": 50.0}, 40, "broken")
     with pytest.warns(UserWarning, match="9 environment steps"):
-        others.see({"faults": 9.0, "episodes": 9.0}, 20)
+        run.count_faults(others, {"faults": 9.0, "episodes": 9.0}, 20, "broken")
     with pytest.raises(FloatingPointError, match="each of the 10 episodes"):
-        others.see({"faults": 1.0, "episodes": 1.0}, 40)
+        run.count_faults(others, {"faults": 1.0, "episodes": 1.0}, 40, "broken")
 
 
 def envs_of_broken(task, num_envs, *, action_repeat, episode_length, seed):

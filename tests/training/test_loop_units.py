@@ -311,8 +311,7 @@ def test_metrics_are_sums_and_summaries_means(whole):
 
 def test_devices_sum_their_environments_at_an_intervals_end(whole):
     """Until then every environment has its own numbers, and truth values are counts."""
-    step = loop.make_step(FULL, ENVIRONMENT, SCHEDULE, unsummed=True)
-    metrics = jax.eval_shape(step, begun(FULL))[1]
+    metrics = jax.eval_shape(loop.make_step(FULL, ENVIRONMENT, SCHEDULE), begun(FULL))[1]
     for name in ("faults", "episodes"):
         assert (metrics[name].shape, metrics[name].dtype) == ((E,), jnp.int32)
     assert metrics["episode/return"].shape == metrics["episode/success"].total.shape == (E,)
@@ -349,14 +348,17 @@ class OnHost(HostEnvironment):
         return jax.device_get(timestep)
 
 
-def test_a_host_environment_gives_the_same_run(whole):
-    fused, sums, _ = whole
+def on_host(steps):
+    """The host environment of the run's keys, one a step and no more, and the first state."""
     now = begun(FULL)
     keys_at = jax.jit(lambda i: state.step_keys(now.replace(steps=i))[1])
-    keys = [keys_at(jnp.int32(E * i)) for i in range(STEPS)]
-    obs = np.asarray(now.obs)
-    host = OnHost(keys)
-    start = begun(FULL, host, host_obs=obs)
+    host = OnHost([keys_at(jnp.int32(E * i)) for i in range(steps)])
+    return host, begun(FULL, host, host_obs=np.asarray(now.obs))
+
+
+def test_a_host_environment_gives_the_same_run(whole):
+    fused, sums, _ = whole
+    host, start = on_host(STEPS)
     assert start.env is None
     # The same programs' parts may round otherwise.
     interval = loop.make_host_interval(FULL, host, SCHEDULE, length=STEPS, partition=ONE_DEVICE)
@@ -376,7 +378,7 @@ def test_a_host_environment_gives_the_same_run(whole):
 
 def test_learning_without_acting_counts_steps_of_all_environments():
     schedule = dataclasses.replace(SCHEDULE, seed_steps=0)
-    interval = loop.make_offline_interval(PLAIN, schedule, length=STEPS, partition=ONE_DEVICE)
+    interval = loop.make_interval(PLAIN, None, schedule, length=STEPS, partition=ONE_DEVICE)
     end, sums = loop.advance(interval, begun(PLAIN), E * STEPS, schedule)
     assert "passes" not in sums and "ended" not in sums
     expected = PRETRAIN + int(E * STEPS * Fraction(3, 4))
@@ -526,14 +528,33 @@ def assert_is_the_run(end, found):
     np.testing.assert_allclose(total["pass/chunk"], sum(c for c, _ in wanted.passes))
 
 
+@functools.cache
+def shared(on=ONE_DEVICE):
+    return loop.make_interval(FULL, ENVIRONMENT, SHARED, length=EACH, partition=on)
+
+
 @pytest.mark.parametrize("meshed", [0, 1], ids=["one device", "a mesh"])
 def test_a_pretraining_in_shares_is_the_same_run(meshed):
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    on = devices.Partition(mesh if meshed else None)
-    interval = loop.make_interval(FULL, ENVIRONMENT, SHARED, length=EACH, partition=on)
+    on = devices.Partition(mesh) if meshed else ONE_DEVICE
+    interval = shared(on)
     end, found = called(interval, on.place(begun(FULL)))
     assert_is_the_run(end, found)
     assert found[0]["ended"].length.any() and not found[1]["ended"].length.any()
+
+
+def test_a_program_makes_the_calls_of_an_interval_itself():
+    """The pretraining lies within the first of two intervals."""
+    steps = EACH + 1
+    interval = loop.repeated(loop.make_step(FULL, ENVIRONMENT, SHARED), steps, SHARED)
+    whole = jax.jit(
+        lambda state, until: jax.lax.scan(seeds.whole_interval(interval, SHARED), state, until)
+    )
+    end, sums = whole(begun(FULL), E * steps * jnp.array([1, 2]))
+    wanted, first = in_python(2 * steps), in_python(steps)
+    assert int(end.updates) == wanted.params and int(end.steps) == 2 * E * steps
+    np.testing.assert_allclose(end.train.drawn, wanted.drawn, rtol=1e-5)
+    assert sums["updates"].tolist() == [first.params, wanted.params - first.params]
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -543,26 +564,14 @@ def test_seeds_share_their_pretraining_alike(batched):
     assert_is_the_run(*called(interval, both, lambda tree: seeds.pick(tree, 1)))
 
 
-def on_host(steps):
-    """The host environment of the run's keys, one a step and no more, and the first state."""
-    now = begun(FULL)
-    keys_at = jax.jit(lambda i: state.step_keys(now.replace(steps=i))[1])
-    host = OnHost([keys_at(jnp.int32(E * i)) for i in range(steps)])
-    return host, begun(FULL, host, host_obs=np.asarray(now.obs))
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_an_interval_is_the_sum_of_its_calls_wherever_the_pretraining_lies(fused):
     """Here it lies within: steps that follow it act with a model that has learned."""
-    steps, asked = EACH + 1, []
-    if fused:
-        interval, start = (
-            loop.make_interval(FULL, ENVIRONMENT, SHARED, length=steps, partition=ONE_DEVICE),
-            begun(FULL),
-        )
-    else:
-        host, start = on_host(steps)
-        interval = loop.make_host_interval(FULL, host, SHARED, length=steps, partition=ONE_DEVICE)
+    steps, asked, start = EACH + 1, [], begun(FULL)
+    make, environment = loop.make_interval, ENVIRONMENT
+    if not fused:
+        make, (environment, start) = loop.make_host_interval, on_host(steps)
+    interval = make(FULL, environment, SHARED, length=steps, partition=ONE_DEVICE)
     go_on = lambda found, left: asked.append((int(found.get("updates", 0)), left)) or True  # noqa: E731
     end, sums = loop.advance(interval, start, E * steps, SHARED, go_on)
     wanted = in_python(steps)
@@ -576,8 +585,7 @@ def test_an_interval_is_the_sum_of_its_calls_wherever_the_pretraining_lies(fused
 
 
 def test_a_pretraining_that_is_stopped_goes_on_where_it_was():
-    interval = loop.make_interval(FULL, ENVIRONMENT, SHARED, length=EACH, partition=ONE_DEVICE)
-    end, left = begun(FULL), []
+    interval, end, left = shared(), begun(FULL), []
     for answers in ([True, False], [False], [True]):
         go_on = lambda found, n: left.append(n) or answers.pop(0)  # noqa: B023, E731
         end, _ = loop.advance(interval, end, E * EACH, SHARED, go_on)
@@ -604,30 +612,27 @@ def renewed(train, buffer, key, chunk):
 READS = FULL._replace(update=without_targets, store=STORE._replace(reanalyze=renewed))
 
 
-@pytest.mark.parametrize("pretrain", [0, 2, 25])
-@pytest.mark.parametrize("mode", ["fused", "host", "seeds", "dataset"])
+@pytest.mark.parametrize(
+    ("mode", "pretrain"),
+    [("fused", 0), ("fused", 25), ("host", 25), ("seeds", 25), ("dataset", 0), ("dataset", 25)],
+)
 def test_targets_exist_before_the_first_update_that_reads_them(mode, pretrain):
     schedule = dataclasses.replace(SCHEDULE, pretrain_updates=pretrain)
+    sizes, start = dict(length=STEPS, partition=ONE_DEVICE), begun(FULL)
     if mode == "host":
         host, start = on_host(STEPS)
-        interval = loop.make_host_interval(
-            READS, host, schedule, length=STEPS, partition=ONE_DEVICE
-        )
+        interval = loop.make_host_interval(READS, host, schedule, **sizes)
     elif mode == "seeds":
         interval = seeds.make_seeds_interval(READS, ENVIRONMENT, schedule, length=STEPS)
-        start = jax.tree.map(lambda x: jnp.stack([x, x]), begun(FULL))
+        start = jax.tree.map(lambda x: jnp.stack([x, x]), start)
     elif mode == "dataset":
         schedule = dataclasses.replace(schedule, seed_steps=0)
-        interval = loop.make_offline_interval(READS, schedule, length=STEPS, partition=ONE_DEVICE)
-        recorded = begun(FULL)
-        rows = recorded.replay.replace(size=jnp.full(E, 20, jnp.int32))
-        parts = types.SimpleNamespace(agent=READS, schedule=schedule, partition=devices.ONE_DEVICE)
-        start = job.with_targets(parts, recorded.replace(replay=rows))
+        interval = loop.make_interval(READS, None, schedule, **sizes)
+        rows = start.replay.replace(size=jnp.full(E, 20, jnp.int32))
+        parts = types.SimpleNamespace(agent=READS, schedule=schedule, partition=ONE_DEVICE)
+        start = job.with_targets(parts, start.replace(replay=rows))
     else:
-        interval = loop.make_interval(
-            READS, ENVIRONMENT, schedule, length=STEPS, partition=ONE_DEVICE
-        )
-        start = begun(FULL)
+        interval = loop.make_interval(READS, ENVIRONMENT, schedule, **sizes)
     _, sums = loop.advance(interval, start, E * STEPS, schedule)
     assert np.min(sums["updates"]) > pretrain and np.min(sums["update/rows"]) > 0
     assert not np.any(sums["update/missing"])
@@ -636,26 +641,6 @@ def test_targets_exist_before_the_first_update_that_reads_them(mode, pretrain):
 @pytest.mark.parametrize(("updates", "share"), [(500, 50), (501, 51), (25, 10), (0, 10)])
 def test_ten_shares_of_ten_updates_or_more(updates, share):
     assert Schedule(0, updates, 1.0, 0, 0).pretrain_share == share
-
-
-@pytest.mark.parametrize("pretrain", [0, 5, 25, 101])
-@pytest.mark.parametrize("seed_steps", [0, 7, 12, 30, 100])
-@pytest.mark.parametrize("num_envs", [1, 4])
-def test_a_run_is_as_many_calls_as_its_schedule_says(pretrain, seed_steps, num_envs):
-    """Its program's own rules, in integers, for runs of four intervals of three steps."""
-    schedule = Schedule(seed_steps, pretrain, 1.0, 0, 0)
-    steps = updates = 0
-    for until, i in schedule.calls(num_envs, 3, 4):
-        assert until == 3 * num_envs * (i + 1)
-        assert steps < until or schedule.updates_left(steps, updates, num_envs)
-        if left := schedule.updates_left(steps, updates, num_envs):
-            updates += min(left, schedule.pretrain_share)
-        else:
-            steps = schedule.stop(steps, until, num_envs)
-            if steps > schedule.seeded(num_envs):
-                updates = max(updates, pretrain) + 1  # regular ones follow
-    assert steps == 12 * num_envs
-    assert updates >= pretrain or seed_steps > steps or seed_steps == 0
 
 
 # -------------------------------------------------------------------------------------------------

@@ -65,11 +65,7 @@ def test_one_program_for_a_thousand_calls(planning, alone):
 
 
 def test_it_acts_as_the_agent_with_the_same_keys(workdir, planning):
-    settings = run.load_settings(workdir)
-    agent = build.build_agent(settings, SPEC)
-    checkpointer = Checkpointer(workdir)
-    train, _ = checkpointer.restore_best(jax.eval_shape(agent.init, jax.random.key(0)))
-    checkpointer.close()
+    agent, train = build.build_agent(run.load_settings(workdir), SPEC), _train_state(workdir)
     act = jax.jit(
         lambda actor, obs, first, key: agent.act(
             train, actor, obs, first, mbx.fast.rng.unrolled(key), True
@@ -106,10 +102,8 @@ def test_without_the_planner_it_is_the_policy_s_mean(workdir, alone):
 
 def _train_state(workdir):
     agent = build.build_agent(run.load_settings(workdir), SPEC)
-    checkpointer = Checkpointer(workdir)
-    train, _ = checkpointer.restore_best(jax.eval_shape(agent.init, jax.random.key(0)))
-    checkpointer.close()
-    return train
+    with Checkpointer(workdir) as checkpointer:
+        return checkpointer.restore_best(jax.eval_shape(agent.init, jax.random.key(0)))[0]
 
 
 def test_a_reset_of_some_of_a_batch(alone):

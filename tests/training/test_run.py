@@ -65,12 +65,12 @@ def assert_same(a, b):
 
 def test_the_last_line_says_what_the_return_means(tmp_path):
     """Episodes of the seed phase are random; the threshold is the one that Gymnasium registers."""
+    config = to_dict(Settings(env=Env(name="gymnax:CartPole-v1"), train=Train(seed_steps=20)))
     for name, rows in {"seed-0": "10,0,,-3.0,9\n21,0,,50,9", "seed-1": "20,1,,-1,9"}.items():
         (tmp_path / name).mkdir()
         text = f"step,environment,task,return,length\n{rows}\n"
         (tmp_path / name / "training_episodes.csv").write_text(text)
-    config = to_dict(Settings(env=Env(name="gymnax:CartPole-v1"), train=Train(seed_steps=20)))
-    (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
     known = levels.of_run(str(tmp_path))
     assert known == (-2, 475)
     result = run.Result("runs/a", 100, [(100, 7.0)], 3.0, 100, seeds=2, levels=known)

@@ -146,13 +146,6 @@ def test_seeds_resume_bit_for_bit(trained, tmp_path):
         assert drop[0] == drop[1]
 
 
-@pytest.mark.parametrize(
-    ("num", "available", "used"), [(8, 2, 2), (8, 3, 2), (3, 2, 1), (6, 4, 3), (5, 16, 5)]
-)
-def test_seeds_are_divided_evenly_among_devices(num, available, used):
-    assert seeds.device_count_for(num, available) == used
-
-
 def test_host_environments_and_used_directories_are_refused(small, tmp_path):
     workdir, _ = small
     config = tiny_config(num_seeds=2)

@@ -100,12 +100,6 @@ def test_two_cores_update_other_agents_as_one_device(agent, alone):
 
 
 @pytest.mark.slow
-def test_two_processes_update_as_one(alone):
-    for ours in processes(2, 1, agent="empo"):
-        check(ours, alone("empo"))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "num", "devices"),
     [
@@ -113,6 +107,7 @@ def test_two_processes_update_as_one(alone):
         ("dreamer", 1, 8),
         ("tdmpc", 2, 2),
         ("dreamer", 2, 1),
+        ("empo", 2, 1),
         ("tdmpc", 4, 1),
         ("dreamer", 4, 1),
         ("empo", 4, 1),
