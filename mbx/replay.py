@@ -105,7 +105,7 @@ def insert(
     num_envs = dims(state)[0]
     rows = storage.check_rows(state, dict(rows))
     mask = jnp.ones((num_envs,), bool) if mask is None else storage.check_mask(mask, (num_envs,))
-    return storage.per_shard(_insert, state, trees=(rows, targets, mask))
+    return storage.per_shard(_insert, state, rows, targets, mask, axes=(0, 0, 0))
 
 
 def _insert(
@@ -120,13 +120,12 @@ def _insert(
     slot = jnp.where(change > 1, capacity, slot)
     index = Index(env, slot)
     stored = state.targets
-    if targets is not None or stored is not None:
-        if targets is None:
-            stored = stored.replace(valid=write(stored.valid, index, jnp.zeros((num_envs,), bool)))
-        else:
-            stored = storage.write_targets(state, index, targets)
+    if targets is not None:
+        stored = storage.write_targets(state, index, targets)
+    elif stored is not None:
+        stored = stored.replace(valid=write(stored.valid, index, jnp.zeros((num_envs,), bool)))
     return state.replace(
-        data=jax.tree.map(lambda leaf, row: write(leaf, index, row), state.data, rows),
+        data=write(state.data, index, rows),
         targets=stored,
         position=jnp.where(mask, (state.position + 1) % capacity, state.position),
         size=jnp.where(mask, jnp.minimum(state.size + 1, capacity), state.size),
@@ -207,15 +206,15 @@ def update_targets(
 
 def _update_targets(state: ReplayState, index: Index, targets: Targets, mask: Array) -> ReplayState:
     shape = index.env.shape
-    write = storage.holds(state, index) & mask
-    flat = Index(index.env.reshape(-1), index.slot.reshape(-1))
+    targets, index, mask = jax.tree.map(
+        lambda x: jnp.reshape(x, (-1, *jnp.shape(x)[len(shape) :])),
+        (targets, index, storage.holds(state, index) & mask),
+    )
     # Two scatters of the same row could resolve differently for actions and values: decide the
     # winner once, here.
-    slot = jnp.where(
-        storage.is_last_occurrence(state, flat, write.reshape(-1)), flat.slot, dims(state)[1]
-    )
-    targets = jax.tree.map(lambda x: jnp.reshape(x, (-1, *jnp.shape(x)[len(shape) :])), targets)
-    return state.replace(targets=storage.write_targets(state, Index(flat.env, slot), targets))
+    wins = storage.is_last_occurrence(state, index, mask)
+    index = index._replace(slot=jnp.where(wins, index.slot, dims(state)[1]))
+    return state.replace(targets=storage.write_targets(state, index, targets))
 
 
 # Sampling
@@ -247,8 +246,8 @@ def sample(state: ReplayState, key: Array, *, batch_size: int, length: int) -> S
         )
 
     def local(state: ReplayState, key: Array, num: int) -> Sample:
-        env, offset, good = storage.draw_transitions(state, key, num)
-        found = windows(state, Index(env, slot_of(state, env, offset)), length=length)
+        start, good = storage.draw_transitions(state, key, num)
+        found = windows(state, start, length=length)
         return found._replace(mask=found.mask & good[None, :])
 
     return storage.draw(local, state, key, batch_size, axis=1)
@@ -287,8 +286,8 @@ def sample_rows(state: ReplayState, key: Array, *, batch_size: int) -> tuple[PyT
     storage.check_positive("batch_size", batch_size)
 
     def local(state: ReplayState, key: Array, num: int) -> tuple[PyTree, Index]:
-        env, offset, good = storage.draw_transitions(state, key, num)
-        index = Index(env, jnp.where(good, slot_of(state, env, offset), dims(state)[1]))
+        index, good = storage.draw_transitions(state, key, num)
+        index = index._replace(slot=jnp.where(good, index.slot, dims(state)[1]))
         return row_at(state, index), index
 
     return storage.draw(local, state, key, batch_size, axis=0)
@@ -319,8 +318,7 @@ def sample_stale(
 
     def local(state: ReplayState, key: Array, num: int) -> tuple[PyTree, Index]:
         draw_key, gumbel_key = jax.random.split(key)
-        env, offset, good = storage.draw_transitions(state, draw_key, _STALE_CANDIDATES * num)
-        index = Index(env, slot_of(state, env, offset))
+        index, good = storage.draw_transitions(state, draw_key, _STALE_CANDIDATES * num)
         age = target_age(state, index, step)
         score = jnp.asarray(exponent, jnp.float32) * jnp.log1p(age.astype(jnp.float32))
         # Distant classes, so that noise orders rows only within a class: no row < repeated < aged <
@@ -332,7 +330,7 @@ def sample_stale(
         score = score + jax.random.gumbel(gumbel_key, score.shape, score.dtype)
         _, best = collectives.top_k(score, num)
         slot = jnp.where(good, index.slot, dims(state)[1])
-        index = Index(env[best], slot[best])
+        index = Index(index.env[best], slot[best])
         return row_at(state, index), index
 
     return storage.draw(local, state, key, batch_size, axis=0)
@@ -393,11 +391,7 @@ def row_at(state: ReplayState, index: Index) -> PyTree:
 
     Of a replay in shards, index is laid out as drawn from it; so for the functions below.
     """
-
-    def local(state: ReplayState, index: Index) -> PyTree:
-        return jax.tree.map(lambda leaf: read(leaf, index), state.data)
-
-    return storage.at_index(local, state, index)
+    return storage.at_index(lambda part, index: read(part.data, index), state, index)
 
 
 def targets_at(state: ReplayState, index: Index) -> Targets | None:
@@ -405,10 +399,9 @@ def targets_at(state: ReplayState, index: Index) -> Targets | None:
     if state.targets is None:
         return None
 
-    def local(state: ReplayState, index: Index) -> Targets:
-        return storage.decode(jax.tree.map(lambda leaf: read(leaf, index), state.targets))
-
-    return storage.at_index(local, state, index)
+    return storage.at_index(
+        lambda part, index: storage.decode(read(part.targets, index)), state, index
+    )
 
 
 def target_age(state: ReplayState, index: Index, step: Array | int) -> Array:

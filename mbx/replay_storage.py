@@ -125,18 +125,22 @@ def dims(state: ReplayState) -> tuple[int, int]:
     return state.data["is_last"].shape
 
 
-def read(leaf: Array, index: Index) -> Array:
-    """Entries [..., ...] of a leaf [E, C, ...] at index [...]; outside it, the nearest slot's."""
-    return leaf.at[index.env, index.slot].get(mode="clip")
+def read(tree: T, index: Index) -> T:
+    """Entries [..., ...] of leaves [E, C, ...] at index [...]; outside it, the nearest slot's."""
+    return jax.tree.map(lambda leaf: leaf.at[index.env, index.slot].get(mode="clip"), tree)
 
 
-def write(leaf: Array, index: Index, value: Array) -> Array:
-    """A leaf [E, C, ...] with `value` [..., ...] at index [...]; slot C is left out.
+def write(tree: T, index: Index, values: PyTree) -> T:
+    """Leaves [E, C, ...] with `values` [..., ...] at index [...]; slot C is left out.
 
     Where an index occurs twice, either value may stay.
     """
+
     # Masked rows carry slot C. Never -1: that wraps to the last slot, even with mode="drop".
-    return leaf.at[index.env, index.slot].set(value, mode="drop")
+    def one(leaf: Array, x: Array) -> Array:
+        return leaf.at[index.env, index.slot].set(x, mode="drop")
+
+    return jax.tree.map(one, tree, values)
 
 
 def write_targets(state: ReplayState, index: Index, targets: Targets) -> Targets:
@@ -145,7 +149,7 @@ def write_targets(state: ReplayState, index: Index, targets: Targets) -> Targets
     With more actions than are kept, the best by value. Raises ValueError as `check_targets`.
     """
     stored = check_targets(state, targets, index.env.shape)
-    return jax.tree.map(lambda leaf, x: write(leaf, index, x), stored, _encode(stored, targets))
+    return write(stored, index, _encode(stored, targets))
 
 
 def decode(stored: Targets) -> Targets:
@@ -263,25 +267,24 @@ def check_sizes(num_envs: int, capacity: int, shards: int) -> None:
 
 def check_rows(state: ReplayState, rows: dict[str, Any]) -> dict[str, Any]:
     """The rows [E, ...] as arrays; raises ValueError where structure, shape or dtype do not fit."""
-    fields, given = (
-        {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+    rows = jax.tree.map(jnp.asarray, rows)
+    stored, given = (
+        {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
         for tree in (state.data, rows)
     )
-    if missing := sorted(fields - given):
+    if missing := sorted(stored.keys() - given):
         raise ValueError(f"rows lack {', '.join(missing)}: give all fields of the row of init")
-    if unknown := sorted(given - fields):
+    if unknown := sorted(given.keys() - stored):
         raise ValueError(
-            f"rows have {', '.join(unknown)}, but the replay stores {', '.join(sorted(fields))}: "
+            f"rows have {', '.join(unknown)}, but the replay stores {', '.join(sorted(stored))}: "
             "leave out, or add to the row of init"
         )
-    rows = jax.tree.map(jnp.asarray, rows)
-    named = jax.tree_util.tree_leaves_with_path(rows)
-    for (path, row), leaf in zip(named, jax.tree.leaves(state.data), strict=True):
-        shape = (leaf.shape[0], *leaf.shape[2:])
-        if row.shape != shape or row.dtype != leaf.dtype:
+    for name, row in given.items():
+        shape, dtype = (stored[name].shape[0], *stored[name].shape[2:]), stored[name].dtype
+        if row.shape != shape or row.dtype != dtype:
             raise ValueError(
-                f"rows{jax.tree_util.keystr(path)} is {row.dtype}{list(row.shape)}: "
-                f"the replay stores {leaf.dtype}{list(shape)}, cast or reshape it"
+                f"rows{name} is {row.dtype}{list(row.shape)}: the replay stores "
+                f"{dtype}{list(shape)}, cast or reshape it"
             )
     return rows
 
@@ -312,24 +315,19 @@ def check_targets(state: ReplayState, targets: Targets, lead: tuple[int, ...]) -
         raise ValueError(
             f"targets.values holds {num} actions a row: give at least the {keep} the replay keeps"
         )
-    wanted = {
-        "actions": (*lead, num, action_dim),
-        "values": (*lead, num),
-        "step": lead,
-        "valid": lead,
-    }
     if (stored.expert is None) != (targets.expert is None):
         raise ValueError(
             f"targets.expert is {'missing' if targets.expert is None else 'given'}: give it just "
             "where target_spec.expert is True"
         )
-    if targets.expert is not None:
-        wanted["expert"] = (*lead, 2, action_dim)
-    for name, shape in wanted.items():
-        if jnp.shape(getattr(targets, name)) != shape:
-            raise ValueError(
-                f"targets.{name} has shape {jnp.shape(getattr(targets, name))}: it must be {shape}"
-            )
+    ends: dict[str, tuple[int, ...]] = dict(actions=(num, action_dim), values=(num,))
+    ends |= dict(step=(), valid=()) | (
+        {} if targets.expert is None else dict(expert=(2, action_dim))
+    )
+    for name, end in ends.items():
+        got, want = jnp.shape(getattr(targets, name)), (*lead, *end)
+        if got != want:
+            raise ValueError(f"targets.{name} has shape {got}: it must be {want}")
     return stored
 
 
@@ -376,8 +374,8 @@ def locate(counts: Array, flat: Array) -> tuple[Array, Array]:
     return env, jnp.clip(offset, 0, jnp.maximum(counts[env] - 1, 0))
 
 
-def draw_transitions(state: ReplayState, key: Array, num: int) -> tuple[Array, Array, Array]:
-    """Uniform transitions: env, offset of the first row, and whether one was found, each [num]."""
+def draw_transitions(state: ReplayState, key: Array, num: int) -> tuple[Index, Array]:
+    """Uniform transitions: the index of the first row, and whether one was found, each [num]."""
     counts = jnp.maximum(state.size - 1, 0)
     total = jnp.sum(counts)
     # maxval 0 would give 0 without complaint: keep the range legal and answer "not found" instead.
@@ -387,7 +385,7 @@ def draw_transitions(state: ReplayState, key: Array, num: int) -> tuple[Array, A
     # Given that a try is good it is uniform over transitions, so the first good one is, too.
     first = jnp.argmax(good, axis=0)[None, :]
     env, offset, good = (jnp.take_along_axis(x, first, axis=0)[0] for x in (env, offset, good))
-    return env, offset, good
+    return Index(env, slot_of(state, env, offset)), good
 
 
 def is_transition(state: ReplayState, env: Array, offset: Array) -> Array:
@@ -427,20 +425,36 @@ def is_last_occurrence(state: ReplayState, index: Index, mask: Array) -> Array:
 
 def split_axis(tree: PyTree, shards: int, axis: int) -> PyTree:
     """Leaves `[..., B, ...] -> [..., shards, B / shards, ...]` at `axis`."""
-
-    def split(x: Array) -> Array:
-        return x.reshape(*x.shape[:axis], shards, x.shape[axis] // shards, *x.shape[axis + 1 :])
-
-    return jax.tree.map(split, tree)
+    return jax.tree.map(
+        lambda x: x.reshape(*x.shape[:axis], shards, -1, *x.shape[axis + 1 :]), tree
+    )
 
 
 def merge_axis(tree: PyTree, axis: int) -> PyTree:
     """Leaves `[..., shards, B / shards, ...] -> [..., B, ...]` at `axis`."""
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), tree)
 
-    def merge(x: Array) -> Array:
-        return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
-    return jax.tree.map(merge, tree)
+def per_shard(
+    local: Callable[..., T], state: ReplayState, *args: PyTree, axes: tuple[int, ...], out: int = 0
+) -> T:
+    """`local(part, *args)` of every shard, with results concatenated along `out`.
+
+    Args:
+      local: a function of a replay that is one shard, and of its part of `args`.
+      args: leaves with the rows of all shards along their axis of `axes`.
+    """
+    shards, whole = state.shards, state.replace(shards=1)
+    if shards == 1:
+        return local(state, *args)
+    axes = (0, *axes)
+    if collectives.num_devices() == shards:
+        found = collectives.shard_map(local, axes, whole, *args, out=out)
+    else:
+        parts = [split_axis(x, shards, axis) for x, axis in zip((whole, *args), axes, strict=True)]
+        found = merge_axis(jax.vmap(local, in_axes=axes, out_axes=out)(*parts), out)
+    result = found.replace(shards=shards) if isinstance(found, ReplayState) else found
+    return cast(T, result)
 
 
 def draw(
@@ -463,21 +477,22 @@ def draw(
       ValueError: the batch is no multiple of the shards.
     """
     shards = state.shards
-    if shards == 1:
-        return local(state, key, batch_size, *([] if own is None else [own[0]]))
     check_batch(batch_size, shards)
 
-    def one(shard: Array, key: Array | None, own: Array | None, part: ReplayState) -> T:
-        extra = () if own is None else (own,)
-        result, first = local(part, key, batch_size // shards, *extra), shard * dims(part)[0]
+    def one(part: ReplayState, shard: Array, keys: Array | None, own: tuple) -> T:
+        mine = jax.tree.map(lambda x: x[0], (keys, *own))
         return jax.tree.map(
-            lambda x: Index(x.env + first, x.slot) if isinstance(x, Index) else x,
-            result,
-            is_leaf=lambda x: isinstance(x, Index),
+            lambda x: x._replace(env=x.env + shard[0] * dims(part)[0]) if type(x) is Index else x,
+            local(part, mine[0], batch_size // shards, *mine[1:]),
+            is_leaf=lambda x: type(x) is Index,
         )
 
+    given = () if own is None else (own,)
+    if shards == 1:
+        return local(state, key, batch_size, *[x[0] for x in given])
     keys = None if key is None else jax.random.split(key, shards)
-    return per_shard(one, state, (jnp.arange(shards, dtype=jnp.int32), keys, own), out=axis)
+    numbers = jnp.arange(shards, dtype=jnp.int32)
+    return per_shard(one, state, numbers, keys, given, axes=(0, 0, 0), out=axis)
 
 
 def at_index(
@@ -502,45 +517,13 @@ def at_index(
     axis = index.env.ndim - 1
     check_batch(index.env.shape[axis], state.shards)
 
-    def one(shard: Array, part: ReplayState, index: Index, *trees: PyTree) -> T:
-        return local(part, Index(index.env - shard * dims(part)[0], index.slot), *trees)
+    def one(part: ReplayState, shard: Array, index: Index, *trees: PyTree) -> T:
+        return local(part, Index(index.env - shard[0] * dims(part)[0], index.slot), *trees)
 
-    shard = jnp.arange(state.shards, dtype=jnp.int32)
-    given = dict(axis=axis, out=axis if out is None else out)
-    return per_shard(one, state, (shard,), (index, *trees), **given)
-
-
-def per_shard(
-    local: Callable[..., T],
-    state: ReplayState,
-    own: tuple = (),
-    trees: tuple = (),
-    *,
-    axis: int = 0,
-    out: int = 0,
-) -> T:
-    """`local(*own, part, *trees)` of every shard, with results concatenated along `out`.
-
-    Args:
-      local: a function of a replay that is one shard.
-      own: leaves `[shards, ...]`, of which each shard gets its entry.
-      trees: leaves with the rows of all shards along `axis`.
-    """
-    shards, whole = state.shards, state.replace(shards=1)
-    if shards == 1 and not own:
-        return local(state, *trees)
-    if collectives.num_devices() == shards:
-
-        def here(own: tuple, part: ReplayState, trees: tuple) -> Any:
-            return local(*jax.tree.map(lambda x: x[0], own), part, *trees)
-
-        found = collectives.shard_map(here, (0, 0, axis), own, whole, trees, out=out)
-    else:
-        inputs = (*own, split_axis(whole, shards, 0), *split_axis(trees, shards, axis))
-        axes = (*[0] * (len(own) + 1), *[axis] * len(trees))
-        found = merge_axis(jax.vmap(local, in_axes=axes, out_axes=out)(*inputs), out)
-    result = found.replace(shards=shards) if isinstance(found, ReplayState) else found
-    return cast(T, result)
+    numbers = jnp.arange(state.shards, dtype=jnp.int32)
+    axes = (0, axis, *[axis] * len(trees))
+    out = axis if out is None else out
+    return per_shard(one, state, numbers, index, *trees, axes=axes, out=out)
 
 
 def check_batch(batch_size: int, shards: int) -> None:
