@@ -204,19 +204,18 @@ def inactive(settings: Any) -> dict[str, str]:
     """The settings without effect, by dotted name, with their requirements."""
     values = dict(flatten(to_dict(settings)))
     needs = {declared.name: declared.needs for declared in describe(settings)}
-    found: dict[str, str] = {}
-    while True:  # until nothing more follows: what a setting needs may have no effect itself
-        known = len(found)
-        for name in [name for name in needs if name not in found]:
-            for other, required in needs[name].items():
-                if other in found:
-                    found[name] = found[other]
-                elif not _meets(settings, values, other, required):
-                    found[name] = requirement(settings, other, required)
-                if name in found:
-                    break
-        if len(found) == known:
-            return dict(sorted(found.items()))
+
+    def unmet(name: str) -> str:
+        for other, required in needs.get(name, {}).items():
+            if above := unmet(other):  # what a setting needs may have no effect itself
+                return above
+            value = values[other] if other in values else getattr(settings, other)
+            several = required if isinstance(required, tuple) else (required,)
+            if not (bool(value) if required is NONZERO else value in several):
+                return requirement(settings, other, required)
+        return ""
+
+    return {name: found for name in sorted(needs) if (found := unmet(name))}
 
 
 def requirement(settings: Any, other: str, required: Any) -> str:
@@ -271,36 +270,34 @@ def _convert(value: Any, kind: Any, name: str) -> Any:
     origin = typing.get_origin(kind) or kind
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(value)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if origin is float and number:
+    if origin is float and _is_number(value):
         return float(value)
-    if origin is int and number and math.isfinite(value) and value == int(value):
+    if origin is int and _is_number(value) and math.isfinite(value) and value == int(value):
         return int(value)
-    if (
-        isinstance(origin, type)
-        and isinstance(value, origin)
-        and not (origin is int and not number)
-    ):
+    if isinstance(origin, type) and isinstance(value, origin) and origin is not int:
         return value
     wanted = _TYPES.get(origin, f"a {getattr(origin, '__name__', kind)}")
     raise ValueError(f"config.{name}={value!r}: give {wanted}")
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _check_value(value: Any, limits: Mapping[str, Any], name: str) -> None:
-    choices = limits["choices"]
-    if choices is not None:
-        for one in value if isinstance(value, tuple) else (value,):
-            if one not in choices:
-                raise ValueError(f"config.{name}={one!r}: choose one of {choices}")
-    for number in value if isinstance(value, tuple) else (value,):
-        if not isinstance(number, int | float) or isinstance(number, bool):
+    choices, low, over, high = (
+        limits[limit] for limit in ("choices", "at_least", "above", "at_most")
+    )
+    for one in value if isinstance(value, tuple) else (value,):
+        if choices is not None and one not in choices:
+            raise ValueError(f"config.{name}={one!r}: choose one of {choices}")
+        if not _is_number(one):
             continue
-        if not math.isfinite(number):
-            raise ValueError(f"config.{name}={number}: give a finite number")
-        low, over, high = limits["at_least"], limits["above"], limits["at_most"]
-        outside = (low is not None and number < low) or (over is not None and number <= over)
-        if outside or (high is not None and number > high):
-            raise ValueError(f"config.{name}={number}: give {_allowed(limits)}")
+        if not math.isfinite(one):
+            raise ValueError(f"config.{name}={one}: give a finite number")
+        outside = (low is not None and one < low) or (over is not None and one <= over)
+        if outside or (high is not None and one > high):
+            raise ValueError(f"config.{name}={one}: give {_allowed(limits)}")
 
 
 def _allowed(limits: Mapping[str, Any]) -> str:
@@ -333,10 +330,3 @@ def _check_effects(settings: Any, default: Any) -> None:
                 f"config.{name}={values[name]!r} has no effect here: it needs {needed}; leave it "
                 f"at {normal[name]!r}"
             )
-
-
-def _meets(settings: Any, values: Mapping[str, Any], other: str, required: Any) -> bool:
-    value = values[other] if other in values else getattr(settings, other)
-    if required is NONZERO:
-        return bool(value)
-    return value in (required if isinstance(required, tuple) else (required,))
