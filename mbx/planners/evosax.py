@@ -13,6 +13,7 @@ Source: Lange 2022, arXiv 2212.04180 (evosax).
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,8 +34,6 @@ def planner(name: str) -> Any:
     Raises ValueError without evosax or for an unknown algorithm; while planning, for a number of
     candidates that the algorithm cannot have, or `initial` for one without a population.
     """
-    kind = _algorithm(name)
-
     population = holds_population(name)
 
     def plan(
@@ -46,56 +45,51 @@ def planner(name: str) -> Any:
                 "of a policy: set training_planner.search='acting', or choose another planner"
             )
         draw_key, *keys = jax.random.split(key, 4)
-        method = functools.partial(_rounds, name, kind, population, keys)
+        method = functools.partial(_rounds, name, keys)
         return mppi.plan(draw_key, score_fn, mean, std, method=method, config=config, **given)
 
     return plan
 
 
-def _rounds(
-    name: str, kind: Any, population: bool, keys: list[Array], frame: mppi.Frame
-) -> mppi.Rounds:
+def _rounds(name: str, keys: list[Array], frame: mppi.Frame) -> mppi.Rounds:
     init_key, ask_key, tell_key = keys
-    (batch, horizon, action_dim), std = frame.mean.shape, frame.std
+    batch, horizon, action_dim = frame.mean.shape
     with jax.ensure_compile_time_eval():
-        search = _made(kind, name, frame.num, jnp.zeros((horizon, action_dim), jnp.float32))
+        search = _made(name, frame.num, jnp.zeros((horizon, action_dim), jnp.float32))
+    population = holds_population(name)
 
-    def each(key: Array, i: Array) -> Array:
-        return jax.random.split(jax.random.fold_in(key, i), batch)
+    def each(function: Callable[..., Any], key: Array, i: Array, *args: Any) -> Any:
+        """A function of the algorithm for every state, with a key and parameters of its own."""
 
-    def params(spread: Array) -> Any:
-        own = search.default_params
-        return own.replace(std_init=jnp.mean(spread)) if hasattr(own, "std_init") else own
+        def one(key: Array, spread: Array, *args: Any) -> Any:
+            params = search.default_params
+            if hasattr(params, "std_init"):
+                params = params.replace(std_init=jnp.mean(spread))
+            return function(key, *args, params)
 
-    def begin(key: Array, start: Any, spread: Array) -> Any:
-        return search.init(key, *start, params(spread))
-
-    def ask(key: Array, state: Any, spread: Array) -> Any:
-        return search.ask(key, state, params(spread))
-
-    def learn(key: Array, state: Any, actions: Array, costs: Array, spread: Array) -> Any:
-        return search.tell(key, actions, costs, state, params(spread))[0]
+        keys = jax.random.split(jax.random.fold_in(key, i), batch)
+        return jax.vmap(one)(keys, frame.std, *args)
 
     def sample(i: Array, last: Refit, memory: Any) -> tuple[Array, Any]:
-        actions, memory = jax.vmap(ask)(each(ask_key, i), memory, std)
+        actions, memory = each(search.ask, ask_key, i, memory)
         if population:  # nothing to ask before there is one
-            first = last.mean[:, None] + std[:, None] * frame.draws.candidate(i)
+            first = last.mean[:, None] + frame.std[:, None] * frame.draws.candidate(i)
             actions = jnp.where(i == 0, first, actions)
         return actions, memory
 
     def tell(i: Array, memory: Any, actions: Array, values: Array) -> tuple[Any, Array]:
-        costs, keys = _costs(values), each(tell_key, i)
-        new = jax.vmap(learn)(keys, memory, actions, costs, std)
+        costs = _costs(values)
+        new = each(search.tell, tell_key, i, actions, costs, memory)[0]
         if not population:
             return new, jax.vmap(search.get_mean)(new)
-        started = jax.vmap(begin)(each(init_key, i), (actions, costs), std)
+        started = each(search.init, init_key, i, actions, costs)
         new = jax.tree.map(lambda a, b: jnp.where(i == 0, a, b), started, new)
         return new, new.best_solution.reshape(frame.mean.shape)
 
     starts: tuple[Any, ...] = (frame.mean,)
     if population:
         starts = jnp.zeros((batch, frame.num, horizon, action_dim)), jnp.zeros((batch, frame.num))
-    memory = jax.vmap(begin)(each(init_key, jnp.int32(0)), starts, std)
+    memory = each(search.init, init_key, jnp.int32(0), *starts)
     return mppi.Rounds(sample, memory=memory, tell=tell)
 
 
@@ -116,9 +110,9 @@ def _algorithm(name: str) -> Any:
     return algorithms.algorithms[name]
 
 
-def _made(kind: Any, name: str, num: int, solution: Array) -> Any:
+def _made(name: str, num: int, solution: Array) -> Any:
     try:
-        return kind(population_size=num, solution=solution)
+        return _algorithm(name)(population_size=num, solution=solution)
     except AssertionError as error:
         raise ValueError(
             f"planner 'evosax:{name}' cannot have {num} candidates of its own (num_samples less "
