@@ -52,10 +52,7 @@ _EVOSAX = "evosax:"
 
 
 def register(
-    name: str,
-    plan: PlanFn,
-    config: type[MPPIConfig] = MPPIConfig,
-    discrete: PlanFn | None = None,
+    name: str, plan: PlanFn, config: type[MPPIConfig] = MPPIConfig, discrete: PlanFn | None = None
 ) -> None:
     """Register a custom planner for `planner.name`; arguments as in `Planner`.
     It replaces a custom planner of that name. Raises ValueError for a built-in name.

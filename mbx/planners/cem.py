@@ -42,13 +42,7 @@ class ICEMConfig(MPPIConfig):
 
 
 def cem(
-    key: Key,
-    score_fn: ScoreFn,
-    mean: Array,
-    std: Array,
-    *,
-    config: MPPIConfig,
-    **given: Any,
+    key: Key, score_fn: ScoreFn, mean: Array, std: Array, *, config: MPPIConfig, **given: Any
 ) -> Plan:
     """The cross-entropy method; arguments, result and errors are those of `mppi.plan`.
     Elites have equal weights: `config.temperature` is not used.
@@ -65,13 +59,7 @@ def cem(
 
 
 def icem(
-    key: Key,
-    score_fn: ScoreFn,
-    mean: Array,
-    std: Array,
-    *,
-    config: ICEMConfig,
-    **given: Any,
+    key: Key, score_fn: ScoreFn, mean: Array, std: Array, *, config: ICEMConfig, **given: Any
 ) -> Plan:
     """iCEM; arguments, result and errors are those of `mppi.plan`.
     In contrast to the paper, every round has as many candidates (shapes are static), and elites are

@@ -22,13 +22,7 @@ from mbx.planners import Planner
 
 
 def plan(
-    key: Key,
-    score_fn: ScoreFn,
-    mean: Array,
-    std: Array,
-    *,
-    config: MPPIConfig,
-    **given: Any,
+    key: Key, score_fn: ScoreFn, mean: Array, std: Array, *, config: MPPIConfig, **given: Any
 ) -> Plan:
     """Predictive sampling; arguments, result and errors are those of `mppi.plan`.
     The action and the mean are the best candidate's (`config.selection` and `config.temperature`
