@@ -32,6 +32,7 @@ from mbx.training.logging import read_rows
 from mbx.training.policy import Policy
 from mbx.types import EnvSpec, Part
 from mbx.world_model import config_for_size, make_world_model
+from tests.helpers import PARTS, in_parts
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CAMERA, POLE = Part("camera", (2, 2, 1)), Part("pole", (2,))
@@ -130,6 +131,46 @@ def test_privileged_parts_are_seen_where_they_are_asked_for():
 def test_parts_that_nobody_can_see_are_refused(observe, changes, message):
     with pytest.raises(ValueError, match=message):
         chosen(observe, **changes)
+
+
+# Running statistics
+
+
+def after(batches):
+    known = observations.init(batches[0].shape[-1])
+    for rows in batches:
+        known = observations.update(known, jnp.asarray(rows, jnp.float32))
+    return jax.tree.map(np.asarray, known)
+
+
+def test_statistics_of_numbers_that_are_large_and_vary_by_little_cost_no_precision():
+    rng = np.random.default_rng(0)
+    batches = 3000.0 + 0.1 * rng.normal(size=(500, 64, 1)).astype(np.float32)
+    known = after(batches)
+    # The first batch has no mean to be measured from: of 64 rows its error is that of 3000 squared.
+    np.testing.assert_allclose(known["variance"], 0.01, rtol=0.2)
+    np.testing.assert_allclose(known["mean"], 3000.0, atol=0.01)
+
+
+def test_what_never_varied_is_bounded_and_what_was_never_seen_stays():
+    rows = jnp.asarray([[0.5], [2.0]])
+    new = observations.init(1)
+    np.testing.assert_allclose(observations.normalize(new, rows), rows, rtol=1e-4)
+    known = observations.update(new, jnp.zeros((3, 1)))
+    np.testing.assert_allclose(observations.normalize(known, rows), 100.0 * rows, rtol=1e-4)
+
+
+def test_statistics_of_parts_of_a_batch_are_those_of_the_whole():
+    rows = jnp.asarray(np.random.default_rng(0).normal(3.0, 2.0, size=(3, 2 * PARTS, 2)))
+    start = observations.update(observations.init(2), 2.0 * rows)
+    whole = observations.update(start, rows)
+    parts = in_parts(lambda rows: observations.update(start, rows), (1,), rows)
+    for name, wanted in whole.items():
+        for found in parts[name]:
+            np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+# In environments and agents
 
 
 class Robot(gymnasium.Env):

@@ -494,7 +494,7 @@ def test_a_setting_without_effect_is_refused(base, change, words):
     assert words in str(refused.value)
 
 
-# What this task has no use for: several tasks (tests/test_tasks.py), large action spaces
+# What this task has no use for: several tasks (tests/test_types.py), large action spaces
 # (tests/test_mppi.py).
 OF_THE_TASK = {
     "model.task_dim",

@@ -25,7 +25,7 @@ from tests.faults.small import small_config
 from tests.helpers import leave_untrained, register_toy, tiny_config
 
 MULTI = "multi:toy:point+toy:line"
-# Without planner targets, half as much to compile; plans of several tasks: tests/test_tasks.py.
+# Without planner targets, half as much to compile; plans of several tasks: tests/test_types.py.
 LEARNING = dict(model=dict(critic="q"), loss=dict(value_target="td", policy_loss="svg"))
 TWO = dict(env=dict(name=MULTI, num_envs=2), train=dict(steps=40))
 
