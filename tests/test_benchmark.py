@@ -123,10 +123,7 @@ def test_the_rest_of_a_step_is_what_its_parts_do_not_need():
 
 
 def test_every_case_of_the_suites_has_a_configuration():
-    for case in (
-        *speed.SIZES,
-        *(case for cases in speed.SUITES.values() for case in cases),
-    ):
+    for case in (*speed.SIZES, *(case for cases in speed.SUITES.values() for case in cases)):
         config = speed.make_config(case)
         assert config.model.size == case.size and config.env.num_envs == case.envs
 

@@ -9,8 +9,6 @@ import json
 import math
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -285,23 +283,13 @@ Entry = tuple[str, collections.Counter[str]]
 
 @pytest.fixture(scope="module")
 def searched(site) -> list[Entry]:
-    """Page and words of every section that search finds; titles count ten times, headings five.
-
-    Where zensical is installed these are the entries of the built index, else the pages' texts.
-    """
+    """Page and words of every section of every page; titles count ten times, headings five."""
     found: list[tuple[str, str, str]] = []
-    if importlib.util.find_spec("zensical"):
-        command = [sys.executable, "-m", "zensical", "build", "--config-file"]
-        subprocess.run([*command, site.parent / "mkdocs.yml"], check=True, capture_output=True)
-        for entry in json.loads((site.parent / "site" / "search.json").read_text())["items"]:
-            page = entry["location"].partition("#")[0].rstrip("/")
-            found.append((page, entry["title"], re.sub("<[^>]*>", " ", entry["text"])))
-    else:
-        for path in site.rglob("*.md"):
-            page, text = path.relative_to(site).with_suffix("").as_posix(), path.read_text()
-            if not text.startswith("---\nsearch:"):
-                parts = re.split(r"^#+ (.*)$", text, flags=re.MULTILINE)[1:]
-                found += [(page, *part) for part in zip(parts[::2], parts[1::2], strict=True)]
+    for path in site.rglob("*.md"):
+        page, text = path.relative_to(site).with_suffix("").as_posix(), path.read_text()
+        if not text.startswith("---\nsearch:"):
+            parts = re.split(r"^#+ (.*)$", text, flags=re.MULTILINE)[1:]
+            found += [(page, *part) for part in zip(parts[::2], parts[1::2], strict=True)]
     titles: dict[str, str] = {}
     for page, title, _ in found:
         titles.setdefault(page, title)

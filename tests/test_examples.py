@@ -12,15 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from examples import (
-    ilqr,
-    own_agent,
-    own_environment,
-    own_loop,
-    own_model,
-    own_review,
-    own_world,
-)
+from examples import ilqr, own_agent, own_environment, own_loop, own_model, own_review, own_world
 from mbx import distributions, envs
 from mbx.fast import gradients
 from mbx.settings import to_dict
@@ -186,11 +178,6 @@ def test_the_configuration_of_own_environment_fits_it():
     assert agent.example_row()["obs"].shape == (2,) and environment.spec.episode_length == 100
     by_its_file = envs.make(f"jax:{EXAMPLES}/own_environment.py:rail", 2)
     assert by_its_file.spec.obs_shape == (2,)
-
-
-def test_an_agent_that_nobody_registered_is_told():
-    with pytest.raises(ValueError, match="config.agent='nobody': choose .* or register your own"):
-        build.read({"agent": "nobody"})
 
 
 def test_the_configuration_of_own_world_is_one():

@@ -64,16 +64,8 @@ def test_a_name_is_taken(door, name, value, wanted):
             1e-3,
             "learnig_rate is not a setting of .*: did you mean optimizer.learnin",
         ),
-        (
-            "optimizer.learnig_rate",
-            1e-3,
-            "not a setting of .*: did you mean optimizer.learning_ra",
-        ),
-        (
-            "model.learning_rate",
-            1e-3,
-            "not a setting of .*: did you mean optimizer.learning_rate",
-        ),
+        ("optimizer.learnig_rate", 1e-3, "not a setting of .*: did you mean optimizer.learning_ra"),
+        ("model.learning_rate", 1e-3, "not a setting of .*: did you mean optimizer.learning_rate"),
         ("mine.x", 1, "config.mine.x is not a setting of .*: --help with --config lists them all"),
         ("horizon", 2, "config.horizon is 3 settings: say which of planner.horizon, training_pl"),
         ("model", 3, "config.model='?3'? is a section: give a setting of it a value"),
@@ -109,11 +101,7 @@ def test_a_mapping_and_a_configuration_file_mean_the_same():
 
 @pytest.mark.parametrize("text", ["True", "true", "1"])
 def test_a_flag_may_follow_as_the_next_argument_or_stand_alone(text):
-    for arguments in (
-        [f"--config.resume={text}"],
-        ["--config.resume", text],
-        ["--config.resume"],
-    ):
+    for arguments in ([f"--config.resume={text}"], ["--config.resume", text], ["--config.resume"]):
         assert config.load(["--config", "tdmpc", *arguments]).resume is True
 
 

@@ -34,22 +34,31 @@ def uniform(*shape, seed=0, low=-1.0):
     return RNG(seed).uniform(low, 1.0, shape).astype(np.float32)
 
 
+@pytest.fixture(scope="module")
+def problem():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(ROUNDS, B, N - P, T, A)).astype(np.float32)
+    mean = rng.uniform(-0.5, 0.5, (B, T, A)).astype(np.float32)
+    std = rng.uniform(0.3, 0.9, (B, T, A)).astype(np.float32)
+    proposals = rng.uniform(-1, 1, (B, P, T, A)).astype(np.float32)
+    draws = mppi.Draws(
+        candidate=lambda i: jnp.asarray(noise)[i],
+        score=lambda i: jax.random.key(0),
+        gumbel=jnp.asarray(rng.gumbel(size=(B, K)), jnp.float32),
+        action=jnp.asarray(rng.normal(size=(B, A)), jnp.float32),
+    )
+    return draws, noise, mean, std, proposals
+
+
 # -------------------------------------------------------------------------------------------------
 # Predictive sampling
 
 
 @pytest.mark.parametrize("mask", [None, np.array([[1.0, 0.0], [1.0, 1.0]], np.float32)])
-def test_predictive_sampling_is_its_loop(mask):
-    noise = RNG(0).normal(size=(ROUNDS, B, N - P, T, A)).astype(np.float32)
-    draws = mppi.Draws(
-        candidate=lambda i: jnp.asarray(noise)[i],
-        score=lambda i: jax.random.key(0),
-        gumbel=jnp.zeros((B, K)),
-        action=jnp.asarray(uniform(B, A)),
-    )
-    mean, std = uniform(B, T, A, seed=1), uniform(B, T, A, seed=2, low=0.2)
+def test_predictive_sampling_is_its_loop(problem, mask):
+    draws, noise, mean, std, proposals = problem
     allowed = np.ones((B, A), np.float32) if mask is None else mask
-    proposals = uniform(B, P, T, A, seed=3) * allowed[:, None, None]
+    proposals = proposals * allowed[:, None, None]
     config = mppi.MPPIConfig(
         iterations=ROUNDS,
         num_samples=N,
@@ -79,32 +88,8 @@ def test_predictive_sampling_is_its_loop(mask):
         np.testing.assert_allclose(got.action[b], action, atol=1e-6)
 
 
-def test_predictive_sampling_begins_with_what_is_given():
-    initial, mean = uniform(B, N, T, A), jnp.zeros((B, T, A))
-    config = mppi.MPPIConfig(iterations=1, num_samples=N, num_elites=K)
-    of = dict(initial=initial, config=config)
-    plan = predictive.plan(jax.random.key(0), score, mean, mean + 1.0, **of)
-    np.testing.assert_array_equal(plan.actions, initial)
-
-
 # -------------------------------------------------------------------------------------------------
 # CEM and iCEM
-
-
-@pytest.fixture(scope="module")
-def problem():
-    rng = np.random.default_rng(0)
-    noise = rng.normal(size=(ROUNDS, B, N - P, T, A)).astype(np.float32)
-    mean = rng.uniform(-0.5, 0.5, (B, T, A)).astype(np.float32)
-    std = rng.uniform(0.3, 0.9, (B, T, A)).astype(np.float32)
-    proposals = rng.uniform(-1, 1, (B, P, T, A)).astype(np.float32)
-    draws = mppi.Draws(
-        candidate=lambda i: jnp.asarray(noise)[i],
-        score=lambda i: jax.random.key(0),
-        gumbel=jnp.asarray(rng.gumbel(size=(B, K)), jnp.float32),
-        action=jnp.asarray(rng.normal(size=(B, A)), jnp.float32),
-    )
-    return draws, noise, mean, std, proposals
 
 
 def coloured_by_loop(noise, beta):
@@ -155,34 +140,6 @@ def test_icem_is_its_loop(problem, mask):
         np.testing.assert_allclose(got.chosen[b], elites[0, 0], atol=2e-6)
 
 
-def test_icem_begins_with_what_is_given(problem):
-    draws, _, mean, std, proposals = problem
-    config = cem.ICEMConfig(iterations=1, num_samples=N, num_elites=K, noise_beta=0.0)
-    initial = np.random.default_rng(1).uniform(-1, 1, (B, N, T, A)).astype(np.float32)
-    given = dict(proposals=proposals, initial=initial, config=config)
-    plan = cem.icem(draws, score, mean, std, **given)
-    # Proposals take the place of its first candidates.
-    np.testing.assert_array_equal(plan.actions[:, P:], initial[:, P:])
-    with pytest.raises(ValueError, match=r"mean \(2, 4, 2\) and std \(2, 3, 2\) must both"):
-        cem.icem(draws, score, mean, std[:, 1:], **given)
-
-
-def test_all_elites_but_one_go_on_where_as_many_as_candidates_are_kept(problem):
-    draws, _, mean, std, _ = problem
-    noise = np.random.default_rng(2).normal(size=(2, B, N, T, A)).astype(np.float32)
-    draws = draws._replace(
-        candidate=lambda i: jnp.asarray(noise)[i], gumbel=jnp.zeros((B, N), jnp.float32)
-    )
-    kept = dict(num_samples=N, num_elites=N, keep_elites=1.0)
-    one, two = (
-        cem.icem(draws, score, mean, std, config=cem.ICEMConfig(iterations=rounds, **kept))
-        for rounds in (1, 2)
-    )
-    for b in range(B):
-        best = np.asarray(one.actions[b])[np.argsort(-np.asarray(one.values[b]))]
-        np.testing.assert_allclose(two.actions[b, : N - 1], best[: N - 1], atol=1e-6)
-
-
 def test_a_round_of_icem_draws_one_candidate_whatever_is_kept(monkeypatch):
     made = []
 
@@ -224,19 +181,6 @@ def test_noise_has_variance_one_and_the_spectrum_asked_for(horizon, beta):
     power = np.square(np.abs(np.fft.rfft(matrix, axis=0))).mean(axis=1)
     expected = np.maximum(np.arange(horizon // 2 + 1), 1.0) ** -beta
     np.testing.assert_allclose(power / power[0], expected, rtol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (dict(noise_beta=np.float32(-1.0)), "noise_beta=-1.0 must be 0 or more"),
-        (dict(keep_elites=1.5), "keep_elites=1.5 must be 0 to 1"),
-        (dict(momentum=1.0), "momentum=1.0 must be 0 to 0.999"),
-    ],
-)
-def test_impossible_settings_of_icem_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        cem.ICEMConfig(**wrong)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -298,11 +242,21 @@ def test_smoothing_weighs_neighbours_by_a_gaussian():
         (lambda: bases.control_points(5, horizon=4), "num=5 control points: 1 to horizon=4"),
         (lambda: bases.control_points(0, horizon=4), "num=0 control points"),
         (lambda: bases.smoothing(-1.0, horizon=4), "width=-1.0 must be 0 or more"),
+        (lambda: cem.ICEMConfig(noise_beta=np.float32(-1)), "noise_beta=-1.0 must be 0 or more"),
+        (lambda: cem.ICEMConfig(keep_elites=1.5), "keep_elites=1.5 must be 0 to 1"),
+        (lambda: cem.ICEMConfig(momentum=1.0), "momentum=1.0 must be 0 to 0.999"),
+        (lambda: tune(temperatures=(0.0, 1.0)), r"temperatures=\(0.0, 1.0\) must be"),
+        (lambda: tune(deviations=(1.0, 0.5)), r"deviations=\(1.0, 0.5\) must be"),
+        (lambda: tune(num=0), "num=0 pairs"),
     ],
 )
-def test_impossible_sequences_are_refused(make, message):
+def test_impossible_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def tune(**given):
+    return tuning.tune(jax.random.key(0), lambda *_: 0.0, **given)
 
 
 def stub(seen, selection="best"):
@@ -448,19 +402,6 @@ def test_the_value_of_a_plan_is_of_what_it_executes(selection):
     assert std == pytest.approx(0.04)
     assert float(used.max_std) == float(used.min_std) == pytest.approx(0.04)
     assert float(used.temperature) == 3.0
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (dict(temperatures=(0.0, 1.0)), r"temperatures=\(0.0, 1.0\) must be"),
-        (dict(deviations=(1.0, 0.5)), r"deviations=\(1.0, 0.5\) must be"),
-        (dict(num=0), "num=0 pairs"),
-    ],
-)
-def test_impossible_ranges_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        tuning.tune(jax.random.key(0), lambda *_: 0.0, **wrong)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -763,10 +704,7 @@ PLANNERS = {
         bases.over(mppi.plan, bases.control_points(6, horizon=20, kind="cubic")),
         mppi.MPPIConfig(**SMALL),
     ),
-    "smooth": (
-        bases.over(mppi.plan, bases.smoothing(1.0, horizon=20)),
-        mppi.MPPIConfig(**SMALL),
-    ),
+    "smooth": (bases.over(mppi.plan, bases.smoothing(1.0, horizon=20)), mppi.MPPIConfig(**SMALL)),
 }
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import re
-import warnings
 from collections import Counter
 
 import jax
@@ -192,20 +191,6 @@ def test_starts_are_uniform_in_distribution():
     assert chi2 < len(counts) + 5 * np.sqrt(2 * len(counts))
 
 
-def test_last_transition_of_an_episode_is_reachable_and_the_final_observation_is_real():
-    state = replay.init(ROW, num_envs=1, capacity=6)
-    for tag, first, last in [(0, 1, 0), (1, 0, 0), (2, 0, 1), (10, 1, 0), (11, 0, 0)]:
-        state = insert(state, row_batch([tag], [first], [last]))
-    out = sample(state, jax.random.key(1), batch_size=B, length=3)
-    tags, mask = np.asarray(out.rows["tag"]), np.asarray(out.mask)
-    windows = {tuple(tags[:, b]): tuple(mask[:, b]) for b in range(B) if mask[0, b]}
-    assert windows == {
-        (0, 1, 2, 10): (True, True, False),
-        (1, 2, 10, 11): (True, False, False),
-        (10, 11, 11, 11): (True, False, False),
-    }
-
-
 def test_a_row_sequence_cut_without_a_last_row_is_not_a_transition():
     state = replay.init(ROW, num_envs=1, capacity=6)
     for tag, first in [(0, 1), (1, 0), (10, 1), (11, 0)]:
@@ -320,7 +305,7 @@ def test_storage_dtypes_bound_the_error(dtype, bound):
     values = np.linspace(-300, 300, 33, dtype=np.float32)[None]
     given_ = replay.Targets(actions, values, np.zeros(1, np.int32), np.ones(1, bool))
     state = insert(state, row_batch([0], [1], [0]), given_)
-    got = replay.targets_at(state, replay.Index(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)))
+    got = replay.targets_at(state, _index(1))
     assert got.actions.dtype == got.values.dtype == jnp.float32
     assert np.abs(np.asarray(got.actions) - actions).max() <= bound
     assert np.abs(got.actions).max() == 1.0  # the ends are exact
@@ -382,33 +367,6 @@ def test_sample_rows_are_transitions():
     found = np.asarray(index.slot) < C
     starts = {model.rows[e][k][0] for e, k in model.transitions()}
     assert set(np.asarray(rows["tag"])[found].tolist()) == starts
-
-
-def test_donated_state_is_reused_in_scan_and_cond():
-    def step(state, key):
-        rows = jax.tree.map(jnp.asarray, row_batch([1] * E, [0] * E, [0] * E))
-        state = replay.insert(state, rows, targets_for([2] * E))
-        rows, index = replay.sample_rows(state, key, batch_size=4)
-        new = targets_for([3] * 4, step=1)
-        state = jax.lax.cond(
-            jnp.any(rows["is_last"]),
-            lambda s: s,
-            lambda s: replay.update_targets(s, index, new),
-            state,
-        )
-        return state, replay.num_transitions(state)
-
-    state, _ = play(4, 10, spec=SPEC)
-    run = jax.jit(lambda s, keys: jax.lax.scan(step, s, keys), donate_argnums=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # "Some donated buffers were not usable"
-        new, counts = run(state, jax.random.split(jax.random.key(0), 5))
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-    assert int(counts[-1]) == int(replay.num_transitions(new))
-    memory = run.lower(new, jax.random.split(jax.random.key(0), 5)).compile().memory_analysis()
-    storage = sum(leaf.nbytes for leaf in jax.tree.leaves(new))
-    if memory is not None:
-        assert memory.alias_size_in_bytes >= storage
 
 
 def test_a_whole_step_copies_no_storage():
@@ -479,7 +437,7 @@ def test_whole_numbers_of_actions_outside_the_range_are_clipped_where_they_are_s
     actions = jnp.array([[[1.5], [-3.0], [0.5]]])
     given_ = replay.Targets(actions, jnp.zeros((1, 3)), jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
     state = insert(state, row_batch([0], [1], [0]), given_)
-    got = replay.targets_at(state, replay.Index(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)))
+    got = replay.targets_at(state, _index(1))
     np.testing.assert_allclose(got.actions[0, :, 0], [1.0, -1.0, 64 / 127], rtol=1e-6)
 
 
@@ -538,6 +496,41 @@ def _init(**changes):
     return replay.init(ROW, **({"num_envs": 2, "capacity": 4} | changes))
 
 
+def _insert(targets=None, mask=None, spec=SPEC, **rows):
+    """Inserts a row that fits, but for what is given."""
+    rows = row_batch([1, 2], [1, 1], [0, 0]) | rows
+    return replay.insert(_init(target_spec=spec), rows, targets, mask)
+
+
+def _index(num=2):
+    return replay.Index(jnp.zeros(num, jnp.int32), jnp.zeros(num, jnp.int32))
+
+
+_KEY = jax.random.key(0)
+_FIT = targets_for([1, 2])
+_SPECS = {
+    "keep is 5": dict(num_actions=4, keep=5),
+    "keep is 0": dict(num_actions=4, keep=0),
+    "num_actions is 0": dict(num_actions=0),
+    "action_dim is 0": dict(action_dim=0),
+    "values_dtype": dict(values_dtype="int8"),
+    "actions_dtype": dict(actions_dtype="f8"),
+}
+_MISFITS = {
+    "actions": np.zeros((2, 3, 1)),
+    "values": np.zeros((1, 3)),
+    "step": np.zeros(3, np.int32),
+    "valid": np.zeros((2, 1), bool),
+}
+_NO_BATCH = (
+    lambda s: replay.sample(s, _KEY, batch_size=0, length=1),
+    lambda s: replay.sample_rows(s, _KEY, batch_size=0),
+    lambda s: replay.sample_stale(s, _KEY, 0, batch_size=0, exponent=1.0),
+    lambda s: replay.refresh_index(s, 0, 0),
+    lambda s: replay.sweep_length(s, 0),
+)
+
+
 @pytest.mark.parametrize(
     ("call", "match"),
     [
@@ -545,94 +538,42 @@ def _init(**changes):
         (lambda: _init(num_envs=0), "num_envs is 0"),
         # Abstractly, so that a missing check does not allocate them.
         (lambda: jax.eval_shape(lambda: _init(num_envs=2**16, capacity=2**15)), "lower capacity"),
-        (lambda: replay.init({"is_first": True}, num_envs=1, capacity=2), "is_last"),
-        (
-            lambda: replay.init({"is_first": 0.0, "is_last": True}, num_envs=1, capacity=2),
-            "is_first.*float32",
-        ),
         (lambda: _init(num_envs=4, shards=3), "3 shards cannot share"),
         (lambda: _init(shards=0), "shards is 0"),
-        (lambda: _init(target_spec=replay.TargetSpec(4, 2, keep=5)), "keep is 5"),
-        (lambda: _init(target_spec=replay.TargetSpec(4, 2, keep=0)), "keep is 0"),
-        (lambda: _init(target_spec=replay.TargetSpec(0, 2)), "num_actions is 0"),
-        (lambda: _init(target_spec=replay.TargetSpec(4, 0)), "action_dim is 0"),
+        (lambda: replay.init({"is_first": True}, num_envs=1, capacity=2), "is_last"),
         (lambda: replay.init(ROW | {"is_last": ROW["obs"]}, num_envs=1, capacity=2), "is_last"),
+        (lambda: replay.init(ROW | {"is_first": 0.0}, num_envs=1, capacity=2), "is_first.*float32"),
+        *(
+            (
+                lambda of=of: _init(target_spec=replay.TargetSpec(**dict(SPEC._asdict(), **of))),
+                match,
+            )
+            for match, of in _SPECS.items()
+        ),
         *(
             (lambda draw=draw: draw(_init(target_spec=SPEC)), "batch_size is 0")
-            for draw in (
-                lambda s: replay.sample_rows(s, jax.random.key(0), batch_size=0),
-                lambda s: replay.sample_stale(s, jax.random.key(0), 0, batch_size=0, exponent=1.0),
-                lambda s: replay.refresh_index(s, 0, 0),
-                lambda s: replay.sweep_length(s, 0),
-            )
+            for draw in _NO_BATCH
         ),
-        (lambda: replay.sample(_init(), jax.random.key(0), batch_size=1, length=0), "length is 0"),
+        (lambda: replay.sample(_init(), _KEY, batch_size=1, length=0), "length is 0"),
+        (lambda: replay.sample(_init(), _KEY, batch_size=1, length=4), "length is 4"),
         (
             lambda: replay.update_targets(
-                _init(target_spec=SPEC),
-                replay.Index(jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.int32)),
-                targets_for([1, 2]),
-                np.ones(3, bool),
+                _init(target_spec=SPEC), _index(), _FIT, np.ones(3, bool)
             ),
             "mask is bool",
         ),
         *(
-            (
-                lambda wrong=wrong: replay.insert(
-                    _init(target_spec=SPEC),
-                    row_batch([1, 2], [1, 1], [0, 0]),
-                    targets_for([1, 2]).replace(**wrong),
-                ),
-                f"targets.{next(iter(wrong))} has shape",
-            )
-            for wrong in (
-                {"actions": np.zeros((2, 3, 1))},
-                {"values": np.zeros((1, 3))},
-                {"step": np.zeros(3, np.int32)},
-                {"valid": np.zeros((2, 1), bool)},
-            )
+            (lambda name=name, x=x: _insert(_FIT.replace(**{name: x})), f"targets.{name} has shape")
+            for name, x in _MISFITS.items()
         ),
-        (lambda: _init(target_spec=replay.TargetSpec(4, 2, values_dtype="int8")), "values_dtype"),
-        (lambda: _init(target_spec=replay.TargetSpec(4, 2, actions_dtype="f8")), "actions_dtype"),
-        (
-            lambda: replay.sample(_init(), jax.random.key(0), batch_size=0, length=1),
-            "batch_size is 0",
-        ),
-        (lambda: replay.sample(_init(), jax.random.key(0), batch_size=1, length=4), "length is 4"),
+        (lambda: _insert(targets_for([1])), "targets.actions has shape"),
+        (lambda: _insert(targets_for([1, 2], num=2)), "give at least the 3"),
+        (lambda: _insert(_FIT, spec=None), "target_spec"),
+        (lambda: replay.sample_stale(_init(), _KEY, 0, batch_size=2, exponent=1.0), "target_spec"),
+        (lambda: _insert(mask=np.ones(2)), "mask is float"),
+        (lambda: _insert(tag=np.zeros(2, np.float32)), "tag.*float32"),
         (lambda: replay.insert(_init(), {"tag": np.zeros(2)}), "lack .*is_first.*obs"),
         (lambda: replay.insert(_init(), row_batch([1], [1], [0])), "bool.*\\[1\\]"),
-        (
-            lambda: replay.insert(
-                _init(), row_batch([1, 2], [1, 1], [0, 0]) | {"tag": np.zeros(2, np.float32)}
-            ),
-            "tag.*float32",
-        ),
-        (
-            lambda: replay.insert(_init(), row_batch([1, 2], [1, 1], [0, 0]), None, np.ones(2)),
-            "mask is float",
-        ),
-        (
-            lambda: replay.insert(_init(), row_batch([1, 2], [1, 1], [0, 0]), targets_for([1, 2])),
-            "target_spec",
-        ),
-        (
-            lambda: replay.insert(
-                _init(target_spec=SPEC),
-                row_batch([1, 2], [1, 1], [0, 0]),
-                targets_for([1, 2], num=2),
-            ),
-            "give at least the 3",
-        ),
-        (
-            lambda: replay.insert(
-                _init(target_spec=SPEC), row_batch([1, 2], [1, 1], [0, 0]), targets_for([1])
-            ),
-            "targets.actions has shape",
-        ),
-        (
-            lambda: replay.sample_stale(_init(), jax.random.key(0), 0, batch_size=2, exponent=1.0),
-            "target_spec",
-        ),
     ],
 )
 def test_errors_name_the_field_the_value_and_the_remedy(call, match):
