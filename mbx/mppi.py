@@ -352,8 +352,8 @@ def plan(
     score = checked_score(score_fn, has_aux)
     once = proposals is not None and not config.rescore_proposals
     fixed = score(draws.score(jnp.int32(rounds)), proposals) if once else None
-    of_refit = ("num_elites", "temperature", "temperature_mode", "min_std", "max_std", "nonfinite")
-    fit = functools.partial(refit, **{name: getattr(config, name) for name in of_refit})
+    names = ("num_elites", "temperature", "temperature_mode", "min_std", "max_std", "nonfinite")
+    how_to_fit: dict[str, Any] = {name: getattr(config, name) for name in names}
 
     def one_round(i: Array, carry: tuple) -> tuple:
         last, _, _, memory = carry
@@ -368,7 +368,7 @@ def plan(
         scored = score(draws.score(i), sampled if once else actions)
         if once:
             scored = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), fixed, scored)
-        new = how.blend(last, fit(actions, scored[0]))
+        new = how.blend(last, refit(actions, scored[0], **how_to_fit))
         if how.tell is not None:
             memory, fitted = how.tell(i, memory, sampled, scored[0][:, num - own :])
             new = new._replace(mean=fitted)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import flax.struct
 import jax
@@ -453,8 +453,7 @@ def per_shard(
     else:
         parts = [split_axis(x, shards, axis) for x, axis in zip((whole, *args), axes, strict=True)]
         found = merge_axis(jax.vmap(local, in_axes=axes, out_axes=out)(*parts), out)
-    result = found.replace(shards=shards) if isinstance(found, ReplayState) else found
-    return cast(T, result)
+    return found.replace(shards=shards) if isinstance(found, ReplayState) else found
 
 
 def draw(

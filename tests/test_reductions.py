@@ -14,21 +14,19 @@ from mbx.fast import reductions
 SHAPES = ((7,), (3, 13), (2, 4, 14), (5, 101), (1, 96))
 
 
-@pytest.fixture(params=[1, 2])
-def ones(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Columns of ones: as runs have it, and as tests do where they are to compile quickly."""
-    monkeypatch.setattr(reductions, "ONES", request.param)
-    for name in ("total", "down"):  # that were perhaps traced with the other number
+@pytest.fixture(autouse=True)
+def as_runs_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One column of ones; the tests' two (conftest.py), which compile quicker, every other has."""
+    monkeypatch.setattr(reductions, "ONES", 1)
+    for name in ("total", "down"):  # that were perhaps traced with two
         own = getattr(reductions, name).__wrapped__
         monkeypatch.setattr(reductions, name, jax.jit(lambda x, own=own: own(x)))
-    return request.param
 
 
 def drawn(shape: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(len(shape) + shape[-1]).normal(3.0, 2.0, shape).astype(np.float32)
 
 
-@pytest.mark.usefixtures("ones")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_reductions_are_those_of_numpy(shape: tuple[int, ...]) -> None:
     x = drawn(shape)
@@ -47,7 +45,6 @@ def test_the_largest_is_found_in_every_column() -> None:
     assert found[:, 0].tolist() == [1.0] * 101 + [0.0]
 
 
-@pytest.mark.usefixtures("ones")
 def test_a_row_that_is_not_finite_stays_so() -> None:
     x = np.zeros((4, 33), np.float32)
     x[0, 20], x[1, 5], x[2] = np.nan, np.inf, -np.inf
@@ -56,7 +53,6 @@ def test_a_row_that_is_not_finite_stays_so() -> None:
     assert np.isnan(reductions.down(x)).any() and np.isnan(reductions.total(x)[0, 0])
 
 
-@pytest.mark.usefixtures("ones")
 def test_heads_side_by_side_have_sums_of_their_own() -> None:
     x = drawn((3, 2, 4, 5))
     np.testing.assert_allclose(jax.vmap(reductions.down)(x), x.sum((1, 2)), rtol=1e-5)
@@ -64,7 +60,6 @@ def test_heads_side_by_side_have_sums_of_their_own() -> None:
     np.testing.assert_allclose(twice, x.sum(2), rtol=1e-5)
 
 
-@pytest.mark.usefixtures("ones")
 def test_sums_of_heads_need_no_transposed_rows() -> None:
     """The product of `down` keeps heads as a batch axis: no copy of the rows in between."""
     program = jax.jit(jax.vmap(reductions.down)).lower(jnp.ones((3, 64, 32))).compile().as_text()
@@ -72,7 +67,6 @@ def test_sums_of_heads_need_no_transposed_rows() -> None:
     assert not [line for line in moved if "64" in line.split("=")[1].split("]")[0]], moved
 
 
-@pytest.mark.usefixtures("ones")
 def test_what_is_traced_once_is_traced_again_for_a_mesh() -> None:
     """Where rows are divided among devices `down` leaves their axes apart."""
 
@@ -87,19 +81,15 @@ def test_what_is_traced_once_is_traced_again_for_a_mesh() -> None:
     assert "(([0, 1], [0, 1])" in divided and program() == before
 
 
-def test_runs_have_products_with_one_vector(ones: int) -> None:
+def test_runs_have_products_with_one_vector() -> None:
     """Of several, all but one are work for nothing."""
     assert runpy.run_path(str(reductions.__file__))["ONES"] == 1
-    for program, of in (
-        (reductions.total, f"4x{ones}x"),
-        (reductions.down, f"{ones}x5x" if ones > 1 else "5x"),
-    ):
+    for program, of in ((reductions.total, "4x1x"), (reductions.down, "5x")):
         text = jax.jit(program).lower(jnp.ones((4, 5))).as_text()
         products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
         assert len(products) == 1 and f"-> tensor<{of}f32>" in products[0]
 
 
-@pytest.mark.usefixtures("ones")
 @pytest.mark.parametrize("name", ["total", "mean", "largest", "down"])
 def test_other_platforms_take_the_plain_reductions(name: str) -> None:
     """What is lowered for an accelerator has the reduction itself, and no product."""

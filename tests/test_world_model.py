@@ -413,8 +413,10 @@ def test_heads_are_chosen_without_repetition():
     }
 
 
-@pytest.mark.parametrize(("low", "high"), [(-1.0, 6.9), (-5.0, 0.5), (-2.0, 2.0), (0.0, 4.0)])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("priors", -1, 6.9), ("tasks", -5, 0.5), ("priors", -2, 2), ("tasks", 0, 4)],
+)
 def test_a_head_that_knows_nothing_says_nothing(name, low, high):
     config = dataclasses.replace(CONFIGS[name], num_bins=21, bin_min=low, bin_max=high)
     model = world_model.make_world_model(config)
