@@ -326,16 +326,7 @@ class WorldModel:
 
 
 def make_world_model(config: WorldModelConfig) -> WorldModel:
-    """The world model of a configuration.
-
-    Examples:
-        >>> widths = dict(enc_dim=8, mlp_dim=8, latent_dim=8, num_bins=5)
-        >>> config = world_model.WorldModelConfig((3,), 2, **widths)
-        >>> model = world_model.make_world_model(config)
-        >>> params = jax.eval_shape(model.init, jax.random.key(0))  # shapes alone
-        >>> jax.eval_shape(model.encode, params, jnp.ones((1, 3))).shape
-        (1, 8)
-    """
+    """The world model of a configuration."""
     return WorldModel(config)
 
 
@@ -511,12 +502,7 @@ def head_values(
 
 
 def reduce_dynamics(x: Array, how: str, std_coef: ArrayLike) -> Array:
-    """Reduce dynamics heads, `[H, ...] -> [...]`, by "mean", "min", "max" or "from_std_coef".
-
-    Examples:
-        >>> world_model.reduce_dynamics(jnp.array([1.0, 3.0]), "min", 0.0).tolist()
-        1.0
-    """
+    """Reduce dynamics heads, `[H, ...] -> [...]`, by "mean", "min", "max" or "from_std_coef"."""
     if x.shape[0] == 1:
         return jnp.squeeze(x, 0)
     if how == "mean" or (how == "from_std_coef" and not std_coef):

@@ -46,14 +46,6 @@ def cem(
 ) -> Plan:
     """The cross-entropy method; arguments, result and errors are those of `mppi.plan`.
     Elites have equal weights: `config.temperature` is not used.
-
-    Examples:
-        >>> mean = jnp.zeros((1, 4, 1))
-        >>> score = lambda key, actions: -jnp.square(actions - 0.5).sum((-2, -1))
-        >>> config = mppi.MPPIConfig(num_samples=64, num_elites=8, selection="best")
-        >>> plan = cem.cem(jax.random.key(0), score, mean, jnp.ones_like(mean), config=config)
-        >>> bool(abs(plan.action[0, 0] - 0.5) < 0.1)
-        True
     """
     return mppi.plan(key, score_fn, mean, std, config=_equal_weights(config), **given)
 

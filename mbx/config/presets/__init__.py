@@ -71,10 +71,5 @@ def read(name: str) -> Preset:
 
 
 def load(name: str) -> config_dict.ConfigDict:
-    """The settings of a configuration, as `read`.
-
-    Examples:
-        >>> presets.load("tdmpc").env.name
-        'gymnax:Pendulum-v1'
-    """
+    """The settings of a configuration, as `read`."""
     return read(name).values
