@@ -404,7 +404,7 @@ def _init(config: WorldModelConfig, modules: dict[str, Any], key: Array) -> Para
             params[name] = modules[name].init(keys[name], *inputs)["params"]
         else:
             params[name] = networks.init_ensemble(modules[name], keys[name], num, *inputs)
-    for name in {"reward", "value", "aux_value"} & set(params):
+    for name in ("reward", "value", *(["aux_value"] if config.num_aux else [])):
         last = params[name].get("main", params[name])["out"]  # with or without a prior
         *copies, width = last["bias"].shape
         last["bias"] = jnp.tile(_ignorance(config), (*copies, width // config.num_bins))
