@@ -200,7 +200,8 @@ def plan(
     **fields: Any,
 ) -> Plan:
     """Resolve the settings of a task that has fields of `EnvSpec`; arguments as in `mbx.envs.make`.
-    Raises ValueError for counts below one, and as `observed` and `solved` do.
+    Raises ValueError for counts below one and names of metrics that are not unique, and as
+    `observed` and `solved` do.
     """
     own = {name: getattr(task, name) for name in EnvSpec._fields if hasattr(task, name)}
     limit, longest = task.time_limit, getattr(task, "ends_at", None)
@@ -208,7 +209,13 @@ def plan(
     task = EnvSpec(**own | dict(episode_length=0, action_repeat=action_repeat) | fields)
     counts = dict(action_repeat=action_repeat, episode_length=episode_length)
     check_counts(task.name, num_envs=len(numbers), **counts)
-    check_metrics(task.name, task.metrics)
+    logged = [*task.metrics, *(f"{one}_last" for one in task.metrics), "return", "length"]
+    if twice := sorted({one for one in logged if logged.count(one) > 1}):
+        raise ValueError(
+            f"env.metrics={tuple(task.metrics)} of {task.name}: {twice[0]!r} stands twice in the "
+            "log (of each there is NAME and NAME_last, next to return and length): choose other "
+            "names"
+        )
     if limit is None and episode_length is None:
         raise ValueError(f"env.name={task.name!r} has no time limit: set env.episode_length{found}")
     if longest and episode_length and (episode_length - 1) * action_repeat >= longest:
@@ -419,17 +426,6 @@ def check_counts(name: str, **counts: int | None) -> None:
     for field, value in counts.items():
         if value is not None and value < 1:
             raise ValueError(f"env.{field}={value} for {name}: must be at least 1")
-
-
-def check_metrics(name: str, metrics: Sequence[str]) -> None:
-    """Raise ValueError for duplicate or reserved names of metrics."""
-    logged = [*metrics, *(f"{one}_last" for one in metrics), "return", "length"]
-    twice = sorted({one for one in logged if logged.count(one) > 1})
-    if twice:
-        raise ValueError(
-            f"env.metrics={tuple(metrics)} of {name}: {twice[0]!r} stands twice in the log "
-            "(of each there is NAME and NAME_last, next to return and length): choose other names"
-        )
 
 
 def _where(condition: Array, yes: Any, no: Any) -> Any:

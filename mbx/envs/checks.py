@@ -7,11 +7,12 @@ simulators that are not deterministic) and does not name the environment.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import numbers
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import gymnasium
@@ -141,43 +142,45 @@ def leaves(
 
 
 def _check_steps(check: _Check, env: Any) -> None:
-    def reset(**seed: int) -> None:
-        with custom.own_code(check.name, "reset()"):
-            result = env.reset(**seed)
-        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-            wanted = f"(observation, info), info a dictionary {_SINCE}"
-            check.refuse(f"reset() gave a {type(result).__name__}", wanted)
-        _check_observation(check, env.observation_space, result[0], "reset()")
+    """Reset and step an environment, and compare what it gives with what it declares."""
 
+    def called(where: str, wanted: str, function: Any, *args: Any, **kwargs: Any) -> tuple:
+        with custom.own_code(check.name, where):
+            result = function(*args, **kwargs)
+        fields = re.findall("[a-z]+", wanted)
+        if not isinstance(result, tuple) or len(result) != len(fields):
+            several = isinstance(result, tuple)
+            got = f"{len(result)} values" if several else f"a {type(result).__name__}"
+            check.refuse(f"{where.partition(' ')[0]} gave {got}", f"{wanted} {_SINCE}")
+        for field, value in zip(fields[1:], result[1:], strict=True):
+            fits, needed = _RESULTS[field]
+            if not fits(value):
+                check.refuse(f"{where} gave {field}={value!r}", needed)
+        _check_observation(check, env.observation_space, result[0], where)
+        return result
+
+    reset = functools.partial(called, "reset()", "(observation, info)", env.reset)
     reset(seed=0)
     env.action_space.seed(0)
     for i in range(1, _STEPS + 1):
-        where = f"step() number {i}"
-        with custom.own_code(check.name, where):
-            result = env.step(env.action_space.sample())
-        if not isinstance(result, tuple) or len(result) != 5:
-            got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-            wanted = "5: observation, reward, terminated, truncated, info"
-            check.refuse(f"step() gave {got}", f"{wanted} {_SINCE}")
-        obs, reward, terminated, truncated, info = result
-        _check_observation(check, env.observation_space, obs, where)
-        scalar = isinstance(reward, numbers.Real | np.number) or np.shape(reward) == ()
-        for field, value, fits, wanted in (
-            ("reward", reward, scalar, "a single number: return float(...)"),
-            ("terminated", terminated, _is_flag(terminated), "True or False"),
-            ("truncated", truncated, _is_flag(truncated), "True or False"),
-            ("info", info, isinstance(info, dict), "a dictionary"),
-        ):
-            if not fits:
-                check.refuse(f"{where} gave {field}={value!r}", wanted)
-        check.number("rewards", f"{where} gave reward", reward)
-        if terminated or truncated:
+        where, wanted = f"step() number {i}", "5: observation, reward, terminated, truncated, info"
+        step = called(where, wanted, env.step, env.action_space.sample())
+        check.number("rewards", f"{where} gave reward", step[1])
+        if step[2] or step[3]:
             reset()
     check.warn_of_sizes()
 
 
 def _is_flag(x: Any) -> bool:
     return np.shape(x) == () and np.asarray(x).dtype.kind in "biu"
+
+
+_RESULTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "reward": (lambda x: np.shape(x) == (), "a single number: return float(...)"),
+    "terminated": (_is_flag, "True or False"),
+    "truncated": (_is_flag, "True or False"),
+    "info": (lambda x: isinstance(x, dict), "a dictionary"),
+}
 
 
 def _check_observation(check: _Check, space: Any, obs: Any, where: str) -> None:
@@ -219,13 +222,10 @@ def limits_found(env: Any) -> str:
     """Attributes that may be an environment's own time limit, in words."""
     found = dict(vars(getattr(env, "unwrapped", env)))
     found |= config if isinstance(config := found.get("config"), dict) else {}
-    told = [
-        f"{name}={value}"
-        for name, value in found.items()
-        if re.search("^duration$|^horizon$|max.*(step|fram)", str(name))
-        if isinstance(value, numbers.Real) and value > 1
-    ]
-    return f" (its own may be {', '.join(told)})" if told else ""
+    limit = re.compile("^duration$|^horizon$|max.*(step|fram)")
+    found = {n: x for n, x in found.items() if isinstance(x, numbers.Real) and x > 1}
+    told = ", ".join(f"{n}={x}" for n, x in found.items() if limit.search(str(n)))
+    return f" (its own may be {told})" if told else ""
 
 
 # -------------------------------------------------------------------------------------------------
@@ -251,8 +251,7 @@ def check_raw(raw: RawEnvironment) -> None:
         if terminated:
             break
     check.warn_of_sizes()
-    images = (x for x in check.seen["observations"] if x.ndim == 3)
-    if any(not 0 <= x.min() <= x.max() <= 1 for x in images):
+    if any(x.ndim == 3 and not 0 <= x.min() <= x.max() <= 1 for x in check.seen["observations"]):
         check.warn(
             "its observation has three axes, an image from 0 to 1 to Dreamer, and other numbers: "
             "flatten it to a vector"
@@ -261,23 +260,24 @@ def check_raw(raw: RawEnvironment) -> None:
 
 def _check_result(check: _Check, raw: RawEnvironment, done: Any, state: Any) -> None:
     """Compare what a step gave with what is declared, and its state with the one before."""
-    if not isinstance(done, tuple) or len(done) != 4 + bool(raw.metrics):
+    size = len(done) if isinstance(done, tuple) else 0
+    found = done[4] if size == 5 else {}
+    names = tuple(found) if isinstance(found, dict) else ("name",)
+    if size != 4 + bool(raw.metrics):
         wanted = "(state, observation, reward, terminated" + (", metrics)" if raw.metrics else ")")
-        if isinstance(done, tuple) and len(done) == 5 and not raw.metrics:
-            names = tuple(done[4]) if isinstance(done[4], dict) else ("name",)
+        if size == 5:
             wanted += f", or five with RawEnvironment(metrics={names}), which declares the fifth"
         check.refuse(f"the result of step() is {_kind(done)}", wanted)
-    new, _, reward, terminated, *rest = done
-    if rest and (not isinstance(rest[0], dict) or set(rest[0]) != set(raw.metrics)):
-        got = list(rest[0]) if isinstance(rest[0], dict) else _kind(rest[0])
+    if not isinstance(found, dict) or set(names) != set(raw.metrics):
+        got = list(names) if isinstance(found, dict) else _kind(found)
         check.refuse(f"the metrics of step() is {got}", f"a dictionary of {list(raw.metrics)}")
-    for field, value in {"reward": reward, "terminated": terminated, **dict(*rest)}.items():
+    new, _, reward, terminated = done[:4]
+    for field, value in {"reward": reward, "terminated": terminated, **found}.items():
         if np.shape(value) != ():
             got = f"{field} of step() is of shape {np.shape(value)}"
             check.refuse(got, "a single number, shape ()")
     for of in (_types, jax.tree.structure):
-        before, after = of(state), of(new)
-        if before != after:
+        if (before := of(state)) != (after := of(new)):
             check.refuse(f"the state of step() is {after}", f"what reset() gives, {before}")
 
 

@@ -31,20 +31,13 @@ class Task(Protocol):
     ends_at: int | None  # steps after which the simulator itself ends an episode
     can_terminate: bool  # episodes may end before their time limit
 
-    def reset(self, seed: int | None) -> Any:
-        """Start an episode; None continues the task's own generator."""
-
-    def step(self, action: np.ndarray | int) -> tuple[Any, float, bool, bool]:
-        """Observation, reward, terminated, and truncated (only by the simulator itself)."""
-
-    def get_state(self) -> bytes | None:
-        """A snapshot that any instance of the task continues from exactly, or None."""
-
-    def set_state(self, snapshot: bytes) -> None:
-        """Continue from a snapshot."""
-
-    def close(self) -> None:
-        """Free resources."""
+    def reset(self, seed: int | None) -> Any: ...  # None continues the task's own generator
+    # Observation, reward, terminated, and truncated (only by the simulator itself).
+    def step(self, action: np.ndarray | int) -> tuple[Any, float, bool, bool]: ...
+    # A snapshot that any instance of the task continues from exactly, or None.
+    def get_state(self) -> bytes | None: ...
+    def set_state(self, snapshot: bytes) -> None: ...
+    def close(self) -> None: ...
 
 
 class SteppedEnvironment(HostEnvironment):

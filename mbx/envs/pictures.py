@@ -46,25 +46,38 @@ def of_gymnax(task: str) -> Renderer:
 def draw_pendulum(view: dict[str, Any]) -> np.ndarray:
     """uint8 `[SIZE, SIZE, 3]`. angle: radians from upright; torque: share of the largest."""
     angle, torque = (float(np.reshape(view[name], ())) for name in ("angle", "torque"))
-    canvas = _Canvas()
+    middle, red = (0.5, 0.5), (200, 80, 70)
     tip = (0.5 - 0.36 * math.sin(angle), 0.5 - 0.36 * math.cos(angle))
-    canvas.line((0.5, 0.5), tip, 0.07, (200, 80, 70))
-    canvas.disc(tip, 0.035, (200, 80, 70))
-    canvas.disc((0.5, 0.5), 0.02, _INK)
-    canvas.line((0.5, 0.95), (0.5 - 0.4 * torque, 0.95), 0.02, (60, 100, 200))
-    return canvas.picture()
+    arrow = ((0.5, 0.95), (0.5 - 0.4 * torque, 0.95), 0.02, (60, 100, 200))
+    return _drawn((middle, tip, 0.07, red), (tip, 0.035, red), (middle, 0.02, _INK), arrow)
 
 
 def draw_cartpole(view: dict[str, Any]) -> np.ndarray:
     """uint8 `[SIZE, SIZE, 3]`. position: share of the track; angle: radians from upright."""
     position, angle = (float(np.reshape(view[name], ())) for name in ("position", "angle"))
-    canvas, x, y = _Canvas(), 0.5 + 0.42 * position, 0.72
-    canvas.line((0.04, y + 0.05), (0.96, y + 0.05), 0.008, _INK)
-    canvas.line((x - 0.08, y), (x + 0.08, y), 0.09, _INK)
+    x, y = 0.5 + 0.42 * position, 0.72
     tip = (x + 0.42 * math.sin(angle), y - 0.42 * math.cos(angle))
-    canvas.line((x, y), tip, 0.03, (190, 140, 90))
-    canvas.disc((x, y), 0.018, (60, 100, 200))
-    return canvas.picture()
+    return _drawn(
+        ((0.04, y + 0.05), (0.96, y + 0.05), 0.008, _INK),
+        ((x - 0.08, y), (x + 0.08, y), 0.09, _INK),
+        ((x, y), tip, 0.03, (190, 140, 90)),
+        ((x, y), 0.018, (60, 100, 200)),
+    )
+
+
+def _drawn(*shapes: tuple) -> np.ndarray:
+    """Lines (two points, width, colour) and discs (center, radius, colour) from 0 to 1, y down."""
+    scale = SIZE * _FINE
+    image = Image.new("RGB", (scale, scale), _PAPER)
+    draw = ImageDraw.Draw(image)
+    for *points, size, color in shapes:
+        places, size = [tuple(scale * x for x in point) for point in points], scale * size
+        if len(places) == 2:
+            draw.line(places, fill=color, width=max(1, round(size)))
+        else:
+            (x, y) = places[0]
+            draw.ellipse((x - size, y - size, x + size, y + size), fill=color)
+    return np.asarray(image.resize((SIZE, SIZE), Image.Resampling.LANCZOS))
 
 
 def draw_grid(view: Any) -> np.ndarray:
@@ -83,23 +96,3 @@ def draw_grid(view: Any) -> np.ndarray:
     if side > 4:  # a line between cells
         image[::side], image[:, ::side] = (85, 85, 92), (85, 85, 92)
     return image
-
-
-class _Canvas:
-    """Lines and discs in coordinates from 0 to 1, y downwards."""
-
-    def __init__(self) -> None:
-        self._scale = SIZE * _FINE
-        self._image = Image.new("RGB", (self._scale, self._scale), _PAPER)
-        self._draw = ImageDraw.Draw(self._image)
-
-    def line(self, start: tuple, stop: tuple, width: float, color: tuple) -> None:
-        points = [tuple(self._scale * x for x in point) for point in (start, stop)]
-        self._draw.line(points, fill=color, width=max(1, round(self._scale * width)))
-
-    def disc(self, center: tuple, radius: float, color: tuple) -> None:
-        x, y, r = (self._scale * value for value in (*center, radius))
-        self._draw.ellipse((x - r, y - r, x + r, y + r), fill=color)
-
-    def picture(self) -> np.ndarray:
-        return np.asarray(self._image.resize((SIZE, SIZE), Image.Resampling.LANCZOS))

@@ -111,11 +111,15 @@ def _unpack(x: Any) -> Any:
 
 def get(env: Any) -> bytes | None:
     """State of a Gymnasium environment, or None where not all of it is plain data."""
-    physics = _physics(env)
+    physics, layers = _physics(env), []
     saved: dict[str, Any] = {} if physics is None else {"mujoco": _get_mujoco(*physics)}
     try:
-        saved["layers"] = [_plain(layer, physics) for layer in _layers(env)]
-        return encode(saved)
+        for layer in _layers(env):
+            if any(getattr(kind, "__slots__", ()) for kind in type(layer).__mro__):
+                raise TypeError("attributes outside of vars()")
+            layers.append({n: x for n, x in vars(layer).items() if _is_state(layer, n, physics)})
+            _check_separate(list(layers[-1].values()), set())
+        return encode(saved | {"layers": layers})
     except TypeError:
         return None
 
@@ -148,16 +152,6 @@ def _layers(env: Any) -> list[Any]:
     while isinstance(layers[-1], Wrapper):
         layers.append(layers[-1].env)
     return layers
-
-
-def _plain(layer: Any, physics: tuple[Any, Any] | None) -> dict[str, Any]:
-    """Attributes of a layer that are its state. Raises TypeError for other objects."""
-    if any(getattr(kind, "__slots__", ()) for kind in type(layer).__mro__):
-        raise TypeError("attributes outside of vars()")
-    values = {n: value for n, value in vars(layer).items() if _is_state(layer, n, physics)}
-    encode(values)
-    _check_separate(list(values.values()), set())
-    return values
 
 
 def _is_state(layer: Any, name: str, physics: tuple[Any, Any] | None) -> bool:
