@@ -1,4 +1,4 @@
-"""The episode wrapper on a toy environment whose every number is known."""
+"""Episodes of toy tasks whose every number is known: in JAX (`episodic`) and on the host."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from mbx import envs
 from mbx.envs.base import EnvSpec, RawEnvironment, episodic, solved
+from tests.envs.toys import counting, on_host, rollout
 
 
 def counter(limit: int = 100) -> RawEnvironment:
@@ -43,17 +44,6 @@ def endless() -> RawEnvironment:
     return RawEnvironment("toy:endless", (1,), jnp.float32, 1, 100, reset, step)
 
 
-def rollout(environment, steps, action=0.0):
-    state, obs = environment.reset(jax.random.key(0))
-    step = jax.jit(environment.step, donate_argnums=0)
-    rows = []
-    for i in range(steps):
-        actions = jnp.full((environment.num_envs, 1), action)
-        state, timestep = step(state, actions, jax.random.key(i + 1))
-        rows.append(jax.device_get(timestep))
-    return np.asarray(obs), rows
-
-
 def test_termination_keeps_the_final_observation_and_resets_only_its_environment():
     obs, rows = rollout(episodic(counter(), 5), 12)
     assert len(set(obs[:, 0])) > 1  # environments begin differently
@@ -77,34 +67,27 @@ def test_termination_keeps_the_final_observation_and_resets_only_its_environment
     assert len(set(fresh)) > 1  # resets are fresh draws, not the first state again
 
 
-def test_time_limit_truncates_and_never_terminates():
-    _, rows = rollout(episodic(counter(), 3, episode_length=2), 4)
-    for i, row in enumerate(rows):
-        assert (row.truncated == (i % 2 == 1)).all()
-        assert not row.terminated.any()
+def test_time_limits_truncate_and_never_terminate():
+    _, rows = rollout(episodic(counter(), 8, episode_length=5), 5)
+    assert not any((row.terminated & row.truncated).any() for row in rows)  # termination wins
+    assert any(row.terminated.any() for row in rows) and rows[4].truncated.any()
+    assert not any(row.truncated.any() for row in rows[:4])
 
 
-def gapped(good: float = 1.0) -> RawEnvironment:
+def gapped(kind, num, good=1.0, **options):
     """Rewards in [-1, 1], `good` but for the third, seventh, … step of an episode, which earn 0."""
-
-    def step(key, state, action):
-        c = state + 1.0
-        return c, c, jnp.where(c[0] % 4 == 3, 0.0, good), False
-
-    start = jnp.zeros((1,))
-    return RawEnvironment(
-        "toy:gapped",
-        (1,),
-        jnp.float32,
-        1,
-        100,
-        lambda key: (start, start),
-        step,
-        can_terminate=False,
-        reward_range=(-1.0, 1.0),
-    )
+    fields = dict(can_terminate=False, reward_range=(-1.0, 1.0))
+    reward = lambda c: good * (c % 4 != 3)  # noqa: E731
+    if kind == "jax":
+        return episodic(counting(lambda c: c[None], reward, **fields), num, **options)
+    return on_host(num, lambda c: np.full(1, c, np.float32), reward, fields=fields, **options)
 
 
+def ends(rows, number):
+    return [i + 1 for i, row in enumerate(rows) if row.truncated[number]]
+
+
+@pytest.mark.parametrize("kind", ["jax", "host"])
 @pytest.mark.parametrize(
     ("reset_solved", "good", "shorter"),
     [
@@ -116,27 +99,43 @@ def gapped(good: float = 1.0) -> RawEnvironment:
         (4, 1.0, [8, 16]),
     ],
 )
-def test_three_environments_in_four_begin_again_where_a_task_is_solved(reset_solved, good, shorter):
-    made = episodic(gapped(good), 6, episode_length=8, reset_solved=reset_solved)
-    assert made.spec == episodic(gapped(), 6, episode_length=8).spec
-    assert (made.reset(jax.random.key(0))[0].solved is None) == (reset_solved == 0)
+def test_three_environments_in_four_begin_again_where_a_task_is_solved(
+    kind, reset_solved, good, shorter
+):
+    made = gapped(kind, 6, good, episode_length=8, reset_solved=reset_solved)
+    assert made.spec == gapped(kind, 1, episode_length=8).spec
     _, rows = rollout(made, 18)
     for number in range(6):
-        ends = [i + 1 for i, row in enumerate(rows) if row.truncated[number]]
-        assert ends == ([8, 16] if number in (0, 4) else shorter)
-        assert rows[ends[0] - 1].episode_length[number] == ends[0]
-        assert rows[ends[0]].episode_length[number] == 1
+        found = ends(rows, number)
+        assert found == ([8, 16] if number in (0, 4) else shorter)
+        assert rows[found[0] - 1].episode_length[number] == found[0]
+        assert rows[found[0]].episode_length[number] == 1
     assert not any(row.terminated.any() for row in rows)
+    if kind == "jax":
+        assert (made.reset(jax.random.key(0))[0].solved is None) == (reset_solved == 0)
+
+
+def test_a_snapshot_on_the_host_knows_what_is_solved():
+    for first, whole in ((3, (1,)), (8, (0, 4))):
+        options = dict(episode_length=8, reset_solved=3, first=first)
+        made, other = (gapped("host", 5, **options) for _ in range(2))
+        rows = rollout(made, 5)[1]
+        other.set_state(made.get_state())  # two of three steps in a row are done
+        rows += [other.step(np.zeros((5, 1))) for _ in range(13)]
+        assert [ends(rows, n) == [8, 16] for n in range(5)] == [n in whole for n in range(5)]
+    before, after = (gapped("host", 2, episode_length=8, reset_solved=n) for n in (0, 3))
+    rollout(before, 2)
+    after.set_state(before.get_state())  # a resumed run may begin to count
+    # Two steps are behind, the third earns nothing, then come three in a row.
+    assert ends([after.step(np.zeros((2, 1))) for _ in range(4)], 1) == [4]
 
 
 def test_the_highest_reward_of_a_repeated_action_is_that_of_all_its_steps():
-    made = episodic(gapped(), 2, action_repeat=2, episode_length=9, reset_solved=2)
-    _, rows = rollout(made, 6)
+    options = dict(action_repeat=2, episode_length=9)
+    _, rows = rollout(gapped("jax", 2, reset_solved=2, **options), 6)
     # Two environment steps each: 2, 1, 2, 1, …, of which 1.6 are enough; never two in a row.
-    assert [float(row.reward[1]) for row in rows] == [2.0, 1.0] * 3
-    assert not any(row.truncated.any() for row in rows)
-    made = episodic(gapped(), 2, action_repeat=2, episode_length=9, reset_solved=1)
-    assert [bool(row.truncated[1]) for row in rollout(made, 3)[1]] == [True] * 3
+    assert [float(row.reward[1]) for row in rows] == [2.0, 1.0] * 3 and not ends(rows, 1)
+    assert ends(rollout(gapped("jax", 2, reset_solved=1, **options), 3)[1], 1) == [1, 2, 3]
 
 
 def test_fifty_steps_of_a_long_episode_are_enough_where_it_is_left_to_the_task():
@@ -146,14 +145,10 @@ def test_fifty_steps_of_a_long_episode_are_enough_where_it_is_left_to_the_task()
     assert usual.reset_solved == 50
     assert enough.after.tolist()[1:] == [50, 50, 50, 2**31 - 1, 50]
     assert enough.reward == pytest.approx(0.8)
-    for never in (dict(episode_length=199), dict(can_terminate=True), dict(reward_range=())):
-        other, enough = solved(spec._replace(**never), None, [3])
+    for unlike in (dict(episode_length=199), dict(can_terminate=True), dict(reward_range=())):
+        other, enough = solved(spec._replace(**unlike), None, [3])
         assert other.reset_solved == 0 and enough is None
-    for length, usual in ((199, 0), (200, 50)):
-        made = episodic(gapped(), 2, episode_length=length, reset_solved=None)
-        assert made.spec.reset_solved == usual
-        assert (made.reset(jax.random.key(0))[0].solved is None) == (usual == 0)
-    assert episodic(gapped(), 2, episode_length=200).spec.reset_solved == 0
+    assert gapped("jax", 2, episode_length=200, reset_solved=None).spec.reset_solved == 50
 
 
 @pytest.mark.parametrize("given", [(1.0,), (2.0, 1.0), (-np.inf, 0.0), (0.0, np.nan), (0, 1, 2)])
@@ -164,8 +159,8 @@ def test_ranges_of_rewards_that_are_none_are_refused(given):
 
 
 def test_resets_that_cannot_come_are_refused():
-    with pytest.raises(ValueError, match="reset_solved=8: .* toy:gapped is over after 8"):
-        episodic(gapped(), 6, episode_length=8, reset_solved=8)
+    with pytest.raises(ValueError, match="reset_solved=8: .* toy:clock is over after 8"):
+        gapped("jax", 6, episode_length=8, reset_solved=8)
     with pytest.raises(ValueError, match="reset_solved=3: toy:endless does not say what its rew"):
         episodic(endless(), 6, reset_solved=3)
 
@@ -187,7 +182,7 @@ def test_action_repeat_stops_at_a_time_limit_it_does_not_divide():
     environment = episodic(endless()._replace(time_limit=7), 2, action_repeat=3)
     assert environment.spec.episode_length == 3  # 3 + 3 + 1 environment steps
     obs, rows = rollout(environment, 6)
-    assert [bool(r.truncated.all()) for r in rows] == [False, False, True] * 2
+    assert ends(rows, 0) == ends(rows, 1) == [3, 6]
     np.testing.assert_array_equal([r.reward[0] for r in rows], [3, 3, 1] * 2)
     np.testing.assert_allclose(rows[2].final_obs, obs + 7.0, rtol=1e-6)
     # A length of the user's own is whole agent steps.
@@ -209,13 +204,6 @@ def test_every_environment_step_draws_anew():
     assert not np.allclose(timestep.reward, 3 * once.episode_return)
 
 
-def test_rewards_and_flags_have_the_types_of_the_protocol_whatever_the_task_returns():
-    for repeat in (1, 2):
-        _, rows = rollout(episodic(endless(), 2, action_repeat=repeat), 1)
-        assert rows[0].reward.dtype == rows[0].episode_return.dtype == np.float32
-        assert rows[0].terminated.dtype == rows[0].truncated.dtype == bool
-
-
 def assert_unshared(tree):
     leaves = jax.tree.leaves(tree)
     assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
@@ -223,7 +211,7 @@ def assert_unshared(tree):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_state_observation_and_timestep_can_be_donated_together(compiled):
-    environment = episodic(endless(), 2, episode_length=2)
+    environment = episodic(endless(), 2, episode_length=2, action_repeat=1 + compiled)
     wrap = jax.jit if compiled else lambda f: f
     actions = jnp.zeros((2, 1))
 
@@ -236,18 +224,13 @@ def test_state_observation_and_timestep_can_be_donated_together(compiled):
     assert_unshared((state, obs))
     state, timestep = wrap(environment.step)(state, actions, jax.random.key(1))
     assert_unshared((state, timestep))
+    # The types of the protocol, whatever the task returns.
+    assert timestep.reward.dtype == timestep.episode_return.dtype == np.float32
+    assert timestep.terminated.dtype == timestep.truncated.dtype == bool
     carry = (state, obs, timestep)
     for i in range(3):
         carry = step(carry, jax.random.key(i))
     np.testing.assert_array_equal(carry[2].episode_length, [2, 2])
-
-
-def test_termination_wins_over_the_time_limit():
-    environment = episodic(counter(), 8, episode_length=5)
-    _, rows = rollout(environment, 5)
-    both = [(r.terminated & r.truncated).any() for r in rows]
-    assert not any(both)
-    assert any(r.terminated.any() for r in rows) and any(r.truncated.any() for r in rows)
 
 
 def test_actions_are_clipped():

@@ -7,20 +7,24 @@ import pathlib
 import subprocess
 import sys
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium.spaces import Box
 from PIL import Image
 
 from mbx import envs, observations
-from mbx.envs import base, gymnasium, host, images
+from mbx.envs import base, images
+from mbx.envs import gymnasium as gymnasium_suite
 from mbx.envs.render import NoRenderer
 from mbx.training import build
 from mbx.training.build import make_environment
 from mbx.training.logging import read_rows
 from mbx.types import Part
 from tests.envs.test_parallel import threads
+from tests.envs.toys import Counting, counting, on_host, rollout
 from tests.helpers import tiny_config
 
 IMAGES = envs.Images
@@ -96,83 +100,40 @@ def test_stacks_of_several_images_and_a_vector():
 
 def clock(shape=(2, 2, 1), dtype=jnp.uint8):
     """A task whose image shows its environment steps; it ends after 6."""
-
-    def show(state):
-        return jnp.full(shape, state).astype(dtype)
-
-    def step(key, state, action):
-        return state + 1, show(state + 1), 1.0, state + 1 >= 6
-
-    reset = lambda key: (jnp.int32(0), show(0))  # noqa: E731
-    return base.RawEnvironment("toy:clock", shape, dtype, 1, 100, reset, step)
+    return counting(lambda c: jnp.full(shape, c).astype(dtype), ends=lambda c: c >= 6)
 
 
-def test_a_stack_holds_agent_steps_and_begins_anew():
-    environment = base.episodic(clock(), 1, action_repeat=2, images=IMAGES(stack=3))
+def show(count):
+    return np.full((2, 2, 1), count, np.uint8)
+
+
+def picture(self):
+    return np.full((5, 7, 3), 10 * self.count, np.uint8)
+
+
+@pytest.mark.parametrize("kind", ["jax", "host"])
+def test_a_stack_holds_agent_steps_and_begins_anew(kind):
+    options = dict(action_repeat=2, images=IMAGES(stack=3))
+    if kind == "jax":
+        environment = base.episodic(clock(), 2, **options)
+    else:
+        environment, other = (on_host(2, show, ends=lambda c: c >= 6, **options) for _ in range(2))
     assert environment.spec.obs_shape == (2, 2, 3)
-    state, obs = environment.reset(jax.random.key(0))
-    step, seen = jax.jit(environment.step), [obs]
-    finals = []
-    for _ in range(4):
-        state, timestep = step(state, jnp.zeros((1, 1)), jax.random.key(1))
-        seen.append(timestep.obs)
-        finals.append(timestep.final_obs)
-    found = [x[0, 1, 1].tolist() for x in seen]
+    obs, rows = rollout(environment, 4)
+    found = [x[1, 1, 1].tolist() for x in (obs, *(row.obs for row in rows))]
     assert found == [[0, 0, 0], [0, 0, 2], [0, 2, 4], [0, 0, 0], [0, 0, 2]]
-    assert finals[2][0, 1, 1].tolist() == [2, 4, 6]
-
-
-class Clock:
-    """The same on the host."""
-
-    num_actions, action_low, action_high = 0, np.float32([-1]), np.float32([1])
-    obs_shape, obs_dtype, time_limit, ends_at, can_terminate = (2, 2, 1), np.uint8, 100, None, True
-
-    def reset(self, seed):
-        self.count = 0
-        return self._show()
-
-    def step(self, action):
-        self.count += 1
-        return self._show(), 1.0, self.count >= 6, False
-
-    def _show(self):
-        return np.full((2, 2, 1), self.count, np.uint8)
-
-    def picture(self):
-        return np.full((5, 7, 3), 10 * self.count, np.uint8)
-
-    def get_state(self):
-        return b"%d" % self.count
-
-    def set_state(self, snapshot):
-        self.count = int(snapshot)
-
-
-def test_a_stack_on_the_host_is_saved_and_continues():
-    def make(seed=0):
-        options = dict(action_repeat=2, images=IMAGES(stack=3))
-        return host.SteppedEnvironment("toy:clock", [Clock(), Clock()], seed=seed, **options)
-
-    environment, action = make(), np.zeros((2, 1), np.float32)
-    assert environment.reset(0)[1, 0, 0].tolist() == [0, 0, 0]
-    steps = [environment.step(action) for _ in range(4)]
-    assert [t.obs[1, 0, 0].tolist() for t in steps] == [[0, 0, 2], [0, 2, 4], [0, 0, 0], [0, 0, 2]]
-    assert steps[2].final_obs[0, 0, 0].tolist() == [2, 4, 6]
-    saved, wanted = environment.get_state(), environment.step(action)
-    other = make()
-    other.set_state(saved)
-    np.testing.assert_array_equal(other.step(action).obs, wanted.obs)
+    assert rows[2].final_obs[0, 1, 1].tolist() == [2, 4, 6]
+    if kind == "host":  # frames are saved
+        other.set_state(environment.get_state())
+        action = np.zeros((2, 1))
+        np.testing.assert_array_equal(other.step(action).obs, environment.step(action).obs)
 
 
 def test_a_run_says_by_its_settings_what_becomes_of_images(monkeypatch):
-    class Task(Clock):
-        obs_shape = (2, 2, 3)
-
-        def _show(self):
-            return np.full((2, 2, 3), self.count, np.uint8) * np.uint8([10, 20, 30])
-
-    suite = base.Suite(host=lambda task, seed, **drawn: Task(), draws=True)
+    monkeypatch.setattr(Counting, "picture", picture, raising=False)
+    colors = np.uint8([10, 20, 30])
+    task = lambda *_, **drawn: Counting(lambda c: np.full((2, 2, 3), c, np.uint8) * colors)  # noqa: E731
+    suite = base.Suite(host=task, draws=True)
     monkeypatch.setitem(envs._SUITES, "clock", suite)
 
     def made(**env):
@@ -192,12 +153,33 @@ def test_a_run_says_by_its_settings_what_becomes_of_images(monkeypatch):
         build.read(config)
 
 
-def test_stacks_of_several_workers(tmp_path, monkeypatch):
-    path = tmp_path / "lamp_in_a_worker.py"
-    path.write_text(LAMP)
+class Lamp(gymnasium.Env):
+    max_episode_steps = 4
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    action_space = Box(-1, 1, (1,))
+    observation_space = Box(0, 255, (2, 3, 2), np.uint8)
+
+    def __init__(self, render_mode=None, height=96):
+        self.render_mode, self.height = render_mode, height
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.step(None)[0], {}
+
+    def step(self, action):
+        self.light = self.np_random.integers(0, 256, (2, 3, 2), np.uint8)
+        return self.light, 0.0, False, False, {"light": self.light[0, 0, 0]}
+
+    def render(self):
+        return np.full((self.height, 128, 3), self.light[0, 0, 0], np.uint8)
+
+
+LAMP = f"gym:{__file__}:Lamp"
+
+
+def test_stacks_of_several_workers(monkeypatch):
     threads(monkeypatch)
-    name, options = f"gym:{path}:Lamp", dict(images=IMAGES(stack=2), seed=3)
-    made = [envs.make(name, 3, workers=workers, **options) for workers in (0, 2)]
+    made = [envs.make(LAMP, 3, workers=n, images=IMAGES(stack=2), seed=3) for n in (0, 2)]
     assert made[0].spec == made[1].spec and made[1].spec.obs_shape == (2, 3, 4)
     actions = np.zeros((6, 3, 1), np.float32)
     for action in actions[:3]:
@@ -212,77 +194,27 @@ def test_stacks_of_several_workers(tmp_path, monkeypatch):
         environment.close()
 
 
-LAMP = """
-import gymnasium, numpy as np
-from gymnasium.spaces import Box
-
-
-class Lamp(gymnasium.Env):
-    max_episode_steps = 4
-    action_space = Box(-1, 1, (1,))
-    observation_space = Box(0, 255, (2, 3, 2), np.uint8)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.step(None)[0], {}
-
-    def step(self, action):
-        self.light = self.np_random.integers(0, 256, (2, 3, 2), np.uint8)
-        return self.light, 0.0, False, False, {}
-"""
-
-
-def test_pictures_are_seen_instead_of_numbers():
-    task = Clock()
+def test_pictures_are_seen_instead_of_numbers(monkeypatch):
+    monkeypatch.setattr(Counting, "picture", picture, raising=False)
     options = IMAGES(pixels=True, size=4, grey=True, stack=2)
-    environment = host.SteppedEnvironment("toy:clock", [task], action_repeat=2, images=options)
+    environment = on_host(1, show, action_repeat=2, images=options)
     assert environment.spec.obs_shape == (4, 4, 2) and environment.spec.obs_dtype == np.uint8
     timestep = environment.step(np.zeros((1, 1), np.float32))
     np.testing.assert_array_equal(timestep.obs[0, 3], [[0, 20]] * 4)
-    task.picture = lambda: np.zeros((5, 7), np.uint8)
+    monkeypatch.setattr(Counting, "picture", lambda self: np.zeros((5, 7), np.uint8))
     with pytest.raises(NoRenderer, match=r"render\(\) gave uint8\[5, 7\]"):
         environment.step(np.zeros((1, 1), np.float32))
 
 
-def test_pixels_of_gymnasium_are_its_own_pictures(monkeypatch):
-    import gymnasium as gym
-
-    class Lamp(gym.Env):
-        metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
-        observation_space = gym.spaces.Box(-1, 1, (1,))
-        action_space = gym.spaces.Box(-1, 1, (1,))
-
-        def __init__(self, render_mode=None, height=96):
-            self.render_mode, self.height = render_mode, height
-
-        def reset(self, *, seed=None, options=None):
-            self.light = 0
-            return np.zeros(1, np.float32), {}
-
-        def step(self, action):
-            self.light += 50
-            return np.zeros(1, np.float32), 0.0, False, False, {"light": self.light}
-
-        def render(self):
-            return np.full((self.height, 128, 3), self.light, np.uint8)
-
-    monkeypatch.setattr(sys.modules[__name__], "Lamp", Lamp, raising=False)
-    name = f"gym:{__file__}:Lamp"
-    made = envs.make(
-        name,
-        2,
-        episode_length=3,
-        kwargs={"height": 32},
-        metrics=["light"],
-        images=IMAGES(pixels=True, stack=2),
-    )
+def test_pixels_of_gymnasium_are_its_own_pictures():
+    seen = dict(metrics=["light"], images=IMAGES(pixels=True, stack=2))
+    made = envs.make(LAMP, 2, kwargs={"height": 32}, **seen)
     assert made.spec.obs_shape == (64, 64, 6)
-    made.step(np.zeros((2, 1)))
-    timestep = made.step(np.zeros((2, 1)))
-    assert timestep.obs[1, 0, 0].tolist() == [50, 50, 50, 100, 100, 100]
-    assert timestep.metrics["light_last"].tolist() == [100, 100]
+    _, (before, timestep) = rollout(made, 2)
+    lights = [before.metrics["light_last"], timestep.metrics["light_last"]]
+    np.testing.assert_array_equal(timestep.obs[:, 0, 0], np.repeat(lights, 3, axis=0).T)
     with pytest.raises(ValueError, match="env.shadows=False.*leave it out"):
-        gymnasium.load("Pendulum-v1", 0, images=IMAGES(pixels=True, shadows=False))
+        gymnasium_suite.load("Pendulum-v1", 0, images=IMAGES(pixels=True, shadows=False))
 
 
 @pytest.mark.parametrize(
@@ -310,7 +242,7 @@ def test_what_is_observed_of_nested_parts():
 
 
 def test_tasks_that_are_not_drawn_say_so(monkeypatch):
-    suite = base.Suite(host=lambda task, seed: Clock())
+    suite = base.Suite(host=lambda task, seed: Counting(show))
     monkeypatch.setitem(envs._SUITES, "bare", suite)
     with pytest.raises(ValueError, match="env.pixels=True: bare:x is not drawn to be observed"):
         envs.make("bare:x", 1, images=IMAGES(pixels=True))
@@ -327,9 +259,8 @@ def test_floats_of_a_jax_task_as_pictures():
     options = IMAGES(pixels=True, size=4, stack=2)
     environment = base.episodic(raw, 1, images=options)
     assert environment.spec.obs_shape == (4, 4, 2) and environment.spec.obs_dtype == np.uint8
-    state, obs = environment.reset(jax.random.key(0))
+    obs, (timestep,) = rollout(environment, 1)
     assert obs[0, 1, 1].tolist() == [64, 64]
-    _, timestep = environment.step(state, jnp.zeros((1, 1)), jax.random.key(0))
     assert timestep.obs[0, 3, 0].tolist() == [64, 255]  # 1.0 is white
 
 

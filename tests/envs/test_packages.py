@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import textwrap
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,83 +13,96 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
 from mbx import envs
-from mbx.envs import gymnax
+from mbx.envs import custom, gymnax
 from mbx.training.loop import random_actions
+from tests.envs.toys import rollout
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 CRAFTAX = "jax:craftax.craftax_env:make_craftax_env_from_name"
 
+
 # As Craftax: spaces of its own, another name of the limit, a flag that has the limit in it.
-SOURCE = textwrap.dedent(
-    """
-    import dataclasses, typing
-    import jax, jax.numpy as jnp
-    import numpy as np
-
-    class Discrete(typing.NamedTuple):
-        n: int
-
-    class Box(typing.NamedTuple):
-        low: float
-        high: float
-        shape: tuple
-        dtype: typing.Any = np.float32
-
-    @jax.tree_util.register_dataclass
-    @dataclasses.dataclass(frozen=True)
-    class Params:
-        max_timesteps: int = 4
-
-    class Count:
-        'Each step adds the action to a count; 5 of it are the end.'
-
-        default_params = Params()
-
-        def __init__(self, continuous=False, high=1.0, side=0):
-            self.continuous, self.high, self.side = continuous, high, side
-
-        def action_space(self, params):
-            return Box(0.0, self.high, (1,)) if self.continuous else Discrete(3)
-
-        def observation_space(self, params):
-            return Box(0, 255, (2, 2, 1), np.uint8) if self.side else Box(0.0, 9.0, (2,))
-
-        def see(self, state):
-            obs = jnp.array([state[0], state[1]], jnp.float32)
-            return jnp.full((2, 2, 1), 50 * state[0], jnp.uint8) if self.side else obs
-
-        def reset_env(self, key, params):
-            return self.see((0.0, 0)), (0.0, 0)
-
-        def step_env(self, key, state, action, params):
-            state = state[0] + jnp.reshape(action, ()), state[1] + 1
-            return self.see(state), state, 10.0 * state[0], self.is_terminal(state, params), {}
-
-        def is_terminal(self, state, params):
-            return (state[0] >= 5) | (state[1] >= params.max_timesteps)
-    """
-)
+class AnyDiscrete(NamedTuple):
+    n: int
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("packages") / "counts_after_gymnax.py"
-    path.write_text(SOURCE)
-    return f"jax:{path}:Count"
+class AnyBox(NamedTuple):
+    low: float
+    high: float
+    shape: tuple
+    dtype: Any = np.float32
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Params:
+    max_timesteps: int = 4
+
+
+class Count:
+    """Each step adds the action to a count; 5 of it are the end."""
+
+    default_params = Params()
+
+    def __init__(self, continuous=False, high=1.0, side=0):
+        self.continuous, self.high, self.side = continuous, high, side
+
+    def action_space(self, params):
+        return AnyBox(0.0, self.high, (1,)) if self.continuous else AnyDiscrete(3)
+
+    def observation_space(self, params):
+        return AnyBox(0, 255, (2, 2, 1), np.uint8) if self.side else AnyBox(0.0, 9.0, (2,))
+
+    def see(self, state):
+        obs = jnp.array([state[0], state[1]], jnp.float32)
+        return jnp.full((2, 2, 1), 50 * state[0], jnp.uint8) if self.side else obs
+
+    def reset_env(self, key, params):
+        return self.see((0.0, 0)), (0.0, 0)
+
+    def step_env(self, key, state, action, params):
+        state = state[0] + jnp.reshape(action, ()), state[1] + 1
+        return self.see(state), state, 10.0 * state[0], self.is_terminal(state, params), {}
+
+    def is_terminal(self, state, params):
+        return (state[0] >= 5) | (state[1] >= params.max_timesteps)
+
+
+@dataclasses.dataclass(frozen=True)
+class One:
+    max_steps_in_episode: int = 1  # gymnax's default, which its owner does not read
+
+
+class Owner(Count):
+    default_params, max_steps_in_episode = One(), 4
+
+    def step_env(self, key, state, action, params):
+        state = state[0] + jnp.reshape(action, ()), state[1] + 1
+        late = state[1] >= self.max_steps_in_episode
+        done = (state[0] >= 5) | late
+        return self.see(state), state, 10.0 * state[0], done, {"truncated": late}
+
+
+class Asked(Owner):
+    def is_terminated(self, state, params):
+        return state[0] == 3
+
+
+def make(kind, num_envs=1, **kwargs):
+    return envs.make(custom.name_of(kind)[0], num_envs, kwargs=kwargs)
 
 
 def episode(environment, action, steps):
-    """Per step: final observation, reward, terminated, truncated of the first environment."""
-    state, _ = environment.reset(jax.random.key(0))
-    step, rows = jax.jit(environment.step), []
-    for _ in range(steps):
-        state, t = step(state, jnp.asarray([action], jnp.float32), jax.random.key(1))
-        rows.append([x[0].tolist() for x in (t.final_obs, t.reward, t.terminated, t.truncated)])
-    return rows
+    """Per step: final observation, reward, terminated, truncated of the only environment."""
+    rows = rollout(environment, steps, action=action)[1]
+    return [
+        [x[0].tolist() for x in (t.final_obs, t.reward, t.terminated, t.truncated)] for t in rows
+    ]
 
 
-def test_a_flag_that_holds_the_time_limit_is_taken_apart(path):
-    environment = envs.make(path, 1)
+@pytest.mark.parametrize("kind", [Count, Owner])
+def test_a_flag_that_holds_the_time_limit_is_taken_apart(kind):
+    environment = make(kind)  # a limit of the environment itself wins over that of parameters
     spec = environment.spec
     assert (spec.episode_length, spec.action_dim, spec.discrete) == (4, 3, True)
     # One a step: four steps, and cut off there, which is no termination.
@@ -99,49 +112,18 @@ def test_a_flag_that_holds_the_time_limit_is_taken_apart(path):
     assert episode(environment, [0, 0, 1], 3)[2] == [[6, 3], 60, True, False]
 
 
-def test_a_limit_of_the_environment_itself_wins(path):
-    module, name = path.rsplit(":", 1)
-    source = """
-    @dataclasses.dataclass(frozen=True)
-    class One:
-        max_steps_in_episode: int = 1  # gymnax's default, which its owner does not read
-
-    class Owner(Count):
-        default_params, max_steps_in_episode = One(), 4
-
-        def step_env(self, key, state, action, params):
-            state = state[0] + jnp.reshape(action, ()), state[1] + 1
-            late = state[1] >= self.max_steps_in_episode
-            done = (state[0] >= 5) | late
-            return self.see(state), state, 10.0 * state[0], done, {"truncated": late}
-
-    class Asked(Owner):
-        def is_terminated(self, state, params):
-            return state[0] == 3
-    """
-    owner = pathlib.Path(module.removeprefix("jax:")).with_name("owner_after_gymnax.py")
-    owner.write_text(SOURCE + textwrap.dedent(source))
-    environment = envs.make(f"jax:{owner}:Owner", 1)
-    assert environment.spec.episode_length == 4
-    rows = episode(environment, [0, 1, 0], 5)  # one a step: cut off at its fourth
-    assert rows[3] == [[4, 4], 40, False, True] and rows[4][:2] == [[1, 1], 10]
-    assert episode(environment, [0, 0, 1], 3)[2] == [[6, 3], 60, True, False]
-    # One that says what a termination is has the last word, whatever its flags are.
-    asked = envs.make(f"jax:{owner}:Asked", 1)
-    assert [row[2:] for row in episode(asked, [0, 1, 0], 4)[1:]] == [
-        [False, False],
-        [True, False],
-        [False, False],
-    ]
+def test_one_that_says_what_a_termination_is_has_the_last_word():
+    rows = episode(make(Asked), [0, 1, 0], 4)
+    assert [row[2:] for row in rows[1:]] == [[False, False], [True, False], [False, False]]
 
 
-def test_bounds_and_images_of_foreign_spaces(path):
-    environment = envs.make(path, 1, kwargs=dict(continuous=True, high=3.0, side=2))
+def test_bounds_and_images_of_foreign_spaces():
+    environment = make(Count, continuous=True, high=3.0, side=2)
     assert environment.spec.action_high == (3.0,) and environment.spec.obs_dtype == jnp.uint8
     # An action of 0 is the middle, 1.5: 50 * 1.5 is 75 of 255.
     assert episode(environment, [0.0], 1) == [[[[[75], [75]], [[75], [75]]], 15.0, False, False]]
     with pytest.raises(envs.EnvironmentFailure, match="unbounded actions"):
-        envs.make(path, 1, kwargs=dict(continuous=True, high=float("inf")))
+        make(Count, continuous=True, high=float("inf"))
 
 
 def test_a_part_of_another_shape_is_refused():

@@ -4,66 +4,59 @@ from __future__ import annotations
 
 import os
 import signal
-import textwrap
 import threading
+import time
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
+from gymnasium.spaces import Box
 
 from mbx import envs
 from mbx.commands import train
 from mbx.envs import gymnasium as gymnasium_suite
 from mbx.envs import snapshot, vector
 
-SOURCE = textwrap.dedent(
-    """
-    import os, threading, time
-    import gymnasium, numpy as np
-    from gymnasium.spaces import Box
 
-    class Drift(gymnasium.Env):
-        max_episode_steps = 5
-        action_space = Box(-1, 1, (1,))
-        observation_space = Box(-9, 9, (2,))
+class Drift(gymnasium.Env):
+    max_episode_steps = 5
+    action_space = Box(-1, 1, (1,))
+    observation_space = Box(-9, 9, (2,))
 
-        def __init__(self, fails_at=None, dies_at=None, meets=None):
-            self.fails_at, self.dies_at, self.meets = fails_at, dies_at, meets
-            self.count = 0
+    def __init__(self, fails_at=None, dies_at=None, meets=None):
+        self.fails_at, self.dies_at, self.meets = fails_at, dies_at, meets
+        self.count = 0
 
-        def reset(self, *, seed=None, options=None):
-            super().reset(seed=seed)
-            self.x = self.np_random.normal(size=2)
-            return self.x.astype(np.float32), {}
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x = self.np_random.normal(size=2)
+        return self.x.astype(np.float32), {}
 
-        def step(self, action):
-            self.count += 1
-            if self.count == self.fails_at:
-                return {}["level"]
-            if self.count == self.dies_at:
-                os._exit(3)
-            if self.meets:
-                self.meet()
-            self.x = self.x + 0.1 * action[0] + 0.3 * self.np_random.normal(size=2)
-            far = float(abs(self.x[0]))
-            return self.x.astype(np.float32), -far, far > 1.5, False, {"far": far}
+    def step(self, action):
+        self.count += 1
+        if self.count == self.fails_at:
+            return {}["level"]
+        if self.count == self.dies_at:
+            os._exit(3)
+        if self.meets:
+            self.meet()
+        self.x = self.x + 0.1 * action[0] + 0.3 * self.np_random.normal(size=2)
+        far = float(abs(self.x[0]))
+        return self.x.astype(np.float32), -far, far > 1.5, False, {"far": far}
 
-        def meet(self):
-            worker, end = f"{os.getpid()}-{threading.get_ident()}", time.monotonic() + 30
-            open(os.path.join(self.meets, f"{self.count}-{worker}"), "w").close()
-            while sum(x.startswith(f"{self.count}-") for x in os.listdir(self.meets)) < 2:
-                if time.monotonic() > end:
-                    raise TimeoutError("no other worker makes this step meanwhile")
-                time.sleep(0.001)
-    """
-)
+    def meet(self):
+        worker, end = f"{os.getpid()}-{threading.get_ident()}", time.monotonic() + 30
+        open(os.path.join(self.meets, f"{self.count}-{worker}"), "w").close()
+        while sum(x.startswith(f"{self.count}-") for x in os.listdir(self.meets)) < 2:
+            if time.monotonic() > end:
+                raise TimeoutError("no other worker makes this step meanwhile")
+            time.sleep(0.001)
 
 
-@pytest.fixture(scope="module")
-def name(tmp_path_factory):
-    path = tmp_path_factory.mktemp("parallel") / "drift.py"
-    path.write_text(SOURCE)
-    return f"gym:{path}:Drift"
+@pytest.fixture
+def name():
+    return f"gym:{__file__}:Drift"
 
 
 class InThread:

@@ -99,22 +99,33 @@ def test_what_is_no_snapshot_is_refused(text):
 # Ant, Humanoid and Pusher read results of the last MuJoCo step (places, forces) before the next.
 @pytest.mark.parametrize(
     "name",
-    ["Ant-v5", "HalfCheetah-v5", "Humanoid-v5", "Pusher-v5", "CartPole-v1", "Acrobot-v1"],
+    [
+        *(f"gym:{name}-v5" for name in ("Ant", "HalfCheetah", "Humanoid", "Pusher")),
+        *("gym:CartPole-v1", "gym:Acrobot-v1", "gym:Pendulum-v1"),
+        *("dmc:cartpole-balance", "dmc:reacher-easy"),
+    ],
 )
-def test_gymnasium_tasks_continue_exactly(name):
+def test_host_tasks_continue_exactly(name):
     """In the middle of an episode, in another instance, through the end and the next reset."""
-    environment = envs.make(f"gym:{name}", 2, episode_length=14, seed=3)
+    if name.startswith("dmc"):
+        pytest.importorskip("dm_control")
+    environment, other = (envs.make(name, 2, episode_length=14, seed=seed) for seed in (3, 4))
+    np.testing.assert_array_equal(environment.reset(5), environment.reset(5))
     rng = np.random.default_rng(0)
     actions = rng.uniform(-1, 1, (40, 2, environment.spec.action_dim)).astype(np.float32)
     for action in actions[:20]:
         environment.step(action)
     saved = environment.get_state()
-    other = envs.make(f"gym:{name}", 2, episode_length=14, seed=4)
     other.step(actions[0])
     other.set_state(saved)
     for action in actions[20:]:
-        for a, b in zip(environment.step(action), other.step(action), strict=True):
+        one = environment.step(action)
+        for a, b in zip(one, other.step(action), strict=True):
             np.testing.assert_array_equal(a, b)
+        done = one.terminated | one.truncated
+        assert (one.episode_length[~done] < 14).all()
+        np.testing.assert_array_equal(done, (one.obs != one.final_obs).any(axis=1))
+    environment.close()
 
 
 @pytest.mark.parametrize("name", ["step", "env", "np_random", "unwrapped", "model"])
