@@ -13,6 +13,7 @@ Times are of the processor, without compilation.
 
 from __future__ import annotations
 
+import csv
 import os
 import sys
 import time
@@ -24,7 +25,7 @@ import numpy as np
 from absl import app, flags, logging
 
 from mbx import envs
-from mbx.commands.results import read_rows, write_rows
+from mbx.commands.jobs import write_rows
 from mbx.empo import TIME_LIMIT, named_world
 from mbx.empo.agent import evaluation, make_agent, resolve, robots
 from mbx.empo.agent.settings import Settings
@@ -142,7 +143,10 @@ def networks(out: str) -> None:
     """What a network robot needs; a row that is in the file already is not measured again."""
     given = flags.FLAGS
     (world,) = given.worlds or ("multigrid/rock_loop",)
-    rows: Rows = list(read_rows(out)) if os.path.exists(out) else []
+    rows: Rows = []
+    if os.path.exists(out):
+        with open(out, newline="") as file:
+            rows = list(csv.DictReader(file))
     known = {(row["world"], row["variant"], int(row["seed"])) for row in rows}
     for variant, changes in VARIANTS.items():
         sections: dict[str, dict[str, Any]] = {

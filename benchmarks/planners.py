@@ -24,7 +24,7 @@ import numpy as np
 from absl import app, flags, logging
 
 from mbx import mppi
-from mbx.commands import results
+from mbx.commands import jobs
 from mbx.fast import allocator
 from mbx.planners import bases, cem, evosax, predictive, tuning
 
@@ -225,7 +225,7 @@ def main(_: list[str]) -> None:
         for method in given.only or known:
             rows.append({"task": name, **measure(method, known[method], TASKS[name], given)})
             print(rows[-1], flush=True)
-            results.write_rows(given.out, rows)
+            jobs.write_rows(given.out, rows)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from absl import app, flags
 
 from mbx.analysis import tables
 from mbx.commands import jobs as processes
-from mbx.commands import results, sweep
+from mbx.commands import sweep
 from mbx.training.files import atomic_write
 
 from . import suites
@@ -168,13 +168,9 @@ def report(name: str, jobs: Sequence[processes.Job], folder: str) -> list[suites
 
 def keep(name: str, jobs: Sequence[processes.Job], folder: str) -> None:
     """Write the data of a suite that are tracked: FOLDER/NAME.csv and FOLDER/NAME.json."""
-    series = [
-        results.Series(job.label, name, job.seed, job.curve())
-        for job in jobs
-        if job.curve().steps.size
-    ]
-    results.write_curves(os.path.join(folder, f"{name}.csv"), series)
-    results.write_manifest(os.path.join(folder, f"{name}.json"), jobs)
+    each = [(job.label, name, job) for job in jobs]
+    processes.write_curves(os.path.join(folder, f"{name}.csv"), each)
+    processes.write_manifest(os.path.join(folder, f"{name}.json"), jobs)
 
 
 def listing() -> str:

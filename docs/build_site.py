@@ -179,6 +179,16 @@ def write_page(source: pathlib.Path, docs: pathlib.Path) -> None:
     (docs / place).write_text(text)
 
 
+def log_page() -> str:
+    """Everything that a run logs, with its meaning."""
+    lines = ["# What the log says", "", *glossary.__doc__.split("\n\n")[1].strip().splitlines()]
+    parts = {"Every run": glossary.COMMON} | {name: glossary.own(name) for name in glossary.AGENTS}
+    for title, entries in parts.items():
+        lines += ["", f"## {title}", "", "| in the log | what it is |", "|---|---|"]
+        lines += [f"| `{name}` | {words} |" for name, words in entries.items()]
+    return "\n".join(lines) + "\n"
+
+
 def write_pages(folder: pathlib.Path) -> pathlib.Path:
     """Write all pages and the configuration into an empty folder; returns the configuration."""
     docs = folder / "docs"
@@ -188,7 +198,7 @@ def write_pages(folder: pathlib.Path) -> pathlib.Path:
     (docs / "settings").mkdir()
     for agent in ("tdmpc", "dreamer", "empo"):
         (docs / "settings" / f"{agent}.md").write_text(settings_page(agent))
-    (docs / "log.md").write_text(glossary.page())
+    (docs / "log.md").write_text(log_page())
     for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
         write_tutorial(notebook, docs / "tutorials")
     (docs / "api").mkdir()

@@ -12,6 +12,8 @@ import re
 
 import pytest
 
+from mbx.training import glossary
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -41,6 +43,12 @@ def test_the_api_reference_has_the_stable_modules_alone(build_site):
     stable = (ROOT / "docs" / "interface.md").read_text()
     parts = re.findall(r"^\| `(mbx[\w.]*)`", stable, flags=re.MULTILINE)
     assert set(parts) - {*build_site.API, *modules} == set() and len(parts) > 12
+
+
+def test_the_page_of_the_log_has_every_name(site):
+    page = (site / "log.md").read_text()
+    for names in (glossary.COMMON, *map(glossary.own, glossary.AGENTS)):
+        assert all(f"| `{name}` | {words} |" in page for name, words in names.items())
 
 
 def anchors(text: str) -> set[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import figures
 from mbx.analysis import drawing
-from mbx.commands import results
+from mbx.commands import jobs
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -313,6 +313,6 @@ def test_a_line_of_a_file_of_its_own(data):
 
 
 def test_rows_as_a_file(tmp_path):
-    results.write_rows(str(tmp_path / "new" / "a.csv"), [{"a": "x", "b": 1 / 3, "c": 2}])
+    jobs.write_rows(str(tmp_path / "new" / "a.csv"), [{"a": "x", "b": 1 / 3, "c": 2}])
     with open(tmp_path / "new" / "a.csv", newline="") as file:
         assert list(csv.DictReader(file)) == [{"a": "x", "b": "0.333333", "c": "2"}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import pytest
 from benchmarks import empo, reproduce, suites
 from benchmarks.suites import Gate, Run, Task, judge, value_at
 from mbx.analysis.curves import Curve
-from mbx.commands import jobs, results
+from mbx.commands import jobs
 from mbx.training import build
 from mbx.training.build import environment_spec
 from mbx.types import EnvSpec
@@ -172,7 +173,7 @@ def test_runs_are_processes_that_go_on_and_leave_a_record(tmp_path):
     assert {"commit", "versions", "machine", "date", "command"} <= set(record)
     assert jobs.processor_hours(good) == record["processor_seconds"] / 3600
     assert jobs.attempts(bad)[0]["exit_status"] == 3
-    results.write_manifest(str(tmp_path / "m.json"), [good, bad])
+    jobs.write_manifest(str(tmp_path / "m.json"), [good, bad])
     manifest = json.loads((tmp_path / "m.json").read_text())
     assert [r["complete"] for r in manifest["runs"]] == [True, False]
     assert manifest["all"]["versions"] == record["versions"]
@@ -186,15 +187,24 @@ def test_a_command_names_no_place_on_this_machine(tmp_path):
     )
 
 
+def rows_of(path: str) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_curves_are_written_as_rows(tmp_path):
-    path, steps = str(tmp_path / "new" / "c.csv"), np.array([10.0, 20.0])
-    series = [results.Series("x:a", "b, c", s, Curve(steps, np.array([s, 1 / 8]))) for s in (0, 1)]
-    results.write_curves(path, series)
-    assert [tuple(row.values()) for row in results.read_rows(path)] == [
+    path, found = str(tmp_path / "new" / "c.csv"), []
+    for seed in (0, 1, 2):
+        found.append(jobs.Job("x", seed, str(tmp_path / str(seed)), 20, ()))
+        evaluated(tmp_path / str(seed), [seed, 1 / 8] if seed < 2 else [])
+    jobs.write_curves(path, [("x:a", "b, c", job) for job in found])
+    assert [tuple(row.values()) for row in rows_of(path)] == [
         ("x:a", "b, c", seed, step, value)
         for seed in "01"
         for step, value in (("10", seed), ("20", "0.125"))
     ]
+    jobs.write_curves(path, [("x:a", "b, c", found[2])])
+    assert (tmp_path / "new" / "c.csv").read_text() == "task,setting,seed,step,value\n"
 
 
 @pytest.fixture
@@ -231,7 +241,7 @@ def test_the_report_says_what_was_measured_and_what_was_not(made_up, capsys):
     assert [g["measured"] for g in content["gates"]] == [60.0, None]
     assert "MISSED" in capsys.readouterr().out
     reproduce.keep("made-up", found, str(folder / "kept"))
-    kept = results.read_rows(str(folder / "kept/made-up.csv"))
+    kept = rows_of(str(folder / "kept/made-up.csv"))
     assert [row["seed"] for row in kept] == 4 * ["0"] + 4 * ["1"]
 
 

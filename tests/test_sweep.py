@@ -60,11 +60,6 @@ def test_mistakes_are_told_before_anything_runs(given, message):
         sweep.make_jobs(CONFIG, given, seeds=1, folder="out", metric="eval/return_mean")
 
 
-def test_a_command_line_that_asks_for_nothing_trains_nothing():
-    with pytest.raises(ValueError, match="nothing is swept: give --set=SETTING=VALUE,VALUE"):
-        sweep.main([])
-
-
 def test_runs_are_named_by_what_differs_and_take_what_is_shared(tmp_path):
     given = ["loss.rho=0.5,0.7", "train.steps=2e3", "env.kwargs.leak=0.1", "model.size=1"]
     found = sweep.make_jobs(CONFIG, given, seeds=2, folder=str(tmp_path), metric="eval/x")

@@ -1,4 +1,5 @@
-"""Training runs as processes: several at a time, resumable, with a record of every attempt.
+"""Training runs as processes: several at a time, resumable, with a record of every attempt; and
+their results as data.
 
 Every run is a process `mbx train` with `--config.resume=True`, so that stopped runs continue and
 complete ones are not repeated. Next to the run directory are its output (DIRECTORY.log) and a
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import csv
 import datetime
+import io
 import json
 import os
 import queue
@@ -18,15 +21,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mbx.analysis.curves import Curve, load_curve
 from mbx.config import extensions
 from mbx.training import rundir
+from mbx.training.files import atomic_write, prepare_output
 from mbx.training.logging import read_lines
 
 _RESUME = "--config.resume=True"  # left out where there is no directory yet
+_OF_AN_ATTEMPT = ("exit_status", "wall_seconds", "processor_seconds")
 _STOPPED = (129, 130, 143)  # exit statuses of runs that a signal stopped: saved, not failed
 
 
@@ -88,32 +93,27 @@ def run_all(jobs: Sequence[Job], *, workers: int, devices: int = 0) -> list[str]
     places: queue.SimpleQueue[int] = queue.SimpleQueue()
     for place in range(workers):
         places.put(place)
-    lock = threading.Lock()
-
-    def line(job: Job, words: str) -> str:
-        return f"{job.label} seed {job.seed}: {words}"
 
     def say(text: str) -> str:
-        with lock:
-            print(text, flush=True)
+        print(text + "\n", end="", flush=True)  # in one piece: threads share the output
         return text
 
     def run(job: Job) -> str | None:
         if job.complete():
             return None
-        place = places.get()
+        place, name = places.get(), f"{job.label} seed {job.seed}"
         try:
             if stopped.is_set():
-                return line(job, "not run, the same command continues")
-            say(line(job, f"begins, see {job.workdir}.log"))
+                return f"{name}: not run, the same command continues"
+            say(f"{name}: begins, see {job.workdir}.log")
             code = _run(job, place if workers > 1 or devices else None, devices, running)
         finally:
             places.put(place)
         if code in _STOPPED:
-            return say(line(job, "stopped and saved, the same command continues it"))
+            return say(f"{name}: stopped and saved, the same command continues it")
         if code:
-            return say(line(job, f"failed, see {job.workdir}.log"))
-        say(line(job, "done"))
+            return say(f"{name}: failed, see {job.workdir}.log")
+        say(f"{name}: done")
         return None
 
     with _handed_on(running) as stopped, concurrent.futures.ThreadPoolExecutor(workers) as pool:
@@ -146,8 +146,7 @@ def _run(job: Job, place: int | None, devices: int, running: set[int]) -> int:
     environment = dict(os.environ)
     if devices and place is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(place % devices)
-    started = time.time()
-    begun = os.path.isdir(job.workdir)
+    started, begun = time.time(), os.path.isdir(job.workdir)
     command = [part for part in job.command if begun or part != _RESUME]
     with open(job.workdir + ".log", "a") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
@@ -158,16 +157,15 @@ def _run(job: Job, place: int | None, devices: int, running: set[int]) -> int:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = code = os.waitstatus_to_exitcode(status)
         running.discard(process.pid)
-    made = {
+    record = rundir.provenance() | {
         "command": _shown(job),
         "exit_status": code,
         "wall_seconds": round(time.time() - started, 1),
         "processor_seconds": round(usage.ru_utime + usage.ru_stime, 2),
         "date": datetime.date.today().isoformat(),
-        **rundir.provenance(),
     }
     with open(job.workdir + ".attempts.jsonl", "a") as file:
-        file.write(json.dumps(made) + "\n")
+        file.write(json.dumps(record) + "\n")
     return code
 
 
@@ -185,3 +183,50 @@ def attempts(job: Job) -> list[dict[str, Any]]:
 def processor_hours(job: Job) -> float:
     """Processor hours of all attempts together."""
     return sum(one["processor_seconds"] for one in attempts(job)) / 3600.0
+
+
+def write_curves(path: str, runs: Iterable[tuple[str, str, Job]]) -> None:
+    """Write the curves of runs, each with its task and setting, as rows of a CSV file:
+    task, setting, seed, step, value (the mean of an evaluation)."""
+    rows = [
+        dict(task=task, setting=setting, seed=job.seed, step=f"{step:.0f}", value=float(value))
+        for task, setting, job in runs
+        for step, value in zip(*job.curve(), strict=True)
+    ]
+    write_rows(path, rows, ("task", "setting", "seed", "step", "value"))
+
+
+def write_rows(
+    path: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None
+) -> None:
+    """Write a CSV file of rows, by default with the first one's columns; numbers to six digits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    columns = tuple(rows[0]) if columns is None else columns
+    writer.writerow(columns)
+    for row in rows:
+        cells = (row[name] for name in columns)
+        writer.writerow(f"{cell:.6g}" if isinstance(cell, float) else cell for cell in cells)
+    prepare_output(path)
+    atomic_write(path, text.getvalue().encode())
+
+
+def write_manifest(path: str, jobs: Iterable[Job]) -> None:
+    """Command, commit, versions, machine, processor hours and date of every started run.
+    Entries common to all runs are written once, under "all".
+    """
+    runs: list[dict[str, Any]] = []
+    for job in jobs:
+        if records := attempts(job):
+            last = {name: x for name, x in records[-1].items() if name not in _OF_AN_ATTEMPT}
+            last["processor_hours"] = round(processor_hours(job), 3)
+            last |= {"complete": job.complete(), "attempts": len(records)}
+            runs.append({"run": f"{job.label} seed {job.seed}", **last})
+    first = runs[0] if len(runs) > 1 else {}
+    shared = {k: v for k, v in first.items() if all(run.get(k) == v for run in runs)}
+    text = {
+        "all": shared,
+        "processor_hours": round(sum(run["processor_hours"] for run in runs), 2),
+        "runs": [{k: v for k, v in run.items() if k not in shared} for run in runs],
+    }
+    atomic_write(path, (json.dumps(text, indent=1) + "\n").encode())

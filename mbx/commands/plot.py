@@ -29,9 +29,6 @@ def main(arguments: list[str]) -> None:
     add("--labels", help="One label a run, separated by commas; equal labels are one group.")
     add("--table", action="append", default=[], help="Table to write: .md, .csv or .tex.")
     add("--step", type=float, help="Environment steps of the table (default: all runs').")
-    add("--xlabel", help="Name of the horizontal axis.")
-    add("--ylabel", help="Name of the vertical axis (default: the metric).")
-    add("--title", help="Title of the picture.")
     add(
         "--reference",
         action="append",
@@ -40,16 +37,8 @@ def main(arguments: list[str]) -> None:
     )
     options = parser.parse_args(arguments)
     labels = options.labels.split(",") if options.labels else None
-    plot_runs(
-        options.runs,
-        options.out,
-        metric=options.metric,
-        labels=labels,
-        references=options.reference,
-        title=options.title,
-        ylabel=options.ylabel,
-        **({} if options.xlabel is None else {"xlabel": options.xlabel}),
-    )
+    chosen = dict(metric=options.metric, labels=labels, references=options.reference)
+    plot_runs(options.runs, options.out, **chosen)
     if options.table:
         found = runs.group(options.runs, labels)
         table = tables.scores(found, metric=options.metric, step=options.step)

@@ -24,9 +24,8 @@ import sys
 from collections.abc import Sequence
 
 from mbx.analysis import curves, runs, tables
-from mbx.commands import results
 from mbx.commands.arguments import at_least, make_parser
-from mbx.commands.jobs import Job, make_job, run_all
+from mbx.commands.jobs import Job, make_job, run_all, write_curves, write_manifest
 from mbx.config import extensions, load
 
 _UNSAFE = re.compile(r"[^\w.=+-]+")  # in the name of a directory
@@ -188,11 +187,9 @@ def report(jobs: Sequence[Job], folder: str, metric: str) -> None:
         labels=[job.label for job in done],
         title="" if several_tasks else found[0].task,
     )
-    series = [
-        results.Series(names[job.workdir].task, job.label, job.seed, job.curve()) for job in done
-    ]
-    results.write_curves(os.path.join(folder, "curves.csv"), series)
-    results.write_manifest(os.path.join(folder, "runs.json"), jobs)
+    each = [(names[job.workdir].task, job.label, job) for job in done]
+    write_curves(os.path.join(folder, "curves.csv"), each)
+    write_manifest(os.path.join(folder, "runs.json"), jobs)
     missing = sum(not job.complete() for job in jobs)
     print(tables.render(table, "md"))
     print(f"{len(jobs)} runs, {missing} not complete; figure and tables: {folder}")

@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -154,14 +154,10 @@ class _Directory:
 
     def __init__(self, workdir: str, place: str, name: str, keep: int) -> None:
         self.path = os.path.join(workdir, name)
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            # Processes meet at barriers that orbax names by the step alone: a best state and a
-            # checkpoint of one step would meet at each other's.
-            multiprocessing_options=ocp.options.MultiprocessingOptions(
-                barrier_sync_key_prefix=name
-            ),
-        )
+        # Processes meet at barriers that orbax names by the step alone: a best state and a
+        # checkpoint of one step would meet at each other's.
+        barriers = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, multiprocessing_options=barriers)
         handlers = dict(state=ocp.StandardCheckpointHandler(), meta=ocp.JsonCheckpointHandler())
         self.manager = ocp.CheckpointManager(
             os.path.join(place, name), options=options, item_handlers=handlers
@@ -189,15 +185,13 @@ class _Directory:
         written = jax.tree.map(_writable, state)
         record["digests"] = digests_of(written)
         record["digest"] = digest_of_record(record)
-        saved = ocp.args.Composite(
-            state=ocp.args.StandardSave(written), meta=ocp.args.JsonSave(record)
-        )
+        state, meta = ocp.args.StandardSave(written), ocp.args.JsonSave(record)
         with self.writing():  # errors are of this save, or of the one before in its thread
             # orbax leaves out, without a word, a step that is not above its newest one.
             for later in [s for s in self.steps() if s >= step]:
                 self.manager.wait_until_finished()
                 self.manager.delete(later)
-            self.manager.save(step, args=saved)
+            self.manager.save(step, args=ocp.args.Composite(state=state, meta=meta))
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -262,7 +256,7 @@ class _Directory:
             if saved.get(name) != wanted.get(name)
         ]
         if different:
-            shown = "; ".join(different[:5]) + ("; ..." if len(different) > 5 else "")
+            shown = "; ".join(different[:5] + ["..."] * (len(different) > 5))
             raise _OtherRun(
                 f"the checkpoint in {self.path} was made with other settings, or by another "
                 f"version ({shown}): resume with the run's own config.json and code, or start "
@@ -270,10 +264,9 @@ class _Directory:
             )
 
     def _read(self, step: int, example: Any, record: dict[str, Any]) -> Any:
-        wanted = jax.tree.map(_abstract, example)
+        wanted = ocp.args.StandardRestore(jax.tree.map(_abstract, example))
         try:
-            args = ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
-            state = self.manager.restore(step, args=args)["state"]
+            state = self.manager.restore(step, args=ocp.args.Composite(state=wanted))["state"]
             name = damaged_leaf(state, record["digests"])
         except Exception:
             _agreed(False)
@@ -351,8 +344,6 @@ def _first_line(error: Exception) -> str:
 
 Digests = dict[str, dict[str, str]]  # of a tree: name of the leaf -> part -> digest
 
-_WHOLE = ""
-
 
 def crc_of(array: np.ndarray) -> str:
     """CRC-32 of an array's bytes, without shape and dtype.
@@ -369,7 +360,7 @@ def digest_of_record(record: Mapping[str, Any]) -> str:
 
 def digests_of(tree: Any) -> Digests:
     """Digests of all leaves; collective over the processes that hold a share of them."""
-    named = [(name, part, data) for name, x in _named(tree) for part, data in _parts(x)]
+    named = [(name, part, read(part)) for name, x in _named(tree) for part, read in _parts(x)]
     numbers = np.array([int(crc_of(d), 16) if d is not None else 0 for *_, d in named], np.uint32)
     if jax.process_count() > 1:
         # Whoever does not hold a part has a zero there, and all who do the same number.
@@ -383,11 +374,9 @@ def digests_of(tree: Any) -> Digests:
 def damaged_leaf(tree: Any, saved: Digests) -> str | None:
     """Name of the first leaf that differs from its digests; parts held elsewhere are skipped."""
     for name, x in _named(tree):
-        whole = getattr(x, "is_fully_addressable", True)
-        held = {} if whole else {p: d for p, d in _parts(x) if d is not None}
-        array = np.asarray(x) if whole else None
+        read = _parts(x)[0][1]
         for part, number in saved[name].items():
-            data = array[_slices(part)] if whole else held.get(part)
+            data = read(part)
             if data is not None and crc_of(data) != number:
                 return name
     return None
@@ -398,15 +387,15 @@ def _named(tree: Any) -> Iterator[tuple[str, Any]]:
         yield jax.tree_util.keystr(path), x
 
 
-def _parts(x: Any) -> Iterator[tuple[str, np.ndarray | None]]:
-    """An array's parts, equal on all processes, with the data of local ones."""
+def _parts(x: Any) -> list[tuple[str, Callable[[str], np.ndarray | None]]]:
+    """An array's parts, equal on all processes, each with what reads a part: None for one that is
+    held elsewhere."""
     if getattr(x, "is_fully_addressable", True):
-        yield _WHOLE, np.asarray(x)
-        return
-    here = {_place(shard.index, x.shape): shard.data for shard in x.addressable_shards}
-    places = x.sharding.devices_indices_map(x.shape).values()
-    for place in sorted({_place(index, x.shape) for index in places}):
-        yield place, np.asarray(here[place]) if place in here else None
+        array = np.asarray(x)
+        return [("", lambda part: array[_slices(part)])]
+    held = {_place(shard.index, x.shape): shard.data for shard in x.addressable_shards}
+    places = {_place(i, x.shape) for i in x.sharding.devices_indices_map(x.shape).values()}
+    return [(place, lambda part: held.get(part)) for place in sorted(places)]
 
 
 def _place(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import importlib
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from mbx.config.agents import PACKAGES
 
@@ -46,11 +46,6 @@ COMMON = {
 }
 
 
-def keys(agent: str) -> Mapping[str, str]:
-    """Every name that an agent's runs may log, with its meaning."""
-    return {**own(agent), **COMMON}
-
-
 def own(agent: str) -> Mapping[str, str]:
     """The names that an agent of mbx adds; {} for a custom one."""
     module = f"{PACKAGES.get(agent)}.glossary"
@@ -61,23 +56,8 @@ def own(agent: str) -> Mapping[str, str]:
 
 def meaning(agent: str, name: str) -> str | None:
     """The meaning of a logged name; None without a description."""
-    known = keys(agent)
+    known = {**own(agent), **COMMON}
     if name in known:
         return known[name]
     fitting = [pattern for pattern in known if fnmatch.fnmatchcase(name, pattern)]
     return known[max(fitting, key=len)] if fitting else None
-
-
-def undescribed(agent: str, names: Iterable[str]) -> list[str]:
-    """The names that have no description."""
-    return [name for name in names if meaning(agent, name) is None]
-
-
-def page() -> str:
-    """All names as a page of Markdown."""
-    lines = ["# What the log says", "", *(__doc__ or "").split("\n\n")[1].strip().splitlines()]
-    parts = {"Every run": COMMON} | {name: own(name) for name in AGENTS}
-    for title, entries in parts.items():
-        lines += ["", f"## {title}", "", "| in the log | what it is |", "|---|---|"]
-        lines += [f"| `{name}` | {words} |" for name, words in entries.items()]
-    return "\n".join(lines) + "\n"

@@ -14,15 +14,8 @@ import pytest
 from mbx.training import files, run, rundir
 from mbx.training.checkpoint import Checkpointer
 from mbx.training.logging import RunLogger, read_rows
+from tests.faults.processes import rows_of
 from tests.faults.small import small_config
-
-TIMES = ("time", "seconds", "steps_per_second")
-
-
-def rows_of(workdir) -> list[dict]:
-    """Rows without what a clock says."""
-    rows = read_rows(os.path.join(workdir, "metrics.jsonl"))
-    return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +114,6 @@ def test_a_fallback_makes_the_same_rows_and_the_same_best(whole, copied):
     for best in bests:
         best.close()
     assert json.loads((copied / "config.json").read_text())["agent"] == "small"
-
-
-def test_what_a_resumed_run_changes_is_kept(copied):
-    old = (copied / "config.json").read_bytes()
-    run.train(small_config(resume=True, train=dict(steps=100)), str(copied))
-    assert (copied / "config-until-80.json").read_bytes() == old
-    assert json.loads((copied / "config.json").read_text())["train"]["steps"] == 100
 
 
 def test_a_directory_that_goes_away_is_said_at_the_next_row(tmp_path):

@@ -30,6 +30,12 @@ def whole(tmp_path_factory):
     return rows_of(workdir)
 
 
+def wait_for(process, words: str) -> None:
+    """Return when the process has printed a line with these words."""
+    while words not in process.stdout.readline():
+        assert process.poll() is None
+
+
 def continues(workdir, whole) -> None:
     """The run's rows are those of the undisturbed one, and go on as it does."""
     before = [row for row in rows_of(workdir) if row["step"] <= 400]
@@ -103,8 +109,7 @@ run.prepare = patched
 def test_a_signal_within_an_evaluation_saves_after_it(name, tmp_path, whole):
     number, workdir = getattr(signal, name), tmp_path / "run"
     process = start(workdir, steps=400, before=SLOW_EVALUATION)
-    while "evaluating" not in process.stdout.readline():
-        assert process.poll() is None
+    wait_for(process, "evaluating")
     process.send_signal(number)
     output = process.communicate(timeout=300)[0]
     assert process.returncode == 128 + number, output
@@ -141,8 +146,7 @@ def test_a_terminal_that_is_closed_and_hangs_up_saves_and_ends(tmp_path, whole):
 def test_a_signal_while_the_first_program_compiles_ends_at_once(name, tmp_path):
     """Nothing is lost then. A program that sleeps stands for one that compiles."""
     process = start(tmp_path / "run", steps=80, before=STUCK.format(intervals=0))
-    while "stuck" not in process.stdout.readline():
-        assert process.poll() is None
+    wait_for(process, "stuck")
     process.send_signal(getattr(signal, name))
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 128 + getattr(signal, name)
@@ -152,11 +156,9 @@ def test_a_signal_while_the_first_program_compiles_ends_at_once(name, tmp_path):
 def test_the_second_signal_ends_at_once(tmp_path):
     """In an interval that never ends, after one that has and is to be saved."""
     process = start(tmp_path / "run", steps=FOREVER, before=STUCK.format(intervals=1))
-    while "stuck" not in process.stdout.readline():
-        assert process.poll() is None
+    wait_for(process, "stuck")
     process.send_signal(signal.SIGINT)
-    while "stopping: saving" not in process.stdout.readline():
-        assert process.poll() is None
+    wait_for(process, "stopping: saving")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
 import pathlib
 import resource
@@ -24,8 +23,6 @@ from flax import struct
 
 from mbx.training import checkpoint
 from mbx.training.checkpoint import Checkpointer
-from mbx.training.rundir import load_config, load_settings
-from tests.helpers import tiny_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -269,19 +266,6 @@ def test_best_states_and_checkpoints_of_a_step_have_barriers_of_their_own(tmp_pa
         assert given == ["checkpoints", "best"]
 
 
-def test_the_best_score_outlives_the_process_and_may_fall_on_a_lower_step(
-    tmp_path, open_checkpointer
-):
-    first = open_checkpointer(tmp_path)
-    first.save_best(30, small(30), 5.0)
-    first.wait()
-    second = open_checkpointer(tmp_path)
-    assert not second.save_best(40, small(40), 4.0)
-    assert second.save_best(20, small(20), 7.0)
-    second.wait()
-    assert open_checkpointer(tmp_path).restore_best(small(0))[0]["x"][0] == 20
-
-
 def test_a_best_of_steps_that_are_made_again_has_to_be_beaten_no_more(tmp_path, open_checkpointer):
     checkpointer = open_checkpointer(tmp_path)
     assert Checkpointer.saved_steps(str(tmp_path / "absent")) == []
@@ -420,27 +404,6 @@ def test_checkpoints_are_read_in_folders_of_every_name(tmp_path, open_checkpoint
     again = open_checkpointer(folder)
     assert again.restore(small(0))[0]["x"][0] == again.restore_best(small(0))[0]["x"][0] == 1
     assert sorted(os.listdir(folder)) == ["best", "checkpoints"]
-
-
-def test_load_config(tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no run"):
-        load_config(str(tmp_path))
-    sections = dict.fromkeys(("train", "eval", "checkpoint", "replay"), {})
-    config = dict(agent="tdmpc", env=dict(name="gym:a", num_envs=2), **sections)
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert load_config(str(tmp_path)) == config
-
-
-def test_load_settings(tmp_path):
-    config = tiny_config(env=dict(name="gym:a", num_envs=3))
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    settings = load_settings(str(tmp_path))
-    assert settings.env.num_envs == 3 and settings.env.name == "gym:a"
-    assert settings.loss.batch_size == config["loss"]["batch_size"]
-    config["loss"]["absent"] = 1
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="config.json is of another version"):
-        load_settings(str(tmp_path))
 
 
 SAVE_FOREVER = """
