@@ -21,6 +21,7 @@ from mbx.analysis.runs import Run
 from mbx.settings import flatten
 from mbx.training import glossary, levels
 from mbx.training.files import atomic_write, prepare_output
+from mbx.training.logging import duration
 
 _MOST_BYTES = 2_000_000  # of the pictures of a run
 _OF_ROWS = {"kind", "step", "time", "seconds", "agent_steps"}  # no metrics
@@ -38,10 +39,21 @@ def page(paths: Sequence[str], names: Sequence[str] | None = None) -> str:
     paths = runs.find_runs(paths)
     names = names or runs.short_names(paths)
     found = [runs.read_run(path, name) for path, name in zip(paths, names, strict=True)]
+    returns = {
+        "mean return of an evaluation": _lines(found, "eval", "return_mean"),
+        "return while training, with exploration": _lines(found, "train", "episode/return"),
+    }
+    rest = _charts(found, "train", lambda key: not _is_loss(key) and key not in _ELSEWHERE)
     sections = {
         "Summary": _columns(found, [_summary(run) for run in found]),
-        "Warnings": _warnings(found) or "<p>None.</p>",
-        "Learning": _learning(found) or "<p>No evaluation yet.</p>",
+        "Warnings": "".join(
+            f'<p class="warning">{_named(i, run)}: {html.escape(words)}</p>'
+            for i, run in enumerate(found)
+            for words in runs.complaints(run)
+        )
+        or "<p>None.</p>",
+        "Learning": _grid(chart(title, lines) for title, lines in returns.items())
+        or "<p>No evaluation yet.</p>",
         "Film and pictures": _grid(text for i, run in enumerate(found) for text in _films(i, run)),
         "Losses and gradients": _charts(found, "train", _is_loss),
         "Evaluations: all that was measured": _charts(found, "eval", lambda x: x != "return_mean"),
@@ -49,7 +61,8 @@ def page(paths: Sequence[str], names: Sequence[str] | None = None) -> str:
         "Settings that are not the default": _settings(found) or "<p>None.</p>",
         "Machine and versions": _columns(found, [_recorded(run) for run in found])
         or "<p>Not recorded: there is no run.json.</p>",
-        "Everything else that was logged": _rest(found),
+        "Everything else that was logged": rest
+        and f"<details><summary>Show</summary>{rest}</details>",
     }
     body = " &nbsp; ".join(_named(i, run) for i, run in enumerate(found))
     body = f'<p class="quiet">{body}</p>'
@@ -112,26 +125,12 @@ def _summary(run: Run) -> dict[str, Any]:
         "last evaluation": _evaluation(points[-1] if points else None),
         "best evaluation": _evaluation(best),
         "to compare": str(levels.of_run(run.path)) or "nothing known",
-        "time": _duration(seconds) if seconds else "not logged",
+        "time": duration(seconds) if seconds else "not logged",
     }
 
 
 def _evaluation(point: tuple[float, float] | None) -> str:
     return "none" if point is None else f"{point[1]:.5g} at {point[0]:,.0f}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _warnings(found: Sequence[Run]) -> str:
-    return "".join(
-        f'<p class="warning">{_named(i, run)}: {html.escape(words)}</p>'
-        for i, run in enumerate(found)
-        for words in runs.complaints(run)
-    )
 
 
 def _lines(found: Sequence[Run], kind: str, key: str) -> list[Line]:
@@ -141,14 +140,6 @@ def _lines(found: Sequence[Run], kind: str, key: str) -> list[Line]:
 def _grid(drawn: Iterable[str]) -> str:
     text = "".join(drawn)
     return f'<div class="charts">{text}</div>' if text else ""
-
-
-def _learning(found: Sequence[Run]) -> str:
-    named = {
-        "mean return of an evaluation": ("eval", "return_mean"),
-        "return while training, with exploration": ("train", "episode/return"),
-    }
-    return _grid(chart(title, _lines(found, *which)) for title, which in named.items())
 
 
 def _is_loss(key: str) -> bool:
@@ -168,16 +159,11 @@ def _charts(found: Sequence[Run], kind: str, wanted: Callable[[str], bool]) -> s
     return _grid(drawn)
 
 
-def _rest(found: Sequence[Run]) -> str:
-    text = _charts(found, "train", lambda key: not _is_loss(key) and key not in _ELSEWHERE)
-    return f"<details><summary>Show</summary>{text}</details>" if text else ""
-
-
 def _speed(found: Sequence[Run]) -> str:
     columns = []
     for spent in map(runs.times, found):
         total = max(sum(spent.values()), 1e-9)
-        columns.append({n: f"{_duration(s)} ({s / total:.0%})" for n, s in spent.items()})
+        columns.append({n: f"{duration(s)} ({s / total:.0%})" for n, s in spent.items()})
     speed = chart("environment steps a second", _lines(found, "train", "steps_per_second"))
     return _grid([speed]) + _columns(found, columns)
 

@@ -79,7 +79,9 @@ def scores(
     for one, own in curves.items():
         values, base = found[one.task][one.settings], first[one.task]
         better = _NONE if one.settings == base else _better([values], [found[one.task][base]])
-        last = [_mean([c.values.mean() for c in own]), _mean(_seconds(one.runs))]
+        ends = [read_rows(os.path.join(path, "metrics.jsonl"))[-1:] for path in one.runs]
+        seconds = [row["seconds"] for end in ends for row in end if row.get("seconds") is not None]
+        last = [_mean([c.values.mean() for c in own]), _mean(seconds)]
         name = one.settings or "all"
         rows.append((one.task, name, len(values), *_center(values), *better, *last))
     if len(found) > 1:
@@ -119,12 +121,6 @@ def _better(values: Scores, others: Scores) -> tuple[float, ...]:
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else math.nan
-
-
-def _seconds(run_dirs: Sequence[str]) -> list[float]:
-    """Durations of runs, from their last rows."""
-    lasts = [read_rows(os.path.join(path, "metrics.jsonl"))[-1:] for path in run_dirs]
-    return [row["seconds"] for rows in lasts for row in rows if row.get("seconds") is not None]
 
 
 def interquartile_mean(scores: Scores) -> float:

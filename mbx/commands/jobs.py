@@ -1,9 +1,7 @@
-"""Training runs as processes: several at a time, resumable, with a record of every attempt; and
-their results as data.
+"""Training runs as processes: several at a time, resumable; and their results as data.
 
 Every run is a process `mbx train` with `--config.resume=True`, so that stopped runs continue and
-complete ones are not repeated. Next to the run directory are its output (DIRECTORY.log) and a
-record of every attempt (DIRECTORY.attempts.jsonl).
+complete ones are not repeated. Next to the run directory is its output (DIRECTORY.log).
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import csv
-import datetime
 import io
 import json
 import os
@@ -20,7 +17,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,10 +24,9 @@ from mbx.analysis.curves import Curve, load_curve
 from mbx.config import extensions
 from mbx.training import rundir
 from mbx.training.files import atomic_write, prepare_output
-from mbx.training.logging import read_lines
 
 _RESUME = "--config.resume=True"  # left out where there is no directory yet
-_OF_AN_ATTEMPT = ("exit_status", "wall_seconds", "processor_seconds")
+_RECORDED = ("commit", "changed_files", "versions", "machine", "devices")  # in run.json
 _STOPPED = (129, 130, 143)  # exit statuses of runs that a signal stopped: saved, not failed
 
 
@@ -146,7 +141,7 @@ def _run(job: Job, place: int | None, devices: int, running: set[int]) -> int:
     environment = dict(os.environ)
     if devices and place is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(place % devices)
-    started, begun = time.time(), os.path.isdir(job.workdir)
+    begun = os.path.isdir(job.workdir)
     command = [part for part in job.command if begun or part != _RESUME]
     with open(job.workdir + ".log", "a") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
@@ -154,18 +149,8 @@ def _run(job: Job, place: int | None, devices: int, running: set[int]) -> int:
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         if place is not None and not devices and place < len(cores):
             os.sched_setaffinity(process.pid, {cores[place]})
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = code = os.waitstatus_to_exitcode(status)
+        code = process.wait()
         running.discard(process.pid)
-    record = rundir.provenance() | {
-        "command": _shown(job),
-        "exit_status": code,
-        "wall_seconds": round(time.time() - started, 1),
-        "processor_seconds": round(usage.ru_utime + usage.ru_stime, 2),
-        "date": datetime.date.today().isoformat(),
-    }
-    with open(job.workdir + ".attempts.jsonl", "a") as file:
-        file.write(json.dumps(record) + "\n")
     return code
 
 
@@ -175,14 +160,10 @@ def _shown(job: Job) -> str:
     return " ".join(["mbx", *kept])
 
 
-def attempts(job: Job) -> list[dict[str, Any]]:
-    """The records of a run's attempts, oldest first."""
-    return read_lines(job.workdir + ".attempts.jsonl")
-
-
 def processor_hours(job: Job) -> float:
-    """Processor hours of all attempts together."""
-    return sum(one["processor_seconds"] for one in attempts(job)) / 3600.0
+    """Processor hours of all attempts together that were not killed."""
+    found = rundir.attempts(job.workdir)
+    return sum(one.get("processor_seconds") or 0.0 for one in found) / 3600.0
 
 
 def write_curves(path: str, runs: Iterable[tuple[str, str, Job]]) -> None:
@@ -217,8 +198,9 @@ def write_manifest(path: str, jobs: Iterable[Job]) -> None:
     """
     runs: list[dict[str, Any]] = []
     for job in jobs:
-        if records := attempts(job):
-            last = {name: x for name, x in records[-1].items() if name not in _OF_AN_ATTEMPT}
+        if records := rundir.attempts(job.workdir):
+            last = {name: records[-1].get(name) for name in _RECORDED}
+            last |= {"command": _shown(job), "date": records[-1]["started"][:10]}
             last["processor_hours"] = round(processor_hours(job), 3)
             last |= {"complete": job.complete(), "attempts": len(records)}
             runs.append({"run": f"{job.label} seed {job.seed}", **last})

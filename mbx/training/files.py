@@ -93,25 +93,21 @@ def sole_writer(directory: str) -> Iterator[None]:
             "directory, or fix its permissions"
         ) from None
     try:
-        _lock(lock, directory)
-        yield
-    finally:
-        os.close(lock)
+        with contextlib.suppress(ImportError):  # not on Windows
+            import fcntl
 
-
-def _lock(lock: int, directory: str) -> None:
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            os.close(lock)
             raise ValueError(
                 f"workdir={directory} is being written by another run: wait for it to end, or "
                 "choose another directory"
             ) from None
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def tolerate_closed_output() -> None:

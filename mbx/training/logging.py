@@ -581,8 +581,8 @@ def quiet_storage() -> None:
     After one failed file it logs a traceback and closes an event loop: every other file then logs
     another traceback, possibly much later, or asyncio does for it if it failed before the closing.
     """
-    logging.getLogger("absl").addFilter(_not_of_storage)
-    logging.getLogger("asyncio").addFilter(_not_of_tensorstore)
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_not_of_storage)
     shown = sys.unraisablehook
     if getattr(shown, "quiet_storage", False):
         return
@@ -597,15 +597,10 @@ def quiet_storage() -> None:
 
 
 def _not_of_storage(record: logging.LogRecord) -> bool:
-    return f"{os.sep}orbax{os.sep}" not in record.pathname
-
-
-def _not_of_tensorstore(record: logging.LogRecord) -> bool:
+    unread = record.getMessage().startswith("Future exception was never retrieved")
     error = record.exc_info and record.exc_info[1]
-    return not (
-        record.getMessage().startswith("Future exception was never retrieved")
-        and "[tensorstore_spec" in str(error)
-    )
+    of_storage = f"{os.sep}orbax{os.sep}" in record.pathname
+    return not (of_storage or (unread and "[tensorstore_spec" in str(error)))
 
 
 def say(text: str) -> None:

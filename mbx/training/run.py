@@ -45,7 +45,7 @@ from mbx.training.job import Job, abstract_state, begin, host_snapshots, prepare
 from mbx.training.levels import Levels, of_run
 from mbx.training.logging import NoLogger, RunLogger, read_rows
 from mbx.training.rundir import load_settings
-from mbx.training.state import Intervals, LoopState, init_state, replay_rows
+from mbx.training.state import LoopState, init_state, replay_rows
 from mbx.world_model import count_parameters
 
 
@@ -192,8 +192,9 @@ def _train(
     settings, spec, talk = job.settings, job.environment.spec, job.partition.is_main_process
     if talk:
         stack.enter_context(sole_writer(workdir))
-        if settings.resume:
-            set_aside_lost_rows(job.intervals, workdir, log_dirs)
+        if settings.resume and not Checkpointer.saved_steps(workdir):
+            first = min(job.intervals.checkpoint_every, job.intervals.number)
+            rundir.set_aside(log_dirs, first * job.intervals.steps, job.intervals.planned)
     job.partition.wait_for_all("ready")
     checkpointer = stack.enter_context(Checkpointer(workdir, keep=settings.checkpoint.keep))
     state, made = begin(job, checkpointer)
@@ -270,20 +271,6 @@ def check_steps(train: Train, made: int, interval: int) -> None:
             "random and nothing is learned; lower train.seed_steps, or raise train.steps",
             stacklevel=2,
         )
-
-
-def set_aside_lost_rows(intervals: Intervals, workdir: str, log_dirs: list[str]) -> None:
-    """Before resuming: where there is no checkpoint, put rows aside that it will repeat.
-
-    Raises ValueError where there must have been one.
-    """
-    if Checkpointer.saved_steps(workdir):
-        return
-    first = min(intervals.checkpoint_every, intervals.number) * intervals.steps
-    for log_dir in log_dirs:
-        rundir.check_rows(log_dir, first, intervals.planned)
-    for log_dir in log_dirs:
-        rundir.set_aside(log_dir)
 
 
 def open_seed_runs(

@@ -7,9 +7,9 @@ regenerates is moved. Next to rows and checkpoints it holds
   path in a stranger's config.json may be another file; readers are led to the copies;
 * spec.json: sizes and units of the task (`EnvSpec`), so that a policy acts without the environment;
 * run.json: what code ran where and when, an attempt for every start: `{"attempts": [{"started":
-  "2026-11-22T20:00:00Z", "from_step": 0, "ended": "…", "to_step": 4000, "outcome": "complete",
-  "commit": "1a2b3c4", "changed_files": 0, "versions": {"mbx": "…"}, "machine": "…"}, …]}`. One
-  without `ended` was killed.
+  "2026-11-22T20:00:00Z", "from_step": 0, "ended": "…", "processor_seconds": 95.2, "to_step": 4000,
+  "outcome": "complete", "commit": "1a2b3c4", "changed_files": 0, "versions": {"mbx": "…"},
+  "machine": "…"}, …]}`. One without `ended` was killed.
 
 A config.json may also name code. What this user has trained with is listed in
 `$XDG_DATA_HOME/mbx/environments`, one name a line; other users' runs execute no code without
@@ -97,35 +97,39 @@ def check(config: Config, workdir: str, log_dir: str) -> None:
     _check_same(config, begun[0])
 
 
-def check_rows(log_dir: str, first_checkpoint: int, steps: int) -> None:
-    """Raise ValueError where the checkpoints of rows in `log_dir` have been lost.
-    first_checkpoint: environment steps at which the first was due; its write may last until the
-    second. steps: environment steps of the whole run.
+def set_aside(log_dirs: Sequence[str], first_checkpoint: int, steps: int) -> None:
+    """Move rows, and what belongs to them, from before the first checkpoint into a directory.
+
+    Args:
+        log_dirs: directories of rows of a run without a checkpoint.
+        first_checkpoint: environment steps at which the first was due; its write may last until the
+            second.
+        steps: environment steps of the whole run.
+
+    Raises ValueError where the checkpoints of rows have been lost.
     """
-    rows = read_rows(os.path.join(log_dir, "metrics.jsonl"))
-    last = max((row["step"] for row in rows), default=0)
-    if last > 2 * first_checkpoint or last >= steps:
-        raise ValueError(
-            f"{log_dir} has rows up to step {last:,} and no checkpoint: put checkpoints/ back, or "
-            "begin again in another directory (resuming here would write over those rows)"
+    for log_dir in log_dirs:
+        rows = read_rows(os.path.join(log_dir, "metrics.jsonl"))
+        last = max((row["step"] for row in rows), default=0)
+        if last > 2 * first_checkpoint or last >= steps:
+            raise ValueError(
+                f"{log_dir} has rows up to step {last:,} and no checkpoint: put checkpoints/ back, "
+                "or begin again in another directory (resuming here would write over those rows)"
+            )
+    for log_dir in log_dirs:
+        made = [name for name in _MADE if os.path.lexists(os.path.join(log_dir, name))]
+        if "metrics.jsonl" not in made:
+            continue
+        number = 1
+        while os.path.lexists(aside := os.path.join(log_dir, f"before-{number}")):
+            number += 1
+        os.makedirs(aside)
+        for name in made:
+            os.rename(os.path.join(log_dir, name), os.path.join(aside, name))
+        warnings.warn(
+            f"{log_dir} has no checkpoint yet: the run begins again, what was there is in {aside}",
+            stacklevel=3,
         )
-
-
-def set_aside(log_dir: str) -> None:
-    """Move files from before the first checkpoint into a separate directory."""
-    made = [name for name in _MADE if os.path.lexists(os.path.join(log_dir, name))]
-    if "metrics.jsonl" not in made:
-        return
-    number = 1
-    while os.path.lexists(aside := os.path.join(log_dir, f"before-{number}")):
-        number += 1
-    os.makedirs(aside)
-    for name in made:
-        os.rename(os.path.join(log_dir, name), os.path.join(aside, name))
-    warnings.warn(
-        f"{log_dir} has no checkpoint yet: the run begins again, what was there is in {aside}",
-        stacklevel=3,
-    )
 
 
 def _holds(directory: str, name: str) -> bool:
@@ -336,12 +340,15 @@ def attempt(workdir: str, from_step: int) -> Iterator[dict[str, Any]]:
     except (ValueError, OSError) as error:
         warnings.warn(f"{error}: written again", stacklevel=3)
         earlier = []
-    unknown = dict.fromkeys(("ended", "to_step", "outcome"))
+    unknown = dict.fromkeys(("ended", "processor_seconds", "to_step", "outcome"))
+    before = sum(os.times()[:4])  # of the process and its children
     now = {"started": _clock(), "from_step": from_step, **unknown, **provenance()}
     now["devices"] = f"{jax.device_count()} {jax.devices()[0].device_kind}"
 
     def write(**fields: Any) -> None:
-        now.update(fields)
+        if fields:
+            now.update(fields, ended=_clock())
+            now["processor_seconds"] = round(sum(os.times()[:4]) - before, 2)
         content = json.dumps({"attempts": [*earlier, now]}, indent=1) + "\n"
         atomic_write(os.path.join(workdir, "run.json"), content.encode())
 
@@ -350,9 +357,9 @@ def attempt(workdir: str, from_step: int) -> Iterator[dict[str, Any]]:
         yield now
     except BaseException as error:
         with contextlib.suppress(OSError):  # the run's own error matters more
-            write(ended=_clock(), outcome=type(error).__name__)
+            write(outcome=type(error).__name__)
         raise
-    write(ended=_clock(), outcome=now["outcome"] or "complete")
+    write(outcome=now["outcome"] or "complete")
 
 
 def attempts(workdir: str) -> list[dict[str, Any]]:

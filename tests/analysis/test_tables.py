@@ -39,18 +39,15 @@ def test_runs_are_grouped_by_the_settings_that_differ(tmp_path):
     runs = [
         run(tmp_path / "a", optimizer__learning_rate=1e-4, seed=1),
         run(tmp_path / "b", optimizer__learning_rate=3e-4, seed=1, checkpoint__keep=9),
-        run(tmp_path / "c", optimizer__learning_rate=1e-4, seed=2, log__wandb="x"),
+        run(
+            tmp_path / "c", optimizer__learning_rate=1e-4, seed=2, log__wandb="x", eval__episodes=7
+        ),
     ]
     assert named(runs_.group(runs)) == {
         (TASK, "optimizer.learning_rate=0.0001"): ["a", "c"],
         (TASK, "optimizer.learning_rate=0.0003"): ["b"],
     }
     assert named(runs_.group(runs[:1] + runs[2:])) == {(TASK, ""): ["a", "c"]}
-
-
-def test_settings_of_evaluations_make_no_groups(tmp_path):
-    runs = [run(tmp_path / "a"), run(tmp_path / "b", eval__episodes=7, eval__interval=900)]
-    assert named(runs_.group(runs)) == {(TASK, ""): ["a", "b"]}
 
 
 def test_agents_tasks_and_arguments_of_the_environment_make_groups(tmp_path):
