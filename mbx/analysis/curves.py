@@ -164,9 +164,7 @@ def draw_runs(
     metric: str = "eval/return_mean",
     labels: Sequence[str] | None = None,
     references: Sequence[str] = (),
-    title: str | None = None,
-    xlabel: str = "environment steps (action repeat included)",
-    ylabel: str | None = None,
+    title: str = "",
 ) -> Any:
     """Draw runs, one curve with its seeds per group, and return the axes.
 
@@ -177,7 +175,6 @@ def draw_runs(
         labels: one per directory; equal labels make one curve. None: runs are grouped by task and
             by the settings in which they differ.
         references: files of published values.
-        ylabel: None: the metric.
 
     Raises:
         ValueError: when no run has the metric or the number of labels differs.
@@ -206,9 +203,7 @@ def draw_runs(
     for path, marker in zip(references, itertools.cycle(MARKERS), strict=False):
         source = os.path.basename(os.path.dirname(os.path.abspath(path)))
         draw_published(axes, source, load_reference(path), 1.05 * limit, marker)
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(metric if ylabel is None else ylabel)
-    axes.set_title(title or "")
+    axes.set(title=title, xlabel="environment steps (action repeat included)", ylabel=metric)
     axes.grid(alpha=0.3)
     if below:  # long names would leave no room for the curves
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0.0, -0.16), borderaxespad=0.0)
@@ -223,8 +218,8 @@ def plot_runs(run_dirs: Sequence[str], out: str, **options: Any) -> None:
     import matplotlib.pyplot as plt
 
     matplotlib.use("Agg")
-    prepare_output(out)
     figure, picture = draw_runs(run_dirs, **options).figure, io.BytesIO()
+    prepare_output(out)
     try:
         figure.savefig(picture, format=os.path.splitext(out)[1][1:] or "png", dpi=130)
     finally:
