@@ -28,7 +28,7 @@ def test_sizes_are_those_of_the_arrays():
     assert one["parameters"] == 4 * 3 * 4 and one["train state"] == 4 * 3 * 4 + 4
 
 
-@pytest.mark.parametrize("capacity", [2_000, 10**6, 10**8, 2 * 10**9])
+@pytest.mark.parametrize("capacity", [2_000, 2 * 10**9])
 @pytest.mark.parametrize("over", [False, True])
 def test_memory_is_refused_where_it_cannot_suffice(capacity, over, monkeypatch, tmp_path):
     """Replay and train state, twice for a checkpoint's copy, and gradients: to the byte."""
