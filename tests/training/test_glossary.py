@@ -51,7 +51,7 @@ CASES = {
     "dreamerv3": functools.partial(of, "dreamerv3", *DREAMER),
     "empo": functools.partial(of, "empo", *EMPO),
 }
-QUICK = ("tdmpc", "dreamer", "empo")
+QUICK = ("dreamer", "empo")  # of tdmpc: every run of the tests (`tests/conftest.py`)
 LOGGED = [pytest.param(name, marks=() if name in QUICK else SLOW) for name in CASES]
 
 
