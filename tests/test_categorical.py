@@ -10,7 +10,7 @@ import scipy.stats
 
 import mbx
 from mbx import categorical, mppi, planners
-from mbx.agents.tdmpc import planning, policies, variant
+from mbx.agents.tdmpc import planning, policies
 from mbx.agents.tdmpc.agent import example_row, make_agent, world_config
 from mbx.agents.tdmpc.types import PolicyInputs, Scales
 from mbx.returns import RunningScale
@@ -255,24 +255,21 @@ def test_losses_of_a_categorical_policy_by_hand(discrete):
         z, weighed(T, B), None, None, plans=weighed(T, B), expert=jnp.asarray(expert),
         behaviour=jnp.asarray(actions[:-1]),
     )  # fmt: skip
-    e = np.where(actions == 1, 1 - variant.EXPERT_LEAST, variant.EXPERT_LEAST)
+    e = np.where(actions == 1, 1 - policies.EXPERT_LEAST, policies.EXPERT_LEAST)
+    scales = Scales(*[RunningScale(jnp.float32(2.0))] * 3, None)
     for forward, wanted in ((True, e * np.log(e / p)), (False, p * np.log(p / e))):
         own = make_settings(loss=dict(policy_loss="kl", kl_forward=forward))
-        scales = Scales(None, RunningScale(jnp.float32(2.0)), None)
-        given = own, model, {}, (log_probs, zeros), inputs, scales
-        loss, _, new, _ = variant.distil(*given)
-        np.testing.assert_allclose(loss * new.kl.value, wanted.sum(-1)[:-1], rtol=1e-4)
+        policy = policies.Policy(own, model, {}, log_probs, zeros, inputs)
+        loss, _, new, _ = policies.distil(policy, scales)
+        np.testing.assert_allclose(loss * new.kl_scale.value, wanted.sum(-1)[:-1], rtol=1e-4)
 
-    cloned, *_ = variant.clone(settings, model, {}, (log_probs, zeros), inputs, None)
+    cloned, *_ = policies.clone(policy, scales)
     np.testing.assert_allclose(cloned, -got[:-1], rtol=1e-6)
 
     old = jnp.log(jnp.full((T, B, 2), 0.5))
-    trust, moved = variant.trust_region(
-        make_settings(loss=dict(rho=1.0)), model, (log_probs, zeros), (old, zeros), inputs,
-        RunningScale(jnp.float32(1.0)),
-    )  # fmt: skip
+    trust, moved = policies.trust_region(policy, old, zeros, scales)
     kl = (0.5 * np.log(0.5 / p)).sum(-1)
-    np.testing.assert_allclose(trust * moved.value, kl, rtol=1e-4)
+    np.testing.assert_allclose(trust * moved.trust_scale.value, kl, rtol=1e-4)
 
 
 def test_svg_reaches_a_categorical_policy_through_its_draw(discrete):

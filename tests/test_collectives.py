@@ -15,7 +15,7 @@ from mbx.agents.dreamer import encoders
 from mbx.agents.dreamer import networks as nets
 from mbx.agents.tdmpc.policies import move_value_scale
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import ValueScales
+from mbx.agents.tdmpc.types import Scales
 from mbx.fast import collectives, gradients
 from tests.helpers import PARTS, in_parts
 
@@ -112,7 +112,7 @@ def test_percentiles_are_those_of_all_rows():
     x = jnp.asarray(LOSS[0])
     scale = returns.init_running_scale()
     settings = Settings()
-    scales = ValueScales(scale, returns.init_return_ema())
+    scales = Scales(scale, scale, scale, returns.init_return_ema())
     found, _ = in_parts(lambda x: move_value_scale(settings, scales, x), (0,), x)
     low, high = np.percentile(LOSS[0], (5, 95))
     moved = 1 + settings.optimizer.tau * (high - low - 1)

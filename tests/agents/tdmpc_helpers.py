@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mbx import replay
+from mbx.agents.tdmpc import losses
 from mbx.agents.tdmpc.agent import resolve, world_config
+from mbx.agents.tdmpc.policies import policy_of
 from mbx.agents.tdmpc.settings import Settings
 from mbx.agents.tdmpc.types import Batch, Rows
 from mbx.types import EnvSpec
@@ -100,6 +102,11 @@ def weighed(*shape, mask=None, rho=0.5) -> Rows:
     """Rows `[T, B]` of a mask (all ones), as `losses.step_weights` makes them."""
     mask = jnp.ones(shape) if mask is None else jnp.asarray(mask)
     return Rows(mask, mask.sum(1), rho)
+
+
+def policy_loss(settings, model, policy, params, target, inputs, scales):
+    """`losses.policy_loss` of a policy's parameters."""
+    return losses.policy_loss(policy_of(settings, model, params, policy, inputs), target, scales)
 
 
 def loud(tree, key=7):

@@ -127,7 +127,7 @@ def test_return_ema_moved_towards_the_percentiles_of_the_values(step):
     noise = draw(settings, model, jax.random.key(1))
     # The policy of before in the model of after, on the latents that the losses rolled out.
     params = {**out["new"].params, "policy": state.params["policy"]}
-    first = select_latents(model.tile_heads(out["z"][0])[None], "split")[0]
+    first = select_latents(model.tile_heads(out["z"][0])[None])[0]
     action = model.act(*model.policy(params, first), noise.policy_eps[0])
     value = program(policies.policy_value, settings, model)
     values = value(params, first, action, noise.policy_heads)

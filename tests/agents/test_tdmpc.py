@@ -13,7 +13,7 @@ from mbx import distributions, replay
 from mbx.agents.tdmpc import losses, reanalyze, value_targets
 from mbx.agents.tdmpc.agent import make_agent
 from mbx.agents.tdmpc.losses import value_losses
-from mbx.agents.tdmpc.types import Noise, PolicyInputs, Scales, ValueScales
+from mbx.agents.tdmpc.types import Noise, PolicyInputs, Scales
 from mbx.agents.tdmpc.update import draw, init_state, update_from_batch, weigh_plans
 from tests.agents.tdmpc_helpers import (
     SPEC,
@@ -27,6 +27,7 @@ from tests.agents.tdmpc_helpers import (
     make_batch,
     make_model,
     make_settings,
+    policy_loss,
     replaced,
     row,
     weighed,
@@ -116,7 +117,9 @@ def test_v_targets_follow_the_formula_and_the_models_own_termination():
 
     def made(settings):
         once = jax.jit(
-            lambda p, z, a: value_targets.v_targets(settings, model, p, p["value"], z, a, SILENT)
+            lambda p, z, a: value_targets.v_targets(
+                value_targets.Inputs(settings, model, p, p["value"], None, None, SILENT), z, a
+            )
         )
         return once(params, z, actions)[0]
 
@@ -149,7 +152,7 @@ def test_q_critic_bootstraps_with_planner_actions_and_falls_back_to_the_policy()
     def targets(batch, value_target="planner"):
         own = replaced(settings, loss=dict(value_target=value_target))
         given = own, model, params, params["value"], z, batch, noise
-        return value_targets.q_targets(*given).samples[0, ..., 0]
+        return value_targets.q_targets(value_targets.Inputs(*given)).samples[0, ..., 0]
 
     stored, sampled = targets(batch), targets(batch, "td")
     valid = jnp.ones((T + 1, B), bool).at[1, 0].set(False)
@@ -247,14 +250,14 @@ def test_policy_coef_weighs_the_whole_loss_of_the_policy(setting):
     settings, model, state, _, noise = setting
     zs = jax.lax.stop_gradient(model.encode(state.params, make_batch().obs))
     inputs = PolicyInputs(zs, weighed(T + 1, B), noise.policy_eps, None)
-    scales = Scales(ValueScales(state.scale, None), state.kl_scale, state.trust_scale)
+    scales = Scales(state.scale, state.kl_scale, state.trust_scale, None)
 
     def loss(coef):
         own = make_settings(
             loss=dict(policy_loss="svg", policy_coef=coef, trust_region_coef=0.5, entropy_coef=0.1)
         )
         policy, target = state.params["policy"], loud(state.params["policy"], 5)
-        of_policy = program(losses.policy_loss, own, model)
+        of_policy = program(policy_loss, own, model)
         return of_policy(policy, state.params, target, inputs, scales)[0]
 
     np.testing.assert_allclose(loss(0.25), 0.25 * loss(1.0), rtol=1e-6)
@@ -271,10 +274,9 @@ def test_the_entropy_bonus_can_be_in_the_units_of_values(setting):
             loss=dict(policy_loss="svg", entropy_scale=how, entropy_coef=0.1),
             optimizer=dict(tau=0.0),  # the unit stays what it is
         )
-        value = ValueScales(state.scale.replace(value=unit), state.return_ema)
-        scales = Scales(value, state.kl_scale, state.trust_scale)
+        scales = Scales(state.scale.replace(value=unit), None, None, None)
         policy = state.params["policy"]
-        return losses.policy_loss(own, model, policy, state.params, None, inputs, scales)[0]
+        return policy_loss(own, model, policy, state.params, None, inputs, scales)[0]
 
     # Divided as a whole: the loss at scale 8 is an eighth of that at 1.
     assert float(loss("none", 8.0)) != pytest.approx(float(loss("none", 1.0)) / 8.0, rel=0.01)

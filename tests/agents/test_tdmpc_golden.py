@@ -182,8 +182,12 @@ def test_td_target(name):
     )
     noise = Noise(a["pi_eps"], a["q_idx"], None, None)
     settings = reference_settings(config)
-    targets = program(value_targets.q_targets, settings, model)
     z = np.concatenate([a["next_z"][:1], a["next_z"]])  # the first state is not read
+
+    @jax.jit
+    def targets(*given):
+        return value_targets.q_targets(value_targets.Inputs(settings, model, *given))
+
     y = targets(params, target, z, batch, noise).samples[..., 0]
     np.testing.assert_allclose(y[0], a["td_target"][..., 0], **FORWARD)
 

@@ -11,11 +11,10 @@ import pytest
 
 from mbx import returns
 from mbx import settings as declared
-from mbx.agents.tdmpc import losses, policies, value_targets
-from mbx.agents.tdmpc import variant as others
+from mbx.agents.tdmpc import policies, value_targets
 from mbx.agents.tdmpc.agent import make_agent, world_config
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales, TrainState, ValueScales
+from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Scales, TrainState
 from mbx.agents.tdmpc.update import draw, init_state, learn_policy, policy_due
 from mbx.world_model import make_world_model
 from tests.agents.tdmpc_helpers import (
@@ -27,6 +26,7 @@ from tests.agents.tdmpc_helpers import (
     make_model,
     make_settings,
     make_world,
+    policy_loss,
     replaced,
     variant,
     weighed,
@@ -171,15 +171,9 @@ def test_the_trust_region_is_the_kl_from_the_ema_policy(policy):
     rng = np.random.default_rng(0)
     mean, log_std, old_mean, old_log_std = rng.normal(size=(4, T + 1, B, 2))
     inputs = PolicyInputs(None, None, None, None)
-    scale = returns.RunningScale(jnp.float32(3.0))
-    ours, new = others.trust_region(
-        settings,
-        model,
-        tuple(map(jnp.asarray, (mean, log_std))),
-        tuple(map(jnp.asarray, (old_mean, old_log_std))),
-        inputs,
-        scale,
-    )
+    own = policies.Policy(settings, model, {}, jnp.asarray(mean), jnp.asarray(log_std), inputs)
+    scales = Scales(None, None, returns.RunningScale(jnp.float32(3.0)), None)
+    ours, new = policies.trust_region(own, jnp.asarray(old_mean), jnp.asarray(old_log_std), scales)
     if policy == "tanh_mean":
         mean, old_mean = np.tanh(mean), np.tanh(old_mean)
     ratio = np.exp(2 * (old_log_std - log_std))
@@ -187,7 +181,7 @@ def test_the_trust_region_is_the_kl_from_the_ema_policy(policy):
     kl = (0.5 * (ratio + gap - 1.0) + log_std - old_log_std).sum(-1)
     low, high = np.percentile(kl[0], [5, 95])
     unit = 3.0 + 0.01 * (max(high - low, 1.0) - 3.0)
-    np.testing.assert_allclose(new.value, unit, rtol=1e-5)
+    np.testing.assert_allclose(new.trust_scale.value, unit, rtol=1e-5)
     np.testing.assert_allclose(ours, kl / unit, rtol=1e-4)
 
 
@@ -206,8 +200,8 @@ def test_the_policy_learns_from_values_with_dropout(critic):
     zs = jax.random.normal(jax.random.key(2), (T + 1, B, 8))
     inputs = PolicyInputs(zs, weighed(T + 1, B), noise.policy_eps, None, noise.policy_dropout)
     unit = returns.init_running_scale()
-    scales = Scales(ValueScales(unit, returns.init_return_ema()), unit, unit)
-    of_policy = program(losses.policy_loss, settings, model)
+    scales = Scales(unit, unit, unit, returns.init_return_ema())
+    of_policy = program(policy_loss, settings, model)
     loss = of_policy(params["policy"], params, None, inputs, scales)[0]
     action = model.act(*model.policy(params, zs), noise.policy_eps)
     z, reward = zs, 0.0
@@ -228,28 +222,28 @@ def test_the_policy_learns_from_values_with_dropout(critic):
 
 @pytest.mark.parametrize(("forward", "least"), [(False, 1.0), (True, 0.01)])
 def test_distillation_is_the_kl_in_units_of_its_range(forward, least):
-    own = dict(policy_loss="kl", kl_forward=forward, kl_scale_min=least, expert_min_std=0.8)
+    own = dict(policy_loss="kl", kl_forward=forward, kl_scale_min=least)
     settings = make_settings(loss=own)
     rng = np.random.default_rng(0)
     mean, log_std = 0.05 * rng.normal(size=(2, T + 1, B, 2))
-    expert = np.stack([0.1 * rng.normal(size=mean.shape), 0.1 + rng.random(mean.shape)], axis=-2)
+    expert = np.stack([0.1 * rng.normal(size=mean.shape), 0.5 + rng.random(mean.shape)], axis=-2)
     mask, valid = np.ones((T + 1, B)), np.ones((T + 1, B))
     mask[1, 2], valid[1, 3] = 0.0, 0.0
+    expert[1, 3] = 0.0  # there is none
     plans = weighed(mask=mask * valid)
     inputs = PolicyInputs(None, None, None, None, plans=plans, expert=jnp.asarray(expert))
-    scales = Scales(None, returns.RunningScale(jnp.float32(2.0)), None)
-    policy = (jnp.asarray(mean), jnp.asarray(log_std))
+    scales = Scales(None, returns.RunningScale(jnp.float32(2.0)), None, None)
     model = make_world_model(make_world(settings))
-    ours, states, new, _ = others.distil(settings, model, {}, policy, inputs, scales)
+    own = policies.Policy(settings, model, {}, jnp.asarray(mean), jnp.asarray(log_std), inputs)
+    ours, states, new, _ = policies.distil(own, scales)
     one = (np.tanh(mean), np.exp(log_std))
-    two = (expert[..., 0, :], np.maximum(expert[..., 1, :], 0.8))
-    assert 0.2 < np.mean(two[1] == 0.8) < 0.8  # of some the expert's, of some the least
+    two = (expert[..., 0, :], np.maximum(expert[..., 1, :], policies.EXPERT_LEAST))
     (m1, s1), (m2, s2) = (two, one) if forward else (one, two)
     kl = (np.log(s2 / s1) + (s1**2 + (m1 - m2) ** 2) / (2 * s2**2) - 0.5).mean(-1)
     low, high = np.percentile(kl[0], [5, 95])
     assert 0.01 < high - low < 1.0
     unit = 2.0 + 0.01 * (max(high - low, least) - 2.0)
-    np.testing.assert_allclose(new.kl.value, unit, rtol=1e-6)
+    np.testing.assert_allclose(new.kl_scale.value, unit, rtol=1e-6)
     np.testing.assert_allclose(ours, kl[:-1] / unit, rtol=1e-4)
     np.testing.assert_array_equal(states.mask, (mask * valid)[:-1])
 
@@ -354,7 +348,6 @@ DISCRETE = SPEC._replace(discrete=True)
         (dict(loss=dict(num_heads=3)), SPEC, "num_heads=3.*has 2"),
         (dict(planner=dict(name="cem")), DISCRETE, "planner.name='cem'.*leave it at 'mppi'"),
         (dict(loss=dict(jacobian=0.5)), DISCRETE, "loss.jacobian=0.5.*leave it at 0.0"),
-        (dict(loss=dict(expert_min_std=0.1)), DISCRETE, "expert_min_std=0.1.*leave it at 0.05"),
         (dict(planner=dict(max_std=3.0)), DISCRETE, "planner.max_std=3.0 has no .*leave it at 2.0"),
         (dict(model=dict(log_std_min=-5.0)), DISCRETE, "log_std_min=-5.0.*leave it at -3.0"),
         (

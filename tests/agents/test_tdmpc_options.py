@@ -14,12 +14,12 @@ import pytest
 
 from mbx import replay, returns
 from mbx.agents.tdmpc import agent as agents
-from mbx.agents.tdmpc import losses, policies, value_targets, variant
 from mbx.agents.tdmpc import losses as model_loss
+from mbx.agents.tdmpc import policies, value_targets
 from mbx.agents.tdmpc import reanalyze as again
 from mbx.agents.tdmpc import update as updates
 from mbx.agents.tdmpc.scoring import score_function
-from mbx.agents.tdmpc.types import Noise, PolicyInputs, Scales, TrainState, ValueScales
+from mbx.agents.tdmpc.types import Noise, PolicyInputs, Scales, TrainState
 from mbx.agents.tdmpc.update import encoder_rate, learning_rates, make_optimizers
 from mbx.world_model import make_world_model
 from tests.agents.tdmpc_helpers import (
@@ -34,6 +34,7 @@ from tests.agents.tdmpc_helpers import (
     make_batch,
     make_settings,
     make_world,
+    policy_loss,
     replaced,
     row,
     std,
@@ -336,7 +337,7 @@ def fixed_unit(value):
     """Scales of the policy losses; with tau = 0 the unit of values stays `value`."""
     one = returns.init_running_scale()
     unit = returns.RunningScale(jnp.float32(value))
-    return Scales(ValueScales(unit, returns.init_return_ema()), one, one)
+    return Scales(unit, one, one, returns.init_return_ema())
 
 
 @pytest.mark.parametrize(("std_coef", "pick"), [(0.7, np.max), (-0.7, np.min), (0.0, np.mean)])
@@ -346,7 +347,7 @@ def test_svg_follows_the_ensembles_with_its_own_optimism(std_coef, pick):
     zs, eps = array(T + 1, B, 2), array(T + 1, B, A)
     inputs = PolicyInputs(jnp.asarray(zs), weighed(T + 1, B), jnp.asarray(eps), None)
     params = toy.params()
-    ours, _ = program(losses.policy_loss, settings, model)(
+    ours, _ = program(policy_loss, settings, model)(
         params["policy"], params, None, inputs, fixed_unit(2.0)
     )
     entropy = A * (0.5 * eps**2 + toy.log_std + 0.5 * np.log(2 * np.pi)).sum(-1)
@@ -397,7 +398,7 @@ def test_means_are_over_the_actions_that_a_task_has():
     masked = policies.mean_over_actions(jnp.asarray(x), jnp.asarray(mask))
     np.testing.assert_allclose(masked, [1.5, 6.0])
     wanted = jnp.asarray(x + np.array([1.0, 2.0, 3.0]))
-    cloned = variant.cloning(jnp.asarray(x), wanted, jnp.asarray(mask))
+    cloned = policies.cloning(jnp.asarray(x), wanted, jnp.asarray(mask))
     np.testing.assert_allclose(cloned, [2.5, 9.0], rtol=1e-6)
 
 
@@ -410,9 +411,8 @@ def test_the_optimist_is_optimistic_and_its_entropy_counts_more(entropy_scale, u
     zs, eps = array(T + 1, B, 2), array(T + 1, B, A)
     inputs = PolicyInputs(jnp.asarray(zs), weighed(T + 1, B), jnp.asarray(eps), None)
     params = toy.params()
-    ours, _ = variant.optimist_loss(
-        settings, model, params["policy"], params, inputs, fixed_unit(2.0).value
-    )
+    own = policies.policy_of(settings, model, params, params["policy"], inputs)
+    ours, _ = policies.optimist_loss(own, fixed_unit(2.0))
     entropy = A * (0.5 * eps**2 + toy.log_std + 0.5 * np.log(2 * np.pi)).sum(-1)
     each = -svg_value(toy, zs, eps, 1.0, np.max) / 2.0 - 100.0 * 0.01 / unit * entropy
     np.testing.assert_allclose(ours, np.mean(0.5 ** np.arange(T + 1) * each.mean(1)), rtol=1e-4)
@@ -429,9 +429,7 @@ def test_the_trust_region_holds_the_policy_back():
     ema = dict(params["policy"], log_std=params["policy"]["log_std"] + 0.3)
 
     def loss(settings):
-        return losses.policy_loss(
-            settings, model, params["policy"], params, ema, inputs, fixed_unit(1.0)
-        )
+        return policy_loss(settings, model, params["policy"], params, ema, inputs, fixed_unit(1.0))
 
     (held, (_, metrics)), free = (
         loss(settings),
@@ -568,7 +566,7 @@ def test_the_logged_entropy_and_std_are_those_by_hand(dims):
         behaviour=jnp.zeros((T, 500, 6)),
     )
     scales = fixed_unit(1.0)
-    _, (_, metrics) = losses.policy_loss(settings, model, {}, {}, None, inputs, scales)
+    _, (_, metrics) = policy_loss(settings, model, {}, {}, None, inputs, scales)
     nats = dims * (0.5 * np.log(2 * np.pi * np.e) + np.log(0.5))
     np.testing.assert_allclose(np.mean(metrics["entropy"]), nats, rtol=1e-4)
     np.testing.assert_allclose(np.mean(metrics["std"]), 0.5, rtol=1e-5)
@@ -582,8 +580,9 @@ def test_a_custom_reduction_over_value_heads_is_that_of_targets_plans_and_svg():
     wanted = toy.rewards(z[:, None], action)[0] + 0.9 * toy.values(after).min(0)
     assert not np.allclose(toy.values(after).min(0), toy.values(after).mean(0))
     silent = Noise(None, None, None, None)
-    given = settings, model, params, params["value"], jnp.asarray(z), jnp.asarray(action), silent
-    np.testing.assert_allclose(value_targets.v_targets(*given)[0], wanted, rtol=1e-4, atol=1e-5)
+    x = value_targets.Inputs(settings, model, params, params["value"], None, None, silent)
+    found = value_targets.v_targets(x, jnp.asarray(z), jnp.asarray(action))
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-4, atol=1e-5)
     plan = score_function(settings, model, params, jnp.asarray(z), settings.planner)
     found = plan(jax.random.key(0), jnp.asarray(action)[:, :, None])
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)

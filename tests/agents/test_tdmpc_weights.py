@@ -11,13 +11,23 @@ import pytest
 
 from mbx import heads, returns
 from mbx.agents.tdmpc import agent as agents
-from mbx.agents.tdmpc import losses, update, variant
-from mbx.agents.tdmpc.types import BATCH_AXES, Batch, Noise, Scales, TrainState, ValueScales
+from mbx.agents.tdmpc import losses, policies, update
+from mbx.agents.tdmpc.types import BATCH_AXES, Batch, Noise, Scales, TrainState
 from mbx.agents.tdmpc.value_targets import value_targets
 from mbx.fast import collectives
 from mbx.replay import Sample, Targets
 from mbx.world_model import make_world_model
-from tests.agents.tdmpc_helpers import SPEC, A, B, T, Toy, make_batch, make_settings, make_world
+from tests.agents.tdmpc_helpers import (
+    SPEC,
+    A,
+    B,
+    T,
+    Toy,
+    make_batch,
+    make_settings,
+    make_world,
+    policy_loss,
+)
 from tests.agents.tdmpc_helpers import toy_model as closed_form
 from tests.helpers import exchanges, in_parts
 from tests.test_heads import head
@@ -104,8 +114,7 @@ def test_losses_of_parts_add_up_to_the_wholes(monkeypatch):
     )
     slow = jax.tree.map(lambda x: 1.1 * x, params)
     params |= dict(heads={"toy": jnp.float32(0.5)}, optimist=slow["policy"])
-    units = ValueScales(returns.init_running_scale(), returns.init_return_ema())
-    scales = Scales(units, returns.init_running_scale(), returns.init_running_scale())
+    scales = Scales(*[returns.init_running_scale()] * 3, returns.init_return_ema())
     own = dict(params=params, target_value=slow["value"], target_aux=slow["aux_value"])
     state = TrainState(**{name: own.get(name) for name in TrainState.__dataclass_fields__})
     keys = jax.random.split(jax.random.key(2), 3)
@@ -123,9 +132,9 @@ def test_losses_of_parts_add_up_to_the_wholes(monkeypatch):
         _, (zs, metrics) = losses.model_loss(settings, model, *args, progress=0.5)
         inputs = losses.policy_inputs(zs, batch, rows, weights, noise)
         args = params["policy"], params, slow["policy"], inputs, scales
-        policy, (_, extra) = losses.policy_loss(settings, model, *args)
-        args = params["optimist"], params, inputs, units
-        optimist, _ = variant.optimist_loss(settings, model, *args)
+        policy, (_, extra) = policy_loss(settings, model, *args)
+        own = policies.policy_of(settings, model, params, params["optimist"], inputs)
+        optimist, _ = policies.optimist_loss(own, scales)
         return metrics | dict(
             policy=policy, trust=collectives.mean_share(extra["trust"]), optimist=optimist
         )

@@ -135,7 +135,6 @@ class Loss:
         choices=("chosen", "final"),
         needs=_EXPERT,
     )
-    expert_min_std: float = setting(0.05, "Lowest standard deviation of an expert.", needs=_EXPERT)
     kl_scale_min: float = setting(
         1.0, "Lowest value of the KL's running range, which is its unit.", above=0, needs=_EXPERT
     )

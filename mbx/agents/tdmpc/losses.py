@@ -6,7 +6,7 @@ so that losses of several devices add up; every random number is an argument.
 
     svg   maximise the critic through the policy's action (TD-MPC2, equation 4)
     awr   advantage-weighted regression onto the planner's actions
-    kl, bc: `variant`; critics, units and entropy: `policies`
+    kl, bc: `policies`, with values of actions, units and entropy
 
 Time-major: T transitions, S = T+1 states, B batch, H dynamics heads, R reward heads,
 V value heads, G auxiliary discounts, N planner actions, L latent dims, A action dims, K bins.
@@ -26,16 +26,16 @@ from mbx import distributions as dist
 from mbx.agents.tdmpc.policies import (
     Policy,
     Term,
+    clone,
+    distil,
     entropy_coefficient,
     in_nats,
     mean_over_actions,
     move_value_scale,
-    policy_entropy,
     policy_log_prob,
-    policy_value,
+    trust_region,
 )
 from mbx.agents.tdmpc.types import Batch, Noise, PolicyInputs, Rows, Scales, ValueTarget, Weights
-from mbx.agents.tdmpc.variant import clone, distil, trust_region
 from mbx.fast import collectives
 from mbx.heads import Heads, Window
 from mbx.types import Array, Metrics, Params
@@ -51,19 +51,13 @@ if TYPE_CHECKING:
 
 def step_weights(settings: Settings, critic: str, batch: Batch) -> Weights:
     """The rows of a batch that count, and their numbers over all devices; critic: "q" or "v"."""
-    rows = batch.mask
-    masks = dict(rows=rows, states=state_mask(rows), values=target_mask(settings, critic, batch))
+    states = jnp.concatenate([batch.mask[:1], batch.mask])
+    masks = dict(rows=batch.mask, states=states, values=target_mask(settings, critic, batch))
     if batch.plan_valid is not None:
-        masks["plans"] = masks["states"] * batch.plan_valid
+        masks["plans"] = states * batch.plan_valid
     counts = collectives.psum({name: jnp.sum(mask, axis=1) for name, mask in masks.items()})
     rho = settings.loss.time_weight
-    rows = {name: Rows(mask, counts[name], rho) for name, mask in masks.items()}
-    return Weights(rows["rows"], rows["states"], rows["values"], rows.get("plans"))
-
-
-def state_mask(mask: Array) -> Array:
-    """Mask of the T+1 states of windows from that of the T transitions: `[T, B] -> [T+1, B]`."""
-    return jnp.concatenate([mask[:1], mask], axis=0)
+    return Weights(**{name: Rows(mask, counts[name], rho) for name, mask in masks.items()})
 
 
 def target_mask(settings: Settings, critic: str, batch: Batch) -> Array:
@@ -81,19 +75,14 @@ def target_mask(settings: Settings, critic: str, batch: Batch) -> Array:
     return mask * batch.plan_valid[: mask.shape[0]] if loss.value_target == "planner" else mask
 
 
-def select_latents(zs: Array, strategy: str = "split") -> Array:
-    """The latents that value and policy train on: `[S, H, B, L] -> [S, B', L]`.
+def select_latents(zs: Array) -> Array:
+    """The latents that value and policy train on: `[S, H, B, L] -> [S, B, L]`.
 
-    "split" (the agent's): head h gets chunk h of the batch, B' = B. "single": head 0's. "concat":
-    all, head by head, B' = H B. Source: docs/sources.md, entry ensembles.
+    Head h has chunk h of the batch. Source: docs/sources.md, entry ensembles.
     """
     heads, batch = zs.shape[1:3]
     if heads == 1:
         return jnp.squeeze(zs, 1)
-    if strategy == "single":
-        return zs[:, 0]
-    if strategy == "concat":
-        return zs.reshape(zs.shape[0], heads * batch, zs.shape[3])
     chunk = batch // heads
     return jnp.concatenate([zs[:, h, h * chunk : (h + 1) * chunk] for h in range(heads)], axis=1)
 
@@ -294,7 +283,7 @@ def model_loss(
 
 
 # -------------------------------------------------------------------------------------------------
-# The policy: losses [S', B], the rows that count, updated scales, metrics of rows
+# The policy
 
 
 def policy_inputs(
@@ -315,74 +304,49 @@ def policy_inputs(
     )
 
 
-def svg(
-    settings: Settings,
-    model: WorldModel,
-    params: Params,
-    policy: Policy,
-    inputs: PolicyInputs,
-    scales: Scales,
-) -> Term:
+def svg(policy: Policy, scales: Scales) -> Term:
     """Minus the value of the policy's action, divided by the value scale (TD-MPC2)."""
-    action = model.act(*policy, inputs.eps)
-    std_coef = settings.loss.policy_std_coef
-    q = policy_value(
-        settings, model, params, inputs.zs, action, inputs.heads, std_coef, inputs.dropout
-    )
-    scale, moved = move_value_scale(settings, scales.value, jax.lax.stop_gradient(q[0]))
-    return -q / scale, inputs.states, scales._replace(value=moved), dict(scale=scale)
+    q = policy.value(policy.settings.loss.policy_std_coef)
+    unit, scales = move_value_scale(policy.settings, scales, q[0])
+    return -q / unit, policy.inputs.states, scales, dict(scale=unit)
 
 
-def awr(
-    settings: Settings,
-    model: WorldModel,
-    params: Params,
-    policy: Policy,
-    inputs: PolicyInputs,
-    scales: Scales,
-) -> Term:
+def awr(policy: Policy, scales: Scales) -> Term:
     """Minus the weighted log-probability of the planner's actions."""
-    mean, log_std = (x[..., None, :] for x in policy)
-    log_prob = policy_log_prob(model, mean, log_std, inputs.actions)
+    inputs = policy.inputs
+    mean, log_std = policy.mean[..., None, :], policy.log_std[..., None, :]
+    log_prob = policy_log_prob(policy.model, mean, log_std, inputs.actions)
     loss = -jnp.sum(inputs.weights * log_prob, axis=-1)
     effective = dist.effective_samples(inputs.weights)
     return loss, inputs.plans, scales, dict(effective_samples=effective)
 
 
-POLICY_LOSSES: dict[str, Callable[..., Term]] = {"svg": svg, "awr": awr, "kl": distil, "bc": clone}
+POLICY_LOSSES: dict[str, Callable[[Policy, Scales], Term]] = {
+    "svg": svg,
+    "awr": awr,
+    "kl": distil,
+    "bc": clone,
+}
 
 
 def policy_loss(
-    settings: Settings,
-    model: WorldModel,
-    policy: Params,
-    params: Params,
-    target_policy: Params | None,
-    inputs: PolicyInputs,
-    scales: Scales,
-    progress: Array | float = 0.0,
+    policy: Policy, target: Params | None, scales: Scales, progress: Array | float = 0.0
 ) -> tuple[Array, tuple[Scales, Metrics]]:
     """The mixture that `loss.policy_loss` names, minus the entropy bonus.
 
     Args:
-        policy: its parameters; gradients flow into them alone.
-        params: the model's.
-        target_policy: the EMA policy of the trust region.
+        target: parameters of the EMA policy, for the trust region.
         progress: share of the run that is done.
 
     Returns:
         The loss, and the updated scales with metrics, arrays to be averaged.
     """
-    params = {**params, "policy": policy}
-    mean, log_std = model.policy(params, inputs.zs)
-    actions = model.action_mask(inputs.zs)
-    entropy = policy_entropy(settings, model, mean, log_std, inputs.eps, actions)
-    entropy_coef = entropy_coefficient(settings, progress)
+    settings, model, inputs = policy.settings, policy.model, policy.inputs
+    entropy, entropy_coef = policy.entropy(), entropy_coefficient(settings, progress)
     total: Array | float = 0.0
     metrics: Metrics = {}
     for i, (name, weight) in enumerate(settings.loss.policy_terms.items()):
-        term = POLICY_LOSSES[name]
-        loss, rows, scales, extra = term(settings, model, params, (mean, log_std), inputs, scales)
+        loss, rows, scales, extra = POLICY_LOSSES[name](policy, scales)
         loss = weight * loss
         if i == 0:
             if settings.svg_first and settings.loss.entropy_scale == "value":
@@ -391,13 +355,12 @@ def policy_loss(
         total = total + rows.mean(loss)
         metrics |= extra
     if settings.loss.trust_region_coef:
-        target = model.policy({**params, "policy": target_policy}, inputs.zs)
-        target = jax.lax.stop_gradient(target)
-        trust, moved = trust_region(settings, model, (mean, log_std), target, inputs, scales.trust)
+        old = model.policy({**policy.params, "policy": target}, inputs.zs)
+        trust, scales = trust_region(policy, *jax.lax.stop_gradient(old), scales)
         total = total + settings.loss.trust_region_coef * inputs.states.mean(trust)
-        scales = scales._replace(trust=moved)
         metrics["trust"] = trust
+    actions = model.action_mask(inputs.zs)
     metrics["entropy"] = in_nats(settings, model, entropy, actions)
     if model.config.policy != "categorical":
-        metrics["std"] = mean_over_actions(jnp.exp(log_std), actions)
+        metrics["std"] = mean_over_actions(jnp.exp(policy.log_std), actions)
     return settings.loss.policy_coef * total, (scales, metrics)

@@ -73,7 +73,6 @@ def _check_planners(settings: Settings) -> None:
 # Settings without effect in some tasks, with the values that shipped configurations, which fit any
 # task, give them in place of the default.
 _CONTINUOUS: dict[str, tuple[Any, ...]] = {
-    "loss.expert_min_std": (),
     "loss.entropy_action_dim_power": (),
     "loss.jacobian": (),
     "model.policy": ("squashed",),

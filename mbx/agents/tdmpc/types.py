@@ -51,7 +51,7 @@ class Weights(NamedTuple):
     rows: Rows  # transitions, T steps
     states: Rows  # T+1 steps
     values: Rows  # states with a value target, T steps, or T+1 with `loss.value_last_state`
-    plans: Rows | None  # states with a plan, T+1 steps
+    plans: Rows | None = None  # states with a plan, T+1 steps
 
 
 class Batch(NamedTuple):
@@ -72,23 +72,17 @@ class Batch(NamedTuple):
 def make_batch(sample: replay.Sample) -> Batch:
     """A learner's batch of windows: a row stores the reward and flags it arrived with."""
     rows, plans = sample.rows, sample.targets
-    planned: dict[str, Array | None] = {}
-    if plans is not None:
-        planned = dict(
-            plan_actions=plans.actions,
-            plan_values=plans.values,
-            plan_valid=plans.valid,
-            plan_step=plans.step,
-            expert=plans.expert,
-        )
-    return Batch(
+    batch = Batch(
         obs=rows["obs"],
         action=rows["action"][:-1],
         reward=rows["reward"][1:],
         terminated=rows["terminated"][1:].astype(jnp.float32),
         mask=sample.mask.astype(jnp.float32),
-        **planned,
     )
+    if plans is None:
+        return batch
+    planned = (plans.actions, plans.values, plans.valid, plans.step, plans.expert)
+    return Batch(*batch[:5], *planned)
 
 
 class Noise(NamedTuple):
@@ -140,19 +134,13 @@ class ValueTarget(NamedTuple):
         return jax.lax.scan(add, none, samples)[0]
 
 
-class ValueScales(NamedTuple):
-    """The unit of values in both forms, of which `loss.value_scale` moves one."""
-
-    running: returns.RunningScale
-    ema: returns.ReturnEMA
-
-
 class Scales(NamedTuple):
-    """Running scales of the policy losses."""
+    """Units of the policy losses: fields of the train state, as `TrainState` describes them."""
 
-    value: ValueScales
-    kl: returns.RunningScale
-    trust: returns.RunningScale
+    scale: returns.RunningScale
+    kl_scale: returns.RunningScale
+    trust_scale: returns.RunningScale
+    return_ema: returns.ReturnEMA
 
 
 class PolicyInputs(NamedTuple):
@@ -181,10 +169,10 @@ class TrainState(Record):
     opt_state: Any  # of model and values
     policy_opt_state: Any
     optimist_opt_state: Any
-    scale: returns.RunningScale  # running range of values
-    kl_scale: returns.RunningScale  # units of those losses
+    scale: returns.RunningScale  # running range of values, their unit in the policy's loss
+    kl_scale: returns.RunningScale  # units of the KL to an expert and to the EMA policy
     trust_scale: returns.RunningScale
-    return_ema: returns.ReturnEMA  # percentiles of values
+    return_ema: returns.ReturnEMA  # percentiles of values, with `loss.value_scale="return_ema"`
     step: Array  # updates made, int32
 
 

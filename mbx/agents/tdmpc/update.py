@@ -23,14 +23,14 @@ import optax
 
 from mbx import distributions as dist
 from mbx import returns
-from mbx.agents.tdmpc import losses, variant
+from mbx.agents.tdmpc import losses
+from mbx.agents.tdmpc.policies import optimist_loss, policy_of
 from mbx.agents.tdmpc.types import (
     Batch,
     Noise,
     PolicyInputs,
     Scales,
     TrainState,
-    ValueScales,
     ValueTarget,
     Weights,
 )
@@ -54,12 +54,9 @@ def update_from_batch(
     state = state.replace(params=model.see(state.params, batch.obs))
     weights = losses.step_weights(settings, model.config.critic, batch)
     for_policy, for_values = weigh_plans(settings, batch.plan_values)
-    shares = batch_metrics(batch, weights, state.step + 1)
     z = encode(model, state.params, batch.obs)
     targets = value_targets(settings, model, state, z, batch, noise, for_values)
-    state, zs, metrics = learn_model(
-        settings, model, state, batch, z, targets, weights, noise, shares
-    )
+    state, zs, metrics = learn_model(settings, model, state, batch, z, targets, weights, noise)
     inputs = losses.policy_inputs(zs, batch, weights, for_policy, noise)
     learn = functools.partial(learn_policy, settings, model, inputs=inputs, noise=noise)
     state, more = when(policy_due(settings, state.step), learn, state)
@@ -100,10 +97,10 @@ def weigh_plans(settings: Settings, values: Array | None) -> tuple[Array | None,
     if not settings.weighs_plans:
         return None, None
     assert values is not None  # a batch has plans where a loss reads them
-    weights = dist.awr_weights(values, settings.loss.awr_temperature, mode="divide")
-    if settings.weighs_values and settings.loss.value_temperature:
-        return weights, dist.awr_weights(values, settings.loss.value_temperature, mode="divide")
-    return weights, weights
+    loss, own = settings.loss, settings.weighs_values and settings.loss.value_temperature
+    temperatures = (loss.awr_temperature, own or loss.awr_temperature)
+    policy, value = (dist.awr_weights(values, x, mode="divide") for x in temperatures)
+    return policy, value
 
 
 def batch_metrics(batch: Batch, weights: Weights, step: Array) -> Metrics:
@@ -125,38 +122,29 @@ def learn_model(
     targets: tuple[ValueTarget, Array | None],
     weights: Weights,
     noise: Noise,
-    shares: Metrics | None = None,
 ) -> tuple[TrainState, Array, Metrics]:
     """One step on world model and values: the state, latents `[S, H, B, L]`, metrics.
 
     Args:
         z: latents of the batch's states, `[T+1, B, L]`.
         targets: of the value heads, and of the auxiliary ones.
-        shares: further metrics, summed over devices together with these.
     """
     frozen = jax.lax.stop_gradient(state.params)
+    schedules = dict(
+        progress=progress(settings, state.step), value_due=values_due(settings, state.step)
+    )
 
     def loss(trained: Params) -> tuple[Array, tuple[Array, Metrics]]:
-        return losses.model_loss(
-            settings,
-            model,
-            {**frozen, **trained},
-            batch,
-            z[1:],
-            targets,
-            weights,
-            noise,
-            progress=progress(settings, state.step),
-            value_due=values_due(settings, state.step),
-        )
+        given = {**frozen, **trained}, batch, z[1:], targets, weights, noise
+        return losses.model_loss(settings, model, *given, **schedules)
 
     (_, (zs, metrics)), grads = jax.value_and_grad(loss, has_aux=True)(_trained(state.params))
-    grads, metrics = collectives.psum((grads, metrics | (shares or {})))
+    metrics |= batch_metrics(batch, weights, state.step + 1)
+    grads, metrics = collectives.psum((grads, metrics))
     if "targets/age" in metrics:
         metrics["targets/age"] /= jnp.maximum(metrics["targets/valid"], 1e-9)
     state = step_model(settings, model, state, grads)
-    zs = jax.lax.stop_gradient(zs)
-    return state, zs, metrics | {"grad_norm/model": optax.tree.norm(grads)}
+    return state, jax.lax.stop_gradient(zs), metrics | {"grad_norm/model": optax.tree.norm(grads)}
 
 
 def values_due(settings: Settings, step: Array) -> Array | float:
@@ -186,63 +174,42 @@ def learn_policy(
 ) -> tuple[TrainState, Metrics]:
     """One step on the policy (and the optimist) with the updated model and values."""
     share, params = progress(settings, state.step), state.params
-    units = ValueScales(state.scale, state.return_ema)
-    scales = Scales(units, state.kl_scale, state.trust_scale)
 
-    def loss(policy: Params) -> tuple[Array, tuple[Scales, Metrics]]:
-        target = state.target_policy
-        return losses.policy_loss(settings, model, policy, params, target, inputs, scales, share)
+    def loss(policy: Params, scales: Scales) -> tuple[Array, tuple[Scales, Metrics]]:
+        own = policy_of(settings, model, params, policy, inputs)
+        return losses.policy_loss(own, state.target_policy, scales, share)
 
-    (value, (scales, found)), grads = jax.value_and_grad(loss, has_aux=True)(params["policy"])
-    metrics = {f"policy/{name}": collectives.mean_share(x) for name, x in found.items()}
-    grads, metrics = collectives.psum((grads, {"loss/policy": value} | metrics))
-    new, opt_state = step_policy(settings, model, params["policy"], grads, state.policy_opt_state)
-    state = state.replace(
-        params={**params, "policy": new},
-        policy_opt_state=opt_state,
-        scale=scales.value.running,
-        return_ema=scales.value.ema,
-        kl_scale=scales.kl,
-        trust_scale=scales.trust,
-    )
-    metrics["grad_norm/policy"] = optax.tree.norm(grads)
+    def optimists(policy: Params, scales: Scales) -> tuple[Array, tuple[Scales, Metrics]]:
+        given = inputs._replace(eps=noise.optimist_eps, dropout=noise.optimist_dropout)
+        own = policy_of(settings, model, params, policy, given)
+        value, scales = optimist_loss(own, scales, share)
+        return value, (scales, {})
+
+    state, metrics = step_policy(settings, model, state, "policy", loss)
     if settings.loss.optimist:
-        state, more = learn_optimist(settings, model, state, inputs, noise)
-        metrics |= more
+        state, more = step_policy(settings, model, state, "optimist", optimists)
+        metrics |= {"loss/optimist": more["loss/optimist"]}
     return state, metrics
 
 
-def learn_optimist(
-    settings: Settings, model: WorldModel, state: TrainState, inputs: PolicyInputs, noise: Noise
-) -> tuple[TrainState, Metrics]:
-    """One step on the optimistic policy."""
-    inputs = inputs._replace(eps=noise.optimist_eps, dropout=noise.optimist_dropout)
-    share, params = progress(settings, state.step), state.params
-    units = ValueScales(state.scale, state.return_ema)
-
-    def loss(optimist: Params) -> tuple[Array, ValueScales]:
-        return variant.optimist_loss(settings, model, optimist, params, inputs, units, share)
-
-    (value, units), grads = jax.value_and_grad(loss, has_aux=True)(params["optimist"])
-    value, grads = collectives.psum((value, grads))
-    old, old_state = params["optimist"], state.optimist_opt_state
-    new, opt_state = step_policy(settings, model, old, grads, old_state)
-    state = state.replace(
-        params={**params, "optimist": new},
-        optimist_opt_state=opt_state,
-        scale=units.running,
-        return_ema=units.ema,
-    )
-    return state, {"loss/optimist": value}
-
-
 def step_policy(
-    settings: Settings, model: WorldModel, policy: Params, grads: Params, opt_state: Any
-) -> tuple[Params, Any]:
-    """A policy and its optimiser's state after a step along the whole batch's gradients."""
-    _, optimizer = make_optimizers(settings, model.config)
-    updates, opt_state = optimizer.update(grads, opt_state, policy)
-    return optax.apply_updates(policy, updates), opt_state
+    settings: Settings,
+    model: WorldModel,
+    state: TrainState,
+    name: str,
+    loss: Callable[[Params, Scales], tuple[Array, tuple[Scales, Metrics]]],
+) -> tuple[TrainState, Metrics]:
+    """The state after a step of one policy, "policy" or "optimist", along its loss's gradients."""
+    scales = Scales(*(getattr(state, field) for field in Scales._fields))
+    old, (_, optimizer) = state.params[name], make_optimizers(settings, model.config)
+    (value, (scales, found)), grads = jax.value_and_grad(loss, has_aux=True)(old, scales)
+    metrics = {f"{name}/{x}": collectives.mean_share(array) for x, array in found.items()}
+    grads, metrics = collectives.psum((grads, {f"loss/{name}": value} | metrics))
+    moments = f"{name}_opt_state"
+    updates, opt_state = optimizer.update(grads, getattr(state, moments), old)
+    params = {**state.params, name: optax.apply_updates(old, updates)}
+    state = state.replace(params=params, **{moments: opt_state}, **scales._asdict())
+    return state, metrics | {f"grad_norm/{name}": optax.tree.norm(grads)}
 
 
 def move_targets(settings: Settings, state: TrainState) -> TrainState:
@@ -308,38 +275,35 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
     """The random numbers of one update."""
     world, loss = model.config, settings.loss
     keys = streams(key, *Noise._fields)
-    shape = (loss.horizon, loss.batch_size, world.action_dim)
-    states = (loss.horizon + 1, *shape[1:])
+    states = (loss.horizon + 1, loss.batch_size, world.action_dim)
+    starts = (loss.horizon + loss.value_last_state, loss.batch_size, loss.td_rollouts)
     imagined = loss.value_target == "td" and world.critic == "v"
     local = loss.value_target != "lambda" and loss.value_reduction == "local"
-    value_heads = functools.partial(
-        choose_heads, num_values=world.num_values, num_used=loss.num_heads
-    )
+    every_head = world.num_dynamics == 1 or loss.td_all_dynamics
+
+    def normal(name: str, *shape: int) -> Array:
+        return rng.normal(keys[name], shape)
+
+    def value_heads(name: str) -> Array | None:
+        return choose_heads(keys[name], world.num_values, loss.num_heads)
 
     def drops(name: str, used: bool) -> Array | None:
         return keys[name] if used and world.dropout > 0.0 else None
 
-    def normal(name: str, shape: tuple[int, ...]) -> Array:
-        return rng.normal(keys[name], shape)
-
-    def rollouts() -> Array:
-        starts = loss.horizon + loss.value_last_state
-        steps = (loss.td_horizon, starts, loss.batch_size, loss.td_rollouts, world.action_dim)
-        return normal("rollout_eps", steps)
-
     def one_head() -> Array:
         return jax.random.randint(keys["dynamics_head"], (), 0, world.num_dynamics)
 
-    every_head = world.num_dynamics == 1 or loss.td_all_dynamics
     return Noise(
-        target_eps=normal("target_eps", shape),
-        target_heads=None if local else value_heads(keys["target_heads"]),
-        policy_eps=normal("policy_eps", states),
-        policy_heads=value_heads(keys["policy_heads"]),
+        target_eps=normal("target_eps", loss.horizon, *states[1:]),
+        target_heads=None if local else value_heads("target_heads"),
+        policy_eps=normal("policy_eps", *states),
+        policy_heads=value_heads("policy_heads"),
         dropout=drops("dropout", True),
-        rollout_eps=rollouts() if imagined else None,
+        rollout_eps=normal("rollout_eps", loss.td_horizon, *starts, world.action_dim)
+        if imagined
+        else None,
         dynamics_head=None if every_head else one_head(),
-        optimist_eps=normal("optimist_eps", states) if loss.optimist else None,
+        optimist_eps=normal("optimist_eps", *states) if loss.optimist else None,
         policy_dropout=drops("policy_dropout", settings.uses_svg),
         optimist_dropout=drops("optimist_dropout", loss.optimist),
     )
@@ -393,26 +357,23 @@ def make_optimizers(
     """Optimisers of the model (values included) and of a policy; priors stay frozen."""
     rates, own = learning_rates(settings, world), settings.optimizer
 
-    def labels(params: Params) -> Any:
-        def label(path: tuple, _: Array) -> str:
-            names = [entry.key for entry in path]
-            if "prior" in names:
-                return "prior"
-            return names[0] if names[0] in ("encoder", *rates) else "model"
-
-        return jax.tree_util.tree_map_with_path(label, params)
-
-    decay = optax.add_decayed_weights(own.weight_decay)
+    def label(path: tuple, _: Array) -> str:
+        names = [entry.key for entry in path]
+        if "prior" in names:
+            return "prior"
+        return names[0] if names[0] in ("encoder", *rates) else "model"
 
     def group(rate: float | optax.Schedule) -> optax.GradientTransformation:
         scale = optax.scale_by_learning_rate(rate)
+        decay = optax.add_decayed_weights(own.weight_decay)
         return optax.chain(decay, scale) if own.weight_decay else scale
 
     groups = {name: group(rate) for name, rate in rates.items()}
     groups |= dict(encoder=group(encoder_rate(settings)), prior=optax.set_to_zero())
+    parts = optax.partition(groups, functools.partial(jax.tree_util.tree_map_with_path, label))
     clip = optax.clip_by_global_norm(own.grad_clip_norm)
+    model = optax.chain(clip, optax.scale_by_adam(), parts)
     rate = own.learning_rate * own.policy_lr_scale
-    model = optax.chain(clip, optax.scale_by_adam(), optax.partition(groups, labels))
     adam = optax.adam(rate, eps=POLICY_EPS)
     if own.weight_decay:
         adam = optax.adamw(rate, eps=POLICY_EPS, weight_decay=own.weight_decay)

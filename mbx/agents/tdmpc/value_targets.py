@@ -16,7 +16,7 @@ planner-targets, value-annotations and ensembles.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,127 +83,90 @@ def bootstrap(
     )
 
 
-def next_values(
-    model: WorldModel,
-    params: Params,
-    slow: Params,
-    z_next: Array,
-    noise: Noise,
-    actions: Array | None = None,
-) -> Array:
-    """Target values of `z_next` `[T, B, L]`: `[V', T, B]`, or `[V', T, B, n]` for planner actions
+class Inputs(NamedTuple):
+    """What the rows of `VALUE_TARGETS` read."""
+
+    settings: Settings
+    model: WorldModel
+    params: Params  # with the policy that acts in targets
+    slow: Params  # the target network of the values
+    z: Array  # latents of a window's states, `[T+1, B, L]`
+    batch: Batch
+    noise: Noise
+    weights: Array | None = None  # of planner actions, `[T+1, B, N]`
+
+    @property
+    def discount(self) -> Any:
+        """The discount of the next states' tasks: a number, or `[T, B]`."""
+        return discount_of(self.model, self.settings.loss.discount, self.z[1:])
+
+
+def next_values(x: Inputs, actions: Array | None = None) -> Array:
+    """Target values of the next states: `[V', T, B]`, or `[V', T, B, n]` for planner actions
     `[T, B, n, A]`. A Q critic without actions takes the policy's.
     """
+    z_next, model = x.z[1:], x.model
     if model.config.critic == "v":
-        return head_values(model, slow, z_next, None, noise.target_heads)
+        return head_values(model, x.slow, z_next, None, x.noise.target_heads)
     if actions is None:
-        actions = model.act(*model.policy(params, z_next), noise.target_eps)
+        actions = model.act(*model.policy(x.params, z_next), x.noise.target_eps)
     else:
         z_next = z_next[:, :, None]
-    return head_values(model, slow, z_next, actions, noise.target_heads)
+    return head_values(model, x.slow, z_next, actions, x.noise.target_heads)
 
 
-# -------------------------------------------------------------------------------------------------
-# The rows of `VALUE_TARGETS`: (settings, model, params, target network, latents [T+1, B, L], batch,
-# noise, weights of planner actions [T+1, B, N]) -> ValueTarget
-
-
-def q_targets(
-    settings: Settings,
-    model: WorldModel,
-    params: Params,
-    slow: Params,
-    encoded: Array,
-    batch: Batch,
-    noise: Noise,
-    weights: Array | None = None,
-) -> ValueTarget:
+def q_targets(x: Inputs) -> ValueTarget:
     """TD targets of the replay's own transitions: r + gamma (1 - terminated) Q(z', a').
 
     a' is the policy's (TD-MPC2). With planner targets Q is the weighted mean over the next row's
     stored actions; rows without a plan (an episode's last) take the policy's action.
     """
-    loss, z_next = settings.loss, encoded[1:]
-    values = next_values(model, params, slow, z_next, noise)
+    loss, values = x.settings.loss, next_values(x)
     if loss.value_target == "planner":
-        actions, weights = value_actions(settings, batch, weights)
-        q = next_values(model, params, slow, z_next, noise, actions[1:])
+        actions, weights = value_actions(x.settings, x.batch, x.weights)
+        q = next_values(x, actions[1:])
         if loss.value_reduction == "min":  # an action at a time, as its plan was scored
             q = jnp.broadcast_to(jnp.min(q, axis=0), q.shape)
         q = jnp.sum(weights[None, 1:] * q, axis=-1)
-        values = jnp.where(batch.plan_valid[None, 1:], q, values)
-    discount = discount_of(model, loss.discount, z_next[None])
-    samples = bootstrap(
-        settings, batch.reward[None, None], values[:, None], discount, batch.terminated[None]
-    )
-    return _single(samples)
+        values = jnp.where(x.batch.plan_valid[None, 1:], q, values)
+    reward, terminated = x.batch.reward[None, None], x.batch.terminated[None]
+    return _single(bootstrap(x.settings, reward, values[:, None], x.discount, terminated))
 
 
-def lambda_targets(
-    settings: Settings,
-    model: WorldModel,
-    params: Params,
-    slow: Params,
-    encoded: Array,
-    batch: Batch,
-    noise: Noise,
-    weights: Array,
-) -> ValueTarget:
+def lambda_targets(x: Inputs) -> ValueTarget:
     """Lambda returns of the replay's own rewards and terminations.
 
     A row's value is the weighted mean of its planner actions' values, or the target network's
     without a plan; the trace is cut at an episode's end. Sources: docs/sources.md, entry
     value-annotations; `returns.lambda_returns`.
     """
-    z_next = encoded[1:]
-    own = jnp.mean(next_values(model, params, slow, z_next, noise), axis=0)
-    planned = jnp.sum(weights[1:] * batch.plan_values[1:], axis=-1)
+    batch, own = x.batch, jnp.mean(next_values(x), axis=0)
+    planned = jnp.sum(x.weights[1:] * batch.plan_values[1:], axis=-1)
     annotations = jnp.where(batch.plan_valid[1:], planned, own)
     # Row t+1 continues the trace only where its own transition is part of the episode.
     inside = jnp.concatenate([batch.mask[1:], jnp.zeros_like(batch.mask[:1])])
-    discount = discount_of(model, settings.loss.discount, z_next)
-    discount = discount * (1.0 - batch.terminated)
-    trace = settings.loss.lambda_ * inside
+    discount, trace = x.discount * (1.0 - batch.terminated), x.settings.loss.lambda_ * inside
     return _single(returns.lambda_returns(batch.reward, discount, annotations, trace)[None])
 
 
-def planned_targets(
-    settings: Settings,
-    model: WorldModel,
-    params: Params,
-    slow: Params,
-    encoded: Array,
-    batch: Batch,
-    noise: Noise,
-    weights: Array | None,
-) -> ValueTarget:
+def planned_targets(x: Inputs) -> ValueTarget:
     """A V critic's targets, one step in the model from each planner action."""
-    states = len(batch.mask) + settings.loss.value_last_state
-    actions, weights = value_actions(settings, batch, weights)
-    samples = v_targets(settings, model, params, slow, encoded[:states], actions[:states], noise)
-    return ValueTarget(samples, weights[:states])
+    states = len(x.batch.mask) + x.settings.loss.value_last_state
+    actions, weights = value_actions(x.settings, x.batch, x.weights)
+    return ValueTarget(v_targets(x, x.z[:states], actions[:states]), weights[:states])
 
 
-def imagined_targets(
-    settings: Settings,
-    model: WorldModel,
-    params: Params,
-    slow: Params,
-    encoded: Array,
-    batch: Batch,
-    noise: Noise,
-    weights: Array | None = None,
-) -> ValueTarget:
+def imagined_targets(x: Inputs) -> ValueTarget:
     """A V critic's targets from rollouts of the policy in the model."""
-    z = encoded[: len(batch.mask) + settings.loss.value_last_state]
-    mean, log_std = model.policy(params, z)
-    actions = model.act(mean[..., None, :], log_std[..., None, :], noise.rollout_eps[0])
-    policy = params["policy"]
-    samples = v_targets(settings, model, params, slow, z, actions, noise, policy)
+    z = x.z[: len(x.batch.mask) + x.settings.loss.value_last_state]
+    mean, log_std = x.model.policy(x.params, z)
+    actions = x.model.act(mean[..., None, :], log_std[..., None, :], x.noise.rollout_eps[0])
+    samples = v_targets(x, z, actions, x.settings.loss.td_horizon)
     return ValueTarget(samples, jnp.full(samples.shape[1:], 1.0 / samples.shape[-1]))
 
 
-VALUE_TARGETS: dict[tuple[str, str], Callable[..., ValueTarget]] = {
+# By `loss.value_target` and `model.critic`.
+VALUE_TARGETS: dict[tuple[str, str], Callable[[Inputs], ValueTarget]] = {
     ("planner", "v"): planned_targets,
     ("td", "v"): imagined_targets,
     ("planner", "q"): q_targets,
@@ -218,25 +181,16 @@ def _single(samples: Array) -> ValueTarget:
     return ValueTarget(samples[..., None], jnp.ones((*samples.shape[1:], 1)))
 
 
-def v_targets(
-    settings: Settings,
-    model: WorldModel,
-    params: Params,
-    slow: Params,
-    z: Array,
-    actions: Array,
-    noise: Noise,
-    policy: Params | None = None,
-) -> Array:
+def v_targets(x: Inputs, z: Array, actions: Array, steps: int = 1) -> Array:
     """Imagined targets of a V critic, `[V', ..., n]`.
 
     Reward and termination are the model's: the replay's belong to another action.
 
     Args:
         z: `[..., L]`.
-        actions: first actions, `[..., n, A]`.
-        policy: acts after the first action, where `loss.td_horizon` > 1.
+        actions: first actions, `[..., n, A]`; the policy acts in the later of `steps`.
     """
+    model, params, noise = x.model, x.params, x.noise
     if noise.dynamics_head is not None:
         one = networks.take_heads(params["dynamics"], noise.dynamics_head[None])
         params = {**params, "dynamics": one}
@@ -244,51 +198,41 @@ def v_targets(
     heads = networks.num_heads(params["dynamics"])
     state = jnp.broadcast_to(root, (heads, *root.shape[1:]))
     total, alive, factor = 0.0, jnp.ones(root.shape[:-1]), 1.0
-    discount = discount_of(model, settings.loss.discount, root)
-    for t in range(1 if policy is None else settings.loss.td_horizon):
+    discount = discount_of(model, x.settings.loss.discount, root)
+    for t in range(steps):
         if t:
-            mean, log_std = model.policy({**params, "policy": policy}, state)
-            actions = model.act(mean, log_std, noise.rollout_eps[t][None])
+            actions = model.act(*model.policy(params, state), noise.rollout_eps[t][None])
         reward = model.reward_mean(params, state if t else root, actions)
         total = total + factor * alive[None] * reward
         state = model.step(params, state, actions)
-        now = continue_prob(model, params, state, settings.loss.termination)
+        now = continue_prob(model, params, state, x.settings.loss.termination)
         alive = alive if now is None else alive * now
         factor = factor * discount
-    values = head_values(model, slow, state, None, noise.target_heads)
+    values = head_values(model, x.slow, state, None, noise.target_heads)
     total = jnp.broadcast_to(total, (total.shape[0], *values.shape[1:]))
     ended = jnp.broadcast_to(1.0 - alive, values.shape[1:])
-    return bootstrap(settings, total, values, factor, ended)
+    return bootstrap(x.settings, total, values, factor, ended)
 
 
-def aux_targets(
-    settings: Settings,
-    model: WorldModel,
-    params: Params,
-    slow: Params,
-    encoded: Array,
-    batch: Batch,
-    noise: Noise,
-) -> Array:
+def aux_targets(x: Inputs) -> Array:
     """One-step targets of the auxiliary values, `[G, T, B]`: each with its own discount.
 
     A Q critic follows the replay's reward and the policy's next action; a V critic the policy's
     action in the model (first dynamics head, mean of the reward heads).
     """
-    z, z_next = encoded[:-1], encoded[1:]
-    gammas = jnp.asarray(settings.loss.aux_gammas).reshape(-1, 1, 1)
-    if model.config.critic == "q":
-        action = model.act(*model.policy(params, z_next), noise.target_eps)
-        value = model.decode(model.aux_value(slow, z_next, action))
-        alive = 1.0 - batch.terminated
-        reward = batch.reward
+    model, params, critic = x.model, x.params, x.model.config.critic
+    z = x.z[1:] if critic == "q" else x.z[:-1]
+    action = model.act(*model.policy(params, z), x.noise.target_eps)
+    if critic == "q":
+        value = model.decode(model.aux_value(x.slow, z, action))
+        reward, alive = x.batch.reward, 1.0 - x.batch.terminated
     else:
-        action = model.act(*model.policy(params, z), noise.target_eps)
         reward = jnp.mean(model.reward_mean(params, z[None], action), axis=(0, 1))
         stepped = model.step(params, model.tile_heads(z), action)[0]
-        value = model.decode(model.aux_value(slow, stepped))
-        alive = continue_prob(model, params, stepped, settings.loss.termination)
+        value = model.decode(model.aux_value(x.slow, stepped))
+        alive = continue_prob(model, params, stepped, x.settings.loss.termination)
         alive = jnp.ones_like(reward) if alive is None else alive
+    gammas = jnp.asarray(x.settings.loss.aux_gammas).reshape(-1, 1, 1)
     return reward[None] + gammas * alive[None] * value
 
 
@@ -312,10 +256,8 @@ def value_targets(
     """
     # The online or the EMA policy acts in targets.
     policy = state.target_policy if settings.loss.td_ema_policy else state.params["policy"]
-    params, rest = {**state.params, "policy": policy}, (encoded, batch, noise)
-    make = VALUE_TARGETS[settings.loss.value_target, model.config.critic]
-    target = make(settings, model, params, state.target_value, *rest, weights)
-    aux = None
-    if settings.loss.aux_gammas:
-        aux = aux_targets(settings, model, params, state.target_aux, *rest)
+    params = {**state.params, "policy": policy}
+    x = Inputs(settings, model, params, state.target_value, encoded, batch, noise, weights)
+    target = VALUE_TARGETS[settings.loss.value_target, model.config.critic](x)
+    aux = aux_targets(x._replace(slow=state.target_aux)) if settings.loss.aux_gammas else None
     return jax.tree.map(jax.lax.stop_gradient, (target, aux))
