@@ -541,7 +541,10 @@ def settings(**sections):
     [
         (dict(name="predictive", temperature=2.0), "temperature=2.0 has no effect here"),
         (dict(name="cem", temperature=2.0), "planner.temperature=2.0 has no effect here"),
-        (dict(name="predictive", selection="best"), "selection='best' has no effect here"),
+        (
+            dict(name="predictive", evaluation_selection="best"),
+            "selection='best' has no effect here",
+        ),
     ],
 )
 def test_settings_without_effect_are_refused(planner, message):

@@ -13,7 +13,7 @@ from mbx.agents.tdmpc import losses
 from mbx.agents.tdmpc.agent import resolve, world_config
 from mbx.agents.tdmpc.policies import policy_of
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import Batch, Rows
+from mbx.agents.tdmpc.types import Batch, Rows, TrainState
 from mbx.types import EnvSpec
 from mbx.world_model import WorldModelConfig, make_world_model
 from tests.helpers import compiled
@@ -102,6 +102,12 @@ def weighed(*shape, mask=None, rho=0.5) -> Rows:
     """Rows `[T, B]` of a mask (all ones), as `losses.step_weights` makes them."""
     mask = jnp.ones(shape) if mask is None else jnp.asarray(mask)
     return Rows(mask, mask.sum(1), rho)
+
+
+def train_state(params, step=0, **fields) -> TrainState:
+    """A train state of these fields; the others are None."""
+    given = dict(params=params, step=jnp.int32(step)) | fields
+    return TrainState(**{name: given.get(name) for name in TrainState.__dataclass_fields__})
 
 
 def policy_loss(settings, model, policy, params, target, inputs, scales):
@@ -283,7 +289,6 @@ VARIANTS = {
         model=dict(num_dynamics=2),
         planner=dict(SCORED, proposal_noise=0.05, prior_start=2, prior_updates=5),
         training_planner=dict(SCORED, horizon=2),
-        reanalyze=dict(slices=True),
         loss=dict(value_target="lambda", policy_loss="kl", kl_forward=True, expert_source="acting"),
     ),
 }

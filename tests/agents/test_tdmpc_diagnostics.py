@@ -57,7 +57,8 @@ def batch() -> Batch:
 def test_errors_are_those_of_the_models_own_future(settings, batch):
     toy, model = Toy(settings), toy_model(settings)
     z = batch.obs[: DEEPEST + 1]
-    found = diagnostics.open_loop(model, toy.params(), z, batch, DEEPEST)
+    short = batch._replace(action=batch.action[:DEEPEST], reward=batch.reward[:DEEPEST])
+    found = diagnostics.open_loop(model, toy.params(), z, short)
     latent, still, reward = (np.asarray(x) for x in found)
     obs, action, real = (np.asarray(x) for x in (batch.obs, batch.action, batch.reward))
     heads = [obs[0], obs[0]]  # each dynamics head goes on from where it is
@@ -165,7 +166,7 @@ def test_a_look_puts_what_was_predicted_beside_what_came(monkeypatch, settings, 
         return found, dict(
             zip(
                 ("latent", "still", "reward"),
-                diagnostics.open_loop(model, params, z, batch, STEPS),
+                diagnostics.open_loop(model, params, z, batch),
                 strict=True,
             ),
             said=diagnostics.termination(model, params, z[:-1], batch.action),
@@ -322,10 +323,9 @@ def test_what_cannot_be_said_is_left_out():
     assert "model/value_bias" not in empty and "model/planned_bias" not in empty
     partly = diagnostics.summarise(look(known=np.array([False, False, True])), [1])
     assert partly["model/planned_bias"] == 5.0 - 3.0 and partly["model/value_bias"] == 6.0 - 3.0
-    assert (
-        diagnostics.precision_recall(*np.zeros((3, 2, 2), bool))
-        == (pytest.approx(math.nan, nan_ok=True),) * 2
-    )
+    silent = diagnostics.summarise(look(said=np.zeros((2, 2))), [1])
+    assert "model/termination_precision" not in silent
+    assert silent["model/termination_recall"] == 0.0
 
 
 def test_a_correlation_is_of_what_varies():
@@ -350,12 +350,6 @@ def test_predictions_are_drawn_over_what_was_realised(monkeypatch):
     np.testing.assert_array_equal(rounds.lines[0].get_ydata(), found.plans[:, 0])
 
 
-def test_the_depths_in_the_log():
-    assert diagnostics.depths(9, 3) == [1, 3, 9]
-    assert diagnostics.depths(2, 3) == [1, 2]
-    assert diagnostics.depths(1, 1) == [1]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [dict(env=dict(name="toy:ends")), dict(num_seeds=2)])
 def test_a_run_logs_the_look_and_draws_it(tmp_path, changes):
@@ -365,5 +359,7 @@ def test_a_run_logs_the_look_and_draws_it(tmp_path, changes):
     assert len(rows) == len(result.evaluations)
     for row in rows:
         names = {name for name in row if name.startswith("model/")}
-        assert {"model/latent_error_1", "model/value_bias", "model/planner_gain"} <= names
+        depths = {f"model/latent_error_{n}" for n in (1, 3, 9)}
+        assert depths == {name for name in names if "latent_error" in name}
+        assert {"model/value_bias", "model/planner_gain"} <= names
     assert (path / "model.png").read_bytes().startswith(b"\x89PNG")

@@ -10,17 +10,8 @@ import pytest
 from mbx import networks, types
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.update import draw, init_state
-from mbx.types import streams
 from mbx.world_model import make_world_model
 from tests.agents.tdmpc_helpers import make_model, make_settings, make_world
-
-
-def test_streams_are_as_many_keys_as_names():
-    keys = streams(jax.random.key(3), "a", "b", "c")
-    assert list(keys) == ["a", "b", "c"]
-    assert len({tuple(jax.random.key_data(key).tolist()) for key in keys.values()}) == 3
-    with pytest.raises(ValueError, match="name of its own"):
-        streams(jax.random.key(3), "a", "a")
 
 
 @pytest.fixture

@@ -50,16 +50,6 @@ def inputs(checkpoint):
     return model.encode(params, obs), jnp.asarray(arrays["action"])
 
 
-def test_shapes_say_what_the_configuration_says(checkpoint):
-    _, config, model, _, _, _ = checkpoint
-    world = model.config
-    same = ("enc_dim", "mlp_dim", "latent_dim", "num_enc_layers", "num_bins", "episodic")
-    same += ("action_dim", "log_std_min", "log_std_max")
-    assert {name: getattr(world, name) for name in same} == {name: config[name] for name in same}
-    assert world.num_values == config["num_q"]
-    assert list(world.obs_shape) == config["obs_shape"]["state"]
-
-
 def test_every_network_gives_what_the_official_one_gives(checkpoint):
     arrays, _, model, params, target, _ = checkpoint
     latent = model.config.latent_dim

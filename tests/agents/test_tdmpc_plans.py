@@ -9,13 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mbx import mppi, planners
+from mbx import mppi, planners, replay
 from mbx.agents.tdmpc import agent as agents
 from mbx.agents.tdmpc import planning
-from mbx.agents.tdmpc.types import TrainState
+from mbx.agents.tdmpc.types import ActorState
 from mbx.fast import collectives
 from mbx.types import streams
-from tests.agents.tdmpc_helpers import CLOSE, A, B, N, T, array, ensemble, make_batch, std
+from tests.agents.tdmpc_helpers import (
+    CLOSE,
+    A,
+    B,
+    N,
+    T,
+    array,
+    ensemble,
+    std,
+    train_state,
+)
 from tests.helpers import PARTS, in_parts
 
 
@@ -99,7 +109,6 @@ def test_evaluations_have_their_own_optimism_and_choice(planned):
     own = dict(
         std_coef=1.0,
         evaluation_std_coef=-2.0,
-        selection="best",
         evaluation_selection="mean",
         action_noise=0.7,
         num_proposals=0,
@@ -116,7 +125,7 @@ def test_evaluations_have_their_own_optimism_and_choice(planned):
     planning.plan_to_act(*args)
     call = planned()
     assert call["planner"].std_coef == 1.0
-    assert (call["config"].selection, call["config"].action_noise) == ("best", 0.7)
+    assert (call["config"].selection, call["config"].action_noise) == ("sample", 0.7)
     planning.plan_to_act(*args, evaluate=True)
     call = planned()
     assert call["planner"].std_coef == -2.0
@@ -208,7 +217,7 @@ def test_early_plans_start_from_a_share_of_the_policys_gaussian(planned):
         planner=dict(num_proposals=0, prior_start=2, prior_updates=4, horizon=2)
     )
     z, before = array(B, 2), array(B, 2, A)
-    train = TrainState(toy.params(), *[None] * 10, jnp.int32(3))
+    train = train_state(toy.params(), 3)
     given = settings, model, train
     agents.act(
         *given, jnp.asarray(before), jnp.asarray(z), jnp.zeros(B, bool), jax.random.key(0), False
@@ -228,28 +237,39 @@ def test_early_plans_start_from_a_share_of_the_policys_gaussian(planned):
 def test_an_expert_is_the_planners_choice_or_its_final_mean(planned, how, mean):
     own = dict(search="acting", max_std=1.5, num_proposals=0)
     settings, model, toy = ensemble(
-        training_planner=own, loss=dict(policy_loss="kl", expert_mean=how)
+        training_planner=own,
+        loss=dict(policy_loss="kl", expert_mean=how, expert_source="acting"),
     )
-    train = TrainState(toy.params(), *[None] * 10, jnp.int32(3))
-    made = agents.targets(settings, model, train, None, jnp.ones((B, 2)), jax.random.key(0))
+    train = train_state(toy.params(), 3)
+    obs, key, no = jnp.ones((B, 2)), jax.random.key(0), jnp.zeros(B, bool)
+    made = agents.targets(settings, model, train, None, obs, key)
     np.testing.assert_allclose(made.expert[:, 0], np.full((B, A), mean))  # a plan's mean is 0.5
     np.testing.assert_allclose(made.expert[:, 1], np.full((B, A), 1.5))
     assert (made.step == 3).all()
+    actor = ActorState(jnp.zeros((B, 3, A)), jnp.zeros((B, 2, A)), no)
+    action, actor = agents.act(settings, model, train, actor, obs, no, key, False)
+    np.testing.assert_allclose(actor.gaussian[:, 0], np.full((B, A), mean))
+    np.testing.assert_allclose(actor.gaussian[:, 1], np.full((B, A), settings.planner.max_std))
+    assert actor.planned.all() and (action == 0.75).all()
 
 
-def test_without_stored_plans_samples_of_the_policy_are_scored_in_every_update():
+def test_without_stored_plans_samples_of_the_policy_are_scored_in_every_update(monkeypatch):
+    monkeypatch.setattr(agents, "update_from_batch", lambda s, m, state, batch, noise: (0, batch))
     settings, model, toy = ensemble(training_planner=dict(enabled=False, num_samples=N))
-    train = TrainState(toy.params(), *[None] * 10, jnp.int32(0))
-    batch, key = make_batch(obs=jnp.asarray(array(T + 1, B, 3))), jax.random.key(2)
-    valid = jnp.ones((T + 1, B), bool).at[2, 1].set(False)  # an episode's last row
-    new = agents.plan_batch(settings, model, train, batch, valid, key)
-    z = np.asarray(batch.obs)[..., :2].reshape(-1, 2)
-    eps = jax.random.normal(streams(key, "policy", "plan")["policy"], (1, len(z), N, A))
-    actions = rolled(toy, z, np.asarray(eps))[:, :, 0]
+    obs, key, zeros = jnp.asarray(array(T + 1, B, 3)), jax.random.key(2), jnp.zeros((T + 1, B))
+    last = jnp.zeros((T + 1, B), bool).at[2, 1].set(True)
+    rows = dict(obs=obs, action=jnp.zeros((T + 1, B, A)), reward=zeros, terminated=zeros)
+    sample = replay.Sample(rows | dict(is_last=last), None, jnp.ones((T, B)), None)
+    learn = jax.jit(functools.partial(agents.learn, settings, model))
+    _, new = learn(train_state(toy.params()), sample, key)
+    z = np.asarray(obs)[..., :2].reshape(-1, 2)
+    keys = streams(streams(key, "draw", "shift", "plan")["plan"], "policy", "plan")
+    actions = rolled(toy, z, np.asarray(jax.random.normal(keys["policy"], (1, len(z), N, A))))
+    actions = actions[:, :, 0]
     np.testing.assert_allclose(new.plan_actions, actions.reshape(T + 1, B, N, A), **CLOSE)
     reward = toy.rewards(z[:, None], actions).mean(0)
     steps = toy.step(z[:, None], actions)
     after = [toy.alive(state) * toy.values(state).mean(0) for state in steps]
     expected = reward + 0.9 * np.mean(after, axis=0)
     np.testing.assert_allclose(new.plan_values, expected.reshape(T + 1, B, N), rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(new.plan_valid, valid)
+    np.testing.assert_array_equal(new.plan_valid, ~last)

@@ -12,7 +12,7 @@ import pytest
 from mbx import heads, returns
 from mbx.agents.tdmpc import agent as agents
 from mbx.agents.tdmpc import losses, policies, update
-from mbx.agents.tdmpc.types import BATCH_AXES, Batch, Noise, Scales, TrainState
+from mbx.agents.tdmpc.types import BATCH_AXES, Batch, Noise, Scales
 from mbx.agents.tdmpc.value_targets import value_targets
 from mbx.fast import collectives
 from mbx.replay import Sample, Targets
@@ -27,6 +27,7 @@ from tests.agents.tdmpc_helpers import (
     make_settings,
     make_world,
     policy_loss,
+    train_state,
 )
 from tests.agents.tdmpc_helpers import toy_model as closed_form
 from tests.helpers import exchanges, in_parts
@@ -115,8 +116,7 @@ def test_losses_of_parts_add_up_to_the_wholes(monkeypatch):
     slow = jax.tree.map(lambda x: 1.1 * x, params)
     params |= dict(heads={"toy": jnp.float32(0.5)}, optimist=slow["policy"])
     scales = Scales(*[returns.init_running_scale()] * 3, returns.init_return_ema())
-    own = dict(params=params, target_value=slow["value"], target_aux=slow["aux_value"])
-    state = TrainState(**{name: own.get(name) for name in TrainState.__dataclass_fields__})
+    state = train_state(params, target_value=slow["value"], target_aux=slow["aux_value"])
     keys = jax.random.split(jax.random.key(2), 3)
     expert = jnp.abs(jax.random.normal(keys[0], (T + 1, B, 2, A))) + 0.1
     batch = batch_of()._replace(expert=expert)

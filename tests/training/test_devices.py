@@ -363,7 +363,6 @@ def test_large_updates_on_several_cores_have_their_memory_in_pieces(
     [
         ("tdmpc", dict(reanalyze=dict(enabled=False)), (128,)),
         ("tdmpc", dict(reanalyze=dict(batch_size=99)), (128, 99)),
-        ("tdmpc", dict(reanalyze=dict(batch_size=99, slices=True)), (128, 25)),
         ("tdmpc", dict(reanalyze=dict(batch_size=99, current_batch=True)), (128, 25)),
         (
             "tdmpc",

@@ -26,7 +26,7 @@ from mbx import mppi, networks, observations, replay
 from mbx.agents.base import Agent, MakeTargets, See, Store
 from mbx.agents.tdmpc import planning
 from mbx.agents.tdmpc.diagnostics import make_review
-from mbx.agents.tdmpc.reanalyze import num_rows, reanalyze, reanalyze_batch
+from mbx.agents.tdmpc.reanalyze import reanalyze, reanalyze_batch
 from mbx.agents.tdmpc.task import resolve as resolve
 from mbx.agents.tdmpc.task import world_config as world_config
 from mbx.agents.tdmpc.types import BATCH_AXES, ActorState, Batch, TrainState, make_batch
@@ -105,7 +105,7 @@ def act(
         mppi.warm_start(actor.mean if settings.acts_as_expert else actor, is_first),
         key,
         evaluate=evaluate,
-        share=planning.prior_share(settings.planner, train.step),
+        step=train.step,
         see=see,
     )
     if not settings.acts_as_expert:
@@ -185,7 +185,7 @@ def make_store(settings: Settings, model: WorldModel, make_targets: MakeTargets)
         settings.uses_expert,
     )
     refresh = functools.partial(reanalyze, settings, make_targets)
-    return Store(spec, make_targets, refresh, num_rows(settings))
+    return Store(spec, make_targets, refresh, settings.reanalyze.batch_size)
 
 
 def update(
@@ -201,9 +201,9 @@ def update(
 
     With `reanalyze.current_batch` the batch's own targets are refreshed first when that is due.
     """
-    keys = streams(key, "sample", "learn", *(["plan"] if settings.refreshes_batch else []))
-    sizes = dict(batch_size=settings.loss.batch_size, length=settings.loss.horizon)
-    sample, passed = draw_windows(state, keys["sample"], **sizes), {}
+    keys, loss = streams(key, "sample", "learn", "plan"), settings.loss
+    sample = draw_windows(state, keys["sample"], batch_size=loss.batch_size, length=loss.horizon)
+    passed: Metrics = {}
     if settings.refreshes_batch:
         state, sample, passed = reanalyze_batch(
             settings, make_targets, train, state, sample, keys["plan"]

@@ -72,15 +72,11 @@ def make_review(settings: Settings, model: WorldModel) -> MakeReview:
         train: TrainState, state: replay.ReplayState, episodes: Episodes, key: Array
     ) -> Diagnostics:
         found = jax.device_get(program()(train, state, episodes, key))
-        numbers = summarise(found, depths(len(found.mask), settings.planner.horizon))
-        return Diagnostics(numbers, {"model.png": draw(found)})
+        deepest = len(found.mask)
+        shown = sorted({1, min(settings.planner.horizon, deepest), deepest})
+        return Diagnostics(summarise(found, shown), {"model.png": draw(found)})
 
     return review
-
-
-def depths(deepest: int, horizon: int) -> list[int]:
-    """The logged depths: the first step, the plans' last, and the deepest."""
-    return sorted({1, min(horizon, deepest), deepest})
 
 
 def look(
@@ -93,20 +89,21 @@ def look(
 ) -> Look:
     """All measurements of the newest windows and of the evaluation's episodes."""
     keys = streams(key, "sample", "choose", "plan", "training")
-    params = train.params
+    params, shape = train.params, episodes.obs.shape[2:]
     batch = newest_windows(settings, state, keys["sample"])
-    deepest = len(batch.action)
-    shape = episodes.obs.shape[2:]
     starts, windows = episodes.obs.reshape(-1, *shape), batch.obs.reshape(-1, *shape)
     z = model.encode(params, jnp.concatenate([windows, starts, episodes.last_obs]))
     z, start, end = jnp.split(z, [len(windows), len(windows) + len(starts)])
     z = z.reshape(*batch.obs.shape[:2], -1)
-    latent, still, reward = open_loop(model, params, z, batch, deepest)
+    latent, still, reward = open_loop(model, params, z, batch)
     values = state_values(model, params, jnp.concatenate([start, end]))
     gamma = discount_of(model, settings.loss.discount, end)
     realised, known = realised_returns(episodes, gamma, values[len(starts) :])
     order = jnp.where(known, jax.random.uniform(keys["choose"], known.shape), 2.0)
     chosen = jnp.argsort(order)[:PLANNED]
+    training = None
+    if settings.reads_plans:
+        training = training_gain(settings, model, params, z[0], keys["training"])
     return Look(
         mask=batch.mask,
         latent=latent,
@@ -119,9 +116,7 @@ def look(
         known=known,
         chosen=chosen,
         plans=plans_by_round(settings, model, params, start[chosen], train.step, keys["plan"]),
-        training=training_gain(settings, model, params, z[0], keys["training"])
-        if settings.reads_plans
-        else None,
+        training=training,
     )
 
 
@@ -139,13 +134,12 @@ def newest_windows(settings: Settings, state: replay.ReplayState, key: Array) ->
 
 
 def open_loop(
-    model: WorldModel, params: Params, z: Array, batch: Batch, deepest: int
+    model: WorldModel, params: Params, z: Array, batch: Batch
 ) -> tuple[Array, Array, Array]:
     """Open-loop errors of latents, of unchanged latents and of rewards, `[D, B]` each.
 
     Args:
         z: latents of the observations, `[D + 1, B, L]`.
-        batch: windows of at least D = `deepest` steps.
     """
     own = model.config.latent  # the task's embedding follows
 
@@ -154,14 +148,13 @@ def open_loop(
         state = model.step(params, state, action)
         return state, (jnp.mean(state, axis=0), reward)
 
-    start = model.tile_heads(z[0])
-    _, (predicted, rewards) = jax.lax.scan(step, start, batch.action[:deepest])
+    _, (predicted, rewards) = jax.lax.scan(step, model.tile_heads(z[0]), batch.action)
 
     def distance(x: Array) -> Array:
         return jnp.mean(jnp.square(x - z[1:])[..., :own], axis=-1)
 
-    error = jnp.abs(rewards - batch.reward[:deepest])
-    return distance(predicted), distance(jnp.broadcast_to(z[:1], z[1:].shape)), error
+    still = distance(jnp.broadcast_to(z[:1], z[1:].shape))
+    return distance(predicted), still, jnp.abs(rewards - batch.reward)
 
 
 def termination(model: WorldModel, params: Params, z: Array, action: Array) -> Array | None:
@@ -244,8 +237,8 @@ def plans_by_round(
         )
         return (plan.mean, plan.std), plan.mean
 
-    mean, share = jnp.zeros((num, horizon, action_dim)), planning.prior_share(planner, step)
-    start = planning.plan_start(planner, model, params, z, mean, share)
+    mean = jnp.zeros((num, horizon, action_dim))
+    start = planning.plan_start(planner, model, params, z, mean, step)
     rounds = jax.random.split(keys["rounds"], number)
     _, means = jax.lax.scan(next_round, start, rounds)
     if model.config.policy == "categorical":  # probabilities -> likeliest action
@@ -265,9 +258,8 @@ def training_gain(
     keys = streams(key, "plan", "score")
     found = planning.plan_targets(settings, model, params, z, keys["plan"])
     best = jax.lax.top_k(found.values, min(settings.loss.value_best_n, found.values.shape[1]))[0]
-    planner = settings.training_planner
-    horizon = planner.horizon if planner.enabled else 1
-    eps = jnp.zeros((horizon, len(z), 1, model.config.action_dim))
+    planner = settings.training_planner.as_run
+    eps = jnp.zeros((planner.horizon, len(z), 1, model.config.action_dim))
     own = planning.policy_trajectories(model, params, z, eps)
     score = score_function(settings, model, params, z, planner)
     return jnp.mean(best, axis=1) - score(keys["score"], own)[:, 0]
@@ -282,33 +274,35 @@ def summarise(found: Look, shown: list[int]) -> dict[str, float]:
     result = {}
     for name in ("latent", "still", "reward"):
         error = by_depth(getattr(found, name), found.mask)
-        result |= {f"model/{name}_error_{n}": error[n - 1] for n in shown}
+        result |= {f"{name}_error_{n}": error[n - 1] for n in shown}
     value, realised = found.value[found.known], found.realised[found.known]
     there = found.known[found.chosen]
     planned, came = found.plans[:, there], found.realised[found.chosen][there]
-    result |= {"model/realised": _mean(realised), "model/value": _mean(value)}
-    result["model/value_bias"] = _mean(value - realised)
-    result["model/value_correlation"] = correlation(value, realised)
-    result["model/policy"] = _mean(planned[0])
-    result["model/planned"] = _mean(planned[-1])
-    result["model/planned_bias"] = _mean(planned[-1] - came)
-    result["model/planned_correlation"] = correlation(planned[-1], came)
     gain, shares = shares_of_gain(planned)
-    result["model/planner_gain"] = gain
-    result |= {f"model/gain_by_round_{k + 1}": share for k, share in enumerate(shares)}
+    result |= dict(
+        realised=_mean(realised),
+        value=_mean(value),
+        value_bias=_mean(value - realised),
+        value_correlation=correlation(value, realised),
+        policy=_mean(planned[0]),
+        planned=_mean(planned[-1]),
+        planned_bias=_mean(planned[-1] - came),
+        planned_correlation=correlation(planned[-1], came),
+        planner_gain=gain,
+    )
+    result |= {f"gain_by_round_{k + 1}": share for k, share in enumerate(shares)}
     if found.training is not None:
-        result["model/training_gain"] = _mean(found.training[found.mask[0] > 0])
+        result["training_gain"] = _mean(found.training[found.mask[0] > 0])
     if found.said is not None:
-        precision, recall = precision_recall(found.said > 0.5, found.ended > 0.5, found.mask > 0.5)
-        result |= {"model/termination_precision": precision, "model/termination_recall": recall}
-    return {name: float(x) for name, x in result.items() if np.isfinite(x)}
+        said, ended = ((x > 0.5)[found.mask > 0.5] for x in (found.said, found.ended))
+        result["termination_precision"] = _mean(ended[said])
+        result["termination_recall"] = _mean(said[ended])
+    return {f"model/{name}": float(x) for name, x in result.items() if np.isfinite(x)}
 
 
 def by_depth(error: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Mean over the windows that reach each depth, `[D, B] -> [D]`; NaN where none does."""
-    count = mask.sum(axis=1)
-    total = np.where(mask > 0, error, 0.0).sum(axis=1)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    return np.array([_mean(each[reached > 0]) for each, reached in zip(error, mask, strict=True)])
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> float:
@@ -327,19 +321,10 @@ def shares_of_gain(plans: np.ndarray) -> tuple[float, np.ndarray]:
     Returns:
         The gain, and the shares `[K]`, NaN where nothing is gained.
     """
-    means = plans.mean(axis=1) if plans.shape[1] else np.full(len(plans), np.nan)
-    gain = float(means[-1] - means[0])
-    scale = max(1.0, float(np.abs(means).max())) if np.isfinite(gain) else 1.0
-    if not gain > 1e-6 * scale:
-        return gain, np.full(len(plans) - 1, np.nan)
-    return gain, (means[1:] - means[0]) / gain
-
-
-def precision_recall(said: np.ndarray, true: np.ndarray, mask: np.ndarray) -> tuple[float, float]:
-    """Precision and recall of predictions `said` where `mask`; NaN without any."""
-    hits = float((said & true & mask).sum())
-    predicted, ended = float((said & mask).sum()), float((true & mask).sum())
-    return hits / predicted if predicted else np.nan, hits / ended if ended else np.nan
+    means = np.array([_mean(each) for each in plans])
+    gain = means[-1] - means[0]
+    gains = gain > 1e-6 * max(1.0, np.abs(means).max())
+    return gain, (means[1:] - means[0]) / gain if gains else np.full(len(means) - 1, np.nan)
 
 
 def draw(found: Look) -> bytes:
@@ -348,13 +333,12 @@ def draw(found: Look) -> bytes:
 
     figure = Figure(figsize=(9, 6), layout="constrained")
     (latents, rewards), (returns, rounds) = figure.subplots(2, 2)
-    depth = np.arange(1, len(found.mask) + 1)
+    depth, label = np.arange(1, len(found.mask) + 1), "steps after the last observation"
     latents.plot(depth, by_depth(found.latent, found.mask), label="model")
     latents.plot(depth, by_depth(found.still, found.mask), "--", label="if nothing moved")
-    latents.set(title="latent, squared error", xlabel="steps after the last observation")
-    latents.legend(fontsize=8)
+    latents.set(title="latent, squared error", xlabel=label)
     rewards.plot(depth, by_depth(found.reward, found.mask))
-    rewards.set(title="reward, size of the error", xlabel="steps after the last observation")
+    rewards.set(title="reward, size of the error", xlabel=label)
     known, there = found.known, found.known[found.chosen]
     returns.scatter(found.realised[known], found.value[known], s=8, label="value")
     came = found.realised[found.chosen][there]
@@ -362,10 +346,11 @@ def draw(found: Look) -> bytes:
     ends = returns.get_xlim()
     returns.plot(ends, ends, color="grey", linewidth=0.5)
     returns.set(title="predicted against realised return, evaluation", xlabel="realised")
-    returns.legend(fontsize=8)
     if there.any():
         rounds.plot(range(len(found.plans)), found.plans[:, there].mean(axis=1), marker="o")
     rounds.set(title="value of the plan, by the model", xlabel="round (0: the policy alone)")
+    for axis in (latents, returns):
+        axis.legend(fontsize=8)
     for axis in (latents, rewards, returns, rounds):
         axis.tick_params(labelsize=8)
         axis.grid(alpha=0.3)

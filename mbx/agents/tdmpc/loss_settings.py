@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from mbx.agents.settings import HEADS_HELP, head_terms
+from mbx.agents.tdmpc.planner_settings import in_order
 from mbx.settings import NONZERO, setting
 
 POLICY_LOSSES = ("awr", "svg", "kl", "bc")
@@ -221,11 +222,7 @@ class Loss:
                         f"{name}=0 cannot be part of an exponential schedule: give a small "
                         "positive number or loss.entropy_schedule='linear'"
                     )
-        if self.entropy_start >= self.entropy_end:
-            yield (
-                f"entropy_start={self.entropy_start} must be less than "
-                f"loss.entropy_end={self.entropy_end}: lower it"
-            )
+        yield from in_order(self, "loss", "entropy_start", "entropy_end", allow_equal=False)
 
 
 def parse_mixture(text: str) -> dict[str, float]:

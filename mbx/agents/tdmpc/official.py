@@ -39,6 +39,9 @@ _NETWORKS = dict(
     target_value="_target_Qs_params",
 )
 _LEAVES = ("weight", "bias", "ln.weight", "ln.bias")
+_LEAF = re.compile(
+    rf"({'|'.join(map(re.escape, _NETWORKS.values()))})\.\d+\.({'|'.join(map(re.escape, _LEAVES))})"
+)
 _ONES = ("dynamics", "reward")  # one network there, an ensemble of one here
 # The heads under other names, and TensorDict's metadata.
 _REPEATED = ("_Qs.module.", "_detach_Qs", "_target_Qs.module.")
@@ -64,22 +67,13 @@ def clean(state: Mapping[str, Any]) -> State:
             name = f"{network}.{layer}.{_LEAVES[leaf]}"
         elif name.startswith("_encoder.rgb"):
             raise ValueError(f"{name}: the model reads images; only vectors are converted")
-        elif name not in _EXTRA and not _split(name):
+        elif name not in _EXTRA and not _LEAF.fullmatch(name):
             raise ValueError(f"{name}: not an array of the official TD-MPC2, which layout is this?")
         found[name] = np.asarray(array, np.float32)
     for network, prefix in _NETWORKS.items():
         if network != "termination" and f"{prefix}.0.weight" not in found:
             raise ValueError(f"{prefix}.0.weight is missing: this is no whole TD-MPC2 model")
     return found
-
-
-def _split(name: str) -> tuple[str, int, str] | None:
-    """Network, layer and leaf of an array's name."""
-    for network, prefix in _NETWORKS.items():
-        layer, _, leaf = name.removeprefix(f"{prefix}.").partition(".")
-        if name.startswith(f"{prefix}.") and layer.isdigit() and leaf in _LEAVES:
-            return network, int(layer), leaf
-    return None
 
 
 def world_fields(state: State) -> dict[str, Any]:
@@ -109,10 +103,8 @@ def world_fields(state: State) -> dict[str, Any]:
 
 
 def _num_layers(state: State, network: str) -> int:
-    prefix = f"{_NETWORKS[network]}."
-    return sum(name.startswith(prefix) and name.endswith(".bias") for name in state) - sum(
-        name.startswith(prefix) and name.endswith(".ln.bias") for name in state
-    )
+    layer = re.compile(rf"{re.escape(_NETWORKS[network])}\.\d+\.bias")
+    return sum(bool(layer.fullmatch(name)) for name in state)
 
 
 def size_name(state: State) -> str:
@@ -139,17 +131,13 @@ def task_action_dims(state: State) -> tuple[int, ...]:
 def to_params(state: State) -> tuple[Params, Params]:
     """Parameters of world model and target value heads, from a clean state dict."""
     params: dict[str, Any] = {}
-    for network in _NETWORKS:
+    for network, prefix in _NETWORKS.items():
         num = _num_layers(state, network)
         for i in range(num):
-
-            def leaf(name: str, at: str = f"{_NETWORKS[network]}.{i}.") -> np.ndarray:
-                return state[at + name]
-
-            layer = dict(kernel=np.swapaxes(leaf("weight"), -1, -2), bias=leaf("bias"))
-            if f"{_NETWORKS[network]}.{i}.ln.weight" in state:
-                norm = dict(scale=leaf("ln.weight"), bias=leaf("ln.bias"))
-                layer = dict(dense=layer, norm=norm)
+            weight, bias, scale, shift = (state.get(f"{prefix}.{i}.{leaf}") for leaf in _LEAVES)
+            layer: Any = dict(kernel=np.swapaxes(weight, -1, -2), bias=bias)
+            if scale is not None:
+                layer = dict(dense=layer, norm=dict(scale=scale, bias=shift))
             params.setdefault(network, {})["out" if i == num - 1 else f"layer_{i}"] = layer
     for network in _ONES:
         params[network] = jax.tree.map(lambda x: x[None], params[network])

@@ -4,71 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 from mbx.settings import NONZERO, setting
 
-SELECTIONS = ("sample", "best", "mean")
-TEMPERATURE_MODES = ("multiply", "divide")
 
-
-def _check_planner(planner: Planner | TrainingPlanner, name: str) -> Iterator[str]:
-    if planner.num_elites > planner.num_samples:
-        yield (
-            f"num_elites={planner.num_elites} exceeds {name}.num_samples={planner.num_samples}: "
-            "lower it or raise num_samples"
-        )
-    if planner.min_std > planner.max_std:
-        yield f"min_std={planner.min_std} is more than {name}.max_std={planner.max_std}: lower it"
-
-
-def _check_proposals(planner: Planner | TrainingPlanner, name: str) -> Iterator[str]:
-    if planner.num_proposals >= planner.num_samples:
-        yield (
-            f"num_proposals={planner.num_proposals} must be less than {name}.num_samples="
-            f"{planner.num_samples}: lower it or raise num_samples"
-        )
-
-
-# Help and limits of the settings that both planners have.
-_SHARED: dict[str, tuple[str, dict[str, Any]]] = {
-    "horizon": ("Agent steps that a plan looks ahead.", dict(at_least=1)),
-    "iterations": ("Rounds of sampling and refitting.", dict(at_least=1)),
-    "num_samples": ("Candidate plans a round, proposals included.", dict(at_least=1)),
-    "num_elites": ("Best candidates that the plan is refitted to.", dict(at_least=1)),
-    "num_proposals": ("Policy trajectories among the candidates.", {}),
-    "rescore_proposals": ("Proposals scored in every round, not once.", {}),
-    "extra_iterations": ("Additional rounds in large action spaces.", {}),
-    "extra_iterations_action_dim": ("Action dims from which a space counts as large.", {}),
-    "temperature": ("Temperature of the elites' weights.", dict(above=0)),
-    "temperature_mode": (
-        "Elite weights: exp(temperature v), or exp(v / temperature).",
-        dict(choices=TEMPERATURE_MODES),
-    ),
-    "min_std": (
-        "Lowest refitted standard deviation, in action units; its square is the lowest probability "
-        "of a discrete action.",
-        dict(above=0),
-    ),
-    "max_std": (
-        "Highest standard deviation, with which a search of continuous actions starts that does "
-        "not start from the policy.",
-        {},
-    ),
-    "std_coef": (
-        "Weight of the ensembles' standard deviation in scores: above 0 optimism, below 0 "
-        "pessimism.",
-        dict(at_least=None),
-    ),
-    "aggregate": ("Score by the mean of the estimates of all horizons, not the last alone.", {}),
-    "disagreement": ("Bonus for latents that dynamics heads disagree on.", dict(at_least=None)),
-    "discount": ("Discount inside plans; 0 = the agent's.", dict(at_most=1)),
-}
-
-
-def _shared(name: str, default: Any, needs: str | dict[str, Any] | None = None) -> Any:
-    help, limits = _SHARED[name]
-    return setting(default, help, needs=needs, **limits)
+def in_order(section: Any, prefix: str, low: str, high: str, allow_equal: bool = True) -> list[str]:
+    """The sentence that refuses a setting above another one of its section, if it is."""
+    small, large = getattr(section, low), getattr(section, high)
+    if small < large or (allow_equal and small == large):
+        return []
+    words = "exceeds" if allow_equal else "must be less than"
+    return [f"{low}={small} {words} {prefix}.{high}={large}: lower it or raise {high}"]
 
 
 _PROPOSED = {"num_proposals": NONZERO}
@@ -78,19 +25,75 @@ _SEVERAL = {"several_dynamics": True}
 
 
 @dataclasses.dataclass(frozen=True)
-class Planner:
-    """The planner that acts in the environment."""
+class Search:
+    """What both planners have; the defaults are those of the acting one."""
 
     name: str = setting(
         "mppi",
         "Search method: mppi, cem, icem, predictive, an optimiser of evosax (evosax:CMA_ES), or a "
         "registered planner.",
     )
-    horizon: int = _shared("horizon", 3)
-    iterations: int = _shared("iterations", 3)
-    num_samples: int = _shared("num_samples", 128)
-    num_elites: int = _shared("num_elites", 16)
-    num_proposals: int = _shared("num_proposals", 8)
+    horizon: int = setting(3, "Agent steps that a plan looks ahead.", at_least=1)
+    iterations: int = setting(3, "Rounds of sampling and refitting.", at_least=1)
+    num_samples: int = setting(128, "Candidate plans a round, proposals included.", at_least=1)
+    num_elites: int = setting(16, "Best candidates that the plan is refitted to.", at_least=1)
+    num_proposals: int = setting(8, "Policy trajectories among the candidates.")
+    rescore_proposals: bool = setting(
+        False, "Proposals scored in every round, not once.", needs=_PROPOSED
+    )
+    temperature: float = setting(
+        0.5, "Temperature of the elites' weights.", above=0, needs="weighs_elites"
+    )
+    temperature_mode: str = setting(
+        "multiply",
+        "Elite weights: exp(temperature v), or exp(v / temperature).",
+        choices=("multiply", "divide"),
+        needs="weighs_elites",
+    )
+    min_std: float = setting(
+        0.05,
+        "Lowest refitted standard deviation, in action units; its square is the lowest probability "
+        "of a discrete action.",
+        above=0,
+    )
+    max_std: float = setting(
+        2.0,
+        "Highest standard deviation, with which a search of continuous actions starts that does "
+        "not start from the policy.",
+    )
+    extra_iterations: int = setting(2, "Additional rounds in large action spaces.")
+    extra_iterations_action_dim: int = setting(
+        20, "Action dims from which a space counts as large.", needs=_EXTRA
+    )
+    std_coef: float = setting(
+        0.0,
+        "Weight of the ensembles' standard deviation in scores: above 0 optimism, below 0 "
+        "pessimism.",
+        at_least=None,
+        needs=_ENSEMBLES,
+    )
+    aggregate: bool = setting(
+        False,
+        "Score by the mean of the estimates of all horizons, not the last alone.",
+        needs="plans_ahead",
+    )
+    disagreement: float = setting(
+        0.0, "Bonus for latents that dynamics heads disagree on.", at_least=None, needs=_SEVERAL
+    )
+    discount: float = setting(0.0, "Discount inside plans; 0 = the agent's.", at_most=1)
+
+    def problems(self, name: str, proposes: bool) -> Iterator[str]:
+        """What is wrong with the numbers of planner `name`."""
+        yield from in_order(self, name, "num_elites", "num_samples")
+        yield from in_order(self, name, "min_std", "max_std")
+        if proposes:
+            yield from in_order(self, name, "num_proposals", "num_samples", allow_equal=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Planner(Search):
+    """The planner that acts in the environment."""
+
     proposal_noise: float = setting(
         0.0,
         "Standard deviation of noise added to the policy's trajectories; with discrete actions "
@@ -105,44 +108,33 @@ class Planner:
     prior_updates: int = setting(
         0, "Updates over which the start from the policy's Gaussian fades (NEWT); 0 = none."
     )
-    rescore_proposals: bool = _shared("rescore_proposals", False, _PROPOSED)
-    temperature: float = _shared("temperature", 0.5, "weighs_elites")
-    temperature_mode: str = _shared("temperature_mode", "multiply", "weighs_elites")
-    min_std: float = _shared("min_std", 0.05)
-    max_std: float = _shared("max_std", 2.0)
     action_noise: float = setting(
         1.0,
         "Exploration noise in training, as a factor of the refitted standard deviation; with "
         "discrete actions the share drawn from the refitted probabilities.",
     )
-    selection: str = setting(
-        "sample",
-        "Action in training: an elite drawn by weight, the best, or their mean.",
-        choices=SELECTIONS,
-        needs="chooses_elites",
-    )
     evaluation_selection: str = setting(
         "mean",
-        "Action in evaluations: a choice as in planner.selection.",
-        choices=SELECTIONS,
+        "Action in evaluations: an elite drawn by weight (as in training), the best, or their "
+        "mean.",
+        choices=("sample", "best", "mean"),
         needs="chooses_elites",
     )
-    extra_iterations: int = _shared("extra_iterations", 2)
-    extra_iterations_action_dim: int = _shared("extra_iterations_action_dim", 20, _EXTRA)
-    std_coef: float = _shared("std_coef", 0.0, _ENSEMBLES)
     evaluation_std_coef: float = setting(
         0.0,
         "Weight of the ensembles' standard deviation in scores during evaluations.",
         at_least=None,
         needs=_ENSEMBLES,
     )
-    aggregate: bool = _shared("aggregate", False, "plans_ahead")
-    disagreement: float = _shared("disagreement", 0.0, _SEVERAL)
-    discount: float = _shared("discount", 0.0)
 
     def check(self) -> Iterator[str]:
-        yield from _check_planner(self, "planner")
-        yield from _check_proposals(self, "planner")
+        yield from self.problems("planner", proposes=True)
+
+
+def _again(name: str, default: Any, needs: dict[str, Any]) -> Any:
+    """A setting of `Search` with another default and other conditions."""
+    metadata = Search.__dataclass_fields__[name].metadata
+    return dataclasses.field(default=default, metadata={**metadata, "needs": needs})
 
 
 _SAMPLED = {"reads_plans": True}
@@ -152,7 +144,7 @@ _AS_ACTING = _TRAINING | {"search": "acting"}
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingPlanner:
+class TrainingPlanner(Search):
     """The planner that makes training targets: candidate actions with their values."""
 
     enabled: bool = setting(
@@ -168,13 +160,11 @@ class TrainingPlanner:
         choices=("policy", "acting"),
         needs=_TRAINING,
     )
-    name: str = setting(
-        "mppi", "Search method, as planner.name, which it does not follow.", needs=_TRAINING
-    )
-    iterations: int = _shared("iterations", 3, _TRAINING)
-    num_samples: int = _shared("num_samples", 32, _SAMPLED)
-    num_elites: int = _shared("num_elites", 8, _TRAINING)
-    num_proposals: int = _shared("num_proposals", 8, _AS_ACTING)
+    name: str = _again("name", "mppi", _TRAINING)
+    iterations: int = _again("iterations", 3, _TRAINING)
+    num_samples: int = _again("num_samples", 32, _SAMPLED)
+    num_elites: int = _again("num_elites", 8, _TRAINING)
+    num_proposals: int = _again("num_proposals", 8, _AS_ACTING)
     proposal_log_std: tuple[float, ...] = setting(
         (),
         "Lowest and highest log standard deviation of a Gaussian policy's trajectories; empty = "
@@ -182,25 +172,33 @@ class TrainingPlanner:
         at_least=None,
         needs=_AS_ACTING | _PROPOSED,
     )
-    rescore_proposals: bool = _shared("rescore_proposals", False, _AS_ACTING | _PROPOSED)
-    extra_iterations: int = _shared("extra_iterations", 0, _TRAINING)
-    extra_iterations_action_dim: int = _shared(
-        "extra_iterations_action_dim", 20, _TRAINING | _EXTRA
-    )
-    temperature: float = _shared("temperature", 0.5, _TRAINING_WEIGHTS)
-    temperature_mode: str = _shared("temperature_mode", "divide", _TRAINING_WEIGHTS)
-    min_std: float = _shared("min_std", 0.05, _TRAINING)
-    max_std: float = _shared("max_std", 1.0, _TRAINING)
-    horizon: int = _shared("horizon", 1, _TRAINING)
-    std_coef: float = _shared("std_coef", 0.0, _SAMPLED | _ENSEMBLES)
-    aggregate: bool = _shared("aggregate", False, _TRAINING | {"trains_ahead": True})
-    disagreement: float = _shared("disagreement", 0.0, _SAMPLED | _SEVERAL)
-    discount: float = _shared("discount", 0.0, _SAMPLED)
+    rescore_proposals: bool = _again("rescore_proposals", False, _AS_ACTING | _PROPOSED)
+    extra_iterations: int = _again("extra_iterations", 0, _TRAINING)
+    extra_iterations_action_dim: int = _again("extra_iterations_action_dim", 20, _TRAINING | _EXTRA)
+    temperature: float = _again("temperature", 0.5, _TRAINING_WEIGHTS)
+    temperature_mode: str = _again("temperature_mode", "divide", _TRAINING_WEIGHTS)
+    min_std: float = _again("min_std", 0.05, _TRAINING)
+    max_std: float = _again("max_std", 1.0, _TRAINING)
+    horizon: int = _again("horizon", 1, _TRAINING)
+    std_coef: float = _again("std_coef", 0.0, _SAMPLED | _ENSEMBLES)
+    aggregate: bool = _again("aggregate", False, _TRAINING | {"trains_ahead": True})
+    disagreement: float = _again("disagreement", 0.0, _SAMPLED | _SEVERAL)
+    discount: float = _again("discount", 0.0, _SAMPLED)
+
+    @property
+    def as_run(self) -> Self:
+        """This planner; one round of horizon 1 of policy samples where it is not enabled."""
+        if self.enabled:
+            return self
+        return dataclasses.replace(self, search="policy", iterations=1, horizon=1)
+
+    @property
+    def policy_samples(self) -> int:
+        """Samples of the policy in the search's first round."""
+        return self.num_proposals if self.as_run.search == "acting" else self.num_samples
 
     def check(self) -> Iterator[str]:
-        yield from _check_planner(self, "training_planner")
-        if self.search == "acting":
-            yield from _check_proposals(self, "training_planner")
+        yield from self.problems("training_planner", proposes=self.search == "acting")
         bounds = self.proposal_log_std
         if bounds and (len(bounds) != 2 or bounds[0] > bounds[1]):
             yield f"proposal_log_std={bounds}: give a lowest and a highest value, or none"

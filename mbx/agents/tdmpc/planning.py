@@ -29,7 +29,8 @@ from mbx.types import Array, Params, streams
 from mbx.world_model import WorldModel, action_mean, masked
 
 if TYPE_CHECKING:
-    from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
+    from mbx.agents.tdmpc.planner_settings import Search
+    from mbx.agents.tdmpc.settings import Planner, Settings
 
 
 class Planned(NamedTuple):
@@ -93,7 +94,7 @@ def policy_gaussian(
     return jnp.stack(means, axis=1), jnp.stack(stds, axis=1)
 
 
-def policy_share(step: Array, start: int, end: int) -> Array:
+def policy_share(step: Array | int, start: int, end: int) -> Array:
     """Share of the policy's Gaussian in the start of plans after `step` updates.
 
     1 before `start`, then falling by 1/end a step to 0. Source: NEWT's constrained planning, whose
@@ -120,12 +121,11 @@ def _first_head(model: WorldModel, params: Params) -> Params:
 # The two planners
 
 
-def search_config(planner: Planner | TrainingPlanner, **changes: Any) -> mppi.MPPIConfig:
+def search_config(planner: Search) -> mppi.MPPIConfig:
     """The search's own configuration, from a planner's settings of the same names."""
     kind = planners.find(planner.name).config
-    own = {field.name for field in dataclasses.fields(planner)} - changes.keys()
-    shared = own & {field.name for field in dataclasses.fields(kind)}
-    return kind(**{name: getattr(planner, name) for name in shared}, **changes)
+    own, names = ({field.name for field in dataclasses.fields(x)} for x in (planner, kind))
+    return kind(**{name: getattr(planner, name) for name in own & names})
 
 
 def plan_to_act(
@@ -137,7 +137,7 @@ def plan_to_act(
     key: Array,
     *,
     evaluate: bool = False,
-    share: Array | None = None,
+    step: Array | int = 0,
     see: See | None = None,
 ) -> mppi.Plan:
     """The acting planner.
@@ -146,7 +146,7 @@ def plan_to_act(
         z: `[B, L]`.
         mean: warm start, `[B, T, A]`.
         evaluate: without exploration noise, and with the settings for evaluations.
-        share: of the policy's Gaussian in the plan's start; None: none.
+        step: updates made.
         see: called with every set of candidates and with the plan; None: not in the program.
     """
     planner, config = settings.planner, search_config(settings.planner)
@@ -162,7 +162,7 @@ def plan_to_act(
     score = score_function(settings, model, params, z, planner)
     if see is not None:
         score = _seen(score, see)
-    start = plan_start(planner, model, params, z, mean, share)
+    start = plan_start(planner, model, params, z, mean, step)
     plan = search(
         planner, model, z, keys["plan"], score, *start, proposals=proposals, config=config
     )
@@ -175,7 +175,7 @@ def plan_to_act(
 
 
 def search(
-    planner: Planner | TrainingPlanner,
+    planner: Search,
     model: WorldModel,
     z: Array,
     key: Array,
@@ -198,26 +198,20 @@ def search(
 
 
 def plan_start(
-    planner: Planner, model: WorldModel, params: Params, z: Array, mean: Array, share: Any
+    planner: Planner, model: WorldModel, params: Params, z: Array, mean: Array, step: Array | int
 ) -> tuple[Array, Array]:
     """Mean and standard deviation that an acting plan starts from, `[B, T, A]` each.
 
-    Args:
-        share: of the policy's Gaussian; None: `mean` with the highest standard deviation.
+    `mean` with the highest standard deviation, or after `step` updates a share of the policy's
+    Gaussian.
     """
     std = jnp.full_like(mean, planner.max_std)
-    if share is None:
+    if not planner.prior_updates:
         return mean, std
+    share = policy_share(step, planner.prior_start, planner.prior_updates)
     if model.config.policy == "categorical":
         mean = categorical.probabilities(mean)
     return blend(share, policy_gaussian(model, params, z, planner.horizon), (mean, std))
-
-
-def prior_share(planner: Planner, step: Array) -> Array | None:
-    """`policy_share` after `step` updates, None for a planner that never starts there."""
-    if not planner.prior_updates:
-        return None
-    return policy_share(step, planner.prior_start, planner.prior_updates)
 
 
 def policy_proposals(
@@ -268,49 +262,25 @@ def plan_targets(
     With an "optimist" among the parameters, half of the policy's samples are its.
     Source: docs/sources.md, entries planner-targets and behaviour.
     """
-    planner = settings.training_planner
-    keys = streams(key, "policy", "plan")
-    acting = planner.enabled and planner.search == "acting"
-    begin = _acting_search if acting else _policy_search
-    config, start = begin(settings, model, params, z, keys["policy"])
+    planner, keys = settings.training_planner.as_run, streams(key, "policy", "plan")
+    acting, start = planner.search == "acting", {}
+    shape = (z.shape[0], planner.horizon, model.config.action_dim)
+    if acting:
+        gaussian = jnp.zeros(shape), jnp.full(shape, planner.max_std)
+    else:
+        mean, log_std = model.policy(params, z)
+        first = action_mean(model, mean), jnp.exp(log_std)
+        gaussian = tuple(jnp.broadcast_to(x[:, None], shape) for x in first)
+    if planner.policy_samples:
+        eps = rng.normal(keys["policy"], (shape[1], shape[0], planner.policy_samples, shape[2]))
+        bounds = planner.proposal_log_std if acting else ()
+        drawn = _samples_of_policies(model, params, z, eps, bounds)
+        start = {"proposals" if acting else "initial": drawn}
     score = score_function(settings, model, params, z, planner)
-    plan = search(planner, model, z, keys["plan"], score, config=config, **start)
+    config = search_config(planner)
+    plan = search(planner, model, z, keys["plan"], score, *gaussian, config=config, **start)
     first = plan.mean[:, 0], plan.std[:, 0]
     return Planned(plan.actions[:, :, 0], plan.values, plan.chosen, *first)
-
-
-def _policy_search(
-    settings: Settings, model: WorldModel, params: Params, z: Array, key: Array
-) -> tuple[mppi.MPPIConfig, dict[str, Array]]:
-    """The search's configuration and its start from samples of the policy."""
-    planner = settings.training_planner
-    config = search_config(planner) if planner.enabled else search_config(planner, iterations=1)
-    horizon = planner.horizon if planner.enabled else 1
-    mean, log_std = model.policy(params, z)
-
-    def repeat(x: Array) -> Array:
-        return jnp.broadcast_to(x[:, None], (x.shape[0], horizon, x.shape[1]))
-
-    eps = rng.normal(key, (horizon, z.shape[0], config.num_samples, mean.shape[-1]))
-    return config, dict(
-        mean=repeat(action_mean(model, mean)),
-        std=repeat(jnp.exp(log_std)),
-        initial=_samples_of_policies(model, params, z, eps),
-    )
-
-
-def _acting_search(
-    settings: Settings, model: WorldModel, params: Params, z: Array, key: Array
-) -> tuple[mppi.MPPIConfig, dict[str, Array]]:
-    """The search's configuration and its start from mean 0, with policy trajectories."""
-    planner = settings.training_planner
-    mean = jnp.zeros((z.shape[0], planner.horizon, model.config.action_dim))
-    start = dict(mean=mean, std=jnp.full_like(mean, planner.max_std))
-    if planner.num_proposals:
-        shape = (planner.horizon, z.shape[0], planner.num_proposals, mean.shape[-1])
-        eps, bounds = rng.normal(key, shape), planner.proposal_log_std
-        start["proposals"] = _samples_of_policies(model, params, z, eps, bounds)
-    return search_config(planner), start
 
 
 def _samples_of_policies(

@@ -1,7 +1,7 @@
 """Reanalyze: refresh planner targets of stored rows with the current model.
 
-Between updates (`reanalyze`: rows drawn at random, stale ones first, whole windows, or a sweep
-over everything), or inside an update for the windows it learns from (`reanalyze_batch`, as BMPC).
+Between updates (`reanalyze`: rows drawn at random, stale ones first, or a sweep over everything),
+or inside an update for the windows it learns from (`reanalyze_batch`, as BMPC).
 Sources: MuZero Reanalyze (arXiv 2104.06294); BMPC (arXiv 2503.18871); docs/sources.md,
 entry planner-targets.
 """
@@ -24,30 +24,6 @@ if TYPE_CHECKING:
     from mbx.agents.tdmpc.settings import Settings
 
 
-def num_rows(settings: Settings) -> int:
-    """Rows of a pass: the batch size, rounded up to whole windows where it consists of them."""
-    own = settings.reanalyze
-    window = settings.loss.horizon + 1 if not own.current_batch and own.slices else 1
-    return -(-own.batch_size // window) * window
-
-
-def choose_rows(
-    settings: Settings, train: TrainState, state: replay.ReplayState, key: Array
-) -> replay.Index:
-    """The rows of a pass: whole windows, stale rows first, or uniformly drawn."""
-    own, num, length = settings.reanalyze, num_rows(settings), settings.loss.horizon
-    if own.current_batch:  # only sweeps are left
-        return replay.sample_rows(state, key, batch_size=num)[1]
-    if own.slices:
-        windows = replay.sample(state, key, batch_size=num // (length + 1), length=length)
-        return jax.tree.map(lambda x: x.T.reshape(-1), windows.index)
-    if own.stale_exponent > 0.0:
-        return replay.sample_stale(
-            state, key, train.step, batch_size=num, exponent=own.stale_exponent
-        )[1]
-    return replay.sample_rows(state, key, batch_size=num)[1]
-
-
 def reanalyze(
     settings: Settings,
     make_targets: MakeTargets,
@@ -57,8 +33,11 @@ def reanalyze(
     chunk: Array,
 ) -> tuple[replay.ReplayState, Metrics]:
     """`Store.reanalyze`: choose rows, plan for them, write the targets back by index."""
-    num, keys = num_rows(settings), streams(key, "rows", "plan")
-    chosen = choose_rows(settings, train, state, keys["rows"])
+    own, keys = settings.reanalyze, streams(key, "rows", "plan")
+    num, draw = own.batch_size, replay.sample_rows
+    if not own.current_batch and own.stale_exponent > 0.0:  # with it only sweeps are left
+        draw = functools.partial(replay.sample_stale, step=train.step, exponent=own.stale_exponent)
+    chosen = draw(state, keys["rows"], batch_size=num)[1]
     swept, held = replay.refresh_index(state, chunk * num, num)
     index = jax.tree.map(functools.partial(jnp.where, chunk >= 0), swept, chosen)
     rows = replay.row_at(state, index)
@@ -138,12 +117,11 @@ def reanalyze_batch(
         The replay; the batch with its targets read back from it; and `pass_metrics` of the updates
         in which it was due.
     """
-    own, length = settings.reanalyze, settings.loss.horizon + 1
-    windows = min(-(-own.batch_size // length), settings.loss.batch_size)
+    windows = settings.refreshed_windows
     inside = jnp.concatenate([jnp.ones_like(sample.mask[:1]), sample.mask])
     leading = (sample.index, sample.rows["obs"], inside, sample.rows["is_last"])
     index, obs, inside, is_last = replay.leading_columns(state, leading, windows)
-    due = train.step % own.interval == 0
+    due = train.step % settings.reanalyze.interval == 0
 
     def plan(_: None) -> replay.Targets:
         flat = make_targets(train, None, obs.reshape(-1, *obs.shape[2:]), key)

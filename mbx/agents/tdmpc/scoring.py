@@ -9,7 +9,7 @@ ensembles.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -27,15 +27,8 @@ from mbx.world_model import (
 )
 
 if TYPE_CHECKING:
-    from mbx.agents.tdmpc.settings import Planner, Settings, TrainingPlanner
-
-
-class Estimate(NamedTuple):
-    """An ensemble's estimate of a plan's return, `[...]` each."""
-
-    value: Array  # the score
-    std: Array  # of the return in the ensembles, mean over dynamics heads
-    disagreement: Array  # standard deviation of the score over dynamics heads
+    from mbx.agents.tdmpc.planner_settings import Search
+    from mbx.agents.tdmpc.settings import Settings
 
 
 def trajectory_estimate(
@@ -45,11 +38,10 @@ def trajectory_estimate(
     *,
     std_coef: ArrayLike = 0.0,
     aggregate: bool = False,
-) -> Estimate:
-    """The return of T predicted steps: mean + std_coef * std, reduced over dynamics heads.
+) -> tuple[Array, Array]:
+    """The return of T predicted steps: mean + std_coef * std, and std, `[H, ...]` each.
 
-    Variances of rewards and value add over time. The best dynamics head counts where std_coef > 0,
-    the worst where < 0, their mean at 0. Source: docs/sources.md, entry ensembles.
+    Variances of rewards and value add over time. Source: docs/sources.md, entry ensembles.
 
     Args:
         rewards: T times `[R, H or 1, ...]`; 1 for the state before the first step.
@@ -72,13 +64,7 @@ def trajectory_estimate(
             std = _safe_sqrt(variance + jnp.square(value_std))
             scores.append(estimate + std_coef * std if std_coef else estimate)
             stds.append(std)
-    score = sum(scores[1:], scores[0]) / len(scores)
-    std = sum(stds[1:], stds[0]) / len(stds)
-    return Estimate(
-        value=reduce_dynamics(score, "from_std_coef", std_coef),
-        std=jnp.mean(std, axis=0),
-        disagreement=returns.ensemble_std(score),
-    )
+    return sum(scores[1:], scores[0]) / len(scores), sum(stds[1:], stds[0]) / len(stds)
 
 
 def latent_disagreement(z: Array) -> Array:
@@ -99,7 +85,7 @@ def estimate_value(
     z: Array,
     actions: Array,
     *,
-    planner: Planner | TrainingPlanner,
+    planner: Search,
     eps: Array,
     heads: Array | None,
 ) -> Array:
@@ -128,18 +114,18 @@ def estimate_value(
                 bootstrap = model.act(*model.policy(params, state), eps[None])
             values.append(head_values(model, params["value"], state, bootstrap, heads))
     rewards = rollout_rewards(model, params, states[:-1], actions)
-    estimate = trajectory_estimate(
+    scores, _ = trajectory_estimate(
         rewards, values, factors, std_coef=planner.std_coef, aggregate=planner.aggregate
     )
+    # The best dynamics head counts where std_coef > 0, the worst where < 0, their mean at 0.
+    score = reduce_dynamics(scores, "from_std_coef", planner.std_coef)
     if planner.disagreement:
         latents = state[..., : model.config.latent]
-        return estimate.value + planner.disagreement * latent_disagreement(latents)
-    return estimate.value
+        score = score + planner.disagreement * latent_disagreement(latents)
+    return score
 
 
-def plan_discount(
-    settings: Settings, model: WorldModel, planner: Planner | TrainingPlanner, z: Array
-) -> Any:
+def plan_discount(settings: Settings, model: WorldModel, planner: Search, z: Array) -> Any:
     """The discount inside plans: the planner's own, or the agent's where that is 0."""
     return planner.discount or discount_of(model, settings.loss.discount, z)
 
@@ -171,7 +157,7 @@ def score_function(
     model: WorldModel,
     params: Params,
     z: Array,
-    planner: Planner | TrainingPlanner,
+    planner: Search,
 ) -> mppi.ScoreFn:
     """`estimate_value` from states `z` `[B, L]`, in the form `mppi.plan` takes.
 
@@ -188,13 +174,10 @@ def score_function(
         batch, num, _, action_dim = actions.shape
         eps = rng.normal(keys["eps"], (batch, num, action_dim))
         heads = choose_heads(keys["heads"], model.config.num_values, settings.loss.num_heads)
-        even = batch % collectives.num_devices() == 0
-        if (
-            even and not collectives.states_are_replicated()
-        ):  # the compiler divides it as the states
-            return estimate(params, z, actions, eps, heads)
+        even, given = batch % collectives.num_devices() == 0, (params, z, actions, eps, heads)
+        if even and not collectives.states_are_replicated():
+            return estimate(*given)  # which the compiler divides as the states
         axes = (None, 0, 0, 0, None) if even else (None, None, 1, 1, None)
-        given = (params, z, actions, eps, heads)
         return collectives.shard_map(estimate, axes, *given, out=0 if even else 1)
 
     return score

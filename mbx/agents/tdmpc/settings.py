@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from mbx.agents import settings as common
 from mbx.agents.settings import RunSettings
 from mbx.agents.tdmpc.loss_settings import Loss
-from mbx.agents.tdmpc.planner_settings import Planner, TrainingPlanner
+from mbx.agents.tdmpc.planner_settings import Planner, TrainingPlanner, in_order
 from mbx.settings import NONZERO, section, setting
 
 if TYPE_CHECKING:
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Loss", "Model", "Planner", "Settings", "TrainingPlanner"]
 
+_UNWEIGHED = ("cem", "icem", "predictive")  # planners whose elites weigh the same
 PUBLISHED_RATE = 3e-4  # of everything but the encoder, in TD-MPC2's config.yaml
 MODEL_SIZES = ("tiny", "1", "5", "19", "48", "317")
 
-_STORED = {"stores_plans": True}
-_REANALYZE = {"enabled": True, "stores_plans": True}
-_PASSES = _REANALYZE | {"current_batch": False}
+_STORED = {"training_planner.enabled": True}
+_REANALYZE = {"enabled": True}
+_PASSES = {"enabled": True, "current_batch": False}
 _FLOATS = ("float32", "bfloat16")
 
 
@@ -147,12 +148,8 @@ class Model:
     )
 
     def check(self) -> Iterator[str]:
-        for low, high in (("bin_min", "bin_max"), ("log_std_min", "log_std_max")):
-            if getattr(self, low) > getattr(self, high):
-                yield (
-                    f"{low}={getattr(self, low)} is more than model.{high}={getattr(self, high)}: "
-                    "exchange them"
-                )
+        yield from in_order(self, "model", "bin_min", "bin_max")
+        yield from in_order(self, "model", "log_std_min", "log_std_max")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,14 +166,11 @@ class Reanalyze:
     batch_size: int = setting(128, "Transitions of a pass.", at_least=1, needs=_REANALYZE)
     min_step: int = setting(1_000, "Environment steps before the first pass.", needs=_PASSES)
     stale_exponent: float = setting(
-        1.0,
-        "Priority of stale targets; 0 = transitions are drawn uniformly.",
-        needs=_PASSES | {"slices": False},
+        1.0, "Priority of stale targets; 0 = transitions are drawn uniformly.", needs=_PASSES
     )
     current_batch: bool = setting(
-        False, "Refresh the windows that the update is about to use.", needs=_REANALYZE
+        False, "Refresh whole windows, those that the update is about to use.", needs=_REANALYZE
     )
-    slices: bool = setting(False, "Refresh whole windows, not single transitions.", needs=_PASSES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,10 +324,7 @@ class Settings(RunSettings):
         own, size = self.reanalyze, self.loss.batch_size
         if not own.enabled:
             return (size,)
-        windows = -(-own.batch_size // (self.loss.horizon + 1))
-        if own.current_batch:
-            return size, min(windows, size)
-        return size, windows if own.slices else own.batch_size
+        return size, self.refreshed_windows if own.current_batch else own.batch_size
 
     def gains_by_cores(self) -> bool:
         """Measured up to 1M; at 5M updates lose more than plans gain."""
@@ -407,6 +398,44 @@ class Settings(RunSettings):
         kept = self.replay.keep_targets if self.training_planner.enabled else 0
         return kept or self.training_planner.num_samples
 
+    @property
+    def refreshed_windows(self) -> int:
+        """Windows of a batch that `reanalyze.current_batch` refreshes."""
+        return min(-(-self.reanalyze.batch_size // (self.loss.horizon + 1)), self.loss.batch_size)
+
+    # Conditions that no setting names in `needs`.
+    stores_plans = _when(
+        "The replay holds planner actions.",
+        lambda s: s.training_planner.enabled and s.reads_plans,
+    )
+    refreshes_batch = _when(
+        "An update refreshes the targets that it reads.",
+        lambda s: s.stores_plans and s.reanalyze.enabled and s.reanalyze.current_batch,
+    )
+    acts_as_expert = _when(
+        "Transitions store the acting planner's expert.",
+        lambda s: s.uses_expert and s.loss.expert_source == "acting",
+    )
+    reads_expert_alone = _when(
+        "No loss reads the actions or values of plans, but one their expert.",
+        lambda s: s.uses_expert and not s.weighs_plans and s.loss.value_target != "planner",
+    )
+    weighs_values = _when(
+        "Value targets weigh planner actions by their values.",
+        lambda s: s.loss.value_target == "planner" and s.loss.value_weighting == "weighted",
+    )
+    weighs_plans = _when(
+        "A loss weighs planner actions by their values.",
+        lambda s: (
+            "awr" in s.loss.policy_terms or s.loss.value_target == "lambda" or s.weighs_values
+        ),
+    )
+    follows_progress = _when(
+        "A loss depends on the share of the run that is done.",
+        lambda s: s.changes_entropy or s.loss.encoder_consistency_warmup > 0.0,
+    )
+
+    # Conditions in `needs`, in words that end a sentence.
     several_dynamics = _when("model.num_dynamics above 1", lambda s: s.model.num_dynamics > 1)
     averages_values = _when(
         "model.num_values and loss.num_heads above 1",
@@ -417,12 +446,11 @@ class Settings(RunSettings):
         lambda s: s.averages_values or s.model.num_rewards > 1 or s.several_dynamics,
     )
     weighs_elites = _when(
-        "planner.name other than 'cem', 'icem' and 'predictive'",
-        lambda s: s.planner.name not in ("cem", "icem", "predictive"),
+        f"planner.name other than {_UNWEIGHED}", lambda s: s.planner.name not in _UNWEIGHED
     )
     training_weighs_elites = _when(
-        "training_planner.name other than 'cem', 'icem' and 'predictive'",
-        lambda s: s.training_planner.name not in ("cem", "icem", "predictive"),
+        f"training_planner.name other than {_UNWEIGHED}",
+        lambda s: s.training_planner.name not in _UNWEIGHED,
     )
     chooses_elites = _when(
         "planner.name other than 'predictive' (which takes the best)",
@@ -437,30 +465,13 @@ class Settings(RunSettings):
         "loss.policy_loss)",
         lambda s: s.loss.value_target != "td" or bool({"awr", "kl"} & s.loss.policy_terms.keys()),
     )
-    stores_plans = _when(
-        "training_planner.enabled, and a loss that reads planner actions (loss.value_target "
-        "planner or lambda, or awr or kl in loss.policy_loss)",
-        lambda s: s.training_planner.enabled and s.reads_plans,
-    )
-    weighs_values = _when(
-        "loss.value_weighting=weighted with loss.value_target=planner",
-        lambda s: s.loss.value_target == "planner" and s.loss.value_weighting == "weighted",
-    )
-    weighs_plans = _when(
-        "awr in loss.policy_loss, loss.value_target=lambda, or loss.value_weighting=weighted with "
-        "loss.value_target=planner",
-        lambda s: (
-            "awr" in s.loss.policy_terms or s.loss.value_target == "lambda" or s.weighs_values
-        ),
-    )
     weighs_by_temperature = _when(
         "awr in loss.policy_loss, loss.value_target=lambda, or loss.value_weighting=weighted with "
         "loss.value_target=planner and loss.value_temperature=0",
         lambda s: (
-            s.weighs_plans
-            and not (
-                s.weighs_values and s.loss.value_temperature and "awr" not in s.loss.policy_terms
-            )
+            "awr" in s.loss.policy_terms
+            or s.loss.value_target == "lambda"
+            or (s.weighs_values and not s.loss.value_temperature)
         ),
     )
     uses_svg = _when("svg in loss.policy_loss", lambda s: "svg" in s.loss.policy_terms)
@@ -468,31 +479,11 @@ class Settings(RunSettings):
         "svg named first in loss.policy_loss, whose value scale it is",
         lambda s: next(iter(s.loss.policy_terms)) == "svg",
     )
-    refreshes_batch = _when(
-        "reanalyze.current_batch with stored plans",
-        lambda s: s.stores_plans and s.reanalyze.enabled and s.reanalyze.current_batch,
-    )
-    acts_as_expert = _when(
-        "kl in loss.policy_loss and loss.expert_source=acting",
-        lambda s: s.uses_expert and s.loss.expert_source == "acting",
-    )
     uses_expert = _when("kl in loss.policy_loss", lambda s: "kl" in s.loss.policy_terms)
-    reads_expert_alone = _when(
-        "kl in loss.policy_loss, and no loss that reads the actions or values of plans",
-        lambda s: s.uses_expert and not s.weighs_plans and s.loss.value_target != "planner",
-    )
     samples_optimist = _when(
         "a loss that reads planner actions, and two or more samples of the policy in the training "
         "planner (num_samples, or num_proposals where it searches as the acting one)",
-        lambda s: (
-            s.reads_plans
-            and 1
-            < (
-                s.training_planner.num_proposals
-                if s.training_planner.enabled and s.training_planner.search == "acting"
-                else s.training_planner.num_samples
-            )
-        ),
+        lambda s: s.reads_plans and s.training_planner.policy_samples > 1,
     )
     scales_values = _when(
         "svg in loss.policy_loss, or loss.optimist",
@@ -545,11 +536,6 @@ class Settings(RunSettings):
         if given(last):
             return not (isinstance(rate, float) and isinstance(last, float) and rate == last)
         return not given(rate) and self.model.size == "tiny"
-
-    @property
-    def follows_progress(self) -> bool:
-        """A loss depends on the share of the run that is done."""
-        return self.changes_entropy or self.loss.encoder_consistency_warmup > 0.0
 
 
 def bin_range(rewards: tuple[float, ...], steps: float) -> tuple[float, float]:

@@ -6,6 +6,7 @@ In: `Settings` and an `EnvSpec`. Out: settings with what is left to the task fil
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,18 +30,12 @@ def resolve(settings: Settings, spec: EnvSpec) -> Settings:
     if spec.discrete:
         _check_discrete(settings, spec)
     if settings.model.episodic == "auto" and not spec.can_terminate:
-        here = f"env.name={spec.name!r} has no terminations"
-        _refuse(settings, _TERMINATING, here)
+        _refuse(settings, _TERMINATING, f"env.name={spec.name!r} has no terminations,")
     chosen = settings.for_task(spec)
-    own, usual = chosen.optimizer, type(chosen.optimizer)()
-    for name in ("lr_decay_start", "lr_decay_updates"):
-        given, default = getattr(own, name), getattr(usual, name)
-        if not chosen.rate_falls and given != default:
-            raise ValueError(
-                f"optimizer.{name}={given}: the learning rate of env.name={spec.name!r} stays at "
-                f"{own.learning_rate}; give optimizer.final_learning_rate as well, or leave it at "
-                f"{default}"
-            )
+    if not chosen.rate_falls:
+        rate = chosen.optimizer.learning_rate
+        here = f"the learning rate of env.name={spec.name!r} stays at {rate}"
+        _refuse(settings, _FALLING, f"{here}; give optimizer.final_learning_rate as well, or")
     if settings.model.bins == "auto" and not spec.reward_range:
         raise ValueError(
             f"model.bins='auto': env.name={spec.name!r} does not say what its rewards can be "
@@ -90,6 +85,12 @@ _TERMINATING: dict[str, tuple[Any, ...]] = {
 }
 
 
+_FALLING: dict[str, tuple[Any, ...]] = {
+    "optimizer.lr_decay_start": (),
+    "optimizer.lr_decay_updates": (),
+}
+
+
 def _refuse(settings: Settings, names: dict[str, tuple[Any, ...]], here: str) -> None:
     """Raises ValueError for changed settings among `names`, which have no effect `here`."""
     for full, published in names.items():
@@ -97,7 +98,7 @@ def _refuse(settings: Settings, names: dict[str, tuple[Any, ...]], here: str) ->
         own = getattr(settings, section)
         value, default = getattr(own, name), getattr(type(own)(), name)
         if value not in (default, *published):
-            raise ValueError(f"{full}={value} has no effect: {here}, leave it at {default}")
+            raise ValueError(f"{full}={value} has no effect: {here} leave it at {default}")
 
 
 def _check_discrete(settings: Settings, spec: EnvSpec) -> None:
@@ -113,7 +114,7 @@ def _check_discrete(settings: Settings, spec: EnvSpec) -> None:
                 f"{section}.name={own.name!r} plans continuous actions alone and {here}: leave it "
                 "at 'mppi', or register your planner with discrete="
             )
-    _refuse(settings, _CONTINUOUS, here)
+    _refuse(settings, _CONTINUOUS, f"{here},")
     for name in ("proposal_noise", "action_noise"):
         value = getattr(settings.planner, name)
         if value > 1.0:
@@ -150,8 +151,9 @@ def world_config(settings: Settings, spec: EnvSpec) -> WorldModelConfig:
     if spec.tasks:
         names, dims = zip(*((task.name, task.action_dim) for task in spec.tasks), strict=True)
         tasks = TaskSet(names, dims, model.task_dim)
-    world = config_for_size(
-        model.size,
+    known, own = ({f.name for f in dataclasses.fields(x)} for x in (WorldModelConfig, model))
+    fields = {name: getattr(model, name) for name in known & own}
+    fields |= dict(
         obs_shape=tuple(spec.obs_shape),
         action_dim=spec.action_dim,
         num_values=model.num_values or None,
@@ -161,20 +163,9 @@ def world_config(settings: Settings, spec: EnvSpec) -> WorldModelConfig:
         tasks=tasks,
         flat=_is_board(spec),
         parts=tuple(spec.parts),
-        critic=model.critic,
         policy="categorical" if spec.discrete else model.policy,
-        num_bins=model.num_bins,
-        bin_min=model.bin_min,
-        bin_max=model.bin_max,
-        log_std_min=model.log_std_min,
-        log_std_max=model.log_std_max,
-        dropout=model.dropout,
-        dtype=model.dtype,
-        num_dynamics=model.num_dynamics,
-        num_rewards=model.num_rewards,
-        prior_scale=model.prior_scale,
-        normalize_observations=model.normalize_observations,
     )
+    world = config_for_size(model.size, **fields)
     # A V critic may have one head: the default's two must not refuse it.
     chosen = world.critic == "q" or loss.num_heads != type(loss)().num_heads
     if chosen and loss.num_heads > world.num_values:

@@ -237,7 +237,7 @@ def progress(settings: Settings, step: Array) -> Array | float:
 
 def init_state(settings: Settings, model: WorldModel, key: Array) -> TrainState:
     """A fresh train state; target networks start as copies."""
-    keys = streams(key, "model", "optimist", *(["heads"] if model.heads else []))
+    keys = streams(key, "model", "optimist", "heads")
     params, optimist = model.init(keys["model"]), settings.loss.optimist
     if model.heads:
         world, tasks = model.config, model.config.tasks
@@ -276,7 +276,6 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
     world, loss = model.config, settings.loss
     keys = streams(key, *Noise._fields)
     states = (loss.horizon + 1, loss.batch_size, world.action_dim)
-    starts = (loss.horizon + loss.value_last_state, loss.batch_size, loss.td_rollouts)
     imagined = loss.value_target == "td" and world.critic == "v"
     local = loss.value_target != "lambda" and loss.value_reduction == "local"
     every_head = world.num_dynamics == 1 or loss.td_all_dynamics
@@ -290,6 +289,10 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
     def drops(name: str, used: bool) -> Array | None:
         return keys[name] if used and world.dropout > 0.0 else None
 
+    def rollouts() -> Array:
+        starts = loss.horizon + loss.value_last_state, loss.batch_size, loss.td_rollouts
+        return normal("rollout_eps", loss.td_horizon, *starts, world.action_dim)
+
     def one_head() -> Array:
         return jax.random.randint(keys["dynamics_head"], (), 0, world.num_dynamics)
 
@@ -299,9 +302,7 @@ def draw(settings: Settings, model: WorldModel, key: Array) -> Noise:
         policy_eps=normal("policy_eps", *states),
         policy_heads=value_heads("policy_heads"),
         dropout=drops("dropout", True),
-        rollout_eps=normal("rollout_eps", loss.td_horizon, *starts, world.action_dim)
-        if imagined
-        else None,
+        rollout_eps=rollouts() if imagined else None,
         dynamics_head=None if every_head else one_head(),
         optimist_eps=normal("optimist_eps", *states) if loss.optimist else None,
         policy_dropout=drops("policy_dropout", settings.uses_svg),
