@@ -39,7 +39,8 @@ def step():
     state = program(init_state, settings, model)(jax.random.key(0))
     state = state.replace(params=loud(state.params), target_value=loud(state.target_value, 8))
     batch = jax.tree.map(lambda x: jnp.concatenate([x, x[:, : H * 2 - B]], axis=1), make_batch())
-    batch = batch._replace(mask=batch.mask.at[1, 0].set(0.0))
+    ends = batch.terminated.at[T - 1, 1].set(1.0)
+    batch = batch._replace(mask=batch.mask.at[1, 0].set(0.0), terminated=ends)
     noise = draw(settings, model, jax.random.key(1))
 
     @jax.jit
@@ -109,7 +110,8 @@ def test_lambda_returns_of_the_planners_values(step):
             follows = t + 1 < T and mask[t + 1, b] > 0
             trace = settings.loss.lambda_ if follows else 0.0
             mixed = (1 - trace) * annotations[t, b] + trace * later
-            expected[t, b] = later = reward[t, b] + settings.loss.discount * mixed
+            alive = 1.0 - float(batch.terminated[t, b])
+            expected[t, b] = later = reward[t, b] + settings.loss.discount * alive * mixed
     np.testing.assert_allclose(out["target"].samples[0, ..., 0], expected, rtol=1e-4, atol=1e-5)
 
 

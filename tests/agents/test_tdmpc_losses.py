@@ -12,10 +12,10 @@ import pytest
 from mbx import returns
 from mbx import settings as declared
 from mbx.agents.tdmpc import agent as agents
-from mbx.agents.tdmpc import policies, value_targets
+from mbx.agents.tdmpc import policies
 from mbx.agents.tdmpc.agent import make_agent, world_config
 from mbx.agents.tdmpc.settings import Settings
-from mbx.agents.tdmpc.types import ActorState, Batch, Noise, PolicyInputs, Scales
+from mbx.agents.tdmpc.types import ActorState, PolicyInputs, Scales
 from mbx.agents.tdmpc.update import draw, policy_due
 from mbx.world_model import make_world_model
 from tests.agents.tdmpc_helpers import (
@@ -177,35 +177,6 @@ def test_distillation_is_the_kl_in_units_of_its_range(forward, least):
     np.testing.assert_allclose(new.kl_scale.value, unit, rtol=1e-6)
     np.testing.assert_allclose(ours, kl[:-1] / unit, rtol=1e-4)
     np.testing.assert_array_equal(states.mask, (mask * valid)[:-1])
-
-
-def test_lambda_targets_follow_the_recursion_and_stop_at_episode_ends():
-    settings = make_settings(loss=dict(value_target="lambda", lambda_=0.7, horizon=3))
-    model = make_world_model(make_world(settings))
-    params = model.init(jax.random.key(0))
-    reward = jnp.arange(1.0, 7.0).reshape(3, 2)
-    mask = jnp.array([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]])  # env 1 ends after its second step
-    terminated = jnp.zeros((3, 2)).at[1, 1].set(1.0)
-    values = jax.random.normal(jax.random.key(1), (4, 2, 2))
-    weights = jnp.full((4, 2, 2), 0.5)
-    valid = jnp.ones((4, 2), bool)
-    batch = Batch(None, None, reward, terminated, mask, None, values, valid)
-    noise = Noise(None, None, None, None)
-    train = train_state(params, target_value=params["value"])
-    target, _ = program(value_targets.value_targets, settings, model)(
-        train, jnp.zeros((4, 2, 8)), batch, noise, weights
-    )
-    np.testing.assert_array_equal(target.weights, np.ones((3, 2, 1)))
-    ours = target.samples[0, ..., 0]
-    v = np.asarray(values).mean(-1)[1:]
-    expected = np.zeros((3, 2))
-    expected[2, 0] = reward[2, 0] + 0.9 * v[2, 0]
-    for t in (1, 0):
-        expected[t, 0] = reward[t, 0] + 0.9 * (0.3 * v[t, 0] + 0.7 * expected[t + 1, 0])
-    expected[1, 1] = reward[1, 1]
-    expected[0, 1] = reward[0, 1] + 0.9 * (0.3 * v[0, 1] + 0.7 * expected[1, 1])
-    np.testing.assert_allclose(ours[:, 0], expected[:, 0], rtol=1e-5)
-    np.testing.assert_allclose(ours[:2, 1], expected[:2, 1], rtol=1e-5)
 
 
 def test_priors_differ_from_head_to_head():
