@@ -187,49 +187,53 @@ def test_priors_differ_from_head_to_head():
         assert not np.array_equal(prior[0], prior[1])
 
 
+def flags(text):
+    """Nested settings of a command line's text."""
+    usual = {one.name: one.default for one in declared.describe(Settings())}
+    values: dict = {}
+    for part in text.split():
+        name, _, value = part.partition("=")
+        declared.put(values, name, declared.parse(value, usual[name]))
+    return values
+
+
+EXPONENTIAL = "loss.entropy_schedule=exponential loss.entropy_coef_end"
+BOUNDS = "training_planner.search=acting training_planner.proposal_log_std"
+NO_BOUNDS = r"proposal_log_std=.*: give a lowest and a highest value"
+
+
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("text", "message"),
     [
+        (f"{EXPONENTIAL}=0", "entropy_coef_end=0 .*linear"),
+        (f"{EXPONENTIAL}=0.1 loss.entropy_coef=0", "entropy_coef=0 .*linear"),
+        ("loss.policy_loss=kl training_planner.enabled=False", "training_planner.enabled"),
         (
-            dict(loss=dict(entropy_coef_end=0.0, entropy_schedule="exponential")),
-            "entropy_coef_end=0 .*linear",
-        ),
-        (
-            dict(loss=dict(entropy_coef=0.0, entropy_coef_end=0.1, entropy_schedule="exponential")),
-            "entropy_coef=0 .*linear",
-        ),
-        (
-            dict(loss=dict(policy_loss="kl"), training_planner=dict(enabled=False)),
-            "training_planner.enabled",
-        ),
-        (
-            dict(loss=dict(policy_loss="svg:1+kl:1"), model=dict(policy="squashed")),
+            "loss.policy_loss=svg:1+kl:1 model.policy=squashed",
             "Gaussian of actions.*choose 'tanh_mean'",
         ),
-        (dict(loss=dict(aux_gammas=(1.5,))), "aux_gammas"),
-        (dict(loss=dict(value_target="td", td_horizon=0)), "td_horizon=0"),
-        (dict(model=dict(num_dynamics=3)), "batch_size=128 is not divisible .*num_dynamics=3"),
-        (dict(replay=dict(keep_targets=64)), "keep_targets=64 exceeds .*num_samples=32: lower"),
-        (dict(loss=dict(value_best_n=50)), "value_best_n=50 exceeds the 8 planner actions"),
-        (dict(model=dict(num_bins=1)), "num_bins=1.*at least 2"),
-        *(
-            (
-                dict(training_planner=dict(search="acting", proposal_log_std=bounds)),
-                r"proposal_log_std=.*: give a lowest and a highest value",
-            )
-            for bounds in ((0.5, -1.0), (-1.0,), (-1.0, 0.0, 0.5))
-        ),
+        ("loss.aux_gammas=(1.5,)", "aux_gammas"),
+        ("loss.value_target=td loss.td_horizon=0", "td_horizon=0"),
+        ("model.num_dynamics=3", "batch_size=128 is not divisible .*num_dynamics=3"),
+        ("replay.keep_targets=64", "keep_targets=64 exceeds .*num_samples=32: lower"),
+        ("loss.value_best_n=50", "value_best_n=50 exceeds the 8 planner actions"),
+        ("model.num_bins=1", "num_bins=1.*at least 2"),
+        ("model.bin_min=11", "bin_min=11.0 exceeds model.bin_max=10.0: lower it"),
+        ("planner.num_proposals=128", "num_proposals=128 must be less than planner.num_samples"),
+        (f"{BOUNDS}=(0.5,-1.0)", NO_BOUNDS),
+        (f"{BOUNDS}=(-1.0,)", NO_BOUNDS),
+        (f"{BOUNDS}=(-1.0,0.0,0.5)", NO_BOUNDS),
         (
-            dict(loss=dict(entropy_coef_end=0.1, entropy_start=0.5, entropy_end=0.5)),
+            "loss.entropy_coef_end=0.1 loss.entropy_start=0.5 loss.entropy_end=0.5",
             "entropy_start=0.5 must be less than loss.entropy_end=0.5",
         ),
-        (dict(loss=dict(entropy_scale="none", policy_loss="awr")), "svg named first"),
-        (dict(loss=dict(entropy_scale="none", policy_loss="awr:1+svg:1")), "svg named first"),
+        ("loss.entropy_scale=none loss.policy_loss=awr", "svg named first"),
+        ("loss.entropy_scale=none loss.policy_loss=awr:1+svg:1", "svg named first"),
     ],
 )
-def test_impossible_settings_are_refused(values, message):
+def test_impossible_settings_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
-        declared.from_dict(Settings(), values)
+        declared.from_dict(Settings(), flags(text))
 
 
 DISCRETE = SPEC._replace(discrete=True)
