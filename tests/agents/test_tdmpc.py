@@ -199,9 +199,8 @@ def test_images_are_learned_from_shifted(monkeypatch):
     monkeypatch.setattr(agents, "update_from_batch", lambda s, m, state, batch, noise: (0, batch))
     settings = make_settings(loss=dict(value_target="td", policy_loss="svg"))
     model = make_world_model(make_world(settings, obs_shape=(64, 64, 3)))
-    images = jnp.arange(64, dtype=jnp.uint8)[:, None, None] + jnp.zeros(
-        (T + 1, B, 1, 64, 3), jnp.uint8
-    )
+    rising = jnp.arange(64, dtype=jnp.uint8)[:, None, None]
+    images = jnp.broadcast_to(rising, (T + 1, B, 64, 64, 3))
     rows = dict(obs=images, action=jnp.zeros((T + 1, B, A)), reward=jnp.zeros((T + 1, B)))
     sample = replay.Sample(rows | dict(terminated=rows["reward"]), None, jnp.ones((T, B)), None)
     _, batch = agents.learn(settings, model, None, sample, jax.random.key(1))
