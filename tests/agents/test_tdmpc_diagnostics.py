@@ -359,7 +359,7 @@ def test_a_run_logs_the_look_and_draws_it(tmp_path, changes):
     assert len(rows) == len(result.evaluations)
     for row in rows:
         names = {name for name in row if name.startswith("model/")}
-        depths = {f"model/latent_error_{n}" for n in (1, 3, 9)}
+        depths = {f"model/latent_error_{n}" for n in (1, 3)}  # episodes end before the deepest, 9
         assert depths == {name for name in names if "latent_error" in name}
         assert {"model/value_bias", "model/planner_gain"} <= names
     assert (path / "model.png").read_bytes().startswith(b"\x89PNG")
