@@ -13,8 +13,10 @@ nothing), a cell of its own room (1/6) and two in the other (1/3 each).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -64,40 +66,16 @@ def generate(name: str, number: int, *, seed: int = 0) -> list[Layout]:
             raise ValueError(f"{name}: only {len(found)} different maps in {tries} draws")
         drawn = _draw(kind, rng)
         if drawn is not None:
-            found.setdefault(drawn.ground, drawn.layout())
+            found.setdefault(*drawn)
     return list(found.values())
 
 
-@dataclasses.dataclass
-class _Drawn:
-    """A map's text by cell, who stands where, and where humans want to be."""
-
-    cells: np.ndarray
-    agents: list[tuple[Cell, str]]
-    goals: list[list[Cell]]
-
-    @property
-    def ground(self) -> str:
-        """What makes maps different."""
-        return "\n".join("".join(row) for row in self.cells) + repr(self.goals)
-
-    def layout(self) -> Layout:
-        cells = self.cells.copy()
-        for (x, y), symbol in self.agents:
-            cells[y, x] = symbol
-        anywhere = [1, 1, SIZE - 2, SIZE - 2]
-        goals = [[anywhere, *([*cell, *cell] for cell in own)] for own in self.goals]
-        text = "\n".join("".join(row) for row in cells)
-        return parse_map(text, goals=goals, goal_weight=_WEIGHTS, horizon=0, drop=False)
-
-
-def _draw(kind: Kind, rng: np.random.Generator) -> _Drawn | None:
-    """A map, or None where what was drawn is of no use."""
+def _draw(kind: Kind, rng: np.random.Generator) -> tuple[str, Layout] | None:
+    """A map with what makes it different from others; None where what was drawn is of no use."""
     cells = np.full((SIZE, SIZE), ".")
     cells[[0, -1]] = cells[:, [0, -1]] = "#"
     wall, gap = int(rng.integers(2, SIZE - 2)), int(rng.integers(1, SIZE - 1))
-    strewn = rng.random((SIZE, SIZE)) < kind.walls
-    cells[strewn] = "#"
+    cells[rng.random((SIZE, SIZE)) < kind.walls] = "#"
     cells[:, wall] = "#"
     rng.random()  # maps of a seed stay the same: a locked door was drawn here
     cells[gap, wall] = "o"
@@ -110,35 +88,37 @@ def _draw(kind: Kind, rng: np.random.Generator) -> _Drawn | None:
     humans = [by_way[-1 - i] for i in rng.permutation(4)[: kind.humans]]
     people = [*humans, *robots]
     order = [cell for cell in order if cell not in people]
-    passages = [cell for cell in order if _is_passage(cells, cell)]
-    for x, y in passages[: kind.doors]:
+    for x, y in [cell for cell in order if _is_passage(cells, cell)][: kind.doors]:
         cells[y, x] = "D"
     turned = bool(rng.integers(2))
     headings = rng.integers(0, 4, len(people))
     goals = []
     for human in humans:
-        near, far = _rooms(cells, human)
-        near = [cell for cell in order if cell in near and cells[cell[1], cell[0]] == "."]
-        far = [cell for cell in order if cell in far and cells[cell[1], cell[0]] == "."]
+        own, every = (_reach(human, _places(cells, closed)) for closed in ("#o", "#"))
+        empty = [cell for cell in order if cells[cell[1], cell[0]] == "."]
+        near = [cell for cell in empty if cell in own]
+        far = [cell for cell in empty if cell in every - own]
         if not near or len(far) < 2:
             return None
-        goals.append([near[0], far[0], far[1]])
+        goals.append([near[0], *far[:2]])
     waits = min(_steps_to(cells, human, (wall, gap)) for human in humans)
-    helped = [
-        _helps(cells, robot, headings[kind.humans + number], humans, goals, waits)
-        for number, robot in enumerate(robots)
-    ]
-    if not any(helped):
+    facing = zip(robots, headings[kind.humans :], strict=True)
+    if not any(_helps(cells, *robot, humans, goals, waits) for robot in facing):
         return None
-    agents = [
-        (cell, (HUMANS if number < kind.humans else ROBOTS)[headings[number]])
-        for number, cell in enumerate(people)
-    ]
     if turned:
-        flip = lambda cell: (cell[1], cell[0])  # noqa: E731
-        cells, agents = cells.T.copy(), [(flip(cell), symbol) for cell, symbol in agents]
-        goals = [[flip(cell) for cell in own] for own in goals]
-    return _Drawn(cells, agents, goals)
+        cells, people = cells.T.copy(), [cell[::-1] for cell in people]
+        goals = [[cell[::-1] for cell in own] for own in goals]
+    ground = _text(cells) + repr(goals)
+    for number, ((x, y), heading) in enumerate(zip(people, headings, strict=True)):
+        cells[y, x] = (HUMANS if number < kind.humans else ROBOTS)[heading]
+    anywhere = [1, 1, SIZE - 2, SIZE - 2]
+    rectangles = [[anywhere, *([*cell, *cell] for cell in own)] for own in goals]
+    fixed = {"goal_weight": _WEIGHTS, "horizon": 0, "drop": False}
+    return ground, parse_map(_text(cells), goals=rectangles, **fixed)
+
+
+def _text(cells: np.ndarray) -> str:
+    return "\n".join("".join(row) for row in cells)
 
 
 def _is_passage(cells: np.ndarray, cell: Cell) -> bool:
@@ -149,46 +129,40 @@ def _is_passage(cells: np.ndarray, cell: Cell) -> bool:
     return (all(across) and not any(along)) or (all(along) and not any(across))
 
 
-def _near(cell: Cell) -> Iterator[Cell]:
-    for dx, dy in _MOVES:
-        yield cell[0] + dx, cell[1] + dy
+def _search(
+    start: Any, options: Callable[[Any], Iterator[Any]], most: int = SIZE**4
+) -> Iterator[tuple[Any, int]]:
+    """Everything within `most` steps of `start`, the nearest first, with its distance."""
+    steps, queue = {start: 0}, deque([start])
+    while queue:
+        now = queue.popleft()
+        yield now, steps[now]
+        for after in options(now) if steps[now] < most else ():
+            if after not in steps:
+                steps[after] = steps[now] + 1
+                queue.append(after)
+
+
+def _near(cell: Cell, closed: set[Cell]) -> Iterator[Cell]:
+    """The neighbours of a cell that are not closed."""
+    every = ((cell[0] + dx, cell[1] + dy) for dx, dy in _MOVES)
+    return (other for other in every if other not in closed)
 
 
 def _reach(start: Cell, closed: set[Cell]) -> set[Cell]:
     """Cells that one gets to without entering closed ones."""
-    found, queue = {start}, deque([start])
-    while queue:
-        for cell in _near(queue.popleft()):
-            if cell not in closed and cell not in found:
-                found.add(cell)
-                queue.append(cell)
-    return found
+    return {cell for cell, _ in _search(start, lambda cell: _near(cell, closed))}
 
 
 def _places(cells: np.ndarray, symbols: str) -> set[Cell]:
     return {(int(x), int(y)) for y, x in np.argwhere(np.isin(cells, list(symbols)))}
 
 
-def _rooms(cells: np.ndarray, human: Cell) -> tuple[set[Cell], set[Cell]]:
-    """Where a human gets by itself, and where it would get if somebody helped."""
-    own = _reach(human, _places(cells, "#o"))
-    every = _reach(human, _places(cells, "#"))
-    return own - {human}, every - own
-
-
 def _steps_to(cells: np.ndarray, human: Cell, gap: Cell) -> int:
     """Steps forward, turns not counted, that a human needs to the cell before the gap."""
     closed = _places(cells, "#o")
-    distance, queue = {human: 0}, deque([human])
-    while queue:
-        at = queue.popleft()
-        if gap in _near(at):
-            return distance[at]
-        for cell in _near(at):
-            if cell not in closed and cell not in distance:
-                distance[cell] = distance[at] + 1
-                queue.append(cell)
-    return SIZE * SIZE
+    found = _search(human, lambda cell: _near(cell, closed))
+    return next((steps for cell, steps in found if gap in _near(cell, set())), SIZE * SIZE)
 
 
 def _helps(
@@ -203,30 +177,23 @@ def _helps(
     The robot walks through humans and doors in this search; a rock is pushed to cells that are
     empty at the start alone.
     """
-    walls, doors, rocks = _places(cells, "#"), _places(cells, "D"), frozenset(_places(cells, "o"))
-    start = (robot, int(heading), rocks)
-    steps, queue = {start: 0}, deque([start])
-    while queue:
-        now = queue.popleft()
+    walls, filled = _places(cells, "#"), _places(cells, "#D") | set(humans)
+
+    def options(now: tuple[Cell, int, frozenset[Cell]]) -> Iterator[Any]:
         at, heading, rocks = now
-        closed = walls | rocks
-        if all(
-            set(wanted) <= _reach(human, closed)
-            for human, wanted in zip(humans, goals, strict=True)
-        ):
-            return True
-        if steps[now] == most:
-            continue
+        yield from ((at, (heading + turn) % 4, rocks) for turn in (1, 3))
         dx, dy = _MOVES[heading]
         ahead, beyond = (at[0] + dx, at[1] + dy), (at[0] + 2 * dx, at[1] + 2 * dy)
-        options = [(at, (heading + turn) % 4, rocks) for turn in (1, 3)]
         if ahead in rocks:
-            if beyond not in closed | doors | set(humans):
-                options.append((ahead, heading, (rocks - {ahead}) | {beyond}))
-        elif ahead not in closed:
-            options.append((ahead, heading, rocks))
-        for option in options:
-            if option not in steps:
-                steps[option] = steps[now] + 1
-                queue.append(option)
-    return False
+            if beyond not in filled | rocks:
+                yield ahead, heading, (rocks - {ahead}) | {beyond}
+        elif ahead not in walls:
+            yield ahead, heading, rocks
+
+    @functools.cache  # most actions move no rock
+    def open_to_all(rocks: frozenset[Cell]) -> bool:
+        pairs = zip(humans, goals, strict=True)
+        return all(set(own) <= _reach(human, walls | rocks) for human, own in pairs)
+
+    start = (robot, int(heading), frozenset(_places(cells, "o")))
+    return any(open_to_all(rocks) for (*_, rocks), _ in _search(start, options, most))
